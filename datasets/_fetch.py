@@ -1,0 +1,172 @@
+"""Find a data file on this machine or download it, check it, and return its content."""
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from datasets._download import resumable
+from datasets._optional import require
+from datasets._unlzw import unlzw
+
+VARIABLE = "TFP_SGMCMC_DATASETS"
+
+
+class Source(NamedTuple):
+    """One file of a data set.
+
+    Attributes:
+        name: the upstream's file name, with the folders below a data folder it is kept in.
+        url: where it is downloaded from; a name in ``.zip`` means an archive that holds the file.
+        sha256: hash of the file as the upstream ships it (for an archive: of the file inside).
+            None where no such hash has been published; the caller then checks the content.
+    """
+
+    name: str
+    url: str
+    sha256: str | None
+
+    @property
+    def saved_name(self) -> str:
+        """What the file at `url` is called on this machine."""
+        return self.name + (".zip" if self.url.endswith(".zip") else "")
+
+
+def read(source: Source) -> bytes:
+    """Return the content of a data file, free of any compression.
+
+    Looked for, in this order: in the folder that the environment variable
+    ``TFP_SGMCMC_DATASETS`` names, in ``../shared/datasets`` next to the repository, in pooch's
+    cache, at the upstream's address. In a folder, the file may have ``.xz``, ``.gz`` or ``.zip``
+    added to its name.
+
+    Raises:
+        FileNotFoundError: the file is in no folder and cannot be downloaded.
+        ImportError: the file has to be downloaded and pooch is not installed.
+        ValueError: the file is truncated or corrupt, or its sha256 is not the known one.
+    """
+    for folder in _local_folders():
+        if path := _find(folder, source):
+            return _content(path, source, check=True)
+    if path := _find(_cache_folder(), source):
+        return _content(path, source, check=True)
+    # pooch has just hashed what it downloaded, unless the known hash is of the file in an archive.
+    return _content(_download(source), source, check=source.url.endswith(".zip"))
+
+
+def _local_folders() -> Iterator[Path]:
+    if named := os.environ.get(VARIABLE):
+        yield Path(named).expanduser()
+    if _shared_folder().is_dir():
+        yield _shared_folder()
+
+
+def _shared_folder() -> Path:
+    return Path(__file__).resolve().parents[2] / "shared" / "datasets"
+
+
+def _cache_folder() -> Path:
+    return Path(require("pooch").os_cache("tfp_sgmcmc"))
+
+
+def _find(folder: Path, source: Source) -> Path | None:
+    candidates = (folder / (source.name + added) for added in ("", ".xz", ".gz", ".zip"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _content(path: Path, source: Source, check: bool) -> bytes:
+    content = path.read_bytes()
+    if path.suffix == ".zip":
+        content = _unpacked(path, lambda: _member(content, Path(source.name).name))
+    elif path.name != Path(source.name).name:
+        content = _unpacked(path, lambda: _UNPACK[path.suffix](content))
+    # Unpacked before the hash is judged: for a file that ends early, "truncated" says more.
+    unpack = _UNPACK.get(Path(source.name).suffix)
+    unpacked = _unpacked(path, lambda: unpack(content)) if unpack else content
+    if check and source.sha256 is not None:
+        actual = hashlib.sha256(content).hexdigest()
+        if actual != source.sha256:
+            raise ValueError(_wrong_hash(path, source.sha256, actual))
+    return unpacked
+
+
+_UNPACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.decompress,
+    ".xz": lzma.decompress,
+    ".bz2": bz2.decompress,
+}
+
+
+def _unpacked(path: Path, unpack: Callable[[], bytes]) -> bytes:
+    try:
+        return unpack()
+    # Each decompressor has its own exceptions for data that end early or make no sense.
+    except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path} is truncated or corrupt ({error}). Delete it and run again, "
+            "or put a complete copy in its place."
+        ) from None
+
+
+def _member(archive: bytes, name: str) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        for member in files.namelist():
+            # UCI's archives hold some files in Unix `compress` format, which ends in .Z.
+            if Path(member).name in (name, name + ".Z"):
+                content = files.read(member)
+                return unlzw(content) if member.endswith(".Z") else content
+        raise ValueError(f"the archive holds no {name}, only {', '.join(files.namelist())}")
+
+
+def _wrong_hash(path: Path, expected: str, actual: str) -> str:
+    return (
+        f"{path} has the wrong content: its sha256 is {actual}, expected {expected}. "
+        "It is damaged or another version; delete it and run again."
+    )
+
+
+def _download(source: Source) -> Path:
+    pooch = require("pooch")
+    requests, urllib3 = require("requests"), require("urllib3")
+    target = _cache_folder() / source.saved_name
+    part = target.with_name(target.name + ".part")
+    whole = source.sha256 if source.saved_name == source.name else None
+    try:
+        pooch.retrieve(
+            source.url,
+            known_hash=f"sha256:{whole}" if whole else None,
+            fname=target.name,
+            path=target.parent,
+            downloader=resumable(part),
+        )
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise FileNotFoundError(_missing(source, error)) from None
+    except ValueError:
+        # pooch throws away what it refuses; the copy is kept for a look, under another name,
+        # so that the next run starts afresh.
+        rejected = part.replace(target.with_name(target.name + ".rejected"))
+        actual = hashlib.sha256(rejected.read_bytes()).hexdigest()
+        raise ValueError(
+            f"from {source.url}: " + _wrong_hash(rejected, str(whole), actual)
+        ) from None
+    part.unlink(missing_ok=True)
+    return target
+
+
+def _missing(source: Source, cause: Exception) -> str:
+    folders = [*_local_folders(), _cache_folder()]
+    return (
+        f"{source.name} was not found and could not be downloaded "
+        f"({type(cause).__name__}: {cause}).\n"
+        f"Searched: {', '.join(map(str, folders))}.\n"
+        f"Fetch {source.url} by hand and save it as {folders[-1] / source.saved_name}, or as "
+        f"{source.saved_name} in a folder that the environment variable {VARIABLE} names. "
+        "An interrupted download goes on where it stopped when run again."
+    )

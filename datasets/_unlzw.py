@@ -1,0 +1,55 @@
+"""Decompression of Unix `compress` (.Z) data, for which Python has no module."""
+
+_HEADER = b"\x1f\x9d"
+
+
+def unlzw(data: bytes) -> bytes:
+    """Return the content of a ``.Z`` file.
+
+    Args:
+        data: the whole file, in block mode (what every `compress` since 1985 writes).
+
+    The format has no length and no checksum: data that end early give a shorter content.
+
+    Raises:
+        ValueError: the data are not of this format.
+    """
+    if data[:2] != _HEADER or len(data) < 3 or not data[2] & 0x80:
+        raise ValueError("not a .Z file in block mode")
+    max_bits = data[2] & 0x1F
+    clear, first_free = 256, 257
+    table = [bytes([i]) for i in range(256)] + [b""]
+    output: list[bytes] = []
+    previous = b""
+    width = 9
+    # Codes come in groups of eight, so `width` bytes; a group is cut short (and padded) where
+    # the code width changes.
+    position, used = 3, 0
+    while True:
+        bit = position * 8 + used * width
+        if bit + width > len(data) * 8:
+            break
+        start = bit // 8
+        code = int.from_bytes(data[start : start + 4], "little") >> bit % 8 & ((1 << width) - 1)
+        used += 1
+        new_width = width
+        if code == clear:
+            del table[first_free:]
+            previous, new_width = b"", 9
+        else:
+            if code < len(table):
+                entry = table[code]
+            elif code == len(table) and previous:
+                entry = previous + previous[:1]
+            else:
+                raise ValueError("a code that no entry has")
+            output.append(entry)
+            if previous and len(table) < 1 << max_bits:
+                table.append(previous + entry[:1])
+            previous = entry
+            if len(table) >= 1 << width and width < max_bits:
+                new_width = width + 1
+        if new_width != width or code == clear:
+            position += -(-used // 8) * width
+            used, width = 0, new_width
+    return b"".join(output)

@@ -1,0 +1,61 @@
+"""Errors of estimated posterior moments against reference ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def relative_mean_error(estimate: Any, reference: Any) -> float:
+    r"""E1, the relative error of a posterior mean.
+
+    \[ E_1 = \sum_i |\hat\mu_i - \mu_i| \Big/ \sum_i |\mu_i| \]
+
+    >>> relative_mean_error([1., 2.2], [1., 2.])
+    0.06666666666666672
+
+    Args:
+      estimate: estimated mean, `[D]`.
+      reference: reference mean, `[D]`.
+
+    Raises:
+      ValueError: unequal shapes, or a reference that is zero throughout.
+
+    #### References
+
+    S. Ahn, A. Korattikara and M. Welling. Bayesian posterior sampling via stochastic gradient
+    Fisher scoring. ICML, 2012. Equation 14.
+    """
+    return _relative_error("mean", estimate, reference)
+
+
+def relative_covariance_error(estimate: Any, reference: Any) -> float:
+    r"""E2, the relative error of a posterior covariance.
+
+    \[ E_2 = \sum_{ij} |\hat C_{ij} - C_{ij}| \Big/ \sum_{ij} |C_{ij}| \]
+
+    >>> relative_covariance_error([[2., 0.], [0., 1.]], [[1., 0.], [0., 1.]])
+    0.5
+
+    Args:
+      estimate: estimated covariance, `[D, D]`.
+      reference: reference covariance, `[D, D]`.
+
+    Raises:
+      ValueError: as `relative_mean_error`, where the source is given.
+    """
+    return _relative_error("covariance", estimate, reference)
+
+
+def _relative_error(what: str, estimate: Any, reference: Any) -> float:
+    estimate, reference = np.asarray(estimate, np.float64), np.asarray(reference, np.float64)
+    if estimate.shape != reference.shape:
+        raise ValueError(
+            f"The estimated {what} has shape {estimate.shape} and the reference "
+            f"{reference.shape}; equal shapes are expected."
+        )
+    scale = np.sum(np.abs(reference))
+    if scale == 0:
+        raise ValueError(f"The reference {what} is zero; no error is relative to it.")
+    return float(np.sum(np.abs(estimate - reference)) / scale)

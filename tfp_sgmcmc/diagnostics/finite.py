@@ -1,0 +1,57 @@
+"""Chains that turned NaN: where, and what was sampled before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tree
+
+
+class NonFiniteChainError(FloatingPointError):
+    """A chain became NaN or infinite.
+
+    Attributes:
+      step: index along the first axis of the first result that is not finite.
+      part: path of the state part within the state, a tuple of keys (`()` for a single tensor).
+      samples: all results before that one, in the structure that was checked.
+    """
+
+    def __init__(self, message: str, step: int, part: tuple[Any, ...], samples: Any):
+        super().__init__(message)
+        self.step, self.part, self.samples = step, part, samples
+
+
+def check_finite(samples: Any) -> None:
+    """Raises `NonFiniteChainError` if a chain became NaN or infinite, and keeps what came before.
+
+    >>> import numpy as np
+    >>> chain = np.array([[0., 1.], [2., 3.], [np.nan, 4.]])
+    >>> try:
+    ...     check_finite({"w": chain})
+    ... except NonFiniteChainError as error:
+    ...     print(error.step, error.part, error.samples["w"].shape)
+    2 ('w',) (2, 2)
+
+    Args:
+      samples: a nest of arrays `[num_results, ...]`, as `tfp.mcmc.sample_chain` returns.
+    """
+    first: tuple[int, tuple[Any, ...], tuple[int, ...]] | None = None
+    for path, leaf in tree.flatten_with_path(samples):
+        bad = ~np.isfinite(np.asarray(leaf))
+        if bad.any():
+            where = tuple(int(i) for i in np.argwhere(bad)[0])
+            if first is None or where[0] < first[0]:
+                first = where[0], path, where[1:]
+    if first is None:
+        return
+    step, path, entry = first
+    name = "the state" + "".join(f"[{key!r}]" for key in path)
+    raise NonFiniteChainError(
+        f"{name} became NaN or infinite at result {step} (entry {list(entry)}). The {step} results "
+        "before it are in the error's `samples`. A smaller step_size is the usual cure.",
+        step,
+        path,
+        tf.nest.map_structure(lambda x: x[:step], samples),
+    )

@@ -1,0 +1,6 @@
+"""Samplers as `tfp.mcmc.TransitionKernel`s, one a file."""
+
+from tfp_sgmcmc.kernels.corrected_langevin import CorrectedLangevin
+from tfp_sgmcmc.kernels.sgld import SGLD
+
+__all__ = ["SGLD", "CorrectedLangevin"]

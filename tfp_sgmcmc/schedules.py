@@ -1,0 +1,174 @@
+"""Step-size schedules, callables from step to value, for kernels and Keras optimizers alike."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Base class: a schedule is what its constructor was given, which `get_config` returns."""
+
+    def __init__(self, **config: Any):
+        self._config = config
+
+    def get_config(self) -> dict[str, Any]:
+        return dict(self._config)
+
+
+@keras.saving.register_keras_serializable("tfp_sgmcmc")
+class PolynomialDecay(Schedule):
+    r"""\( \epsilon_t = a (b + t)^{-\gamma} \), with t = 0, 1, ... the step.
+
+    >>> schedule = PolynomialDecay(a=1., b=1., gamma=0.5)
+    >>> float(schedule(3))
+    0.5
+
+    Args:
+      a: scale, positive.
+      b: offset, positive.
+      gamma: exponent. Welling & Teh need the sum of step sizes to diverge and that of their
+        squares to converge: 0.5 < gamma <= 1.
+
+    Raises:
+      ValueError: `a` or `b` not positive, `gamma` negative.
+
+    #### References
+
+    M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
+    2011. Equation 2 and section 4.2.
+    """
+
+    def __init__(self, a: float, b: float = 1.0, gamma: float = 0.55):
+        _require("a", a, a > 0, "a positive number")
+        _require("b", b, b > 0, "a positive number")
+        _require("gamma", gamma, gamma >= 0, "a number of at least 0")
+        super().__init__(a=float(a), b=float(b), gamma=float(gamma))
+        self.a, self.b, self.gamma = float(a), float(b), float(gamma)
+
+    @classmethod
+    def from_endpoints(
+        cls, first: float, last: float, num_steps: int, gamma: float = 0.55
+    ) -> PolynomialDecay:
+        r"""The schedule with value `first` at step 0 and `last` at step `num_steps - 1`.
+
+        \( b = (T - 1) / ((\text{first}/\text{last})^{1/\gamma} - 1),\; a = \text{first}\,
+        b^\gamma \).
+
+        Raises:
+          ValueError: unless `first > last > 0`, `num_steps >= 2` and `gamma > 0`.
+        """
+        _require("last", last, last > 0, "a positive number")
+        _require("first", first, first > last, f"a number above last = {last}")
+        _require("num_steps", num_steps, num_steps >= 2, "at least 2 steps")
+        _require("gamma", gamma, gamma > 0, "a positive number")
+        b = (num_steps - 1) / ((first / last) ** (1 / gamma) - 1)
+        return cls(a=first * b**gamma, b=b, gamma=gamma)
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        return self.a * (self.b + tf.cast(step, tf.float32)) ** -self.gamma
+
+
+@keras.saving.register_keras_serializable("tfp_sgmcmc")
+class ConstantBelow(Schedule):
+    r"""\( \epsilon_t = \max(\text{schedule}(t), \text{critical\_value}) \).
+
+    Follows a decaying schedule until it falls to a critical value, and stays there: below it, the
+    chain would only mix more slowly.
+
+    >>> float(ConstantBelow(PolynomialDecay(1., 1., 1.), 0.25)(100))
+    0.25
+
+    Args:
+      schedule: any callable from step to value.
+      critical_value: positive.
+
+    Raises:
+      ValueError: `critical_value` not positive.
+      TypeError: `schedule` not callable.
+    """
+
+    def __init__(self, schedule: Any, critical_value: float):
+        if isinstance(schedule, dict):  # as deserialised
+            schedule = keras.saving.deserialize_keras_object(schedule)
+        if not callable(schedule):
+            raise TypeError(f"schedule is {schedule!r}; a callable from step to value is expected.")
+        _require("critical_value", critical_value, critical_value > 0, "a positive number")
+        super().__init__(critical_value=float(critical_value))
+        self.schedule, self.critical_value = schedule, float(critical_value)
+
+    def get_config(self) -> dict[str, Any]:
+        schedule = keras.saving.serialize_keras_object(self.schedule)
+        return {"schedule": schedule, **super().get_config()}
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        return tf.maximum(tf.cast(self.schedule(step), tf.float32), self.critical_value)
+
+
+@keras.saving.register_keras_serializable("tfp_sgmcmc")
+class Cyclical(Schedule):
+    r"""Cosine cycles that restart from a large step size.
+
+    With K steps in M cycles and \( r_t = (t \bmod \lceil K/M \rceil) / \lceil K/M \rceil \),
+
+    \[ \epsilon_t = \frac{\epsilon_0}{2} \left( \cos(\pi r_t) + 1 \right), \]
+
+    t = 0, 1, ... (the paper counts from 1). Steps with \( r_t < \beta \) explore, the others
+    sample: keep the states of `is_sampling` steps only. To explore without noise, as the paper
+    does, give the kernel `temperature=lambda t: tf.where(schedule.is_sampling(t), 1., 0.)`.
+
+    >>> schedule = Cyclical(1., num_steps=8, num_cycles=2, exploration_ratio=0.5)
+    >>> [bool(schedule.is_sampling(t)) for t in range(5)]
+    [False, False, True, True, False]
+
+    Args:
+      initial_value: \( \epsilon_0 \), positive.
+      num_steps: K.
+      num_cycles: M, at most K.
+      exploration_ratio: \( \beta \), in [0, 1).
+
+    Raises:
+      ValueError: an argument out of range.
+
+    #### References
+
+    R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson. Cyclical stochastic gradient MCMC for
+    Bayesian deep learning. ICLR, 2020. Equation 1 and algorithm 1.
+    """
+
+    def __init__(
+        self, initial_value: float, num_steps: int, num_cycles: int, exploration_ratio: float = 0.8
+    ):
+        _require("initial_value", initial_value, initial_value > 0, "a positive number")
+        _require("num_steps", num_steps, num_steps >= 1, "at least 1 step")
+        _require("num_cycles", num_cycles, 1 <= num_cycles <= num_steps, "1 .. num_steps")
+        _require("exploration_ratio", exploration_ratio, 0 <= exploration_ratio < 1, "[0, 1)")
+        super().__init__(
+            initial_value=float(initial_value),
+            num_steps=int(num_steps),
+            num_cycles=int(num_cycles),
+            exploration_ratio=float(exploration_ratio),
+        )
+        self.initial_value = float(initial_value)
+        self.exploration_ratio = float(exploration_ratio)
+        self.cycle_length = -(-int(num_steps) // int(num_cycles))
+
+    def position(self, step: Any) -> tf.Tensor:
+        """r_t, in [0, 1)."""
+        place = tf.cast(step, tf.int64) % self.cycle_length
+        return tf.cast(place, tf.float32) / self.cycle_length
+
+    def is_sampling(self, step: Any) -> tf.Tensor:
+        """Whether a step belongs to the sampling phase of its cycle."""
+        return self.position(step) >= self.exploration_ratio
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        return self.initial_value / 2 * (tf.cos(math.pi * self.position(step)) + 1)
+
+
+def _require(name: str, value: Any, condition: bool, expected: str) -> None:
+    if not condition:  # also for NaN, whose comparisons are all false
+        raise ValueError(f"{name} is {value}; {expected} is expected.")

@@ -1,0 +1,188 @@
+"""The interface between kernels and targets, and the target that uses the exact gradient."""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tree
+
+State = Any  # a tensor, or any nest of tensors
+
+
+class GradientEstimate(NamedTuple):
+    """What a target says of the log posterior at one state.
+
+    Attributes:
+      gradient: estimate of the gradient of the log posterior (the sum over all N examples plus the
+        log prior); structure and shapes of the state.
+      log_prob: estimate of the log posterior from the same examples, shape `[chains...]`.
+      scores: gradients of single examples' log likelihoods, `[chains..., n, event...]` a part, or
+        `()` where the target gives none.
+      hessian_product: product of the Hessian of the same estimate with the given probe, structure
+        of the state, or `()` where no probe was given.
+      target_state: the target's own state after this estimate.
+    """
+
+    gradient: State
+    log_prob: tf.Tensor
+    scores: Any = ()
+    hessian_product: Any = ()
+    target_state: Any = ()
+
+
+class Target(abc.ABC):
+    """A log posterior that gives estimates of its gradient.
+
+    A target holds no state that changes: what it carries from step to step is made by `bootstrap`,
+    goes into `estimate`, comes out of it, and is kept in the kernel's results.
+    """
+
+    #: N, the number of examples that the log posterior sums over.
+    num_examples: int
+
+    @abc.abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        """The exact log posterior, shape `[chains...]`."""
+
+    @abc.abstractmethod
+    def estimate(
+        self, state: State, seed: tf.Tensor, target_state: Any = (), probe: State = None
+    ) -> GradientEstimate:
+        """Estimates the gradient of the log posterior.
+
+        Args:
+          state: where; a tensor or a nest of tensors.
+          seed: `int32` tensor of shape `[2]`: names the minibatch.
+          target_state: what `bootstrap` or the last estimate returned.
+          probe: structure of the state, or None; see `GradientEstimate.hessian_product`.
+        """
+
+    @abc.abstractmethod
+    def chain_shape(self, state: State) -> Any:
+        """Shape of the leading chain dimensions of `state`: static where known, else a tensor."""
+
+    def bootstrap(self, state: State) -> Any:
+        """Returns the target's state before the first estimate."""
+        del state
+        return ()
+
+
+class FullDataLogProb(Target):
+    """A plain `target_log_prob_fn` as a target: its estimate is the exact gradient."""
+
+    num_examples = 1
+
+    def __init__(self, target_log_prob_fn: Callable[..., tf.Tensor]):
+        if not callable(target_log_prob_fn):
+            raise TypeError(
+                f"target_log_prob_fn is a {type(target_log_prob_fn).__name__}; a callable that "
+                "takes the state parts and returns log probabilities is expected."
+            )
+        self._target_log_prob_fn = target_log_prob_fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        return self._target_log_prob_fn(*args, **kwargs)
+
+    def chain_shape(self, state: State) -> Any:
+        return static_or_dynamic_shape(call_with_state(self, state))
+
+    def estimate(
+        self, state: State, seed: tf.Tensor, target_state: Any = (), probe: State = None
+    ) -> GradientEstimate:
+        del seed
+        log_prob, gradient, product = value_and_gradient(
+            lambda s: call_with_state(self, s), state, probe
+        )
+        return GradientEstimate(gradient, log_prob, (), product, target_state)
+
+
+def as_target(target_log_prob_fn: Any, full_data_expected: bool = False) -> Target:
+    """Returns a target as it is, and wraps a plain callable into `FullDataLogProb`.
+
+    Warns for a plain callable unless `full_data_expected`: a wrapper such as
+    `tfp.mcmc.TransformedTransitionKernel` hands kernels a closure around the target, and the
+    minibatches are lost with it.
+    """
+    if isinstance(target_log_prob_fn, Target):
+        return target_log_prob_fn
+    target = FullDataLogProb(target_log_prob_fn)
+    if not full_data_expected:
+        warnings.warn(
+            "target_log_prob_fn is a plain callable, not a tfp_sgmcmc target: every step computes "
+            "its exact gradient. For minibatches pass a MinibatchLogProb (and for constrained "
+            "parameters give that its bijector; TransformedTransitionKernel hides the target). "
+            "To say that the full data is meant, pass FullDataLogProb(fn).",
+            stacklevel=2,
+        )
+    return target
+
+
+def call_with_state(fn: Callable[..., Any], state: State, **extra: Any) -> Any:
+    """Calls `fn` with the state's parts: list and tuple by position, dict by name.
+
+    `extra` follows a positional state by position, and a dict by name.
+    """
+    if hasattr(state, "_asdict"):
+        state = state._asdict()
+    if isinstance(state, Mapping):
+        return fn(**state, **extra)
+    parts = state if isinstance(state, list | tuple) else [state]
+    return fn(*parts, *extra.values())
+
+
+def state_from_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+    """The inverse of `call_with_state`."""
+    if kwargs:
+        return kwargs
+    return args[0] if len(args) == 1 else list(args)
+
+
+def part_names(state: State) -> list[str]:
+    """Names for messages, in the order of `tf.nest.flatten`: `state`, `state[0]`, `state['w']`."""
+    paths = (path for path, _ in tree.flatten_with_path(state))
+    return ["state" + "".join(f"[{key!r}]" for key in path) for path in paths]
+
+
+def static_or_dynamic_shape(x: tf.Tensor) -> Any:
+    return x.shape if x.shape.is_fully_defined() else tf.shape(x)
+
+
+def value_and_gradient(
+    fn: Callable[[State], tf.Tensor], state: State, probe: State = None, *, connected: bool = True
+) -> tuple[tf.Tensor, State, State]:
+    """Returns `fn(state)`, its gradient, and the Hessian times `probe` (`()` without a probe).
+
+    Raises:
+      ValueError: if `connected` and `fn` does not depend on a part of the state.
+    """
+    leaves = tf.nest.flatten(state)
+    unconnected = tf.UnconnectedGradients.NONE if connected else tf.UnconnectedGradients.ZERO
+
+    def first_order() -> tuple[tf.Tensor, list[Any]]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(leaves)
+            value = fn(tf.nest.pack_sequence_as(state, leaves))
+        return value, tape.gradient(value, leaves, unconnected_gradients=unconnected)
+
+    if probe is None:
+        value, gradient = first_order()
+        product = ()
+    else:
+        with tf.GradientTape(watch_accessed_variables=False) as outer:
+            outer.watch(leaves)
+            value, gradient = first_order()
+            pairs = zip(gradient, tf.nest.flatten(probe), strict=True)
+            along = [tf.reduce_sum(g * p) for g, p in pairs if g is not None]
+        product = outer.gradient(along, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        product = tf.nest.pack_sequence_as(state, product)
+    for name, g in zip(part_names(state), gradient, strict=True):
+        if g is None:
+            raise ValueError(
+                f"The log posterior does not depend on {name}: its gradient is None. "
+                "Use the part in log_prior_fn or log_likelihood_fn, or leave it out of the state."
+            )
+    return value, tf.nest.pack_sequence_as(state, gradient), product

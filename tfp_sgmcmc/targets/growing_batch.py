@@ -1,0 +1,129 @@
+"""Growing minibatches: hybrid stochastic-deterministic gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.targets.base import (
+    GradientEstimate,
+    State,
+    Target,
+    static_or_dynamic_shape,
+    value_and_gradient,
+)
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+
+
+class GrowingBatchState(NamedTuple):
+    """The minibatch size of the next step, kept real so that 1.1 x 1 grows; used rounded up."""
+
+    size: tf.Tensor
+
+
+class GrowingBatch(Target):
+    r"""Wraps a `MinibatchLogProb` so that its minibatch grows with every estimate.
+
+    \[
+    n_1 = \text{initial\_size}, \qquad n_k = \min(\text{growth} \cdot n_{k-1}, N), \qquad
+    g_k(\theta) = \nabla \log p(\theta)
+      + \frac{N}{\lceil n_k \rceil} \sum_{i \in S_k} \nabla \log p(x_i \mid \theta)
+    \]
+
+    Early steps are cheap and noisy, late ones use all the data. A step's minibatch is gathered in
+    chunks of the wrapped target's `batch_size`, of which a step takes as many as n_k needs: shapes
+    are static, and the cost is proportional to n_k. The last chunk's surplus has weight zero.
+
+    #### Example
+
+    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+    >>> import tfp_sgmcmc as sgmcmc
+    >>> tfd = tfp.distributions
+    >>> target = sgmcmc.MinibatchLogProb(
+    ...     tfd.Normal(0., 10.).log_prob,
+    ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
+    ...     data=np.ones([100], np.float32), batch_size=10)
+    >>> kernel = sgmcmc.SGLD(sgmcmc.GrowingBatch(target, growth=1.1), step_size=1e-3)
+    >>> results = kernel.bootstrap_results(tf.zeros([]))
+    >>> for i in range(3):
+    ...     _, results = kernel.one_step(tf.zeros([]), results, seed=i)
+    >>> round(float(results.target_state.size), 3)  # of the fourth step
+    1.331
+
+    Args:
+      target: a `MinibatchLogProb` that draws afresh every step; its `batch_size` is the chunk.
+      growth: factor from one step to the next, at least 1.
+      initial_size: n_1.
+
+    Raises:
+      ValueError: `growth` below 1, `initial_size` not in 1 .. N, a target with epochs.
+      TypeError: a target that is no `MinibatchLogProb`.
+
+    #### References
+
+    Y. He and X. Xin. Hybrid deterministic-stochastic gradient Langevin dynamics for Bayesian
+    learning. Communications in Information and Systems, 2013. Equation 2.5.
+    """
+
+    def __init__(self, target: MinibatchLogProb, growth: float = 1.1, initial_size: float = 1.0):
+        if not isinstance(target, MinibatchLogProb):
+            raise TypeError(f"target is a {type(target).__name__}; a MinibatchLogProb is expected.")
+        if target.reshuffle != "step":
+            raise ValueError(
+                "target has reshuffle='epoch'; a growing minibatch is drawn afresh each step, so "
+                "reshuffle='step' is expected."
+            )
+        if not growth >= 1.0:
+            raise ValueError(f"growth is {growth}; a factor of at least 1 is expected.")
+        if not 1 <= initial_size <= target.num_examples:
+            raise ValueError(
+                f"initial_size is {initial_size}; 1 .. N = {target.num_examples} is expected."
+            )
+        self.target, self.growth, self.initial_size = target, growth, initial_size
+        self.num_examples = target.num_examples
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        return self.target(*args, **kwargs)
+
+    def chain_shape(self, state: State) -> Any:
+        return self.target.chain_shape(state)
+
+    def bootstrap(self, state: State) -> GrowingBatchState:
+        self.target.bootstrap(state)
+        return GrowingBatchState(tf.constant(self.initial_size, tf.float64))
+
+    def estimate(
+        self, state: State, seed: tf.Tensor, target_state: Any = (), probe: State = None
+    ) -> GradientEstimate:
+        seed = random.as_seed(seed)
+        target_state = target_state or self.bootstrap(state)
+        total, chunk = self.num_examples, self.target.batch_size
+        size = tf.cast(tf.math.ceil(target_state.size), tf.int32)
+        prior = value_and_gradient(self.target.log_prior, state, probe, connected=False)
+        chain_shape = static_or_dynamic_shape(prior[0])
+        scale = total / tf.cast(size, prior[0].dtype)
+
+        def body(start: tf.Tensor, estimate: Any) -> tuple[tf.Tensor, Any]:
+            positions = start + tf.range(chunk)
+            used = tf.cast(positions < size, prior[0].dtype)
+            batch = self.target.rows(
+                self.target.draw(seed, tf.minimum(positions, total - 1), chain_shape)
+            )
+
+            def likelihood(state: State) -> tf.Tensor:
+                values = self.target.log_likelihood(state, batch, chunk, prior[0].shape)
+                return scale * tf.reduce_sum(values * used, axis=-1)
+
+            part = value_and_gradient(likelihood, state, probe, connected=False)
+            return start + chunk, tf.nest.map_structure(tf.add, estimate, part)
+
+        _, (log_prob, gradient, product) = tf.while_loop(
+            lambda start, _: start < size,
+            body,
+            (tf.zeros([], tf.int32), prior),
+            parallel_iterations=1,
+        )
+        grown = tf.minimum(target_state.size * self.growth, tf.cast(total, tf.float64))
+        return GradientEstimate(gradient, log_prob, (), product, GrowingBatchState(grown))

@@ -1,0 +1,363 @@
+"""The log posterior of a data set, its gradient estimated from a random minibatch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.targets.base import (
+    GradientEstimate,
+    State,
+    Target,
+    call_with_state,
+    state_from_call,
+    static_or_dynamic_shape,
+    value_and_gradient,
+)
+
+
+class EpochState(NamedTuple):
+    """Where a chain stands in its epochs: the key of all permutations and the steps taken."""
+
+    key: tf.Tensor
+    step: tf.Tensor
+
+
+class MinibatchLogProb(Target):
+    r"""Log posterior of N examples, with gradient estimates from minibatches of n.
+
+    \[
+    \log p(\theta \mid x_{1:N}) = \log p(\theta) + \sum_{i=1}^N \log p(x_i \mid \theta) + const,
+    \qquad
+    g(\theta) = \nabla \log p(\theta) + \frac N n \sum_{i \in S} \nabla \log p(x_i \mid \theta)
+    \]
+
+    Nothing is averaged and nothing divided by N. `target(*state_parts)` is the first line, over all
+    examples in chunks of bounded memory, so that the same object serves
+    `tfp.mcmc.HamiltonianMonteCarlo`; `target.estimate(state, seed)` is the second. The covariance
+    of g is c V, with V the covariance of the single examples' scores and `noise_scale` c.
+
+    #### Example
+
+    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+    >>> import tfp_sgmcmc as sgmcmc
+    >>> tfd = tfp.distributions
+    >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
+    >>> target = sgmcmc.MinibatchLogProb(
+    ...     log_prior_fn=tfd.Normal(0., 10.).log_prob,
+    ...     log_likelihood_fn=lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
+    ...     data=x, batch_size=50)
+    >>> theta = tf.zeros([3])  # three chains
+    >>> target(theta).shape, target.estimate(theta, seed=tf.constant([0, 1])).gradient.shape
+    (TensorShape([3]), TensorShape([3]))
+
+    Args:
+      log_prior_fn: `log_prior_fn(*state_parts)` returns the log prior, shape `[chains...]`; this
+        shape tells the chain dimensions. A state that is a dict is passed by name.
+      log_likelihood_fn: `log_likelihood_fn(*state_parts, batch)` returns the log likelihood of each
+        example, shape `[chains..., n]`. Leaves of `batch` have shape `[n, ...]` when all chains see
+        the same examples (`shared_batch`, or evaluation of all N) and `[chains..., n, ...]` when
+        each has its own; `tf.linalg.matvec(x, theta)` is right for both.
+      data: a nest of arrays with one leading axis N.
+      batch_size: n.
+      replacement: whether a minibatch is drawn with replacement.
+      shared_batch: whether all chains see the same minibatch (much cheaper; chains are then
+        dependent, each by itself is as good).
+      reshuffle: without replacement, when to take a fresh permutation of the data. `"step"`: every
+        step; minibatches of different steps are independent, as every formula with c V takes for
+        granted. `"epoch"`: a step goes on in the permutation where the last one ended, so that each
+        pass sees every example once; a minibatch that reaches over the end of a pass goes on in the
+        next permutation.
+      bijector: a `tfp.bijectors.Bijector`, or a nest of them (None for a part that is not
+        constrained) in the structure of the state. The state is then unconstrained,
+        `log_prior_fn` and `log_likelihood_fn` are given `constrain(state)`, and the log posterior
+        has the log Jacobian determinant.
+      dtype: floating leaves of `data` are cast to it; None keeps them.
+      chunk_size: examples evaluated at once by `target(*state_parts)`; by default so many that a
+        chunk of the data is about 4 MB. With a single chunk the result has derivatives of every
+        order, otherwise of first order.
+      num_examples: N as you know it; checked against `data`.
+
+    Raises:
+      ValueError: data that are empty, have unequal leading axes, or NaN or infinite entries;
+        `batch_size` not in 1 .. N; `num_examples` that is not N; an unknown `reshuffle`. On the
+        first use: log priors and log likelihoods of the wrong shape, a part of the state that the
+        log posterior does not depend on.
+      TypeError: functions that are not callable, data that are not numeric.
+    """
+
+    def __init__(
+        self,
+        log_prior_fn: Callable[..., tf.Tensor],
+        log_likelihood_fn: Callable[..., tf.Tensor],
+        data: Any,
+        batch_size: int,
+        *,
+        replacement: bool = False,
+        shared_batch: bool = False,
+        reshuffle: Literal["step", "epoch"] = "step",
+        bijector: Any = None,
+        dtype: Any = None,
+        chunk_size: int | None = None,
+        num_examples: int | None = None,
+    ):
+        for name, fn in (("log_prior_fn", log_prior_fn), ("log_likelihood_fn", log_likelihood_fn)):
+            if not callable(fn):
+                raise TypeError(f"{name} is a {type(fn).__name__}; a callable is expected.")
+        if reshuffle not in ("step", "epoch"):
+            raise ValueError(f"reshuffle is {reshuffle!r}; 'step' or 'epoch' is expected.")
+        if reshuffle == "epoch" and replacement:
+            raise ValueError("reshuffle='epoch' draws without replacement; replacement is True.")
+        self._data = tf.nest.map_structure(lambda x: _as_tensor(x, dtype), data)
+        self.num_examples = _leading_axis(self._data)
+        if num_examples is not None and num_examples != self.num_examples:
+            raise ValueError(
+                f"num_examples is {num_examples}, but data has {self.num_examples} examples "
+                "(its leading axis)."
+            )
+        self.batch_size = _count("batch_size", batch_size, self.num_examples)
+        for leaf in tf.nest.flatten(self._data):
+            _assert_finite(leaf)
+        self._log_prior_fn, self._log_likelihood_fn = log_prior_fn, log_likelihood_fn
+        self.replacement, self.shared_batch, self.reshuffle = replacement, shared_batch, reshuffle
+        self._bijector = bijector
+        row_bytes = sum(
+            leaf.dtype.size * leaf.shape[1:].num_elements() for leaf in tf.nest.flatten(self._data)
+        )
+        default_chunk = max(self.batch_size, 2**22 // max(1, row_bytes), 1)
+        self.chunk_size = (
+            min(default_chunk, self.num_examples)
+            if chunk_size is None
+            else _count("chunk_size", chunk_size, self.num_examples)
+        )
+
+    @property
+    def noise_scale(self) -> float:
+        """c in cov(g) = c V: N^2/n with replacement, N(N-n)/n without."""
+        total, n = self.num_examples, self.batch_size
+        return total * (total if self.replacement else total - n) / n
+
+    def constrain(self, state: State) -> State:
+        """Maps an unconstrained state (or samples of it) to the parameters of the model."""
+        return self._map_bijectors(lambda b, x: b.forward(x), state)
+
+    def unconstrain(self, state: State) -> State:
+        """Maps parameters of the model to the unconstrained state that kernels move."""
+        return self._map_bijectors(lambda b, x: b.inverse(x), state)
+
+    def chain_shape(self, state: State) -> Any:
+        return static_or_dynamic_shape(self.log_prior(state))
+
+    def bootstrap(self, state: State) -> Any:
+        self.log_likelihood(state, self.rows(tf.range(self.batch_size)), self.batch_size)
+        if self.reshuffle == "step":
+            return ()
+        return EpochState(tf.zeros([2], tf.int32), tf.zeros([], tf.int64))
+
+    def estimate(
+        self, state: State, seed: tf.Tensor, target_state: Any = (), probe: State = None
+    ) -> GradientEstimate:
+        seed = random.as_seed(seed)
+        if self.reshuffle == "epoch":
+            target_state = target_state or self.bootstrap(state)
+            key = tf.where(target_state.step == 0, seed, target_state.key)
+            draw = functools.partial(self._epoch_draw, key, target_state.step)
+            target_state = EpochState(key, target_state.step + 1)
+        else:
+            draw = functools.partial(self.draw, seed, tf.range(self.batch_size))
+        scale = self.num_examples / self.batch_size
+
+        def log_prob_fn(state: State) -> tf.Tensor:
+            log_prior = self.log_prior(state)
+            batch = self.rows(draw(static_or_dynamic_shape(log_prior)))
+            likelihoods = self.log_likelihood(state, batch, self.batch_size, log_prior.shape)
+            return log_prior + scale * tf.reduce_sum(likelihoods, axis=-1)
+
+        log_prob, gradient, product = value_and_gradient(log_prob_fn, state, probe)
+        return GradientEstimate(gradient, log_prob, (), product, target_state)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        state = tf.nest.map_structure(tf.convert_to_tensor, state_from_call(args, kwargs))
+        if self.chunk_size >= self.num_examples:
+            return self.log_prior(state) + self._chunk_sum(state, 0, self.num_examples)
+
+        @tf.custom_gradient
+        def log_likelihood(*leaves: tf.Tensor) -> Any:
+            value, gradient = self.sum_over_chunks(
+                tf.nest.pack_sequence_as(state, leaves), self.chunk_size
+            )
+
+            def vjp(upstream: tf.Tensor) -> list[tf.Tensor]:
+                return [append_dims(upstream, g) * g for g in tf.nest.flatten(gradient)]
+
+            return value, vjp
+
+        return self.log_prior(state) + log_likelihood(*tf.nest.flatten(state))
+
+    def log_prior(self, state: State) -> tf.Tensor:
+        """Log prior of the (unconstrained) state with its Jacobian term, shape `[chains...]`."""
+        result = tf.convert_to_tensor(call_with_state(self._log_prior_fn, self.constrain(state)))
+        for leaf in tf.nest.flatten(state):
+            if result.shape.rank is not None and result.shape.rank > leaf.shape.rank:
+                raise ValueError(
+                    f"log_prior_fn returned shape {result.shape} for a state part of shape "
+                    f"{leaf.shape}; [chains...], one number a chain, is expected "
+                    "(sum over the event dimensions, or wrap in tfd.Independent)."
+                )
+            if result.dtype != leaf.dtype:
+                raise TypeError(
+                    f"log_prior_fn returned {result.dtype.name} for a state part of dtype "
+                    f"{leaf.dtype.name}; give both the same dtype."
+                )
+        if self._bijector is None:
+            return result
+        terms = self._map_bijectors(
+            lambda b, x: b.forward_log_det_jacobian(x, x.shape.rank - result.shape.rank),
+            state,
+            otherwise=lambda x: tf.zeros([], x.dtype),
+        )
+        return result + tf.add_n([t + tf.zeros_like(result) for t in tf.nest.flatten(terms)])
+
+    def log_likelihood(
+        self, state: State, batch: Any, size: int, chain_shape: Any = None
+    ) -> tf.Tensor:
+        """Log likelihoods of a batch of `size` examples, shape checked to be `[chains..., size]`."""
+        if chain_shape is None:
+            chain_shape = self.log_prior(state).shape
+        result = call_with_state(self._log_likelihood_fn, self.constrain(state), batch=batch)
+        result = tf.convert_to_tensor(result)
+        expected = tf.TensorShape(chain_shape).concatenate(size)
+        if not result.shape.is_compatible_with(expected):
+            raise ValueError(
+                f"log_likelihood_fn returned shape {result.shape}; {expected}, the log likelihood "
+                "of each example, [chains..., n], is expected: not their sum or mean, and without "
+                "event dimensions."
+            )
+        return result
+
+    def rows(self, indices: tf.Tensor) -> Any:
+        """The examples of the given indices, `[..., n]`: leaves `[..., n, ...]`."""
+        return tf.nest.map_structure(lambda x: tf.gather(x, indices), self._data)
+
+    def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any) -> tf.Tensor:
+        """Indices at `positions` of the sequence of examples that `seed` names."""
+        draw = random.uniform_indices if self.replacement else random.permuted_indices
+        return draw(seed, positions, self.num_examples, [] if self.shared_batch else chain_shape)
+
+    def _epoch_draw(self, key: tf.Tensor, step: tf.Tensor, chain_shape: Any) -> tf.Tensor:
+        n, total = self.batch_size, self.num_examples
+        position = step * n + tf.range(n, dtype=tf.int64)
+        epoch, place = tf.cast(position // total, tf.int32), tf.cast(position % total, tf.int32)
+        keys = tf.stack([tf.fill([n], key[0]), tf.bitwise.bitwise_xor(key[1], epoch)], axis=-1)
+        return self.draw(keys, place, chain_shape)
+
+    def _chunk_sum(self, state: State, start: Any, size: int) -> tf.Tensor:
+        chunk = tf.nest.map_structure(
+            lambda x: tf.ensure_shape(x[start : start + size], [size, *x.shape[1:]]), self._data
+        )
+        return tf.reduce_sum(self.log_likelihood(state, chunk, size), axis=-1)
+
+    def sum_over_chunks(self, state: State, size: int) -> tuple[tf.Tensor, State]:
+        """Sum of all log likelihoods and its gradient, in one pass of `size` examples a time."""
+        first = self.num_examples % size or size
+
+        def chunk(start: Any, size: int) -> tuple[tf.Tensor, State]:
+            value, gradient, _ = value_and_gradient(
+                lambda s: self._chunk_sum(s, start, size), state, connected=False
+            )
+            return value, gradient
+
+        def body(start: tf.Tensor, total: Any) -> tuple[tf.Tensor, Any]:
+            return start + size, tf.nest.map_structure(tf.add, total, chunk(start, size))
+
+        _, total = tf.while_loop(
+            lambda start, _: start < self.num_examples,
+            body,
+            (tf.constant(first), chunk(0, first)),
+            parallel_iterations=1,
+        )
+        return total
+
+    def _map_bijectors(
+        self,
+        fn: Callable[[Any, Any], Any],
+        state: State,
+        otherwise: Callable[[Any], Any] | None = None,
+    ) -> State:
+        """Applies `fn(bijector, part)`; a part without a bijector goes through `otherwise`."""
+        if self._bijector is None:
+            return state
+        otherwise = otherwise or (lambda x: x)
+        bijectors = self._bijector
+        if not tf.nest.is_nested(state):
+            return fn(bijectors, state)
+        tf.nest.assert_same_structure(state, bijectors, check_types=False)
+        parts = zip(tf.nest.flatten(bijectors), tf.nest.flatten(state), strict=True)
+        return tf.nest.pack_sequence_as(
+            state, [otherwise(x) if b is None else fn(b, x) for b, x in parts]
+        )
+
+
+def append_dims(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Appends axes of size one to `x`, shape `[chains...]`, until it has the rank of `like`."""
+    return tf.reshape(x, tf.concat([tf.shape(x), [1] * (like.shape.rank - x.shape.rank)], axis=0))
+
+
+def _as_tensor(x: Any, dtype: Any) -> tf.Tensor:
+    try:
+        x = tf.convert_to_tensor(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"data holds a {type(x).__name__} that is not an array: {error}") from error
+    if not (x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_bool):
+        raise TypeError(f"data holds an array of dtype {x.dtype.name}; numbers are expected.")
+    return tf.cast(x, dtype) if dtype is not None and x.dtype.is_floating else x
+
+
+def _leading_axis(data: Any) -> int:
+    leaves = tf.nest.flatten(data)
+    shapes = [tuple(leaf.shape) for leaf in leaves]
+    if not leaves or any(len(shape) == 0 for shape in shapes):
+        raise ValueError(
+            f"data has arrays of shapes {shapes}; one leading axis of N examples is expected."
+        )
+    sizes = {shape[0] for shape in shapes}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"data has arrays of shapes {shapes}: their leading axes, the number of examples N, "
+            "must be equal."
+        )
+    (size,) = sizes
+    if size == 0:
+        raise ValueError(f"data is empty: its arrays have shapes {shapes}.")
+    return size
+
+
+def _count(name: str, value: Any, num_examples: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} is {value!r}; an integer in 1 .. N = {num_examples} is expected.")
+    if not 1 <= value <= num_examples:
+        raise ValueError(
+            f"{name} is {value}; 1 .. N = {num_examples}, the number of examples in data, is "
+            "expected."
+        )
+    return int(value)
+
+
+def _assert_finite(x: tf.Tensor) -> None:
+    """Raises for NaN or infinity; looks at slices, so as not to take the memory of `x` again."""
+    if not x.dtype.is_floating:
+        return
+    rows = max(1, 2**22 // max(1, x.shape[1:].num_elements()))
+    for start in range(0, x.shape[0], rows):
+        finite = tf.math.is_finite(x[start : start + rows])
+        if not tf.reduce_all(finite):
+            row = start + int(tf.where(~finite)[0, 0])
+            raise ValueError(
+                f"data has a NaN or infinite entry in an array of shape {tuple(x.shape)}, first "
+                f"in example {row}; remove or impute it."
+            )

@@ -1,0 +1,105 @@
+"""A check before a long run: does the minibatch gradient estimate the gradient it should?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.targets.base import State, Target, call_with_state, part_names, value_and_gradient
+from tfp_sgmcmc.targets.growing_batch import GrowingBatch
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+
+
+def preflight(target: Target, state: State, rtol: float | None = None) -> None:
+    r"""Checks a target at one state, by one pass over the data, before anything is sampled.
+
+    Over the minibatches \(B_1, ..., B_m\) of one pass (the last one may be short)
+
+    \[
+    \nabla \log p(\theta) + \sum_j \sum_{i \in B_j} \nabla \log p(x_i \mid \theta)
+      = \nabla \log p(\theta \mid x_{1:N}),
+    \]
+
+    which fails when `log_likelihood_fn` depends on the batch it is given: a mean over it, batch
+    normalisation, a class weight made from it. The right side is evaluated in chunks of another
+    size.
+
+    #### Example
+
+    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+    >>> import tfp_sgmcmc as sgmcmc
+    >>> tfd = tfp.distributions
+    >>> def centred(theta, batch):  # a bug: the batch's own mean enters the likelihood
+    ...     return tfd.Normal(theta[..., None], 1.).log_prob(batch - tf.reduce_mean(batch))
+    >>> target = sgmcmc.MinibatchLogProb(
+    ...     tfd.Normal(0., 1.).log_prob, centred, np.arange(9., dtype=np.float32) ** 2, 4)
+    >>> sgmcmc.preflight(target, tf.constant(1.))  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+      ...
+    ValueError: The minibatch log likelihoods of one pass do not add up to the full one ...
+
+    Args:
+      target: what will be sampled.
+      state: where; leading chain dimensions as in the run.
+      rtol: relative difference allowed in each part; by default 1e-3 for `float32` and 1e-8 for
+        `float64`.
+
+    Raises:
+      ValueError: NaN or infinity in the log posterior or its gradient at `state`, or the two sides
+        differ; the part of the state is named.
+    """
+    state = tf.nest.map_structure(tf.convert_to_tensor, state)
+    base = target.target if isinstance(target, GrowingBatch) else target
+    log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(base, s), state)
+    _assert_finite("log posterior", {"log posterior": log_prob.numpy()})
+    _assert_finite("gradient of the log posterior", _by_part(state, gradient))
+    target.estimate(state, tf.constant([0, 0]), target.bootstrap(state))
+    if isinstance(base, MinibatchLogProb):
+        _compare(base, state, log_prob, gradient, rtol)
+
+
+def _compare(
+    target: MinibatchLogProb, state: State, log_prob: tf.Tensor, gradient: Any, rtol: float | None
+) -> None:
+    size, total = target.batch_size, target.num_examples
+    other = size if size < target.chunk_size else max(1, size // 2)
+    prior = value_and_gradient(target.log_prior, state, connected=False)
+    passed = tf.function(target.sum_over_chunks)(state, other)
+    combined = tf.nest.map_structure(tf.add, prior[:2], passed)
+    dtype = tf.nest.flatten(state)[0].dtype
+    rtol = rtol if rtol is not None else {tf.float64: 1e-8}.get(dtype, 1e-3)
+    parts = {"log posterior": (combined[0].numpy(), log_prob.numpy())}
+    full = _by_part(state, gradient)
+    parts |= {
+        f"gradient of {name}": (value, full[name])
+        for name, value in _by_part(state, combined[1]).items()
+    }
+    # Near a mode the full gradient vanishes while its N terms do not: rounding is relative to them.
+    floor = np.abs(log_prob.numpy()).max() + 1.0
+    for name, (got, expected) in parts.items():
+        difference = np.max(np.abs(got - expected))
+        allowed = rtol * max(np.max(np.abs(expected)), floor)
+        if not difference <= allowed:
+            raise ValueError(
+                "The minibatch log likelihoods of one pass do not add up to the full one: "
+                f"{name} over all N = {total} examples differs by {difference:.3g} (allowed "
+                f"{allowed:.3g}) between batches of {other} and of {target.chunk_size}. "
+                "log_likelihood_fn must return each example's own log likelihood, whatever batch "
+                "it is in."
+            )
+
+
+def _by_part(state: State, values: Any) -> dict[str, np.ndarray]:
+    leaves = tf.nest.flatten(values)
+    return {n: v.numpy() for n, v in zip(part_names(state), leaves, strict=True)}
+
+
+def _assert_finite(what: str, values: dict[str, np.ndarray]) -> None:
+    for name, value in values.items():
+        if not np.all(np.isfinite(value)):
+            raise ValueError(
+                f"The {what} is NaN or infinite at the initial state ({name}); start elsewhere or "
+                "check log_prior_fn and log_likelihood_fn for overflow."
+            )
