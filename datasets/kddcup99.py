@@ -1,6 +1,7 @@
 """KDD Cup 1999: network connections, normal or an attack (the 10 % subset)."""
 
 import io
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -107,7 +108,8 @@ def parse_kddcup99(content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     kinds = ["S16" if i in _CATEGORICAL else "f8" for i in range(_FEATURES)]
     names = [str(i) for i in range(_FEATURES)]
     dtype = np.dtype([*zip(names, kinds, strict=True), ("label", "S24")])
-    table = np.loadtxt(io.BytesIO(content), dtype, comments=None, delimiter=",", ndmin=1)
+    # Any: the type checker takes loadtxt's result for an array of floats, not of records.
+    table: Any = np.loadtxt(io.BytesIO(content), dtype, comments=None, delimiter=",", ndmin=1)
     numeric = np.stack(
         [
             np.log1p(table[name]) if i in _HEAVY_TAILED else table[name]

@@ -81,6 +81,7 @@ class LangevinProposal(tfp.mcmc.TransitionKernel):
         # Twice the log density of q, less what is the same both ways: -log det M - residual^T M^-1
         # residual; forward the residual is S z, whose quadratic form is z^T z.
         log_forward = -forward.log_det - sum_events(map_parts(tf.square, noise), chain_ndims)
+        assert backward.inverse_quadratic is not None  # as `_matrix` has checked
         log_backward = -backward.log_det - backward.inverse_quadratic(residual)
         return proposed, LangevinProposalResults(
             0.5 * (log_backward - log_forward), log_prob, gradient, results.step_size
