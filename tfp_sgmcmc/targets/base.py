@@ -116,7 +116,7 @@ def as_target(target_log_prob_fn: Any, full_data_expected: bool = False) -> Targ
             "its exact gradient. For minibatches pass a MinibatchLogProb (and for constrained "
             "parameters give that its bijector; TransformedTransitionKernel hides the target). "
             "To say that the full data is meant, pass FullDataLogProb(fn).",
-            stacklevel=2,
+            stacklevel=4,  # the line that makes the kernel
         )
     return target
 
@@ -159,7 +159,8 @@ def value_and_gradient(
     Raises:
       ValueError: if `connected` and `fn` does not depend on a part of the state.
     """
-    leaves = tf.nest.flatten(state)
+    # New tensors: bijectors remember what they made of a tensor, under a tape that is gone.
+    leaves = [tf.identity(x) for x in tf.nest.flatten(state)]
     unconnected = tf.UnconnectedGradients.NONE if connected else tf.UnconnectedGradients.ZERO
 
     def first_order() -> tuple[tf.Tensor, list[Any]]:

@@ -257,8 +257,10 @@ class MinibatchLogProb(Target):
         return self.draw(keys, place, chain_shape)
 
     def _chunk_sum(self, state: State, start: Any, size: int) -> tf.Tensor:
+        # tf.slice, whose size is static: XLA has no fixed shape for x[start : start + size].
         chunk = tf.nest.map_structure(
-            lambda x: tf.ensure_shape(x[start : start + size], [size, *x.shape[1:]]), self._data
+            lambda x: tf.slice(x, [start] + [0] * (x.shape.rank - 1), [size, *x.shape[1:]]),
+            self._data,
         )
         return tf.reduce_sum(self.log_likelihood(state, chunk, size), axis=-1)
 
