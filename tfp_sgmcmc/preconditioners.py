@@ -92,6 +92,8 @@ class Diagonal(Preconditioner):
     def __init__(self, scale: Any):
         # A list is a nest only where the state is one: `_scales` decides at the first state.
         for leaf in tf.nest.flatten(scale):
+            if not np.issubdtype(np.asarray(leaf).dtype, np.number):
+                raise TypeError(f"scale is {leaf!r}; positive numbers are expected.")
             if not np.all((np.asarray(leaf) > 0) & np.isfinite(leaf)):
                 raise ValueError(f"scale is {leaf}; positive finite entries are expected.")
         self.scale = scale
@@ -114,10 +116,16 @@ class Diagonal(Preconditioner):
 
     def _scales(self, state: State) -> State:
         scale = self.scale
+
+        def convert(x: tf.Tensor, s: Any) -> tf.Tensor:
+            s = tf.convert_to_tensor(s, x.dtype)
+            check_broadcasts("scale", s, x)
+            return s
+
         if not (tf.nest.is_nested(state) and tf.nest.is_nested(scale)):
-            return tf.nest.map_structure(lambda x: tf.convert_to_tensor(scale, x.dtype), state)
+            return tf.nest.map_structure(lambda x: convert(x, scale), state)
         return tree.map_structure_up_to(
-            state, lambda x, s: tf.convert_to_tensor(s, x.dtype), state, scale
+            state, convert, state, match_structure("scale", scale, state)
         )
 
 
@@ -139,6 +147,8 @@ class FullMatrix(Preconditioner):
         matrix = np.asarray(matrix, np.float64)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"matrix has shape {matrix.shape}; a square [D, D] is expected.")
+        if not np.all(np.isfinite(matrix)):
+            raise ValueError("matrix has NaN or infinite entries.")
         if not np.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-6 * np.abs(matrix).max()):
             raise ValueError("matrix is not symmetric.")
         try:
@@ -156,12 +166,17 @@ class FullMatrix(Preconditioner):
         self, state: State, chain_ndims: int, own: Any = (), info: GradientInfo | None = None
     ) -> tuple[LocalMatrix, Any]:
         dtype = tf.nest.flatten(state)[0].dtype
+        size = flatten_events(state, chain_ndims).shape[-1]
+        if size != len(self.matrix):
+            raise ValueError(
+                f"matrix has shape {self.matrix.shape}, but a chain's state has {size} entries."
+            )
 
         def times(matrix: np.ndarray) -> Callable[[State], State]:
             with tf.init_scope():  # a captured tensor, not a constant in every compiled program
                 transposed = tf.constant(matrix.T, dtype)
             return lambda v: unflatten_events(
-                tf.linalg.matmul(self._flat(v, chain_ndims), transposed), v, chain_ndims
+                tf.linalg.matmul(flatten_events(v, chain_ndims), transposed), v, chain_ndims
             )
 
         whiten = times(self._whitener)
@@ -173,15 +188,6 @@ class FullMatrix(Preconditioner):
             ),
             log_det=tf.constant(self._log_det, dtype),
         ), own
-
-    def _flat(self, v: State, chain_ndims: int) -> tf.Tensor:
-        flat = flatten_events(v, chain_ndims)
-        if not flat.shape[-1:].is_compatible_with(self.matrix.shape[:1]):
-            raise ValueError(
-                f"matrix has shape {self.matrix.shape}, but a chain's state has "
-                f"{flat.shape[-1]} entries."
-            )
-        return flat
 
 
 class RMSprop(Preconditioner):
@@ -326,6 +332,34 @@ def as_preconditioner(value: Any) -> Preconditioner:
     if isinstance(value, Preconditioner):
         return value
     return Diagonal(1.0 if value is None else value)
+
+
+def match_structure(name: str, value: Any, state: State) -> Any:
+    """Returns `value`, a nest; raises ValueError unless it has one entry a part of the state."""
+    try:
+        picked = tree.map_structure_up_to(state, lambda _, v: v, state, value)
+        left_over = len(tf.nest.flatten(picked)) != len(tf.nest.flatten(value))
+    except (TypeError, ValueError):
+        left_over = True
+    if left_over:
+        raise ValueError(
+            f"{name} is {value}, which has not the structure of the state, whose parts have "
+            f"shapes {tf.nest.map_structure(lambda x: x.shape, state)}."
+        )
+    return value
+
+
+def check_broadcasts(name: str, value: tf.Tensor, part: tf.Tensor) -> None:
+    """Raises ValueError unless `value` broadcasts to the shape of a part of the state."""
+    try:
+        fits = part.shape.is_compatible_with(tf.broadcast_static_shape(value.shape, part.shape))
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name} has shape {value.shape}, which does not broadcast to a state part of shape "
+            f"{part.shape}."
+        )
 
 
 def sum_events(x: State, chain_ndims: int) -> tf.Tensor:

@@ -1,11 +1,11 @@
 """Seeds, normals and minibatch indices: every random number of the library is drawn here.
 
 Measured facts shape this module. Under XLA the default generator of `tf.random` costs ten times
-what ThreeFry costs; outside XLA ThreeFry has no kernel. XLA fuses 32-bit ThreeFry words into a
-single consumer by recomputing them, at up to 1 us a word, and its own normals are Box-Muller at
-23 ns; the inverse error function, which uses its argument more than once, keeps the words apart
-and costs 3.5 ns. So normals come from ThreeFry and erfinv inside an XLA-compiled function and from
-Philox elsewhere: the same seed gives the same chain in the same mode on the same device, and
+what ThreeFry costs; outside XLA ThreeFry has no kernel. XLA makes 32-bit ThreeFry words as two
+halves joined end to end, and a loop that they are fused into recomputes them without vectors, at
+60 ns to 1 us a word; 64-bit words have no halves to join. So 32-bit normals come from 64-bit
+ThreeFry words and the inverse error function inside an XLA-compiled function, and from Philox
+elsewhere: the same seed gives the same chain in the same mode on the same device, and
 another one across modes. Indices are integer hashes of the seed and are the same everywhere.
 """
 
@@ -70,9 +70,17 @@ def normal(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     """Draws standard normals of the given shape."""
     if not in_xla_context():
         return tf.random.stateless_normal(shape, seed, dtype=dtype, alg="philox")
-    low = np.nextafter(dtype.as_numpy_dtype(-1), dtype.as_numpy_dtype(0))  # erfinv(-1) = -inf
-    uniform = tf.random.stateless_uniform(shape, seed, low, 1, dtype, alg="threefry")
-    return tf.math.erfinv(uniform) * tf.constant(math.sqrt(2.0), dtype)
+    return tf.math.erfinv(_open_uniform(shape, dtype, seed)) * tf.constant(math.sqrt(2.0), dtype)
+
+
+def _open_uniform(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
+    """Draws uniforms in (-1, 1), without the ends: erfinv(-1) = -inf. XLA only."""
+    if dtype != tf.float32:
+        low = np.nextafter(dtype.as_numpy_dtype(-1), dtype.as_numpy_dtype(0))
+        return tf.random.stateless_uniform(shape, seed, low, 1, dtype, alg="threefry")
+    words = tf.random.stateless_uniform(shape, seed, None, None, tf.uint64, alg="threefry")
+    cells = tf.cast(tf.bitwise.right_shift(words, tf.constant(41, tf.uint64)), tf.int32)
+    return (tf.cast(cells, dtype) + 0.5) * 2.0**-22 - 1.0  # centres of 2^23 cells, all exact
 
 
 def normal_like(state: Any, seed: tf.Tensor) -> Any:
@@ -148,13 +156,14 @@ def permuted_indices(
         return left * _word(b) + right
 
     result = permute(tf.cast(positions, tf.uint32) + tf.zeros_like(keys[0]))
-    if a * b > num_examples:
-        outside = _word(num_examples)
-        (result,) = tf.while_loop(
-            lambda x: tf.reduce_any(x >= outside),
-            lambda x: (tf.where(x >= outside, permute(x), x),),
-            (result,),
-        )
+    # Run even where a b = N and nothing is outside: what leaves a loop is stored, while XLA would
+    # compute a plain expression anew for every array that is gathered by it.
+    outside = _word(num_examples)
+    (result,) = tf.while_loop(
+        lambda x: tf.reduce_any(x >= outside),
+        lambda x: (tf.where(x >= outside, permute(x), x),),
+        (result,),
+    )
     return tf.cast(result, tf.int32)
 
 

@@ -12,6 +12,7 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.preconditioners import check_broadcasts, match_structure
 from tfp_sgmcmc.targets.base import State, as_target, part_names
 
 StepSize = Any  # number, tensor, callable step -> value, or a nest of these
@@ -73,7 +74,10 @@ def convert_state(state: State) -> State:
     """Returns `state` as tensors; raises for parts that no Langevin step can move."""
 
     def convert(name: str, x: Any) -> tf.Tensor:
-        x = tf.convert_to_tensor(x)
+        try:
+            x = tf.convert_to_tensor(x)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} is {x!r}; a tensor of numbers is expected.") from error
         if not x.dtype.is_floating:
             raise TypeError(
                 f"{name} has dtype {x.dtype.name}; a floating dtype is expected "
@@ -101,32 +105,38 @@ def check_step_size(
         label = name
         if callable(leaf) and not tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
             leaf, label = leaf(tf.zeros([], tf.int64)), f"{name} at step 0"
+        if leaf is None:
+            raise TypeError(f"{label} is None; a number is expected.")
         value = tf.get_static_value(tf.convert_to_tensor(leaf))
         if value is None:
             continue
-        if not np.issubdtype(value.dtype, np.number):
+        if not np.issubdtype(np.asarray(value).dtype, np.number):
             raise TypeError(f"{label} is {value!r}; a number is expected.")
         if not np.all(np.isfinite(value)) or np.any(value < 0 if zero_allowed else value <= 0):
             kind = "finite number of at least 0" if zero_allowed else "positive finite number"
             raise ValueError(f"{label} is {value}; a {kind} is expected.")
 
 
-def value_at(value: StepSize, step: tf.Tensor, state: State) -> State:
-    """Evaluates numbers and schedules at `step`, broadcast to the structure of `state`."""
+def value_at(value: StepSize, step: tf.Tensor, state: State, name: str = "step_size") -> State:
+    """Evaluates numbers and schedules at `step`, broadcast to the structure of `state`.
+
+    Raises:
+      ValueError: a nest that has not the structure of the state, or a tensor that does not
+        broadcast to the shape of its part.
+    """
 
     def at_step(v: Any, x: tf.Tensor) -> tf.Tensor:
-        is_schedule = callable(v) and not tf.is_tensor(v) and not isinstance(v, tf.Variable)
-        return tf.cast(v(step) if is_schedule else v, x.dtype)
+        v = v(step) if callable(v) and not tf.is_tensor(v) else v
+        # tf.cast would take a Python float through float32.
+        v = tf.cast(v, x.dtype) if tf.is_tensor(v) else tf.convert_to_tensor(v, x.dtype)
+        check_broadcasts(name, v, x)
+        return v
 
     if not tf.nest.is_nested(value):
         return tf.nest.map_structure(lambda x: at_step(value, x), state)
-    try:
-        return tree.map_structure_up_to(state, lambda x, v: at_step(v, x), state, value)
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"A step size for each part is given as {value}, which has not the structure of the "
-            f"state, {tf.nest.map_structure(lambda x: x.shape, state)}."
-        ) from error
+    return tree.map_structure_up_to(
+        state, lambda x, v: at_step(v, x), state, match_structure(name, value, state)
+    )
 
 
 def map_parts(fn: Callable[..., tf.Tensor], *states: State) -> State:

@@ -109,13 +109,21 @@ class SGLD(StochasticGradientKernel):
     def _init_results(self, state: State) -> SGLDResults:
         step = tf.zeros([], tf.int64)
         zeros = tf.zeros(self._target.chain_shape(state), tf.nest.flatten(state)[0].dtype)
+        value_at(self._parameters["temperature"], step, state, "temperature")
+        preconditioner_state = self._preconditioner.init(state)
+        self._preconditioner.evaluate(  # raises here for what does not fit the state
+            state,
+            zeros.shape.rank,
+            preconditioner_state,
+            GradientInfo(state, self._target.num_examples, state, state),
+        )
         return SGLDResults(
             target_log_prob=zeros,
             gradient_norm=zeros,
             step_size=self._reported(value_at(self.step_size, step, state)),
             step=step,
             target_state=self._target.bootstrap(state),
-            preconditioner_state=self._preconditioner.init(state),
+            preconditioner_state=preconditioner_state,
         )
 
     def _update(
@@ -136,7 +144,7 @@ class SGLD(StochasticGradientKernel):
             ),
         )
         epsilon = value_at(self.step_size, results.step, state)
-        temperature = value_at(self._parameters["temperature"], results.step, state)
+        temperature = value_at(self._parameters["temperature"], results.step, state, "temperature")
 
         drift = matrix.multiply(estimate.gradient)
         if matrix.divergence is not None:

@@ -66,7 +66,7 @@ class Target(abc.ABC):
         """Shape of the leading chain dimensions of `state`: static where known, else a tensor."""
 
     def bootstrap(self, state: State) -> Any:
-        """Returns the target's state before the first estimate."""
+        """Returns the target's state before the first estimate; raises if it cannot estimate."""
         del state
         return ()
 
@@ -89,6 +89,10 @@ class FullDataLogProb(Target):
 
     def chain_shape(self, state: State) -> Any:
         return static_or_dynamic_shape(call_with_state(self, state))
+
+    def bootstrap(self, state: State) -> Any:
+        value_and_gradient(lambda s: call_with_state(self, s), state)
+        return ()
 
     def estimate(
         self, state: State, seed: tf.Tensor, target_state: Any = (), probe: State = None

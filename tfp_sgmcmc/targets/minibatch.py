@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.targets.base import (
@@ -19,6 +19,7 @@ from tfp_sgmcmc.targets.base import (
     static_or_dynamic_shape,
     value_and_gradient,
 )
+from tfp_sgmcmc.targets.data import as_tensor, assert_finite, count, leading_axis
 
 
 class EpochState(NamedTuple):
@@ -113,16 +114,21 @@ class MinibatchLogProb(Target):
             raise ValueError(f"reshuffle is {reshuffle!r}; 'step' or 'epoch' is expected.")
         if reshuffle == "epoch" and replacement:
             raise ValueError("reshuffle='epoch' draws without replacement; replacement is True.")
-        self._data = tf.nest.map_structure(lambda x: _as_tensor(x, dtype), data)
-        self.num_examples = _leading_axis(self._data)
+        for leaf in tf.nest.flatten(bijector):
+            if leaf is not None and not isinstance(leaf, tfp.bijectors.Bijector):
+                raise TypeError(f"bijector holds {leaf!r}; a tfp.bijectors.Bijector is expected.")
+        if dtype is not None and not tf.as_dtype(dtype).is_floating:
+            raise TypeError(f"dtype is {tf.as_dtype(dtype).name}; a floating dtype is expected.")
+        self._data = tf.nest.map_structure(lambda x: as_tensor(x, dtype), data)
+        self.num_examples = leading_axis(self._data)
         if num_examples is not None and num_examples != self.num_examples:
             raise ValueError(
                 f"num_examples is {num_examples}, but data has {self.num_examples} examples "
                 "(its leading axis)."
             )
-        self.batch_size = _count("batch_size", batch_size, self.num_examples)
+        self.batch_size = count("batch_size", batch_size, self.num_examples)
         for leaf in tf.nest.flatten(self._data):
-            _assert_finite(leaf)
+            assert_finite(leaf)
         self._log_prior_fn, self._log_likelihood_fn = log_prior_fn, log_likelihood_fn
         self.replacement, self.shared_batch, self.reshuffle = replacement, shared_batch, reshuffle
         self._bijector = bijector
@@ -133,7 +139,7 @@ class MinibatchLogProb(Target):
         self.chunk_size = (
             min(default_chunk, self.num_examples)
             if chunk_size is None
-            else _count("chunk_size", chunk_size, self.num_examples)
+            else count("chunk_size", chunk_size, self.num_examples)
         )
 
     @property
@@ -154,7 +160,10 @@ class MinibatchLogProb(Target):
         return static_or_dynamic_shape(self.log_prior(state))
 
     def bootstrap(self, state: State) -> Any:
-        self.log_likelihood(state, self.rows(tf.range(self.batch_size)), self.batch_size)
+        # Raises here, before the first step, for what does not fit.
+        value_and_gradient(
+            lambda s: self.log_prior(s) + self._chunk_sum(s, 0, self.batch_size), state
+        )
         if self.reshuffle == "step":
             return ()
         return EpochState(tf.zeros([2], tf.int32), tf.zeros([], tf.int64))
@@ -188,12 +197,15 @@ class MinibatchLogProb(Target):
 
         @tf.custom_gradient
         def log_likelihood(*leaves: tf.Tensor) -> Any:
+            # Hidden from the caller's tape, which would otherwise keep every chunk in eager mode.
+            hidden = [tf.stop_gradient(x) for x in leaves]
             value, gradient = self.sum_over_chunks(
-                tf.nest.pack_sequence_as(state, leaves), self.chunk_size
+                tf.nest.pack_sequence_as(state, hidden), self.chunk_size
             )
 
             def vjp(upstream: tf.Tensor) -> list[tf.Tensor]:
-                return [append_dims(upstream, g) * g for g in tf.nest.flatten(gradient)]
+                pairs = zip(tf.nest.flatten(gradient), leaves, strict=True)
+                return [append_dims(upstream, g) * _of_first_order(g, x) for g, x in pairs]
 
             return value, vjp
 
@@ -201,7 +213,8 @@ class MinibatchLogProb(Target):
 
     def log_prior(self, state: State) -> tf.Tensor:
         """Log prior of the (unconstrained) state with its Jacobian term, shape `[chains...]`."""
-        result = tf.convert_to_tensor(call_with_state(self._log_prior_fn, self.constrain(state)))
+        result = call_with_state(self._log_prior_fn, self.constrain(state))
+        result = _returned("log_prior_fn", result)
         for leaf in tf.nest.flatten(state):
             if result.shape.rank is not None and result.shape.rank > leaf.shape.rank:
                 raise ValueError(
@@ -226,17 +239,34 @@ class MinibatchLogProb(Target):
     def log_likelihood(
         self, state: State, batch: Any, size: int, chain_shape: Any = None
     ) -> tf.Tensor:
-        """Log likelihoods of a batch of `size` examples, shape checked to be `[chains..., size]`."""
+        """Log likelihoods of a batch of `size` examples, checked to be `[chains..., size]`."""
         if chain_shape is None:
             chain_shape = self.log_prior(state).shape
-        result = call_with_state(self._log_likelihood_fn, self.constrain(state), batch=batch)
-        result = tf.convert_to_tensor(result)
+        dtype = tf.nest.flatten(state)[0].dtype.name
+        try:
+            result = call_with_state(self._log_likelihood_fn, self.constrain(state), batch=batch)
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            dtypes = sorted({x.dtype.name for x in tf.nest.flatten(batch)})
+            if dtypes == [dtype]:
+                raise
+            raise TypeError(
+                f"log_likelihood_fn failed for a state of dtype {dtype} and data of {dtypes}. If "
+                f"it mixes them: dtype='{dtype}' casts floating data; integer ones are never cast "
+                f"for you. It said: {error}"
+            ) from error
+        result = _returned("log_likelihood_fn", result)
+        if result.dtype.name != dtype:
+            raise TypeError(
+                f"log_likelihood_fn returned {result.dtype.name} for a state of dtype {dtype}; "
+                f"give both the same dtype (dtype='{dtype}' casts floating data)."
+            )
         expected = tf.TensorShape(chain_shape).concatenate(size)
         if not result.shape.is_compatible_with(expected):
             raise ValueError(
                 f"log_likelihood_fn returned shape {result.shape}; {expected}, the log likelihood "
                 "of each example, [chains..., n], is expected: not their sum or mean, and without "
-                "event dimensions."
+                f"event dimensions. The chain dimensions, {tf.TensorShape(chain_shape)}, are what "
+                "log_prior_fn returned: it sums over event dimensions, too."
             )
         return result
 
@@ -296,9 +326,15 @@ class MinibatchLogProb(Target):
             return state
         otherwise = otherwise or (lambda x: x)
         bijectors = self._bijector
-        if not tf.nest.is_nested(state):
+        if not tf.nest.is_nested(state) and not tf.nest.is_nested(bijectors):
             return fn(bijectors, state)
-        tf.nest.assert_same_structure(state, bijectors, check_types=False)
+        try:
+            tf.nest.assert_same_structure(state, bijectors, check_types=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"bijector is {bijectors}, which has not the structure of the state, "
+                f"{tf.nest.map_structure(lambda x: x.shape, state)}; None stands for no bijector."
+            ) from error
         parts = zip(tf.nest.flatten(bijectors), tf.nest.flatten(state), strict=True)
         return tf.nest.pack_sequence_as(
             state, [otherwise(x) if b is None else fn(b, x) for b, x in parts]
@@ -310,56 +346,21 @@ def append_dims(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, tf.concat([tf.shape(x), [1] * (like.shape.rank - x.shape.rank)], axis=0))
 
 
-def _as_tensor(x: Any, dtype: Any) -> tf.Tensor:
-    try:
-        x = tf.convert_to_tensor(x)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"data holds a {type(x).__name__} that is not an array: {error}") from error
-    if not (x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_bool):
-        raise TypeError(f"data holds an array of dtype {x.dtype.name}; numbers are expected.")
-    return tf.cast(x, dtype) if dtype is not None and x.dtype.is_floating else x
+@tf.custom_gradient
+def _of_first_order(gradient: tf.Tensor, leaf: tf.Tensor) -> Any:
+    """Returns `gradient`, by `leaf`; raises rather than take its own gradient for zero."""
 
-
-def _leading_axis(data: Any) -> int:
-    leaves = tf.nest.flatten(data)
-    shapes = [tuple(leaf.shape) for leaf in leaves]
-    if not leaves or any(len(shape) == 0 for shape in shapes):
-        raise ValueError(
-            f"data has arrays of shapes {shapes}; one leading axis of N examples is expected."
+    def second_order(_: tf.Tensor) -> Any:
+        raise NotImplementedError(
+            "A log posterior evaluated in chunks has first derivatives only; "
+            "chunk_size=num_examples evaluates it at once, with derivatives of every order."
         )
-    sizes = {shape[0] for shape in shapes}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"data has arrays of shapes {shapes}: their leading axes, the number of examples N, "
-            "must be equal."
-        )
-    (size,) = sizes
-    if size == 0:
-        raise ValueError(f"data is empty: its arrays have shapes {shapes}.")
-    return size
+
+    del leaf
+    return tf.identity(gradient), second_order
 
 
-def _count(name: str, value: Any, num_examples: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} is {value!r}; an integer in 1 .. N = {num_examples} is expected.")
-    if not 1 <= value <= num_examples:
-        raise ValueError(
-            f"{name} is {value}; 1 .. N = {num_examples}, the number of examples in data, is "
-            "expected."
-        )
-    return int(value)
-
-
-def _assert_finite(x: tf.Tensor) -> None:
-    """Raises for NaN or infinity; looks at slices, so as not to take the memory of `x` again."""
-    if not x.dtype.is_floating:
-        return
-    rows = max(1, 2**22 // max(1, x.shape[1:].num_elements()))
-    for start in range(0, x.shape[0], rows):
-        finite = tf.math.is_finite(x[start : start + rows])
-        if not tf.reduce_all(finite):
-            row = start + int(tf.where(~finite)[0, 0])
-            raise ValueError(
-                f"data has a NaN or infinite entry in an array of shape {tuple(x.shape)}, first "
-                f"in example {row}; remove or impute it."
-            )
+def _returned(name: str, value: Any) -> tf.Tensor:
+    if value is None:
+        raise TypeError(f"{name} returned None; log probabilities are expected.")
+    return tf.convert_to_tensor(value)

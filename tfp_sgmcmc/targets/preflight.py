@@ -15,7 +15,8 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 def preflight(target: Target, state: State, rtol: float | None = None) -> None:
     r"""Checks a target at one state, by one pass over the data, before anything is sampled.
 
-    Over the minibatches \(B_1, ..., B_m\) of one pass (the last one may be short)
+    Over the minibatches \(B_1, ..., B_m\) of one pass (the last one may be short; at most 2001,
+    larger ones where `batch_size` would make more)
 
     \[
     \nabla \log p(\theta) + \sum_j \sum_{i \in B_j} \nabla \log p(x_i \mid \theta)
@@ -64,6 +65,7 @@ def _compare(
     target: MinibatchLogProb, state: State, log_prob: tf.Tensor, gradient: Any, rtol: float | None
 ) -> None:
     size, total = target.batch_size, target.num_examples
+    size = max(size, total // 2000)  # bounds the time that tiny minibatches would take
     other = size if size < target.chunk_size else max(1, size // 2)
     prior = value_and_gradient(target.log_prior, state, connected=False)
     passed = tf.function(target.sum_over_chunks)(state, other)

@@ -1,0 +1,41 @@
+"""The relative errors E1 and E2 against their definitions."""
+
+import numpy as np
+import pytest
+
+import tfp_sgmcmc as sgmcmc
+
+GENERATOR = np.random.default_rng(0)
+
+
+def test_relative_mean_error() -> None:
+    estimate, reference = GENERATOR.standard_normal([2, 7])
+    expected = sum(abs(a - b) for a, b in zip(estimate, reference, strict=True))
+    expected /= sum(abs(b) for b in reference)
+    np.testing.assert_allclose(sgmcmc.relative_mean_error(estimate, reference), expected)
+    assert sgmcmc.relative_mean_error(reference, reference) == 0.0
+
+
+def test_relative_covariance_error() -> None:
+    estimate, reference = GENERATOR.standard_normal([2, 4, 4])
+    expected = np.abs(estimate - reference).sum() / np.abs(reference).sum()
+    np.testing.assert_allclose(sgmcmc.relative_covariance_error(estimate, reference), expected)
+
+
+def test_errors_do_not_change_with_the_scale() -> None:
+    estimate, reference = GENERATOR.standard_normal([2, 7])
+    np.testing.assert_allclose(
+        sgmcmc.relative_mean_error(1e6 * estimate, 1e6 * reference),
+        sgmcmc.relative_mean_error(estimate, reference),
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [(sgmcmc.relative_mean_error, "mean"), (sgmcmc.relative_covariance_error, "covariance")],
+)
+def test_bad_input(error: object, what: str) -> None:
+    with pytest.raises(ValueError, match=rf"estimated {what} has shape \(2,\) .* \(3,\)"):
+        error(np.ones(2), np.ones(3))
+    with pytest.raises(ValueError, match=f"The reference {what} is zero"):
+        error(np.ones(2), np.zeros(2))

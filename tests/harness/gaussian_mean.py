@@ -1,0 +1,121 @@
+"""The Gaussian-mean model: linear scores, so that the biased law of linear schemes is known.
+
+Examples x_i ~ N(theta, P^-1) with known P, prior theta ~ N(0, L^-1). The gradient of the log
+posterior is b - A theta with A = L + N P, b = P sum_i x_i, and a minibatch adds noise that does not
+depend on theta, of covariance
+
+  Sigma = N^2/n V_N with replacement,   N (N-n)/n V_{N-1} without,
+
+where V_k is the scores' centred sum of squares over k. Both are exact for every N and n.
+"""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from scipy.linalg import block_diag, solve_discrete_lyapunov
+
+import tfp_sgmcmc as sgmcmc
+
+PRECISION = np.array([[1.0, 0.5, -0.3], [0.5, 2.0, 0.4], [-0.3, 0.4, 1.5]])
+PRIOR_PRECISION = np.diag([0.5, 1.0, 2.0])
+
+
+class GaussianMean:
+    """N examples in three dimensions, and everything that is known of their posterior."""
+
+    def __init__(self, num_examples: int = 12, seed: int = 0):
+        generator = np.random.default_rng(seed)
+        noise = generator.standard_normal([num_examples, 3])
+        self.data = 1.0 + noise @ np.linalg.inv(np.linalg.cholesky(PRECISION))
+        self.num_examples = num_examples
+        self.hessian = PRIOR_PRECISION + num_examples * PRECISION  # A
+        self.mean = np.linalg.solve(self.hessian, PRECISION @ self.data.sum(axis=0))
+        scores = self.data @ PRECISION
+        self.score_covariance = np.cov(scores, rowvar=False, ddof=1)  # V, divisor N - 1
+
+    def noise(self, batch_size: int, replacement: bool) -> np.ndarray:
+        """Sigma, the covariance of the gradient estimate."""
+        total = self.num_examples
+        if replacement:
+            return total**2 / batch_size * self.score_covariance * (total - 1) / total
+        return total * (total - batch_size) / batch_size * self.score_covariance
+
+    def target(
+        self,
+        batch_size: int,
+        dtype: Any = tf.float32,
+        parts: bool = False,
+        likelihood_scale: float = 1.0,
+        **options: Any,
+    ) -> sgmcmc.MinibatchLogProb:
+        """The model as a target; with `parts` the state has two, `[..., 1]` and `[..., 2]`.
+
+        A `likelihood_scale` other than one is the bug of a likelihood that is averaged.
+        """
+        precision = tf.constant(PRECISION * likelihood_scale, dtype)
+        prior_precision = tf.constant(PRIOR_PRECISION, dtype)
+
+        def quadratic(x: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
+            return -0.5 * tf.reduce_sum(x * tf.linalg.matmul(x, matrix), axis=-1)
+
+        def log_likelihood(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+            return quadratic(batch - theta[..., tf.newaxis, :], precision)
+
+        def log_prior(theta: tf.Tensor) -> tf.Tensor:
+            return quadratic(theta[..., tf.newaxis, :], prior_precision)[..., 0]
+
+        functions = (log_prior, log_likelihood)
+        if parts:
+            functions = (
+                lambda a, b: log_prior(tf.concat([a, b], axis=-1)),
+                lambda a, b, batch: log_likelihood(tf.concat([a, b], axis=-1), batch),
+            )
+        return sgmcmc.MinibatchLogProb(*functions, self.data, batch_size, dtype=dtype, **options)
+
+
+def sgld_covariance(
+    hessian: np.ndarray,
+    noise: np.ndarray,
+    step_size: Any,
+    matrix: Any = 1.0,
+    temperature: float = 1.0,
+) -> np.ndarray:
+    """Stationary covariance S of SGLD: S = F S F^T + T E^(1/2) M E^(1/2) + E/2 M Sigma M E/2.
+
+    F = I - E/2 M A; E = diag(step_size), M a constant preconditioner.
+    """
+    contraction, drift, injected = sgld_step(hessian, step_size, matrix, temperature)
+    return solve_discrete_lyapunov(contraction, injected + drift @ noise @ drift.T)
+
+
+def sgld_step(
+    hessian: np.ndarray, step_size: Any, matrix: Any, temperature: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """F, E/2 M, and the covariance of the injected noise."""
+    size = len(hessian)
+    matrix = np.asarray(matrix) * np.eye(size) if np.ndim(matrix) < 2 else np.asarray(matrix)
+    step = np.diag(np.broadcast_to(step_size, [size]))
+    drift = step @ matrix / 2
+    root = np.sqrt(step)
+    return np.eye(size) - drift @ hessian, drift, temperature * root @ matrix @ root
+
+
+def sgld_epoch_covariance(
+    hessian: np.ndarray, noise: np.ndarray, num_batches: int, step_size: float
+) -> np.ndarray:
+    """Covariance of SGLD at the ends of epochs of B minibatches that partition the data.
+
+    The noises of one epoch add up to zero: their joint covariance is C (x) Sigma with C = I -
+    (11^T - I) / (B-1), while epochs are independent. One epoch is a linear step of its own.
+    """
+    size = len(hessian)
+    contraction, drift, injected = sgld_step(hessian, step_size, 1.0, 1.0)
+    powers = [np.linalg.matrix_power(contraction, num_batches - 1 - j) for j in range(num_batches)]
+    through = np.concatenate(powers, axis=1)  # [D, B D]: what each step's noise has become
+    correlation = np.eye(num_batches) * num_batches / (num_batches - 1) - 1 / (num_batches - 1)
+    lifted = block_diag(*[drift] * num_batches)
+    total = lifted @ np.kron(correlation, noise) @ lifted.T
+    total += np.kron(np.eye(num_batches), injected)
+    across = np.linalg.matrix_power(contraction, num_batches)
+    return solve_discrete_lyapunov(across, through @ total @ through.T).reshape(size, size)

@@ -1,0 +1,163 @@
+"""Wrong options, states and seeds of kernels raise in plain words before the first step."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.preconditioners import FullMatrix, PositionDependent, RMSprop
+
+NORMAL = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+TWO_PARTS = sgmcmc.FullDataLogProb(lambda a, b: -0.5 * tf.reduce_sum(a**2 + b**2, axis=-1))
+SCHEDULE = sgmcmc.schedules.PolynomialDecay(0.1)
+
+
+@pytest.mark.parametrize("kernel", [sgmcmc.SGLD, sgmcmc.CorrectedLangevin])
+@pytest.mark.parametrize(
+    ("step_size", "error", "message"),
+    [
+        (0.0, ValueError, "step_size is 0.0; a positive finite number"),
+        (-0.1, ValueError, "step_size is -0.1"),
+        (float("nan"), ValueError, "step_size is nan"),
+        (np.inf, ValueError, "step_size is inf"),
+        ([0.1, -0.1], ValueError, "step_size is -0.1"),
+        ({"a": np.array([0.1, 0.0])}, ValueError, r"step_size is \[0.1 0. \]"),
+        (tf.constant(-1.0), ValueError, "step_size is -1.0"),
+        ("small", TypeError, "step_size is b'small'; a number"),
+        (None, TypeError, "step_size is None; a number"),
+    ],
+)
+def test_step_sizes(kernel: type, step_size: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        kernel(NORMAL, step_size)
+
+
+def test_schedules_that_start_badly() -> None:
+    with pytest.raises(ValueError, match="step_size at step 0 is -0.5; a positive finite"):
+        sgmcmc.SGLD(NORMAL, lambda t: -0.5)
+    with pytest.raises(ValueError, match="temperature at step 0 is -1.0"):
+        sgmcmc.SGLD(NORMAL, 0.1, temperature=lambda t: -1.0)
+    with pytest.raises(TypeError, match="step_size is a schedule; a corrected chain has one"):
+        sgmcmc.CorrectedLangevin(NORMAL, SCHEDULE)
+
+
+@pytest.mark.parametrize("temperature", [-1.0, float("nan"), np.inf])
+def test_temperatures(temperature: float) -> None:
+    with pytest.raises(ValueError, match=f"temperature is {temperature}; a finite number of at"):
+        sgmcmc.SGLD(NORMAL, 0.1, temperature)
+
+
+@pytest.mark.parametrize("kernel", [sgmcmc.SGLD, sgmcmc.CorrectedLangevin])
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        (tf.constant([1.0, np.nan]), ValueError, "state, the initial state, has NaN or infinite"),
+        (np.array([1.0, np.inf]), ValueError, "state, the initial state, has NaN or infinite"),
+        (tf.constant([1, 2]), TypeError, "state has dtype int32; a floating dtype"),
+        (tf.constant([True]), TypeError, "state has dtype bool; a floating dtype"),
+        (["a"], TypeError, r"state\[0\] has dtype string; a floating dtype"),
+        ({"w": tf.constant([np.nan])}, ValueError, r"state\['w'\], the initial state, has NaN"),
+        (
+            [tf.zeros([2]), tf.zeros([2], tf.float64)],
+            TypeError,
+            r"parts have dtypes \['float32', 'float64'\]; one dtype",
+        ),
+        (None, TypeError, "state is None; a tensor of numbers"),
+        ([], ValueError, "The state has no parts; at least one tensor"),
+    ],
+)
+def test_states(kernel: type, state: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        kernel(NORMAL, 0.1).bootstrap_results(state)
+
+
+@pytest.mark.parametrize("kernel", [sgmcmc.SGLD, sgmcmc.CorrectedLangevin])
+@pytest.mark.parametrize(
+    ("step_size", "message"),
+    [
+        ([0.1, 0.1, 0.1], "step_size is .* not the structure of the state, whose parts"),
+        ([0.1], "step_size is .* not the structure of the state"),
+        ({"a": 0.1, "b": 0.1}, "step_size is .* not the structure of the state"),
+        (np.array([0.1, 0.2]), r"step_size has shape \(2,\), which does not broadcast to .*\(3,\)"),
+        ([np.full([4, 3], 0.1), 0.1], r"step_size has shape \(4, 3\), which does not broadcast"),
+    ],
+)
+def test_step_sizes_that_do_not_fit_the_state(kernel: type, step_size: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kernel(TWO_PARTS, step_size).bootstrap_results([tf.zeros([3]), tf.zeros([3])])
+
+
+def test_temperatures_that_do_not_fit_the_state() -> None:
+    kernel = sgmcmc.SGLD(NORMAL, 0.1, temperature=np.ones([2]))
+    with pytest.raises(ValueError, match=r"temperature has shape \(2,\), which does not broad"):
+        kernel.bootstrap_results(tf.zeros([3]))
+
+
+@pytest.mark.parametrize("kernel", [sgmcmc.SGLD, sgmcmc.CorrectedLangevin])
+@pytest.mark.parametrize(
+    ("preconditioner", "message"),
+    [
+        (FullMatrix(np.eye(2)), r"matrix has shape \(2, 2\), but a chain's state has 3 entries"),
+        ([1.0, 2.0], r"scale has shape \(2,\), which does not broadcast"),
+    ],
+)
+def test_preconditioners_that_do_not_fit_the_state(
+    kernel: type, preconditioner: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        kernel(NORMAL, 0.1, preconditioner=preconditioner).bootstrap_results(tf.zeros([4, 3]))
+
+
+def test_preconditioners_that_a_metropolis_test_cannot_use() -> None:
+    incomplete = PositionDependent(
+        lambda x, v: v, lambda x, z: z, tf.zeros_like, log_det_fn=lambda x: x[..., 0]
+    )
+    with pytest.raises(ValueError, match="no log determinant or no quadratic form"):
+        sgmcmc.CorrectedLangevin(NORMAL, 0.1, incomplete).bootstrap_results(tf.zeros([3]))
+    with pytest.raises(ValueError, match="RMSprop learns from gradients"):
+        sgmcmc.CorrectedLangevin(NORMAL, 0.1, RMSprop()).bootstrap_results(tf.zeros([3]))
+
+
+@pytest.mark.parametrize("kernel", [sgmcmc.SGLD, sgmcmc.CorrectedLangevin])
+def test_a_missing_seed_and_unknown_options(kernel: type) -> None:
+    state = tf.zeros([3])
+    made = kernel(NORMAL, 0.1)
+    with pytest.raises(ValueError, match="seed is None, but an integer or a pair"):
+        made.one_step(state, made.bootstrap_results(state))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'momentum'"):
+        kernel(NORMAL, 0.1, momentum=0.9)
+
+
+# A plain callable means the full data
+
+
+def caught(make: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        make()
+    return [str(w.message) for w in record if "plain callable" in str(w.message)]
+
+
+def test_a_plain_callable_is_told_once_that_it_uses_the_full_data() -> None:
+    def plain(x: tf.Tensor) -> tf.Tensor:
+        return -0.5 * x**2
+
+    messages = caught(lambda: sgmcmc.SGLD(plain, 0.1))
+    assert len(messages) == 1
+    assert "exact gradient" in messages[0] and "pass FullDataLogProb(fn)" in messages[0]
+    assert not caught(lambda: sgmcmc.SGLD(sgmcmc.FullDataLogProb(plain), 0.1))
+    assert not caught(lambda: sgmcmc.CorrectedLangevin(plain, 0.1))
+
+
+def test_transformed_transition_kernel_is_told_that_it_hides_the_minibatches() -> None:
+    target = sgmcmc.MinibatchLogProb(
+        lambda x: -x, lambda x, batch: -batch * x[..., tf.newaxis], np.ones(9, np.float32), 3
+    )
+    inner = sgmcmc.SGLD(target, 0.1)
+    messages = caught(lambda: tfp.mcmc.TransformedTransitionKernel(inner, tfp.bijectors.Exp()))
+    assert len(messages) == 1
+    assert "TransformedTransitionKernel hides the target" in messages[0]

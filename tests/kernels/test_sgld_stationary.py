@@ -1,0 +1,229 @@
+"""SGLD samples exactly its own, biased, stationary law where that is known in closed form.
+
+On the Gaussian-mean model every step is linear with noise of constant covariance, so mean and
+covariance of the stationary law are known for every step size. False-alarm rate: 1e-6 a test.
+Power: an error of 3% in the variance of any whitened direction is found with probability 0.999,
+which the checks verify themselves. The mutations at the end go through the same check.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.chains import run_blocks, run_chains
+from tests.harness.gaussian_mean import GaussianMean, sgld_covariance, sgld_epoch_covariance
+from tests.harness.statistics import Rejected, check_covariance
+
+MODEL = GaussianMean(num_examples=12)
+STEP = 0.08  # the slowest direction contracts by 0.69 a step: 60 steps forget the start to 1e-9
+BATCH = 4
+NOISE = MODEL.noise(BATCH, replacement=False)
+FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
+CHAINS = 10_000
+VARIANCE_ERROR = 0.03
+
+
+def check(kernel: sgmcmc.SGLD, state: object, covariance: np.ndarray, jit: bool = True) -> None:
+    samples = run_chains(kernel, state, num_results=50, num_burnin=60, seed=1, jit=jit)
+    check_covariance(samples, MODEL.mean, covariance, VARIANCE_ERROR)
+
+
+def start(dtype: tf.DType = tf.float32) -> tf.Tensor:
+    return tf.ones([CHAINS, 3], dtype)
+
+
+@pytest.fixture(scope="module")
+def plain() -> np.ndarray:
+    """Samples without replacement and without preconditioner, `[CHAINS, 50, 3]`."""
+    return run_chains(sgmcmc.SGLD(MODEL.target(BATCH), STEP), start(), 50, 60, seed=4)
+
+
+def test_without_preconditioner(plain: np.ndarray) -> None:
+    law = sgld_covariance(MODEL.hessian, NOISE, STEP)
+    check_covariance(plain, MODEL.mean, law, VARIANCE_ERROR)
+
+
+def test_chains_with_minibatches_of_their_own_are_uncorrelated(plain: np.ndarray) -> None:
+    joint = np.kron(np.eye(2), sgld_covariance(MODEL.hessian, NOISE, STEP))
+    pairs = np.concatenate([plain[::2], plain[1::2]], axis=-1)
+    check_covariance(pairs, np.tile(MODEL.mean, 2), joint, relative_error=0.05)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_with_replacement(jit: bool) -> None:
+    noise = MODEL.noise(BATCH, replacement=True)
+    kernel = sgmcmc.SGLD(MODEL.target(BATCH, replacement=True), STEP)
+    check(kernel, start(), sgld_covariance(MODEL.hessian, noise, STEP), jit)
+
+
+def test_all_examples_add_no_noise() -> None:
+    kernel = sgmcmc.SGLD(MODEL.target(MODEL.num_examples), STEP)
+    check(kernel, start(), sgld_covariance(MODEL.hessian, np.zeros([3, 3]), STEP))
+
+
+def test_diagonal_preconditioner() -> None:
+    scale = np.array([1.2, 0.5, 0.8])
+    kernel = sgmcmc.SGLD(MODEL.target(BATCH), STEP, preconditioner=scale)
+    check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP, np.diag(scale)))
+
+
+def test_full_matrix_preconditioner_with_replacement() -> None:
+    kernel = sgmcmc.SGLD(
+        MODEL.target(BATCH, replacement=True),
+        STEP,
+        preconditioner=sgmcmc.preconditioners.FullMatrix(FULL),
+    )
+    noise = MODEL.noise(BATCH, replacement=True)
+    check(kernel, start(), sgld_covariance(MODEL.hessian, noise, STEP, FULL))
+
+
+def test_temperature() -> None:
+    kernel = sgmcmc.SGLD(MODEL.target(BATCH), STEP, temperature=2.0)
+    law = sgld_covariance(MODEL.hessian, NOISE, STEP, temperature=2.0)
+    check(kernel, start(), law)
+
+
+def test_two_parts_with_step_sizes_of_their_own() -> None:
+    kernel = sgmcmc.SGLD(MODEL.target(BATCH, parts=True), step_size=[0.1, 0.06])
+    state = [tf.ones([CHAINS, 1]), tf.ones([CHAINS, 2])]
+    check(kernel, state, sgld_covariance(MODEL.hessian, NOISE, [0.1, 0.06, 0.06]))
+
+
+def test_float64_two_parts_full_matrix_and_temperature() -> None:
+    kernel = sgmcmc.SGLD(
+        MODEL.target(BATCH, tf.float64, parts=True),
+        STEP,
+        temperature=0.5,
+        preconditioner=sgmcmc.preconditioners.FullMatrix(FULL),
+    )
+    state = [tf.ones([CHAINS, 1], tf.float64), tf.ones([CHAINS, 2], tf.float64)]
+    check(kernel, state, sgld_covariance(MODEL.hessian, NOISE, STEP, FULL, temperature=0.5))
+
+
+def test_one_long_chain() -> None:
+    kernel = sgmcmc.SGLD(MODEL.target(BATCH), STEP)
+    blocks = run_blocks(kernel, tf.ones([3]), num_blocks=10_000, length=25, seed=2)
+    check_covariance(
+        blocks, MODEL.mean, sgld_covariance(MODEL.hessian, NOISE, STEP), VARIANCE_ERROR
+    )
+
+
+def test_chains_that_share_minibatches_share_just_that_noise() -> None:
+    """Each chain has the law of a chain by itself; together they vary with the shared noise.
+
+    The covariance C between two chains solves C = F C F^T + E/2 Sigma E/2: the same equation
+    without injected noise (temperature 0).
+    """
+    kernel = sgmcmc.SGLD(MODEL.target(BATCH, shared_batch=True), STEP)
+    blocks = run_blocks(kernel, tf.ones([2, 3]), num_blocks=10_000, length=25, seed=3)
+    within = sgld_covariance(MODEL.hessian, NOISE, STEP)
+    between = sgld_covariance(MODEL.hessian, NOISE, STEP, temperature=0.0)
+    joint = np.block([[within, between], [between, within]])
+    samples = blocks.reshape(*blocks.shape[:2], 6)
+    check_covariance(samples, np.tile(MODEL.mean, 2), joint, VARIANCE_ERROR)
+    independent = np.kron(np.eye(2), within)
+    with pytest.raises(Rejected):
+        check_covariance(samples, np.tile(MODEL.mean, 2), independent, VARIANCE_ERROR)
+
+
+def test_epochs_have_a_law_of_their_own() -> None:
+    """Reshuffled once an epoch, the minibatches of a pass are negatively dependent.
+
+    The law at the ends of passes is therefore not that of independent minibatches (its noise adds
+    up to zero over a pass), and every formula with Sigma = c V would be wrong for it.
+    """
+    kernel = sgmcmc.SGLD(MODEL.target(BATCH, reshuffle="epoch"), STEP)
+    passes = MODEL.num_examples // BATCH
+    samples = run_chains(kernel, start(), 50 * passes, 20 * passes, seed=5)
+    ends = samples[:, passes - 1 :: passes]
+    law = sgld_epoch_covariance(MODEL.hessian, NOISE, passes, STEP)
+    check_covariance(ends, MODEL.mean, law, VARIANCE_ERROR)
+    with pytest.raises(Rejected):
+        check_covariance(
+            ends, MODEL.mean, sgld_covariance(MODEL.hessian, NOISE, STEP), VARIANCE_ERROR
+        )
+
+
+def broken_identity(
+    multiply: float = 1.0, sqrt: float = 1.0
+) -> sgmcmc.preconditioners.Preconditioner:
+    return sgmcmc.preconditioners.PositionDependent(
+        multiply_fn=lambda _, v: multiply * v,
+        sqrt_multiply_fn=lambda _, z: sqrt * z,
+        divergence_fn=tf.zeros_like,
+    )
+
+
+def noise_not_preconditioned() -> sgmcmc.preconditioners.Preconditioner:
+    return sgmcmc.preconditioners.PositionDependent(
+        multiply_fn=lambda _, v: 0.7 * v,
+        sqrt_multiply_fn=lambda _, z: z,
+        divergence_fn=tf.zeros_like,
+    )
+
+
+def same_noise_in_all_chains() -> sgmcmc.preconditioners.Preconditioner:
+    return sgmcmc.preconditioners.PositionDependent(
+        multiply_fn=lambda _, v: v,
+        sqrt_multiply_fn=lambda _, z: z[:1] + tf.zeros_like(z),
+        divergence_fn=tf.zeros_like,
+    )
+
+
+MUTATIONS = {
+    "noise of twice the variance": dict(preconditioner=broken_identity(sqrt=2**0.5)),
+    "no 1/2 on the drift": dict(preconditioner=broken_identity(multiply=2.0)),
+    "noise not preconditioned": dict(preconditioner=noise_not_preconditioned(), matrix=0.7),
+    "gradient not scaled by N/n": dict(target=dict(likelihood_scale=BATCH / 12)),
+    "gradient divided by N": dict(target=dict(likelihood_scale=1 / 12)),
+    "drawn with replacement": dict(target=dict(replacement=True)),
+    "chains that are copies": dict(
+        preconditioner=same_noise_in_all_chains(), target=dict(shared_batch=True)
+    ),
+    "frozen chain": dict(preconditioner=broken_identity(multiply=0.0, sqrt=0.0)),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_mutations_are_rejected(name: str) -> None:
+    """A fifth of the chains is enough to see these."""
+    mutation = MUTATIONS[name]
+    kernel = sgmcmc.SGLD(
+        MODEL.target(BATCH, **mutation.get("target", {})),
+        STEP,
+        preconditioner=mutation.get("preconditioner"),
+    )
+    law = sgld_covariance(MODEL.hessian, NOISE, STEP, mutation.get("matrix", 1.0))
+    with pytest.raises(Rejected):
+        check(kernel, start()[: CHAINS // 5], law, jit=False)
+
+
+WRONG_LAWS = {
+    "with replacement": dict(noise=MODEL.noise(BATCH, replacement=True)),
+    "no minibatch noise": dict(noise=np.zeros([3, 3])),
+    "another temperature": dict(temperature=1.1),
+    "exact posterior": dict(covariance=np.linalg.inv(MODEL.hessian)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LAWS)
+def test_wrong_laws_are_rejected(name: str, plain: np.ndarray) -> None:
+    law = {"noise": NOISE, "temperature": 1.0, **WRONG_LAWS[name]}
+    covariance = law.get("covariance")
+    if covariance is None:
+        covariance = sgld_covariance(
+            MODEL.hessian, law["noise"], STEP, temperature=law["temperature"]
+        )
+    with pytest.raises(Rejected):
+        check_covariance(plain, MODEL.mean, covariance, VARIANCE_ERROR)
+
+
+def test_error_is_of_first_order() -> None:
+    """The law's bias halves with the step size: its distance from the posterior is O(epsilon)."""
+    posterior = np.linalg.inv(MODEL.hessian)
+    bias = [
+        np.linalg.norm(sgld_covariance(MODEL.hessian, NOISE, step) - posterior)
+        for step in (1e-4, 5e-5)
+    ]
+    np.testing.assert_allclose(bias[0] / bias[1], 2.0, rtol=1e-2)

@@ -1,0 +1,225 @@
+"""Wrong data, functions and options of targets raise in plain words before the first step."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+
+tfb = tfp.bijectors
+
+X = np.linspace(-1.0, 1.0, 20, dtype=np.float32)
+
+
+def log_prior(theta: tf.Tensor) -> tf.Tensor:
+    return -0.5 * theta**2
+
+
+def log_likelihood(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+    return -0.5 * (batch - theta[..., tf.newaxis]) ** 2
+
+
+def target(**options: Any) -> sgmcmc.MinibatchLogProb:
+    arguments = dict(log_prior_fn=log_prior, log_likelihood_fn=log_likelihood, data=X, batch_size=5)
+    return sgmcmc.MinibatchLogProb(**{**arguments, **options})
+
+
+def with_nan(at: int, value: float = np.nan) -> np.ndarray:
+    data = np.ones([20, 2], np.float32)
+    data[at, 1] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        # data
+        (
+            dict(data={"x": np.ones([20, 2]), "y": np.ones([19])}),
+            ValueError,
+            r"shapes \[\(20, 2\), \(19,\)\]: their leading axes, .* must be equal",
+        ),
+        (dict(data=np.ones([0, 3])), ValueError, r"data is empty: .* \[\(0, 3\)\]"),
+        (dict(data={}), ValueError, r"data has arrays of shapes \[\]; one leading axis of N"),
+        (dict(data=np.float32(1.0)), ValueError, r"shapes \[\(\)\]; one leading axis of N"),
+        (dict(data=with_nan(7)), ValueError, "NaN or infinite entry .* first in example 7"),
+        (dict(data=with_nan(19, np.inf)), ValueError, "NaN or infinite entry .* in example 19"),
+        (dict(data=np.array(["a"] * 20)), TypeError, "dtype string; numbers are expected"),
+        (dict(data=np.ones(20, complex)), TypeError, "dtype complex128; numbers are expected"),
+        (dict(data=None), TypeError, "data holds a NoneType that is not an array"),
+        (dict(data=object()), TypeError, "data holds a object that is not an array"),
+        (dict(num_examples=21), ValueError, "num_examples is 21, but data has 20 examples"),
+        # sizes
+        (dict(batch_size=0), ValueError, "batch_size is 0; 1 .. N = 20"),
+        (dict(batch_size=-3), ValueError, "batch_size is -3; 1 .. N = 20"),
+        (dict(batch_size=21), ValueError, "batch_size is 21; 1 .. N = 20"),
+        (dict(batch_size=5.0), TypeError, "batch_size is 5.0; an integer in 1 .. N = 20"),
+        (dict(batch_size=True), TypeError, "batch_size is True; an integer"),
+        (dict(chunk_size=0), ValueError, "chunk_size is 0; 1 .. N = 20"),
+        (dict(chunk_size=21), ValueError, "chunk_size is 21; 1 .. N = 20"),
+        # functions
+        (dict(log_prior_fn=0.0), TypeError, "log_prior_fn is a float; a callable"),
+        (dict(log_likelihood_fn=None), TypeError, "log_likelihood_fn is a NoneType; a callable"),
+        # options
+        (dict(reshuffle="never"), ValueError, "reshuffle is 'never'; 'step' or 'epoch'"),
+        (dict(reshuffle="epoch", replacement=True), ValueError, "replacement is True"),
+        (dict(shuffle=True), TypeError, "unexpected keyword argument 'shuffle'"),
+        (dict(bijector="exp"), TypeError, "bijector holds 'exp'; a tfp.bijectors.Bijector"),
+        (dict(bijector=[None, tfb.Exp]), TypeError, "bijector holds <class"),
+        (dict(dtype=tf.int32), TypeError, "dtype is int32; a floating dtype is expected"),
+    ],
+)
+def test_construction(options: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        target(**options)
+
+
+def test_the_example_named_is_the_one_with_nan_in_large_data() -> None:
+    """Data are looked through in slices."""
+    data = np.ones([3000, 5000], np.float32)
+    data[2500, 4] = np.nan
+    with pytest.raises(ValueError, match="first in example 2500"):
+        target(data=data)
+
+
+SHAPE = r"log_likelihood_fn returned shape {}; {}, the log likelihood of each example"
+STATES = {"one chain": tf.constant(0.5), "three chains": tf.constant([0.5, 1.0, -1.0])}
+
+
+@pytest.mark.parametrize(
+    ("log_likelihood_fn", "state", "shapes"),
+    [
+        (lambda t, x: tf.reduce_sum(log_likelihood(t, x)), "one chain", (r"\(\)", r"\(5,\)")),
+        (
+            lambda t, x: tf.reduce_mean(log_likelihood(t, x), axis=-1),
+            "three chains",
+            (r"\(3,\)", r"\(3, 5\)"),
+        ),
+        (lambda t, x: log_likelihood(t, x)[..., 1:], "one chain", (r"\(4,\)", r"\(5,\)")),
+        (
+            lambda t, x: log_likelihood(t, x)[..., tf.newaxis],
+            "three chains",
+            (r"\(3, 5, 1\)", r"\(3, 5\)"),
+        ),
+        (lambda t, x: -0.5 * (x - t[0]) ** 2, "three chains", (r"\(5,\)", r"\(3, 5\)")),
+    ],
+    ids=["sum", "mean", "length", "event dimension", "chain dimension"],
+)
+def test_log_likelihoods_of_wrong_shape(
+    log_likelihood_fn: Any, state: str, shapes: tuple[str, str]
+) -> None:
+    bad = target(log_likelihood_fn=log_likelihood_fn)
+    kernel = sgmcmc.SGLD(bad, 0.1)
+    with pytest.raises(ValueError, match=SHAPE.format(*shapes)):
+        kernel.bootstrap_results(STATES[state])
+    with pytest.raises(ValueError, match="not their sum or mean"):
+        bad(STATES[state])
+
+
+def test_log_priors_with_event_dimensions() -> None:
+    """A prior of shape [3, 2] looks like chains; the message says who said so."""
+    bad = target(
+        log_prior_fn=lambda t: -(t**2),
+        log_likelihood_fn=lambda t, x: tf.reduce_sum(t, axis=-1)[..., tf.newaxis] * x,
+    )
+    message = r"The chain dimensions, \(3, 2\), are what log_prior_fn returned: it sums over"
+    with pytest.raises(ValueError, match=message):
+        sgmcmc.SGLD(bad, 0.1).bootstrap_results(tf.zeros([3, 2]))
+    more = target(log_prior_fn=lambda t: -(t[..., tf.newaxis] ** 2))
+    with pytest.raises(ValueError, match=r"log_prior_fn returned shape \(3, 1\) for .* \(3,\)"):
+        sgmcmc.SGLD(more, 0.1).bootstrap_results(tf.zeros([3]))
+
+
+@pytest.mark.parametrize("name", ["log_prior_fn", "log_likelihood_fn"])
+def test_functions_that_return_nothing(name: str) -> None:
+    bad = target(**{name: lambda *_: None})
+    with pytest.raises(TypeError, match=f"{name} returned None"):
+        sgmcmc.SGLD(bad, 0.1).bootstrap_results(tf.constant(0.5))
+
+
+@pytest.mark.parametrize(
+    ("data", "state", "advice"),
+    [
+        (X.astype(np.float64), tf.constant(0.5), "float32 and data of .'float64'.*dtype='float32'"),
+        (X, tf.constant(0.5, tf.float64), "float64 and data of .'float32'.*dtype='float64'"),
+        (np.arange(20), tf.constant(0.5), "integer ones are never cast"),
+    ],
+)
+def test_data_and_state_of_different_dtypes(data: Any, state: tf.Tensor, advice: str) -> None:
+    with pytest.raises(TypeError, match=advice):
+        sgmcmc.SGLD(target(data=data), 0.1).bootstrap_results(state)
+    with pytest.raises(TypeError, match=advice):
+        target(data=data)(state)
+    if data.dtype.kind == "f":
+        cast = target(data=data, dtype=state.dtype)
+        assert cast(state).dtype == state.dtype
+
+
+def test_functions_of_another_dtype_than_the_state() -> None:
+    wide = target(log_likelihood_fn=lambda t, x: tf.cast(log_likelihood(t, x), tf.float64))
+    with pytest.raises(TypeError, match="log_likelihood_fn returned float64 for .* float32"):
+        sgmcmc.SGLD(wide, 0.1).bootstrap_results(tf.constant(0.5))
+    wide = target(log_prior_fn=lambda t: tf.cast(log_prior(t), tf.float64))
+    with pytest.raises(TypeError, match="log_prior_fn returned float64 for .* float32"):
+        sgmcmc.SGLD(wide, 0.1).bootstrap_results(tf.constant(0.5))
+
+
+def test_errors_of_the_users_function_are_passed_on() -> None:
+    def broken(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+        raise ValueError("my own words")
+
+    with pytest.raises(ValueError, match="^my own words$"):
+        target(log_likelihood_fn=broken)(tf.constant(0.5))
+
+
+UNUSED = dict(log_prior_fn=lambda a, b: log_prior(a), log_likelihood_fn=lambda a, b, x: x * a)
+
+
+@pytest.mark.parametrize(
+    "unused",
+    [
+        target(**UNUSED),
+        target(**UNUSED, reshuffle="epoch"),
+        sgmcmc.GrowingBatch(target(**UNUSED)),
+        sgmcmc.FullDataLogProb(lambda a, b: log_prior(a)),
+    ],
+    ids=["step", "epoch", "growing", "full data"],
+)
+def test_parts_that_the_log_posterior_does_not_depend_on(unused: Any) -> None:
+    state = [tf.constant(0.5), tf.constant(0.1)]
+    message = r"does not depend on state\[1\]: its gradient is None"
+    with pytest.raises(ValueError, match=message):
+        sgmcmc.SGLD(unused, 0.1).bootstrap_results(state)
+    with pytest.raises(ValueError, match=message):
+        sgmcmc.CorrectedLangevin(lambda a, b: log_prior(a), 0.1).bootstrap_results(state)
+
+
+def test_a_part_that_only_the_prior_depends_on_is_right() -> None:
+    both = target(
+        log_prior_fn=lambda a, b: log_prior(a) + log_prior(b),
+        log_likelihood_fn=lambda a, b, x: log_likelihood(a, x),
+        chunk_size=6,
+    )
+    state = [tf.constant(0.5), tf.constant(0.25)]
+    _, gradient = tfp.math.value_and_gradient(both, state)
+    np.testing.assert_allclose(gradient[1], -0.25)
+    estimate = both.estimate(state, tf.constant([0, 1]), both.bootstrap(state))
+    np.testing.assert_allclose(estimate.gradient[1], -0.25)
+
+
+@pytest.mark.parametrize("bijector", [[None, None], {"a": None, "b": tfb.Exp()}, [[tfb.Exp()]]])
+def test_bijectors_of_another_structure_than_the_state(bijector: Any) -> None:
+    bad = target(bijector=bijector)
+    for state in (tf.constant(0.5), [tf.constant(0.5)]):
+        with pytest.raises(ValueError, match="bijector is .* not the structure of the state"):
+            bad.constrain(state)
+
+
+@pytest.mark.parametrize("given", ["a name", 3.0, None])
+def test_targets_that_are_not_callable(given: Any) -> None:
+    for kernel in (sgmcmc.SGLD, sgmcmc.CorrectedLangevin):
+        with pytest.raises(TypeError, match=f"target_log_prob_fn is a {type(given).__name__}"):
+            kernel(given, 0.1)

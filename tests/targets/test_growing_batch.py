@@ -1,0 +1,166 @@
+"""GrowingBatch: sizes, cost, and gradients that are unbiased at every size."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import GaussianMean
+from tests.harness.statistics import Rejected, check_means
+
+MODEL = GaussianMean(num_examples=12)
+
+
+def sizes_used(growth: float, initial: float, total: int, num_steps: int) -> list[int]:
+    """n_k = min(growth n_{k-1}, N), kept real and used rounded up."""
+    size, used = initial, []
+    for _ in range(num_steps):
+        used.append(math.ceil(size))
+        size = min(growth * size, total)
+    return used
+
+
+def indicator_target(total: int, chunk: int, **options: Any) -> Any:
+    """The gradient of example i is 1 times (1, i): it tells how many were taken, and which."""
+
+    def log_likelihood(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+        return theta[..., 0, tf.newaxis] + batch * theta[..., 1, tf.newaxis]
+
+    data = np.arange(total, dtype=np.float64)
+    return sgmcmc.MinibatchLogProb(
+        lambda t: 0.0 * t[..., 0], log_likelihood, data, chunk, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("growth", "initial", "replacement"),
+    [(1.1, 1.0, True), (1.5, 2.0, False), (3.0, 1.0, False), (1.0, 4.0, False)],
+)
+def test_sizes_and_cost(
+    growth: float, initial: float, replacement: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step takes the examples 0 .. n_k - 1 of its permutation, in as many chunks as needed."""
+    total, chunk = 12, 5
+    base = indicator_target(total, chunk, replacement=replacement)
+    target = sgmcmc.GrowingBatch(base, growth, initial)
+    state, chunks = tf.zeros([3, 2], tf.float64), []
+    rows = base.rows
+    monkeypatch.setattr(base, "rows", lambda i: chunks.append(i.shape) or rows(i))
+    carried = target.bootstrap(state)
+    for k, size in enumerate(sizes_used(growth, initial, total, 8)):
+        chunks.clear()
+        seed = tf.constant([1, k])
+        estimate = target.estimate(state, seed, carried)
+        carried = estimate.target_state
+        indices = base.draw(seed, tf.range(size), [3]).numpy()
+        assert chunks == [(3, chunk)] * math.ceil(size / chunk)
+        np.testing.assert_allclose(estimate.gradient[:, 0], total)  # N/n_k times n_k ones
+        np.testing.assert_allclose(estimate.gradient[:, 1], total / size * indices.sum(axis=1))
+        np.testing.assert_allclose(float(carried.size), min(initial * growth ** (k + 1), total))
+
+
+def test_a_tenth_more_than_one_grows() -> None:
+    assert sizes_used(1.1, 1.0, 12, 2) == [1, 2]
+    target = sgmcmc.GrowingBatch(indicator_target(12, 1), growth=1.1)
+    state = tf.zeros([2], tf.float64)
+    second = target.estimate(state, tf.constant([0, 1]))
+    assert float(second.target_state.size) == 1.1
+
+
+def test_all_examples_give_the_exact_gradient() -> None:
+    base = MODEL.target(5, tf.float64)
+    target = sgmcmc.GrowingBatch(base, growth=2.0, initial_size=12)
+    theta = tf.constant(np.random.default_rng(0).standard_normal([4, 3]))
+    value, gradient = tfp.math.value_and_gradient(base, theta)
+    estimate = target.estimate(theta, tf.constant([0, 1]), target.bootstrap(theta))
+    np.testing.assert_allclose(estimate.gradient, gradient, rtol=1e-10)
+    np.testing.assert_allclose(estimate.log_prob, value, rtol=1e-10)
+    np.testing.assert_allclose(target(theta), value)
+
+
+@pytest.mark.parametrize("size", [1.0, 3.3, 7.0])
+def test_estimates_are_unbiased_with_the_covariance_of_their_size(size: float) -> None:
+    """Chunks of 3: one size below, one above, one no multiple of it.
+
+    Power: 5% of a standard deviation, 8% of a variance.
+    """
+    chains = 50_000
+    target = sgmcmc.GrowingBatch(MODEL.target(3, tf.float64), 1.1, size)
+    theta = np.array([0.5, 1.0, -0.3])
+    estimate = target.estimate(tf.constant(np.tile(theta, [chains, 1])), tf.constant([0, 1]))
+    exact = MODEL.hessian @ (MODEL.mean - theta)
+    root = np.linalg.cholesky(MODEL.noise(math.ceil(size), replacement=False))
+    white = np.linalg.solve(root, (estimate.gradient - exact).numpy().T).T
+    rows, columns = np.tril_indices(3)
+    check_means(white, 0.0, error=0.05)
+    check_means(white[:, rows] * white[:, columns], rows == columns, error=0.08)
+    with pytest.raises(Rejected):  # the law of another size
+        smaller = MODEL.noise(math.ceil(size) + 1, replacement=False)
+        ratio = MODEL.noise(math.ceil(size), replacement=False)[0, 0] / smaller[0, 0]
+        check_means(white[:, rows] * white[:, columns] * ratio, rows == columns, error=0.5)
+
+
+def test_hessian_product_is_that_of_the_estimate() -> None:
+    """Quadratic log densities: -(L + N P) v, whatever the minibatch."""
+    target = sgmcmc.GrowingBatch(MODEL.target(3, tf.float64), 1.1, 7.0)
+    theta, probe = np.random.default_rng(1).standard_normal([2, 4, 3])
+    estimate = target.estimate(tf.constant(theta), tf.constant([0, 1]), probe=tf.constant(probe))
+    np.testing.assert_allclose(estimate.hessian_product, -probe @ MODEL.hessian, rtol=1e-9)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_chains_have_minibatches_of_their_own_unless_shared(shared: bool) -> None:
+    target = sgmcmc.GrowingBatch(MODEL.target(3, tf.float64, shared_batch=shared), 1.1, 4.0)
+    gradient = target.estimate(tf.zeros([6, 3], tf.float64), tf.constant([0, 1])).gradient
+    distinct = len(np.unique(np.round(gradient.numpy(), 9), axis=0))
+    assert distinct == (1 if shared else 6)
+
+
+def test_compiled_sample_chain_grows_to_all_examples() -> None:
+    """After N is reached the chain is deterministic Langevin dynamics plus noise.
+
+    At temperature 0 it is then gradient ascent, and ends in the posterior mode exactly.
+    """
+    target = sgmcmc.GrowingBatch(MODEL.target(5, tf.float64), growth=1.3)
+    kernel = sgmcmc.SGLD(target, step_size=0.08, temperature=0.0)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def run(seed: tf.Tensor) -> Any:
+        return tfp.mcmc.sample_chain(
+            120,
+            tf.zeros([7, 3], tf.float64),
+            kernel=kernel,
+            trace_fn=lambda _, r: r.target_state.size,
+            seed=seed,
+        )
+
+    samples, sizes = run(tf.constant([0, 1]))
+    expected = np.minimum(1.3 ** np.arange(1, 121), 12)
+    np.testing.assert_allclose(sizes, expected)
+    np.testing.assert_allclose(samples[-1], np.tile(MODEL.mean, [7, 1]), rtol=1e-9)
+    assert np.ptp(samples[5].numpy(), axis=0).min() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(growth=0.9), "growth is 0.9; a factor of at least 1"),
+        (dict(growth=float("nan")), "growth is nan; a factor of at least 1"),
+        (dict(initial_size=0.5), r"initial_size is 0.5; 1 .. N = 12 is expected"),
+        (dict(initial_size=13), r"initial_size is 13; 1 .. N = 12"),
+    ],
+)
+def test_bad_arguments(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sgmcmc.GrowingBatch(MODEL.target(3), **options)
+
+
+def test_bad_targets() -> None:
+    with pytest.raises(TypeError, match="target is a FullDataLogProb; a MinibatchLogProb"):
+        sgmcmc.GrowingBatch(sgmcmc.FullDataLogProb(lambda x: x))
+    with pytest.raises(ValueError, match="reshuffle='step' is expected"):
+        sgmcmc.GrowingBatch(MODEL.target(3, reshuffle="epoch"))

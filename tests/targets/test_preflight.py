@@ -1,0 +1,153 @@
+"""preflight passes right targets and names what is wrong with others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import GaussianMean
+
+tfb, tfd = tfp.bijectors, tfp.distributions
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.standard_normal(50).astype(np.float32)
+
+
+def normal(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+    return -0.5 * (batch - theta[..., tf.newaxis]) ** 2
+
+
+def target(log_likelihood: Callable, batch_size: int = 7, **options: Any) -> Any:
+    return sgmcmc.MinibatchLogProb(
+        lambda theta: -0.5 * theta**2, log_likelihood, X, batch_size, **options
+    )
+
+
+def size_of(batch: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.shape(batch)[-1], batch.dtype)
+
+
+BUGS = {
+    "divided by n": lambda t, x: normal(t, x) / size_of(x),
+    "times N / n": lambda t, x: normal(t, x) * 50 / size_of(x),
+    "mean repeated": lambda t, x: (
+        tf.reduce_mean(normal(t, x), axis=-1, keepdims=True) / size_of(x) + 0 * normal(t, x)
+    ),
+    "batch normalised": lambda t, x: normal(t, x - tf.reduce_mean(x, axis=-1, keepdims=True)),
+    "weighted by the batch": lambda t, x: normal(t, x) * tf.reduce_max(x, axis=-1, keepdims=True),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("batch_size", [7, 25, 50])
+def test_likelihoods_that_depend_on_the_batch(name: str, batch_size: int) -> None:
+    with pytest.raises(ValueError, match="do not add up to the full one: .* over all N = 50"):
+        sgmcmc.preflight(target(BUGS[name], batch_size), tf.constant([0.7, -0.2]))
+
+
+def test_the_wrapped_target_of_a_growing_batch_is_checked() -> None:
+    wrapped = sgmcmc.GrowingBatch(target(BUGS["divided by n"]))
+    with pytest.raises(ValueError, match="do not add up"):
+        sgmcmc.preflight(wrapped, tf.constant(0.7))
+    sgmcmc.preflight(sgmcmc.GrowingBatch(target(normal)), tf.constant(0.7))
+
+
+def test_the_part_whose_gradient_is_nan_is_named() -> None:
+    """sqrt(b) at 0 has a value and no gradient."""
+    broken = sgmcmc.MinibatchLogProb(
+        lambda a, b: -(a**2) - b**2,
+        lambda a, b, x: normal(a, x) + tf.sqrt(tf.abs(b) * 0.0)[..., tf.newaxis],
+        X,
+        7,
+    )
+    message = r"gradient of the log posterior is NaN or infinite .* \({}\)"
+    with pytest.raises(ValueError, match=message.format(r"state\[1\]")):
+        sgmcmc.preflight(broken, [tf.constant(1.0), tf.constant(0.0)])
+    with pytest.raises(ValueError, match=message.format(r"state\['b'\]")):
+        sgmcmc.preflight(
+            sgmcmc.MinibatchLogProb(
+                lambda a, b: -(a**2) - b**2,
+                lambda a, b, batch: normal(a, batch) + tf.sqrt(b * 0.0)[..., tf.newaxis],
+                X,
+                7,
+            ),
+            {"a": tf.constant(1.0), "b": tf.constant(0.0)},
+        )
+
+
+def test_an_infinite_log_posterior() -> None:
+    with pytest.raises(ValueError, match="The log posterior is NaN or infinite at the initial"):
+        sgmcmc.preflight(
+            target(lambda t, x: tf.math.log(t)[..., tf.newaxis] + 0 * x), tf.constant(-1.0)
+        )
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 3}, {"chunk_size": 50}])
+@pytest.mark.parametrize("batch_size", [1, 7, 50])
+@pytest.mark.parametrize("state", [0.3, [0.3, -2.0], [[0.1, 0.2], [3.0, 100.0]]])
+def test_right_targets_pass(state: Any, batch_size: int, options: dict[str, Any]) -> None:
+    sgmcmc.preflight(target(normal, batch_size, **options), tf.constant(state))
+
+
+@pytest.mark.parametrize("options", [{"replacement": True}, {"reshuffle": "epoch"}])
+def test_every_way_of_drawing_passes(options: dict[str, Any]) -> None:
+    sgmcmc.preflight(target(normal, **options), tf.constant(0.3))
+
+
+def test_float32_near_the_mode_of_many_examples_passes() -> None:
+    """Terms of 1e5 examples cancel in the gradient; rounding must not look like a bug."""
+    model = GaussianMean(num_examples=100_000)
+    state = tf.constant(np.tile(model.mean, [3, 1]), tf.float32)
+    sgmcmc.preflight(model.target(500), state)
+    sgmcmc.preflight(model.target(77, chunk_size=10_000), state)
+
+
+def test_small_errors_of_float64_are_seen() -> None:
+    """Power: a part in 10^6 of the likelihood, which float32 could not tell from rounding."""
+    leak = GaussianMean(num_examples=1000)
+    right = leak.target(50, tf.float64)
+    wrong = sgmcmc.MinibatchLogProb(
+        right.log_prior,
+        lambda theta, x: (
+            -0.5
+            * tf.reduce_sum((x - theta[..., tf.newaxis, :]) ** 2, axis=-1)
+            * (1 + 1e-6 * 1000 / tf.cast(tf.shape(x)[-2], x.dtype))
+        ),
+        leak.data,
+        50,
+    )
+    state = tf.zeros([3], tf.float64)
+    sgmcmc.preflight(right, state)
+    with pytest.raises(ValueError, match="do not add up"):
+        sgmcmc.preflight(wrong, state)
+
+
+def test_dict_states_bijectors_and_chains_pass() -> None:
+    model = sgmcmc.MinibatchLogProb(
+        lambda loc, scale: -0.5 * loc**2 - scale,
+        lambda loc, scale, batch: tfd.Normal(loc[..., tf.newaxis], scale[..., tf.newaxis]).log_prob(
+            batch
+        ),
+        X,
+        7,
+        bijector={"loc": None, "scale": tfb.Softplus()},
+    )
+    sgmcmc.preflight(model, {"loc": tf.zeros([2, 3]), "scale": tf.ones([2, 3])})
+
+
+def test_plain_targets_pass_if_finite() -> None:
+    fn = sgmcmc.FullDataLogProb(lambda x: tf.math.log(x))
+    sgmcmc.preflight(fn, tf.constant(2.0))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        sgmcmc.preflight(fn, tf.constant(-2.0))
+
+
+def test_tolerance_is_taken() -> None:
+    slightly = target(lambda t, x: normal(t, x) * (1 + 0.02 / size_of(x)))
+    sgmcmc.preflight(slightly, tf.constant(0.7), rtol=0.1)
+    with pytest.raises(ValueError, match="do not add up"):
+        sgmcmc.preflight(slightly, tf.constant(0.7), rtol=1e-4)

@@ -1,0 +1,72 @@
+"""The public names exist, are documented, and load on first use."""
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import tfp_sgmcmc as sgmcmc
+
+CLASSES_AND_FUNCTIONS = sorted(sgmcmc._HOMES)
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("name", CLASSES_AND_FUNCTIONS)
+def test_names_come_from_their_rooms(name: str) -> None:
+    home = importlib.import_module(f"tfp_sgmcmc.{sgmcmc._HOMES[name]}")
+    assert getattr(sgmcmc, name) is getattr(home, name)
+    assert name in home.__all__
+
+
+@pytest.mark.parametrize("name", sgmcmc._MODULES)
+def test_modules_load(name: str) -> None:
+    module = getattr(sgmcmc, name)
+    assert module.__name__ == f"tfp_sgmcmc.{name}"
+    assert module.__doc__
+
+
+def test_type_checkers_see_the_names_that_are_loaded_on_first_use() -> None:
+    tree = ast.parse((ROOT / "tfp_sgmcmc" / "__init__.py").read_text())
+    (block,) = (n for n in tree.body if isinstance(n, ast.If))
+    seen = {
+        alias.name: node.module
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    homes = {name: f"tfp_sgmcmc.{home}" for name, home in sgmcmc._HOMES.items()}
+    assert seen == homes | dict.fromkeys(sgmcmc._MODULES, "tfp_sgmcmc")
+
+
+def test_all_and_dir_agree() -> None:
+    assert set(sgmcmc.__all__) == {*sgmcmc._HOMES, *sgmcmc._MODULES}
+    assert set(sgmcmc.__all__) <= set(dir(sgmcmc))
+    with pytest.raises(AttributeError, match="no attribute 'SGDL'"):
+        sgmcmc.SGDL  # noqa: B018
+
+
+@pytest.mark.parametrize("name", CLASSES_AND_FUNCTIONS)
+def test_docstrings_say_what_is_raised_and_taken(name: str) -> None:
+    thing = getattr(sgmcmc, name)
+    doc = inspect.getdoc(thing) or ""
+    assert doc.splitlines()[0].rstrip().endswith((".", r"\)"))
+    parameters = [
+        p
+        for p in inspect.signature(thing).parameters
+        if p not in ("self", "args", "kwargs") and not issubclass_namedtuple(thing)
+    ]
+    if "Args:" in doc:
+        documented = doc.split("Args:")[1]
+        assert all(f"{p}:" in documented for p in parameters), parameters
+
+
+def issubclass_namedtuple(thing: object) -> bool:
+    return inspect.isclass(thing) and issubclass(thing, tuple)
+
+
+@pytest.mark.parametrize("kernel", [sgmcmc.SGLD, sgmcmc.CorrectedLangevin])
+def test_kernels_name_their_parameters_as_their_constructors_do(kernel: type) -> None:
+    made = kernel(sgmcmc.FullDataLogProb(lambda x: -(x**2)), 0.1)
+    assert list(made.parameters) == list(inspect.signature(kernel).parameters)

@@ -1,0 +1,246 @@
+"""Random numbers: permutations that are permutations, uniform indices, normals, seeds.
+
+False-alarm rate of each statistical test: 1e-6. Powers are verified by the checks.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tests.harness.statistics import Rejected, check_cdf, check_counts, check_means
+from tfp_sgmcmc import random
+
+SEED = tf.constant([3, 4])
+
+
+def compiled(fn: Any) -> Any:
+    return tf.function(fn, jit_compile=True, autograph=False)
+
+
+# Permutations
+
+
+@pytest.mark.parametrize("size", [*range(1, 40), 97, 255, 256, 257, 1009, 65_537, 2**20 + 7])
+def test_permuted_indices_are_a_permutation(size: int) -> None:
+    order = random.permuted_indices(SEED, tf.range(size), size).numpy()
+    np.testing.assert_array_equal(np.sort(order), np.arange(size))
+
+
+@pytest.mark.parametrize("draw", [random.permuted_indices, random.uniform_indices])
+@pytest.mark.parametrize("size", [1, 251])
+def test_indices_are_the_same_eager_and_compiled(draw: Any, size: int) -> None:
+    def indices() -> tf.Tensor:
+        return draw(SEED, tf.range(size), size, [3, 2])
+
+    eager = indices().numpy()
+    assert eager.shape == (3, 2, size)
+    np.testing.assert_array_equal(eager, compiled(indices)().numpy())
+    np.testing.assert_array_equal(eager, tf.function(indices, autograph=False)().numpy())
+
+
+def test_permutations_of_chains_and_seeds_differ_and_each_is_one() -> None:
+    size = 50
+    chains = random.permuted_indices(SEED, tf.range(size), size, [20, 10]).numpy()
+    np.testing.assert_array_equal(
+        np.sort(chains, -1), np.broadcast_to(np.arange(size), chains.shape)
+    )
+    assert len(np.unique(chains.reshape(200, size), axis=0)) == 200
+    for other in ([3, 5], [4, 4]):
+        changed = random.permuted_indices(tf.constant(other), tf.range(size), size)
+        assert not np.array_equal(changed, chains[0, 0])
+
+
+def test_a_seed_for_each_position_names_its_permutation() -> None:
+    seeds = tf.constant([[1, 2], [1, 3], [1, 2]])
+    mixed = random.permuted_indices(seeds, tf.constant([0, 1, 2]), 10).numpy()
+    for i, seed in enumerate(seeds):
+        assert mixed[i] == random.permuted_indices(seed, tf.constant([i]), 10).numpy()[0]
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_permutations_are_uniform(size: int) -> None:
+    """Power: an error of 20% in the probability of one of the N! permutations is found."""
+    draws = 4_000 * math.factorial(size) + 50_000
+    orders = random.permuted_indices(SEED, tf.range(size), size, [draws]).numpy()
+    codes = orders @ size ** np.arange(size)
+    expected = [np.array(p) @ size ** np.arange(size) for p in itertools.permutations(range(size))]
+    counts = np.array([np.sum(codes == code) for code in expected])
+    assert counts.sum() == draws
+    check_counts(counts, 1 / len(expected), error=0.2)
+
+
+@pytest.mark.parametrize(("size", "error"), [(11, 0.2), (257, 0.35)])
+@pytest.mark.parametrize("positions", [(0, 1), (2, 3)])
+def test_every_example_and_every_pair_is_included_alike(
+    positions: tuple[int, int], size: int, error: float
+) -> None:
+    """Inclusion of examples makes the gradient unbiased, that of pairs decides its covariance.
+
+    Of the larger set, pairs are counted by their distance.
+    """
+    pairs = random.permuted_indices(SEED, tf.constant(positions), size, [500_000]).numpy()
+    check_counts(np.bincount(pairs[:, 0], minlength=size), 1 / size, error)
+    check_counts(np.bincount(pairs[:, 1], minlength=size), 1 / size, error)
+    distances = np.bincount((pairs[:, 1] - pairs[:, 0]) % size, minlength=size)
+    assert distances[0] == 0
+    check_counts(distances[1:], 1 / (size - 1), error)
+    if size == 11:
+        counts = np.bincount(pairs @ [size, 1], minlength=size**2).reshape(size, size)
+        check_counts(counts[~np.eye(size, dtype=bool)], 1 / (size * (size - 1)), error)
+
+
+def test_a_rotation_in_place_of_a_permutation_is_rejected() -> None:
+    """Negative control: single inclusions are uniform, pairs are not."""
+    size, draws = 11, 100_000
+    start = random.uniform_indices(SEED, tf.constant([0]), size, [draws]).numpy()
+    pairs = (start + [0, 1]) % size
+    check_counts(np.bincount(pairs[:, 1], minlength=size), 1 / size, error=0.2)
+    counts = np.bincount(pairs @ [size, 1], minlength=size**2).reshape(size, size)
+    with pytest.raises(Rejected):
+        check_counts(counts[~np.eye(size, dtype=bool)], 1 / (size * (size - 1)), error=0.2)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**31])
+def test_number_of_examples_out_of_range(size: int) -> None:
+    with pytest.raises(ValueError, match=f"num_examples is {size}; 1 .. 2147483647 is expected"):
+        random.permuted_indices(SEED, tf.range(1), size)
+
+
+# Draws with replacement
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_uniform_indices_are_uniform_along_positions_and_chains(size: int) -> None:
+    """Power: an error of 10% in the probability of one index is found."""
+    along = random.uniform_indices(SEED, tf.range(2_000_000), size)
+    across = random.uniform_indices(SEED, tf.constant([5]), size, [2_000_000])
+    for draws in (along, across):
+        counts = np.bincount(draws.numpy().ravel(), minlength=size)
+        assert len(counts) == size
+        if size > 1:
+            check_counts(counts, 1 / size, error=0.1)
+
+
+def test_successive_uniform_indices_are_independent() -> None:
+    draws = random.uniform_indices(SEED, tf.range(1_000_000), 10).numpy()
+    counts = np.bincount(draws[0::2] * 10 + draws[1::2], minlength=100)
+    check_counts(counts, 1 / 100, error=0.2)
+
+
+# Normals
+
+
+@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_normals_are_standard_normal(dtype: tf.DType, jit: bool) -> None:
+    """Power: a Kolmogorov distance of 0.5%, moments off by 1% to 5%."""
+
+    def draw() -> tf.Tensor:
+        return random.normal([1_000_000], dtype, SEED)
+
+    draws = (compiled(draw) if jit else draw)().numpy()
+    assert draws.dtype == dtype.as_numpy_dtype
+    check_cdf(draws, stats.norm.cdf, error=0.005)
+    check_means(
+        np.stack([draws, draws**2, draws**3, draws**4], axis=1),
+        [0, 1, 0, 3],
+        [0.01, 0.015, 0.035, 0.09],
+    )
+
+
+def test_a_normal_of_three_percent_more_spread_is_rejected() -> None:
+    draws = 1.03 * random.normal([1_000_000], tf.float64, SEED).numpy()
+    with pytest.raises(Rejected):
+        check_cdf(draws, stats.norm.cdf, error=0.005)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_parts_of_a_state_and_their_entries_get_independent_normals(jit: bool) -> None:
+    """Power: a correlation of 2%."""
+    state = {"a": tf.zeros([200_000, 2]), "b": [tf.zeros([200_000])]}
+
+    def draw() -> Any:
+        return random.normal_like(state, SEED)
+
+    draws = (compiled(draw) if jit else draw)()
+    tf.nest.assert_same_structure(state, draws)
+    z = np.column_stack([draws["a"], draws["b"][0]])
+    rows, columns = np.tril_indices(3)
+    check_means(z[:, rows] * z[:, columns], rows == columns, error=0.04)
+    check_means(z[1:] * z[:-1], 0.0, error=0.02)
+
+
+def test_rademacher_signs() -> None:
+    signs = random.rademacher_like([tf.zeros([100_000]), tf.zeros([100_000], tf.float64)], SEED)
+    assert [s.dtype for s in signs] == [tf.float32, tf.float64]
+    a, b = (s.numpy().astype(np.float64) for s in signs)
+    assert set(np.unique(a)) == set(np.unique(b)) == {-1.0, 1.0}
+    check_means(np.column_stack([a, b, a * b]), 0.0, error=0.03)
+
+
+# Seeds
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_same_seed_same_draws(jit: bool) -> None:
+    def draw(seed: tf.Tensor) -> tf.Tensor:
+        return random.normal([5], tf.float32, random.split(seed, 2)[1])
+
+    draw = compiled(draw) if jit else draw
+    first, again, other = (draw(tf.constant(s)).numpy() for s in ([1, 2], [1, 2], [2, 1]))
+    np.testing.assert_array_equal(first, again)
+    assert not np.any(first == other)
+
+
+def test_seeds_of_splits_and_folds_are_distinct() -> None:
+    seeds = [*random.split(SEED, 100), *(random.fold_in(SEED, i) for i in range(100))]
+    assert len({tuple(s.numpy()) for s in seeds}) == 200
+
+
+def test_integers_are_seeds_of_all_their_bits() -> None:
+    seeds = [0, 1, -1, 2**31, 2**32, 2**40 + 1, np.int64(5)]
+    made = [random.as_seed(s) for s in seeds]
+    assert all(s.dtype == tf.int32 and s.shape == [2] for s in made)
+    assert len({tuple(s.numpy()) for s in made}) == len(seeds)
+    np.testing.assert_array_equal(random.as_seed(tf.constant([1, 2], tf.int64)), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("seed", "message"),
+    [
+        (None, "seed is None, but an integer or a pair of integers is expected"),
+        (1.5, r"seed has dtype float32 and shape \(\)"),
+        ([1, 2, 3], r"seed has dtype int32 and shape \(3,\)"),
+        ([1.0, 2.0], "seed has dtype float32"),
+        (True, "seed has dtype bool"),
+    ],
+)
+def test_bad_seeds(seed: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        random.as_seed(seed)
+
+
+def test_xla_context_is_seen_wherever_code_is_traced() -> None:
+    seen = {}
+
+    def note(name: str, x: tf.Tensor) -> tf.Tensor:
+        seen[name] = random.in_xla_context()
+        return x
+
+    def everywhere(x: tf.Tensor) -> tf.Tensor:
+        x = note("body", x)
+        x = tf.while_loop(lambda x: x < 3.0, lambda x: (note("while", x + 1),), (x,))[0]
+        x = tf.cond(x > 0, lambda: note("cond", x), lambda: x)
+        return tf.function(lambda x: note("nested", x), autograph=False)(x)
+
+    everywhere(tf.constant(0.0))
+    assert not any(seen.values())
+    tf.function(everywhere, autograph=False)(tf.constant(0.0))
+    assert not any(seen.values()) and len(seen) == 4
+    compiled(everywhere)(tf.constant(0.0))
+    assert all(seen.values()) and len(seen) == 4

@@ -1,0 +1,46 @@
+"""The README's examples run as they stand, and do what it says."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def example(heading: str) -> dict:
+    """Runs the Python example under a heading of the README; returns its variables."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    names: dict = {}
+    exec(compile(code, f"README.md, {heading}", "exec"), names)
+    return names
+
+
+def test_sample_chain_example():
+    names = example("With `tfp.mcmc.sample_chain`")
+    samples, target = names["samples"].numpy(), names["target"]
+    assert samples.shape == (5_000, 4, 30)
+    names["sgmcmc"].preflight(target, samples[-1])
+    names["sgmcmc"].check_finite(samples)
+    mean = samples.mean(axis=(0, 1))
+    accuracy = np.mean((names["data"]["x"] @ mean > 0) == names["data"]["y"])
+    assert accuracy > 0.97  # always saying "benign" is right for 0.63
+    r_hat = names["tfp"].mcmc.potential_scale_reduction(samples).numpy()
+    assert r_hat.max() < 1.1
+
+
+def test_fit_example():
+    names = example("With `model.fit`")
+    probabilities, spread = names["mean"], names["standard_deviation"]
+    np.testing.assert_allclose(np.sum(probabilities, axis=-1), 1.0, atol=1e-4)
+    accuracy = np.mean(np.argmax(probabilities, axis=-1) == names["y"][1500:])
+    assert accuracy > 0.85  # chance is 0.1
+    assert 0.001 < np.mean(spread) < 0.3
+
+
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"])
+def test_linked_files_are_there(name):
+    assert (ROOT / name).stat().st_size > 500

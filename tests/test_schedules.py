@@ -1,0 +1,90 @@
+"""Schedules give the values of their docstrings and survive serialisation."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_sgmcmc.schedules import ConstantBelow, Cyclical, PolynomialDecay
+
+STEPS = np.array([0, 1, 2, 7, 100, 10**6])
+
+SCHEDULES = [
+    PolynomialDecay(a=0.3, b=5.0, gamma=0.55),
+    ConstantBelow(PolynomialDecay(a=0.3, b=5.0), 0.01),
+    Cyclical(0.1, num_steps=10, num_cycles=3, exploration_ratio=0.25),
+]
+
+
+def test_polynomial_decay() -> None:
+    values = [float(PolynomialDecay(a=0.3, b=5.0, gamma=0.55)(t)) for t in STEPS]
+    np.testing.assert_allclose(values, 0.3 * (5.0 + STEPS) ** -0.55, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("first", "last", "num_steps"), [(1.0, 0.01, 1000), (1e-2, 5e-3, 2)])
+def test_polynomial_decay_from_endpoints(first: float, last: float, num_steps: int) -> None:
+    schedule = PolynomialDecay.from_endpoints(first, last, num_steps, gamma=0.7)
+    ends = [float(schedule(0)), float(schedule(num_steps - 1))]
+    np.testing.assert_allclose(ends, [first, last], rtol=1e-5)
+
+
+def test_constant_below() -> None:
+    schedule = ConstantBelow(lambda t: 1.0 / (1.0 + tf.cast(t, tf.float32)), 0.2)
+    np.testing.assert_allclose([schedule(t) for t in (0, 1, 3, 4, 50)], [1, 0.5, 0.25, 0.2, 0.2])
+
+
+def test_cyclical() -> None:
+    schedule = Cyclical(0.1, num_steps=10, num_cycles=3, exploration_ratio=0.5)  # cycles of 4
+    t = np.arange(10)
+    r = t % 4 / 4
+    np.testing.assert_allclose([schedule(i) for i in t], 0.05 * (np.cos(np.pi * r) + 1), rtol=1e-5)
+    np.testing.assert_array_equal([bool(schedule.is_sampling(i)) for i in t], r >= 0.5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+def test_serialisation_returns_the_same_schedule(schedule: object) -> None:
+    config = keras.saving.serialize_keras_object(schedule)
+    copy = keras.saving.deserialize_keras_object(config)
+    assert type(copy) is type(schedule)
+    assert [float(copy(t)) for t in STEPS] == [float(schedule(t)) for t in STEPS]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+def test_keras_optimizers_take_schedules(schedule: object) -> None:
+    optimizer = keras.optimizers.SGD(learning_rate=schedule)
+    assert float(optimizer.learning_rate) == float(schedule(0))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64, tf.float32])
+def test_steps_of_every_dtype_compiled(schedule: object, dtype: tf.DType) -> None:
+    compiled = tf.function(schedule, jit_compile=True, autograph=False)
+    for t in (0, 3):
+        np.testing.assert_allclose(compiled(tf.constant(t, dtype)), schedule(t), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PolynomialDecay(a=0.0), "a is 0.0; a positive number is expected"),
+        (lambda: PolynomialDecay(a=1.0, b=-1.0), "b is -1.0; a positive number"),
+        (lambda: PolynomialDecay(a=float("nan")), "a is nan; a positive number"),
+        (lambda: PolynomialDecay(a=1.0, gamma=-0.1), "gamma is -0.1; a number of at least 0"),
+        (lambda: PolynomialDecay.from_endpoints(1.0, 2.0, 10), "first is 1.0; a number above last"),
+        (lambda: PolynomialDecay.from_endpoints(1.0, 0.0, 10), "last is 0.0; a positive number"),
+        (lambda: PolynomialDecay.from_endpoints(1.0, 0.1, 1), "num_steps is 1; at least 2"),
+        (lambda: ConstantBelow(SCHEDULES[0], 0.0), "critical_value is 0.0; a positive number"),
+        (lambda: Cyclical(-1.0, 10, 2), "initial_value is -1.0; a positive number"),
+        (lambda: Cyclical(1.0, 10, 11), "num_cycles is 11; 1 .. num_steps"),
+        (lambda: Cyclical(1.0, 0, 1), "num_steps is 0; at least 1"),
+        (lambda: Cyclical(1.0, 10, 2, 1.0), r"exploration_ratio is 1.0; \[0, 1\)"),
+    ],
+)
+def test_bad_arguments(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_schedule_that_is_not_callable() -> None:
+    with pytest.raises(TypeError, match="schedule is 0.1; a callable from step to value"):
+        ConstantBelow(0.1, 0.01)
