@@ -1,0 +1,201 @@
+"""Which states are kept, in which modes, and their stationary law."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.stats
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+
+N = 40
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[N, 3]).astype(np.float32)
+Y = RNG.integers(0, 4, size=[N])
+
+
+def sampler(burnin=0, between=0, step_size=1e-3, seed=0, **arguments):
+    return sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGLD(target, step_size=step_size),
+        num_examples=N,
+        prior=tfp.distributions.Normal(0.0, 1.0),
+        num_burnin_steps=burnin,
+        num_steps_between_results=between,
+        seed=seed,
+        **arguments,
+    )
+
+
+def classifier(**compiled):
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input([3]), keras.layers.Dense(5, "tanh"), keras.layers.Dense(4)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(loss=loss, **compiled)
+    return model
+
+
+def fit(model, callback, epochs=3, batch_size=4):
+    model.fit(
+        X, Y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback]
+    )
+    return callback.samples
+
+
+@pytest.fixture(scope="module")
+def every_step():
+    """The states after each of 30 steps, compiled by XLA one step at a time."""
+    return fit(classifier(jit_compile=True), sampler())
+
+
+def test_every_state_is_kept(every_step):
+    assert [s.shape for s in every_step] == [(30, 3, 5), (30, 5), (30, 5, 4), (30, 4)]
+    assert all(np.abs(np.diff(s, axis=0)).reshape(29, -1).max(axis=1).min() > 0 for s in every_step)
+
+
+@pytest.mark.parametrize(
+    "burnin, between, steps_per_execution",
+    [(0, 0, 7), (4, 2, 1), (5, 2, 7), (11, 1, 4), (3, 6, 2), (0, 39, 10)],
+)
+def test_burnin_thinning_and_executions(every_step, burnin, between, steps_per_execution):
+    """Kept states are those that `sample_chain` keeps, bit for bit those of the single steps."""
+    model = classifier(jit_compile=True, steps_per_execution=steps_per_execution)
+    got = fit(model, sampler(burnin, between))
+    for some, every in zip(got, every_step, strict=True):
+        np.testing.assert_array_equal(some, every[burnin :: between + 1])
+    for weight, every in zip(model.get_weights(), every_step, strict=True):
+        np.testing.assert_array_equal(weight, every[-1])
+
+
+def test_no_sample_before_the_end_of_burnin():
+    samples = fit(classifier(run_eagerly=True), sampler(burnin=30))
+    assert [s.shape for s in samples] == [(0, 3, 5), (0, 5), (0, 5, 4), (0, 4)]
+
+
+def test_second_fit_goes_on(every_step):
+    model, callback = classifier(jit_compile=True), sampler(burnin=2, between=3)
+    fit(model, callback, epochs=1)
+    assert len(callback.samples[0]) == 2  # steps 3 and 7 of 10
+    model.steps_per_execution = 3
+    fit(model, callback, epochs=2)
+    for some, every in zip(callback.samples, every_step, strict=True):
+        np.testing.assert_array_equal(some, every[2::4])
+
+
+def test_seed():
+    runs = [fit(classifier(jit_compile=False), sampler(seed=s), 1)[0] for s in (0, 0, 1, [0, 1])]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    np.testing.assert_array_equal(runs[2], runs[3])
+    assert np.abs(runs[0] - runs[2]).max() > 1e-3
+
+
+def test_eager_and_graph_give_the_same_chain():
+    """Both draw Philox numbers; sums may be rounded otherwise."""
+    eager = fit(classifier(run_eagerly=True, steps_per_execution=3), sampler(), 1)
+    graph = fit(classifier(jit_compile=False, steps_per_execution=3), sampler(), 1)
+    for a, b in zip(eager, graph, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_kernel_results_are_carried_between_steps():
+    """A schedule sees steps 0, 1, 2, ...: at temperature 0 the moves have the ratio of its values.
+
+    The loss is linear, so that the gradient is the same everywhere.
+    """
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, use_bias=False)])
+    model.compile(loss=lambda y, f: -f, jit_compile=True, steps_per_execution=3)
+    initial = model.get_weights()[0]
+    callback = sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGLD(target, lambda t: 1e-3 * (1.0 + tf.cast(t, tf.float32)), 0.0),
+        N, None, 0, seed=0,
+    )  # fmt: skip
+    model.fit(X, Y, batch_size=N, epochs=4, verbose=0, callbacks=[callback])
+    moves = np.diff(np.concatenate([[initial], callback.samples[0]]), axis=0)
+    gradient = X.sum(axis=0)[:, None]
+    for t in range(4):
+        np.testing.assert_allclose(moves[t], 0.5e-3 * (t + 1) * gradient, rtol=2e-4, atol=1e-6)
+
+
+class TestStationaryLaw:
+    """Linear regression with Gaussian noise, full batch: SGLD's law is known exactly.
+
+    theta <- A theta + b + sqrt(eps) z with A = I - eps/2 H, H = X'X + I/s^2: mean H^-1 X'y and
+    covariance the solution C of C = A C A' + eps I, bias of the step size included. From S states
+    of a chain with A symmetric, whose directions along the eigenvectors of A are independent AR(1)
+    series, the mean and the mean square of each have known Gaussian limits.
+    """
+
+    EPS, S = 0.01, 20000
+    FALSE_ALARM = 1e-6 / 8  # over 8 statistics, two-sided
+
+    def law(self, prior_scale=0.5):
+        design = np.hstack([X.astype(np.float64), np.ones([N, 1])])
+        y = design @ [1.0, -2.0, 0.5, 3.0] + np.random.default_rng(1).normal(size=N)
+        hessian = design.T @ design + np.eye(4) / prior_scale**2
+        matrix = np.eye(4) - self.EPS / 2 * hessian
+        covariance = scipy.linalg.solve_discrete_lyapunov(matrix, self.EPS * np.eye(4))
+        return y.astype(np.float32), np.linalg.solve(hessian, design.T @ y), covariance, matrix
+
+    def fit(self, y, step_size):
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+        model.compile(
+            loss=lambda y, f: 0.5 * tf.square(y - f), steps_per_execution=1000, jit_compile=True
+        )
+        callback = sgmcmc.keras.SamplerCallback(
+            lambda target: sgmcmc.SGLD(target, step_size=step_size),
+            num_examples=N,
+            prior=tfp.distributions.Normal(0.0, 0.5),
+            num_burnin_steps=1000,
+            seed=3,
+            check_num_examples=False,
+        )
+        data = tf.data.Dataset.from_tensors((X, y[:, None])).repeat()
+        steps = self.S + 1000
+        model.fit(data, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=[callback])
+        return np.concatenate([s.reshape(self.S, -1) for s in callback.samples], axis=1)
+
+    def p_values(self, samples, mean, covariance, matrix):
+        decay, vectors = np.linalg.eigh(matrix)
+        variance = np.diag(vectors.T @ covariance @ vectors)
+        series = (samples - mean) @ vectors
+        # Long-run variances of an AR(1) series and of its square.
+        of_mean = variance * (1 + decay) / (1 - decay) / self.S
+        of_square = 2 * variance**2 * (1 + decay**2) / (1 - decay**2) / self.S
+        z = [series.mean(axis=0) / np.sqrt(of_mean)]
+        z += [((series**2).mean(axis=0) - variance) / np.sqrt(of_square)]
+        return 2 * scipy.stats.norm.sf(np.abs(np.concatenate(z)))
+
+    def test_mean_and_covariance(self):
+        """And the test sees twice the step size, a mean 0.3 standard deviations off, no prior."""
+        y, mean, covariance, matrix = self.law()
+        right = self.fit(y, self.EPS)
+        assert self.p_values(right, mean, covariance, matrix).min() > self.FALSE_ALARM
+        wrong = self.fit(y, 2 * self.EPS)
+        assert self.p_values(wrong, mean, covariance, matrix).min() < self.FALSE_ALARM
+        shifted = mean + 0.3 * np.sqrt(np.diag(covariance))
+        assert self.p_values(right, shifted, covariance, matrix).min() < self.FALSE_ALARM
+        _, flat_mean, flat_covariance, _ = self.law(prior_scale=1e6)
+        assert self.p_values(right, flat_mean, flat_covariance, matrix).min() < self.FALSE_ALARM
+
+    def test_sample_chain_has_the_same_law(self):
+        y, mean, covariance, matrix = self.law()
+        x = np.hstack([X, np.ones([N, 1], np.float32)])
+        target = sgmcmc.MinibatchLogProb(
+            lambda theta: -tf.reduce_sum(theta**2, axis=-1) * 2,
+            lambda theta, batch: -0.5 * (batch[1] - tf.linalg.matvec(batch[0], theta)) ** 2,
+            data=(x, y),
+            batch_size=N,
+        )
+
+        @tf.function(jit_compile=True)
+        def run(seed):
+            return tfp.mcmc.sample_chain(
+                self.S, tf.zeros([4]), kernel=sgmcmc.SGLD(target, self.EPS),
+                num_burnin_steps=1000, trace_fn=None, seed=seed,
+            )  # fmt: skip
+
+        samples = run(tf.constant([0, 3])).numpy()
+        assert self.p_values(samples, mean, covariance, matrix).min() > self.FALSE_ALARM

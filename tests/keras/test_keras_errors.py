@@ -1,0 +1,212 @@
+"""What is refused, in which words, and what happens to chains that turn NaN."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+
+N = 12
+X = np.random.default_rng(0).normal(size=[N, 2]).astype(np.float32)
+Y = X[:, :1]
+
+
+def sampler(make_kernel_fn=lambda target: sgmcmc.SGLD(target, step_size=1e-3), **changes):
+    arguments = {"num_examples": N, "prior": None, "num_burnin_steps": 0, "seed": 0, **changes}
+    return sgmcmc.keras.SamplerCallback(make_kernel_fn, **arguments)
+
+
+def make_model(layers=None, **compiled):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([2]), *(layers or [keras.layers.Dense(1)])])
+    model.compile(**{"loss": "mse", "jit_compile": False, **compiled})
+    return model
+
+
+def fit(model, callback, **arguments):
+    return model.fit(
+        **{"x": X, "y": Y, "batch_size": 2, "shuffle": False, "verbose": 0, **arguments},
+        callbacks=[callback],
+    )
+
+
+@pytest.mark.parametrize(
+    "changes, error, words",
+    [
+        ({"make_kernel_fn": 3}, TypeError, "make_kernel_fn is a int"),
+        ({"num_examples": 0}, ValueError, "num_examples is 0"),
+        ({"num_examples": 10.0}, TypeError, "num_examples is 10.0"),
+        ({"num_burnin_steps": -1}, ValueError, "num_burnin_steps is -1"),
+        ({"num_burnin_steps": True}, TypeError, "num_burnin_steps is True"),
+        ({"num_steps_between_results": -2}, ValueError, "num_steps_between_results is -2"),
+        ({"prior": 1.0}, TypeError, "prior is a float"),
+        ({"prior": tfp.distributions.Normal([0.0, 1.0], 1.0)}, ValueError, "batch shape"),
+        ({"prior": tfp.distributions.MultivariateNormalDiag([0.0])}, ValueError, "event shape"),
+        ({"seed": None}, ValueError, "seed is None"),
+    ],
+)
+def test_arguments(changes, error, words):
+    with pytest.raises(error, match=words):
+        sampler(**changes)
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return {}
+
+
+class OwnLoss(keras.Sequential):
+    def compute_loss(self, *args, **kwargs):
+        return tf.zeros([])
+
+
+class LossWithOwnCall(keras.losses.Loss):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return tf.reduce_mean((y_true - y_pred) ** 2)
+
+
+NON_NEGATIVE = {"bias_constraint": keras.constraints.NonNeg()}
+
+
+def compiled(model, **arguments):
+    model.compile(loss="mse", **arguments)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]), "not compiled"),
+        (lambda: make_model([keras.layers.Rescaling(2.0)]), "no trainable weights"),
+        (lambda: make_model(loss=None), "without a loss"),
+        (lambda: compiled(OwnStep([keras.layers.Dense(1)])), "overrides train_step"),
+        (lambda: compiled(OwnLoss([keras.layers.Dense(1)])), "overrides compute_loss"),
+        (lambda: make_model([keras.layers.Dense(1, **NON_NEGATIVE)]), "constraint"),
+        (lambda: make_model(optimizer=keras.optimizers.SGD(use_ema=True)), "use_ema"),
+        (lambda: make_model(loss=LossWithOwnCall()), "overrides __call__"),
+        (lambda: make_model(loss=lambda y, f: tf.reduce_mean((y - f) ** 2)), "each example"),
+    ],
+)  # fmt: skip
+def test_models(make, words):
+    model = make()
+    with pytest.raises(ValueError, match=words):
+        sampler().set_model(model)
+        fit(model, sampler())
+    assert "train_step" not in vars(model)
+
+
+def test_other_backends(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ValueError, match="backend is jax; tensorflow is expected"):
+        sampler().set_model(make_model())
+
+
+@pytest.mark.parametrize(
+    "make_kernel_fn, error, words",
+    [
+        (lambda target: None, TypeError, "returned a NoneType"),
+        (lambda target: sgmcmc.CorrectedLangevin(target, 1e-3), NotImplementedError, "Inside fit"),
+        (
+            lambda _: sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda k, b: -k[0, 0] - b[0]), 1e-3),
+            ValueError,
+            "without an estimate",
+        ),
+    ],
+)
+def test_kernels(make_kernel_fn, error, words):
+    with pytest.raises(error, match=words):
+        fit(make_model(), sampler(make_kernel_fn))
+
+
+def test_prior_that_is_no_scalar():
+    with pytest.raises(ValueError, match=r"prior returned shape \(2, 1\)"):
+        fit(make_model(), sampler(prior=lambda state: -(state[0] ** 2)))
+
+
+def test_callback_of_another_model():
+    callback = sampler()
+    fit(make_model(), callback)
+    with pytest.raises(ValueError, match="samples of another model"):
+        fit(make_model(), callback)
+
+
+class TestNumExamples:
+    def test_too_many_declared(self):
+        with pytest.raises(ValueError, match="gave 12 examples, but num_examples is 13"):
+            fit(make_model(), sampler(num_examples=13))
+
+    def test_too_few_declared_is_seen_within_the_epoch(self):
+        callback = sampler(num_examples=7)
+        with pytest.raises(ValueError, match="gave 8 examples so far, but num_examples is 7"):
+            fit(make_model(), callback)
+        assert len(callback.samples[0]) == 4
+
+    def test_validation_split_does_not_count(self):
+        fit(make_model(), sampler(num_examples=9), validation_split=0.25)
+        with pytest.raises(ValueError, match="gave 9 examples, but num_examples is 12"):
+            fit(make_model(), sampler(), validation_split=0.25)
+
+    def test_every_epoch_counts_anew(self):
+        callback = sampler()
+        fit(make_model(steps_per_execution=4), callback, epochs=3)
+        assert len(callback.samples[0]) == 18
+
+    def test_unchecked(self):
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(5)
+        callback = sampler(check_num_examples=False)
+        fit(make_model(), callback, x=data, y=None, batch_size=None, steps_per_epoch=4)
+        assert len(callback.samples[0]) == 4
+
+
+class TestNonFinite:
+    @staticmethod
+    def kernel(target):
+        """Its step size is NaN from step 7 on, so that step 7 is the first to leave a NaN state."""
+        nan_at_7 = lambda t: tf.where(t < 7, 1e-3, np.nan)  # noqa: E731
+        return sgmcmc.SGLD(target, nan_at_7)
+
+    @pytest.mark.parametrize("steps_per_execution", [1, 5])
+    def test_of_a_sample(self, steps_per_execution):
+        model, callback = make_model(steps_per_execution=steps_per_execution), sampler(self.kernel)
+        with pytest.raises(sgmcmc.NonFiniteChainError, match="by step 7 of the chain") as caught:
+            fit(model, callback, epochs=5)
+        assert caught.value.step == 7
+        assert caught.value.part == (model.trainable_variables[0].path,)
+        assert len(callback.samples[0]) == 7
+        for w, s, e in zip(
+            model.get_weights(), callback.samples, caught.value.samples, strict=True
+        ):
+            assert np.isfinite(s).all()
+            np.testing.assert_array_equal(w, s[-1])
+            np.testing.assert_array_equal(e, s)
+        assert "train_step" not in vars(model)
+        with pytest.raises(ValueError, match="make a new callback"):
+            fit(model, callback)
+
+    def test_during_burnin(self):
+        """No sample shows it, but the loss after 8 steps does."""
+        model, callback = make_model(), sampler(self.kernel, num_burnin_steps=100)
+        initial = model.get_weights()
+        with pytest.raises(sgmcmc.NonFiniteChainError, match="where the chain began") as caught:
+            fit(model, callback, epochs=5)
+        assert caught.value.step == 8  # seen at the end of the second epoch
+        assert len(callback.samples[0]) == 0
+        for w, i in zip(model.get_weights(), initial, strict=True):
+            np.testing.assert_array_equal(w, i)
+
+    def test_of_the_data(self):
+        x = X.copy()
+        x[6] = np.nan  # in the fourth batch
+        callback = sampler()
+        with pytest.raises(sgmcmc.NonFiniteChainError) as caught:
+            fit(make_model(steps_per_execution=6), callback, x=x)
+        assert caught.value.step == 3
+        assert len(callback.samples[0]) == 3
+
+    def test_of_the_initial_weights(self):
+        model = make_model()
+        model.layers[0].bias.assign([np.nan])
+        with pytest.raises(ValueError, match="initial state, has NaN"):
+            fit(model, sampler())

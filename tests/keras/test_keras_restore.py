@@ -1,0 +1,226 @@
+"""However a fit ends, the model trains afterwards as if it had never been sampled."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[40, 3]).astype(np.float32)
+Y = RNG.integers(0, 4, size=[40])
+
+
+class Boom(Exception):
+    pass
+
+
+def make_model():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.1),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=False,
+    )
+    return model
+
+
+def make_sampler(kernel=lambda target: sgmcmc.SGLD(target, step_size=1e-4)):
+    return sgmcmc.keras.SamplerCallback(kernel, 40, None, 0, seed=0)
+
+
+def assert_trains_as_ever(model):
+    """Two epochs of plain SGD take it where they take an untouched model of the same weights."""
+    assert "train_step" not in vars(model)
+    untouched = make_model()
+    untouched.set_weights(model.get_weights())
+    histories = [
+        m.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+        for m in (model, untouched)
+    ]
+    assert histories[0] == histories[1]
+    for a, b in zip(model.get_weights(), untouched.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def raising(hook, error, at=2):
+    """A callback whose `hook` raises when it is called for the third time."""
+    calls = []
+
+    def method(*args, **kwargs):
+        calls.append(hook)
+        if len(calls) > at:
+            raise error
+
+    callback = keras.callbacks.Callback()
+    setattr(callback, hook, method)
+    return callback
+
+
+class Data(keras.utils.PyDataset):
+    """Batches of 8 until the third, which raises."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.error = error
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, i):
+        if i == 2 and self.error is not None:
+            raise self.error
+        return X[8 * i : 8 * i + 8], Y[8 * i : 8 * i + 8]
+
+
+def test_after_a_fit_that_ends_well():
+    model, callback = make_model(), make_sampler()
+    loss = model.loss
+    model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[callback], validation_data=(X, Y))
+    assert callback.samples[0].shape == (10, 3, 4)
+    assert loss.reduction == "sum_over_batch_size"
+    assert_trains_as_ever(model)
+
+
+def test_the_model_is_its_own_between_batches():
+    """What other callbacks and validation see is Keras' own train function."""
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.own = self.model.train_function
+
+        def look(self, *args, **kwargs):
+            seen.append(self.model.train_function is self.own)
+
+        on_train_batch_end = on_test_batch_begin = on_epoch_end = look
+
+    model = make_model()
+    model.fit(
+        X, Y, batch_size=20, verbose=0, callbacks=[make_sampler(), Look()], validation_data=(X, Y)
+    )
+    assert len(seen) == 5 and all(seen)
+
+
+@pytest.mark.parametrize(
+    "hook, sampler_first",
+    [("on_train_batch_begin", True), ("on_train_batch_begin", False), ("on_train_batch_end", True),
+     ("on_epoch_begin", True), ("on_epoch_end", False), ("on_test_batch_end", True)],
+)  # fmt: skip
+def test_error_in_another_callback(hook, sampler_first):
+    model, callback = make_model(), make_sampler()
+    callbacks = [callback, raising(hook, Boom())]
+    with pytest.raises(Boom):
+        model.fit(
+            X, Y, batch_size=8, epochs=9, verbose=0, validation_data=(X, Y),
+            callbacks=callbacks if sampler_first else callbacks[::-1],
+        )  # fmt: skip
+    assert len(callback.samples[0]) >= 2
+    assert_trains_as_ever(model)
+
+
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_train_end", "set_params"])
+def test_error_before_or_after_the_batches(hook):
+    model = make_model()
+    with pytest.raises(Boom):
+        model.fit(X, Y, verbose=0, callbacks=[make_sampler(), raising(hook, Boom(), at=0)])
+    assert_trains_as_ever(model)
+
+
+def test_keyboard_interrupt_keeps_the_samples():
+    model, callback = make_model(), make_sampler()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(
+            X, Y, batch_size=8, verbose=0,
+            callbacks=[callback, raising("on_train_batch_end", KeyboardInterrupt())],
+        )  # fmt: skip
+    assert len(callback.samples[0]) == 3
+    assert_trains_as_ever(model)
+
+
+def test_error_in_the_training_data():
+    model, callback = make_model(), make_sampler()
+    with pytest.raises(tf.errors.OpError, match="Boom"):
+        model.fit(Data(Boom("Boom")), shuffle=False, verbose=0, callbacks=[callback])
+    assert_trains_as_ever(model)
+
+
+def test_error_in_the_validation_data():
+    model, callback = make_model(), make_sampler()
+    with pytest.raises(tf.errors.OpError, match="Boom"):
+        model.fit(
+            Data(), shuffle=False, verbose=0, callbacks=[callback],
+            validation_data=Data(Boom("Boom")),
+        )  # fmt: skip
+    assert len(callback.samples[0]) == 5
+    assert_trains_as_ever(model)
+
+
+def test_error_while_the_step_is_traced():
+    def kernel(target):
+        if target.batch is not None:
+            raise Boom
+        return sgmcmc.SGLD(target, step_size=1e-4)
+
+    model = make_model()
+    with pytest.raises(Boom):
+        model.fit(X, Y, verbose=0, callbacks=[make_sampler(kernel)])
+    assert_trains_as_ever(model)
+
+
+def test_sampling_again_after_an_error():
+    model, callback = make_model(), make_sampler()
+    with pytest.raises(Boom):
+        model.fit(
+            X, Y, batch_size=8, verbose=0, callbacks=[callback, raising("on_epoch_end", Boom(), 0)]
+        )
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[callback])
+    assert len(callback.samples[0]) == 10
+
+
+def test_a_real_interrupt():
+    """SIGINT to a process in the midst of a fit, at whatever instruction it is."""
+    program = textwrap.dedent("""
+        import sys, numpy as np, keras, tfp_sgmcmc as sgmcmc
+        keras.utils.set_random_seed(0)
+        x = np.ones([64, 3], np.float32)
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+        model.compile(loss="mse", jit_compile=False)
+        sampler = sgmcmc.keras.SamplerCallback(
+            lambda target: sgmcmc.SGLD(target, 1e-4, temperature=0.), 64, None, 0, seed=0)
+        ready = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: epoch or print("ready", flush=True))
+        try:
+            model.fit(x, x[:, :1], batch_size=1, epochs=10**6, verbose=0,
+                      callbacks=[sampler, ready])
+        except KeyboardInterrupt:
+            pass
+        num_samples = len(sampler.samples[0])
+        assert num_samples >= 64
+        model.compile(optimizer=keras.optimizers.SGD(0.), loss="mse")
+        before = model.get_weights()
+        model.fit(x, x[:, :1], verbose=0)
+        assert all((a == b).all() for a, b in zip(before, model.get_weights()))
+        assert len(sampler.samples[0]) == num_samples
+        print("restored")
+    """)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=120)[0] == "restored\n"
+    finally:
+        process.kill()

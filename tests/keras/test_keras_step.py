@@ -1,0 +1,234 @@
+"""One step of `SamplerCallback` is the formula, computed here with plain TensorFlow.
+
+At temperature 0 SGLD is deterministic: theta + eps/2 (grad log p - N grad R - N/B sum_i w_i grad
+nll_i). Nothing of the reference goes through a Keras loss.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+
+tfd = tfp.distributions
+
+N, B, EPS = 23, 8, 0.01
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[B, 3]).astype(np.float32)
+CLASSES = RNG.integers(0, 4, size=[B])
+TARGETS = RNG.normal(size=[B, 4]).astype(np.float32)
+WEIGHTS = RNG.uniform(0.2, 3.0, size=[B]).astype(np.float32)
+REDUCTIONS = ["sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", "none", None]
+
+
+def classifier(**compiled):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
+    model.compile(run_eagerly=True, **compiled)
+    return model
+
+
+def sampler(num_examples=N, prior=None, temperature=0.0):
+    return sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGLD(target, step_size=EPS, temperature=temperature),
+        num_examples=num_examples,
+        prior=prior,
+        num_burnin_steps=0,
+        seed=0,
+        check_num_examples=False,
+    )
+
+
+def expected(initial, log_posterior):
+    """theta + eps/2 times the gradient of `log_posterior(*theta)`."""
+    state = [tf.constant(w) for w in initial]
+    with tf.GradientTape() as tape:
+        tape.watch(state)
+        value = log_posterior(*state)
+    gradient = [tf.convert_to_tensor(g).numpy() for g in tape.gradient(value, state)]
+    return [w + EPS / 2 * g for w, g in zip(initial, gradient, strict=True)]
+
+
+def sparse_nll(kernel, bias, x=X, classes=CLASSES):
+    logits = tf.matmul(x, kernel) + bias
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits)
+
+
+def check_step(model, fit_arguments, log_posterior, **arguments):
+    initial = model.get_weights()
+    callback = sampler(**arguments)
+    model.fit(*fit_arguments[:2], **fit_arguments[2], callbacks=[callback], verbose=0)
+    want = expected(initial, log_posterior)
+    assert all(np.abs(w - i).max() > 1e-4 for w, i in zip(want, initial, strict=True))
+    for got, sample, w in zip(model.get_weights(), callback.samples, want, strict=True):
+        np.testing.assert_allclose(got, w, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(sample[-1], got)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_reduction_has_no_influence(reduction, weighted):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+    weights = WEIGHTS if weighted else np.ones([B], np.float32)
+    check_step(
+        classifier(loss=loss),
+        (X, CLASSES, {"batch_size": B, "sample_weight": WEIGHTS if weighted else None}),
+        lambda *theta: -N / B * tf.reduce_sum(weights * sparse_nll(*theta)),
+    )
+    assert loss.reduction == reduction
+
+
+def test_class_weight():
+    class_weight = {0: 0.5, 1: 2.0, 2: 1.0, 3: 4.0}
+    weights = np.array([class_weight[c] for c in CLASSES], np.float32)
+    check_step(
+        classifier(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        (X, CLASSES, {"batch_size": B, "class_weight": class_weight}),
+        lambda *theta: -N / B * tf.reduce_sum(weights * sparse_nll(*theta)),
+    )
+
+
+def test_scale_of_a_short_last_batch_is_its_own():
+    model = classifier(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    initial = model.get_weights()
+    callback = sampler()
+    model.fit(X, CLASSES, batch_size=5, shuffle=False, verbose=0, callbacks=[callback])
+    first = expected(initial, lambda *t: -N / 5 * tf.reduce_sum(sparse_nll(*t)[:5]))
+    second = expected(first, lambda *t: -N / 3 * tf.reduce_sum(sparse_nll(*t)[5:]))
+    for samples, one, two in zip(callback.samples, first, second, strict=True):
+        np.testing.assert_allclose(samples, [one, two], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    ["mean_squared_error", keras.losses.mean_squared_error, lambda y, f: tf.square(y - f)],
+    ids=["string", "function", "lambda per entry"],
+)
+def test_strings_and_functions(loss):
+    """A loss's own mean over outputs stays; entries that it leaves are summed per example."""
+    entries = 4 if isinstance(loss, str) or loss is keras.losses.mean_squared_error else 1
+
+    def log_posterior(kernel, bias):
+        return -N / B * tf.reduce_sum((TARGETS - X @ kernel - bias) ** 2) / entries
+
+    check_step(classifier(loss=loss), (X, TARGETS, {"batch_size": B}), log_posterior)
+
+
+def test_priors():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def likelihood(*theta):
+        return -N / B * tf.reduce_sum(sparse_nll(*theta))
+
+    data = (X, CLASSES, {"batch_size": B})
+    check_step(
+        classifier(loss=loss),
+        data,
+        lambda *t: likelihood(*t) - sum(tf.reduce_sum((w - 1.0) ** 2) / 0.5 for w in t),
+        prior=tfd.Normal(1.0, 0.5),
+    )
+    check_step(
+        classifier(loss=loss),
+        data,
+        lambda kernel, bias: likelihood(kernel, bias) - 3 * tf.reduce_sum(tf.abs(bias - 7.0)),
+        prior=lambda state: -3 * tf.reduce_sum(tf.abs(state[1] - 7.0)),
+    )
+
+
+def test_regularizers_and_add_loss_count_n_fold():
+    class Penalised(keras.layers.Dense):
+        def call(self, inputs):
+            self.add_loss(tf.reduce_sum(self.kernel**4))
+            return super().call(inputs)
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input([3]), Penalised(4, bias_regularizer=keras.regularizers.L2(0.1))]
+    )
+    model.layers[0].bias.assign([1.0, -1.0, 2.0, 0.5])
+    model.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True
+    )
+
+    def log_posterior(kernel, bias):
+        penalty = 0.1 * tf.reduce_sum(bias**2) + tf.reduce_sum(kernel**4)
+        return -N * penalty - N / B * tf.reduce_sum(sparse_nll(kernel, bias))
+
+    check_step(model, (X, CLASSES, {"batch_size": B}), log_posterior)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight"])
+def test_masked_sequences_sum_over_their_steps(reduction):
+    tokens = np.array([[1, 2, 0, 0], [3, 0, 0, 0], [2, 2, 1, 3]])
+    classes = RNG.integers(0, 2, size=tokens.shape)
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input([4], dtype="int32"),
+            keras.layers.Embedding(4, 3, mask_zero=True),
+            keras.layers.Dense(2),
+        ]
+    )
+    model.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction),
+        run_eagerly=True,
+    )
+
+    def log_posterior(embedding, kernel, bias):
+        logits = tf.gather(embedding, tokens) @ kernel + bias
+        nll = tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits)
+        return -N / 3 * tf.reduce_sum(nll * (tokens != 0))
+
+    check_step(model, (tokens, classes, {"batch_size": 3}), log_posterior)
+
+
+def test_several_outputs_with_loss_weights_and_sample_weights():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input([3])
+    outputs = {
+        "kind": keras.layers.Dense(4, name="kind")(inputs),
+        "value": keras.layers.Dense(4, name="value")(inputs),
+    }
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        loss={
+            "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "value": "mean_squared_error",
+        },
+        loss_weights={"kind": 0.5, "value": 3.0},
+        run_eagerly=True,
+    )
+
+    def log_posterior(kernel, bias, value_kernel, value_bias):
+        squares = tf.reduce_mean((TARGETS - X @ value_kernel - value_bias) ** 2, axis=-1)
+        nll = 0.5 * sparse_nll(kernel, bias) + 3.0 * squares * WEIGHTS
+        return -N / B * tf.reduce_sum(nll)
+
+    weights = {"kind": np.ones([B], np.float32), "value": WEIGHTS}
+    y = {"kind": CLASSES, "value": TARGETS}
+    check_step(model, (X, y, {"batch_size": B, "sample_weight": weights}), log_posterior)
+
+
+@pytest.mark.parametrize("mode", [{"jit_compile": True}, {"jit_compile": False}])
+def test_noise_is_drawn_from_the_seed_and_the_step(mode):
+    """The steps at temperature 1 less those at 0 from the same states are sqrt(eps) z."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), **mode)
+    initial = model.get_weights()
+    callback = sampler(temperature=1.0)
+    model.fit(X, CLASSES, batch_size=B, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
+
+    @tf.function(**mode)
+    def noise(step):
+        seed = sgmcmc.random.fold_in(sgmcmc.random.as_seed(0), step)
+        return sgmcmc.random.normal_like(initial_tensors, sgmcmc.random.split(seed, 3)[1])
+
+    initial_tensors = [tf.constant(w) for w in initial]
+    states = [initial, [s[0] for s in callback.samples], [s[1] for s in callback.samples]]
+    for t in range(2):
+        drift = expected(states[t], lambda *th: -N / B * tf.reduce_sum(sparse_nll(*th)))
+        for new, d, z in zip(states[t + 1], drift, noise(tf.constant(t)), strict=True):
+            np.testing.assert_allclose(new, d + np.sqrt(EPS) * z, rtol=1e-5, atol=1e-6)

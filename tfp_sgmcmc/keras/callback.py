@@ -1,0 +1,318 @@
+"""A Keras callback that turns `model.fit` into a posterior sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.diagnostics import NonFiniteChainError
+from tfp_sgmcmc.keras import losses
+from tfp_sgmcmc.keras.chain import Chain, Status, Thinning
+from tfp_sgmcmc.keras.predict import Prediction, Predictor
+from tfp_sgmcmc.keras.restore import BatchTrainFunction, calling_list, guard
+from tfp_sgmcmc.keras.target import ModelLogProb, as_log_prior
+
+# Reading a variable makes an accelerator wait: while no sample is due, look for NaN this often.
+_STEPS_UNSEEN = 100
+
+
+class SamplerCallback(keras.callbacks.Callback):
+    r"""Samples the posterior of a model's weights by `model.fit`.
+
+    Each batch of `fit` becomes one step of a kernel over the trainable variables, with log
+    posterior
+
+    \[
+    \log p(\theta) - N \sum_k R_k(\theta) - \sum_{i=1}^N w_i\, \ell(y_i, f_\theta(x_i)),
+    \]
+
+    whose sum is estimated by N/B times that over a batch of B rows. \( \ell \) is the compiled loss
+    as a function of one example, which therefore has to be a negative log likelihood (the
+    crossentropies are; a squared error is one with the noise's variance built in, as in
+    `0.5 * (y - f)**2 / sigma**2`); its reduction has no influence, `loss_weights`, `sample_weight`,
+    `class_weight` and masks have theirs. \( R_k \) are regularisers and `add_loss` terms, which
+    Keras adds to a mean: they count N-fold.
+
+    Metrics, validation, `steps_per_execution`, `jit_compile`, `run_eagerly` and other callbacks
+    work as in any `fit`; `loss` in the logs is Keras' own. The optimizer is not used. The model
+    carries the chain's last state after `fit`, and another `fit` with the same callback goes on
+    from there. Its own training function is back in place after every batch, so that a fit
+    that fails or is interrupted leaves a model that trains as before.
+
+    Layers that behave differently in training do so while sampling. Dropout's noise goes into the
+    gradient, so the law is not the posterior of the network without dropout; it is off in
+    `predict`. BatchNormalization normalises by the batch, so that the likelihood is no sum over
+    examples; its moving statistics are kept with every sample, and `predict` uses them.
+
+    #### Example
+
+    >>> import keras, numpy as np, tensorflow_probability as tfp
+    >>> import tfp_sgmcmc as sgmcmc
+    >>> x = np.random.default_rng(0).normal(size=[1000, 2]).astype(np.float32)
+    >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    >>> model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    >>> sampler = sgmcmc.keras.SamplerCallback(
+    ...     lambda target: sgmcmc.SGLD(target, step_size=1e-3),
+    ...     num_examples=1000, prior=tfp.distributions.Normal(0., 1.),
+    ...     num_burnin_steps=20, num_steps_between_results=1, seed=0)
+    >>> _ = model.fit(x, x[:, :1] > x[:, 1:], epochs=3, batch_size=50, verbose=0,
+    ...               callbacks=[sampler])
+    >>> [kernel.shape for kernel in sampler.samples]
+    [(20, 2, 1), (20, 1)]
+    >>> probability, spread = sampler.predict(np.array([[3., -3.], [-3., 3.]], np.float32))
+    >>> bool(probability[0] > 0.9), bool(probability[1] < 0.1)
+    (True, True)
+
+    Args:
+      make_kernel_fn: target -> kernel, such as `lambda target: SGLD(target, step_size=1e-6)`. The
+        target estimates the log posterior on one batch; it is called anew in each trace.
+      num_examples: N, the number of training examples (without a validation split).
+      prior: of the trainable variables: a scalar `tfd` distribution, of every single weight; a
+        callable, list of variables' values -> log prior; or None, where regularisers say it all.
+      num_burnin_steps: steps before the first that may be kept.
+      num_steps_between_results: steps between kept ones, as in `tfp.mcmc.sample_chain`.
+      seed: an integer or two; step t draws from `fold_in(seed, t)`.
+      check_num_examples: whether an epoch of `fit` is checked to have N examples.
+
+    Raises:
+      ValueError: numbers out of range. In `fit`: a model that is not compiled, has no trainable
+        weights, overrides `train_step` or `compute_loss`, has constraints, or is distributed; an
+        epoch that has not N examples; NaN in the initial weights.
+      TypeError: arguments of a wrong type; in `fit`, `make_kernel_fn` that returns no kernel.
+      NonFiniteChainError: in `fit`, the loss or a sample became NaN or infinite. `samples` holds
+        those before; the model is set back to the last of them, or to where the chain began.
+    """
+
+    def __init__(
+        self,
+        make_kernel_fn: Callable[[ModelLogProb], tfp.mcmc.TransitionKernel],
+        num_examples: int,
+        prior: Any,
+        num_burnin_steps: int,
+        num_steps_between_results: int = 0,
+        *,
+        seed: Any,
+        check_num_examples: bool = True,
+    ):
+        super().__init__()
+        if not callable(make_kernel_fn):
+            raise TypeError(
+                f"make_kernel_fn is a {type(make_kernel_fn).__name__}; a callable, target -> "
+                "kernel, is expected."
+            )
+        self._make_kernel_fn = make_kernel_fn
+        self._num_examples = _integer("num_examples", num_examples, 1)
+        self._log_prior_fn = as_log_prior(prior)
+        self._thinning = Thinning(
+            _integer("num_burnin_steps", num_burnin_steps, 0),
+            _integer("num_steps_between_results", num_steps_between_results, 0),
+        )
+        self._seed = random.as_seed(seed)
+        self._check_num_examples = check_num_examples
+        self._chain: Chain | None = None
+        self._failed = False
+        self._predictor: tuple[Any, Predictor] | None = None  # compiled, of the last arguments
+        self._num_seen = 0  # steps whose samples are in `_chunks`
+        self._num_unseen = 0  # at most so many steps later is the chain now
+        self._chunks: list[list[np.ndarray]] = []
+
+    @property
+    def samples(self) -> list[np.ndarray]:
+        """Samples so far, `[num_kept, ...]` for each of `model.trainable_variables`."""
+        return self._values()[: len(self._chain.variables)] if self._chain else []
+
+    @property
+    def non_trainable_samples(self) -> dict[str, np.ndarray]:
+        """Moving statistics that belong to the samples, `[num_kept, ...]`, by variable path."""
+        if self._chain is None:
+            return {}
+        first = len(self._chain.variables)
+        paths = [v.path for v in self._chain.recorded[first:]]
+        return dict(zip(paths, self._values()[first:], strict=True))
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int = 32,
+        activation: Callable[[Any], Any] | str | None = "auto",
+    ) -> Prediction:
+        """Averages the model's outputs over the posterior samples.
+
+        Averages of logits would be wrong: probabilities are what is averaged. With
+        `activation="auto"` outputs get a softmax or sigmoid where the compiled loss is a
+        crossentropy object with `from_logits=True`.
+
+        Args:
+          x: an array or nest of arrays, `[rows, ...]`.
+          batch_size: rows evaluated at once.
+          activation: "auto", None (outputs as they are), or a callable on the outputs.
+
+        Raises:
+          ValueError: no samples yet; an unknown `activation`.
+        """
+        if not len(next(iter(self.samples), ())):
+            raise ValueError(
+                "There are no samples yet; run fit for more than num_burnin_steps = "
+                f"{self._thinning.num_burnin_steps} steps (batches) first."
+            )
+        model = self.model
+        batch_size = _integer("batch_size", batch_size, 1)
+        key = (activation, model.loss, model.jit_compile, model.run_eagerly)
+        if self._predictor is None or self._predictor[0] != key:
+            self._predictor = key, Predictor(model, self._chain.recorded, activation)
+        return self._predictor[1](self._values(), x, batch_size)
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        if keras.backend.backend() != "tensorflow":
+            raise ValueError(
+                f"The Keras backend is {keras.backend.backend()}; tensorflow is expected."
+            )
+        losses.check_model(model)
+        if model.distribute_strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"The model is distributed over {model.distribute_strategy.num_replicas_in_sync} "
+                "replicas; a chain runs on one."
+            )
+        if getattr(model.optimizer, "use_ema", False):
+            raise ValueError(
+                "The model's optimizer has use_ema=True and would replace the weights by its "
+                "averages after fit; the optimizer is not used, compile with any other."
+            )
+        if self._failed:
+            raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
+        if self._chain is not None and (
+            self._chain.model is not model
+            or [id(v) for v in self._chain.variables] != [id(v) for v in model.trainable_variables]
+        ):
+            raise ValueError(
+                "This callback holds samples of another model or of other trainable variables; "
+                "make a new callback."
+            )
+        if model.built and self._chain is None:
+            self._start_chain()
+        self._callback_list = calling_list()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._train_function = BatchTrainFunction(
+            self.model, self._train_step, self._after_execution
+        )
+        if self._callback_list is not None:
+            guard(self._callback_list, "on_train_batch_begin", self._train_function.restore)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._rows_before = self._chain.status().num_rows if self._chain else 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._train_function.install()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._chain is None:
+            return
+        status = self._look()
+        if not self.model.stop_training:
+            self._check_rows(status, expected_at_least=self._num_examples)
+
+    def _train_step(self, data: Any) -> Any:
+        losses.build(self.model, *keras.utils.unpack_x_y_sample_weight(data))
+        if self._chain is None:
+            with tf.init_scope():
+                self._start_chain()
+        return self._chain.step(data)
+
+    def _start_chain(self) -> None:
+        self._chain = Chain(
+            self.model,
+            self._make_kernel_fn,
+            self._num_examples,
+            self._log_prior_fn,
+            self._thinning,
+            self._seed,
+        )
+        self._initial = [(v, v.numpy()) for v in self.model.weights]
+
+    def _values(self) -> list[np.ndarray]:
+        if len(self._chunks) > 1:
+            self._chunks = [[np.concatenate(parts) for parts in zip(*self._chunks, strict=True)]]
+        recorded = self._chain.recorded or self._chain.variables
+        return self._chunks[0] if self._chunks else [np.zeros([0, *v.shape]) for v in recorded]
+
+    def _after_execution(self) -> None:
+        if self._chain is None:  # its first batch failed
+            return
+        self._num_unseen += self.model.steps_per_execution
+        num_kept = self._thinning.num_kept
+        sample_is_due = num_kept(self._num_seen + self._num_unseen) > num_kept(self._num_seen)
+        if sample_is_due or self._num_unseen >= _STEPS_UNSEEN:
+            self._look()
+
+    def _look(self) -> Status:
+        """Takes over new samples, and stops the fit if something is wrong."""
+        status = self._chain.status()
+        self._num_unseen = 0
+        loss_is_finite = status.first_bad < 0
+        num_steps = status.num_steps if loss_is_finite else status.first_bad
+        first, last = map(self._thinning.num_kept, (self._num_seen, num_steps))
+        self._num_seen = num_steps
+        num_finite = last - first
+        if last > first:
+            buffers = [b.numpy() for b in self._chain.buffers]
+            slots = np.arange(first, last) % len(buffers[0])
+            chunk = [b[slots] for b in buffers]
+            is_finite = [np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in chunk]
+            num_finite = int(np.logical_and.reduce(is_finite).cumprod().sum())
+            if num_finite:
+                self._chunks.append([x[:num_finite] for x in chunk])
+        if num_finite < last - first or not loss_is_finite:
+            self._fail(first + num_finite, None if num_finite < last - first else num_steps)
+        self._check_rows(status, expected_at_least=0)
+        return status
+
+    def _check_rows(self, status: Status, expected_at_least: int) -> None:
+        rows = status.num_rows - self._rows_before
+        if self._check_num_examples and not expected_at_least <= rows <= self._num_examples:
+            so_far = "" if expected_at_least else " so far"
+            raise ValueError(
+                f"One epoch of fit gave {rows} examples{so_far}, but num_examples is "
+                f"{self._num_examples}. N is the number of training examples, without the "
+                "validation split; if steps_per_epoch makes an epoch shorter or longer than the "
+                "data, pass check_num_examples=False."
+            )
+
+    def _fail(self, num_kept: int, num_steps: int | None) -> None:
+        """Raises NonFiniteChainError for a sample, or for the loss after `num_steps` steps."""
+        self._failed = True
+        thinning = self._thinning
+        bad = [v for v in self._chain.variables if not np.isfinite(v.numpy()).all()]
+        if num_steps is None:
+            period = thinning.num_steps_between_results + 1
+            num_steps = thinning.num_burnin_steps + num_kept * period
+        for variable, value in self._initial:
+            variable.assign(value)
+        if self._chunks:
+            for variable, values in zip(self._chain.recorded, self._chunks[-1], strict=True):
+                variable.assign(values[-1])
+        path = bad[0].path if bad else "the loss"
+        raise NonFiniteChainError(
+            f"{path} became NaN or infinite by step {num_steps} of the chain. The {num_kept} "
+            "samples before it are in the error's and the callback's `samples`; the model is set "
+            f"back to {'the last of them' if self._chunks else 'where the chain began'}. A smaller "
+            "step_size is the usual cure.",
+            num_steps,
+            (path,) if bad else (),
+            self.samples,
+        )
+
+
+def _integer(name: str, value: Any, at_least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} is {value!r}; an integer is expected.")
+    if value < at_least:
+        raise ValueError(f"{name} is {value}; at least {at_least} is expected.")
+    return int(value)

@@ -1,0 +1,161 @@
+"""The compiled loss as a negative log likelihood; all private names of Keras are used here only.
+
+Keras has no public way to evaluate a compiled loss with another reduction, nor to build a model
+from the first batch of `fit`. Used, and why:
+
+  `Model._compile_loss`, its `_flat_losses`: the resolved losses with their outputs and weights;
+  `Model._symbolic_build`: creates variables of model, loss and metrics before the first step;
+  `Model._loss_tracker`: the metric that reports `loss`;
+  `Layer._call_has_training_arg`: whether `training` may be passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+
+class Forward(NamedTuple):
+    """A forward pass that left the model's variables as they were.
+
+    Attributes:
+      outputs: what the model returned.
+      losses: regularisers and `add_loss` terms, scalars.
+      updates: pairs of a variable that the pass would assign (moving statistics, seeds of dropout)
+        and its new value.
+    """
+
+    outputs: Any
+    losses: list[tf.Tensor]
+    updates: list[tuple[keras.Variable, tf.Tensor]]
+
+
+def check_model(model: keras.Model) -> None:
+    """Raises ValueError for a model whose training step is not Keras' own."""
+    if not model.compiled:
+        raise ValueError("The model is not compiled; call model.compile(loss=...) before fit.")
+    for name in ("train_step", "compute_loss"):
+        if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name):
+            raise ValueError(
+                f"{type(model).__name__} overrides {name}, from which no log likelihood can be "
+                "read: pass the negative log likelihood to model.compile(loss=...)."
+            )
+    if model._compile_loss is None:
+        raise ValueError(
+            "The model is compiled without a loss; the negative log likelihood is expected: "
+            "model.compile(loss=...)."
+        )
+
+
+def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
+    """Creates the variables that the first batch of `fit` would create."""
+    optimizer, model.optimizer = model.optimizer, None  # it is not used: spare its slots
+    try:
+        model._symbolic_build(data_batch=(x, y, sample_weight))
+    finally:
+        model.optimizer = optimizer
+
+
+def forward(
+    model: keras.Model,
+    variables: list[keras.Variable],
+    values: list[tf.Tensor],
+    x: Any,
+    training: bool,
+) -> Forward:
+    """Calls the model with `values` in place of its `variables`."""
+    mapping = zip(variables, values, strict=True)
+    arguments = {"training": training} if model._call_has_training_arg else {}
+    with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+        outputs = model(x, **arguments)
+        losses = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
+    assigned = [(v, scope.get_current_value(v)) for v in model.non_trainable_variables]
+    given = {id(v) for v in variables}
+    updates = [(v, new) for v, new in assigned if new is not None and id(v) not in given]
+    return Forward(outputs, losses, updates)
+
+
+def negative_log_likelihood(
+    model: keras.Model, y: Any, outputs: Any, sample_weight: Any
+) -> tf.Tensor:
+    """The compiled loss summed over the batch's examples, whatever reduction it was given."""
+    compiled = _shallow_copy(model._compile_loss)
+    compiled._flat_losses = [e._replace(loss=_summed(e.loss)) for e in compiled._flat_losses]
+    with keras.StatelessScope():  # of several outputs each has a metric, which wants the mean
+        return compiled(y, outputs, sample_weight)
+
+
+def _summed(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor]:
+    if type(loss).__call__ is not keras.losses.Loss.__call__:
+        raise ValueError(
+            f"The loss {type(loss).__name__} overrides __call__, so that its values for single "
+            "examples cannot be had; override call(y_true, y_pred) instead."
+        )
+    unreduced = _shallow_copy(loss)
+    unreduced.reduction = "none"
+
+    def call(y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+        values = unreduced(y_true, y_pred, sample_weight)
+        rows = keras.tree.flatten(y_pred)[0].shape[:1]
+        if values.shape.rank == 0 or not values.shape[:1].is_compatible_with(rows):
+            raise ValueError(
+                f"The loss {loss.name!r} gave shape {values.shape} for a batch of {rows[0]} "
+                "examples; the negative log likelihood of each example, shape [batch, ...], is "
+                "expected (Keras reduces it, the loss function itself must not)."
+            )
+        return tf.reduce_sum(values)
+
+    return call
+
+
+def _shallow_copy(loss: keras.losses.Loss) -> keras.losses.Loss:
+    """`copy.copy`, which for Keras objects means to serialise them, and many losses cannot."""
+    copied = object.__new__(type(loss))
+    vars(copied).update(vars(loss))
+    return copied
+
+
+def reported_loss(
+    model: keras.Model, y: Any, evaluated: Forward, sample_weight: Any, rows: tf.Tensor
+) -> tf.Tensor:
+    """Keras' own scaled loss, which is also handed to the metric that reports it."""
+    compiled = model._compile_loss(y, evaluated.outputs, sample_weight)
+    loss = compiled + sum(tf.cast(x, compiled.dtype) for x in evaluated.losses)
+    model._loss_tracker.update_state(loss, sample_weight=rows)
+    return loss
+
+
+def activate(model: keras.Model, outputs: Any) -> Any:
+    """Turns outputs into probabilities where the compiled loss says that they are logits."""
+    flat = keras.tree.flatten(outputs)
+    order = keras.tree.pack_sequence_as(outputs, list(range(len(flat))))
+    for path, loss, *_ in model._compile_loss._flat_losses or ():
+        config = loss.get_config() if _knows_logits(loss) else {}
+        if not config.get("from_logits"):
+            continue
+        place = order
+        for key in path:
+            by_name = isinstance(key, str) and not isinstance(place, dict)
+            place = place[model.output_names.index(key) if by_name else key]
+        binary = isinstance(loss, _BINARY)
+        flat[place] = (
+            keras.ops.sigmoid(flat[place])
+            if binary
+            else keras.ops.softmax(flat[place], axis=config.get("axis", -1))
+        )
+    return keras.tree.pack_sequence_as(outputs, flat)
+
+
+_BINARY = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
+_CATEGORICAL = (
+    keras.losses.CategoricalCrossentropy,
+    keras.losses.CategoricalFocalCrossentropy,
+    keras.losses.SparseCategoricalCrossentropy,
+)
+
+
+def _knows_logits(loss: keras.losses.Loss) -> bool:
+    return isinstance(loss, (*_BINARY, *_CATEGORICAL))

@@ -1,0 +1,78 @@
+"""A train function that a model holds only while a batch is being taken.
+
+Keras calls no hook when `fit` fails, so whatever is put into a model for the length of a fit may
+stay there. Here the model gets the function when a batch begins and gets its own one back before
+the batch is over, whatever happens in it: nothing is left to undo when callbacks, validation, data
+or the user interrupt the fit elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+
+class BatchTrainFunction:
+    """Replaces `model.train_function` from `install` until it has been called once.
+
+    Args:
+      model: compiled.
+      train_step: takes the place of `model.train_step`; compiled and repeated by Keras as its own.
+      after: called after every execution, also after one that failed.
+    """
+
+    def __init__(
+        self, model: keras.Model, train_step: Callable[[Any], Any], after: Callable[[], None]
+    ):
+        self._model, self._after = model, after
+        own = model.train_function
+        try:
+            model.train_step = train_step
+            model.make_train_function(force=True)
+            self._function = model.train_function
+        finally:
+            vars(model).pop("train_step", None)
+            model.train_function = own
+
+    def install(self) -> None:
+        self._own, self._model.train_function = self._model.train_function, self
+
+    def restore(self) -> None:
+        if self._model.train_function is self:
+            self._model.train_function = self._own
+
+    def __call__(self, iterator: Any) -> Any:
+        try:
+            return self._function(iterator)
+        finally:
+            self.restore()
+            self._after()
+
+
+def calling_list() -> keras.callbacks.CallbackList | None:
+    """The CallbackList whose method is on the call stack, if there is one."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(found := frame.f_locals.get("self"), keras.callbacks.CallbackList):
+            return found
+        frame = frame.f_back
+    return None
+
+
+def guard(owner: Any, name: str, restore: Callable[[], None]) -> None:
+    """Has `owner`'s method call `restore` when it raises."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except BaseException:
+            restore()
+            raise
+
+    setattr(owner, name, guarded)
