@@ -1,0 +1,110 @@
+"""One side of a comparison, in a process of its own: it is asked for timings in JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP_SIZE = 2e-4  # epsilon of theta + epsilon/2 gradient + N(0, epsilon)
+
+
+class Case(NamedTuple):
+    """What is timed.
+
+    Attributes:
+      batch_size: n.
+      num_chains: 1 is a state without chain dimension.
+      shared_batch: whether all chains see the same minibatch.
+      replacement: whether minibatches are drawn with replacement.
+      keep_all: whether every state is returned, instead of the last.
+      num_steps: steps a call.
+    """
+
+    batch_size: int
+    num_chains: int
+    shared_batch: bool
+    replacement: bool
+    keep_all: bool
+    num_steps: int
+
+
+Runner = Callable[[int], np.ndarray]  # seed -> last states, [D] or [chains, D]
+
+
+def serve(make_runner: Callable[[Case, np.ndarray, np.ndarray], Runner], versions: str) -> None:
+    """Answers requests from standard input until it ends; the first of a case also compiles.
+
+    The data are in the file that the command line names. An answer also gives the accuracy of the
+    last states on the training data: a chain that does not move is fast too.
+    """
+    data = np.load(sys.argv[1])
+    x, y = data["x"], data["y"]
+    runners: dict[Case, Runner] = {}
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints goes elsewhere
+    print(json.dumps({"versions": versions}), file=answers)
+    for line in sys.stdin:
+        request = json.loads(line)
+        case = Case(*request["case"])
+        if case not in runners:
+            runners[case] = make_runner(case, x, y)
+            runners[case](0)
+        start = time.perf_counter()
+        last = runners[case](request["seed"])
+        seconds = time.perf_counter() - start
+        accuracy = np.mean((last @ x.T > 0) == (y > 0.5))
+        answer = {"us": 1e6 * seconds / case.num_steps, "accuracy": float(accuracy)}
+        print(json.dumps(answer), file=answers)
+
+
+class Worker:
+    """A running side; `cores` restricts it (Linux only)."""
+
+    def __init__(self, python: Path | str, module: str, data: Path, cores: set[int] | None):
+        self._process = subprocess.Popen(
+            [python, "-m", module, data],
+            cwd=ROOT,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
+        )
+        self.versions: str = self._answer()["versions"]
+
+    def time(self, case: Case, seed: int) -> float:
+        """Microseconds a step of one call.
+
+        Raises:
+          RuntimeError: the process ended, or its chain does not classify.
+        """
+        _pipe(self._process.stdin).write(json.dumps({"case": case, "seed": seed}) + "\n")
+        _pipe(self._process.stdin).flush()
+        answer = self._answer()
+        if answer["accuracy"] < 0.9:
+            raise RuntimeError(f"accuracy {answer['accuracy']:.3f} in {case}: not the posterior")
+        return answer["us"]
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _answer(self) -> dict[str, Any]:
+        line = _pipe(self._process.stdout).readline()
+        if not line:
+            raise RuntimeError(f"ended: {self._process.args}")
+        return json.loads(line)
+
+
+def _pipe(pipe: TextIO | None) -> TextIO:
+    assert pipe is not None
+    return pipe

@@ -1,0 +1,100 @@
+"""Data sets as problems: features, classes, and a question with yes or no for an answer."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Problem(NamedTuple):
+    """A data set, ready for both parts of the demonstration.
+
+    Attributes:
+      question: what the logistic regression answers.
+      x_train: features `[N, D]`, `float32`, standardised by the training part.
+      y_train: classes `[N]`, `int32`.
+      x_test: features of the test part, standardised alike.
+      y_test: its classes.
+      is_yes: for each class, whether the answer to `question` is yes, `[num_classes]`.
+    """
+
+    question: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    is_yes: np.ndarray
+
+
+class _Question(NamedTuple):
+    text: str
+    num_classes: int
+    is_yes: Callable[[np.ndarray], np.ndarray]
+
+
+_QUESTIONS = {
+    "digits": _Question("is the digit odd?", 10, lambda y: y % 2 == 1),
+    "mnist": _Question("is the digit odd?", 10, lambda y: y % 2 == 1),
+    "mnist_7v9": _Question("is it a seven, not a nine?", 2, lambda y: y == 1),
+    "a9a": _Question("is the income above 50,000 dollars?", 2, lambda y: y == 1),
+    "connect4": _Question("does the first player win?", 3, lambda y: y == 0),
+    "letter": _Question("is the letter one of A to M?", 26, lambda y: y < 13),
+    "kddcup99": _Question("is the connection an attack?", 23, lambda y: y != 11),  # 11: normal
+    "sensit_acoustic": _Question("is the vehicle of class 3?", 3, lambda y: y == 2),
+    "german": _Question("is the credit good?", 2, lambda y: y == 1),
+    "pima": _Question("has the patient diabetes?", 2, lambda y: y == 1),
+}
+NAMES = tuple(_QUESTIONS)
+
+
+class MissingLoadersError(ImportError):
+    """The `datasets` folder of the repository cannot be imported."""
+
+
+def load(name: str) -> Problem:
+    """Loads one of `NAMES`; columns that are constant in the training part are left out.
+
+    Raises:
+      MissingLoadersError: the data need the repository's `datasets` folder, and it is not there.
+      ImportError: a package that the loader needs is missing.
+      FileNotFoundError: the file is not on this machine and cannot be downloaded.
+      ValueError: the file is damaged.
+    """
+    x_train, y_train, x_test, y_test = _digits() if name == "digits" else _loader(name)()
+    varies = np.ptp(x_train, axis=0) > 0
+    x_train, x_test = x_train[:, varies], x_test[:, varies]
+    mean = x_train.mean(axis=0, dtype=np.float64)
+    scale = np.maximum(x_train.std(axis=0, dtype=np.float64), np.ptp(x_train, axis=0) / 10)
+    question = _QUESTIONS[name]
+    return Problem(
+        question.text,
+        ((x_train - mean) / scale).astype(np.float32),
+        y_train.astype(np.int32),
+        ((x_test - mean) / scale).astype(np.float32),
+        y_test.astype(np.int32),
+        question.is_yes(np.arange(question.num_classes)),
+    )
+
+
+def _digits() -> tuple[np.ndarray, ...]:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    x, y = load_digits(return_X_y=True)
+    x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=0.2, random_state=0)
+    return x_train, y_train, x_test, y_test
+
+
+def _loader(name: str) -> Callable[[], tuple[np.ndarray, ...]]:
+    try:
+        # Other packages are called `datasets`, too: only ours has this loader.
+        return getattr(importlib.import_module("datasets"), name)
+    except (ImportError, AttributeError):
+        raise MissingLoadersError(
+            f"--data {name} needs the loaders in the folder `datasets` of the repository, which "
+            "the installed package does not hold: run from the root of a checkout, or take "
+            "--data digits."
+        ) from None
