@@ -21,7 +21,7 @@ def sampler(make_kernel_fn=lambda target: sgmcmc.SGLD(target, step_size=1e-3), *
 def make_model(layers=None, **compiled):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([2]), *(layers or [keras.layers.Dense(1)])])
-    model.compile(**{"loss": "mse", "jit_compile": False, **compiled})
+    model.compile(**{"loss": "mse", "run_eagerly": True, **compiled})
     return model
 
 
@@ -185,13 +185,17 @@ class TestNonFinite:
         with pytest.raises(ValueError, match="make a new callback"):
             fit(model, callback)
 
-    def test_during_burnin(self):
+    @pytest.mark.parametrize(
+        "mode", [{"run_eagerly": True}, {"run_eagerly": True, "steps_per_execution": 5},
+                 {"run_eagerly": False, "jit_compile": False}]
+    )  # fmt: skip
+    def test_during_burnin(self, mode):
         """No sample shows it, but the loss after 8 steps does."""
-        model, callback = make_model(), sampler(self.kernel, num_burnin_steps=100)
+        model, callback = make_model(**mode), sampler(self.kernel, num_burnin_steps=100)
         initial = model.get_weights()
         with pytest.raises(sgmcmc.NonFiniteChainError, match="where the chain began") as caught:
             fit(model, callback, epochs=5)
-        assert caught.value.step == 8  # seen at the end of the second epoch
+        assert caught.value.step == 8
         assert len(callback.samples[0]) == 0
         for w, i in zip(model.get_weights(), initial, strict=True):
             np.testing.assert_array_equal(w, i)

@@ -79,7 +79,7 @@ def test_models(kind, jit_compile):
 def test_dropout_is_active_where_the_call_context_says_so():
     """With a linear loss and temperature 0 only the mask can tell one step from the next."""
     model = WithTrainingArgument()
-    model.compile(loss=lambda y, f: f, jit_compile=False)
+    model.compile(loss=lambda y, f: f, run_eagerly=True)
     callback = sampler(temperature=0.0, step_size=1e-4, prior=None)
     model.fit(X, np.zeros([N, 4]), batch_size=N, epochs=3, verbose=0, callbacks=[callback])
     moves = np.diff(callback.samples[2], axis=0)
@@ -103,7 +103,7 @@ def test_embedding_outside_xla():
 def test_frozen_layers_stay():
     model = MODELS["sequential"]()
     model.layers[0].trainable = False
-    model.compile(loss=CROSSENTROPY, jit_compile=False)
+    model.compile(loss=CROSSENTROPY, run_eagerly=True)
     frozen = model.layers[0].get_weights()
     callback = sampler()
     model.fit(X, Y, verbose=0, callbacks=[callback])
@@ -137,7 +137,7 @@ def one_output(reduction):
     model = MODELS["sequential"]()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
     model.compile(
-        optimizer=keras.optimizers.SGD(0.0), loss=loss, metrics=["accuracy"], jit_compile=False
+        optimizer=keras.optimizers.SGD(0.0), loss=loss, metrics=["accuracy"], run_eagerly=True
     )
     return model, Y
 
@@ -201,7 +201,7 @@ def from_arrays():
 def samples_of(**data):
     keras.utils.set_random_seed(1)
     model = MODELS["sequential"]()
-    model.compile(loss=CROSSENTROPY, jit_compile=False, steps_per_execution=2)
+    model.compile(loss=CROSSENTROPY, run_eagerly=True, steps_per_execution=2)
     callback = sampler()
     model.fit(**data, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
     return callback.samples

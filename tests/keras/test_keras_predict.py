@@ -26,7 +26,7 @@ def sample(model, x=X, y=Y, temperature=1.0, step_size=1e-2, burnin=2, batch_siz
 def sequential(*layers, loss, **compiled):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([3]), *layers])
-    model.compile(loss=loss, **{"jit_compile": False, **compiled})
+    model.compile(loss=loss, **(compiled or {"run_eagerly": True}))
     return model
 
 
@@ -68,7 +68,9 @@ def test_probabilities_are_not_activated_again():
     check(callback.predict(NEW), scipy.special.softmax(logits(callback), axis=-1))
 
 
-@pytest.mark.parametrize("mode", [{"jit_compile": True}, {"run_eagerly": True}])
+@pytest.mark.parametrize(
+    "mode", [{"jit_compile": True}, {"run_eagerly": True}, {"jit_compile": False}]
+)
 def test_modes_and_batches(mode, monkeypatch):
     """Rows and samples come in several pieces, the last of each shorter."""
     monkeypatch.setattr("tfp_sgmcmc.keras.predict._CHUNK_BYTES", 3 * 16 * 4)
@@ -127,15 +129,15 @@ def test_batch_normalization_predicts_by_the_sample_s_own_statistics():
     check(callback.predict(NEW), normed @ kernel[:, 0] + bias)
 
 
-@pytest.mark.parametrize("jit_compile", [True, False])
-def test_dropout_is_active_while_sampling_and_off_in_predict(jit_compile):
+@pytest.mark.parametrize("mode", [{"jit_compile": True}, {"run_eagerly": True}])
+def test_dropout_is_active_while_sampling_and_off_in_predict(mode):
     """A linear loss: the gradient of the kernel shows which inputs the batch's mask let through."""
     x = np.ones([N, 3], np.float32)
     model = sequential(
         keras.layers.Dropout(0.5, seed=1),
         keras.layers.Dense(1, use_bias=False),
         loss=lambda y, f: f,
-        jit_compile=jit_compile,
+        **mode,
     )
     initial = model.get_weights()[0]
     callback = sample(model, x, Y, temperature=0.0, step_size=2 / N, burnin=0, batch_size=15)

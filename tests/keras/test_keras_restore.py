@@ -22,13 +22,14 @@ class Boom(Exception):
     pass
 
 
-def make_model():
+def make_model(run_eagerly=True):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
     model.compile(
         optimizer=keras.optimizers.SGD(0.1),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=False,
+        run_eagerly=run_eagerly,
     )
     return model
 
@@ -40,7 +41,7 @@ def make_sampler(kernel=lambda target: sgmcmc.SGLD(target, step_size=1e-4)):
 def assert_trains_as_ever(model):
     """Two epochs of plain SGD take it where they take an untouched model of the same weights."""
     assert "train_step" not in vars(model)
-    untouched = make_model()
+    untouched = make_model(model.run_eagerly)
     untouched.set_weights(model.get_weights())
     histories = [
         m.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
@@ -81,8 +82,9 @@ class Data(keras.utils.PyDataset):
         return X[8 * i : 8 * i + 8], Y[8 * i : 8 * i + 8]
 
 
-def test_after_a_fit_that_ends_well():
-    model, callback = make_model(), make_sampler()
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_after_a_fit_that_ends_well(run_eagerly):
+    model, callback = make_model(run_eagerly), make_sampler()
     loss = model.loss
     model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[callback], validation_data=(X, Y))
     assert callback.samples[0].shape == (10, 3, 4)

@@ -250,7 +250,7 @@ def test_seeds_decide_everything() -> None:
 @pytest.mark.parametrize("jit", [False, True])
 def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
     """Normals and split seeds differ between modes; the formula holds in each with its own."""
-    target = MODEL.target(BATCH, tf.float64)
+    target = MODEL.target(BATCH, tf.float64, replacement=True)
     kernel = sgmcmc.SGLD(target, 0.01, 0.7, FullMatrix(FULL))
     state = tf.constant(START)
 

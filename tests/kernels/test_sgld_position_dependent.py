@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.harness.chains import run_chains
 from tests.harness.one_dimension import GridLaw, density_law, stationary_law
-from tests.harness.statistics import Rejected, check_cdf
+from tests.harness.statistics import Rejected, check_cdf, check_means
 from tfp_sgmcmc.preconditioners import PositionDependent, Preconditioner, RMSprop
 
 CHAINS = 100_000
@@ -117,6 +117,21 @@ def test_rmsprop_without_memory_is_position_dependent(gamma: bool) -> None:
     check_cdf(drawn, right, DISTANCE)
     with pytest.raises(Rejected):
         check_cdf(drawn, wrong, DISTANCE)
+
+
+def test_rmsprop_with_memory_is_right_to_no_better_than_its_docstring_says() -> None:
+    """decay=0.9: p(theta) M^-0.9 in the limit of small steps, of variance 1.54, not N(0, 1).
+
+    Power: 10% of the variance; the bias of this step size is a tenth of that.
+    """
+    limit = density_law(lambda x: -0.5 * x**2 - 0.9 * np.log(rms(x)), limit=8.0).variance
+    assert 1.4 < limit < 1.6
+    kernel = sgmcmc.SGLD(TARGET, 0.005, preconditioner=RMSprop(decay=0.9, epsilon=FLOOR))
+    state = tf.random.stateless_normal([20_000], [0, 1])
+    drawn = run_chains(kernel, state, num_results=1, num_burnin=6000, seed=1)[:, 0, 0]
+    check_means(drawn**2, limit, error=0.15)
+    with pytest.raises(Rejected):
+        check_means(drawn**2, 1.0, error=0.15)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ Power: an error of 3% in the variance of any whitened direction is found with pr
 which the checks verify themselves. The mutations at the end go through the same check.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,10 +20,16 @@ from tests.harness.statistics import Rejected, check_covariance
 MODEL = GaussianMean(num_examples=12)
 STEP = 0.08  # the slowest direction contracts by 0.69 a step: 60 steps forget the start to 1e-9
 BATCH = 4
-NOISE = MODEL.noise(BATCH, replacement=False)
+NOISE = MODEL.noise(BATCH, replacement=True)
+NOISE_WITHOUT = MODEL.noise(BATCH, replacement=False)
 FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
 CHAINS = 10_000
 VARIANCE_ERROR = 0.03
+
+
+def target(**options: Any) -> sgmcmc.MinibatchLogProb:
+    """With replacement, which compiles faster, unless told otherwise."""
+    return MODEL.target(BATCH, **{"replacement": True, **options})
 
 
 def check(kernel: sgmcmc.SGLD, state: object, covariance: np.ndarray, jit: bool = True) -> None:
@@ -34,65 +42,63 @@ def start(dtype: tf.DType = tf.float32) -> tf.Tensor:
 
 
 @pytest.fixture(scope="module")
-def plain() -> np.ndarray:
+def without() -> np.ndarray:
     """Samples without replacement and without preconditioner, `[CHAINS, 50, 3]`."""
-    return run_chains(sgmcmc.SGLD(MODEL.target(BATCH), STEP), start(), 50, 60, seed=4)
+    return run_chains(sgmcmc.SGLD(target(replacement=False), STEP), start(), 50, 60, seed=4)
 
 
-def test_without_preconditioner(plain: np.ndarray) -> None:
-    law = sgld_covariance(MODEL.hessian, NOISE, STEP)
-    check_covariance(plain, MODEL.mean, law, VARIANCE_ERROR)
+def test_without_replacement(without: np.ndarray) -> None:
+    law = sgld_covariance(MODEL.hessian, NOISE_WITHOUT, STEP)
+    check_covariance(without, MODEL.mean, law, VARIANCE_ERROR)
 
 
-def test_chains_with_minibatches_of_their_own_are_uncorrelated(plain: np.ndarray) -> None:
-    joint = np.kron(np.eye(2), sgld_covariance(MODEL.hessian, NOISE, STEP))
-    pairs = np.concatenate([plain[::2], plain[1::2]], axis=-1)
+def test_chains_with_minibatches_of_their_own_are_uncorrelated(without: np.ndarray) -> None:
+    joint = np.kron(np.eye(2), sgld_covariance(MODEL.hessian, NOISE_WITHOUT, STEP))
+    pairs = np.concatenate([without[::2], without[1::2]], axis=-1)
     check_covariance(pairs, np.tile(MODEL.mean, 2), joint, relative_error=0.05)
 
 
 @pytest.mark.parametrize("jit", [True, False])
 def test_with_replacement(jit: bool) -> None:
-    noise = MODEL.noise(BATCH, replacement=True)
-    kernel = sgmcmc.SGLD(MODEL.target(BATCH, replacement=True), STEP)
-    check(kernel, start(), sgld_covariance(MODEL.hessian, noise, STEP), jit)
+    kernel = sgmcmc.SGLD(target(), STEP)
+    check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP), jit)
 
 
 def test_all_examples_add_no_noise() -> None:
     kernel = sgmcmc.SGLD(MODEL.target(MODEL.num_examples), STEP)
-    check(kernel, start(), sgld_covariance(MODEL.hessian, np.zeros([3, 3]), STEP))
+    check(kernel, start(), sgld_covariance(MODEL.hessian, np.zeros([3, 3]), STEP), jit=False)
 
 
 def test_diagonal_preconditioner() -> None:
     scale = np.array([1.2, 0.5, 0.8])
-    kernel = sgmcmc.SGLD(MODEL.target(BATCH), STEP, preconditioner=scale)
+    kernel = sgmcmc.SGLD(target(), STEP, preconditioner=scale)
     check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP, np.diag(scale)))
 
 
-def test_full_matrix_preconditioner_with_replacement() -> None:
+def test_full_matrix_preconditioner_without_replacement() -> None:
     kernel = sgmcmc.SGLD(
-        MODEL.target(BATCH, replacement=True),
+        target(replacement=False),
         STEP,
         preconditioner=sgmcmc.preconditioners.FullMatrix(FULL),
     )
-    noise = MODEL.noise(BATCH, replacement=True)
-    check(kernel, start(), sgld_covariance(MODEL.hessian, noise, STEP, FULL))
+    law = sgld_covariance(MODEL.hessian, NOISE_WITHOUT, STEP, FULL)
+    check(kernel, start(), law, jit=False)
 
 
 def test_temperature() -> None:
-    kernel = sgmcmc.SGLD(MODEL.target(BATCH), STEP, temperature=2.0)
-    law = sgld_covariance(MODEL.hessian, NOISE, STEP, temperature=2.0)
-    check(kernel, start(), law)
+    kernel = sgmcmc.SGLD(target(), STEP, temperature=2.0)
+    check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP, temperature=2.0))
 
 
 def test_two_parts_with_step_sizes_of_their_own() -> None:
-    kernel = sgmcmc.SGLD(MODEL.target(BATCH, parts=True), step_size=[0.1, 0.06])
+    kernel = sgmcmc.SGLD(target(parts=True), step_size=[0.1, 0.06])
     state = [tf.ones([CHAINS, 1]), tf.ones([CHAINS, 2])]
     check(kernel, state, sgld_covariance(MODEL.hessian, NOISE, [0.1, 0.06, 0.06]))
 
 
 def test_float64_two_parts_full_matrix_and_temperature() -> None:
     kernel = sgmcmc.SGLD(
-        MODEL.target(BATCH, tf.float64, parts=True),
+        target(dtype=tf.float64, parts=True),
         STEP,
         temperature=0.5,
         preconditioner=sgmcmc.preconditioners.FullMatrix(FULL),
@@ -102,29 +108,29 @@ def test_float64_two_parts_full_matrix_and_temperature() -> None:
 
 
 def test_one_long_chain() -> None:
-    kernel = sgmcmc.SGLD(MODEL.target(BATCH), STEP)
+    """Power: 4% of a variance."""
+    kernel = sgmcmc.SGLD(target(), STEP)
     blocks = run_blocks(kernel, tf.ones([3]), num_blocks=10_000, length=25, seed=2)
-    check_covariance(
-        blocks, MODEL.mean, sgld_covariance(MODEL.hessian, NOISE, STEP), VARIANCE_ERROR
-    )
+    law = sgld_covariance(MODEL.hessian, NOISE, STEP)
+    check_covariance(blocks, MODEL.mean, law, relative_error=0.04)
 
 
 def test_chains_that_share_minibatches_share_just_that_noise() -> None:
     """Each chain has the law of a chain by itself; together they vary with the shared noise.
 
     The covariance C between two chains solves C = F C F^T + E/2 Sigma E/2: the same equation
-    without injected noise (temperature 0).
+    without injected noise (temperature 0). Power: 4% of a variance.
     """
-    kernel = sgmcmc.SGLD(MODEL.target(BATCH, shared_batch=True), STEP)
+    kernel = sgmcmc.SGLD(target(shared_batch=True), STEP)
     blocks = run_blocks(kernel, tf.ones([2, 3]), num_blocks=10_000, length=25, seed=3)
     within = sgld_covariance(MODEL.hessian, NOISE, STEP)
     between = sgld_covariance(MODEL.hessian, NOISE, STEP, temperature=0.0)
     joint = np.block([[within, between], [between, within]])
     samples = blocks.reshape(*blocks.shape[:2], 6)
-    check_covariance(samples, np.tile(MODEL.mean, 2), joint, VARIANCE_ERROR)
+    check_covariance(samples, np.tile(MODEL.mean, 2), joint, relative_error=0.04)
     independent = np.kron(np.eye(2), within)
     with pytest.raises(Rejected):
-        check_covariance(samples, np.tile(MODEL.mean, 2), independent, VARIANCE_ERROR)
+        check_covariance(samples, np.tile(MODEL.mean, 2), independent, relative_error=0.04)
 
 
 def test_epochs_have_a_law_of_their_own() -> None:
@@ -133,16 +139,15 @@ def test_epochs_have_a_law_of_their_own() -> None:
     The law at the ends of passes is therefore not that of independent minibatches (its noise adds
     up to zero over a pass), and every formula with Sigma = c V would be wrong for it.
     """
-    kernel = sgmcmc.SGLD(MODEL.target(BATCH, reshuffle="epoch"), STEP)
+    kernel = sgmcmc.SGLD(target(replacement=False, reshuffle="epoch"), STEP)
     passes = MODEL.num_examples // BATCH
     samples = run_chains(kernel, start(), 50 * passes, 20 * passes, seed=5)
     ends = samples[:, passes - 1 :: passes]
-    law = sgld_epoch_covariance(MODEL.hessian, NOISE, passes, STEP)
+    law = sgld_epoch_covariance(MODEL.hessian, NOISE_WITHOUT, passes, STEP)
     check_covariance(ends, MODEL.mean, law, VARIANCE_ERROR)
+    independent = sgld_covariance(MODEL.hessian, NOISE_WITHOUT, STEP)
     with pytest.raises(Rejected):
-        check_covariance(
-            ends, MODEL.mean, sgld_covariance(MODEL.hessian, NOISE, STEP), VARIANCE_ERROR
-        )
+        check_covariance(ends, MODEL.mean, independent, VARIANCE_ERROR)
 
 
 def broken_identity(
@@ -177,7 +182,7 @@ MUTATIONS = {
     "noise not preconditioned": dict(preconditioner=noise_not_preconditioned(), matrix=0.7),
     "gradient not scaled by N/n": dict(target=dict(likelihood_scale=BATCH / 12)),
     "gradient divided by N": dict(target=dict(likelihood_scale=1 / 12)),
-    "drawn with replacement": dict(target=dict(replacement=True)),
+    "drawn without replacement": dict(target=dict(replacement=False)),
     "chains that are copies": dict(
         preconditioner=same_noise_in_all_chains(), target=dict(shared_batch=True)
     ),
@@ -190,7 +195,7 @@ def test_mutations_are_rejected(name: str) -> None:
     """A fifth of the chains is enough to see these."""
     mutation = MUTATIONS[name]
     kernel = sgmcmc.SGLD(
-        MODEL.target(BATCH, **mutation.get("target", {})),
+        target(**mutation.get("target", {})),
         STEP,
         preconditioner=mutation.get("preconditioner"),
     )
@@ -200,7 +205,7 @@ def test_mutations_are_rejected(name: str) -> None:
 
 
 WRONG_LAWS = {
-    "with replacement": dict(noise=MODEL.noise(BATCH, replacement=True)),
+    "with replacement": dict(noise=NOISE),
     "no minibatch noise": dict(noise=np.zeros([3, 3])),
     "another temperature": dict(temperature=1.1),
     "exact posterior": dict(covariance=np.linalg.inv(MODEL.hessian)),
@@ -208,15 +213,15 @@ WRONG_LAWS = {
 
 
 @pytest.mark.parametrize("name", WRONG_LAWS)
-def test_wrong_laws_are_rejected(name: str, plain: np.ndarray) -> None:
-    law = {"noise": NOISE, "temperature": 1.0, **WRONG_LAWS[name]}
+def test_wrong_laws_are_rejected(name: str, without: np.ndarray) -> None:
+    law = {"noise": NOISE_WITHOUT, "temperature": 1.0, **WRONG_LAWS[name]}
     covariance = law.get("covariance")
     if covariance is None:
         covariance = sgld_covariance(
             MODEL.hessian, law["noise"], STEP, temperature=law["temperature"]
         )
     with pytest.raises(Rejected):
-        check_covariance(plain, MODEL.mean, covariance, VARIANCE_ERROR)
+        check_covariance(without, MODEL.mean, covariance, VARIANCE_ERROR)
 
 
 def test_error_is_of_first_order() -> None:

@@ -62,7 +62,7 @@ def run(
     num_steps: int,
     thinning: int,
     num_burnin_chunks: int,
-    seed: int,
+    seed: Any,
     label: str,
 ) -> Chains:
     """Runs `num_steps` steps in `NUM_CHUNKS` chunks and keeps every `thinning`-th state.
@@ -85,12 +85,13 @@ def run(
         )
 
     results = kernel.bootstrap_results(state)
+    seed = sgmcmc.random.as_seed(seed)
     kept, times = [], []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is not calibrated")
         for i in tqdm(range(NUM_CHUNKS), desc=f"{label}, chunks of {num_steps // NUM_CHUNKS}"):
             start = time.perf_counter()
-            draws, _, results = chunk(state, results, sgmcmc.random.fold_in([seed, 0], i))
+            draws, _, results = chunk(state, results, sgmcmc.random.fold_in(seed, i))
             kept.append(draws.numpy())
             state = draws[-1]
             times.append(time.perf_counter() - start)

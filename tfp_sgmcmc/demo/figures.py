@@ -16,9 +16,7 @@ from tfp_sgmcmc.demo.logistic import Comparison
 _SAMPLER, _HMC, _NORMAL = "tab:orange", "tab:blue", "0.35"
 
 
-def save(
-    folder: Path, comparison: Comparison, classifiers: Classifiers, title: str
-) -> list[Path]:
+def save(folder: Path, comparison: Comparison, classifiers: Classifiers, title: str) -> list[Path]:
     """Draws all figures and returns their files."""
     figures = {
         "marginals.png": marginals(comparison, title),
@@ -49,6 +47,7 @@ def marginals(comparison: Comparison, title: str) -> Figure:
             color=_NORMAL, linestyle=":", label=comparison.rows[1]["sampler"],
         )  # fmt: skip
         axes.set(xlabel=_name(i), ylabel="density")
+        axes.locator_params(axis="x", nbins=5)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
@@ -59,18 +58,18 @@ def trace(comparison: Comparison, title: str) -> Figure:
     figure.suptitle(f"Traces after burn-in: {comparison.rows[0]['sampler']}\n{title}")
     rows = figure.subplots(2, 1, sharex=True)
     samples = comparison.sampled.samples
-    every = max(1, len(samples) // 1000)  # more points than pixels only blacken the figure
+    every = max(1, len(samples) // 500)  # more points would only blacken the figure
     for axes, i in zip(rows, _largest(comparison.hmc, 2), strict=True):
-        axes.plot(np.arange(len(samples))[::every], samples[::every, :, i], lw=0.5, alpha=0.6)
+        axes.plot(np.arange(len(samples))[::every], samples[::every, :4, i], lw=0.7, alpha=0.7)
         low, high = np.quantile(comparison.hmc.samples[..., i], [0.025, 0.975])
-        axes.axhspan(low, high, color=_HMC, alpha=0.15, zorder=3, label="HMC, central 95 %")
+        axes.axhspan(low, high, color="0.5", alpha=0.2, label="HMC, central 95 %")
         axes.axhline(
-            comparison.hmc.mean[i], color=_HMC, linewidth=1.5, zorder=4, label="HMC, mean"
+            comparison.hmc.mean[i], color="black", linewidth=1.5, zorder=4, label="HMC, mean"
         )
         axes.set(ylabel=_name(i))
         axes.margins(x=0)
-    rows[0].legend(loc="upper right", ncols=2)
-    rows[1].set(xlabel=f"kept sample ({samples.shape[1]} chains)")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    rows[1].set(xlabel="kept sample (four chains)")
     return figure
 
 
@@ -81,9 +80,7 @@ def reliability(classifiers: Classifiers, title: str) -> Figure:
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     upper.plot([0, 1], [0, 1], color=_NORMAL, linestyle=":", label="perfectly calibrated")
     bins = np.linspace(0, 1, NUM_BINS + 1)
-    for (label, p), color in zip(
-        classifiers.probabilities.items(), (_HMC, _SAMPLER), strict=True
-    ):
+    for (label, p), color in zip(classifiers.probabilities.items(), (_HMC, _SAMPLER), strict=True):
         confidence = np.minimum(p.max(axis=1), 1.0)  # sums of rounded terms exceed 1 by an ulp
         correct = p.argmax(axis=1) == classifiers.labels
         accuracy, mean_confidence = calibration_curve(correct, confidence, n_bins=NUM_BINS)

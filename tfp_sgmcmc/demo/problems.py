@@ -29,37 +29,33 @@ class Problem(NamedTuple):
     is_yes: np.ndarray
 
 
-class _Question(NamedTuple):
+class Question(NamedTuple):
+    """What part 1 asks of a data set: `is_yes` maps classes to answers."""
+
     text: str
     num_classes: int
     is_yes: Callable[[np.ndarray], np.ndarray]
 
 
-_QUESTIONS = {
-    "digits": _Question("is the digit odd?", 10, lambda y: y % 2 == 1),
-    "mnist": _Question("is the digit odd?", 10, lambda y: y % 2 == 1),
-    "mnist_7v9": _Question("is it a seven, not a nine?", 2, lambda y: y == 1),
-    "a9a": _Question("is the income above 50,000 dollars?", 2, lambda y: y == 1),
-    "connect4": _Question("does the first player win?", 3, lambda y: y == 0),
-    "letter": _Question("is the letter one of A to M?", 26, lambda y: y < 13),
-    "kddcup99": _Question("is the connection an attack?", 23, lambda y: y != 11),  # 11: normal
-    "sensit_acoustic": _Question("is the vehicle of class 3?", 3, lambda y: y == 2),
-    "german": _Question("is the credit good?", 2, lambda y: y == 1),
-    "pima": _Question("has the patient diabetes?", 2, lambda y: y == 1),
+QUESTIONS = {
+    "digits": Question("is the digit odd?", 10, lambda y: y % 2 == 1),
+    "mnist": Question("is the digit odd?", 10, lambda y: y % 2 == 1),
+    "mnist_7v9": Question("is it a seven, not a nine?", 2, lambda y: y == 1),
+    "a9a": Question("is the income above 50,000 dollars?", 2, lambda y: y == 1),
+    "connect4": Question("does the first player win?", 3, lambda y: y == 0),
+    "letter": Question("is the letter one of A to M?", 26, lambda y: y < 13),
+    "kddcup99": Question("is the connection an attack?", 23, lambda y: y != 11),  # 11: normal
+    "sensit_acoustic": Question("is the vehicle of class 3?", 3, lambda y: y == 2),
+    "german": Question("is the credit good?", 2, lambda y: y == 1),
+    "pima": Question("has the patient diabetes?", 2, lambda y: y == 1),
 }
-NAMES = tuple(_QUESTIONS)
-
-
-class MissingLoadersError(ImportError):
-    """The `datasets` folder of the repository cannot be imported."""
 
 
 def load(name: str) -> Problem:
-    """Loads one of `NAMES`; columns that are constant in the training part are left out.
+    """Loads one of `QUESTIONS`; columns that are constant in the training part are left out.
 
     Raises:
-      MissingLoadersError: the data need the repository's `datasets` folder, and it is not there.
-      ImportError: a package that the loader needs is missing.
+      ImportError: the repository's `datasets` folder is not there, or a package that it needs.
       FileNotFoundError: the file is not on this machine and cannot be downloaded.
       ValueError: the file is damaged.
     """
@@ -68,7 +64,7 @@ def load(name: str) -> Problem:
     x_train, x_test = x_train[:, varies], x_test[:, varies]
     mean = x_train.mean(axis=0, dtype=np.float64)
     scale = np.maximum(x_train.std(axis=0, dtype=np.float64), np.ptp(x_train, axis=0) / 10)
-    question = _QUESTIONS[name]
+    question = QUESTIONS[name]
     return Problem(
         question.text,
         ((x_train - mean) / scale).astype(np.float32),
@@ -93,8 +89,7 @@ def _loader(name: str) -> Callable[[], tuple[np.ndarray, ...]]:
         # Other packages are called `datasets`, too: only ours has this loader.
         return getattr(importlib.import_module("datasets"), name)
     except (ImportError, AttributeError):
-        raise MissingLoadersError(
-            f"--data {name} needs the loaders in the folder `datasets` of the repository, which "
-            "the installed package does not hold: run from the root of a checkout, or take "
-            "--data digits."
+        raise ImportError(
+            "these data need the loaders in the folder `datasets` of the repository, which "
+            "the installed package does not hold: run from the root of a checkout."
         ) from None

@@ -249,7 +249,7 @@ class SamplerCallback(keras.callbacks.Callback):
         self._num_unseen += self.model.steps_per_execution
         num_kept = self._thinning.num_kept
         sample_is_due = num_kept(self._num_seen + self._num_unseen) > num_kept(self._num_seen)
-        if sample_is_due or self._num_unseen >= _STEPS_UNSEEN:
+        if sample_is_due or self._num_unseen >= _STEPS_UNSEEN or self.model.run_eagerly:
             self._look()
 
     def _look(self) -> Status:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 from tensorflow.compiler.tf2xla.python import xla
@@ -119,11 +120,14 @@ class Chain:
             variable.assign(value)
         tf.nest.map_structure(lambda v, r: v.assign(r), self._results, results)
         self._record([(v, x) for v, x in moved if v.dtype.startswith(("float", "bfloat"))], status)
-        is_first_bad = (status.first_bad < 0) & ~tf.reduce_all(tf.math.is_finite(loss))
+        loss_is_finite = tf.reduce_all(tf.math.is_finite(loss))
+        bad = tf.where(loss_is_finite, tf.constant(-1, tf.int64), status.num_steps)
+        if tf.executing_eagerly() and not all(np.isfinite(x).all() for x in state):
+            bad = status.num_steps + 1  # kernels refuse such a state before its loss is known
         self._status.assign(
             [
                 status.num_steps + 1,
-                tf.where(is_first_bad, status.num_steps, status.first_bad),
+                tf.where(status.first_bad < 0, bad, status.first_bad),
                 status.num_rows + tf.cast(rows, tf.int64),
             ]
         )

@@ -52,11 +52,7 @@ def check_model(model: keras.Model) -> None:
 
 def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
     """Creates the variables that the first batch of `fit` would create."""
-    optimizer, model.optimizer = model.optimizer, None  # it is not used: spare its slots
-    try:
-        model._symbolic_build(data_batch=(x, y, sample_weight))
-    finally:
-        model.optimizer = optimizer
+    model._symbolic_build(data_batch=(x, y, sample_weight))
 
 
 def forward(
