@@ -8,15 +8,16 @@ import sys
 import types
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+import datasets
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc import __main__ as demo
 from tfp_sgmcmc.demo import chains, logistic
+from tfp_sgmcmc.demo.problems import QUESTIONS
 from tfp_sgmcmc.demo.samplers import SAMPLERS
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +50,7 @@ def results(default_run):
 
 def test_posterior_of_the_default_run(results):
     sampled, normal, hmc = results["posterior"]
-    # Seen over seeds: E1 0.015 .. 0.02, E2 0.19 .. 0.21, half of it the reference's own noise.
+    # Three seeds gave E1 0.012 .. 0.016 and E2 0.18 .. 0.20, half of it noise of the reference.
     assert sampled["E1"] < 0.05
     assert sampled["E2"] < 0.3
     # Negative control: a chain that stays about the mode misses the bound by a factor of three.
@@ -101,9 +102,10 @@ def test_help_is_complete_and_imports_no_tensorflow():
     assert "tfp_sgmcmc.demo.problems" in imported  # the listing is what it is taken for
     assert not imported & {"tensorflow", "tensorflow_probability", "keras", "matplotlib"}
     options = ("--data", "--sampler", "--output", "--seed", "--quick", "--version")
-    for word in (*options, *SAMPLERS, *FIGURES, "results.json", "kddcup99", "seconds"):
-        assert word in done.stdout
-    assert done.stdout.count("(default: ") == 4
+    text = " ".join(done.stdout.split())
+    for word in (*options, *SAMPLERS, *QUESTIONS, *FIGURES, "results.json", "run time"):
+        assert word in text
+    assert text.count("(default: ") == 4
 
 
 @pytest.mark.parametrize(
@@ -217,18 +219,37 @@ def plane():
     return target, pilot, mean, covariance
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_samplers_have_the_variance_that_their_step_size_promises(name, plane):
-    target, pilot, mean, covariance = plane
-    num_steps = 50_000
-    kernel = SAMPLERS[name].kernel(target, pilot, num_steps)
+def whitened_moments(kernel, num_steps, plane):
+    """Mean and eigenvalues of the covariance where the posterior's are 0 and 1, and 5 sigma.
+
+    The chance that one of the four is farther from its expectation is about 2e-6; the effective
+    sample size of the slowest coordinate makes it smaller.
+    """
+    _, pilot, mean, covariance = plane
     state = tf.constant(pilot.mode + np.zeros([8, 2]), tf.float32)
-    run = chains.run(kernel, state, num_steps, 10, 10, 0, name)
-    # In whitened coordinates the covariance is I plus the promised excess of 0.05 (pSGLD: between
-    # 0 and 0.4), give or take the noise of about
+    run = chains.run(kernel, state, num_steps, 20, 10, 0, "plane")
     whitener = np.linalg.inv(np.linalg.cholesky(covariance))
     noise = 5 * np.sqrt(2 / run.effective_sample_size)
-    low, high = np.linalg.eigvalsh(whitener @ run.covariance @ whitener.T)
-    print(name, low, high, noise, run.effective_sample_size, whitener @ (run.mean - mean))
-    assert 1 - noise < low <= high < 1 + noise + {"psgld": 0.4}.get(name, 0.05)
-    assert np.abs(whitener @ (run.mean - mean)).max() < noise
+    return whitener @ (run.mean - mean), whitener @ run.covariance @ whitener.T, noise
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_have_the_variance_that_their_step_size_promises(name, plane):
+    target, pilot, _, _ = plane
+    num_steps = 20_000 if SAMPLERS[name].all_data else 200_000
+    kernel = SAMPLERS[name].kernel(target, pilot, num_steps)
+    mean, covariance, noise = whitened_moments(kernel, num_steps, plane)
+    low, high = np.linalg.eigvalsh(covariance)
+    assert noise < 0.12
+    assert np.abs(mean).max() < noise
+    assert 1 - noise < low
+    assert high < 1 + {"psgld": 0.4}.get(name, 0.05) + noise
+
+
+def test_a_step_size_that_is_too_large_shows(plane):
+    target, pilot, _, _ = plane
+    matrix = sgmcmc.preconditioners.FullMatrix(pilot.covariance)
+    step_size = pilot.step_size(pilot.covariance, excess=0.25)
+    kernel = sgmcmc.SGLD(target, step_size, preconditioner=matrix)
+    _, covariance, noise = whitened_moments(kernel, 200_000, plane)
+    assert np.linalg.eigvalsh(covariance)[-1] > 1.05 + noise

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -70,13 +71,14 @@ class Worker:
     """A running side; `cores` restricts it (Linux only)."""
 
     def __init__(self, python: Path | str, module: str, data: Path, cores: set[int] | None):
+        self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [python, "-m", module, data],
             cwd=ROOT,
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
             preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
         )
@@ -97,11 +99,13 @@ class Worker:
 
     def close(self) -> None:
         self._process.communicate()
+        self._errors.close()
 
     def _answer(self) -> dict[str, Any]:
         line = _pipe(self._process.stdout).readline()
         if not line:
-            raise RuntimeError(f"ended: {self._process.args}")
+            self._errors.seek(0)
+            raise RuntimeError(f"{self._process.args} ended:\n{self._errors.read()}")
         return json.loads(line)
 
 

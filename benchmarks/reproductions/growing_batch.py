@@ -58,8 +58,8 @@ def run(
     *,
     growth: float = 1.1,
     constant_size: int = 4,
-    first_step_size: float = 5e-5,
-    last_step_size: float = 5e-6,
+    first_step_size: float = 2e-4,
+    last_step_size: float = 2e-5,
     num_steps: int = 200,
     num_chains: int = 32,
     seed: int = 0,
@@ -140,8 +140,8 @@ def main() -> None:
     )
     parser.add_argument("--growth", type=float, default=1.1)
     parser.add_argument("--constant-size", type=int, default=4)
-    parser.add_argument("--first-step-size", type=float, default=5e-5)
-    parser.add_argument("--last-step-size", type=float, default=5e-6)
+    parser.add_argument("--first-step-size", type=float, default=2e-4)
+    parser.add_argument("--last-step-size", type=float, default=2e-5)
     parser.add_argument("--num-steps", type=int, default=200)
     parser.add_argument("--num-chains", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)

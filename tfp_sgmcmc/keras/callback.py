@@ -13,9 +13,10 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics import NonFiniteChainError
 from tfp_sgmcmc.keras import losses
-from tfp_sgmcmc.keras.chain import Chain, Status, Thinning
+from tfp_sgmcmc.keras.chain import Chain, Status
 from tfp_sgmcmc.keras.predict import Prediction, Predictor
 from tfp_sgmcmc.keras.restore import BatchTrainFunction, calling_list, guard
+from tfp_sgmcmc.keras.samples import Samples, Thinning
 from tfp_sgmcmc.keras.target import ModelLogProb, as_log_prior
 
 # Reading a variable makes an accelerator wait: while no sample is due, look for NaN this often.
@@ -118,23 +119,25 @@ class SamplerCallback(keras.callbacks.Callback):
         self._chain: Chain | None = None
         self._failed = False
         self._predictor: tuple[Any, Predictor] | None = None  # compiled, of the last arguments
-        self._num_seen = 0  # steps whose samples are in `_chunks`
-        self._num_unseen = 0  # at most so many steps later is the chain now
-        self._chunks: list[list[np.ndarray]] = []
+        self._samples = Samples(self._thinning)
+        self._num_unseen = 0  # at most so many steps were taken since the last look
+        self._rows_before = 0  # examples seen before this epoch
 
     @property
     def samples(self) -> list[np.ndarray]:
         """Samples so far, `[num_kept, ...]` for each of `model.trainable_variables`."""
-        return self._values()[: len(self._chain.variables)] if self._chain else []
+        variables = self._chain.variables if self._chain else []
+        if not len(self._samples):
+            return [np.zeros([0, *v.shape], v.dtype) for v in variables]
+        return self._samples.values[: len(variables)]
 
     @property
     def non_trainable_samples(self) -> dict[str, np.ndarray]:
         """Moving statistics that belong to the samples, `[num_kept, ...]`, by variable path."""
-        if self._chain is None:
+        if not len(self._samples):
             return {}
-        first = len(self._chain.variables)
-        paths = [v.path for v in self._chain.recorded[first:]]
-        return dict(zip(paths, self._values()[first:], strict=True))
+        recorded = zip(self._chain.recorded, self._samples.values, strict=True)
+        return {v.path: x for v, x in list(recorded)[len(self._chain.variables) :]}
 
     def predict(
         self,
@@ -156,7 +159,7 @@ class SamplerCallback(keras.callbacks.Callback):
         Raises:
           ValueError: no samples yet; an unknown `activation`.
         """
-        if not len(next(iter(self.samples), ())):
+        if not len(self._samples):
             raise ValueError(
                 "There are no samples yet; run fit for more than num_burnin_steps = "
                 f"{self._thinning.num_burnin_steps} steps (batches) first."
@@ -166,7 +169,7 @@ class SamplerCallback(keras.callbacks.Callback):
         key = (activation, model.loss, model.jit_compile, model.run_eagerly)
         if self._predictor is None or self._predictor[0] != key:
             self._predictor = key, Predictor(model, self._chain.recorded, activation)
-        return self._predictor[1](self._values(), x, batch_size)
+        return self._predictor[1](self._samples.values, x, batch_size)
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
@@ -237,19 +240,12 @@ class SamplerCallback(keras.callbacks.Callback):
         )
         self._initial = [(v, v.numpy()) for v in self.model.weights]
 
-    def _values(self) -> list[np.ndarray]:
-        if len(self._chunks) > 1:
-            self._chunks = [[np.concatenate(parts) for parts in zip(*self._chunks, strict=True)]]
-        recorded = self._chain.recorded or self._chain.variables
-        return self._chunks[0] if self._chunks else [np.zeros([0, *v.shape]) for v in recorded]
-
     def _after_execution(self) -> None:
         if self._chain is None:  # its first batch failed
             return
         self._num_unseen += self.model.steps_per_execution
-        num_kept = self._thinning.num_kept
-        sample_is_due = num_kept(self._num_seen + self._num_unseen) > num_kept(self._num_seen)
-        if sample_is_due or self._num_unseen >= _STEPS_UNSEEN or self.model.run_eagerly:
+        is_long_unseen = self._num_unseen >= _STEPS_UNSEEN or self.model.run_eagerly
+        if is_long_unseen or self._samples.are_due(self._num_unseen):
             self._look()
 
     def _look(self) -> Status:
@@ -258,19 +254,9 @@ class SamplerCallback(keras.callbacks.Callback):
         self._num_unseen = 0
         loss_is_finite = status.first_bad < 0
         num_steps = status.num_steps if loss_is_finite else status.first_bad
-        first, last = map(self._thinning.num_kept, (self._num_seen, num_steps))
-        self._num_seen = num_steps
-        num_finite = last - first
-        if last > first:
-            buffers = [b.numpy() for b in self._chain.buffers]
-            slots = np.arange(first, last) % len(buffers[0])
-            chunk = [b[slots] for b in buffers]
-            is_finite = [np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in chunk]
-            num_finite = int(np.logical_and.reduce(is_finite).cumprod().sum())
-            if num_finite:
-                self._chunks.append([x[:num_finite] for x in chunk])
-        if num_finite < last - first or not loss_is_finite:
-            self._fail(first + num_finite, None if num_finite < last - first else num_steps)
+        bad_step = self._samples.take(self._chain.buffers, num_steps)
+        if bad_step is not None or not loss_is_finite:
+            self._fail(num_steps if bad_step is None else bad_step)
         self._check_rows(status, expected_at_least=0)
         return status
 
@@ -285,27 +271,21 @@ class SamplerCallback(keras.callbacks.Callback):
                 "data, pass check_num_examples=False."
             )
 
-    def _fail(self, num_kept: int, num_steps: int | None) -> None:
-        """Raises NonFiniteChainError for a sample, or for the loss after `num_steps` steps."""
+    def _fail(self, step: int) -> None:
         self._failed = True
-        thinning = self._thinning
-        bad = [v for v in self._chain.variables if not np.isfinite(v.numpy()).all()]
-        if num_steps is None:
-            period = thinning.num_steps_between_results + 1
-            num_steps = thinning.num_burnin_steps + num_kept * period
+        bad = [v.path for v in self._chain.variables if not np.isfinite(v.numpy()).all()]
         for variable, value in self._initial:
             variable.assign(value)
-        if self._chunks:
-            for variable, values in zip(self._chain.recorded, self._chunks[-1], strict=True):
+        if len(self._samples):
+            for variable, values in zip(self._chain.recorded, self._samples.values, strict=True):
                 variable.assign(values[-1])
-        path = bad[0].path if bad else "the loss"
+        start = "the last of them" if len(self._samples) else "where the chain began"
         raise NonFiniteChainError(
-            f"{path} became NaN or infinite by step {num_steps} of the chain. The {num_kept} "
-            "samples before it are in the error's and the callback's `samples`; the model is set "
-            f"back to {'the last of them' if self._chunks else 'where the chain began'}. A smaller "
-            "step_size is the usual cure.",
-            num_steps,
-            (path,) if bad else (),
+            f"{bad[0] if bad else 'The loss'} became NaN or infinite by step {step} of the chain. "
+            f"The {len(self._samples)} samples before it are in the error's and the callback's "
+            f"`samples`; the model is set back to {start}. A smaller step_size is the usual cure.",
+            step,
+            tuple(bad[:1]),
             self.samples,
         )
 

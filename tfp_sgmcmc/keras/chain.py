@@ -13,19 +13,8 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.keras import losses
+from tfp_sgmcmc.keras.samples import Thinning
 from tfp_sgmcmc.keras.target import LogPrior, ModelLogProb, num_rows
-
-
-class Thinning(NamedTuple):
-    """Which steps' states are kept, counted as in `tfp.mcmc.sample_chain`."""
-
-    num_burnin_steps: int
-    num_steps_between_results: int
-
-    def num_kept(self, num_steps: Any, maximum: Callable[[Any, int], Any] = max) -> Any:
-        """Number of samples that the first `num_steps` steps leave."""
-        between = self.num_steps_between_results
-        return maximum(num_steps - self.num_burnin_steps + between, 0) // (between + 1)
 
 
 class Status(NamedTuple):
