@@ -376,6 +376,14 @@ def sum_events(x: State, chain_ndims: int) -> tf.Tensor:
     return tf.add_n(parts)
 
 
+def squared_norm(x: State, chain_ndims: int) -> tf.Tensor:
+    """Squared Euclidean norm over all parts, `[chains...]`."""
+    if chain_ndims:
+        return sum_events(tf.nest.map_structure(tf.square, x), chain_ndims)
+    flat = [tf.reshape(p, [-1]) for p in tf.nest.flatten(x)]
+    return tf.add_n([tf.tensordot(p, p, 1) for p in flat])  # XLA vectorises these, not plain sums
+
+
 def flatten_events(x: State, chain_ndims: int) -> tf.Tensor:
     """Concatenates the parts' entries: `[chains..., D]` (`[1, D]` without chain dimensions)."""
     chains = tf.shape(tf.nest.flatten(x)[0])[:chain_ndims] if chain_ndims else [1]

@@ -13,7 +13,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ LAYOUTS = ((1, False, False), (1, False, True), (64, False, False), (64, True, F
 
 
 @contextlib.contextmanager
-def workers(blackjax_python: Path, data: Path, cores: set[int] | None) -> Iterator[list[Worker]]:
+def workers(blackjax_python: Path, data: Path, cores: set[int] | None) -> Generator[list[Worker]]:
     """Our side and BlackJAX's."""
     started = [Worker(sys.executable, "benchmarks.peers.sgld_ours", data, cores)]
     try:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, IO
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class Worker:
     """A running side; `cores` restricts it (Linux only)."""
 
     def __init__(self, python: Path | str, module: str, data: Path, cores: set[int] | None):
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it outlives this call)
         self._process = subprocess.Popen(
             [python, "-m", module, data],
             cwd=ROOT,
@@ -109,6 +109,6 @@ class Worker:
         return json.loads(line)
 
 
-def _pipe(pipe: TextIO | None) -> TextIO:
+def _pipe(pipe: IO[str] | None) -> IO[str]:
     assert pipe is not None
     return pipe

@@ -70,7 +70,7 @@ class Predictor:
             keras.tree.map_structure(lambda leaf, start=start: leaf[start : start + batch_size], x)
             for start in range(0, *rows, batch_size)
         ]
-        moments: list[Moments | None] = [None] * len(batches)
+        moments: list[Any] = [None] * len(batches)  # then Moments
         chunk_size = max(1, _CHUNK_BYTES // sum(s[0].nbytes for s in samples))
         for start in range(0, len(samples[0]), chunk_size):
             chunk = [tf.convert_to_tensor(s[start : start + chunk_size]) for s in samples]
@@ -91,7 +91,7 @@ class Predictor:
         forward = losses.forward(self._model, self._variables, values, batch, training=False)
         if self._activation == "auto":
             return losses.activate(self._model, forward.outputs)
-        return forward.outputs if self._activation is None else self._activation(forward.outputs)
+        return self._activation(forward.outputs) if callable(self._activation) else forward.outputs
 
     def _add_samples(self, moments: Moments | None, chunk: list[tf.Tensor], batch: Any) -> Moments:
         if moments is None:

@@ -55,7 +55,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
           TypeError: a state part that is not floating.
         """
         with tf.name_scope(type(self).__name__ + ".bootstrap_results"):
-            return self._init_results(convert_state(init_state))
+            return self._init_results(convert_state(init_state, initial=True))
 
     def one_step(self, current_state: State, previous_kernel_results: Any, seed: Any = None) -> Any:
         """Takes one step; `seed` (an integer, or two) is required and names all its draws."""
@@ -70,8 +70,12 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     def _update(self, state: State, results: Any, seed: tf.Tensor) -> tuple[State, Any]: ...
 
 
-def convert_state(state: State) -> State:
-    """Returns `state` as tensors; raises for parts that no Langevin step can move."""
+def convert_state(state: State, initial: bool = False) -> State:
+    """Returns `state` as tensors; raises for parts that no Langevin step can move.
+
+    An `initial` state must also be finite; of a chain that breaks down later the user is told by
+    `tfp_sgmcmc.diagnostics.check_finite`.
+    """
 
     def convert(name: str, x: Any) -> tf.Tensor:
         try:
@@ -83,7 +87,7 @@ def convert_state(state: State) -> State:
                 f"{name} has dtype {x.dtype.name}; a floating dtype is expected "
                 "(an integer state cannot follow a gradient)."
             )
-        value = tf.get_static_value(x)
+        value = tf.get_static_value(x) if initial else None
         if value is not None and not np.all(np.isfinite(value)):
             raise ValueError(f"{name}, the initial state, has NaN or infinite entries.")
         return x

@@ -50,7 +50,7 @@ class LangevinProposal(tfp.mcmc.TransitionKernel):
         return False
 
     def bootstrap_results(self, init_state: State) -> LangevinProposalResults:
-        state = convert_state(init_state)
+        state = convert_state(init_state, initial=True)
         log_prob, gradient = self._exact(state)
         self._matrix(state, log_prob)
         step_size = tf.nest.map_structure(

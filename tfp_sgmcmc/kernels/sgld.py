@@ -15,7 +15,7 @@ from tfp_sgmcmc.kernels.base import (
     map_parts,
     value_at,
 )
-from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner, sum_events
+from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner, squared_norm
 
 
 class SGLDResults(NamedTuple):
@@ -155,7 +155,7 @@ class SGLD(StochasticGradientKernel):
             state, epsilon, temperature, drift, noise,
         )  # fmt: skip
 
-        norm = tf.sqrt(sum_events(map_parts(tf.square, estimate.gradient), chain_ndims))
+        norm = tf.sqrt(squared_norm(estimate.gradient, chain_ndims))
         return state, SGLDResults(
             target_log_prob=estimate.log_prob,
             gradient_norm=norm,

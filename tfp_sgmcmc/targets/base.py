@@ -171,7 +171,9 @@ def value_and_gradient(
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(leaves)
             value = fn(tf.nest.pack_sequence_as(state, leaves))
-        return value, tape.gradient(value, leaves, unconnected_gradients=unconnected)
+        gradient = tape.gradient(value, leaves, unconnected_gradients=unconnected)
+        # A lookup by tf.gather has tf.IndexedSlices for its gradient.
+        return value, [g if g is None else tf.convert_to_tensor(g) for g in gradient]
 
     if probe is None:
         value, gradient = first_order()
