@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, IO
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
