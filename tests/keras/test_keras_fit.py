@@ -243,3 +243,28 @@ def test_tensorboard(tmp_path):
     model.fit(X, Y, batch_size=5, verbose=0, callbacks=[callback, board])
     assert len(callback.samples[0]) == 4
     assert list(tmp_path.rglob("events.out.tfevents.*"))
+
+
+class CountsTraces(keras.layers.Dense):
+    traces = 0
+
+    def call(self, x):
+        type(self).traces += 1
+        return super().call(x)
+
+
+def test_further_fits_trace_nothing_anew_until_compile():
+    model = keras.Sequential([keras.Input([3]), CountsTraces(4)])
+    model.compile(loss=CROSSENTROPY)
+    callback = sampler()
+
+    def traces_of_a_fit() -> int:
+        before = CountsTraces.traces
+        model.fit(X, Y, batch_size=10, verbose=0, callbacks=[callback])
+        return CountsTraces.traces - before
+
+    assert traces_of_a_fit() > 0
+    assert traces_of_a_fit() == 0
+    model.compile(loss=CROSSENTROPY, steps_per_execution=2)
+    assert traces_of_a_fit() > 0
+    assert len(callback.samples[0]) == 6

@@ -22,7 +22,10 @@ NUM_CHAINS = 8
 NUM_STEPS = 100_000
 THINNING = 20
 MAX_FEATURES = 200  # above it: the first 50 principal components
-LEAPFROG_STEPS = 4  # 8 turn a trajectory by half a period, and squares hardly mix
+# With the step size for this acceptance a trajectory is a quarter to a third of a period in the
+# rounded coordinates. Near half a period draws would alternate, and variances hardly mix.
+LEAPFROG_STEPS = 3
+TARGET_ACCEPTANCE = 0.9
 
 
 class Comparison(NamedTuple):
@@ -77,8 +80,8 @@ def compare(problem: Problem, sampler_name: str, seed: int, shortening: int) -> 
         num_steps = _whole_chunks(num_steps * pilot.batch_size / num_examples)
     kernel = sampler.kernel(target, pilot, num_steps)
     sampled = chains.run(kernel, state, num_steps, THINNING, 5, seed, sampler_name)
-    # Fewer draws where they cost more; 250 of 8 chains still make a usable reference.
-    num_draws = int(np.clip(4e9 / x.size, 250, 6000)) // shortening
+    # Fewer draws where they cost more; 300 of 8 chains still make a usable reference.
+    num_draws = int(np.clip(6e9 / x.size, 300, 10_000)) // shortening
     num_draws = max(num_draws // chains.NUM_CHUNKS, 1) * chains.NUM_CHUNKS
     kernel = _hamiltonian(target, factor, num_adaptation_steps=num_draws // 5)
     hmc = chains.run(kernel, state, num_draws, 1, 10, seed + 1, "HMC")
@@ -111,7 +114,7 @@ def _pilot(x: np.ndarray, y: np.ndarray, batch_size: int) -> Pilot:
     fit = LogisticRegression(
         C=PRIOR_SCALE**2, fit_intercept=False, solver="newton-cholesky", tol=1e-6
     ).fit(x, y)
-    p = fit.predict_proba(x)[:, 1]
+    p, x = fit.predict_proba(x)[:, 1], x.astype(np.float64)
     hessian = (x * (p * (1 - p))[:, None]).T @ x + np.eye(x.shape[1]) / PRIOR_SCALE**2
     variance = np.var(x * (y - p)[:, None], axis=0, ddof=1)
     return Pilot(fit.coef_[0], hessian, variance, len(x), batch_size)
@@ -127,7 +130,9 @@ def _hamiltonian(
     kernel = tfp.mcmc.TransformedTransitionKernel(
         kernel, tfp.bijectors.ScaleMatvecTriL(factor.astype(np.float32))
     )
-    return tfp.mcmc.DualAveragingStepSizeAdaptation(kernel, num_adaptation_steps)
+    return tfp.mcmc.DualAveragingStepSizeAdaptation(
+        kernel, num_adaptation_steps, target_accept_prob=TARGET_ACCEPTANCE
+    )
 
 
 def _whole_chunks(num_steps: float) -> int:

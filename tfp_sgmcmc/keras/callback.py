@@ -117,6 +117,7 @@ class SamplerCallback(keras.callbacks.Callback):
         self._seed = random.as_seed(seed)
         self._check_num_examples = check_num_examples
         self._chain: Chain | None = None
+        self._train_function: BatchTrainFunction | None = None
         self._failed = False
         self._predictor: tuple[Any, Predictor] | None = None  # compiled, of the last arguments
         self._samples = Samples(self._thinning)
@@ -203,9 +204,12 @@ class SamplerCallback(keras.callbacks.Callback):
         self._callback_list = calling_list()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._train_function = BatchTrainFunction(
-            self.model, self._train_step, self._after_execution
-        )
+        compilation = losses.compilation(self.model)
+        if self._train_function is None or compilation != self._compilation:
+            self._compilation = compilation
+            self._train_function = BatchTrainFunction(
+                self.model, self._train_step, self._after_execution
+            )
         if self._callback_list is not None:
             guard(self._callback_list, "on_train_batch_begin", self._train_function.restore)
 
@@ -213,6 +217,7 @@ class SamplerCallback(keras.callbacks.Callback):
         self._rows_before = self._chain.status().num_rows if self._chain else 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        assert self._train_function is not None  # as of on_train_begin
         self._train_function.install()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -4,6 +4,7 @@ Keras has no public way to evaluate a compiled loss with another reduction, nor 
 from the first batch of `fit`. Used, and why:
 
   `Model._compile_loss`, its `_flat_losses`: the resolved losses with their outputs and weights;
+  `Model._compile_metrics`: new with every `compile`, as `_compile_loss` is;
   `Model._symbolic_build`: creates variables of model, loss and metrics before the first step;
   `Model._loss_tracker`: the metric that reports `loss`;
   `Layer._call_has_training_arg`: whether `training` may be passed.
@@ -48,6 +49,17 @@ def check_model(model: keras.Model) -> None:
             "The model is compiled without a loss; the negative log likelihood is expected: "
             "model.compile(loss=...)."
         )
+
+
+def compilation(model: keras.Model) -> tuple[Any, ...]:
+    """What a train function is made of; it serves further fits until one of these changes."""
+    return (
+        model._compile_loss,
+        model._compile_metrics,
+        model.jit_compile,
+        model.run_eagerly,
+        model.steps_per_execution,
+    )
 
 
 def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
