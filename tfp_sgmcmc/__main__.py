@@ -140,13 +140,8 @@ def _run(options: argparse.Namespace) -> int:
     shortening = 10 if options.quick else 1
     _say(f"1. Logistic regression: {problem.question}")
     comparison = logistic.compare(problem, options.sampler, options.seed, shortening)
-    reference = comparison.reference
-    _say(
-        f"\n{report.table(report.POSTERIOR, comparison.rows)}\n\n"
-        f"The reference: R-hat is at most {reference['r_hat']:.3f}. One half of its chains against "
-        f"the other: E1 {reference['E1_between_halves']:.3f}, "
-        f"E2 {reference['E2_between_halves']:.3f}; its own errors are about half of that.\n"
-    )
+    _say(f"\n{report.table(report.POSTERIOR, comparison.rows)}\n")
+    _say(f"{report.quality(comparison.reference)}\n")
     _say("2. Neural network")
     classifiers = classifier.compare(problem, options.seed, shortening)
     _say(f"\n{report.table(report.CLASSIFIER, classifiers.rows)}\n")
@@ -160,7 +155,7 @@ def _run(options: argparse.Namespace) -> int:
         "seed": options.seed,
         "quick": options.quick,
         "posterior": comparison.rows,
-        "reference": reference,
+        "reference": comparison.reference,
         "classifier": classifiers.rows,
         "seconds": time.perf_counter() - start,
     }

@@ -183,9 +183,7 @@ class FullMatrix(Preconditioner):
         return LocalMatrix(
             multiply=times(self.matrix),
             sqrt_multiply=times(self._factor),
-            inverse_quadratic=lambda v: sum_events(
-                tf.nest.map_structure(tf.square, whiten(v)), chain_ndims
-            ),
+            inverse_quadratic=lambda v: squared_norm(whiten(v), chain_ndims),
             log_det=tf.constant(self._log_det, dtype),
         ), own
 
@@ -370,10 +368,8 @@ def check_broadcasts(name: str, value: tf.Tensor, part: tf.Tensor) -> None:
 
 def sum_events(x: State, chain_ndims: int) -> tf.Tensor:
     """Sums every part over its event dimensions, and the parts: shape `[chains...]`."""
-    parts = [
-        tf.reduce_sum(p, axis=list(range(chain_ndims, p.shape.rank))) for p in tf.nest.flatten(x)
-    ]
-    return tf.add_n(parts)
+    parts = tf.nest.flatten(x)
+    return tf.add_n([tf.reduce_sum(p, list(range(chain_ndims, p.shape.rank))) for p in parts])
 
 
 def squared_norm(x: State, chain_ndims: int) -> tf.Tensor:

@@ -105,7 +105,7 @@ def compare(problem: Problem, seed: int, shortening: int) -> Classifiers:
     labels = [
         f"Adam, {plan.shared} epochs: the start of both below",
         f"Adam, {plan.shared} + {plan.epochs} epochs",
-        f"Adam, {plan.shared} epochs + SGLD, {plan.epochs} epochs: average of "
+        f"Adam, {plan.shared} epochs + SGLD at temperature {TEMPERATURE}, {plan.epochs} epochs: "
         f"{len(sampler.samples[0])} samples",
     ]
     rows = [

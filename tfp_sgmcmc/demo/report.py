@@ -54,6 +54,24 @@ def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def quality(reference: dict[str, float]) -> str:
+    """Says in words how far E1 and E2 can be trusted.
+
+    >>> quality({"r_hat": 1.2, "E1_between_halves": 0.1, "E2_between_halves": 0.4})
+    'The reference has not converged (R-hat 1.200): E1 and E2 say little.'
+    """
+    if not reference["r_hat"] < 1.05:
+        return (
+            f"The reference has not converged (R-hat {reference['r_hat']:.3f}): "
+            "E1 and E2 say little."
+        )
+    return (
+        f"The reference: R-hat is at most {reference['r_hat']:.3f}. One half of its chains against "
+        f"the other has E1 {reference['E1_between_halves']:.3f} and "
+        f"E2 {reference['E2_between_halves']:.3f}; its own errors are about half of that."
+    )
+
+
 def save(path: Path, results: dict[str, Any]) -> None:
     """Writes `results` as JSON."""
     path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.kernels.base import State, check_step_size, convert_state, map_parts, value_at
-from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner, sum_events
+from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner, squared_norm
 from tfp_sgmcmc.targets.base import as_target, call_with_state, value_and_gradient
 
 
@@ -80,7 +80,7 @@ class LangevinProposal(tfp.mcmc.TransitionKernel):
         chain_ndims = log_prob.shape.rank
         # Twice the log density of q, less what is the same both ways: -log det M - residual^T M^-1
         # residual; forward the residual is S z, whose quadratic form is z^T z.
-        log_forward = -forward.log_det - sum_events(map_parts(tf.square, noise), chain_ndims)
+        log_forward = -forward.log_det - squared_norm(noise, chain_ndims)
         assert backward.inverse_quadratic is not None  # as `_matrix` has checked
         log_backward = -backward.log_det - backward.inverse_quadratic(residual)
         return proposed, LangevinProposalResults(
