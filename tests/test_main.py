@@ -81,7 +81,7 @@ def test_files_and_printed_tables_of_the_default_run(default_run, results):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", ["letter", "mnist_7v9", "a9a"])
+@pytest.mark.parametrize("data", ["letter", "mnist_7v9"])
 def test_other_data(data, tmp_path):
     done = subprocess.run(
         command("--data", data, "--quick", "--output", str(tmp_path)),
@@ -89,8 +89,8 @@ def test_other_data(data, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
-    assert results["posterior"][0]["E1"] < 0.1
-    assert results["classifier"][-1]["accuracy"] > 0.7
+    assert results["posterior"][0]["E1"] < 0.05  # 0.005 and 0.01
+    assert results["classifier"][-1]["accuracy"] > 0.8  # of 26 and 2 classes: 0.88 and 0.97
 
 
 def test_help_is_complete_and_imports_no_tensorflow():

@@ -48,7 +48,8 @@ written to the output folder (existing files of these names are replaced):
   trace.png         the sampler's chains, with HMC's interval
   reliability.png   accuracy against confidence, Adam against the posterior average
 
-run time on two cores: about 80 seconds for digits (--quick: 45); minutes for larger data.
+run time on two cores: about a minute for digits (--quick: half of it), some minutes for larger
+data (kddcup99: more than ten).
 exit codes: 0 done; 1 something is missing or failed; 2 a bad option; 130 interrupted.
 needs the extra `demo`: python -m pip install "tfp_sgmcmc[demo]"
 """

@@ -138,7 +138,7 @@ def _fit(
     examples = tf.data.Dataset.from_tensor_slices((problem.x_train, problem.y_train))
     batches = examples.shuffle(len(problem.x_train)).batch(plan.batch_size)
     progress = TqdmCallback(verbose=0, desc=f"{label}, epochs")
-    model.fit(batches, epochs=epochs, verbose=0, callbacks=[*callbacks, progress])
+    model.fit(batches, shuffle=False, epochs=epochs, verbose=0, callbacks=[*callbacks, progress])
 
 
 def _scores(labels: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:

@@ -80,8 +80,9 @@ def compare(problem: Problem, sampler_name: str, seed: int, shortening: int) -> 
         num_steps = _whole_chunks(num_steps * pilot.batch_size / num_examples)
     kernel = sampler.kernel(target, pilot, num_steps)
     sampled = chains.run(kernel, state, num_steps, THINNING, 5, seed, sampler_name)
-    # Fewer draws where they cost more, but never so few that the step size finds no value.
-    num_draws = max(int(min(6e9 / x.size, 10_000)) // shortening, 500)
+    # Fewer draws where they cost more, but never so few that the step size finds no value; a
+    # shorter run is not worth its name with a poor reference.
+    num_draws = int(np.clip(6e9 / x.size, 500, max(10_000 // shortening, 2500)))
     num_draws = num_draws // chains.NUM_CHUNKS * chains.NUM_CHUNKS
     kernel = _hamiltonian(target, factor, num_adaptation_steps=num_draws // 5)
     hmc = chains.run(kernel, state, num_draws, 1, 10, seed + 1, "HMC")
