@@ -33,9 +33,11 @@ def marginals(comparison: Comparison, title: str) -> Figure:
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     figure.suptitle(f"Marginal posteriors of six weights\n{title}")
     covariance = comparison.pilot.covariance
-    for axes, i in zip(figure.subplots(2, 3).flat, _largest(comparison.hmc, 6), strict=True):
+    panels = figure.subplots(2, 3)
+    for axes, i in zip(panels.flat, _largest(comparison.hmc, 6), strict=True):
         draws = comparison.hmc.samples[..., i].ravel()
-        bins = np.linspace(*np.quantile(draws, [0.0005, 0.9995]), 50)
+        low, high = np.quantile(draws, [0.0005, 0.9995])
+        bins = np.linspace(low, high, 50)
         grid = np.linspace(bins[0], bins[-1], 200)
         axes.hist(draws, bins, density=True, color=_HMC, alpha=0.35, label="HMC, all data")
         axes.hist(
@@ -48,7 +50,7 @@ def marginals(comparison: Comparison, title: str) -> Figure:
         )  # fmt: skip
         axes.set(xlabel=_name(i), ylabel="density")
         axes.locator_params(axis="x", nbins=5)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -68,7 +70,7 @@ def trace(comparison: Comparison, title: str) -> Figure:
         )
         axes.set(ylabel=_name(i))
         axes.margins(x=0)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.legend(*rows[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     rows[1].set(xlabel="kept sample (four chains)")
     return figure
 

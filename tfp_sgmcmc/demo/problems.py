@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -75,7 +75,7 @@ def load(name: str) -> Problem:
     )
 
 
-def _digits() -> tuple[np.ndarray, ...]:
+def _digits() -> Any:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
