@@ -205,8 +205,8 @@ class RMSprop(Preconditioner):
 
     The diagonal of H is estimated without bias by z * (H z) with random signs z; this costs about
     two gradients more a step. Li et al. leave the term out, which `gamma=False` does too: right
-    only in the limit decay -> 1. (They also average the likelihood's gradients alone; here g
-    includes the prior.)
+    only in the limit decay -> 1. (They average the likelihood's gradients alone; here g includes
+    the prior.) While V is near V_0 = 0 the term can throw a chain far: burn in, or raise epsilon.
 
     V_{t-1} depends on earlier states, and no term corrects for that. The chain is right for small
     steps when decay = 0, or when 1 - decay is so small that V hardly moves while the chain crosses
