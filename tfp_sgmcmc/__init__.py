@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tfp_sgmcmc import diagnostics, keras, kernels, preconditioners, random, schedules, targets
+    from tfp_sgmcmc import (
+        covariance,
+        diagnostics,
+        keras,
+        kernels,
+        preconditioners,
+        random,
+        schedules,
+        targets,
+    )
     from tfp_sgmcmc.diagnostics import (
         NonFiniteChainError,
         check_finite,
         relative_covariance_error,
         relative_mean_error,
     )
-    from tfp_sgmcmc.kernels import SGLD, CorrectedLangevin
+    from tfp_sgmcmc.kernels import NOGIN, SGLD, CorrectedLangevin
     from tfp_sgmcmc.targets import (
         FullDataLogProb,
         GradientEstimate,
@@ -30,6 +39,7 @@ _HOMES = {
     "check_finite": "diagnostics",
     "relative_covariance_error": "diagnostics",
     "relative_mean_error": "diagnostics",
+    "NOGIN": "kernels",
     "SGLD": "kernels",
     "CorrectedLangevin": "kernels",
     "FullDataLogProb": "targets",
@@ -38,7 +48,16 @@ _HOMES = {
     "MinibatchLogProb": "targets",
     "preflight": "targets",
 }
-_MODULES = ("diagnostics", "kernels", "keras", "preconditioners", "random", "schedules", "targets")
+_MODULES = (
+    "covariance",
+    "diagnostics",
+    "kernels",
+    "keras",
+    "preconditioners",
+    "random",
+    "schedules",
+    "targets",
+)
 
 __all__ = [*_HOMES, *_MODULES]
 

@@ -62,7 +62,12 @@ class ModelLogProb(Target):
         return ()
 
     def estimate(
-        self, state: State, seed: tf.Tensor, target_state: Any = (), probe: State = None
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
     ) -> GradientEstimate:
         if self.batch is None:
             raise ValueError(

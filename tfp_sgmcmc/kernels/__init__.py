@@ -1,6 +1,7 @@
 """Samplers as `tfp.mcmc.TransitionKernel`s, one a file."""
 
 from tfp_sgmcmc.kernels.corrected_langevin import CorrectedLangevin
+from tfp_sgmcmc.kernels.nogin import NOGIN
 from tfp_sgmcmc.kernels.sgld import SGLD
 
-__all__ = ["SGLD", "CorrectedLangevin"]
+__all__ = ["NOGIN", "SGLD", "CorrectedLangevin"]

@@ -133,7 +133,9 @@ class SGLD(StochasticGradientKernel):
         probe = None
         if self._preconditioner.needs_curvature:
             probe = random.rademacher_like(state, probe_seed)
-        estimate = self._target.estimate(state, batch_seed, results.target_state, probe)
+        estimate = self._target.estimate(
+            state, batch_seed, results.target_state, probe, with_scores=False
+        )
         chain_ndims = estimate.log_prob.shape.rank
         matrix, preconditioner_state = self._preconditioner.evaluate(
             state,

@@ -20,11 +20,14 @@ class GradientEstimate(NamedTuple):
       gradient: estimate of the gradient of the log posterior (the sum over all N examples plus the
         log prior); structure and shapes of the state.
       log_prob: estimate of the log posterior from the same examples, shape `[chains...]`.
-      scores: gradients of single examples' log likelihoods, `[chains..., n, event...]` a part, or
-        `()` where the target gives none.
+      scores: rows whose sample covariance (divisor rows - 1) estimates V, the covariance of the
+        gradients of single examples' log likelihoods: those gradients, or scaled means of groups
+        of them, `[chains..., rows, event...]` a part; `()` where not asked for or where the target
+        has none.
       hessian_product: product of the Hessian of the same estimate with the given probe, structure
         of the state, or `()` where no probe was given.
       target_state: the target's own state after this estimate.
+      noise_scale: c in cov(gradient) = c V; 0 for an exact gradient.
     """
 
     gradient: State
@@ -32,6 +35,7 @@ class GradientEstimate(NamedTuple):
     scores: Any = ()
     hessian_product: Any = ()
     target_state: Any = ()
+    noise_scale: Any = 0.0
 
 
 class Target(abc.ABC):
@@ -43,6 +47,10 @@ class Target(abc.ABC):
 
     #: N, the number of examples that the log posterior sums over.
     num_examples: int
+    #: Rows of `GradientEstimate.scores`; 0 for a target that has none.
+    num_scores: int = 0
+    #: c in cov(gradient) = c V: 0 for an exact gradient, None where it is not known beforehand.
+    noise_scale: float | None = None
 
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
@@ -50,7 +58,12 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def estimate(
-        self, state: State, seed: tf.Tensor, target_state: Any = (), probe: State = None
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
     ) -> GradientEstimate:
         """Estimates the gradient of the log posterior.
 
@@ -59,6 +72,8 @@ class Target(abc.ABC):
           seed: `int32` tensor of shape `[2]`: names the minibatch.
           target_state: what `bootstrap` or the last estimate returned.
           probe: structure of the state, or None; see `GradientEstimate.hessian_product`.
+          with_scores: whether to give scores, if the target has them; they cost more than the
+            gradient alone.
         """
 
     @abc.abstractmethod
@@ -75,6 +90,7 @@ class FullDataLogProb(Target):
     """A plain `target_log_prob_fn` as a target: its estimate is the exact gradient."""
 
     num_examples = 1
+    noise_scale = 0.0
 
     def __init__(self, target_log_prob_fn: Callable[..., tf.Tensor]):
         if not callable(target_log_prob_fn):
@@ -95,9 +111,14 @@ class FullDataLogProb(Target):
         return ()
 
     def estimate(
-        self, state: State, seed: tf.Tensor, target_state: Any = (), probe: State = None
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
     ) -> GradientEstimate:
-        del seed
+        del seed, with_scores
         log_prob, gradient, product = value_and_gradient(
             lambda s: call_with_state(self, s), state, probe
         )
@@ -193,3 +214,22 @@ def value_and_gradient(
                 "Use the part in log_prior_fn or log_likelihood_fn, or leave it out of the state."
             )
     return value, tf.nest.pack_sequence_as(state, gradient), product
+
+
+def append_dims(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Appends axes of size one to `x`, shape `[chains...]`, until it has the rank of `like`."""
+    return tf.reshape(x, tf.concat([tf.shape(x), [1] * (like.shape.rank - x.shape.rank)], axis=0))
+
+
+@tf.custom_gradient
+def of_first_order(gradient: tf.Tensor, leaf: tf.Tensor) -> Any:
+    """Returns `gradient`, by `leaf`; raises rather than take its own gradient for zero."""
+
+    def second_order(_: tf.Tensor) -> Any:
+        raise NotImplementedError(
+            "A log posterior evaluated in chunks has first derivatives only; "
+            "chunk_size=num_examples evaluates it at once, with derivatives of every order."
+        )
+
+    del leaf
+    return tf.identity(gradient), second_order

@@ -95,7 +95,12 @@ class GrowingBatch(Target):
         return GrowingBatchState(tf.constant(self.initial_size, tf.float64))
 
     def estimate(
-        self, state: State, seed: tf.Tensor, target_state: Any = (), probe: State = None
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
     ) -> GradientEstimate:
         seed = random.as_seed(seed)
         target_state = target_state or self.bootstrap(state)

@@ -7,19 +7,22 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.targets.base import (
     GradientEstimate,
     State,
     Target,
+    append_dims,
     call_with_state,
+    of_first_order,
     state_from_call,
     static_or_dynamic_shape,
     value_and_gradient,
 )
+from tfp_sgmcmc.targets.bijectors import check_bijectors, map_bijectors
 from tfp_sgmcmc.targets.data import as_tensor, assert_finite, count, leading_axis
+from tfp_sgmcmc.targets.scores import check_scores, mapped_scores
 
 
 class EpochState(NamedTuple):
@@ -83,10 +86,18 @@ class MinibatchLogProb(Target):
         chunk of the data is about 4 MB. With a single chunk the result has derivatives of every
         order, otherwise of first order.
       num_examples: N as you know it; checked against `data`.
+      score_fn: closed form of the scores, for samplers that use the covariance of the gradient
+        noise: `score_fn(*state_parts, batch)` returns the gradient of each example's log
+        likelihood, `[chains..., n, event...]` a part. By default they are computed by
+        `tf.vectorized_map`, which takes the time of many gradients.
+      num_groups: give the means of so many equal groups of the minibatch instead of single
+        examples' scores, scaled so that their sample covariance estimates V just as well without
+        bias, at the price of about one gradient a group; divides n, at least 2.
 
     Raises:
       ValueError: data that are empty, have unequal leading axes, or NaN or infinite entries;
-        `batch_size` not in 1 .. N; `num_examples` that is not N; an unknown `reshuffle`. On the
+        `batch_size` not in 1 .. N; `num_examples` that is not N; an unknown `reshuffle`;
+        `num_groups` that does not divide n; `score_fn` beside a bijector or `num_groups`. On the
         first use: log priors and log likelihoods of the wrong shape, a part of the state that the
         log posterior does not depend on.
       TypeError: functions that are not callable, data that are not numeric.
@@ -106,6 +117,8 @@ class MinibatchLogProb(Target):
         dtype: Any = None,
         chunk_size: int | None = None,
         num_examples: int | None = None,
+        score_fn: Callable[..., Any] | None = None,
+        num_groups: int | None = None,
     ):
         for name, fn in (("log_prior_fn", log_prior_fn), ("log_likelihood_fn", log_likelihood_fn)):
             if not callable(fn):
@@ -114,9 +127,7 @@ class MinibatchLogProb(Target):
             raise ValueError(f"reshuffle is {reshuffle!r}; 'step' or 'epoch' is expected.")
         if reshuffle == "epoch" and replacement:
             raise ValueError("reshuffle='epoch' draws without replacement; replacement is True.")
-        for leaf in tf.nest.flatten(bijector):
-            if leaf is not None and not isinstance(leaf, tfp.bijectors.Bijector):
-                raise TypeError(f"bijector holds {leaf!r}; a tfp.bijectors.Bijector is expected.")
+        check_bijectors(bijector)
         if dtype is not None and not tf.as_dtype(dtype).is_floating:
             raise TypeError(f"dtype is {tf.as_dtype(dtype).name}; a floating dtype is expected.")
         self._data = tf.nest.map_structure(lambda x: as_tensor(x, dtype), data)
@@ -131,7 +142,22 @@ class MinibatchLogProb(Target):
             assert_finite(leaf)
         self._log_prior_fn, self._log_likelihood_fn = log_prior_fn, log_likelihood_fn
         self.replacement, self.shared_batch, self.reshuffle = replacement, shared_batch, reshuffle
-        self._bijector = bijector
+        total, n = self.num_examples, self.batch_size
+        self.noise_scale = total * (total if replacement else total - n) / n
+        self._bijector, self._score_fn = bijector, score_fn
+        self.num_scores = self.batch_size if num_groups is None else num_groups
+        if not 1 <= self.num_scores <= self.batch_size or self.batch_size % self.num_scores:
+            raise ValueError(
+                f"num_groups is {num_groups}; a divisor of batch_size = {self.batch_size} is "
+                "expected."
+            )
+        if num_groups is not None and num_groups < 2:
+            raise ValueError("num_groups is 1; a covariance needs at least 2 groups.")
+        if score_fn is not None and (bijector is not None or num_groups is not None):
+            raise ValueError(
+                "score_fn is given beside bijector or num_groups; it gives single examples' scores "
+                "of unconstrained parameters, so neither is expected."
+            )
         row_bytes = sum(
             leaf.dtype.size * leaf.shape[1:].num_elements() for leaf in tf.nest.flatten(self._data)
         )
@@ -141,12 +167,6 @@ class MinibatchLogProb(Target):
             if chunk_size is None
             else count("chunk_size", chunk_size, self.num_examples)
         )
-
-    @property
-    def noise_scale(self) -> float:
-        """c in cov(g) = c V: N^2/n with replacement, N(N-n)/n without."""
-        total, n = self.num_examples, self.batch_size
-        return total * (total if self.replacement else total - n) / n
 
     def constrain(self, state: State) -> State:
         """Maps an unconstrained state (or samples of it) to the parameters of the model."""
@@ -169,7 +189,12 @@ class MinibatchLogProb(Target):
         return EpochState(tf.zeros([2], tf.int32), tf.zeros([], tf.int64))
 
     def estimate(
-        self, state: State, seed: tf.Tensor, target_state: Any = (), probe: State = None
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
     ) -> GradientEstimate:
         seed = random.as_seed(seed)
         if self.reshuffle == "epoch":
@@ -179,6 +204,10 @@ class MinibatchLogProb(Target):
             target_state = EpochState(key, target_state.step + 1)
         else:
             draw = functools.partial(self.draw, seed, tf.range(self.batch_size))
+        noise_scale = tf.constant(self.noise_scale, tf.nest.flatten(state)[0].dtype)
+        if with_scores and probe is None:
+            log_prob, gradient, scores = self._with_scores(state, draw)
+            return GradientEstimate(gradient, log_prob, scores, (), target_state, noise_scale)
         scale = self.num_examples / self.batch_size
 
         def log_prob_fn(state: State) -> tf.Tensor:
@@ -188,7 +217,40 @@ class MinibatchLogProb(Target):
             return log_prior + scale * tf.reduce_sum(likelihoods, axis=-1)
 
         log_prob, gradient, product = value_and_gradient(log_prob_fn, state, probe)
-        return GradientEstimate(gradient, log_prob, (), product, target_state)
+        return GradientEstimate(gradient, log_prob, (), product, target_state, noise_scale)
+
+    def _with_scores(
+        self, state: State, draw: Callable[[Any], tf.Tensor]
+    ) -> tuple[tf.Tensor, State, State]:
+        """Log posterior and gradient from one minibatch, put together from its scores."""
+        log_prior, gradient, _ = value_and_gradient(self.log_prior, state, connected=False)
+        chain_ndims = log_prior.shape.rank
+        batch = self.rows(draw(static_or_dynamic_shape(log_prior)))
+        values, scores = self.scores(state, batch, log_prior.shape)
+        scale = self.num_examples / self.batch_size
+        gradient = tf.nest.map_structure(
+            lambda g, s: g + scale * tf.reduce_sum(s, axis=chain_ndims), gradient, scores
+        )
+        width = self.batch_size // self.num_scores
+        if width > 1:  # sums of groups so far; their covariance is `width` times that of one score
+            scores = tf.nest.map_structure(lambda s: s / width**0.5, scores)
+        return log_prior + scale * tf.reduce_sum(values, axis=-1), gradient, scores
+
+    def scores(self, state: State, batch: Any, chain_shape: Any) -> tuple[tf.Tensor, State]:
+        """Log likelihoods of a minibatch and their gradients, single or summed over groups."""
+        chain_ndims, n = len(chain_shape), self.batch_size
+        if self._score_fn is not None:
+            values = self.log_likelihood(state, batch, n, chain_shape)
+            given = call_with_state(self._score_fn, state, batch=batch)
+            return values, check_scores(given, state, n, chain_ndims)
+        return mapped_scores(
+            lambda s, group: self.log_likelihood(s, group, n // self.num_scores, chain_shape),
+            state,
+            batch,
+            self.num_scores,
+            chain_ndims,
+            0 if self.shared_batch else chain_ndims,
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         state = tf.nest.map_structure(tf.convert_to_tensor, state_from_call(args, kwargs))
@@ -205,7 +267,7 @@ class MinibatchLogProb(Target):
 
             def vjp(upstream: tf.Tensor) -> list[tf.Tensor]:
                 pairs = zip(tf.nest.flatten(gradient), leaves, strict=True)
-                return [append_dims(upstream, g) * _of_first_order(g, x) for g, x in pairs]
+                return [append_dims(upstream, g) * of_first_order(g, x) for g, x in pairs]
 
             return value, vjp
 
@@ -315,49 +377,8 @@ class MinibatchLogProb(Target):
         )
         return total
 
-    def _map_bijectors(
-        self,
-        fn: Callable[[Any, Any], Any],
-        state: State,
-        otherwise: Callable[[Any], Any] | None = None,
-    ) -> State:
-        """Applies `fn(bijector, part)`; a part without a bijector goes through `otherwise`."""
-        if self._bijector is None:
-            return state
-        otherwise = otherwise or (lambda x: x)
-        bijectors = self._bijector
-        if not tf.nest.is_nested(state) and not tf.nest.is_nested(bijectors):
-            return fn(bijectors, state)
-        try:
-            tf.nest.assert_same_structure(state, bijectors, check_types=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"bijector is {bijectors}, which has not the structure of the state, "
-                f"{tf.nest.map_structure(lambda x: x.shape, state)}; None stands for no bijector."
-            ) from error
-        parts = zip(tf.nest.flatten(bijectors), tf.nest.flatten(state), strict=True)
-        return tf.nest.pack_sequence_as(
-            state, [otherwise(x) if b is None else fn(b, x) for b, x in parts]
-        )
-
-
-def append_dims(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Appends axes of size one to `x`, shape `[chains...]`, until it has the rank of `like`."""
-    return tf.reshape(x, tf.concat([tf.shape(x), [1] * (like.shape.rank - x.shape.rank)], axis=0))
-
-
-@tf.custom_gradient
-def _of_first_order(gradient: tf.Tensor, leaf: tf.Tensor) -> Any:
-    """Returns `gradient`, by `leaf`; raises rather than take its own gradient for zero."""
-
-    def second_order(_: tf.Tensor) -> Any:
-        raise NotImplementedError(
-            "A log posterior evaluated in chunks has first derivatives only; "
-            "chunk_size=num_examples evaluates it at once, with derivatives of every order."
-        )
-
-    del leaf
-    return tf.identity(gradient), second_order
+    def _map_bijectors(self, fn: Callable[..., Any], state: State, **kwargs: Any) -> State:
+        return map_bijectors(self._bijector, fn, state, **kwargs)
 
 
 def _returned(name: str, value: Any) -> tf.Tensor:

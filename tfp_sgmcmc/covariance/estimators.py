@@ -1,0 +1,348 @@
+"""Estimators of the covariance of the gradient noise: full, block, diagonal and low rank."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_sgmcmc.covariance.averages import Average, AverageState, History, RunningMean
+from tfp_sgmcmc.covariance.operators import (
+    DenseMatrix,
+    DiagonalMatrix,
+    LowRankMatrix,
+    Matrix,
+    NoiseCovariance,
+    State,
+    flatten_parts,
+)
+from tfp_sgmcmc.covariance.solvers import Solver, as_solver
+
+
+class CovarianceState(NamedTuple):
+    """What an estimator carries between steps.
+
+    Attributes:
+      averages: an `AverageState` for each group of parts.
+      inverses: inverses that precondition conjugate gradients, `[chains..., D, D]` a group, where
+        the solver is `"lagged_cholesky"`.
+      step: number of updates.
+      num_skipped: minibatches left out for scores that were not finite, `[chains...]`.
+    """
+
+    averages: Sequence[AverageState]
+    inverses: Sequence[tf.Tensor]
+    step: tf.Tensor
+    num_skipped: tf.Tensor
+
+
+class CovarianceEstimator(abc.ABC):
+    r"""Base class of the estimators of \( \Sigma = c V \).
+
+    From the scores \( s_1, \dots, s_n \) of a minibatch,
+    \( \hat V = \frac{1}{n-1} \sum_i (s_i - \bar s)(s_i - \bar s)^T \), or the kept part of it; V is
+    an average of these.
+
+    Args:
+      average: an `Average`: `RunningMean()` (kappa_t = 1/t), `RunningMean(decay)` or `History`.
+        None leaves it to the sampler.
+      include_current: whether the average includes the minibatch that gives the gradient, as
+        papers have it. This biases samplers; see this module's first lines.
+      solver: a `Solver`, or the name of its method.
+
+    Raises:
+      ValueError: unknown options.
+      TypeError: an `average` of another kind.
+    """
+
+    methods: tuple[str, ...] = ("auto",)
+    name = ""
+
+    def __init__(
+        self,
+        average: Average | None = None,
+        include_current: bool = False,
+        solver: str | Solver = "auto",
+    ):
+        if average is not None and not isinstance(average, Average):
+            raise TypeError(f"average is {average!r}; RunningMean(...) or History(...) expected.")
+        self.average, self.include_current = average, include_current
+        self.solver = as_solver(solver)
+        if self.solver.method not in self.methods:
+            raise ValueError(
+                f"solver is {self.solver.method!r} beside covariance='{self.name}'; one of "
+                f"{', '.join(self.methods)} is expected."
+            )
+
+    def init(self, state: State, chain_ndims: int, num_scores: int) -> CovarianceState:
+        """The estimator's state before the first step.
+
+        Raises:
+          ValueError: fewer than two scores; `block` for a state of one part.
+        """
+        if num_scores < 2:
+            raise ValueError(
+                f"covariance='{self.name}' needs at least 2 scores a minibatch, but the target "
+                f"gives {num_scores} (its batch_size or num_groups)."
+            )
+        parts = tf.nest.flatten(state)
+        averages, inverses = [], []
+        for group in self.groups(parts):
+            flat = flatten_parts([parts[i] for i in group], chain_ndims)
+            shape = self._shape(flat.shape[-1], num_scores)
+            zeros = tf.zeros(tf.concat([tf.shape(flat)[:-1], shape], axis=0), flat.dtype)
+            zeros = tf.ensure_shape(zeros, flat.shape[:-1].concatenate(shape))
+            averages.append(self._average.init(zeros, chain_ndims))
+            if self.solver.method == "lagged_cholesky":
+                inverses.append(zeros)
+        skipped = tf.zeros(tf.shape(parts[0])[:chain_ndims], tf.int32)
+        return CovarianceState(averages, inverses, tf.zeros([], tf.int32), skipped)
+
+    def evaluate(
+        self,
+        own: CovarianceState,
+        scores: State,
+        noise_scale: Any,
+        like: State,
+        chain_ndims: int,
+        system: tuple[State, Any] | None = None,
+    ) -> tuple[NoiseCovariance, CovarianceState]:
+        """Returns Sigma at this step, and the estimator's next state.
+
+        A minibatch whose scores are not finite is left out, and counted.
+
+        Args:
+          own: what `init` or the last call returned.
+          scores: of this step's minibatch, `[chains..., rows, event...]` a part.
+          noise_scale: c.
+          like: the state.
+          chain_ndims: its number of leading chain dimensions.
+          system: (shift, scale), as of `NoiseCovariance.solve`, of the systems that will be solved;
+            `"lagged_cholesky"` factorises it now and then.
+        """
+        parts, rows = tf.nest.flatten(like), tf.nest.flatten(scores)
+        groups = self.groups(parts)
+        statistics, accept = [], tf.ones(tf.shape(parts[0])[:chain_ndims], tf.bool)
+        for group in groups:
+            flat = flatten_parts([rows[i] for i in group], chain_ndims + 1)
+            centred = flat - tf.reduce_mean(flat, axis=-2, keepdims=True)
+            statistic = self._statistic(centred)
+            within = list(range(chain_ndims, statistic.shape.rank))
+            accept &= tf.math.is_finite(tf.reduce_sum(tf.abs(statistic), axis=within))
+            statistics.append(statistic)
+        updated = [
+            self._update(average, statistic, accept)
+            for average, statistic in zip(own.averages, statistics, strict=True)
+        ]
+        matrices, inverses = [matrix for matrix, _ in updated], own.inverses
+        if self.solver.method == "lagged_cholesky" and system is not None:
+            fresh = NoiseCovariance(matrices, groups, noise_scale, like, chain_ndims)
+            inverses = tf.cond(
+                own.step % self.solver.refactor_every == 0,
+                lambda: fresh.inverses(*system),
+                lambda: list(own.inverses),
+            )
+            pairs = zip(matrices, inverses, strict=True)
+            matrices = [m.preconditioned(x) for m, x in pairs if isinstance(m, DenseMatrix)]
+        own = CovarianceState(
+            averages=[average for _, average in updated],
+            inverses=inverses,
+            step=own.step + 1,
+            num_skipped=own.num_skipped + tf.cast(~accept, tf.int32),
+        )
+        return NoiseCovariance(matrices, groups, noise_scale, like, chain_ndims), own
+
+    @property
+    def _average(self) -> Average:
+        return self.average or RunningMean(0.99)
+
+    def groups(self, parts: Sequence[tf.Tensor]) -> list[list[int]]:
+        """Indices of the parts that one matrix acts on."""
+        return [list(range(len(parts)))]
+
+    @abc.abstractmethod
+    def _shape(self, size: int, num_scores: int) -> list[int]:
+        """Shape of the statistic of D = `size` entries."""
+
+    @abc.abstractmethod
+    def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
+        """What is averaged, from centred scores `[chains..., rows, D]`."""
+
+    @abc.abstractmethod
+    def _update(
+        self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor
+    ) -> tuple[Matrix, AverageState]:
+        """V of a group, and the next state."""
+
+
+class Full(CovarianceEstimator):
+    """V over all entries of all parts: a D x D matrix for each chain.
+
+    >>> import tfp_sgmcmc as sgmcmc
+    >>> covariance = sgmcmc.covariance.Full(
+    ...     average=sgmcmc.covariance.RunningMean(decay=0.999), solver="lagged_cholesky")
+    >>> covariance.solver.refactor_every
+    100
+
+    Arguments and exceptions are those of `CovarianceEstimator`.
+    """
+
+    methods = ("auto", "cg", "cholesky", "lagged_cholesky")
+    name = "full"
+
+    def _shape(self, size: int, num_scores: int) -> list[int]:
+        return [size, size]
+
+    def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
+        return tf.linalg.matmul(centred, centred, transpose_a=True) / _freedom(centred)
+
+    def _update(
+        self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor
+    ) -> tuple[Matrix, AverageState]:
+        value, own = self._average.update(own, statistic, accept, self.include_current)
+        return DenseMatrix(value, self.solver), own
+
+
+class Block(Full):
+    """One block of V for each part of the state; between parts V is taken to be zero.
+
+    Arguments and exceptions are those of `CovarianceEstimator`; a state of one part is refused.
+    """
+
+    name = "block"
+
+    def groups(self, parts: Sequence[tf.Tensor]) -> list[list[int]]:
+        if len(parts) < 2:
+            raise ValueError(
+                "covariance='block' has one block for each part of the state, but the state has "
+                "one part; 'full', 'diag' or 'low_rank' is expected."
+            )
+        return [[i] for i in range(len(parts))]
+
+
+class Diag(CovarianceEstimator):
+    """The diagonal of V; no D x D matrix is formed.
+
+    Arguments and exceptions are those of `CovarianceEstimator`.
+    """
+
+    name = "diag"
+
+    def groups(self, parts: Sequence[tf.Tensor]) -> list[list[int]]:
+        return [[i] for i in range(len(parts))]
+
+    def _shape(self, size: int, num_scores: int) -> list[int]:
+        return [size]
+
+    def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.square(centred), axis=-2) / _freedom(centred)
+
+    def _update(
+        self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor
+    ) -> tuple[Matrix, AverageState]:
+        value, own = self._average.update(own, statistic, accept, self.include_current)
+        return DiagonalMatrix(value), own
+
+
+class LowRank(CovarianceEstimator):
+    """V as the centred scores of the last minibatches; no D x D matrix is formed.
+
+    Arguments and exceptions are those of `CovarianceEstimator`, but `average` is a `History`:
+    memory and time are those of K n rows of D numbers for each chain.
+    """
+
+    methods = ("auto", "cg", "woodbury")
+    name = "low_rank"
+
+    def __init__(
+        self,
+        average: Average | None = None,
+        include_current: bool = False,
+        solver: str | Solver = "auto",
+    ):
+        super().__init__(average, include_current, solver)
+        if average is not None and not isinstance(average, History):
+            raise ValueError(
+                f"average is a {type(average).__name__} beside covariance='low_rank', which keeps "
+                "the scores themselves; History(...) is expected."
+            )
+        self._history = average if average is not None else History(4)
+
+    def _shape(self, size: int, num_scores: int) -> list[int]:
+        return [num_scores, size]
+
+    @property
+    def _average(self) -> Average:
+        return self._history
+
+    def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
+        return centred / _freedom(centred) ** 0.5
+
+    def _update(
+        self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor
+    ) -> tuple[Matrix, AverageState]:
+        slots, own = self._history.update_slots(own, statistic, accept, self.include_current)
+        rows, weights = slots  # [chains..., K + 1, n, D], [chains..., K + 1]
+        n, size = rows.shape[-2:]
+        chains = tf.shape(rows)[:-3]
+        rows = tf.reshape(rows, tf.concat([chains, [rows.shape[-3] * n, size]], axis=0))
+        weights = tf.repeat(weights, n, axis=-1)
+        return LowRankMatrix(rows, weights, self.solver), own
+
+
+class _Exact(Diag):
+    """Sigma = 0, for gradients that are exact."""
+
+    def init(self, state: State, chain_ndims: int, num_scores: int) -> CovarianceState:
+        skipped = tf.zeros(tf.shape(tf.nest.flatten(state)[0])[:chain_ndims], tf.int32)
+        return CovarianceState([], [], tf.zeros([], tf.int32), skipped)
+
+    def evaluate(
+        self,
+        own: CovarianceState,
+        scores: State,
+        noise_scale: Any,
+        like: State,
+        chain_ndims: int,
+        system: tuple[State, Any] | None = None,
+    ) -> tuple[NoiseCovariance, CovarianceState]:
+        parts = tf.nest.flatten(like)
+        zeros = [DiagonalMatrix(tf.zeros_like(flatten_parts([x], chain_ndims))) for x in parts]
+        groups = [[i] for i in range(len(parts))]
+        return NoiseCovariance(zeros, groups, 0.0, like, chain_ndims), own
+
+
+KINDS = {kind.name: kind for kind in (Full, Block, Diag, LowRank)}
+
+
+def as_covariance(
+    value: Any, average: Average | None = None, exact: bool = False
+) -> CovarianceEstimator:
+    """Returns the estimator that `value`, its name or itself, stands for.
+
+    Args:
+      value: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or a `CovarianceEstimator`.
+      average: the sampler's choice for an estimator that names none (`low_rank` has its own).
+      exact: whether gradients are exact, which makes Sigma zero.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    if not isinstance(value, CovarianceEstimator):
+        if not isinstance(value, str) or value not in KINDS:
+            raise ValueError(
+                f"covariance is {value!r}; one of {', '.join(KINDS)}, or an estimator of "
+                "tfp_sgmcmc.covariance, is expected."
+            )
+        value = KINDS[value]()
+    if exact:
+        return _Exact()
+    if value.average is None and average is not None and not isinstance(value, LowRank):
+        value = type(value)(average, value.include_current, value.solver)
+    return value
+
+
+def _freedom(centred: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.shape(centred)[-2] - 1, centred.dtype)

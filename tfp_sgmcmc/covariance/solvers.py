@@ -1,0 +1,137 @@
+"""Solving with, and taking the square root of, matrices that are known by their products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.random import in_xla_context
+
+Product = Callable[[tf.Tensor], tf.Tensor]  # [chains..., D] -> [chains..., D]
+
+METHODS = ("auto", "cg", "cholesky", "lagged_cholesky", "woodbury")
+
+
+class Solver(NamedTuple):
+    """How (diag(a) + b Sigma) x = v is solved.
+
+    Attributes:
+      method: `"cg"`, conjugate gradients, preconditioned by the matrix' diagonal; `"cholesky"`, a
+        factorisation each time (`full` and `block`); `"lagged_cholesky"`, conjugate gradients
+        preconditioned by an inverse that is made anew every `refactor_every` steps (`full` and
+        `block`): as exact as `"cg"`, in few iterations; `"woodbury"`, a factorisation of the size
+        of the kept rows (`low_rank`). `"auto"` takes `"cg"` where XLA compiles for a CPU, whose
+        factorisations are slow there, else a factorisation.
+      tolerance: norm of the residual, relative to that of v, at which conjugate gradients stop;
+        None is 1e-5 in `float32` and 1e-10 in `float64`.
+      max_iterations: at which conjugate gradients stop in any case.
+      refactor_every: number of steps between factorisations of `"lagged_cholesky"`.
+    """
+
+    method: str = "auto"
+    tolerance: float | None = None
+    max_iterations: int = 500
+    refactor_every: int = 100
+
+    def factorises(self) -> bool:
+        """Whether `"auto"` or the chosen method factorises at each solve."""
+        if self.method != "auto":
+            return self.method in ("cholesky", "woodbury")
+        return not in_xla_context() or bool(tf.config.list_logical_devices("GPU"))
+
+    def conjugate_gradient(
+        self, multiply: Product, rhs: tf.Tensor, precondition: Product
+    ) -> tf.Tensor:
+        """Solves for every chain; all iterate until the last one has converged."""
+        tolerance = self.tolerance or (1e-10 if rhs.dtype == tf.float64 else 1e-5)
+        target = tolerance**2 * _dot(rhs, rhs)
+
+        def unfinished(
+            i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, p: tf.Tensor, rho: tf.Tensor
+        ) -> tf.Tensor:
+            del x, p, rho
+            return (i < self.max_iterations) & tf.reduce_any(_dot(r, r) > target)
+
+        def body(
+            i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, p: tf.Tensor, rho: tf.Tensor
+        ) -> tuple[tf.Tensor, ...]:
+            q = multiply(p)
+            # A chain that has converged to r = 0 waits for the others: no 0 / 0 there, which is
+            # what tf.linalg.experimental.conjugate_gradient would compute.
+            step = tf.math.divide_no_nan(rho, _dot(p, q))
+            x, r = x + step * p, r - step * q
+            z = precondition(r)
+            rho, last = _dot(r, z), rho
+            return i + 1, x, r, z + tf.math.divide_no_nan(rho, last) * p, rho
+
+        z = precondition(rhs)
+        start = (tf.zeros([], tf.int32), tf.zeros_like(rhs), rhs, z, _dot(rhs, z))
+        return tf.while_loop(unfinished, body, start, parallel_iterations=1)[1]
+
+
+def as_solver(value: str | Solver) -> Solver:
+    """Returns a solver as it is, and a method's name as a solver by it; raises ValueError."""
+    solver = value if isinstance(value, Solver) else Solver(value)
+    if solver.method not in METHODS:
+        raise ValueError(f"solver is {solver.method!r}; one of {', '.join(METHODS)} is expected.")
+    if solver.tolerance is not None and not 0 < solver.tolerance < 1:
+        raise ValueError(f"tolerance is {solver.tolerance}; a number in (0, 1) is expected.")
+    for name in ("max_iterations", "refactor_every"):
+        if getattr(solver, name) < 1:
+            raise ValueError(f"{name} is {getattr(solver, name)}; at least 1 is expected.")
+    return solver
+
+
+def chebyshev_sqrt(
+    multiply: Product,
+    shift: tf.Tensor,
+    scale: tf.Tensor,
+    bound: tf.Tensor,
+    vector: tf.Tensor,
+    degree: int = 32,
+) -> tf.Tensor:
+    r"""Returns \( (a I + b \Sigma)^{1/2} v \) by a Chebyshev series in products with Sigma.
+
+    The series interpolates max(a + b x, 0)^(1/2) at the Chebyshev points of [0, bound]. With ratio
+    k of the largest to the smallest value of a + b x there, its error falls as
+    \( ((\sqrt k - 1)/(\sqrt k + 1))^{degree} \).
+
+    Args:
+      multiply: product with Sigma, whose eigenvalues lie in [0, bound].
+      shift: a, at least 0; `[chains..., 1]` or a scalar, as are
+      scale: b, of either sign, and
+      bound: positive.
+      vector: v, `[chains..., D]`.
+      degree: number of terms.
+    """
+    angles = np.pi * (np.arange(degree) + 0.5) / degree
+    points = tf.constant((np.cos(angles) + 1) / 2, vector.dtype)
+    to_series = 2 / degree * np.cos(np.outer(angles, np.arange(degree)))
+    to_series[:, 0] /= 2
+    values = tf.sqrt(tf.maximum(shift + scale * bound * points, 0))  # [chains..., degree]
+    if values.shape.rank == 0 or values.shape.rank < vector.shape.rank:
+        values = tf.reshape(values, [1] * (vector.shape.rank - 1) + [degree])
+    series = tf.linalg.matmul(values, tf.constant(to_series, vector.dtype))
+
+    def mapped(x: tf.Tensor) -> tf.Tensor:  # Sigma, its eigenvalues moved to [-1, 1]
+        return tf.math.divide_no_nan(2 * multiply(x), bound) - x
+
+    def clenshaw(k: tf.Tensor, x: tf.Tensor, last: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        term = tf.gather(series, k, axis=-1)[..., tf.newaxis]
+        return k - 1, term * vector + 2 * mapped(x) - last, x
+
+    zero = tf.zeros_like(vector)
+    _, x, last = tf.while_loop(
+        lambda k, *_: k > 0,
+        clenshaw,
+        (tf.constant(degree - 1), zero, zero),
+        parallel_iterations=1,
+    )
+    return series[..., :1] * vector + mapped(x) - last
+
+
+def _dot(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(x * y, axis=-1, keepdims=True)

@@ -1,0 +1,68 @@
+"""Gradient estimates together with the covariance of their noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_sgmcmc.covariance import CovarianceState, NoiseCovariance, as_covariance
+from tfp_sgmcmc.covariance.averages import Average
+from tfp_sgmcmc.targets.base import GradientEstimate, State, Target, append_dims
+
+
+class GradientNoise:
+    """A target's estimates, each with Sigma as known from past minibatches.
+
+    Args:
+      target: the target.
+      covariance: as samplers take it: a name, or an estimator of `tfp_sgmcmc.covariance`.
+      average: the sampler's choice for an estimator that names none.
+
+    Raises:
+      ValueError: an unknown name; a target whose gradients are neither exact nor have scores.
+    """
+
+    def __init__(self, target: Target, covariance: Any, average: Average):
+        exact = target.num_scores == 0 and target.noise_scale == 0
+        self._target = target
+        self._covariance = as_covariance(covariance, average, exact)
+        if target.num_scores == 0 and not exact:
+            raise ValueError(
+                f"The target, a {type(target).__name__}, gives no scores of single examples, from "
+                "which the covariance of its gradient noise could be estimated; "
+                "MinibatchLogProb, ControlVariate or SVRG is expected."
+            )
+
+    def init(self, state: State, chain_ndims: int) -> CovarianceState:
+        """The estimator's state before the first step; raises for what does not fit."""
+        return self._covariance.init(state, chain_ndims, self._target.num_scores)
+
+    def estimate(
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any,
+        own: CovarianceState,
+        system: tuple[State, Any] | None = None,
+    ) -> tuple[GradientEstimate, NoiseCovariance, CovarianceState]:
+        """Returns the estimate at `state`, Sigma, and the estimator's next state.
+
+        Where a minibatch's gradient is not finite, it is taken for zero in that chain; it is then
+        counted in `CovarianceState.num_skipped`.
+        """
+        estimate = self._target.estimate(state, seed, target_state)
+        chain_ndims = estimate.log_prob.shape.rank
+        sigma, own = self._covariance.evaluate(
+            own, estimate.scores, estimate.noise_scale, state, chain_ndims, system
+        )
+        if isinstance(estimate.scores, tuple) and not estimate.scores:
+            return estimate, sigma, own
+        finite = tf.ones_like(estimate.log_prob, tf.bool)
+        for g in tf.nest.flatten(estimate.gradient):
+            events = list(range(chain_ndims, g.shape.rank))
+            finite &= tf.reduce_all(tf.math.is_finite(g), axis=events)
+        gradient = tf.nest.map_structure(
+            lambda g: tf.where(append_dims(finite, g), g, 0), estimate.gradient
+        )
+        return estimate._replace(gradient=gradient), sigma, own

@@ -1,0 +1,78 @@
+"""Scores: gradients of single examples' log likelihoods, and what takes their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_sgmcmc.targets.base import State, value_and_gradient
+
+
+def mapped_scores(
+    log_likelihood_fn: Callable[[State, Any], tf.Tensor],
+    state: State,
+    batch: Any,
+    num_rows: int,
+    chain_ndims: int,
+    batch_ndims: int,
+) -> tuple[tf.Tensor, State]:
+    """Sums of log likelihoods over equal groups of a minibatch, and their gradients.
+
+    Args:
+      log_likelihood_fn: `(state, batch) -> [chains..., m]`, the log likelihoods of m examples.
+      state: where; leading chain dimensions.
+      batch: leaves `[n, ...]`, or `[chains..., n, ...]` where each chain has its own.
+      num_rows: number of groups; n of them are single examples.
+      chain_ndims: number of chain dimensions of `state`.
+      batch_ndims: number of chain dimensions of `batch`.
+
+    Returns:
+      Sums, `[chains..., num_rows]`, and gradients, `[chains..., num_rows, event...]` a part.
+    """
+
+    def in_groups(x: tf.Tensor) -> tf.Tensor:
+        shape = list(x.shape) if x.shape.is_fully_defined() else tf.unstack(tf.shape(x))
+        size = x.shape[batch_ndims] // num_rows
+        x = tf.reshape(x, [*shape[:batch_ndims], num_rows, size, *shape[batch_ndims + 1 :]])
+        return _move_axis(x, batch_ndims, 0)
+
+    def one(group: Any) -> tuple[tf.Tensor, State]:
+        value, gradient, _ = value_and_gradient(
+            lambda s: tf.reduce_sum(log_likelihood_fn(s, group), axis=-1), state, connected=False
+        )
+        return value, gradient
+
+    values, gradients = tf.vectorized_map(one, tf.nest.map_structure(in_groups, batch))
+    return _move_axis(values, 0, chain_ndims), tf.nest.map_structure(
+        lambda g: _move_axis(g, 0, chain_ndims), gradients
+    )
+
+
+def check_scores(scores: State, state: State, num_rows: int, chain_ndims: int) -> State:
+    """Returns what a user's `score_fn` gave, packed as the state; raises for another shape."""
+    parts, given = tf.nest.flatten(state), tf.nest.flatten(scores)
+    if len(parts) != len(given):
+        raise ValueError(
+            f"score_fn returned {len(given)} arrays for a state of {len(parts)} parts; one for "
+            "each part is expected."
+        )
+    given = [tf.convert_to_tensor(s, x.dtype) for s, x in zip(given, parts, strict=True)]
+    for s, x in zip(given, parts, strict=True):
+        expected = x.shape[:chain_ndims].concatenate(num_rows).concatenate(x.shape[chain_ndims:])
+        if not s.shape.is_compatible_with(expected):
+            raise ValueError(
+                f"score_fn returned shape {s.shape} for a state part of shape {x.shape}; "
+                f"{expected}, the gradient of each example's log likelihood, "
+                "[chains..., n, event...], is expected."
+            )
+    return tf.nest.pack_sequence_as(state, given)
+
+
+def _move_axis(x: tf.Tensor, source: int, target: int) -> tf.Tensor:
+    if source == target:
+        return x
+    order = list(range(x.shape.rank))
+    order.insert(target, order.pop(source))
+    return tf.transpose(x, order)
