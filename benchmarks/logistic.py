@@ -14,6 +14,12 @@ def log_likelihood(theta: tf.Tensor, batch: dict[str, tf.Tensor]) -> tf.Tensor:
     return batch["y"] * logits - tf.math.softplus(logits)
 
 
+def score(theta: tf.Tensor, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+    """Gradient of each example's log likelihood, `[chains..., n, D]`."""
+    residual = batch["y"] - tf.sigmoid(tf.linalg.matvec(batch["x"], theta))
+    return residual[..., tf.newaxis] * batch["x"]
+
+
 def gaussian_log_prior(theta: tf.Tensor) -> tf.Tensor:
     """log N(theta; 0, I) without its constant."""
     return -0.5 * tf.reduce_sum(theta**2, axis=-1)

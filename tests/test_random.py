@@ -153,6 +153,100 @@ def test_normals_are_standard_normal(dtype: tf.DType, jit: bool) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("num_rounds", "counter", "key", "expected"),
+    [
+        (13, "00000000 00000000", "00000000 00000000", "9d1c5ec6 8bd50731"),
+        (13, "ffffffff ffffffff", "ffffffff ffffffff", "fd36d048 2d17272c"),
+        (13, "243f6a88 85a308d3", "13198a2e 03707344", "ba3e4725 f27d669e"),
+        (20, "00000000 00000000", "00000000 00000000", "6b200159 99ba4efe"),
+        (20, "ffffffff ffffffff", "ffffffff ffffffff", "1cb996fc bb002be7"),
+        (20, "243f6a88 85a308d3", "13198a2e 03707344", "c4923a9c 483df7a0"),
+    ],
+)
+def test_threefry_gives_the_published_answers(
+    num_rounds: int, counter: str, key: str, expected: str
+) -> None:
+    """Known answers of Random123 (Salmon et al. 2011), its file `kat_vectors`."""
+    (x, y), k, answer = ([int(w, 16) for w in t.split()] for t in (counter, key, expected))
+    key, x, y = (tf.constant(w, tf.uint32) for w in (k, x, y))
+    assert [int(w) for w in random._threefry(key, x, y, num_rounds)] == answer
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_box_muller_is_exact_to_single_precision(jit: bool) -> None:
+    """Off by 5e-7 of the value and what rounding u to 24 bits does to r: at most 2^-23 / r."""
+    steps = np.linspace(0, 2**32 - 1, 2_001, dtype=np.uint32)
+    x = np.concatenate([steps, 2 ** np.arange(32, dtype=np.uint32), 2**32 - 1 - steps[:50]])
+    y = np.concatenate([steps, [1, 2**31 - 1, 2**31]]).astype(np.uint32)
+    x, y = x[:, np.newaxis], y[np.newaxis]
+    draw = compiled(random._box_muller) if jit else random._box_muller
+    z = draw(tf.constant(x), tf.constant(y)).numpy()
+    u = (np.floor(x / 2) + 0.5) / 2.0**31
+    r, sine = np.sqrt(-2 * np.log(u)), np.sin(np.pi * y.view(np.int32) / 2.0**32)
+    assert np.max(z) > 6.6 and np.min(z) < -6.6  # the ends: sqrt(-2 log 2^-32) = 6.66
+    assert np.all(np.abs(z - r * sine) <= np.abs(sine) * (5e-7 * r + 1.01 * 2.0**-23 / r))
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_tails_of_normals(jit: bool) -> None:
+    """Power: 40% too many or too few beyond four standard deviations, on either side."""
+
+    def counts(step: tf.Tensor) -> tf.Tensor:
+        z = random.normal([2000, 1000], tf.float32, random.fold_in(SEED, step))
+        return tf.stack([tf.math.count_nonzero(z > b) for b in (-4.0, -3.0, 3.0, 4.0)])
+
+    counts = (compiled if jit else tf.function)(counts)
+    above = sum(counts(tf.constant(i)).numpy() for i in range(8))
+    bounds = [-np.inf, -4, -3, 3, 4, np.inf]
+    check_counts(-np.diff([16_000_000, *above, 0]), np.diff(stats.norm.cdf(bounds)), error=0.4)
+
+
+def test_normals_of_rows_columns_and_near_seeds_are_independent() -> None:
+    """Power: a correlation of 1%, of the normals or of their squares."""
+    seeds = [[3, 4], [3, 5], [4, 4], [4, 3]]
+
+    def draw() -> list[tf.Tensor]:
+        return [random.normal([500, 2001], tf.float32, tf.constant(s)) for s in seeds]
+
+    first, *others = (z.numpy() for z in compiled(draw)())
+    pairs = [
+        (first[1:], first[:-1]),
+        (first[:, 1:], first[:, :-1]),
+        (first[1:, 1:], first[:-1, :-1]),
+    ]
+    for a, b in [*pairs, *((first, z) for z in others)]:
+        a, b = a.ravel(), b.ravel()
+        check_means(np.stack([a * b, (a**2 - 1) * (b**2 - 1) / 2], axis=1), 0.0, error=0.02)
+
+
+def test_large_draws_outside_xla_are_the_compiled_ones() -> None:
+    def draw() -> tf.Tensor:
+        return random.normal([100, 101], tf.float32, SEED)
+
+    eager = draw().numpy()
+    np.testing.assert_array_equal(eager, tf.function(draw, autograph=False)().numpy())
+    np.testing.assert_array_equal(eager, compiled(draw)().numpy())
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+@pytest.mark.parametrize("shape", [[], [0, 3], [7], [2, 3, 5, 7]])
+def test_shapes_and_short_dtypes_of_normals(shape: list[int], dtype: tf.DType) -> None:
+    draw = compiled(lambda: random.normal(shape, dtype, SEED))()
+    wide = compiled(lambda: random.normal(shape, tf.float32, SEED))()
+    assert draw.shape == shape and draw.dtype == dtype
+    assert tf.reduce_all(draw == tf.cast(wide, dtype))
+
+
+def test_normals_of_a_shape_known_when_compiled_only() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])], jit_compile=True, autograph=False)
+    def draw(like: tf.Tensor) -> tf.Tensor:
+        return random.normal_like(like, SEED)
+
+    expected = compiled(lambda: random.normal([5, 3], tf.float32, SEED))()
+    np.testing.assert_array_equal(draw(tf.zeros([5, 3])), expected)
+
+
 def test_a_normal_of_three_percent_more_spread_is_rejected() -> None:
     draws = 1.03 * random.normal([1_000_000], tf.float64, SEED).numpy()
     with pytest.raises(Rejected):

@@ -24,12 +24,26 @@ if TYPE_CHECKING:
         relative_covariance_error,
         relative_mean_error,
     )
-    from tfp_sgmcmc.kernels import NOGIN, SGLD, CorrectedLangevin
+    from tfp_sgmcmc.kernels import (
+        NOGIN,
+        SGFS,
+        SGHMC,
+        SGLD,
+        SGNHT,
+        CCAdL,
+        CorrectedLangevin,
+        ModifiedSGLD,
+        ReplicaExchangeSGLD,
+        UnderdampedLangevin,
+    )
     from tfp_sgmcmc.targets import (
+        SVRG,
+        ControlVariate,
         FullDataLogProb,
         GradientEstimate,
         GrowingBatch,
         MinibatchLogProb,
+        find_center,
         preflight,
     )
 
@@ -40,12 +54,22 @@ _HOMES = {
     "relative_covariance_error": "diagnostics",
     "relative_mean_error": "diagnostics",
     "NOGIN": "kernels",
+    "ModifiedSGLD": "kernels",
+    "SGFS": "kernels",
+    "SGHMC": "kernels",
     "SGLD": "kernels",
+    "SGNHT": "kernels",
+    "CCAdL": "kernels",
     "CorrectedLangevin": "kernels",
+    "ReplicaExchangeSGLD": "kernels",
+    "UnderdampedLangevin": "kernels",
+    "ControlVariate": "targets",
     "FullDataLogProb": "targets",
     "GradientEstimate": "targets",
     "GrowingBatch": "targets",
     "MinibatchLogProb": "targets",
+    "SVRG": "targets",
+    "find_center": "targets",
     "preflight": "targets",
 }
 _MODULES = (

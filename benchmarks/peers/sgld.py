@@ -28,11 +28,17 @@ LAYOUTS = ((1, False, False), (1, False, True), (64, False, False), (64, True, F
 
 
 @contextlib.contextmanager
-def workers(blackjax_python: Path, data: Path, cores: set[int] | None) -> Generator[list[Worker]]:
-    """Our side and BlackJAX's."""
-    started = [Worker(sys.executable, "benchmarks.peers.sgld_ours", data, cores)]
+def workers(
+    peer_python: Path,
+    data: Path,
+    cores: set[int] | None,
+    ours: str = "benchmarks.peers.sgld_ours",
+    peer: str = "benchmarks.peers.sgld_blackjax",
+) -> Generator[list[Worker]]:
+    """Our side and the peer's, each a module that serves timings."""
+    started = [Worker(sys.executable, ours, data, cores)]
     try:
-        started.append(Worker(blackjax_python, "benchmarks.peers.sgld_blackjax", data, cores))
+        started.append(Worker(peer_python, peer, data, cores))
         yield started
     finally:
         for worker in started:

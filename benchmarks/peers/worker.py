@@ -28,6 +28,7 @@ class Case(NamedTuple):
       replacement: whether minibatches are drawn with replacement.
       keep_all: whether every state is returned, instead of the last.
       num_steps: steps a call.
+      sampler: name of the sampler.
     """
 
     batch_size: int
@@ -36,6 +37,7 @@ class Case(NamedTuple):
     replacement: bool
     keep_all: bool
     num_steps: int
+    sampler: str = "SGLD"
 
 
 Runner = Callable[[int], np.ndarray]  # seed -> last states, [D] or [chains, D]

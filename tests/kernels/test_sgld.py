@@ -116,28 +116,29 @@ def test_position_dependent_preconditioner() -> None:
 
 @pytest.mark.parametrize("gamma", [True, False])
 def test_rmsprop(gamma: bool) -> None:
-    """Two steps: the second starts from the first one's average of squared gradients."""
-    decay, epsilon, total = 0.8, 0.3, MODEL.num_examples
+    """Three steps, each from the last one's mean of squares; from the second on div M counts."""
+    decay, epsilon, total = 0.5, 0.3, MODEL.num_examples
     target = MODEL.target(BATCH, tf.float64)
     kernel = sgmcmc.SGLD(target, 0.01, 0.7, RMSprop(decay, epsilon, gamma))
     state = tf.constant(START)
     results = kernel.bootstrap_results(state)
     hessian = -PRIOR_PRECISION - total * PRECISION  # of every minibatch, here
-    average = np.zeros_like(START)
-    for t in range(2):
+    size, average = 0.0, np.zeros_like(START)
+    for t in range(3):
         theta, seed = state.numpy(), SEED + t
         draws = Draws(target, state, seed)
         g = gradient(theta, draws.batch)
-        average = decay * average + (1 - decay) * (g / total) ** 2
+        size = 1 + decay * size
+        average += ((g / total) ** 2 - average) / size
         scale = 1 / (epsilon + np.sqrt(average))
         diagonal = draws.probe * (draws.probe @ hessian)
-        slope = (1 - decay) * g * diagonal / total**2 / np.sqrt(average)
-        divergence = -slope * scale**2 if gamma else 0.0
+        slope = g * diagonal / total**2 / size / np.sqrt(average)
+        divergence = -slope * scale**2 if gamma and t > 0 else 0.0
         state, results = kernel.one_step(state, results, seed)
         matrix = scale[..., np.newaxis] * np.eye(3)
         expected = step(theta, g, draws.z, 0.01, 0.7, matrix, divergence)
         np.testing.assert_allclose(state, expected, rtol=1e-9)
-        np.testing.assert_allclose(results.preconditioner_state, average, rtol=1e-9)
+        np.testing.assert_allclose(results.preconditioner_state.average, average, rtol=1e-9)
 
 
 def test_schedules_of_step_size_and_temperature() -> None:

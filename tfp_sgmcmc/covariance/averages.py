@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,14 +15,14 @@ class AverageState(NamedTuple):
     """What an average carries between steps.
 
     Attributes:
-      value: the average itself, or the last minibatches' statistics one after the other.
-      count: number of minibatches taken in, `[chains...]`, or of steps.
-      ages: steps since each entry of `value` came in, `[chains..., K + 1]`, or `()`.
+      value: the average itself; of a `History` the last K statistics, the youngest first,
+        `[chains..., K, ...]`.
+      count: number of minibatches in it, `[chains...]`; of a `History`, whether a minibatch is
+        there (1 or 0), `[chains..., K]`.
     """
 
     value: tf.Tensor
     count: tf.Tensor
-    ages: Any = ()
 
 
 class Average(abc.ABC):
@@ -34,10 +35,10 @@ class Average(abc.ABC):
     @abc.abstractmethod
     def update(
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor, include_current: bool
-    ) -> tuple[Any, AverageState]:
-        """Returns what to use at this step, and the next state.
+    ) -> tuple[tf.Tensor, AverageState]:
+        """Returns the average to use at this step, and the next state.
 
-        The first minibatch, which has no past, is its own.
+        The first minibatch, which has no past, is its own; before it, the average is zero.
         """
 
 
@@ -67,18 +68,16 @@ class RunningMean(Average):
 
     def update(
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor, include_current: bool
-    ) -> tuple[Any, AverageState]:
-        count = own.count + tf.cast(accept, tf.int32)
-        kappa = 1 / tf.cast(tf.maximum(count, 1), statistic.dtype)
+    ) -> tuple[tf.Tensor, AverageState]:
+        kappa = 1 / tf.cast(own.count + 1, statistic.dtype)
         if self.decay is not None:
             kappa = tf.maximum(kappa, 1 - self.decay)
-        kappa = _expand(tf.where(accept, kappa, 0), statistic)
-        change = tf.where(_expand(accept, statistic), statistic - own.value, 0)
-        value = own.value + kappa * change
+        moved = own.value + _expand(kappa, statistic) * (statistic - own.value)
+        value = tf.where(_expand(accept, statistic), moved, own.value)
         used = value
         if not include_current:
             used = tf.where(_expand(own.count == 0, value), value, own.value)
-        return used, AverageState(value, count)
+        return used, AverageState(value, own.count + tf.cast(accept, tf.int32))
 
 
 class History(Average):
@@ -99,7 +98,10 @@ class History(Average):
     """
 
     def __init__(self, weights: int | Sequence[float]):
-        values = np.ones(weights) if isinstance(weights, int) else np.asarray(weights, np.float64)
+        try:
+            values = np.ones(max(operator.index(weights), 0))  # ty: ignore[invalid-argument-type]
+        except TypeError:
+            values = np.asarray(weights, np.float64)
         if values.ndim != 1 or not len(values):
             raise ValueError(f"weights is {weights}; one weight a minibatch, at least 1, expected.")
         if not np.all(np.isfinite(values) & (values >= 0)) or values[0] <= 0:
@@ -110,51 +112,41 @@ class History(Average):
         self.weights = values / values.sum()
 
     def init(self, statistic: tf.Tensor, chain_ndims: int) -> AverageState:
-        slots = len(self.weights) + 1
-        value = tf.stack([tf.zeros_like(statistic)] * slots, axis=chain_ndims)
-        ages = tf.fill(tf.shape(value)[: chain_ndims + 1], slots)
-        return AverageState(value, tf.zeros([], tf.int32), ages)
+        value = tf.stack([tf.zeros_like(statistic)] * len(self.weights), axis=chain_ndims)
+        return AverageState(value, tf.zeros(tf.shape(value)[: chain_ndims + 1], value.dtype))
 
     def update(
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor, include_current: bool
-    ) -> tuple[Any, AverageState]:
+    ) -> tuple[tf.Tensor, AverageState]:
         (value, weights), own = self.update_slots(own, statistic, accept, include_current)
         return tf.reduce_sum(_expand(weights, value) * value, axis=accept.shape.rank), own
 
     def update_slots(
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor, include_current: bool
     ) -> tuple[tuple[tf.Tensor, tf.Tensor], AverageState]:
-        """As `update`, without the sum: statistics `[chains..., K + 1, ...]`, and their weights."""
-        slots = len(self.weights) + 1
-        chains = _all_indices(statistic, accept.shape.rank)
-        here = tf.fill([tf.shape(chains)[0], 1], own.count % slots)
-        here = tf.concat([chains, here], axis=1)
-
-        def put(into: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-            x = tf.reshape(x, tf.concat([[-1], tf.shape(x)[accept.shape.rank :]], axis=0))
-            return tf.tensor_scatter_nd_update(into, here, x)
-
+        """As `update`, without the sum: statistics `[chains..., K, ...]`, and their weights."""
+        axis = accept.shape.rank
         kept = tf.where(_expand(accept, statistic), statistic, 0)
-        value = put(own.value, kept)
-        ages = put(own.ages + 1, tf.where(accept, 0, slots))  # the youngest is 0; `slots`: never
-        table = np.zeros(slots + 1)
-        start = 0 if include_current else 1
-        table[start : start + len(self.weights)] = self.weights
-        weights = tf.gather(tf.constant(table, statistic.dtype), tf.minimum(ages, slots))
+        present = tf.cast(accept, statistic.dtype)
+        # No slower than a ring: the past ones are still read, so XLA copies the value anyhow.
+        shifted = AverageState(_shift(kept, own.value, axis), _shift(present, own.count, axis))
+        used = shifted
+        if not include_current:
+            first = tf.reduce_all(own.count * self.weights == 0, axis=-1)
+            used = tf.nest.map_structure(
+                lambda new, old: tf.where(_expand(first, new), new, old), shifted, own
+            )
+        weights = used.count * tf.constant(self.weights, statistic.dtype)
         total = tf.reduce_sum(weights, axis=-1, keepdims=True)
-        youngest = tf.cast(ages == 0, statistic.dtype)
-        weights = tf.where(total == 0, youngest, tf.math.divide_no_nan(weights, total))
-        return (value, weights), AverageState(value, own.count + 1, ages)
+        return (used.value, tf.math.divide_no_nan(weights, total)), shifted
+
+
+def _shift(new: tf.Tensor, slots: tf.Tensor, axis: int) -> tf.Tensor:
+    """Puts `new` in the first place along `axis`; the last place's content is dropped."""
+    kept = slots[(*[slice(None)] * axis, slice(-1))]
+    return tf.concat([tf.expand_dims(new, axis), kept], axis=axis)
 
 
 def _expand(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Appends axes of size one until `x` has the rank of `like`."""
-    return tf.reshape(x, tf.concat([tf.shape(x), [1] * (like.shape.rank - x.shape.rank)], axis=0))
-
-
-def _all_indices(x: tf.Tensor, ndims: int) -> tf.Tensor:
-    """Every index into the first `ndims` dimensions of `x`, `[count, ndims]`."""
-    shape = x.shape[:ndims]
-    if shape.is_fully_defined():  # XLA knows no shape for what tf.where returns
-        return tf.constant(np.argwhere(np.ones(shape)), tf.int32)
-    return tf.cast(tf.where(tf.ones(tf.shape(x)[:ndims])), tf.int32)
+    return x[(..., *[tf.newaxis] * (like.shape.rank - x.shape.rank))]

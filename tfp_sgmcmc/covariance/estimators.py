@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ class CovarianceEstimator(abc.ABC):
       average: an `Average`: `RunningMean()` (kappa_t = 1/t), `RunningMean(decay)` or `History`.
         None leaves it to the sampler.
       include_current: whether the average includes the minibatch that gives the gradient, as
-        papers have it. This biases samplers; see this module's first lines.
+        papers have it. This biases samplers; see `tfp_sgmcmc.covariance`.
       solver: a `Solver`, or the name of its method.
 
     Raises:
@@ -107,7 +108,7 @@ class CovarianceEstimator(abc.ABC):
         noise_scale: Any,
         like: State,
         chain_ndims: int,
-        system: tuple[State, Any] | None = None,
+        system: Any = None,
     ) -> tuple[NoiseCovariance, CovarianceState]:
         """Returns Sigma at this step, and the estimator's next state.
 
@@ -119,8 +120,9 @@ class CovarianceEstimator(abc.ABC):
           noise_scale: c.
           like: the state.
           chain_ndims: its number of leading chain dimensions.
-          system: (shift, scale), as of `NoiseCovariance.solve`, of the systems that will be solved;
-            `"lagged_cholesky"` factorises it now and then.
+          system: (shift, scale), as of `NoiseCovariance.solve`, of the systems that will be solved,
+            or a function of Sigma that returns them; `"lagged_cholesky"` factorises them now and
+            then.
         """
         parts, rows = tf.nest.flatten(like), tf.nest.flatten(scores)
         groups = self.groups(parts)
@@ -128,31 +130,38 @@ class CovarianceEstimator(abc.ABC):
         for group in groups:
             flat = flatten_parts([rows[i] for i in group], chain_ndims + 1)
             centred = flat - tf.reduce_mean(flat, axis=-2, keepdims=True)
-            statistic = self._statistic(centred)
-            within = list(range(chain_ndims, statistic.shape.rank))
-            accept &= tf.math.is_finite(tf.reduce_sum(tf.abs(statistic), axis=within))
-            statistics.append(statistic)
+            statistics.append(self._statistic(centred))
+            variances = self._variances(statistics[-1])
+            accept &= tf.reduce_all(tf.math.is_finite(variances), axis=-1)
         updated = [
             self._update(average, statistic, accept)
             for average, statistic in zip(own.averages, statistics, strict=True)
         ]
-        matrices, inverses = [matrix for matrix, _ in updated], own.inverses
-        if self.solver.method == "lagged_cholesky" and system is not None:
-            fresh = NoiseCovariance(matrices, groups, noise_scale, like, chain_ndims)
+        matrices = [matrix for matrix, _ in updated]
+        sigma = NoiseCovariance(matrices, groups, noise_scale, like, chain_ndims)
+        inverses = own.inverses
+        if inverses and system is not None:
             inverses = tf.cond(
                 own.step % self.solver.refactor_every == 0,
-                lambda: fresh.inverses(*system),
+                lambda: sigma.inverses(*(system(sigma) if callable(system) else system)),
                 lambda: list(own.inverses),
             )
-            pairs = zip(matrices, inverses, strict=True)
-            matrices = [m.preconditioned(x) for m, x in pairs if isinstance(m, DenseMatrix)]
+            sigma = sigma.preconditioned(inverses)
         own = CovarianceState(
             averages=[average for _, average in updated],
             inverses=inverses,
             step=own.step + 1,
             num_skipped=own.num_skipped + tf.cast(~accept, tf.int32),
         )
-        return NoiseCovariance(matrices, groups, noise_scale, like, chain_ndims), own
+        return sigma, own
+
+    def with_average(self, average: Average) -> CovarianceEstimator:
+        """This estimator, or a copy of it with `average` if it names none."""
+        if self.average is not None:
+            return self
+        other = copy.copy(self)
+        other.average = average
+        return other
 
     @property
     def _average(self) -> Average:
@@ -171,10 +180,19 @@ class CovarianceEstimator(abc.ABC):
         """What is averaged, from centred scores `[chains..., rows, D]`."""
 
     @abc.abstractmethod
+    def _variances(self, statistic: tf.Tensor) -> tf.Tensor:
+        """The diagonal of the minibatch's covariance, `[chains..., D]`: finite if all of it is."""
+
     def _update(
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor
     ) -> tuple[Matrix, AverageState]:
         """V of a group, and the next state."""
+        value, own = self._average.update(own, statistic, accept, self.include_current)
+        return self._matrix(value), own
+
+    @abc.abstractmethod
+    def _matrix(self, value: Any) -> Matrix:
+        """V of a group, from the average of its statistic."""
 
 
 class Full(CovarianceEstimator):
@@ -198,11 +216,11 @@ class Full(CovarianceEstimator):
     def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
         return tf.linalg.matmul(centred, centred, transpose_a=True) / _freedom(centred)
 
-    def _update(
-        self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor
-    ) -> tuple[Matrix, AverageState]:
-        value, own = self._average.update(own, statistic, accept, self.include_current)
-        return DenseMatrix(value, self.solver), own
+    def _variances(self, statistic: tf.Tensor) -> tf.Tensor:
+        return tf.linalg.diag_part(statistic)
+
+    def _matrix(self, value: tf.Tensor) -> Matrix:
+        return DenseMatrix(value, self.solver)
 
 
 class Block(Full):
@@ -239,18 +257,19 @@ class Diag(CovarianceEstimator):
     def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(tf.square(centred), axis=-2) / _freedom(centred)
 
-    def _update(
-        self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor
-    ) -> tuple[Matrix, AverageState]:
-        value, own = self._average.update(own, statistic, accept, self.include_current)
-        return DiagonalMatrix(value), own
+    def _variances(self, statistic: tf.Tensor) -> tf.Tensor:
+        return statistic
+
+    def _matrix(self, value: tf.Tensor) -> Matrix:
+        return DiagonalMatrix(value)
 
 
 class LowRank(CovarianceEstimator):
     """V as the centred scores of the last minibatches; no D x D matrix is formed.
 
-    Arguments and exceptions are those of `CovarianceEstimator`, but `average` is a `History`:
-    memory and time are those of K n rows of D numbers for each chain.
+    Arguments and exceptions are those of `CovarianceEstimator`, but `average` is a `History`, of
+    K = 4 minibatches where None is given: memory and time are those of K n rows of D numbers for
+    each chain.
     """
 
     methods = ("auto", "cg", "woodbury")
@@ -262,34 +281,34 @@ class LowRank(CovarianceEstimator):
         include_current: bool = False,
         solver: str | Solver = "auto",
     ):
-        super().__init__(average, include_current, solver)
-        if average is not None and not isinstance(average, History):
+        super().__init__(History(4) if average is None else average, include_current, solver)
+        if not isinstance(self.average, History):
             raise ValueError(
                 f"average is a {type(average).__name__} beside covariance='low_rank', which keeps "
                 "the scores themselves; History(...) is expected."
             )
-        self._history = average if average is not None else History(4)
+        self._history = self.average
 
     def _shape(self, size: int, num_scores: int) -> list[int]:
         return [num_scores, size]
 
-    @property
-    def _average(self) -> Average:
-        return self._history
-
     def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
         return centred / _freedom(centred) ** 0.5
+
+    def _variances(self, statistic: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.square(statistic), axis=-2)
 
     def _update(
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor
     ) -> tuple[Matrix, AverageState]:
         slots, own = self._history.update_slots(own, statistic, accept, self.include_current)
-        rows, weights = slots  # [chains..., K + 1, n, D], [chains..., K + 1]
-        n, size = rows.shape[-2:]
-        chains = tf.shape(rows)[:-3]
-        rows = tf.reshape(rows, tf.concat([chains, [rows.shape[-3] * n, size]], axis=0))
-        weights = tf.repeat(weights, n, axis=-1)
-        return LowRankMatrix(rows, weights, self.solver), own
+        return self._matrix(slots), own
+
+    def _matrix(self, value: Any) -> Matrix:
+        rows, weights = value  # [chains..., K, n, D], [chains..., K]
+        slots, n, size = rows.shape[-3:]
+        rows = tf.reshape(rows, tf.concat([tf.shape(rows)[:-3], [slots * n, size]], axis=0))
+        return LowRankMatrix(rows, tf.repeat(weights, n, axis=-1), self.solver)
 
 
 class _Exact(Diag):
@@ -306,7 +325,7 @@ class _Exact(Diag):
         noise_scale: Any,
         like: State,
         chain_ndims: int,
-        system: tuple[State, Any] | None = None,
+        system: Any = None,
     ) -> tuple[NoiseCovariance, CovarianceState]:
         parts = tf.nest.flatten(like)
         zeros = [DiagonalMatrix(tf.zeros_like(flatten_parts([x], chain_ndims))) for x in parts]
@@ -339,9 +358,7 @@ def as_covariance(
         value = KINDS[value]()
     if exact:
         return _Exact()
-    if value.average is None and average is not None and not isinstance(value, LowRank):
-        value = type(value)(average, value.include_current, value.solver)
-    return value
+    return value if average is None else value.with_average(average)
 
 
 def _freedom(centred: tf.Tensor) -> tf.Tensor:

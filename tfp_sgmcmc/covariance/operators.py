@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,14 @@ class Matrix(abc.ABC):
         """S z with S S^T = a I + b V, whose eigenvalues V has in [0, bound]."""
         return chebyshev_sqrt(self.multiply, shift, scale, bound, z)
 
+    @abc.abstractmethod
+    def diag_part(self) -> tf.Tensor:
+        """The diagonal of V, `[chains..., D]`."""
+
+    @abc.abstractmethod
+    def draw(self, shift: tf.Tensor, scale: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """A draw from N(0, diag(shift) + scale V), `shift` of shape `[chains..., D]`."""
+
 
 class DiagonalMatrix(Matrix):
     """V = diag(v), v of shape `[chains..., D]`."""
@@ -48,6 +57,12 @@ class DiagonalMatrix(Matrix):
     ) -> tf.Tensor:
         del bound
         return tf.sqrt(tf.maximum(shift + scale * self._diagonal, 0)) * z
+
+    def diag_part(self) -> tf.Tensor:
+        return self._diagonal
+
+    def draw(self, shift: tf.Tensor, scale: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return tf.sqrt(shift + scale * self._diagonal) * random.normal_like(shift, seed)
 
 
 class DenseMatrix(Matrix):
@@ -74,17 +89,25 @@ class DenseMatrix(Matrix):
         if self._solver.factorises():
             factor = tf.linalg.cholesky(self.shifted(shift, scale))
             return tf.linalg.cholesky_solve(factor, x[..., tf.newaxis])[..., 0]
-        inverse = self._inverse
-        if inverse is None:
-            diagonal = shift + scale * tf.linalg.diag_part(self._matrix)
-            return self._solver.conjugate_gradient(
-                lambda p: shift * p + scale * self.multiply(p), x, lambda r: r / diagonal
-            )
+        inverse, diagonal = self._inverse, shift + scale * self.diag_part()
         return self._solver.conjugate_gradient(
             lambda p: shift * p + scale * self.multiply(p),
             x,
-            lambda r: tf.linalg.matvec(inverse, r),
+            lambda r: r / diagonal if inverse is None else tf.linalg.matvec(inverse, r),
         )
+
+    def diag_part(self) -> tf.Tensor:
+        return tf.linalg.diag_part(self._matrix)
+
+    def draw(self, shift: tf.Tensor, scale: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        factor = tf.linalg.cholesky(self.shifted(shift, scale))
+        return tf.linalg.matvec(factor, random.normal_like(shift, seed))
+
+    def plus(self, scale: tf.Tensor, matrix: tf.Tensor) -> DenseMatrix:
+        """scale V + matrix."""
+        if scale.shape.rank:
+            scale = scale[..., tf.newaxis]
+        return DenseMatrix(scale * self._matrix + matrix, self._solver, self._inverse)
 
 
 class LowRankMatrix(Matrix):
@@ -98,7 +121,8 @@ class LowRankMatrix(Matrix):
         return tf.linalg.matvec(self._rows, coordinates, transpose_a=True)
 
     def solve(self, shift: tf.Tensor, scale: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        if self._solver.factorises():
+        num_rows, size = self._rows.shape[-2:]
+        if self._solver.factorises(worthwhile=num_rows <= size):
             width = tf.sqrt(self._weights * scale)[..., tf.newaxis, :]
             return tf.linalg.LinearOperatorLowRankUpdate(  # solves by Woodbury's identity
                 tf.linalg.LinearOperatorDiag(shift, is_positive_definite=True),
@@ -106,12 +130,19 @@ class LowRankMatrix(Matrix):
                 is_self_adjoint=True,
                 is_positive_definite=True,
             ).solvevec(x)
-        diagonal = shift + scale * tf.reduce_sum(
-            self._weights[..., tf.newaxis] * tf.square(self._rows), axis=-2
-        )
+        diagonal = shift + scale * self.diag_part()
         return self._solver.conjugate_gradient(
             lambda p: shift * p + scale * self.multiply(p), x, lambda r: r / diagonal
         )
+
+    def diag_part(self) -> tf.Tensor:
+        return tf.reduce_sum(self._weights[..., tf.newaxis] * tf.square(self._rows), axis=-2)
+
+    def draw(self, shift: tf.Tensor, scale: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        seeds = random.split(seed, 2)
+        coordinates = tf.sqrt(scale * self._weights) * random.normal_like(self._weights, seeds[0])
+        rest = tf.sqrt(shift) * random.normal_like(shift, seeds[1])
+        return rest + tf.linalg.matvec(self._rows, coordinates, transpose_a=True)
 
 
 class NoiseCovariance:
@@ -151,6 +182,25 @@ class NoiseCovariance:
         scale = self._number(scale) * self._noise_scale
         return self._map(lambda m, x, a: m.solve(a, scale, x), v, self._broadcast(shift))
 
+    def diag_part(self) -> State:
+        """The diagonal of Sigma, in the structure of the state."""
+        zeros = tf.nest.map_structure(tf.zeros_like, self._like)
+        return self._map(lambda m, _: self._noise_scale * m.diag_part(), zeros)
+
+    def plus(self, matrix: tf.Tensor) -> NoiseCovariance:
+        """Sigma + matrix, `[chains..., D, D]`; of a dense Sigma over all parts only."""
+        (dense,) = self._matrices
+        if not isinstance(dense, DenseMatrix):
+            raise TypeError(f"Sigma is a {type(dense).__name__}; a DenseMatrix is expected.")
+        total = dense.plus(self._noise_scale, matrix)
+        return NoiseCovariance([total], self._groups, 1.0, self._like, self._chain_ndims)
+
+    def draw(self, shift: State, scale: Any, seed: tf.Tensor) -> State:
+        """A draw from N(0, diag(shift) + scale Sigma), by a factor; arguments as of `solve`."""
+        scale, count = self._number(scale) * self._noise_scale, len(self._matrices)
+        seeds = iter(random.split(seed, count) if count > 1 else [seed])
+        return self._map(lambda m, a: m.draw(a, scale, next(seeds)), self._broadcast(shift))
+
     def inverses(self, shift: State, scale: Any) -> list[tf.Tensor]:
         """(diag(shift) + scale Sigma)^-1 of each group, `[chains..., D, D]`; of dense ones only."""
         scale, inverses = self._number(scale) * self._noise_scale, []
@@ -188,13 +238,21 @@ class NoiseCovariance:
         if all(isinstance(m, DiagonalMatrix) for m in self._matrices):
             diagonal = self.multiply(tf.nest.map_structure(tf.ones_like, v))
             return tf.reduce_max(self._flat(tf.nest.flatten(diagonal)), axis=-1), v
-        for _ in range(num_iterations):
-            size = norm(v)
-            v = self._map_flat(lambda x, size=size: tf.math.divide_no_nan(x, size), v)
-            v = self.multiply(v)
         size = norm(v)
-        unit = self._map_flat(lambda x: tf.math.divide_no_nan(x, size), v)
+        unit = self._map(lambda _, x: tf.math.divide_no_nan(x, size), v)
+        for _ in range(num_iterations):
+            product = self.multiply(unit)
+            size = norm(product)
+            unit = self._map(  # where Sigma is still zero, the vector is kept for later
+                lambda _, x, u, size=size: tf.where(size > 0, x / size, u), product, unit
+            )
         return size[..., 0], unit
+
+    def preconditioned(self, inverses: Sequence[tf.Tensor]) -> NoiseCovariance:
+        """The same, with `inverses` (of earlier systems) to precondition conjugate gradients."""
+        other, pairs = copy.copy(self), zip(self._matrices, inverses, strict=True)
+        other._matrices = [m.preconditioned(x) for m, x in pairs if isinstance(m, DenseMatrix)]
+        return other
 
     def _map(self, fn: Callable[..., tf.Tensor], *vectors: Any) -> State:
         """Applies `fn(matrix, *flat_vectors)` to each group and puts the parts back together."""
@@ -209,13 +267,10 @@ class NoiseCovariance:
         return tf.nest.pack_sequence_as(self._like, result)
 
     def _broadcast(self, shift: State) -> list[tf.Tensor]:
-        if not tf.nest.is_nested(shift) and not tf.is_tensor(shift):
-            shift = [tf.convert_to_tensor(shift, x.dtype) for x in self._parts]
-        pairs = zip(tf.nest.flatten(shift), self._parts, strict=True)
-        return [tf.broadcast_to(a, tf.shape(x)) for a, x in pairs]
-
-    def _map_flat(self, fn: Callable[[tf.Tensor], tf.Tensor], v: State) -> State:
-        return self._map(lambda _, x: fn(x), v)
+        shifts = tf.nest.flatten(shift)
+        shifts = shifts if tf.nest.is_nested(shift) else shifts * len(self._parts)
+        pairs = zip(shifts, self._parts, strict=True)
+        return [tf.broadcast_to(tf.convert_to_tensor(a, x.dtype), tf.shape(x)) for a, x in pairs]
 
     def _flat(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         return flatten_parts(parts, self._chain_ndims)

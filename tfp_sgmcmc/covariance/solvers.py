@@ -24,7 +24,8 @@ class Solver(NamedTuple):
         preconditioned by an inverse that is made anew every `refactor_every` steps (`full` and
         `block`): as exact as `"cg"`, in few iterations; `"woodbury"`, a factorisation of the size
         of the kept rows (`low_rank`). `"auto"` takes `"cg"` where XLA compiles for a CPU, whose
-        factorisations are slow there, else a factorisation.
+        factorisations are slow there, or where more rows are kept than they have entries, else a
+        factorisation.
       tolerance: norm of the residual, relative to that of v, at which conjugate gradients stop;
         None is 1e-5 in `float32` and 1e-10 in `float64`.
       max_iterations: at which conjugate gradients stop in any case.
@@ -36,11 +37,12 @@ class Solver(NamedTuple):
     max_iterations: int = 500
     refactor_every: int = 100
 
-    def factorises(self) -> bool:
-        """Whether `"auto"` or the chosen method factorises at each solve."""
+    def factorises(self, worthwhile: bool = True) -> bool:
+        """Whether the chosen method factorises at each solve; `"auto"` only if `worthwhile`."""
         if self.method != "auto":
             return self.method in ("cholesky", "woodbury")
-        return not in_xla_context() or bool(tf.config.list_logical_devices("GPU"))
+        is_slow = in_xla_context() and not tf.config.list_logical_devices("GPU")
+        return worthwhile and not is_slow
 
     def conjugate_gradient(
         self, multiply: Product, rhs: tf.Tensor, precondition: Product
@@ -112,9 +114,7 @@ def chebyshev_sqrt(
     to_series = 2 / degree * np.cos(np.outer(angles, np.arange(degree)))
     to_series[:, 0] /= 2
     values = tf.sqrt(tf.maximum(shift + scale * bound * points, 0))  # [chains..., degree]
-    if values.shape.rank == 0 or values.shape.rank < vector.shape.rank:
-        values = tf.reshape(values, [1] * (vector.shape.rank - 1) + [degree])
-    series = tf.linalg.matmul(values, tf.constant(to_series, vector.dtype))
+    series = tf.tensordot(values, tf.constant(to_series, vector.dtype), axes=1)
 
     def mapped(x: tf.Tensor) -> tf.Tensor:  # Sigma, its eigenvalues moved to [-1, 1]
         return tf.math.divide_no_nan(2 * multiply(x), bound) - x

@@ -112,7 +112,14 @@ def as_log_prior(prior: Any) -> LogPrior:
                 "expected. For a prior that differs between variables pass a callable: list of "
                 "values -> log prior."
             )
-        return lambda state: tf.add_n([tf.reduce_sum(prior.log_prob(x)) for x in state])
+
+        def distribution_log_prior(state: list[tf.Tensor]) -> tf.Tensor:
+            # A copy has its parameters as constants of the trace, which XLA folds; those of the
+            # original would be inputs, and each weight divided by the scale, twice.
+            marginal = prior.copy()
+            return tf.add_n([tf.reduce_sum(marginal.log_prob(x)) for x in state])
+
+        return distribution_log_prior
     if not callable(prior):
         raise TypeError(
             f"prior is a {type(prior).__name__}; a scalar tfd distribution, a callable that takes "

@@ -1,7 +1,25 @@
 """Samplers as `tfp.mcmc.TransitionKernel`s, one a file."""
 
+from tfp_sgmcmc.kernels.ccadl import CCAdL
 from tfp_sgmcmc.kernels.corrected_langevin import CorrectedLangevin
+from tfp_sgmcmc.kernels.modified_sgld import ModifiedSGLD
 from tfp_sgmcmc.kernels.nogin import NOGIN
+from tfp_sgmcmc.kernels.replica_exchange_sgld import ReplicaExchangeSGLD
+from tfp_sgmcmc.kernels.sgfs import SGFS
+from tfp_sgmcmc.kernels.sghmc import SGHMC
 from tfp_sgmcmc.kernels.sgld import SGLD
+from tfp_sgmcmc.kernels.sgnht import SGNHT
+from tfp_sgmcmc.kernels.underdamped_langevin import UnderdampedLangevin
 
-__all__ = ["NOGIN", "SGLD", "CorrectedLangevin"]
+__all__ = [
+    "NOGIN",
+    "SGFS",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
+    "CCAdL",
+    "CorrectedLangevin",
+    "ModifiedSGLD",
+    "ReplicaExchangeSGLD",
+    "UnderdampedLangevin",
+]

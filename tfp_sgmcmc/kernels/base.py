@@ -29,7 +29,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     def __init__(self, parameters: dict[str, Any]):
         self._parameters = {k: v for k, v in parameters.items() if k not in ("self", "__class__")}
         self._target = as_target(self._parameters["target_log_prob_fn"])
-        check_step_size(self._parameters["step_size"])
+        self._check_step_size()
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -46,6 +46,9 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     @property
     def step_size(self) -> StepSize:
         return self._parameters["step_size"]
+
+    def _check_step_size(self) -> None:
+        check_step_size(self.step_size)
 
     def bootstrap_results(self, init_state: State) -> Any:
         """Returns the results before the first step: nothing drawn yet, so its figures are zero.

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.kernels.base import (
     StepSize,
     StochasticGradientKernel,
     check_step_size,
-    convert_state,
     map_parts,
     value_at,
 )
-from tfp_sgmcmc.preconditioners import (
-    check_broadcasts,
-    match_structure,
-    squared_norm,
-    sum_events,
-)
-from tfp_sgmcmc.targets.base import GradientEstimate, State, append_dims, part_names
+from tfp_sgmcmc.preconditioners import squared_norm, sum_events
+from tfp_sgmcmc.targets.base import GradientEstimate, State, append_dims
 
 
 class MomentumKernel(StochasticGradientKernel):
-    """A kernel whose results have momenta p with law N(0, T m) in equilibrium.
+    """A kernel whose results have momenta p, of law N(0, T m) in the limit of small steps.
 
     Beside those of `StochasticGradientKernel`, `parameters` has `mass`, `temperature` and
     `initial_momentum`. Step size, temperature and friction are numbers, `[chains...]` tensors, or
@@ -35,11 +30,15 @@ class MomentumKernel(StochasticGradientKernel):
         super().__init__(parameters)
         check_step_size(parameters["temperature"], "temperature")
         check_step_size(parameters["mass"], "mass")
+        if any(callable(m) and not tf.is_tensor(m) for m in tf.nest.flatten(parameters["mass"])):
+            raise TypeError("mass is a schedule; numbers that stay the same are expected.")
         if tf.nest.is_nested(parameters["step_size"]):
             raise ValueError(
                 f"step_size is {parameters['step_size']}; one number or schedule for all parts is "
                 "expected here (a mass m makes the steps of its part smaller by sqrt(m))."
             )
+        if parameters["initial_momentum"] is not None:
+            _check_finite(parameters["initial_momentum"], "initial_momentum")
 
     def _mass(self, state: State) -> State:
         """Masses, in the structure of the state, that broadcast with its parts."""
@@ -48,24 +47,9 @@ class MomentumKernel(StochasticGradientKernel):
     def _init_momentum(self, state: State) -> State:
         """The first momenta: those given, else zeros."""
         given = self._parameters["initial_momentum"]
-        if given is None:
-            return tf.nest.map_structure(tf.zeros_like, state)
-        if tf.nest.is_nested(state):
-            given = match_structure("initial_momentum", given, state)
-        given = convert_state(
-            tf.nest.pack_sequence_as(
-                state,
-                [
-                    tf.cast(p, x.dtype) if tf.is_tensor(p) else tf.convert_to_tensor(p, x.dtype)
-                    for p, x in zip(tf.nest.flatten(given), tf.nest.flatten(state), strict=True)
-                ],
-            ),
-            initial=True,
-        )
-        names = part_names(state)
-        for name, p, x in zip(names, tf.nest.flatten(given), tf.nest.flatten(state), strict=True):
-            check_broadcasts(f"initial_momentum of {name}", p, x)
-        return map_parts(lambda p, x: tf.broadcast_to(p, tf.shape(x)), given, state)
+        given = 0.0 if given is None else given
+        given = value_at(given, tf.zeros([], tf.int64), state, "initial_momentum")
+        return map_parts(lambda x, p: tf.broadcast_to(p, tf.shape(x)), state, given)
 
     def _first_figures(self, state: State, *numbers: str) -> dict[str, Any]:
         """Fields that the results of all these samplers have, before the first step.
@@ -114,10 +98,15 @@ def number_at(
     """Evaluates a number or schedule at `step`: a scalar or `[chains...]`.
 
     Raises:
-      ValueError: another shape.
+      ValueError: another shape, or a nest.
     """
     part = tf.nest.flatten(state)[0]
     value = value(step) if callable(value) and not tf.is_tensor(value) else value
+    if tf.nest.is_nested(value):
+        raise ValueError(
+            f"{name} is {value}; a number, or an array or tensor of one number for each chain, is "
+            "expected."
+        )
     dtype = part.dtype
     value = tf.cast(value, dtype) if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
     if value.shape.rank and not value.shape.is_compatible_with(part.shape[:chain_ndims]):
@@ -126,6 +115,17 @@ def number_at(
             f"{part.shape[:chain_ndims]}, is expected."
         )
     return value
+
+
+def _check_finite(values: Any, name: str) -> None:
+    for leaf in tf.nest.flatten(values):
+        value = tf.get_static_value(leaf) if tf.is_tensor(leaf) else np.asarray(leaf)
+        if value is None:
+            continue
+        if not np.issubdtype(value.dtype, np.number):
+            raise TypeError(f"{name} is {leaf!r}; numbers are expected.")
+        if not np.all(np.isfinite(value)):
+            raise ValueError(f"{name} is {leaf}; finite numbers are expected.")
 
 
 def scaled(number: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

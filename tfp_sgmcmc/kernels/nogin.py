@@ -9,8 +9,9 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
 from tfp_sgmcmc.kernels.base import State, StepSize, check_step_size, map_parts
-from tfp_sgmcmc.kernels.momentum import MomentumKernel, scaled
+from tfp_sgmcmc.kernels.momentum import MomentumKernel, degrees_of_freedom, scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
+from tfp_sgmcmc.preconditioners import sum_events
 
 
 class NOGINResults(NamedTuple):
@@ -21,7 +22,9 @@ class NOGINResults(NamedTuple):
         the gradient was taken, `[chains...]`.
       gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
       step_size: the h that the step used.
-      kinetic_temperature: p^T m^-1 p / d after the step, `[chains...]`.
+      kinetic_temperature: p^T m^-1 (p + h/2 g) / d in the middle of the step, before its noise,
+        `[chains...]`. Its mean is T for a Gaussian posterior, at every step size and with every
+        noise (g's own is averaged out of it), which that of p^T m^-1 p / d is not.
       momentum: p, in the structure of the state.
       step: number of steps taken.
       target_state: what the target carries between steps.
@@ -59,7 +62,8 @@ class NOGIN(MomentumKernel):
     g is the target's gradient estimate with covariance Sigma, z standard normal, m the mass. With
     a Gaussian posterior and Gaussian noise of constant covariance the law of theta is exact at
     every stable step; in general its error is of second order in h, whatever the noise, while it
-    is known well. The momenta at the ends of a step are hotter than T for that.
+    is known well. The momenta at the ends of a step are hotter than T for that: in a direction of
+    curvature a, their law is N(0, T m / (1 - h^2 a / 4 m)).
 
     #### Example
 
@@ -141,6 +145,10 @@ class NOGIN(MomentumKernel):
         estimate, sigma, covariance_state = self._noise.estimate(
             theta, batch_seed, results.target_state, results.covariance_state, (shift, scale)
         )
+        energy = map_parts(
+            lambda p, g, m: p * (p + scaled(h / 2, g)) / m,
+            results.momentum, estimate.gradient, mass,
+        )  # fmt: skip
         kick = map_parts(
             lambda g, z, m: scaled(h / 2, g) + scaled(tf.sqrt(lambda2 * temperature), z * m**0.5),
             estimate.gradient, random.normal_like(state, noise_seed), mass,
@@ -150,6 +158,8 @@ class NOGIN(MomentumKernel):
         p = map_parts(lambda p, x, m, k: 2 * m * x - p + k, p, damped, mass, kick)
         theta = map_parts(lambda x, p, m: x + scaled(h / 2, p / m), theta, p, mass)
 
-        return theta, NOGINResults(
-            **self._figures(estimate, h, p, results), covariance_state=covariance_state
+        figures = self._figures(estimate, h, p, results)
+        figures["kinetic_temperature"] = sum_events(energy, chain_ndims) / degrees_of_freedom(
+            state, chain_ndims
         )
+        return theta, NOGINResults(**figures, covariance_state=covariance_state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -26,7 +27,7 @@ class GradientNoise:
     def __init__(self, target: Target, covariance: Any, average: Average):
         exact = target.num_scores == 0 and target.noise_scale == 0
         self._target = target
-        self._covariance = as_covariance(covariance, average, exact)
+        self.covariance = as_covariance(covariance, average, exact)
         if target.num_scores == 0 and not exact:
             raise ValueError(
                 f"The target, a {type(target).__name__}, gives no scores of single examples, from "
@@ -36,7 +37,7 @@ class GradientNoise:
 
     def init(self, state: State, chain_ndims: int) -> CovarianceState:
         """The estimator's state before the first step; raises for what does not fit."""
-        return self._covariance.init(state, chain_ndims, self._target.num_scores)
+        return self.covariance.init(state, chain_ndims, self._target.num_scores)
 
     def estimate(
         self,
@@ -44,25 +45,24 @@ class GradientNoise:
         seed: tf.Tensor,
         target_state: Any,
         own: CovarianceState,
-        system: tuple[State, Any] | None = None,
+        system: Any = None,
+        multiple: Callable[[Any], Any] | None = None,
     ) -> tuple[GradientEstimate, NoiseCovariance, CovarianceState]:
         """Returns the estimate at `state`, Sigma, and the estimator's next state.
 
-        Where a minibatch's gradient is not finite, it is taken for zero in that chain; it is then
-        counted in `CovarianceState.num_skipped`.
+        A function `multiple` of c gives `multiple(c) V` in the place of Sigma = c V.
+
+        In a chain in which the minibatch has scores that are not finite, the gradient is zero and
+        Sigma learns nothing from it; `CovarianceState.num_skipped` counts these minibatches.
         """
         estimate = self._target.estimate(state, seed, target_state)
         chain_ndims = estimate.log_prob.shape.rank
-        sigma, own = self._covariance.evaluate(
-            own, estimate.scores, estimate.noise_scale, state, chain_ndims, system
+        scale = estimate.noise_scale if multiple is None else multiple(estimate.noise_scale)
+        sigma, after = self.covariance.evaluate(
+            own, estimate.scores, scale, state, chain_ndims, system
         )
-        if isinstance(estimate.scores, tuple) and not estimate.scores:
-            return estimate, sigma, own
-        finite = tf.ones_like(estimate.log_prob, tf.bool)
-        for g in tf.nest.flatten(estimate.gradient):
-            events = list(range(chain_ndims, g.shape.rank))
-            finite &= tf.reduce_all(tf.math.is_finite(g), axis=events)
+        taken = after.num_skipped == own.num_skipped
         gradient = tf.nest.map_structure(
-            lambda g: tf.where(append_dims(finite, g), g, 0), estimate.gradient
+            lambda g: tf.where(append_dims(taken, g), g, 0), estimate.gradient
         )
-        return estimate._replace(gradient=gradient), sigma, own
+        return estimate._replace(gradient=gradient), sigma, after

@@ -1,16 +1,23 @@
 """What is sampled: log posteriors, and how their gradients are estimated from few examples."""
 
 from tfp_sgmcmc.targets.base import FullDataLogProb, GradientEstimate, Target, as_target
+from tfp_sgmcmc.targets.center import CenterReport, find_center
+from tfp_sgmcmc.targets.control_variate import ControlVariate
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.preflight import preflight
+from tfp_sgmcmc.targets.svrg import SVRG
 
 __all__ = [
+    "SVRG",
+    "CenterReport",
+    "ControlVariate",
     "FullDataLogProb",
     "GradientEstimate",
     "GrowingBatch",
     "MinibatchLogProb",
     "Target",
     "as_target",
+    "find_center",
     "preflight",
 ]

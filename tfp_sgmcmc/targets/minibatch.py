@@ -21,8 +21,9 @@ from tfp_sgmcmc.targets.base import (
     value_and_gradient,
 )
 from tfp_sgmcmc.targets.bijectors import check_bijectors, map_bijectors
+from tfp_sgmcmc.targets.chain_groups import group_size, map_groups
 from tfp_sgmcmc.targets.data import as_tensor, assert_finite, count, leading_axis
-from tfp_sgmcmc.targets.scores import check_scores, mapped_scores
+from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
 
 
 class EpochState(NamedTuple):
@@ -66,7 +67,8 @@ class MinibatchLogProb(Target):
       log_likelihood_fn: `log_likelihood_fn(*state_parts, batch)` returns the log likelihood of each
         example, shape `[chains..., n]`. Leaves of `batch` have shape `[n, ...]` when all chains see
         the same examples (`shared_batch`, or evaluation of all N) and `[chains..., n, ...]` when
-        each has its own; `tf.linalg.matvec(x, theta)` is right for both.
+        each has its own; `tf.linalg.matvec(x, theta)` is right for both. It may be called with
+        part of the chains at a time (which is faster on a CPU), so it must not depend on which.
       data: a nest of arrays with one leading axis N.
       batch_size: n.
       replacement: whether a minibatch is drawn with replacement.
@@ -158,10 +160,10 @@ class MinibatchLogProb(Target):
                 "score_fn is given beside bijector or num_groups; it gives single examples' scores "
                 "of unconstrained parameters, so neither is expected."
             )
-        row_bytes = sum(
+        self._row_bytes = sum(
             leaf.dtype.size * leaf.shape[1:].num_elements() for leaf in tf.nest.flatten(self._data)
         )
-        default_chunk = max(self.batch_size, 2**22 // max(1, row_bytes), 1)
+        default_chunk = max(self.batch_size, 2**22 // max(1, self._row_bytes), 1)
         self.chunk_size = (
             min(default_chunk, self.num_examples)
             if chunk_size is None
@@ -184,9 +186,7 @@ class MinibatchLogProb(Target):
         value_and_gradient(
             lambda s: self.log_prior(s) + self._chunk_sum(s, 0, self.batch_size), state
         )
-        if self.reshuffle == "step":
-            return ()
-        return EpochState(tf.zeros([2], tf.int32), tf.zeros([], tf.int64))
+        return _first_epoch() if self.reshuffle == "epoch" else ()
 
     def estimate(
         self,
@@ -196,45 +196,39 @@ class MinibatchLogProb(Target):
         probe: State = None,
         with_scores: bool = True,
     ) -> GradientEstimate:
-        seed = random.as_seed(seed)
-        if self.reshuffle == "epoch":
-            target_state = target_state or self.bootstrap(state)
-            key = tf.where(target_state.step == 0, seed, target_state.key)
-            draw = functools.partial(self._epoch_draw, key, target_state.step)
-            target_state = EpochState(key, target_state.step + 1)
-        else:
-            draw = functools.partial(self.draw, seed, tf.range(self.batch_size))
+        draw, target_state = self.next_draw(seed, target_state)
         noise_scale = tf.constant(self.noise_scale, tf.nest.flatten(state)[0].dtype)
         if with_scores and probe is None:
-            log_prob, gradient, scores = self._with_scores(state, draw)
+            prior, gradient, _ = value_and_gradient(self.log_prior, state, connected=False)
+            batch = self.rows(draw(static_or_dynamic_shape(prior)))
+            values, scores = self.scores(state, batch, prior.shape)
+            log_prob, gradient, scores = combine_scores(
+                prior, gradient, values, scores, self.num_examples, self.batch_size
+            )
             return GradientEstimate(gradient, log_prob, scores, (), target_state, noise_scale)
         scale = self.num_examples / self.batch_size
 
+        def likelihood(state: State, indices: tf.Tensor, chain_shape: Any) -> tf.Tensor:
+            values = self.log_likelihood(state, self.rows(indices), self.batch_size, chain_shape)
+            return scale * tf.reduce_sum(values, axis=-1)
+
+        size = None
+        if probe is None and not self.shared_batch:
+            size = group_size(self.chain_shape(state), self.batch_size * self._row_bytes)
+        if size is not None:
+            prior = value_and_gradient(self.log_prior, state, connected=False)[:2]
+            in_groups = functools.partial(likelihood, chain_shape=[size])
+            parts = map_groups(in_groups, state, draw(prior[0].shape), size)
+            log_prob, gradient = tf.nest.map_structure(tf.add, prior, parts)
+            return GradientEstimate(gradient, log_prob, (), (), target_state, noise_scale)
+
         def log_prob_fn(state: State) -> tf.Tensor:
             log_prior = self.log_prior(state)
-            batch = self.rows(draw(static_or_dynamic_shape(log_prior)))
-            likelihoods = self.log_likelihood(state, batch, self.batch_size, log_prior.shape)
-            return log_prior + scale * tf.reduce_sum(likelihoods, axis=-1)
+            indices = draw(static_or_dynamic_shape(log_prior))
+            return log_prior + likelihood(state, indices, log_prior.shape)
 
         log_prob, gradient, product = value_and_gradient(log_prob_fn, state, probe)
         return GradientEstimate(gradient, log_prob, (), product, target_state, noise_scale)
-
-    def _with_scores(
-        self, state: State, draw: Callable[[Any], tf.Tensor]
-    ) -> tuple[tf.Tensor, State, State]:
-        """Log posterior and gradient from one minibatch, put together from its scores."""
-        log_prior, gradient, _ = value_and_gradient(self.log_prior, state, connected=False)
-        chain_ndims = log_prior.shape.rank
-        batch = self.rows(draw(static_or_dynamic_shape(log_prior)))
-        values, scores = self.scores(state, batch, log_prior.shape)
-        scale = self.num_examples / self.batch_size
-        gradient = tf.nest.map_structure(
-            lambda g, s: g + scale * tf.reduce_sum(s, axis=chain_ndims), gradient, scores
-        )
-        width = self.batch_size // self.num_scores
-        if width > 1:  # sums of groups so far; their covariance is `width` times that of one score
-            scores = tf.nest.map_structure(lambda s: s / width**0.5, scores)
-        return log_prior + scale * tf.reduce_sum(values, axis=-1), gradient, scores
 
     def scores(self, state: State, batch: Any, chain_shape: Any) -> tuple[tf.Tensor, State]:
         """Log likelihoods of a minibatch and their gradients, single or summed over groups."""
@@ -332,6 +326,17 @@ class MinibatchLogProb(Target):
             )
         return result
 
+    def next_draw(
+        self, seed: tf.Tensor, target_state: Any
+    ) -> tuple[Callable[[Any], tf.Tensor], Any]:
+        """The draw of the next minibatch, chains' shape -> indices, and the state after it."""
+        seed = random.as_seed(seed)
+        if self.reshuffle == "step":
+            return functools.partial(self.draw, seed, tf.range(self.batch_size)), target_state
+        key, step = target_state or _first_epoch()
+        key = tf.where(step == 0, seed, key)
+        return functools.partial(self._epoch_draw, key, step), EpochState(key, step + 1)
+
     def rows(self, indices: tf.Tensor) -> Any:
         """The examples of the given indices, `[..., n]`: leaves `[..., n, ...]`."""
         return tf.nest.map_structure(lambda x: tf.gather(x, indices), self._data)
@@ -385,3 +390,7 @@ def _returned(name: str, value: Any) -> tf.Tensor:
     if value is None:
         raise TypeError(f"{name} returned None; log probabilities are expected.")
     return tf.convert_to_tensor(value)
+
+
+def _first_epoch() -> EpochState:
+    return EpochState(tf.zeros([2], tf.int32), tf.zeros([], tf.int64))

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.targets.anchors import AnchoredTarget
 from tfp_sgmcmc.targets.base import State, Target, call_with_state, part_names, value_and_gradient
+from tfp_sgmcmc.targets.control_variate import ControlVariate
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
@@ -25,7 +27,7 @@ def preflight(target: Target, state: State, rtol: float | None = None) -> None:
 
     which fails when `log_likelihood_fn` depends on the batch it is given: a mean over it, batch
     normalisation, a class weight made from it. The right side is evaluated in chunks of another
-    size.
+    size. A `ControlVariate` is checked at its center, too.
 
     #### Example
 
@@ -52,13 +54,15 @@ def preflight(target: Target, state: State, rtol: float | None = None) -> None:
         differ; the part of the state is named.
     """
     state = tf.nest.map_structure(tf.convert_to_tensor, state)
-    base = target.target if isinstance(target, GrowingBatch) else target
+    base = target.target if isinstance(target, GrowingBatch | AnchoredTarget) else target
     log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(base, s), state)
     _assert_finite("log posterior", {"log posterior": log_prob.numpy()})
     _assert_finite("gradient of the log posterior", _by_part(state, gradient))
     target.estimate(state, tf.constant([0, 0]), target.bootstrap(state))
     if isinstance(base, MinibatchLogProb):
         _compare(base, state, log_prob, gradient, rtol)
+    if isinstance(target, ControlVariate):  # the sums at both add up to those of the differences
+        preflight(base, target.center, rtol)
 
 
 def _compare(

@@ -50,6 +50,37 @@ def mapped_scores(
     )
 
 
+def combine_scores(
+    log_prob: tf.Tensor,
+    gradient: State,
+    values: tf.Tensor,
+    scores: State,
+    num_examples: int,
+    batch_size: int,
+) -> tuple[tf.Tensor, State, State]:
+    """Adds N/n times what a minibatch gave to what is known exactly.
+
+    Args:
+      log_prob: `[chains...]`: the log prior, or more.
+      gradient: its gradient, in the structure of the state.
+      values: log likelihoods, single or summed over groups, `[chains..., rows]`.
+      scores: their gradients, `[chains..., rows, event...]` a part.
+      num_examples: N.
+      batch_size: n.
+
+    Returns:
+      Log posterior, gradient, and scores whose sample covariance estimates V.
+    """
+    scale, axis = num_examples / batch_size, log_prob.shape.rank
+    gradient = tf.nest.map_structure(
+        lambda g, s: g + scale * tf.reduce_sum(s, axis=axis), gradient, scores
+    )
+    width = batch_size // values.shape[-1]
+    if width > 1:  # sums of groups so far; their covariance is `width` times that of one score
+        scores = tf.nest.map_structure(lambda s: s / width**0.5, scores)
+    return log_prob + scale * tf.reduce_sum(values, axis=-1), gradient, scores
+
+
 def check_scores(scores: State, state: State, num_rows: int, chain_ndims: int) -> State:
     """Returns what a user's `score_fn` gave, packed as the state; raises for another shape."""
     parts, given = tf.nest.flatten(state), tf.nest.flatten(scores)

@@ -1,0 +1,6 @@
+"""What both sides of `covariance.py` agree on."""
+
+PRIOR_PRECISION = 0.01
+FRICTION = 1.0
+DECAY = 0.99
+STEP_SIZES = {"NOGIN": 0.02, "CCAdL": 0.004}

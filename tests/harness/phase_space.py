@@ -1,0 +1,118 @@
+"""Schemes with momenta: their matrices, read off the code, their laws, and runs that keep p.
+
+Where gradients are linear in theta, and their noise has one covariance Sigma, a step is
+
+  x <- F x + K e + L z,   x = (theta, p),   e ~ N(0, Sigma),   z ~ N(0, I),
+
+and the stationary covariance of x solves a discrete Lyapunov equation.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+from scipy.linalg import solve_discrete_lyapunov
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.targets.base import GradientEstimate, State, Target
+
+
+class LinearScheme(NamedTuple):
+    """F, `[2 D, 2 D]`, K and L, `[2 D, D]`."""
+
+    step: np.ndarray
+    kick: np.ndarray
+    drawn: np.ndarray
+
+    @property
+    def spectral_radius(self) -> float:
+        return float(np.abs(np.linalg.eigvals(self.step)).max())
+
+    def covariance(self, noise: np.ndarray) -> np.ndarray:
+        """Stationary covariance of (theta, p) where gradients have noise of covariance `noise`."""
+        injected = self.kick @ noise @ self.kick.T + self.drawn @ self.drawn.T
+        return solve_discrete_lyapunov(self.step, injected)
+
+    def position(self, noise: np.ndarray) -> np.ndarray:
+        """Its block of theta."""
+        size = self.kick.shape[1]
+        return self.covariance(noise)[:size, :size]
+
+
+class Quadratic(Target):
+    """log p = -theta^T A theta / 2, gradients off by `offset`, and scores that are all zero."""
+
+    num_examples, num_scores, noise_scale = 1, 2, 1.0
+
+    def __init__(self, hessian: np.ndarray, offset: np.ndarray):
+        self._hessian, self._offset = tf.constant(hessian), tf.constant(offset)
+
+    def __call__(self, theta: tf.Tensor) -> tf.Tensor:
+        return -0.5 * tf.reduce_sum(theta * tf.linalg.matvec(self._hessian, theta), axis=-1)
+
+    def chain_shape(self, state: State) -> Any:
+        return state.shape[:-1]
+
+    def estimate(
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
+    ) -> GradientEstimate:
+        gradient = self._offset - tf.linalg.matvec(self._hessian, state)
+        scores = tf.zeros([*state.shape[:-1], 2, state.shape[-1]], state.dtype)
+        return GradientEstimate(gradient, self(state), scores, (), target_state, 1.0)
+
+
+def linear_scheme(make: Callable[..., Any], hessian: np.ndarray) -> LinearScheme:
+    """The matrices of a kernel, from one step of chains that begin at basis vectors, in `float64`.
+
+    Args:
+      make: `make(target, initial_momentum=p)` returns the kernel.
+      hessian: A.
+    """
+    size = len(hessian)
+    basis = np.concatenate([np.zeros([1, 4 * size]), np.eye(4 * size)])
+    theta, p, offset, z = np.split(basis, 4, axis=1)
+    kernel = make(Quadratic(hessian, offset), initial_momentum=p)
+    state = tf.constant(theta)
+    results = kernel.bootstrap_results(state)
+    with mock.patch.object(random, "normal_like", lambda *_: tf.constant(z)):
+        theta, results = kernel.one_step(state, results, seed=0)
+    reached = np.concatenate([theta, results.momentum], axis=1)
+    columns = (reached[1:] - reached[0]).T
+    return LinearScheme(*np.split(columns, [2 * size, 3 * size], axis=1))
+
+
+class Run(NamedTuple):
+    """`samples` of (theta, p), `[chains, num_results, 2 D]`; the rest `[chains, num_results]`."""
+
+    samples: np.ndarray
+    kinetic_temperature: np.ndarray
+
+
+def run_phase_space(
+    kernel: Any, state: Any, num_results: int, num_burnin: int, seed: int, jit: bool = False
+) -> Run:
+    """Runs all chains; parts of the state are concatenated."""
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def run(state: Any, seed: tf.Tensor) -> Any:
+        return tfp.mcmc.sample_chain(
+            num_results,
+            current_state=state,
+            kernel=kernel,
+            num_burnin_steps=num_burnin,
+            trace_fn=lambda _, results: (results.momentum, results.kinetic_temperature),
+            seed=seed,
+        )
+
+    theta, (p, temperature) = run(state, tf.constant([0, seed]))
+    parts = [x.numpy() for x in (*tf.nest.flatten(theta), *tf.nest.flatten(p))]
+    parts = [x.reshape(*x.shape[:2], -1) for x in parts]
+    return Run(np.moveaxis(np.concatenate(parts, axis=-1), 0, 1), temperature.numpy().T)

@@ -1,0 +1,385 @@
+"""NOGIN samples a Gaussian posterior exactly, with minibatches and steps near the largest stable.
+
+On the Gaussian-mean model every step is linear and the gradient noise has one covariance Sigma.
+The closed forms at the top come from matrices that are read off the code: exact to rounding, no
+sampling. Then chains are held to them, with false-alarm rate 1e-6 a test and the power stated,
+which the checks verify themselves; broken samplers go through the same checks.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy.linalg import block_diag
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import PRECISION, GaussianMean
+from tests.harness.known_scores import KnownScores
+from tests.harness.mutation import mutant
+from tests.harness.phase_space import LinearScheme, Run, linear_scheme, run_phase_space
+from tests.harness.statistics import Rejected, check_covariance, check_means
+from tfp_sgmcmc.covariance import Diag, Full, History, LowRank, RunningMean
+
+MODEL = GaussianMean(num_examples=12)
+MASS = np.array([0.5, 1.0, 2.0])
+BATCH = 5
+NOISE = MODEL.noise(BATCH, replacement=True)
+FRICTION = 3.0
+BURNIN = 100
+CHAINS = 3000
+VARIANCE_ERROR = 0.08
+
+
+def limit(model: GaussianMean = MODEL, mass: Any = 1.0) -> float:
+    """The largest stable step: h^2 times the largest eigenvalue of m^-1 A is 4."""
+    scaled = model.hessian / np.broadcast_to(mass, [3])[:, np.newaxis]
+    return 2 / np.sqrt(np.linalg.eigvals(scaled).real.max())
+
+
+STEP = 0.9 * limit()
+
+
+def scheme(
+    step_size: float = STEP,
+    friction: float = FRICTION,
+    noise: np.ndarray = NOISE,
+    model: GaussianMean = MODEL,
+    kernel: Any = sgmcmc.NOGIN,
+    **options: Any,
+) -> LinearScheme:
+    """The matrices of NOGIN that takes Sigma for `noise`."""
+    return linear_scheme(
+        lambda target, **momentum: kernel(
+            KnownScores(target, noise), step_size, friction, **options, **momentum
+        ),
+        model.hessian,
+    )
+
+
+def exact(
+    step_size: float = STEP,
+    mass: Any = 1.0,
+    temperature: float = 1.0,
+    model: GaussianMean = MODEL,
+) -> np.ndarray:
+    """theta ~ N(., T A^-1), p ~ N(0, T (m^-1 - h^2/4 m^-1 A m^-1)^-1), independent."""
+    inverse_mass = np.diag(1 / np.broadcast_to(mass, [3]))
+    drag = step_size**2 / 4 * inverse_mass @ model.hessian @ inverse_mass
+    return temperature * block_diag(
+        np.linalg.inv(model.hessian), np.linalg.inv(inverse_mass - drag)
+    )
+
+
+def assert_same(law: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(law, expected, rtol=1e-7, atol=1e-10)
+
+
+# The closed form
+
+
+@pytest.mark.parametrize("of_limit", [0.3, 0.99])
+@pytest.mark.parametrize("friction", [0.3, 30.0])
+@pytest.mark.parametrize("batch_size", [2, 5, 11])
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 0.3)])
+def test_law_is_exact_at_every_stable_step(
+    of_limit: float,
+    friction: float,
+    batch_size: int,
+    replacement: bool,
+    mass: Any,
+    temperature: float,
+) -> None:
+    h = of_limit * limit(mass=mass)
+    noise = MODEL.noise(batch_size, replacement)
+    matrices = scheme(h, friction, noise, mass=mass, temperature=temperature)
+    assert matrices.spectral_radius < 1
+    assert_same(matrices.covariance(noise), exact(h, mass, temperature))
+
+
+@pytest.mark.parametrize(
+    "covariance",
+    ["full", "low_rank"]
+    + [Full(solver=s) for s in ("cg", "cholesky", "lagged_cholesky")]
+    + [LowRank(solver=s) for s in ("cg", "woodbury")],
+)
+def test_law_is_exact_with_every_form_of_sigma_and_solver(covariance: Any) -> None:
+    assert_same(scheme(covariance=covariance).covariance(NOISE), exact())
+
+
+@pytest.mark.parametrize("covariance", ["diag", Diag()])
+def test_a_diagonal_sigma_has_the_law_of_its_diagonal(covariance: Any) -> None:
+    law = scheme(covariance=covariance).covariance(NOISE)
+    assert_same(law, scheme(noise=np.diag(np.diag(NOISE))).covariance(NOISE))
+    assert np.abs(np.linalg.solve(exact(), law) - np.eye(6)).max() > 0.05
+
+
+def test_ten_examples_of_a_thousand_are_stable_and_exact() -> None:
+    """A step's gradient noise, h^2 Sigma, is then up to 500 times the momenta's variance."""
+    model = GaussianMean(num_examples=1000)
+    noise = model.noise(10, replacement=False)
+    for of_limit in (0.5, 0.99):
+        h = of_limit * limit(model)
+        matrices = scheme(h, 10.0, noise, model)
+        assert matrices.spectral_radius < 1
+        assert_same(matrices.covariance(noise), exact(h, model=model))
+    assert 300 < h**2 * np.linalg.eigvalsh(noise)[-1] < 600
+
+
+def test_without_its_correction_the_error_is_of_first_order() -> None:
+    """Sigma taken for nearly zero. With Sigma there is no error to halve."""
+    posterior = np.linalg.inv(MODEL.hessian)
+    errors = [
+        np.linalg.norm(scheme(h, noise=1e-12 * NOISE).position(NOISE) - posterior)
+        for h in (2e-3, 1e-3)
+    ]
+    np.testing.assert_allclose(errors[0] / errors[1], 2.0, rtol=0.01)
+
+
+class ForgetsMomentum(sgmcmc.NOGIN):
+    def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
+        momentum = tf.nest.map_structure(tf.zeros_like, results.momentum)
+        return super()._update(state, results._replace(momentum=momentum), seed)
+
+
+LINEAR_MUTATIONS: dict[str, dict[str, Any]] = {
+    "momentum resampled to zero": dict(kernel=ForgetsMomentum),
+    "sign of the correction": dict(
+        kernel=mutant(sgmcmc.NOGIN, ("h**2 / (4 * temperature)", "-(h**2) / (40 * temperature)"))
+    ),
+    "momentum reversed": dict(
+        kernel=mutant(sgmcmc.NOGIN, ("2 * m * x - p + k", "p - 2 * m * x + k"))
+    ),
+    "a weaker second half kick": dict(
+        kernel=mutant(sgmcmc.NOGIN, ("2 * m * x - p + k", "2 * m * x - p + 0.9 * k"))
+    ),
+    "lambda for lambda^2": dict(
+        kernel=mutant(
+            sgmcmc.NOGIN, ("tf.sqrt(lambda2 * temperature)", "lambda2 * temperature**0.5")
+        )
+    ),
+    "one half drift": dict(
+        kernel=mutant(
+            sgmcmc.NOGIN,
+            (
+                "x + scaled(h / 2, p / m), theta, p, mass",
+                "x + scaled(0 * h, p / m), theta, p, mass",
+            ),
+        )
+    ),
+    "Sigma forgotten": dict(noise=1e-9 * NOISE),
+    "Sigma of single scores": dict(noise=NOISE / 12),
+    "Sigma of draws without replacement": dict(noise=MODEL.noise(BATCH, replacement=False)),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR_MUTATIONS)
+def test_laws_of_broken_samplers_are_not_exact(name: str, near_the_limit: Run) -> None:
+    """Neither to rounding, nor to the eye of the check that chains go through."""
+    matrices = scheme(**LINEAR_MUTATIONS[name])
+    assert matrices.spectral_radius < 1
+    law = matrices.covariance(NOISE)
+    with pytest.raises(AssertionError):
+        assert_same(law, exact())
+    with pytest.raises(Rejected):
+        check(near_the_limit, law)
+
+
+# Chains
+
+
+def start(chains: int = CHAINS) -> tf.Tensor:
+    return tf.ones([chains, 3])
+
+
+def target(**options: Any) -> KnownScores:
+    wrapped = MODEL.target(BATCH, replacement=True, **options)
+    return KnownScores(wrapped, NOISE / wrapped.noise_scale)
+
+
+def with_scores(
+    model: GaussianMean, batch_size: int, replacement: bool = True
+) -> sgmcmc.MinibatchLogProb:
+    """The model with scores of its own, in closed form, which compiles faster."""
+    precision = tf.constant(PRECISION, tf.float32)
+    return model.target(
+        batch_size,
+        replacement=replacement,
+        score_fn=lambda theta, batch: (batch - theta[..., tf.newaxis, :]) @ precision,
+    )
+
+
+def check(run: Run, law: np.ndarray, error: float = VARIANCE_ERROR) -> None:
+    mean = np.concatenate([MODEL.mean, np.zeros(3)])
+    check_covariance(run.samples, mean, law, error)
+
+
+def check_temperature(run: Run, temperature: float = 1.0) -> None:
+    values = run.kinetic_temperature.mean(axis=1) / temperature
+    check_means(values, 1.0, VARIANCE_ERROR, "kinetic temperature")
+
+
+@pytest.fixture(scope="module")
+def near_the_limit() -> Run:
+    return run_phase_space(
+        sgmcmc.NOGIN(target(), STEP, FRICTION), start(), 50, BURNIN, seed=0, jit=True
+    )
+
+
+def test_near_the_largest_stable_step_under_xla(near_the_limit: Run) -> None:
+    assert scheme().spectral_radius ** BURNIN < 1e-6
+    check(near_the_limit, exact())
+    check_temperature(near_the_limit)
+
+
+def test_momenta_at_the_ends_of_a_step_are_hotter(near_the_limit: Run) -> None:
+    """Control: their temperature, p^T m^-1 p / d, is not T."""
+    p = near_the_limit.samples[..., 3:]
+    with pytest.raises(Rejected):
+        check_temperature(near_the_limit._replace(kinetic_temperature=np.mean(p**2, axis=-1)))
+
+
+def test_chains_with_their_own_step_sizes_frictions_and_temperatures() -> None:
+    of_limit, frictions, temperatures = [0.4, 0.8], [6.0, 1.0], [1.0, 2.0]
+
+    def each(values: Any) -> np.ndarray:
+        return np.repeat(np.float32(values), CHAINS)
+
+    kernel = sgmcmc.NOGIN(
+        target(),
+        each(of_limit) * np.float32(limit()),
+        each(frictions),
+        temperature=each(temperatures),
+    )
+    everything = run_phase_space(kernel, start(2 * CHAINS), 50, BURNIN, seed=1)
+    groups = zip(of_limit, frictions, temperatures, strict=True)
+    for i, (f, friction, temperature) in enumerate(groups):
+        run = Run(*(x[i * CHAINS : (i + 1) * CHAINS] for x in everything))
+        assert scheme(f * limit(), friction).spectral_radius ** BURNIN < 1e-6
+        check(run, exact(f * limit(), temperature=temperature))
+        check_temperature(run, temperature)
+
+
+def test_two_parts_in_blocks_with_masses() -> None:
+    h = 0.9 * limit(mass=MASS)
+    kernel = sgmcmc.NOGIN(
+        target(parts=True),
+        h,
+        FRICTION,
+        covariance="block",
+        mass=[MASS[:1], MASS[1:]],
+    )
+    state = [tf.ones([CHAINS, 1]), tf.ones([CHAINS, 2])]
+    run = run_phase_space(kernel, state, 50, BURNIN, seed=2)
+    blocks = scheme(h, noise=block_diag(NOISE[:1, :1], NOISE[1:, 1:]), mass=MASS)
+    check(run, blocks.covariance(NOISE))
+    with pytest.raises(Rejected):
+        check(run, exact(h, MASS))
+
+
+def test_all_examples_leave_no_noise() -> None:
+    """Power: 15% of a variance."""
+    kernel = sgmcmc.NOGIN(with_scores(MODEL, MODEL.num_examples, replacement=False), STEP, FRICTION)
+    run = run_phase_space(kernel, start(CHAINS // 3), 50, BURNIN, seed=3)
+    check(run, exact(), error=0.15)
+
+
+@pytest.mark.parametrize("covariance", [Full(RunningMean()), LowRank(History(40))])
+def test_estimated_covariance(covariance: Any) -> None:
+    """Each chain's Sigma is off at random, which leaves an error of second order in the law.
+
+    By about 3% after 500 minibatches, and 10% in 40; power: 12% of a variance.
+    """
+    kernel = sgmcmc.NOGIN(with_scores(MODEL, BATCH), STEP, FRICTION, covariance)
+    num_burnin = 500 if isinstance(covariance, Full) else BURNIN
+    run = run_phase_space(kernel, start(CHAINS // 2), 50, num_burnin, seed=4, jit=True)
+    check(run, exact(), error=0.12)
+
+
+def test_ten_examples_of_a_thousand_with_the_default_estimate() -> None:
+    """Sigma from past minibatches with decay 0.99. Power: 25% of a variance."""
+    model = GaussianMean(num_examples=1000)
+    h = 0.5 * limit(model)
+    noise = model.noise(10, replacement=False)
+    assert scheme(h, 10.0, noise, model).spectral_radius ** 800 < 1e-6
+    kernel = sgmcmc.NOGIN(with_scores(model, 10, replacement=False), h, friction=10.0)
+    run = run_phase_space(kernel, start(100), 1500, 800, seed=5, jit=True)
+    mean = np.concatenate([model.mean, np.zeros(3)])
+    check_covariance(run.samples, mean, exact(h, model=model), 0.25)
+
+
+class Skewed(GaussianMean):
+    """One example lies far off: minibatches with it have noise of one sign and a large V."""
+
+    def __init__(self) -> None:
+        super().__init__(num_examples=12)
+        self.data[0] += 4.0
+        self.mean = np.linalg.solve(self.hessian, PRECISION @ self.data.sum(axis=0))
+
+
+def test_the_minibatch_of_the_gradient_must_not_estimate_sigma() -> None:
+    """Its noise and its estimate of Sigma are dependent, which shifts the mean.
+
+    In posterior standard deviations; the standard errors are below 0.02.
+    """
+    model = Skewed()
+    whitener = np.linalg.cholesky(model.hessian).T
+
+    def shift(include_current: bool) -> np.ndarray:
+        covariance = Full(RunningMean(0.5), include_current)
+        kernel = sgmcmc.NOGIN(
+            with_scores(model, 6, replacement=False), 0.5 * limit(model), FRICTION, covariance
+        )
+        run = run_phase_space(kernel, start(500), 50, BURNIN, seed=6, jit=True)
+        means = run.samples[..., :3].mean(axis=1) - model.mean
+        deviations = means @ whitener.T
+        assert np.all(deviations.std(axis=0) < 0.02 * 500**0.5)
+        return np.abs(deviations.mean(axis=0)).max()
+
+    assert shift(include_current=True) > 0.4
+    assert shift(include_current=False) < 0.1
+
+
+# Negative controls that are not linear
+
+
+class FrozenPart(sgmcmc.NOGIN):
+    """The last entry of theta stays where it is."""
+
+    def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
+        moved, results = super()._update(state, results, seed)
+        return tf.concat([moved[..., :2], state[..., 2:]], axis=-1), results
+
+
+class Copies(sgmcmc.NOGIN):
+    """All chains are the first one."""
+
+    def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
+        moved, results = super()._update(state, results, seed)
+        momentum = results.momentum[:1] + tf.zeros_like(moved)
+        return moved[:1] + tf.zeros_like(moved), results._replace(momentum=momentum)
+
+
+MUTATIONS = {
+    "frozen part": FrozenPart,
+    "copies": Copies,
+    "another z in the second half kick": mutant(
+        sgmcmc.NOGIN,
+        (
+            "        p = map_parts(lambda p, x, m, k: 2",
+            "        z = [random.normal_like(state, s) for s in (noise_seed, batch_seed)]\n"
+            "        kick += tf.sqrt(lambda2 * temperature) * (z[1] - z[0])\n"
+            "        p = map_parts(lambda p, x, m, k: 2",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_broken_samplers_are_rejected(name: str) -> None:
+    """A third of the chains is enough to see these."""
+    kernel = MUTATIONS[name](target(), STEP, FRICTION)
+    run = run_phase_space(kernel, start(CHAINS // 3), 50, BURNIN, seed=7)
+    with pytest.raises(Rejected):
+        check(run, exact())

@@ -1,0 +1,306 @@
+"""One step of SGFS equals the formula of its docstring, with the step's own draws.
+
+theta <- theta + 2 [gamma N V + 4 B / epsilon]^-1 (g + eta),  eta ~ N(0, 4 T B / epsilon),
+gamma = 1 + c / (N T)
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
+from tfp_sgmcmc import random
+from tfp_sgmcmc.preconditioners import FullMatrix
+
+MODEL = GaussianMean(num_examples=12)
+TOTAL, BATCH = 12, 5
+START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
+SEED = tf.constant([5, 6])
+SCALE = {True: 12**2 / 5, False: 12 * 7 / 5}  # c, with and without replacement
+FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
+MASKS = {
+    "full": np.ones([3, 3]),
+    "low_rank": np.ones([3, 3]),
+    "diag": np.eye(3),
+    "block": np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]]),
+}
+
+
+def make_target(dtype: Any = tf.float64, **options: Any) -> sgmcmc.MinibatchLogProb:
+    """With scores in closed form, which are quick to trace."""
+    return MODEL.target(options.pop("batch_size", BATCH), dtype, score_fn=score_fn, **options)
+
+
+def score_fn(*args: tf.Tensor) -> Any:
+    """Of one part, or of two."""
+    *parts, batch = args
+    theta = tf.concat(parts, axis=-1)
+    found = (batch - theta[..., tf.newaxis, :]) @ tf.constant(PRECISION, theta.dtype)
+    return found if len(parts) == 1 else [found[..., :1], found[..., 1:]]
+
+
+def scores(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    return (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
+
+
+def gradient(theta: np.ndarray, s: np.ndarray) -> np.ndarray:
+    return -theta @ PRIOR_PRECISION + TOTAL / BATCH * s.sum(axis=-2)
+
+
+def covariance(s: np.ndarray, kept: str = "full") -> np.ndarray:
+    """V of each chain, `[chains, 3, 3]`, or what an estimator keeps of it."""
+    return np.stack([np.cov(rows, rowvar=False) for rows in s]) * MASKS[kept]
+
+
+def step(
+    theta: np.ndarray,
+    g: np.ndarray,
+    eta: np.ndarray,
+    v: np.ndarray,
+    injected: Any,
+    gamma: float = TOTAL / BATCH,
+) -> np.ndarray:
+    """The docstring's formula; `injected` is 4 B / epsilon."""
+    matrix = gamma * TOTAL * v + injected
+    return theta + 2 * np.linalg.solve(matrix, (g + eta)[..., np.newaxis])[..., 0]
+
+
+class Step:
+    """A step that was taken, with its draws."""
+
+    def __init__(self, kernel: Any, target: Any, state: Any, results: Any, seed: Any):
+        batch_seed, self.noise_seed = random.split(random.as_seed(seed), 2)
+        self.theta = flat(state)
+        chains = target.chain_shape(state)
+        self.indices = target.draw(batch_seed, tf.range(target.batch_size), chains).numpy()
+        self.scores = scores(self.theta, self.indices)
+        self.gradient = gradient(self.theta, self.scores)
+        self.z = flat(random.normal_like(state, self.noise_seed))
+        self.state, self.results = kernel.one_step(state, results, seed)
+        self.moved = flat(self.state)
+
+
+def take(kernel: Any, target: Any, state: Any, num_steps: int = 1) -> list[Step]:
+    results, steps = kernel.bootstrap_results(state), []
+    for t in range(num_steps):
+        steps.append(Step(kernel, target, state, results, SEED + t))
+        state, results = steps[-1].state, steps[-1].results
+    return steps
+
+
+def flat(state: Any) -> np.ndarray:
+    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
+
+
+def in_parts() -> list[tf.Tensor]:
+    return [tf.constant(START[:, :1]), tf.constant(START[:, 1:])]
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("kept", list(MASKS))
+def test_v_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
+    """The first step, which has no past, takes its own; the third the mean of two.
+
+    With replacement gamma is the paper's (N + n) / n, without it is N / n.
+    """
+    target = make_target(parts=True, replacement=replacement)
+    kernel = sgmcmc.SGFS(target, 0.5, B=2.0, covariance=kept)
+    gamma = (TOTAL + BATCH) / BATCH if replacement else TOTAL / BATCH
+    steps = take(kernel, target, in_parts(), 3)
+    v = [covariance(s.scores, kept) for s in steps]
+    for past, s in zip([v[0], v[0], (v[0] + v[1]) / 2], steps, strict=True):
+        expected = step(s.theta, s.gradient, 4 * s.z, past, 16 * np.eye(3), gamma)
+        np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
+        np.testing.assert_allclose(s.results.gradient_norm, np.linalg.norm(s.gradient, axis=-1))
+        assert s.results.step_size.numpy() == 0.5
+        np.testing.assert_array_equal(s.results.num_frozen, [0, 0])
+    assert steps[-1].results.step.numpy() == 3 and steps[-1].results.step.dtype == tf.int64
+
+
+def test_the_papers_average_includes_the_current_minibatch() -> None:
+    target = make_target()
+    estimator = sgmcmc.covariance.Full(include_current=True)
+    steps = take(sgmcmc.SGFS(target, 0.5, covariance=estimator), target, tf.constant(START), 3)
+    v = np.mean([covariance(s.scores) for s in steps], axis=0)
+    s = steps[-1]
+    expected = step(s.theta, s.gradient, np.sqrt(8) * s.z, v, 8 * np.eye(3))
+    np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("kept", ["full", "diag"])
+def test_diagonal_b(kept: str) -> None:
+    """One array for each part, or one that broadcasts with all."""
+    target = make_target(parts=True)
+    for B, diagonal in (([3.0, np.array([1.0, 2.0])], [3.0, 1.0, 2.0]), (np.ones([1]), np.ones(3))):
+        kernel = sgmcmc.SGFS(target, alpha=2.0, B=B, covariance=kept)
+        (s,) = take(kernel, target, in_parts())
+        diagonal = 4 * np.array(diagonal)
+        eta = np.sqrt(diagonal) * s.z
+        expected = step(s.theta, s.gradient, eta, covariance(s.scores, kept), np.diag(diagonal))
+        np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
+        np.testing.assert_allclose(s.results.step_size, 1.0)
+
+
+def test_full_b() -> None:
+    target = make_target(parts=True)
+    kernel = sgmcmc.SGFS(target, 0.5, FullMatrix(FULL))
+    (s,) = take(kernel, target, in_parts())
+    eta = np.sqrt(8) * s.z @ np.linalg.cholesky(FULL).T
+    expected = step(s.theta, s.gradient, eta, covariance(s.scores), 8 * FULL)
+    np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("kept", list(MASKS))
+def test_b_proportional_to_the_fisher_matrix(kept: str) -> None:
+    """B = N V: a root of V makes the noise, by Cholesky, elementwise, or of the kept scores."""
+    target = make_target(parts=True)
+    kernel = sgmcmc.SGFS(target, 0.5, "fisher", covariance=kept)
+    (s,) = take(kernel, target, in_parts())
+    v = covariance(s.scores, kept)
+    if kept == "low_rank":
+        centred = (s.scores - s.scores.mean(axis=1, keepdims=True)) / 2  # sqrt(n - 1)
+        # History(4) has four slots of five rows; the youngest minibatch's are the first.
+        z = random.normal([2, 20], tf.float64, s.noise_seed).numpy()[:, :5]
+        root_z = np.einsum("cni,cn->ci", centred, z)
+    else:
+        shapes = [[2, 3]] if kept == "full" else [[2, 1], [2, 2]]
+        seeds = random.split(s.noise_seed, 2) if len(shapes) > 1 else [s.noise_seed]
+        z = [random.normal(n, tf.float64, seed) for n, seed in zip(shapes, seeds, strict=True)]
+        root_z = np.einsum("cij,cj->ci", np.linalg.cholesky(v), np.concatenate(z, axis=-1))
+    expected = step(s.theta, s.gradient, np.sqrt(8 * TOTAL) * root_z, v, 8 * TOTAL * v)
+    np.testing.assert_allclose(s.moved, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kept", ["full", "diag"])
+def test_without_injected_noise(kept: str) -> None:
+    """alpha = 0: a step is g, preconditioned."""
+    target = make_target()
+    kernel = sgmcmc.SGFS(target, alpha=0.0, covariance=kept)
+    (s,) = take(kernel, target, tf.constant(START))
+    expected = step(s.theta, s.gradient, np.zeros([2, 3]), covariance(s.scores, kept), 0.0)
+    np.testing.assert_allclose(s.moved, expected, rtol=1e-5)
+    assert np.isinf(s.results.step_size)
+
+
+@pytest.mark.parametrize("B", [1.0, "fisher"])
+def test_temperature(B: Any) -> None:
+    """Injected noise has T times the variance, and gamma falls towards 1."""
+    target = make_target()
+    kernel = sgmcmc.SGFS(target, 0.5, B, temperature=np.array([2.0, 0.5]))
+    (s,) = take(kernel, target, tf.constant(START))
+    v = covariance(s.scores)
+    for chain, temperature in enumerate([2.0, 0.5]):
+        injected = 8 * (np.eye(3) if B == 1.0 else TOTAL * v[chain])
+        eta = np.sqrt(temperature) * np.linalg.cholesky(injected) @ s.z[chain]
+        gamma = 1 + SCALE[False] / (TOTAL * temperature)
+        expected = step(s.theta[chain], s.gradient[chain], eta, v[chain], injected, gamma)
+        np.testing.assert_allclose(s.moved[chain], expected, rtol=1e-5)
+
+
+def test_step_sizes_of_chains_and_schedules() -> None:
+    target = make_target()
+    sizes = np.array([0.5, 2.0])
+    (s,) = take(sgmcmc.SGFS(target, sizes), target, tf.constant(START))
+    v, rate = covariance(s.scores), (4 / sizes)[:, np.newaxis]
+    injected = rate[..., np.newaxis] * np.eye(3)
+    expected = step(s.theta, s.gradient, np.sqrt(rate) * s.z, v, injected)
+    np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
+    np.testing.assert_array_equal(s.results.step_size, sizes)
+
+    kernel = sgmcmc.SGFS(target, alpha=lambda t: 3.0 - tf.cast(t, tf.float64))
+    steps = take(kernel, target, tf.constant(START), 2)
+    v = covariance(steps[0].scores)
+    for alpha, s in zip([3.0, 2.0], steps, strict=True):
+        expected = step(s.theta, s.gradient, alpha * s.z, v, alpha**2 * np.eye(3))
+        np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
+        np.testing.assert_allclose(s.results.step_size, 4 / alpha**2)
+
+
+@pytest.mark.parametrize("B", [1.0, "fisher", FullMatrix(FULL)], ids=["1", "fisher", "full"])
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
+def test_solvers_agree(B: Any, alpha: float) -> None:
+    target = make_target()
+    moved = []
+    for solver in ("cholesky", "cg", "lagged_cholesky"):
+        estimator = sgmcmc.covariance.Full(solver=solver)
+        kernel = sgmcmc.SGFS(target, alpha=alpha, B=B, covariance=estimator)
+        moved.append(take(kernel, target, tf.constant(START), 3)[-1].moved)
+    np.testing.assert_allclose(moved[1], moved[0], rtol=1e-6)
+    np.testing.assert_allclose(moved[2], moved[0], rtol=1e-6)
+
+
+def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
+    """Scores by `tf.vectorized_map`."""
+    quadratic = MODEL.target(BATCH, tf.float64, parts=True)
+    target = sgmcmc.MinibatchLogProb(
+        lambda a, b: quadratic.log_prior([a, b]),
+        lambda a, b, batch: quadratic.log_likelihood([a, b], batch, batch.shape[-2]),
+        MODEL.data,
+        BATCH,
+        chunk_size=BATCH,
+    )
+    kernel = sgmcmc.SGFS(target, 0.5, B={"a": 1.0, "b": 2.0})
+    state = {"b": tf.constant(START[0, 1:]), "a": tf.constant(START[0, :1])}
+    s = Step(kernel, target, state, kernel.bootstrap_results(state), SEED)
+    injected = 8 * np.array([1.0, 2.0, 2.0])
+    eta = np.sqrt(injected) * s.z
+    v = np.cov(s.scores, rowvar=False)
+    expected = step(s.theta, s.gradient, eta, v, np.diag(injected))
+    assert list(s.state) == ["b", "a"]
+    np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
+    assert s.results.target_log_prob.shape == s.results.num_frozen.shape == []
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("B", [1.0, "fisher"])
+def test_compiled_steps(B: Any, jit: bool) -> None:
+    """Normals differ between modes; the formula holds in each with its own."""
+    target = make_target()
+    kernel = sgmcmc.SGFS(target, 0.5, B)
+    state = tf.constant(START)
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def compiled(state: tf.Tensor, seed: tf.Tensor) -> Any:
+        before = kernel.bootstrap_results(state)
+        moved, after = kernel.one_step(state, before, seed)
+        tf.nest.assert_same_structure(before, after)
+        batch_seed, noise_seed = random.split(seed, 2)
+        indices = target.draw(batch_seed, tf.range(BATCH), [2])
+        return moved, indices, random.normal_like(state, noise_seed)
+
+    moved, indices, z = (x.numpy() for x in compiled(state, SEED))
+    s = scores(START, indices)
+    v = covariance(s)
+    injected = 8 * (np.eye(3) if B == 1.0 else TOTAL * v)
+    eta = np.einsum("...ij,...j->...i", np.linalg.cholesky(injected), z)
+    expected = step(START, gradient(START, s), eta, v, injected)
+    np.testing.assert_allclose(moved, expected, rtol=1e-5)
+
+
+def test_results_keep_their_structure_shapes_and_dtypes() -> None:
+    for dtype, options in (
+        (tf.float32, dict(step_size=0.5, covariance="low_rank")),
+        (tf.float32, dict(alpha=0.0, covariance="diag")),
+        (tf.float64, dict(step_size=0.5, B="fisher")),
+    ):
+        state = tf.zeros([2, 4, 3], dtype)
+        kernel = sgmcmc.SGFS(make_target(dtype, reshuffle="epoch"), **options)
+        before = kernel.bootstrap_results(state)
+        moved, after = kernel.one_step(state, before, SEED)
+        assert moved.shape == state.shape and moved.dtype == dtype
+        tf.nest.assert_same_structure(before, after)
+        for x, y in zip(tf.nest.flatten(before), tf.nest.flatten(after), strict=True):
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+
+
+def test_parameters_rebuild_the_kernel() -> None:
+    kernel = sgmcmc.SGFS(make_target(), alpha=2.0, covariance="diag")
+    copy = kernel.copy(alpha=1.0, temperature=0.5)
+    assert (copy.step_size, copy.parameters["alpha"]) == (None, 1.0)
+    assert list(copy.parameters) == [
+        *("target_log_prob_fn", "step_size", "B", "alpha", "covariance", "temperature")
+    ]
+    assert copy.parameters["covariance"] == "diag" and not copy.is_calibrated

@@ -1,0 +1,195 @@
+"""SGFS refuses what it cannot sample before the first step, and never hands out NaN.
+
+A singular matrix is met where nothing is injected (alpha = 0), or in proportion to V: constant or
+collinear features, or fewer scores than entries.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import GaussianMean
+from tfp_sgmcmc.preconditioners import FullMatrix
+
+MODEL = GaussianMean(num_examples=12)
+TARGET = MODEL.target(5)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, ValueError, "step_size is None and alpha is None; one of both is expected"),
+        (dict(step_size=0.1, alpha=2.0), ValueError, "step_size is 0.1 and alpha is 2.0; one of"),
+        (dict(step_size=0.0), ValueError, "step_size is 0.0; a positive finite number"),
+        (dict(step_size="small"), TypeError, "step_size is b'small'; a number"),
+        (dict(alpha=-1.0), ValueError, "alpha is -1.0; a finite number of at least 0"),
+        (dict(alpha=np.inf), ValueError, "alpha is inf; a finite number"),
+        (dict(alpha=1.0, temperature=0.0), ValueError, "temperature is 0.0; a positive finite"),
+        (dict(alpha=1.0, B=0.0), ValueError, "B is 0.0; a positive finite number"),
+        (dict(alpha=1.0, B=[1.0, -1.0]), ValueError, "B is -1.0; a positive finite number"),
+        (dict(alpha=1.0, B="hessian"), ValueError, "B is 'hessian'; 'fisher', numbers or a Full"),
+        (dict(alpha=1.0, covariance="half"), ValueError, "covariance is 'half'; one of full, bl"),
+        (
+            dict(alpha=1.0, B=FullMatrix(np.eye(3)), covariance="diag"),
+            ValueError,
+            "B is a FullMatrix beside covariance='diag'; 'full' is expected",
+        ),
+        (
+            dict(alpha=1.0, B=FullMatrix(np.eye(3)), covariance="block"),
+            ValueError,
+            "B is a FullMatrix beside covariance='block'",
+        ),
+    ],
+)
+def test_options(options: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        sgmcmc.SGFS(TARGET, **options)
+
+
+@pytest.mark.parametrize(
+    "target", [sgmcmc.FullDataLogProb(lambda x: -(x**2)), sgmcmc.GrowingBatch(TARGET)]
+)
+def test_targets_without_scores(target: sgmcmc.targets.Target) -> None:
+    with pytest.raises(ValueError, match="gives no scores of single examples, whose covariance"):
+        sgmcmc.SGFS(target, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        (MODEL.target(1), dict(alpha=1.0), "needs at least 2 scores a minibatch, but .* gives 1"),
+        (TARGET, dict(alpha=1.0, covariance="block"), "'block' has one block for each part"),
+        (TARGET, dict(alpha=np.ones([4])), r"alpha has shape \(4,\); a scalar, or one number for"),
+        (TARGET, dict(step_size=[0.1, 0.1, 0.1]), "step_size is .*a number, or an array"),
+        (
+            TARGET,
+            dict(alpha=1.0, B=np.ones([3, 3])),
+            r"B has shape \(3, 3\), which does not broadcast .* given as FullMatrix\(B\)",
+        ),
+        (
+            TARGET,
+            dict(alpha=1.0, B=FullMatrix(np.eye(2))),
+            r"matrix has shape \(2, 2\), but a chain's state has 3 entries",
+        ),
+        (MODEL.target(3), dict(alpha=0.0), "rank of at most 2, but with alpha = 0 or B = 'fisher'"),
+        (MODEL.target(3), dict(alpha=1.0, B="fisher"), "rank of at most 2"),
+        (MODEL.target(3), dict(alpha=0.0, covariance="low_rank"), "rank of at most 2"),
+        (MODEL.target(8, num_groups=2), dict(alpha=0.0), "covariance of 2 scores .* num_groups"),
+        (MODEL.target(12), dict(alpha=0.0), "holds all its examples: neither"),
+        (
+            MODEL.target(12),
+            dict(alpha=np.array([1.0, 0.0]), covariance="diag"),
+            "neither brings any noise",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_state(
+    target: sgmcmc.MinibatchLogProb, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        sgmcmc.SGFS(target, **options).bootstrap_results(tf.zeros([2, 3]))
+
+
+def test_few_scores_are_enough_for_diagonals_small_blocks_and_injected_noise() -> None:
+    few = MODEL.target(3, parts=True)
+    state = [tf.zeros([1]), tf.zeros([2])]
+    for options in (
+        dict(alpha=0.0, covariance="diag"),
+        dict(alpha=0.0, covariance="block"),
+        dict(alpha=0.1),
+        dict(alpha=0.1, covariance="low_rank"),
+    ):
+        kernel = sgmcmc.SGFS(few, **options)
+        moved, results = kernel.one_step(state, kernel.bootstrap_results(state), seed=0)
+        assert all(np.all(np.isfinite(x)) for x in moved)
+        assert results.num_frozen == 0
+
+
+def logistic(dtype: Any) -> sgmcmc.MinibatchLogProb:
+    """Five features: one of them constant, and one the sum of two others."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal([300, 5])
+    x[:, 1], x[:, 4] = 0.0, x[:, 2] + x[:, 3]
+    y = (generator.uniform(size=300) < 1 / (1 + np.exp(-x[:, 0]))).astype(float)
+
+    def log_likelihood(theta: tf.Tensor, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        logits = tf.linalg.matvec(batch["x"], theta)
+        return batch["y"] * logits - tf.nn.softplus(logits)
+
+    return sgmcmc.MinibatchLogProb(
+        lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),
+        log_likelihood,
+        {"x": x, "y": y},
+        20,
+        dtype=dtype,
+        score_fn=lambda theta, batch: (
+            (batch["y"] - tf.sigmoid(tf.linalg.matvec(batch["x"], theta)))[..., tf.newaxis]
+            * batch["x"]
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "jit"),
+    [
+        (dict(alpha=0.0), tf.float32, True),
+        (dict(alpha=0.0), tf.float64, False),
+        (dict(step_size=1.0, B="fisher"), tf.float32, False),
+    ],
+)
+def test_directions_in_which_no_score_varies_are_left_alone(
+    options: dict[str, Any], dtype: Any, jit: bool
+) -> None:
+    """The constant feature stays where it is, the collinear ones within their posterior."""
+    kernel = sgmcmc.SGFS(logistic(dtype), **options)
+    start = tf.constant([[0.0, 0.7, 0.1, 0.2, 0.3], [0.5, -0.7, 0.0, 0.0, 0.0]], dtype)
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def run() -> Any:
+        return tfp.mcmc.sample_chain(
+            2000,
+            start,
+            kernel=kernel,
+            trace_fn=lambda _, results: results.num_frozen,
+            seed=tf.constant([0, 1]),
+        )
+
+    samples, num_frozen = (x.numpy() for x in run())
+    np.testing.assert_array_equal(num_frozen, 1)
+    np.testing.assert_array_equal(samples[:, :, 1], np.broadcast_to(start[:, 1], [2000, 2]))
+    # theta_2 + theta_4 and theta_3 + theta_4 make the likelihood; about 0.1 wide each.
+    identified = samples[100:, :, 2:4] + samples[100:, :, 4:]
+    assert np.all(np.abs(np.mean(identified, axis=0)) < 0.5)
+    deviations = np.std(identified, axis=0)
+    assert np.all((deviations > 0.05) & (deviations < 0.3))
+    assert np.all(np.abs(samples) < 3)
+
+
+def test_injected_noise_moves_them() -> None:
+    kernel = sgmcmc.SGFS(logistic(tf.float32), alpha=5.0)
+    state = tf.zeros([2, 5])
+    moved, results = kernel.one_step(state, kernel.bootstrap_results(state), seed=0)
+    np.testing.assert_array_equal(results.num_frozen, 0)
+    assert np.all(moved.numpy() != 0)
+
+
+def test_a_minibatch_that_is_not_finite_is_left_out() -> None:
+    """Its gradient counts as zero, its scores not at all."""
+    data = np.ones([4, 3], np.float32) * np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
+    target = sgmcmc.MinibatchLogProb(
+        lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1),
+        lambda x, batch: tf.reduce_sum(tf.sqrt(x[..., tf.newaxis, :]) * batch, axis=-1),
+        data,
+        2,
+    )
+    kernel = sgmcmc.SGFS(target, alpha=1.0, covariance="diag")
+    state = tf.ones([2, 3])
+    _, results = kernel.one_step(state, kernel.bootstrap_results(state), seed=0)
+    state = tf.constant([[1.0] * 3, [-1.0] * 3])  # the root of the second is NaN
+    moved, results = kernel.one_step(state, results, seed=1)
+    assert np.all(np.isfinite(moved))
+    np.testing.assert_array_equal(results.covariance_state.num_skipped, [0, 1])

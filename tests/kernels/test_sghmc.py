@@ -1,0 +1,370 @@
+"""One step of SGHMC equals the formula of its docstring, with the step's own draws.
+
+  theta <- theta + h p / m
+  p     <- p + h g(theta) - h A p / m + (2 h A T I - h^2 Sigma)^(1/2) z
+
+The draws are recovered through `tfp_sgmcmc.random` from the seeds that a step splits off.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy.linalg import sqrtm
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
+from tests.harness.known_covariance import KnownCovariance, KnownDiagonal
+from tfp_sgmcmc import random
+from tfp_sgmcmc.covariance import Full, History
+from tfp_sgmcmc.covariance.operators import DenseMatrix, NoiseCovariance
+from tfp_sgmcmc.covariance.solvers import Solver
+from tfp_sgmcmc.kernels.sghmc import _draw
+
+MODEL = GaussianMean(num_examples=12)
+BATCH = 4
+NOISE = MODEL.noise(BATCH, replacement=False)
+START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
+MOMENTUM = np.array([[0.2, 1.0, -0.4], [0.0, -1.5, 0.8]])
+MASS = np.array([0.5, 1.0, 2.0])
+SEED = tf.constant([5, 6])
+H = 0.04
+
+
+def known(target: sgmcmc.MinibatchLogProb, noise: np.ndarray = NOISE) -> KnownCovariance:
+    return KnownCovariance(noise / target.noise_scale)
+
+
+def flat(state: Any) -> np.ndarray:
+    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
+
+
+class Draws:
+    """The random numbers of one step on a state like `state`."""
+
+    def __init__(self, target: sgmcmc.MinibatchLogProb, state: Any, seed: Any = SEED):
+        batch_seed, noise_seed = random.split(random.as_seed(seed), 2)
+        self.batch = target.draw(batch_seed, tf.range(BATCH), target.chain_shape(state)).numpy()
+        self.z = flat(random.normal_like(state, noise_seed))
+
+
+def scores(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    return (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
+
+
+def step(
+    theta: np.ndarray,
+    p: np.ndarray,
+    draws: Draws,
+    h: Any = H,
+    friction: Any = 4.0,
+    noise: np.ndarray | None = NOISE,
+    mass: Any = 1.0,
+    temperature: Any = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The formula; `h`, `friction` and `temperature` may have one number a chain."""
+    h, friction, temperature = (np.reshape(x, [-1, 1]) for x in (h, friction, temperature))
+    theta = theta + h * p / mass
+    total = scores(theta, draws.batch).sum(axis=-2)
+    g = -theta @ PRIOR_PRECISION + MODEL.num_examples / BATCH * total
+    noise = np.zeros([3, 3]) if noise is None else noise
+    shift, scale = (
+        np.broadcast_to(x, [len(theta), 1]) for x in (2 * h * friction * temperature, h**2)
+    )
+    roots = [sqrtm(a * np.eye(3) - b * noise).real for a, b in zip(shift, scale, strict=True)]
+    drawn = np.einsum("cij,cj->ci", np.stack(roots), draws.z)
+    return theta, p + h * g - h * friction * p / mass + drawn
+
+
+OPTIONS = {
+    "plain": {},
+    "mass": dict(mass=MASS),
+    "temperature": dict(temperature=0.7),
+    "mass and temperature": dict(mass=MASS, temperature=1.9),
+    "numbers of each chain": dict(
+        h=np.array([0.04, 0.02]), friction=np.array([4.0, 6.0]), temperature=np.array([1.0, 0.5])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("covariance", ["known", "none"])
+def test_options(name: str, covariance: str) -> None:
+    options = {"h": H, "friction": 4.0, **OPTIONS[name]}
+    noise = NOISE if covariance == "known" else None
+    target = MODEL.target(BATCH, tf.float64)
+    kernel = sgmcmc.SGHMC(
+        target,
+        options["h"],
+        options["friction"],
+        known(target) if covariance == "known" else None,
+        options.get("mass", 1.0),
+        options.get("temperature", 1.0),
+        initial_momentum=MOMENTUM,
+    )
+    state = tf.constant(START)
+    got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
+    theta, p = step(START, MOMENTUM, Draws(target, state), noise=noise, **options)
+    np.testing.assert_allclose(got, theta, rtol=1e-12)
+    np.testing.assert_allclose(results.momentum, p, rtol=1e-7)
+    energy = p**2 / options.get("mass", 1.0)
+    np.testing.assert_allclose(results.kinetic_temperature, energy.mean(axis=-1), rtol=1e-7)
+    np.testing.assert_allclose(results.friction, np.broadcast_to(options["friction"], [2]))
+    assert not results.num_small_friction.numpy().any()
+    assert results.step.numpy() == 1
+
+
+def test_schedules() -> None:
+    """Step size, friction and temperature at steps 0, 1, 2."""
+    target = MODEL.target(BATCH, tf.float64)
+    kernel = sgmcmc.SGHMC(
+        target,
+        lambda t: 0.04 / (1 + tf.cast(t, tf.float64)),
+        lambda t: 4.0 + tf.cast(t, tf.float64),
+        known(target),
+        temperature=lambda t: 1.0 + tf.cast(t, tf.float64),
+    )
+    state, p = tf.constant(START), np.zeros_like(START)
+    results = kernel.bootstrap_results(state)
+    for t in range(3):
+        theta, seed = state.numpy(), SEED + t
+        draws = Draws(target, state, seed)
+        state, results = kernel.one_step(state, results, seed)
+        theta, p = step(theta, p, draws, 0.04 / (1 + t), 4.0 + t, temperature=1.0 + t)
+        np.testing.assert_allclose(state, theta, rtol=1e-7)
+        np.testing.assert_allclose(results.momentum, p, rtol=1e-7)
+
+
+def test_covariance_is_that_of_the_minibatch_before() -> None:
+    """With a history of one, Sigma at the second step is c times the first one's covariance."""
+    target = MODEL.target(BATCH, tf.float64)
+    kernel = sgmcmc.SGHMC(target, H, 60.0, Full(History(1)))
+    state, p = tf.constant(START[:1]), np.zeros([1, 3])
+    results = kernel.bootstrap_results(state)
+    last = None
+    for t in range(3):
+        theta, seed = state.numpy(), SEED + t
+        draws = Draws(target, state, seed)
+        state, results = kernel.one_step(state, results, seed)
+        own = np.cov(scores(theta + H * p, draws.batch)[0], rowvar=False) * target.noise_scale
+        theta, p = step(theta, p, draws, friction=60.0, noise=own if last is None else last)
+        last = own
+        np.testing.assert_allclose(results.momentum, p, rtol=1e-6)
+
+
+@pytest.mark.parametrize("structure", [[0, 0], (0, 0), {"a": 0, "b": 0}, {"b": 0, "a": 0}], ids=str)
+def test_states_of_two_parts(structure: Any) -> None:
+    def parts(x: np.ndarray) -> Any:
+        return tf.nest.pack_sequence_as(
+            structure, [tf.constant(x[..., :1]), tf.constant(x[..., 1:])]
+        )
+
+    target = MODEL.target(BATCH, tf.float64, parts=True)
+    mass = tf.nest.pack_sequence_as(structure, [MASS[:1], MASS[1:]])
+    kernel = sgmcmc.SGHMC(target, H, 4.0, known(target), mass, initial_momentum=parts(MOMENTUM))
+    state = parts(START)
+    got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
+    theta, p = step(START, MOMENTUM, Draws(target, state), mass=MASS)
+    tf.nest.assert_same_structure(got, structure)
+    assert type(got) is type(structure)
+    np.testing.assert_allclose(flat(got), theta, rtol=1e-12)
+    np.testing.assert_allclose(flat(results.momentum), p, rtol=1e-7)
+
+
+def test_a_plain_log_density_has_no_noise() -> None:
+    target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
+    kernel = sgmcmc.SGHMC(target, 0.1, 2.0, initial_momentum=[0.5, -1.0])
+    state = tf.constant([3.0, -1.0], tf.float64)
+    got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
+    z = random.normal_like(state, random.split(SEED, 2)[1]).numpy()
+    p = np.array([0.5, -1.0])
+    np.testing.assert_allclose(got, state + 0.1 * p)
+    np.testing.assert_allclose(results.momentum, 0.8 * p - 0.1 * got + np.sqrt(0.4) * z)
+
+
+# Friction that is too small
+
+SMALLEST = H * np.linalg.eigvalsh(NOISE)[-1] / 2
+
+
+@pytest.mark.parametrize(("jit", "diagonal"), [(True, False), (False, False), (False, True)])
+def test_small_friction_is_raised_and_counted_in_its_chain(jit: bool, diagonal: bool) -> None:
+    """One chain of each kind; that with enough friction takes the step it would take alone."""
+    target = MODEL.target(BATCH, tf.float64)
+    noise = np.diag(np.diag(NOISE)) if diagonal else NOISE
+    covariance = KnownDiagonal(np.diag(noise) / target.noise_scale) if diagonal else known(target)
+    smallest = H * np.linalg.eigvalsh(noise)[-1] / 2
+    friction = smallest * np.array([0.2, 1.2])
+    kernel = sgmcmc.SGHMC(target, H, friction, covariance, temperature=1.0)
+    state = tf.constant(START)
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def two_steps(state: tf.Tensor) -> Any:
+        results = kernel.bootstrap_results(state)
+        for t in range(2):
+            state, results = kernel.one_step(state, results, SEED + t)
+        return state, results
+
+    _, results = two_steps(state)
+    np.testing.assert_array_equal(results.num_small_friction, [2, 0])
+    np.testing.assert_allclose(results.friction, [smallest, friction[1]], rtol=1e-6)
+    assert all(np.isfinite(x).all() for x in (results.momentum, results.kinetic_temperature))
+
+
+def test_smallest_friction_falls_with_temperature() -> None:
+    target = MODEL.target(BATCH, tf.float64)
+    kernel = sgmcmc.SGHMC(target, H, 1e-3, known(target), temperature=4.0)
+    state = tf.constant(START)
+    _, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
+    np.testing.assert_allclose(results.friction, SMALLEST / 4, rtol=1e-3)
+
+
+def test_raised_friction_draws_the_noise_that_is_left() -> None:
+    """At the smallest friction there is no noise along the leading eigenvector of Sigma.
+
+    The covariance of 20,000 draws, whitened where there is noise, is the identity to 6 standard
+    errors (false alarm below 1e-7); the leading direction has less than 1% of the full noise.
+    """
+    target = MODEL.target(BATCH, replacement=True)
+    noise = MODEL.noise(BATCH, replacement=True)
+    kernel = sgmcmc.SGHMC(target, H, 1e-3, known(target, noise))
+    state, chains = tf.zeros([20_000, 3]), 20_000
+    results = kernel.bootstrap_results(state)
+    results = results._replace(
+        eigenvector=tf.broadcast_to(
+            tf.constant(np.linalg.eigh(noise)[1][:, -1], tf.float32), [chains, 3]
+        )
+    )
+    _, results = kernel.one_step(state, results, SEED)
+    batch_seed, _ = random.split(random.as_seed(SEED), 2)
+    g = target.estimate(state, batch_seed).gradient
+    drawn = (results.momentum - H * g).numpy().astype(np.float64)  # from rest at theta = 0
+    values, vectors = np.linalg.eigh(H * (values_of(noise)[-1] * np.eye(3) - noise) * H)
+    along = drawn @ vectors
+    assert np.var(along[:, 0]) < 0.01 * values[-1]
+    np.testing.assert_allclose(
+        np.cov(along[:, 1:], rowvar=False) / np.sqrt(np.outer(values[1:], values[1:])),
+        np.eye(2),
+        atol=6 * np.sqrt(2 / chains),
+    )
+
+
+def values_of(matrix: np.ndarray) -> np.ndarray:
+    return np.linalg.eigvalsh(matrix)
+
+
+def refusing(dtype: Any = tf.float64) -> sgmcmc.SGHMC:
+    target = MODEL.target(BATCH, dtype)
+    friction = SMALLEST * np.array([0.2, 1.2])
+    return sgmcmc.SGHMC(
+        target, H, friction, known(target), initial_momentum=MOMENTUM, small_friction="refuse"
+    )
+
+
+def test_refused_friction_raises_with_both_numbers() -> None:
+    kernel, state = refusing(), tf.constant(START)
+    results = kernel.bootstrap_results(state)
+    numbers = rf"(?s)friction \(x\) is below.*{0.2 * SMALLEST:.4f}.*{SMALLEST:.3f}"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=numbers):
+        kernel.one_step(state, results, SEED)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="friction .x. is below"):
+        tf.function(kernel.one_step, autograph=False)(state, results, SEED)
+
+
+def test_refused_chain_stands_still_under_xla() -> None:
+    kernel, state = refusing(), tf.constant(START)
+    run = tf.function(kernel.one_step, autograph=False, jit_compile=True)
+    got, results = run(state, kernel.bootstrap_results(state), SEED)
+    np.testing.assert_array_equal(results.num_small_friction, [1, 0])
+    np.testing.assert_array_equal(got[0], START[0])
+    np.testing.assert_array_equal(results.momentum[0], MOMENTUM[0])
+    assert not np.any(results.momentum[1].numpy() == MOMENTUM[1])
+
+
+def test_an_eigenvalue_beyond_the_bound_gives_no_wild_draw() -> None:
+    """Control: outside of its interval the series is off by orders of magnitude."""
+    sigma = np.diag([1.0, 0.5, 2.0])  # the largest eigenvalue is said to be 1
+    z = tf.constant([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], tf.float64)  # one chain does not see it
+    matrix = DenseMatrix(tf.constant(np.stack([sigma, sigma])), Solver())
+    covariance = NoiseCovariance([matrix], [[0]], 1.0, z, chain_ndims=1)
+    one = tf.ones([2], tf.float64)
+    wild = covariance.sqrt_multiply(2.0, -1.0, 1.1 * one, z)
+    assert np.linalg.norm(wild[0]) > 1e3
+    got = _draw(covariance, tf.constant(2.0, tf.float64), -one, one, z, chain_ndims=1)
+    np.testing.assert_array_equal(got[0], np.zeros(3))
+    np.testing.assert_allclose(got[1], [1.0, np.sqrt(1.5), 0.0], rtol=1e-6)
+
+
+# Modes, results, arguments
+
+
+@pytest.mark.parametrize("covariance", ["full", "diag", "low_rank", None])
+def test_results_keep_their_structure_shapes_and_dtypes(covariance: Any) -> None:
+    for dtype, shape in ((tf.float32, [3]), (tf.float64, [2, 5, 3])):
+        kernel = sgmcmc.SGHMC(MODEL.target(BATCH, dtype), H, 4.0, covariance)
+        state = tf.zeros(shape, dtype)
+        before = kernel.bootstrap_results(state)
+        moved, after = kernel.one_step(state, before, SEED)
+        assert moved.shape == state.shape and moved.dtype == dtype
+        tf.nest.assert_same_structure(before, after)
+        for x, y in zip(tf.nest.flatten(before), tf.nest.flatten(after), strict=True):
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
+    """Normals and split seeds differ between modes; the formula holds in each with its own."""
+    target = MODEL.target(BATCH, tf.float64)
+    kernel = sgmcmc.SGHMC(target, H, 4.0, known(target), initial_momentum=MOMENTUM)
+    state = tf.constant(START)
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def run(state: tf.Tensor, seed: tf.Tensor) -> Any:
+        moved, results = kernel.one_step(state, kernel.bootstrap_results(state), seed)
+        batch_seed, noise_seed = random.split(seed, 2)
+        indices = target.draw(batch_seed, tf.range(BATCH), [2])
+        return moved, results.momentum, indices, random.normal_like(state, noise_seed)
+
+    moved, momentum, indices, z = (x.numpy() for x in run(state, SEED))
+    draws = Draws(target, state)
+    draws.batch, draws.z = indices, z
+    theta, p = step(START, MOMENTUM, draws)
+    np.testing.assert_allclose(moved, theta, rtol=1e-10)
+    np.testing.assert_allclose(momentum, p, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(friction=0.0), "friction is 0.0; a positive finite number"),
+        (dict(temperature=-1.0), "temperature is -1.0; a positive finite number"),
+        (dict(mass=0.0), "mass is 0.0; a positive finite number"),
+        (dict(step_size=[0.1, 0.2]), "step_size is .*; one number or schedule"),
+        (dict(covariance="dense"), "covariance is 'dense'; one of full, block"),
+        (dict(small_friction="raise"), "small_friction is 'raise'; 'increase' or 'refuse'"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sgmcmc.SGHMC(MODEL.target(BATCH), **{"step_size": H, **options})
+
+
+def test_frictions_that_do_not_fit_the_chains() -> None:
+    kernel = sgmcmc.SGHMC(MODEL.target(BATCH), H, np.ones([3], np.float32))
+    with pytest.raises(ValueError, match=r"friction has shape \(3,\); a scalar, or one number"):
+        kernel.bootstrap_results(tf.zeros([2, 3]))
+
+
+def test_a_target_without_scores_wants_no_covariance() -> None:
+    target = sgmcmc.GrowingBatch(MODEL.target(BATCH), growth=1.1)
+    with pytest.raises(ValueError, match="gives no scores of single examples"):
+        sgmcmc.SGHMC(target, H)
+    sgmcmc.SGHMC(target, H, covariance=None).bootstrap_results(tf.zeros([3]))
+
+
+def test_parameters_rebuild_the_kernel() -> None:
+    kernel = sgmcmc.SGHMC(MODEL.target(BATCH), 0.01, 2.0, None, temperature=0.5)
+    copy = kernel.copy(friction=3.0)
+    assert copy.parameters["friction"] == 3.0 and copy.parameters["temperature"] == 0.5
+    assert copy.target_log_prob_fn is kernel.target_log_prob_fn

@@ -1,0 +1,199 @@
+"""find_center: modes that are known, what its report says, and bad input."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import GaussianMean
+
+tfb, tfd = tfp.bijectors, tfp.distributions
+
+GENERATOR = np.random.default_rng(0)
+N = 2000
+SCALES = np.array([0.01, 1.0, 300.0])  # of the features: standard deviations differ by as much
+X = GENERATOR.standard_normal([N, 3]) * SCALES
+Y = (GENERATOR.random(N) < 1 / (1 + np.exp(-X @ (0.7 / SCALES)))).astype(np.float64)
+GAUSSIAN = GaussianMean(num_examples=1000)
+
+
+def regression(dtype: tf.DType = tf.float64, batch_size: int = 100, **options: Any) -> Any:
+    """Logistic regression with features of very different scales; a flat prior."""
+
+    def log_likelihood(theta: tf.Tensor, batch: Any) -> tf.Tensor:
+        logits = tf.linalg.matvec(batch["x"], theta)
+        return batch["y"] * logits - tf.math.softplus(logits)
+
+    return sgmcmc.MinibatchLogProb(
+        lambda theta: -1e-8 * tf.reduce_sum(theta**2, axis=-1),
+        log_likelihood,
+        {"x": X, "y": Y},
+        batch_size,
+        dtype=dtype,
+        **options,
+    )
+
+
+def newton() -> tuple[np.ndarray, np.ndarray]:
+    """The mode of `regression`, and standard deviations there."""
+    theta = np.zeros(3)
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-X @ theta))
+        hessian = (X * (p * (1 - p))[:, np.newaxis]).T @ X + 2e-8 * np.eye(3)
+        theta = theta + np.linalg.solve(hessian, X.T @ (Y - p) - 2e-8 * theta)
+    return theta, np.sqrt(np.diag(np.linalg.inv(hessian)))
+
+
+@pytest.mark.parametrize(
+    ("start", "dtype"),
+    [(np.zeros(3), tf.float64), (3.0 / SCALES, tf.float32)],
+    ids=["zero, float64", "far, float32"],
+)
+def test_lbfgs_finds_the_mode_whatever_the_scales(start: np.ndarray, dtype: tf.DType) -> None:
+    mode, deviations = newton()
+    center, report = sgmcmc.find_center(regression(dtype), tf.constant(start, dtype))
+    assert center.dtype == dtype and report.converged and report.offset <= 0.1
+    assert np.max(np.abs(center - mode) / deviations) < 0.2
+    assert report.num_passes < 40 and report.num_minibatches == 0
+
+
+def test_a_small_tolerance_is_reached() -> None:
+    mode, deviations = newton()
+    center, report = sgmcmc.find_center(regression(), np.zeros(3), tolerance=1e-6)
+    assert report.offset <= 1e-6
+    assert np.max(np.abs(center - mode) / deviations) < 2e-6
+
+
+def test_report_is_that_of_the_center() -> None:
+    """Offset and norm by hand; from a minibatch of all examples it is exact."""
+    target = regression(batch_size=N)
+    start = np.array([5.0, 0.3, 0.001])
+    with pytest.warns(UserWarning, match="ended after 1 iterations of 'lbfgs' where the gradient"):
+        center, report = sgmcmc.find_center(target, start, max_iterations=1)
+    value, gradient = tfp.math.value_and_gradient(target, center)
+    scores = (Y - 1 / (1 + np.exp(-X @ center.numpy())))[:, np.newaxis] * X
+    offset = np.max(np.abs(gradient) / np.sqrt(1 + np.sum(scores**2, axis=0)))
+    np.testing.assert_allclose(report.offset, offset, rtol=1e-9)
+    np.testing.assert_allclose(report.gradient_norm, np.linalg.norm(gradient), rtol=1e-9)
+    np.testing.assert_allclose(report.log_prob, value, rtol=1e-9)
+    assert not report.converged and report.offset > 0.1
+
+
+def test_a_start_at_the_mode_is_kept() -> None:
+    mode, _ = newton()
+    center, report = sgmcmc.find_center(regression(), mode)
+    np.testing.assert_array_equal(center, mode)
+    assert report.converged and report.num_passes == 1
+
+
+def test_passes_are_counted() -> None:
+    """A chunk is all of the data here, and `log_likelihood_fn` sees it once a pass."""
+    passes = tf.Variable(0)
+
+    def log_likelihood(theta: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        if x.shape[0] == 1000:
+            passes.assign_add(1)
+        return -tf.math.log1p((x - theta[..., tf.newaxis]) ** 2)
+
+    data = GENERATOR.standard_normal(1000)
+    target = sgmcmc.MinibatchLogProb(lambda t: -(t**2), log_likelihood, data, 10, chunk_size=1000)
+    _, report = sgmcmc.find_center(target, np.float64(0.5))
+    assert report.num_passes == int(passes) > 1
+
+
+def test_adam_comes_near_by_minibatches() -> None:
+    """Within two standard deviations after 30 passes' worth of minibatches; L-BFGS ends it."""
+    target = GAUSSIAN.target(50, tf.float64)
+    center, report = sgmcmc.find_center(
+        target, np.zeros(3), "adam", max_iterations=600, tolerance=2.0, learning_rate=0.05
+    )
+    deviations = np.sqrt(np.diag(np.linalg.inv(GAUSSIAN.hessian)))
+    assert np.max(np.abs(center - GAUSSIAN.mean) / deviations) < 2
+    assert report.converged and (report.num_passes, report.num_minibatches) == (2, 600)
+    exact, report = sgmcmc.find_center(target, center, tolerance=1e-6)
+    np.testing.assert_allclose(exact, GAUSSIAN.mean, rtol=1e-6)
+
+
+def test_adam_takes_schedules_and_epochs_and_repeats_itself() -> None:
+    target = GAUSSIAN.target(50, reshuffle="epoch")
+    schedule = sgmcmc.schedules.PolynomialDecay(a=0.1, b=1.0, gamma=0.5)
+
+    def find(seed: int) -> np.ndarray:
+        center, _ = sgmcmc.find_center(
+            target, tf.zeros([3]), "adam", max_iterations=50, learning_rate=schedule,
+            tolerance=100.0, seed=seed,
+        )  # fmt: skip
+        return center.numpy()
+
+    np.testing.assert_array_equal(find(1), find(1))
+    assert np.all(find(1) != find(2))
+
+
+def test_parts_matrices_and_bijectors() -> None:
+    """Multinomial regression with a positive scale: the center is unconstrained, in a dict."""
+    labels = GENERATOR.integers(0, 3, 200)
+    features = GENERATOR.standard_normal([200, 2])
+    target = sgmcmc.MinibatchLogProb(
+        lambda w, s: (
+            tf.reduce_sum(tfd.Normal(tf.zeros([], tf.float64), 1.0).log_prob(w), axis=[-2, -1]) - s
+        ),
+        lambda w, s, batch: tfd.Categorical(
+            logits=tf.linalg.matmul(batch["x"], w) * s[..., tf.newaxis, tf.newaxis]
+        ).log_prob(batch["y"]),
+        {"x": features, "y": labels},
+        20,
+        bijector={"w": None, "s": tfb.Exp()},
+    )
+    start = {"w": tf.zeros([2, 3], tf.float64), "s": tf.zeros([], tf.float64)}
+    center, report = sgmcmc.find_center(target, start, tolerance=1e-5)
+    assert report.converged and center["w"].shape == (2, 3) and center["s"].shape == ()
+    _, gradient = tfp.math.value_and_gradient(lambda w, s: target(w=w, s=s), [*center.values()])
+    assert max(np.max(np.abs(g)) for g in gradient) < 1e-3
+    control = sgmcmc.ControlVariate(target, center)
+    np.testing.assert_allclose(
+        control.estimate(center, [0, 1], with_scores=False).gradient["w"],
+        dict(zip(center, gradient, strict=True))["w"],
+        atol=1e-9,
+    )
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(method="newton"), "method is 'newton'; 'lbfgs' or 'adam' is expected"),
+        (dict(max_iterations=0), "max_iterations is 0; a positive number is expected"),
+        (dict(tolerance=-1.0), "tolerance is -1.0; a positive number is expected"),
+        (dict(initial_state=np.zeros([4, 3])), r"shape \(4,\) at initial_state; one state without"),
+        (dict(initial_state=np.full(3, np.nan)), "NaN or infinite at initial_state"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sgmcmc.find_center(**{"target": regression(), "initial_state": np.zeros(3), **options})
+
+
+def test_bad_targets() -> None:
+    with pytest.raises(TypeError, match="target is a function; a MinibatchLogProb is expected"):
+        sgmcmc.find_center(lambda theta: -(theta**2), np.zeros(3))
+
+
+def test_a_search_that_leaves_the_finite() -> None:
+    """The log posterior rises for ever: Adam ends where it overflows."""
+    target = sgmcmc.MinibatchLogProb(
+        lambda t: tf.exp(t), lambda t, x: t[..., tf.newaxis] * tf.ones_like(x), np.ones(9), 3
+    )
+    with pytest.raises(ValueError, match="NaN or infinite at the state that 'adam' ended at"):
+        sgmcmc.find_center(target, np.float64(0.0), "adam", max_iterations=20, learning_rate=500.0)
+
+
+def test_no_warning_where_it_has_converged() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sgmcmc.find_center(GAUSSIAN.target(50), tf.zeros([3]))

@@ -1,0 +1,65 @@
+"""Many chains' minibatches taken a few chains at a time are the same minibatches."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.targets import chain_groups
+
+N, D, n = 4000, 60, 200
+GENERATOR = np.random.default_rng(0)
+DATA = {
+    "x": GENERATOR.standard_normal([N, D]),
+    "y": GENERATOR.integers(0, 2, N).astype(np.float64),
+}
+
+
+def seen(chains: list[Any]) -> sgmcmc.MinibatchLogProb:
+    """A logistic regression that notes how many chains its log likelihood is called with."""
+
+    def log_likelihood(theta: tf.Tensor, offset: tf.Tensor, batch: Any) -> tf.Tensor:
+        chains.append(theta.shape[0])
+        logits = tf.linalg.matvec(batch["x"], theta) + offset[..., tf.newaxis]
+        return batch["y"] * logits - tf.math.softplus(logits)
+
+    return sgmcmc.MinibatchLogProb(
+        lambda theta, offset: -0.5 * tf.reduce_sum(theta**2, axis=-1) - offset**2,
+        log_likelihood,
+        DATA,
+        n,
+    )
+
+
+@pytest.mark.parametrize("num_chains", [20, 21])
+def test_groups_are_all_chains_at_once(num_chains: int) -> None:
+    """An even number goes in pairs under XLA, and each chain's estimate is the same to rounding."""
+    state = [
+        tf.constant(GENERATOR.standard_normal([num_chains, D])),
+        tf.constant(GENERATOR.standard_normal([num_chains])),
+    ]
+    chains: list[int] = []
+    target = seen(chains)
+
+    def estimate(state: Any) -> Any:
+        return target.estimate(state, tf.constant([1, 2]), with_scores=False)[:2]
+
+    expected = estimate(state)
+    assert set(chains) == {num_chains}
+    chains.clear()
+    got = tf.function(estimate, jit_compile=True, autograph=False)(state)
+    assert set(chains) == {2 if num_chains % 2 == 0 else num_chains}
+    for x, y in zip(tf.nest.flatten(got), tf.nest.flatten(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("chain_shape", [[], [2], [4, 16]])
+def test_few_chains_and_grids_of_chains_go_at_once(chain_shape: list[int]) -> None:
+    @tf.function(jit_compile=True)
+    def size() -> tf.Tensor:
+        batch_bytes = 1 if chain_shape == [2] else 2**20
+        return tf.constant(chain_groups.group_size(chain_shape, batch_bytes) is None)
+
+    assert size()

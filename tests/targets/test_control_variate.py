@@ -1,0 +1,369 @@
+"""ControlVariate: exact moments over all minibatches, exact stationary laws, and bad input."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.chains import run_chains
+from tests.harness.every_minibatch import check_moments, give_every_minibatch
+from tests.harness.gaussian_mean import GaussianMean, sgld_covariance
+from tests.harness.linear_regression import LinearRegression
+from tests.harness.mutation import mutant
+from tests.harness.statistics import Rejected, check_covariance
+from tfp_sgmcmc.targets.anchors import AnchoredTarget
+
+tfb, tfd = tfp.bijectors, tfp.distributions
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.standard_normal([30, 2])
+Y = GENERATOR.integers(0, 2, 30).astype(np.float64)
+CENTER = np.array([0.4, -0.2])
+THETA = np.array([0.9, 0.3])
+
+
+def log_prior(theta: tf.Tensor) -> tf.Tensor:
+    return -0.5 * tf.reduce_sum(theta**2, axis=-1)
+
+
+def log_likelihood(theta: tf.Tensor, batch: Any) -> tf.Tensor:
+    logits = tf.linalg.matvec(batch["x"], theta)
+    return batch["y"] * logits - tf.math.softplus(logits)
+
+
+def score(theta: tf.Tensor, batch: Any) -> tf.Tensor:
+    logits = tf.linalg.matvec(batch["x"], theta)
+    return (batch["y"] - tf.sigmoid(logits))[..., tf.newaxis] * batch["x"]
+
+
+def regression(
+    batch_size: int = 4, num_examples: int = 30, dtype: tf.DType = tf.float64, **options: Any
+) -> sgmcmc.MinibatchLogProb:
+    """Logistic regression, whose scores are not linear in theta."""
+    data = {"x": X[:num_examples], "y": Y[:num_examples]}
+    return sgmcmc.MinibatchLogProb(
+        log_prior, log_likelihood, data, batch_size, dtype=dtype, **options
+    )
+
+
+def at(theta: np.ndarray, *chains: int, dtype: tf.DType = tf.float64) -> tf.Tensor:
+    return tf.constant(np.broadcast_to(theta, [*chains, *theta.shape]), dtype)
+
+
+# Moments, exactly: over all minibatches
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "batch_size", "options"),
+    [
+        (6, 2, dict(replacement=False)),
+        (5, 3, dict(replacement=True)),
+        (5, 4, dict(replacement=False, num_groups=2)),
+        (4, 4, dict(replacement=True, num_groups=2)),
+        (5, 3, dict(replacement=False, score_fn=score)),
+    ],
+    ids=["without replacement", "with", "groups without", "groups with", "closed form"],
+)
+def test_mean_and_covariance_over_all_minibatches(
+    num_examples: int, batch_size: int, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean is the full gradient, and the covariance c E[V hat], both to rounding."""
+    base = regression(batch_size, num_examples, **options)
+    target = sgmcmc.ControlVariate(base, CENTER)
+    count = give_every_minibatch(monkeypatch, base)
+    state = at(THETA, count)
+    value, gradient = tfp.math.value_and_gradient(target, tf.constant(THETA))
+    covariance = check_moments(target.estimate(state, [0, 0]), value, gradient)
+    plain = check_moments(base.estimate(state, [0, 0]), value, gradient)
+    assert np.trace(covariance) < 0.5 * np.trace(plain)
+    assert (target.num_examples, target.num_scores) == (num_examples, base.num_scores)
+    assert target.noise_scale == base.noise_scale
+    quick = target.estimate(state, [0, 0], with_scores=False)
+    np.testing.assert_allclose(quick.gradient, target.estimate(state, [0, 0]).gradient, rtol=1e-9)
+    np.testing.assert_allclose(np.mean(quick.log_prob), value, rtol=1e-10)
+    assert quick.scores == () and quick.noise_scale == base.noise_scale
+
+
+@pytest.mark.parametrize("with_scores", [True, False])
+def test_no_noise_at_the_center(with_scores: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = regression(3, 5)
+    target = sgmcmc.ControlVariate(base, CENTER)
+    count = give_every_minibatch(monkeypatch, base)
+    estimate = target.estimate(at(CENTER, count), [0, 0], with_scores=with_scores)
+    value, gradient = tfp.math.value_and_gradient(base, tf.constant(CENTER))
+    np.testing.assert_allclose(estimate.gradient, at(gradient.numpy(), count), rtol=1e-12)
+    np.testing.assert_allclose(estimate.log_prob, tf.fill([count], value), rtol=1e-12)
+    if with_scores:
+        np.testing.assert_array_equal(estimate.scores, np.zeros([count, 3, 2]))
+
+
+MUTATIONS = {
+    "full gradient forgotten": ("tf.add, gradient, anchor.gradient", "tf.add, gradient, gradient"),
+    "full log likelihood forgotten": ("prior + anchor.log_likelihood", "prior"),
+    "nothing subtracted": (
+        "base.scores(anchor.state, batch, chains)",
+        "tf.nest.map_structure(tf.zeros_like, base.scores(state, batch, chains))",
+    ),
+    "added for subtracted": ("tf.subtract,", "tf.add,"),
+    "other examples at the center": (
+        "base.scores(anchor.state, batch, chains)",
+        "base.scores(anchor.state, tf.nest.map_structure(lambda x: x[::-1], batch), chains)",
+    ),
+    "scaled by n": ("self.num_examples, n\n", "self.num_examples, n * n // 2\n"),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_wrong_estimates_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken on purpose; other examples at the center leave no bias, but too much noise."""
+    base = regression(3, 5)
+    target = sgmcmc.ControlVariate(base, CENTER)
+    broken = mutant(AnchoredTarget, MUTATIONS[name])
+    monkeypatch.setattr(
+        target, "_estimate_from", lambda *args: broken._estimate_from(target, *args)
+    )
+    count = give_every_minibatch(monkeypatch, base)
+    value, gradient = tfp.math.value_and_gradient(base, tf.constant(THETA))
+    with pytest.raises(AssertionError):
+        covariance = check_moments(target.estimate(at(THETA, count), [0, 0]), value, gradient)
+        plain = check_moments(base.estimate(at(THETA, count), [0, 0]), value, gradient)
+        assert np.trace(covariance) < 0.5 * np.trace(plain)
+
+
+def test_every_pass_of_epochs_adds_up_to_the_full_gradient() -> None:
+    base = regression(5, reshuffle="epoch", shared_batch=True)
+    target = sgmcmc.ControlVariate(base, CENTER)
+    estimate = tf.function(target.estimate, autograph=False)
+    carried, gradients = target.bootstrap(at(THETA, 2)), []
+    for step in range(12):
+        gradient, *_, carried, _ = estimate(at(THETA, 2), tf.constant([7, step]), carried)
+        gradients.append(gradient)
+    _, gradient = tfp.math.value_and_gradient(base, at(THETA, 2))
+    for one_pass in np.split(np.stack(gradients), 2):
+        np.testing.assert_allclose(one_pass.mean(axis=0), gradient, rtol=1e-10)
+    assert np.std(gradients, axis=0).min() > 0.01
+    assert int(carried.step) == 12
+
+
+def test_hessian_product_is_that_of_the_same_minibatch() -> None:
+    target = sgmcmc.ControlVariate(regression(), CENTER)
+    theta, probe = GENERATOR.standard_normal([2, 4, 2])
+    estimate = target.estimate(tf.constant(theta), [1, 2], probe=tf.constant(probe))
+    h = 1e-6
+    up, down = (target.estimate(tf.constant(theta + s * probe), [1, 2]).gradient for s in (h, -h))
+    np.testing.assert_allclose(estimate.hessian_product, (up - down) / (2 * h), rtol=1e-6)
+    np.testing.assert_allclose(
+        estimate.gradient, target.estimate(tf.constant(theta), [1, 2]).gradient, rtol=1e-10
+    )
+
+
+# States, chains, modes
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("chains", [(), (4,), (2, 3)])
+def test_chains(chains: tuple[int, ...], shared: bool) -> None:
+    """The estimate is the plain one at theta, less that at the center, plus the exact one there."""
+    base = regression(shared_batch=shared)
+    target = sgmcmc.ControlVariate(base, CENTER)
+    theta = GENERATOR.standard_normal([*chains, 2])
+    seed = tf.constant([1, 2])
+    estimate = target.estimate(tf.constant(theta), seed)
+    here, there = (base.estimate(t, seed) for t in (tf.constant(theta), at(CENTER, *chains)))
+    exact, full = tfp.math.value_and_gradient(base, tf.constant(CENTER))
+    np.testing.assert_allclose(
+        estimate.gradient, here.gradient - there.gradient + full, rtol=1e-9, atol=1e-12
+    )
+    np.testing.assert_allclose(estimate.log_prob, here.log_prob - there.log_prob + exact)
+    np.testing.assert_allclose(estimate.scores, here.scores - there.scores, atol=1e-12)
+    assert estimate.scores.shape == (*chains, 4, 2)
+    np.testing.assert_allclose(target(tf.constant(theta)), base(tf.constant(theta)))
+
+
+@pytest.mark.parametrize(
+    ("jit", "dtype"), [(False, tf.float64), (True, tf.float64), (True, tf.float32)]
+)
+def test_modes_agree(jit: bool, dtype: tf.DType) -> None:
+    target = sgmcmc.ControlVariate(regression(dtype=dtype, chunk_size=7), at(CENTER, dtype=dtype))
+    theta = tf.constant(GENERATOR.standard_normal([6, 2]), dtype)
+
+    def estimate(theta: tf.Tensor) -> Any:
+        return target.estimate(theta, [1, 2])
+
+    eager = tf.nest.flatten(estimate(theta))
+    compiled = tf.nest.flatten(tf.function(estimate, jit_compile=jit, autograph=False)(theta))
+    assert len(eager) == len(compiled) == 4 and {x.dtype for x in eager} == {dtype}
+    tolerance = 1e-10 if dtype == tf.float64 else 1e-4
+    for x, y in zip(eager, compiled, strict=True):
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+
+
+def test_made_inside_a_compiled_function() -> None:
+    base = regression()
+
+    @tf.function(jit_compile=True, autograph=False)
+    def gradient(center: tf.Tensor) -> tf.Tensor:
+        return sgmcmc.ControlVariate(base, center).estimate(at(THETA, 3), [1, 2]).gradient
+
+    outside = sgmcmc.ControlVariate(base, CENTER)
+    expected = outside.estimate(at(THETA, 3), [1, 2]).gradient
+    np.testing.assert_allclose(gradient(tf.constant(CENTER)), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, dict])
+def test_parts_and_bijectors(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A location [2] and a positive scale []: the center is unconstrained, as the state is."""
+
+    def pack(loc: Any, scale: Any) -> Any:
+        return {"loc": loc, "scale": scale} if kind is dict else kind([loc, scale])
+
+    base = sgmcmc.MinibatchLogProb(
+        lambda loc, scale: log_prior(loc) - scale,
+        lambda loc, scale, batch: tf.reduce_sum(
+            tfd.StudentT(
+                tf.constant(4.0, tf.float64),
+                loc[..., tf.newaxis, :],
+                scale[..., tf.newaxis, tf.newaxis],
+            ).log_prob(batch),
+            axis=-1,
+        ),
+        X[:5],
+        3,
+        bijector=pack(None, tfb.Exp()),
+    )
+    target = sgmcmc.ControlVariate(base, pack(tf.constant(CENTER), tf.constant(-0.3, tf.float64)))
+    count = give_every_minibatch(monkeypatch, base)
+    one = pack(tf.constant(THETA), tf.constant(0.1, tf.float64))
+    value, gradient, _ = sgmcmc.targets.base.value_and_gradient(
+        lambda s: sgmcmc.targets.base.call_with_state(base, s), one
+    )
+    state = tf.nest.map_structure(lambda x: tf.stack([x] * count), one)
+    target.bootstrap(state)
+    estimate = target.estimate(state, [0, 0])
+    check_moments(estimate, value, gradient)
+    assert isinstance(estimate.gradient, kind)
+    tf.nest.map_structure(lambda x, s: s.shape.assert_is_compatible_with(x.shape), gradient, one)
+
+
+# Stationary laws, exactly
+
+GAUSSIAN = GaussianMean(num_examples=12)
+LINEAR = LinearRegression(num_examples=12)
+STEP = 0.08
+CHAINS = 10_000
+
+
+def gaussian_samples(make: Any = sgmcmc.ControlVariate) -> np.ndarray:
+    target = make(GAUSSIAN.target(4, replacement=True), np.array([2.0, 0.0, -1.0], np.float32))
+    return run_chains(sgmcmc.SGLD(target, STEP), tf.ones([CHAINS, 3]), 50, 60, seed=1, jit=False)
+
+
+def test_linear_scores_leave_no_noise() -> None:
+    """On the Gaussian-mean model differences of scores are the same for all examples: g is exact.
+
+    The law of SGLD solves the Lyapunov equation with Sigma = 0. False alarms: 1e-6; power: 3% of
+    the variance in any direction. Without control variates the same check rejects.
+    """
+    law = sgld_covariance(GAUSSIAN.hessian, np.zeros([3, 3]), STEP)
+    check_covariance(gaussian_samples(), GAUSSIAN.mean, law, 0.03)
+    with pytest.raises(Rejected):
+        check_covariance(gaussian_samples(lambda t, _: t), GAUSSIAN.mean, law, 0.03)
+
+
+OFF = LINEAR.mean + [0.8, -1.0]  # a center some standard deviations from the mean
+
+
+def test_law_with_noise_that_depends_on_the_state() -> None:
+    """Linear regression, center away from the mode: noise of covariance quadratic in theta.
+
+    False alarms: 1e-6; power: 5% of the variance in any direction. The laws without noise, with a
+    center elsewhere and without a center are rejected.
+    """
+    base = LINEAR.target(3, replacement=True)
+    target = sgmcmc.ControlVariate(base, OFF.astype(np.float32))
+    kernel = sgmcmc.SGLD(target, STEP)
+    samples = run_chains(kernel, tf.zeros([CHAINS, 2]), 60, 100, seed=2, jit=False)
+    law = LINEAR.covariance(base, STEP, center=OFF)
+    check_covariance(samples, LINEAR.mean, law, 0.05)
+    noise_free = sgld_covariance(LINEAR.hessian, np.zeros([2, 2]), STEP)
+    for wrong in (noise_free, LINEAR.covariance(base, STEP, center=LINEAR.mean)):
+        with pytest.raises(Rejected):
+            check_covariance(samples, LINEAR.mean, wrong, 0.05)
+
+
+def test_nogin_is_exact_without_noise() -> None:
+    """V = 0 exactly: NOGIN's law is the posterior itself. Power: 5% of a variance."""
+    base = GAUSSIAN.target(4, replacement=True, num_groups=2)
+    target = sgmcmc.ControlVariate(base, np.zeros(3, np.float32))
+    kernel = sgmcmc.NOGIN(target, step_size=0.3, friction=2.0, covariance="diag")
+    samples = run_chains(kernel, tf.ones([CHAINS, 3]), 40, 40, seed=3, jit=False)
+    check_covariance(samples, GAUSSIAN.mean, np.linalg.inv(GAUSSIAN.hessian), 0.05)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("center", "error", "message"),
+    [
+        (np.zeros([4, 2]), ValueError, r"shape \(4,\) at the center; one state without chain"),
+        (np.array([0.0, np.nan]), ValueError, "center, the center, has NaN or infinite entries"),
+        (np.array([0, 1]), TypeError, "center has dtype int64; a floating dtype is expected"),
+    ],
+)
+def test_bad_centers(center: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        sgmcmc.ControlVariate(regression(), center)
+
+
+def test_a_center_without_a_gradient() -> None:
+    base = sgmcmc.MinibatchLogProb(
+        lambda t: -(t**2), lambda t, x: tf.sqrt(t)[..., tf.newaxis] + 0 * x, X[:, 0], 4
+    )
+    with pytest.raises(ValueError, match="gradient by center at the center has NaN or infinite"):
+        sgmcmc.ControlVariate(base, np.float64(0.0))
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (tf.zeros([4, 3], tf.float64), r"state has dtype float64 and shape \(4, 3\), but the cent"),
+        (tf.zeros([], tf.float64), r"state has dtype float64 and shape \(\), but the center"),
+        (tf.zeros([4, 2], tf.float32), r"state has dtype float32 .* has float64 and \(2,\) there"),
+        (
+            [tf.zeros([2], tf.float64)],
+            r"has parts \['state\[0\]'\], but the center .* \['center'\]",
+        ),
+    ],
+    ids=["size", "rank", "dtype", "structure"],
+)
+def test_states_that_do_not_fit_the_center(state: Any, message: str) -> None:
+    kernel = sgmcmc.SGLD(sgmcmc.ControlVariate(regression(), CENTER), 0.1)
+    with pytest.raises(ValueError, match=message):
+        kernel.bootstrap_results(state)
+
+
+def test_bad_targets() -> None:
+    control = sgmcmc.ControlVariate(regression(), CENTER)
+    for wrapped in (control, sgmcmc.SVRG(regression()), sgmcmc.GrowingBatch(regression())):
+        with pytest.raises(TypeError, match="MinibatchLogProb, itself and not wrapped already, is"):
+            sgmcmc.ControlVariate(wrapped, CENTER)
+    with pytest.raises(TypeError, match="target is a function; a MinibatchLogProb is expected"):
+        sgmcmc.ControlVariate(lambda theta: -(theta**2), CENTER)
+
+
+def test_preflight_checks_the_center_too() -> None:
+    """A likelihood that is right at the state, and at the center depends on its batch."""
+    sgmcmc.preflight(sgmcmc.ControlVariate(regression(), CENTER), at(THETA, 3))
+
+    def faulty(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+        mean = tf.reduce_mean(batch, axis=-1, keepdims=True)
+        return theta[..., tf.newaxis] * tf.where(theta[..., tf.newaxis] > 0, batch, mean**2)
+
+    base = sgmcmc.MinibatchLogProb(lambda t: -(t**2), faulty, X[:, 0], 4)
+    sgmcmc.preflight(base, tf.constant(0.5, tf.float64))
+    with pytest.raises(ValueError, match="do not add up to the full one"):
+        sgmcmc.preflight(sgmcmc.ControlVariate(base, np.float64(-0.5)), np.float64(0.5))

@@ -1,0 +1,230 @@
+"""Scores are the gradients of single examples' log likelihoods, and estimate what they should."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.every_minibatch import check_moments, flat, give_every_minibatch
+
+tfb, tfd = tfp.bijectors, tfp.distributions
+
+GENERATOR = np.random.default_rng(0)
+N, BATCH = 23, 6
+X, Y = GENERATOR.standard_normal([N, 3]), GENERATOR.standard_normal([N, 2])
+SEED = tf.constant([1, 2])
+CHAINS = [(), (4,), (2, 3)]
+MODES = ["eager", "graph", "xla"]
+TOLERANCE = {tf.float32: 1e-5, tf.float64: 1e-11}
+
+
+def regression(batch_size: int = BATCH, size: int = N, **options: Any) -> sgmcmc.MinibatchLogProb:
+    """y ~ N(x W + b, I) with W `[3, 2]` and b `[2]`, priors N(0, I): a state that is a dict."""
+
+    def log_likelihood(w: tf.Tensor, b: tf.Tensor, batch: Any) -> tf.Tensor:
+        residual = batch["y"] - batch["x"] @ w - b[..., tf.newaxis, :]
+        return -0.5 * tf.reduce_sum(residual**2, axis=-1)
+
+    def log_prior(w: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return -0.5 * (tf.reduce_sum(w**2, axis=[-2, -1]) + tf.reduce_sum(b**2, axis=-1))
+
+    data = {"x": X[:size], "y": Y[:size]}
+    return sgmcmc.MinibatchLogProb(log_prior, log_likelihood, data, batch_size, **options)
+
+
+def closed_form(w: Any, b: Any, batch: Any) -> dict[str, Any]:
+    """The scores of `regression`, for NumPy and TensorFlow alike."""
+    residual = batch["y"] - batch["x"] @ w - b[..., np.newaxis, :]
+    return {"w": batch["x"][..., np.newaxis] * residual[..., np.newaxis, :], "b": residual}
+
+
+def draw_state(chains: tuple[int, ...], dtype: tf.DType = tf.float64) -> dict[str, tf.Tensor]:
+    shapes = {"w": [*chains, 3, 2], "b": [*chains, 2]}
+    return {k: tf.constant(GENERATOR.standard_normal(s), dtype) for k, s in shapes.items()}
+
+
+def expected(target: sgmcmc.MinibatchLogProb, state: Any, chains: tuple[int, ...]) -> Any:
+    """Log posterior, gradient and scores in NumPy from the examples that the seed names."""
+    indices = target.draw(SEED, tf.range(BATCH), chains).numpy()
+    w, b = (state[k].numpy().astype(np.float64) for k in ("w", "b"))
+    scores = closed_form(w, b, {"x": X[indices], "y": Y[indices]})
+    axis = len(chains)
+    gradient = {k: N / BATCH * s.sum(axis=axis) for k, s in scores.items()}
+    value = -0.5 * np.sum(scores["b"] ** 2, axis=(-2, -1)) * N / BATCH
+    value -= 0.5 * (np.sum(w**2, axis=(-2, -1)) + np.sum(b**2, axis=-1))
+    return value, {"w": gradient["w"] - w, "b": gradient["b"] - b}, scores
+
+
+def in_mode(fn: Any, mode: str) -> Any:
+    return fn if mode == "eager" else tf.function(fn, autograph=False, jit_compile=mode == "xla")
+
+
+def check(
+    target: sgmcmc.MinibatchLogProb, chains: tuple[int, ...], dtype: tf.DType, mode: str
+) -> None:
+    """Scores against NumPy; gradient and log posterior against NumPy and the path without them."""
+    state, tolerance = draw_state(chains, dtype), TOLERANCE[dtype]
+
+    def both(state: Any) -> Any:
+        return target.estimate(state, SEED), target.estimate(state, SEED, with_scores=False)
+
+    estimate, plain = in_mode(both, mode)(state)
+    value, gradient, scores = expected(target, state, chains)
+    assert estimate.scores["w"].shape == (*chains, BATCH, 3, 2)
+    assert estimate.scores["b"].shape == (*chains, BATCH, 2)
+    assert estimate.scores["w"].dtype == dtype
+    close = dict(rtol=tolerance, atol=10 * tolerance)
+    for k in ("w", "b"):
+        np.testing.assert_allclose(estimate.scores[k], scores[k], **close)
+        np.testing.assert_allclose(estimate.gradient[k], gradient[k], **close)
+        np.testing.assert_allclose(estimate.gradient[k], plain.gradient[k], **close)
+    np.testing.assert_allclose(estimate.log_prob, value, **close)
+    np.testing.assert_allclose(estimate.log_prob, plain.log_prob, **close)
+    assert plain.scores == ()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("chains", CHAINS)
+def test_mapped_scores(chains: tuple[int, ...], shared: bool, mode: str) -> None:
+    check(regression(shared_batch=shared), chains, tf.float64, mode)
+
+
+@pytest.mark.parametrize("options", [dict(replacement=True), dict(dtype=tf.float32)])
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_mapped_scores_with_replacement_and_in_single_precision(options: Any, mode: str) -> None:
+    check(regression(**options), (2, 3), options.get("dtype", tf.float64), mode)
+
+
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("chains", CHAINS)
+def test_closed_form_scores(chains: tuple[int, ...], shared: bool, mode: str) -> None:
+    check(regression(shared_batch=shared, score_fn=closed_form), chains, tf.float64, mode)
+
+
+def test_scores_of_unconstrained_parameters() -> None:
+    """x ~ N(mu, sigma^2), sigma = exp u: scores (x - mu)/sigma^2 and (x - mu)^2/sigma^2 - 1.
+
+    The Jacobian's term of the log posterior belongs to the prior, not to the scores.
+    """
+    target = sgmcmc.MinibatchLogProb(
+        lambda mu, sigma: -0.5 * mu**2 - sigma,
+        lambda mu, sigma, x: (
+            tfd.Normal(mu[..., tf.newaxis], sigma[..., tf.newaxis]).log_prob(x)
+        ),
+        X[:, 0],
+        BATCH,
+        bijector=[None, tfb.Exp()],
+    )
+    mu, u = GENERATOR.standard_normal([2, 5])
+    estimate = target.estimate([tf.constant(mu), tf.constant(u)], SEED)
+    x = X[target.draw(SEED, tf.range(BATCH), [5]).numpy(), 0]
+    precision, residual = np.exp(-2 * u)[:, np.newaxis], x - mu[:, np.newaxis]
+    scores = residual * precision, residual**2 * precision - 1
+    prior = -mu, 1 - np.exp(u)
+    for i in range(2):
+        np.testing.assert_allclose(estimate.scores[i], scores[i], rtol=1e-10, atol=1e-12)
+        gradient = prior[i] + N / BATCH * scores[i].sum(axis=1)
+        np.testing.assert_allclose(estimate.gradient[i], gradient, rtol=1e-10)
+
+
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_group_means(shared: bool, mode: str) -> None:
+    """Row k is sqrt(width) times the mean score of the k-th `width` examples."""
+    target = regression(shared_batch=shared, num_groups=3)
+    state = draw_state((4,))
+    estimate = in_mode(lambda s: target.estimate(s, SEED), mode)(state)
+    value, gradient, scores = expected(target, state, (4,))
+    assert target.num_scores == 3
+    for k in ("w", "b"):
+        groups = np.broadcast_to(scores[k], [4, *scores[k].shape[1:]])
+        groups = groups.reshape(4, 3, BATCH // 3, *groups.shape[2:]).mean(axis=2)
+        np.testing.assert_allclose(estimate.scores[k], 2**0.5 * groups, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(estimate.gradient[k], gradient[k], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(estimate.log_prob, value, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "options"),
+    [
+        (5, 3, {}),
+        (5, 3, dict(replacement=True)),
+        (5, 3, dict(score_fn=closed_form)),
+        (5, 4, dict(num_groups=2)),
+        (5, 4, dict(num_groups=2, replacement=True)),
+        (6, 6, dict(num_groups=3)),
+    ],
+)
+def test_covariance_of_the_gradient_is_c_times_the_expected_sample_covariance(
+    size: int, batch: int, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cov(g) = c E[V^], and E[V^] = V, exactly: over all ordered minibatches of a tiny data set.
+
+    V has the divisor N with replacement and N - 1 without; c is that of `noise_scale`. Without
+    replacement and with n = N, c = 0, and groups give V all the same.
+    """
+    target = regression(batch, size, **options)
+    at = draw_state(())
+    value, gradient = tfp.math.value_and_gradient(lambda s: target(**s), at)
+    count = give_every_minibatch(monkeypatch, target)
+    state = tf.nest.map_structure(lambda x: tf.stack([x] * count), at)
+    estimate = target.estimate(state, SEED)
+    covariance = check_moments(estimate, value, gradient)
+    population = flat(closed_form(at["w"].numpy(), at["b"].numpy(), {"x": X[:size], "y": Y[:size]}), 1)
+    v = np.cov(population, rowvar=False, ddof=0 if target.replacement else 1)
+    np.testing.assert_allclose(covariance, target.noise_scale * v, rtol=1e-9, atol=1e-9)
+    rows = flat(estimate.scores, 2)
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    found = np.einsum("kia,kib->ab", centred, centred) / count / (target.num_scores - 1)
+    np.testing.assert_allclose(found, v, rtol=1e-9, atol=1e-9)
+    with pytest.raises(AssertionError):  # the scores of a likelihood that is N/n times as large
+        scores = tf.nest.map_structure(lambda s: size / (batch - 0.5) * s, estimate.scores)
+        check_moments(estimate._replace(scores=scores, noise_scale=1.0), value, gradient)
+
+
+def test_no_scores_beside_a_hessian_product() -> None:
+    state = draw_state(())
+    estimate = regression().estimate(state, SEED, probe=state)
+    assert estimate.scores == () and set(estimate.hessian_product) == {"w", "b"}
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda w, b, batch: closed_form(w, b, batch)["w"], "1 arrays for a state of 2 parts"),
+        (
+            lambda w, b, batch: {**closed_form(w, b, batch), "b": b},
+            r"shape \(4, 2\) for a state part of shape \(4, 2\); \(4, 6, 2\)",
+        ),
+        (
+            lambda w, b, batch: tf.nest.map_structure(
+                lambda s: tf.reduce_mean(s, axis=-2), closed_form(w, b, batch)
+            ),
+            "the gradient of each example's log likelihood",
+        ),
+    ],
+)
+def test_closed_form_of_a_wrong_shape(fn: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        regression(score_fn=fn).estimate(draw_state((4,)), SEED)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(num_groups=4), "num_groups is 4; a divisor of batch_size = 6"),
+        (dict(num_groups=1), "num_groups is 1; a covariance needs at least 2 groups"),
+        (dict(num_groups=0), "num_groups is 0; a divisor"),
+        (dict(num_groups=12), "num_groups is 12; a divisor"),
+        (dict(score_fn=closed_form, num_groups=3), "score_fn is given beside bijector or num_gr"),
+        (dict(score_fn=closed_form, bijector={"w": None, "b": tfb.Exp()}), "score_fn is given"),
+    ],
+)
+def test_options_that_do_not_go_together(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        regression(**options)

@@ -1,0 +1,307 @@
+"""SVRG: when anchors move, what they say, exact moments and stationary laws, and bad input."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.chains import run_chains
+from tests.harness.every_minibatch import check_moments, give_every_minibatch
+from tests.harness.gaussian_mean import sgld_covariance
+from tests.harness.linear_regression import LinearRegression
+from tests.harness.mutation import mutant
+from tests.harness.statistics import Rejected, check_covariance
+from tfp_sgmcmc.targets.anchors import Anchor
+from tfp_sgmcmc.targets.svrg import SVRGState
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.standard_normal([30, 2])
+
+
+def student(
+    batch_size: int = 4, num_examples: int = 30, dtype: tf.DType = tf.float64, **options: Any
+) -> sgmcmc.MinibatchLogProb:
+    """Location of Student's t in two dimensions: scores are not linear."""
+    return sgmcmc.MinibatchLogProb(
+        lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),
+        lambda theta, x: (
+            -2.5 * tf.reduce_sum(tf.math.log1p((x - theta[..., tf.newaxis, :]) ** 2 / 4.0), axis=-1)
+        ),
+        X[:num_examples],
+        batch_size,
+        dtype=dtype,
+        **options,
+    )
+
+
+def in_parts(batch_size: int) -> sgmcmc.MinibatchLogProb:
+    base = student(batch_size)
+    return sgmcmc.MinibatchLogProb(
+        lambda a, b: base._log_prior_fn(tf.stack([a, b], axis=-1)),
+        lambda a, b, batch: base._log_likelihood_fn(tf.stack([a, b], axis=-1), batch),
+        X,
+        batch_size,
+    )
+
+
+def likelihood_and_gradient(base: sgmcmc.MinibatchLogProb, theta: tf.Tensor) -> Any:
+    return tfp.math.value_and_gradient(lambda t: base(t) - base.log_prior(t), theta)
+
+
+# Anchors
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_anchors_move_when_they_should_and_across_calls(jit: bool) -> None:
+    """Estimate k has the anchor of estimate k - k mod 4, whose full gradient it carries.
+
+    A second call of `sample_chain` goes on where the first one stopped, in the middle of a period.
+    """
+    base = student(chunk_size=7)
+    kernel = sgmcmc.SGLD(sgmcmc.SVRG(base, update_every=4), step_size=0.01)
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def run(state: tf.Tensor, results: Any, seed: tf.Tensor) -> Any:
+        return tfp.mcmc.sample_chain(
+            7,
+            state,
+            kernel=kernel,
+            previous_kernel_results=results,
+            trace_fn=lambda _, r: r.target_state,
+            return_final_kernel_results=True,
+            seed=seed,
+        )
+
+    start = tf.constant(GENERATOR.standard_normal([3, 2]))
+    first = run(start, kernel.bootstrap_results(start), tf.constant([0, 1]))
+    second = run(first.all_states[-1], first.final_kernel_results, tf.constant([0, 2]))
+    states = np.concatenate([start[tf.newaxis], first.all_states, second.all_states])[:-1]
+    trace = tf.nest.map_structure(lambda a, b: tf.concat([a, b], 0), first.trace, second.trace)
+    at = np.arange(14) // 4 * 4
+    np.testing.assert_array_equal(trace.anchor.state, states[at])
+    np.testing.assert_array_equal(trace.step, np.arange(14) + 1)
+    value, gradient = likelihood_and_gradient(base, tf.constant(states[at]))
+    np.testing.assert_allclose(trace.anchor.log_likelihood, value, rtol=1e-11)
+    np.testing.assert_allclose(trace.anchor.gradient, gradient, rtol=1e-9, atol=1e-9)
+    assert len(np.unique(trace.anchor.state[:, :, 0])) == 4 * 3  # each chain has its own
+
+
+def test_a_full_pass_is_made_only_where_the_anchor_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = student()
+    target, passes = sgmcmc.SVRG(base, update_every=3), []
+    full = base.sum_over_chunks
+    monkeypatch.setattr(base, "sum_over_chunks", lambda *args: passes.append(0) or full(*args))
+    state = tf.zeros([2, 2], tf.float64)
+    carried, counts = target.bootstrap(state), []
+    for step in range(7):
+        carried = target.estimate(state, [0, step], carried, with_scores=False).target_state
+        counts.append(len(passes))
+    assert counts == [1, 1, 1, 2, 2, 2, 3]
+
+
+def test_by_default_anchors_move_once_a_pass() -> None:
+    assert sgmcmc.SVRG(student(4)).update_every == 8
+    assert sgmcmc.SVRG(student(30)).update_every == 1
+
+
+def test_epochs_of_the_wrapped_target_go_on() -> None:
+    base = student(5, reshuffle="epoch", shared_batch=True)
+    target = sgmcmc.SVRG(base, update_every=6)
+    estimate = tf.function(target.estimate, autograph=False)
+    start, theta = tf.ones([2, 2], tf.float64), tf.zeros([2, 2], tf.float64)
+    carried = estimate(start, tf.constant([7, 0]), target.bootstrap(start)).target_state
+    gradients = []
+    for step in range(1, 6):
+        found = estimate(theta, tf.constant([7, step]), carried)
+        gradients.append(found.gradient)
+        carried = found.target_state
+    assert int(carried.target_state.step) == 6
+    # With the five minibatches after the first, all examples but the five of the first are seen.
+    others = base.draw(carried.target_state.key, tf.range(5, 30), [2]).numpy()
+    rest = student(25, num_examples=30)
+    seen, centre = (
+        np.sum(rest.scores(t, rest.rows(tf.constant(others)), [])[1].numpy(), axis=-2)
+        for t in (theta[0], start[0])
+    )
+    _, full = likelihood_and_gradient(base, start[0])
+    expected = full + 6 / 5 * (seen - centre)  # N/n over five minibatches; log prior flat at zero
+    np.testing.assert_allclose(np.mean(gradients, axis=0)[0], expected, rtol=1e-9)
+
+
+# Moments, exactly
+
+
+def at_anchor(base: sgmcmc.MinibatchLogProb, anchor: np.ndarray, count: int) -> SVRGState:
+    """The target's state a step after its anchor."""
+    state = tf.constant(np.tile(anchor, [count, 1]))
+    return SVRGState(
+        Anchor(state, *likelihood_and_gradient(base, state)), tf.ones([], tf.int64), ()
+    )
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_mean_and_covariance_over_all_minibatches(
+    replacement: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean is the full gradient, and the covariance c E[V hat], both to rounding."""
+    base = student(3, 5, replacement=replacement)
+    target = sgmcmc.SVRG(base, update_every=5)
+    count = give_every_minibatch(monkeypatch, base)
+    theta, anchor = GENERATOR.standard_normal([2, 2])
+    value, gradient = tfp.math.value_and_gradient(target, tf.constant(theta))
+    state = tf.constant(np.tile(theta, [count, 1]))
+    carried = at_anchor(base, anchor, count)
+    covariance = check_moments(target.estimate(state, [0, 0], carried), value, gradient)
+    assert np.linalg.eigvalsh(covariance).min() > 1e-4
+    quick = target.estimate(state, [0, 0], carried, with_scores=False)
+    np.testing.assert_allclose(np.mean(quick.gradient, axis=0), gradient, rtol=1e-10)
+    fresh = target.estimate(state, [0, 0], target.bootstrap(state))  # the anchor moves here
+    np.testing.assert_allclose(fresh.gradient, np.tile(gradient, [count, 1]), rtol=1e-10)
+    np.testing.assert_array_equal(fresh.scores, np.zeros([count, 3, 2]))
+    with pytest.raises(AssertionError):  # an anchor whose gradient is that of another state
+        stale = carried._replace(
+            anchor=carried.anchor._replace(gradient=1.1 * carried.anchor.gradient)
+        )
+        check_moments(target.estimate(state, [0, 0], stale), value, gradient)
+
+
+# Chains, parts, modes
+
+
+@pytest.mark.parametrize("chains", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_chain_and_many(chains: tuple[int, ...], shared: bool) -> None:
+    """The estimate is the plain one, less that at the anchor, plus the exact one there."""
+    base = student(shared_batch=shared)
+    target = sgmcmc.SVRG(base, update_every=2)
+    anchor, theta = (tf.constant(GENERATOR.standard_normal([*chains, 2])) for _ in range(2))
+    carried = target.estimate(anchor, [1, 1], with_scores=False).target_state
+    estimate = target.estimate(theta, [1, 2], carried)
+    here, there = (base.estimate(t, [1, 2]) for t in (theta, anchor))
+    exact, full = tfp.math.value_and_gradient(base, anchor)
+    np.testing.assert_allclose(estimate.gradient, here.gradient - there.gradient + full)
+    np.testing.assert_allclose(estimate.log_prob, here.log_prob - there.log_prob + exact)
+    np.testing.assert_allclose(estimate.scores, here.scores - there.scores, atol=1e-12)
+    assert estimate.noise_scale == base.noise_scale
+
+
+def test_parts_give_what_the_whole_gives() -> None:
+    whole, parts = sgmcmc.SVRG(student(4), 2), sgmcmc.SVRG(in_parts(4), 2)
+    first, then = GENERATOR.standard_normal([2, 3, 2])
+    carried = whole.estimate(tf.constant(first), [1, 1]).target_state
+    carried_parts = parts.estimate(list(tf.unstack(first, axis=-1)), [1, 1]).target_state
+    expected = whole.estimate(tf.constant(then), [1, 2], carried)
+    found = parts.estimate(list(tf.unstack(then, axis=-1)), [1, 2], carried_parts)
+    np.testing.assert_allclose(tf.stack(found.gradient, -1), expected.gradient, rtol=1e-10)
+    np.testing.assert_allclose(tf.stack(found.scores, -1), expected.scores, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("jit", "dtype"), [(False, tf.float64), (True, tf.float64), (True, tf.float32)]
+)
+def test_modes_agree(jit: bool, dtype: tf.DType) -> None:
+    target = sgmcmc.SVRG(student(dtype=dtype, chunk_size=16), update_every=2)
+    states = tf.constant(GENERATOR.standard_normal([3, 6, 2]), dtype)
+
+    def gradients(states: tf.Tensor) -> list[tf.Tensor]:
+        carried, found = target.bootstrap(states[0]), []
+        for k in range(3):
+            estimate = target.estimate(states[k], [1, k], carried, with_scores=False)
+            carried = estimate.target_state
+            found += [estimate.gradient, estimate.log_prob, carried.anchor.gradient]
+        return found
+
+    tolerance = 1e-10 if dtype == tf.float64 else 1e-4
+    compiled = tf.function(gradients, jit_compile=jit, autograph=False)(states)
+    for x, y in zip(gradients(states), compiled, strict=True):
+        assert x.dtype == y.dtype == dtype
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+
+
+def test_hessian_product_is_that_of_the_same_minibatch() -> None:
+    target = sgmcmc.SVRG(student(), update_every=2)
+    theta, probe = GENERATOR.standard_normal([2, 4, 2])
+    carried = target.estimate(tf.zeros([4, 2], tf.float64), [1, 1], with_scores=False).target_state
+
+    def estimate(state: np.ndarray, **options: Any) -> Any:
+        return target.estimate(tf.constant(state), [1, 2], carried, with_scores=False, **options)
+
+    product = estimate(theta, probe=tf.constant(probe)).hessian_product
+    up, down = (estimate(theta + h * probe).gradient for h in (1e-6, -1e-6))
+    np.testing.assert_allclose(product, (up - down) / 2e-6, rtol=1e-6)
+
+
+# The stationary law, exactly
+
+LINEAR = LinearRegression(num_examples=12)
+STEP, PERIOD, CHAINS = 0.08, 6, 10_000
+
+
+def ends_of_periods(target: Any) -> np.ndarray:
+    """States that become anchors: `[CHAINS, 20, 2]`."""
+    kernel = sgmcmc.SGLD(target, STEP)
+    samples = run_chains(kernel, tf.zeros([CHAINS, 2]), 20 * PERIOD, 10 * PERIOD, 1, jit=False)
+    return samples[:, PERIOD - 1 :: PERIOD]
+
+
+def test_law_of_sgld() -> None:
+    """Linear regression, seen once a period: false alarms 1e-6, power 6% of a variance.
+
+    The laws of another period and of exact gradients are rejected.
+    """
+    base = LINEAR.target(3, replacement=True)
+    samples = ends_of_periods(sgmcmc.SVRG(base, PERIOD))
+    law = LINEAR.covariance(base, STEP, period=PERIOD)
+    check_covariance(samples, LINEAR.mean, law, 0.06)
+    exact = sgld_covariance(LINEAR.hessian, np.zeros([2, 2]), STEP)
+    for wrong in (LINEAR.covariance(base, STEP, period=2), exact):
+        with pytest.raises(Rejected):
+            check_covariance(samples, LINEAR.mean, wrong, 0.06)
+
+
+def test_an_anchor_that_stays_has_another_law() -> None:
+    """Negative control: the anchor moves at the first estimate only."""
+    base = LINEAR.target(3, replacement=True)
+    stuck = mutant(sgmcmc.SVRG, ("step % self.update_every == 0", "step < 1"))
+    law = LINEAR.covariance(base, STEP, period=PERIOD)
+    with pytest.raises(Rejected):
+        check_covariance(ends_of_periods(stuck(base, PERIOD)), LINEAR.mean, law, 0.06)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (0, ValueError, "update_every is 0; at least 1 is expected"),
+        (2.0, TypeError, "update_every is 2.0; an integer is expected"),
+        (True, TypeError, "update_every is True; an integer is expected"),
+    ],
+)
+def test_bad_periods(value: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        sgmcmc.SVRG(student(), value)
+
+
+def test_bad_targets() -> None:
+    with pytest.raises(TypeError, match="target is a SVRG; a MinibatchLogProb, itself and not wr"):
+        sgmcmc.SVRG(sgmcmc.SVRG(student()), 2)
+    with pytest.raises(TypeError, match="target is a FullDataLogProb; a MinibatchLogProb"):
+        sgmcmc.SVRG(sgmcmc.FullDataLogProb(lambda theta: -(theta**2)), 2)
+
+
+def test_preflight_checks_the_wrapped_target() -> None:
+    state = tf.zeros([3, 2], tf.float64)
+    sgmcmc.preflight(sgmcmc.SVRG(student()), state)
+    wrong = sgmcmc.MinibatchLogProb(
+        student().log_prior,
+        lambda theta, x: tf.reduce_sum(theta[..., tf.newaxis, :] * (x - x[..., :1, :]), axis=-1),
+        X,
+        4,
+    )
+    with pytest.raises(ValueError, match="do not add up to the full one"):
+        sgmcmc.preflight(sgmcmc.SVRG(wrong), state)

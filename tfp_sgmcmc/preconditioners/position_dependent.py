@@ -1,0 +1,75 @@
+"""Matrices that are known functions of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
+from tfp_sgmcmc.preconditioners.state_parts import State
+
+
+class PositionDependent(Preconditioner):
+    """M(theta), given as functions of the state.
+
+    Every vector has the structure and shape of the state, chain dimensions included.
+
+    Args:
+      multiply_fn: `(state, v) -> M v`.
+      sqrt_multiply_fn: `(state, z) -> S z` with S S^T = M.
+      divergence_fn: `state -> div M`, the vector of sums over j of d M_ij / d theta_j.
+      inverse_quadratic_fn: `(state, v) -> v^T M^-1 v`, shape `[chains...]`; only corrected kernels
+        need it, and
+      log_det_fn: `state -> log det M`, shape `[chains...]`.
+    """
+
+    def __init__(
+        self,
+        multiply_fn: Callable[[State, State], State],
+        sqrt_multiply_fn: Callable[[State, State], State],
+        divergence_fn: Callable[[State], State],
+        inverse_quadratic_fn: Callable[[State, State], tf.Tensor] | None = None,
+        log_det_fn: Callable[[State], tf.Tensor] | None = None,
+    ):
+        self.multiply_fn, self.sqrt_multiply_fn = multiply_fn, sqrt_multiply_fn
+        self.divergence_fn = divergence_fn
+        self.inverse_quadratic_fn, self.log_det_fn = inverse_quadratic_fn, log_det_fn
+
+    def evaluate(
+        self, state: State, chain_ndims: int, own: Any = (), info: GradientInfo | None = None
+    ) -> tuple[LocalMatrix, Any]:
+        quadratic, log_det = self.inverse_quadratic_fn, self.log_det_fn
+        return LocalMatrix(
+            multiply=lambda v: self.multiply_fn(state, v),
+            sqrt_multiply=lambda v: self.sqrt_multiply_fn(state, v),
+            divergence=self.divergence_fn(state),
+            inverse_quadratic=None if quadratic is None else lambda v: quadratic(state, v),
+            log_det=None if log_det is None else log_det(state),
+        ), own
+
+
+class NaturalGradientICA(PositionDependent):
+    r"""The natural gradient of independent component analysis, M(W) G = G W^T W.
+
+    The state is one matrix W, `[chains..., d, d]`. S Z = Z W, (div M)(W) = (d + 1) W,
+    log det M = 2 d log |det W|.
+
+    #### References
+
+    S. Amari, A. Cichocki and H. Yang. A new algorithm for blind signal separation. NIPS, 1996.
+    M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
+    2011. Section 5.3.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            multiply_fn=lambda w, v: v @ tf.linalg.matrix_transpose(w) @ w,
+            sqrt_multiply_fn=lambda w, z: z @ w,
+            divergence_fn=lambda w: (w.shape[-1] + 1.0) * w,
+            inverse_quadratic_fn=lambda w, v: tf.reduce_sum(
+                tf.square(v @ tf.linalg.inv(w)), axis=[-2, -1]
+            ),
+            log_det_fn=lambda w: 2.0 * w.shape[-1] * tf.linalg.slogdet(w)[1],
+        )

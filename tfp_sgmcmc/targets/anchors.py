@@ -1,0 +1,110 @@
+"""What targets share that estimate differences from an anchor, where the gradient is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_sgmcmc.targets.base import (
+    GradientEstimate,
+    State,
+    Target,
+    static_or_dynamic_shape,
+    value_and_gradient,
+)
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.scores import combine_scores
+
+
+class Anchor(NamedTuple):
+    """A state, and the sum over all N examples there.
+
+    Attributes:
+      state: where.
+      log_likelihood: sum of the N log likelihoods, `[chains...]`.
+      gradient: its gradient, structure and shapes of the state.
+    """
+
+    state: State
+    log_likelihood: tf.Tensor
+    gradient: State
+
+
+def anchor_at(target: MinibatchLogProb, state: State) -> Anchor:
+    """Evaluates all examples at `state`, in chunks of bounded memory."""
+    return Anchor(state, *target.sum_over_chunks(state, target.chunk_size))
+
+
+class AnchoredTarget(Target):
+    r"""Wraps a `MinibatchLogProb`: minibatches estimate differences from an anchor \( \phi \).
+
+    \[
+    g(\theta) = \nabla \log p(\theta) + \sum_{i=1}^N \nabla \log p(x_i \mid \phi)
+      + \frac N n \sum_{i \in S} s_i(\theta), \qquad
+    s_i(\theta) = \nabla \log p(x_i \mid \theta) - \nabla \log p(x_i \mid \phi)
+    \]
+
+    The s_i are the scores; V is their covariance, and cov(g) = c V with the c of the wrapped
+    target. The log posterior is estimated by differences, too.
+    """
+
+    def __init__(self, target: MinibatchLogProb):
+        if not isinstance(target, MinibatchLogProb):
+            hint = "" if not isinstance(target, Target) else ", itself and not wrapped already,"
+            raise TypeError(
+                f"target is a {type(target).__name__}; a MinibatchLogProb{hint} is expected."
+            )
+        self.target = target
+        self.num_examples, self.num_scores = target.num_examples, target.num_scores
+        self.noise_scale = target.noise_scale
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        return self.target(*args, **kwargs)
+
+    def chain_shape(self, state: State) -> Any:
+        return self.target.chain_shape(state)
+
+    def _estimate_from(
+        self,
+        anchor: Anchor,
+        state: State,
+        draw: Callable[[Any], tf.Tensor],
+        probe: State,
+        with_scores: bool,
+    ) -> GradientEstimate:
+        """The estimate by the minibatch that `draw` gives; its `target_state` is left empty."""
+        base, n = self.target, self.target.batch_size
+        prior, gradient, product = value_and_gradient(base.log_prior, state, probe, connected=False)
+        batch = base.rows(draw(static_or_dynamic_shape(prior)))
+        noise_scale = tf.constant(self.noise_scale, prior.dtype)
+        log_prob = prior + anchor.log_likelihood
+        gradient = tf.nest.map_structure(tf.add, gradient, anchor.gradient)
+        chains = anchor.log_likelihood.shape
+
+        if with_scores and probe is None:
+            values, scores = tf.nest.map_structure(
+                tf.subtract,
+                base.scores(state, batch, prior.shape),
+                base.scores(anchor.state, batch, chains),
+            )
+            log_prob, gradient, scores = combine_scores(
+                log_prob, gradient, values, scores, self.num_examples, n
+            )
+            return GradientEstimate(gradient, log_prob, scores, noise_scale=noise_scale)
+
+        def scaled_sum(at: State, chains: Any, probe: State = None) -> tuple[Any, State, State]:
+            def log_likelihood(s: State) -> tf.Tensor:
+                values = base.log_likelihood(s, batch, n, chains)
+                return self.num_examples / n * tf.reduce_sum(values, axis=-1)
+
+            return value_and_gradient(log_likelihood, at, probe, connected=False)
+
+        here, slope, curvature = scaled_sum(state, prior.shape, probe)
+        there, slope_there, _ = scaled_sum(anchor.state, chains)
+        gradient = tf.nest.map_structure(lambda g, a, b: g + (a - b), gradient, slope, slope_there)
+        product = tf.nest.map_structure(tf.add, product, curvature)
+        return GradientEstimate(
+            gradient, log_prob + (here - there), (), product, noise_scale=noise_scale
+        )

@@ -1,0 +1,221 @@
+"""The center of control variates: a mode of the posterior, or near enough."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.preconditioners import flatten_events, unflatten_events
+from tfp_sgmcmc.targets.base import State, call_with_state, value_and_gradient
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+
+_MAX_ITERATIONS = {"lbfgs": 100, "adam": 2000}
+_ROUNDS = 3
+
+
+class CenterReport(NamedTuple):
+    """How `find_center` ended.
+
+    Attributes:
+      converged: whether `offset` is at most the tolerance.
+      offset: the largest entry of the gradient, each divided by its standard deviation under the
+        posterior: of the order of the distance to the mode in standard deviations.
+      log_prob: log posterior at the center.
+      gradient_norm: Euclidean norm of its gradient there.
+      num_passes: gradients over all N examples that were evaluated.
+      num_minibatches: gradients of minibatches that were.
+    """
+
+    converged: bool
+    offset: float
+    log_prob: float
+    gradient_norm: float
+    num_passes: int
+    num_minibatches: int
+
+
+class _Point(NamedTuple):
+    """Log posterior, gradient and its `unit`, standard deviations, at theta: vectors, `[D]`."""
+
+    theta: tf.Tensor
+    log_prob: tf.Tensor
+    gradient: tf.Tensor
+    unit: tf.Tensor
+
+    @property
+    def offset(self) -> float:
+        return float(tf.reduce_max(tf.abs(self.gradient) / self.unit))
+
+
+def find_center(
+    target: MinibatchLogProb,
+    initial_state: State,
+    method: Literal["lbfgs", "adam"] = "lbfgs",
+    *,
+    max_iterations: int | None = None,
+    tolerance: float = 0.1,
+    learning_rate: Any = 0.01,
+    seed: Any = 0,
+) -> tuple[State, CenterReport]:
+    r"""Finds a mode of the posterior, the center of a `ControlVariate`.
+
+    It is near enough where the gradient is small beside its standard deviations under the
+    posterior, which the scores \( s_i = \nabla \log p(x_i \mid \theta) \) of a minibatch tell:
+
+    \[
+    \max_j \; \frac{|\partial_j \log p(\theta \mid x_{1:N})|}{\sqrt{1 + \frac N n
+      \sum_{i \in S} s_{ij}^2}} \le \text{tolerance}
+    \]
+
+    (The 1 is for parameters of which no example says anything.) The same standard deviations are
+    the units in which L-BFGS works, on the exact log posterior. Adam follows minibatches, for
+    models of which a pass over the data is dear; it ends a few standard deviations away, in a few
+    passes' worth of minibatches, for which the tolerance must then be raised. All is evaluated in
+    the dtype of the state.
+
+    #### Example
+
+    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+    >>> import tfp_sgmcmc as sgmcmc
+    >>> tfd = tfp.distributions
+    >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
+    >>> target = sgmcmc.MinibatchLogProb(
+    ...     tfd.Normal(0., 10.).log_prob,
+    ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
+    ...     data=x, batch_size=50)
+    >>> center, report = sgmcmc.find_center(target, initial_state=tf.constant(0.))
+    >>> report.converged, bool(abs(center - x.mean()) < 0.01)
+    (True, True)
+
+    Args:
+      target: a `MinibatchLogProb`.
+      initial_state: where to start; no chain dimensions; unconstrained where the target has a
+        bijector.
+      method: `"lbfgs"`, or `"adam"`.
+      max_iterations: iterations of L-BFGS (default 100; each takes two to three passes over the
+        data), or steps of Adam (default 2000).
+      tolerance: as above.
+      learning_rate: Adam's: a schedule, or a number that falls to zero along a cosine.
+      seed: seed of the minibatches.
+
+    Returns:
+      The center, in the structure of `initial_state`, and a `CenterReport`. Warns where it has not
+      converged: a `ControlVariate` is then as free of bias, but noisier.
+
+    Raises:
+      ValueError: an unknown method; a number that is not positive; an `initial_state` with chain
+        dimensions; a log posterior or gradient that is not finite at the start or the end.
+      TypeError: a target that is no `MinibatchLogProb`.
+    """
+    if not isinstance(target, MinibatchLogProb):
+        raise TypeError(f"target is a {type(target).__name__}; a MinibatchLogProb is expected.")
+    if method not in _MAX_ITERATIONS:
+        raise ValueError(f"method is {method!r}; 'lbfgs' or 'adam' is expected.")
+    limit = _MAX_ITERATIONS[method] if max_iterations is None else max_iterations
+    for name, value in (("max_iterations", limit), ("tolerance", tolerance)):
+        if not value > 0:
+            raise ValueError(f"{name} is {value}; a positive number is expected.")
+    state = tf.nest.map_structure(tf.convert_to_tensor, initial_state)
+    chains = tf.TensorShape(target.chain_shape(state))
+    if chains.rank:
+        raise ValueError(
+            f"log_prior_fn returns shape {chains} at initial_state; one state without chain "
+            "dimensions, at which it returns a scalar, is expected."
+        )
+    seed = random.as_seed(seed)
+
+    @tf.function(autograph=False)
+    def log_posterior(theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        at = unflatten_events(theta, state, 0)
+        log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(target, s), at)
+        return log_prob, _vector(gradient)
+
+    @tf.function(autograph=False)
+    def evaluate(theta: tf.Tensor) -> _Point:
+        scores = target.estimate(unflatten_events(theta, state, 0), seed).scores
+        squares = tf.nest.map_structure(lambda s: tf.reduce_mean(s**2, axis=0), scores)
+        unit = tf.sqrt(1 + target.num_examples * _vector(squares))
+        return _Point(theta, *log_posterior(theta), unit)
+
+    def climb(start: _Point, iterations: int) -> tuple[tf.Tensor, int, int]:
+        def descent(u: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            log_prob, gradient = log_posterior(start.theta + u / start.unit)
+            return -log_prob, -gradient / start.unit
+
+        found = tfp.optimizer.lbfgs_minimize(
+            descent,
+            tf.zeros_like(start.theta),
+            tolerance=tolerance / 2,  # the units at the end are others
+            max_iterations=iterations,
+        )
+        theta = start.theta + found.position / start.unit
+        return theta, int(found.num_iterations), int(found.num_objective_evaluations)
+
+    point, num_passes, left = evaluate(_vector(state)), 1, limit
+    _check_finite(point, "initial_state")
+    if method == "adam":
+        point = evaluate(_vector(_adam(target, state, limit, learning_rate, seed)))
+        num_passes, left = 2, 0
+    for _ in range(_ROUNDS):  # each in the units of its start
+        if left <= 0 or point.offset <= tolerance:
+            break
+        theta, used, passes = climb(point, left)
+        point = evaluate(theta)
+        num_passes, left = num_passes + passes + 1, left - used
+    _check_finite(point, f"the state that {method!r} ended at")
+    report = CenterReport(
+        converged=point.offset <= tolerance,
+        offset=point.offset,
+        log_prob=float(point.log_prob),
+        gradient_norm=float(tf.norm(point.gradient)),
+        num_passes=num_passes,
+        num_minibatches=limit if method == "adam" else 0,
+    )
+    if not report.converged:
+        warnings.warn(
+            f"find_center ended after {limit - left} iterations of {method!r} where the gradient "
+            f"is up to {report.offset:.3g} of its standard deviations (tolerance {tolerance:g}). A "
+            "ControlVariate there is free of bias, but noisier; for one nearer the mode give more "
+            "max_iterations, or start again from the center returned.",
+            stacklevel=2,
+        )
+    return unflatten_events(point.theta, state, 0), report
+
+
+def _vector(state: State) -> tf.Tensor:
+    return flatten_events(state, 0)[0]
+
+
+def _check_finite(point: _Point, where: str) -> None:
+    if not np.all(np.isfinite(point.gradient)) or not np.isfinite(point.log_prob):
+        raise ValueError(f"The log posterior or its gradient is NaN or infinite at {where}.")
+
+
+def _adam(
+    target: MinibatchLogProb, state: State, num_steps: int, learning_rate: Any, seed: tf.Tensor
+) -> State:
+    if not callable(learning_rate):
+        learning_rate = keras.optimizers.schedules.CosineDecay(learning_rate, num_steps)
+    optimizer = keras.optimizers.Adam(learning_rate)
+    variables = [keras.Variable(x, dtype=x.dtype.name) for x in tf.nest.flatten(state)]
+    optimizer.build(variables)
+
+    def step(i: tf.Tensor, carried: Any) -> tuple[tf.Tensor, Any]:
+        at = tf.nest.pack_sequence_as(state, [tf.convert_to_tensor(v.value) for v in variables])
+        estimate = target.estimate(at, random.fold_in(seed, i), carried, with_scores=False)
+        optimizer.apply([-g for g in tf.nest.flatten(estimate.gradient)], variables)
+        return i + 1, estimate.target_state
+
+    @tf.function(autograph=False)
+    def run() -> None:
+        start = (tf.zeros([], tf.int32), target.bootstrap(state))
+        tf.while_loop(lambda i, _: i < num_steps, step, start, parallel_iterations=1)
+
+    run()
+    return tf.nest.pack_sequence_as(state, [tf.convert_to_tensor(v.value) for v in variables])

@@ -1,0 +1,78 @@
+"""Differences of a log posterior between states, estimated from one minibatch for all of them."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfp_sgmcmc.targets.base import State, Target, call_with_state, static_or_dynamic_shape
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+
+
+def comparable_target(target: Target) -> Target:
+    """Returns the target that `log_prob_differences` takes: the one given, or what it wraps.
+
+    Raises:
+      ValueError: a target that is neither exact nor a `MinibatchLogProb`, or one with a single
+        example a minibatch, which tells no variance.
+    """
+    base = getattr(target, "target", target)
+    if isinstance(base, MinibatchLogProb):
+        if base.batch_size < 2:
+            raise ValueError(
+                "batch_size is 1; at least 2 are expected, from which the variance of the "
+                "minibatch's estimates can be estimated."
+            )
+        return base
+    if base.num_scores == 0 and base.noise_scale == 0:
+        return base
+    raise ValueError(
+        f"The target, a {type(target).__name__}, tells no log likelihoods of single examples, from "
+        "which log posteriors could be compared; MinibatchLogProb, a target that wraps one as its "
+        "attribute `target`, or FullDataLogProb is expected."
+    )
+
+
+def log_prob_differences(
+    target: Target, states: State, seed: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    r"""Estimates \( \log p(\theta_{r+1} \mid x) - \log p(\theta_r \mid x) \), and its variance.
+
+    \[
+    D_r = \log \frac{p(\theta_{r+1})}{p(\theta_r)} + \frac N n \sum_{i \in S} d_{ri}, \quad
+    d_{ri} = \log \frac{p(x_i \mid \theta_{r+1})}{p(x_i \mid \theta_r)}, \qquad
+    \operatorname{var} D_r \approx c \operatorname{var}_{i \in S}(d_{ri})
+    \]
+
+    All states of a chain see the same examples S: what is noisy is then the difference of two
+    states, which are near each other, and not the log likelihoods themselves. In a posterior of d
+    parameters that makes the variance smaller by a factor of the order of N/d. c is the target's
+    `noise_scale`; the variance in S has the divisor n - 1.
+
+    Args:
+      target: what `comparable_target` returned.
+      states: R states along the first axis of every part, `[R, chains..., event...]`.
+      seed: `int32` tensor of shape `[2]`: names the minibatch.
+
+    Returns:
+      Differences and estimates of their variances, `[R - 1, chains...]`; the variances of an exact
+      target are zero.
+    """
+
+    def difference(x: tf.Tensor) -> tf.Tensor:
+        return x[1:] - x[:-1]
+
+    if not isinstance(target, MinibatchLogProb):
+        exact = difference(call_with_state(target, states))
+        return exact, tf.zeros_like(exact)
+    n = target.batch_size
+    log_prior = target.log_prior(states)
+    shape = static_or_dynamic_shape(log_prior)
+    indices = target.draw(seed, tf.range(n), shape[1:])
+    if not target.shared_batch:  # a copy for each state: likelihoods see what they always see
+        indices = tf.broadcast_to(indices, tf.concat([shape, [n]], axis=0))
+    terms = difference(target.log_likelihood(states, target.rows(indices), n, log_prior.shape))
+    scale = target.num_examples / n
+    assert target.noise_scale is not None  # as in every MinibatchLogProb
+    differences = difference(log_prior) + scale * tf.reduce_sum(terms, axis=-1)
+    variances = tf.math.reduce_variance(terms, axis=-1) * (n / (n - 1) * target.noise_scale)
+    return differences, variances
