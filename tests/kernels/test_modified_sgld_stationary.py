@@ -4,7 +4,7 @@ On the Gaussian-mean model, with Sigma known, steps are linear with noise of con
 
   S = F S F + epsilon T (I - epsilon / (8 T) Sigma)^2 + epsilon^2 / 4 Sigma,  F = I - epsilon / 2 A.
 
-False-alarm rate: 1e-6 a test. Power: an error of 4% in the variance of any whitened direction is
+False-alarm rate: 1e-6 a test. Power: an error of 5% in the variance of any whitened direction is
 found with probability 0.999, which the checks verify. What compiles to one program runs as one:
 `GROUPS` are groups of chains of the same run, the sound ones and the mutations.
 """
@@ -25,10 +25,10 @@ from tests.harness.statistics import Rejected, check_covariance
 MODEL = GaussianMean(num_examples=12)
 V = MODEL.score_covariance
 BATCH = 5
-NOISE = MODEL.noise(BATCH, replacement=False)
+NOISE = MODEL.noise(BATCH, replacement=True)  # which is quicker to draw
 STEP = 0.06  # the largest stable one is 0.12
-CHAINS = 7000  # in a group
-ERROR = 0.04
+CHAINS = 5000  # in a group
+ERROR = 0.05
 IDENTITY = np.eye(3)
 
 
@@ -43,10 +43,12 @@ def modified_covariance(
     return solve_discrete_lyapunov(contraction, injected + step_size**2 / 4 * noise)
 
 
-def target(replacement: bool = False, batch_size: int = BATCH, **options: Any) -> KnownScores:
-    model = MODEL.target(batch_size, parts=options.pop("parts", False), replacement=replacement)
+def target(
+    replacement: bool = True, batch_size: int = BATCH, parts: bool = False, noise_scale: Any = None
+) -> KnownScores:
+    model = MODEL.target(batch_size, parts=parts, replacement=replacement)
     # V of draws with replacement has the divisor N.
-    return KnownScores(model, V * (11 / 12 if replacement else 1), **options)
+    return KnownScores(model, V * (11 / 12 if replacement else 1), noise_scale)
 
 
 # Step size, temperature and factor of Sigma of each group.
@@ -76,11 +78,11 @@ class LastGroupsBroken(sgmcmc.ModifiedSGLD):
 
 @pytest.fixture(scope="module")
 def samples() -> dict[str, np.ndarray]:
-    """Of each group, `[CHAINS, 50, 3]`; 100 steps of the smallest step size forget the start to 1e-9."""
+    """Of each group, `[CHAINS, 50, 3]`; 100 steps forget the start to 1e-8."""
     numbers = np.repeat(np.array(list(GROUPS.values()), np.float32), CHAINS, axis=0)
     step_size, temperature, factor = (x[:, np.newaxis] for x in numbers.T)
     kernel = LastGroupsBroken(
-        target(noise_scale=12 * 7 / 5 * factor[:, 0]), step_size, temperature=temperature
+        target(noise_scale=12**2 / 5 * factor[:, 0]), step_size, temperature=temperature
     )
     found = run_chains(kernel, tf.ones([len(numbers), 3]), 50, 100, seed=1)
     return dict(zip(GROUPS, np.split(found, len(GROUPS)), strict=True))
@@ -103,7 +105,7 @@ WRONG_LAWS = {
     "SGLD": sgld_covariance(MODEL.hessian, NOISE, STEP),
     "the posterior": np.linalg.inv(MODEL.hessian),
     "no gradient noise": sgld_covariance(MODEL.hessian, np.zeros([3, 3]), STEP),
-    "drawn with replacement": modified_covariance(MODEL.noise(BATCH, True), STEP),
+    "drawn without replacement": modified_covariance(MODEL.noise(BATCH, False), STEP),
 }
 
 
@@ -113,42 +115,46 @@ def test_wrong_laws_are_rejected(name: str, samples: dict[str, np.ndarray]) -> N
         check_covariance(samples["step"], MODEL.mean, WRONG_LAWS[name], ERROR)
 
 
-@pytest.mark.parametrize("kept", ["block", "diag", "low_rank"])
-def test_law_where_parts_of_sigma_are_kept(kept: str) -> None:
+@pytest.mark.parametrize(
+    ("kept", "replacement"), [("block", True), ("diag", True), ("low_rank", False)]
+)
+def test_law_where_parts_of_sigma_are_kept(kept: str, replacement: bool) -> None:
     """`block` and `diag` leave out correlations; the law is exact for what they take Sigma for."""
     masks = {
         "block": np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]]),
         "diag": IDENTITY,
         "low_rank": np.ones([3, 3]),
     }
-    kernel = sgmcmc.ModifiedSGLD(target(replacement=True, parts=True), STEP, kept, temperature=1.5)
+    kernel = sgmcmc.ModifiedSGLD(target(replacement, parts=True), STEP, kept, temperature=1.5)
     state = [tf.ones([CHAINS, 1]), tf.ones([CHAINS, 2])]
     found = run_chains(kernel, state, 50, 80, seed=2, jit=False)
-    noise = MODEL.noise(BATCH, replacement=True)
+    noise = MODEL.noise(BATCH, replacement)
     law = modified_covariance(noise, STEP, 1.5, assumed=noise * masks[kept])
     check_covariance(found, MODEL.mean, law, ERROR)
 
 
 def test_estimated_sigma() -> None:
-    """From past minibatches of five; its own fluctuations add 1e-4 of the variance here."""
+    """From past minibatches of five; its own fluctuations add 5e-4 of the variance here."""
     precision = tf.constant(PRECISION, tf.float32)
     estimated = MODEL.target(
-        BATCH, score_fn=lambda theta, batch: (batch - theta[..., tf.newaxis, :]) @ precision
+        BATCH,
+        replacement=True,
+        score_fn=lambda theta, batch: (batch - theta[..., tf.newaxis, :]) @ precision,
     )
-    found = run_chains(sgmcmc.ModifiedSGLD(estimated, STEP), tf.ones([CHAINS, 3]), 50, 150, seed=3)
+    found = run_chains(sgmcmc.ModifiedSGLD(estimated, STEP), tf.ones([CHAINS, 3]), 50, 100, seed=3)
     law = modified_covariance(NOISE, STEP)
     check_covariance(found, MODEL.mean, law, ERROR)
 
 
 def test_past_its_range_it_is_worse_than_sgld() -> None:
-    """Minibatches of two: u = epsilon s / (8 T) is 2.5 for the largest eigenvalue s of Sigma."""
+    """Minibatches of two: u = epsilon s / (8 T) is 2.1 for the largest eigenvalue s of Sigma."""
     noise, step_size = MODEL.noise(2, replacement=True), 0.11
     largest, direction = (x[..., -1] for x in np.linalg.eigh(noise))
     assert step_size * largest / 8 > 2
     law = modified_covariance(noise, step_size)
     sgld = sgld_covariance(MODEL.hessian, noise, step_size)
     assert direction @ law @ direction > direction @ sgld @ direction
-    kernel = sgmcmc.ModifiedSGLD(target(replacement=True, batch_size=2), step_size)
+    kernel = sgmcmc.ModifiedSGLD(target(batch_size=2), step_size)
     found = run_chains(kernel, tf.ones([CHAINS, 3]), 50, 60, seed=4, jit=False)
     check_covariance(found, MODEL.mean, law, ERROR)
 

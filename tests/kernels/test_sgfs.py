@@ -19,6 +19,7 @@ MODEL = GaussianMean(num_examples=12)
 TOTAL, BATCH = 12, 5
 START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
 SEED = tf.constant([5, 6])
+LEAST = 1e-3
 SCALE = {True: 12**2 / 5, False: 12 * 7 / 5}  # c, with and without replacement
 FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
 MASKS = {
@@ -66,6 +67,20 @@ def step(
     """The docstring's formula; `injected` is 4 B / epsilon."""
     matrix = gamma * TOTAL * v + injected
     return theta + 2 * np.linalg.solve(matrix, (g + eta)[..., np.newaxis])[..., 0]
+
+
+def fisher_noise(v: np.ndarray, gamma: float = TOTAL / BATCH) -> tuple[np.ndarray, np.ndarray]:
+    """What is added to the diagonal, and 4 B / epsilon with it, for B = N V and epsilon = 0.5."""
+    added = LEAST * (gamma + 8) * TOTAL * np.einsum("cii->ci", v)
+    return added, 8 * TOTAL * v + diagonal(added)
+
+
+def diagonal(x: np.ndarray) -> np.ndarray:
+    return x[..., np.newaxis] * np.eye(3)
+
+
+def times(matrix: np.ndarray, x: Any) -> np.ndarray:
+    return np.einsum("cij,cj->ci", matrix, x)
 
 
 class Step:
@@ -134,12 +149,12 @@ def test_the_papers_average_includes_the_current_minibatch() -> None:
 def test_diagonal_b(kept: str) -> None:
     """One array for each part, or one that broadcasts with all."""
     target = make_target(parts=True)
-    for B, diagonal in (([3.0, np.array([1.0, 2.0])], [3.0, 1.0, 2.0]), (np.ones([1]), np.ones(3))):
+    for B, entries in (([3.0, np.array([1.0, 2.0])], [3.0, 1.0, 2.0]), (np.ones([1]), np.ones(3))):
         kernel = sgmcmc.SGFS(target, alpha=2.0, B=B, covariance=kept)
         (s,) = take(kernel, target, in_parts())
-        diagonal = 4 * np.array(diagonal)
-        eta = np.sqrt(diagonal) * s.z
-        expected = step(s.theta, s.gradient, eta, covariance(s.scores, kept), np.diag(diagonal))
+        injected = 4 * np.array(entries)
+        eta = np.sqrt(injected) * s.z
+        expected = step(s.theta, s.gradient, eta, covariance(s.scores, kept), np.diag(injected))
         np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
         np.testing.assert_allclose(s.results.step_size, 1.0)
 
@@ -148,7 +163,9 @@ def test_full_b() -> None:
     target = make_target(parts=True)
     kernel = sgmcmc.SGFS(target, 0.5, FullMatrix(FULL))
     (s,) = take(kernel, target, in_parts())
-    eta = np.sqrt(8) * s.z @ np.linalg.cholesky(FULL).T
+    # The first of two draws; the second is for what B's diagonal may lack.
+    z = flat(random.normal_like(in_parts(), random.split(s.noise_seed, 2)[0]))
+    eta = np.sqrt(8) * z @ np.linalg.cholesky(FULL).T
     expected = step(s.theta, s.gradient, eta, covariance(s.scores), 8 * FULL)
     np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
 
@@ -160,29 +177,55 @@ def test_b_proportional_to_the_fisher_matrix(kept: str) -> None:
     kernel = sgmcmc.SGFS(target, 0.5, "fisher", covariance=kept)
     (s,) = take(kernel, target, in_parts())
     v = covariance(s.scores, kept)
+    added, injected = fisher_noise(v)
     if kept == "low_rank":
         centred = (s.scores - s.scores.mean(axis=1, keepdims=True)) / 2  # sqrt(n - 1)
         # History(4) has four slots of five rows; the youngest minibatch's are the first.
-        z = random.normal([2, 20], tf.float64, s.noise_seed).numpy()[:, :5]
-        root_z = np.einsum("cni,cn->ci", centred, z)
+        seeds = random.split(s.noise_seed, 2)
+        z = random.normal([2, 20], tf.float64, seeds[0]).numpy()[:, :5]
+        eta = np.sqrt(8 * TOTAL) * np.einsum("cni,cn->ci", centred, z)
+        eta += np.sqrt(added) * random.normal([2, 3], tf.float64, seeds[1])
     else:
         shapes = [[2, 3]] if kept == "full" else [[2, 1], [2, 2]]
         seeds = random.split(s.noise_seed, 2) if len(shapes) > 1 else [s.noise_seed]
         z = [random.normal(n, tf.float64, seed) for n, seed in zip(shapes, seeds, strict=True)]
-        root_z = np.einsum("cij,cj->ci", np.linalg.cholesky(v), np.concatenate(z, axis=-1))
-    expected = step(s.theta, s.gradient, np.sqrt(8 * TOTAL) * root_z, v, 8 * TOTAL * v)
-    np.testing.assert_allclose(s.moved, expected, rtol=1e-5)
+        eta = times(np.linalg.cholesky(injected), np.concatenate(z, axis=-1))
+    expected = step(s.theta, s.gradient, eta, v, injected)
+    np.testing.assert_allclose(s.moved, expected, rtol=1e-7)
+    np.testing.assert_array_equal(s.results.num_raised, [3, 3])
 
 
-@pytest.mark.parametrize("kept", ["full", "diag"])
-def test_without_injected_noise(kept: str) -> None:
-    """alpha = 0: a step is g, preconditioned."""
+@pytest.mark.parametrize(
+    ("kept", "B"),
+    [("full", 1.0), ("diag", 1.0), ("full", FullMatrix(FULL))],
+    ids=["full", "diag", "full B"],
+)
+def test_without_injected_noise(kept: str, B: Any) -> None:
+    """alpha = 0: but for 1e-3, a step is g, preconditioned."""
     target = make_target()
-    kernel = sgmcmc.SGFS(target, alpha=0.0, covariance=kept)
+    kernel = sgmcmc.SGFS(target, alpha=0.0, B=B, covariance=kept)
     (s,) = take(kernel, target, tf.constant(START))
-    expected = step(s.theta, s.gradient, np.zeros([2, 3]), covariance(s.scores, kept), 0.0)
-    np.testing.assert_allclose(s.moved, expected, rtol=1e-5)
+    v = covariance(s.scores, kept)
+    added = LEAST * TOTAL**2 / BATCH * np.einsum("cii->ci", v)
+    z = s.z
+    if B != 1.0:  # the second of two draws; the first belongs to B
+        z = random.normal([2, 3], tf.float64, random.split(s.noise_seed, 2)[1])
+    expected = step(s.theta, s.gradient, np.sqrt(added) * z, v, diagonal(added))
+    np.testing.assert_allclose(s.moved, expected, rtol=1e-7)
     assert np.isinf(s.results.step_size)
+    np.testing.assert_array_equal(s.results.num_raised, [3, 3])
+
+
+def test_entries_are_raised_one_by_one() -> None:
+    target = make_target()
+    kernel = sgmcmc.SGFS(target, alpha=1.0, B=[1e-6, 1.0, 1e-6])
+    (s,) = take(kernel, target, tf.constant(START))
+    v = covariance(s.scores)
+    injected = LEAST * TOTAL**2 / BATCH * np.einsum("cii->ci", v)
+    injected[:, 1] = 1.0
+    expected = step(s.theta, s.gradient, np.sqrt(injected) * s.z, v, diagonal(injected))
+    np.testing.assert_allclose(s.moved, expected, rtol=1e-7)
+    np.testing.assert_array_equal(s.results.num_raised, [2, 2])
 
 
 @pytest.mark.parametrize("B", [1.0, "fisher"])
@@ -193,11 +236,11 @@ def test_temperature(B: Any) -> None:
     (s,) = take(kernel, target, tf.constant(START))
     v = covariance(s.scores)
     for chain, temperature in enumerate([2.0, 0.5]):
-        injected = 8 * (np.eye(3) if B == 1.0 else TOTAL * v[chain])
-        eta = np.sqrt(temperature) * np.linalg.cholesky(injected) @ s.z[chain]
         gamma = 1 + SCALE[False] / (TOTAL * temperature)
+        injected = 8 * np.eye(3) if B == 1.0 else fisher_noise(v, gamma)[1][chain]
+        eta = np.sqrt(temperature) * np.linalg.cholesky(injected) @ s.z[chain]
         expected = step(s.theta[chain], s.gradient[chain], eta, v[chain], injected, gamma)
-        np.testing.assert_allclose(s.moved[chain], expected, rtol=1e-5)
+        np.testing.assert_allclose(s.moved[chain], expected, rtol=1e-7)
 
 
 def test_step_sizes_of_chains_and_schedules() -> None:
@@ -274,10 +317,10 @@ def test_compiled_steps(B: Any, jit: bool) -> None:
     moved, indices, z = (x.numpy() for x in compiled(state, SEED))
     s = scores(START, indices)
     v = covariance(s)
-    injected = 8 * (np.eye(3) if B == 1.0 else TOTAL * v)
-    eta = np.einsum("...ij,...j->...i", np.linalg.cholesky(injected), z)
+    injected = np.stack([8 * np.eye(3)] * 2) if B == 1.0 else fisher_noise(v)[1]
+    eta = times(np.linalg.cholesky(injected), z)
     expected = step(START, gradient(START, s), eta, v, injected)
-    np.testing.assert_allclose(moved, expected, rtol=1e-5)
+    np.testing.assert_allclose(moved, expected, rtol=1e-7)
 
 
 def test_results_keep_their_structure_shapes_and_dtypes() -> None:

@@ -267,9 +267,12 @@ class Diag(CovarianceEstimator):
 class LowRank(CovarianceEstimator):
     """V as the centred scores of the last minibatches; no D x D matrix is formed.
 
-    Arguments and exceptions are those of `CovarianceEstimator`, but `average` is a `History`, of
-    K = 4 minibatches where None is given: memory and time are those of K n rows of D numbers for
-    each chain.
+    Arguments and exceptions are those of `CovarianceEstimator`, but `average` is a `History`,
+    `History(4, lag=4)` where None is given: memory is that of K + lag, time that of K minibatches'
+    scores for each chain, n rows of D numbers each.
+
+    V of K n rows is a noisy one where D is not small beside them, and what solves with it (NOGIN,
+    SGFS) is biased by that at large steps: take more minibatches, or smaller steps.
     """
 
     methods = ("auto", "cg", "woodbury")
@@ -281,11 +284,17 @@ class LowRank(CovarianceEstimator):
         include_current: bool = False,
         solver: str | Solver = "auto",
     ):
-        super().__init__(History(4) if average is None else average, include_current, solver)
+        average = History(4, lag=0 if include_current else 4) if average is None else average
+        super().__init__(average, include_current, solver)
         if not isinstance(self.average, History):
             raise ValueError(
                 f"average is a {type(average).__name__} beside covariance='low_rank', which keeps "
                 "the scores themselves; History(...) is expected."
+            )
+        if include_current and self.average.lag:
+            raise ValueError(
+                f"average has lag {self.average.lag} beside include_current=True; one or the other "
+                "is expected."
             )
         self._history = self.average
 
@@ -305,7 +314,8 @@ class LowRank(CovarianceEstimator):
         return self._matrix(slots), own
 
     def _matrix(self, value: Any) -> Matrix:
-        rows, weights = value  # [chains..., K, n, D], [chains..., K]
+        rows, weights = value  # [chains..., lag + K, n, D], [chains..., lag + K]
+        rows, weights = rows[..., self._history.lag :, :, :], weights[..., self._history.lag :]
         slots, n, size = rows.shape[-3:]
         rows = tf.reshape(rows, tf.concat([tf.shape(rows)[:-3], [slots * n, size]], axis=0))
         return LowRankMatrix(rows, tf.repeat(weights, n, axis=-1), self.solver)

@@ -130,4 +130,4 @@ def solve(
     x = matrix.solve(shift, 1.0, v)
     failed = ~tf.math.is_finite(squared_norm(x, chain_ndims))
     lost = tf.nest.map_structure(lambda a: a | append_dims(failed, a), lost)
-    return map_parts(lambda a, x: tf.where(a, 0, x), lost, x), lost
+    return map_parts(lambda a, x: tf.where(~a, x, 0), lost, x), lost

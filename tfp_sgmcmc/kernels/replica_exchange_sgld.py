@@ -80,18 +80,19 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
     \( p(\theta \mid x)^{1 / T_1} \). As in `tfp.mcmc.ReplicaExchangeMC`, all replicas start at the
     initial state, and the hot ones are kept in the results.
 
-    With F = 1 and Gaussian noise of known variance, S is unbiased and min(1, S) is in detailed
-    balance (Ceperley & Dewing): a swap leaves the law of all replicas exactly as it is, however
-    large the noise, which costs acceptances alone: at D = 0 a share 2 Phi(-s/2) is left, s^2 =
-    delta^2 sigma^2. F > 1 swaps more often, with a bias; infinity leaves the correction out.
+    With F = 1 and Gaussian noise of known variance a swap is exact, however large the noise
+    (Ceperley & Dewing): S has no bias, and min(1, S) is in detailed balance with the replicas' law.
+    Noise only costs acceptances: where D = 0, a share 2 Phi(-s/2) of the swaps is made, s = delta
+    sigma. F > 1 makes more of them, with a bias; infinity leaves the correction out.
 
-    D compares the two states on one minibatch, drawn for the swap alone, so that neither the
-    gradient's noise nor what both states share enters it, and sigma^2 is the variance of that
-    difference, from the same n examples. (The paper's formula, delta^2 (sigma_1^2 + sigma_2^2) / 2
-    with the variances of the two energies, is the same for energies from two minibatches.) What
-    remains is the bias of SGLD itself; that of noise which is not Gaussian; and that of the
-    estimated sigma^2, which turns log S by about s^4 / (4 n): choose `temperatures` so near each
-    other that `log_swap_variance` stays below about 4.
+    Both states are compared on one minibatch, drawn for the swap alone: neither the noise of the
+    gradients nor what the two states share enters D. sigma^2, the variance of that difference, is
+    estimated from the same n examples. (Energies from two minibatches would have sigma^2 =
+    sigma_1^2 + sigma_2^2, as in the paper.) The bias that remains is SGLD's own; that of noise
+    which is not Gaussian; and that of the estimated sigma^2, a factor of about exp(s^4 / (4 n)) in
+    S. Keep `log_swap_variance`, the estimated s^2, below about 4, where a third of the swaps at
+    D = 0 is made. In a nearly Gaussian posterior of d parameters sigma^2 is about
+    2 d T (N - n) / n: the smaller the minibatches, the nearer to each other temperatures must be.
 
     #### Example
 
@@ -120,7 +121,8 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         taken with its exact gradient and value. It is called with states that have the replicas
         as one more leading dimension.
       step_size: epsilon: a positive number or a schedule, for all replicas or, of shape `[R]`, for
-        each; hot replicas bear larger steps.
+        each. The temperature multiplies the noise alone: a step that is stable for the cold replica
+        is so for the hot ones, except where they find a log posterior that is steeper.
       temperatures: T, at least two positive numbers, increasing; the first is that of the samples,
         1 for the posterior.
       swap_every: number of steps from one proposal of swaps to the next.

@@ -82,8 +82,10 @@ class SGFS(StochasticGradientKernel):
 
     A singular V is no trouble: where \( 4B/\epsilon \) is less than 1e-3 of the diagonal of
     \( \gamma N V \), it is raised to that, in the matrix and in the noise alike (beside
-    `B="fisher"` that much is added). So "no injected noise", alpha = 0, is almost none, and the
-    exact law stays exact. Parameters whose scores never vary do not move at alpha = 0.
+    `B="fisher"` that much is added). So at alpha = 0 "no injected noise" is almost none, and the
+    exact law stays exact. A step is stable in directions that only the prior determines if its
+    precision there is below \( 4B/\epsilon \), raised; parameters whose scores never vary do not
+    move at alpha = 0.
 
     #### Example
 
@@ -112,8 +114,8 @@ class SGFS(StochasticGradientKernel):
         broadcast with the state parts, as scalar or diagonal matrix; a
         `tfp_sgmcmc.preconditioners.FullMatrix` (beside `covariance="full"`); or `"fisher"`, which
         is N V. Its inverse is the preconditioner of small steps.
-      alpha: \( 2/\sqrt\epsilon \), at least 0: a number, `[chains...]` tensor or schedule. At 0 no
-        noise is injected: all of it is that of the minibatches.
+      alpha: \( 2/\sqrt\epsilon \), at least 0: a number, `[chains...]` tensor or schedule. At 0,
+        all noise is that of the minibatches (almost; see above).
       covariance: V: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
         `tfp_sgmcmc.covariance`, which by default averages all past minibatches;
         `Full(include_current=True)` is the paper's average, which includes the current one.

@@ -219,5 +219,5 @@ class SGNHT(MomentumKernel):
 
 def _mean_decay(x: tf.Tensor) -> tf.Tensor:
     """(1 - exp(-x)) / x, the mean of exp(-x t) over 0 < t < 1, for x of either sign or zero."""
-    divisor = tf.where(x == 0, 1.0, x)
-    return tf.where(x == 0, 1.0, -tf.math.expm1(-x) / divisor)
+    divisor = tf.where(x == 0, tf.ones_like(x), x)
+    return tf.where(x == 0, tf.ones_like(x), -tf.math.expm1(-x) / divisor)

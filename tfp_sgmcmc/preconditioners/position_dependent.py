@@ -71,5 +71,11 @@ class NaturalGradientICA(PositionDependent):
             inverse_quadratic_fn=lambda w, v: tf.reduce_sum(
                 tf.square(v @ tf.linalg.inv(w)), axis=[-2, -1]
             ),
-            log_det_fn=lambda w: 2.0 * w.shape[-1] * tf.linalg.slogdet(w)[1],
+            log_det_fn=lambda w: 2.0 * w.shape[-1] * _log_abs_det(w),
         )
+
+
+def _log_abs_det(w: tf.Tensor) -> tf.Tensor:
+    """log |det W|; `tf.linalg.slogdet` has no kernel in XLA."""
+    diagonal = tf.linalg.diag_part(tf.linalg.qr(w).r)
+    return tf.reduce_sum(tf.math.log(tf.abs(diagonal)), axis=-1)

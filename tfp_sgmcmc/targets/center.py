@@ -148,6 +148,7 @@ def find_center(
             log_prob, gradient = log_posterior(start.theta + u / start.unit)
             return -log_prob, -gradient / start.unit
 
+        # Run eagerly around what is compiled: its graph would take longer to build than to run.
         found = tfp.optimizer.lbfgs_minimize(
             descent,
             tf.zeros_like(start.theta),

@@ -44,9 +44,9 @@ def log_prob_differences(
     \]
 
     All states of a chain see the same examples S: what is noisy is then the difference of two
-    states, which are near each other, and not the log likelihoods themselves. In a posterior of d
-    parameters that makes the variance smaller by a factor of the order of N/d. c is the target's
-    `noise_scale`; the variance in S has the divisor n - 1.
+    states, which are near each other, and not the log likelihoods themselves. c is the target's
+    `noise_scale`; the variance in S has the divisor n - 1. For two draws of a nearly Gaussian
+    posterior of d parameters, tempered by T, var D is about 2 d T (N - n) / n.
 
     Args:
       target: what `comparable_target` returned.
@@ -68,11 +68,13 @@ def log_prob_differences(
     log_prior = target.log_prior(states)
     shape = static_or_dynamic_shape(log_prior)
     indices = target.draw(seed, tf.range(n), shape[1:])
-    if not target.shared_batch:  # a copy for each state: likelihoods see what they always see
+    if (
+        indices.shape.rank > 1
+    ):  # a minibatch for each chain, here with a copy for each of its states
         indices = tf.broadcast_to(indices, tf.concat([shape, [n]], axis=0))
     terms = difference(target.log_likelihood(states, target.rows(indices), n, log_prior.shape))
-    scale = target.num_examples / n
     assert target.noise_scale is not None  # as in every MinibatchLogProb
+    scale = target.num_examples / n
     differences = difference(log_prior) + scale * tf.reduce_sum(terms, axis=-1)
     variances = tf.math.reduce_variance(terms, axis=-1) * (n / (n - 1) * target.noise_scale)
     return differences, variances

@@ -1,0 +1,181 @@
+"""Six samplers on the centres of a Gaussian mixture, by the size of the minibatch.
+
+After Matthews & Weare, Langevin Markov chain Monte Carlo with stochastic gradients,
+arXiv:1805.08863, section 5.1, with the data and the model of the authors' code: N = 1000 draws of a
+mixture with weights 1/3 and 2/3 and unit variances, whose two centres are to be inferred. Their
+posterior has two modes, with curvatures from 46 to 530, and a bridge between them. Here the prior
+is N(0, 10^2), which makes the posterior a proper one; its moments are known by quadrature.
+
+Each sampler makes independent runs of the same number of steps, from exact draws of the posterior,
+at the same step sizes h (for SGLD and mSGLD, whose steps are squares of times, epsilon = h^2). The
+friction is one over the largest posterior standard deviation, the authors' rule. Minibatches are
+drawn without replacement; samplers that use the covariance of the gradient noise average that of
+past minibatches. The error of a run is that of its variances of the two centres, relative to the
+exact ones; the table has its mean square over runs and centres, bias and Monte Carlo error
+together, at each step size and at the best one of each sampler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+from numpy.typing import NDArray
+
+import datasets
+import tfp_sgmcmc as sgmcmc
+from benchmarks.environment import describe
+
+WEIGHTS = (1 / 3, 2 / 3)
+PRIOR_SCALE = 10.0
+GRID = np.linspace(-2.5, 2.5, 501)  # beyond, the posterior has less than 1e-10 of its mass
+BATCH_SIZES = (10, 30, 100, 300, 1000)
+STEP_SIZES = (0.005, 0.01, 0.02, 0.04, 0.08)  # the last is 0.9 of the largest stable one
+
+SAMPLERS: dict[str, Callable[[Any, Any, float], Any]] = {
+    "SGLD": lambda target, h, friction: sgmcmc.SGLD(target, h[:, np.newaxis] ** 2),
+    "mSGLD": lambda target, h, friction: sgmcmc.ModifiedSGLD(target, h[:, np.newaxis] ** 2),
+    "SGHMC": lambda target, h, friction: sgmcmc.SGHMC(target, h, friction),
+    "SGNHT": lambda target, h, friction: sgmcmc.SGNHT(target, h, friction, scheme="adodab"),
+    "CCAdL": lambda target, h, friction: sgmcmc.CCAdL(target, h, friction),
+    "NOGIN": lambda target, h, friction: sgmcmc.NOGIN(target, h, friction),
+}
+
+
+class Posterior(NamedTuple):
+    """Exact moments, by quadrature on a grid, and draws."""
+
+    mean: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+    draws: NDArray[np.float32]
+
+
+class Result(NamedTuple):
+    """`squared_errors`: by (sampler, batch size), `[step sizes, runs]`; infinite where one left."""
+
+    posterior: Posterior
+    step_sizes: tuple[float, ...]
+    squared_errors: dict[tuple[str, int], NDArray[np.float64]]
+
+    def mean_squared_errors(self, sampler: str, batch_size: int) -> NDArray[np.float64]:
+        """Of each step size."""
+        return self.squared_errors[sampler, batch_size].mean(axis=1)
+
+    def best(self, sampler: str, batch_size: int) -> tuple[float, NDArray[np.float64]]:
+        """The step size with the smallest mean, and its squared errors, one a run."""
+        best = int(np.argmin(self.mean_squared_errors(sampler, batch_size)))
+        return self.step_sizes[best], self.squared_errors[sampler, batch_size][best]
+
+
+def log_prior(theta: tf.Tensor) -> tf.Tensor:
+    return -0.5 * tf.reduce_sum((theta / PRIOR_SCALE) ** 2, axis=-1)
+
+
+def _joint(theta: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Log joint probability of each example and its centre, `[chains..., n, 2]`."""
+    residual = x[..., tf.newaxis] - theta[..., tf.newaxis, :]
+    return tf.math.log(tf.constant(WEIGHTS, theta.dtype)) - 0.5 * residual**2
+
+
+def log_likelihood(theta: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_logsumexp(_joint(theta, x), axis=-1)
+
+
+def scores(theta: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Gradients of `log_likelihood` by the centres: residuals, by the centres' probabilities."""
+    residual = x[..., tf.newaxis] - theta[..., tf.newaxis, :]
+    return residual * tf.nn.softmax(_joint(theta, x), axis=-1)
+
+
+def exact_posterior(x: NDArray[np.float32], num_draws: int, seed: int) -> Posterior:
+    """Sums over the grid; a draw is a cell's centre and uniform within the cell."""
+    first, second = np.meshgrid(GRID, GRID, indexing="ij")
+    log_density = -0.5 * (first**2 + second**2) / PRIOR_SCALE**2
+    for value in x.astype(np.float64):
+        densities = np.exp(-0.5 * (value - GRID) ** 2)
+        log_density += np.log(WEIGHTS[0] * densities[:, np.newaxis] + WEIGHTS[1] * densities)
+    masses = np.exp(log_density - log_density.max())
+    masses /= masses.sum()
+    points = np.stack([first.ravel(), second.ravel()], axis=1)
+    mean = masses.ravel() @ points
+    covariance = np.cov(points.T, aweights=masses.ravel(), ddof=0)
+    generator = np.random.default_rng(seed)
+    draws = points[generator.choice(len(points), size=num_draws, p=masses.ravel())]
+    draws += (GRID[1] - GRID[0]) * generator.uniform(-0.5, 0.5, size=draws.shape)
+    return Posterior(mean, covariance, draws.astype(np.float32))
+
+
+def run(
+    *,
+    batch_sizes: tuple[int, ...] = BATCH_SIZES,
+    step_sizes: tuple[float, ...] = STEP_SIZES,
+    num_runs: int = 24,
+    num_steps: int = 10_000,
+    num_burnin_steps: int = 1_000,
+    seed: int = 0,
+) -> Result:
+    """Samples with all; arguments as on the command line."""
+    x = datasets.gaussian_mixture().x[:, 0]
+    posterior = exact_posterior(x, len(step_sizes) * num_runs, seed)
+    friction = float(1 / np.sqrt(np.linalg.eigvalsh(posterior.covariance)[-1]))
+    h = np.repeat(np.float32(step_sizes), num_runs)
+    variances = np.diag(posterior.covariance)
+    squared_errors = {}
+    for batch_size in batch_sizes:
+        target = sgmcmc.MinibatchLogProb(log_prior, log_likelihood, x, batch_size, score_fn=scores)
+        for number, (name, make) in enumerate(SAMPLERS.items()):
+            kernel = make(target, h, friction)
+
+            @tf.function(jit_compile=True)
+            def sample(initial: tf.Tensor, seed: tf.Tensor, kernel: Any = kernel) -> Any:
+                return tfp.mcmc.sample_chain(
+                    num_steps,
+                    initial,
+                    kernel=kernel,
+                    num_burnin_steps=num_burnin_steps,
+                    trace_fn=None,
+                    seed=seed,
+                )
+
+            samples = sample(posterior.draws, tf.constant([seed, 100 * batch_size + number]))
+            with np.errstate(all="ignore"):
+                found = samples.numpy().astype(np.float64).var(axis=0)
+                errors = np.mean((found / variances - 1) ** 2, axis=-1)
+            errors = np.where(np.isfinite(errors), errors, np.inf)
+            squared_errors[name, batch_size] = errors.reshape(len(step_sizes), num_runs)
+    return Result(posterior, step_sizes, squared_errors)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES)
+    parser.add_argument("--step-sizes", type=float, nargs="+", default=STEP_SIZES)
+    parser.add_argument("--num-runs", type=int, default=24)
+    parser.add_argument("--num-steps", type=int, default=10_000)
+    parser.add_argument("--num-burnin-steps", type=int, default=1_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = vars(parser.parse_args())
+    for name in ("batch_sizes", "step_sizes"):
+        arguments[name] = tuple(arguments[name])
+    print(describe())
+    start = time.perf_counter()
+    result = run(**arguments)
+    print("exact variances", np.diag(result.posterior.covariance))
+    print(f"{'n':>5} {'sampler':>8} {'best h':>7} {'MSE +- standard error':>22}   MSE by step size")
+    for (name, batch_size), errors in result.squared_errors.items():
+        h, best = result.best(name, batch_size)
+        cell = f"{best.mean():.2g} +- {best.std() / len(best) ** 0.5:.1g}"
+        every = " ".join(f"{e:>8.2g}" for e in errors.mean(axis=1))
+        print(f"{batch_size:>5} {name:>8} {h:>7} {cell:>22}   {every}")
+    print(f"{time.perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Averages over minibatches against loops in NumPy: what is used at each step, chain by chain."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.covariance import History, RunningMean
+
+GENERATOR = np.random.default_rng(0)
+STEPS = 9
+WEIGHTS = [3.0, 0.0, 1.0]
+AVERAGES = {
+    "mean": RunningMean(),
+    "exponential": RunningMean(0.7),
+    "last": History(1),
+    "equal": History(3),
+    "weighted": History(WEIGHTS),
+}
+
+
+def running(statistics: list[Any], decay: float | None) -> Any:
+    """The average of those that are not None; zero of none."""
+    value, t = 0.0, 0
+    for statistic in statistics:
+        if statistic is not None:
+            t += 1
+            kappa = 1 / t if decay is None else max(1 / t, 1 - decay)
+            value = value + kappa * (statistic - value)
+    return value
+
+
+def windowed(statistics: list[Any], weights: np.ndarray) -> Any:
+    """The weighted mean of the last ones, the youngest first; None for none of any weight."""
+    last = [(w, s) for w, s in zip(weights, statistics[::-1], strict=False) if s is not None]
+    total = sum(w for w, _ in last)
+    return sum(w * s for w, s in last) / total if total else None
+
+
+def expected(average: Any, statistics: list[Any], include_current: bool) -> Any:
+    """What one chain uses at the last step of `statistics`; None stands for one left out."""
+    past = statistics if include_current else statistics[:-1]
+    if isinstance(average, RunningMean):
+        no_past = all(s is None for s in past)
+        return running(statistics if no_past else past, average.decay)
+    value = windowed(past, average.weights)
+    if value is None:
+        value = windowed(statistics, average.weights)
+    return 0.0 if value is None else value
+
+
+def run(
+    average: Any, statistics: np.ndarray, accept: np.ndarray, include_current: bool, jit: bool
+) -> np.ndarray:
+    """What is used at each step, `[STEPS, chains..., ...]`."""
+
+    def all_steps(statistics: tf.Tensor, accept: tf.Tensor) -> tf.Tensor:
+        own = average.init(statistics[0], accept.shape.rank - 1)
+
+        def step(carried: Any, inputs: Any) -> Any:
+            return average.update(carried[1], *inputs, include_current)
+
+        start = (tf.zeros_like(statistics[0]), own)
+        if jit:  # in a loop, as samplers run
+            return tf.scan(step, (statistics, accept), start)[0]
+        used = []
+        for inputs in zip(statistics, accept, strict=True):
+            start = step(start, inputs)
+            used.append(start[0])
+        return tf.stack(used)
+
+    if jit:
+        all_steps = tf.function(all_steps, jit_compile=True, autograph=False)
+    return all_steps(tf.constant(statistics), tf.constant(accept)).numpy()
+
+
+@pytest.mark.parametrize(
+    ("chains", "jit"), [((), False), ((3,), False), ((2, 2), False), ((3,), True)]
+)
+@pytest.mark.parametrize("include_current", [False, True])
+@pytest.mark.parametrize("name", AVERAGES)
+def test_what_is_used(name: str, chains: tuple[int, ...], include_current: bool, jit: bool) -> None:
+    """Minibatches that are left out hold NaN, and differ from chain to chain."""
+    average = AVERAGES[name]
+    statistics = GENERATOR.standard_normal([STEPS, *chains, 2, 3])
+    accept = GENERATOR.uniform(size=[STEPS, *chains]) < 0.7
+    statistics[~accept] = np.nan
+    used = run(average, statistics, accept, include_current, jit)
+    for chain in np.ndindex(*chains):
+        seen: list[Any] = []
+        for t in range(STEPS):
+            index = (t, *chain)
+            seen.append(statistics[index] if accept[index] else None)
+            right = np.broadcast_to(expected(average, seen, include_current), [2, 3])
+            np.testing.assert_allclose(used[index], right, rtol=1e-12, atol=1e-14)
+
+
+def test_the_current_minibatch_is_not_used() -> None:
+    """Whatever it holds, from the second step on; the first one is its own past."""
+    for average in AVERAGES.values():
+        own = average.init(tf.zeros([2]), 0)
+        accept = tf.constant(True)
+        first, own = average.update(own, tf.constant([1.0, 2.0]), accept, False)
+        np.testing.assert_array_equal(first, [1.0, 2.0])
+        for current in (0.0, 1e6):
+            used, _ = average.update(own, tf.fill([2], current), accept, False)
+            np.testing.assert_array_equal(used, [1.0, 2.0])
+            with_current, _ = average.update(own, tf.fill([2], current), accept, True)
+            assert np.all(with_current.numpy() != [1.0, 2.0])
+
+
+def test_a_long_average_in_single_precision_forgets_nothing() -> None:
+    """The mean of 10,000: the weights 1/t are those of a mean, and rounding stays small."""
+    statistics = GENERATOR.uniform(1.0, 2.0, 10_000).astype(np.float32)
+    average, steps = RunningMean(), tf.ones([len(statistics)], tf.bool)
+    used = run(average, statistics, steps.numpy(), True, jit=True)
+    np.testing.assert_allclose(used[-1], statistics.astype(np.float64).mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5, float("nan")])
+def test_decay_out_of_range(decay: float) -> None:
+    with pytest.raises(ValueError, match="decay is .*; None or a number in \\[0, 1\\)"):
+        RunningMean(decay)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0, -0.1], "need not be a covariance"),
+        ([0.0, 1.0], "the first positive"),
+        ([1.0, float("nan")], "finite weights"),
+        ([1.0, float("inf")], "finite weights"),
+        ([], "one weight a minibatch"),
+        (0, "weights is 0; one weight a minibatch, at least 1"),
+        (-2, "weights is -2; one weight a minibatch"),
+        ([[1.0]], "one weight a minibatch"),
+        (2.5, "one weight a minibatch"),
+    ],
+)
+def test_weights_that_make_no_average(weights: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        History(weights)
+
+
+def test_an_average_is_no_number() -> None:
+    with pytest.raises(TypeError, match=r"average is 0.99; RunningMean\(...\) or History"):
+        sgmcmc.covariance.Full(average=0.99)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_a_lag_leaves_the_youngest_out(jit: bool) -> None:
+    """Minibatches t - 3 and t - 4 with weights 2 and 1; the first stands for those before it."""
+    average = History([2.0, 1.0], lag=2)
+    values = np.random.default_rng(5).standard_normal([9, 2, 3])
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def run() -> list[tf.Tensor]:
+        own, used = average.init(tf.constant(values[0]), 1), []
+        for value in values:
+            v, own = average.update(own, tf.constant(value), tf.ones([2], tf.bool), False)
+            used.append(v)
+        return used
+
+    for t, got in enumerate(run()):
+        expected = (2 * values[max(t - 3, 0)] + values[max(t - 4, 0)]) / 3
+        np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_a_negative_lag_is_refused() -> None:
+    with pytest.raises(ValueError, match="lag is -1"):
+        History(2, lag=-1)

@@ -1,0 +1,290 @@
+"""Estimators of V against NumPy's covariance, what they leave out, and what they refuse."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.harness.every_minibatch import flat
+from tests.harness.graphs import largest_tensor, trace
+from tests.harness.known_covariance import KnownCovariance
+from tests.harness.sigma import PLACES, SIZE, draw_parts, explicit, kept, tensors
+from tfp_sgmcmc.covariance import (
+    Block,
+    CovarianceEstimator,
+    Diag,
+    Full,
+    History,
+    LowRank,
+    RunningMean,
+    Solver,
+    as_covariance,
+)
+
+GENERATOR = np.random.default_rng(0)
+ROWS, SCALE = 5, 3.0
+KINDS = {"full": Full, "block": Block, "diag": Diag, "low_rank": LowRank}
+
+
+def draw(*leading: int, dtype: Any = np.float64) -> dict[str, np.ndarray]:
+    return draw_parts(GENERATOR, *leading, dtype=dtype)
+
+
+def covariance(scores: Any) -> np.ndarray:
+    """Sample covariances, `[..., 7, 7]`, of scores `[..., ROWS, 7]`."""
+    centred = scores - scores.mean(axis=-2, keepdims=True)
+    return np.swapaxes(centred, -1, -2) @ centred / (scores.shape[-2] - 1)
+
+
+@pytest.mark.parametrize("chains", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("name", KINDS)
+def test_sigma_is_c_times_the_average_of_past_sample_covariances(
+    name: str, chains: tuple[int, ...]
+) -> None:
+    """Over five steps, for an average of the last two, of the parts of V that a kind keeps."""
+    estimator: CovarianceEstimator = KINDS[name](History([2.0, 1.0]))
+    like = tensors(draw(*chains))
+    own, seen = estimator.init(like, len(chains), ROWS), []
+    for step in range(5):
+        scores = draw(*chains, ROWS)
+        sigma, own = estimator.evaluate(own, tensors(scores), SCALE, like, len(chains))
+        seen.append(covariance(flat(scores, len(chains) + 1)))
+        v = seen[0] if step < 2 else (2 * seen[-2] + seen[-3]) / 3
+        expected = np.where(kept(name), SCALE * v, 0)
+        np.testing.assert_allclose(
+            explicit(sigma.multiply, chains), expected, rtol=1e-10, atol=1e-12
+        )
+        diagonal = np.diagonal(expected, axis1=-2, axis2=-1)
+        found = flat(sigma.diag_part(), len(chains))
+        np.testing.assert_allclose(found, diagonal, rtol=1e-10)
+    assert own.step == 5 and np.all(own.num_skipped.numpy() == 0)
+
+
+@pytest.mark.parametrize("include_current", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_the_current_minibatch_is_left_out_unless_asked_for(
+    name: str, include_current: bool
+) -> None:
+    estimator = KINDS[name](History(1), include_current=include_current)
+    like = tensors(draw())
+    own = estimator.init(like, 0, ROWS)
+    batches = [draw(ROWS), draw(ROWS)]
+    for scores in batches:
+        sigma, own = estimator.evaluate(own, tensors(scores), 1.0, like, 0)
+    used, unused = batches[::-1] if include_current else batches
+    found = explicit(sigma.multiply, ())
+    expected = [np.where(kept(name), covariance(flat(b, 1)), 0) for b in (used, unused)]
+    np.testing.assert_allclose(found, expected[0], rtol=1e-10, atol=1e-12)
+    assert not np.allclose(found, expected[1], rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("bad", "jit"), [(np.nan, False), (np.inf, False), (1e30, False), (np.nan, True)]
+)
+@pytest.mark.parametrize("name", KINDS)
+def test_scores_that_are_not_finite_are_left_out_of_their_chain(
+    name: str, bad: float, jit: bool
+) -> None:
+    """So are scores whose squares overflow; the other chains take the minibatch in."""
+    estimator = KINDS[name](History(2) if name == "low_rank" else RunningMean())
+    like = tensors(draw(3, dtype=np.float32))
+    batches = [draw(3, ROWS, dtype=np.float32) for _ in range(3)]
+    first, second = (covariance(flat(b, 2).astype(np.float64)) for b in batches[:2])
+    expected = (first + second) / 2
+    expected[1] = first[1]
+    batches[1]["w"][1, 2, 0, 1] = bad
+
+    def run(batches: Any) -> Any:
+        own = estimator.init(like, 1, ROWS)
+        for scores in batches:
+            sigma, own = estimator.evaluate(own, scores, 1.0, like, 1)
+        columns = [
+            sigma.multiply(tf.nest.map_structure(lambda x, e=e: e * tf.ones_like(x), like))
+            for e in (1.0, -2.0)
+        ]
+        return columns, own.num_skipped
+
+    if jit:
+        run = tf.function(run, jit_compile=True, autograph=False)
+    columns, skipped = run(tensors(batches))
+    np.testing.assert_array_equal(skipped, [0, 1, 0])
+    expected = np.where(kept(name), expected, 0).sum(axis=-1)
+    np.testing.assert_allclose(flat(columns[0], 1), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(flat(columns[1], 1), -2 * expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_nothing_is_known_of_chains_without_any_finite_minibatch(name: str) -> None:
+    """Sigma is zero there, and the next good minibatch is the first."""
+    estimator = KINDS[name](History(2))
+    like = tensors(draw())
+    own = estimator.init(like, 0, ROWS)
+    bad = tf.nest.map_structure(lambda x: tf.constant(x * np.nan), draw(ROWS))
+    sigma, own = estimator.evaluate(own, bad, 1.0, like, 0)
+    np.testing.assert_array_equal(explicit(sigma.multiply, ()), 0)
+    scores = draw(ROWS)
+    sigma, own = estimator.evaluate(own, tensors(scores), 1.0, like, 0)
+    expected = np.where(kept(name), covariance(flat(scores, 1)), 0)
+    np.testing.assert_allclose(explicit(sigma.multiply, ()), expected, rtol=1e-10, atol=1e-12)
+    assert own.num_skipped == 1
+
+
+def test_low_rank_is_full_with_the_same_history() -> None:
+    low_rank, full = LowRank(History([3.0, 1.0])), Full(History([3.0, 1.0]))
+    like = tensors(draw(2))
+    states = [e.init(like, 1, ROWS) for e in (low_rank, full)]
+    for _ in range(4):
+        scores = tensors(draw(2, ROWS))
+        (a, first), (b, second) = (
+            e.evaluate(own, scores, SCALE, like, 1)
+            for e, own in zip((low_rank, full), states, strict=True)
+        )
+        states = [first, second]
+        np.testing.assert_allclose(
+            explicit(a.multiply, (2,)), explicit(b.multiply, (2,)), rtol=1e-10, atol=1e-12
+        )
+
+
+# What is held in memory
+
+LARGE, FEW = 3000, 4
+
+
+def largest(name: str) -> int:
+    """Entries of the largest tensor in the graph of two updates, products, a solve and a draw."""
+    estimator = KINDS[name](History(2) if name == "low_rank" else RunningMean())
+    state = tf.zeros([LARGE], tf.float32)
+
+    def run(scores: tf.Tensor, seed: tf.Tensor) -> Any:
+        own = estimator.init(state, 0, FEW)
+        for _ in range(2):
+            sigma, own = estimator.evaluate(own, scores, 2.0, state, 0, system=(1.0, 1.0))
+        value, v = sigma.power_iteration(scores[0])
+        return (
+            own, sigma.solve(1.0, 0.5, v), sigma.multiply(v), sigma.diag_part(),
+            sigma.sample(1.0, -0.1, value, seed), sigma.draw(1.0, 0.5, seed),
+        )  # fmt: skip
+
+    return largest_tensor(trace(run, tf.TensorSpec([FEW, LARGE]), tf.TensorSpec([2], tf.int32)))
+
+
+@pytest.mark.parametrize("name", ["diag", "low_rank"])
+def test_no_matrix_of_all_entries_is_formed(name: str) -> None:
+    assert largest(name) <= 3 * FEW * LARGE
+
+
+def test_full_forms_one() -> None:
+    """The negative control of the test above."""
+    assert largest("full") >= LARGE**2
+
+
+# Solvers that remember
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_lagged_cholesky_factorises_every_k_steps_and_is_exact_in_between(
+    as_function: bool,
+) -> None:
+    """Inverses are those of the systems of steps 0, 3, 6; every solution is of its own step."""
+    estimator = Block(RunningMean(0.5), solver=Solver("lagged_cholesky", refactor_every=3))
+    like = tensors(draw(2))
+    own = estimator.init(like, 1, ROWS)
+    scale = np.array([0.3, 2.0])
+    system: Any = (0.5, tf.constant(scale))
+    if as_function:
+        system = lambda sigma: (0.5, tf.constant(scale))  # noqa: E731
+    inverses = [np.empty([2, k, k]) for k in (2, 1, 4)]
+    for step in range(8):
+        scores, v = draw(2, ROWS), draw(2)
+        sigma, own = estimator.evaluate(own, tensors(scores), SCALE, like, 1, system)
+        matrix = 0.5 * np.eye(SIZE) + scale[:, np.newaxis, np.newaxis] * explicit(
+            sigma.multiply, (2,)
+        )
+        found = sigma.solve(0.5, tf.constant(scale), tensors(v))
+        expected = np.linalg.solve(matrix, flat(v, 1)[..., np.newaxis])[..., 0]
+        np.testing.assert_allclose(flat(found, 1), expected, rtol=1e-8, atol=1e-9)
+        if step % 3 == 0:
+            inverses = [np.linalg.inv(matrix[:, p, p]) for p in PLACES]
+        for inverse, right in zip(own.inverses, inverses, strict=True):
+            np.testing.assert_allclose(inverse, right, rtol=1e-9, atol=1e-11)
+
+
+# What samplers and users give
+
+
+def test_names_and_estimators() -> None:
+    for name, kind in KINDS.items():
+        assert type(as_covariance(name)) is kind
+    own = Diag(RunningMean(0.9))
+    assert as_covariance(own) is own
+
+
+def test_the_average_of_the_sampler_is_for_estimators_that_name_none() -> None:
+    average = RunningMean(0.5)
+    given = Full(include_current=True, solver="cg")
+    made = as_covariance(given, average)
+    assert made.average is average and made.include_current and made.solver.method == "cg"
+    assert given.average is None
+    own = Full(RunningMean(0.9))
+    assert as_covariance(own, average) is own
+    low_rank = as_covariance("low_rank", average).average
+    assert isinstance(low_rank, History) and (len(low_rank.weights), low_rank.lag) == (4, 4)
+
+
+def test_estimators_of_other_classes_stay_what_they_are() -> None:
+    known = KnownCovariance(np.eye(2))
+    known.average = None
+    made = as_covariance(known, RunningMean())
+    assert isinstance(made, KnownCovariance) and made.matrix is known.matrix
+
+
+def test_exact_gradients_have_no_noise() -> None:
+    estimator = as_covariance("full", exact=True)
+    like = tensors(draw(2))
+    sigma, own = estimator.evaluate(estimator.init(like, 1, 0), (), 0.0, like, 1)
+    np.testing.assert_array_equal(explicit(sigma.multiply, (2,)), 0)
+    assert own.averages == []
+    np.testing.assert_array_equal(own.num_skipped, [0, 0])
+
+
+@pytest.mark.parametrize("value", ["fisher", None, 1.0, Full, {}])
+def test_unknown_covariances(value: Any) -> None:
+    with pytest.raises(ValueError, match="covariance is .*; one of full, block, diag, low_rank"):
+        as_covariance(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "solver", "methods"),
+    [
+        (Full, "woodbury", "auto, cg, cholesky, lagged_cholesky is expected"),
+        (Block, "woodbury", "auto, cg, cholesky, lagged_cholesky is expected"),
+        (LowRank, "cholesky", "auto, cg, woodbury is expected"),
+        (LowRank, Solver("lagged_cholesky"), "auto, cg, woodbury is expected"),
+        (Diag, "cg", "one of auto is expected"),
+    ],
+)
+def test_a_solver_beside_the_wrong_kind(kind: Any, solver: Any, methods: str) -> None:
+    name = solver if isinstance(solver, str) else solver.method
+    with pytest.raises(ValueError, match=f"solver is '{name}' beside covariance='{kind.name}'"):
+        kind(solver=solver)
+    with pytest.raises(ValueError, match=methods):
+        kind(solver=solver)
+
+
+def test_low_rank_keeps_scores_and_no_running_mean() -> None:
+    with pytest.raises(ValueError, match=r"RunningMean beside covariance='low_rank'.*History"):
+        LowRank(RunningMean())
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("num_scores", [0, 1])
+def test_a_covariance_needs_two_scores(name: str, num_scores: int) -> None:
+    like = tensors(draw())
+    with pytest.raises(ValueError, match=f"'{name}' needs at least 2 scores.*gives {num_scores}"):
+        KINDS[name]().init(like, 0, num_scores)
+
+
+def test_blocks_need_two_parts() -> None:
+    with pytest.raises(ValueError, match="covariance='block'.*one part; 'full', 'diag' or 'low_"):
+        Block().init(tf.zeros([3]), 0, ROWS)

@@ -1,0 +1,229 @@
+"""Conjugate gradients and the Chebyshev root: exact, safe at zero, and as fast as theory says."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import tensorflow as tf
+
+from tests.harness.graphs import trace
+from tfp_sgmcmc.covariance import Diag, Full, LowRank, Solver
+from tfp_sgmcmc.covariance.operators import DenseMatrix, LowRankMatrix
+from tfp_sgmcmc.covariance.solvers import as_solver, chebyshev_sqrt
+
+GENERATOR = np.random.default_rng(0)
+
+
+def definite(size: int, condition: float, *chains: int) -> np.ndarray:
+    """Matrices with eigenvalues spread evenly, in logarithms, over [1, condition]."""
+    basis = np.linalg.qr(GENERATOR.standard_normal([*chains, size, size]))[0]
+    values = np.geomspace(1.0, condition, size)
+    return (basis * values) @ np.swapaxes(basis, -1, -2)
+
+
+def solve_counting(solver: Solver, matrix: np.ndarray, v: np.ndarray, inverse: Any = None) -> Any:
+    """Solution by conjugate gradients, eager, and the number of products it took."""
+    count = 0
+
+    def multiply(x: tf.Tensor) -> tf.Tensor:
+        nonlocal count
+        count += 1
+        return tf.linalg.matvec(tf.constant(matrix), x)
+
+    def precondition(r: tf.Tensor) -> tf.Tensor:
+        if inverse is None:
+            return r
+        return tf.linalg.matvec(tf.constant(inverse), r)
+
+    return solver.conjugate_gradient(multiply, tf.constant(v), precondition).numpy(), count
+
+
+# Conjugate gradients
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("condition", [1.0, 10.0, 1e4])
+@pytest.mark.parametrize("chains", [(), (5,), (2, 3)])
+def test_conjugate_gradients(chains: tuple[int, ...], condition: float, dtype: Any) -> None:
+    """The residual ends below the tolerance, 1e-5 in single and 1e-10 in double precision."""
+    matrix = definite(20, condition, *chains)
+    v = GENERATOR.standard_normal([*chains, 20])
+    x, _ = solve_counting(Solver(), matrix.astype(dtype), v.astype(dtype))
+    residual = v - (matrix @ x[..., np.newaxis])[..., 0]
+    tolerance = 1e-5 if dtype == np.float32 else 1e-10
+    rounding = condition * np.finfo(dtype).eps  # what the recursion for the residual does not see
+    size = np.linalg.norm(residual, axis=-1) / np.linalg.norm(v, axis=-1)
+    assert np.all(size <= tolerance + 10 * rounding)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_chains_that_need_nothing_wait_without_nan(jit: bool) -> None:
+    """A chain with v = 0 gives 0 exactly, and one that is solved at once is left alone."""
+    matrix = definite(6, 100.0, 4)
+    matrix[1] = np.eye(6)
+    v = GENERATOR.standard_normal([4, 6])
+    v[0] = 0.0
+
+    def solve(v: tf.Tensor) -> tf.Tensor:
+        dense = DenseMatrix(tf.constant(matrix), Solver("cg"))
+        return dense.solve(tf.zeros_like(v), tf.constant(1.0, tf.float64), v)
+
+    x = tf.function(solve, jit_compile=jit, autograph=False)(tf.constant(v)).numpy()
+    np.testing.assert_array_equal(x[0], 0)
+    np.testing.assert_allclose(x[1], v[1], rtol=1e-14)
+    np.testing.assert_allclose(x, np.linalg.solve(matrix, v[..., np.newaxis])[..., 0], rtol=1e-7)
+
+
+def test_a_chain_that_is_nan_does_not_hold_up_the_others() -> None:
+    matrix, v = definite(6, 10.0, 3), GENERATOR.standard_normal([3, 6])
+    _, without = solve_counting(Solver(), matrix, v)
+    v[1] = np.nan
+    x, count = solve_counting(Solver(), matrix, v)
+    assert count <= without and np.all(np.isnan(x[1]))
+    expected = np.linalg.solve(matrix, v[..., np.newaxis])[..., 0]
+    np.testing.assert_allclose(x[[0, 2]], expected[[0, 2]], rtol=1e-8)
+
+
+def test_tolerance_and_max_iterations() -> None:
+    matrix, v = definite(30, 1e3), GENERATOR.standard_normal(30)
+    counts = [solve_counting(Solver(tolerance=t), matrix, v)[1] for t in (1e-2, 1e-6, 1e-10)]
+    assert counts[0] < counts[1] < counts[2]
+    x, count = solve_counting(Solver(max_iterations=3), matrix, v)
+    assert count == 3
+    assert np.linalg.norm(v - matrix @ x) > 1e-3 * np.linalg.norm(v)
+    np.testing.assert_array_equal(solve_counting(Solver(), matrix, 0 * v)[0], 0)
+    assert solve_counting(Solver(), matrix, 0 * v)[1] == 0
+
+
+def test_an_inverse_saves_iterations() -> None:
+    """One with the exact inverse, few with that of a matrix a few percent off."""
+    matrix, v = definite(40, 1e4), GENERATOR.standard_normal(40)
+    nearby = matrix + 0.03 * scipy.linalg.sqrtm(matrix) @ definite(40, 3.0) @ (
+        scipy.linalg.sqrtm(matrix)
+    )
+    _, plain = solve_counting(Solver(), matrix, v)
+    x, exact = solve_counting(Solver(), matrix, v, np.linalg.inv(matrix))
+    y, lagged = solve_counting(Solver(), matrix, v, np.linalg.inv(nearby))
+    assert exact <= 2 and lagged <= 10 < plain
+    for found in (x, y):
+        np.testing.assert_allclose(found, np.linalg.solve(matrix, v), rtol=1e-6, atol=1e-9)
+
+
+# Which method is taken
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("kind", ["full", "few rows", "many rows"])
+def test_auto(kind: str, jit: bool) -> None:
+    """Conjugate gradients where XLA compiles for a CPU, and for more rows than entries."""
+    if tf.config.list_logical_devices("GPU"):
+        pytest.skip("for a CPU")
+    rows = {"few rows": 4, "many rows": 20}.get(kind, 8)
+
+    def solve(rows: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        if kind == "full":
+            matrix: Any = DenseMatrix(rows, Solver())
+        else:
+            matrix = LowRankMatrix(rows, tf.ones([tf.shape(rows)[0]]), Solver())
+        return matrix.solve(tf.ones_like(v), tf.constant(1.0), v)
+
+    nodes = trace(solve, tf.TensorSpec([rows, 8]), tf.TensorSpec([8]), jit=jit)
+    found = {node.op for node in nodes}
+    factorises = not jit and kind != "many rows"
+    assert ("Cholesky" in found) == factorises
+    assert ("StatelessWhile" in found or "While" in found) != factorises
+
+
+@pytest.mark.parametrize(
+    ("method", "factorises"),
+    [("cg", False), ("lagged_cholesky", False), ("cholesky", True), ("woodbury", True)],
+)
+def test_other_methods_are_the_same_everywhere(method: str, factorises: bool) -> None:
+    assert Solver(method).factorises() is Solver(method).factorises(worthwhile=False) is factorises
+
+
+def test_one_entry() -> None:
+    """D = 1, by every method."""
+    one = tf.constant([[2.0]], tf.float64)
+    v, shift, scale = (tf.constant(x, tf.float64) for x in ([3.0], [1.0], 0.5))
+    for method in ("cg", "cholesky", "lagged_cholesky"):
+        x = DenseMatrix(one, Solver(method)).solve(shift, scale, v)
+        np.testing.assert_allclose(x, [1.5], rtol=1e-12)
+    for method in ("cg", "woodbury"):
+        weights = tf.constant([0.5], tf.float64)
+        x = LowRankMatrix(one, weights, Solver(method)).solve(shift, scale, v)
+        np.testing.assert_allclose(x, [1.5], rtol=1e-12)
+
+
+# The square root
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("condition", [1.5, 4.0, 20.0, 100.0, 1000.0])
+def test_error_of_the_series_is_that_of_chebyshev_interpolation(
+    condition: float, sign: float
+) -> None:
+    """At most 4 M rho^-n / (rho - 1), n = degree - 1 (Trefethen 2013, theorem 8.2).
+
+    sqrt(a + b x), with values of ratio k at the ends, is analytic and at most M = sqrt(k + 1) of
+    its least value inside the ellipse of rho = (sqrt k + 1) / (sqrt k - 1).
+    """
+    size = 25
+    basis = np.linalg.qr(GENERATOR.standard_normal([size, size]))[0]
+    values = np.linspace(0.0, 1.0, size)  # of Sigma, its bound reached
+    sigma = (basis * values) @ basis.T
+    # Eigenvalues of a I + b Sigma run from 1 to `condition`.
+    shift, scale = (1.0, condition - 1) if sign > 0 else (condition, 1 - condition)
+    exact = scipy.linalg.sqrtm(shift * np.eye(size) + scale * sigma)
+    rho = (condition**0.5 + 1) / (condition**0.5 - 1)
+    numbers = (tf.constant(x, tf.float64) for x in (shift, scale, 1.0))
+    numbers = list(numbers)
+    errors = {}
+    for degree in (4, 8, 16, 32):
+        root = chebyshev_sqrt(
+            lambda x: x @ tf.constant(sigma), *numbers, tf.eye(size, dtype=tf.float64), degree
+        )
+        errors[degree] = np.linalg.norm(root - exact, 2)
+        bound = 4 * (condition + 1) ** 0.5 * rho ** (1 - degree) / (rho - 1)
+        assert errors[degree] <= bound + 1e-12 * condition
+    # The bound is no idle one: few terms miss by much of it.
+    assert errors[4] > 1e-3 * 4 * (condition + 1) ** 0.5 * rho**-3 / (rho - 1)
+
+
+def test_the_root_of_numbers_for_each_chain_and_of_zero() -> None:
+    v = tf.constant(GENERATOR.standard_normal([3, 2, 4]))
+    numbers = [tf.constant(GENERATOR.uniform(1, 2, [3, 2, 1])) for _ in range(3)]
+    shift, scale, bound = numbers
+    found = chebyshev_sqrt(lambda x: bound * x, *numbers, v)
+    np.testing.assert_allclose(found, tf.sqrt(shift + scale * bound) * v, rtol=1e-12)
+    zero = tf.zeros([], tf.float64)
+    found = chebyshev_sqrt(lambda x: 0.0 * x, zero + 4.0, zero + 1.0, zero, v)
+    np.testing.assert_allclose(found, 2 * v, rtol=1e-12)
+
+
+# What users give
+
+
+@pytest.mark.parametrize(
+    ("solver", "message"),
+    [
+        ("lu", "solver is 'lu'; one of auto, cg, cholesky, lagged_cholesky, woodbury is expected"),
+        (3, "solver is 3; one of auto"),
+        (Solver(tolerance=0.0), "tolerance is 0.0; a number in \\(0, 1\\)"),
+        (Solver(tolerance=-1e-3), "tolerance is -0.001"),
+        (Solver(tolerance=1.0), "tolerance is 1.0"),
+        (Solver(tolerance=float("nan")), "tolerance is nan"),
+        (Solver(max_iterations=0), "max_iterations is 0; at least 1"),
+        (Solver("lagged_cholesky", refactor_every=0), "refactor_every is 0; at least 1"),
+    ],
+)
+def test_solvers_that_are_none(solver: Any, message: str) -> None:
+    for make in (
+        as_solver,
+        lambda s: Full(solver=s),
+        lambda s: LowRank(solver=s),
+        lambda s: Diag(solver=s),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(solver)

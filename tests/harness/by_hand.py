@@ -1,0 +1,57 @@
+"""What one step on the Gaussian-mean model draws and computes, in NumPy."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
+from tfp_sgmcmc import random
+
+
+class Draws(NamedTuple):
+    """Indices of the minibatch, `[chains..., n]`, and z, `[chains..., D]`, of one step."""
+
+    batch: np.ndarray
+    z: np.ndarray
+
+
+def draws(target: sgmcmc.MinibatchLogProb, state: Any, seed: Any) -> Draws:
+    """The draws of a kernel that splits its seed in two, for the minibatch and for z."""
+    batch_seed, noise_seed = random.split(random.as_seed(seed), 2)
+    positions = tf.range(target.batch_size)
+    batch = target.draw(batch_seed, positions, target.chain_shape(state))
+    return Draws(batch.numpy(), flat(random.normal_like(state, noise_seed)))
+
+
+def flat(state: Any) -> np.ndarray:
+    """All parts of a state, `[chains..., D]`."""
+    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
+
+
+class ByHand:
+    """Estimates from given minibatches of a `GaussianMean`."""
+
+    def __init__(self, model: GaussianMean):
+        self._model = model
+
+    def scores(self, theta: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        return (self._model.data[batch] - theta[..., np.newaxis, :]) @ PRECISION
+
+    def gradient(self, theta: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        """g = grad log prior + N/n sum of scores."""
+        scale = self._model.num_examples / batch.shape[-1]
+        return -theta @ PRIOR_PRECISION + scale * self.scores(theta, batch).sum(axis=-2)
+
+    def log_prob(self, theta: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        residual = self._model.data[batch] - theta[..., np.newaxis, :]
+        likelihood = -0.5 * np.sum(residual * (residual @ PRECISION), axis=(-1, -2))
+        prior = -0.5 * np.sum(theta * (theta @ PRIOR_PRECISION), axis=-1)
+        return prior + self._model.num_examples / batch.shape[-1] * likelihood
+
+    def covariance(self, theta: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        """V of the minibatch, divisor n - 1, `[chains..., D, D]`."""
+        centred = self.scores(theta, batch)
+        centred = centred - centred.mean(axis=-2, keepdims=True)
+        return np.einsum("...ni,...nj->...ij", centred, centred) / (batch.shape[-1] - 1)

@@ -1,0 +1,152 @@
+"""Laws of schemes with a thermostat xi, and runs that record it.
+
+A thermostat makes a step nonlinear. With a large thermal mass xi stays at the value at which its
+own equation is balanced, and on the Gaussian-mean model the law of (theta, p) is that of the linear
+step with this xi: it solves a discrete Lyapunov equation.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+from scipy.linalg import block_diag, solve_discrete_lyapunov
+from scipy.optimize import brentq
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.targets.base import GradientEstimate, State, Target
+
+
+class Law(NamedTuple):
+    """Covariance of (theta, p), and by how much the thermostat's temperature is above T."""
+
+    covariance: np.ndarray
+    excess: float
+
+
+def euler_law(
+    hessian: np.ndarray,
+    step_size: float,
+    thermostat: float,
+    friction: float,
+    noise: np.ndarray,
+    mass: Any = 1.0,
+    temperature: float = 1.0,
+    known: np.ndarray | float = 0.0,
+) -> Law:
+    """theta += h p / m; p += h g - h^2 / (2 T) known p / m - h xi p + sqrt(2 A T h m) z."""
+    size, h = len(hessian), step_size
+    one, zero, inverse = np.eye(size), np.zeros([size, size]), np.eye(size) / mass
+    damped = (1 - h * thermostat) * one - h**2 / (2 * temperature) * known * one @ inverse
+    if np.ndim(known) == 2:
+        damped = (1 - h * thermostat) * one - h**2 / (2 * temperature) * known @ inverse
+    step = np.block([[one, h * inverse], [-h * hessian, damped - h**2 * hessian @ inverse]])
+    injected = 2 * friction * temperature * h * mass * one + h**2 * noise
+    covariance = solve_discrete_lyapunov(step, block_diag(zero, injected))
+    return Law(covariance, np.mean(np.diag(covariance)[size:] / mass) - temperature)
+
+
+def adodab_law(
+    hessian: np.ndarray,
+    step_size: float,
+    thermostat: float,
+    friction: float,
+    noise: np.ndarray,
+    mass: Any = 1.0,
+    temperature: float = 1.0,
+) -> Law:
+    """Half a drift, exact Ornstein-Uhlenbeck, half a drift, kick; xi sees p before and after O."""
+    size, h, xi = len(hessian), step_size, thermostat
+    one, zero = np.eye(size), np.zeros([size, size])
+    half = np.block([[one, h / 2 * one / mass], [zero, one]])
+    kick = np.block([[one, zero], [-h * hessian, one]])
+    decay = np.exp(-xi * h)
+    drawn = friction * temperature * (1 - decay**2) / xi
+    after = kick @ half
+    step = after @ block_diag(one, decay * one) @ half
+    injected = after @ block_diag(zero, drawn * mass * one) @ after.T
+    covariance = solve_discrete_lyapunov(step, injected + block_diag(zero, h**2 * noise))
+    before = np.mean(np.diag(covariance)[size:] / mass)
+    return Law(covariance, (before + decay**2 * before + drawn) / 2 - temperature)
+
+
+def balanced(law: Callable[[float], Law]) -> tuple[float, np.ndarray]:
+    """The xi whose law has no excess temperature, and the covariance of that law."""
+    xi = brentq(lambda xi: law(xi).excess, 0.5, 50.0, xtol=1e-13, rtol=1e-14)
+    return xi, law(xi).covariance
+
+
+class NoisyQuadratic(Target):
+    """log p = -k |theta|^2 / 2, of parts `[chains, D]`, with noise of the gradient's own.
+
+    That of part i is N(0, sigma[i]^2 I).
+    """
+
+    num_examples = 1
+
+    def __init__(self, stiffness: float, *sigma: float):
+        self._stiffness, self._sigma = stiffness, sigma
+
+    def __call__(self, *parts: tf.Tensor) -> tf.Tensor:
+        return -0.5 * self._stiffness * tf.add_n([tf.reduce_sum(x**2, axis=-1) for x in parts])
+
+    def chain_shape(self, state: State) -> Any:
+        return tf.nest.flatten(state)[0].shape[:-1]
+
+    def estimate(
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
+    ) -> GradientEstimate:
+        parts, z = (tf.nest.flatten(x) for x in (state, random.normal_like(state, seed)))
+        gradient = [
+            s * n - self._stiffness * x for x, s, n in zip(parts, self._sigma, z, strict=True)
+        ]
+        return GradientEstimate(tf.nest.pack_sequence_as(state, gradient), self(*parts))
+
+
+class Run(NamedTuple):
+    """`[chains, num_results, ...]`: (theta, p), all parts of each; the temperature; all of xi."""
+
+    samples: np.ndarray
+    kinetic_temperature: np.ndarray
+    thermostat: np.ndarray
+
+
+def run_thermostat(
+    kernel: Any,
+    state: Any,
+    num_results: int,
+    num_burnin: int,
+    seed: int,
+    first: float | None = None,
+    jit: bool = True,
+) -> Run:
+    """Runs all chains; xi begins at `first` if given."""
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def run(state: Any, seed: tf.Tensor) -> Any:
+        results = kernel.bootstrap_results(state)
+        if first is not None:
+            results = results._replace(thermostat=tf.fill(results.thermostat.shape, first))
+        return tfp.mcmc.sample_chain(
+            num_results,
+            current_state=state,
+            kernel=kernel,
+            previous_kernel_results=results,
+            num_burnin_steps=num_burnin,
+            trace_fn=lambda _, r: (r.momentum, r.kinetic_temperature, r.thermostat),
+            seed=seed,
+        )
+
+    theta, (p, temperature, thermostat) = run(state, tf.constant([0, seed]))
+    samples = np.concatenate([*tf.nest.flatten(theta), *tf.nest.flatten(p)], axis=-1)
+    xi = tf.nest.flatten(thermostat)
+    if len(xi) > 1:
+        xi = [x[..., tf.newaxis] if x.shape.rank == 2 else x for x in xi]
+    xi = xi[0] if len(xi) == 1 else np.concatenate(xi, axis=-1)
+    return Run(*(np.moveaxis(np.asarray(x), 0, 1) for x in (samples, temperature, xi)))

@@ -1,0 +1,239 @@
+"""CCAdL dissipates the gradient's noise by its covariance, and has the law that follows.
+
+With a large thermal mass xi stays at its balance, and on the Gaussian-mean model (theta, p) has the
+law of a linear scheme (`tests/harness/thermostats.py`), minibatch noise and bias included.
+False-alarm rate: 1e-6 a test; the power is stated at each check, which verifies it.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import PRECISION, GaussianMean
+from tests.harness.known_covariance import KnownCovariance
+from tests.harness.mutation import mutant
+from tests.harness.phase_space import linear_scheme
+from tests.harness.statistics import Rejected, check_cdf, check_covariance, check_means
+from tests.harness.thermostats import Run, balanced, euler_law, run_thermostat
+from tfp_sgmcmc.covariance import Full, RunningMean
+
+MODEL = GaussianMean(num_examples=12)
+HESSIAN = MODEL.hessian
+BATCH = 4
+NOISE = MODEL.noise(BATCH, replacement=True)
+NONE = np.zeros([3, 3])
+MASS = np.array([0.5, 1.0, 2.0])
+H, FRICTION = 0.04, 4.0
+CHAINS = 4000
+
+
+def law(
+    h: float = H, noise: np.ndarray = NOISE, friction: float = FRICTION, **options: Any
+) -> tuple[float, np.ndarray]:
+    """xi and the covariance of (theta, p)."""
+    options = {"known": NOISE, **options}
+    return balanced(lambda xi: euler_law(HESSIAN, h, xi, friction, noise, **options))
+
+
+def scores(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+    precision = tf.constant(PRECISION, theta.dtype)
+    return tf.linalg.matmul(batch - theta[..., tf.newaxis, :], precision)
+
+
+def target(batch_size: int = BATCH, **options: Any) -> sgmcmc.MinibatchLogProb:
+    return MODEL.target(batch_size, **{"replacement": True, "score_fn": scores, **options})
+
+
+def check(run: Run, covariance: np.ndarray, error: float = 0.08) -> None:
+    check_covariance(run.samples, np.concatenate([MODEL.mean, np.zeros(3)]), covariance, error)
+
+
+def sample(
+    kernel: sgmcmc.CCAdL, first: float | None, chains: int = CHAINS, jit: bool = True
+) -> Run:
+    return run_thermostat(kernel, tf.ones([chains, 3]), 200, 250, seed=1, first=first, jit=jit)
+
+
+# The law with a large thermal mass: xi varies by 1% there, and the law by less than 0.1%
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    covariance = KnownCovariance(NOISE / target().noise_scale)
+    kernel = sgmcmc.CCAdL(target(), H, FRICTION, covariance, thermal_mass=100.0)
+    return sample(kernel, law()[0])
+
+
+def test_law_of_minibatch_chains(run: Run) -> None:
+    """Power 8% of a variance."""
+    check(run, law()[1])
+    check_means(run.kinetic_temperature.mean(axis=1), 1.0, 0.03)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [dict(known=NONE), dict(noise=NONE), dict(known=2 * NOISE), dict(temperature=1.1)],
+    ids=["SGNHT", "no noise", "h for h / 2 in the correction", "another temperature"],
+)
+def test_wrong_laws_are_rejected(wrong: dict[str, Any], run: Run) -> None:
+    with pytest.raises(Rejected):
+        check(run, law(**wrong)[1])
+
+
+def test_estimated_covariance_mass_and_temperature() -> None:
+    """1/t averages, without replacement; they are unbiased, and good to 5% after the burn-in."""
+    noise = MODEL.noise(5, replacement=False)
+    options = dict(mass=MASS, temperature=1.5)
+    xi, covariance = law(noise=noise, known=noise, **options)
+    kernel = sgmcmc.CCAdL(
+        target(5, replacement=False),
+        H,
+        FRICTION,
+        Full(RunningMean()),
+        thermal_mass=100.0,
+        mass=np.float32(MASS),
+        temperature=1.5,
+    )
+    check(sample(kernel, xi), covariance)
+
+
+@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 0.7)])
+def test_closed_form_is_that_of_the_code(mass: Any, temperature: float) -> None:
+    """For xi = A, with a thermal mass that holds it there."""
+    matrices = linear_scheme(
+        lambda quadratic, **momentum: sgmcmc.CCAdL(
+            quadratic, H, 5.0, KnownCovariance(NOISE), 1e30, mass, temperature, **momentum
+        ),
+        HESSIAN,
+    )
+    expected = euler_law(HESSIAN, H, 5.0, 5.0, NOISE, mass, temperature, NOISE).covariance
+    np.testing.assert_allclose(matrices.covariance(NOISE), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_order_of_the_error_of_theta() -> None:
+    """Of first order, whatever the shape of the noise, and without a part of the noise's size.
+
+    It is the thermostat's: it holds at T the momenta at the ends of steps, which are hotter than
+    theta by a factor 1 / (1 - h xi / 2). With xi fixed at A the error is of second order.
+    """
+    posterior = np.linalg.inv(HESSIAN)
+
+    def errors(covariance: Any) -> list[float]:
+        return [np.linalg.norm(covariance(h)[:3, :3] - posterior) for h in (2e-3, 1e-3)]
+
+    held = errors(lambda h: law(h)[1])
+    np.testing.assert_allclose(held[0] / held[1], 2.0, rtol=0.02)
+    relative = held[1] / np.linalg.norm(posterior)
+    np.testing.assert_allclose(relative, 1e-3 * FRICTION / 2, rtol=0.05)
+    fixed = errors(
+        lambda h: euler_law(HESSIAN, h, FRICTION, FRICTION, NOISE, known=NOISE).covariance
+    )
+    np.testing.assert_allclose(fixed[0] / fixed[1], 4.0, rtol=0.02)
+
+
+# Temperature
+
+
+@pytest.fixture(scope="module")
+def thermal() -> Run:
+    """A thermal mass of one; 4000 chains of three coordinates."""
+    covariance = KnownCovariance(NOISE / target().noise_scale)
+    kernel = sgmcmc.CCAdL(target(), 0.01, 2.0, covariance, initial_momentum=1.0)
+    return run_thermostat(kernel, tf.ones([CHAINS, 3]), 300, 1200, seed=2)
+
+
+def test_kinetic_temperature(thermal: Run) -> None:
+    """Mean T, at every step size; power 3%."""
+    check_means(thermal.kinetic_temperature.mean(axis=1), 1.0, 0.03)
+
+
+def test_kinetic_temperature_has_its_chi_square_law(thermal: Run) -> None:
+    """d K / T of independent chains at the last step; power: a Kolmogorov distance of 0.08."""
+    check_cdf(3 * thermal.kinetic_temperature[:, -1], stats.chi2(3).cdf, error=0.08)
+
+
+def test_thermostat_stays_at_the_friction(thermal: Run) -> None:
+    """A = 2, and O(h); power 4%. Control: SGNHT's takes up the mean noise in Sigma as well."""
+    xi = thermal.thermostat.mean(axis=1)
+    expected, _ = law(0.01, friction=2.0)
+    np.testing.assert_allclose(expected, 2.0, rtol=0.03)
+    check_means(xi, expected, 0.08)
+    with pytest.raises(Rejected):
+        check_means(xi, law(0.01, friction=2.0, known=NONE)[0], 0.08)
+
+
+# Stability
+
+
+@pytest.mark.parametrize(("drag", "is_stable"), [(0.2, True), (3.0, False)])
+def test_beyond_the_largest_stable_step_the_chain_is_lost_and_told_of(
+    drag: float, is_stable: bool
+) -> None:
+    """`drag` is h^2 / 2 times the largest eigenvalue of Sigma."""
+    h = np.float32((2 * drag / np.linalg.eigvalsh(NOISE)[-1]) ** 0.5)
+    covariance = KnownCovariance(NOISE / target().noise_scale)
+    kernel = sgmcmc.CCAdL(target(), h, 1.0, covariance)
+    run = run_thermostat(kernel, tf.ones([10, 3]), 300, 0, seed=3, jit=False)
+    samples = np.moveaxis(run.samples, 1, 0)
+    if is_stable:
+        sgmcmc.check_finite(samples)
+        return
+    with pytest.raises(sgmcmc.NonFiniteChainError) as error:
+        sgmcmc.check_finite(samples)
+    assert 0 < error.value.step < 300
+
+
+# Negative controls
+
+MUTATIONS = {
+    "noise of twice the variance": (
+        "tf.sqrt(2 * friction * temperature * h)", "tf.sqrt(4 * friction * temperature * h)"
+    ),
+    "noise without the mass": ("z * m**0.5", "z"),
+    "h for h / 2 in the correction": ("scaled(h**2 / (2 * temperature), s)", "scaled(h**2, s)"),
+    "no correction": ("- scaled(h**2 / (2 * temperature), s)", ""),
+    "Sigma p for Sigma p / m": ("sigma.multiply(velocity)", "sigma.multiply(p)"),
+    "gradient at the old theta": ("theta, batch_seed, results", "state, batch_seed, results"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_broken_steps_have_another_law(name: str) -> None:
+    """With xi held at A."""
+    broken = mutant(sgmcmc.CCAdL, MUTATIONS[name])
+    matrices = linear_scheme(
+        lambda quadratic, **momentum: broken(
+            quadratic, 0.03, 5.0, KnownCovariance(NOISE), 1e30, MASS, **momentum
+        ),
+        HESSIAN,
+    )
+    expected = euler_law(HESSIAN, 0.03, 5.0, 5.0, NOISE, MASS, known=NOISE).covariance
+    assert matrices.spectral_radius < 1
+    assert np.abs(matrices.covariance(NOISE) / expected - 1).max() > 0.1
+
+
+THERMOSTAT_MUTATIONS = {
+    "thermostat fed |p|": ('figures["kinetic_temperature"]', "tf.reduce_mean(tf.abs(p), -1)"),
+    "thermostat off": ("xi + h / mu *", "xi + 0 *"),
+}
+
+
+@pytest.mark.parametrize("name", THERMOSTAT_MUTATIONS)
+def test_broken_thermostats_are_rejected(name: str) -> None:
+    """A tenth of the chains; with Sigma at half its size, so that the thermostat has work to do."""
+    broken = mutant(sgmcmc.CCAdL, THERMOSTAT_MUTATIONS[name])
+    covariance = KnownCovariance(NOISE / 2 / target().noise_scale)
+    kernels = (k(target(), 0.02, 1.0, covariance) for k in (sgmcmc.CCAdL, broken))
+    right, wrong = (
+        run_thermostat(
+            k, tf.ones([CHAINS // 10, 3]), 400, 600, seed=4, jit=False
+        ).kinetic_temperature
+        for k in kernels
+    )
+    check_means(right.mean(axis=1), 1.0, 0.06)
+    with pytest.raises(Rejected):
+        check_means(wrong.mean(axis=1), 1.0, 0.06)

@@ -1,0 +1,287 @@
+"""One step of NOGIN equals its docstring's formula, with the step's own draws.
+
+theta += h/2 p/m;  p += k;  p = (T m - C) (T m + C)^-1 p;  p += k;  theta += h/2 p/m
+k = h/2 g + lambda sqrt(T m) z,   C = T lambda^2 m + h^2/4 Sigma,   lambda^2 = tanh(friction h/2)
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy.linalg import block_diag
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.by_hand import ByHand, draws, flat
+from tests.harness.gaussian_mean import GaussianMean
+from tests.harness.known_scores import KnownScores
+from tfp_sgmcmc import random
+from tfp_sgmcmc.covariance import Full, RunningMean
+
+MODEL = GaussianMean(num_examples=12)
+HAND = ByHand(MODEL)
+BATCH = 4
+SCALE = 12 * (12 - BATCH) / BATCH  # c
+STEP, FRICTION = 0.2, 3.0
+START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
+MOMENTUM = np.array([[1.0, 2.0, -0.5], [-1.0, 0.3, 0.2]])
+MASS = np.array([0.5, 1.0, 2.0])
+SEED = tf.constant([5, 6])
+
+
+class Step(NamedTuple):
+    theta: np.ndarray
+    p: np.ndarray
+    at: np.ndarray
+    g: np.ndarray
+    temperature: np.ndarray
+
+
+def step(
+    theta: np.ndarray,
+    p: np.ndarray,
+    z: np.ndarray,
+    gradient: Any,
+    covariance: Any,
+    h: Any = STEP,
+    friction: Any = FRICTION,
+    mass: Any = 1.0,
+    temperature: Any = 1.0,
+) -> Step:
+    """Numbers or `[chains, 1]`; `gradient` and `covariance` (Sigma) are functions of theta."""
+    at = theta + h / 2 * p / mass
+    g, sigma = gradient(at), covariance(at)
+    kinetic = np.mean(p * (p + h / 2 * g) / mass, axis=-1)
+    lambda2 = np.tanh(friction * h / 2)
+    kick = h / 2 * g + np.sqrt(lambda2 * temperature * mass) * z
+    heat = np.einsum("...i,ij->...ij", temperature * mass * np.ones_like(p), np.eye(3))
+    quarter = np.reshape(np.square(h) / 4, [-1, 1, 1])
+    noise = np.reshape(lambda2, [-1, 1, 1]) * heat + quarter * sigma
+    p = np.linalg.solve(heat + noise, (p + kick)[..., np.newaxis])
+    p = ((heat - noise) @ p)[..., 0] + kick
+    return Step(at + h / 2 * p / mass, p, at, g, kinetic)
+
+
+def averaged(estimates: list[np.ndarray], decay: float = 0.99, current: bool = False) -> Any:
+    """V at a step, from the estimates of all minibatches so far, the step's own the last."""
+    average = estimates[0]
+    for t, estimate in enumerate(estimates[1 : None if current else -1], start=2):
+        average = average + max(1 / t, 1 - decay) * (estimate - average)
+    return average
+
+
+def equal_weights(estimates: list[np.ndarray]) -> np.ndarray:
+    """V of `low_rank`: up to four past minibatches."""
+    return np.mean(estimates[-5:-1] or estimates, axis=0)
+
+
+COVARIANCES = {
+    "full": ("full", averaged),
+    "diag": ("diag", lambda v: averaged(v) * np.eye(3)),
+    "low_rank": ("low_rank", equal_weights),
+    "full, last minibatch": (Full(RunningMean(0.0)), lambda v: averaged(v, 0.0)),
+    "full, current minibatch too": (
+        Full(RunningMean(0.6), include_current=True),
+        lambda v: averaged(v, 0.6, current=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COVARIANCES)
+@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 0.7)])
+def test_six_steps(name: str, mass: Any, temperature: float) -> None:
+    covariance, average = COVARIANCES[name]
+    target = MODEL.target(BATCH, tf.float64)
+    kernel = sgmcmc.NOGIN(
+        target, STEP, FRICTION, covariance, mass, temperature, initial_momentum=MOMENTUM
+    )
+    state = tf.constant(START)
+    results = kernel.bootstrap_results(state)
+    np.testing.assert_array_equal(results.momentum, MOMENTUM)
+    theta, p, estimates = START, MOMENTUM, []
+    for t in range(6):
+        batch, z = draws(target, state, SEED + t)
+        state, results = kernel.one_step(state, results, SEED + t)
+
+        def sigma(at: np.ndarray, batch: np.ndarray = batch) -> np.ndarray:
+            estimates.append(HAND.covariance(at, batch))
+            return SCALE * average(estimates)
+
+        def gradient(at: np.ndarray, batch: np.ndarray = batch) -> np.ndarray:
+            return HAND.gradient(at, batch)
+
+        hand = step(theta, p, z, gradient, sigma, mass=mass, temperature=temperature)
+        theta, p = hand.theta, hand.p
+        np.testing.assert_allclose(state, theta, rtol=1e-8)
+        np.testing.assert_allclose(results.momentum, p, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(results.target_log_prob, HAND.log_prob(hand.at, batch))
+        np.testing.assert_allclose(results.gradient_norm, np.linalg.norm(hand.g, axis=-1))
+        np.testing.assert_allclose(results.kinetic_temperature, hand.temperature, rtol=1e-8)
+        assert results.step_size.numpy() == STEP
+        assert results.step.numpy() == t + 1 and results.step.dtype == tf.int64
+        assert not np.any(results.covariance_state.num_skipped)
+
+
+@pytest.mark.parametrize(
+    "structure", [[0, 0], (0, 0), {"a": 0, "b": 0}], ids=["list", "tuple", "dict"]
+)
+def test_states_of_two_parts_with_a_block_each(structure: Any) -> None:
+    target = MODEL.target(BATCH, tf.float64, parts=True)
+
+    def parts(x: np.ndarray) -> Any:
+        return tf.nest.pack_sequence_as(structure, [tf.constant(x[..., :1]), x[..., 1:]])
+
+    kernel = sgmcmc.NOGIN(
+        target, STEP, FRICTION, "block", parts(MASS), initial_momentum=parts(MOMENTUM)
+    )
+    state = tf.nest.map_structure(tf.convert_to_tensor, parts(START))
+    got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
+    batch, z = draws(target, state, SEED)
+    blocks = block_diag(1, np.ones([2, 2]))
+    hand = step(
+        START, MOMENTUM, z,
+        lambda at: HAND.gradient(at, batch),
+        lambda at: SCALE * HAND.covariance(at, batch) * blocks,
+        mass=MASS,
+    )  # fmt: skip
+    for found in (got, results.momentum):
+        tf.nest.assert_same_structure(found, structure)
+        assert type(found) is type(structure)
+    np.testing.assert_allclose(flat(got), hand.theta, rtol=1e-9)
+    np.testing.assert_allclose(flat(results.momentum), hand.p, rtol=1e-9)
+
+
+def test_numbers_of_each_chain_and_schedules() -> None:
+    """Chains with numbers of their own; the schedule of the step size counts the steps."""
+    frictions, temperatures = np.array([2.0, 5.0]), np.array([0.5, 3.0])
+    noise = MODEL.noise(BATCH, replacement=False)
+    target = MODEL.target(BATCH, tf.float64)
+    known = KnownScores(target, noise / target.noise_scale)
+    steps = [np.array([0.2, 0.1]), np.array([0.05, 0.3])]
+    kernel = sgmcmc.NOGIN(
+        known,
+        lambda t: tf.gather(tf.constant(steps, tf.float64), t),
+        frictions,
+        temperature=lambda t: tf.constant(temperatures),
+        initial_momentum=MOMENTUM,
+    )
+    state = tf.constant(START)
+    results = kernel.bootstrap_results(state)
+    theta, p = START, MOMENTUM
+    for t in range(2):
+        batch, z = draws(target, state, SEED + t)
+        state, results = kernel.one_step(state, results, SEED + t)
+        hand = step(
+            theta, p, z,
+            lambda at, batch=batch: HAND.gradient(at, batch),
+            lambda at: noise,
+            h=steps[t][:, np.newaxis],
+            friction=frictions[:, np.newaxis],
+            temperature=temperatures[:, np.newaxis],
+        )  # fmt: skip
+        theta, p = hand.theta, hand.p
+        np.testing.assert_allclose(state, theta, rtol=1e-9)
+        np.testing.assert_allclose(results.momentum, p, rtol=1e-9)
+        np.testing.assert_allclose(results.step_size, steps[t])
+
+
+def test_a_plain_log_density_has_exact_gradients_and_no_sigma() -> None:
+    hessian = tf.constant(MODEL.hessian)
+    target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x * (x @ hessian), axis=-1))
+    kernel = sgmcmc.NOGIN(target, STEP, FRICTION, initial_momentum=MOMENTUM)
+    state = tf.constant(START)
+    got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
+    z = random.normal_like(state, random.split(SEED, 2)[1]).numpy()
+    hand = step(START, MOMENTUM, z, lambda at: -at @ MODEL.hessian, lambda at: np.zeros([3, 3]))
+    np.testing.assert_allclose(got, hand.theta, rtol=1e-9)
+    np.testing.assert_allclose(results.momentum, hand.p, rtol=1e-9)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("covariance", ["full", "low_rank"])
+def test_every_mode_takes_the_step_of_its_own_draws(jit: bool, covariance: str) -> None:
+    """Normals differ between modes; the formula holds in each with its own. Two steps."""
+    target = MODEL.target(BATCH, tf.float64, replacement=True)
+    kernel = sgmcmc.NOGIN(target, STEP, FRICTION, covariance, initial_momentum=MOMENTUM)
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def run(state: tf.Tensor, seed: tf.Tensor) -> Any:
+        results, found = kernel.bootstrap_results(state), []
+        for t in range(2):
+            state, results = kernel.one_step(state, results, seed + t)
+            batch_seed, noise_seed = random.split(seed + t, 2)
+            batch = target.draw(batch_seed, tf.range(BATCH), [2])
+            found.append((state, results.momentum, batch, random.normal_like(state, noise_seed)))
+        return found
+
+    theta, p, first = START, MOMENTUM, []
+    for found in run(tf.constant(START), SEED):
+        state, momentum, batch, z = (x.numpy() for x in found)
+
+        def sigma(at: np.ndarray, batch: np.ndarray = batch) -> np.ndarray:
+            first.append(144 / BATCH * HAND.covariance(at, batch))
+            return first[0]
+
+        hand = step(theta, p, z, lambda at, batch=batch: HAND.gradient(at, batch), sigma)
+        theta, p = hand.theta, hand.p
+        np.testing.assert_allclose(state, theta, rtol=1e-7)
+        np.testing.assert_allclose(momentum, p, rtol=1e-7)
+
+
+def test_one_chain_and_many_agree() -> None:
+    """A chain whose minibatch is shared moves as it does by itself, given its own z."""
+    noise = MODEL.noise(BATCH, replacement=False)
+    target = MODEL.target(BATCH, tf.float64, shared_batch=True)
+    known = KnownScores(target, noise / target.noise_scale)
+    batch_seed, _ = random.split(SEED, 2)
+    batch = target.draw(batch_seed, tf.range(BATCH), []).numpy()
+    many = tf.constant(np.stack([START] * 3))  # [3, 2] chains
+    kernel = sgmcmc.NOGIN(known, STEP, FRICTION)
+    for state in (many, many[0], many[0, 1]):
+        got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
+        z = random.normal_like(state, random.split(SEED, 2)[1]).numpy()
+        rows = np.reshape(state, [-1, 3])
+        hand = step(
+            rows, 0 * rows, z.reshape(-1, 3),
+            lambda at: HAND.gradient(at, np.broadcast_to(batch, [len(at), BATCH])),
+            lambda at: noise,
+        )  # fmt: skip
+        np.testing.assert_allclose(np.reshape(got, [-1, 3]), hand.theta, rtol=1e-9)
+        assert results.kinetic_temperature.shape == state.shape[:-1]
+
+
+def test_a_minibatch_that_is_not_finite_is_skipped() -> None:
+    """The step goes on with g = 0 and the Sigma known so far, and counts."""
+    target = sgmcmc.MinibatchLogProb(
+        lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1),
+        lambda x, batch: tf.reduce_sum(tf.sqrt(x[..., tf.newaxis, :] - batch), axis=-1),
+        np.linspace(0, 1, 12)[:, np.newaxis] * np.ones(3),
+        BATCH,
+    )
+    kernel = sgmcmc.NOGIN(target, STEP, FRICTION)
+    state = tf.constant([[2.0, 2.0, 2.0], [-1.0, 2.0, 2.0]], tf.float64)
+    moved, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
+    np.testing.assert_array_equal(results.covariance_state.num_skipped, [0, 1])
+    assert np.all(np.isfinite(moved)) and np.all(np.isfinite(results.momentum))
+    assert results.gradient_norm.numpy()[1] == 0
+
+
+def test_wrong_arguments() -> None:
+    target = MODEL.target(BATCH)
+    with pytest.raises(ValueError, match="covariance is 'fisher'; one of full, block, diag, low_"):
+        sgmcmc.NOGIN(target, STEP, covariance="fisher")
+    with pytest.raises(ValueError, match="friction is -1.0; a positive finite number"):
+        sgmcmc.NOGIN(target, STEP, friction=-1.0)
+    with pytest.raises(ValueError, match="needs at least 2 scores a minibatch"):
+        sgmcmc.NOGIN(MODEL.target(1), STEP).bootstrap_results(tf.zeros([3]))
+    with pytest.raises(ValueError, match="'block' has one block for each part of the state, but"):
+        sgmcmc.NOGIN(target, STEP, covariance="block").bootstrap_results(tf.zeros([3]))
+    with pytest.raises(ValueError, match="GrowingBatch, gives no scores of single examples"):
+        sgmcmc.NOGIN(sgmcmc.GrowingBatch(target), STEP)
+
+
+def test_parameters_rebuild_the_kernel() -> None:
+    kernel = sgmcmc.NOGIN(MODEL.target(BATCH), STEP, covariance="diag", mass=2.0)
+    copy = kernel.copy(step_size=0.02)
+    assert copy.parameters == {**kernel.parameters, "step_size": 0.02}
+    assert kernel.step_size == STEP and not kernel.is_calibrated

@@ -1,0 +1,197 @@
+"""Gradient estimates together with Sigma: both of one minibatch, and safe from bad ones."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import PRECISION, GaussianMean
+from tests.harness.graphs import largest_tensor, trace
+from tfp_sgmcmc.covariance import Full, RunningMean, Solver
+from tfp_sgmcmc.kernels.noise import GradientNoise
+
+MODEL = GaussianMean(num_examples=12)
+BATCH, CHAINS = 4, 3
+STATE = np.random.default_rng(0).standard_normal([CHAINS, 3])
+SEEDS = [tf.constant([1, i]) for i in range(6)]
+
+
+def matrix(sigma: Any) -> np.ndarray:
+    """Sigma of each chain, `[CHAINS, 3, 3]`."""
+    columns = [sigma.multiply(tf.constant(np.tile(e, [CHAINS, 1]))) for e in np.eye(3)]
+    return np.stack(columns, axis=-1)
+
+
+def sample_covariances(target: sgmcmc.MinibatchLogProb, seed: tf.Tensor) -> np.ndarray:
+    """Of the scores of each chain's minibatch; they do not depend on the state."""
+    indices = target.draw(seed, tf.range(BATCH), [CHAINS]).numpy()
+    scores = MODEL.data[indices] @ PRECISION
+    return np.stack([np.cov(s, rowvar=False) for s in scores])
+
+
+def test_sigma_is_c_times_the_mean_of_the_past_and_the_gradient_that_of_the_target() -> None:
+    target = MODEL.target(BATCH, tf.float64)
+    noise = GradientNoise(target, "full", RunningMean())
+    state, past = tf.constant(STATE), []
+    own = noise.init(state, 1)
+    for seed in SEEDS:
+        estimate, sigma, own = noise.estimate(state, seed, (), own)
+        plain = target.estimate(state, seed, with_scores=False)
+        np.testing.assert_allclose(estimate.gradient, plain.gradient, rtol=1e-10)
+        np.testing.assert_allclose(estimate.log_prob, plain.log_prob, rtol=1e-10)
+        current = sample_covariances(target, seed)
+        v = np.mean(past or [current], axis=0)
+        np.testing.assert_allclose(matrix(sigma), target.noise_scale * v, rtol=1e-9)
+        past.append(current)
+
+
+def test_another_multiple_of_v() -> None:
+    target = MODEL.target(BATCH, tf.float64)
+    noise = GradientNoise(target, "full", RunningMean())
+    state = tf.constant(STATE)
+    scale = tf.constant([1.0, 2.0, 3.0], tf.float64)
+    _, sigma, _ = noise.estimate(
+        state, SEEDS[0], (), noise.init(state, 1), multiple=lambda c: scale * c
+    )
+    expected = target.noise_scale * sample_covariances(target, SEEDS[0])
+    np.testing.assert_allclose(
+        matrix(sigma), np.arange(1.0, 4.0)[:, np.newaxis, np.newaxis] * expected, rtol=1e-9
+    )
+
+
+def target_that_fails(bad: float, prior_fails: bool = False) -> sgmcmc.MinibatchLogProb:
+    """The gradient of example 5 is `bad`, or that of the prior above theta_0 = 0."""
+
+    def log_likelihood(theta: tf.Tensor, batch: Any) -> tf.Tensor:
+        value = -0.5 * tf.reduce_sum((batch["x"] - theta[..., tf.newaxis, :]) ** 2, axis=-1)
+        slope = tf.where(batch["i"] == (-1 if prior_fails else 5), bad, 0.0)
+        return value + tf.cast(slope, value.dtype) * theta[..., tf.newaxis, 0]
+
+    def log_prior(theta: tf.Tensor) -> tf.Tensor:
+        slope = tf.where(prior_fails & (theta[..., 0] > 0), tf.constant(bad, theta.dtype), 0.0)
+        return -0.5 * tf.reduce_sum(theta**2, axis=-1) + slope * theta[..., 0]
+
+    data = {"x": MODEL.data, "i": np.arange(12)}
+    return sgmcmc.MinibatchLogProb(log_prior, log_likelihood, data, BATCH, dtype=tf.float64)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_minibatch_that_is_not_finite_moves_nothing_and_teaches_nothing(
+    bad: float, jit: bool
+) -> None:
+    """In its own chain: gradient zero, Sigma as before, and one more counted."""
+    target, fine = target_that_fails(bad), target_that_fails(0.0)
+    noise, state = GradientNoise(target, "full", RunningMean()), tf.constant(STATE)
+    own = noise.init(state, 1)
+    basis = tf.constant(np.eye(3)[:, np.newaxis] * np.ones([CHAINS, 1]))
+
+    def step(seed: tf.Tensor, own: Any) -> Any:
+        estimate, sigma, own = noise.estimate(state, seed, (), own)
+        return estimate.gradient, tf.stack([sigma.multiply(e) for e in basis], -1), own
+
+    if jit:
+        step = tf.function(step, jit_compile=True, autograph=False)
+    past: list[list[np.ndarray]] = [[] for _ in range(CHAINS)]
+    skipped = np.zeros(CHAINS)
+    for seed in SEEDS:
+        gradient, sigma, own = step(seed, own)
+        expected = fine.estimate(state, seed).gradient.numpy()
+        indices = target.draw(seed, tf.range(BATCH), [CHAINS]).numpy()
+        hit = np.any(indices == 5, axis=-1)
+        skipped += hit
+        np.testing.assert_allclose(gradient, np.where(hit[:, np.newaxis], 0, expected), rtol=1e-10)
+        for k in range(CHAINS):
+            current = np.cov(MODEL.data[indices[k]], rowvar=False)
+            known = past[k] or ([] if hit[k] else [current])
+            v = np.mean(known, axis=0) if known else np.zeros([3, 3])
+            np.testing.assert_allclose(sigma[k], target.noise_scale * v, rtol=1e-9, atol=1e-12)
+            past[k] += [] if hit[k] else [current]
+        np.testing.assert_array_equal(own.num_skipped, skipped)
+    assert np.all(skipped > 0) and np.all(skipped < len(SEEDS))
+
+
+def test_a_prior_that_is_not_finite_is_not_hidden() -> None:
+    """It is no matter of minibatches: the chain turns NaN, as it would without Sigma."""
+    noise = GradientNoise(target_that_fails(np.nan, prior_fails=True), "diag", RunningMean())
+    state = tf.constant(np.abs(STATE) * [[1.0], [-1.0], [1.0]])
+    estimate, _, own = noise.estimate(state, SEEDS[0], (), noise.init(state, 1))
+    np.testing.assert_array_equal(np.isnan(estimate.gradient[:, 0]), [True, False, True])
+    np.testing.assert_array_equal(own.num_skipped, 0)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_systems_that_are_known_beforehand_precondition(jit: bool) -> None:
+    """At a step that factorises, one iteration solves; without the system it takes more."""
+    solver = Solver("lagged_cholesky", max_iterations=1, refactor_every=100)
+    noise = GradientNoise(MODEL.target(BATCH, tf.float64), Full(solver=solver), RunningMean())
+    state, v = tf.constant(STATE), tf.ones([CHAINS, 3], tf.float64)
+
+    def solve(system: Any) -> Any:
+        _, sigma, _ = noise.estimate(state, SEEDS[0], (), noise.init(state, 1), system)
+        solution = sigma.solve(2.0, 0.3, v)
+        return 2.0 * solution + 0.3 * sigma.multiply(solution) - v
+
+    for system, exact in [((2.0, 0.3), True), (lambda sigma: (2.0, 0.3), True), (None, False)]:
+        residual = tf.function(
+            lambda system=system: solve(system), jit_compile=jit, autograph=False
+        )()
+        assert (np.linalg.norm(residual) < 1e-9) == exact
+
+
+def test_exact_gradients_have_no_noise() -> None:
+    target = sgmcmc.FullDataLogProb(lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1))
+    noise, state = GradientNoise(target, "full", RunningMean()), tf.constant(STATE)
+    estimate, sigma, _ = noise.estimate(state, SEEDS[0], (), noise.init(state, 1))
+    np.testing.assert_array_equal(estimate.gradient, -STATE)
+    np.testing.assert_array_equal(matrix(sigma), 0)
+    np.testing.assert_allclose(sigma.solve(2.0, 1.0, state), STATE / 2)
+
+
+def test_noise_of_unknown_covariance_is_refused() -> None:
+    target = sgmcmc.GrowingBatch(MODEL.target(BATCH))
+    with pytest.raises(ValueError, match="a GrowingBatch, gives no scores of single examples"):
+        GradientNoise(target, "full", RunningMean())
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (lambda: MODEL.target(1), r"needs at least 2 scores.*gives 1 \(its batch_size or num_g"),
+        (lambda: MODEL.target(4), "covariance='block' .* the state has one part"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_first_step(target: Any, message: str) -> None:
+    kernel = sgmcmc.NOGIN(target(), step_size=0.01, covariance="block")
+    with pytest.raises(ValueError, match=message):
+        kernel.bootstrap_results(tf.zeros([3]))
+
+
+# What is held in memory
+
+SIZE = 3000
+
+
+@pytest.mark.parametrize(
+    ("covariance", "forms_one"), [("diag", False), ("low_rank", False), ("full", True)]
+)
+def test_no_matrix_of_all_entries_in_a_sampling_loop(covariance: str, forms_one: bool) -> None:
+    """NOGIN on D = 3000: no tensor of its graph has D x D entries; `full` is the control."""
+    data = np.random.default_rng(0).standard_normal([8, SIZE]).astype(np.float32)
+    target = sgmcmc.MinibatchLogProb(
+        lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),
+        lambda theta, x: -0.5 * (1.0 - tf.linalg.matvec(x, theta)) ** 2,
+        data,
+        batch_size=4,
+    )
+    kernel = sgmcmc.NOGIN(target, step_size=0.01, covariance=covariance)
+
+    def run(state: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return tfp.mcmc.sample_chain(3, state, kernel=kernel, trace_fn=None, seed=seed)
+
+    specs = tf.TensorSpec([SIZE]), tf.TensorSpec([2], tf.int32)
+    largest = largest_tensor(trace(run, *specs))
+    assert largest >= SIZE**2 if forms_one else largest <= 4 * 4 * SIZE  # 4 minibatches' scores

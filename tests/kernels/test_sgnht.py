@@ -1,0 +1,253 @@
+"""One step of SGNHT equals the formulas of its docstring, with the step's own draws."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
+from tfp_sgmcmc import random
+from tfp_sgmcmc.kernels.sgnht import _mean_decay
+
+MODEL = GaussianMean(num_examples=12)
+BATCH = 4
+START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
+MOMENTUM = np.array([[0.2, 1.0, -0.4], [0.3, -1.5, 0.8]])
+MASS = np.array([0.5, 1.0, 2.0])
+SEED = tf.constant([5, 6])
+THERMOSTATS = ("scalar", "per_part", "per_coordinate")
+
+
+def parts(x: np.ndarray) -> list[tf.Tensor]:
+    return [tf.constant(x[..., :1]), tf.constant(x[..., 1:])]
+
+
+def flat(state: Any) -> np.ndarray:
+    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
+
+
+class Draws:
+    """The random numbers of one step on a state like `state`."""
+
+    def __init__(self, target: sgmcmc.MinibatchLogProb, state: Any, seed: Any):
+        batch_seed, noise_seed = random.split(random.as_seed(seed), 2)
+        self.batch = target.draw(batch_seed, tf.range(BATCH), [2]).numpy()
+        self.z = flat(random.normal_like(state, noise_seed))
+
+
+def gradient(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    scores = (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
+    return -theta @ PRIOR_PRECISION + MODEL.num_examples / BATCH * scores.sum(axis=-2)
+
+
+class Formula:
+    """The docstring's two schemes on two chains; xi as `[2, 3]`, one number a coordinate."""
+
+    def __init__(self, thermostat: str, mass: Any = 1.0, **numbers: Any):
+        values = {"h": 0.05, "friction": 3.0, "temperature": 1.0, "mu": 1.0, **numbers}
+        self.h, self.friction, self.temperature, self.mu = (
+            np.reshape(values[k], [-1, 1]) for k in ("h", "friction", "temperature", "mu")
+        )
+        self.thermostat, self.mass = thermostat, mass
+
+    def heat(self, xi: np.ndarray, p: np.ndarray, h: np.ndarray) -> np.ndarray:
+        energy = p**2 / self.mass
+        if self.thermostat == "scalar":
+            energy = energy.mean(axis=-1, keepdims=True)
+        elif self.thermostat == "per_part":
+            energy = np.concatenate(
+                [energy[:, :1], np.tile(energy[:, 1:].mean(axis=-1, keepdims=True), 2)], axis=-1
+            )
+        return xi + h / self.mu * (energy - self.temperature)
+
+    def euler(self, theta: np.ndarray, p: np.ndarray, xi: np.ndarray, draws: Draws) -> Any:
+        h = self.h
+        theta = theta + h * p / self.mass
+        noise = np.sqrt(2 * self.friction * self.temperature * h * self.mass) * draws.z
+        p = p + h * gradient(theta, draws.batch) - h * xi * p + noise
+        return theta, p, self.heat(xi, p, h)
+
+    def adodab(self, theta: np.ndarray, p: np.ndarray, xi: np.ndarray, draws: Draws) -> Any:
+        h = self.h
+        theta = theta + h / 2 * p / self.mass
+        xi = self.heat(xi, p, h / 2)
+        variance = self.friction * self.temperature * self.mass * (1 - np.exp(-2 * xi * h)) / xi
+        p = np.exp(-xi * h) * p + np.sqrt(variance) * draws.z
+        xi = self.heat(xi, p, h / 2)
+        theta = theta + h / 2 * p / self.mass
+        return theta, p + h * gradient(theta, draws.batch), xi
+
+
+OPTIONS = {
+    "plain": {},
+    "mass and temperature": dict(mass=MASS, temperature=1.7),
+    "thermal mass": dict(mu=4.0),
+    "numbers of each chain": dict(
+        h=np.array([0.05, 0.02]),
+        friction=np.array([3.0, 5.0]),
+        temperature=np.array([1.0, 0.5]),
+        mu=np.array([1.0, 3.0]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("thermostat", THERMOSTATS)
+@pytest.mark.parametrize("scheme", ["euler", "adodab"])
+def test_three_steps(scheme: str, thermostat: str, name: str) -> None:
+    options = OPTIONS[name]
+    mass = options.get("mass", np.ones(3))
+    target = MODEL.target(BATCH, tf.float64, parts=True)
+    kernel = sgmcmc.SGNHT(
+        target,
+        options.get("h", 0.05),
+        options.get("friction", 3.0),
+        scheme,
+        thermostat,
+        options.get("mu", 1.0),
+        [mass[:1], mass[1:]],
+        options.get("temperature", 1.0),
+        initial_momentum=parts(MOMENTUM),
+    )
+    formula = Formula(thermostat, **options)
+    state, theta, p = parts(START), START, MOMENTUM
+    xi = formula.friction + np.zeros([2, 3])
+    results = kernel.bootstrap_results(state)
+    for t in range(3):
+        draws = Draws(target, state, SEED + t)
+        state, results = kernel.one_step(state, results, SEED + t)
+        theta, p, xi = getattr(formula, scheme)(theta, p, xi, draws)
+        np.testing.assert_allclose(flat(state), theta, rtol=1e-11)
+        np.testing.assert_allclose(flat(results.momentum), p, rtol=1e-10)
+        expected = {
+            "scalar": xi[:, 0],
+            "per_part": [xi[:, 0], xi[:, 1]],
+            "per_coordinate": [xi[:, :1], xi[:, 1:]],
+        }[thermostat]
+        tf.nest.map_structure(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11), results.thermostat, expected
+        )
+        np.testing.assert_allclose(results.kinetic_temperature, (p**2 / mass).mean(axis=-1))
+    assert results.step.numpy() == 3
+
+
+@pytest.mark.parametrize("xi", [0.0, -3.0, 1e-12])
+def test_exact_ornstein_uhlenbeck_step_without_friction_and_with_negative(xi: float) -> None:
+    """xi = 0: dp = sqrt(2 A) dW, of variance 2 A h; a huge thermal mass keeps it there."""
+    kernel = sgmcmc.SGNHT(
+        sgmcmc.FullDataLogProb(lambda x: 0.0 * x), 0.1, 3.0, "adodab", thermal_mass=1e30,
+        initial_momentum=2.0,
+    )  # fmt: skip
+    state = tf.zeros([2], tf.float64)
+    results = kernel.bootstrap_results(state)
+    results = results._replace(thermostat=tf.fill([2], tf.constant(xi, tf.float64)))
+    _, results = kernel.one_step(state, results, SEED)
+    z = random.normal_like(state, random.split(SEED, 2)[1]).numpy()
+    variance = 6.0 * (0.1 if abs(xi) < 1e-6 else (1 - np.exp(-0.2 * xi)) / (2 * xi))
+    expected = 2.0 * np.exp(-0.1 * xi) + np.sqrt(variance) * z
+    np.testing.assert_allclose(results.momentum, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_mean_decay_is_smooth_through_zero(dtype: tf.DType, jit: bool) -> None:
+    x = np.concatenate([-np.geomspace(1e-30, 5, 200), [0.0], np.geomspace(1e-30, 5, 200)])
+    got = tf.function(_mean_decay, jit_compile=jit)(tf.constant(x, dtype)).numpy()
+    x = tf.constant(x, dtype).numpy().astype(np.float64)
+    series = 1 - x / 2 + x**2 / 6
+    safe = np.where(np.abs(x) < 1e-5, 1.0, x)
+    expected = np.where(np.abs(x) < 1e-5, series, (1 - np.exp(-safe)) / safe)
+    np.testing.assert_allclose(got, expected, rtol=1e-6 if dtype == tf.float32 else 1e-10)
+
+
+def test_schedules() -> None:
+    target = MODEL.target(BATCH, tf.float64, parts=True)
+    kernel = sgmcmc.SGNHT(
+        target,
+        lambda t: 0.05 / (1 + tf.cast(t, tf.float64)),
+        lambda t: 3.0 + tf.cast(t, tf.float64),
+        thermal_mass=lambda t: 1.0 + tf.cast(t, tf.float64),
+        temperature=lambda t: 2.0 - 0.5 * tf.cast(t, tf.float64),
+    )
+    state, theta, p, xi = parts(START), START, np.zeros([2, 3]), np.full([2, 3], 3.0)
+    results = kernel.bootstrap_results(state)
+    for t in range(3):
+        draws = Draws(target, state, SEED + t)
+        state, results = kernel.one_step(state, results, SEED + t)
+        formula = Formula(
+            "scalar", h=0.05 / (1 + t), friction=3.0 + t, mu=1.0 + t, temperature=2.0 - 0.5 * t
+        )
+        theta, p, xi = formula.euler(theta, p, xi, draws)
+        np.testing.assert_allclose(flat(state), theta, rtol=1e-10)
+        np.testing.assert_allclose(flat(results.momentum), p, rtol=1e-10)
+        np.testing.assert_allclose(results.step_size, 0.05 / (1 + t))
+
+
+@pytest.mark.parametrize("scheme", ["euler", "adodab"])
+@pytest.mark.parametrize("thermostat", THERMOSTATS)
+def test_results_keep_their_structure_shapes_and_dtypes(scheme: Any, thermostat: Any) -> None:
+    for dtype, shape in ((tf.float32, []), (tf.float64, [2, 5])):
+        kernel = sgmcmc.SGNHT(MODEL.target(BATCH, dtype, parts=True), 0.05, 3.0, scheme, thermostat)
+        state = {"a": tf.zeros([*shape, 1], dtype), "b": tf.zeros([*shape, 2], dtype)}
+        before = kernel.bootstrap_results(state)
+        moved, after = kernel.one_step(state, before, SEED)
+        tf.nest.assert_same_structure(moved, state)
+        tf.nest.assert_same_structure(before, after)
+        for x, y in zip(tf.nest.flatten(before), tf.nest.flatten(after), strict=True):
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        assert tf.nest.flatten(after.thermostat)[0].shape == [*shape] + [1] * (
+            thermostat == "per_coordinate"
+        )
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("scheme", ["euler", "adodab"])
+def test_every_mode_takes_the_step_of_its_own_draws(scheme: Any, jit: bool) -> None:
+    target = MODEL.target(BATCH, tf.float64, parts=True)
+    kernel = sgmcmc.SGNHT(target, 0.05, 3.0, scheme, initial_momentum=parts(MOMENTUM))
+    state = parts(START)
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def run(state: Any, seed: tf.Tensor) -> Any:
+        moved, results = kernel.one_step(state, kernel.bootstrap_results(state), seed)
+        batch_seed, noise_seed = random.split(seed, 2)
+        indices = target.draw(batch_seed, tf.range(BATCH), [2])
+        return moved, results.momentum, indices, random.normal_like(state, noise_seed)
+
+    moved, momentum, indices, z = run(state, SEED)
+    draws = Draws(target, state, SEED)
+    draws.batch, draws.z = indices.numpy(), flat(z)
+    theta, p, _ = getattr(Formula("scalar"), scheme)(START, MOMENTUM, np.full([2, 3], 3.0), draws)
+    np.testing.assert_allclose(flat(moved), theta, rtol=1e-10)
+    np.testing.assert_allclose(flat(momentum), p, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(friction=0.0), "friction is 0.0; a positive finite number"),
+        (dict(thermal_mass=-1.0), "thermal_mass is -1.0; a positive finite number"),
+        (dict(temperature=np.nan), "temperature is nan; a positive finite number"),
+        (dict(mass=0.0), "mass is 0.0; a positive finite number"),
+        (dict(scheme="badodab"), "scheme is 'badodab'; one of euler, adodab"),
+        (dict(thermostat="block"), "thermostat is 'block'; one of scalar, per_part, per_coord"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sgmcmc.SGNHT(MODEL.target(BATCH), **{"step_size": 0.05, **options})
+
+
+def test_thermal_masses_that_do_not_fit_the_chains() -> None:
+    kernel = sgmcmc.SGNHT(MODEL.target(BATCH), 0.05, thermal_mass=np.ones([3], np.float32))
+    with pytest.raises(ValueError, match=r"thermal_mass has shape \(3,\); a scalar, or one number"):
+        kernel.bootstrap_results(tf.zeros([2, 3]))
+
+
+def test_parameters_rebuild_the_kernel() -> None:
+    kernel = sgmcmc.SGNHT(MODEL.target(BATCH), 0.01, 2.0, "adodab", "per_part")
+    copy = kernel.copy(friction=3.0)
+    assert copy.parameters["friction"] == 3.0 and copy.parameters["scheme"] == "adodab"
+    assert copy.target_log_prob_fn is kernel.target_log_prob_fn

@@ -1,0 +1,253 @@
+"""One step of underdamped Langevin dynamics equals its docstring's formula, in every form.
+
+  A_h: theta += h p/m,   B_h: p += h g(theta),   O_h: p = c p + sqrt(T (1 - c^2) m) z
+
+with c = e^(-friction h); baoab: A_(h/2) O_h A_(h/2) B_h;  obabo: A_h B_(h/2) O_h B_(h/2).
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.by_hand import ByHand, draws, flat
+from tests.harness.gaussian_mean import GaussianMean
+from tfp_sgmcmc import random
+
+MODEL = GaussianMean(num_examples=12)
+HAND = ByHand(MODEL)
+BATCH = 4
+STEP, FRICTION = 0.05, 3.0
+START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
+MOMENTUM = np.array([[1.0, 2.0, -0.5], [-1.0, 0.3, 0.2]])
+SEED = tf.constant([5, 6])
+SCHEMES = ("baoab", "obabo")
+
+
+class Step(NamedTuple):
+    theta: np.ndarray
+    p: np.ndarray
+    at: np.ndarray
+    g: np.ndarray
+    before_o: np.ndarray
+
+
+def step(
+    scheme: str,
+    theta: np.ndarray,
+    p: np.ndarray,
+    z: np.ndarray,
+    gradient: Any,
+    h: Any = STEP,
+    friction: Any = FRICTION,
+    mass: Any = 1.0,
+    temperature: Any = 1.0,
+) -> Step:
+    c = np.exp(-friction * h)
+
+    def o(p: np.ndarray) -> np.ndarray:
+        return c * p + np.sqrt(temperature * (1 - c**2) * mass) * z
+
+    if scheme == "baoab":
+        theta = theta + h / 2 * p / mass
+        p = o(p)
+        theta = theta + h / 2 * p / mass
+        g = gradient(theta)
+        before_o = p = p + h * g
+    else:
+        theta = theta + h * p / mass
+        g = gradient(theta)
+        before_o = p + h / 2 * g
+        p = o(before_o) + h / 2 * g
+    return Step(theta, p, theta, g, before_o)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), ([0.5, 1.0, 2.0], 0.7)])
+def test_two_steps(scheme: str, replacement: bool, mass: Any, temperature: float) -> None:
+    target = MODEL.target(BATCH, tf.float64, replacement=replacement)
+    mass = np.asarray(mass)
+    kernel = sgmcmc.UnderdampedLangevin(
+        target, STEP, FRICTION, scheme, mass, temperature, initial_momentum=MOMENTUM
+    )
+    state = tf.constant(START)
+    results = kernel.bootstrap_results(state)
+    np.testing.assert_array_equal(results.momentum, MOMENTUM)
+    theta, p = START, MOMENTUM
+    for t in range(2):
+        batch, z = draws(target, state, SEED + t)
+        state, results = kernel.one_step(state, results, SEED + t)
+        expected = step(
+            scheme, theta, p, z, lambda x, batch=batch: HAND.gradient(x, batch),
+            mass=mass, temperature=temperature,
+        )  # fmt: skip
+        theta, p = expected.theta, expected.p
+        np.testing.assert_allclose(state, theta, rtol=1e-10)
+        np.testing.assert_allclose(results.momentum, p, rtol=1e-10)
+        np.testing.assert_allclose(results.target_log_prob, HAND.log_prob(theta, batch))
+        np.testing.assert_allclose(results.gradient_norm, np.linalg.norm(expected.g, axis=-1))
+        heat = np.mean(expected.before_o**2 / mass, axis=-1)
+        np.testing.assert_allclose(results.kinetic_temperature, heat)
+        assert results.step_size.numpy() == STEP
+        assert results.step.numpy() == t + 1 and results.step.dtype == tf.int64
+
+
+class Textbook:
+    """The five-part schemes as they are written down, with exact gradients."""
+
+    def __init__(self, h: float, friction: float):
+        self.h, self.friction = h, friction
+
+    def g(self, theta: np.ndarray) -> np.ndarray:
+        return -(theta - MODEL.mean) @ MODEL.hessian
+
+    def o(self, p: np.ndarray, z: np.ndarray, h: float) -> np.ndarray:
+        c = np.exp(-self.friction * h)
+        return c * p + np.sqrt(1 - c**2) * z
+
+    def baoab(self, theta: np.ndarray, p: np.ndarray, z: np.ndarray) -> Any:
+        h = self.h
+        p = p + h / 2 * self.g(theta)
+        theta = theta + h / 2 * p
+        p = self.o(p, z, h)
+        theta = theta + h / 2 * p
+        return theta, p + h / 2 * self.g(theta)
+
+    def bab(self, theta: np.ndarray, p: np.ndarray) -> Any:
+        h = self.h
+        p = p + h / 2 * self.g(theta)
+        theta = theta + h * p
+        return theta, p + h / 2 * self.g(theta)
+
+
+def exact_target() -> sgmcmc.FullDataLogProb:
+    hessian, mean = tf.constant(MODEL.hessian), tf.constant(MODEL.mean)
+    return sgmcmc.FullDataLogProb(
+        lambda x: -0.5 * tf.reduce_sum((x - mean) * ((x - mean) @ hessian), axis=-1)
+    )
+
+
+def trajectory(scheme: str, momentum: np.ndarray, num_steps: int) -> tuple[list, list]:
+    """States of the kernel and the z of its steps."""
+    kernel = sgmcmc.UnderdampedLangevin(
+        exact_target(), STEP, FRICTION, scheme, initial_momentum=momentum
+    )
+    state = tf.constant(START)
+    results = kernel.bootstrap_results(state)
+    states, normals = [], []
+    for t in range(num_steps):
+        normals.append(random.normal_like(state, random.split(SEED + t, 2)[1]).numpy())
+        state, results = kernel.one_step(state, results, SEED + t)
+        states.append(state.numpy())
+    return states, normals
+
+
+def test_one_gradient_a_step_gives_the_theta_of_baoab() -> None:
+    """The kernel starts with the momenta that BAOAB has after its first half kick."""
+    book = Textbook(STEP, FRICTION)
+    momentum = MOMENTUM + STEP / 2 * book.g(START)
+    theta, p = START, MOMENTUM
+    for state, z in zip(*trajectory("baoab", momentum, 5), strict=True):
+        theta, p = book.baoab(theta, p, z)
+        np.testing.assert_allclose(state, theta, rtol=1e-10)
+
+
+def test_one_gradient_a_step_gives_the_theta_of_obabo() -> None:
+    """Two half steps of O with noises z1, z2 are one step with noise c z1 + z2, normalised."""
+    book = Textbook(STEP, FRICTION)
+    theta, p = START, MOMENTUM
+    momentum = MOMENTUM + STEP / 2 * book.g(START)
+    half = np.exp(-FRICTION * STEP / 2)
+    other = np.random.default_rng(0).standard_normal([5, *START.shape])
+    for state, z, z1 in zip(*trajectory("obabo", momentum, 5), other, strict=True):
+        theta, p = book.bab(theta, p)
+        np.testing.assert_allclose(state, theta, rtol=1e-10)
+        z2 = z * np.sqrt(1 + half**2) - half * z1
+        p = book.o(book.o(p, z1, STEP / 2), z2, STEP / 2)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_one_gradient_a_step_and_none_before_the_first(scheme: str) -> None:
+    """Counted where gradients are made, without scores."""
+
+    class Counting(sgmcmc.MinibatchLogProb):
+        calls = 0
+
+        def estimate(self, *args: Any, with_scores: bool = True, **kwargs: Any) -> Any:
+            assert not with_scores
+            Counting.calls += 1
+            return super().estimate(*args, with_scores=False, **kwargs)
+
+    target = Counting(
+        lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1),
+        lambda x, batch: -0.5 * tf.reduce_sum((batch - x[..., tf.newaxis, :]) ** 2, axis=-1),
+        np.float32(MODEL.data),
+        BATCH,
+    )
+    kernel = sgmcmc.UnderdampedLangevin(target, STEP, scheme=scheme)
+    state = tf.constant(START, tf.float32)
+    results = kernel.bootstrap_results(state)
+    assert Counting.calls == 0
+    for t in range(3):
+        state, results = kernel.one_step(state, results, t)
+    assert Counting.calls == 3
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    "structure", [[0, 0], (0, 0), {"a": 0, "b": 0}], ids=["list", "tuple", "dict"]
+)
+def test_states_of_two_parts(scheme: str, structure: Any) -> None:
+    target = MODEL.target(BATCH, tf.float64, parts=True)
+
+    def parts(x: np.ndarray) -> Any:
+        return tf.nest.pack_sequence_as(structure, [tf.constant(x[..., :1]), x[..., 1:]])
+
+    mass = np.array([0.5, 1.0, 2.0])
+    kernel = sgmcmc.UnderdampedLangevin(
+        target, STEP, FRICTION, scheme, parts(mass), initial_momentum=parts(MOMENTUM)
+    )
+    state = tf.nest.map_structure(tf.convert_to_tensor, parts(START))
+    got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
+    batch, z = draws(target, state, SEED)
+    expected = step(scheme, START, MOMENTUM, z, lambda x: HAND.gradient(x, batch), mass=mass)
+    for found in (got, results.momentum):
+        tf.nest.assert_same_structure(found, structure)
+        assert type(found) is type(structure)
+    np.testing.assert_allclose(flat(got), expected.theta, rtol=1e-10)
+    np.testing.assert_allclose(flat(results.momentum), expected.p, rtol=1e-10)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("jit", [False, True])
+def test_every_mode_takes_the_step_of_its_own_draws(scheme: str, jit: bool) -> None:
+    """Normals differ between modes; the formula holds in each with its own."""
+    target = MODEL.target(BATCH, tf.float64, replacement=True)
+    kernel = sgmcmc.UnderdampedLangevin(target, STEP, FRICTION, scheme, initial_momentum=MOMENTUM)
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def run(state: tf.Tensor, seed: tf.Tensor) -> Any:
+        moved, results = kernel.one_step(state, kernel.bootstrap_results(state), seed)
+        batch_seed, noise_seed = random.split(seed, 2)
+        batch = target.draw(batch_seed, tf.range(BATCH), [2])
+        return moved, results.momentum, batch, random.normal_like(state, noise_seed)
+
+    moved, p, batch, z = (x.numpy() for x in run(tf.constant(START), SEED))
+    expected = step(scheme, START, MOMENTUM, z, lambda x: HAND.gradient(x, batch))
+    np.testing.assert_allclose(moved, expected.theta, rtol=1e-10)
+    np.testing.assert_allclose(p, expected.p, rtol=1e-10)
+
+
+def test_parameters_rebuild_the_kernel_and_unknown_schemes_are_refused() -> None:
+    kernel = sgmcmc.UnderdampedLangevin(exact_target(), STEP, friction=2.0, scheme="obabo")
+    copy = kernel.copy(step_size=0.02)
+    assert copy.step_size == 0.02 and kernel.step_size == STEP
+    assert copy.parameters == {**kernel.parameters, "step_size": 0.02}
+    assert not kernel.is_calibrated
+    with pytest.raises(ValueError, match="scheme is 'abobo'; 'baoab' or 'obabo' is expected"):
+        sgmcmc.UnderdampedLangevin(exact_target(), STEP, scheme="abobo")
+    with pytest.raises(ValueError, match="friction is 0.0; a positive finite number"):
+        sgmcmc.UnderdampedLangevin(exact_target(), STEP, friction=0.0)

@@ -1,0 +1,247 @@
+"""Underdamped Langevin dynamics samples the law of its scheme: exact, or biased as it must be.
+
+On the Gaussian-mean model every step is linear and the gradient noise has one covariance Sigma.
+The closed forms at the top come from matrices that are read off the code. Then chains are held to
+them, with false-alarm rate 1e-6 a test and a stated power, which the checks verify themselves;
+broken samplers go through the same checks.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import GaussianMean
+from tests.harness.mutation import mutant
+from tests.harness.phase_space import LinearScheme, Run, linear_scheme, run_phase_space
+from tests.harness.statistics import Rejected, check_covariance, check_means
+
+MODEL = GaussianMean(num_examples=12)
+POSTERIOR = np.linalg.inv(MODEL.hessian)
+MASS = np.array([0.5, 1.0, 2.0])
+BATCH = 6
+NOISE = MODEL.noise(BATCH, replacement=True)
+NONE = np.zeros([3, 3])
+LIMIT = 2 / np.sqrt(np.linalg.eigvalsh(MODEL.hessian).max())
+STEP = 0.6 * LIMIT
+FRICTION = 3.0
+BURNIN = 100
+CHAINS = 4000
+VARIANCE_ERROR = 0.08
+SCHEMES = ("baoab", "obabo")
+
+
+def read(
+    name: str,
+    step_size: float = STEP,
+    friction: float = FRICTION,
+    kernel: Any = sgmcmc.UnderdampedLangevin,
+    **options: Any,
+) -> LinearScheme:
+    return linear_scheme(
+        lambda target, **momentum: kernel(target, step_size, friction, name, **options, **momentum),
+        MODEL.hessian,
+    )
+
+
+def temperature(name: str, h: float, noise: np.ndarray, mass: Any = 1.0) -> float:
+    """p^T m^-1 p / d before O, from the law of (theta, p) between steps."""
+    law = read(name, h, mass=mass).covariance(noise)
+    inverse_mass = np.diag(1 / np.broadcast_to(mass, [3]))
+    if name == "baoab":
+        return np.trace(inverse_mass @ law[3:, 3:]) / 3
+    to_p = np.hstack([-h / 2 * MODEL.hessian, np.eye(3) - h**2 / 2 * MODEL.hessian @ inverse_mass])
+    before_o = to_p @ law @ to_p.T + h**2 / 4 * noise
+    return np.trace(inverse_mass @ before_o) / 3
+
+
+# The closed form
+
+
+@pytest.mark.parametrize("of_limit", [0.2, 0.99])
+@pytest.mark.parametrize("friction", [0.3, 30.0])
+@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 0.3)])
+def test_exact_gradients(of_limit: float, friction: float, mass: Any, temperature: float) -> None:
+    """BAOAB has no error in theta, OBABO that of the leapfrog: T (A - h^2/4 A m^-1 A)^-1.
+
+    Both at every friction. BAOAB's momenta between steps have the law N(0, T m).
+    """
+    mass = np.broadcast_to(mass, [3])
+    h = of_limit * 2 / np.sqrt(np.linalg.eigvals(MODEL.hessian / mass[:, np.newaxis]).real.max())
+    options = dict(mass=mass, temperature=temperature)
+    baoab, obabo = (read(name, h, friction, **options) for name in SCHEMES)
+    assert baoab.spectral_radius < 1 and obabo.spectral_radius < 1
+    law = baoab.covariance(NONE)
+    np.testing.assert_allclose(law[:3, :3], temperature * POSTERIOR, rtol=1e-8)
+    np.testing.assert_allclose(law[3:, 3:], temperature * np.diag(mass), rtol=1e-8, atol=1e-9)
+    leapfrog = MODEL.hessian - h**2 / 4 * MODEL.hessian @ np.diag(1 / mass) @ MODEL.hessian
+    expected = temperature * np.linalg.inv(leapfrog)
+    np.testing.assert_allclose(obabo.position(NONE), expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("mass", [1.0, MASS])
+def test_kinetic_temperature_is_exact_but_for_gradient_noise(name: str, mass: Any) -> None:
+    np.testing.assert_allclose(temperature(name, STEP, NONE, mass), 1.0, rtol=1e-10)
+    assert temperature(name, STEP, NOISE, mass) > 1.1
+
+
+@pytest.mark.parametrize(
+    ("name", "noise", "ratio"),
+    [("obabo", NONE, 4.0), ("obabo", NOISE, 2.0), ("baoab", NOISE, 2.0)],
+)
+def test_order(name: str, noise: np.ndarray, ratio: float) -> None:
+    """error(h) / error(h/2): second order with exact gradients, first with noise."""
+    errors = [np.linalg.norm(read(name, h).position(noise) - POSTERIOR) for h in (2e-3, 1e-3)]
+    np.testing.assert_allclose(errors[0] / errors[1], ratio, rtol=0.01)
+
+
+# Chains
+
+
+def start(chains: int = CHAINS) -> tf.Tensor:
+    return tf.ones([chains, 3])
+
+
+def exact_target() -> sgmcmc.FullDataLogProb:
+    hessian, mean = (tf.constant(x, tf.float32) for x in (MODEL.hessian, MODEL.mean))
+    return sgmcmc.FullDataLogProb(
+        lambda x: -0.5 * tf.reduce_sum((x - mean) * ((x - mean) @ hessian), axis=-1)
+    )
+
+
+def check(run: Run, law: np.ndarray) -> None:
+    mean = np.concatenate([MODEL.mean, np.zeros(3)])
+    check_covariance(run.samples, mean, law, VARIANCE_ERROR)
+
+
+def check_temperature(run: Run, expected: float) -> None:
+    values = run.kinetic_temperature.mean(axis=1) / expected
+    check_means(values, 1.0, VARIANCE_ERROR, "kinetic temperature")
+
+
+def noisy(name: str, jit: bool = False) -> Run:
+    target = MODEL.target(BATCH, replacement=True)
+    kernel = sgmcmc.UnderdampedLangevin(target, STEP, FRICTION, name)
+    return run_phase_space(kernel, start(), 50, BURNIN, seed=1, jit=jit)
+
+
+@pytest.fixture(scope="module")
+def noisy_baoab() -> Run:
+    return noisy("baoab", jit=True)
+
+
+def check_noisy(name: str, run: Run) -> None:
+    assert read(name).spectral_radius ** BURNIN < 1e-6
+    check(run, read(name).covariance(NOISE))
+    check_temperature(run, temperature(name, STEP, NOISE))
+
+
+def test_baoab_with_minibatches_under_xla(noisy_baoab: Run) -> None:
+    check_noisy("baoab", noisy_baoab)
+
+
+def test_obabo_with_minibatches() -> None:
+    check_noisy("obabo", noisy("obabo"))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_exact_gradients_with_steps_frictions_and_temperatures_of_each_chain(name: str) -> None:
+    of_limit, frictions, temperatures = [0.3, 0.95], [8.0, 2.0], [1.0, 2.0]
+
+    def each(values: Any) -> np.ndarray:
+        return np.repeat(np.float32(values), CHAINS)
+
+    kernel = sgmcmc.UnderdampedLangevin(
+        exact_target(),
+        each(of_limit) * np.float32(LIMIT),
+        each(frictions),
+        name,
+        temperature=each(temperatures),
+    )
+    everything = run_phase_space(kernel, start(2 * CHAINS), 50, BURNIN, seed=2)
+    groups = zip(of_limit, frictions, temperatures, strict=True)
+    for i, (f, friction, heat) in enumerate(groups):
+        run = Run(*(x[i * CHAINS : (i + 1) * CHAINS] for x in everything))
+        scheme = read(name, f * LIMIT, friction, temperature=heat)
+        assert scheme.spectral_radius**BURNIN < 1e-6
+        check(run, scheme.covariance(NONE))
+        check_temperature(run, heat)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_two_parts_with_masses(name: str) -> None:
+    target = MODEL.target(BATCH, replacement=True, parts=True)
+    kernel = sgmcmc.UnderdampedLangevin(target, STEP, FRICTION, name, mass=[MASS[:1], MASS[1:]])
+    state = [tf.ones([CHAINS, 1]), tf.ones([CHAINS, 2])]
+    run = run_phase_space(kernel, state, 50, BURNIN, seed=3)
+    check(run, read(name, mass=MASS).covariance(NOISE))
+    check_temperature(run, temperature(name, STEP, NOISE, MASS))
+
+
+# Negative controls
+
+
+def broken(*changes: tuple[str, str]) -> dict[str, Any]:
+    return dict(kernel=mutant(sgmcmc.UnderdampedLangevin, *changes))
+
+
+LINEAR_MUTATIONS = {
+    "noise of another temperature": dict(temperature=1.2),
+    "decay that does not match the noise": broken(("tf.exp(-friction", "tf.exp(-1.5 * friction")),
+    "noise of half a step": broken(("expm1(-2 * friction", "expm1(-1 * friction")),
+    "one half drift": broken(("theta = a(theta, p, h / 2)", "theta = a(theta, p, 0 * h)")),
+    "half a kick": broken(("p = b(p, estimate.gradient, h)", "p = b(p, estimate.gradient, h / 2)")),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR_MUTATIONS)
+def test_laws_of_broken_samplers_are_rejected(name: str, noisy_baoab: Run) -> None:
+    law = read("baoab", **LINEAR_MUTATIONS[name]).covariance(NOISE)
+    with pytest.raises(Rejected):
+        check(noisy_baoab, law)
+
+
+def test_wrong_laws_are_rejected(noisy_baoab: Run) -> None:
+    for noise in (NONE, MODEL.noise(BATCH, replacement=False)):
+        with pytest.raises(Rejected):
+            check(noisy_baoab, read("baoab").covariance(noise))
+    for expected in (1.0, temperature("obabo", STEP, NOISE)):
+        with pytest.raises(Rejected):
+            check_temperature(noisy_baoab, expected)
+
+
+class ForgetsMomentum(sgmcmc.UnderdampedLangevin):
+    """Momenta set to zero after each step: no gradient moves theta, which walks at random."""
+
+    def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
+        momentum = tf.nest.map_structure(tf.zeros_like, results.momentum)
+        return super()._update(state, results._replace(momentum=momentum), seed)
+
+
+class FrozenPart(sgmcmc.UnderdampedLangevin):
+    """The last entry of theta stays where it is."""
+
+    def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
+        moved, results = super()._update(state, results, seed)
+        return tf.concat([moved[..., :2], state[..., 2:]], axis=-1), results
+
+
+class Copies(sgmcmc.UnderdampedLangevin):
+    """All chains are the first one."""
+
+    def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
+        moved, results = super()._update(state, results, seed)
+        momentum = results.momentum[:1] + tf.zeros_like(moved)
+        return moved[:1] + tf.zeros_like(moved), results._replace(momentum=momentum)
+
+
+@pytest.mark.parametrize("kernel", [ForgetsMomentum, FrozenPart, Copies])
+def test_broken_samplers_are_rejected(kernel: Any) -> None:
+    """A fifth of the chains is enough to see these."""
+    target = MODEL.target(BATCH, replacement=True)
+    run = run_phase_space(kernel(target, STEP, FRICTION), start(CHAINS // 5), 50, BURNIN, seed=4)
+    with pytest.raises(Rejected):
+        check(run, read("baoab").covariance(NOISE))
