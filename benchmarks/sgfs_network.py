@@ -43,7 +43,8 @@ def run(
     num_groups: int | None = 25,
     num_steps: int = 300,
     batch_size: int = 500,
-    alpha: float = 30.0,
+    alpha: float = 100.0,
+    solver: str = "cg",
     seed: int = 0,
     num_examples: int | None = None,
     jit_compile: bool = False,
@@ -79,7 +80,10 @@ def run(
         batch_size,
         num_groups=num_groups,
     )
-    kernel = sgmcmc.SGFS(target, alpha=alpha, covariance=kind)
+    covariance = (
+        sgmcmc.covariance.Diag() if kind == "diag" else sgmcmc.covariance.Block(solver=solver)
+    )
+    kernel = sgmcmc.SGFS(target, alpha=alpha, covariance=covariance)
     state = initial_state(kind, seed)
 
     @tf.function(jit_compile=jit_compile, autograph=False)
@@ -131,7 +135,8 @@ def main() -> None:
     )
     parser.add_argument("--num-steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=500)
-    parser.add_argument("--alpha", type=float, default=30.0)
+    parser.add_argument("--alpha", type=float, default=100.0)
+    parser.add_argument("--solver", default="cg", help="of the blocks: cg, cholesky, ...")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jit-compile", action="store_true", help="compile by XLA")
     parser.add_argument("--kind", choices=["diag", "block"], help="measure in this process")

@@ -18,7 +18,6 @@ training, step sizes a (b + t)^-gamma. Two questions:
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ import tensorflow_probability as tfp
 
 import datasets
 import tfp_sgmcmc as sgmcmc
+from benchmarks import command_line
 from benchmarks.environment import describe
 from benchmarks.logistic import accuracy, as_batch, laplace_log_prior, log_likelihood
 from benchmarks.reference import Reference, exact_posterior, logistic_laplace, moments
@@ -176,26 +176,18 @@ def plot(result: Learning, path: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--first-step-size", type=float, default=3e-5)
-    parser.add_argument("--last-step-size", type=float, default=3e-6)
-    parser.add_argument("--num-sweeps", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = command_line.parser(__doc__, learning)
     parser.add_argument("--learning-only", action="store_true")
-    parser.add_argument("--output", help="file for a figure")
     arguments = vars(parser.parse_args())
     output, learning_only = arguments.pop("output"), arguments.pop("learning_only")
     print(describe())
     start = time.perf_counter()
     learned = learning(**arguments)
-    print(f"{'sweeps':>8} {'accuracy':>9} {'log joint / N':>14}")
-    for sweep in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20):
-        i = np.argmin(np.abs(learned.sweeps - sweep))
-        print(
-            f"{learned.sweeps[i]:>8.2f} {learned.accuracy[i]:>9.4f} {learned.log_joint[i]:>14.4f}"
-        )
+    shown = [np.argmin(np.abs(learned.sweeps - s)) for s in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20)]
+    command_line.print_table(
+        {"sweeps": ".2f", "accuracy": ".4f", "log joint / N": ".4f"},
+        [(learned.sweeps[i], learned.accuracy[i], learned.log_joint[i]) for i in shown],
+    )
     print(f"plateau of the accuracy after {learned.accuracy_at:.2f} sweeps")
     print(f"plateau of the log joint after {learned.log_joint_at:.2f} sweeps")
     print(f"{time.perf_counter() - start:.0f} s", flush=True)

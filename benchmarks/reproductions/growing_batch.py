@@ -13,7 +13,6 @@ constant one has taken many more steps.
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ import tensorflow_probability as tfp
 
 import datasets
 import tfp_sgmcmc as sgmcmc
+from benchmarks import command_line
 from benchmarks.environment import describe
 from benchmarks.logistic import accuracy, as_batch, laplace_log_prior, log_likelihood
 
@@ -135,33 +135,20 @@ def plot(result: Result, path: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--growth", type=float, default=1.1)
-    parser.add_argument("--constant-size", type=int, default=4)
-    parser.add_argument("--first-step-size", type=float, default=2e-4)
-    parser.add_argument("--last-step-size", type=float, default=2e-5)
-    parser.add_argument("--num-steps", type=int, default=200)
-    parser.add_argument("--num-chains", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", help="file for a figure")
-    arguments = vars(parser.parse_args())
+    arguments = vars(command_line.parser(__doc__, run).parse_args())
     output = arguments.pop("output")
     print(describe())
     start = time.perf_counter()
     result = run(**arguments)
-    print(f"{'minibatch':>10} {'steps':>9} {'passes':>9} {'log joint / N':>16} {'accuracy':>16}")
-    names = ("growing", "constant", "constant")
-    for name, curve in zip(names, result, strict=True):
+    rows = []
+    for name, curve in zip(("growing", "constant", "constant"), result, strict=True):
         for i in sorted({len(curve.steps) * part // 4 - 1 for part in (1, 2, 4)}):
-            cells = (
-                f"{v[i].mean():.4f} +- {v[i].std():.4f}" for v in (curve.log_joint, curve.accuracy)
-            )
-            print(
-                f"{name:>10} {curve.steps[i]:>9} {curve.passes[i]:>9.3f} "
-                + " ".join(f"{c:>16}" for c in cells)
-            )
+            measures = (curve.log_joint[i], curve.accuracy[i])
+            cells = (f"{v.mean():.4f} +- {v.std():.4f}" for v in measures)
+            rows.append((name, curve.steps[i], curve.passes[i], *cells))
+    command_line.print_table(
+        {"minibatch": "", "steps": "d", "passes": ".3f", "log joint / N": "", "accuracy": ""}, rows
+    )
     print(f"{time.perf_counter() - start:.0f} s")
     if output:
         plot(result, output)

@@ -13,7 +13,6 @@ bias sits in the few narrowest directions, which weigh little in E2.
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ import tensorflow_probability as tfp
 
 import datasets
 import tfp_sgmcmc as sgmcmc
+from benchmarks import command_line
 from benchmarks.environment import describe
 from benchmarks.logistic import as_batch, gaussian_log_prior, log_likelihood
 from benchmarks.reference import Reference, exact_posterior, logistic_laplace, moments
@@ -108,27 +108,13 @@ def plot(result: Result, path: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--batch-size", type=int, default=500)
-    parser.add_argument("--step-size", type=float, default=4e-5)
-    parser.add_argument("--num-chains", type=int, default=64)
-    parser.add_argument("--num-steps", type=int, default=40_000)
-    parser.add_argument("--num-burnin-steps", type=int, default=5_000)
-    parser.add_argument("--thinning", type=int, default=20)
-    parser.add_argument("--num-reference-results", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", help="file for a figure")
-    arguments = vars(parser.parse_args())
+    arguments = vars(command_line.parser(__doc__, run).parse_args())
     output = arguments.pop("output")
     print(describe())
     start = time.perf_counter()
     result = run(**arguments)
     print(result.reference)
-    print(f"{'passes':>8} {'E1':>8} {'E2':>8}")
-    for row in result.errors:
-        print(f"{row.passes:>8.0f} {row.mean_error:>8.4f} {row.covariance_error:>8.4f}")
+    command_line.print_table({"passes": ".0f", "E1": ".4f", "E2": ".4f"}, result.errors)
     print(f"{time.perf_counter() - start:.0f} s")
     if output:
         plot(result, output)

@@ -1,0 +1,189 @@
+"""SGHMC, SGNHT and CCAdL on the mean and precision of a Gaussian.
+
+After Shang, Zhu, Leimkuhler & Storkey, Covariance-controlled adaptive Langevin thermostat for
+large-scale Bayesian sampling, NIPS 2015, section 4.1 and table 1: N = 100 examples from N(0, 1),
+minibatches of n = 10, likelihood N(mu, 1 / gamma), prior mu | gamma ~ N(0, 1 / gamma), gamma ~
+Gamma(1, 1); step sizes h of 0.001 and 0.01 and frictions A of 1 and 10. The covariance of the
+gradient's noise depends on both parameters, which violates what SGNHT takes for granted.
+
+The posterior's marginals are known: a Student t and a Gamma distribution. The error here is the
+root mean square, over both marginals and 50 cells of equal probability, of the difference between
+the fraction of samples in a cell and 1 / 50, with its expected part from Monte Carlo noise taken
+off; its standard error is a bootstrap's over chains. (The paper's table has a root mean square
+error of the distribution, whose cells it does not give: orders compare, numbers do not.)
+
+The paper finds CCAdL better than SGNHT in every case, and SGHMC, which it takes without knowledge of
+the noise, worst except for small steps and large friction. SGHMC with Sigma is added here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+from scipy import stats
+
+import tfp_sgmcmc as sgmcmc
+from benchmarks.environment import describe
+from tfp_sgmcmc.covariance import Full, RunningMean
+
+NUM_EXAMPLES, BATCH_SIZE = 100, 10
+STEP_SIZES, FRICTIONS = (0.001, 0.01), (1.0, 10.0)
+CELLS = 50
+
+
+class Row(NamedTuple):
+    """One sampler at one step size and friction.
+
+    Attributes:
+      sampler: its name.
+      step_size: h.
+      friction: A.
+      squared_error: the square of the error above, without the bias of Monte Carlo noise; it may
+        come out negative where there is nothing but noise.
+      standard_error: of `squared_error`.
+      variances: of mu and gamma, relative to the posterior's.
+      autocorrelation_time: of mu and gamma, in steps.
+    """
+
+    sampler: str
+    step_size: float
+    friction: float
+    squared_error: float
+    standard_error: float
+    variances: np.ndarray
+    autocorrelation_time: np.ndarray
+
+
+def model(seed: int = 0) -> tuple[sgmcmc.MinibatchLogProb, list[Any]]:
+    """The target of (mu, gamma), and the exact marginals."""
+    x = np.random.default_rng(seed).standard_normal(NUM_EXAMPLES)
+    precision, shape = NUM_EXAMPLES + 1, 1 + NUM_EXAMPLES / 2
+    location = x.sum() / precision
+    rate = 1 + 0.5 * (np.sum(x**2) - precision * location**2)
+    scale = np.sqrt(rate / (shape * precision))
+
+    def log_prior(mu: tf.Tensor, gamma: tf.Tensor) -> tf.Tensor:
+        return 0.5 * tf.math.log(gamma) - 0.5 * gamma * mu**2 - gamma
+
+    def log_likelihood(mu: tf.Tensor, gamma: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+        mu, gamma = mu[..., tf.newaxis], gamma[..., tf.newaxis]
+        return 0.5 * tf.math.log(gamma) - 0.5 * gamma * (batch - mu) ** 2
+
+    def scores(mu: tf.Tensor, gamma: tf.Tensor, batch: tf.Tensor) -> list[tf.Tensor]:
+        mu, gamma = mu[..., tf.newaxis], gamma[..., tf.newaxis]
+        return [gamma * (batch - mu), 0.5 / gamma - 0.5 * (batch - mu) ** 2]
+
+    target = sgmcmc.MinibatchLogProb(
+        log_prior, log_likelihood, x, BATCH_SIZE, dtype=tf.float32, score_fn=scores
+    )
+    return target, [stats.t(2 * shape, location, scale), stats.gamma(shape, scale=1 / rate)]
+
+
+SAMPLERS = {
+    "SGHMC": lambda *args: sgmcmc.SGHMC(*args, covariance=None),
+    "SGHMC with Sigma": sgmcmc.SGHMC,
+    "SGNHT": sgmcmc.SGNHT,
+    "CCAdL": lambda *args: sgmcmc.CCAdL(
+        *args, covariance=Full(RunningMean(), include_current=True)
+    ),
+}
+
+
+def run(*, num_chains: int = 128, time_span: float = 60.0, seed: int = 0) -> list[Row]:
+    """Samples with all; arguments as on the command line."""
+    target, marginals = model()
+    rows = []
+    for name, make in SAMPLERS.items():
+        for h in STEP_SIZES:
+            friction = np.repeat(np.float32(FRICTIONS), num_chains)  # all frictions in one run
+            samples = _sample(make(target, h, friction), h, len(friction), time_span, seed)
+            for i, a in enumerate(FRICTIONS):
+                group = samples[..., i * num_chains : (i + 1) * num_chains]
+                rows.append(Row(name, h, a, *_compare(group, marginals, h)))
+    return rows
+
+
+def _sample(kernel: Any, h: float, num_chains: int, time_span: float, seed: int) -> np.ndarray:
+    """`[results, 2, chains]`, ten for each unit of time, after a fifth of the time."""
+    thinning = round(0.1 / h)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def run(seed: tf.Tensor) -> tf.Tensor:
+        return tf.stack(
+            tfp.mcmc.sample_chain(
+                round(10 * time_span),
+                [tf.zeros([num_chains]), tf.ones([num_chains])],
+                kernel=kernel,
+                num_burnin_steps=round(0.2 * time_span / h),
+                num_steps_between_results=thinning - 1,
+                trace_fn=None,
+                seed=seed,
+            ),
+            axis=1,
+        )
+
+    return run(tf.constant([0, seed])).numpy()
+
+
+def _compare(samples: np.ndarray, marginals: list[Any], h: float) -> tuple[Any, ...]:
+    fractions, variances = [], []
+    for values, law in zip(np.moveaxis(samples, 1, 0), marginals, strict=True):
+        cell = np.clip((law.cdf(values) * CELLS).astype(int), 0, CELLS - 1)
+        fractions.append([np.bincount(c, minlength=CELLS) / len(cell) for c in cell.T])
+        variances.append(np.mean((values - law.mean()) ** 2) / law.var())
+    deviations = np.concatenate(fractions, axis=1) - 1 / CELLS  # [chains, cells]
+
+    def squared_error(chains: np.ndarray) -> float:
+        noise = chains.var(axis=0, ddof=1) / len(chains)
+        return float(np.mean(chains.mean(axis=0) ** 2 - noise))
+
+    generator = np.random.default_rng(0)
+    size = len(deviations)
+    resampled = [squared_error(deviations[generator.integers(size, size=size)]) for _ in range(200)]
+    effective = tfp.mcmc.effective_sample_size(
+        np.moveaxis(samples, 1, 2), cross_chain_dims=1, filter_beyond_positive_pairs=True
+    ).numpy()
+    steps = len(samples) * samples.shape[-1] * round(0.1 / h)
+    return (
+        squared_error(deviations),
+        float(np.std(resampled)),
+        np.array(variances),
+        steps / effective,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--num-chains", type=int, default=128, help="of each row")
+    parser.add_argument(
+        "--time-span", type=float, default=60.0, help="of each chain: h times steps"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(describe())
+    start = time.perf_counter()
+    rows = run(**vars(arguments))
+    print("error +- its standard error; variances of mu and gamma, the posterior's being 1")
+    print(
+        f"{'sampler':>16} {'h':>6} {'A':>3} {'error':>18} {'var mu':>7} {'var gamma':>9} {'time':>11}"
+    )
+    for row in rows:
+        error = np.sqrt(max(row.squared_error, 0.0))
+        spread = np.sqrt(max(row.squared_error, 0.0) + row.standard_error) - error
+        times = "/".join(f"{t:.0f}" for t in row.autocorrelation_time)
+        print(
+            f"{row.sampler:>16} {row.step_size:>6} {row.friction:>3.0f} {error:>8.5f} +- "
+            f"{spread:.5f} {row.variances[0]:>7.3f} {row.variances[1]:>9.3f} {times:>11}"
+        )
+    print(f"{time.perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
