@@ -44,7 +44,7 @@ def run(
     num_steps: int = 300,
     batch_size: int = 500,
     alpha: float = 100.0,
-    solver: str = "cg",
+    solver: str = "auto",
     seed: int = 0,
     num_examples: int | None = None,
     jit_compile: bool = False,
@@ -80,10 +80,11 @@ def run(
         batch_size,
         num_groups=num_groups,
     )
-    covariance = (
-        sgmcmc.covariance.Diag() if kind == "diag" else sgmcmc.covariance.Block(solver=solver)
-    )
-    kernel = sgmcmc.SGFS(target, alpha=alpha, covariance=covariance)
+    covariance = {
+        "diag": sgmcmc.covariance.Diag(),
+        "block": sgmcmc.covariance.Block(solver=solver),
+    }
+    kernel = sgmcmc.SGFS(target, alpha=alpha, covariance=covariance[kind])
     state = initial_state(kind, seed)
 
     @tf.function(jit_compile=jit_compile, autograph=False)
@@ -136,7 +137,7 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=500)
     parser.add_argument("--alpha", type=float, default=100.0)
-    parser.add_argument("--solver", default="cg", help="of the blocks: cg, cholesky, ...")
+    parser.add_argument("--solver", default="auto", help="of the blocks: cg, cholesky, ...")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jit-compile", action="store_true", help="compile by XLA")
     parser.add_argument("--kind", choices=["diag", "block"], help="measure in this process")

@@ -10,9 +10,9 @@ Each sampler makes independent runs of the same number of steps, from exact draw
 at the same step sizes h (for SGLD and mSGLD, whose steps are squares of times, epsilon = h^2). The
 friction is one over the largest posterior standard deviation, the authors' rule. Minibatches are
 drawn without replacement; samplers that use the covariance of the gradient noise average that of
-past minibatches, with decay 0.9. The error of a run is that of its variances of the two centres, relative to the
-exact ones; the table has its mean square over runs and centres, bias and Monte Carlo error
-together, at each step size and at the best one of each sampler.
+past minibatches, with decay 0.9. The error of a run is that of its variances of the two centres,
+relative to the exact ones; the table has its mean square over runs and centres, bias and Monte
+Carlo error together, at each step size and at the best one of each sampler.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def run(
     x = datasets.gaussian_mixture().x[:, 0]
     posterior = exact_posterior(x, len(step_sizes) * num_runs, seed)
     friction = float(1 / np.sqrt(np.linalg.eigvalsh(posterior.covariance)[-1]))
-    h = np.repeat(np.float32(step_sizes), num_runs)
+    h = np.repeat(np.asarray(step_sizes, np.float32), num_runs)
     variances = np.diag(posterior.covariance)
     squared_errors = {}
     for batch_size in batch_sizes:

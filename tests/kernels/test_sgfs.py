@@ -347,3 +347,28 @@ def test_parameters_rebuild_the_kernel() -> None:
         *("target_log_prob_fn", "step_size", "B", "alpha", "covariance", "temperature")
     ]
     assert copy.parameters["covariance"] == "diag" and not copy.is_calibrated
+
+
+def test_estimation_steps_average_and_do_not_move() -> None:
+    """Three steps stand still; the fourth is that of a chain that averaged the same minibatches."""
+    data = np.random.default_rng(3).standard_normal([40, 2])
+    target = sgmcmc.MinibatchLogProb(
+        lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),
+        lambda theta, x: -0.5 * tf.reduce_sum((x - theta[..., tf.newaxis, :]) ** 2, axis=-1),
+        data,
+        10,
+        score_fn=lambda theta, x: x - theta[..., tf.newaxis, :],
+    )
+    kernel = sgmcmc.SGFS(target, alpha=1.0, num_estimation_steps=3)
+    moving = sgmcmc.SGFS(target, alpha=1.0)
+    start = tf.constant([0.3, -0.2], tf.float64)
+    state, results = start, kernel.bootstrap_results(start)
+    for i in range(3):
+        state, results = kernel.one_step(state, results, seed=i)
+        np.testing.assert_array_equal(state, start)
+    expected, _ = moving.one_step(start, results, seed=3)
+    state, _ = kernel.one_step(state, results, seed=3)
+    np.testing.assert_array_equal(state, expected)
+    assert np.abs(state - start).max() > 1e-3
+    with pytest.raises(ValueError, match="num_estimation_steps is -1"):
+        sgmcmc.SGFS(target, alpha=1.0, num_estimation_steps=-1)

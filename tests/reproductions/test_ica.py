@@ -21,7 +21,9 @@ def test_amari_distance_knows_neither_order_nor_scale() -> None:
     same = np.array([0.5, -2.0, 3.0])[:, None] * w[0][[2, 0, 1]]
     np.testing.assert_allclose(ica.amari_distance(same, w[0]), 0.0, atol=1e-12)
     by_hand = 2 * (0.5 + 0.2)  # of P = [[1, 0.5], [0.2, 1]]
-    np.testing.assert_allclose(ica.amari_distance(np.array([[1, 0.5], [0.2, 1]]), np.eye(2)), by_hand)
+    np.testing.assert_allclose(
+        ica.amari_distance(np.array([[1, 0.5], [0.2, 1]]), np.eye(2)), by_hand
+    )
     assert ica.amari_distance(w, w[0]).shape == (6,)
     assert np.all(ica.amari_distance(w[1:], w[0]) > 0.1)
 

@@ -15,10 +15,10 @@ class AverageState(NamedTuple):
     """What an average carries between steps.
 
     Attributes:
-      value: the average itself; of a `History` the last K statistics, the youngest first,
-        `[chains..., K, ...]`.
+      value: the average itself; of a `History` the last statistics, the youngest first,
+        `[chains..., lag + K, ...]`.
       count: number of minibatches in it, `[chains...]`; of a `History`, whether a minibatch is
-        there (1 or 0), `[chains..., K]`.
+        there (1 or 0), `[chains..., lag + K]`.
     """
 
     value: tf.Tensor
@@ -102,8 +102,8 @@ class History(Average):
       lag: how many of the youngest minibatches to leave out, at least 0; they are kept, too.
 
     Raises:
-      ValueError: no weights, or a weight that makes no covariance; a negative lag, or one beside
-        the current minibatch.
+      ValueError: no weights, or a weight that makes no covariance; a negative lag. Estimators
+        refuse a lag beside the current minibatch.
     """
 
     def __init__(self, weights: int | Sequence[float], lag: int = 0):
@@ -121,10 +121,10 @@ class History(Average):
         if lag < 0:
             raise ValueError(f"lag is {lag}; at least 0 is expected.")
         self.weights, self.lag = values / values.sum(), lag
-        self._all_weights = np.concatenate([np.zeros(lag), self.weights])
 
     def init(self, statistic: tf.Tensor, chain_ndims: int) -> AverageState:
-        value = tf.stack([tf.zeros_like(statistic)] * len(self._all_weights), axis=chain_ndims)
+        slots = self.lag + len(self.weights)
+        value = tf.stack([tf.zeros_like(statistic)] * slots, axis=chain_ndims)
         return AverageState(value, tf.zeros(tf.shape(value)[: chain_ndims + 1], value.dtype))
 
     def update(
@@ -136,7 +136,7 @@ class History(Average):
     def update_slots(
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor, include_current: bool
     ) -> tuple[tuple[tf.Tensor, tf.Tensor], AverageState]:
-        """As `update`, without the sum: statistics `[chains..., lag + K, ...]`, and weights."""
+        """As `update`, without the sum: statistics `[chains..., K, ...]`, and their weights."""
         axis = accept.shape.rank
         kept = tf.where(_expand(accept, statistic), statistic, 0)
         present = tf.cast(accept, statistic.dtype)
@@ -148,15 +148,20 @@ class History(Average):
             shifted = tf.nest.map_structure(
                 lambda x, old: tf.where(_expand(empty, old), x, old), new, shifted
             )
-        used = shifted
+        used = self._old_enough(shifted, axis)
         if not include_current:
-            first = tf.reduce_all(own.count * self._all_weights == 0, axis=-1)
+            past = self._old_enough(own, axis)
+            first = tf.reduce_all(past.count * self.weights == 0, axis=-1)
             used = tf.nest.map_structure(
-                lambda new, old: tf.where(_expand(first, new), new, old), shifted, own
+                lambda new, old: tf.where(_expand(first, new), new, old), used, past
             )
-        weights = used.count * tf.constant(self._all_weights, statistic.dtype)
+        weights = used.count * tf.constant(self.weights, statistic.dtype)
         total = tf.reduce_sum(weights, axis=-1, keepdims=True)
         return (used.value, tf.math.divide_no_nan(weights, total)), shifted
+
+    def _old_enough(self, own: AverageState, axis: int) -> AverageState:
+        index = (*[slice(None)] * axis, slice(self.lag, None))
+        return AverageState(own.value[index], own.count[index])
 
 
 def _shift(new: tf.Tensor, slots: tf.Tensor, axis: int) -> tf.Tensor:

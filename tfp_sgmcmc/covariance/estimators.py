@@ -69,6 +69,11 @@ class CovarianceEstimator(abc.ABC):
     ):
         if average is not None and not isinstance(average, Average):
             raise TypeError(f"average is {average!r}; RunningMean(...) or History(...) expected.")
+        if include_current and isinstance(average, History) and average.lag:
+            raise ValueError(
+                f"average has lag {average.lag} beside include_current=True; one or the other is "
+                "expected."
+            )
         self.average, self.include_current = average, include_current
         self.solver = as_solver(solver)
         if self.solver.method not in self.methods:
@@ -291,11 +296,6 @@ class LowRank(CovarianceEstimator):
                 f"average is a {type(average).__name__} beside covariance='low_rank', which keeps "
                 "the scores themselves; History(...) is expected."
             )
-        if include_current and self.average.lag:
-            raise ValueError(
-                f"average has lag {self.average.lag} beside include_current=True; one or the other "
-                "is expected."
-            )
         self._history = self.average
 
     def _shape(self, size: int, num_scores: int) -> list[int]:
@@ -314,8 +314,7 @@ class LowRank(CovarianceEstimator):
         return self._matrix(slots), own
 
     def _matrix(self, value: Any) -> Matrix:
-        rows, weights = value  # [chains..., lag + K, n, D], [chains..., lag + K]
-        rows, weights = rows[..., self._history.lag :, :, :], weights[..., self._history.lag :]
+        rows, weights = value  # [chains..., K, n, D], [chains..., K]
         slots, n, size = rows.shape[-3:]
         rows = tf.reshape(rows, tf.concat([tf.shape(rows)[:-3], [slots * n, size]], axis=0))
         return LowRankMatrix(rows, tf.repeat(weights, n, axis=-1), self.solver)
