@@ -75,7 +75,7 @@ def synthetic(num_examples: int, num_features: int, seed: int) -> tuple[np.ndarr
     return x, y.astype(np.float32)
 
 
-def exact_posterior(
+def corrected_laplace(
     x: np.ndarray, y: np.ndarray, num_pairs: int = 250, seed: int = 0, chunk: int = 10_000
 ) -> Exact:
     """Laplace's moments, and what importance weights change in those of draws from it.
@@ -210,7 +210,7 @@ def main() -> None:
     total, chains, seed = arguments.num_examples, arguments.num_chains, arguments.seed
     print(describe())
     x, y = synthetic(total, arguments.num_features, seed)
-    exact = exact_posterior(x, y)
+    exact = corrected_laplace(x, y)
     print(
         f"exact posterior: importance weights with an efficiency of {exact.weight_efficiency:.3f}"
     )

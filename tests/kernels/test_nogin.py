@@ -16,7 +16,7 @@ from tests.harness.by_hand import ByHand, draws, flat
 from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.known_scores import KnownScores
 from tfp_sgmcmc import random
-from tfp_sgmcmc.covariance import Full, RunningMean
+from tfp_sgmcmc.covariance import Full, History, LowRank, RunningMean
 
 MODEL = GaussianMean(num_examples=12)
 HAND = ByHand(MODEL)
@@ -78,7 +78,7 @@ def equal_weights(estimates: list[np.ndarray]) -> np.ndarray:
 COVARIANCES = {
     "full": ("full", averaged),
     "diag": ("diag", lambda v: averaged(v) * np.eye(3)),
-    "low_rank": ("low_rank", equal_weights),
+    "low_rank": (LowRank(History(4)), equal_weights),
     "full, last minibatch": (Full(RunningMean(0.0)), lambda v: averaged(v, 0.0)),
     "full, current minibatch too": (
         Full(RunningMean(0.6), include_current=True),

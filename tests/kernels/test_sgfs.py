@@ -13,6 +13,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
 from tfp_sgmcmc import random
+from tfp_sgmcmc.covariance import History, LowRank
 from tfp_sgmcmc.preconditioners import FullMatrix
 
 MODEL = GaussianMean(num_examples=12)
@@ -83,6 +84,12 @@ def times(matrix: np.ndarray, x: Any) -> np.ndarray:
     return np.einsum("cij,cj->ci", matrix, x)
 
 
+def as_estimator(kept: str) -> Any:
+    """By default `low_rank` lets minibatches grow old; here it takes the last one, too."""
+    history = sgmcmc.covariance.History(4)
+    return sgmcmc.covariance.LowRank(history) if kept == "low_rank" else kept
+
+
 class Step:
     """A step that was taken, with its draws."""
 
@@ -122,7 +129,7 @@ def test_v_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
     With replacement gamma is the paper's (N + n) / n, without it is N / n.
     """
     target = make_target(parts=True, replacement=replacement)
-    kernel = sgmcmc.SGFS(target, 0.5, B=2.0, covariance=kept)
+    kernel = sgmcmc.SGFS(target, 0.5, B=2.0, covariance=without_lag(kept))
     gamma = (TOTAL + BATCH) / BATCH if replacement else TOTAL / BATCH
     steps = take(kernel, target, in_parts(), 3)
     v = [covariance(s.scores, kept) for s in steps]
@@ -170,17 +177,21 @@ def test_full_b() -> None:
     np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
 
 
+def without_lag(kept: str) -> Any:
+    return LowRank(History(4)) if kept == "low_rank" else kept
+
+
 @pytest.mark.parametrize("kept", list(MASKS))
 def test_b_proportional_to_the_fisher_matrix(kept: str) -> None:
     """B = N V: a root of V makes the noise, by Cholesky, elementwise, or of the kept scores."""
     target = make_target(parts=True)
-    kernel = sgmcmc.SGFS(target, 0.5, "fisher", covariance=kept)
+    kernel = sgmcmc.SGFS(target, 0.5, "fisher", covariance=without_lag(kept))
     (s,) = take(kernel, target, in_parts())
     v = covariance(s.scores, kept)
     added, injected = fisher_noise(v)
     if kept == "low_rank":
         centred = (s.scores - s.scores.mean(axis=1, keepdims=True)) / 2  # sqrt(n - 1)
-        # History(4) has four slots of five rows; the youngest minibatch's are the first.
+        # Four slots of five rows; as long as there is one minibatch, it is in the first.
         seeds = random.split(s.noise_seed, 2)
         z = random.normal([2, 20], tf.float64, seeds[0]).numpy()[:, :5]
         eta = np.sqrt(8 * TOTAL) * np.einsum("cni,cn->ci", centred, z)
@@ -344,7 +355,8 @@ def test_parameters_rebuild_the_kernel() -> None:
     copy = kernel.copy(alpha=1.0, temperature=0.5)
     assert (copy.step_size, copy.parameters["alpha"]) == (None, 1.0)
     assert list(copy.parameters) == [
-        *("target_log_prob_fn", "step_size", "B", "alpha", "covariance", "temperature")
+        *("target_log_prob_fn", "step_size", "B", "alpha", "covariance", "temperature"),
+        "num_estimation_steps",
     ]
     assert copy.parameters["covariance"] == "diag" and not copy.is_calibrated
 

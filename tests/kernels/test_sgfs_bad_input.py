@@ -51,9 +51,15 @@ def test_options(options: dict[str, Any], error: type, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", [sgmcmc.FullDataLogProb(lambda x: -(x**2)), sgmcmc.GrowingBatch(TARGET)]
+    "target",
+    [
+        sgmcmc.FullDataLogProb(lambda x: -(x**2)),
+        sgmcmc.GrowingBatch(TARGET),
+        sgmcmc.ControlVariate(TARGET, center=np.zeros([3], np.float32)),
+    ],
+    ids=lambda target: type(target).__name__,
 )
-def test_targets_without_scores(target: sgmcmc.targets.Target) -> None:
+def test_targets_without_a_fisher_matrix(target: sgmcmc.targets.Target) -> None:
     with pytest.raises(ValueError, match="gives no scores of single examples, whose covariance"):
         sgmcmc.SGFS(target, 0.1)
 

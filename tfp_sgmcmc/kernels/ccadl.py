@@ -57,7 +57,8 @@ class CCAdL(MomentumKernel):
     friction (an inverse time) and the first value of xi, mu the thermal mass, d the number of
     coordinates. The friction by Sigma dissipates what the noise of g adds to the momenta, also
     where it depends on theta and direction; the thermostat takes up the rest, such as errors of
-    Sigma. The error is of first order in h.
+    Sigma. The error is of first order in h: the momenta that are held at T, those after a step, are
+    hotter than theta by a factor of about 1 + h xi / 2, so theta is colder than T by that much.
 
     The momenta are stable where all eigenvalues of \( \tfrac{h^2}{2T} \Sigma m^{-1} + h \xi \) are
     below 2, and the step is a good one where they are well below 1. Beyond that the chain overflows

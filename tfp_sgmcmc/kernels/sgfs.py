@@ -25,6 +25,7 @@ from tfp_sgmcmc.kernels.injected_noise import (
 from tfp_sgmcmc.kernels.momentum import number_at, scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
 from tfp_sgmcmc.preconditioners import FullMatrix, squared_norm, sum_events
+from tfp_sgmcmc.targets.anchors import AnchoredTarget
 
 
 class SGFSResults(NamedTuple):
@@ -107,7 +108,8 @@ class SGFS(StochasticGradientKernel):
     True
 
     Args:
-      target_log_prob_fn: a target whose scores are those of its examples, `MinibatchLogProb`.
+      target_log_prob_fn: a target whose scores are those of its examples, `MinibatchLogProb`; the
+        scores of `ControlVariate` and `SVRG` are differences, and make no Fisher matrix.
       step_size: epsilon: a positive number, `[chains...]` tensor or schedule. Either this or
         `alpha` is given.
       B: the covariance of the injected noise, up to 4 T/epsilon: a positive number, or arrays that
@@ -165,15 +167,13 @@ class SGFS(StochasticGradientKernel):
             )
         if alpha is not None:
             check_step_size(alpha, "alpha", zero_allowed=True)
-        if self._target.num_scores == 0:
+        if self._target.num_scores == 0 or isinstance(self._target, AnchoredTarget):
             raise ValueError(
                 f"The target, a {type(self._target).__name__}, gives no scores of single examples, "
-                "whose covariance is the Fisher information; MinibatchLogProb is expected."
+                "whose covariance is the Fisher information, or differences of them; "
+                "MinibatchLogProb is expected."
             )
         self._noise = GradientNoise(self._target, covariance, RunningMean())
-        self._is_fisher = isinstance(B, str)
-        if self._is_fisher and B != "fisher":
-            raise ValueError(f"B is {B!r}; 'fisher', numbers or a FullMatrix is expected.")
         used = self._noise.covariance
         if isinstance(B, FullMatrix) and (not isinstance(used, Full) or isinstance(used, Block)):
             raise ValueError(

@@ -55,7 +55,8 @@ class SGNHT(MomentumKernel):
     time) and the first value of xi, mu the thermal mass, d the number of coordinates. Where the
     momenta are hotter than T, xi grows: it comes to A + s where the noise of g has the constant
     covariance (2 s T / h) m, and the law of theta is then right for small h, with nothing known of
-    s. Noise of another shape, or that depends on theta, is not dissipated rightly.
+    s. Noise of another shape, or that depends on theta, is not dissipated rightly. The momenta that
+    are held at T, those after a step, are hotter than theta by a factor of about 1 + h xi / 2.
 
     `scheme="adodab"` is a symmetric splitting of the same dynamics,
 
@@ -68,8 +69,8 @@ class SGNHT(MomentumKernel):
     \end{aligned}
     \]
 
-    whose error is of second order in h where that of the Euler scheme is of first. It is the
-    BADODAB of Leimkuhler and Shang, whose half steps B before and after share one gradient: theta
+    whose error for such noise is of second order in h; that of the Euler scheme is of first. It is
+    the BADODAB of Leimkuhler and Shang, whose half steps B before and after share one gradient: theta
     has the same values, and p is given after the whole B, where it is hotter by a term of first
     order.
 

@@ -96,7 +96,6 @@ class SVRG(AnchoredTarget):
         anchor = tf.cond(
             step % self.update_every == 0, lambda: anchor_at(self.target, here), lambda: last
         )
-        anchor = Anchor(*anchor)
         draw, inner = self.target.next_draw(seed, inner)
         estimate = self._estimate_from(anchor, state, draw, probe, with_scores)
         return estimate._replace(target_state=SVRGState(anchor, step + 1, inner))
