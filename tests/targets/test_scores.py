@@ -241,3 +241,8 @@ def test_closed_form_of_a_wrong_shape(fn: Any, message: str) -> None:
 def test_options_that_do_not_go_together(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         regression(**options)
+
+
+def test_scores_are_given_by_a_function() -> None:
+    with pytest.raises(TypeError, match="score_fn is a ndarray; a callable is expected"):
+        regression(score_fn=X)

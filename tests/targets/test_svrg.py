@@ -60,7 +60,7 @@ def test_anchors_move_when_they_should_and_across_calls(jit: bool) -> None:
 
     A second call of `sample_chain` goes on where the first one stopped, in the middle of a period.
     """
-    base = student(chunk_size=7)
+    base = student(chunk_size=16, replacement=True)
     kernel = sgmcmc.SGLD(sgmcmc.SVRG(base, update_every=4), step_size=0.01)
 
     @tf.function(jit_compile=jit, autograph=False)
@@ -203,7 +203,7 @@ def test_parts_give_what_the_whole_gives() -> None:
     ("jit", "dtype"), [(False, tf.float64), (True, tf.float64), (True, tf.float32)]
 )
 def test_modes_agree(jit: bool, dtype: tf.DType) -> None:
-    target = sgmcmc.SVRG(student(dtype=dtype, chunk_size=16), update_every=2)
+    target = sgmcmc.SVRG(student(dtype=dtype, chunk_size=16, replacement=True), 2)
     states = tf.constant(GENERATOR.standard_normal([3, 6, 2]), dtype)
 
     def gradients(states: tf.Tensor) -> list[tf.Tensor]:

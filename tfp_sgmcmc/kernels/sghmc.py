@@ -102,8 +102,8 @@ class SGHMC(MomentumKernel):
       initial_momentum: arrays that broadcast with the state parts; None starts at rest.
       small_friction: `"increase"` or `"refuse"`: what to do in a chain whose friction is too small.
         A refused step raises `tf.errors.InvalidArgumentError`, which has both numbers; under XLA,
-        which cannot raise, the chain stands still instead. Both are counted in the results. (Sigma of
-        the first few minibatches is rough, and its largest eigenvalue too large.)
+        which cannot raise, the chain stands still instead. Both are counted in the results.
+        (Sigma of the first few minibatches is rough, and its largest eigenvalue too large.)
 
     Raises:
       ValueError: a step size, friction, mass or temperature that is not positive and finite, an

@@ -70,9 +70,9 @@ class SGNHT(MomentumKernel):
     \]
 
     whose error for such noise is of second order in h; that of the Euler scheme is of first. It is
-    the BADODAB of Leimkuhler and Shang, whose half steps B before and after share one gradient: theta
-    has the same values, and p is given after the whole B, where it is hotter by a term of first
-    order.
+    the BADODAB of Leimkuhler and Shang, whose half steps B before and after share one gradient:
+    theta has the same values, and p is given after the whole B, where it is hotter by a term of
+    first order.
 
     #### Example
 

@@ -125,6 +125,8 @@ class MinibatchLogProb(Target):
         for name, fn in (("log_prior_fn", log_prior_fn), ("log_likelihood_fn", log_likelihood_fn)):
             if not callable(fn):
                 raise TypeError(f"{name} is a {type(fn).__name__}; a callable is expected.")
+        if score_fn is not None and not callable(score_fn):
+            raise TypeError(f"score_fn is a {type(score_fn).__name__}; a callable is expected.")
         if reshuffle not in ("step", "epoch"):
             raise ValueError(f"reshuffle is {reshuffle!r}; 'step' or 'epoch' is expected.")
         if reshuffle == "epoch" and replacement:

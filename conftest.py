@@ -1,0 +1,18 @@
+"""The whole suite, `python -m pytest`, runs a file on each core where pytest-xdist is installed."""
+
+import os
+
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Chosen files, `-n` and `--pdb` mean what they always do."""
+    options = config.option
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if not whole or hasattr(config, "workerinput") or options.usepdb or options.collectonly:
+        return
+    if config.pluginmanager.hasplugin("xdist") and options.numprocesses is None:
+        affinity = getattr(os, "sched_getaffinity", None)
+        options.numprocesses = len(affinity(0)) if affinity else os.cpu_count()
+        options.dist = "loadfile"
