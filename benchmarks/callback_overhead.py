@@ -40,7 +40,7 @@ class SGDKernel(tfp.mcmc.TransitionKernel):
     def one_step(
         self, current_state: Any, previous_kernel_results: tf.Tensor, seed: Any = None
     ) -> Any:
-        gradient = self._target.estimate(current_state, seed).gradient
+        gradient = self._target.estimate(current_state, seed, with_scores=False).gradient
         moved = zip(current_state, gradient, strict=True)
         return [x + self._step_size * g for x, g in moved], previous_kernel_results
 

@@ -41,12 +41,22 @@ def added_memory(num_examples: int, num_features: int, mode: str, seed: int) -> 
     if compiled is not None:
         value_and_gradient = tf.function(value_and_gradient, jit_compile=compiled)
     theta = tf.zeros([num_features])
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is in use
-    before = _status("VmRSS")
+    before = start_peak()
     value, gradient = value_and_gradient(theta)
     np.testing.assert_allclose(value, -num_examples * np.log(2), rtol=1e-4)
     assert np.all(np.isfinite(gradient))
-    return _status("VmHWM") - before, num_examples * (num_features + 1) * 4 / 1e6
+    return peak() - before, num_examples * (num_features + 1) * 4 / 1e6
+
+
+def start_peak() -> float:
+    """Lets the peak of resident memory start again from what is in use, which is returned: MB."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def peak() -> float:
+    """The peak of resident memory, MB (10^6 bytes)."""
+    return _status("VmHWM")
 
 
 def _status(name: str) -> float:

@@ -31,7 +31,6 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.environment import describe
 from benchmarks.logistic import as_batch, log_likelihood, score
 from benchmarks.reference import Reference, exact_posterior, logistic_laplace
-from tfp_sgmcmc.covariance import History
 
 PRIOR_PRECISION = 0.01
 
@@ -63,27 +62,34 @@ def make_target(x: np.ndarray, y: np.ndarray, batch_size: int) -> sgmcmc.Minibat
 
 
 def samplers(target: sgmcmc.MinibatchLogProb) -> dict[str, Callable[[], Any]]:
-    """Kernels by name; steps near the largest that each of them bears here."""
+    """Kernels by name; steps near the largest that each of them bears here at n = 500."""
+    covariance, n = sgmcmc.covariance, target.batch_size
+    # At every n as many scores are in V: 50,000, or 4,000 of them themselves, older than as many.
+    average = covariance.RunningMean(decay=1 - n / 50_000)
+    full, diag = covariance.Full(average), covariance.Diag(average)
+    low_rank = covariance.LowRank(covariance.History(4000 // n, lag=4000 // n))
     return {
         "SGLD, eps 1e-3": lambda: sgmcmc.SGLD(target, 1e-3),
         "SGLD, eps 2e-5": lambda: sgmcmc.SGLD(target, 2e-5),
-        "mSGLD": lambda: sgmcmc.ModifiedSGLD(target, 1e-4),
-        "SGFS full, alpha 0": lambda: sgmcmc.SGFS(target, alpha=0.0, num_estimation_steps=20),
-        "SGFS full": lambda: sgmcmc.SGFS(target, alpha=100.0),
-        "SGFS low_rank": lambda: sgmcmc.SGFS(target, alpha=100.0, covariance="low_rank"),
-        "SGFS diag": lambda: sgmcmc.SGFS(target, alpha=100.0, covariance="diag"),
-        "SGHMC": lambda: sgmcmc.SGHMC(target, 0.003, friction=50.0),
-        "SGNHT": lambda: sgmcmc.SGNHT(target, 0.003, friction=1.0),
-        "CCAdL full": lambda: sgmcmc.CCAdL(target, 0.005, friction=1.0),
-        "CCAdL low_rank": lambda: sgmcmc.CCAdL(target, 0.005, 1.0, covariance="low_rank"),
-        "CCAdL diag": lambda: sgmcmc.CCAdL(target, 0.005, 1.0, covariance="diag"),
-        "underdamped Langevin": lambda: sgmcmc.UnderdampedLangevin(target, 0.003, friction=1.0),
-        "NOGIN full": lambda: sgmcmc.NOGIN(target, 0.03),
-        # A short history is a noisy Sigma, which smaller steps forgive.
-        "NOGIN low_rank": lambda: sgmcmc.NOGIN(
-            target, 0.01, covariance=sgmcmc.covariance.LowRank(History(8, lag=8))
+        "mSGLD": lambda: sgmcmc.ModifiedSGLD(target, 1e-4, full),
+        "SGFS full, alpha 0": lambda: sgmcmc.SGFS(
+            target, alpha=0.0, num_estimation_steps=10_000 // n
         ),
-        "NOGIN diag": lambda: sgmcmc.NOGIN(target, 0.03, covariance="diag"),
+        "SGFS full": lambda: sgmcmc.SGFS(target, alpha=100.0),
+        "SGFS low_rank": lambda: sgmcmc.SGFS(target, alpha=100.0, covariance=low_rank),
+        "SGFS diag": lambda: sgmcmc.SGFS(target, alpha=100.0, covariance="diag"),
+        "SGHMC": lambda: sgmcmc.SGHMC(target, 0.003, 50.0, full),
+        "SGNHT": lambda: sgmcmc.SGNHT(target, 0.003, friction=1.0),
+        "CCAdL full": lambda: sgmcmc.CCAdL(target, 0.005, 1.0, full),
+        "CCAdL low_rank": lambda: sgmcmc.CCAdL(target, 0.003, 1.0, low_rank),
+        "CCAdL diag": lambda: sgmcmc.CCAdL(target, 0.005, 1.0, diag),
+        "underdamped Langevin": lambda: sgmcmc.UnderdampedLangevin(target, 0.003, friction=1.0),
+        "NOGIN full": lambda: sgmcmc.NOGIN(
+            target, 0.03, 1.0, full, num_estimation_steps=10_000 // n
+        ),
+        # A short history is a noisy Sigma, which small steps and friction forgive.
+        "NOGIN low_rank": lambda: sgmcmc.NOGIN(target, 0.005, 3.0, low_rank),
+        "NOGIN diag": lambda: sgmcmc.NOGIN(target, 0.03, 1.0, diag),
     }
 
 
@@ -97,33 +103,36 @@ def measure(
     thinning: int,
     seed: int,
 ) -> Row:
-    """Runs one chain from the exact mean; a tenth of it is burn-in."""
-    burn_in = num_steps // 10
+    """Runs one chain from the exact mean, in ten blocks; the first is burn-in, and compiles."""
 
     @tf.function(jit_compile=True)
-    def run(steps: int, seed: tf.Tensor) -> Any:
+    def run(state: tf.Tensor, results: Any, seed: tf.Tensor) -> Any:
         return tfp.mcmc.sample_chain(
-            steps,
-            tf.constant(reference.mean, tf.float32),
+            num_steps // thinning // 10,
+            state,
+            previous_kernel_results=results,
             kernel=kernel,
-            num_burnin_steps=burn_in,
+            num_burnin_steps=thinning - 1,
             num_steps_between_results=thinning - 1,
             trace_fn=None,
+            return_final_kernel_results=True,
             seed=seed,
         )
 
-    program = run.get_concrete_function(
-        (num_steps - burn_in) // thinning, tf.TensorSpec([2], tf.int32)
-    )
-    program(tf.constant([seed, 0]))  # compiles
-    start = time.perf_counter()
-    samples = program(tf.constant([seed, 1])).numpy().astype(np.float64)
-    seconds = time.perf_counter() - start
+    start = tf.constant(reference.mean, tf.float32)
+    last = run(start, kernel.bootstrap_results(start), tf.constant([seed, 0]))
+    blocks = []
+    begin = time.perf_counter()
+    for i in range(1, 10):
+        last = run(last.all_states[-1], last.final_kernel_results, tf.constant([seed, i]))
+        blocks.append(last.all_states.numpy())
+    seconds = time.perf_counter() - begin
+    samples = np.concatenate(blocks).astype(np.float64)
     sgmcmc.check_finite(samples)
     mean, covariance = samples.mean(axis=0), np.cov(samples, rowvar=False)
     deviations = np.sqrt(np.diag(covariance)), np.sqrt(np.diag(reference.covariance))
     effective = np.array([_effective_sample_size(column) for column in samples.T])
-    effective *= num_steps / (num_steps - burn_in)  # those that as many steps without burn-in give
+    num_counted = len(samples) * thinning
     median, least = np.median(effective), effective.min()
     return Row(
         name,
@@ -131,9 +140,9 @@ def measure(
         float(np.mean(deviations[0] / deviations[1])),
         sgmcmc.relative_mean_error(mean, reference.mean),
         sgmcmc.relative_covariance_error(covariance, reference.covariance),
-        1e6 * seconds / num_steps,
-        num_steps / median,
-        num_steps / median * target.batch_size / target.num_examples,
+        1e6 * seconds / num_counted,
+        num_counted / median,
+        num_counted / median * target.batch_size / target.num_examples,
         1e3 * seconds / median,
         1e3 * seconds / least,
     )
@@ -171,15 +180,19 @@ def main() -> None:
     for name, make_kernel in samplers(target).items():
         if arguments.only and not any(name.startswith(prefix) for prefix in arguments.only):
             continue
-        row = measure(
-            name,
-            make_kernel(),
-            target,
-            reference,
-            num_steps=arguments.num_steps,
-            thinning=arguments.thinning,
-            seed=arguments.seed,
-        )
+        try:
+            row = measure(
+                name,
+                make_kernel(),
+                target,
+                reference,
+                num_steps=arguments.num_steps,
+                thinning=arguments.thinning,
+                seed=arguments.seed,
+            )
+        except sgmcmc.NonFiniteChainError:
+            print(f"{name:<22} became infinite at this step size", flush=True)
+            continue
         print(
             f"{row.name:<22} {row.slope:>6.3f} {row.sd_ratio:>6.3f} {row.mean_error:>6.3f} "
             f"{row.covariance_error:>6.2f} {row.us_per_step:>6.0f} "

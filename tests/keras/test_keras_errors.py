@@ -13,6 +13,10 @@ X = np.random.default_rng(0).normal(size=[N, 2]).astype(np.float32)
 Y = X[:, :1]
 
 
+def unit_normal(y, f):
+    return 0.5 * tf.square(y - f)
+
+
 def sampler(make_kernel_fn=lambda target: sgmcmc.SGLD(target, step_size=1e-3), **changes):
     arguments = {"num_examples": N, "prior": None, "num_burnin_steps": 0, "seed": 0, **changes}
     return sgmcmc.keras.SamplerCallback(make_kernel_fn, **arguments)
@@ -21,7 +25,7 @@ def sampler(make_kernel_fn=lambda target: sgmcmc.SGLD(target, step_size=1e-3), *
 def make_model(layers=None, **compiled):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([2]), *(layers or [keras.layers.Dense(1)])])
-    model.compile(**{"loss": "mse", "run_eagerly": True, **compiled})
+    model.compile(**{"loss": unit_normal, "run_eagerly": True, **compiled})
     return model
 
 
@@ -71,7 +75,7 @@ NON_NEGATIVE = {"bias_constraint": keras.constraints.NonNeg()}
 
 
 def compiled(model, **arguments):
-    model.compile(loss="mse", **arguments)
+    model.compile(loss=unit_normal, **arguments)
     return model
 
 
@@ -214,3 +218,21 @@ class TestNonFinite:
         model.layers[0].bias.assign([np.nan])
         with pytest.raises(ValueError, match="initial state, has NaN"):
             fit(model, sampler())
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_only_fit_samples(method):
+    model, callback = make_model(), sampler()
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=f"samples in fit; it was given to {method}"):
+        getattr(model, method)(X, callbacks=[callback], verbose=0)
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_one_sampler_a_fit(same):
+    model, callback = make_model(), sampler()
+    with pytest.raises(ValueError, match="given 2 callbacks of kind SamplerCallback; one is"):
+        model.fit(X, Y, callbacks=[callback, callback if same else sampler()], verbose=0)
+    assert "train_step" not in vars(model)

@@ -15,6 +15,10 @@ Y = RNG.integers(0, 4, size=[N])
 NEW = RNG.normal(size=[7, 3]).astype(np.float32)
 
 
+def unit_normal(y, f):
+    return 0.5 * tf.square(y - f)
+
+
 def sample(model, x=X, y=Y, temperature=1.0, step_size=1e-2, burnin=2, batch_size=10):
     callback = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.SGLD(target, step_size, temperature), N, None, burnin, seed=0
@@ -74,14 +78,14 @@ def test_probabilities_are_not_activated_again():
 def test_modes_and_batches(mode, monkeypatch):
     """Rows and samples come in several pieces, the last of each shorter."""
     monkeypatch.setattr("tfp_sgmcmc.keras.predict._CHUNK_BYTES", 3 * 16 * 4)
-    callback = sample(sequential(keras.layers.Dense(4), loss="mse", **mode), y=np.eye(4)[Y])
+    callback = sample(sequential(keras.layers.Dense(4), loss=unit_normal, **mode), y=np.eye(4)[Y])
     assert len(callback.samples[0]) == 4
     check(callback.predict(NEW, batch_size=3), logits(callback))
     check(callback.predict(NEW[:1], batch_size=3), logits(callback, NEW[:1]))
 
 
 def test_one_sample_has_no_spread():
-    callback = sample(sequential(keras.layers.Dense(4), loss="mse"), y=np.eye(4)[Y], burnin=5)
+    callback = sample(sequential(keras.layers.Dense(4), loss=unit_normal), y=np.eye(4)[Y], burnin=5)
     assert np.all(callback.predict(NEW).standard_deviation == 0)
 
 
@@ -96,7 +100,7 @@ def test_several_inputs_and_outputs():
     model.compile(
         loss={
             "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            "value": "mse",
+            "value": unit_normal,
         },
         jit_compile=False,
     )
@@ -114,7 +118,7 @@ def test_several_inputs_and_outputs():
 def test_batch_normalization_predicts_by_the_sample_s_own_statistics():
     momentum = 0.7
     norm = keras.layers.BatchNormalization(momentum=momentum, epsilon=1e-3)
-    model = sequential(norm, keras.layers.Dense(1), loss="mse")
+    model = sequential(norm, keras.layers.Dense(1), loss=unit_normal)
     callback = sample(model, y=X[:, :1], burnin=0)
     gamma, beta, kernel, bias = (s[:, None] for s in callback.samples)
     means, variances = callback.non_trainable_samples.values()
@@ -152,7 +156,7 @@ def test_dropout_is_active_while_sampling_and_off_in_predict(mode):
 
 
 def test_errors():
-    model = sequential(keras.layers.Dense(4), loss="mse")
+    model = sequential(keras.layers.Dense(4), loss=unit_normal)
     with pytest.raises(ValueError, match="no samples yet"):
         sample(model, y=np.eye(4)[Y], burnin=6).predict(NEW)
     callback = sample(model, y=np.eye(4)[Y])

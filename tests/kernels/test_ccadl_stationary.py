@@ -84,6 +84,7 @@ def test_wrong_laws_are_rejected(wrong: dict[str, Any], run: Run) -> None:
         check(run, law(**wrong)[1])
 
 
+@pytest.mark.slow
 def test_estimated_covariance_mass_and_temperature() -> None:
     """1/t averages, without replacement; they are unbiased, and good to 5% after the burn-in."""
     noise = MODEL.noise(5, replacement=False)

@@ -115,6 +115,7 @@ def test_wrong_laws_are_rejected(name: str, samples: dict[str, np.ndarray]) -> N
         check_covariance(samples["step"], MODEL.mean, WRONG_LAWS[name], ERROR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kept", "replacement"), [("block", True), ("diag", True), ("low_rank", False)]
 )

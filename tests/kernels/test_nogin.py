@@ -205,18 +205,18 @@ def test_every_mode_takes_the_step_of_its_own_draws(jit: bool, covariance: str) 
     kernel = sgmcmc.NOGIN(target, STEP, FRICTION, covariance, initial_momentum=MOMENTUM)
 
     @tf.function(jit_compile=jit, autograph=False)
-    def run(state: tf.Tensor, seed: tf.Tensor) -> Any:
-        results, found = kernel.bootstrap_results(state), []
-        for t in range(2):
-            state, results = kernel.one_step(state, results, seed + t)
-            batch_seed, noise_seed = random.split(seed + t, 2)
-            batch = target.draw(batch_seed, tf.range(BATCH), [2])
-            found.append((state, results.momentum, batch, random.normal_like(state, noise_seed)))
-        return found
+    def one_step(state: tf.Tensor, results: Any, seed: tf.Tensor) -> Any:
+        batch_seed, noise_seed = random.split(seed, 2)
+        batch = target.draw(batch_seed, tf.range(BATCH), [2])
+        draws = batch, random.normal_like(state, noise_seed)
+        return *kernel.one_step(state, results, seed), *draws
 
     theta, p, first = START, MOMENTUM, []
-    for found in run(tf.constant(START), SEED):
-        state, momentum, batch, z = (x.numpy() for x in found)
+    state = tf.constant(START)
+    results = kernel.bootstrap_results(state)
+    for t in range(2):
+        state, results, batch, z = one_step(state, results, SEED + t)
+        batch, z = batch.numpy(), z.numpy()
 
         def sigma(at: np.ndarray, batch: np.ndarray = batch) -> np.ndarray:
             first.append(144 / BATCH * HAND.covariance(at, batch))
@@ -225,7 +225,7 @@ def test_every_mode_takes_the_step_of_its_own_draws(jit: bool, covariance: str) 
         hand = step(theta, p, z, lambda at, batch=batch: HAND.gradient(at, batch), sigma)
         theta, p = hand.theta, hand.p
         np.testing.assert_allclose(state, theta, rtol=1e-7)
-        np.testing.assert_allclose(momentum, p, rtol=1e-7)
+        np.testing.assert_allclose(results.momentum, p, rtol=1e-7)
 
 
 def test_one_chain_and_many_agree() -> None:
@@ -266,8 +266,33 @@ def test_a_minibatch_that_is_not_finite_is_skipped() -> None:
     assert results.gradient_norm.numpy()[1] == 0
 
 
+def test_steps_of_estimation_move_nothing_and_teach_sigma() -> None:
+    """V is that of a chain that moves: the covariance of these scores does not depend on theta."""
+    target, state = MODEL.target(BATCH, tf.float64), tf.constant(START)
+    kernel = sgmcmc.NOGIN(
+        target, STEP, covariance=Full(RunningMean()), initial_momentum=tf.constant(MOMENTUM),
+        num_estimation_steps=3,
+    )  # fmt: skip
+    mover = kernel.copy(num_estimation_steps=0)
+    results, moving = kernel.bootstrap_results(state), mover.bootstrap_results(state)
+    moved = state
+    for t in range(3):
+        state, results = kernel.one_step(state, results, tf.constant([0, t]))
+        moved, moving = mover.one_step(moved, moving, tf.constant([0, t]))
+        np.testing.assert_array_equal(state, START)
+        np.testing.assert_array_equal(results.momentum, MOMENTUM)
+        assert np.abs(moved - START).min() > 1e-3
+    learned, expected = (r.covariance_state.averages[0] for r in (results, moving))
+    np.testing.assert_array_equal(learned.count, [3, 3])
+    np.testing.assert_allclose(learned.value, expected.value, rtol=1e-9)
+    state, _ = kernel.one_step(state, results, tf.constant([0, 3]))
+    assert np.abs(state - START).min() > 1e-3
+
+
 def test_wrong_arguments() -> None:
     target = MODEL.target(BATCH)
+    with pytest.raises(ValueError, match="num_estimation_steps is -1; at least 0 is expected"):
+        sgmcmc.NOGIN(target, STEP, num_estimation_steps=-1)
     with pytest.raises(ValueError, match="covariance is 'fisher'; one of full, block, diag, low_"):
         sgmcmc.NOGIN(target, STEP, covariance="fisher")
     with pytest.raises(ValueError, match="friction is -1.0; a positive finite number"):

@@ -192,6 +192,7 @@ class Minibatch:
         return samples(kernel, cls.start, cls.num_steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, np.inf])
 def test_minibatches_have_their_law(factor: float) -> None:
     """Each of the two rules follows its own law, and not the other's."""

@@ -308,8 +308,7 @@ def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
     assert s.results.target_log_prob.shape == s.results.num_frozen.shape == []
 
 
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("B", [1.0, "fisher"])
+@pytest.mark.parametrize(("B", "jit"), [("fisher", False), ("fisher", True), (1.0, True)])
 def test_compiled_steps(B: Any, jit: bool) -> None:
     """Normals differ between modes; the formula holds in each with its own."""
     target = make_target()

@@ -240,6 +240,7 @@ class SecondHalfHasDivisorN(sgmcmc.covariance.Full):
         return super()._statistic(centred) * factor[:, tf.newaxis, tf.newaxis]
 
 
+@pytest.mark.slow
 def test_v_estimated_from_minibatches_of_five() -> None:
     """V_t, over 400 minibatches and more, is off by 4%: to first order that cancels over chains."""
     kernel = sgmcmc.SGFS(

@@ -90,6 +90,7 @@ def test_chains_are_uncorrelated(samples: np.ndarray) -> None:
     check_covariance(pairs, np.tile(MODEL.mean, 2), joint, relative_error=0.1)
 
 
+@pytest.mark.slow
 def test_mass_temperature_and_parts_without_replacement() -> None:
     mass, temperature, h, friction = MASS, 2.0, 0.05, 5.0
     noise = MODEL.noise(BATCH, replacement=False)
@@ -110,7 +111,8 @@ def test_without_covariance_the_noise_of_the_gradient_heats_the_chain() -> None:
     check(sample(kernel, jit=False), law(left_over=NOISE))
 
 
-@pytest.mark.parametrize("batch_size", [5, 8, 12])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [5, 12])
 def test_estimated_covariance(batch_size: int) -> None:
     """The estimate is unbiased and made from other minibatches: the law is exact as well."""
     kernel = sgmcmc.SGHMC(target(batch_size, replacement=False), H, FRICTION, Full(RunningMean()))

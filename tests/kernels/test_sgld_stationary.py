@@ -133,6 +133,7 @@ def test_chains_that_share_minibatches_share_just_that_noise() -> None:
         check_covariance(samples, np.tile(MODEL.mean, 2), independent, relative_error=0.04)
 
 
+@pytest.mark.slow
 def test_epochs_have_a_law_of_their_own() -> None:
     """Reshuffled once an epoch, the minibatches of a pass are negatively dependent.
 

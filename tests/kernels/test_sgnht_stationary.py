@@ -142,6 +142,7 @@ def test_kinetic_temperature_has_its_chi_square_law(thermal: tuple[str, Run]) ->
     check_cdf(20 * run.kinetic_temperature[:, -1], stats.chi2(20).cdf, error=0.11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thermostat", ["per_part", "per_coordinate"])
 def test_thermostats_of_parts_and_coordinates_find_their_own_noise(thermostat: Any) -> None:
     """Two parts with noise of s = 1 and s = 2: xi comes to 2 and 3; power 4%.

@@ -118,6 +118,7 @@ def test_adam_comes_near_by_minibatches() -> None:
     np.testing.assert_allclose(exact, GAUSSIAN.mean, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_adam_takes_schedules_and_epochs_and_repeats_itself() -> None:
     target = GAUSSIAN.target(50, reshuffle="epoch")
     schedule = sgmcmc.schedules.PolynomialDecay(a=0.1, b=1.0, gamma=0.5)

@@ -442,6 +442,7 @@ for fn in (tf.function(evaluate), tf.function(evaluate, jit_compile=True), evalu
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resets the peak through /proc")
 def test_exact_gradient_of_a_million_examples_takes_little_memory() -> None:
     """400 MB of data; value and gradient add less than 200 MB: in a graph, compiled, and eager."""

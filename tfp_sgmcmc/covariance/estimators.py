@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc.covariance.averages import Average, AverageState, History, RunningMean
+from tfp_sgmcmc.covariance.factored_scores import FactoredScores, count_rows, pad_rows
 from tfp_sgmcmc.covariance.operators import (
     DenseMatrix,
     DiagonalMatrix,
@@ -82,13 +83,16 @@ class CovarianceEstimator(abc.ABC):
                 f"{', '.join(self.methods)} is expected."
             )
 
-    def init(self, state: State, chain_ndims: int, num_scores: int) -> CovarianceState:
+    def init(self, state: State, chain_ndims: int, num_scores: int | None) -> CovarianceState:
         """The estimator's state before the first step.
 
+        `num_scores` is None where it is not known before the minibatches come.
+
         Raises:
-          ValueError: fewer than two scores; `block` for a state of one part.
+          ValueError: fewer than two scores, or an unknown number beside `low_rank`; `block` for a
+            state of one part.
         """
-        if num_scores < 2:
+        if num_scores is not None and num_scores < 2:
             raise ValueError(
                 f"covariance='{self.name}' needs at least 2 scores a minibatch, but the target "
                 f"gives {num_scores} (its batch_size or num_groups)."
@@ -117,11 +121,13 @@ class CovarianceEstimator(abc.ABC):
     ) -> tuple[NoiseCovariance, CovarianceState]:
         """Returns Sigma at this step, and the estimator's next state.
 
-        A minibatch whose scores are not finite is left out, and counted.
+        A minibatch whose scores are not finite is left out, and counted; one of a single score,
+        which has no covariance, is left out.
 
         Args:
           own: what `init` or the last call returned.
-          scores: of this step's minibatch, `[chains..., rows, event...]` a part.
+          scores: of this step's minibatch, `[chains..., rows, event...]` a part, or
+            `FactoredScores`.
           noise_scale: c.
           like: the state.
           chain_ndims: its number of leading chain dimensions.
@@ -133,11 +139,12 @@ class CovarianceEstimator(abc.ABC):
         groups = self.groups(parts)
         statistics, accept = [], tf.ones(tf.shape(parts[0])[:chain_ndims], tf.bool)
         for group in groups:
-            flat = flatten_parts([rows[i] for i in group], chain_ndims + 1)
-            centred = flat - tf.reduce_mean(flat, axis=-2, keepdims=True)
-            statistics.append(self._statistic(centred))
+            statistics.append(self._statistic_of([rows[i] for i in group], chain_ndims))
             variances = self._variances(statistics[-1])
             accept &= tf.reduce_all(tf.math.is_finite(variances), axis=-1)
+        enough = count_rows(rows[0], chain_ndims) > 1
+        skipped = tf.cast(~accept & enough, tf.int32)
+        accept &= enough
         updated = [
             self._update(average, statistic, accept)
             for average, statistic in zip(own.averages, statistics, strict=True)
@@ -156,7 +163,7 @@ class CovarianceEstimator(abc.ABC):
             averages=[average for _, average in updated],
             inverses=inverses,
             step=own.step + 1,
-            num_skipped=own.num_skipped + tf.cast(~accept, tf.int32),
+            num_skipped=own.num_skipped + skipped,
         )
         return sigma, own
 
@@ -176,8 +183,13 @@ class CovarianceEstimator(abc.ABC):
         """Indices of the parts that one matrix acts on."""
         return [list(range(len(parts)))]
 
+    def _statistic_of(self, rows: Sequence[Any], chain_ndims: int) -> tf.Tensor:
+        rows = [x.rows() if isinstance(x, FactoredScores) else x for x in rows]
+        flat = flatten_parts(rows, chain_ndims + 1)
+        return self._statistic(flat - tf.reduce_mean(flat, axis=-2, keepdims=True))
+
     @abc.abstractmethod
-    def _shape(self, size: int, num_scores: int) -> list[int]:
+    def _shape(self, size: int, num_scores: int | None) -> list[int]:
         """Shape of the statistic of D = `size` entries."""
 
     @abc.abstractmethod
@@ -215,7 +227,7 @@ class Full(CovarianceEstimator):
     methods = ("auto", "cg", "cholesky", "lagged_cholesky")
     name = "full"
 
-    def _shape(self, size: int, num_scores: int) -> list[int]:
+    def _shape(self, size: int, num_scores: int | None) -> list[int]:
         return [size, size]
 
     def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
@@ -256,8 +268,13 @@ class Diag(CovarianceEstimator):
     def groups(self, parts: Sequence[tf.Tensor]) -> list[list[int]]:
         return [[i] for i in range(len(parts))]
 
-    def _shape(self, size: int, num_scores: int) -> list[int]:
+    def _shape(self, size: int, num_scores: int | None) -> list[int]:
         return [size]
+
+    def _statistic_of(self, rows: Sequence[Any], chain_ndims: int) -> tf.Tensor:
+        if len(rows) == 1 and isinstance(rows[0], FactoredScores):
+            return rows[0].variances()
+        return super()._statistic_of(rows, chain_ndims)
 
     def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(tf.square(centred), axis=-2) / _freedom(centred)
@@ -298,7 +315,14 @@ class LowRank(CovarianceEstimator):
             )
         self._history = self.average
 
-    def _shape(self, size: int, num_scores: int) -> list[int]:
+    def _shape(self, size: int, num_scores: int | None) -> list[int]:
+        if num_scores is None:
+            raise ValueError(
+                "covariance='low_rank' keeps the scores of whole minibatches, and so many scores "
+                "must be known beforehand, but the batches have no fixed size: in fit, pass a "
+                "batch_size that divides the number of examples, a dataset batched with "
+                "drop_remainder=True, or num_groups."
+            )
         return [num_scores, size]
 
     def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
@@ -310,6 +334,7 @@ class LowRank(CovarianceEstimator):
     def _update(
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor
     ) -> tuple[Matrix, AverageState]:
+        statistic = pad_rows(statistic, own.value.shape[-2])
         slots, own = self._history.update_slots(own, statistic, accept, self.include_current)
         return self._matrix(slots), own
 
@@ -323,7 +348,7 @@ class LowRank(CovarianceEstimator):
 class _Exact(Diag):
     """Sigma = 0, for gradients that are exact."""
 
-    def init(self, state: State, chain_ndims: int, num_scores: int) -> CovarianceState:
+    def init(self, state: State, chain_ndims: int, num_scores: int | None) -> CovarianceState:
         skipped = tf.zeros(tf.shape(tf.nest.flatten(state)[0])[:chain_ndims], tf.int32)
         return CovarianceState([], [], tf.zeros([], tf.int32), skipped)
 

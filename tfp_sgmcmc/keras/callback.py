@@ -15,9 +15,10 @@ from tfp_sgmcmc.diagnostics import NonFiniteChainError
 from tfp_sgmcmc.keras import losses
 from tfp_sgmcmc.keras.chain import Chain, Status
 from tfp_sgmcmc.keras.predict import Prediction, Predictor
-from tfp_sgmcmc.keras.restore import BatchTrainFunction, calling_list, guard
+from tfp_sgmcmc.keras.priors import as_log_prior, check_prior
+from tfp_sgmcmc.keras.restore import BatchTrainFunction, calling_list, check_single, guard
 from tfp_sgmcmc.keras.samples import Samples, Thinning
-from tfp_sgmcmc.keras.target import ModelLogProb, as_log_prior
+from tfp_sgmcmc.keras.target import ModelLogProb
 
 # Reading a variable makes an accelerator wait: while no sample is due, look for NaN this often.
 _STEPS_UNSEEN = 100
@@ -34,11 +35,11 @@ class SamplerCallback(keras.callbacks.Callback):
     \]
 
     whose sum is estimated by N/B times that over a batch of B rows. \( \ell \) is the compiled loss
-    as a function of one example, which therefore has to be a negative log likelihood (the
-    crossentropies are; a squared error is one with the noise's variance built in, as in
-    `0.5 * (y - f)**2 / sigma**2`); its reduction has no influence, `loss_weights`, `sample_weight`,
-    `class_weight` and masks have theirs. \( R_k \) are regularisers and `add_loss` terms, which
-    Keras adds to a mean: they count N-fold.
+    as a function of one example, which therefore has to be a negative log likelihood: of Keras' own
+    losses the crossentropies and Poisson (their means over outputs count as sums), else
+    `NegativeLogLikelihood` or a function such as `0.5 * (y - f)**2 / sigma**2`. Its reduction has
+    no influence, `loss_weights`, `sample_weight`, `class_weight` and masks have theirs. \( R_k \)
+    are regularisers and `add_loss` terms, which Keras adds to a mean: they count N-fold.
 
     Metrics, validation, `steps_per_execution`, `jit_compile`, `run_eagerly` and other callbacks
     work as in any `fit`; `loss` in the logs is Keras' own. The optimizer is not used. The model
@@ -75,16 +76,29 @@ class SamplerCallback(keras.callbacks.Callback):
         target estimates the log posterior on one batch; it is called anew in each trace.
       num_examples: N, the number of training examples (without a validation split).
       prior: of the trainable variables: a scalar `tfd` distribution, of every single weight; a
-        callable, list of variables' values -> log prior; or None, where regularisers say it all.
+        dict from patterns of variables' paths, as in `by_variable`, to distributions or None, such
+        as `{"bias": None, "*/kernel": tfd.Normal(0., 1.)}`, with batch or event shapes that fit
+        the variables'; a callable, list of variables' values -> log prior; or None, where
+        regularisers say it all.
       num_burnin_steps: steps before the first that may be kept.
       num_steps_between_results: steps between kept ones, as in `tfp.mcmc.sample_chain`.
       seed: an integer or two; step t draws from `fold_in(seed, t)`.
+      num_chains: C, chains that run side by side on the same batches, each with a start and noise
+        of its own; samples then are `[num_kept, C, ...]`. The model itself, and with it logs and
+        validation, is that of the first chain. None is one chain, whose samples have no such axis.
+      initial_states: where the chains but the first, which starts at the model's weights, start:
+        at draws from the "initializers" of the weights, at the weights of the "model", too; or a
+        list of arrays `[C, ...]`, one for each trainable variable, for all of them.
+      num_groups: for kernels that use the covariance of the gradient noise: it is estimated from
+        the scores of so many groups of a batch's examples, and not of single ones, which takes less
+        time and memory where a model has layers other than `Dense`, `Embedding` and convolutions.
       check_num_examples: whether an epoch of `fit` is checked to have N examples.
 
     Raises:
       ValueError: numbers out of range. In `fit`: a model that is not compiled, has no trainable
-        weights, overrides `train_step` or `compute_loss`, has constraints, or is distributed; an
-        epoch that has not N examples; NaN in the initial weights.
+        weights, overrides `train_step` or `compute_loss`, has constraints, or is distributed; a
+        loss of Keras that is no likelihood, as squared errors; a prior that does not fit the
+        variables; an epoch that has not N examples; NaN in the initial weights.
       TypeError: arguments of a wrong type; in `fit`, `make_kernel_fn` that returns no kernel.
       NonFiniteChainError: in `fit`, the loss or a sample became NaN or infinite. `samples` holds
         those before; the model is set back to the last of them, or to where the chain began.
@@ -99,6 +113,9 @@ class SamplerCallback(keras.callbacks.Callback):
         num_steps_between_results: int = 0,
         *,
         seed: Any,
+        num_chains: int | None = None,
+        initial_states: Any = "initializers",
+        num_groups: int | None = None,
         check_num_examples: bool = True,
     ):
         super().__init__()
@@ -109,12 +126,16 @@ class SamplerCallback(keras.callbacks.Callback):
             )
         self._make_kernel_fn = make_kernel_fn
         self._num_examples = _integer("num_examples", num_examples, 1)
-        self._log_prior_fn = as_log_prior(prior)
+        check_prior(prior)
+        self._prior = prior
         self._thinning = Thinning(
             _integer("num_burnin_steps", num_burnin_steps, 0),
             _integer("num_steps_between_results", num_steps_between_results, 0),
         )
         self._seed = random.as_seed(seed)
+        self._num_chains = None if num_chains is None else _integer("num_chains", num_chains, 1)
+        self._initial_states = initial_states
+        self._num_groups = None if num_groups is None else _integer("num_groups", num_groups, 2)
         self._check_num_examples = check_num_examples
         self._chain: Chain | None = None
         self._train_function: BatchTrainFunction | None = None
@@ -126,15 +147,18 @@ class SamplerCallback(keras.callbacks.Callback):
 
     @property
     def samples(self) -> list[np.ndarray]:
-        """Samples so far, `[num_kept, ...]` for each of `model.trainable_variables`."""
+        """Samples so far, `[num_kept, ...]` for each of `model.trainable_variables`.
+
+        With chains their axis is the second one, `[num_kept, num_chains, ...]`.
+        """
         variables = self._chain.variables if self._chain else []
         if not len(self._samples):
-            return [np.zeros([0, *v.shape], v.dtype) for v in variables]
+            return [np.zeros([0, *self._chains, *v.shape], v.dtype) for v in variables]
         return self._samples.values[: len(variables)]
 
     @property
     def non_trainable_samples(self) -> dict[str, np.ndarray]:
-        """Moving statistics that belong to the samples, `[num_kept, ...]`, by variable path."""
+        """Moving statistics that belong to the samples, shaped as they are, by variable path."""
         if not len(self._samples):
             return {}
         recorded = zip(self._chain.recorded, self._samples.values, strict=True)
@@ -160,17 +184,72 @@ class SamplerCallback(keras.callbacks.Callback):
         Raises:
           ValueError: no samples yet; an unknown `activation`.
         """
+        return self._predictor_of(activation)(
+            self._flat_samples(), x, _integer("batch_size", batch_size, 1)
+        )
+
+    def outputs(
+        self,
+        x: Any,
+        batch_size: int = 32,
+        activation: Callable[[Any], Any] | str | None = "auto",
+    ) -> Any:
+        """The model's outputs by each sample, `[num_kept, rows, ...]`.
+
+        With chains `[num_kept, num_chains, rows, ...]`: in this layout `tfp.mcmc` has the R-hat
+        and the effective sample size of predictions, as it has those of the weights in `samples`.
+        All outputs are in memory at once; `predict` needs only their mean.
+
+        >>> import keras, numpy as np, tensorflow_probability as tfp
+        >>> import tfp_sgmcmc as sgmcmc
+        >>> x = np.random.default_rng(0).normal(size=[200, 1]).astype(np.float32)
+        >>> model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        >>> model.compile(loss=sgmcmc.keras.NegativeLogLikelihood(
+        ...     lambda out: tfp.distributions.Normal(out, 1.)), steps_per_execution=5)
+        >>> sampler = sgmcmc.keras.SamplerCallback(
+        ...     lambda target: sgmcmc.SGLD(target, step_size=1e-3), num_examples=200, prior=None,
+        ...     num_burnin_steps=100, seed=0, num_chains=4)
+        >>> _ = model.fit(x, 2. * x, batch_size=40, epochs=100, verbose=0, callbacks=[sampler])
+        >>> outputs = sampler.outputs(x[:3])
+        >>> outputs.shape
+        (400, 4, 3, 1)
+        >>> r_hat = tfp.mcmc.potential_scale_reduction(outputs, split_chains=True)
+        >>> bool(np.max(r_hat) < 1.2)
+        True
+
+        Arguments and exceptions are those of `predict`.
+        """
+        flat = self._predictor_of(activation).outputs(
+            self._flat_samples(), x, _integer("batch_size", batch_size, 1)
+        )
+        if self._num_chains is None:
+            return flat
+        return keras.tree.map_structure(
+            lambda y: y.reshape(-1, self._num_chains, *y.shape[1:]), flat
+        )
+
+    def _predictor_of(self, activation: Callable[[Any], Any] | str | None) -> Predictor:
         if not len(self._samples):
             raise ValueError(
                 "There are no samples yet; run fit for more than num_burnin_steps = "
                 f"{self._thinning.num_burnin_steps} steps (batches) first."
             )
         model = self.model
-        batch_size = _integer("batch_size", batch_size, 1)
         key = (activation, model.loss, model.jit_compile, model.run_eagerly)
         if self._predictor is None or self._predictor[0] != key:
             self._predictor = key, Predictor(model, self._chain.recorded, activation)
-        return self._predictor[1](self._samples.values, x, batch_size)
+        return self._predictor[1]
+
+    def _flat_samples(self) -> list[np.ndarray]:
+        """`[num_kept * num_chains, ...]` for each recorded variable."""
+        values = self._samples.values
+        if self._num_chains is None:
+            return values
+        return [v.reshape(-1, *v.shape[2:]) for v in values]
+
+    @property
+    def _chains(self) -> list[int]:
+        return [] if self._num_chains is None else [self._num_chains]
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
@@ -202,8 +281,21 @@ class SamplerCallback(keras.callbacks.Callback):
         if model.built and self._chain is None:
             self._start_chain()
         self._callback_list = calling_list()
+        self._is_fit = False
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._check_fit("evaluate")
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        self._check_fit("predict")
+
+    def _check_fit(self, method: str) -> None:
+        if not self._is_fit:
+            raise ValueError(f"A SamplerCallback samples in fit; it was given to {method}.")
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self._is_fit = True
+        check_single(self._callback_list, type(self))
         compilation = losses.compilation(self.model)
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
@@ -239,9 +331,12 @@ class SamplerCallback(keras.callbacks.Callback):
             self.model,
             self._make_kernel_fn,
             self._num_examples,
-            self._log_prior_fn,
+            as_log_prior(self._prior, self.model),
             self._thinning,
             self._seed,
+            self._num_chains,
+            self._initial_states,
+            self._num_groups,
         )
         self._initial = [(v, v.numpy()) for v in self.model.weights]
 
@@ -278,12 +373,12 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def _fail(self, step: int) -> None:
         self._failed = True
-        bad = [v.path for v in self._chain.variables if not np.isfinite(v.numpy()).all()]
+        bad = self._chain.not_finite()
         for variable, value in self._initial:
             variable.assign(value)
         if len(self._samples):
             for variable, values in zip(self._chain.recorded, self._samples.values, strict=True):
-                variable.assign(values[-1])
+                variable.assign(values[-1] if self._num_chains is None else values[-1, 0])
         start = "the last of them" if len(self._samples) else "where the chain began"
         raise NonFiniteChainError(
             f"{bad[0] if bad else 'The loss'} became NaN or infinite by step {step} of the chain. "

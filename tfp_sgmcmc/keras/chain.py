@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,8 +14,17 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.keras import losses
+from tfp_sgmcmc.keras.priors import LogPrior
 from tfp_sgmcmc.keras.samples import Thinning
-from tfp_sgmcmc.keras.target import LogPrior, ModelLogProb, num_rows
+from tfp_sgmcmc.keras.scores import ExampleScores
+from tfp_sgmcmc.keras.starts import own_values, stacked_starts
+from tfp_sgmcmc.keras.target import ModelLogProb, num_rows, static_rows
+from tfp_sgmcmc.targets.base import FullDataLogProb, Target
+
+_NO_ESTIMATE = (
+    "The kernel takes steps without an estimate from the target it was given; make_kernel_fn is "
+    "expected to pass its argument to the kernel."
+)
 
 
 class Status(NamedTuple):
@@ -32,10 +42,11 @@ class Status(NamedTuple):
 
 
 class Chain:
-    """A chain over a model's trainable variables; all that changes is in `tf.Variable`s.
+    """Chains over a model's trainable variables; all that changes is in `tf.Variable`s.
 
-    The model's own variables hold the state. States to keep are written to `buffers`, rings with
-    as many slots as one execution of `steps_per_execution` steps can fill.
+    The model's own variables hold the state: of a single chain all of it, of several that of the
+    first one, beside variables `[num_chains, ...]` that hold it for all. States to keep are written
+    to `buffers`, rings with as many slots as one execution of `steps_per_execution` steps can fill.
 
     Args:
       model: compiled, built.
@@ -44,9 +55,12 @@ class Chain:
       log_prior_fn: list of values -> log prior.
       thinning: which states are kept.
       seed: of the whole chain; step t draws from `fold_in(seed, t)`.
+      num_chains: C, or None for a single chain whose samples have no axis of chains.
+      initial_states: where the chains start; see `stacked_starts`.
+      num_groups: of the examples' scores; see `ExampleScores`.
 
     Raises:
-      ValueError: a model that has nothing to sample, or constraints.
+      ValueError: a model that has nothing to sample, or constraints; unfit `initial_states`.
       TypeError: `make_kernel_fn` returns no kernel.
     """
 
@@ -58,8 +72,12 @@ class Chain:
         log_prior_fn: LogPrior,
         thinning: Thinning,
         seed: tf.Tensor,
+        num_chains: int | None = None,
+        initial_states: Any = "initializers",
+        num_groups: int | None = None,
     ):
         self.model, self.variables = model, list(model.trainable_variables)
+        self.num_chains = num_chains
         self._make_kernel_fn, self._num_examples = make_kernel_fn, num_examples
         self._log_prior_fn, self._thinning, self._seed = log_prior_fn, thinning, seed
         if not self.variables:
@@ -70,14 +88,25 @@ class Chain:
                     f"{v.path} has the constraint {v.constraint!r}, which a chain would leave; "
                     "remove it and say what is known of the weights by the prior."
                 )
-        kernel = make_kernel_fn(ModelLogProb(model, num_examples, log_prior_fn))
+        # With several chains, the values of all of them, by id of the variable.
+        self._stacked: dict[int, tf.Variable] = {}
+        self._others: list[keras.Variable] | None = None  # known when the first batch comes
+        if num_chains is not None:
+            starts = stacked_starts(
+                model, self.variables, num_chains, initial_states, self._start_seed
+            )
+            self._stack(self.variables, starts)
+        self._scores = ExampleScores(model, num_groups)
+        self._results: Any = None  # known when the first batch comes, whose rows they depend on
+        kernel = make_kernel_fn(self._target(None))
         if not isinstance(kernel, tfp.mcmc.TransitionKernel):
             raise TypeError(
                 f"make_kernel_fn returned a {type(kernel).__name__}; a "
                 "tfp.mcmc.TransitionKernel over the target it was given is expected."
             )
-        results = kernel.bootstrap_results(self._state())
-        self._results = tf.nest.map_structure(lambda r: tf.Variable(r, trainable=False), results)
+        own = getattr(kernel, "parameters", {}).get("target_log_prob_fn")
+        if own is not None and (isinstance(own, FullDataLogProb) or not isinstance(own, Target)):
+            raise ValueError(_NO_ESTIMATE)
         self._status = tf.Variable([0, -1, 0], trainable=False, dtype=tf.int64)
         self.recorded: list[keras.Variable] = []  # those whose values make a sample
         self.buffers: list[tf.Variable] = []
@@ -85,11 +114,29 @@ class Chain:
     def status(self) -> Status:
         return Status(*self._status.numpy().tolist())
 
+    def not_finite(self) -> list[str]:
+        """Paths of the variables that have become NaN or infinite in a chain."""
+        pairs = zip(self.variables, self._state(), strict=True)
+        return [v.path for v, x in pairs if not np.isfinite(x).all()]
+
     def step(self, data: Any) -> dict[str, tf.Tensor]:
         """In place of `model.train_step`: one step of the kernel on one batch."""
         model = self.model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        target = ModelLogProb(model, self._num_examples, self._log_prior_fn, (x, y, sample_weight))
+        if self.num_chains is not None and self._others is None:
+            with tf.init_scope():
+                self._others = losses.changed_by_call(model, x)
+                values = own_values(self._others, self.num_chains, self._start_seed)
+                self._stack(self._others, values)
+        if self._results is None:
+            # In an init_scope, tapes of a kernel that wants a gradient here do not record.
+            with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
+                kernel = self._make_kernel_fn(self._target(None, static_rows(x)))
+                self._results = tf.nest.map_structure(
+                    lambda r: tf.Variable(r, trainable=False),
+                    kernel.bootstrap_results(self._state()),
+                )
+        target = self._target((x, y, sample_weight))
         status = Status(*tf.unstack(self._status.read_value()))
         state, results = self._make_kernel_fn(target).one_step(
             self._state(),
@@ -98,18 +145,16 @@ class Chain:
         )
         evaluated = target.evaluated
         if evaluated is None:
-            raise ValueError(
-                "The kernel took a step without an estimate from the target it was given; "
-                "make_kernel_fn is expected to pass its argument to the kernel."
-            )
+            raise ValueError(_NO_ESTIMATE)
         rows = num_rows(x)
-        loss = losses.reported_loss(model, y, evaluated, sample_weight, rows)
         moved = [*zip(self.variables, state, strict=True), *evaluated.updates]
-        for variable, value in moved:
-            variable.assign(value)
+        self._move(moved)
+        shown = self._first(evaluated)
+        loss = losses.reported_loss(model, y, shown, sample_weight, rows)
         tf.nest.map_structure(lambda v, r: v.assign(r), self._results, results)
         self._record([(v, x) for v, x in moved if v.dtype.startswith(("float", "bfloat"))], status)
-        loss_is_finite = tf.reduce_all(tf.math.is_finite(loss))
+        are_finite = [tf.reduce_all(tf.math.is_finite(x)) for x in (loss, target.log_prob)]
+        loss_is_finite = tf.reduce_all(are_finite)
         bad = tf.where(loss_is_finite, tf.constant(-1, tf.int64), status.num_steps)
         if tf.executing_eagerly() and not all(np.isfinite(x).all() for x in state):
             bad = status.num_steps + 1  # kernels refuse such a state before its loss is known
@@ -120,10 +165,47 @@ class Chain:
                 status.num_rows + tf.cast(rows, tf.int64),
             ]
         )
-        return model.compute_metrics(x, y, evaluated.outputs, sample_weight=sample_weight)
+        return model.compute_metrics(x, y, shown.outputs, sample_weight=sample_weight)
+
+    @property
+    def _start_seed(self) -> tf.Tensor:
+        return random.fold_in(self._seed, -1)  # no step's
+
+    def _stack(self, variables: list[keras.Variable], values: list[tf.Tensor]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            self._stacked[id(variable)] = tf.Variable(value, trainable=False)
+
+    def _target(self, batch: Any, num_rows: int | None = None) -> ModelLogProb:
+        others = [(v, self._stacked[id(v)].read_value()) for v in self._others or ()]
+        return ModelLogProb(
+            self.model,
+            self._num_examples,
+            self._log_prior_fn,
+            batch,
+            self.num_chains,
+            others,
+            self._scores,
+            num_rows,
+        )
 
     def _state(self) -> list[tf.Tensor]:
-        return [keras.ops.convert_to_tensor(v) for v in self.variables]
+        if self.num_chains is None:
+            return [keras.ops.convert_to_tensor(v) for v in self.variables]
+        return [self._stacked[id(v)].read_value() for v in self.variables]
+
+    def _move(self, moved: list[tuple[keras.Variable, tf.Tensor]]) -> None:
+        for variable, value in moved:
+            if self.num_chains is not None:
+                self._stacked[id(variable)].assign(value)
+                value = value[0]
+            variable.assign(value)
+
+    def _first(self, evaluated: losses.Forward) -> losses.Forward:
+        """What the model itself shows: its only chain's forward pass, or the first one's."""
+        if self.num_chains is None:
+            return evaluated
+        outputs = keras.tree.map_structure(lambda x: x[0], evaluated.outputs)
+        return evaluated._replace(outputs=outputs, losses=[x[0] for x in evaluated.losses])
 
     def _record(self, moved: list[tuple[keras.Variable, tf.Tensor]], status: Status) -> None:
         slots = -(-self.model.steps_per_execution // (self._thinning.num_steps_between_results + 1))
@@ -131,8 +213,8 @@ class Chain:
             self.recorded = [v for v, _ in moved]
             with tf.init_scope():
                 self.buffers = [
-                    tf.Variable(tf.zeros([slots, *v.shape], v.dtype), trainable=False)
-                    for v in self.recorded
+                    tf.Variable(tf.zeros([slots, *x.shape], x.dtype), trainable=False)
+                    for _, x in moved
                 ]
         before = self._thinning.num_kept(status.num_steps, tf.maximum)
         after = self._thinning.num_kept(status.num_steps + 1, tf.maximum)

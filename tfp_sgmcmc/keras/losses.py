@@ -7,7 +7,10 @@ from the first batch of `fit`. Used, and why:
   `Model._compile_metrics`: new with every `compile`, as `_compile_loss` is;
   `Model._symbolic_build`: creates variables of model, loss and metrics before the first step;
   `Model._loss_tracker`: the metric that reports `loss`;
-  `Layer._call_has_training_arg`: whether `training` may be passed.
+  `Layer._call_has_training_arg`: whether `training` may be passed;
+  `Layer._flatten_layers`: all layers, those within layers too;
+  `Loss.fn`, `Loss._fn_kwargs`: the function that a loss of Keras' own evaluates;
+  `_keras_mask` of a tensor: what was masked.
 """
 
 from __future__ import annotations
@@ -49,6 +52,31 @@ def check_model(model: keras.Model) -> None:
             "The model is compiled without a loss; the negative log likelihood is expected: "
             "model.compile(loss=...)."
         )
+    for path, loss in keras.tree.flatten_with_path(model.loss):
+        _check_likelihood(loss, f" of output {'/'.join(map(str, path))!r}" if path else "")
+
+
+def _check_likelihood(loss: Any, output: str) -> None:
+    try:
+        fn = _function_of_keras(keras.losses.get(loss))
+    except ValueError:  # strings that Keras resolves when it sees the data ("crossentropy"), or not
+        return
+    if fn is not None and fn not in _LIKELIHOODS:
+        raise ValueError(
+            f"The loss {fn.__name__}{output} is no negative log likelihood: a mean squared error, "
+            "for one, is that only for a known variance of the noise, which it does not tell. "
+            "Compile with tfp_sgmcmc.keras.NegativeLogLikelihood(lambda out: tfd.Normal(out, "
+            "sigma)), or another distribution, or with a function of your own: lambda y, f: "
+            "0.5 * (y - f)**2 / sigma**2."
+        )
+
+
+def _function_of_keras(loss: Any) -> Any:
+    """The function of Keras that a loss evaluates, or None where the loss is the user's own."""
+    if isinstance(loss, keras.losses.Loss) and not type(loss).__module__.startswith("keras."):
+        return None
+    fn = getattr(loss, "fn", loss)
+    return fn if getattr(fn, "__module__", "").startswith("keras.") else None
 
 
 def compilation(model: keras.Model) -> tuple[Any, ...]:
@@ -67,6 +95,11 @@ def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
     model._symbolic_build(data_batch=(x, y, sample_weight))
 
 
+def layers(model: keras.Model) -> list[keras.Layer]:
+    """The model, its layers and theirs, outermost first."""
+    return list(model._flatten_layers())
+
+
 def forward(
     model: keras.Model,
     variables: list[keras.Variable],
@@ -75,15 +108,29 @@ def forward(
     training: bool,
 ) -> Forward:
     """Calls the model with `values` in place of its `variables`."""
-    mapping = zip(variables, values, strict=True)
+    mapping = list(zip(variables, values, strict=True))
     arguments = {"training": training} if model._call_has_training_arg else {}
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         outputs = model(x, **arguments)
         losses = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
     assigned = [(v, scope.get_current_value(v)) for v in model.non_trainable_variables]
-    given = {id(v) for v in variables}
-    updates = [(v, new) for v, new in assigned if new is not None and id(v) not in given]
+    given = {id(v): value for v, value in mapping}
+    updates = [(v, new) for v, new in assigned if new is not None and new is not given.get(id(v))]
     return Forward(outputs, losses, updates)
+
+
+def changed_by_call(model: keras.Model, x: Any) -> list[keras.Variable]:
+    """The variables that a forward pass in training assigns."""
+    changed: list[keras.Variable] = []
+
+    @tf.function(autograph=False)
+    def trace(x: Any) -> None:
+        variables = model.trainable_variables
+        values = [keras.ops.convert_to_tensor(v) for v in variables]
+        changed.extend(v for v, _ in forward(model, variables, values, x, training=True).updates)
+
+    trace.get_concrete_function(keras.tree.map_structure(tf.TensorSpec.from_tensor, x))
+    return changed
 
 
 def negative_log_likelihood(
@@ -104,9 +151,15 @@ def _summed(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor]:
         )
     unreduced = _shallow_copy(loss)
     unreduced.reduction = "none"
+    is_mean = _function_of_keras(loss) in _MEANS
+    axis = vars(loss).get("_fn_kwargs", {}).get("axis", -1)
 
     def call(y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+        if sample_weight is not None:
+            _check_weights(unreduced(y_true, y_pred).shape, sample_weight.shape, loss.name)
         values = unreduced(y_true, y_pred, sample_weight)
+        if is_mean:
+            values *= tf.cast(tf.shape(y_pred)[axis], values.dtype)
         rows = keras.tree.flatten(y_pred)[0].shape[:1]
         if values.shape.rank == 0 or not values.shape[:1].is_compatible_with(rows):
             raise ValueError(
@@ -117,6 +170,24 @@ def _summed(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor]:
         return tf.reduce_sum(values)
 
     return call
+
+
+def _check_weights(values: tf.TensorShape, weights: tf.TensorShape, name: str) -> None:
+    """Raises ValueError where Keras would broadcast weights from the last axis, not the first."""
+    if values.rank is None or weights.rank is None:
+        return
+    missing = values.rank - weights.rank
+    longer = values if missing > 0 else weights
+    if abs(missing) > 1 or (missing and longer[-1] != 1):
+        raise ValueError(
+            f"sample_weight has shape {weights}, but the loss {name!r} shape {values} for a batch; "
+            "a loss summed over what has no weights of its own is expected."
+        )
+
+
+def mask(outputs: tf.Tensor) -> tf.Tensor | None:
+    """The mask that Keras has hung on outputs, `[rows, ...]`."""
+    return getattr(outputs, "_keras_mask", None)
 
 
 def _shallow_copy(loss: keras.losses.Loss) -> keras.losses.Loss:
@@ -156,6 +227,18 @@ def activate(model: keras.Model, outputs: Any) -> Any:
         )
     return keras.tree.pack_sequence_as(outputs, flat)
 
+
+# Of Keras' own losses; the divergence is the crossentropy but for a function of the labels.
+_LIKELIHOODS = (
+    keras.losses.binary_crossentropy,
+    keras.losses.categorical_crossentropy,
+    keras.losses.sparse_categorical_crossentropy,
+    keras.losses.poisson,
+    keras.losses.kl_divergence,
+    keras.losses.ctc,
+)
+# Of these, what divides the negative log likelihood of an example by its number of outputs.
+_MEANS = (keras.losses.binary_crossentropy, keras.losses.poisson)
 
 _BINARY = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
 _CATEGORICAL = (

@@ -63,6 +63,16 @@ def calling_list() -> keras.callbacks.CallbackList | None:
     return None
 
 
+def check_single(callback_list: keras.callbacks.CallbackList | None, kind: type) -> None:
+    """Raises ValueError where a list has more than one callback of a kind."""
+    given = sum(isinstance(c, kind) for c in callback_list.callbacks) if callback_list else 1
+    if given > 1:
+        raise ValueError(
+            f"fit was given {given} callbacks of kind {kind.__name__}; one is expected, which "
+            "samples num_chains chains."
+        )
+
+
 def guard(owner: Any, name: str, restore: Callable[[], None]) -> None:
     """Has `owner`'s method call `restore` when it raises."""
     method = getattr(owner, name)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 from tfp_sgmcmc.keras import losses
+from tfp_sgmcmc.keras.priors import LogPrior
+from tfp_sgmcmc.keras.scores import ExampleScores
 from tfp_sgmcmc.targets.base import GradientEstimate, State, Target, value_and_gradient
-
-LogPrior = Callable[[list[tf.Tensor]], tf.Tensor]
 
 
 class ModelLogProb(Target):
@@ -28,22 +27,48 @@ class ModelLogProb(Target):
     regularisers and `add_loss` terms: Keras minimises the mean of \( \ell \) plus R, so N R counts
     as minus a log prior. The state is the list of the values of `model.trainable_variables`.
 
+    With chains, the state has a leading axis of them, `[num_chains, ...]` a part, and all of them
+    see the same batch.
+
+    Scores are those of the batch's examples (see `ExampleScores`), and c = N (N - B) / B, as of a
+    batch drawn without replacement: in an epoch of `fit`, each batch by itself is so drawn.
+
     A step of `fit` makes a target of its own, bound to its batch. `evaluated` holds the forward
-    pass of the last estimate, from which outputs and new moving statistics are taken.
+    pass of the last estimate, from which outputs and new moving statistics are taken, and
+    `log_prob` its value.
 
     Args:
       model: compiled, built.
       num_examples: N.
       log_prior_fn: list of variables' values -> log p, a scalar.
       batch: `(x, y, sample_weight)`, or None for a target that only serves `bootstrap_results`.
+      num_chains: C, or None for a state without an axis of chains.
+      others: with chains, the non-trainable variables that each chain has values of its own of,
+        and these values, `[C, ...]`.
+      scores: where scores come from; None is an `ExampleScores(model)`.
+      num_rows: B, if it is known before the first batch.
     """
 
     def __init__(
-        self, model: keras.Model, num_examples: int, log_prior_fn: LogPrior, batch: Any = None
+        self,
+        model: keras.Model,
+        num_examples: int,
+        log_prior_fn: LogPrior,
+        batch: Any = None,
+        num_chains: int | None = None,
+        others: Sequence[tuple[keras.Variable, tf.Tensor]] = (),
+        scores: ExampleScores | None = None,
+        num_rows: int | None = None,
     ):
-        self.num_examples = num_examples
+        self.num_examples, self.num_chains = num_examples, num_chains
         self.evaluated: losses.Forward | None = None
+        self.log_prob: tf.Tensor | None = None
         self._model, self._log_prior_fn, self.batch = model, log_prior_fn, batch
+        self._others = list(others)
+        self._scores = ExampleScores(model) if scores is None else scores
+        if batch is not None:
+            num_rows = static_rows(batch[0])
+        self.num_scores = self._scores.num_scores(num_rows)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         """Raises NotImplementedError: inside `fit` there is only ever one batch."""
@@ -54,7 +79,7 @@ class ModelLogProb(Target):
         )
 
     def chain_shape(self, state: State) -> tf.TensorShape:
-        return tf.TensorShape([])
+        return tf.TensorShape([] if self.num_chains is None else [self.num_chains])
 
     def bootstrap(self, state: State) -> tuple[()]:
         """Nothing is carried between steps, and nothing can be evaluated before the first batch."""
@@ -74,65 +99,82 @@ class ModelLogProb(Target):
                 "bootstrap_results of the kernel asks for a gradient, but the first batch comes "
                 "with the first step; a kernel that estimates only in one_step is expected."
             )
-        value, gradient, product = value_and_gradient(self._log_posterior, state, probe)
-        return GradientEstimate(gradient, value, (), product, target_state)
+        others, values = zip(*self._others, strict=True) if self._others else ((), ())
+        variables = [*self._model.trainable_variables, *others]
+        own = (list(state), list(values), [] if probe is None else list(probe))
+        updated: list[keras.Variable] = []
+        scored = with_scores and probe is None
+        if scored:
+            self._scores.prepare(self.batch[0])
 
-    def _log_posterior(self, state: list[tf.Tensor]) -> tf.Tensor:
-        model, (x, y, sample_weight) = self._model, self.batch
-        self.evaluated = losses.forward(model, model.trainable_variables, state, x, training=True)
-        nll = losses.negative_log_likelihood(model, y, self.evaluated.outputs, sample_weight)
-        total = tf.constant(self.num_examples, nll.dtype)
-        penalty = tf.add_n([tf.cast(r, nll.dtype) for r in self.evaluated.losses] or [0.0])
-        return (
-            tf.cast(self._log_prior_fn(state), nll.dtype)
-            - total * penalty
-            - total / tf.cast(num_rows(x), nll.dtype) * nll
+        def of_one_chain(own: tuple[list[tf.Tensor], ...]) -> tuple[Any, ...]:
+            # The gradient is taken here and not of the mapped value: under XLA the two would be
+            # functions of their own, with shapes of the first handed to the second as arguments,
+            # for which XLA compiles anew whenever the state changes.
+            found: list[losses.Forward] = []
+
+            def forward(state: list[tf.Tensor], inputs: Any) -> losses.Forward:
+                values = [*state, *own[1]]
+                return losses.forward(self._model, variables, values, inputs, training=True)
+
+            def log_posterior(state: list[tf.Tensor]) -> tf.Tensor:
+                found[:] = [forward(state, self.batch[0])]
+                return self._log_posterior(state, found[0])
+
+            def log_likelihood(state: list[tf.Tensor], batch: Any) -> tf.Tensor:
+                return self._log_likelihood(forward(state, batch[0]), batch)
+
+            if scored:
+                estimate = self._scores.gradient_and_factors(
+                    log_posterior, log_likelihood, own[0], self.batch
+                )
+            else:
+                estimate = value_and_gradient(log_posterior, own[0], own[2] or None)
+            updated[:] = [v for v, _ in found[0].updates]
+            return estimate, tuple(found[0]._replace(updates=[x for _, x in found[0].updates]))
+
+        mapped = (
+            of_one_chain(own) if self.num_chains is None else tf.vectorized_map(of_one_chain, own)
         )
+        (self.log_prob, gradient, more), evaluated = mapped
+        evaluated = losses.Forward(*evaluated)
+        updates = list(zip(updated, evaluated.updates, strict=True))
+        self.evaluated = evaluated._replace(updates=updates)
+        if not scored:
+            return GradientEstimate(gradient, self.log_prob, (), more, target_state)
+        total = tf.constant(self.num_examples, state[0].dtype)
+        rows = tf.cast(num_rows(self.batch[0]), total.dtype)
+        return GradientEstimate(
+            gradient,
+            self.log_prob,
+            self._scores.scores(more, self.batch, self.num_examples),
+            target_state=target_state,
+            noise_scale=total * tf.maximum(total - rows, 0) / rows,
+        )
+
+    def _log_posterior(self, state: list[tf.Tensor], evaluated: losses.Forward) -> tf.Tensor:
+        log_likelihood = self._log_likelihood(evaluated, self.batch)
+        rows = tf.cast(num_rows(self.batch[0]), log_likelihood.dtype)
+        log_prior = tf.cast(self._log_prior_fn(state), log_likelihood.dtype)
+        return log_prior + self.num_examples / rows * log_likelihood
+
+    def _log_likelihood(self, evaluated: losses.Forward, batch: Any) -> tf.Tensor:
+        """Of a batch's rows together, each with its share of the regularisers."""
+        x, y, sample_weight = batch
+        nll = losses.negative_log_likelihood(self._model, y, evaluated.outputs, sample_weight)
+        penalty = tf.add_n([tf.cast(r, nll.dtype) for r in evaluated.losses] or [0.0])
+        return -(nll + tf.cast(num_rows(x), nll.dtype) * penalty)
 
 
 def num_rows(x: Any) -> tf.Tensor:
     """Leading axis of a batch's inputs."""
-    return tf.shape(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))[0]
+    return tf.shape(_first(x))[0]
 
 
-def as_log_prior(prior: Any) -> LogPrior:
-    """Returns `prior`, a distribution of one entry, a callable or None, as a function of the state.
+def static_rows(x: Any) -> int | None:
+    """The same as an integer, where it is known before the batch comes."""
+    return _first(x).shape[0]
 
-    Raises:
-      TypeError: `prior` is none of these.
-      ValueError: a distribution of more than one entry.
-    """
-    if prior is None:
-        return lambda state: tf.zeros([])
-    if isinstance(prior, tfp.distributions.Distribution):
-        if prior.event_shape.rank != 0 or prior.batch_shape.rank != 0:
-            raise ValueError(
-                f"prior is a distribution with batch shape {prior.batch_shape} and event shape "
-                f"{prior.event_shape}; a scalar one, the prior of every single weight, is "
-                "expected. For a prior that differs between variables pass a callable: list of "
-                "values -> log prior."
-            )
 
-        def distribution_log_prior(state: list[tf.Tensor]) -> tf.Tensor:
-            # A copy has its parameters as constants of the trace, which XLA folds; those of the
-            # original would be inputs, and each weight divided by the scale, twice.
-            marginal = prior.copy()
-            return tf.add_n([tf.reduce_sum(marginal.log_prob(x)) for x in state])
-
-        return distribution_log_prior
-    if not callable(prior):
-        raise TypeError(
-            f"prior is a {type(prior).__name__}; a scalar tfd distribution, a callable that takes "
-            "the list of variables' values, or None is expected."
-        )
-
-    def log_prior(state: list[tf.Tensor]) -> tf.Tensor:
-        value = tf.convert_to_tensor(prior(state))
-        if value.shape.rank != 0:
-            raise ValueError(
-                f"prior returned shape {value.shape}; the log prior of all variables together, a "
-                "scalar, is expected."
-            )
-        return value
-
-    return log_prior
+def _first(x: Any) -> tf.Tensor:
+    return next(leaf for leaf in keras.tree.flatten(x) if leaf is not None)

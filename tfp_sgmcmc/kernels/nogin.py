@@ -10,7 +10,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
 from tfp_sgmcmc.kernels.base import State, StepSize, check_step_size, map_parts
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, degrees_of_freedom, scaled
-from tfp_sgmcmc.kernels.noise import GradientNoise
+from tfp_sgmcmc.kernels.noise import GradientNoise, check_estimation_steps
 from tfp_sgmcmc.preconditioners import sum_events
 
 
@@ -95,11 +95,17 @@ class NOGIN(MomentumKernel):
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: arrays that broadcast with the state parts; None starts at rest.
+      num_estimation_steps: steps at the start that average Sigma and move nothing. The first Sigma
+        is that of n examples; where n is less than the number D of entries, it knows nothing of
+        most directions, and their noise goes into the momenta undamped: with D = 129, n = 10 and
+        h = 0.03 it threw a logistic regression by 50 posterior standard deviations in ten steps.
+        As many steps as bring ten examples an entry, 10 D / n, are enough.
 
     Raises:
-      ValueError: a step size, friction, mass or temperature that is not positive and finite, an
-        unknown covariance, a target without scores; at bootstrap, a state or momentum with NaN or
-        infinity, fewer than two scores, `"block"` for one part.
+      ValueError: a step size, friction, mass or temperature that is not positive and finite, a
+        negative num_estimation_steps, an unknown covariance, a target without scores; at
+        bootstrap, a state or momentum with NaN or infinity, fewer than two scores, `"block"` for
+        one part.
       TypeError: a target that is not callable; at bootstrap, a state that is not floating.
 
     #### References
@@ -117,9 +123,11 @@ class NOGIN(MomentumKernel):
         mass: Any = 1.0,
         temperature: StepSize = 1.0,
         initial_momentum: Any = None,
+        num_estimation_steps: int = 0,
     ):
         super().__init__(locals())
         check_step_size(friction, "friction")
+        check_estimation_steps(num_estimation_steps)
         self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
 
     def _init_results(self, state: State) -> NOGINResults:
@@ -157,6 +165,11 @@ class NOGIN(MomentumKernel):
         damped = sigma.solve(shift, scale, p)
         p = map_parts(lambda p, x, m, k: 2 * m * x - p + k, p, damped, mass, kick)
         theta = map_parts(lambda x, p, m: x + scaled(h / 2, p / m), theta, p, mass)
+        moves = results.step >= self._parameters["num_estimation_steps"]
+        theta, p = (
+            map_parts(lambda new, old: tf.where(moves, new, old), new, old)
+            for new, old in ((theta, state), (p, results.momentum))
+        )
 
         figures = self._figures(estimate, h, p, results)
         figures["kinetic_temperature"] = sum_events(energy, chain_ndims) / degrees_of_freedom(

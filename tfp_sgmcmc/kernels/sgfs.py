@@ -23,7 +23,7 @@ from tfp_sgmcmc.kernels.injected_noise import (
     solve,
 )
 from tfp_sgmcmc.kernels.momentum import number_at, scaled
-from tfp_sgmcmc.kernels.noise import GradientNoise
+from tfp_sgmcmc.kernels.noise import GradientNoise, check_estimation_steps
 from tfp_sgmcmc.preconditioners import FullMatrix, squared_norm, sum_events
 from tfp_sgmcmc.targets.anchors import AnchoredTarget
 
@@ -161,10 +161,7 @@ class SGFS(StochasticGradientKernel):
             )
         super().__init__(locals())
         check_step_size(temperature, "temperature")
-        if num_estimation_steps < 0:
-            raise ValueError(
-                f"num_estimation_steps is {num_estimation_steps}; at least 0 is expected."
-            )
+        check_estimation_steps(num_estimation_steps)
         if alpha is not None:
             check_step_size(alpha, "alpha", zero_allowed=True)
         if self._target.num_scores == 0 or isinstance(self._target, AnchoredTarget):
@@ -276,6 +273,8 @@ class SGFS(StochasticGradientKernel):
         if not (without or isinstance(self._parameters["B"], str)) or isinstance(covariance, Diag):
             return
         rows = self._target.num_scores
+        if rows is None:
+            return
         for group in covariance.groups(parts):
             size = sum(parts[i].shape[chain_ndims:].num_elements() for i in group)
             if rows <= size:

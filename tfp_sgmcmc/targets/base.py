@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -47,8 +47,9 @@ class Target(abc.ABC):
 
     #: N, the number of examples that the log posterior sums over.
     num_examples: int
-    #: Rows of `GradientEstimate.scores`; 0 for a target that has none.
-    num_scores: int = 0
+    #: Rows of `GradientEstimate.scores`; 0 for a target that has none, None where it is not known
+    #: beforehand.
+    num_scores: int | None = 0
     #: c in cov(gradient) = c V: 0 for an exact gradient, None where it is not known beforehand.
     noise_scale: float | None = None
 
@@ -207,13 +208,23 @@ def value_and_gradient(
             along = [tf.reduce_sum(g * p) for g, p in pairs if g is not None]
         product = outer.gradient(along, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         product = tf.nest.pack_sequence_as(state, product)
+    return value, check_connected(state, gradient), product
+
+
+def check_connected(state: State, gradient: Sequence[Any]) -> State:
+    """Returns a tape's gradient by the parts, dense and packed as the state.
+
+    Raises:
+      ValueError: it is None for a part.
+    """
     for name, g in zip(part_names(state), gradient, strict=True):
         if g is None:
             raise ValueError(
                 f"The log posterior does not depend on {name}: its gradient is None. "
                 "Use the part in log_prior_fn or log_likelihood_fn, or leave it out of the state."
             )
-    return value, tf.nest.pack_sequence_as(state, gradient), product
+    # A lookup by tf.gather has tf.IndexedSlices for its gradient.
+    return tf.nest.pack_sequence_as(state, [tf.convert_to_tensor(g) for g in gradient])
 
 
 def append_dims(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:

@@ -157,6 +157,7 @@ class MinibatchLogProb(Target):
             )
         if num_groups is not None and num_groups < 2:
             raise ValueError("num_groups is 1; a covariance needs at least 2 groups.")
+        self._group_size = self.batch_size // self.num_scores
         if score_fn is not None and (bijector is not None or num_groups is not None):
             raise ValueError(
                 "score_fn is given beside bijector or num_groups; it gives single examples' scores "
@@ -240,7 +241,7 @@ class MinibatchLogProb(Target):
             given = call_with_state(self._score_fn, state, batch=batch)
             return values, check_scores(given, state, n, chain_ndims)
         return mapped_scores(
-            lambda s, group: self.log_likelihood(s, group, n // self.num_scores, chain_shape),
+            lambda s, group: self.log_likelihood(s, group, self._group_size, chain_shape),
             state,
             batch,
             self.num_scores,

@@ -14,7 +14,7 @@ def mapped_scores(
     log_likelihood_fn: Callable[[State, Any], tf.Tensor],
     state: State,
     batch: Any,
-    num_rows: int,
+    num_rows: int | tf.Tensor,
     chain_ndims: int,
     batch_ndims: int,
 ) -> tuple[tf.Tensor, State]:
@@ -33,8 +33,8 @@ def mapped_scores(
     """
 
     def in_groups(x: tf.Tensor) -> tf.Tensor:
-        shape = list(x.shape) if x.shape.is_fully_defined() else tf.unstack(tf.shape(x))
-        size = x.shape[batch_ndims] // num_rows
+        shape = [tf.shape(x)[i] if n is None else n for i, n in enumerate(x.shape)]
+        size = shape[batch_ndims] // num_rows
         x = tf.reshape(x, [*shape[:batch_ndims], num_rows, size, *shape[batch_ndims + 1 :]])
         return _move_axis(x, batch_ndims, 0)
 

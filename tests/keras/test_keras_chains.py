@@ -1,0 +1,222 @@
+"""Several chains in one `fit`: each is the chain that a fit of its own would give."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+
+N, C = 40, 3
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[N, 3]).astype(np.float32)
+Y = RNG.integers(0, 4, size=[N])
+NORMAL = tfp.distributions.Normal(0.0, 1.0)
+
+
+def sampler(temperature=1.0, num_chains=C, **arguments):
+    return sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGLD(target, step_size=0.01, temperature=temperature),
+        N, NORMAL, num_burnin_steps=0, num_chains=num_chains, **{"seed": 0, **arguments},
+    )  # fmt: skip
+
+
+def classifier(*hidden, **compiled):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([3]), *hidden, keras.layers.Dense(4)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(loss=loss, metrics=["accuracy"], **compiled)
+    return model
+
+
+def hidden(dropout=0.0):
+    regularizer = keras.regularizers.L2(0.01)
+    layers = [keras.layers.Dense(5, "tanh", kernel_regularizer=regularizer)]
+    layers += [keras.layers.BatchNormalization(momentum=0.5)]
+    return layers + ([keras.layers.Dropout(dropout)] if dropout else [])
+
+
+def fit(model, callback, epochs=1):
+    return model.fit(
+        X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback]
+    )
+
+
+def starts(model, seed=2):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=[C, *v.shape]).astype(np.float32) for v in model.trainable_variables]
+
+
+@pytest.mark.parametrize(
+    "compiled, chains",
+    [({"jit_compile": True, "steps_per_execution": 5}, [0]), ({"jit_compile": False}, [0, 1, 2])],
+    ids=["xla", "graph"],
+)
+def test_each_chain_is_that_of_a_fit_of_its_own(compiled, chains):
+    """At temperature 0, moving statistics and regularisers included; the model is chain 0."""
+    model = classifier(*hidden(), **compiled)
+    callback = sampler(temperature=0.0, initial_states=starts(model))
+    history = fit(model, callback)
+    logs, own_logs = history.history, None
+    for chain in chains:
+        own, alone = classifier(*hidden(), **compiled), sampler(0.0, num_chains=None)
+        for variable, start in zip(own.trainable_variables, starts(model), strict=True):
+            variable.assign(start[chain])
+        own_history = fit(own, alone)
+        own_logs = own_logs or own_history.history
+        for together, single in zip(callback.samples, alone.samples, strict=True):
+            assert together.shape == (5, C, *single.shape[1:])
+            np.testing.assert_allclose(together[:, chain], single, rtol=2e-4, atol=2e-5)
+        for together, single in zip(
+            callback.non_trainable_samples.values(), alone.non_trainable_samples.values(),
+            strict=True,
+        ):  # fmt: skip
+            assert np.ptp(single, axis=0).min() > 1e-4  # they move
+            np.testing.assert_allclose(together[:, chain], single, rtol=2e-4, atol=2e-5)
+    assert len(callback.non_trainable_samples) == 2
+    for variable, values in zip(model.trainable_variables, callback.samples, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), values[-1, 0])
+    for name, values in own_logs.items():
+        np.testing.assert_allclose(logs[name], values, rtol=1e-4)
+
+
+def test_chains_have_noise_of_their_own_and_all_of_it():
+    """Moves less those without noise are N(0, eps I), independent in all chains (one test of each).
+
+    False alarms: 1e-6 each. Power: noise shared by the chains has correlations of 1; one scaled by
+    the number of chains a variance of 3 or 1/3.
+    """
+    noisy, still = (classifier(jit_compile=True) for _ in range(2))
+    runs = [sampler(t, initial_states="model") for t in (1.0, 0.0)]
+    fit(noisy, runs[0])
+    fit(still, runs[1])
+    z = [
+        (a[0] - b[0]).reshape(C, -1) / 0.1 for a, b in zip(*(r.samples for r in runs), strict=True)
+    ]
+    z = np.concatenate(z, axis=1)
+    squares = np.sum(z**2)
+    tails = scipy.stats.chi2(z.size).ppf([5e-7, 1 - 5e-7])
+    assert tails[0] < squares < tails[1]
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert scipy.stats.pearsonr(z[a], z[b]).pvalue > 1e-6
+    assert scipy.stats.pearsonr(z[0], z[0]).pvalue < 1e-6  # the control: shared noise is found
+
+
+def test_chains_start_at_draws_of_the_initializers():
+    model = classifier(keras.layers.Dense(50, kernel_initializer="he_normal"), jit_compile=False)
+    initial = model.get_weights()
+    runs = []
+    for seed in (0, 0, 1):
+        callback = sampler(temperature=0.0, seed=seed)
+        callback.set_model(model)
+        runs.append([v.numpy() for v in callback._chain._state()])
+    for value, start in zip(initial, runs[0], strict=True):
+        np.testing.assert_array_equal(start[0], value)
+    kernel = runs[0][0]
+    assert kernel.shape == (C, 3, 50)
+    # He's normal is a truncated one of variance 2/3; 150 entries, p = 1e-6, 5.5 sds of the mean.
+    assert np.all(np.abs(np.mean(kernel**2, axis=(1, 2)) - 2 / 3) < 5.5 * 0.6 / 150**0.5)
+    assert np.abs(kernel[1] - kernel[2]).max() > 0.1
+    np.testing.assert_array_equal(runs[0][1], 0.0)  # the bias
+    np.testing.assert_array_equal(runs[0][0], runs[1][0])
+    assert np.abs(runs[0][0][1:] - runs[2][0][1:]).max() > 0.1
+
+
+def test_initializers_of_other_names_and_nested_layers():
+    inner = keras.Sequential([keras.layers.LSTM(3), keras.layers.Dense(2)])
+    model = keras.Sequential([keras.Input([4, 2]), inner])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    callback = sampler()
+    callback.set_model(model)
+    paths = [v.path for v in model.trainable_variables]
+    states = dict(zip(paths, callback._chain._state(), strict=True))
+    for path, value in states.items():
+        if "kernel" in path:
+            assert np.abs(value[1] - value[2]).max() > 1e-3, path
+        np.testing.assert_array_equal(value[0], model.get_weights()[list(states).index(path)])
+
+
+class Shift(keras.layers.Layer):
+    def build(self, shape):
+        self.offset = self.add_weight(shape=shape[-1:], initializer="zeros", name="offset")
+
+    def call(self, x):
+        return x + self.offset
+
+
+@pytest.mark.parametrize(
+    "initial_states, message",
+    [
+        ("initializers", r"offset has no initializer.*initial_states='model'"),
+        ("modle", "one of initializers, model, or arrays"),
+        ([np.zeros([C, 3])], "has 1 arrays.*3 trainable variables"),
+        ([np.zeros([C, 3]), np.zeros([3, 4]), np.zeros([C, 4])], r"\(3, 4\).*\(3, 3, 4\) is exp"),
+    ],
+)
+def test_unfit_starts_are_refused(initial_states, message):
+    with pytest.raises(ValueError, match=message):
+        fit(classifier(Shift()), sampler(initial_states=initial_states))
+
+
+@pytest.mark.parametrize("number", [0, 2.0, True])
+def test_unfit_number_of_chains(number):
+    with pytest.raises((ValueError, TypeError), match="num_chains"):
+        sampler(num_chains=number)
+
+
+def test_dropout_differs_between_chains():
+    """At temperature 0 chains from one start part by their masks alone."""
+    model = classifier(*hidden(dropout=0.5), jit_compile=False)
+    callback = sampler(temperature=0.0, initial_states="model")
+    fit(model, callback)
+    last = callback.samples[-2]
+    assert np.abs(last[0, 0] - last[0, 1]).max() > 1e-4
+    assert np.abs(last[0, 1] - last[0, 2]).max() > 1e-4
+    without, same = classifier(*hidden(), jit_compile=False), sampler(0.0, initial_states="model")
+    fit(without, same)
+    np.testing.assert_allclose(same.samples[-2][:, 0], same.samples[-2][:, 1], atol=1e-6)
+
+
+def test_prediction_averages_over_chains():
+    model, callback = classifier(*hidden(), jit_compile=False), sampler()
+    fit(model, callback)
+    mean, deviation = callback.predict(X[:7], activation=None)
+    each = callback.outputs(X[:7], batch_size=4, activation=None)
+    names = [*callback.non_trainable_samples]
+    outputs = []
+    for step in range(5):
+        for chain in range(C):
+            for variable, values in zip(model.trainable_variables, callback.samples, strict=True):
+                variable.assign(values[step, chain])
+            for variable in model.non_trainable_variables:
+                if variable.path in names:
+                    variable.assign(callback.non_trainable_samples[variable.path][step, chain])
+            outputs.append(np.asarray(model(X[:7], training=False)))
+    assert each.shape == (5, C, 7, 4)
+    np.testing.assert_allclose(each.reshape(-1, 7, 4), outputs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mean, np.mean(outputs, axis=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(deviation, np.std(outputs, axis=0), rtol=1e-3, atol=1e-5)
+
+
+def test_further_fits_go_on():
+    model, callback = classifier(jit_compile=False), sampler()
+    fit(model, callback)
+    fit(model, callback)
+    other, once = classifier(jit_compile=False), sampler()
+    fit(other, once, epochs=2)
+    for a, b in zip(callback.samples, once.samples, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_chain_that_breaks_down_is_found_where_it_is():
+    model = classifier(jit_compile=False)
+    initial = model.get_weights()
+    broken = [np.stack([w] * C) for w in initial]
+    broken[0][2, 0, 0] = 1e30  # its logits overflow
+    callback = sampler(initial_states=broken)
+    with pytest.raises(sgmcmc.NonFiniteChainError) as error:
+        fit(model, callback)
+    assert error.value.step <= 2
+    for weight, value in zip(model.get_weights(), initial, strict=True):
+        np.testing.assert_array_equal(weight, value)

@@ -1,0 +1,322 @@
+"""Losses that are negative log likelihoods, and those that are refused because they are none."""
+
+import functools
+import json
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+
+tfd = tfp.distributions
+NegativeLogLikelihood = sgmcmc.keras.NegativeLogLikelihood
+
+N, B, EPS = 23, 8, 0.01
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[B, 3]).astype(np.float32)
+Y = RNG.normal(size=[B, 1]).astype(np.float32)
+WEIGHTS = RNG.uniform(0.2, 3.0, size=[B]).astype(np.float32)
+CLASSES = RNG.integers(0, 4, size=[B])
+LOGITS = RNG.normal(size=[B, 4]).astype(np.float32)
+OUTPUTS = RNG.normal(size=[B, 2]).astype(np.float32)
+
+
+@keras.saving.register_keras_serializable("tests")
+def heteroscedastic(out):
+    return tfd.Normal(out[..., :1], tf.nn.softplus(out[..., 1:]))
+
+
+def softplus(x):
+    return np.log1p(np.exp(x))
+
+
+def by_hand(y=Y, out=OUTPUTS):
+    """-log N(y | m, s^2), written out."""
+    mean, scale = out[:, 0], softplus(out[:, 1])
+    return 0.5 * np.log(2 * np.pi) + np.log(scale) + 0.5 * ((y[:, 0] - mean) / scale) ** 2
+
+
+@pytest.mark.parametrize("y", [Y, Y[:, 0], Y[..., None]], ids=["[n, 1]", "[n]", "[n, 1, 1]"])
+def test_heteroscedastic_normal(y):
+    loss = NegativeLogLikelihood(heteroscedastic, reduction="none")
+    compiled = tf.function(loss, jit_compile=True)
+    for values in (loss(y, OUTPUTS), compiled(tf.constant(y), tf.constant(OUTPUTS))):
+        assert values.shape == [B]
+        np.testing.assert_allclose(values, by_hand(), rtol=1e-5)
+
+
+def test_reductions_and_weights_are_those_of_any_loss():
+    nll = by_hand()
+    for reduction, weights, expected in [
+        ("sum", None, nll.sum()),
+        ("sum_over_batch_size", None, nll.mean()),
+        ("sum_over_batch_size", WEIGHTS, (nll * WEIGHTS).mean()),
+        ("mean_with_sample_weight", WEIGHTS, (nll * WEIGHTS).sum() / WEIGHTS.sum()),
+        (None, WEIGHTS[:, None], (nll * WEIGHTS)[:, None]),
+    ]:
+        loss = NegativeLogLikelihood(heteroscedastic, reduction=reduction)
+        np.testing.assert_allclose(loss(Y, OUTPUTS, weights), expected, rtol=1e-5)
+
+
+def entrywise(out):
+    return tfd.Normal(out, 2.0)
+
+
+@pytest.mark.parametrize(
+    "fn, y, expected",
+    [
+        (entrywise, OUTPUTS @ np.ones([2, 4]), None),
+        (lambda out: tfd.Independent(entrywise(out), 1), LOGITS + 1.0, None),
+        (lambda out: tfd.Categorical(logits=out), CLASSES, "categorical"),
+        (lambda out: tfd.Categorical(logits=out), CLASSES[:, None], "categorical"),
+        (lambda out: tfd.OneHotCategorical(logits=out), np.eye(4)[CLASSES], "categorical"),
+    ],
+    ids=["entries", "an event", "classes", "column of classes", "one-hot classes"],
+)
+def test_an_example_s_entries_are_summed(fn, y, expected):
+    if expected is None:
+        expected = -scipy.stats.norm(LOGITS, 2.0).logpdf(y).sum(axis=1)
+    else:
+        expected = -np.log(scipy.special.softmax(LOGITS, axis=1)[range(B), CLASSES])
+    values = NegativeLogLikelihood(fn, reduction="none")(y, LOGITS)
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fn, y, error, words",
+    [
+        (lambda out: out, Y, TypeError, "returned a .*Tensor"),
+        (heteroscedastic, OUTPUTS, ValueError, r"y has shape \(8, 2\).*batch shape \(8, 1\)"),
+        (heteroscedastic, Y[:1], ValueError, r"y of shape \(8, 1\) is expected"),
+        (heteroscedastic, Y.T, ValueError, r"y has shape \(1, 8\)"),
+        (lambda out: tfd.Normal(out[:, 0], 1.0), OUTPUTS, ValueError, r"y has shape \(8, 2\)"),
+        (lambda out: tfd.Independent(tfd.Normal(out, 1.0), 2), OUTPUTS, ValueError, "each row"),
+        (lambda out: tfd.Normal(tf.transpose(out), 1.0), OUTPUTS.T, ValueError, r"\[8, ...\]"),
+        (lambda out: tfd.Normal(0.0, 1.0), Y, ValueError, r"batch shape \(\)"),
+    ],
+)
+def test_shapes_that_do_not_fit(fn, y, error, words):
+    with pytest.raises(error, match=words):
+        NegativeLogLikelihood(fn)(y, OUTPUTS)
+
+
+def test_lengths_that_are_known_late_do_not_broadcast():
+    """y has three columns where the distribution has one; tracing sees neither number."""
+    loss = NegativeLogLikelihood(lambda out: tfd.Normal(out, 1.0))
+    signature = [tf.TensorSpec([None, None])] * 2
+    traced = tf.function(loss, input_signature=signature)
+    np.testing.assert_allclose(traced(Y, Y + 1.0), 0.5 * np.log(2 * np.pi) + 0.5, rtol=1e-6)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        traced(tf.tile(Y, [1, 3]), tf.constant(Y))
+
+
+def test_a_callable_is_expected():
+    with pytest.raises(TypeError, match="make_distribution_fn is a Normal"):
+        NegativeLogLikelihood(tfd.Normal(0.0, 1.0))
+
+
+class TestSaving:
+    def test_of_a_registered_function(self):
+        """By way of the JSON that Keras writes beside the weights."""
+        model = linear(2, loss=NegativeLogLikelihood(heteroscedastic, name="own", reduction="sum"))
+        config = json.loads(json.dumps(model.get_compile_config()))
+        model.compile(loss="mse")
+        model.compile_from_config(config)
+        loss = model.loss
+        assert isinstance(loss, NegativeLogLikelihood)
+        assert loss.make_distribution_fn is heteroscedastic
+        assert (loss.name, loss.reduction) == ("own", "sum")
+        np.testing.assert_allclose(loss(Y, OUTPUTS), by_hand().sum(), rtol=1e-5)
+
+    def test_of_a_lambda(self):
+        loss = NegativeLogLikelihood(lambda out: tfd.Normal(out, 1.0))
+        with pytest.raises(ValueError, match="is a lambda.*register_keras_serializable"):
+            keras.losses.serialize(loss)
+
+
+def linear(units, loss, **compiled):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(units)])
+    model.compile(loss=loss, **(compiled or {"run_eagerly": True}))
+    return model
+
+
+def step(model, y=Y, x=X, sample_weight=None, num_chains=None):
+    """The gradient of minus the log likelihood that one noiseless step followed, by variable."""
+    initial = model.get_weights()
+    callback = sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGLD(target, EPS, temperature=0.0),
+        N, None, 0, seed=0, num_chains=num_chains, initial_states="model", check_num_examples=False,
+    )  # fmt: skip
+    model.fit(x, y, B, verbose=0, sample_weight=sample_weight, callbacks=[callback])
+    return [(w - s[0]) * 2 / EPS for w, s in zip(initial, callback.samples, strict=True)]
+
+
+def gradient_by_hand(model, weights=1.0):
+    """Of the heteroscedastic normal whose outputs are linear in x."""
+    kernel, bias = model.get_weights()
+    mean, rho = (X @ kernel + bias).T
+    scale = softplus(rho)
+    error = Y[:, 0] - mean
+    slopes = [-error / scale**2, (1 / scale - error**2 / scale**3) / (1 + np.exp(-rho))]
+    slopes = N / B * weights * np.stack(slopes)
+    return [X.T @ slopes.T, slopes.sum(axis=1)]
+
+
+@pytest.mark.parametrize(
+    "mode, weights",
+    [
+        ({"run_eagerly": True}, None),
+        ({"run_eagerly": True}, WEIGHTS),
+        ({"jit_compile": True}, WEIGHTS),
+    ],
+    ids=["unweighted", "weighted", "compiled"],
+)
+def test_one_step_of_a_linear_model(mode, weights):
+    model = linear(2, NegativeLogLikelihood(heteroscedastic), **mode)
+    expected = gradient_by_hand(model, 1.0 if weights is None else weights)
+    for got, want in zip(step(model, Y[:, 0], sample_weight=weights), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+        assert np.abs(want).max() > 1.0
+
+
+def test_one_step_of_several_chains():
+    model = linear(2, NegativeLogLikelihood(heteroscedastic))
+    expected = gradient_by_hand(model)
+    for got, want in zip(step(model, num_chains=2), expected, strict=True):
+        np.testing.assert_allclose(got, np.stack([want, want]), rtol=1e-3, atol=1e-3)
+
+
+def test_beside_a_crossentropy_in_several_outputs():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input([3])
+    dense = functools.partial(keras.layers.Dense, use_bias=False)
+    outputs = {"kind": dense(4, name="kind")(inputs), "value": dense(2, name="value")(inputs)}
+    model = keras.Model(inputs, outputs)
+    crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        loss={"kind": crossentropy, "value": NegativeLogLikelihood(heteroscedastic)},
+        loss_weights={"kind": 0.5, "value": 3.0},
+        run_eagerly=True,
+    )
+    kind, value = map(tf.constant, model.get_weights())
+    with tf.GradientTape() as tape:
+        tape.watch([kind, value])
+        mean, rho = tf.unstack(X @ value, axis=1)
+        nll = tf.math.log(tf.nn.softplus(rho)) + 0.5 * ((Y[:, 0] - mean) / tf.nn.softplus(rho)) ** 2
+        classes = tf.nn.sparse_softmax_cross_entropy_with_logits(CLASSES, X @ kind)
+        total = N / B * tf.reduce_sum(0.5 * classes + 3.0 * WEIGHTS * nll)
+    expected = tape.gradient(total, [kind, value])
+    weights = {"kind": np.ones([B], np.float32), "value": WEIGHTS}
+    gradients = step(model, {"kind": CLASSES, "value": Y}, X, weights)
+    for got, want in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def masked_sequences(fn):
+    keras.utils.set_random_seed(1)
+    embedding = keras.layers.Embedding(4, 1, mask_zero=True)
+    model = keras.Sequential([keras.Input([B], dtype="int32"), embedding])
+    model.compile(loss=NegativeLogLikelihood(fn), run_eagerly=True)
+    return model, RNG.integers(0, 4, size=[B, B]), RNG.normal(size=[B, B]).astype(np.float32)
+
+
+def test_masked_steps_do_not_count():
+    """As many rows as steps, so that a mask applied along the wrong axis would raise nothing."""
+    model, tokens, y = masked_sequences(lambda out: tfd.Normal(out, 1.0))
+    (table,) = model.get_weights()
+    errors = np.where(tokens == 0, 0.0, table[tokens, 0] - y)
+    want = [N / B * errors[tokens == token].sum() for token in range(4)]
+    np.testing.assert_allclose(step(model, y, tokens)[0][:, 0], want, rtol=1e-3, atol=1e-3)
+    assert want[0] == 0.0 and np.abs(want[1:]).min() > 0.1
+
+
+def test_a_mask_of_entries_that_are_one_event():
+    model, tokens, y = masked_sequences(lambda out: tfd.Independent(tfd.Normal(out, 1.0), 2))
+    with pytest.raises(ValueError, match=r"mask of shape \(8, 8\).*batch shape \(8,\)"):
+        step(model, y, tokens)
+
+
+@pytest.mark.parametrize("form", ["object", "function", "string"])
+def test_binary_crossentropy_of_several_labels_is_a_sum(form):
+    """Keras takes their mean, which would be the fourth root of the likelihood."""
+    labels = RNG.integers(0, 2, size=[B, 4]).astype(np.float32)
+    loss = {
+        "object": keras.losses.BinaryCrossentropy(),
+        "function": keras.losses.binary_crossentropy,
+        "string": "binary_crossentropy",
+    }[form]
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, "sigmoid")])
+    model.compile(loss=loss, run_eagerly=True)
+    kernel, bias = model.get_weights()
+    slopes = N / B * (1 / (1 + np.exp(-X @ kernel - bias)) - labels)
+    for got, want in zip(step(model, labels), [X.T @ slopes, slopes.sum(axis=0)], strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def unit_normal(y, f):
+    return 0.5 * tf.square(y - f)
+
+
+class OwnError(keras.losses.MeanSquaredError):
+    """A user's class is the user's word."""
+
+
+LOSSES = keras.losses
+REFUSED = [
+    "mse", "MeanSquaredError", "mae", "msle", "hinge",
+    LOSSES.mean_squared_error, LOSSES.huber,
+    LOSSES.MeanSquaredError(), LOSSES.MeanAbsoluteError(), LOSSES.MeanSquaredLogarithmicError(),
+    LOSSES.MeanAbsolutePercentageError(), LOSSES.Huber(), LOSSES.LogCosh(),
+    LOSSES.CosineSimilarity(), LOSSES.Hinge(), LOSSES.SquaredHinge(), LOSSES.CategoricalHinge(),
+    LOSSES.BinaryFocalCrossentropy(), LOSSES.CategoricalFocalCrossentropy(), LOSSES.Dice(),
+    LOSSES.CategoricalGeneralizedCrossEntropy(),
+]  # fmt: skip
+ACCEPTED = [
+    "crossentropy", "bce", "poisson",
+    LOSSES.BinaryCrossentropy(), LOSSES.CategoricalCrossentropy(), LOSSES.Poisson(),
+    LOSSES.SparseCategoricalCrossentropy(), LOSSES.KLDivergence(), LOSSES.CTC(),
+    LOSSES.sparse_categorical_crossentropy, NegativeLogLikelihood(heteroscedastic),
+    unit_normal, lambda y, f: LOSSES.mean_squared_error(y, f) / 0.02, OwnError(),
+    functools.partial(LOSSES.huber, delta=0.1),
+]  # fmt: skip
+
+
+def attach(loss):
+    callback = sgmcmc.keras.SamplerCallback(lambda t: sgmcmc.SGLD(t, EPS), N, None, 0, seed=0)
+    callback.set_model(linear(1, loss))
+
+
+@pytest.mark.parametrize("loss", REFUSED, ids=lambda x: getattr(x, "name", str(x)))
+def test_losses_without_a_likelihood_are_refused(loss):
+    with pytest.raises(
+        ValueError, match="no negative log likelihood: a mean squared error.*known variance"
+    ):
+        attach(loss)
+
+
+@pytest.mark.parametrize("loss", ACCEPTED, ids=lambda x: getattr(x, "name", str(x)))
+def test_likelihoods_and_the_user_s_own_losses_are_accepted(loss):
+    attach(loss)
+
+
+def test_the_refused_loss_is_named_with_its_output():
+    with pytest.raises(ValueError, match="loss mean_squared_error of output 'b' is no"):
+        attach({"a": "bce", "b": "mse"})
+
+
+@pytest.mark.parametrize(
+    "units, weights, words",
+    [
+        (8, WEIGHTS, r"sample_weight has shape \(8,\), but the loss 'unit_normal' shape \(8, 8\)"),
+        (1, np.ones([B, 1, 3], np.float32), r"shape \(8, 1, 3\)"),
+    ],
+)
+def test_weights_that_keras_would_spread_over_the_wrong_axis(units, weights, words):
+    with pytest.raises(ValueError, match=words):
+        step(linear(units, unit_normal), np.zeros([B, units], np.float32), sample_weight=weights)

@@ -1,0 +1,149 @@
+"""The scores of a batch's examples, next to the gradient of a Keras model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfp_sgmcmc.covariance.factored_scores import FactoredScores
+from tfp_sgmcmc.keras import losses
+from tfp_sgmcmc.keras.taps import as_scores, covering_layers, factors, tapped
+from tfp_sgmcmc.targets.base import check_connected
+from tfp_sgmcmc.targets.scores import mapped_scores
+
+
+class ExampleScores:
+    """Gradients of single examples' log likelihoods by a model's variables.
+
+    Where all trainable weights are those of `Dense`, `Conv1D`, `Conv2D`, `Conv3D` and `Embedding`
+    layers, the scores come as `FactoredScores` out of the backward pass that gives the gradient;
+    else each example has a backward pass of its own, by `tf.vectorized_map`, in which dropout and
+    the like draw the same numbers for each.
+
+    Args:
+      model: compiled, built.
+      num_groups: G; scores then are those of G groups of a batch (of its first examples, where G
+        does not divide their number; of single ones, where it has less than G), scaled so that
+        their covariance still estimates that of single examples. None is each example by itself.
+    """
+
+    def __init__(self, model: keras.Model, num_groups: int | None = None):
+        self._model, self._num_groups = model, num_groups
+        self._layers: list[keras.Layer] | None = None
+        self._prepared = False
+
+    def num_scores(self, num_rows: int | None) -> int | None:
+        """Scores that a batch of `num_rows` gives, or at most gives; None if it is not known."""
+        if self._num_groups is None:
+            return num_rows
+        return self._num_groups if num_rows is None else min(num_rows, self._num_groups)
+
+    def prepare(self, x: Any) -> None:
+        """Finds out, with the first batch's inputs, where the scores come from.
+
+        Raises:
+          ValueError: examples of a batch interact.
+        """
+        if self._prepared:
+            return
+        for layer in losses.layers(self._model):
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+                raise ValueError(
+                    f"{layer.name} is a BatchNormalization layer, which lets the examples of a "
+                    "batch interact, but the kernel asks for the scores of single examples. Use "
+                    "LayerNormalization or GroupNormalization, set its trainable to False, or take "
+                    "a sampler without a covariance, such as SGLD or SGNHT."
+                )
+        self._layers = covering_layers(self._model, x)
+        self._prepared = True
+
+    def gradient_and_factors(
+        self,
+        log_prob_fn: Callable[[list[tf.Tensor]], tf.Tensor],
+        log_likelihood_fn: Callable[[list[tf.Tensor], Any], tf.Tensor],
+        state: list[tf.Tensor],
+        batch: Any,
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tuple[tf.Tensor, ...]]]:
+        """The log posterior, its gradient, and tensors to which `scores` gives meaning.
+
+        Args:
+          log_prob_fn: of the state, estimated from the batch.
+          log_likelihood_fn: `(state, batch) -> log p`, of the rows of a batch together.
+          state: values of the trainable variables.
+          batch: `(x, y, sample_weight)`.
+        """
+        leaves = [tf.identity(x) for x in state]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(leaves)
+            with tapped(self._layers or (), tape) as taps:
+                value = log_prob_fn(leaves)
+        deltas = [tap.delta for tap in taps]
+        gradient, by_deltas = tape.gradient(value, [leaves, deltas])
+        gradient = check_connected(state, gradient)
+        num_rows = _num_rows(batch)
+        rows, width = self._grouping(num_rows)
+        if self._layers is None:
+            return value, gradient, self._mapped(log_likelihood_fn, leaves, batch, rows, width)
+        found = factors(taps, by_deltas)
+        tensors = [found[id(v)] for v in self._model.trainable_variables]
+        if self._num_groups is not None:
+            tensors = [tuple(_in_groups(x, rows, width) for x in own) for own in tensors]
+        return value, gradient, tensors
+
+    def scores(
+        self, tensors: list[tuple[tf.Tensor, ...]], batch: Any, num_examples: int
+    ) -> list[tf.Tensor | FactoredScores]:
+        """Scores of each variable, from tensors that may have chains in front."""
+        dtype = tensors[0][-1].dtype
+        num_rows = _num_rows(batch)
+        width = tf.cast(self._grouping(num_rows)[1], dtype)
+        if self._layers is None:
+            return [x / tf.sqrt(width) for (x,) in tensors]
+        # The taps are those of the log posterior, N/n times the log likelihood.
+        scale = tf.cast(num_rows, dtype) / (num_examples * tf.sqrt(width))
+        variables = self._model.trainable_variables
+        return [as_scores(x, v.shape, scale) for x, v in zip(tensors, variables, strict=True)]
+
+    def _grouping(self, num_rows: Any) -> tuple[Any, Any]:
+        """Number of scores, and examples in each."""
+        if self._num_groups is None:
+            return num_rows, 1
+        if isinstance(num_rows, int):
+            return min(num_rows, self._num_groups), max(num_rows // self._num_groups, 1)
+        rows = tf.minimum(num_rows, self._num_groups)
+        return rows, tf.maximum(num_rows // self._num_groups, 1)
+
+    def _mapped(
+        self,
+        log_likelihood_fn: Callable[[list[tf.Tensor], Any], tf.Tensor],
+        state: list[tf.Tensor],
+        batch: Any,
+        rows: Any,
+        width: Any,
+    ) -> list[tuple[tf.Tensor, ...]]:
+        leaves = keras.tree.flatten(batch)
+        given = [x[: rows * width] for x in leaves if x is not None]
+
+        def log_likelihood(state: list[tf.Tensor], given: list[tf.Tensor]) -> tf.Tensor:
+            own = iter(given)
+            group = [None if x is None else next(own) for x in leaves]
+            value = log_likelihood_fn(state, keras.tree.pack_sequence_as(batch, group))
+            return value[tf.newaxis]
+
+        _, gradients = mapped_scores(log_likelihood, state, given, rows, 0, 0)
+        return [(x,) for x in gradients]
+
+
+def _in_groups(x: tf.Tensor, rows: Any, width: Any) -> tf.Tensor:
+    """`[rows, width * positions, ...]`: the examples of a group as positions of one."""
+    positions = x.shape[1] or tf.shape(x)[1]
+    return tf.reshape(x[: rows * width], [rows, width * positions, *x.shape[2:]])
+
+
+def _num_rows(batch: Any) -> Any:
+    """Leading axis of a batch: an integer where it is known, else a tensor."""
+    x = next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
+    return x.shape[0] or tf.shape(x)[0]
