@@ -30,6 +30,11 @@ def flat(state: Any) -> np.ndarray:
     return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
 
 
+def two_parts(x: np.ndarray) -> list[tf.Tensor]:
+    """A state of D entries as parts of one and of D - 1: the inverse of `flat`."""
+    return [tf.constant(x[..., :1]), tf.constant(x[..., 1:])]
+
+
 class ByHand:
     """Estimates from given minibatches of a `GaussianMean`."""
 

@@ -12,12 +12,15 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
+from tests.harness import by_hand
+from tests.harness.by_hand import flat, two_parts
+from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.known_covariance import KnownCovariance
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import Full, RunningMean
 
 MODEL = GaussianMean(num_examples=12)
+HAND = by_hand.ByHand(MODEL)
 BATCH = 4
 NOISE = MODEL.noise(BATCH, replacement=False)
 START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
@@ -27,32 +30,11 @@ SEED = tf.constant([5, 6])
 H = 0.05
 
 
-def parts(x: np.ndarray) -> list[tf.Tensor]:
-    return [tf.constant(x[..., :1]), tf.constant(x[..., 1:])]
-
-
-def flat(state: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
-
-
-class Draws:
-    """The random numbers of one step on a state like `state`."""
-
-    def __init__(self, target: sgmcmc.MinibatchLogProb, state: Any, seed: Any):
-        batch_seed, noise_seed = random.split(random.as_seed(seed), 2)
-        self.batch = target.draw(batch_seed, tf.range(BATCH), [2]).numpy()
-        self.z = flat(random.normal_like(state, noise_seed))
-
-
-def scores(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    return (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
-
-
 def step(
     theta: np.ndarray,
     p: np.ndarray,
     xi: np.ndarray,
-    draws: Draws,
+    draws: by_hand.Draws,
     noise: Any = NOISE,
     mass: Any = 1.0,
     **numbers: Any,
@@ -62,8 +44,7 @@ def step(
         np.reshape(values[k], [-1, 1]) for k in ("h", "friction", "temperature", "mu")
     )
     theta = theta + h * p / mass
-    total = scores(theta, draws.batch).sum(axis=-2)
-    g = -theta @ PRIOR_PRECISION + MODEL.num_examples / BATCH * total
+    g = HAND.gradient(theta, draws.batch)
     drag = h**2 / (2 * temperature) * np.einsum("...ij,...j->...i", noise, p / mass)
     drawn = np.sqrt(2 * friction * temperature * h * mass) * draws.z
     p = p + h * g - drag - h * xi[:, np.newaxis] * p + drawn
@@ -98,13 +79,13 @@ def test_three_steps(name: str) -> None:
         options.get("mu", 1.0),
         [mass[:1], mass[1:]],
         options.get("temperature", 1.0),
-        initial_momentum=parts(MOMENTUM),
+        initial_momentum=two_parts(MOMENTUM),
     )
-    state, theta, p = parts(START), START, MOMENTUM
+    state, theta, p = two_parts(START), START, MOMENTUM
     xi = np.broadcast_to(options.get("friction", 3.0), [2])
     results = kernel.bootstrap_results(state)
     for t in range(3):
-        draws = Draws(target, state, SEED + t)
+        draws = by_hand.draws(target, state, SEED + t)
         state, results = kernel.one_step(state, results, SEED + t)
         theta, p, xi = step(theta, p, xi, draws, **options)
         np.testing.assert_allclose(flat(state), theta, rtol=1e-11)
@@ -123,9 +104,9 @@ def test_average_of_the_paper(include_current: bool) -> None:
     state, theta, p, xi = tf.constant(START), START, MOMENTUM, np.full([2], 3.0)
     results, average = kernel.bootstrap_results(state), np.zeros([2, 3, 3])
     for t in range(1, 4):
-        draws = Draws(target, state, SEED + t)
+        draws = by_hand.draws(target, state, SEED + t)
         state, results = kernel.one_step(state, results, SEED + t)
-        rows = scores(theta + H * p, draws.batch)
+        rows = HAND.scores(theta + H * p, draws.batch)
         own = np.stack([np.cov(r, rowvar=False) for r in rows]) * target.noise_scale
         after = (1 - 1 / t) * average + own / t
         used = after if include_current or t == 1 else average
@@ -147,7 +128,7 @@ def test_schedules() -> None:
     state, theta, p, xi = tf.constant(START), START, np.zeros([2, 3]), np.full([2], 3.0)
     results = kernel.bootstrap_results(state)
     for t in range(3):
-        draws = Draws(target, state, SEED + t)
+        draws = by_hand.draws(target, state, SEED + t)
         state, results = kernel.one_step(state, results, SEED + t)
         theta, p, xi = step(
             theta, p, xi, draws,
@@ -197,8 +178,7 @@ def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
         return moved, results.momentum, indices, random.normal_like(state, noise_seed)
 
     moved, momentum, indices, z = (x.numpy() for x in run(state, SEED))
-    draws = Draws(target, state, SEED)
-    draws.batch, draws.z = indices, z
+    draws = by_hand.Draws(indices, z)
     theta, p, _ = step(START, MOMENTUM, np.full([2], 3.0), draws)
     np.testing.assert_allclose(moved, theta, rtol=1e-10)
     np.testing.assert_allclose(momentum, p, rtol=1e-10)

@@ -14,7 +14,9 @@ import tensorflow as tf
 from scipy.linalg import sqrtm
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
+from tests.harness import by_hand
+from tests.harness.by_hand import flat
+from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.known_covariance import KnownCovariance, KnownDiagonal
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import Full, History
@@ -23,6 +25,7 @@ from tfp_sgmcmc.covariance.solvers import Solver
 from tfp_sgmcmc.kernels.sghmc import _draw
 
 MODEL = GaussianMean(num_examples=12)
+HAND = by_hand.ByHand(MODEL)
 BATCH = 4
 NOISE = MODEL.noise(BATCH, replacement=False)
 START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
@@ -36,27 +39,10 @@ def known(target: sgmcmc.MinibatchLogProb, noise: np.ndarray = NOISE) -> KnownCo
     return KnownCovariance(noise / target.noise_scale)
 
 
-def flat(state: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
-
-
-class Draws:
-    """The random numbers of one step on a state like `state`."""
-
-    def __init__(self, target: sgmcmc.MinibatchLogProb, state: Any, seed: Any = SEED):
-        batch_seed, noise_seed = random.split(random.as_seed(seed), 2)
-        self.batch = target.draw(batch_seed, tf.range(BATCH), target.chain_shape(state)).numpy()
-        self.z = flat(random.normal_like(state, noise_seed))
-
-
-def scores(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    return (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
-
-
 def step(
     theta: np.ndarray,
     p: np.ndarray,
-    draws: Draws,
+    draws: by_hand.Draws,
     h: Any = H,
     friction: Any = 4.0,
     noise: np.ndarray | None = NOISE,
@@ -66,8 +52,7 @@ def step(
     """The formula; `h`, `friction` and `temperature` may have one number a chain."""
     h, friction, temperature = (np.reshape(x, [-1, 1]) for x in (h, friction, temperature))
     theta = theta + h * p / mass
-    total = scores(theta, draws.batch).sum(axis=-2)
-    g = -theta @ PRIOR_PRECISION + MODEL.num_examples / BATCH * total
+    g = HAND.gradient(theta, draws.batch)
     noise = np.zeros([3, 3]) if noise is None else noise
     shift, scale = (
         np.broadcast_to(x, [len(theta), 1]) for x in (2 * h * friction * temperature, h**2)
@@ -105,7 +90,7 @@ def test_options(name: str, covariance: str) -> None:
     )
     state = tf.constant(START)
     got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
-    theta, p = step(START, MOMENTUM, Draws(target, state), noise=noise, **options)
+    theta, p = step(START, MOMENTUM, by_hand.draws(target, state, SEED), noise=noise, **options)
     np.testing.assert_allclose(got, theta, rtol=1e-12)
     np.testing.assert_allclose(results.momentum, p, rtol=1e-7)
     energy = p**2 / options.get("mass", 1.0)
@@ -129,7 +114,7 @@ def test_schedules() -> None:
     results = kernel.bootstrap_results(state)
     for t in range(3):
         theta, seed = state.numpy(), SEED + t
-        draws = Draws(target, state, seed)
+        draws = by_hand.draws(target, state, seed)
         state, results = kernel.one_step(state, results, seed)
         theta, p = step(theta, p, draws, 0.04 / (1 + t), 4.0 + t, temperature=1.0 + t)
         np.testing.assert_allclose(state, theta, rtol=1e-7)
@@ -145,9 +130,9 @@ def test_covariance_is_that_of_the_minibatch_before() -> None:
     last = None
     for t in range(3):
         theta, seed = state.numpy(), SEED + t
-        draws = Draws(target, state, seed)
+        draws = by_hand.draws(target, state, seed)
         state, results = kernel.one_step(state, results, seed)
-        own = np.cov(scores(theta + H * p, draws.batch)[0], rowvar=False) * target.noise_scale
+        own = np.cov(HAND.scores(theta + H * p, draws.batch)[0], rowvar=False) * target.noise_scale
         theta, p = step(theta, p, draws, friction=60.0, noise=own if last is None else last)
         last = own
         np.testing.assert_allclose(results.momentum, p, rtol=1e-6)
@@ -165,7 +150,7 @@ def test_states_of_two_parts(structure: Any) -> None:
     kernel = sgmcmc.SGHMC(target, H, 4.0, known(target), mass, initial_momentum=parts(MOMENTUM))
     state = parts(START)
     got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
-    theta, p = step(START, MOMENTUM, Draws(target, state), mass=MASS)
+    theta, p = step(START, MOMENTUM, by_hand.draws(target, state, SEED), mass=MASS)
     tf.nest.assert_same_structure(got, structure)
     assert type(got) is type(structure)
     np.testing.assert_allclose(flat(got), theta, rtol=1e-12)
@@ -323,8 +308,7 @@ def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
         return moved, results.momentum, indices, random.normal_like(state, noise_seed)
 
     moved, momentum, indices, z = (x.numpy() for x in run(state, SEED))
-    draws = Draws(target, state)
-    draws.batch, draws.z = indices, z
+    draws = by_hand.Draws(indices, z)
     theta, p = step(START, MOMENTUM, draws)
     np.testing.assert_allclose(moved, theta, rtol=1e-10)
     np.testing.assert_allclose(momentum, p, rtol=1e-7)

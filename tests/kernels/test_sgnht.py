@@ -7,39 +7,20 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
+from tests.harness import by_hand
+from tests.harness.by_hand import flat, two_parts
+from tests.harness.gaussian_mean import GaussianMean
 from tfp_sgmcmc import random
 from tfp_sgmcmc.kernels.sgnht import _mean_decay
 
 MODEL = GaussianMean(num_examples=12)
+HAND = by_hand.ByHand(MODEL)
 BATCH = 4
 START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
 MOMENTUM = np.array([[0.2, 1.0, -0.4], [0.3, -1.5, 0.8]])
 MASS = np.array([0.5, 1.0, 2.0])
 SEED = tf.constant([5, 6])
 THERMOSTATS = ("scalar", "per_part", "per_coordinate")
-
-
-def parts(x: np.ndarray) -> list[tf.Tensor]:
-    return [tf.constant(x[..., :1]), tf.constant(x[..., 1:])]
-
-
-def flat(state: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
-
-
-class Draws:
-    """The random numbers of one step on a state like `state`."""
-
-    def __init__(self, target: sgmcmc.MinibatchLogProb, state: Any, seed: Any):
-        batch_seed, noise_seed = random.split(random.as_seed(seed), 2)
-        self.batch = target.draw(batch_seed, tf.range(BATCH), [2]).numpy()
-        self.z = flat(random.normal_like(state, noise_seed))
-
-
-def gradient(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    scores = (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
-    return -theta @ PRIOR_PRECISION + MODEL.num_examples / BATCH * scores.sum(axis=-2)
 
 
 class Formula:
@@ -62,14 +43,14 @@ class Formula:
             )
         return xi + h / self.mu * (energy - self.temperature)
 
-    def euler(self, theta: np.ndarray, p: np.ndarray, xi: np.ndarray, draws: Draws) -> Any:
+    def euler(self, theta: np.ndarray, p: np.ndarray, xi: np.ndarray, draws: by_hand.Draws) -> Any:
         h = self.h
         theta = theta + h * p / self.mass
         noise = np.sqrt(2 * self.friction * self.temperature * h * self.mass) * draws.z
-        p = p + h * gradient(theta, draws.batch) - h * xi * p + noise
+        p = p + h * HAND.gradient(theta, draws.batch) - h * xi * p + noise
         return theta, p, self.heat(xi, p, h)
 
-    def adodab(self, theta: np.ndarray, p: np.ndarray, xi: np.ndarray, draws: Draws) -> Any:
+    def adodab(self, theta: np.ndarray, p: np.ndarray, xi: np.ndarray, draws: by_hand.Draws) -> Any:
         h = self.h
         theta = theta + h / 2 * p / self.mass
         xi = self.heat(xi, p, h / 2)
@@ -77,7 +58,7 @@ class Formula:
         p = np.exp(-xi * h) * p + np.sqrt(variance) * draws.z
         xi = self.heat(xi, p, h / 2)
         theta = theta + h / 2 * p / self.mass
-        return theta, p + h * gradient(theta, draws.batch), xi
+        return theta, p + h * HAND.gradient(theta, draws.batch), xi
 
 
 OPTIONS = {
@@ -109,14 +90,14 @@ def test_three_steps(scheme: str, thermostat: str, name: str) -> None:
         options.get("mu", 1.0),
         [mass[:1], mass[1:]],
         options.get("temperature", 1.0),
-        initial_momentum=parts(MOMENTUM),
+        initial_momentum=two_parts(MOMENTUM),
     )
     formula = Formula(thermostat, **options)
-    state, theta, p = parts(START), START, MOMENTUM
+    state, theta, p = two_parts(START), START, MOMENTUM
     xi = formula.friction + np.zeros([2, 3])
     results = kernel.bootstrap_results(state)
     for t in range(3):
-        draws = Draws(target, state, SEED + t)
+        draws = by_hand.draws(target, state, SEED + t)
         state, results = kernel.one_step(state, results, SEED + t)
         theta, p, xi = getattr(formula, scheme)(theta, p, xi, draws)
         np.testing.assert_allclose(flat(state), theta, rtol=1e-11)
@@ -171,10 +152,10 @@ def test_schedules() -> None:
         thermal_mass=lambda t: 1.0 + tf.cast(t, tf.float64),
         temperature=lambda t: 2.0 - 0.5 * tf.cast(t, tf.float64),
     )
-    state, theta, p, xi = parts(START), START, np.zeros([2, 3]), np.full([2, 3], 3.0)
+    state, theta, p, xi = two_parts(START), START, np.zeros([2, 3]), np.full([2, 3], 3.0)
     results = kernel.bootstrap_results(state)
     for t in range(3):
-        draws = Draws(target, state, SEED + t)
+        draws = by_hand.draws(target, state, SEED + t)
         state, results = kernel.one_step(state, results, SEED + t)
         formula = Formula(
             "scalar", h=0.05 / (1 + t), friction=3.0 + t, mu=1.0 + t, temperature=2.0 - 0.5 * t
@@ -205,8 +186,8 @@ def test_results_keep_their_structure_shapes_and_dtypes(scheme: Any, thermostat:
 @pytest.mark.parametrize(("scheme", "jit"), [("euler", False), ("adodab", False), ("adodab", True)])
 def test_every_mode_takes_the_step_of_its_own_draws(scheme: Any, jit: bool) -> None:
     target = MODEL.target(BATCH, tf.float64, parts=True)
-    kernel = sgmcmc.SGNHT(target, 0.05, 3.0, scheme, initial_momentum=parts(MOMENTUM))
-    state = parts(START)
+    kernel = sgmcmc.SGNHT(target, 0.05, 3.0, scheme, initial_momentum=two_parts(MOMENTUM))
+    state = two_parts(START)
 
     @tf.function(jit_compile=jit, autograph=False)
     def run(state: Any, seed: tf.Tensor) -> Any:
@@ -216,8 +197,7 @@ def test_every_mode_takes_the_step_of_its_own_draws(scheme: Any, jit: bool) -> N
         return moved, results.momentum, indices, random.normal_like(state, noise_seed)
 
     moved, momentum, indices, z = run(state, SEED)
-    draws = Draws(target, state, SEED)
-    draws.batch, draws.z = indices.numpy(), flat(z)
+    draws = by_hand.Draws(indices.numpy(), flat(z))
     theta, p, _ = getattr(Formula("scalar"), scheme)(START, MOMENTUM, np.full([2, 3], 3.0), draws)
     np.testing.assert_allclose(flat(moved), theta, rtol=1e-10)
     np.testing.assert_allclose(flat(momentum), p, rtol=1e-10)

@@ -16,9 +16,9 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.keras import losses
 from tfp_sgmcmc.keras.priors import LogPrior
 from tfp_sgmcmc.keras.samples import Thinning
-from tfp_sgmcmc.keras.scores import ExampleScores
+from tfp_sgmcmc.keras.scores import ExampleScores, count_rows
 from tfp_sgmcmc.keras.starts import own_values, stacked_starts
-from tfp_sgmcmc.keras.target import ModelLogProb, num_rows, static_rows
+from tfp_sgmcmc.keras.target import ModelLogProb
 from tfp_sgmcmc.targets.base import FullDataLogProb, Target
 
 _NO_ESTIMATE = (
@@ -123,6 +123,7 @@ class Chain:
         """In place of `model.train_step`: one step of the kernel on one batch."""
         model = self.model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        rows = count_rows(x)
         if self.num_chains is not None and self._others is None:
             with tf.init_scope():
                 self._others = losses.changed_by_call(model, x)
@@ -131,7 +132,7 @@ class Chain:
         if self._results is None:
             # In an init_scope, tapes of a kernel that wants a gradient here do not record.
             with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
-                kernel = self._make_kernel_fn(self._target(None, static_rows(x)))
+                kernel = self._make_kernel_fn(self._target(None, rows))
                 self._results = tf.nest.map_structure(
                     lambda r: tf.Variable(r, trainable=False),
                     kernel.bootstrap_results(self._state()),
@@ -146,7 +147,6 @@ class Chain:
         evaluated = target.evaluated
         if evaluated is None:
             raise ValueError(_NO_ESTIMATE)
-        rows = num_rows(x)
         moved = [*zip(self.variables, state, strict=True), *evaluated.updates]
         self._move(moved)
         shown = self._first(evaluated)
@@ -175,7 +175,7 @@ class Chain:
         for variable, value in zip(variables, values, strict=True):
             self._stacked[id(variable)] = tf.Variable(value, trainable=False)
 
-    def _target(self, batch: Any, num_rows: int | None = None) -> ModelLogProb:
+    def _target(self, batch: Any, num_rows: Any = None) -> ModelLogProb:
         others = [(v, self._stacked[id(v)].read_value()) for v in self._others or ()]
         return ModelLogProb(
             self.model,

@@ -35,11 +35,11 @@ class ExampleScores:
         self._layers: list[keras.Layer] | None = None
         self._prepared = False
 
-    def num_scores(self, num_rows: int | None) -> int | None:
+    def num_scores(self, num_rows: Any) -> int | None:
         """Scores that a batch of `num_rows` gives, or at most gives; None if it is not known."""
-        if self._num_groups is None:
-            return num_rows
-        return self._num_groups if num_rows is None else min(num_rows, self._num_groups)
+        if not isinstance(num_rows, int):
+            return self._num_groups
+        return num_rows if self._num_groups is None else min(num_rows, self._num_groups)
 
     def prepare(self, x: Any) -> None:
         """Finds out, with the first batch's inputs, where the scores come from.
@@ -83,7 +83,7 @@ class ExampleScores:
         deltas = [tap.delta for tap in taps]
         gradient, by_deltas = tape.gradient(value, [leaves, deltas])
         gradient = check_connected(state, gradient)
-        num_rows = _num_rows(batch)
+        num_rows = count_rows(batch)
         rows, width = self._grouping(num_rows)
         if self._layers is None:
             return value, gradient, self._mapped(log_likelihood_fn, leaves, batch, rows, width)
@@ -98,7 +98,7 @@ class ExampleScores:
     ) -> list[tf.Tensor | FactoredScores]:
         """Scores of each variable, from tensors that may have chains in front."""
         dtype = tensors[0][-1].dtype
-        num_rows = _num_rows(batch)
+        num_rows = count_rows(batch)
         width = tf.cast(self._grouping(num_rows)[1], dtype)
         if self._layers is None:
             return [x / tf.sqrt(width) for (x,) in tensors]
@@ -143,7 +143,7 @@ def _in_groups(x: tf.Tensor, rows: Any, width: Any) -> tf.Tensor:
     return tf.reshape(x[: rows * width], [rows, width * positions, *x.shape[2:]])
 
 
-def _num_rows(batch: Any) -> Any:
-    """Leading axis of a batch: an integer where it is known, else a tensor."""
+def count_rows(batch: Any) -> Any:
+    """Leading axis of a nest of arrays: an integer where it is known, else a tensor."""
     x = next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
     return x.shape[0] or tf.shape(x)[0]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras import losses
 from tfp_sgmcmc.keras.priors import LogPrior
-from tfp_sgmcmc.keras.scores import ExampleScores
+from tfp_sgmcmc.keras.scores import ExampleScores, count_rows
 from tfp_sgmcmc.targets.base import GradientEstimate, State, Target, value_and_gradient
 
 
@@ -58,7 +58,7 @@ class ModelLogProb(Target):
         num_chains: int | None = None,
         others: Sequence[tuple[keras.Variable, tf.Tensor]] = (),
         scores: ExampleScores | None = None,
-        num_rows: int | None = None,
+        num_rows: Any = None,
     ):
         self.num_examples, self.num_chains = num_examples, num_chains
         self.evaluated: losses.Forward | None = None
@@ -67,7 +67,7 @@ class ModelLogProb(Target):
         self._others = list(others)
         self._scores = ExampleScores(model) if scores is None else scores
         if batch is not None:
-            num_rows = static_rows(batch[0])
+            num_rows = count_rows(batch[0])
         self.num_scores = self._scores.num_scores(num_rows)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
@@ -143,7 +143,7 @@ class ModelLogProb(Target):
         if not scored:
             return GradientEstimate(gradient, self.log_prob, (), more, target_state)
         total = tf.constant(self.num_examples, state[0].dtype)
-        rows = tf.cast(num_rows(self.batch[0]), total.dtype)
+        rows = tf.cast(count_rows(self.batch[0]), total.dtype)
         return GradientEstimate(
             gradient,
             self.log_prob,
@@ -154,7 +154,7 @@ class ModelLogProb(Target):
 
     def _log_posterior(self, state: list[tf.Tensor], evaluated: losses.Forward) -> tf.Tensor:
         log_likelihood = self._log_likelihood(evaluated, self.batch)
-        rows = tf.cast(num_rows(self.batch[0]), log_likelihood.dtype)
+        rows = tf.cast(count_rows(self.batch[0]), log_likelihood.dtype)
         log_prior = tf.cast(self._log_prior_fn(state), log_likelihood.dtype)
         return log_prior + self.num_examples / rows * log_likelihood
 
@@ -163,18 +163,4 @@ class ModelLogProb(Target):
         x, y, sample_weight = batch
         nll = losses.negative_log_likelihood(self._model, y, evaluated.outputs, sample_weight)
         penalty = tf.add_n([tf.cast(r, nll.dtype) for r in evaluated.losses] or [0.0])
-        return -(nll + tf.cast(num_rows(x), nll.dtype) * penalty)
-
-
-def num_rows(x: Any) -> tf.Tensor:
-    """Leading axis of a batch's inputs."""
-    return tf.shape(_first(x))[0]
-
-
-def static_rows(x: Any) -> int | None:
-    """The same as an integer, where it is known before the batch comes."""
-    return _first(x).shape[0]
-
-
-def _first(x: Any) -> tf.Tensor:
-    return next(leaf for leaf in keras.tree.flatten(x) if leaf is not None)
+        return -(nll + tf.cast(count_rows(x), nll.dtype) * penalty)

@@ -68,9 +68,7 @@ def log_prob_differences(
     log_prior = target.log_prior(states)
     shape = static_or_dynamic_shape(log_prior)
     indices = target.draw(seed, tf.range(n), shape[1:])
-    if (
-        indices.shape.rank > 1
-    ):  # a minibatch for each chain, here with a copy for each of its states
+    if indices.shape.rank > 1:  # a minibatch of each chain's own, copied for each of its states
         indices = tf.broadcast_to(indices, tf.concat([shape, [n]], axis=0))
     terms = difference(target.log_likelihood(states, target.rows(indices), n, log_prior.shape))
     assert target.noise_scale is not None  # as in every MinibatchLogProb
