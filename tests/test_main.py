@@ -233,7 +233,9 @@ def whitened_moments(kernel, num_steps, plane):
     return whitener @ (run.mean - mean), whitener @ run.covariance @ whitener.T, noise
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(s, marks=[pytest.mark.slow] * (s == "decay")) for s in SAMPLERS]
+)
 def test_samplers_have_the_variance_that_their_step_size_promises(name, plane):
     target, pilot, _, _ = plane
     num_steps = 20_000 if SAMPLERS[name].all_data else 200_000

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -213,17 +214,18 @@ def permuted_indices(
     # Few cells a side leave few round functions: more rounds (5 there miss uniformity visibly).
     num_rounds = 5 if min(a, b) >= 16 else 12
     high, low = _chain_key(seed, chain_shape)
-    keys = [
-        _mix(high + _word(_GOLDEN * (2 * i + 1))) + _mix(low + _word(_GOLDEN * (2 * i + 2)))
-        for i in range(2 * num_rounds)
-    ]
+    # All keys at once, and each constant once: a draw is then a third of the nodes to trace.
+    words = _GOLDEN * np.arange(1, 4 * num_rounds + 1, dtype=np.uint64) & 0xFFFFFFFF
+    words = words.astype(np.uint32).reshape([-1, 2, *[1] * low.shape.rank])
+    keys = tf.unstack(_mix(high + words[:, 0]) + _mix(low + words[:, 1]))
 
     def permute(x: tf.Tensor) -> tf.Tensor:
-        left, right = x // _word(b), x % _word(b)
+        word = functools.cache(_word)  # in the graph that `x` is of
+        left, right = x // word(b), x % word(b)
         for i in range(num_rounds):
-            left = _add_mod(left, _hash_below(right, keys[2 * i], a), a)
-            right = _add_mod(right, _hash_below(left, keys[2 * i + 1], b), b)
-        return left * _word(b) + right
+            left = _add_mod(left, _hash_below(right, keys[2 * i], word(a), word), word(a))
+            right = _add_mod(right, _hash_below(left, keys[2 * i + 1], word(b), word), word(b))
+        return left * word(b) + right
 
     result = permute(tf.cast(positions, tf.uint32) + tf.zeros_like(keys[0]))
     outside = _word(num_examples)
@@ -238,6 +240,27 @@ def permuted_indices(
             (result,),
         )
     return tf.cast(result, tf.int32)
+
+
+def epoch_indices(
+    seed: tf.Tensor, step: tf.Tensor, batch_size: int, num_examples: int, chain_shape: Any = ()
+) -> tf.Tensor:
+    """Returns the indices of minibatch number `step` of one permutation after the other.
+
+    Those are its entries tB, ..., tB + B - 1, so that a minibatch may end one permutation and begin
+    the next: a function of (seed, step) alone.
+
+    Args:
+      seed: as for `permuted_indices`.
+      step: t, an `int64` scalar.
+      batch_size: B.
+      num_examples: N.
+      chain_shape: leading shape, as for `permuted_indices`.
+    """
+    position = step * batch_size + tf.range(batch_size, dtype=tf.int64)
+    epoch = tf.cast(position // num_examples, tf.int32)
+    keys = tf.stack([tf.fill([batch_size], seed[0]), tf.bitwise.bitwise_xor(seed[1], epoch)], -1)
+    return permuted_indices(keys, position % num_examples, num_examples, chain_shape)
 
 
 def _grid(num_examples: int) -> tuple[int, int]:
@@ -272,21 +295,24 @@ def _xor(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, y)
 
 
-def _mix(x: tf.Tensor) -> tf.Tensor:
+def _mix(x: tf.Tensor, word: Callable[[int], tf.Tensor] = _word) -> tf.Tensor:
     """The finaliser of MurmurHash3: a bijection of 32-bit words that spreads every bit."""
-    x = _xor(x, tf.bitwise.right_shift(x, _word(16))) * _word(0x85EBCA6B)
-    x = _xor(x, tf.bitwise.right_shift(x, _word(13))) * _word(0xC2B2AE35)
-    return _xor(x, tf.bitwise.right_shift(x, _word(16)))
+    x = _xor(x, tf.bitwise.right_shift(x, word(16))) * word(0x85EBCA6B)
+    x = _xor(x, tf.bitwise.right_shift(x, word(13))) * word(0xC2B2AE35)
+    return _xor(x, tf.bitwise.right_shift(x, word(16)))
 
 
-def _hash_below(x: tf.Tensor, key: tf.Tensor, bound: int) -> tf.Tensor:
+def _hash_below(
+    x: tf.Tensor, key: tf.Tensor, bound: tf.Tensor, word: Callable[[int], tf.Tensor]
+) -> tf.Tensor:
     """floor(hash bound / 2^32), with a 16-bit `bound`, in 32-bit arithmetic."""
-    word = _mix(_xor(x, key))
-    high = tf.bitwise.right_shift(word, _word(16)) * _word(bound)
-    low = tf.bitwise.bitwise_and(word, _word(0xFFFF)) * _word(bound)
-    return tf.bitwise.right_shift(high + tf.bitwise.right_shift(low, _word(16)), _word(16))
+    hashed = _mix(_xor(x, key), word)
+    high = tf.bitwise.right_shift(hashed, word(16)) * bound
+    low = tf.bitwise.bitwise_and(hashed, word(0xFFFF)) * bound
+    return tf.bitwise.right_shift(high + tf.bitwise.right_shift(low, word(16)), word(16))
 
 
-def _add_mod(x: tf.Tensor, y: tf.Tensor, modulus: int) -> tf.Tensor:
+def _add_mod(x: tf.Tensor, y: tf.Tensor, modulus: tf.Tensor) -> tf.Tensor:
+    """(x + y) mod m of two words below m: a difference below zero wraps around to a large one."""
     total = x + y
-    return tf.where(total >= _word(modulus), total - _word(modulus), total)
+    return tf.minimum(total, total - modulus)

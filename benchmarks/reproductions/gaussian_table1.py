@@ -18,8 +18,6 @@ noise, worst except for the small step and the large friction. SGHMC with Sigma 
 
 from __future__ import annotations
 
-import argparse
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +26,7 @@ import tensorflow_probability as tfp
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks.environment import describe
+from benchmarks import command_line
 from tfp_sgmcmc.covariance import Full, RunningMean
 
 NUM_EXAMPLES, BATCH_SIZE = 100, 10
@@ -96,7 +94,13 @@ SAMPLERS = {
 
 
 def run(*, num_chains: int = 64, time_span: float = 60.0, seed: int = 0) -> list[Row]:
-    """Samples with all; arguments as on the command line."""
+    """Samples with all; arguments as on the command line.
+
+    Args:
+      num_chains: of each row with the smaller step size.
+      time_span: of each chain: h times steps.
+      seed: of everything.
+    """
     target, marginals = model()
     rows = []
     for name, make in SAMPLERS.items():
@@ -158,21 +162,7 @@ def _compare(samples: np.ndarray, marginals: list[Any], h: float) -> tuple[Any, 
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--num-chains", type=int, default=64, help="of each row with the smaller step size"
-    )
-    parser.add_argument(
-        "--time-span", type=float, default=60.0, help="of each chain: h times steps"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    print(describe())
-    start = time.perf_counter()
-    rows = run(**vars(arguments))
+def show(rows: list[Row]) -> None:
     print("error +- its standard error; variances of mu and gamma, the posterior's being 1")
     names = f"{'error':>19} {'var mu':>7} {'var gamma':>9} {'time':>11}"
     print(f"{'sampler':>16} {'h':>6} {'A':>3} {names}")
@@ -184,8 +174,7 @@ def main() -> None:
             f"{row.sampler:>16} {row.step_size:>6} {row.friction:>3.0f} {error:>8.5f} +- "
             f"{spread:.5f} {row.variances[0]:>7.3f} {row.variances[1]:>9.3f} {times:>11}"
         )
-    print(f"{time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":
-    main()
+    command_line.main(__doc__, run, show)

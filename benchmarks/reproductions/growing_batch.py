@@ -13,7 +13,6 @@ constant one has taken many more steps.
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +22,6 @@ import tensorflow_probability as tfp
 import datasets
 import tfp_sgmcmc as sgmcmc
 from benchmarks import command_line
-from benchmarks.environment import describe
 from benchmarks.logistic import accuracy, as_batch, laplace_log_prior, log_likelihood
 
 CHUNK = 512  # examples that a growing minibatch gathers at once
@@ -134,12 +132,7 @@ def plot(result: Result, path: str) -> None:
     figure.savefig(path)
 
 
-def main() -> None:
-    arguments = vars(command_line.parser(__doc__, run).parse_args())
-    output = arguments.pop("output")
-    print(describe())
-    start = time.perf_counter()
-    result = run(**arguments)
+def show(result: Result) -> None:
     rows = []
     for name, curve in zip(("growing", "constant", "constant"), result, strict=True):
         for i in sorted({len(curve.steps) * part // 4 - 1 for part in (1, 2, 4)}):
@@ -149,10 +142,7 @@ def main() -> None:
     command_line.print_table(
         {"minibatch": "", "steps": "d", "passes": ".3f", "log joint / N": "", "accuracy": ""}, rows
     )
-    print(f"{time.perf_counter() - start:.0f} s")
-    if output:
-        plot(result, output)
 
 
 if __name__ == "__main__":
-    main()
+    command_line.main(__doc__, run, show, plot)

@@ -28,7 +28,6 @@ weighted by their step sizes.
 
 from __future__ import annotations
 
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +39,6 @@ from sklearn.decomposition import PCA, FastICA
 import datasets
 import tfp_sgmcmc as sgmcmc
 from benchmarks import command_line
-from benchmarks.environment import describe
 
 PRIOR_SCALE = 1.0  # standard deviation of every entry of W
 
@@ -114,13 +112,6 @@ def _log_abs_det(w: tf.Tensor) -> tf.Tensor:
     return total
 
 
-def amari_distance(w: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """sum_i (sum_j |P_ij| / max_j |P_ij| - 1), and over columns likewise, with P = W V^-1."""
-    p = np.abs(w @ np.linalg.inv(v))
-    rows, columns = (np.sum(p / p.max(axis=k, keepdims=True), axis=(-2, -1)) for k in (-1, -2))
-    return rows + columns - 2 * p.shape[-1]
-
-
 def run(
     *,
     batch_size: int = 100,
@@ -170,10 +161,9 @@ def run(
         kernel, num_corrected_chains, num_corrected_steps, 1, lambda r: r.is_accepted, 1
     )
     center = exact.mean(axis=(0, 1), dtype=np.float64)
-    variance = x.var(axis=0, dtype=np.float64)
     return Result(
-        _posterior(samples, weights, variance, center, num_steps * batch_size / len(x)),
-        _posterior(exact, np.ones(len(exact)), variance, center, num_corrected_steps),
+        _posterior(samples, weights, x, center, num_steps * batch_size / len(x)),
+        _posterior(exact, np.ones(len(exact)), x, center, num_corrected_steps),
         float(accepted.mean()),
         start,
         kurtosis(x @ start.T),
@@ -183,7 +173,7 @@ def run(
 def _posterior(
     samples: np.ndarray,
     weights: np.ndarray,
-    variance: np.ndarray,
+    data: np.ndarray,
     center: np.ndarray,
     passes: float,
 ) -> Posterior:
@@ -191,7 +181,7 @@ def _posterior(
     means = np.average(samples, axis=0, weights=weights)  # of each chain
     mean = means.mean(axis=0)
     squares = np.average((samples - mean) ** 2, axis=0, weights=weights)
-    instability = squares @ variance / len(variance)
+    instability = sgmcmc.instability_index(samples, data, weights=weights, mean=mean)
     root = np.sqrt(len(means))
     return Posterior(
         mean,
@@ -200,7 +190,7 @@ def _posterior(
         instability.mean(axis=0),
         instability.std(axis=0, ddof=1) / root,
         weights,
-        amari_distance(samples, center),
+        sgmcmc.amari_distance(samples, center),
         passes,
     )
 
@@ -232,12 +222,7 @@ def plot(result: Result, path: str) -> None:
     figure.savefig(path)
 
 
-def main() -> None:
-    arguments = vars(command_line.parser(__doc__, run).parse_args())
-    output = arguments.pop("output")
-    print(describe())
-    start = time.perf_counter()
-    result = run(**arguments)
+def show(result: Result) -> None:
     sgld, exact = result.stochastic, result.corrected
     print(f"corrected Langevin: {exact.passes:.0f} passes, acceptance {result.acceptance:.2f}")
     print(f"SGLD: {sgld.passes:.0f} passes")
@@ -255,10 +240,7 @@ def main() -> None:
     shift = np.abs(sgld.mean - exact.mean) / exact.deviation
     print(f"largest difference of the means: {shift.max():.2f} posterior standard deviations")
     print(f"mean Amari distance: corrected {exact.mean_amari:.3f}, SGLD {sgld.mean_amari:.3f}")
-    print(f"{time.perf_counter() - start:.0f} s")
-    if output:
-        plot(result, output)
 
 
 if __name__ == "__main__":
-    main()
+    command_line.main(__doc__, run, show, plot)

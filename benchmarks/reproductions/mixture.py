@@ -17,8 +17,6 @@ Carlo error together, at each step size and at the best one of each sampler.
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,7 +27,7 @@ from numpy.typing import NDArray
 
 import datasets
 import tfp_sgmcmc as sgmcmc
-from benchmarks.environment import describe
+from benchmarks import command_line
 
 WEIGHTS = (1 / 3, 2 / 3)
 PRIOR_SCALE = 10.0
@@ -148,30 +146,12 @@ def run(
                 )
 
             samples = sample(posterior.draws, tf.constant([seed, 100 * batch_size + number]))
-            with np.errstate(all="ignore"):
-                found = samples.numpy().astype(np.float64).var(axis=0)
-                errors = np.mean((found / variances - 1) ** 2, axis=-1)
-            errors = np.where(np.isfinite(errors), errors, np.inf)
+            errors = sgmcmc.squared_variance_error(samples, variances)
             squared_errors[name, batch_size] = errors.reshape(len(step_sizes), num_runs)
     return Result(posterior, step_sizes, squared_errors)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES)
-    parser.add_argument("--step-sizes", type=float, nargs="+", default=STEP_SIZES)
-    parser.add_argument("--num-runs", type=int, default=24)
-    parser.add_argument("--num-steps", type=int, default=20_000)
-    parser.add_argument("--num-burnin-steps", type=int, default=1_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = vars(parser.parse_args())
-    for name in ("batch_sizes", "step_sizes"):
-        arguments[name] = tuple(arguments[name])
-    print(describe())
-    start = time.perf_counter()
-    result = run(**arguments)
+def show(result: Result) -> None:
     print("exact variances", np.diag(result.posterior.covariance))
     print(f"{'n':>5} {'sampler':>8} {'best h':>7} {'MSE +- standard error':>22}   MSE by step size")
     for (name, batch_size), errors in result.squared_errors.items():
@@ -179,8 +159,7 @@ def main() -> None:
         cell = f"{best.mean():.2g} +- {best.std() / len(best) ** 0.5:.1g}"
         every = " ".join(f"{e:>8.2g}" for e in errors.mean(axis=1))
         print(f"{batch_size:>5} {name:>8} {h:>7} {cell:>22}   {every}")
-    print(f"{time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":
-    main()
+    command_line.main(__doc__, run, show)

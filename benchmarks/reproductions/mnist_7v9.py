@@ -13,7 +13,6 @@ bias sits in the few narrowest directions, which weigh little in E2.
 
 from __future__ import annotations
 
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,6 @@ import tensorflow_probability as tfp
 import datasets
 import tfp_sgmcmc as sgmcmc
 from benchmarks import command_line
-from benchmarks.environment import describe
 from benchmarks.logistic import as_batch, gaussian_log_prior, log_likelihood
 from benchmarks.reference import Reference, exact_posterior, logistic_laplace, moments
 
@@ -76,49 +74,59 @@ def run(
         )
 
     samples = sgld(tf.zeros([num_chains, x.shape[1]]), tf.constant([seed, 3])).numpy()
+    steps_per_pass = len(x) / batch_size
+    errors = errors_on_the_way(samples, reference, num_burnin_steps, thinning, steps_per_pass)
+    return Result(reference, errors)
+
+
+def errors_on_the_way(
+    samples: np.ndarray,
+    reference: Reference,
+    num_burnin_steps: int,
+    thinning: int,
+    steps_per_pass: float,
+) -> list[Errors]:
+    """Of the first 1, 3, 9, ... and of all samples, `[num_results, num_chains, D]`."""
     errors = []
     for used in np.unique(np.geomspace(1, len(samples), 8).astype(int)):
         mean, covariance = moments(samples[:used])
-        steps = num_burnin_steps + used * thinning
         errors.append(
             Errors(
-                steps * batch_size / len(x),
+                (num_burnin_steps + used * thinning) / steps_per_pass,
                 sgmcmc.relative_mean_error(mean, reference.mean),
                 sgmcmc.relative_covariance_error(covariance, reference.covariance),
             )
         )
-    return Result(reference, errors)
+    return errors
 
 
 def plot(result: Result, path: str) -> None:
+    plot_errors({"SGLD": result.errors}, result.reference, path)
+
+
+def plot_errors(errors: dict[str, list[Errors]], reference: Reference, path: str) -> None:
     """Errors against passes, with the reference's noise floor."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3), layout="constrained")
-    passes, *series = zip(*result.errors, strict=True)
-    floors = result.reference.mean_floor, result.reference.covariance_floor
-    for axis, name, values, floor in zip(
-        figure.subplots(1, 2), ("E1, mean", "E2, covariance"), series, floors, strict=True
-    ):
-        axis.loglog(passes, values, "o-", label="SGLD")
+    names, floors = (
+        ("E1, mean", "E2, covariance"),
+        (reference.mean_floor, reference.covariance_floor),
+    )
+    for i, (axis, name, floor) in enumerate(zip(figure.subplots(1, 2), names, floors, strict=True)):
+        for label, rows in errors.items():
+            passes, *series = zip(*rows, strict=True)
+            axis.loglog(passes, series[i], "o-", label=label)
         axis.axhline(floor, ls=":", color="k", label="noise of the reference")
         axis.set(xlabel="passes over the data", ylabel=name)
         axis.legend()
     figure.savefig(path)
 
 
-def main() -> None:
-    arguments = vars(command_line.parser(__doc__, run).parse_args())
-    output = arguments.pop("output")
-    print(describe())
-    start = time.perf_counter()
-    result = run(**arguments)
+def show(result: Result) -> None:
     print(result.reference)
     command_line.print_table({"passes": ".0f", "E1": ".4f", "E2": ".4f"}, result.errors)
-    print(f"{time.perf_counter() - start:.0f} s")
-    if output:
-        plot(result, output)
 
 
 if __name__ == "__main__":
-    main()
+    command_line.main(__doc__, run, show, plot)

@@ -70,7 +70,7 @@ def test_number_of_rows_known_at_run_time_only(
     inputs, gradients = full._inputs, full._gradients
     specs = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in (inputs, gradients)]
 
-    @tf.function(jit_compile=True, input_signature=specs)
+    @tf.function(jit_compile=True, autograph=False, input_signature=specs)
     def variances(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
         return kind(inputs, gradients, full._event_shape, SCALE).variances()
 

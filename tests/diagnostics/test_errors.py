@@ -30,6 +30,21 @@ def test_errors_do_not_change_with_the_scale() -> None:
     )
 
 
+def test_squared_variance_error() -> None:
+    samples, variances = GENERATOR.standard_normal([9, 2, 3]), np.array([1.0, 2.0, 0.5])
+    found = sgmcmc.squared_variance_error(samples, variances)
+    for chain in range(2):
+        pairs = zip(samples[:, chain].T, variances, strict=True)
+        expected = np.mean([(np.mean((x - x.mean()) ** 2) / v - 1) ** 2 for x, v in pairs])
+        np.testing.assert_allclose(found[chain], expected)
+    samples[4, 0, 1], samples[5, 1, 2] = np.nan, np.inf
+    np.testing.assert_array_equal(sgmcmc.squared_variance_error(samples, variances), [np.inf] * 2)
+    with pytest.raises(ValueError, match=r"shape \(9, 2, 3\) and variances \(2,\)"):
+        sgmcmc.squared_variance_error(samples, variances[:2])
+    with pytest.raises(ValueError, match="positive numbers"):
+        sgmcmc.squared_variance_error(samples, [1.0, 0.0, 1.0])
+
+
 @pytest.mark.parametrize(
     ("error", "what"),
     [(sgmcmc.relative_mean_error, "mean"), (sgmcmc.relative_covariance_error, "covariance")],

@@ -51,7 +51,8 @@ class GaussianMean:
     ) -> sgmcmc.MinibatchLogProb:
         """The model as a target; with `parts` the state has two, `[..., 1]` and `[..., 2]`.
 
-        A `likelihood_scale` other than one is the bug of a likelihood that is averaged.
+        A `likelihood_scale` other than one is the bug of a likelihood that is averaged. Scores are
+        in closed form, which is quick to trace; `score_fn=None` has them mapped.
         """
         precision = tf.constant(PRECISION * likelihood_scale, dtype)
         prior_precision = tf.constant(PRIOR_PRECISION, dtype)
@@ -65,6 +66,15 @@ class GaussianMean:
         def log_prior(theta: tf.Tensor) -> tf.Tensor:
             return quadratic(theta[..., tf.newaxis, :], prior_precision)[..., 0]
 
+        def scores(*state: tf.Tensor, **named: tf.Tensor) -> Any:
+            *state, batch = state if state else (named[name] for name in (*"ab", "batch"))
+            theta = tf.concat(state, axis=-1)
+            found = tf.linalg.matmul(batch - theta[..., tf.newaxis, :], precision)
+            pieces = [found[..., :1], found[..., 1:]] if parts else found
+            return dict(zip("ab", pieces, strict=True)) if named else pieces
+
+        if "num_groups" not in options:
+            options = {"score_fn": scores, **options}
         functions = (log_prior, log_likelihood)
         if parts:
             functions = (

@@ -13,9 +13,9 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 from scipy.linalg import solve_discrete_lyapunov
 
+from tests.harness.chains import by_chain, sample
 from tfp_sgmcmc import random
 from tfp_sgmcmc.targets.base import GradientEstimate, State, Target
 
@@ -103,16 +103,16 @@ def run_phase_space(
 
     @tf.function(jit_compile=jit, autograph=False)
     def run(state: Any, seed: tf.Tensor) -> Any:
-        return tfp.mcmc.sample_chain(
+        results = kernel.bootstrap_results(state)
+        return sample(
+            kernel,
+            state,
+            results,
             num_results,
-            current_state=state,
-            kernel=kernel,
-            num_burnin_steps=num_burnin,
-            trace_fn=lambda _, results: (results.momentum, results.kinetic_temperature),
-            seed=seed,
+            num_burnin,
+            seed,
+            lambda theta, results: ((theta, results.momentum), results.kinetic_temperature),
         )
 
-    theta, (p, temperature) = run(state, tf.constant([0, seed]))
-    parts = [x.numpy() for x in (*tf.nest.flatten(theta), *tf.nest.flatten(p))]
-    parts = [x.reshape(*x.shape[:2], -1) for x in parts]
-    return Run(np.moveaxis(np.concatenate(parts, axis=-1), 0, 1), temperature.numpy().T)
+    samples, temperature = run(state, tf.constant(seed))
+    return Run(by_chain(samples), temperature.numpy().T)

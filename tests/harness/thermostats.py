@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 from scipy.linalg import block_diag, solve_discrete_lyapunov
 from scipy.optimize import brentq
 
+from tests.harness.chains import by_chain, sample
 from tfp_sgmcmc import random
 from tfp_sgmcmc.targets.base import GradientEstimate, State, Target
 
@@ -133,20 +133,19 @@ def run_thermostat(
         results = kernel.bootstrap_results(state)
         if first is not None:
             results = results._replace(thermostat=tf.fill(results.thermostat.shape, first))
-        return tfp.mcmc.sample_chain(
+        return sample(
+            kernel,
+            state,
+            results,
             num_results,
-            current_state=state,
-            kernel=kernel,
-            previous_kernel_results=results,
-            num_burnin_steps=num_burnin,
-            trace_fn=lambda _, r: (r.momentum, r.kinetic_temperature, r.thermostat),
-            seed=seed,
+            num_burnin,
+            seed,
+            lambda theta, r: ((theta, r.momentum), r.kinetic_temperature, r.thermostat),
         )
 
-    theta, (p, temperature, thermostat) = run(state, tf.constant([0, seed]))
-    samples = np.concatenate([*tf.nest.flatten(theta), *tf.nest.flatten(p)], axis=-1)
+    samples, temperature, thermostat = run(state, tf.constant(seed))
     xi = tf.nest.flatten(thermostat)
     if len(xi) > 1:
         xi = [x[..., tf.newaxis] if x.shape.rank == 2 else x for x in xi]
     xi = xi[0] if len(xi) == 1 else np.concatenate(xi, axis=-1)
-    return Run(*(np.moveaxis(np.asarray(x), 0, 1) for x in (samples, temperature, xi)))
+    return Run(by_chain(samples), *(np.moveaxis(np.asarray(x), 0, 1) for x in (temperature, xi)))

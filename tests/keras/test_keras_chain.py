@@ -57,7 +57,7 @@ def test_every_state_is_kept(every_step):
 
 @pytest.mark.parametrize(
     "burnin, between, steps_per_execution",
-    [(0, 0, 7), (5, 2, 7), (0, 39, 10)],
+    [pytest.param(0, 0, 7, marks=pytest.mark.slow), (5, 2, 7), (0, 39, 10)],
 )
 def test_burnin_thinning_and_executions(every_step, burnin, between, steps_per_execution):
     """Kept states are those that `sample_chain` keeps, bit for bit those of the single steps."""
@@ -198,7 +198,7 @@ class TestStationaryLaw:
             batch_size=N,
         )
 
-        @tf.function(jit_compile=True)
+        @tf.function(jit_compile=True, autograph=False)
         def run(seed):
             return tfp.mcmc.sample_chain(
                 self.S, tf.zeros([4]), kernel=sgmcmc.SGLD(target, self.EPS),

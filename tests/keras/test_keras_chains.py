@@ -49,36 +49,34 @@ def starts(model, seed=2):
 
 
 @pytest.mark.parametrize(
-    "compiled, chains",
-    [({"jit_compile": True, "steps_per_execution": 5}, [0]), ({"jit_compile": False}, [0, 2])],
+    "compiled, chain",
+    [({"jit_compile": True, "steps_per_execution": 5}, 0), ({"jit_compile": False}, 2)],
     ids=["xla", "graph"],
 )
-def test_each_chain_is_that_of_a_fit_of_its_own(compiled, chains):
+def test_each_chain_is_that_of_a_fit_of_its_own(compiled, chain):
     """At temperature 0, moving statistics and regularisers included; the model is chain 0."""
     model = classifier(*hidden(), **compiled)
     callback = sampler(temperature=0.0, initial_states=starts(model))
-    history = fit(model, callback)
-    logs, own_logs = history.history, None
-    for chain in chains:
-        own, alone = classifier(*hidden(), **compiled), sampler(0.0, num_chains=None)
-        for variable, start in zip(own.trainable_variables, starts(model), strict=True):
-            variable.assign(start[chain])
-        own_history = fit(own, alone)
-        own_logs = own_logs or own_history.history
-        for together, single in zip(callback.samples, alone.samples, strict=True):
-            assert together.shape == (5, C, *single.shape[1:])
-            np.testing.assert_allclose(together[:, chain], single, rtol=2e-4, atol=2e-5)
-        for together, single in zip(
-            callback.non_trainable_samples.values(), alone.non_trainable_samples.values(),
-            strict=True,
-        ):  # fmt: skip
-            assert np.ptp(single, axis=0).min() > 1e-4  # they move
-            np.testing.assert_allclose(together[:, chain], single, rtol=2e-4, atol=2e-5)
+    logs = fit(model, callback).history
+    own, alone = classifier(*hidden(), **compiled), sampler(0.0, num_chains=None)
+    for variable, start in zip(own.trainable_variables, starts(model), strict=True):
+        variable.assign(start[chain])
+    own_logs = fit(own, alone).history
+    for together, single in zip(callback.samples, alone.samples, strict=True):
+        assert together.shape == (5, C, *single.shape[1:])
+        np.testing.assert_allclose(together[:, chain], single, rtol=2e-4, atol=2e-5)
+    for together, single in zip(
+        callback.non_trainable_samples.values(), alone.non_trainable_samples.values(),
+        strict=True,
+    ):  # fmt: skip
+        assert np.ptp(single, axis=0).min() > 1e-4  # they move
+        np.testing.assert_allclose(together[:, chain], single, rtol=2e-4, atol=2e-5)
     assert len(callback.non_trainable_samples) == 2
     for variable, values in zip(model.trainable_variables, callback.samples, strict=True):
         np.testing.assert_array_equal(variable.numpy(), values[-1, 0])
-    for name, values in own_logs.items():
-        np.testing.assert_allclose(logs[name], values, rtol=1e-4)
+    if chain == 0:  # whose logs they are
+        for name, values in own_logs.items():
+            np.testing.assert_allclose(logs[name], values, rtol=1e-4)
 
 
 def test_chains_have_noise_of_their_own_and_all_of_it():
@@ -87,7 +85,7 @@ def test_chains_have_noise_of_their_own_and_all_of_it():
     False alarms: 1e-6 each. Power: noise shared by the chains has correlations of 1; one scaled by
     the number of chains a variance of 3 or 1/3.
     """
-    noisy, still = (classifier(jit_compile=True) for _ in range(2))
+    noisy, still = (classifier(jit_compile=False) for _ in range(2))
     runs = [sampler(t, initial_states="model") for t in (1.0, 0.0)]
     fit(noisy, runs[0])
     fit(still, runs[1])

@@ -77,7 +77,7 @@ def test_probabilities_are_not_activated_again():
 )
 def test_modes_and_batches(mode, monkeypatch):
     """Rows and samples come in several pieces, the last of each shorter."""
-    monkeypatch.setattr("tfp_sgmcmc.keras.predict._CHUNK_BYTES", 3 * 16 * 4)
+    monkeypatch.setattr("tfp_sgmcmc.keras.sample_loops._CHUNK_BYTES", 3 * 16 * 4)
     callback = sample(sequential(keras.layers.Dense(4), loss=unit_normal, **mode), y=np.eye(4)[Y])
     assert len(callback.samples[0]) == 4
     check(callback.predict(NEW, batch_size=3), logits(callback))

@@ -225,7 +225,7 @@ def test_noise_is_drawn_from_the_seed_and_the_step(mode):
     callback = sampler(temperature=1.0)
     model.fit(X, CLASSES, batch_size=B, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
 
-    @tf.function(**mode)
+    @tf.function(autograph=False, **mode)
     def noise(step):
         seed = sgmcmc.random.fold_in(sgmcmc.random.as_seed(0), step)
         return sgmcmc.random.normal_like(initial_tensors, sgmcmc.random.split(seed, 3)[1])

@@ -27,7 +27,7 @@ GENERATOR = np.random.default_rng(0)
 def acceptance(kernel: Any, state: Any, seed: int = 3) -> np.ndarray:
     """Acceptance probabilities of one step, `[chains]`."""
 
-    @tf.function(jit_compile=True, autograph=False)
+    @tf.function(autograph=False)
     def step(state: Any) -> tf.Tensor:
         results = kernel.one_step(state, kernel.bootstrap_results(state), tf.constant([0, seed]))[1]
         return tf.exp(tf.minimum(results.log_accept_ratio, 0.0))
@@ -79,16 +79,16 @@ class SignOfCorrectionSwapped(LangevinProposal):
         return state, results._replace(log_acceptance_correction=-results.log_acceptance_correction)
 
 
-def skewed_samples(kernel: Any, num_steps: int) -> np.ndarray:
+def skewed_samples(kernel: Any, num_steps: int, jit: bool = False) -> np.ndarray:
     state = tf.constant(LAW.draw(CHAINS, seed=1), tf.float32)
-    return run_chains(kernel, state, 1, num_steps - 1, seed=2)[:, 0, 0]
+    return run_chains(kernel, state, 1, num_steps - 1, seed=2, jit=jit)[:, 0, 0]
 
 
 @pytest.mark.parametrize("num_steps", [1, 10])
 def test_one_dimension_with_a_moving_matrix(num_steps: int) -> None:
     """Power: a Kolmogorov distance of 1.5%."""
     kernel = sgmcmc.CorrectedLangevin(quartic, STEP, moving())
-    check_cdf(skewed_samples(kernel, num_steps), LAW.cdf, DISTANCE)
+    check_cdf(skewed_samples(kernel, num_steps, jit=num_steps > 1), LAW.cdf, DISTANCE)
 
 
 def test_any_drift_is_corrected() -> None:
@@ -158,7 +158,8 @@ def test_correlated_gaussian(step_size: float, preconditioner: Any) -> None:
     kernel = sgmcmc.CorrectedLangevin(gaussian, step_size, preconditioner)
     start = tf.constant(gaussian_start(), tf.float32)
     assert 0.3 < acceptance(kernel, start).mean() < 0.8
-    samples = run_chains(kernel, start, num_results=1, num_burnin=9, seed=6)
+    jit = isinstance(preconditioner, FullMatrix)
+    samples = run_chains(kernel, start, num_results=1, num_burnin=9, seed=6, jit=jit)
     check_covariance(samples, MEAN, COVARIANCE, 0.05)
 
 
@@ -169,10 +170,10 @@ def test_two_parts_with_step_sizes_of_their_own() -> None:
     start = gaussian_start().astype(np.float32)
     state = [tf.constant(start[:, 0]), tf.constant(start[:, 1:])]
     assert 0.3 < acceptance(kernel, state).mean() < 0.8
-    samples = run_chains(kernel, state, num_results=1, num_burnin=9, seed=7)
+    samples = run_chains(kernel, state, num_results=1, num_burnin=9, seed=7, jit=False)
     check_covariance(samples, MEAN, COVARIANCE, 0.05)
     proposal = LangevinProposal(kernel.parameters["target_log_prob_fn"], [0.8, 0.4])
-    always = run_chains(proposal, state, num_results=1, num_burnin=9, seed=7)
+    always = run_chains(proposal, state, num_results=1, num_burnin=9, seed=7, jit=False)
     with pytest.raises(Rejected):
         check_covariance(always, MEAN, COVARIANCE, 0.05)
 
@@ -199,7 +200,8 @@ def test_acceptance_rate_is_the_exact_one(step_size: float) -> None:
     proposed = mean(theta) + np.sqrt(step_size) * z
     log_r = 0.5 * (theta**2 - proposed**2 - (theta - mean(proposed)) ** 2 / step_size + z**2)
     expected = weight @ np.exp(np.minimum(log_r, 0)) @ weight
-    check_means(acceptance(kernel, start), expected, error=0.01)
+    found = acceptance(kernel, start)
+    check_means(found, expected, error=0.01)
 
     @tf.function(jit_compile=True, autograph=False)
     def step(state: tf.Tensor) -> tf.Tensor:
@@ -207,7 +209,7 @@ def test_acceptance_rate_is_the_exact_one(step_size: float) -> None:
 
     check_means(step(start).is_accepted.numpy().astype(float), expected, error=0.015)
     with pytest.raises(Rejected):
-        check_means(acceptance(kernel, start), expected + 0.01, error=0.01)
+        check_means(found, expected + 0.01, error=0.01)
 
 
 def test_acceptance_ratio_by_hand() -> None:
@@ -249,7 +251,9 @@ def test_acceptance_ratio_by_hand() -> None:
 # The kernel in TensorFlow Probability
 
 
-@pytest.mark.parametrize("adaptation", ["dual averaging", "simple"])
+@pytest.mark.parametrize(
+    "adaptation", ["dual averaging", pytest.param("simple", marks=pytest.mark.slow)]
+)
 def test_step_size_adaptation_reaches_its_target(adaptation: str) -> None:
     """64 chains; acceptance of the last 500 steps within 0.03 of the target.
 

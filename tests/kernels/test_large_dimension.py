@@ -24,7 +24,7 @@ def test_a_compiled_step(kind: str) -> None:
     kernel = sgmcmc.NOGIN(target, 0.1, covariance=kind)
     state = tf.constant(x.mean(axis=0))
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def step(state: tf.Tensor, results: Any, seed: tf.Tensor) -> Any:
         return kernel.one_step(state, results, seed)
 

@@ -22,16 +22,7 @@ SCALE = {True: 12**2 / 5, False: 12 * 7 / 5}  # c, with and without replacement
 
 
 def make_target(dtype: Any = tf.float64, **options: Any) -> sgmcmc.MinibatchLogProb:
-    """With scores in closed form, which are quick to trace."""
-    return MODEL.target(BATCH, dtype, score_fn=score_fn, **options)
-
-
-def score_fn(*args: tf.Tensor) -> Any:
-    """Of one part, or of two."""
-    *parts, batch = args
-    theta = tf.concat(parts, axis=-1)
-    found = (batch - theta[..., tf.newaxis, :]) @ tf.constant(PRECISION, theta.dtype)
-    return found if len(parts) == 1 else [found[..., :1], found[..., 1:]]
+    return MODEL.target(BATCH, dtype, **options)
 
 
 def scores(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:

@@ -198,18 +198,6 @@ def target(**options: Any) -> KnownScores:
     return KnownScores(wrapped, NOISE / wrapped.noise_scale)
 
 
-def with_scores(
-    model: GaussianMean, batch_size: int, replacement: bool = True
-) -> sgmcmc.MinibatchLogProb:
-    """The model with scores of its own, in closed form, which compiles faster."""
-    precision = tf.constant(PRECISION, tf.float32)
-    return model.target(
-        batch_size,
-        replacement=replacement,
-        score_fn=lambda theta, batch: (batch - theta[..., tf.newaxis, :]) @ precision,
-    )
-
-
 def check(run: Run, law: np.ndarray, error: float = VARIANCE_ERROR) -> None:
     mean = np.concatenate([MODEL.mean, np.zeros(3)])
     check_covariance(run.samples, mean, law, error)
@@ -280,18 +268,22 @@ def test_two_parts_in_blocks_with_masses() -> None:
 
 def test_all_examples_leave_no_noise() -> None:
     """Power: 15% of a variance."""
-    kernel = sgmcmc.NOGIN(with_scores(MODEL, MODEL.num_examples, replacement=False), STEP, FRICTION)
+    kernel = sgmcmc.NOGIN(MODEL.target(MODEL.num_examples), STEP, FRICTION)
     run = run_phase_space(kernel, start(CHAINS // 3), 50, BURNIN, seed=3)
     check(run, exact(), error=0.15)
 
 
-@pytest.mark.parametrize("covariance", [Full(RunningMean()), LowRank(History(40))])
+@pytest.mark.parametrize(
+    "covariance",
+    [Full(RunningMean()), pytest.param(LowRank(History(40)), marks=pytest.mark.slow)],
+    ids=["full", "low_rank"],
+)
 def test_estimated_covariance(covariance: Any) -> None:
     """Each chain's Sigma is off at random, which leaves an error of second order in the law.
 
     By about 3% after 500 minibatches, and 10% in 40; power: 12% of a variance.
     """
-    kernel = sgmcmc.NOGIN(with_scores(MODEL, BATCH), STEP, FRICTION, covariance)
+    kernel = sgmcmc.NOGIN(MODEL.target(BATCH, replacement=True), STEP, FRICTION, covariance)
     num_burnin = 500 if isinstance(covariance, Full) else BURNIN
     run = run_phase_space(kernel, start(CHAINS // 2), 50, num_burnin, seed=4, jit=True)
     check(run, exact(), error=0.12)
@@ -303,8 +295,8 @@ def test_ten_examples_of_a_thousand_with_the_default_estimate() -> None:
     h = 0.5 * limit(model)
     noise = model.noise(10, replacement=False)
     assert scheme(h, 10.0, noise, model).spectral_radius ** 800 < 1e-6
-    kernel = sgmcmc.NOGIN(with_scores(model, 10, replacement=False), h, friction=10.0)
-    run = run_phase_space(kernel, start(100), 1500, 800, seed=5, jit=True)
+    kernel = sgmcmc.NOGIN(model.target(10), h, friction=10.0)
+    run = run_phase_space(kernel, start(110), 1500, 800, seed=5, jit=True)
     mean = np.concatenate([model.mean, np.zeros(3)])
     check_covariance(run.samples, mean, exact(h, model=model), 0.25)
 
@@ -328,9 +320,7 @@ def test_the_minibatch_of_the_gradient_must_not_estimate_sigma() -> None:
 
     def shift(include_current: bool) -> np.ndarray:
         covariance = Full(RunningMean(0.5), include_current)
-        kernel = sgmcmc.NOGIN(
-            with_scores(model, 6, replacement=False), 0.5 * limit(model), FRICTION, covariance
-        )
+        kernel = sgmcmc.NOGIN(model.target(6), 0.5 * limit(model), FRICTION, covariance)
         run = run_phase_space(kernel, start(500), 50, BURNIN, seed=6, jit=True)
         means = run.samples[..., :3].mean(axis=1) - model.mean
         deviations = means @ whitener.T

@@ -32,16 +32,7 @@ MASKS = {
 
 
 def make_target(dtype: Any = tf.float64, **options: Any) -> sgmcmc.MinibatchLogProb:
-    """With scores in closed form, which are quick to trace."""
-    return MODEL.target(options.pop("batch_size", BATCH), dtype, score_fn=score_fn, **options)
-
-
-def score_fn(*args: tf.Tensor) -> Any:
-    """Of one part, or of two."""
-    *parts, batch = args
-    theta = tf.concat(parts, axis=-1)
-    found = (batch - theta[..., tf.newaxis, :]) @ tf.constant(PRECISION, theta.dtype)
-    return found if len(parts) == 1 else [found[..., :1], found[..., 1:]]
+    return MODEL.target(BATCH, dtype, **options)
 
 
 def scores(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -273,8 +264,18 @@ def test_step_sizes_of_chains_and_schedules() -> None:
         np.testing.assert_allclose(s.results.step_size, 4 / alpha**2)
 
 
-@pytest.mark.parametrize("B", [1.0, "fisher", FullMatrix(FULL)], ids=["1", "fisher", "full"])
-@pytest.mark.parametrize("alpha", [0.0, 2.0])
+@pytest.mark.parametrize(
+    ("B", "alpha"),
+    [
+        (1.0, 0.0),
+        ("fisher", 2.0),
+        (FullMatrix(FULL), 2.0),
+        pytest.param(1.0, 2.0, marks=pytest.mark.slow),
+        pytest.param("fisher", 0.0, marks=pytest.mark.slow),
+        pytest.param(FullMatrix(FULL), 0.0, marks=pytest.mark.slow),
+    ],
+    ids=["1-0", "fisher-2", "full-2", "1-2", "fisher-0", "full-0"],
+)
 def test_solvers_agree(B: Any, alpha: float) -> None:
     target = make_target()
     moved = []
@@ -308,7 +309,10 @@ def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
     assert s.results.target_log_prob.shape == s.results.num_frozen.shape == []
 
 
-@pytest.mark.parametrize(("B", "jit"), [("fisher", False), ("fisher", True), (1.0, True)])
+@pytest.mark.parametrize(
+    ("B", "jit"),
+    [("fisher", False), (1.0, True), pytest.param("fisher", True, marks=pytest.mark.slow)],
+)
 def test_compiled_steps(B: Any, jit: bool) -> None:
     """Normals differ between modes; the formula holds in each with its own."""
     target = make_target()

@@ -143,7 +143,7 @@ def logistic(dtype: Any) -> sgmcmc.MinibatchLogProb:
     ("options", "dtype", "jit"),
     [
         (dict(alpha=0.0), tf.float32, True),
-        (dict(alpha=0.0), tf.float64, False),
+        pytest.param(dict(alpha=0.0), tf.float64, False, marks=pytest.mark.slow),
         (dict(step_size=1.0, B="fisher"), tf.float32, False),
     ],
 )

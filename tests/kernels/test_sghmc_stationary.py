@@ -15,7 +15,7 @@ import tensorflow as tf
 from scipy.linalg import block_diag, solve_discrete_lyapunov
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.gaussian_mean import PRECISION, GaussianMean
+from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.known_covariance import KnownCovariance
 from tests.harness.mutation import mutant
 from tests.harness.phase_space import LinearScheme, linear_scheme, run_phase_space
@@ -49,13 +49,8 @@ def law(
     return solve_discrete_lyapunov(step, block_diag(0 * one, noise))
 
 
-def scores(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
-    precision = tf.constant(PRECISION, theta.dtype)
-    return tf.linalg.matmul(batch - theta[..., tf.newaxis, :], precision)
-
-
 def target(batch_size: int = BATCH, **options: Any) -> sgmcmc.MinibatchLogProb:
-    return MODEL.target(batch_size, **{"replacement": True, "score_fn": scores, **options})
+    return MODEL.target(batch_size, **{"replacement": True, **options})
 
 
 def known(noise: np.ndarray = NOISE, batch_size: int = BATCH, **options: Any) -> KnownCovariance:

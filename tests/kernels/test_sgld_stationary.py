@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.chains import run_blocks, run_chains
+from tests.harness.chains import by_chain, run_blocks, run_chains
 from tests.harness.gaussian_mean import GaussianMean, sgld_covariance, sgld_epoch_covariance
 from tests.harness.statistics import Rejected, check_covariance
 
@@ -58,12 +59,26 @@ def test_chains_with_minibatches_of_their_own_are_uncorrelated(without: np.ndarr
     check_covariance(pairs, np.tile(MODEL.mean, 2), joint, relative_error=0.05)
 
 
-@pytest.mark.parametrize("jit", [True, False])
-def test_with_replacement(jit: bool) -> None:
+def test_with_replacement() -> None:
     kernel = sgmcmc.SGLD(target(), STEP)
-    check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP), jit)
+    check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP), jit=False)
 
 
+def test_sample_chain_under_xla() -> None:
+    kernel = sgmcmc.SGLD(target(), STEP)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def run(state: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return tfp.mcmc.sample_chain(
+            50, state, kernel=kernel, num_burnin_steps=60, trace_fn=None, seed=seed
+        )
+
+    samples = by_chain(run(start(), tf.constant([0, 1])))
+    law = sgld_covariance(MODEL.hessian, NOISE, STEP)
+    check_covariance(samples, MODEL.mean, law, VARIANCE_ERROR)
+
+
+@pytest.mark.slow
 def test_all_examples_add_no_noise() -> None:
     kernel = sgmcmc.SGLD(MODEL.target(MODEL.num_examples), STEP)
     check(kernel, start(), sgld_covariance(MODEL.hessian, np.zeros([3, 3]), STEP), jit=False)

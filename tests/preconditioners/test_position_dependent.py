@@ -49,6 +49,6 @@ def test_natural_gradient_ica_compiles() -> None:
         m = local(NaturalGradientICA(), w, 1)
         return m.multiply(v), m.sqrt_multiply(v), m.divergence, m.inverse_quadratic(v), m.log_det
 
-    compiled = tf.function(operations, jit_compile=True)
+    compiled = tf.function(operations, jit_compile=True, autograph=False)
     for got, expected in zip(compiled(w, v), operations(w, v), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-9)

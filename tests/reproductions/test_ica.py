@@ -16,18 +16,6 @@ def test_log_likelihood() -> None:
     np.testing.assert_allclose(ica.log_likelihood(tf.constant(w), tf.constant(x)), expected)
 
 
-def test_amari_distance_knows_neither_order_nor_scale() -> None:
-    w = GENERATOR.standard_normal([6, 3, 3])
-    same = np.array([0.5, -2.0, 3.0])[:, None] * w[0][[2, 0, 1]]
-    np.testing.assert_allclose(ica.amari_distance(same, w[0]), 0.0, atol=1e-12)
-    by_hand = 2 * (0.5 + 0.2)  # of P = [[1, 0.5], [0.2, 1]]
-    np.testing.assert_allclose(
-        ica.amari_distance(np.array([[1, 0.5], [0.2, 1]]), np.eye(2)), by_hand
-    )
-    assert ica.amari_distance(w, w[0]).shape == (6,)
-    assert np.all(ica.amari_distance(w[1:], w[0]) > 0.1)
-
-
 @pytest.mark.slow
 def test_sgld_agrees_with_the_exact_chain() -> None:
     """False alarms: about 1 % in all (t tests between chains, 15 degrees of freedom or more).

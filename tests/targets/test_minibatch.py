@@ -124,7 +124,7 @@ def test_compiled_values_and_estimates_are_the_eager_ones(jit: bool) -> None:
         np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("chunk_size", [None, 5])
+@pytest.mark.parametrize("chunk_size", [pytest.param(None, marks=pytest.mark.slow), 5])
 def test_hamiltonian_monte_carlo_runs_on_the_target(chunk_size: int | None) -> None:
     """Means of 2,000 chains against the conjugate posterior. Power: 0.2 standard deviations."""
     model = GaussianMean()
@@ -254,7 +254,9 @@ def test_data_keep_their_dtypes_unless_floating() -> None:
 # Epochs
 
 
-@pytest.mark.parametrize(("total", "batch"), [(12, 4), (12, 5), (5, 3), (7, 7)])
+@pytest.mark.parametrize(
+    ("total", "batch"), [(12, 4), pytest.param(12, 5, marks=pytest.mark.slow), (5, 3), (7, 7)]
+)
 def test_epochs_take_every_example_once_a_pass(total: int, batch: int) -> None:
     """Also where n does not divide N: a minibatch then ends one pass and begins the next."""
     target = sgmcmc.MinibatchLogProb(

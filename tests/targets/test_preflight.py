@@ -43,7 +43,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("name", BUGS)
-@pytest.mark.parametrize("batch_size", [7, 25, 50])
+@pytest.mark.parametrize("batch_size", [7, pytest.param(25, marks=pytest.mark.slow), 50])
 def test_likelihoods_that_depend_on_the_batch(name: str, batch_size: int) -> None:
     with pytest.raises(ValueError, match="do not add up to the full one: .* over all N = 50"):
         sgmcmc.preflight(target(BUGS[name], batch_size), tf.constant([0.7, -0.2]))
@@ -86,11 +86,16 @@ def test_an_infinite_log_posterior() -> None:
         )
 
 
-@pytest.mark.parametrize("options", [{}, {"chunk_size": 3}, {"chunk_size": 50}])
-@pytest.mark.parametrize("batch_size", [1, 7, 50])
-@pytest.mark.parametrize("state", [0.3, [0.3, -2.0], [[0.1, 0.2], [3.0, 100.0]]])
-def test_right_targets_pass(state: Any, batch_size: int, options: dict[str, Any]) -> None:
-    sgmcmc.preflight(target(normal, batch_size, **options), tf.constant(state))
+STATES = [0.3, [0.3, -2.0], [[0.1, 0.2], [3.0, 100.0]]]
+CHUNKS = [{}, {"chunk_size": 3}, {"chunk_size": 50}]
+
+
+@pytest.mark.parametrize("chains", [0, 1, 2])
+@pytest.mark.parametrize("size", [0, 1, 2])
+def test_right_targets_pass(size: int, chains: int) -> None:
+    """Every pair of state, batch size and chunks: a Latin square of the 27 triples."""
+    options = CHUNKS[(size + chains) % 3]
+    sgmcmc.preflight(target(normal, [1, 7, 50][size], **options), tf.constant(STATES[chains]))
 
 
 @pytest.mark.parametrize("options", [{"replacement": True}, {"reshuffle": "epoch"}])

@@ -1,11 +1,73 @@
-"""Whether a chain can be trusted: errors against a reference, and chains that broke down."""
+"""Whether a chain can be trusted: noise and temperatures, errors with and without a reference.
 
-from tfp_sgmcmc.diagnostics.errors import relative_covariance_error, relative_mean_error
+What a diagnostic finds from arrays, its reducer (for `tfp.experimental.mcmc.WithReductions` and
+`sample_fold`) finds as the chain runs, which is then not kept.
+"""
+
+from tfp_sgmcmc.diagnostics.autocorrelation import (
+    autocorrelation_time_unit_cost,
+    integrated_autocorrelation_time,
+)
+from tfp_sgmcmc.diagnostics.burn_in import SamplingThresholdReducer, SamplingThresholdState
+from tfp_sgmcmc.diagnostics.errors import (
+    relative_covariance_error,
+    relative_mean_error,
+    squared_variance_error,
+)
 from tfp_sgmcmc.diagnostics.finite import NonFiniteChainError, check_finite
+from tfp_sgmcmc.diagnostics.gradient_noise import gradient_noise_share, sampling_threshold
+from tfp_sgmcmc.diagnostics.ica import amari_distance, instability_index
+from tfp_sgmcmc.diagnostics.mixing_distance import (
+    MixingDistanceReducer,
+    MixingDistanceState,
+    indices_by_distance,
+)
+from tfp_sgmcmc.diagnostics.rejection import RejectionReducer, RejectionState, rejection_probability
+from tfp_sgmcmc.diagnostics.run_report import Report, report
+from tfp_sgmcmc.diagnostics.stein import gradients_at, squared_kernel_stein_discrepancy
+from tfp_sgmcmc.diagnostics.temperatures import (
+    ConfigurationalTemperatureReducer,
+    TemperatureState,
+    configurational_temperature,
+    kinetic_temperature,
+)
+from tfp_sgmcmc.diagnostics.weighted import (
+    WeightedExpectationReducer,
+    WeightedMean,
+    effective_number_of_steps,
+    weighted_expectation,
+)
 
 __all__ = [
+    "ConfigurationalTemperatureReducer",
+    "MixingDistanceReducer",
+    "MixingDistanceState",
     "NonFiniteChainError",
+    "RejectionReducer",
+    "RejectionState",
+    "Report",
+    "SamplingThresholdReducer",
+    "SamplingThresholdState",
+    "TemperatureState",
+    "WeightedExpectationReducer",
+    "WeightedMean",
+    "amari_distance",
+    "autocorrelation_time_unit_cost",
     "check_finite",
+    "configurational_temperature",
+    "effective_number_of_steps",
+    "gradient_noise_share",
+    "gradients_at",
+    "indices_by_distance",
+    "instability_index",
+    "integrated_autocorrelation_time",
+    "kinetic_temperature",
+    "rejection_probability",
     "relative_covariance_error",
     "relative_mean_error",
+    "report",
+    "sampling_threshold",
+    "squared_kernel_stein_discrepancy",
+    "squared_variance_error",
+    "weighted_expectation",
 ]

@@ -48,6 +48,45 @@ def relative_covariance_error(estimate: Any, reference: Any) -> float:
     return _relative_error("covariance", estimate, reference)
 
 
+def squared_variance_error(samples: Any, variances: Any) -> Any:
+    r"""The squared relative error of the variances that a chain gives.
+
+    \[ \frac1D \sum_{i=1}^D \left( \frac{\hat v_i}{v_i} - 1 \right)^2 \]
+
+    Its mean over independent chains is the mean squared error, bias and Monte Carlo error together.
+
+    >>> squared_variance_error([[0., 0.], [2., 4.]], variances=[1., 2.])  # found: 1 and 4
+    0.5
+
+    Args:
+      samples: `[results, chains..., D]`.
+      variances: reference, `[D]`, positive.
+
+    Returns:
+      A number, or `[chains...]`: infinite for a chain that has NaN or infinite entries.
+
+    Raises:
+      ValueError: a reference of another shape, or not positive.
+
+    #### References
+
+    C. Matthews and J. Weare. Langevin Markov chain Monte Carlo with stochastic gradients.
+    arXiv:1805.08863, 2018. Section 5.1.
+    """
+    samples, variances = np.asarray(samples, np.float64), np.asarray(variances, np.float64)
+    if samples.ndim < 2 or samples.shape[-1:] != variances.shape:
+        raise ValueError(
+            f"samples have shape {samples.shape} and variances {variances.shape}; [results, "
+            "chains..., D] and [D] are expected."
+        )
+    if not np.all(variances > 0):
+        raise ValueError(f"variances are {variances}; positive numbers are expected.")
+    with np.errstate(all="ignore"):
+        errors = np.mean((samples.var(axis=0) / variances - 1) ** 2, axis=-1)
+    errors = np.where(np.isfinite(errors), errors, np.inf)
+    return float(errors) if errors.ndim == 0 else errors
+
+
 def _relative_error(what: str, estimate: Any, reference: Any) -> float:
     estimate, reference = np.asarray(estimate, np.float64), np.asarray(reference, np.float64)
     if estimate.shape != reference.shape:

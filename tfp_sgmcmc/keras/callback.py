@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -11,17 +12,24 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.diagnostics import NonFiniteChainError
 from tfp_sgmcmc.keras import losses
-from tfp_sgmcmc.keras.chain import Chain, Status
-from tfp_sgmcmc.keras.predict import Prediction, Predictor
+from tfp_sgmcmc.keras.chain import Chain
+from tfp_sgmcmc.keras.collection import Collection
+from tfp_sgmcmc.keras.collector import Collector
+from tfp_sgmcmc.keras.monitor import noise_monitor
+from tfp_sgmcmc.keras.posterior import Posterior
+from tfp_sgmcmc.keras.predict import Prediction
 from tfp_sgmcmc.keras.priors import as_log_prior, check_prior
-from tfp_sgmcmc.keras.restore import BatchTrainFunction, calling_list, check_single, guard
-from tfp_sgmcmc.keras.samples import Samples, Thinning
+from tfp_sgmcmc.keras.resident import ResidentData, num_resident_steps
+from tfp_sgmcmc.keras.restore import (
+    BatchTrainFunction,
+    calling_list,
+    check_callbacks,
+    guard,
+)
+from tfp_sgmcmc.keras.samples import Samples, StoredSamples
 from tfp_sgmcmc.keras.target import ModelLogProb
-
-# Reading a variable makes an accelerator wait: while no sample is due, look for NaN this often.
-_STEPS_UNSEEN = 100
+from tfp_sgmcmc.targets.data import integer
 
 
 class SamplerCallback(keras.callbacks.Callback):
@@ -42,10 +50,12 @@ class SamplerCallback(keras.callbacks.Callback):
     are regularisers and `add_loss` terms, which Keras adds to a mean: they count N-fold.
 
     Metrics, validation, `steps_per_execution`, `jit_compile`, `run_eagerly` and other callbacks
-    work as in any `fit`; `loss` in the logs is Keras' own. The optimizer is not used. The model
-    carries the chain's last state after `fit`, and another `fit` with the same callback goes on
-    from there. Its own training function is back in place after every batch, so that a fit
-    that fails or is interrupted leaves a model that trains as before.
+    work as in any `fit`; `loss` in the logs is Keras' own, and beside it stand `step_size` (the
+    largest), `temperature`, with momenta `kinetic_temperature`, and with `noise_every`
+    `sampling_threshold` (the largest alpha of the chains) and `gradient_noise_share`. The optimizer
+    is not used. The model carries the chain's last state after `fit`, and another `fit` with the
+    same callback goes on from there. Its own training function is back in place after every batch,
+    so that a fit that fails or is interrupted leaves a model that trains as before.
 
     Layers that behave differently in training do so while sampling. Dropout's noise goes into the
     gradient, so the law is not the posterior of the network without dropout; it is off in
@@ -92,6 +102,20 @@ class SamplerCallback(keras.callbacks.Callback):
       num_groups: for kernels that use the covariance of the gradient noise: it is estimated from
         the scores of so many groups of a batch's examples, and not of single ones, which takes less
         time and memory where a model has layers other than `Dense`, `Embedding` and convolutions.
+      num_burnin_epochs: epochs before the first step that may be kept, besides.
+      sampling_threshold: burn-in lasts until \( \alpha \), as of `sgmcmc.sampling_threshold`, is
+        below this number, besides; such as 0.1. For SGLD and ModifiedSGLD.
+      noise_every: steps from one comparison of gradient noise and injected noise to the next, for
+        SGLD and ModifiedSGLD; None is 100 with a `sampling_threshold`, else never.
+      keep: step -> whether it is one to keep, where it is due: `Cyclical.is_sampling` keeps those
+        of the sampling phases.
+      directory: where samples are streamed to as they come, by `zarr` (`python -m pip install
+        "tfp_sgmcmc[results]"`), together with all that the chain is, so that the same script, run
+        again after whatever stopped it, goes on with the same chain. It does so at the end of an
+        epoch, and is the same chain bit for bit where batches come in an order that depends on the
+        epoch alone: those of `resident`, arrays with `shuffle=False`, a `PyDataset`. The samples
+        are read by `xarray.open_zarr(directory + "/samples.zarr", group="posterior")`, too.
+      seconds_between_commits: what a crash can cost, beside an epoch.
       check_num_examples: whether an epoch of `fit` is checked to have N examples.
 
     Raises:
@@ -116,6 +140,12 @@ class SamplerCallback(keras.callbacks.Callback):
         num_chains: int | None = None,
         initial_states: Any = "initializers",
         num_groups: int | None = None,
+        num_burnin_epochs: int = 0,
+        sampling_threshold: float | None = None,
+        noise_every: int | None = None,
+        keep: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        seconds_between_commits: float = 10.0,
         check_num_examples: bool = True,
     ):
         super().__init__()
@@ -125,131 +155,139 @@ class SamplerCallback(keras.callbacks.Callback):
                 "kernel, is expected."
             )
         self._make_kernel_fn = make_kernel_fn
-        self._num_examples = _integer("num_examples", num_examples, 1)
+        self._num_examples = integer("num_examples", num_examples, 1)
         check_prior(prior)
         self._prior = prior
-        self._thinning = Thinning(
-            _integer("num_burnin_steps", num_burnin_steps, 0),
-            _integer("num_steps_between_results", num_steps_between_results, 0),
+        self._collection = Collection(
+            integer("num_burnin_steps", num_burnin_steps, 0),
+            integer("num_steps_between_results", num_steps_between_results, 0),
+            integer("num_burnin_epochs", num_burnin_epochs, 0) > 0
+            or sampling_threshold is not None,
+            keep,
         )
+        if num_burnin_epochs and sampling_threshold is not None:
+            raise ValueError(
+                "num_burnin_epochs and sampling_threshold are both given; one of them, which ends "
+                "burn-in, is expected."
+            )
+        self._num_burnin_epochs = num_burnin_epochs
+        self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
         self._seed = random.as_seed(seed)
-        self._num_chains = None if num_chains is None else _integer("num_chains", num_chains, 1)
+        self._num_chains = None if num_chains is None else integer("num_chains", num_chains, 1)
         self._initial_states = initial_states
-        self._num_groups = None if num_groups is None else _integer("num_groups", num_groups, 2)
-        self._check_num_examples = check_num_examples
-        self._chain: Chain | None = None
+        self._num_groups = None if num_groups is None else integer("num_groups", num_groups, 2)
+        self._collector = Collector(
+            self._collection,
+            Samples()
+            if directory is None
+            else StoredSamples(directory, self.get_config(), self._num_chains),
+            seconds_between_commits,
+            num_burnin_epochs,
+            self._num_examples if check_num_examples else None,
+        )
         self._train_function: BatchTrainFunction | None = None
-        self._failed = False
-        self._predictor: tuple[Any, Predictor] | None = None  # compiled, of the last arguments
-        self._samples = Samples(self._thinning)
-        self._num_unseen = 0  # at most so many steps were taken since the last look
-        self._rows_before = 0  # examples seen before this epoch
+        self._posterior: Posterior | None = None  # with what it has compiled
+        self._resident: ResidentData | None = None
 
     @property
-    def samples(self) -> list[np.ndarray]:
+    def samples(self) -> list[Any]:
         """Samples so far, `[num_kept, ...]` for each of `model.trainable_variables`.
 
-        With chains their axis is the second one, `[num_kept, num_chains, ...]`.
+        With chains their axis is the second one, `[num_kept, num_chains, ...]`. Those in a
+        `directory` are arrays that read from there what is sliced out of them.
         """
-        variables = self._chain.variables if self._chain else []
-        if not len(self._samples):
-            return [np.zeros([0, *self._chains, *v.shape], v.dtype) for v in variables]
-        return self._samples.values[: len(variables)]
+        return self._collector.trainable_values
 
     @property
-    def non_trainable_samples(self) -> dict[str, np.ndarray]:
+    def non_trainable_samples(self) -> dict[str, Any]:
         """Moving statistics that belong to the samples, shaped as they are, by variable path."""
-        if not len(self._samples):
+        chain, samples = self._collector.chain, self._collector.samples
+        if not len(samples):
             return {}
-        recorded = zip(self._chain.recorded, self._samples.values, strict=True)
-        return {v.path: x for v, x in list(recorded)[len(self._chain.variables) :]}
+        recorded = zip(chain.rings.recorded, samples.values, strict=True)
+        return {v.path: x for v, x in list(recorded)[len(chain.variables) :]}
 
-    def predict(
-        self,
-        x: Any,
-        batch_size: int = 32,
-        activation: Callable[[Any], Any] | str | None = "auto",
-    ) -> Prediction:
-        """Averages the model's outputs over the posterior samples.
+    @property
+    def sample_steps(self) -> np.ndarray:
+        """The steps that left the samples, counted from 0, `[num_kept]`."""
+        return self._collector.samples.steps
 
-        Averages of logits would be wrong: probabilities are what is averaged. With
-        `activation="auto"` outputs get a softmax or sigmoid where the compiled loss is a
-        crossentropy object with `from_logits=True`.
-
-        Args:
-          x: an array or nest of arrays, `[rows, ...]`.
-          batch_size: rows evaluated at once.
-          activation: "auto", None (outputs as they are), or a callable on the outputs.
+    @property
+    def posterior(self) -> Posterior:
+        """The samples so far, to predict, evaluate, save and hand to ArviZ with.
 
         Raises:
-          ValueError: no samples yet; an unknown `activation`.
+          ValueError: no samples yet.
         """
-        return self._predictor_of(activation)(
-            self._flat_samples(), x, _integer("batch_size", batch_size, 1)
-        )
-
-    def outputs(
-        self,
-        x: Any,
-        batch_size: int = 32,
-        activation: Callable[[Any], Any] | str | None = "auto",
-    ) -> Any:
-        """The model's outputs by each sample, `[num_kept, rows, ...]`.
-
-        With chains `[num_kept, num_chains, rows, ...]`: in this layout `tfp.mcmc` has the R-hat
-        and the effective sample size of predictions, as it has those of the weights in `samples`.
-        All outputs are in memory at once; `predict` needs only their mean.
-
-        >>> import keras, numpy as np, tensorflow_probability as tfp
-        >>> import tfp_sgmcmc as sgmcmc
-        >>> x = np.random.default_rng(0).normal(size=[200, 1]).astype(np.float32)
-        >>> model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
-        >>> model.compile(loss=sgmcmc.keras.NegativeLogLikelihood(
-        ...     lambda out: tfp.distributions.Normal(out, 1.)), steps_per_execution=5)
-        >>> sampler = sgmcmc.keras.SamplerCallback(
-        ...     lambda target: sgmcmc.SGLD(target, step_size=1e-3), num_examples=200, prior=None,
-        ...     num_burnin_steps=100, seed=0, num_chains=4)
-        >>> _ = model.fit(x, 2. * x, batch_size=40, epochs=100, verbose=0, callbacks=[sampler])
-        >>> outputs = sampler.outputs(x[:3])
-        >>> outputs.shape
-        (400, 4, 3, 1)
-        >>> r_hat = tfp.mcmc.potential_scale_reduction(outputs, split_chains=True)
-        >>> bool(np.max(r_hat) < 1.2)
-        True
-
-        Arguments and exceptions are those of `predict`.
-        """
-        flat = self._predictor_of(activation).outputs(
-            self._flat_samples(), x, _integer("batch_size", batch_size, 1)
-        )
-        if self._num_chains is None:
-            return flat
-        return keras.tree.map_structure(
-            lambda y: y.reshape(-1, self._num_chains, *y.shape[1:]), flat
-        )
-
-    def _predictor_of(self, activation: Callable[[Any], Any] | str | None) -> Predictor:
-        if not len(self._samples):
+        if not len(self._collector.samples):
             raise ValueError(
                 "There are no samples yet; run fit for more than num_burnin_steps = "
-                f"{self._thinning.num_burnin_steps} steps (batches) first."
+                f"{self._collection.num_burnin_steps} steps (batches) first."
             )
-        model = self.model
-        key = (activation, model.loss, model.jit_compile, model.run_eagerly)
-        if self._predictor is None or self._predictor[0] != key:
-            self._predictor = key, Predictor(model, self._chain.recorded, activation)
-        return self._predictor[1]
+        values = self._collector.samples.values
+        if self._posterior is None:
+            recorded = self._collector.chain.rings.recorded
+            self._posterior = Posterior(self.model, recorded, values, self._num_chains)
+        return self._posterior.with_samples(values)
 
-    def _flat_samples(self) -> list[np.ndarray]:
-        """`[num_kept * num_chains, ...]` for each recorded variable."""
-        values = self._samples.values
-        if self._num_chains is None:
-            return values
-        return [v.reshape(-1, *v.shape[2:]) for v in values]
+    def predict(self, x: Any, batch_size: int = 32, activation: Any = "auto") -> Prediction:
+        """Mean and standard deviation of `posterior.predict`."""
+        mean, standard_deviation, *_ = self.posterior.predict(x, batch_size, activation)
+        return Prediction(mean, standard_deviation)
 
-    @property
-    def _chains(self) -> list[int]:
-        return [] if self._num_chains is None else [self._num_chains]
+    def outputs(self, x: Any, batch_size: int = 32, activation: Any = "auto") -> Any:
+        """The model's outputs by each sample: `posterior.outputs`."""
+        return self.posterior.outputs(x, batch_size, activation)
+
+    def resident(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int,
+        reshuffle: Literal["epoch", "step"] = "epoch",
+        steps_per_call: int = 100,
+        steps_per_epoch: int | None = None,
+    ) -> ResidentData:
+        """Training data that stay on the device, to be passed to `fit` as its x.
+
+        One compiled call takes `steps_per_call` steps, on batches drawn within it, which spares
+        what Keras spends on each: small models sample many times as fast.
+
+        Args:
+          x: inputs, a nest of arrays `[N, ...]`.
+          y: targets, likewise.
+          sample_weight: likewise.
+          batch_size: B; all batches have so many examples.
+          reshuffle: "epoch" takes each example once before any comes again, as `fit` does; "step"
+            draws each batch anew, independently, as `MinibatchLogProb` does.
+          steps_per_call: as many samples as they leave are held on the device at once.
+          steps_per_epoch: what `fit` calls an epoch; None is floor(N / B) steps.
+        """
+        data = ResidentData(
+            (x, y, sample_weight),
+            batch_size,
+            reshuffle,
+            steps_per_call,
+            steps_per_epoch,
+            random.fold_in(self._seed, -2),  # no step's
+            self._num_examples,
+        )
+        self._resident = data
+        return data
+
+    def get_config(self) -> dict[str, Any]:
+        """The numbers that this callback was made with; a chain in a directory has to have them."""
+        return {
+            "num_examples": self._num_examples,
+            "num_burnin_steps": self._collection.num_burnin_steps,
+            "num_steps_between_results": self._collection.num_steps_between_results,
+            "num_burnin_epochs": self._num_burnin_epochs,
+            "num_chains": self._num_chains,
+            "num_groups": self._num_groups,
+            "seed": self._seed.numpy().tolist(),
+        }
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
@@ -263,22 +301,18 @@ class SamplerCallback(keras.callbacks.Callback):
                 f"The model is distributed over {model.distribute_strategy.num_replicas_in_sync} "
                 "replicas; a chain runs on one."
             )
-        if getattr(model.optimizer, "use_ema", False):
-            raise ValueError(
-                "The model's optimizer has use_ema=True and would replace the weights by its "
-                "averages after fit; the optimizer is not used, compile with any other."
-            )
-        if self._failed:
+        chain = self._collector.chain
+        if self._collector.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
-        if self._chain is not None and (
-            self._chain.model is not model
-            or [id(v) for v in self._chain.variables] != [id(v) for v in model.trainable_variables]
+        if chain is not None and (
+            chain.model is not model
+            or [id(v) for v in chain.variables] != [id(v) for v in model.trainable_variables]
         ):
             raise ValueError(
                 "This callback holds samples of another model or of other trainable variables; "
                 "make a new callback."
             )
-        if model.built and self._chain is None:
+        if model.built and chain is None:
             self._start_chain()
         self._callback_list = calling_list()
         self._is_fit = False
@@ -295,7 +329,9 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._is_fit = True
-        check_single(self._callback_list, type(self))
+        check_callbacks(self._callback_list, self, self._collector.is_stored)
+        initial_epoch = self._collector.begin_fit(self.params["epochs"])
+        losses.begin_at_epoch(self.model, initial_epoch)
         compilation = losses.compilation(self.model)
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
@@ -305,94 +341,49 @@ class SamplerCallback(keras.callbacks.Callback):
         if self._callback_list is not None:
             guard(self._callback_list, "on_train_batch_begin", self._train_function.restore)
 
+    def on_train_end(self, logs: Any = None) -> None:
+        losses.begin_at_epoch(self.model, None)
+        self._collector.end_fit(is_stopped=self.model.stop_training)
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._rows_before = self._chain.status().num_rows if self._chain else 0
+        losses.begin_at_epoch(self.model, None)
+        self._collector.begin_epoch(has_own_rows=self._resident is not None)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         assert self._train_function is not None  # as of on_train_begin
         self._train_function.install()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._chain is None:
-            return
-        status = self._look()
-        if not self.model.stop_training:
-            self._check_rows(status, expected_at_least=self._num_examples)
+        self._collector.end_epoch(epoch, is_whole=not self.model.stop_training)
 
     def _train_step(self, data: Any) -> Any:
-        losses.build(self.model, *keras.utils.unpack_x_y_sample_weight(data))
-        if self._chain is None:
+        batch = keras.utils.unpack_x_y_sample_weight(data)
+        num_steps = num_resident_steps(batch[0])
+        if num_steps is not None:
+            batch = self._resident.batch(tf.zeros([], tf.int64))
+        losses.build(self.model, *batch)
+        if self._collector.chain is None:
             with tf.init_scope():
                 self._start_chain()
-        return self._chain.step(data)
+        if num_steps is not None:
+            return self._collector.chain.steps(self._resident, num_steps)
+        return self._collector.chain.step(batch)
 
     def _start_chain(self) -> None:
-        self._chain = Chain(
+        chain = Chain(
             self.model,
             self._make_kernel_fn,
             self._num_examples,
             as_log_prior(self._prior, self.model),
-            self._thinning,
+            self._collection,
             self._seed,
             self._num_chains,
             self._initial_states,
             self._num_groups,
+            self._monitor,
         )
-        self._initial = [(v, v.numpy()) for v in self.model.weights]
+        self._collector.start(chain)
 
     def _after_execution(self) -> None:
-        if self._chain is None:  # its first batch failed
-            return
-        self._num_unseen += self.model.steps_per_execution
-        is_long_unseen = self._num_unseen >= _STEPS_UNSEEN or self.model.run_eagerly
-        if is_long_unseen or self._samples.are_due(self._num_unseen):
-            self._look()
-
-    def _look(self) -> Status:
-        """Takes over new samples, and stops the fit if something is wrong."""
-        status = self._chain.status()
-        self._num_unseen = 0
-        loss_is_finite = status.first_bad < 0
-        num_steps = status.num_steps if loss_is_finite else status.first_bad
-        bad_step = self._samples.take(self._chain.buffers, num_steps)
-        if bad_step is not None or not loss_is_finite:
-            self._fail(num_steps if bad_step is None else bad_step)
-        self._check_rows(status, expected_at_least=0)
-        return status
-
-    def _check_rows(self, status: Status, expected_at_least: int) -> None:
-        rows = status.num_rows - self._rows_before
-        if self._check_num_examples and not expected_at_least <= rows <= self._num_examples:
-            so_far = "" if expected_at_least else " so far"
-            raise ValueError(
-                f"One epoch of fit gave {rows} examples{so_far}, but num_examples is "
-                f"{self._num_examples}. N is the number of training examples, without the "
-                "validation split; if steps_per_epoch makes an epoch shorter or longer than the "
-                "data, pass check_num_examples=False."
-            )
-
-    def _fail(self, step: int) -> None:
-        self._failed = True
-        bad = self._chain.not_finite()
-        for variable, value in self._initial:
-            variable.assign(value)
-        if len(self._samples):
-            for variable, values in zip(self._chain.recorded, self._samples.values, strict=True):
-                variable.assign(values[-1] if self._num_chains is None else values[-1, 0])
-        start = "the last of them" if len(self._samples) else "where the chain began"
-        raise NonFiniteChainError(
-            f"{bad[0] if bad else 'The loss'} became NaN or infinite by step {step} of the chain. "
-            f"The {len(self._samples)} samples before it are in the error's and the callback's "
-            f"`samples`; the model is set back to {start}. A smaller step_size is the usual cure.",
-            step,
-            tuple(bad[:1]),
-            self.samples,
-        )
-
-
-def _integer(name: str, value: Any, at_least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} is {value!r}; an integer is expected.")
-    if value < at_least:
-        raise ValueError(f"{name} is {value}; at least {at_least} is expected.")
-    return int(value)
+        steps_per_call = self._resident.steps_per_call if self._resident else 1
+        self._collector.after_execution(self.model.steps_per_execution * steps_per_call)

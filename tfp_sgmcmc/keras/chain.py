@@ -10,15 +10,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
-from tensorflow.compiler.tf2xla.python import xla
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.keras import losses
+from tfp_sgmcmc.keras.collection import Collection, Rings
+from tfp_sgmcmc.keras.monitor import NoiseMonitor, scalars
 from tfp_sgmcmc.keras.priors import LogPrior
-from tfp_sgmcmc.keras.samples import Thinning
+from tfp_sgmcmc.keras.resident import ResidentData
 from tfp_sgmcmc.keras.scores import ExampleScores, count_rows
 from tfp_sgmcmc.keras.starts import own_values, stacked_starts
 from tfp_sgmcmc.keras.target import ModelLogProb
+from tfp_sgmcmc.sampling.checkpoint import Checkpoint
+from tfp_sgmcmc.sampling.kernels import describe_kernel
 from tfp_sgmcmc.targets.base import FullDataLogProb, Target
 
 _NO_ESTIMATE = (
@@ -33,7 +36,7 @@ class Status(NamedTuple):
     Attributes:
       num_steps: steps taken.
       first_bad: number of steps before the first loss that is NaN or infinite; -1 without one.
-      num_rows: examples seen.
+      num_rows: examples that `fit` has brought; none of those that are resident.
     """
 
     num_steps: Any
@@ -46,18 +49,19 @@ class Chain:
 
     The model's own variables hold the state: of a single chain all of it, of several that of the
     first one, beside variables `[num_chains, ...]` that hold it for all. States to keep are written
-    to `buffers`, rings with as many slots as one execution of `steps_per_execution` steps can fill.
+    to `rings`.
 
     Args:
       model: compiled, built.
       make_kernel_fn: target -> kernel.
       num_examples: N.
       log_prior_fn: list of values -> log prior.
-      thinning: which states are kept.
+      collection: which states are kept.
       seed: of the whole chain; step t draws from `fold_in(seed, t)`.
       num_chains: C, or None for a single chain whose samples have no axis of chains.
       initial_states: where the chains start; see `stacked_starts`.
       num_groups: of the examples' scores; see `ExampleScores`.
+      monitor: of the gradient noise.
 
     Raises:
       ValueError: a model that has nothing to sample, or constraints; unfit `initial_states`.
@@ -70,16 +74,17 @@ class Chain:
         make_kernel_fn: Callable[[ModelLogProb], tfp.mcmc.TransitionKernel],
         num_examples: int,
         log_prior_fn: LogPrior,
-        thinning: Thinning,
+        collection: Collection,
         seed: tf.Tensor,
         num_chains: int | None = None,
         initial_states: Any = "initializers",
         num_groups: int | None = None,
+        monitor: NoiseMonitor | None = None,
     ):
         self.model, self.variables = model, list(model.trainable_variables)
         self.num_chains = num_chains
         self._make_kernel_fn, self._num_examples = make_kernel_fn, num_examples
-        self._log_prior_fn, self._thinning, self._seed = log_prior_fn, thinning, seed
+        self._log_prior_fn, self._seed = log_prior_fn, seed
         if not self.variables:
             raise ValueError("The model has no trainable weights; there is nothing to sample.")
         for v in self.variables:
@@ -96,7 +101,8 @@ class Chain:
                 model, self.variables, num_chains, initial_states, self._start_seed
             )
             self._stack(self.variables, starts)
-        self._scores = ExampleScores(model, num_groups)
+        self._scores, self._monitor = ExampleScores(model, num_groups), monitor
+        self._restored: Checkpoint | None = None
         self._results: Any = None  # known when the first batch comes, whose rows they depend on
         kernel = make_kernel_fn(self._target(None))
         if not isinstance(kernel, tfp.mcmc.TransitionKernel):
@@ -107,43 +113,92 @@ class Chain:
         own = getattr(kernel, "parameters", {}).get("target_log_prob_fn")
         if own is not None and (isinstance(own, FullDataLogProb) or not isinstance(own, Target)):
             raise ValueError(_NO_ESTIMATE)
+        self.kernel_description = describe_kernel(kernel)
         self._status = tf.Variable([0, -1, 0], trainable=False, dtype=tf.int64)
-        self.recorded: list[keras.Variable] = []  # those whose values make a sample
-        self.buffers: list[tf.Variable] = []
+        self.rings = Rings(collection)
 
     def status(self) -> Status:
         return Status(*self._status.numpy().tolist())
+
+    @property
+    def chain_shape(self) -> list[int]:
+        return [] if self.num_chains is None else [self.num_chains]
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there was a first step."""
+        return self._results is not None
+
+    def saved(self) -> dict[str, Any]:
+        """All that changes, once a step was taken, as nests of variables for `restore`."""
+        return {**self._early(), "others": self._own(self._others), "results": self._results}
+
+    def restore(self, saved: Checkpoint, recorded: list[keras.Variable]) -> None:
+        """Takes over what `saved` returned; of what the first batch makes, when that comes.
+
+        Raises:
+          ValueError: other variables, shapes or dtypes.
+        """
+        self._restored, self.rings.recorded = saved, recorded
+        self._take_over(self._early())
+
+    def _early(self) -> dict[str, Any]:
+        """What there is before the first batch."""
+        monitor = () if self._monitor is None else (self._monitor.alpha, self._monitor.share)
+        return {
+            "weights": [v.value for v in self.model.variables],
+            "stacked": self._own(self.variables),
+            "rings": (self.rings.first, self.rings.num_kept),
+            "monitor": monitor,
+            "status": self._status,
+        }
+
+    def _own(self, variables: list[keras.Variable] | None) -> list[tf.Variable]:
+        """The values of several chains."""
+        return [] if self.num_chains is None else [self._stacked[id(v)] for v in variables or ()]
+
+    def _take_over(self, nests: dict[str, Any]) -> None:
+        if self._restored is None:
+            return
+        for name, nest in nests.items():
+            values = self._restored.restore(f"chain[{name!r}]", nest)
+            tf.nest.map_structure(lambda v, x: v.assign(x), nest, values)
 
     def not_finite(self) -> list[str]:
         """Paths of the variables that have become NaN or infinite in a chain."""
         pairs = zip(self.variables, self._state(), strict=True)
         return [v.path for v, x in pairs if not np.isfinite(x).all()]
 
-    def step(self, data: Any) -> dict[str, tf.Tensor]:
-        """In place of `model.train_step`: one step of the kernel on one batch."""
-        model = self.model
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        rows = count_rows(x)
-        if self.num_chains is not None and self._others is None:
-            with tf.init_scope():
-                self._others = losses.changed_by_call(model, x)
-                values = own_values(self._others, self.num_chains, self._start_seed)
-                self._stack(self._others, values)
-        if self._results is None:
-            # In an init_scope, tapes of a kernel that wants a gradient here do not record.
-            with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
-                kernel = self._make_kernel_fn(self._target(None, rows))
-                self._results = tf.nest.map_structure(
-                    lambda r: tf.Variable(r, trainable=False),
-                    kernel.bootstrap_results(self._state()),
-                )
-        target = self._target((x, y, sample_weight))
-        status = Status(*tf.unstack(self._status.read_value()))
-        state, results = self._make_kernel_fn(target).one_step(
-            self._state(),
-            tf.nest.map_structure(lambda v: v.read_value(), self._results),
-            seed=random.fold_in(self._seed, status.num_steps),
+    def steps(self, data: ResidentData, num_steps: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Takes many steps at once, on batches drawn here; returns the logs after the last."""
+
+        def step(i: tf.Tensor) -> list[tf.Tensor]:
+            batch = data.batch(self._status.read_value()[0])
+            self._take_step(batch, data.steps_per_call, is_resident=True)
+            return [i + 1]
+
+        tf.while_loop(
+            lambda i: i < num_steps, step, [tf.zeros([], tf.int64)], parallel_iterations=1
         )
+        return self._logs(self.model.get_metrics_result())
+
+    def step(self, batch: tuple[Any, Any, Any]) -> dict[str, tf.Tensor]:
+        """In place of `model.train_step`: one step of the kernel on one batch."""
+        return self._logs(self._take_step(batch))
+
+    def _take_step(
+        self, batch: tuple[Any, Any, Any], steps_per_call: int = 1, is_resident: bool = False
+    ) -> dict[str, tf.Tensor]:
+        model = self.model
+        x, y, sample_weight = batch
+        rows = count_rows(x)
+        self._create(x, rows)
+        target = self._target(batch)
+        status = Status(*tf.unstack(self._status.read_value()))
+        seed = random.fold_in(self._seed, status.num_steps)
+        kernel, before = self._make_kernel_fn(target), self._state()
+        results = tf.nest.map_structure(lambda v: v.read_value(), self._results)
+        state, results = kernel.one_step(before, results, seed=seed)
         evaluated = target.evaluated
         if evaluated is None:
             raise ValueError(_NO_ESTIMATE)
@@ -152,7 +207,14 @@ class Chain:
         shown = self._first(evaluated)
         loss = losses.reported_loss(model, y, shown, sample_weight, rows)
         tf.nest.map_structure(lambda v, r: v.assign(r), self._results, results)
-        self._record([(v, x) for v, x in moved if v.dtype.startswith(("float", "bfloat"))], status)
+        if self._monitor is not None:
+            other = self._target(batch)
+            self._monitor.update(other, kernel, before, results, seed, self.rings)
+        self.rings.write(
+            status.num_steps,
+            [(v, x) for v, x in moved if v.dtype.startswith(("float", "bfloat"))],
+            model.steps_per_execution * steps_per_call,
+        )
         are_finite = [tf.reduce_all(tf.math.is_finite(x)) for x in (loss, target.log_prob)]
         loss_is_finite = tf.reduce_all(are_finite)
         bad = tf.where(loss_is_finite, tf.constant(-1, tf.int64), status.num_steps)
@@ -162,10 +224,34 @@ class Chain:
             [
                 status.num_steps + 1,
                 tf.where(status.first_bad < 0, bad, status.first_bad),
-                status.num_rows + tf.cast(rows, tf.int64),
+                status.num_rows + tf.cast(0 if is_resident else rows, tf.int64),
             ]
         )
         return model.compute_metrics(x, y, shown.outputs, sample_weight=sample_weight)
+
+    def _create(self, x: Any, rows: Any) -> None:
+        """Creates what can be known only when the first batch is there."""
+        if self.num_chains is not None and self._others is None:
+            with tf.init_scope():
+                self._others = losses.changed_by_call(self.model, x)
+                values = own_values(self._others, self.num_chains, self._start_seed)
+                self._stack(self._others, values)
+                self._take_over({"others": self._own(self._others)})
+        if self._results is None:
+            # In an init_scope, tapes of a kernel that wants a gradient here do not record.
+            with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
+                kernel = self._make_kernel_fn(self._target(None, rows))
+                self._results = tf.nest.map_structure(
+                    lambda r: tf.Variable(r, trainable=False),
+                    kernel.bootstrap_results(self._state()),
+                )
+                self._take_over({"results": self._results})
+
+    def _logs(self, metrics: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        kernel = self._make_kernel_fn(self._target(None))
+        results = tf.nest.map_structure(lambda v: v.read_value(), self._results)
+        noise = {} if self._monitor is None else self._monitor.logs()
+        return {**metrics, **scalars(kernel, results), **noise}
 
     @property
     def _start_seed(self) -> tf.Tensor:
@@ -190,7 +276,8 @@ class Chain:
 
     def _state(self) -> list[tf.Tensor]:
         if self.num_chains is None:
-            return [keras.ops.convert_to_tensor(v) for v in self.variables]
+            # Keras returns the variables themselves, whose values will have changed.
+            return [tf.convert_to_tensor(v.value) for v in self.variables]
         return [self._stacked[id(v)].read_value() for v in self.variables]
 
     def _move(self, moved: list[tuple[keras.Variable, tf.Tensor]]) -> None:
@@ -206,31 +293,3 @@ class Chain:
             return evaluated
         outputs = keras.tree.map_structure(lambda x: x[0], evaluated.outputs)
         return evaluated._replace(outputs=outputs, losses=[x[0] for x in evaluated.losses])
-
-    def _record(self, moved: list[tuple[keras.Variable, tf.Tensor]], status: Status) -> None:
-        slots = -(-self.model.steps_per_execution // (self._thinning.num_steps_between_results + 1))
-        if not self.buffers or self.buffers[0].shape[0] != slots:
-            self.recorded = [v for v, _ in moved]
-            with tf.init_scope():
-                self.buffers = [
-                    tf.Variable(tf.zeros([slots, *x.shape], x.dtype), trainable=False)
-                    for _, x in moved
-                ]
-        before = self._thinning.num_kept(status.num_steps, tf.maximum)
-        after = self._thinning.num_kept(status.num_steps + 1, tf.maximum)
-
-        def keep() -> tf.Tensor:
-            for buffer, (_, value) in zip(self.buffers, moved, strict=True):
-                _write(buffer, before % slots, value)
-            return after
-
-        tf.cond(after > before, keep, lambda: before)
-
-
-def _write(buffer: tf.Variable, slot: tf.Tensor, value: tf.Tensor) -> None:
-    """`buffer[slot] = value`, in place."""
-    if random.in_xla_context():  # the portable scatter takes 20 times as long there
-        start = [tf.cast(slot, tf.int32), *[0] * value.shape.rank]
-        buffer.assign(xla.dynamic_update_slice(buffer, value[tf.newaxis], start))
-    else:
-        buffer.scatter_update(tf.IndexedSlices(value[tf.newaxis], slot[tf.newaxis]))

@@ -4,9 +4,11 @@ Keras has no public way to evaluate a compiled loss with another reduction, nor 
 from the first batch of `fit`. Used, and why:
 
   `Model._compile_loss`, its `_flat_losses`: the resolved losses with their outputs and weights;
+  its `_user_loss`, `_user_loss_weights`: what these are resolved from;
   `Model._compile_metrics`: new with every `compile`, as `_compile_loss` is;
   `Model._symbolic_build`: creates variables of model, loss and metrics before the first step;
   `Model._loss_tracker`: the metric that reports `loss`;
+  `Model._initial_epoch`: the epoch that a restored `fit` begins at, as `BackupAndRestore` sets it;
   `Layer._call_has_training_arg`: whether `training` may be passed;
   `Layer._flatten_layers`: all layers, those within layers too;
   `Loss.fn`, `Loss._fn_kwargs`: the function that a loss of Keras' own evaluates;
@@ -47,6 +49,11 @@ def check_model(model: keras.Model) -> None:
                 f"{type(model).__name__} overrides {name}, from which no log likelihood can be "
                 "read: pass the negative log likelihood to model.compile(loss=...)."
             )
+    if getattr(model.optimizer, "use_ema", False):
+        raise ValueError(
+            "The model's optimizer has use_ema=True and would replace the weights by its "
+            "averages after fit; the optimizer is not used, compile with any other."
+        )
     if model._compile_loss is None:
         raise ValueError(
             "The model is compiled without a loss; the negative log likelihood is expected: "
@@ -77,6 +84,11 @@ def _function_of_keras(loss: Any) -> Any:
         return None
     fn = getattr(loss, "fn", loss)
     return fn if getattr(fn, "__module__", "").startswith("keras.") else None
+
+
+def begin_at_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Has the `fit` that is being set up begin at an epoch; None is as it was called."""
+    model._initial_epoch = epoch
 
 
 def compilation(model: keras.Model) -> tuple[Any, ...]:
@@ -137,13 +149,61 @@ def negative_log_likelihood(
     model: keras.Model, y: Any, outputs: Any, sample_weight: Any
 ) -> tf.Tensor:
     """The compiled loss summed over the batch's examples, whatever reduction it was given."""
+    return _call_compiled(model, y, outputs, sample_weight, _summed)
+
+
+def negative_log_likelihoods(model: keras.Model, y: Any, outputs: Any) -> tf.Tensor:
+    """The compiled loss of each example, `[rows]`."""
+
+    def of_examples(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor]:
+        values_of = _of_examples(loss)
+
+        def call(y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+            values = values_of(y_true, y_pred, sample_weight)
+            return tf.reduce_sum(values, axis=list(range(1, values.shape.rank)))
+
+        return call
+
+    return _call_compiled(model, y, outputs, None, of_examples)
+
+
+def labels(model: keras.Model, y: Any, outputs: Any) -> dict[int, Any]:
+    """By place, as in `classes`, what the compiled loss compares with the output there."""
+    found: list[Any] = []
+
+    def noted(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor]:
+        def call(y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+            found.append(y_true)
+            return tf.zeros([])
+
+        return call
+
+    _call_compiled(model, y, outputs, None, noted)
+    places = [place for place, _ in _placed_losses(model, outputs)]
+    return dict(zip(places, found, strict=True))
+
+
+def _call_compiled(
+    model: keras.Model,
+    y: Any,
+    outputs: Any,
+    sample_weight: Any,
+    wrap: Callable[[keras.losses.Loss], Callable[[Any, Any, Any], tf.Tensor]],
+) -> tf.Tensor:
+    """Weighted sum over outputs of `wrap(loss)(y_true, y_pred, sample_weight)`."""
     compiled = _shallow_copy(model._compile_loss)
-    compiled._flat_losses = [e._replace(loss=_summed(e.loss)) for e in compiled._flat_losses]
+    compiled._flat_losses = [e._replace(loss=wrap(e.loss)) for e in compiled._flat_losses]
     with keras.StatelessScope():  # of several outputs each has a metric, which wants the mean
         return compiled(y, outputs, sample_weight)
 
 
 def _summed(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor]:
+    values_of = _of_examples(loss)
+    return lambda *arguments: tf.reduce_sum(values_of(*arguments))
+
+
+def _of_examples(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor]:
+    """The values that the loss would reduce, `[rows, ...]`."""
     if type(loss).__call__ is not keras.losses.Loss.__call__:
         raise ValueError(
             f"The loss {type(loss).__name__} overrides __call__, so that its values for single "
@@ -167,7 +227,7 @@ def _summed(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor]:
                 "examples; the negative log likelihood of each example, shape [batch, ...], is "
                 "expected (Keras reduces it, the loss function itself must not)."
             )
-        return tf.reduce_sum(values)
+        return values
 
     return call
 
@@ -207,25 +267,66 @@ def reported_loss(
     return loss
 
 
+class Classes(NamedTuple):
+    """What a crossentropy says of an output.
+
+    Attributes:
+      axis: of the probabilities of classes; None where each entry is the probability of 1.
+      from_logits: whether the output is logits, and not yet probabilities.
+      is_sparse: whether labels are numbers of classes, and not probabilities as the output is.
+      ignored: the number of a class whose entries do not count, or None.
+    """
+
+    axis: int | None
+    from_logits: bool
+    is_sparse: bool
+    ignored: int | None
+
+
+def classes(model: keras.Model, outputs: Any) -> dict[int, Classes]:
+    """By its place among the flat outputs, each that the compiled loss takes for probabilities."""
+    found = {}
+    for place, loss in _placed_losses(model, outputs):
+        fn, arguments = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
+        if fn in _BINARY or fn in _CATEGORICAL:
+            found[place] = Classes(
+                axis=None if fn in _BINARY else arguments.get("axis", -1),
+                from_logits=bool(arguments.get("from_logits")),
+                is_sparse=fn is _SPARSE,
+                ignored=arguments.get("ignore_class"),
+            )
+    return found
+
+
 def activate(model: keras.Model, outputs: Any) -> Any:
     """Turns outputs into probabilities where the compiled loss says that they are logits."""
     flat = keras.tree.flatten(outputs)
-    order = keras.tree.pack_sequence_as(outputs, list(range(len(flat))))
-    for path, loss, *_ in model._compile_loss._flat_losses or ():
-        config = loss.get_config() if _knows_logits(loss) else {}
-        if not config.get("from_logits"):
-            continue
+    for place, (axis, from_logits, *_) in classes(model, outputs).items():
+        if from_logits:
+            x = flat[place]
+            flat[place] = keras.ops.sigmoid(x) if axis is None else keras.ops.softmax(x, axis=axis)
+    return keras.tree.pack_sequence_as(outputs, flat)
+
+
+def _placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.losses.Loss]]:
+    """The losses, each with the place of its output among the flat outputs."""
+    compiled = model._compile_loss
+    if compiled is None:
+        return []
+    if not compiled.built:  # by the first batch of a fit: a model that was loaded has had none
+        names = compiled.output_names
+        compiled = type(compiled)(compiled._user_loss, compiled._user_loss_weights, "sum", names)
+        with tf.init_scope():  # the metrics it makes are not used
+            compiled.build(outputs, outputs)
+    order = keras.tree.pack_sequence_as(outputs, list(range(len(keras.tree.flatten(outputs)))))
+    placed = []
+    for path, loss, *_ in compiled._flat_losses:
         place = order
         for key in path:
             by_name = isinstance(key, str) and not isinstance(place, dict)
             place = place[model.output_names.index(key) if by_name else key]
-        binary = isinstance(loss, _BINARY)
-        flat[place] = (
-            keras.ops.sigmoid(flat[place])
-            if binary
-            else keras.ops.softmax(flat[place], axis=config.get("axis", -1))
-        )
-    return keras.tree.pack_sequence_as(outputs, flat)
+        placed.append((place, loss))
+    return placed
 
 
 # Of Keras' own losses; the divergence is the crossentropy but for a function of the labels.
@@ -240,13 +341,12 @@ _LIKELIHOODS = (
 # Of these, what divides the negative log likelihood of an example by its number of outputs.
 _MEANS = (keras.losses.binary_crossentropy, keras.losses.poisson)
 
-_BINARY = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
+# Of the outputs of these, probabilities can be told, though not all are likelihoods.
+_BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
+_SPARSE = keras.losses.sparse_categorical_crossentropy
 _CATEGORICAL = (
-    keras.losses.CategoricalCrossentropy,
-    keras.losses.CategoricalFocalCrossentropy,
-    keras.losses.SparseCategoricalCrossentropy,
+    _SPARSE,
+    keras.losses.categorical_crossentropy,
+    keras.losses.categorical_focal_crossentropy,
+    keras.losses.kl_divergence,
 )
-
-
-def _knows_logits(loss: keras.losses.Loss) -> bool:
-    return isinstance(loss, (*_BINARY, *_CATEGORICAL))

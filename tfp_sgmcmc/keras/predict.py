@@ -1,8 +1,8 @@
-"""Posterior predictive mean and standard deviation of a model's outputs."""
+"""Posterior predictive mean, spread and entropies of a model's outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras import losses
-
-_CHUNK_BYTES = 2**26  # samples handed to the compiled function at once
+from tfp_sgmcmc.keras.sample_loops import Each, Fold, joined, running_mean, wide
 
 
 class Prediction(NamedTuple):
@@ -27,21 +26,57 @@ class Prediction(NamedTuple):
     standard_deviation: Any
 
 
+class PosteriorPrediction(NamedTuple):
+    r"""`Prediction`, with the entropies of outputs that are probabilities, in nats.
+
+    With \( p_s \) the probabilities by sample s, \( \bar p \) their mean, and H the entropy over
+    the classes, or over {0, 1} for an output that is the probability of 1,
+
+    \[
+    H[\bar p] = \underbrace{\frac 1 S \sum_s H[p_s]}_{\text{noise of an observation}}
+      + \underbrace{I}_{\text{uncertainty about the weights}}.
+    \]
+
+    Attributes:
+      mean: average over samples, in the structure of the outputs, `[rows, ...]`.
+      standard_deviation: over samples (divisor: their number).
+      entropy: \( H[\bar p] \), shaped as the outputs without the axis of classes; of outputs that
+        are probabilities of 1, one for each of them, as they are. None for outputs that are no
+        probabilities. In the structure of the outputs.
+      mutual_information: I, of an observation and the weights, in the shapes of `entropy`; what
+        active learning by disagreement maximises.
+
+    #### References
+
+    Houlsby, Huszár, Ghahramani, Lengyel: Bayesian Active Learning for Classification and Preference
+    Learning, arXiv:1112.5745, 2011, equation (2).
+    """
+
+    mean: Any
+    standard_deviation: Any
+    entropy: Any
+    mutual_information: Any
+
+
 class Moments(NamedTuple):
-    """Running count, mean and sum of squared deviations (Welford 1962)."""
+    """Running count, mean and sum of squared deviations (Welford 1962), and mean entropies."""
 
     count: tf.Tensor
     mean: Any
     squares: Any
+    entropies: list[tf.Tensor]
 
 
 class Predictor:
     """Averages `activation(model(x))` over samples of the model's variables.
 
     Args:
-      model: compiled, built.
+      model: built; compiled, if `activation` is "auto".
       variables: those that are sampled.
-      activation: "auto", None or a callable on the outputs; see `SamplerCallback.predict`.
+      activation: "auto", None or a callable on the outputs; see `Posterior.predict`.
+
+    Raises:
+      ValueError: an unknown `activation`; "auto" for a model without a loss.
     """
 
     def __init__(
@@ -54,34 +89,36 @@ class Predictor:
             raise ValueError(
                 f"activation is {activation!r}; 'auto', None or a callable is expected."
             )
+        if activation == "auto" and not (model.compiled and model.loss):
+            raise ValueError(
+                "The model is not compiled with a loss, which says whether outputs are logits; "
+                "compile it, or pass activation=None or a callable."
+            )
         self._model, self._variables, self._activation = model, variables, activation
-        self._add, self._each = self._add_samples, self._outputs_of_samples
-        if not model.run_eagerly:
-            compiled = {"jit_compile": model.jit_compile, "reduce_retracing": True}
-            self._add = tf.function(self._add, autograph=False, **compiled)
-            self._each = tf.function(self._each, autograph=False, **compiled)
+        self._moments = Fold(model, self._add)
+        self.outputs = Each(model, self._output)
 
-    def __call__(self, samples: list[np.ndarray], x: Any, batch_size: int) -> Prediction:
-        """Predicts from samples `[num_samples, ...]` for inputs `[rows, ...]`."""
-        batches = _batches(x, batch_size)
-        moments: list[Any] = [None] * len(batches)  # then Moments
-        for chunk in _chunks(samples):
-            for b, batch in enumerate(batches):
-                moments[b] = self._add(moments[b], chunk, _tensors(batch))
-        mean = _joined([m.mean for m in moments], axis=0)
-        squares = _joined([m.squares for m in moments], axis=0)
-        num_samples = len(samples[0])
-        deviation = tf.nest.map_structure(lambda s: np.sqrt(s / num_samples), squares)
-        return Prediction(mean, deviation)
-
-    def outputs(self, samples: list[np.ndarray], x: Any, batch_size: int) -> Any:
-        """The outputs of each sample, `[num_samples, rows, ...]`."""
-        batches = _batches(x, batch_size)
-        chunks = [
-            _joined([self._each(chunk, _tensors(batch)) for batch in batches], axis=1)
-            for chunk in _chunks(samples)
-        ]
-        return _joined(chunks, axis=0)
+    def __call__(
+        self, samples: list[Any], num_chains: int | None, x: Any, batch_size: int
+    ) -> PosteriorPrediction:
+        """Predicts for inputs `[rows, ...]`."""
+        moments = self._moments(samples, num_chains, x, batch_size)
+        mean, squares, of_samples = (joined([m[i] for m in moments], axis=0) for i in (1, 2, 3))
+        count = int(moments[0].count)
+        flat = keras.tree.flatten(mean)
+        entropies: list[Any] = [None] * len(flat)
+        information: list[Any] = [None] * len(flat)
+        pairs = zip(self._probabilities(mean).items(), of_samples, strict=True)
+        for (place, classes), of_sample in pairs:
+            entropies[place] = entropy(flat[place], classes.axis).numpy()
+            # Rounding may leave less than nothing where all samples agree.
+            information[place] = np.maximum(entropies[place] - of_sample, 0)
+        return PosteriorPrediction(
+            mean,
+            keras.tree.map_structure(lambda s: np.sqrt(s / count), squares),
+            keras.tree.pack_sequence_as(mean, entropies),
+            keras.tree.pack_sequence_as(mean, information),
+        )
 
     def _output(self, values: list[tf.Tensor], batch: Any) -> Any:
         forward = losses.forward(self._model, self._variables, values, batch, training=False)
@@ -89,56 +126,27 @@ class Predictor:
             return losses.activate(self._model, forward.outputs)
         return self._activation(forward.outputs) if callable(self._activation) else forward.outputs
 
-    def _outputs_of_samples(self, chunk: list[tf.Tensor], batch: Any) -> Any:
-        first = self._output([v[0] for v in chunk], batch)
-        return tf.map_fn(
-            lambda values: self._output(values, batch),
-            chunk,
-            fn_output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, first),
-            parallel_iterations=1,
+    def _probabilities(self, outputs: Any) -> dict[int, losses.Classes]:
+        return losses.classes(self._model, outputs) if self._activation == "auto" else {}
+
+    def _add(self, old: Moments | None, values: list[tf.Tensor], batch: Any) -> Moments:
+        y = wide(self._output(values, batch))
+        flat = keras.tree.flatten(y)
+        entropies = [entropy(flat[i], c.axis) for i, c in self._probabilities(y).items()]
+        if old is None:
+            zeros, no_entropies = tf.nest.map_structure(tf.zeros_like, (y, entropies))
+            return Moments(tf.zeros([], tf.int32), zeros, zeros, no_entropies)
+        count = old.count + 1
+        mean = running_mean(old.mean, y, count)
+        squares = tf.nest.map_structure(
+            lambda s, v, m, n: s + (v - m) * (v - n), old.squares, y, old.mean, mean
         )
-
-    def _add_samples(self, moments: Moments | None, chunk: list[tf.Tensor], batch: Any) -> Moments:
-        if moments is None:
-            first = self._output([v[0] for v in chunk], batch)
-            zeros = tf.nest.map_structure(tf.zeros_like, first)
-            moments = Moments(tf.zeros([], tf.int32), zeros, zeros)
-
-        def add(i: tf.Tensor, old: Moments) -> tuple[tf.Tensor, Moments]:
-            y = self._output([v[i] for v in chunk], batch)
-            count = old.count + 1
-            mean = tf.nest.map_structure(
-                lambda m, v: m + (v - m) / tf.cast(count, v.dtype), old.mean, y
-            )
-            squares = tf.nest.map_structure(
-                lambda s, v, m, n: s + (v - m) * (v - n), old.squares, y, old.mean, mean
-            )
-            return i + 1, Moments(count, mean, squares)
-
-        size = tf.shape(chunk[0])[0]
-        return tf.while_loop(lambda i, _: i < size, add, (tf.constant(0), moments))[1]
+        return Moments(count, mean, squares, running_mean(old.entropies, entropies, count))
 
 
-def _batches(x: Any, batch_size: int) -> list[Any]:
-    rows = {len(leaf) for leaf in keras.tree.flatten(x)}
-    if len(rows) != 1 or 0 in rows:
-        raise ValueError(f"x has {sorted(rows)} rows; one number, at least 1, is expected.")
-    return [
-        keras.tree.map_structure(lambda leaf, start=start: leaf[start : start + batch_size], x)
-        for start in range(0, *rows, batch_size)
-    ]
-
-
-def _chunks(samples: list[np.ndarray]) -> Iterator[list[tf.Tensor]]:
-    size = max(1, _CHUNK_BYTES // sum(s[0].nbytes for s in samples))
-    for start in range(0, len(samples[0]), size):
-        yield [tf.convert_to_tensor(s[start : start + size]) for s in samples]
-
-
-def _tensors(batch: Any) -> Any:
-    return keras.tree.map_structure(tf.convert_to_tensor, batch)
-
-
-def _joined(parts: list[Any], axis: int) -> Any:
-    """Nests of tensors, concatenated leaf by leaf."""
-    return tf.nest.map_structure(lambda *p: np.concatenate([*map(np.asarray, p)], axis), *parts)
+def entropy(probabilities: tf.Tensor, axis: int | None) -> tf.Tensor:
+    """In nats: of the classes along `axis`, or for None of {0, 1}, given probabilities of 1."""
+    minus_p_log_p = -tf.math.xlogy(probabilities, probabilities)
+    if axis is None:
+        return minus_p_log_p - tf.math.xlogy(1 - probabilities, 1 - probabilities)
+    return tf.reduce_sum(minus_p_log_p, axis=axis)

@@ -63,14 +63,36 @@ def calling_list() -> keras.callbacks.CallbackList | None:
     return None
 
 
-def check_single(callback_list: keras.callbacks.CallbackList | None, kind: type) -> None:
-    """Raises ValueError where a list has more than one callback of a kind."""
-    given = sum(isinstance(c, kind) for c in callback_list.callbacks) if callback_list else 1
+def check_callbacks(
+    callback_list: keras.callbacks.CallbackList | None, own: keras.callbacks.Callback, stored: bool
+) -> None:
+    """Raises ValueError where a list has callbacks that do not go with a sampler.
+
+    Args:
+      callback_list: of the fit.
+      own: the sampler.
+      stored: whether it saves its chain.
+    """
+    callbacks = callback_list.callbacks if callback_list else [own]
+    given = sum(isinstance(c, type(own)) for c in callbacks)
     if given > 1:
         raise ValueError(
-            f"fit was given {given} callbacks of kind {kind.__name__}; one is expected, which "
+            f"fit was given {given} callbacks of kind {type(own).__name__}; one is expected, which "
             "samples num_chains chains."
         )
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.BackupAndRestore):
+            continue
+        if not stored:
+            raise ValueError(
+                "BackupAndRestore saves the model's weights alone, from which a chain cannot go "
+                f"on; give {type(own).__name__} a directory, which saves all of it."
+            )
+        if callbacks.index(callback) > callbacks.index(own):
+            raise ValueError(
+                f"BackupAndRestore comes after {type(own).__name__} in callbacks and would "
+                "overwrite what that restores; it is expected before, or not at all."
+            )
 
 
 def guard(owner: Any, name: str, restore: Callable[[], None]) -> None:

@@ -51,6 +51,15 @@ def count(name: str, value: Any, num_examples: int) -> int:
     return int(value)
 
 
+def integer(name: str, value: Any, least: int) -> int:
+    """Returns `value` if it is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} is {value!r}; an integer is expected.")
+    if value < least:
+        raise ValueError(f"{name} is {value}; at least {least} is expected.")
+    return int(value)
+
+
 def assert_finite(x: tf.Tensor) -> None:
     """Raises for NaN or infinity; looks at slices, so as not to take the memory of `x` again."""
     if not x.dtype.is_floating:

@@ -131,4 +131,8 @@ class GrowingBatch(Target):
             parallel_iterations=1,
         )
         grown = tf.minimum(target_state.size * self.growth, tf.cast(total, tf.float64))
-        return GradientEstimate(gradient, log_prob, (), product, GrowingBatchState(grown))
+        rest = total if self.target.replacement else total - size
+        noise_scale = scale * tf.cast(rest, scale.dtype)
+        return GradientEstimate(
+            gradient, log_prob, (), product, GrowingBatchState(grown), noise_scale
+        )

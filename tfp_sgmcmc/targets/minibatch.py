@@ -350,11 +350,8 @@ class MinibatchLogProb(Target):
         return draw(seed, positions, self.num_examples, [] if self.shared_batch else chain_shape)
 
     def _epoch_draw(self, key: tf.Tensor, step: tf.Tensor, chain_shape: Any) -> tf.Tensor:
-        n, total = self.batch_size, self.num_examples
-        position = step * n + tf.range(n, dtype=tf.int64)
-        epoch, place = tf.cast(position // total, tf.int32), tf.cast(position % total, tf.int32)
-        keys = tf.stack([tf.fill([n], key[0]), tf.bitwise.bitwise_xor(key[1], epoch)], axis=-1)
-        return self.draw(keys, place, chain_shape)
+        chains = [] if self.shared_batch else chain_shape
+        return random.epoch_indices(key, step, self.batch_size, self.num_examples, chains)
 
     def _chunk_sum(self, state: State, start: Any, size: int) -> tf.Tensor:
         # tf.slice, whose size is static: XLA has no fixed shape for x[start : start + size].

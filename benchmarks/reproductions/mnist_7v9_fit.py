@@ -1,0 +1,108 @@
+"""SGLD through `model.fit` against the exact posterior: MNIST 7 v 9 in a random projection.
+
+The posterior of `mnist_7v9`, as a Keras model: one `Dense` unit without bias on 50 random
+projections and a constant, prior N(0, 1) on every weight. `SamplerCallback` runs as many chains, of
+as many steps of the same kernel, as `tfp.mcmc.sample_chain` does there, and both are held against
+one long run of full-data HMC.
+
+What differs are the minibatches: `fit` shuffles and takes every example once in an epoch (24
+batches of 500 and one of 214), the target there draws each minibatch afresh.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow_probability as tfp
+
+import datasets
+import tfp_sgmcmc as sgmcmc
+from benchmarks import command_line
+from benchmarks.reference import Reference
+from benchmarks.reproductions import mnist_7v9
+from benchmarks.reproductions.mnist_7v9 import Errors
+
+
+class Result(NamedTuple):
+    """The reference, and SGLD's errors on the way to it, both ways."""
+
+    reference: Reference
+    sample_chain: list[Errors]
+    fit: list[Errors]
+
+
+def run(
+    *,
+    batch_size: int = 500,
+    step_size: float = 4e-5,
+    num_chains: int = 64,
+    num_epochs: int = 1_800,
+    num_burnin_epochs: int = 200,
+    thinning: int = 20,
+    num_reference_results: int = 600,
+    seed: int = 0,
+) -> Result:
+    """Samples with all; arguments as on the command line."""
+    x, y, _, _ = datasets.mnist_7v9()
+    steps = -(-len(x) // batch_size)  # of an epoch
+    num_burnin_steps = num_burnin_epochs * steps
+    reference, errors = mnist_7v9.run(
+        batch_size=batch_size,
+        step_size=step_size,
+        num_chains=num_chains,
+        num_steps=num_epochs * steps - num_burnin_steps,
+        num_burnin_steps=num_burnin_steps,
+        thinning=thinning,
+        num_reference_results=num_reference_results,
+        seed=seed,
+    )
+
+    keras.utils.set_random_seed(seed)
+    unit = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input(x.shape[1:]), unit])
+    model.compile(
+        loss=keras.losses.BinaryCrossentropy(from_logits=True),
+        steps_per_execution=steps,
+        jit_compile=True,
+    )
+    sampler = sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGLD(target, step_size),
+        num_examples=len(x),
+        prior=tfp.distributions.Normal(0.0, 1.0),
+        num_burnin_steps=num_burnin_steps,
+        num_steps_between_results=thinning - 1,
+        seed=seed,
+        num_chains=num_chains,
+        initial_states="model",
+    )
+    model.fit(
+        x,
+        y[:, np.newaxis],
+        batch_size=batch_size,
+        epochs=num_epochs,
+        verbose=0,
+        callbacks=[sampler],
+    )
+    samples = np.squeeze(sampler.samples[0], axis=-1)  # [num_results, num_chains, D]
+    by_fit = mnist_7v9.errors_on_the_way(samples, reference, num_burnin_steps, thinning, steps)
+    return Result(reference, errors, by_fit)
+
+
+def show(result: Result) -> None:
+    print(result.reference)
+    command_line.print_table(
+        {"sample_chain: passes": ".0f", "E1": ".4f", "E2": ".4f"}
+        | {"fit: epochs": ".0f", "E1 ": ".4f", "E2 ": ".4f"},
+        [(*a, *b) for a, b in zip(result.sample_chain, result.fit, strict=True)],
+    )
+
+
+def plot(result: Result, path: str) -> None:
+    errors = {"sample_chain": result.sample_chain, "fit": result.fit}
+    mnist_7v9.plot_errors(errors, result.reference, path)
+
+
+if __name__ == "__main__":
+    command_line.main(__doc__, run, show, plot)

@@ -1,0 +1,276 @@
+"""Two networks on MNIST: the posterior average through `model.fit` against Adam.
+
+A 784-100-10 network and a small convolutional one, each from the same initial weights, for equal
+epochs: by Adam, and by `SamplerCallback` with SGHMC without Sigma, which in the terms of deep
+learning is SGD with momentum and noise. 10,000 of the training examples are set apart as validation
+part: Adam's best epoch is chosen on it, and so were the settings below, by hand. The test part is
+looked at for the table alone.
+
+The table has the accuracy, the negative log likelihood (NLL) and the expected calibration error
+(ECE, 15 bins of equal width, from 0 to 1) of Adam after its last epoch, of Adam at the epoch with
+the least NLL on the validation part, of a chain's last state by itself, and of the mean of the
+class probabilities over its states: four an epoch after a burn-in. There is a chain at temperature
+1, the posterior itself, and one at a lower temperature.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from benchmarks import command_line
+from benchmarks.calibration import Reliability, Scores, reliability, scores
+from benchmarks.digits import Digits, digits
+
+STATES_AN_EPOCH = 4
+
+Predictor = Callable[[np.ndarray], np.ndarray]  # images -> class probabilities
+
+
+class Setting(NamedTuple):
+    """A network, and how it is trained and sampled.
+
+    Attributes:
+      layers: () -> the layers.
+      prior_scale: s; the prior of a weight into a unit with k inputs is N(0, s^2 / k).
+      learning_rate: h^2 N, SGD's on the mean of the log posterior.
+      momentum: 1 - h A, SGD's.
+      temperature: of the posterior, beside 1.
+      num_epochs: of Adam, and of each chain.
+      num_burnin_epochs: how many of these are left out of the average.
+      jit_compile: whether XLA compiles; its convolutions are slow on CPUs.
+    """
+
+    layers: Callable[[], list[keras.Layer]]
+    prior_scale: float
+    learning_rate: float
+    momentum: float
+    temperature: float
+    num_epochs: int
+    num_burnin_epochs: int
+    jit_compile: bool
+
+
+def _dense() -> list[keras.Layer]:
+    layers = keras.layers
+    return [layers.Flatten(), layers.Dense(100, activation="relu"), layers.Dense(10)]
+
+
+def _convolutional() -> list[keras.Layer]:
+    layers = keras.layers
+    return [
+        layers.Reshape([28, 28, 1]),
+        layers.Conv2D(16, 5, strides=2, activation="relu"),
+        layers.Conv2D(32, 5, strides=2, activation="relu"),
+        layers.Flatten(),
+        layers.Dense(64, activation="relu"),
+        layers.Dense(10),
+    ]
+
+
+SETTINGS = {
+    "784-100-10": Setting(
+        _dense,
+        prior_scale=14,
+        learning_rate=0.2,
+        momentum=0.9,
+        temperature=0.3,
+        num_epochs=20,
+        num_burnin_epochs=8,
+        jit_compile=True,
+    ),
+    "ConvNet": Setting(
+        _convolutional,
+        prior_scale=10,
+        learning_rate=0.05,
+        momentum=0.9,
+        temperature=0.1,
+        num_epochs=12,
+        num_burnin_epochs=5,
+        jit_compile=False,
+    ),
+}
+
+
+class Classifier(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+      network: its name.
+      method: what made its predictions.
+      temperature: of the chain; None for Adam.
+      validation: scores on the validation part.
+      test: scores on the test part.
+      reliability: of the predictions on the test part.
+    """
+
+    network: str
+    method: str
+    temperature: float | None
+    validation: Scores
+    test: Scores
+    reliability: Reliability
+
+
+def network(setting: Setting, steps: int, seed: int) -> keras.Model:
+    """Compiled for Adam; equal initial weights for equal seeds."""
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input([28, 28]), *setting.layers()])
+    model.compile(
+        "adam",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        steps_per_execution=steps,
+        jit_compile=setting.jit_compile,
+    )
+    return model
+
+
+def adam(setting: Setting, data: Digits, batch_size: int, seed: int) -> dict[str, keras.Model]:
+    """After the last epoch, and after the one with the least loss on the validation part."""
+    model, best = (network(setting, len(data.x) // batch_size, seed) for _ in range(2))
+    weights: list[list[np.ndarray]] = []
+    history = model.fit(
+        data.x,
+        data.y,
+        batch_size,
+        setting.num_epochs,
+        verbose=0,
+        validation_data=(data.x_valid, data.y_valid),
+        validation_batch_size=1000,
+        callbacks=[
+            keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: weights.append(model.get_weights())
+            )
+        ],
+    ).history
+    epoch = int(np.argmin(history["val_loss"]))
+    best.set_weights(weights[epoch])
+    return {
+        f"Adam, {setting.num_epochs} epochs": model,
+        f"Adam, best epoch on validation part: {epoch + 1}": best,
+    }
+
+
+def log_prior(scale: float) -> Callable[[list[tf.Tensor]], tf.Tensor]:
+    """N(0, scale^2 / k) of every weight, k the number of inputs; a bias has one."""
+
+    def log_prob(values: list[tf.Tensor]) -> tf.Tensor:
+        fans = [math.prod(v.shape[:-1]) for v in values]
+        squares = [k * tf.reduce_sum(v**2) for k, v in zip(fans, values, strict=True)]
+        return -0.5 / scale**2 * tf.add_n(squares)
+
+    return log_prob
+
+
+def sample(
+    setting: Setting, temperature: float, data: Digits, batch_size: int, seed: int
+) -> tuple[keras.Model, sgmcmc.keras.SamplerCallback]:
+    """The model with the chain's last state, and the callback with its samples."""
+    steps = len(data.x) // batch_size
+    model = network(setting, steps, seed)
+    h = (setting.learning_rate / len(data.x)) ** 0.5
+    sampler = sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGHMC(
+            target,
+            step_size=h,
+            friction=(1 - setting.momentum) / h,
+            covariance=None,
+            temperature=temperature,
+        ),
+        num_examples=len(data.x),
+        prior=log_prior(setting.prior_scale),
+        num_burnin_steps=setting.num_burnin_epochs * steps,
+        num_steps_between_results=steps // STATES_AN_EPOCH - 1,
+        seed=seed,
+    )
+    model.fit(data.x, data.y, batch_size, setting.num_epochs, verbose=0, callbacks=[sampler])
+    return model, sampler
+
+
+def run(
+    *,
+    networks: tuple[str, ...] = tuple(SETTINGS),
+    batch_size: int = 250,
+    seed: int = 0,
+) -> list[Classifier]:
+    """Trains and samples all; arguments as on the command line."""
+    data = digits(flatten=False)
+    classifiers = []
+
+    def add(network: str, method: str, temperature: float | None, predict: Predictor) -> None:
+        valid, test = predict(data.x_valid), predict(data.x_test)
+        classifiers.append(
+            Classifier(
+                network,
+                method,
+                temperature,
+                scores(valid, data.y_valid),
+                scores(test, data.y_test),
+                reliability(test, data.y_test),
+            )
+        )
+
+    for name in networks:
+        setting = SETTINGS[name]
+        for method, model in adam(setting, data, batch_size, seed).items():
+            add(name, method, None, _predictor(model))
+        for temperature in (1.0, setting.temperature):
+            model, sampler = sample(setting, temperature, data, batch_size, seed)
+            chain, count = f"SGHMC at T = {temperature:g}", len(sampler.samples[0])
+            add(name, f"{chain}, last state", temperature, _predictor(model))
+            add(name, f"{chain}, mean of {count}", temperature, _averaging_predictor(sampler))
+    return classifiers
+
+
+def _predictor(model: keras.Model) -> Predictor:
+    return lambda x: keras.ops.softmax(model.predict(x, 1000, verbose=0)).numpy()
+
+
+def _averaging_predictor(sampler: sgmcmc.keras.SamplerCallback) -> Predictor:
+    return lambda x: sampler.predict(x, batch_size=1000).mean
+
+
+def show(classifiers: list[Classifier]) -> None:
+    columns = ["accuracy", "NLL", "ECE"]
+    command_line.print_table(
+        {"network": "", "classifier": ""}
+        | {f"valid. {c}": ".4f" for c in columns}
+        | {f"test {c}": ".4f" for c in columns},
+        [(c.network, c.method, *c.validation, *c.test) for c in classifiers],
+    )
+    for name in dict.fromkeys(c.network for c in classifiers):
+        *adams, _, average, _, colder = (c for c in classifiers if c.network == name)
+        for ours, other in itertools.product((average, colder), adams):
+            nll, ece = (
+                "lower" if x < y else "NOT lower"
+                for x, y in zip(ours.test[1:], other.test[1:], strict=True)
+            )
+            print(f"{name}, {ours.method} against {other.method}: NLL {nll}, ECE {ece}")
+
+
+def plot(classifiers: list[Classifier], path: str) -> None:
+    """Reliability diagrams on the test part."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(c.network for c in classifiers))
+    figure = Figure(figsize=(5 * len(names), 4), layout="constrained")
+    for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for c in classifiers:
+            if c.network == name:
+                label = f"{c.method}: ECE {c.test.calibration_error:.4f}"
+                axis.plot(c.reliability.confidence, c.reliability.accuracy, "o-", label=label)
+        axis.plot([0, 1], [0, 1], "k:", label="calibrated")
+        axis.set(title=name, xlabel="confidence", ylabel="accuracy")
+        axis.legend(fontsize="x-small")
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    command_line.main(__doc__, run, show, plot)

@@ -1,0 +1,127 @@
+"""Temperatures against definitions, and of chains whose temperature is known in closed form.
+
+False-alarm rate: 1e-6 a test. Power: 2 % of a temperature is found with probability 0.999.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import GaussianMean, sgld_covariance
+from tests.harness.statistics import Rejected, check_means
+
+GENERATOR = np.random.default_rng(0)
+MODEL = GaussianMean(num_examples=12)
+BATCH, STEP = 4, 0.08
+
+
+def test_kinetic_temperature() -> None:
+    p = [GENERATOR.standard_normal([5, 2]), GENERATOR.standard_normal([5, 2, 3])]
+    found = sgmcmc.kinetic_temperature(p, mass=[2.0, np.ones(3) * 0.5], chain_ndims=2)
+    assert found.shape == [5, 2]
+    expected = (p[0] ** 2 / 2 + (p[1] ** 2 / 0.5).sum(axis=-1)) / 4
+    np.testing.assert_allclose(found, expected)
+    with pytest.raises(ValueError, match="mass has shape"):
+        sgmcmc.kinetic_temperature(p[1], mass=np.ones(2))
+
+
+def test_configurational_temperature() -> None:
+    x, g = GENERATOR.standard_normal([2, 9, 2, 3])
+    found = sgmcmc.configurational_temperature(
+        {"a": x[..., 0], "b": x[..., 1:]}, {"a": g[..., 0], "b": g[..., 1:]}, chain_ndims=1
+    )
+    for chain in range(2):
+        across = [np.cov(x[:, chain, i], g[:, chain, i])[0, 1] for i in range(3)]
+        np.testing.assert_allclose(found[chain], -np.mean(across))
+    alone = sgmcmc.configurational_temperature(x[:, 0], g[:, 0])
+    np.testing.assert_allclose(alone, found[0])
+
+
+NUM_STEPS = 100
+
+
+def law(temperature: float, matrix: float) -> float:
+    """E[T_c] of SGLD: tr(A E[C]) / d, with C the sample covariance of a stationary chain.
+
+    E[C] = T / (T - 1) (S - W), with S the stationary covariance and W that of a chain's own mean,
+    1 / T^2 sum_st F^|s - t| S.
+    """
+    noise = MODEL.noise(BATCH, replacement=True)
+    covariance = sgld_covariance(MODEL.hessian, noise, STEP, matrix, temperature)
+    step, power = np.eye(3) - STEP / 2 * matrix * MODEL.hessian, np.eye(3)
+    of_mean = NUM_STEPS * covariance
+    for lag in range(1, NUM_STEPS):
+        power = power @ step
+        of_mean += (NUM_STEPS - lag) * (power @ covariance + covariance @ power.T)
+    expected = (covariance - of_mean / NUM_STEPS**2) * NUM_STEPS / (NUM_STEPS - 1)
+    return float(np.trace(MODEL.hessian @ expected)) / 3
+
+
+def of_chains(temperature: float, matrix: float) -> tuple[np.ndarray, np.ndarray]:
+    """T_c of each of many chains: by the reducer, and by the function from exact gradients."""
+    target = MODEL.target(BATCH, replacement=True)
+    kernel = sgmcmc.SGLD(target, STEP, temperature, preconditioner=matrix)
+    reducer = sgmcmc.ConfigurationalTemperatureReducer(target, seed=5)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def run(seed: tf.Tensor) -> Any:
+        warm = tfp.mcmc.sample_chain(
+            1, tf.ones([4000, 3]), kernel=kernel, num_burnin_steps=60, trace_fn=None, seed=seed
+        )[0]
+        found, _, _ = tfp.experimental.mcmc.sample_fold(
+            NUM_STEPS,
+            warm,
+            kernel=kernel,
+            reducer=[reducer, tfp.experimental.mcmc.TracingReducer(lambda x, _: x, NUM_STEPS)],
+            seed=seed + 1,
+        )
+        return found
+
+    found, samples = (x.numpy() for x in run(tf.constant([0, 1])))
+    gradients = (MODEL.mean - samples) @ MODEL.hessian
+    return found, sgmcmc.configurational_temperature(samples, gradients, chain_ndims=1)
+
+
+@pytest.mark.parametrize(("temperature", "matrix"), [(1.0, 1.0), (2.0, 0.7)])
+def test_of_sgld_in_closed_form(temperature: float, matrix: float) -> None:
+    expected = law(temperature, matrix)
+    for found in of_chains(temperature, matrix):
+        check_means(found, [expected], 0.02 * expected)
+        with pytest.raises(Rejected):  # the temperature asked for: these steps are large
+            check_means(found, [temperature], 0.02 * expected)
+
+
+@pytest.mark.parametrize(("every", "jit"), [(1, None), (3, False)])
+def test_the_reducer_is_the_function(every: int, jit: bool | None) -> None:
+    target = sgmcmc.FullDataLogProb(lambda a, b: -0.25 * a**4 - 0.5 * tf.reduce_sum(b**2, axis=-1))
+    reducer = sgmcmc.ConfigurationalTemperatureReducer(target, seed=1, every=every)
+    a, b = GENERATOR.standard_normal([10, 2]), GENERATOR.standard_normal([10, 2, 3])
+    advance = reducer.one_step
+    if jit is not None:
+        advance = tf.function(advance, jit_compile=jit, autograph=False)
+    own = reducer.initialize([a[0], b[0]])
+    assert np.all(np.isnan(reducer.finalize(own)))
+    for x, y in zip(a, b, strict=True):
+        own = advance([tf.constant(x), tf.constant(y)], own)
+    seen = slice(every - 1, None, every)
+    expected = sgmcmc.configurational_temperature(
+        [a[seen], b[seen]], [-(a[seen] ** 3), -b[seen]], chain_ndims=1
+    )
+    np.testing.assert_allclose(reducer.finalize(own), expected)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match=r"shape \(3, 2\) and gradients \(3,\)"):
+        sgmcmc.configurational_temperature(np.ones([3, 2]), np.ones(3))
+    with pytest.raises(ValueError, match="at least 2 results"):
+        sgmcmc.configurational_temperature(np.ones([1, 2]), np.ones([1, 2]))
+    with pytest.raises(ValueError, match="with 2 dimensions of chains"):
+        sgmcmc.configurational_temperature(np.ones([3, 2]), np.ones([3, 2]), chain_ndims=2)
+    with pytest.raises(ValueError, match="every is 0"):
+        sgmcmc.ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=1, every=0)
+    with pytest.raises(ValueError, match="seed is None"):
+        sgmcmc.ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=None)

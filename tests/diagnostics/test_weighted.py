@@ -1,0 +1,161 @@
+"""Weights by step size: against definitions, and against the exact variance of both means.
+
+On N(0, 1/A) a step of SGLD with minibatches is linear in one dimension,
+
+  theta' = (1 - epsilon_t A / 2) theta + (epsilon_t^2 / 4 Sigma + epsilon_t)^(1/2) xi_t,
+
+so that a chain is theta = L xi with a known triangular L, and the variance of every linear estimate
+w . theta is |L^T w|^2: no chain is drawn.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+
+GENERATOR = np.random.default_rng(0)
+A, SIGMA = 2.0, 3.0
+NUM_STEPS = 4000
+SCHEDULE = sgmcmc.schedules.PolynomialDecay.from_endpoints(0.2, 0.004, NUM_STEPS, gamma=0.55)
+STEPS = SCHEDULE(tf.range(NUM_STEPS)).numpy().astype(np.float64)
+
+
+def chain_of_noises(steps: np.ndarray) -> np.ndarray:
+    """L, `[T, T]`: the chain that starts at 0, by the noises of its steps."""
+    chain, theta = np.zeros([len(steps), len(steps)], np.float32), np.zeros(len(steps))
+    for t, epsilon in enumerate(steps):
+        theta = (1 - epsilon * A / 2) * theta
+        theta[t] = np.sqrt(epsilon**2 / 4 * SIGMA + epsilon)
+        chain[t] = theta
+    return chain
+
+
+CHAIN = chain_of_noises(STEPS)
+
+
+def test_the_weighted_mean_beats_the_plain_mean_by_the_factor_of_theory() -> None:
+    """Plain over weighted variance: sum epsilon sum 1/epsilon / T^2, for a chain that starts at 0.
+
+    Weighted, it is 4 / (A^2 sum epsilon), that of a mean over time. A finite time takes
+    3 / (A sum epsilon) off that, 4 % here, and the finite steps add less.
+    """
+    finite_time = 3 / (A * STEPS.sum())
+    weighted = np.sum(sgmcmc.weighted_expectation(CHAIN, STEPS) ** 2)
+    plain = np.sum(CHAIN.mean(axis=0, dtype=np.float64) ** 2)
+    factor = STEPS.sum() * (1 / STEPS).sum() / NUM_STEPS**2
+    assert factor > 1.35
+    np.testing.assert_allclose(plain / weighted, factor, rtol=finite_time)
+    np.testing.assert_allclose(weighted, 4 / (A**2 * STEPS.sum()), rtol=finite_time)
+
+
+def test_states_kept_by_distance_are_as_good_as_weights() -> None:
+    """They lie at equal distances in time, here of a fifth of the time of correlation, 2/A.
+
+    So coarse a sum over exp(-|t| A/2) exceeds the integral by (1/5)^2 / 12, and its points lie half
+    a distance further from the start.
+    """
+    kept = sgmcmc.indices_by_distance(STEPS, distance=0.2)
+    weighted = np.sum(sgmcmc.weighted_expectation(CHAIN, STEPS) ** 2)
+    collected = np.sum(CHAIN[kept].mean(axis=0, dtype=np.float64) ** 2)
+    np.testing.assert_allclose(collected, weighted, rtol=0.2**2 / 12 + 0.1 / STEPS.sum())
+    assert len(kept) < NUM_STEPS / 10
+
+
+def test_against_the_definition() -> None:
+    values = {"a": GENERATOR.standard_normal([9, 2, 3]), "b": GENERATOR.standard_normal([9, 2])}
+    steps = GENERATOR.uniform(size=[9])
+    found = sgmcmc.weighted_expectation(values, steps)
+    for name, x in values.items():
+        np.testing.assert_allclose(found[name], np.average(x, axis=0, weights=steps))
+    by_chain = GENERATOR.uniform(size=[9, 2])
+    found = sgmcmc.weighted_expectation(values, by_chain)
+    for chain in range(2):
+        expected = np.average(values["a"][:, chain], axis=0, weights=by_chain[:, chain])
+        np.testing.assert_allclose(found["a"][chain], expected)
+    expected = by_chain.sum(axis=0) ** 2 / (by_chain**2).sum(axis=0)
+    np.testing.assert_allclose(sgmcmc.effective_number_of_steps(by_chain), expected)
+
+
+def run(reducer: Any, num_steps: int = 50) -> tuple[Any, np.ndarray]:
+    """What a reducer finds in a compiled chain, and the same chain, `[T, chains, D]`."""
+    target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+    schedule = sgmcmc.schedules.PolynomialDecay(a=0.5)
+    tracer = tfp.experimental.mcmc.TracingReducer(trace_fn=lambda x, _: x, size=num_steps)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(seed: tf.Tensor) -> Any:
+        found, _, _ = tfp.experimental.mcmc.sample_fold(
+            num_steps,
+            tf.ones([2, 3]),
+            kernel=sgmcmc.SGLD(target, schedule),
+            reducer=[*reducer, tracer],
+            seed=seed,
+        )
+        return found
+
+    *found, chain = compiled(tf.constant([0, 1]))
+    return found, chain.numpy()
+
+
+def test_reducers_see_what_functions_see() -> None:
+    num_steps, size = 50, 6
+    steps = sgmcmc.schedules.PolynomialDecay(a=0.5)(tf.range(num_steps)).numpy()
+    (mean, squares, collected, full), chain = run(
+        [
+            sgmcmc.WeightedExpectationReducer(),
+            sgmcmc.WeightedExpectationReducer(lambda x: {"norm": tf.reduce_sum(x**2, axis=-1)}),
+            sgmcmc.MixingDistanceReducer(distance=0.8, size=num_steps),
+            sgmcmc.MixingDistanceReducer(distance=0.8, size=size),
+        ],
+        num_steps,
+    )
+    np.testing.assert_allclose(mean, sgmcmc.weighted_expectation(chain, steps), rtol=1e-4)
+    norm = sgmcmc.weighted_expectation((chain**2).sum(axis=-1), steps)
+    np.testing.assert_allclose(squares["norm"], norm, rtol=1e-4)
+    kept = sgmcmc.indices_by_distance(steps, distance=0.8)
+    assert int(collected.num_kept) == len(kept) > size == int(full.num_kept)
+    np.testing.assert_array_equal(collected.samples[: len(kept)], chain[kept])
+    np.testing.assert_array_equal(collected.samples[len(kept) :], 0)
+    np.testing.assert_array_equal(full.samples, chain[kept[:size]])
+
+
+def test_the_reducer_weights_chains_by_steps_of_their_own() -> None:
+    values, steps = GENERATOR.standard_normal([5, 2, 3]), GENERATOR.uniform(size=[5, 2])
+    reducer = sgmcmc.WeightedExpectationReducer(step_size_fn=lambda r: r)
+    own = reducer.initialize(values[0], steps[0])
+    for x, step in zip(values, steps, strict=True):
+        own = reducer.one_step(tf.constant(x), own, tf.constant(step))
+    expected = sgmcmc.weighted_expectation(values, steps)
+    np.testing.assert_allclose(reducer.finalize(own), expected)
+    number = own.total**2 / own.total_squares
+    np.testing.assert_allclose(number, sgmcmc.effective_number_of_steps(steps))
+
+
+def test_bad_input() -> None:
+    for bad in ([], [1.0, -1.0], [np.nan, 1.0], [0.0, 0.0], 1.0):
+        with pytest.raises(ValueError, match="step_sizes have"):
+            sgmcmc.weighted_expectation(np.ones(2), bad)
+        with pytest.raises(ValueError, match="step_sizes have"):
+            sgmcmc.effective_number_of_steps(bad)
+        with pytest.raises(ValueError, match="step_sizes have"):
+            sgmcmc.indices_by_distance(bad, 1.0)
+    with pytest.raises(ValueError, match=r"values have shape \(3,\) and step_sizes \(2,\)"):
+        sgmcmc.weighted_expectation(np.ones(3), [1.0, 1.0])
+    with pytest.raises(ValueError, match=r"step_sizes have shape \(2, 1\); \[T\]"):
+        sgmcmc.indices_by_distance(np.ones([2, 1]), 1.0)
+    with pytest.raises(ValueError, match="the largest step is 0.5"):
+        sgmcmc.indices_by_distance([0.1, 0.5], 0.4)
+    with pytest.raises(ValueError, match="distance is 0"):
+        sgmcmc.MixingDistanceReducer(0.0, 3)
+    with pytest.raises(ValueError, match="size is 0"):
+        sgmcmc.MixingDistanceReducer(1.0, 0)
+    reducer = sgmcmc.MixingDistanceReducer(1.0, 3, step_size_fn=lambda r: r)
+    with pytest.raises(ValueError, match="one number for all chains"):
+        reducer.initialize(tf.ones([2]), tf.ones([2]))
+    weighted = sgmcmc.WeightedExpectationReducer(step_size_fn=lambda r: r)
+    with pytest.raises(ValueError, match="step sizes of their own"):
+        weighted.initialize([tf.ones([2]), tf.ones([2])], [0.1, 0.2])

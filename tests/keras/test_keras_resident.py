@@ -1,0 +1,134 @@
+"""Data that stay on the device: which batches they give, and that chains are those of `fit`."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+
+N, B = 20, 6
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[N, 2]).astype(np.float32)
+Y = (X[:, :1] > 0).astype(np.float32)
+EAGERLY = {"run_eagerly": True}
+WEIGHT = RNG.uniform(0.5, 2.0, size=[N]).astype(np.float32)
+
+
+def sampler(**arguments):
+    return sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGLD(target, step_size=1e-2),
+        **{"num_examples": N, "prior": None, "num_burnin_steps": 0, "seed": 3, **arguments},
+    )
+
+
+def classifier(**compiled):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(loss=loss, metrics=["mse"], **compiled)
+    return model
+
+
+class Batches(keras.utils.PyDataset):
+    """The batches of resident data, one by one through Keras."""
+
+    def __init__(self, data, num_steps):
+        super().__init__()
+        self.batches = [
+            tuple(np.asarray(a) for a in data.batch(tf.constant(t, tf.int64)))
+            for t in range(num_steps)
+        ]
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
+
+
+@pytest.mark.parametrize(
+    "reshuffle, compiled",
+    [("epoch", {"jit_compile": True}), ("epoch", EAGERLY), ("step", EAGERLY)],
+)
+def test_chain_and_logs_are_those_of_the_same_batches_one_by_one(reshuffle, compiled):
+    resident = sampler(num_steps_between_results=1, num_burnin_steps=1)
+    data = resident.resident(
+        *(X, Y, WEIGHT), batch_size=B, reshuffle=reshuffle, steps_per_call=3, steps_per_epoch=8
+    )
+    logs = classifier(**compiled).fit(data, epochs=2, verbose=0, callbacks=[resident]).history
+    single = sampler(check_num_examples=False)
+    batches = Batches(data, 16)
+    model = classifier(**compiled)
+    expected = model.fit(batches, shuffle=False, verbose=0, callbacks=[single])
+    for ours, every in zip(resident.samples, single.samples, strict=True):
+        np.testing.assert_allclose(ours, every[1::2], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(resident.sample_steps, range(1, 16, 2))
+    assert logs.keys() == expected.history.keys()
+    # Of one epoch of 16 steps the mean is that of the two of 8.
+    for name in ("loss", "mse"):
+        np.testing.assert_allclose(np.mean(logs[name]), expected.history[name][0], rtol=1e-4)
+
+
+def test_an_epoch_takes_each_example_once_before_any_comes_again():
+    data = sampler().resident(np.arange(N), batch_size=B)
+    stream = np.concatenate([data.batch(tf.constant(t, tf.int64))[0] for t in range(10)])
+    orders = stream.reshape(3, N)  # of 60 examples
+    assert (np.sort(orders, axis=1) == np.arange(N)).all()
+    assert not (orders[0] == orders[1]).all() and not (orders[1] == orders[2]).all()
+
+
+def test_fresh_batches_have_no_example_twice_and_differ():
+    data = sampler().resident(np.arange(N), batch_size=B, reshuffle="step")
+    batches = [data.batch(tf.constant(t, tf.int64))[0].numpy() for t in range(4)]
+    assert all(len(set(b)) == B for b in batches)
+    assert len({tuple(b) for b in batches}) == 4
+
+
+def test_a_second_fit_goes_on_and_does_not_retrace():
+    traces = []
+
+    def make_kernel_fn(target):
+        traces.append(target)
+        return sgmcmc.SGLD(target, step_size=1e-2)
+
+    whole, halves = sampler(), sampler()
+    halves._make_kernel_fn = make_kernel_fn
+    for callback, epochs in ((whole, [4]), (halves, [2, 2])):
+        model = classifier(jit_compile=True)
+        data = callback.resident(X, Y, batch_size=B, steps_per_call=2)
+        for number in epochs:
+            model.fit(data, epochs=number, verbose=0, callbacks=[callback])
+            if callback is halves and len(callback.samples[0]) == 6:
+                before = len(traces)
+    assert len(traces) == before
+    for a, b in zip(whole.samples, halves.samples, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_several_inputs_and_chains():
+    a, b = keras.Input([2], name="a"), keras.Input([2], name="b")
+    model = keras.Model([a, b], keras.layers.Dense(1)(keras.layers.Add()([a, b])))
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=True)
+    callback = sampler(num_chains=2, prior=tfp.distributions.Normal(0.0, 1.0))
+    data = callback.resident([X, X**2], Y, batch_size=B)
+    model.fit(data, epochs=2, verbose=0, callbacks=[callback])
+    assert callback.samples[0].shape == (6, 2, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "changes, error, words",
+    [
+        ({"x": X[:-1], "y": Y[:-1]}, ValueError, "x has 19 rows, but num_examples is 20"),
+        ({"y": Y[:-1]}, ValueError, "must be equal"),
+        ({"batch_size": 21}, ValueError, "batch_size is 21"),
+        ({"steps_per_call": 0}, ValueError, "steps_per_call is 0"),
+        ({"steps_per_epoch": 1.5}, TypeError, "steps_per_epoch is 1.5"),
+        ({"reshuffle": "never"}, ValueError, "reshuffle is 'never'"),
+        ({"x": np.array(["a"] * N)}, TypeError, "dtype string"),
+    ],
+)
+def test_bad_data(changes, error, words):
+    with pytest.raises(error, match=words):
+        sampler().resident(**{"x": X, "y": Y, "batch_size": B, **changes})

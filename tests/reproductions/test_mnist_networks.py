@@ -1,0 +1,35 @@
+"""The posterior average of two networks predicts better than Adam, and knows better how well."""
+
+import numpy as np
+import pytest
+
+from benchmarks import calibration
+from benchmarks.reproductions import mnist_networks
+
+
+def test_scores_and_reliability_by_hand() -> None:
+    probabilities = np.array([[0.7, 0.3], [0.2, 0.8], [0.1, 0.9], [0.71, 0.29]])
+    labels = np.array([0, 1, 0, 1])
+    found = calibration.scores(probabilities, labels)
+    assert found.accuracy == 0.5
+    assert found.log_loss == pytest.approx(-np.mean(np.log([0.7, 0.8, 0.1, 0.29])))
+    # Of 15 bins, 0.7 and 0.71 are in the eleventh, 0.8 in the thirteenth, 0.9 in the fourteenth.
+    gaps = np.array([2 * abs(0.705 - 0.5), abs(0.8 - 1), abs(0.9 - 0)])
+    assert found.calibration_error == pytest.approx(gaps.sum() / 4, rel=1e-5)
+    count, confidence, accuracy = calibration.reliability(probabilities, labels)
+    np.testing.assert_array_equal(count, [2, 1, 1])
+    np.testing.assert_allclose(confidence, [0.705, 0.8, 0.9])
+    np.testing.assert_array_equal(accuracy, [0.5, 1, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", mnist_networks.SETTINGS)
+def test_posterior_average_beats_adam(network: str) -> None:
+    *adams, _, _, last_state, average = mnist_networks.run(networks=(network,), seed=0)
+    assert [c.temperature for c in adams] == [None, None]
+    assert average.temperature == mnist_networks.SETTINGS[network].temperature
+    for adam in adams:  # after the last epoch, and after the best one
+        assert average.test.log_loss < adam.test.log_loss
+        assert average.test.calibration_error < adam.test.calibration_error
+    # It is the average that does it.
+    assert average.test.log_loss < last_state.test.log_loss

@@ -1,0 +1,86 @@
+"""Short chains for the tests of the driver."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+
+tfd = tfp.distributions
+
+
+def target(**options: Any) -> sgmcmc.MinibatchLogProb:
+    """A normal mean of three entries, and the logarithm of its standard deviation."""
+    x = np.random.default_rng(0).normal(2.0, 1.0, size=[40, 3]).astype(np.float32)
+
+    def log_prior(mean: tf.Tensor, log_sd: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tfd.Normal(0.0, 10.0).log_prob(mean), -1) - log_sd**2
+
+    def log_likelihood(mean: tf.Tensor, log_sd: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+        normal = tfd.Normal(mean[..., tf.newaxis, :], tf.exp(log_sd)[..., tf.newaxis, tf.newaxis])
+        return tf.reduce_sum(normal.log_prob(batch), axis=-1)
+
+    return sgmcmc.MinibatchLogProb(log_prior, log_likelihood, x, 10, **options)
+
+
+def state() -> dict[str, tf.Tensor]:
+    return {"mean": tf.zeros([3]), "log_sd": tf.zeros([])}
+
+
+def kernel() -> sgmcmc.NOGIN:
+    """With momenta, a covariance that is learnt, and an epoch of data: all must be carried over."""
+    return sgmcmc.NOGIN(target(reshuffle="epoch"), step_size=0.02, friction=1.0)
+
+
+def quick_kernel() -> sgmcmc.SGNHT:
+    """With momenta and a thermostat; quick to trace, for its draws are with replacement."""
+    return sgmcmc.SGNHT(target(replacement=True), step_size=0.02)
+
+
+def trace(state: Any, results: Any) -> dict[str, tf.Tensor]:
+    return {"norm": results.gradient_norm, "double": 2.0 * state["mean"]}
+
+
+class Walk(tfp.mcmc.TransitionKernel):
+    """x <- growth x + a normal number; a kernel that costs nothing, and is not of this library."""
+
+    is_calibrated = False
+
+    def __init__(self, growth: float = 0.5):
+        self.parameters = {"growth": growth}
+        self.num_traces = 0
+
+    def bootstrap_results(self, init_state: Any) -> Any:
+        return {"number": tf.zeros([], tf.int32), "nothing": None, "empty": ()}
+
+    def one_step(self, current_state: Any, previous_kernel_results: Any, seed: Any = None) -> Any:
+        self.num_traces += 1
+        noise = sgmcmc.random.normal_like(current_state, seed)
+        number = previous_kernel_results["number"] + 1
+        growth = self.parameters["growth"]
+        moved = tf.nest.map_structure(lambda x, z: growth * x + z, current_state, noise)
+        return moved, {**previous_kernel_results, "number": number}
+
+
+def killed_run(directory: str | os.PathLike[str] | None, num_results: int) -> sgmcmc.SampleResult:
+    """A run under XLA that writes a checkpoint every few milliseconds."""
+    return sgmcmc.sample(
+        sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda x: -tf.reduce_sum(x**2)), 0.1),
+        tf.zeros([3]),
+        num_results,
+        trace_fn=lambda state, results: results.gradient_norm,
+        seed=5,
+        directory=directory,
+        progress_bar=False,
+        checkpoint_seconds=0.02,
+    )
+
+
+if __name__ == "__main__":
+    killed_run(sys.argv[1], 10**8)

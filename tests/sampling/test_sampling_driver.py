@@ -1,0 +1,286 @@
+"""`sample` takes the steps that a loop by hand takes, whatever it compiles into one call."""
+
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.sampling.runs import Walk, kernel, quick_kernel, state, trace
+from tfp_sgmcmc import random
+from tfp_sgmcmc.sampling import driver, loop, progress
+
+SEED = 7
+QUIET: dict[str, Any] = dict(seed=SEED, progress_bar=False, preflight_check=False)
+
+
+def by_hand(made: Any, num_steps: int, jit_compile: bool) -> tuple[Any, Any]:
+    """States and traces after each step, of compiled single steps."""
+    current = state()
+    step = tf.function(
+        lambda s, r, seed: made.one_step(s, r, seed=seed), jit_compile=jit_compile, autograph=False
+    )
+    # In the mode of the steps: seeds too differ between XLA and without.
+    seeds = tf.function(
+        lambda t: random.fold_in(random.as_seed(SEED), t), jit_compile=jit_compile, autograph=False
+    )
+    results, kept = made.bootstrap_results(current), []
+    for t in range(num_steps):
+        current, results = step(current, results, seeds(tf.constant(t, tf.int64)))
+        kept.append((current, trace(current, results)))
+    return tf.nest.map_structure(lambda *x: np.stack(x), *kept)
+
+
+@pytest.fixture(scope="module")
+def full() -> Any:
+    """23 draws with their traces, without XLA."""
+    return sgmcmc.sample(kernel(), state(), 23, trace_fn=trace, jit_compile=False, **QUIET)
+
+
+def assert_equal(x: Any, y: Any) -> None:
+    tf.nest.assert_same_structure(x, y)
+    for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def assert_rounded_alike(x: Any, y: Any) -> None:
+    """A step within a loop may be rounded elsewhere than a single one: a hundred roundings."""
+    for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_the_chain_is_that_of_single_steps(full: Any) -> None:
+    assert_rounded_alike((full.states, full.trace), by_hand(kernel(), 23, jit_compile=False))
+    np.testing.assert_array_equal(full.weights, np.full(23, np.float32(0.02)))
+    assert full.is_complete and full.num_results == 23
+    assert int(full.final_kernel_results.step) == 23
+    assert full.timings.steps_per_second > 0 and full.timings.compile_seconds > 0
+
+
+def test_the_chain_is_that_of_single_steps_under_xla() -> None:
+    chain = quick_kernel()
+    result = sgmcmc.sample(chain, state(), 12, trace_fn=trace, **QUIET)
+    assert_rounded_alike((result.states, result.trace), by_hand(chain, 12, jit_compile=True))
+
+
+def test_a_walk_is_that_of_eager_steps_to_the_last_bit() -> None:
+    walk, x = Walk(), tf.zeros([2])
+    results, states = walk.bootstrap_results(x), []
+    for t in range(9):
+        x, results = walk.one_step(x, results, seed=random.fold_in(random.as_seed(SEED), t))
+        states.append(x)
+    result = sgmcmc.sample(Walk(), tf.zeros([2]), 9, jit_compile=False, **QUIET)
+    np.testing.assert_array_equal(result.states, np.stack(states))
+    assert result.final_kernel_results == {"number": 9, "nothing": None, "empty": ()}
+
+
+@pytest.mark.parametrize("trace_fn", [None, trace])
+def test_burn_in_and_thinning_choose_among_the_steps(
+    full: Any, trace_fn: Callable[..., Any] | None
+) -> None:
+    thinned = sgmcmc.sample(
+        kernel(), state(), 6, num_burnin_steps=5, num_steps_between_results=2, trace_fn=trace_fn,
+        jit_compile=False, **QUIET,
+    )  # fmt: skip
+    assert_equal(thinned.states, tf.nest.map_structure(lambda x: x[5:21:3], full.states))
+    if trace_fn is None:
+        assert thinned.trace is None
+    else:
+        assert_equal(thinned.trace, tf.nest.map_structure(lambda x: x[5:21:3], full.trace))
+    assert int(thinned.final_kernel_results.step) == 21
+
+
+@pytest.mark.parametrize(
+    ("burn_in", "between", "traced", "jit_compile"),
+    [(0, 0, False, True), (0, 0, True, False), (9, 4, False, False), (9, 4, True, False)],
+)
+def test_the_length_of_a_call_has_no_influence(
+    monkeypatch: pytest.MonkeyPatch, burn_in: int, between: int, traced: bool, jit_compile: bool
+) -> None:
+    def run() -> Any:
+        walk = Walk()
+        result = sgmcmc.sample(
+            walk, [tf.zeros([2]), tf.zeros([])], 50, num_burnin_steps=burn_in,
+            num_steps_between_results=between, jit_compile=jit_compile,
+            trace_fn=(lambda s, r: r["number"]) if traced else None, **QUIET,
+        )  # fmt: skip
+        assert walk.num_traces == 1  # one compilation, of one step
+        return result
+
+    expected = run()
+    if traced:
+        np.testing.assert_array_equal(expected.trace, burn_in + 1 + np.arange(50) * (between + 1))
+    calls = []
+    real = loop.Loop.__call__
+
+    def counted(self: Any, position: Any, rows: int, first: int) -> Any:
+        calls.append(rows)
+        return real(self, position, rows, first)
+
+    monkeypatch.setattr(loop.Loop, "__call__", counted)
+    monkeypatch.setattr(driver.Pace, "took", lambda self, steps, seconds: None)
+    for most_steps, most_rows in ((1000, 7),) if jit_compile else ((3, 100), (1000, 7), (17, 2)):
+        monkeypatch.setattr(
+            driver.Pace, "__init__", lambda self, s, n=most_steps: setattr(self, "max_steps", n)
+        )
+        monkeypatch.setattr(loop, "_BUFFER_ROWS", most_rows)
+        calls.clear()
+        result = run()
+        assert_equal((result.states, result.final_state), (expected.states, expected.final_state))
+        assert len(calls) > 8 and max(calls) <= most_rows
+
+
+def test_a_kernel_of_tensorflow_probability() -> None:
+    hmc = tfp.mcmc.HamiltonianMonteCarlo(lambda x: -0.5 * tf.reduce_sum(x**2, -1), 0.5, 3)
+    result = sgmcmc.sample(hmc, tf.zeros([4, 2]), 400, num_burnin_steps=20, **QUIET)
+    assert result.states.shape == (400, 4, 2) and result.weights is None
+    # 3,200 draws whose autocorrelation is below zero: their variance within 6 standard errors.
+    np.testing.assert_allclose(result.states.var(), 1.0, atol=6 * np.sqrt(2 / 3200))
+    data = result.to_inference_data()
+    assert data.posterior["state"].dims == ("chain", "draw", "state_dim_0")
+
+
+def test_chains_begin_together_and_differ() -> None:
+    result = sgmcmc.sample(
+        quick_kernel(), state(), 5, num_chains=3, trace_fn=trace, jit_compile=False, **QUIET
+    )
+    assert result.states["mean"].shape == (5, 3, 3) and result.states["log_sd"].shape == (5, 3)
+    assert result.trace["norm"].shape == (5, 3) and result.weights.shape == (5,)
+    assert len(np.unique(result.states["log_sd"][-1])) == 3
+    data = result.to_inference_data()
+    assert dict(data.posterior.sizes) == {"chain": 3, "draw": 5, "mean_dim_0": 3}
+    np.testing.assert_array_equal(data.posterior["mean"], np.moveaxis(result.states["mean"], 1, 0))
+    assert data.sample_stats["step_size"].dims == ("draw",)
+    assert sorted(data.sample_stats) == ["double", "norm", "step_size"]
+
+
+def test_a_chain_that_breaks_down_keeps_what_came_before() -> None:
+    with pytest.raises(sgmcmc.NonFiniteChainError, match="smaller step_size") as caught:
+        sgmcmc.sample(Walk(growth=100.0), {"a": tf.ones([2])}, 1000, jit_compile=False, **QUIET)
+    error = caught.value
+    assert error.part == ("a",) and 15 < error.step < 21  # 1e38 after 19 steps
+    assert error.samples["a"].shape == (error.step, 2)
+    assert np.isfinite(error.samples["a"]).all()
+    with pytest.raises(sgmcmc.NonFiniteChainError) as caught:
+        sgmcmc.sample(
+            Walk(growth=100.0), tf.ones([]), 10, num_burnin_steps=500, jit_compile=False, **QUIET
+        )
+    assert caught.value.step == 0 and len(caught.value.samples) == 0
+
+
+def after_calls(count: int, action: Callable[[], None]) -> Callable[..., Any]:
+    """A `health` that acts when it was called `count` times."""
+    calls = 0
+
+    def health(position: Any) -> dict[str, Any]:
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            action()
+        return {}
+
+    return health
+
+
+def test_ctrl_c_returns_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(
+        progress, "health", after_calls(3, lambda: signal.raise_signal(signal.SIGINT))
+    )
+    with pytest.warns(UserWarning, match=r"Interrupted: \d+ of 100000000 results"):
+        result = sgmcmc.sample(
+            Walk(), tf.zeros([2]), 10**8, jit_compile=False, **QUIET | {"progress_bar": True}
+        )
+    assert not result.is_complete and 3 <= result.num_results < 10**6
+    assert signal.getsignal(signal.SIGINT) is before
+    again = sgmcmc.sample(Walk(), tf.zeros([2]), result.num_results, jit_compile=False, **QUIET)
+    assert_equal(again.states, result.states)
+
+
+def test_a_second_ctrl_c_raises() -> None:
+    with progress.held_back() as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_the_progress_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = QUIET | {"progress_bar": True}
+    chain = sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda x: -(x**2)), 0.01)
+    sgmcmc.sample(chain, tf.ones([]), 30, num_burnin_steps=3, jit_compile=False, **options)
+    shown = capsys.readouterr().err
+    assert "33.0/33.0" in shown and "step/s" in shown and "log_prob=-" in shown
+    sgmcmc.sample(Walk(), tf.zeros([2]), 3, jit_compile=False, **options)
+    assert "rms=" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(ModuleNotFoundError, match="python -m pip install tqdm"):
+        sgmcmc.sample(Walk(), tf.zeros([2]), 3, jit_compile=False, **options)
+    sgmcmc.sample(Walk(), tf.zeros([2]), 3, jit_compile=False, **options | {"progress_bar": None})
+    assert capsys.readouterr().err == ""
+
+
+def test_the_target_is_checked_before() -> None:
+    wrong = sgmcmc.MinibatchLogProb(
+        lambda t: -(t**2),
+        lambda t, batch: -((t[..., None] - batch + tf.reduce_mean(batch)) ** 2),
+        np.arange(9, dtype=np.float32) ** 2,
+        4,
+        replacement=True,
+    )
+    options = dict(seed=0, progress_bar=False, jit_compile=False)
+    with pytest.raises(ValueError, match="do not add up to the full one"):
+        sgmcmc.sample(sgmcmc.SGLD(wrong, 1e-6), tf.zeros([]), 2, **options)
+    sgmcmc.sample(sgmcmc.SGLD(wrong, 1e-6), tf.zeros([]), 2, preflight_check=False, **options)
+
+
+def test_nothing_is_warned_of() -> None:
+    """`sample_chain` warns of every kernel that is not calibrated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sgmcmc.sample(Walk(), tf.zeros([2]), 3, jit_compile=False, **QUIET)
+
+
+class Changing:
+    """A trace that has another form when it is called again."""
+
+    def __init__(self, second: Any):
+        self._values = [tf.zeros([2]), second]
+
+    def __call__(self, state: Any, results: Any) -> Any:
+        return self._values.pop(0) if len(self._values) > 1 else self._values[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (dict(num_results=0), ValueError, "num_results is 0; at least 1"),
+        (dict(num_results=2.0), TypeError, "num_results is 2.0; an integer"),
+        (dict(num_burnin_steps=-1), ValueError, "num_burnin_steps is -1; at least 0"),
+        (dict(num_steps_between_results=-1), ValueError, "num_steps_between_results is -1"),
+        (dict(num_chains=0), ValueError, "num_chains is 0; at least 1"),
+        (dict(seed=None), ValueError, "seed is None"),
+        (dict(kernel="SGLD"), TypeError, "kernel is a str"),
+        (dict(trace_fn=3), TypeError, "trace_fn is a int"),
+        (dict(checkpoint_seconds=0), ValueError, "checkpoint_seconds is 0"),
+        (
+            dict(trace_fn=Changing({"a": tf.zeros([2])})),
+            ValueError,
+            r"returned trace: float32 \[2\] and, called again, trace\['a'\]: float32",
+        ),
+        (dict(trace_fn=Changing(tf.zeros([3]))), ValueError, r"called again, trace: float32 \[3\]"),
+        (dict(trace_fn=Changing(())), ValueError, "called again, nothing"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments = dict(kernel=Walk(), initial_state=tf.zeros([2]), num_results=2, jit_compile=False)
+    with pytest.raises(error, match=message):
+        sgmcmc.sample(**arguments | QUIET | options)

@@ -1,0 +1,154 @@
+"""Streamed data: step t uses batch t of the dataset, whatever is read, compiled or resumed."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc import random
+from tfp_sgmcmc.sampling.streaming import StreamState
+
+tfd = tfp.distributions
+
+N, SIZE = 23, 4  # five whole batches, and three examples that an epoch leaves out
+X = np.random.default_rng(0).normal(2.0, 1.0, size=[N]).astype(np.float32)
+EXAMPLES = tf.data.Dataset.from_tensor_slices(X)
+OPTIONS: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
+
+
+def log_likelihood(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+    return tfd.Normal(theta[..., tf.newaxis], 1.0).log_prob(batch)
+
+
+def dataset(epoch: int) -> tf.data.Dataset:
+    examples = tf.data.Dataset.from_tensor_slices(X).shuffle(N, seed=epoch)
+    return examples.batch(SIZE, drop_remainder=True)
+
+
+def target(**options: Any) -> sgmcmc.StreamedLogProb:
+    prior = tfd.Normal(0.0, 10.0).log_prob
+    return sgmcmc.StreamedLogProb(prior, log_likelihood, dataset, N, **options)
+
+
+def batches(count: int) -> list[np.ndarray]:
+    epochs = (dataset(epoch).as_numpy_iterator() for epoch in itertools.count())
+    return list(itertools.islice(itertools.chain.from_iterable(epochs), count))
+
+
+def by_hand(num_steps: int, step_size: float, start: np.ndarray) -> np.ndarray:
+    """theta + eps/2 g + sqrt(eps) z in NumPy, with the noise of `SGLD`."""
+    theta, states = start, []
+    for t, batch in enumerate(batches(num_steps)):
+        gradient = -theta / 100 + N / SIZE * np.sum(batch - theta[:, None], axis=-1)
+        noise_seed = random.split(random.fold_in(random.as_seed(0), t), 3)[1]
+        z = random.normal_like(tf.constant(theta), noise_seed).numpy()
+        theta = theta + step_size / 2 * gradient + np.sqrt(step_size) * z
+        states.append(theta)
+    return np.stack(states)
+
+
+@pytest.mark.parametrize("batches_per_read", [1, 3, 50])
+def test_each_step_uses_the_next_batch(batches_per_read: int) -> None:
+    kernel = sgmcmc.SGLD(target(batches_per_read=batches_per_read), 0.01)
+    result = sgmcmc.sample(kernel, tf.zeros([2]), 16, **OPTIONS)
+    expected = by_hand(16, np.float32(0.01), np.zeros(2, np.float32))
+    np.testing.assert_allclose(result.states, expected, rtol=1e-4, atol=1e-5)
+    assert int(result.final_kernel_results.target_state.position) == 16
+
+
+@pytest.mark.parametrize("count", [5, 6])  # in the middle of a read, and at its end
+def test_a_run_goes_on_with_the_next_batch(tmp_path: Path, count: int) -> None:
+    def run(num_results: int, **options: Any) -> Any:
+        kernel = sgmcmc.SGLD(target(batches_per_read=3), 0.01)
+        return sgmcmc.sample(kernel, tf.zeros([]), num_results, **OPTIONS, **options)
+
+    pytest.importorskip("zarr")
+    run(count, directory=tmp_path)
+    result = run(14, directory=tmp_path, resume="must")
+    np.testing.assert_array_equal(result.states, run(14).states)
+
+
+def test_estimates_are_those_of_the_batch_in_memory() -> None:
+    """For each form of estimate, chains and groups: a MinibatchLogProb over that one batch."""
+    state = tf.constant([0.5, -1.0, 2.0])
+    streamed = target(num_groups=2)
+    ready = streamed.bootstrap(state)
+    moved = StreamState(ready.batches, tf.constant(7, tf.int64))
+    (batch,) = batches(8)[7:]
+    resident = sgmcmc.MinibatchLogProb(
+        tfd.Normal(0.0, 10.0).log_prob, log_likelihood, batch, SIZE, shared_batch=True, num_groups=2
+    )
+    prior = tfd.Normal(0.0, 10.0).log_prob(state)
+    for probe, with_scores in ((None, True), (None, False), (tf.ones([3]), False)):
+        got = streamed.estimate(state, tf.constant([0, 0]), moved, probe, with_scores)
+        same = resident.estimate(state, tf.constant([0, 0]), (), probe, with_scores)
+        # log prior + N/n sum, where the resident one has N = n
+        np.testing.assert_allclose(
+            got.log_prob - prior, N / SIZE * (same.log_prob - prior), rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            got.gradient + state / 100, N / SIZE * (same.gradient + state / 100), rtol=1e-4
+        )
+        if with_scores:  # sums over groups of two, scaled to the covariance of single ones
+            pairs = np.sum(batch.reshape(2, 2) - state.numpy()[:, None, None], axis=-1)
+            np.testing.assert_allclose(got.scores, pairs / np.sqrt(2), rtol=1e-5, atol=1e-6)
+        if probe is not None:
+            np.testing.assert_allclose(got.hessian_product, -N * np.ones(3) - 0.01, rtol=1e-5)
+        assert got.target_state.position == 8
+        np.testing.assert_allclose(got.noise_scale, N * (N - SIZE) / SIZE)
+
+
+def test_the_full_log_posterior_is_a_pass_over_the_dataset() -> None:
+    theta = tf.constant([0.5, -1.0])
+    seen = np.concatenate(batches(5))
+    with tf.GradientTape() as tape:
+        tape.watch(theta)
+        value = target()(theta)
+    by_formula = N / len(seen) * np.sum(tfd.Normal(theta[:, None], 1.0).log_prob(seen), -1)
+    np.testing.assert_allclose(value, by_formula + tfd.Normal(0.0, 10.0).log_prob(theta), rtol=1e-5)
+    gradient = N / len(seen) * np.sum(seen - theta.numpy()[:, None], -1) - theta / 100
+    np.testing.assert_allclose(tape.gradient(value, theta), gradient, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"outside of tf\.function"):
+        tf.function(target())(theta)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(dataset_fn=dataset(0)), TypeError, "dataset_fn is a .*Dataset; a callable"),
+        (dict(dataset_fn=lambda epoch: X), TypeError, "dataset_fn returned a ndarray"),
+        (dict(dataset_fn=lambda epoch: EXAMPLES.batch(4)), ValueError, "drop_remainder"),
+        (dict(dataset_fn=lambda epoch: EXAMPLES), ValueError, "drop_remainder"),
+        (dict(dataset_fn=lambda epoch: dataset(0).take(0)), ValueError, "has 0 batches of 4; 5"),
+        (dict(num_examples=30), ValueError, "epoch 0 has 5 batches of 4; 7 are expected"),
+        (dict(num_examples=3), ValueError, "num_examples is 3; .*at least 4"),
+        (dict(batches_per_read=0), ValueError, "batches_per_read is 0"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments: dict[str, Any] = dict(
+        log_prior_fn=tfd.Normal(0.0, 10.0).log_prob,
+        log_likelihood_fn=log_likelihood,
+        dataset_fn=dataset,
+        num_examples=N,
+    )
+    with pytest.raises(error, match=message):
+        sgmcmc.StreamedLogProb(**arguments | change)
+
+
+def test_a_later_epoch_of_another_length() -> None:
+    def shorter(epoch: int) -> tf.data.Dataset:
+        return dataset(epoch).filter(lambda x: epoch < 2 or x[0] > X.min())  # unknown cardinality
+
+    streamed = sgmcmc.StreamedLogProb(
+        tfd.Normal(0.0, 10.0).log_prob, log_likelihood, shorter, N, batches_per_read=4
+    )
+    lengths = [len(list(shorter(epoch))) for epoch in range(8)]
+    bad = next(epoch for epoch, length in enumerate(lengths) if length != 5)
+    with pytest.raises(ValueError, match=f"epoch {bad} has {lengths[bad]} batches of 4; 5"):
+        list(streamed.reads())

@@ -1,0 +1,126 @@
+"""`tune` finds the settings that are known to be good, within its budget, again and again."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import GaussianMean
+from tfp_sgmcmc import random
+
+NORMAL = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+# On N(0, I) SGLD's variance is 1 / (1 - epsilon / 4): 40 at 3.9. From 4 on it diverges; with steps
+# of 1e-5 it stays where it starts.
+STEP_SIZES = [1e-5, 3.9, 0.3, 6.0]
+
+
+def langevin(step_size: Any) -> sgmcmc.SGLD:
+    return sgmcmc.SGLD(NORMAL, step_size)
+
+
+def tuned(make_kernel_fn: Any = langevin, candidates: Any = None, **changes: Any) -> Any:
+    arguments = dict(num_steps=2400, seed=0, num_results=50)
+    candidates = {"step_size": STEP_SIZES} if candidates is None else candidates
+    target = arguments.pop("target", NORMAL)
+    return sgmcmc.tune(make_kernel_fn, candidates, target, tf.ones([4, 2]), **(arguments | changes))
+
+
+def test_rounds_halve_within_the_budget() -> None:
+    found = tuned()
+    assert found.best == {"step_size": 0.3}
+    assert [len(r.candidates) for r in found.rounds] == [4, 2]
+    assert [r.num_steps for r in found.rounds] == [300, 600]
+    assert found.num_steps == 4 * 300 + 2 * 600 == 2400
+    first, second = found.rounds
+    assert [c["step_size"] for c in first.candidates] == STEP_SIZES
+    assert np.isinf(first.scores[3])  # it has diverged
+    best = np.argsort(first.scores)[:2]
+    assert [c["step_size"] for c in second.candidates] == [STEP_SIZES[i] for i in best]
+    # What a good chain's states give is zero in the mean, with a deviation of about 2 over their
+    # effective number: 600 steps of 4 chains that forget in 2 / 0.3 steps each.
+    assert abs(second.scores[0]) < 0.1 < second.scores[1]
+
+
+def test_the_same_seed_gives_the_same_result() -> None:
+    short = dict(num_steps=240, num_results=10, jit_compile=False)
+    first, again, other = (tuned(seed=s, **short) for s in (0, 0, 1))
+    np.testing.assert_array_equal(first.state, again.state)
+    for a, b, c in zip(first.rounds, again.rounds, other.rounds, strict=True):
+        np.testing.assert_array_equal(a.scores, b.scores)
+        assert not np.array_equal(a.scores, c.scores)
+
+
+def test_a_candidate_goes_on_where_it_was() -> None:
+    """The best one's chains are those of all its steps in a row, by the seeds of its own."""
+    found = tuned(num_steps=240, num_results=10, jit_compile=False)
+    assert found.best == {"step_size": 0.3}
+    seed = random.fold_in(random.split(random.as_seed(0), 2)[0], STEP_SIZES.index(0.3))
+    kernel, state = langevin(0.3), tf.ones([4, 2])
+    results = kernel.bootstrap_results(state)
+    step_fn = tf.function(kernel.one_step, autograph=False)
+    for step in range(90):
+        state, results = step_fn(state, results, seed=random.fold_in(seed, step))
+    np.testing.assert_allclose(found.state, state, rtol=1e-5)
+
+
+def test_one_program_serves_all_floats() -> None:
+    made = []
+
+    def make_kernel_fn(step_size: Any, friction: Any) -> sgmcmc.UnderdampedLangevin:
+        made.append(step_size)
+        return sgmcmc.UnderdampedLangevin(NORMAL, step_size, friction)
+
+    found = tuned(make_kernel_fn, {"step_size": [1e-5, 0.5], "friction": [0.5, 1.0]})
+    assert len(made) == 2  # traced for the first results, and for the steps
+    assert found.best["step_size"] == 0.5
+    assert len(found.rounds[0].candidates) == 4
+
+
+def test_makers_that_refuse_tensors_are_given_floats() -> None:
+    def make_kernel_fn(step_size: Any) -> sgmcmc.SGLD:
+        return langevin(sgmcmc.schedules.PolynomialDecay(a=step_size, gamma=0.1))
+
+    found = tuned(make_kernel_fn, {"step_size": [1e-5, 0.3]}, jit_compile=False)
+    assert found.best == {"step_size": 0.3}
+
+
+@pytest.mark.parametrize("exact_gradients", [False, True])
+def test_batch_sizes_and_minibatch_gradients(exact_gradients: bool) -> None:
+    """A minibatch of one of 12 at a large step makes the variance 1.9 times the posterior's."""
+    model = GaussianMean(num_examples=12)
+
+    def make_kernel_fn(batch_size: int) -> sgmcmc.SGLD:
+        return sgmcmc.SGLD(model.target(batch_size), 0.05)
+
+    found = sgmcmc.tune(
+        make_kernel_fn,
+        [{"batch_size": 1}, {"batch_size": 12}],
+        model.target(6),
+        tf.tile([tf.constant(model.mean, tf.float32)], [16, 1]),
+        num_steps=800,
+        seed=0,
+        scale=0.3,
+        exact_gradients=exact_gradients,
+        jit_compile=False,
+    )
+    assert found.best == {"batch_size": 12}
+
+
+def test_bad_input() -> None:
+    for bad in ([], {}, [{}], {"step_size": []}):
+        with pytest.raises(ValueError, match="at least one combination"):
+            tuned(candidates=bad)
+    with pytest.raises(ValueError, match="num_steps is 399 .* 8 steps for each of them"):
+        tuned(num_steps=399)
+    with pytest.raises(ValueError, match="at least 2 results"):
+        tuned(num_results=1)
+    with pytest.raises(ValueError, match="reduction is 1"):
+        tuned(reduction=1.0)
+    with pytest.raises(ValueError, match="seed is None"):
+        tuned(seed=None)
+    with pytest.raises(ValueError, match="all candidates became NaN"):
+        tuned(candidates={"step_size": [6.0, 7.0]}, jit_compile=False)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'h'"):
+        tuned(candidates={"h": [0.1, 0.2]})

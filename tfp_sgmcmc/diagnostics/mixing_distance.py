@@ -1,0 +1,139 @@
+"""Collection of states by distance in time, where the step size decays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
+from tfp_sgmcmc.targets.base import State
+
+
+def indices_by_distance(step_sizes: Any, distance: float) -> np.ndarray:
+    """Which states to keep, so that equal sums of step sizes lie between them.
+
+    State t is kept if the step to it takes the sum of the step sizes over a multiple of `distance`.
+    The states kept all count alike.
+
+    >>> indices_by_distance([0.4, 0.4, 0.4, 0.2, 0.2, 0.2, 0.2], distance=0.5)
+    array([1, 2, 4, 6])
+
+    Args:
+      step_sizes: epsilon, `[T]`.
+      distance: the mixing distance, no smaller than any step.
+
+    Returns:
+      Indices into the chain, increasing.
+
+    Raises:
+      ValueError: a distance that is not positive, or smaller than a step.
+
+    #### References
+
+    M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
+    2011. Section 5.3.1.
+    """
+    weights = checked_step_sizes(step_sizes)
+    if weights.ndim != 1:
+        raise ValueError(f"step_sizes have shape {weights.shape}; [T] is expected.")
+    rounding = 1 + 1e-6  # of steps in single precision
+    if not weights.max() <= distance * rounding:
+        raise ValueError(
+            f"distance is {distance}, but the largest step is {weights.max()}; a distance of at "
+            "least that is expected."
+        )
+    passed = np.floor(np.cumsum(weights) / distance * rounding)
+    return np.flatnonzero(np.diff(passed, prepend=0.0))
+
+
+class MixingDistanceState(NamedTuple):
+    """What `MixingDistanceReducer` carries, and finds.
+
+    Attributes:
+      samples: the states kept, `[size, ...]` a part; zeros from `num_kept` on.
+      num_kept: how many they are.
+      travelled: sum of the step sizes since the last multiple of the distance.
+    """
+
+    samples: State
+    num_kept: tf.Tensor
+    travelled: tf.Tensor
+
+
+class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
+    """Keeps the states of `indices_by_distance`, and no others.
+
+    It finalises to its state. A step larger than the distance counts as one of that size.
+
+    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+    >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
+    >>> kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(a=0.5))
+    >>> found, _, _ = tfp.experimental.mcmc.sample_fold(
+    ...     20, tf.zeros([3]), kernel=kernel,
+    ...     reducer=sgmcmc.MixingDistanceReducer(distance=1., size=100), seed=[0, 1])
+    >>> found.samples[:found.num_kept].shape  # the steps add up to 3.7
+    TensorShape([3, 3])
+
+    Args:
+      distance: the mixing distance, no smaller than any step.
+      size: keeps at most so many states: the first ones.
+      step_size_fn: kernel results -> epsilon, one number for all chains.
+
+    Raises:
+      ValueError: `distance` not positive, `size` below 1; step sizes that differ between chains.
+    """
+
+    def __init__(
+        self,
+        distance: float,
+        size: int,
+        step_size_fn: Callable[[Any], Any] = lambda results: results.step_size,
+    ):
+        if not distance > 0:
+            raise ValueError(f"distance is {distance}; a positive number is expected.")
+        if size < 1:
+            raise ValueError(f"size is {size}; at least 1 is expected.")
+        self._distance, self._size, self._step_size_fn = distance, size, step_size_fn
+
+    def initialize(
+        self, initial_chain_state: State, initial_inner_kernel_results: Any = None
+    ) -> MixingDistanceState:
+        """The reducer's state before the first step; the initial state is not kept."""
+        epsilon = self._step_size_fn(initial_inner_kernel_results)
+        if tf.nest.is_nested(epsilon) or tf.convert_to_tensor(epsilon).shape.rank:
+            raise ValueError(
+                f"The step size is {epsilon}; one number for all chains and parts is expected."
+            )
+        samples = tf.nest.map_structure(
+            lambda x: tf.zeros(tf.concat([[self._size], tf.shape(x)], axis=0), x.dtype),
+            tf.nest.map_structure(tf.convert_to_tensor, initial_chain_state),
+        )
+        return MixingDistanceState(samples, tf.zeros([], tf.int32), tf.zeros([], tf.float32))
+
+    def one_step(
+        self,
+        new_chain_state: State,
+        current_reducer_state: MixingDistanceState,
+        previous_kernel_results: Any = None,
+    ) -> MixingDistanceState:
+        """Keeps a new state, if the step to it took the sum over a multiple of the distance."""
+        own = current_reducer_state
+        epsilon = tf.cast(self._step_size_fn(previous_kernel_results), tf.float32)
+        travelled = own.travelled + tf.minimum(epsilon, self._distance)
+        passed = travelled >= self._distance
+        travelled = tf.where(passed, travelled - self._distance, travelled)
+
+        def write() -> State:
+            return tf.nest.map_structure(
+                lambda kept, x: tf.tensor_scatter_nd_update(kept, [[own.num_kept]], [x]),
+                own.samples,
+                new_chain_state,
+            )
+
+        keeps = passed & (own.num_kept < self._size)
+        samples = tf.cond(keeps, write, lambda: own.samples)
+        return MixingDistanceState(samples, own.num_kept + tf.cast(keeps, tf.int32), travelled)

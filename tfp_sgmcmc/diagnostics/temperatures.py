@@ -1,0 +1,194 @@
+"""The temperature at which a chain really is: of its momenta, and of its states."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.kernels import momentum as momentum_kernels
+from tfp_sgmcmc.kernels.base import map_parts, value_at
+from tfp_sgmcmc.preconditioners import sum_events
+from tfp_sgmcmc.targets.base import State, as_target
+
+
+def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 0) -> tf.Tensor:
+    r"""The kinetic temperature of momenta, \( p^T m^{-1} p / d \).
+
+    In equilibrium its mean is T, and its variance 2 T^2 / d. The results of samplers with momenta
+    have it at each step, as `kinetic_temperature`;
+    `tfp.experimental.mcmc.ExpectationsReducer(lambda _, r: r.kinetic_temperature)` is its mean over
+    a chain that is not kept.
+
+    >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
+    >>> p = tf.constant([[1., 2.], [3., 1.]])  # two chains, d = 2
+    >>> sgmcmc.kinetic_temperature(p, mass=2., chain_ndims=1).numpy()
+    array([1.25, 2.5 ], dtype=float32)
+
+    Args:
+      momentum: p, `[chains..., event...]` a part.
+      mass: m, a positive number, or a nest of them in the structure of the momenta.
+      chain_ndims: number of leading dimensions that count chains (or steps).
+
+    Returns:
+      Temperatures, `[chains...]`.
+
+    #### References
+
+    B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015. Section 6.1.5.
+    """
+    momentum = tf.nest.map_structure(tf.convert_to_tensor, momentum)
+    mass = value_at(mass, tf.zeros([], tf.int64), momentum, "mass")
+    return momentum_kernels.kinetic_temperature(momentum, mass, chain_ndims)
+
+
+def configurational_temperature(samples: State, gradients: State, *, chain_ndims: int = 0) -> Any:
+    r"""The temperature of states, from the gradients of the log posterior there.
+
+    \[
+    T_c = - \frac1d \sum_{i=1}^d \widehat{\operatorname{cov}}\left( \theta_i, g_i \right), \qquad
+    - E\left[ (\theta - a)^T \nabla \log p(\theta) \right] = d\, T
+    \text{ under } p(\theta)^{1/T}, \text{ for every } a
+    \]
+
+    with sample covariances over the chain. g may be an estimate of the gradient that is unbiased
+    given the state: a minibatch's, but one that had no part in the step to that state. Gradient
+    noise and large steps heat the chain, and T_c is above the temperature asked for.
+
+    >>> import numpy as np, tfp_sgmcmc as sgmcmc
+    >>> theta = 2 * np.random.default_rng(0).standard_normal([10000, 3])  # of N(0, 1), T = 4
+    >>> bool(abs(sgmcmc.configurational_temperature(theta, gradients=-theta) - 4) < 0.1)
+    True
+
+    Args:
+      samples: `[results, chains..., event...]` a part.
+      gradients: of the log posterior, or estimates, at the samples, in the same shapes.
+      chain_ndims: number of dimensions behind the first that count chains.
+
+    Returns:
+      A number, or `[chains...]`.
+
+    Raises:
+      ValueError: unequal shapes, fewer than two samples.
+
+    #### References
+
+    H. H. Rugh. Dynamical approach to temperature. Physical Review Letters, 1997.
+    B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015. Section 6.1.5.
+    """
+    total, size = 0.0, 0
+    pairs = zip(tf.nest.flatten(samples), tf.nest.flatten(gradients), strict=True)
+    for x, g in ((np.asarray(x, np.float64), np.asarray(g, np.float64)) for x, g in pairs):
+        if x.shape != g.shape or x.ndim < 1 + chain_ndims or len(x) < 2:
+            raise ValueError(
+                f"samples have shape {x.shape} and gradients {g.shape}; equal shapes [results, "
+                f"chains..., event...] with {chain_ndims} dimensions of chains and at least 2 "
+                "results are expected."
+            )
+        covariance = np.sum((x - x.mean(axis=0)) * (g - g.mean(axis=0)), axis=0) / (len(x) - 1)
+        total = total + np.sum(covariance, axis=tuple(range(chain_ndims, covariance.ndim)))
+        size += int(np.prod(x.shape[1 + chain_ndims :]))
+    return -total / size
+
+
+class TemperatureState(NamedTuple):
+    """What `ConfigurationalTemperatureReducer` carries.
+
+    Attributes:
+      mean_state: of the states looked at.
+      mean_gradient: of the gradients there.
+      product: sum of the products of their deviations, `[chains...]`.
+      count: number of states looked at.
+      num_steps: steps seen.
+    """
+
+    mean_state: State
+    mean_gradient: State
+    product: tf.Tensor
+    count: tf.Tensor
+    num_steps: tf.Tensor
+
+
+class ConfigurationalTemperatureReducer(tfp.experimental.mcmc.Reducer):
+    """`configurational_temperature` of a chain that is not kept.
+
+    At every `every`-th state it draws a minibatch of its own for the gradient. It finalises to the
+    temperature, `[chains...]`; NaN where fewer than two states were looked at.
+
+    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+    >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+    >>> temperature, _, _ = tfp.experimental.mcmc.sample_fold(
+    ...     20, tf.zeros([3, 10]), kernel=sgmcmc.SGLD(target, 0.1),
+    ...     reducer=sgmcmc.ConfigurationalTemperatureReducer(target, seed=1), seed=[0, 1])
+    >>> temperature.shape
+    TensorShape([3])
+
+    Args:
+      target_log_prob_fn: the kernel's target, or a plain callable.
+      seed: an integer, or two; names the minibatches.
+      every: looks at every so many-th state.
+
+    Raises:
+      ValueError: `every` below 1.
+    """
+
+    def __init__(self, target_log_prob_fn: Any, *, seed: Any, every: int = 1):
+        if every < 1:
+            raise ValueError(f"every is {every}; at least 1 is expected.")
+        self._target = as_target(target_log_prob_fn, full_data_expected=True)
+        self._seed, self._every = random.as_seed(seed), every
+
+    def initialize(
+        self, initial_chain_state: State, initial_inner_kernel_results: Any = None
+    ) -> TemperatureState:
+        """The reducer's state before the first step; the initial state does not count."""
+        del initial_inner_kernel_results
+        state = tf.nest.map_structure(tf.convert_to_tensor, initial_chain_state)
+        zeros, zero = tf.nest.map_structure(tf.zeros_like, state), tf.zeros([], tf.int64)
+        product = tf.zeros(self._target.chain_shape(state), tf.nest.flatten(state)[0].dtype)
+        return TemperatureState(zeros, zeros, product, zero, zero)
+
+    def one_step(
+        self,
+        new_chain_state: State,
+        current_reducer_state: TemperatureState,
+        previous_kernel_results: Any = None,
+    ) -> TemperatureState:
+        """Looks at a new state, if it is its turn (Welford's recursion)."""
+        own = current_reducer_state._replace(num_steps=current_reducer_state.num_steps + 1)
+        chain_ndims = own.product.shape.rank
+
+        def look() -> TemperatureState:
+            state = tf.nest.map_structure(tf.convert_to_tensor, new_chain_state)
+            gradient = self._target.estimate(
+                state,
+                random.fold_in(self._seed, own.num_steps),
+                getattr(previous_kernel_results, "target_state", ()),
+                with_scores=False,
+            ).gradient
+            count = own.count + 1
+
+            def moved(mean: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+                return mean + (x - mean) / tf.cast(count, x.dtype)
+
+            mean_state = map_parts(moved, own.mean_state, state)
+            mean_gradient = map_parts(moved, own.mean_gradient, gradient)
+            product = map_parts(
+                lambda x, m, g, n: (x - m) * (g - n),
+                state, own.mean_state, gradient, mean_gradient,
+            )  # fmt: skip
+            product = own.product + sum_events(product, chain_ndims)
+            return TemperatureState(mean_state, mean_gradient, product, count, own.num_steps)
+
+        return tf.cond(own.num_steps % self._every == 0, look, lambda: own)
+
+    def finalize(self, final_reducer_state: TemperatureState) -> tf.Tensor:
+        """The temperature, `[chains...]`."""
+        own = final_reducer_state
+        chain_ndims = own.product.shape.rank
+        size = momentum_kernels.degrees_of_freedom(own.mean_state, chain_ndims)
+        freedom = tf.cast(own.count - 1, own.product.dtype)
+        return tf.where(freedom > 0, -own.product / (freedom * size), float("nan"))

@@ -1,0 +1,95 @@
+"""Training data that stay on the device, from which one call of `fit` takes many batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.targets.data import as_tensor, count, integer, leading_axis
+
+_NAME = "num_resident_steps"  # of the only array that comes through Keras
+
+
+class ResidentData(keras.utils.PyDataset):
+    r"""Batches that are drawn on the device, inside the compiled step, to be passed to `fit` as x.
+
+    What goes through Keras are numbers of steps: `steps_per_call` of them are taken by one compiled
+    call. Made by `SamplerCallback.resident`.
+
+    With `reshuffle="epoch"` step t of the chain has the examples at positions tB, ..., tB + B - 1
+    of one permutation of all N after the other, with `"step"` the first B of a permutation of its
+    own. Either is a function of (seed, t) alone, whatever is interrupted or resumed.
+
+    Args:
+      arrays: `(x, y, sample_weight)`, each a nest of arrays `[N, ...]` or None.
+      batch_size: B.
+      reshuffle: `"epoch"` or `"step"`.
+      steps_per_call: steps that one call takes, at most.
+      steps_per_epoch: of `fit`; None is floor(N / B).
+      seed: of the order of the examples.
+      num_examples: N, as it is expected.
+
+    Raises:
+      ValueError: unequal leading axes, no data, numbers out of range.
+      TypeError: what is no array of numbers.
+    """
+
+    def __init__(
+        self,
+        arrays: Any,
+        batch_size: int,
+        reshuffle: str,
+        steps_per_call: int,
+        steps_per_epoch: int | None,
+        seed: tf.Tensor,
+        num_examples: int,
+    ):
+        super().__init__()
+        self._arrays = _map(lambda a: as_tensor(a, keras.config.floatx()), arrays)
+        self.num_examples = leading_axis(
+            [a for a in keras.tree.flatten(self._arrays) if a is not None]
+        )
+        if self.num_examples != num_examples:
+            raise ValueError(f"x has {self.num_examples} rows, but num_examples is {num_examples}.")
+        self.batch_size = count("batch_size", batch_size, self.num_examples)
+        if reshuffle not in ("epoch", "step"):
+            raise ValueError(f"reshuffle is {reshuffle!r}; 'epoch' or 'step' is expected.")
+        self.reshuffle = reshuffle
+        if steps_per_epoch is None:
+            steps_per_epoch = self.num_examples // self.batch_size
+        self.steps_per_epoch = integer("steps_per_epoch", steps_per_epoch, 1)
+        self.steps_per_call = min(integer("steps_per_call", steps_per_call, 1), steps_per_epoch)
+        self._seed = seed
+
+    def __len__(self) -> int:
+        """Calls of an epoch."""
+        return -(-self.steps_per_epoch // self.steps_per_call)
+
+    def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray]]:
+        left = self.steps_per_epoch - index * self.steps_per_call
+        return ({_NAME: np.array([min(left, self.steps_per_call)], np.int64)},)
+
+    def batch(self, step: tf.Tensor) -> tuple[Any, Any, Any]:
+        """`(x, y, sample_weight)` of a step of the chain, leaves `[B, ...]`."""
+        size, total = self.batch_size, self.num_examples
+        if self.reshuffle == "epoch":
+            indices = random.epoch_indices(self._seed, step, size, total)
+        else:
+            low = tf.bitwise.bitwise_xor(self._seed[1], tf.cast(step, tf.int32))
+            own = tf.stack([self._seed[0], low])  # the same in every mode
+            indices = random.permuted_indices(own, tf.range(size), total)
+        return _map(lambda a: tf.gather(a, indices), self._arrays)
+
+
+def _map(fn: Callable[[Any], Any], arrays: Any) -> Any:
+    return keras.tree.map_structure(lambda a: None if a is None else fn(a), arrays)
+
+
+def num_resident_steps(x: Any) -> tf.Tensor | None:
+    """The number of steps that a batch of `ResidentData` asks for; None of another input."""
+    return x[_NAME][0] if isinstance(x, dict) and x.keys() == {_NAME} else None

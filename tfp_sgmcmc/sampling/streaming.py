@@ -1,0 +1,263 @@
+"""Data that are larger than memory: minibatches that a `tf.data.Dataset` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tree
+
+from tfp_sgmcmc.targets import GradientEstimate, MinibatchLogProb, Target
+from tfp_sgmcmc.targets.base import State, append_dims, state_from_call, value_and_gradient
+from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.targets.scores import combine_scores
+
+
+class StreamState(NamedTuple):
+    """Minibatches that lie ready in the results of a kernel.
+
+    Attributes:
+      batches: nest of arrays `[K, n, ...]`.
+      position: estimates taken since the first step; the next uses batch `position % K`.
+    """
+
+    batches: Any
+    position: tf.Tensor
+
+
+class StreamedLogProb(Target):
+    r"""A log posterior whose minibatches are read from a dataset as the chain goes on.
+
+    \[
+    g(\theta) = \nabla \log p(\theta) + \frac N n \sum_{i \in B_t} \nabla \log p(x_i \mid \theta)
+    \]
+
+    Epoch after epoch, each step uses the next batch, for all chains. `sgmcmc.sample` reads
+    `batches_per_read` of them at a time, ahead of the steps that need them; other drivers go round
+    in the first ones. A run goes on bit for bit if the order of an epoch depends on its number
+    alone. A dataset that is made once does not do: its `shuffle` has another order whenever it is
+    read.
+
+    #### Example
+
+    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+    >>> import tfp_sgmcmc as sgmcmc
+    >>> tfd = tfp.distributions
+    >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
+    >>> examples = tf.data.Dataset.from_tensor_slices(x)
+    >>> target = sgmcmc.StreamedLogProb(
+    ...     tfd.Normal(0., 10.).log_prob,
+    ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
+    ...     lambda epoch: examples.shuffle(1000, seed=epoch).batch(50, drop_remainder=True),
+    ...     num_examples=1000)
+    >>> result = sgmcmc.sample(sgmcmc.SGLD(target, step_size=1e-4), tf.zeros([]), 2000,
+    ...                        num_burnin_steps=200, seed=0, progress_bar=False)
+    >>> bool(abs(result.states.mean() - x.mean()) < 0.02)
+    True
+
+    Args:
+      log_prior_fn: as of `MinibatchLogProb`.
+      log_likelihood_fn: likewise.
+      dataset_fn: number of the epoch -> dataset of its batches, all of n examples, in random order.
+      num_examples: N; an epoch has N/n batches, rounded down.
+      batches_per_read: K, how many batches are in memory at a time; as many more are being read.
+      bijector: as of `MinibatchLogProb`.
+      score_fn: likewise.
+      num_groups: likewise.
+
+    Raises:
+      ValueError: batches of unknown or unequal size; an epoch that has not N examples.
+      TypeError: `dataset_fn` that is not callable, or returns no `tf.data.Dataset`.
+    """
+
+    def __init__(
+        self,
+        log_prior_fn: Callable[..., tf.Tensor],
+        log_likelihood_fn: Callable[..., tf.Tensor],
+        dataset_fn: Callable[[int], tf.data.Dataset],
+        num_examples: int,
+        *,
+        batches_per_read: int = 100,
+        bijector: Any = None,
+        score_fn: Callable[..., Any] | None = None,
+        num_groups: int | None = None,
+    ):
+        if not callable(dataset_fn):
+            raise TypeError(
+                f"dataset_fn is a {type(dataset_fn).__name__}; a callable, number of the epoch -> "
+                "tf.data.Dataset, is expected."
+            )
+        dataset = dataset_fn(0)
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                f"dataset_fn returned a {type(dataset).__name__}; a tf.data.Dataset is expected."
+            )
+        shapes = [x.shape for x in tf.nest.flatten(dataset.element_spec)]
+        if any(not shape.is_fully_defined() or shape.rank == 0 for shape in shapes):
+            raise ValueError(
+                f"dataset_fn gives batches of shapes {[str(s) for s in shapes]}; fully known ones "
+                "are expected: .batch(n, drop_remainder=True)."
+            )
+        size = shapes[0][0]
+        self.num_examples = integer("num_examples", num_examples, size)
+        self.batches_per_read = integer("batches_per_read", batches_per_read, 1)
+        self._dataset_fn, self._epoch_batches = dataset_fn, self.num_examples // size
+        if int(dataset.cardinality()) not in (self._epoch_batches, tf.data.UNKNOWN_CARDINALITY):
+            raise self._wrong_epoch(0, int(dataset.cardinality()), size)
+        first = next(iter(dataset), None)
+        if first is None:
+            raise self._wrong_epoch(0, 0, size)
+        # The functions with one batch, for all that does not depend on which.
+        self._base = MinibatchLogProb(
+            log_prior_fn,
+            log_likelihood_fn,
+            first,
+            size,
+            shared_batch=True,
+            bijector=bijector,
+            score_fn=score_fn,
+            num_groups=num_groups,
+        )
+        self.num_scores = self._base.num_scores
+        self.noise_scale = self.num_examples * (self.num_examples - size) / size
+
+    def reads(self, start: int = 0) -> Iterator[Any]:
+        """Batches `[K, n, ...]` without end, from that of step `start` on."""
+        epoch, skipped = divmod(start, self._epoch_batches)
+        rest: Any = None
+        while True:
+            dataset, seen = self._dataset_fn(epoch), skipped
+            for read in dataset.skip(skipped).batch(self.batches_per_read).prefetch(1):
+                if rest is not None:
+                    read = tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), rest, read)
+                    seen -= len(tf.nest.flatten(rest)[0])
+                count = len(tf.nest.flatten(read)[0])
+                seen += count
+                if count >= self.batches_per_read:
+                    yield tf.nest.map_structure(lambda x: x[: self.batches_per_read], read)
+                    read = tf.nest.map_structure(lambda x: x[self.batches_per_read :], read)
+                rest = read
+            if seen != self._epoch_batches:
+                raise self._wrong_epoch(epoch, seen, self._base.batch_size)
+            epoch, skipped = epoch + 1, 0
+
+    def _wrong_epoch(self, epoch: int, num_batches: int, size: int) -> ValueError:
+        return ValueError(
+            f"num_examples is {self.num_examples}, but epoch {epoch} has {num_batches} batches of "
+            f"{size}; {self._epoch_batches} are expected."
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        """The log posterior by a pass over epoch 0, whose sum is scaled to N examples.
+
+        It is evaluated eagerly, and has first derivatives.
+        """
+        if not tf.executing_eagerly():
+            raise ValueError(
+                "The full log posterior of a StreamedLogProb is evaluated outside of tf.function "
+                "only: it reads the whole dataset."
+            )
+        state = tf.nest.map_structure(tf.convert_to_tensor, state_from_call(args, kwargs))
+
+        @tf.custom_gradient
+        def log_likelihood(*leaves: tf.Tensor) -> Any:
+            at = tf.nest.pack_sequence_as(state, [tf.stop_gradient(x) for x in leaves])
+            sums = (self._value_and_gradient(at, batch) for batch in self._dataset_fn(0))
+            total, num_batches = next(sums), 1
+            for new in sums:
+                total, num_batches = tf.nest.map_structure(tf.add, total, new), num_batches + 1
+            scale = self.num_examples / (num_batches * self._base.batch_size)
+            value, gradient = tf.nest.map_structure(lambda x: scale * x, total)
+
+            def vjp(upstream: tf.Tensor) -> list[tf.Tensor]:
+                return [append_dims(upstream, g) * g for g in tf.nest.flatten(gradient)]
+
+            return value, vjp
+
+        return self._base.log_prior(state) + log_likelihood(*tf.nest.flatten(state))
+
+    def bootstrap(self, state: State) -> StreamState:
+        self._base.bootstrap(state)
+        return StreamState(next(self.reads()), tf.zeros([], tf.int64))
+
+    def chain_shape(self, state: State) -> Any:
+        return self._base.chain_shape(state)
+
+    def estimate(
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
+    ) -> GradientEstimate:
+        del seed
+        batches, position = target_state or self.bootstrap(state)
+        at = position % self.batches_per_read
+        batch = tf.nest.map_structure(lambda x: tf.gather(x, at), batches)
+        base, size, product = self._base, self._base.batch_size, ()
+        if with_scores and probe is None:
+            prior, gradient, _ = value_and_gradient(base.log_prior, state, connected=False)
+            values, scores = base.scores(state, batch, prior.shape)
+            log_prob, gradient, scores = combine_scores(
+                prior, gradient, values, scores, self.num_examples, size
+            )
+        else:
+            scores = ()
+            log_prob, gradient, product = value_and_gradient(
+                lambda s: self._log_prob(s, batch), state, probe
+            )
+        return GradientEstimate(
+            gradient,
+            log_prob,
+            scores,
+            product,
+            StreamState(batches, position + 1),
+            tf.constant(self.noise_scale, log_prob.dtype),
+        )
+
+    def _log_prob(self, state: State, batch: Any) -> tf.Tensor:
+        prior = self._base.log_prior(state)
+        return prior + self.num_examples / self._base.batch_size * self._sum(state, batch)
+
+    def _sum(self, state: State, batch: Any) -> tf.Tensor:
+        values = self._base.log_likelihood(state, batch, self._base.batch_size)
+        return tf.reduce_sum(values, axis=-1)
+
+    def _value_and_gradient(self, state: State, batch: Any) -> tuple[tf.Tensor, State]:
+        return value_and_gradient(lambda s: self._sum(s, batch), state, connected=False)[:2]
+
+
+class Feed:
+    """Exchanges the batches in a kernel's results when its steps have used them.
+
+    Args:
+      target: whose batches they are; with any other there is nothing to do.
+      results: of the kernel, where the run starts or goes on.
+    """
+
+    def __init__(self, target: Target | None, results: Any):
+        self._target = target if isinstance(target, StreamedLogProb) else None
+        if self._target is not None:
+            size = self._target.batches_per_read
+            self._reads = self._target.reads(start=-(-_position(results) // size) * size)
+
+    def __call__(self, results: Any) -> tuple[Any, int | None]:
+        """Returns results that have batches left, and for how many steps (None: for ever)."""
+        if self._target is None:
+            return results, None
+        used = _position(results) % self._target.batches_per_read
+        if used == 0:
+            batches = next(self._reads)
+            results = tree.traverse(
+                lambda x: x._replace(batches=batches) if isinstance(x, StreamState) else None,
+                results,
+            )
+        return results, self._target.batches_per_read - used
+
+
+def _position(results: Any) -> int:
+    found: list[StreamState] = []
+    tree.traverse(lambda x: found.append(x) if isinstance(x, StreamState) else None, results)
+    return int(found[0].position)
