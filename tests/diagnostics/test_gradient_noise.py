@@ -165,6 +165,12 @@ def test_exact_gradients_have_no_noise() -> None:
     np.testing.assert_array_equal(sgmcmc.gradient_noise_share(found, 0.1), np.zeros(4))
 
 
+def test_a_single_score_has_no_covariance() -> None:
+    single = estimate(scores=tf.constant(SCORES[:, :1]))
+    assert np.all(np.isnan(sgmcmc.sampling_threshold(single, 0.1, seed=1)))
+    assert np.all(np.isnan(sgmcmc.gradient_noise_share(single, 0.1)))
+
+
 def test_bad_input() -> None:
     model = GaussianMean(num_examples=12)
     target, theta, seed = model.target(4), tf.zeros([3]), tf.constant([0, 1])
@@ -175,9 +181,6 @@ def test_bad_input() -> None:
             sgmcmc.sampling_threshold(bare, 0.1, seed=1)
         with pytest.raises(ValueError, match="has no scores"):
             sgmcmc.gradient_noise_share(bare, 0.1)
-    single = estimate(scores=tf.constant(SCORES[:, :1]))
-    with pytest.raises(ValueError, match="has one score"):
-        sgmcmc.sampling_threshold(single, 0.1, seed=1)
     with pytest.raises(TypeError, match="RMSprop, whose M depends"):
         sgmcmc.gradient_noise_share(estimate(), 0.1, sgmcmc.preconditioners.RMSprop())
     with pytest.raises(TypeError, match="step_size is a schedule"):

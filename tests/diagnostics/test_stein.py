@@ -103,7 +103,7 @@ def expected_square(shift: float, scale: float) -> float:
     return float(discrepancy(x, -x, weights=weights, statistic="V"))
 
 
-NUM_SETS, SIZE = 4000, 40
+NUM_SETS, SIZE = 3000, 25
 
 
 def sets(shift: float = 0.0, scale: float = 1.0, dimension: int = 1) -> np.ndarray:
@@ -112,23 +112,23 @@ def sets(shift: float = 0.0, scale: float = 1.0, dimension: int = 1) -> np.ndarr
 
 
 def test_of_exact_draws_it_falls_as_one_over_n() -> None:
-    """V has the mean E[k_0(x, x)] / n, U has the mean zero. An error of 5 % of V is found."""
+    """V has the mean E[k_0(x, x)] / n, U has the mean zero. An error of 7 % of V is found."""
     x = sets(dimension=3)
     expected = C ** (2 * BETA) * (3 - 2 * BETA * 3 / C**2) / SIZE  # d c^2b - 2 b d c^(2b - 2)
     v, u = (discrepancy(x, -x, chain_ndims=1, statistic=s) for s in ("V", "U"))
-    check_means(v, [expected], 0.05 * expected)
-    check_means(u, [0.0], 0.05 * expected)
+    check_means(v, [expected], 0.07 * expected)
+    check_means(u, [0.0], 0.07 * expected)
 
 
 @pytest.mark.parametrize(("shift", "scale"), [(0.5, 1.0), (0.0, 0.7), (0.0, 1.4)])
 def test_of_other_draws_it_does_not(shift: float, scale: float) -> None:
-    """U has the mean S^2 of the law that was drawn from; an error of 20 % is found."""
+    """U has the mean S^2 of the law that was drawn from; an error of 30 % is found."""
     x, expected = sets(shift, scale), expected_square(shift, scale)
     assert expected > 0.02
     found = discrepancy(x, -x, chain_ndims=1)
-    check_means(found, [expected], 0.2 * expected)
+    check_means(found, [expected], 0.3 * expected)
     with pytest.raises(Rejected):
-        check_means(found, [0.0], 0.2 * expected)
+        check_means(found, [0.0], 0.3 * expected)
 
 
 def test_gradient_noise_leaves_u_without_bias() -> None:

@@ -1,6 +1,6 @@
 """Temperatures against definitions, and of chains whose temperature is known in closed form.
 
-False-alarm rate: 1e-6 a test. Power: 2 % of a temperature is found with probability 0.999.
+False-alarm rate: 1e-6 a test. Power: 3 % of a temperature is found with probability 0.999.
 """
 
 from typing import Any
@@ -70,7 +70,7 @@ def of_chains(temperature: float, matrix: float) -> tuple[np.ndarray, np.ndarray
     @tf.function(jit_compile=True, autograph=False)
     def run(seed: tf.Tensor) -> Any:
         warm = tfp.mcmc.sample_chain(
-            1, tf.ones([4000, 3]), kernel=kernel, num_burnin_steps=60, trace_fn=None, seed=seed
+            1, tf.ones([2000, 3]), kernel=kernel, num_burnin_steps=60, trace_fn=None, seed=seed
         )[0]
         found, _, _ = tfp.experimental.mcmc.sample_fold(
             NUM_STEPS,
@@ -90,9 +90,9 @@ def of_chains(temperature: float, matrix: float) -> tuple[np.ndarray, np.ndarray
 def test_of_sgld_in_closed_form(temperature: float, matrix: float) -> None:
     expected = law(temperature, matrix)
     for found in of_chains(temperature, matrix):
-        check_means(found, [expected], 0.02 * expected)
+        check_means(found, [expected], 0.03 * expected)
         with pytest.raises(Rejected):  # the temperature asked for: these steps are large
-            check_means(found, [temperature], 0.02 * expected)
+            check_means(found, [temperature], 0.03 * expected)
 
 
 @pytest.mark.parametrize(("every", "jit"), [(1, None), (3, False)])

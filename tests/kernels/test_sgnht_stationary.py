@@ -158,7 +158,7 @@ def test_thermostats_of_parts_and_coordinates_find_their_own_noise(thermostat: A
         thermostat=thermostat,
         thermal_mass=1.0 if parts else 2.0,
     )
-    state = [tf.zeros([500, 10])] * 2
+    state = [tf.zeros([550, 10])] * 2
 
     def means(kernel: sgmcmc.SGNHT) -> tuple[np.ndarray, np.ndarray]:
         run = run_thermostat(kernel, state, 500, 1000 if parts else 2500, seed=3)

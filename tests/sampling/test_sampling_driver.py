@@ -284,3 +284,15 @@ def test_bad_input(options: dict[str, Any], error: type[Exception], message: str
     arguments = dict(kernel=Walk(), initial_state=tf.zeros([2]), num_results=2, jit_compile=False)
     with pytest.raises(error, match=message):
         sgmcmc.sample(**arguments | QUIET | options)
+
+
+def test_a_state_of_integers() -> None:
+    class Coin(Walk):
+        def one_step(
+            self, current_state: Any, previous_kernel_results: Any, seed: Any = None
+        ) -> Any:
+            return random.uniform_indices(seed, tf.range(2), 2), previous_kernel_results
+
+    result = sgmcmc.sample(Coin(), tf.zeros([2], tf.int32), 50, jit_compile=False, **QUIET)
+    assert result.states.dtype == np.int32
+    assert set(np.unique(result.states)) == {0, 1}

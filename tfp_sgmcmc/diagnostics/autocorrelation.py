@@ -108,7 +108,7 @@ def autocorrelation_time_unit_cost(
     #### References
 
     S. Ahn, A. Korattikara and M. Welling. Bayesian posterior sampling via stochastic gradient
-    Fisher scoring. ICML, 2012. Section 6.
+    Fisher scoring. ICML, 2012.
     """
     if not seconds_per_result > 0:
         raise ValueError(

@@ -71,11 +71,11 @@ def sampling_threshold(
       num_iterations: of the power iteration.
 
     Returns:
-      alpha, `[chains...]`.
+      alpha, `[chains...]`; NaN from a minibatch of a single score, which has no covariance.
 
     Raises:
-      ValueError: an estimate with fewer than two scores whose gradient is not exact; `temperature`
-        or `num_iterations` out of range.
+      ValueError: an estimate without scores whose gradient is not exact; `temperature` or
+        `num_iterations` out of range.
       TypeError: a preconditioner whose M depends on the state; a step size that is a schedule.
 
     #### References
@@ -138,7 +138,7 @@ def gradient_noise_share(
       temperature: T.
 
     Returns:
-      The share, in [0, 1), `[chains...]`.
+      The share, in [0, 1), `[chains...]`; NaN likewise.
 
     Raises:
       ValueError: as `sampling_threshold`.
@@ -216,8 +216,6 @@ def _centred(scores: Any, chain_ndims: int) -> tf.Tensor:
     """C, `[chains..., n, D]`, with V = C^T C."""
     scores = scores.rows() if isinstance(scores, FactoredScores) else scores
     rows = flatten_parts([scores], chain_ndims + 1)
-    if rows.shape[-2] == 1:
-        raise ValueError("The estimate has one score; a covariance needs at least 2.")
     freedom = tf.cast(tf.shape(rows)[-2] - 1, rows.dtype)
     return (rows - tf.reduce_mean(rows, axis=-2, keepdims=True)) / tf.sqrt(freedom)
 

@@ -30,7 +30,6 @@ def amari_distance(w: Any, v: Any) -> Any:
     #### References
 
     S. Amari, A. Cichocki and H. Yang. A new algorithm for blind signal separation. NIPS, 1996.
-    Equation 5.
     """
     p = np.abs(np.asarray(w, np.float64) @ np.linalg.inv(np.asarray(v, np.float64)))
     rows, columns = (np.sum(p / p.max(axis=k, keepdims=True), axis=(-2, -1)) for k in (-1, -2))

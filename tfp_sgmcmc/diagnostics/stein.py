@@ -41,7 +41,8 @@ def squared_kernel_stein_discrepancy(
     that S goes to zero as 1 / sqrt(n); of other samples, it does not go to zero. `"U"` leaves out
     the pairs i = j, and is without bias: its mean is zero on the target, so that it is now and then
     negative. Estimates of g from minibatches that are independent of each other and of the samples
-    leave U without bias, and add to V the n-th part of their variance (over c^(-2 beta)).
+    leave U without bias, and to V they add
+    \( c^{2 \beta} \operatorname{tr} \operatorname{cov}(g) / n \).
 
     >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
     >>> x = tf.random.stateless_normal([1000, 2], seed=[0, 1])
@@ -72,10 +73,9 @@ def squared_kernel_stein_discrepancy(
 
     #### References
 
-    J. Gorham and L. Mackey. Measuring sample quality with kernels. ICML, 2017. Equation 3 (the
-    Stein kernel) and theorem 8 (the inverse multiquadric).
+    J. Gorham and L. Mackey. Measuring sample quality with kernels. ICML, 2017.
     Q. Liu, J. Lee and M. Jordan. A kernelized Stein discrepancy for goodness-of-fit tests. ICML,
-    2016. Equation 14 (U) and section 4.1 (V).
+    2016. Both statistics.
     """
     if not scale > 0:
         raise ValueError(f"scale is {scale}; a positive number is expected.")

@@ -38,7 +38,7 @@ def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 
 
     #### References
 
-    B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015. Section 6.1.5.
+    B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015.
     """
     momentum = tf.nest.map_structure(tf.convert_to_tensor, momentum)
     mass = value_at(mass, tf.zeros([], tf.int64), momentum, "mass")
@@ -76,8 +76,8 @@ def configurational_temperature(samples: State, gradients: State, *, chain_ndims
 
     #### References
 
-    H. H. Rugh. Dynamical approach to temperature. Physical Review Letters, 1997.
-    B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015. Section 6.1.5.
+    O. G. Jepps, G. Ayton and D. J. Evans. Microscopic expressions for the thermodynamic
+    temperature. Physical Review E, 2000. With the vector field theta - a.
     """
     total, size = 0.0, 0
     pairs = zip(tf.nest.flatten(samples), tf.nest.flatten(gradients), strict=True)

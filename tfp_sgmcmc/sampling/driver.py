@@ -60,8 +60,9 @@ def sample(
     same call is made again, and a finished one when more results are asked for. Ctrl-C ends a run
     after the steps that are under way and returns what there is.
 
-    The draws are files of zarr, which `xarray.open_zarr(directory / "samples.zarr",
-    group="posterior")` opens, also during the run.
+    The draws are a zarr store, `directory / "samples.zarr"`, which others open during the run and
+    after it: `xarray.open_zarr(path, group="posterior")`, or for ArviZ
+    `arviz.InferenceData.from_datatree(xarray.open_datatree(path, engine="zarr"))`.
 
     #### Example
 

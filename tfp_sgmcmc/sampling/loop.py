@@ -136,7 +136,7 @@ class Loop:
         kept = tree.unflatten_as(self.kept, [a.stack() for a in arrays])
         states = tree.flatten((kept[0], self._pack(tensors).state))
         finite = [tf.reduce_all(tf.math.is_finite(x)) for x in states if x.dtype.is_floating]
-        return tensors, kept, tf.reduce_all(finite)
+        return tensors, kept, tf.reduce_all([tf.constant(True), *finite])
 
     def _one_step(self, position: Position) -> list[tf.Tensor]:
         step, state, results = position

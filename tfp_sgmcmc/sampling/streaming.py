@@ -134,10 +134,14 @@ class StreamedLogProb(Target):
                     seen -= len(tf.nest.flatten(rest)[0])
                 count = len(tf.nest.flatten(read)[0])
                 seen += count
-                if count >= self.batches_per_read:
+                if count < self.batches_per_read:
+                    rest = read
+                elif count == self.batches_per_read:
+                    rest = None
+                    yield read
+                else:
+                    rest = tf.nest.map_structure(lambda x: x[self.batches_per_read :], read)
                     yield tf.nest.map_structure(lambda x: x[: self.batches_per_read], read)
-                    read = tf.nest.map_structure(lambda x: x[self.batches_per_read :], read)
-                rest = read
             if seen != self._epoch_batches:
                 raise self._wrong_epoch(epoch, seen, self._base.batch_size)
             epoch, skipped = epoch + 1, 0

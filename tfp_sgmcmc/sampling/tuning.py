@@ -106,7 +106,7 @@ def tune(
     #### References
 
     J. Coullon, L. South and C. Nemeth. Efficient and generalizable tuning strategies for stochastic
-    gradient MCMC. arXiv:2105.13059, 2021. Algorithm 1.
+    gradient MCMC. Statistics and Computing, 2023.
     """
     left = list(enumerate(_combinations(candidates)))
     if not reduction > 1:

@@ -1,0 +1,109 @@
+"""Steps a second of `fit` on resident data, beside a bare `sample_chain` on the same posterior.
+
+Logistic regression on MNIST 7 v 9 (N = 12214, D = 129), SGLD, all samples kept; each side takes
+the same number of steps in turn, compiled before. `fit` computes its metrics at every step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import datasets
+import tfp_sgmcmc as sgmcmc
+from benchmarks import command_line
+from benchmarks.logistic import as_batch, log_likelihood
+
+STEP_SIZE = 1e-5
+
+
+def fit(x: np.ndarray, y: np.ndarray, batch_size: int, per_call: int, steps: int) -> Callable:
+    """A function that takes so many steps in one epoch of `fit`."""
+    model = keras.Sequential([keras.Input([x.shape[1]]), keras.layers.Dense(1, use_bias=False)])
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(loss=loss, metrics=["accuracy"], jit_compile=True)
+    callback = sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGLD(target, STEP_SIZE), len(x), PRIOR, 0, seed=0
+    )
+    data = callback.resident(
+        *(x, y), batch_size=batch_size, steps_per_call=per_call, steps_per_epoch=steps
+    )
+    return lambda: model.fit(data, verbose=0, callbacks=[callback])
+
+
+def sample_chain(x: np.ndarray, y: np.ndarray, batch_size: int, reshuffle: str, steps: int):
+    """The same in `tfp.mcmc.sample_chain`."""
+    target = sgmcmc.MinibatchLogProb(
+        lambda w: tf.reduce_sum(PRIOR.log_prob(w), axis=-1),
+        log_likelihood,
+        as_batch(x, y),
+        batch_size,
+        reshuffle=reshuffle,
+    )
+
+    @tf.function(jit_compile=True)
+    def run(seed: tf.Tensor) -> tf.Tensor:
+        return tfp.mcmc.sample_chain(
+            steps,
+            tf.zeros([x.shape[1]]),
+            kernel=sgmcmc.SGLD(target, STEP_SIZE),
+            trace_fn=None,
+            seed=seed,
+        )
+
+    return lambda: run(tf.constant([0, 1])).numpy()
+
+
+PRIOR = tfp.distributions.Normal(0.0, 10.0)
+
+
+def compare(
+    batch_sizes: tuple[int, ...] = (100, 500),
+    steps_per_call: tuple[int, ...] = (100, 1000),
+    steps: int = 10_000,
+    repeats: int = 5,
+) -> list[tuple[float, ...]]:
+    """Rows of the table: batch size, steps a call, microseconds a step of each side, ratios."""
+    x, y, *_ = datasets.mnist_7v9("pca", 128)
+    rows = []
+    for n in batch_sizes:
+        sides = {
+            reshuffle: sample_chain(x, y, n, reshuffle, steps) for reshuffle in ("step", "epoch")
+        } | {k: fit(x, y, n, k, steps) for k in steps_per_call}
+        times: dict[object, list[float]] = {name: [] for name in sides}
+        for repeat in range(repeats + 1):
+            for name, run in sides.items():
+                start = time.perf_counter()
+                run()
+                if repeat:
+                    times[name].append(1e6 * (time.perf_counter() - start) / steps)
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        rows += [
+            (n, k, medians[k], medians["step"], medians["epoch"],
+             medians["step"] / medians[k], medians["epoch"] / medians[k])
+            for k in steps_per_call
+        ]  # fmt: skip
+    return rows
+
+
+def show(rows: list[tuple[float, ...]]) -> None:
+    columns = {
+        "n": "d",
+        "steps a call": "d",
+        "fit, us": ".1f",
+        "sample_chain": ".1f",
+        "by epochs": ".1f",
+        "rate": ".2f",
+        "rate, by epochs": ".2f",
+    }
+    command_line.print_table(columns, rows)
+
+
+if __name__ == "__main__":
+    command_line.main(__doc__, compare, show)

@@ -1,0 +1,44 @@
+"""Models that are built in the scope of a `tf.distribute` strategy."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+
+N = 11
+X = np.random.default_rng(0).normal(size=[N, 3]).astype(np.float32)
+
+
+def fit(strategy):
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+        model.compile(
+            loss=lambda y, f: 0.5 * tf.square(y - f), jit_compile=True, steps_per_execution=2
+        )
+    callback = sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGNHT(target, 0.01), N, tfp.distributions.Normal(0.0, 1.0), 0, seed=0
+    )
+    model.fit(X, X[:, :2], batch_size=4, shuffle=False, verbose=0, callbacks=[callback])
+    return callback.samples
+
+
+def test_one_device_strategy_changes_nothing():
+    strategies = tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy("CPU:0")
+    for a, b in zip(*map(fit, strategies), strict=True):
+        assert len(a) == 3
+        np.testing.assert_array_equal(a, b)
+
+
+def test_two_replicas():
+    """In a process of its own: logical devices cannot be made once TensorFlow has run."""
+    path = Path(__file__).with_name("on_two_replicas.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+    run = subprocess.run(command, cwd=path.parents[2], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
