@@ -9,22 +9,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def example(heading: str, shortened: tuple[str, str] = ("", "")) -> dict:
+def example(heading: str, shortened: tuple[str, str] = ("", ""), names: dict | None = None) -> dict:
     """Runs the Python example under a heading of the README; returns its variables.
 
-    `shortened` is a piece of it, and what takes its place.
+    `shortened` is a piece of it, and what takes its place; `names` is what there is before.
     """
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
     assert shortened[0] in code
     code = code.replace(*shortened)
-    names: dict = {}
+    names = {} if names is None else names
     exec(compile(code, f"README.md, {heading}", "exec"), names)
     return names
 
 
-def test_sample_chain_example():
+def test_sample_chain_and_long_run(tmp_path, monkeypatch, capsys):
     names = example("With `tfp.mcmc.sample_chain`")
     samples, target = names["samples"].numpy(), names["target"]
     assert samples.shape == (5_000, 4, 30)
@@ -35,6 +35,15 @@ def test_sample_chain_example():
     assert accuracy > 0.97  # always saying "benign" is right for 0.63
     r_hat = names["tfp"].mcmc.potential_scale_reduction(samples).numpy()
     assert r_hat.max() < 1.1
+
+    monkeypatch.chdir(tmp_path)
+    example("Long runs", ("num_results=5_000", "num_results=2_000"), names)
+    long_run = np.asarray(names["result"].states)
+    assert long_run.shape == (2_000, 4, 30)
+    deviations = np.abs(long_run.mean(axis=(0, 1)) - mean) / samples.std(axis=(0, 1))
+    assert deviations.max() < 0.5  # both within their Monte Carlo errors of the posterior mean
+    assert "R-hat" in capsys.readouterr().out
+    assert names["result"].to_inference_data().posterior.sizes["draw"] == 2_000
 
 
 def test_fit_example():

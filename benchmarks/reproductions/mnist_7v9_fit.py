@@ -78,7 +78,7 @@ def run(
         initial_states="model",
     )
     batches = shuffled_batches(x, y[:, np.newaxis], batch_size, seed)
-    model.fit(batches, epochs=num_epochs, verbose=0, callbacks=[sampler])
+    model.fit(batches, epochs=num_epochs, shuffle=False, verbose=0, callbacks=[sampler])
     samples = np.squeeze(sampler.samples[0], axis=-1)  # [num_results, num_chains, D]
     by_fit = mnist_7v9.errors_on_the_way(samples, reference, num_burnin_steps, thinning, steps)
     return Result(reference, errors, by_fit)

@@ -86,7 +86,9 @@ def of_chains(temperature: float, matrix: float) -> tuple[np.ndarray, np.ndarray
     return found, sgmcmc.configurational_temperature(samples, gradients, chain_ndims=1)
 
 
-@pytest.mark.parametrize(("temperature", "matrix"), [(1.0, 1.0), (2.0, 0.7)])
+@pytest.mark.parametrize(
+    ("temperature", "matrix"), [pytest.param(1.0, 1.0, marks=pytest.mark.slow), (2.0, 0.7)]
+)
 def test_of_sgld_in_closed_form(temperature: float, matrix: float) -> None:
     expected = law(temperature, matrix)
     for found in of_chains(temperature, matrix):

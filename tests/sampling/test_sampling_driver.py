@@ -167,7 +167,7 @@ def test_a_chain_that_breaks_down_keeps_what_came_before() -> None:
     assert error.part == ("a",) and 15 < error.step < 21  # 1e38 after 19 steps
     assert error.samples["a"].shape == (error.step, 2)
     assert np.isfinite(error.samples["a"]).all()
-    with pytest.raises(sgmcmc.NonFiniteChainError) as caught:
+    with pytest.raises(sgmcmc.NonFiniteChainError, match="before the first result") as caught:
         sgmcmc.sample(
             Walk(growth=100.0), tf.ones([]), 10, num_burnin_steps=500, jit_compile=False, **QUIET
         )

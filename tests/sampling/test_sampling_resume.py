@@ -140,11 +140,7 @@ def killed(folder: Path, seed: int, kills: int) -> None:
     assert_equal(np.asarray(result.trace), expected.trace)
 
 
-def test_kills_at_random_moments(tmp_path: Path) -> None:
-    killed(tmp_path / "run", seed=0, kills=2)
-
-
-@pytest.mark.slow
+@pytest.mark.slow  # the fast tests die at every write, rename and removal instead
 def test_twenty_kills_at_random_moments(tmp_path: Path) -> None:
     killed(tmp_path / "run", seed=1, kills=20)
 

@@ -1,6 +1,9 @@
 """Streamed data: step t uses batch t of the dataset, whatever is read, compiled or resumed."""
 
+import gc
 import itertools
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc import random
-from tfp_sgmcmc.sampling.streaming import StreamState
+from tfp_sgmcmc.sampling.streaming import Feed, StreamState
 
 tfd = tfp.distributions
 
@@ -101,6 +104,48 @@ def test_estimates_are_those_of_the_batch_in_memory() -> None:
             np.testing.assert_allclose(got.hessian_product, -N * np.ones(3) - 0.01, rtol=1e-5)
         assert got.target_state.position == 8
         np.testing.assert_allclose(got.noise_scale, N * (N - SIZE) / SIZE)
+
+
+def test_used_batches_are_freed_at_once() -> None:
+    """Not when the garbage collector comes: of a large dataset, memory were full before."""
+    streamed = target(batches_per_read=2)
+    start = sgmcmc.SGLD(streamed, 0.01).bootstrap_results(tf.zeros([]))
+    feed = Feed(streamed, start)
+    gc.disable()
+    try:
+        first, _ = feed(start)
+        used = weakref.ref(first.target_state.batches)
+        state = first.target_state._replace(position=tf.constant(2, tf.int64))
+        results = first._replace(target_state=state)
+        del first, state
+        second, steps = feed(results)
+        del results
+        assert used() is None and steps == 2
+    finally:
+        gc.enable()
+    np.testing.assert_array_equal(second.target_state.batches, batches(4)[2:])
+
+
+def centred(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+    return log_likelihood(theta, batch - tf.reduce_mean(batch))
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_before_a_run_the_first_batch_is_checked(
+    monkeypatch: pytest.MonkeyPatch, is_wrong: bool
+) -> None:
+    def read_all(self: Any, state: Any) -> tf.Tensor:
+        raise AssertionError("the whole dataset is read")
+
+    monkeypatch.setattr(sgmcmc.StreamedLogProb, "__call__", read_all)
+    function: Callable[..., tf.Tensor] = centred if is_wrong else log_likelihood
+    prior = tfd.Normal(0.0, 10.0).log_prob
+    kernel = sgmcmc.SGLD(sgmcmc.StreamedLogProb(prior, function, dataset, N), 0.01)
+    if is_wrong:
+        with pytest.raises(ValueError, match="do not add up"):
+            sgmcmc.sample(kernel, tf.zeros([]), 2, **OPTIONS)
+    else:
+        assert sgmcmc.sample(kernel, tf.zeros([]), 2, **OPTIONS).is_complete
 
 
 def test_the_full_log_posterior_is_a_pass_over_the_dataset() -> None:

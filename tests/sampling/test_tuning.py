@@ -78,6 +78,15 @@ def test_one_program_serves_all_floats() -> None:
     assert len(found.rounds[0].candidates) == 4
 
 
+def test_candidates_with_other_arguments_have_programs_of_their_own() -> None:
+    def make_kernel_fn(num_parts: int, step_size: Any = 1e-5) -> sgmcmc.SGLD:
+        return langevin(step_size * num_parts)
+
+    candidates = [{"num_parts": 1}, {"num_parts": 1, "step_size": 0.3}]
+    found = tuned(make_kernel_fn, candidates, jit_compile=False)
+    assert found.best == candidates[1]
+
+
 def test_makers_that_refuse_tensors_are_given_floats() -> None:
     def make_kernel_fn(step_size: Any) -> sgmcmc.SGLD:
         return langevin(sgmcmc.schedules.PolynomialDecay(a=step_size, gamma=0.1))
@@ -102,7 +111,6 @@ def test_batch_sizes_and_minibatch_gradients(exact_gradients: bool) -> None:
         num_steps=400,
         num_results=50,
         seed=0,
-        scale=0.3,
         exact_gradients=exact_gradients,
         jit_compile=False,
     )

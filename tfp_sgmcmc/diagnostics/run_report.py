@@ -48,7 +48,8 @@ class Report:
     Attributes:
       problems: in plain words; none is a good sign.
       rows: one for each variable.
-      temperature: the configurational temperature and its standard error, or None.
+      temperature: the configurational temperature and its standard error (NaN of one chain), or
+        None.
     """
 
     problems: tuple[str, ...]
@@ -172,7 +173,7 @@ def report(
     if target_log_prob_fn is not None:
         found = _temperature(getattr(result, "states", variables), target_log_prob_fn, seed)
         off = abs(found[0] / temperature - 1)
-        if off > max(_TEMPERATURE_ERROR, 3 * found[1] / temperature):
+        if off > max(_TEMPERATURE_ERROR, 3 * np.nan_to_num(found[1]) / temperature):
             problems.append(
                 f"The states have temperature {found[0]:.2f}, not {temperature}: a hot chain has "
                 "steps too large or gradients too noisy, a cold one has not spread yet."
@@ -223,5 +224,5 @@ def _temperature(states: Any, target_log_prob_fn: Any, seed: Any) -> tuple[float
     chain_ndims = len(target.chain_shape(tf.nest.map_structure(lambda x: x[0], states)))
     gradients = gradients_at(target, states, seed)
     found = np.ravel(configurational_temperature(states, gradients, chain_ndims=chain_ndims))
-    error = found.std(ddof=1) / np.sqrt(len(found)) if len(found) > 1 else 0.0
+    error = found.std(ddof=1) / np.sqrt(len(found)) if len(found) > 1 else np.nan
     return float(found.mean()), float(error)

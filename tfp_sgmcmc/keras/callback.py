@@ -13,13 +13,14 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.keras import losses
-from tfp_sgmcmc.keras.chain import Chain
+from tfp_sgmcmc.keras.chain import Chain, check_variables
 from tfp_sgmcmc.keras.collection import Collection
 from tfp_sgmcmc.keras.collector import Collector
 from tfp_sgmcmc.keras.monitor import noise_monitor
 from tfp_sgmcmc.keras.posterior import Posterior
 from tfp_sgmcmc.keras.predict import Prediction
 from tfp_sgmcmc.keras.priors import as_log_prior, check_prior
+from tfp_sgmcmc.keras.replicas import check_distribution
 from tfp_sgmcmc.keras.resident import ResidentData, num_resident_steps
 from tfp_sgmcmc.keras.restore import (
     BatchTrainFunction,
@@ -120,7 +121,7 @@ class SamplerCallback(keras.callbacks.Callback):
 
     Raises:
       ValueError: numbers out of range. In `fit`: a model that is not compiled, has no trainable
-        weights, overrides `train_step` or `compute_loss`, has constraints, or is distributed; a
+        weights, overrides `train_step` or `compute_loss`, has constraints; a
         loss of Keras that is no likelihood, as squared errors; a prior that does not fit the
         variables; an epoch that has not N examples; NaN in the initial weights.
       TypeError: arguments of a wrong type; in `fit`, `make_kernel_fn` that returns no kernel.
@@ -250,10 +251,11 @@ class SamplerCallback(keras.callbacks.Callback):
         steps_per_call: int = 100,
         steps_per_epoch: int | None = None,
     ) -> ResidentData:
-        """Training data that stay on the device, to be passed to `fit` as its x.
+        """Training data that stay on the device, to be passed to `fit` of a model on one device.
 
         One compiled call takes `steps_per_call` steps, on batches drawn within it, which spares
-        what Keras spends on each: small models sample many times as fast.
+        what Keras spends on each: small models sample many times as fast. It goes to `fit` as x:
+        `model.fit(sampler.resident(x, y, batch_size=500), callbacks=[sampler])`.
 
         Args:
           x: inputs, a nest of arrays `[N, ...]`.
@@ -296,11 +298,7 @@ class SamplerCallback(keras.callbacks.Callback):
                 f"The Keras backend is {keras.backend.backend()}; tensorflow is expected."
             )
         losses.check_model(model)
-        if model.distribute_strategy.num_replicas_in_sync > 1:
-            raise ValueError(
-                f"The model is distributed over {model.distribute_strategy.num_replicas_in_sync} "
-                "replicas; a chain runs on one."
-            )
+        check_distribution(model, num_groups=self._num_groups, noise_every=self._monitor)
         chain = self._collector.chain
         if self._collector.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
@@ -370,6 +368,7 @@ class SamplerCallback(keras.callbacks.Callback):
         return self._collector.chain.step(batch)
 
     def _start_chain(self) -> None:
+        check_variables(self.model.trainable_variables)
         chain = Chain(
             self.model,
             self._make_kernel_fn,

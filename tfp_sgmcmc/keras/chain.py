@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.keras import losses
+from tfp_sgmcmc.keras import losses, replicas
 from tfp_sgmcmc.keras.collection import Collection, Rings
 from tfp_sgmcmc.keras.monitor import NoiseMonitor, scalars
 from tfp_sgmcmc.keras.priors import LogPrior
@@ -44,6 +44,24 @@ class Status(NamedTuple):
     num_rows: Any
 
 
+def check_variables(variables: list[keras.Variable]) -> None:
+    """Raises ValueError for variables that cannot be sampled, or where there are none."""
+    if not variables:
+        raise ValueError("The model has no trainable weights; there is nothing to sample.")
+    for v in variables:
+        if v.constraint is not None:
+            raise ValueError(
+                f"{v.path} has the constraint {v.constraint!r}, which a chain would leave; "
+                "remove it and say what is known of the weights by the prior."
+            )
+        if v.dtype in ("bfloat16", "float16"):
+            raise ValueError(
+                f"{v.path} is of {v.dtype}, which would round most of a chain's small steps away; "
+                f"with the dtype policy 'mixed_{v.dtype}' layers compute in {v.dtype}, and "
+                "variables are of float32."
+            )
+
+
 class Chain:
     """Chains over a model's trainable variables; all that changes is in `tf.Variable`s.
 
@@ -64,7 +82,7 @@ class Chain:
       monitor: of the gradient noise.
 
     Raises:
-      ValueError: a model that has nothing to sample, or constraints; unfit `initial_states`.
+      ValueError: unfit `initial_states`; a kernel of another target.
       TypeError: `make_kernel_fn` returns no kernel.
     """
 
@@ -85,22 +103,9 @@ class Chain:
         self.num_chains = num_chains
         self._make_kernel_fn, self._num_examples = make_kernel_fn, num_examples
         self._log_prior_fn, self._seed = log_prior_fn, seed
-        if not self.variables:
-            raise ValueError("The model has no trainable weights; there is nothing to sample.")
-        for v in self.variables:
-            if v.constraint is not None:
-                raise ValueError(
-                    f"{v.path} has the constraint {v.constraint!r}, which a chain would leave; "
-                    "remove it and say what is known of the weights by the prior."
-                )
         # With several chains, the values of all of them, by id of the variable.
         self._stacked: dict[int, tf.Variable] = {}
         self._others: list[keras.Variable] | None = None  # known when the first batch comes
-        if num_chains is not None:
-            starts = stacked_starts(
-                model, self.variables, num_chains, initial_states, self._start_seed
-            )
-            self._stack(self.variables, starts)
         self._scores, self._monitor = ExampleScores(model, num_groups), monitor
         self._restored: Checkpoint | None = None
         self._results: Any = None  # known when the first batch comes, whose rows they depend on
@@ -114,8 +119,14 @@ class Chain:
         if own is not None and (isinstance(own, FullDataLogProb) or not isinstance(own, Target)):
             raise ValueError(_NO_ESTIMATE)
         self.kernel_description = describe_kernel(kernel)
-        self._status = tf.Variable([0, -1, 0], trainable=False, dtype=tf.int64)
-        self.rings = Rings(collection)
+        with model.distribute_strategy.scope():  # each replica has a copy of what changes
+            if num_chains is not None:
+                starts = stacked_starts(
+                    model, self.variables, num_chains, initial_states, self._start_seed
+                )
+                self._stack(self.variables, starts)
+            self._status = tf.Variable([0, -1, 0], trainable=False, dtype=tf.int64)
+            self.rings = Rings(collection)
 
     def status(self) -> Status:
         return Status(*self._status.numpy().tolist())
@@ -224,10 +235,11 @@ class Chain:
             [
                 status.num_steps + 1,
                 tf.where(status.first_bad < 0, bad, status.first_bad),
-                status.num_rows + tf.cast(0 if is_resident else rows, tf.int64),
+                status.num_rows + tf.cast(0 if is_resident else target.num_rows, tf.int64),
             ]
         )
-        return model.compute_metrics(x, y, shown.outputs, sample_weight=sample_weight)
+        metrics = model.compute_metrics(x, y, shown.outputs, sample_weight=sample_weight)
+        return metrics if replicas.count() == 1 else replicas.metrics_result(model)
 
     def _create(self, x: Any, rows: Any) -> None:
         """Creates what can be known only when the first batch is there."""

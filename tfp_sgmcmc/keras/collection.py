@@ -94,7 +94,7 @@ class Rings:
 
         Shapes are `[num_new, ...]` and `[num_new]`.
         """
-        num_kept = int(self.num_kept)
+        num_kept = int(self.num_kept.numpy())
         if num_kept == num_taken:
             return [], np.zeros([0], np.int64)
         slots = np.arange(num_taken, num_kept) % self._steps.shape[0]

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfp_sgmcmc.keras import replicas
+
 
 class Forward(NamedTuple):
     """A forward pass that left the model's variables as they were.
@@ -261,7 +263,8 @@ def reported_loss(
     model: keras.Model, y: Any, evaluated: Forward, sample_weight: Any, rows: tf.Tensor
 ) -> tf.Tensor:
     """Keras' own scaled loss, which is also handed to the metric that reports it."""
-    compiled = model._compile_loss(y, evaluated.outputs, sample_weight)
+    # Keras divides it by the number of replicas.
+    compiled = replicas.count() * model._compile_loss(y, evaluated.outputs, sample_weight)
     loss = compiled + sum(tf.cast(x, compiled.dtype) for x in evaluated.losses)
     model._loss_tracker.update_state(loss, sample_weight=rows)
     return loss

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
-from tfp_sgmcmc.keras import losses
+from tfp_sgmcmc.keras import losses, replicas
 from tfp_sgmcmc.keras.taps import as_scores, covering_layers, factors, tapped
 from tfp_sgmcmc.targets.base import check_connected
 from tfp_sgmcmc.targets.scores import mapped_scores
@@ -36,9 +36,10 @@ class ExampleScores:
         self._prepared = False
 
     def num_scores(self, num_rows: Any) -> int | None:
-        """Scores that a batch of `num_rows` gives, or at most gives; None if it is not known."""
+        """Scores that a batch gives at most, with `num_rows` on each replica; None if not known."""
         if not isinstance(num_rows, int):
             return self._num_groups
+        num_rows *= replicas.count()
         return num_rows if self._num_groups is None else min(num_rows, self._num_groups)
 
     def prepare(self, x: Any) -> None:
@@ -94,11 +95,10 @@ class ExampleScores:
         return value, gradient, tensors
 
     def scores(
-        self, tensors: list[tuple[tf.Tensor, ...]], batch: Any, num_examples: int
+        self, tensors: list[tuple[tf.Tensor, ...]], num_rows: Any, num_examples: int
     ) -> list[tf.Tensor | FactoredScores]:
-        """Scores of each variable, from tensors that may have chains in front."""
+        """Scores of each variable, from tensors of all replicas that may have chains in front."""
         dtype = tensors[0][-1].dtype
-        num_rows = count_rows(batch)
         width = tf.cast(self._grouping(num_rows)[1], dtype)
         if self._layers is None:
             return [x / tf.sqrt(width) for (x,) in tensors]

@@ -187,7 +187,7 @@ def _sums_agree(model: keras.Model, layers: list[keras.Layer], x: Any, rows: int
     variables = model.trainable_variables
     generator = np.random.default_rng(1)
     dtypes = [tf.as_dtype(layer.compute_dtype) for layer in layers]
-    precision = max(tf.experimental.numpy.finfo(d).eps for d in dtypes) ** 0.5
+    precision = max(float(np.spacing(d.as_numpy_dtype(1))) for d in dtypes) ** 0.5
 
     @tf.function(autograph=False)
     def check() -> tf.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc.keras import losses
+from tfp_sgmcmc.keras import losses, replicas
 from tfp_sgmcmc.keras.priors import LogPrior
 from tfp_sgmcmc.keras.scores import ExampleScores, count_rows
 from tfp_sgmcmc.targets.base import GradientEstimate, State, Target, value_and_gradient
@@ -27,6 +27,10 @@ class ModelLogProb(Target):
     regularisers and `add_loss` terms: Keras minimises the mean of \( \ell \) plus R, so N R counts
     as minus a log prior. The state is the list of the values of `model.trainable_variables`.
 
+    Of a model on several replicas each has some of the batch's rows, and estimates are those from
+    the rows of all. BatchNormalization normalises by the rows of a replica, and its new moving
+    statistics are means over all rows; Dropout draws the same masks on each.
+
     With chains, the state has a leading axis of them, `[num_chains, ...]` a part, and all of them
     see the same batch.
 
@@ -34,8 +38,8 @@ class ModelLogProb(Target):
     batch drawn without replacement: in an epoch of `fit`, each batch by itself is so drawn.
 
     A step of `fit` makes a target of its own, bound to its batch. `evaluated` holds the forward
-    pass of the last estimate, from which outputs and new moving statistics are taken, and
-    `log_prob` its value.
+    pass of the last estimate, from which outputs and new moving statistics are taken, `log_prob`
+    its value, and `num_rows` is B.
 
     Args:
       model: compiled, built.
@@ -46,7 +50,7 @@ class ModelLogProb(Target):
       others: with chains, the non-trainable variables that each chain has values of its own of,
         and these values, `[C, ...]`.
       scores: where scores come from; None is an `ExampleScores(model)`.
-      num_rows: B, if it is known before the first batch.
+      num_rows: those of this replica, if they are known before the first batch.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class ModelLogProb(Target):
         if batch is not None:
             num_rows = count_rows(batch[0])
         self.num_scores = self._scores.num_scores(num_rows)
+        self.num_rows = num_rows if batch is None else replicas.total_rows(num_rows)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         """Raises NotImplementedError: inside `fit` there is only ever one batch."""
@@ -136,27 +141,31 @@ class ModelLogProb(Target):
         mapped = (
             of_one_chain(own) if self.num_chains is None else tf.vectorized_map(of_one_chain, own)
         )
-        (self.log_prob, gradient, more), evaluated = mapped
+        (log_prob, gradient, more), evaluated = mapped
+        self.log_prob, gradient = replicas.total((log_prob, gradient))
         evaluated = losses.Forward(*evaluated)
-        updates = list(zip(updated, evaluated.updates, strict=True))
-        self.evaluated = evaluated._replace(updates=updates)
+        rows = count_rows(self.batch[0])
+        values = replicas.averaged(evaluated.updates, rows, self.num_rows)
+        self.evaluated = evaluated._replace(updates=list(zip(updated, values, strict=True)))
         if not scored:
+            more = replicas.total(more)
             return GradientEstimate(gradient, self.log_prob, (), more, target_state)
+        more = replicas.gathered(more, axis=log_prob.shape.rank)
         total = tf.constant(self.num_examples, state[0].dtype)
-        rows = tf.cast(count_rows(self.batch[0]), total.dtype)
+        rows = tf.cast(self.num_rows, total.dtype)
         return GradientEstimate(
             gradient,
             self.log_prob,
-            self._scores.scores(more, self.batch, self.num_examples),
+            self._scores.scores(more, self.num_rows, self.num_examples),
             target_state=target_state,
             noise_scale=total * tf.maximum(total - rows, 0) / rows,
         )
 
     def _log_posterior(self, state: list[tf.Tensor], evaluated: losses.Forward) -> tf.Tensor:
         log_likelihood = self._log_likelihood(evaluated, self.batch)
-        rows = tf.cast(count_rows(self.batch[0]), log_likelihood.dtype)
+        rows = tf.cast(self.num_rows, log_likelihood.dtype)
         log_prior = tf.cast(self._log_prior_fn(state), log_likelihood.dtype)
-        return log_prior + self.num_examples / rows * log_likelihood
+        return log_prior / replicas.count() + self.num_examples / rows * log_likelihood
 
     def _log_likelihood(self, evaluated: losses.Forward, batch: Any) -> tf.Tensor:
         """Of a batch's rows together, each with its share of the regularisers."""

@@ -50,6 +50,8 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     def _check_step_size(self) -> None:
         check_step_size(self.step_size)
 
+    # AutoGraph would read all that these call, for seconds, and find nothing to convert.
+    @tf.autograph.experimental.do_not_convert
     def bootstrap_results(self, init_state: State) -> Any:
         """Returns the results before the first step: nothing drawn yet, so its figures are zero.
 
@@ -60,6 +62,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
         with tf.name_scope(type(self).__name__ + ".bootstrap_results"):
             return self._init_results(convert_state(init_state, initial=True))
 
+    @tf.autograph.experimental.do_not_convert
     def one_step(self, current_state: State, previous_kernel_results: Any, seed: Any = None) -> Any:
         """Takes one step; `seed` (an integer, or two) is required and names all its draws."""
         with tf.name_scope(type(self).__name__ + ".one_step"):

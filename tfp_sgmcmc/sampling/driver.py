@@ -24,7 +24,7 @@ from tfp_sgmcmc.sampling.plan import Pace, Plan
 from tfp_sgmcmc.sampling.progress import held_back, progress
 from tfp_sgmcmc.sampling.records import DirectoryRecords, MemoryRecords
 from tfp_sgmcmc.sampling.result import Kept, SampleResult, Timings, kept_arrays
-from tfp_sgmcmc.sampling.streaming import Feed
+from tfp_sgmcmc.sampling.streaming import Feed, StreamedLogProb
 from tfp_sgmcmc.targets import preflight
 from tfp_sgmcmc.targets.data import integer
 
@@ -60,6 +60,8 @@ def sample(
     same call is made again, and a finished one when more results are asked for. Ctrl-C ends a run
     after the steps that are under way and returns what there is.
 
+    `sgmcmc.report(result, target)` then says on one page whether the draws can be trusted.
+
     The draws are a zarr store, `directory / "samples.zarr"`, which others open during the run and
     after it: `xarray.open_zarr(path, group="posterior")`, or for ArviZ
     `arviz.InferenceData.from_datatree(xarray.open_datatree(path, engine="zarr"))`.
@@ -83,6 +85,18 @@ def sample(
     >>> bool(abs(result.states.mean() - x.mean()) < 0.02)
     True
 
+    In a directory, a run goes on, here since more results are asked for:
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for num_results in (10, 30):
+    ...         result = sgmcmc.sample(
+    ...             sgmcmc.SGLD(target, step_size=1e-4), tf.zeros([]), num_results, seed=0,
+    ...             directory=folder, progress_bar=False)
+    ...     last = result.states[-1]  # reads this draw alone
+    >>> result.num_results, int(result.final_kernel_results.step), bool(last == result.final_state)
+    (30, 30, True)
+
     Args:
       kernel: of this library or of `tfp.mcmc`.
       initial_state: a tensor or a nest of tensors; with leading axes of chains, if there are any
@@ -102,7 +116,8 @@ def sample(
       resume: "auto" goes on with a run that `directory` holds; "must" (or True) wants one, "never"
         (or False) wants none.
       checkpoint_seconds: about so much time lies between checkpoints.
-      preflight_check: whether `preflight` runs. It takes a pass over the data.
+      preflight_check: whether `preflight` runs. It takes a pass over the data (of a
+        `StreamedLogProb`, over its first batch).
 
     Raises:
       ValueError: numbers out of range; a state, target or trace that does not fit; a `directory`
@@ -139,7 +154,9 @@ def sample(
         if preflight_check and (run is None or not run.has_run):
             target = target_of(kernel)
             if target is not None:
-                preflight(target, start.state)
+                # All of a dataset larger than memory is more than a check may read.
+                is_streamed = isinstance(target, StreamedLogProb)
+                preflight(target.of_one_batch if is_streamed else target, start.state)
         loop = Loop(kernel, trace_fn, seed, plan.stride, start, jit_compile)
         chain_shape = chain_shape_of(kernel, start) if num_chains is None else (num_chains,)
         kept = kept_arrays(loop.kept, chain_shape)
@@ -257,10 +274,10 @@ def _fail(
     records.commit(_carried(position, is_broken=True), finish=True)
     name = "the state" + "".join(f"[{key!r}]" for key in part)
     count = records.num_draws
+    where = f"after result {count - 1}" if count else "before the first result"
     raise NonFiniteChainError(
-        f"{name} became NaN or infinite after result {count - 1}, by step {int(position.step)}. "
-        f"The {count} results before it are in the error's `samples`. A smaller step_size is the "
-        "usual cure.",
+        f"{name} became NaN or infinite {where}, by step {int(position.step)}. The {count} results "
+        "before it are in the error's `samples`. A smaller step_size is the usual cure.",
         count,
         part,
         tree.unflatten_as(loop.kept[0], records.draws(count)[:num_states]),

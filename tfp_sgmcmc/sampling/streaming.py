@@ -61,7 +61,8 @@ class StreamedLogProb(Target):
       log_likelihood_fn: likewise.
       dataset_fn: number of the epoch -> dataset of its batches, all of n examples, in random order.
       num_examples: N; an epoch has N/n batches, rounded down.
-      batches_per_read: K, how many batches are in memory at a time; as many more are being read.
+      batches_per_read: K, how many batches lie in the kernel's results, and so in checkpoints;
+        memory holds a few times as many.
       bijector: as of `MinibatchLogProb`.
       score_fn: likewise.
       num_groups: likewise.
@@ -108,18 +109,19 @@ class StreamedLogProb(Target):
         first = next(iter(dataset), None)
         if first is None:
             raise self._wrong_epoch(0, 0, size)
-        # The functions with one batch, for all that does not depend on which.
-        self._base = MinibatchLogProb(
+        #: The posterior of the first batch alone, for all that does not depend on which.
+        self.of_one_batch = MinibatchLogProb(
             log_prior_fn,
             log_likelihood_fn,
             first,
             size,
             shared_batch=True,
+            chunk_size=max(1, size // 3),  # so that `preflight` compares batches of other sizes
             bijector=bijector,
             score_fn=score_fn,
             num_groups=num_groups,
         )
-        self.num_scores = self._base.num_scores
+        self.num_scores = self.of_one_batch.num_scores
         self.noise_scale = self.num_examples * (self.num_examples - size) / size
 
     def reads(self, start: int = 0) -> Iterator[Any]:
@@ -143,7 +145,7 @@ class StreamedLogProb(Target):
                     rest = tf.nest.map_structure(lambda x: x[self.batches_per_read :], read)
                     yield tf.nest.map_structure(lambda x: x[: self.batches_per_read], read)
             if seen != self._epoch_batches:
-                raise self._wrong_epoch(epoch, seen, self._base.batch_size)
+                raise self._wrong_epoch(epoch, seen, self.of_one_batch.batch_size)
             epoch, skipped = epoch + 1, 0
 
     def _wrong_epoch(self, epoch: int, num_batches: int, size: int) -> ValueError:
@@ -171,7 +173,7 @@ class StreamedLogProb(Target):
             total, num_batches = next(sums), 1
             for new in sums:
                 total, num_batches = tf.nest.map_structure(tf.add, total, new), num_batches + 1
-            scale = self.num_examples / (num_batches * self._base.batch_size)
+            scale = self.num_examples / (num_batches * self.of_one_batch.batch_size)
             value, gradient = tf.nest.map_structure(lambda x: scale * x, total)
 
             def vjp(upstream: tf.Tensor) -> list[tf.Tensor]:
@@ -179,14 +181,14 @@ class StreamedLogProb(Target):
 
             return value, vjp
 
-        return self._base.log_prior(state) + log_likelihood(*tf.nest.flatten(state))
+        return self.of_one_batch.log_prior(state) + log_likelihood(*tf.nest.flatten(state))
 
     def bootstrap(self, state: State) -> StreamState:
-        self._base.bootstrap(state)
+        self.of_one_batch.bootstrap(state)
         return StreamState(next(self.reads()), tf.zeros([], tf.int64))
 
     def chain_shape(self, state: State) -> Any:
-        return self._base.chain_shape(state)
+        return self.of_one_batch.chain_shape(state)
 
     def estimate(
         self,
@@ -200,7 +202,7 @@ class StreamedLogProb(Target):
         batches, position = target_state or self.bootstrap(state)
         at = position % self.batches_per_read
         batch = tf.nest.map_structure(lambda x: tf.gather(x, at), batches)
-        base, size, product = self._base, self._base.batch_size, ()
+        base, size, product = self.of_one_batch, self.of_one_batch.batch_size, ()
         if with_scores and probe is None:
             prior, gradient, _ = value_and_gradient(base.log_prior, state, connected=False)
             values, scores = base.scores(state, batch, prior.shape)
@@ -222,11 +224,11 @@ class StreamedLogProb(Target):
         )
 
     def _log_prob(self, state: State, batch: Any) -> tf.Tensor:
-        prior = self._base.log_prior(state)
-        return prior + self.num_examples / self._base.batch_size * self._sum(state, batch)
+        prior = self.of_one_batch.log_prior(state)
+        return prior + self.num_examples / self.of_one_batch.batch_size * self._sum(state, batch)
 
     def _sum(self, state: State, batch: Any) -> tf.Tensor:
-        values = self._base.log_likelihood(state, batch, self._base.batch_size)
+        values = self.of_one_batch.log_likelihood(state, batch, self.of_one_batch.batch_size)
         return tf.reduce_sum(values, axis=-1)
 
     def _value_and_gradient(self, state: State, batch: Any) -> tuple[tf.Tensor, State]:
@@ -243,25 +245,30 @@ class Feed:
 
     def __init__(self, target: Target | None, results: Any):
         self._target = target if isinstance(target, StreamedLogProb) else None
-        if self._target is not None:
-            size = self._target.batches_per_read
-            self._reads = self._target.reads(start=-(-_position(results) // size) * size)
+        if self._target is None:
+            return
+        found: list[StreamState] = []
+        tree.traverse(lambda x: found.append(x) if isinstance(x, StreamState) else None, results)
+        leaves, batches = tree.flatten(results), tree.flatten(found[0].batches)
+        # Where they are, found once: `tree.traverse` leaves reference cycles behind, which hold
+        # what it saw, batches of many megabytes, until the garbage collector comes.
+        self._batches = [_index(leaves, x) for x in batches]
+        self._position = _index(leaves, found[0].position)
+        size = self._target.batches_per_read
+        self._reads = self._target.reads(start=-(-int(found[0].position) // size) * size)
 
     def __call__(self, results: Any) -> tuple[Any, int | None]:
         """Returns results that have batches left, and for how many steps (None: for ever)."""
         if self._target is None:
             return results, None
-        used = _position(results) % self._target.batches_per_read
+        leaves = tree.flatten(results)
+        used = int(leaves[self._position]) % self._target.batches_per_read
         if used == 0:
-            batches = next(self._reads)
-            results = tree.traverse(
-                lambda x: x._replace(batches=batches) if isinstance(x, StreamState) else None,
-                results,
-            )
+            for at, batch in zip(self._batches, tree.flatten(next(self._reads)), strict=True):
+                leaves[at] = batch
+            results = tree.unflatten_as(results, leaves)
         return results, self._target.batches_per_read - used
 
 
-def _position(results: Any) -> int:
-    found: list[StreamState] = []
-    tree.traverse(lambda x: found.append(x) if isinstance(x, StreamState) else None, results)
-    return int(found[0].position)
+def _index(leaves: list[Any], wanted: Any) -> int:
+    return next(i for i, x in enumerate(leaves) if x is wanted)

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.diagnostics import gradients_at, squared_kernel_stein_discrepancy
+from tfp_sgmcmc.sampling.comparison import Comparison
 from tfp_sgmcmc.targets.base import State, as_target
 
 Candidate = Mapping[str, Any]
@@ -69,8 +69,10 @@ def tune(
     \( \lceil M_k / r \rceil \) stay, until there is one. They are compared by
     `squared_kernel_stein_discrepancy` of the round's states, of all chains together, with
     gradients from minibatches of the target: it sees bias as well as slow mixing, and needs no
-    reference. The paper's budget is seconds; here it is steps, so that the same call gives the same
-    result.
+    reference. It is taken in coordinates in which one candidate's chains, those of median spread,
+    have covariance I, so that it is the same however the parameters are scaled or mixed (if there
+    are 10 states for each of them; from fewer, deviations alone are made 1). The paper's budget is
+    seconds; here it is steps, so that the same call gives the same result.
 
     >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
     >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
@@ -94,9 +96,7 @@ def tune(
       num_results: states of each chain that a round's comparison takes.
       reduction: r, above 1.
       exact_gradients: whether to compare by gradients over all examples.
-      scale: c of the kernel; about the posterior's deviations. (For SGLD on a Gaussian posterior of
-        deviations 0.03, step sizes chosen with 0.03 and exact gradients made variances 4 to 20 %
-        too large, those chosen with 1 and exact gradients 44 to 100 %.)
+      scale: c of the kernel, in deviations of the chains.
       jit_compile: whether XLA compiles the steps.
 
     Raises:
@@ -123,23 +123,23 @@ def tune(
     chain_ndims = len(tf.TensorShape(target.chain_shape(initial_state)))
     run_seed, score_seed = random.split(seed, 2)
     programs = _Programs(make_kernel_fn, num_results, jit_compile)
-    score = _scorer(target, chain_ndims, exact_gradients, scale)
+    compare = Comparison(target, chain_ndims, exact_gradients, scale, jit_compile)
     positions: dict[int, Any] = {}
     rounds: list[TuningRound] = []
     for number, size in enumerate(sizes):
         stride = num_steps // (len(sizes) * size) // num_results
-        scores = []
+        states = []
         for index, candidate in left:
-            position, states = programs.advance(
+            positions[index], kept = programs.advance(
                 candidate,
                 positions.get(index) or (initial_state, None, 0),
                 random.fold_in(run_seed, index),
                 stride,
             )
-            positions[index] = position
-            found = score(states, random.fold_in(random.fold_in(score_seed, number), index))
-            scores.append(float(found) if np.isfinite(found) else np.inf)
-        rounds.append(TuningRound([c for _, c in left], np.array(scores), stride * num_results))
+            states.append(kept)
+        round_seed = random.fold_in(score_seed, number)
+        scores = compare(states, [random.fold_in(round_seed, index) for index, _ in left])
+        rounds.append(TuningRound([c for _, c in left], scores, stride * num_results))
         if not np.any(np.isfinite(scores)):
             raise ValueError(
                 "The chains of all candidates became NaN or infinite: "
@@ -172,21 +172,6 @@ def _sizes(size: int, reduction: float) -> list[int]:
     return sizes
 
 
-def _scorer(target: Any, chain_ndims: int, exact_gradients: bool, scale: float) -> Any:
-    """A compiled function: states `[num_results, chains..., event...]`, seed -> S squared."""
-
-    def pooled(x: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(x, [-1, *x.shape[1 + chain_ndims :]])
-
-    @tf.function(autograph=False)
-    def score(states: State, seed: tf.Tensor) -> tf.Tensor:
-        gradients = gradients_at(target, states, None if exact_gradients else seed)
-        pools = (tf.nest.map_structure(pooled, x) for x in (states, gradients))
-        return squared_kernel_stein_discrepancy(*pools, scale=scale)
-
-    return score
-
-
 class _Programs:
     """Compiled runs, one for all candidates that differ in floats alone."""
 
@@ -204,7 +189,8 @@ class _Programs:
         floats = {k: v for k, v in candidate.items() if isinstance(v, float | np.floating)}
         floats = floats if self._takes_tensors else {}
         others = {k: v for k, v in candidate.items() if k not in floats}
-        key = tuple((k, v if isinstance(v, Hashable) else id(v)) for k, v in others.items())
+        named = ((k, v if isinstance(v, Hashable) else id(v)) for k, v in others.items())
+        key = (*floats, *named)
         if key not in self._made:
             self._made[key] = self._make(others, bool(floats))
         begin, run = self._made[key]

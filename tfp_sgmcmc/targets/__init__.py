@@ -5,7 +5,7 @@ from tfp_sgmcmc.targets.center import CenterReport, find_center
 from tfp_sgmcmc.targets.control_variate import ControlVariate
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
-from tfp_sgmcmc.targets.preflight import preflight
+from tfp_sgmcmc.targets.preflight_check import preflight
 from tfp_sgmcmc.targets.svrg import SVRG
 
 __all__ = [
