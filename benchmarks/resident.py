@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -21,6 +22,7 @@ from benchmarks import command_line
 from benchmarks.logistic import as_batch, log_likelihood
 
 STEP_SIZE = 1e-5
+PRIOR = tfp.distributions.Normal(0.0, 10.0)
 
 
 def fit(x: np.ndarray, y: np.ndarray, batch_size: int, per_call: int, steps: int) -> Callable:
@@ -37,7 +39,9 @@ def fit(x: np.ndarray, y: np.ndarray, batch_size: int, per_call: int, steps: int
     return lambda: model.fit(data, verbose=0, callbacks=[callback])
 
 
-def sample_chain(x: np.ndarray, y: np.ndarray, batch_size: int, reshuffle: str, steps: int):
+def sample_chain(
+    x: np.ndarray, y: np.ndarray, batch_size: int, reshuffle: Literal["step", "epoch"], steps: int
+) -> Callable:
     """The same in `tfp.mcmc.sample_chain`."""
     target = sgmcmc.MinibatchLogProb(
         lambda w: tf.reduce_sum(PRIOR.log_prob(w), axis=-1),
@@ -60,9 +64,6 @@ def sample_chain(x: np.ndarray, y: np.ndarray, batch_size: int, reshuffle: str, 
     return lambda: run(tf.constant([0, 1])).numpy()
 
 
-PRIOR = tfp.distributions.Normal(0.0, 10.0)
-
-
 def compare(
     batch_sizes: tuple[int, ...] = (100, 500),
     steps_per_call: tuple[int, ...] = (100, 1000),
@@ -73,10 +74,12 @@ def compare(
     x, y, *_ = datasets.mnist_7v9("pca", 128)
     rows = []
     for n in batch_sizes:
-        sides = {
-            reshuffle: sample_chain(x, y, n, reshuffle, steps) for reshuffle in ("step", "epoch")
-        } | {k: fit(x, y, n, k, steps) for k in steps_per_call}
-        times: dict[object, list[float]] = {name: [] for name in sides}
+        sides: dict[Any, Callable] = {
+            "step": sample_chain(x, y, n, "step", steps),
+            "epoch": sample_chain(x, y, n, "epoch", steps),
+        }
+        sides |= {k: fit(x, y, n, k, steps) for k in steps_per_call}
+        times: dict[Any, list[float]] = {name: [] for name in sides}
         for repeat in range(repeats + 1):
             for name, run in sides.items():
                 start = time.perf_counter()

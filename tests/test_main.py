@@ -234,7 +234,8 @@ def whitened_moments(kernel, num_steps, plane):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(s, marks=[pytest.mark.slow] * (s == "decay")) for s in SAMPLERS]
+    "name",
+    [pytest.param(s, marks=[pytest.mark.slow] * (s in ("decay", "psgld"))) for s in SAMPLERS],
 )
 def test_samplers_have_the_variance_that_their_step_size_promises(name, plane):
     target, pilot, _, _ = plane

@@ -17,9 +17,12 @@ GENERATOR = np.random.default_rng(0)
 C, BETA = 1.3, -0.4
 
 
-def stein_kernel(x: np.ndarray, y: np.ndarray, g: np.ndarray, h: np.ndarray) -> float:
-    """k_0 of two points, from differences of the kernel."""
-    step = 1e-3 * np.eye(len(x))
+def stein_kernel(
+    x: np.ndarray, y: np.ndarray, g: np.ndarray, h: np.ndarray, m: np.ndarray | None = None
+) -> float:
+    """k_0 of two points, from differences of the kernel along the rows of M."""
+    m = np.eye(len(x)) if m is None else m
+    step, g, h = 1e-3 * m, m @ g, m @ h
 
     def k(x: np.ndarray, y: np.ndarray) -> float:
         return (C**2 + np.sum((x - y) ** 2)) ** BETA
@@ -30,9 +33,11 @@ def stein_kernel(x: np.ndarray, y: np.ndarray, g: np.ndarray, h: np.ndarray) -> 
     return float(g @ h * k(x, y) + g @ by_y + h @ by_x + sum(mixed) / 4e-6)
 
 
-def by_definition(x: np.ndarray, g: np.ndarray, w: np.ndarray, statistic: str) -> float:
+def by_definition(
+    x: np.ndarray, g: np.ndarray, w: np.ndarray, statistic: str, m: np.ndarray | None = None
+) -> float:
     pairs = [(i, j) for i in range(len(x)) for j in range(len(x)) if statistic == "V" or i != j]
-    total = sum(w[i] * w[j] * stein_kernel(x[i], x[j], g[i], g[j]) for i, j in pairs)
+    total = sum(w[i] * w[j] * stein_kernel(x[i], x[j], g[i], g[j], m) for i, j in pairs)
     return total / sum(w[i] * w[j] for i, j in pairs)
 
 
@@ -59,6 +64,19 @@ def test_by_definition(statistic: Any, chunk_size: int | None) -> None:
 
 def discrepancy(x: Any, g: Any, **options: Any) -> np.ndarray:
     return sgmcmc.squared_kernel_stein_discrepancy(x, g, scale=C, exponent=BETA, **options).numpy()
+
+
+@pytest.mark.parametrize("statistic", ["U", "V"])
+def test_a_preconditioner_by_definition(statistic: Any) -> None:
+    x, g = np.random.default_rng(1).standard_normal([2, 7, 2, 3])
+    m = np.array([[2.0, 0.3, -0.5], [0.3, 1.0, 0.2], [-0.5, 0.2, 0.4]])
+    found = discrepancy(x, g, chain_ndims=1, statistic=statistic, preconditioner=m, chunk_size=3)
+    for chain in range(2):
+        expected = by_definition(x[:, chain], g[:, chain], np.ones(7), statistic, m)
+        # U is near zero, and differences of steps of 1e-3 are wrong by some 1e-6.
+        np.testing.assert_allclose(found[chain], expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"preconditioner has shape \(3,\); \[3, 3\]"):
+        discrepancy(x, g, chain_ndims=1, preconditioner=np.ones(3))
 
 
 def test_two_points_by_hand() -> None:

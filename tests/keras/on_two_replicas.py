@@ -4,6 +4,7 @@ Each is compared with the chain on one device, of the same seed and the same bat
 """
 
 import contextlib
+import os
 
 import keras
 import numpy as np
@@ -14,6 +15,8 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.keras import replicas
 
+if "ON_TWO_REPLICAS" not in os.environ:
+    pytest.skip("run by test_keras_distribute.py", allow_module_level=True)
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )

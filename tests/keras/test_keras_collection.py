@@ -69,7 +69,9 @@ def test_only_the_sampling_phase_is_kept():
         1e-3, num_steps=12, num_cycles=2, exploration_ratio=0.5
     )  # cycles of 6 steps
     callback, logs = fit(
-        sgld(schedule), keep=schedule.is_sampling, compiled={"steps_per_execution": 3}
+        sgld(schedule),
+        keep=schedule.is_sampling,
+        compiled={"steps_per_execution": 3, "jit_compile": False},
     )
     assert list(callback.sample_steps) == [3, 4, 5, 9, 10, 11]
     np.testing.assert_allclose(logs["step_size"], [float(schedule(t)) for t in (2, 5, 8, 11)])
@@ -89,7 +91,8 @@ class Alphas(keras.callbacks.Callback):
 def test_burnin_ends_at_the_sampling_threshold():
     """That is after the first step looked at whose alpha is below it, after the burn-in steps."""
     schedule = sgmcmc.schedules.PolynomialDecay(a=1e-2, b=1.0, gamma=1.0)
-    run = {"epochs": 5, "noise_every": 2, "compiled": {}, "num_burnin_steps": 5}
+    run = {"epochs": 5, "noise_every": 2, "compiled": {"jit_compile": False}}
+    run["num_burnin_steps"] = 5
     alphas = Alphas()
     callback, _ = fit(sgld(schedule), sampling_threshold=1e-12, callbacks=[alphas], **run)
     assert not len(callback.samples[0])
@@ -104,7 +107,10 @@ def test_burnin_ends_at_the_sampling_threshold():
 def test_logged_noise_is_that_of_the_batch(num_chains):
     """The scores of a linear regression by hand, at the state before the last step looked at."""
     callback, logs = fit(
-        sgld(preconditioner=4.0, temperature=0.5), noise_every=1, num_chains=num_chains
+        sgld(preconditioner=4.0, temperature=0.5),
+        noise_every=1,
+        num_chains=num_chains,
+        compiled={"jit_compile": False},
     )
     weights = callback.samples[0][10].reshape(-1, D)  # before step 11
     batch = slice(2 * B, 3 * B)  # of step 11

@@ -1,5 +1,6 @@
 """Models that are built in the scope of a `tf.distribute` strategy."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,11 @@ def on_two_replicas(*arguments):
     path = Path(__file__).with_name("on_two_replicas.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
     run = subprocess.run(
-        [*command, *arguments], cwd=path.parents[2], capture_output=True, text=True
+        [*command, *arguments],
+        cwd=path.parents[2],
+        env={**os.environ, "ON_TWO_REPLICAS": "1"},
+        capture_output=True,
+        text=True,
     )
     assert run.returncode == 0, run.stdout
 

@@ -19,6 +19,7 @@ def squared_kernel_stein_discrepancy(
     *,
     chain_ndims: int = 0,
     weights: Any = None,
+    preconditioner: Any = None,
     scale: float = 1.0,
     exponent: float = -0.5,
     statistic: Literal["U", "V"] = "U",
@@ -36,7 +37,11 @@ def squared_kernel_stein_discrepancy(
       - 4 \beta (\beta - 1) q^{\beta - 2} |x - y|^2
     \]
 
-    g is the gradient of the log posterior, whose constant of normalisation it does not need.
+    g is the gradient of the log posterior, whose constant of normalisation it does not need. With
+    a preconditioner M, k_0 is that of the diffusion \( g^T M f + \nabla \cdot (M f) \): M g stands
+    for g, \( \operatorname{tr} M^2 \) for d, and |M (x - y)| and M (x - y) for the distance and the
+    difference that follow. Where M is the posterior's covariance, deviations count as they do in
+    its moments; without, the narrowest direction counts most.
     `"V"` is this sum. Of n independent draws of the target it has the mean E[k_0(x, x)] / n, so
     that S goes to zero as 1 / sqrt(n); of other samples, it does not go to zero. `"U"` leaves out
     the pairs i = j, and is without bias: its mean is zero on the target, so that it is now and then
@@ -59,6 +64,7 @@ def squared_kernel_stein_discrepancy(
       chain_ndims: number of dimensions behind the first that count chains.
       weights: w, `[n]`, not negative, such as step sizes; they are divided by their sum. None is
         1/n for each.
+      preconditioner: M, `[D, D]`, symmetric and positive definite; None is the identity.
       scale: c, positive.
       exponent: beta, in (-1, 0), where S detects samples that do not converge to the target.
       statistic: `"U"` or `"V"`.
@@ -69,11 +75,14 @@ def squared_kernel_stein_discrepancy(
       S squared, a scalar or `[chains...]`.
 
     Raises:
-      ValueError: unequal shapes; `scale`, `exponent`, `statistic` or `chunk_size` out of range.
+      ValueError: unequal shapes, or a preconditioner of another; `scale`, `exponent`, `statistic`
+        or `chunk_size` out of range.
 
     #### References
 
     J. Gorham and L. Mackey. Measuring sample quality with kernels. ICML, 2017.
+    J. Gorham, A. Duncan, S. Vollmer and L. Mackey. Measuring sample quality with diffusions. Annals
+    of Applied Probability, 2019. The preconditioner.
     Q. Liu, J. Lee and M. Jordan. A kernelized Stein discrepancy for goodness-of-fit tests. ICML,
     2016. Both statistics.
     """
@@ -99,26 +108,34 @@ def squared_kernel_stein_discrepancy(
         raise ValueError(f"chunk_size is {chunk_size}; at least 1 is expected.")
     num_rows = min(n, chunk_size or max(1, _CHUNK // (n * x.shape[:-2].num_elements())))
 
-    squares = tf.reduce_sum(x**2, axis=-1)
-    along = tf.reduce_sum(g * x, axis=-1)
+    mx, trace = x, size
+    if preconditioner is not None:
+        m = tf.convert_to_tensor(preconditioner, x.dtype)
+        if m.shape != [size, size]:
+            raise ValueError(f"preconditioner has shape {m.shape}; [{size}, {size}] is expected.")
+        g, mx, trace = tf.matmul(g, m), tf.matmul(x, m), tf.reduce_sum(m**2)
+    squares, m_squares = (tf.reduce_sum(a**2, axis=-1) for a in (x, mx))
+    along = tf.reduce_sum(g * mx, axis=-1)
     beta, c2 = exponent, scale**2
 
     def rows_sum(start: tf.Tensor) -> tf.Tensor:
         """Sum over j, and over `num_rows` rows i that begin at `start`."""
         # The last chunk begins where it still fits; rows that were already counted get no weight.
         first = tf.minimum(start, n - num_rows)
-        y, h, y2, hy, v = (
+        y, my, h, y2, my2, hy, v = (
             _slice(a, first, num_rows, axis)
-            for a, axis in ((x, -2), (g, -2), (squares, -1), (along, -1), (w, -1))
+            for a, axis in zip(
+                (x, mx, g, squares, m_squares, along, w), (-2, -2, -2, -1, -1, -1, -1), strict=True
+            )
         )
         v = tf.where(first + tf.range(num_rows) >= start, v, 0)
-        distance = y2[..., :, tf.newaxis] + squares[..., tf.newaxis, :]
-        distance = tf.maximum(distance - 2 * tf.matmul(y, x, transpose_b=True), 0)
+        distance = _distances(y, x, y2, squares)
+        m_distance = distance if mx is x else _distances(my, mx, my2, m_squares)
         slope = hy[..., :, tf.newaxis] + along[..., tf.newaxis, :]  # (g(y) - g(x))^T (y - x)
-        slope -= tf.matmul(h, x, transpose_b=True) + tf.matmul(y, g, transpose_b=True)
+        slope -= tf.matmul(h, mx, transpose_b=True) + tf.matmul(my, g, transpose_b=True)
         q = c2 + distance
-        terms = tf.matmul(h, g, transpose_b=True) - 2 * beta * (size + slope) / q
-        terms -= 4 * beta * (beta - 1) * distance / q**2
+        terms = tf.matmul(h, g, transpose_b=True) - 2 * beta * (trace + slope) / q
+        terms -= 4 * beta * (beta - 1) * m_distance / q**2
         return tf.linalg.matvec(tf.linalg.matvec(q**beta * terms, w)[..., tf.newaxis, :], v)[..., 0]
 
     _, total = tf.while_loop(
@@ -129,7 +146,7 @@ def squared_kernel_stein_discrepancy(
     )
     if statistic == "V":
         return total
-    same = c2**beta * (tf.reduce_sum(g**2, axis=-1) - 2 * beta * size / c2)
+    same = c2**beta * (tf.reduce_sum(g**2, axis=-1) - 2 * beta * trace / c2)
     return (total - tf.linalg.matvec(same[..., tf.newaxis, :], w**2)[..., 0]) / (
         1 - tf.reduce_sum(w**2)
     )
@@ -175,6 +192,12 @@ def _rows(nest: State, chain_ndims: int) -> tf.Tensor:
     parts = [tf.convert_to_tensor(x) for x in tf.nest.flatten(nest)]
     flat = flatten_parts(parts, 1 + chain_ndims)
     return tf.transpose(flat, [*range(1, 1 + chain_ndims), 0, 1 + chain_ndims])
+
+
+def _distances(y: tf.Tensor, x: tf.Tensor, y2: tf.Tensor, x2: tf.Tensor) -> tf.Tensor:
+    """Squared ones, of all rows of y to all of x, whose squared norms are given."""
+    both = y2[..., :, tf.newaxis] + x2[..., tf.newaxis, :]
+    return tf.maximum(both - 2 * tf.matmul(y, x, transpose_b=True), 0)
 
 
 def _slice(x: tf.Tensor, start: tf.Tensor, size: int, axis: int) -> tf.Tensor:

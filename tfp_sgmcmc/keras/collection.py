@@ -75,8 +75,9 @@ class Rings:
         They are kept if they are counted; else the next ones overwrite them. Not to write them
         would take a branch, for which XLA copies the rings.
         """
-        # One more than an execution can fill, for those that are not kept.
-        num_slots = 1 - (-num_steps // (self._collection.num_steps_between_results + 1))
+        # As many as an execution can fill, and one for the steps after these.
+        num_slots = -(-num_steps // (self._collection.num_steps_between_results + 1))
+        num_slots += num_steps > 1
         if self._steps.shape[0] != num_slots:
             self.recorded = [v for v, _ in moved]
             with tf.init_scope():

@@ -1,4 +1,4 @@
-"""How `tune` compares candidates: Stein discrepancies of their states, in whitened coordinates."""
+"""How `tune` compares candidates: by Stein discrepancies of their states."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from tfp_sgmcmc.diagnostics import gradients_at, squared_kernel_stein_discrepanc
 from tfp_sgmcmc.targets import FullDataLogProb, Target
 from tfp_sgmcmc.targets.base import State
 
-# Rows for each column that a full covariance is estimated from; deviations alone are, from fewer.
+# Rows for each column that a correlation is estimated from.
 _ROWS_A_COLUMN = 10
-_LEAST_VARIANCE = 1e-12  # relative to the largest; chains that hardly moved have less
+_LEAST_VARIANCE = 1e-12  # relative to the largest
 
 
 class Comparison:
     """Squared kernel Stein discrepancies (U) of several candidates' states.
 
-    In coordinates in which the chains have covariance I (see `whitening`), for all candidates the
-    same: in others the narrowest direction of a posterior would decide alone. Gradients from
+    Parameters are divided by their deviations, and the discrepancy's preconditioner is their
+    correlation (see `spread`), for all candidates the same: else the narrowest direction of a
+    posterior would decide alone, which in its mean and covariance hardly counts. Gradients from
     minibatches are those of a minibatch of its own for each state, be it of a target whose chains
     share them; else they were not independent, and the discrepancy biased.
 
@@ -50,7 +51,8 @@ class Comparison:
             jit_compile=jit_compile,
         )
         self._discrepancy = tf.function(
-            lambda x, g: squared_kernel_stein_discrepancy(x, g, scale=scale), autograph=False
+            lambda x, g, m: squared_kernel_stein_discrepancy(x, g, preconditioner=m, scale=scale),
+            autograph=False,
         )
 
     def __call__(self, states: Sequence[State], seeds: Sequence[tf.Tensor]) -> np.ndarray:
@@ -65,14 +67,10 @@ class Comparison:
         scores = np.full(len(rows), np.inf)
         if not any(finite):
             return scores
-        forth, back = whitening([x for x, ok in zip(rows, finite, strict=True) if ok])
-        dtype = tf.nest.flatten(states[0])[0].dtype
+        deviations, correlation = spread([x for x, ok in zip(rows, finite, strict=True) if ok])
         for i in np.flatnonzero(finite):
-            gradients = self.gradients(states[i], seeds[i])
-            x = _times(rows[i] - rows[i].mean(axis=0), forth)
-            score = self._discrepancy(
-                tf.constant(x, dtype), tf.constant(_times(gradients, back), dtype)
-            ).numpy()
+            x, g = rows[i] / deviations, self.gradients(states[i], seeds[i]) * deviations
+            score = self._discrepancy(x, g, correlation).numpy()
             scores[i] = score if np.isfinite(score) else np.inf
         return scores
 
@@ -88,46 +86,34 @@ class Comparison:
         return _rows(states, 1 + self._chain_ndims)
 
 
-def whitening(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    r"""Factors that take states to covariance I, and gradients along.
+def spread(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Deviations and correlation of one candidate's states: of those whose variance is the median.
 
-    \[
-    \theta' = C^{-1/2} \theta, \qquad g' = C^{1/2} g
-    \]
-
-    C is the covariance of one candidate's states: of that whose trace is the (lower) median, since
-    those of some have not spread yet and those of others have spread too far.
+    States of some candidates have not spread yet, and those of others have spread too far.
 
     >>> x = np.random.default_rng(0).normal(size=[1000, 2]) * [1.0, 5.0]
-    >>> forth, back = whitening([x, 0.01 * x, 100.0 * x])
-    >>> np.cov(x @ forth, rowvar=False).round(6) + 0.0, (forth @ back).round(6) + 0.0
-    (array([[1., 0.], [0., 1.]]), array([[1., 0.], [0., 1.]]))
+    >>> deviations, correlation = spread([x, 0.01 * x, 100.0 * x])
+    >>> deviations.round(1), correlation.round(1) + 0.0
+    (array([1. , 4.9]), array([[1., 0.], [0., 1.]]))
 
     Args:
       rows: states of each candidate, `[n, D]`.
 
     Returns:
-      Symmetric `[D, D]`; or where n is below 10 D, of the deviations alone, `[D]`.
+      `[D]`, and `[D, D]` or, where n is below 10 D, None.
     """
-    traces = [np.var(x, axis=0).sum() for x in rows]
-    x = rows[np.argsort(traces, kind="stable")[(len(rows) - 1) // 2]]
+    variances = [np.var(x, axis=0) for x in rows]
+    middle = np.argsort([v.sum() for v in variances], kind="stable")[(len(rows) - 1) // 2]
+    x, most = rows[middle], variances[middle].max()
+    # Parameters that hardly moved are divided by something, too.
+    least = _LEAST_VARIANCE * most if most > 0 else 1.0
+    deviations = np.sqrt(np.maximum(variances[middle], least))
     if len(x) < _ROWS_A_COLUMN * x.shape[1]:
-        deviations = np.sqrt(_floored(np.var(x, axis=0)))
-        return 1 / deviations, deviations
-    variances, axes = np.linalg.eigh(np.cov(x, rowvar=False).reshape(x.shape[1], -1))
-    deviations = np.sqrt(_floored(variances))
-    return axes / deviations @ axes.T, axes * deviations @ axes.T
-
-
-def _floored(variances: np.ndarray) -> np.ndarray:
-    most = variances.max()
-    return np.maximum(variances, _LEAST_VARIANCE * most) if most > 0 else np.ones_like(variances)
+        return deviations, None
+    z = (x - x.mean(axis=0)) / deviations
+    return deviations, z.T @ z / len(z)
 
 
 def _rows(nest: State, lead_ndims: int) -> np.ndarray:
     flat = flatten_parts(tf.nest.flatten(nest), lead_ndims).numpy().astype(np.float64)
     return flat.reshape(-1, flat.shape[-1])
-
-
-def _times(rows: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    return rows * factor if factor.ndim == 1 else rows @ factor

@@ -92,7 +92,7 @@ def sample(
     ...     for num_results in (10, 30):
     ...         result = sgmcmc.sample(
     ...             sgmcmc.SGLD(target, step_size=1e-4), tf.zeros([]), num_results, seed=0,
-    ...             directory=folder, progress_bar=False)
+    ...             jit_compile=False, directory=folder, progress_bar=False)
     ...     last = result.states[-1]  # reads this draw alone
     >>> result.num_results, int(result.final_kernel_results.step), bool(last == result.final_state)
     (30, 30, True)

@@ -69,10 +69,13 @@ def tune(
     \( \lceil M_k / r \rceil \) stay, until there is one. They are compared by
     `squared_kernel_stein_discrepancy` of the round's states, of all chains together, with
     gradients from minibatches of the target: it sees bias as well as slow mixing, and needs no
-    reference. It is taken in coordinates in which one candidate's chains, those of median spread,
-    have covariance I, so that it is the same however the parameters are scaled or mixed (if there
-    are 10 states for each of them; from fewer, deviations alone are made 1). The paper's budget is
-    seconds; here it is steps, so that the same call gives the same result.
+    reference. Parameters are divided by their deviations and the correlation between them is the
+    discrepancy's preconditioner (if there are 10 states for each parameter), both of the candidate
+    whose states' variance is the median. So errors count as they do in the posterior's moments. The
+    paper's budget is seconds; here it is steps, so that the same call gives the same result.
+
+    What is best depends on how long a chain is: small steps are less biased and mix slower. Let the
+    last round, B / (2 K) steps, be about as long as the run to come.
 
     >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
     >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))

@@ -1,0 +1,86 @@
+"""Compiled chains of every sampler and baseline of the suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from benchmarks.samplers import make_target, samplers
+from benchmarks.suite import problems
+
+NUM_LEAPFROG_STEPS = 5
+MAX_TREE_DEPTH = 3
+
+
+class Method(NamedTuple):
+    """How a posterior is sampled.
+
+    Attributes:
+      make_kernel: () -> kernel.
+      examples: that a step looks at; for NUTS, at most.
+    """
+
+    make_kernel: Callable[[], Any]
+    examples: int
+
+
+def methods(problem: str, batch_size: int) -> tuple[sgmcmc.MinibatchLogProb, dict[str, Method]]:
+    """A target, and all samplers and baselines on it by name."""
+    target = make_target(*problems.data(problem), batch_size)
+    on_minibatches = samplers(target) | {"SGD": lambda: sgmcmc.SGLD(target, 2e-5, temperature=0.0)}
+    found = {name: Method(make, batch_size) for name, make in on_minibatches.items()}
+    on_all_data = {
+        "corrected Langevin": (lambda: sgmcmc.CorrectedLangevin(target, 5e-4), 1),
+        "HMC": (
+            lambda: tfp.mcmc.HamiltonianMonteCarlo(target, 0.03, NUM_LEAPFROG_STEPS),
+            NUM_LEAPFROG_STEPS,
+        ),
+        "NUTS": (
+            lambda: tfp.mcmc.NoUTurnSampler(target, 0.03, max_tree_depth=MAX_TREE_DEPTH),
+            2**MAX_TREE_DEPTH - 1,
+        ),
+    }
+    for name, (make, num_gradients) in on_all_data.items():
+        found[name] = Method(make, num_gradients * target.num_examples)
+    return target, found
+
+
+def compiled(kernel: Any, num_results: int, thinning: int = 1) -> Any:
+    """(state, results, seed) -> what `sample_chain` returns, by XLA; it traces temperatures."""
+
+    def temperature(state: tf.Tensor, results: Any) -> tf.Tensor:
+        nothing = tf.fill(state.shape[:-1], tf.constant(float("nan")))
+        return getattr(results, "kinetic_temperature", nothing)
+
+    @tf.function(jit_compile=True)
+    def run(state: tf.Tensor, results: Any, seed: tf.Tensor) -> Any:
+        return tfp.mcmc.sample_chain(
+            num_results,
+            state,
+            previous_kernel_results=results,
+            kernel=kernel,
+            num_burnin_steps=thinning - 1,
+            num_steps_between_results=thinning - 1,
+            trace_fn=temperature,
+            return_final_kernel_results=True,
+            seed=seed,
+        )
+
+    return run
+
+
+class Chain:
+    """A compiled chain from the origin, which goes on with each call."""
+
+    def __init__(self, kernel: Any, start: tf.Tensor, num_steps: int):
+        self._run = compiled(kernel, 1, num_steps)
+        self._state, self._results = start, kernel.bootstrap_results(start)
+
+    def __call__(self) -> tf.Tensor:
+        last = self._run(self._state, self._results, tf.constant([0, 1]))
+        self._state, self._results = last.all_states[-1], last.final_kernel_results
+        return self._state.numpy()

@@ -1,0 +1,102 @@
+"""What each profile runs; names and numbers only, so that asv reads it without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+VARIABLE = "TFP_SGMCMC_PROFILE"
+
+SAMPLERS = (
+    "SGLD, eps 1e-3",
+    "SGLD, eps 2e-5",
+    "mSGLD",
+    "SGFS full, alpha 0",
+    "SGFS full",
+    "SGFS low_rank",
+    "SGFS diag",
+    "SGHMC",
+    "SGNHT",
+    "CCAdL full",
+    "CCAdL low_rank",
+    "CCAdL diag",
+    "underdamped Langevin",
+    "NOGIN full",
+    "NOGIN low_rank",
+    "NOGIN diag",
+)
+BASELINES = ("SGD", "corrected Langevin", "HMC", "NUTS")
+FEW = ("SGLD, eps 2e-5", "SGHMC", "SGNHT", "NOGIN diag")
+
+
+class Profile(NamedTuple):
+    """Parameters of the benchmarks.
+
+    Attributes:
+      samplers: whose steps are timed, with each number of `chains` and each of `batch_sizes`.
+      compiled: whose compilation is timed.
+      problems: posteriors on which samples are compared with exact moments.
+      scored: samplers and baselines that are compared.
+      num_examples: N, at D = 10.
+      dimensions: D, at N = 1000.
+      scaled_chains: numbers of chains, at N = 1000 and D = 10.
+      fitted: how a Keras network is fitted: by SGD, or by the callback with a sampler.
+      steps_per_execution: of its `compile`.
+    """
+
+    samplers: tuple[str, ...]
+    chains: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    compiled: tuple[str, ...]
+    problems: tuple[str, ...]
+    scored: tuple[str, ...]
+    num_examples: tuple[int, ...]
+    dimensions: tuple[int, ...]
+    scaled_chains: tuple[int, ...]
+    fitted: tuple[str, ...]
+    steps_per_execution: tuple[int, ...]
+
+
+FAST = Profile(
+    samplers=FEW,
+    chains=(1,),
+    batch_sizes=(500,),
+    compiled=("SGLD, eps 2e-5",),
+    problems=("synthetic",),
+    scored=(*FEW, "SGD", "HMC"),
+    num_examples=(10**5,),
+    dimensions=(10**4,),
+    scaled_chains=(64,),
+    fitted=("SGD", "SGHMC"),
+    steps_per_execution=(10,),
+)
+REGULAR = Profile(
+    samplers=SAMPLERS,
+    chains=(1, 64),
+    batch_sizes=(100, 500),
+    compiled=SAMPLERS,
+    problems=("synthetic", "mnist_7v9"),
+    scored=SAMPLERS + BASELINES,
+    num_examples=(10**3, 10**5),
+    dimensions=(10, 10**4),
+    scaled_chains=(1, 64),
+    fitted=("SGD", "SGLD", "SGHMC"),
+    steps_per_execution=(1, 10),
+)
+LARGE = REGULAR._replace(
+    num_examples=(10**3, 10**4, 10**5, 10**6, 10**7),
+    dimensions=(10, 10**2, 10**3, 10**4, 10**5, 10**6),
+    scaled_chains=(1, 4, 16, 64, 256, 1024),
+)
+PROFILES = {"fast": FAST, "regular": REGULAR, "large": LARGE}
+
+
+def chosen() -> Profile:
+    """The profile that the environment variable names."""
+    name = os.environ.get(VARIABLE, "fast")
+    if name not in PROFILES:
+        raise ValueError(f"{VARIABLE} is {name!r}; one of {', '.join(PROFILES)} is expected.")
+    return PROFILES[name]
+
+
+PROFILE = chosen()

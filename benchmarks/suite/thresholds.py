@@ -1,0 +1,22 @@
+"""The relative changes that count as regressions, as `asv publish` reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+CONFIGURATION = Path(__file__).resolve().parents[2] / "asv.conf.json"
+
+
+def threshold(benchmark: str) -> float:
+    """The largest of all whose pattern is in the name, as asv has it.
+
+    >>> threshold("accuracy.Accuracy.track_covariance_error")
+    0.3
+    """
+    patterns = json.loads(CONFIGURATION.read_text())["regressions_thresholds"]
+    found = [value for pattern, value in patterns.items() if re.match(pattern, benchmark)]
+    if not found:
+        raise ValueError(f"{benchmark} has no threshold in {CONFIGURATION.name}.")
+    return max(found)
