@@ -30,6 +30,14 @@ class Reference(NamedTuple):
     mean_floor: float
     covariance_floor: float
 
+    def errors(self, samples: Any) -> tuple[float, float]:
+        """E1 and E2 of samples `[num_results, num_chains, D]`."""
+        mean, covariance = moments(samples)
+        return (
+            sgmcmc.relative_mean_error(mean, self.mean),
+            sgmcmc.relative_covariance_error(covariance, self.covariance),
+        )
+
     def __str__(self) -> str:
         return (
             f"exact posterior by HMC: R-hat {self.r_hat:.3f}, acceptance {self.acceptance:.2f}, "

@@ -93,6 +93,28 @@ def samplers(target: sgmcmc.MinibatchLogProb) -> dict[str, Callable[[], Any]]:
     }
 
 
+def compiled(
+    kernel: Any, num_results: int, thinning: int, trace_fn: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """(state, results, seed) -> what `sample_chain` returns with the results, by XLA."""
+
+    @tf.function(jit_compile=True)
+    def run(state: tf.Tensor, results: Any, seed: tf.Tensor) -> Any:
+        return tfp.mcmc.sample_chain(
+            num_results,
+            state,
+            previous_kernel_results=results,
+            kernel=kernel,
+            num_burnin_steps=thinning - 1,
+            num_steps_between_results=thinning - 1,
+            trace_fn=trace_fn,
+            return_final_kernel_results=True,
+            seed=seed,
+        )
+
+    return run
+
+
 def measure(
     name: str,
     kernel: Any,
@@ -105,20 +127,7 @@ def measure(
 ) -> Row:
     """Runs one chain from the exact mean, in ten blocks; the first is burn-in, and compiles."""
 
-    @tf.function(jit_compile=True)
-    def run(state: tf.Tensor, results: Any, seed: tf.Tensor) -> Any:
-        return tfp.mcmc.sample_chain(
-            num_steps // thinning // 10,
-            state,
-            previous_kernel_results=results,
-            kernel=kernel,
-            num_burnin_steps=thinning - 1,
-            num_steps_between_results=thinning - 1,
-            trace_fn=None,
-            return_final_kernel_results=True,
-            seed=seed,
-        )
-
+    run = compiled(kernel, num_steps // thinning // 10, thinning)
     start = tf.constant(reference.mean, tf.float32)
     last = run(start, kernel.bootstrap_results(start), tf.constant([seed, 0]))
     blocks = []

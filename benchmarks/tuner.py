@@ -16,11 +16,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-import datasets
 import tfp_sgmcmc as sgmcmc
 from benchmarks import command_line
-from benchmarks.logistic import as_batch, gaussian_log_prior, log_likelihood
-from benchmarks.reference import Reference, exact_posterior, logistic_laplace, moments
+from benchmarks.reference import Reference
+from benchmarks.reproductions.mnist_7v9 import posterior
 
 # Factors of 1.5, from a hundredth of what is stable to more than that.
 CANDIDATES = [1e-6 * 1.5**k for k in range(13)]
@@ -62,14 +61,8 @@ def run(
     seed: int = 0,
 ) -> Result:
     """Tunes, and runs grid and choices; arguments as on the command line."""
-    x, y, _, _ = datasets.mnist_7v9()
-    target = sgmcmc.MinibatchLogProb(
-        gaussian_log_prior, log_likelihood, as_batch(x, y), batch_size, shared_batch=True
-    )
-    reference = exact_posterior(
-        target, logistic_laplace(x, y), num_results=num_reference_results, seed=seed
-    )
-    start = tf.zeros([num_chains, x.shape[1]])
+    target, reference = posterior(batch_size, num_reference_results, seed)
+    start = tf.zeros([num_chains, len(reference.mean)])
 
     def tune(number: int) -> Any:
         return sgmcmc.tune(
@@ -100,13 +93,7 @@ def run(
             samples = sgld(tf.constant(step_size, tf.float32), tf.constant([seed, repeat])).numpy()
             if not np.isfinite(samples).all():
                 return np.full([repeats, 2], np.inf)
-            mean, covariance = moments(samples)
-            found.append(
-                (
-                    sgmcmc.relative_mean_error(mean, reference.mean),
-                    sgmcmc.relative_covariance_error(covariance, reference.covariance),
-                )
-            )
+            found.append(reference.errors(samples))
         return np.array(found)
 
     began = time.perf_counter()

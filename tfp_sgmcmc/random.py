@@ -242,6 +242,15 @@ def permuted_indices(
     return tf.cast(result, tf.int32)
 
 
+def numbered_seed(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """Returns a seed `[..., 2]` for each of `int32` numbers, the same in every mode.
+
+    For indices, which hash their seeds; `fold_in` is for all else.
+    """
+    high = seed[0] + tf.zeros_like(numbers)
+    return tf.stack([high, tf.bitwise.bitwise_xor(seed[1], numbers)], axis=-1)
+
+
 def epoch_indices(
     seed: tf.Tensor, step: tf.Tensor, batch_size: int, num_examples: int, chain_shape: Any = ()
 ) -> tf.Tensor:
@@ -259,7 +268,7 @@ def epoch_indices(
     """
     position = step * batch_size + tf.range(batch_size, dtype=tf.int64)
     epoch = tf.cast(position // num_examples, tf.int32)
-    keys = tf.stack([tf.fill([batch_size], seed[0]), tf.bitwise.bitwise_xor(seed[1], epoch)], -1)
+    keys = numbered_seed(seed, epoch)
     return permuted_indices(keys, position % num_examples, num_examples, chain_shape)
 
 

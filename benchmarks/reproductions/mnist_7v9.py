@@ -23,7 +23,7 @@ import datasets
 import tfp_sgmcmc as sgmcmc
 from benchmarks import command_line
 from benchmarks.logistic import as_batch, gaussian_log_prior, log_likelihood
-from benchmarks.reference import Reference, exact_posterior, logistic_laplace, moments
+from benchmarks.reference import Reference, exact_posterior, logistic_laplace
 
 
 class Errors(NamedTuple):
@@ -53,13 +53,7 @@ def run(
     seed: int = 0,
 ) -> Result:
     """Samples both posteriors; arguments as on the command line."""
-    x, y, _, _ = datasets.mnist_7v9()
-    target = sgmcmc.MinibatchLogProb(
-        gaussian_log_prior, log_likelihood, as_batch(x, y), batch_size, shared_batch=True
-    )
-    reference = exact_posterior(
-        target, logistic_laplace(x, y), num_results=num_reference_results, seed=seed
-    )
+    target, reference = posterior(batch_size, num_reference_results, seed)
 
     @tf.function(jit_compile=True)
     def sgld(initial: tf.Tensor, seed: tf.Tensor) -> Any:
@@ -73,10 +67,22 @@ def run(
             seed=seed,
         )
 
-    samples = sgld(tf.zeros([num_chains, x.shape[1]]), tf.constant([seed, 3])).numpy()
-    steps_per_pass = len(x) / batch_size
+    samples = sgld(tf.zeros([num_chains, len(reference.mean)]), tf.constant([seed, 3])).numpy()
+    steps_per_pass = target.num_examples / batch_size
     errors = errors_on_the_way(samples, reference, num_burnin_steps, thinning, steps_per_pass)
     return Result(reference, errors)
+
+
+def posterior(
+    batch_size: int, num_reference_results: int, seed: int
+) -> tuple[sgmcmc.MinibatchLogProb, Reference]:
+    """The target, whose minibatches all chains share, and its exact moments."""
+    x, y, _, _ = datasets.mnist_7v9()
+    target = sgmcmc.MinibatchLogProb(
+        gaussian_log_prior, log_likelihood, as_batch(x, y), batch_size, shared_batch=True
+    )
+    mode = logistic_laplace(x, y)
+    return target, exact_posterior(target, mode, num_results=num_reference_results, seed=seed)
 
 
 def errors_on_the_way(
@@ -89,14 +95,8 @@ def errors_on_the_way(
     """Of the first 1, 3, 9, ... and of all samples, `[num_results, num_chains, D]`."""
     errors = []
     for used in np.unique(np.geomspace(1, len(samples), 8).astype(int)):
-        mean, covariance = moments(samples[:used])
-        errors.append(
-            Errors(
-                (num_burnin_steps + used * thinning) / steps_per_pass,
-                sgmcmc.relative_mean_error(mean, reference.mean),
-                sgmcmc.relative_covariance_error(covariance, reference.covariance),
-            )
-        )
+        passes = (num_burnin_steps + used * thinning) / steps_per_pass
+        errors.append(Errors(passes, *reference.errors(samples[:used])))
     return errors
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks.samplers import make_target, samplers
+from benchmarks.samplers import compiled, make_target, samplers
 from benchmarks.suite import problems
 
 NUM_LEAPFROG_STEPS = 5
@@ -49,35 +49,17 @@ def methods(problem: str, batch_size: int) -> tuple[sgmcmc.MinibatchLogProb, dic
     return target, found
 
 
-def compiled(kernel: Any, num_results: int, thinning: int = 1) -> Any:
-    """(state, results, seed) -> what `sample_chain` returns, by XLA; it traces temperatures."""
-
-    def temperature(state: tf.Tensor, results: Any) -> tf.Tensor:
-        nothing = tf.fill(state.shape[:-1], tf.constant(float("nan")))
-        return getattr(results, "kinetic_temperature", nothing)
-
-    @tf.function(jit_compile=True)
-    def run(state: tf.Tensor, results: Any, seed: tf.Tensor) -> Any:
-        return tfp.mcmc.sample_chain(
-            num_results,
-            state,
-            previous_kernel_results=results,
-            kernel=kernel,
-            num_burnin_steps=thinning - 1,
-            num_steps_between_results=thinning - 1,
-            trace_fn=temperature,
-            return_final_kernel_results=True,
-            seed=seed,
-        )
-
-    return run
+def temperature(state: tf.Tensor, results: Any) -> tf.Tensor:
+    """The kinetic temperature, to be traced; NaN of samplers without momenta."""
+    nothing = tf.fill(state.shape[:-1], tf.constant(float("nan")))
+    return getattr(results, "kinetic_temperature", nothing)
 
 
 class Chain:
     """A compiled chain from the origin, which goes on with each call."""
 
     def __init__(self, kernel: Any, start: tf.Tensor, num_steps: int):
-        self._run = compiled(kernel, 1, num_steps)
+        self._run = compiled(kernel, 1, num_steps, temperature)
         self._state, self._results = start, kernel.bootstrap_results(start)
 
     def __call__(self) -> tf.Tensor:

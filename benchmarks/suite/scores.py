@@ -12,6 +12,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.reference import Reference
+from benchmarks.samplers import compiled
 from benchmarks.suite import chains, problems
 
 NUM_PASSES = 500
@@ -57,7 +58,7 @@ def measure(
     num_steps = NUM_PASSES * target.num_examples // method.examples
     thinning = max(1, num_steps // NUM_RESULTS)
     kernel = method.make_kernel()
-    run = chains.compiled(kernel, num_steps // thinning // NUM_BLOCKS, thinning)
+    run = compiled(kernel, num_steps // thinning // NUM_BLOCKS, thinning, chains.temperature)
     start = tf.constant(reference.mean, tf.float32)
     results = kernel.bootstrap_results(start)
     run(start, results, tf.constant([0, 0]))  # compiles

@@ -11,6 +11,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics.gradient_noise import sampling_threshold
 from tfp_sgmcmc.targets.base import State, Target
+from tfp_sgmcmc.targets.data import integer
 
 
 class SamplingThresholdState(NamedTuple):
@@ -82,9 +83,8 @@ class SamplingThresholdReducer(tfp.experimental.mcmc.Reducer):
             raise TypeError(f"target is a {type(target).__name__}; a target is expected.")
         if not threshold > 0:
             raise ValueError(f"threshold is {threshold}; a positive number is expected.")
-        if every < 1:
-            raise ValueError(f"every is {every}; at least 1 is expected.")
-        self._target, self._threshold, self._every = target, threshold, every
+        self._target, self._threshold = target, threshold
+        self._every = integer("every", every, 1)
         self._preconditioner, self._temperature = preconditioner, temperature
         self._seed, self._num_iterations = random.as_seed(seed), num_iterations
         self._step_size_fn = step_size_fn

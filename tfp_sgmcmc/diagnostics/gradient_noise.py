@@ -19,6 +19,7 @@ from tfp_sgmcmc.preconditioners import (
     sum_events,
 )
 from tfp_sgmcmc.targets.base import GradientEstimate, State
+from tfp_sgmcmc.targets.data import integer
 
 
 def sampling_threshold(
@@ -83,8 +84,7 @@ def sampling_threshold(
     M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
     2011. Equations 8-10.
     """
-    if num_iterations < 1:
-        raise ValueError(f"num_iterations is {num_iterations}; at least 1 is expected.")
+    integer("num_iterations", num_iterations, 1)
     if _is_exact(estimate):
         return tf.zeros_like(estimate.log_prob)
     like, multiply = estimate.gradient, _scaled_matrix(estimate, step_size, preconditioner)

@@ -11,6 +11,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
 from tfp_sgmcmc.targets.base import State
+from tfp_sgmcmc.targets.data import integer
 
 
 def indices_by_distance(step_sizes: Any, distance: float) -> np.ndarray:
@@ -95,9 +96,8 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
     ):
         if not distance > 0:
             raise ValueError(f"distance is {distance}; a positive number is expected.")
-        if size < 1:
-            raise ValueError(f"size is {size}; at least 1 is expected.")
-        self._distance, self._size, self._step_size_fn = distance, size, step_size_fn
+        self._distance, self._size = distance, integer("size", size, 1)
+        self._step_size_fn = step_size_fn
 
     def initialize(
         self, initial_chain_state: State, initial_inner_kernel_results: Any = None

@@ -11,6 +11,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc.kernels.base import map_parts, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
 from tfp_sgmcmc.targets.base import State, as_target, call_with_state, value_and_gradient
+from tfp_sgmcmc.targets.data import integer
 
 
 def rejection_probability(
@@ -139,10 +140,8 @@ class RejectionReducer(tfp.experimental.mcmc.Reducer):
         every: int = 1,
         step_size_fn: Callable[[Any], Any] = lambda results: results.step_size,
     ):
-        if every < 1:
-            raise ValueError(f"every is {every}; at least 1 is expected.")
         self._target = as_target(target_log_prob_fn, full_data_expected=True)
-        self._preconditioner, self._every = preconditioner, every
+        self._preconditioner, self._every = preconditioner, integer("every", every, 1)
         self._step_size_fn = step_size_fn
 
     def initialize(

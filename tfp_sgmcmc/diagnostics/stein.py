@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.operators import flatten_parts
 from tfp_sgmcmc.targets.base import State, as_target, call_with_state, value_and_gradient
+from tfp_sgmcmc.targets.data import integer
 
 _CHUNK = 2**22  # pairs of samples that may be in memory at once
 
@@ -104,8 +105,8 @@ def squared_kernel_stein_discrepancy(
         raise ValueError(f"weights have shape {w.shape}; [{n}], one for each sample, is expected.")
     w /= tf.reduce_sum(w)
     x -= tf.reduce_mean(x, axis=-2, keepdims=True)  # only differences count; small ones stay exact
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; at least 1 is expected.")
+    if chunk_size is not None:
+        integer("chunk_size", chunk_size, 1)
     num_rows = min(n, chunk_size or max(1, _CHUNK // (n * x.shape[:-2].num_elements())))
 
     mx, trace = x, size

@@ -13,6 +13,7 @@ from tfp_sgmcmc.kernels import momentum as momentum_kernels
 from tfp_sgmcmc.kernels.base import map_parts, value_at
 from tfp_sgmcmc.preconditioners import sum_events
 from tfp_sgmcmc.targets.base import State, as_target
+from tfp_sgmcmc.targets.data import integer
 
 
 def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 0) -> tf.Tensor:
@@ -136,10 +137,8 @@ class ConfigurationalTemperatureReducer(tfp.experimental.mcmc.Reducer):
     """
 
     def __init__(self, target_log_prob_fn: Any, *, seed: Any, every: int = 1):
-        if every < 1:
-            raise ValueError(f"every is {every}; at least 1 is expected.")
         self._target = as_target(target_log_prob_fn, full_data_expected=True)
-        self._seed, self._every = random.as_seed(seed), every
+        self._seed, self._every = random.as_seed(seed), integer("every", every, 1)
 
     def initialize(
         self, initial_chain_state: State, initial_inner_kernel_results: Any = None

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.sample_loops import bytes_of_one
+from tfp_sgmcmc.sampling.checkpoint import stored_dtype
 
 _FORMAT, _VERSION = "tfp_sgmcmc.keras.Posterior", 1
 _KEYS = ("path", "shape", "dtype")
@@ -118,7 +119,7 @@ def _difference(described: list[Description], model: keras.Model) -> str:
 
 def _write_array(entry: Any, values: Any) -> None:
     """As `np.save` does, a piece at a time."""
-    dtype = _stored(np.dtype(values.dtype))
+    dtype = stored_dtype(np.dtype(values.dtype))
     description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
     np.lib.format.write_array_header_1_0(entry, {**description, "shape": tuple(values.shape)})
     size = max(1, _PIECE_BYTES // max(1, bytes_of_one(values)))
@@ -130,11 +131,6 @@ def _read_array(file: zipfile.ZipFile, name: str, variable: keras.Variable) -> n
     dtype = np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
     with file.open(name) as entry:
         values = np.lib.format.read_array(entry, allow_pickle=False)
-        if values.dtype != _stored(dtype) or entry.read(1):
+        if values.dtype != stored_dtype(dtype) or entry.read(1):
             raise ValueError(f"{name} is not as the header says")
     return values.view(dtype)
-
-
-def _stored(dtype: np.dtype) -> np.dtype:
-    """bfloat16 and the like, which the format does not know, are stored as their bits."""
-    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "V" else dtype

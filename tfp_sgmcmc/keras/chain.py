@@ -258,6 +258,7 @@ class Chain:
                     kernel.bootstrap_results(self._state()),
                 )
                 self._take_over({"results": self._results})
+            self._restored = None  # all of it is in variables
 
     def _logs(self, metrics: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         kernel = self._make_kernel_fn(self._target(None))

@@ -80,8 +80,7 @@ class ResidentData(keras.utils.PyDataset):
         if self.reshuffle == "epoch":
             indices = random.epoch_indices(self._seed, step, size, total)
         else:
-            low = tf.bitwise.bitwise_xor(self._seed[1], tf.cast(step, tf.int32))
-            own = tf.stack([self._seed[0], low])  # the same in every mode
+            own = random.numbered_seed(self._seed, tf.cast(step, tf.int32))
             indices = random.permuted_indices(own, tf.range(size), total)
         return _map(lambda a: tf.gather(a, indices), self._arrays)
 

@@ -9,9 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_sgmcmc.sampling import checkpoint
 from tfp_sgmcmc.sampling.checkpoint import Checkpoint
-from tfp_sgmcmc.sampling.directory import CHECKPOINT, RunDirectory
+from tfp_sgmcmc.sampling.directory import RunDirectory
 from tfp_sgmcmc.sampling.store import Variable
 
 _GROUP, _NUMBERS = "posterior/", "variables"
@@ -130,8 +129,7 @@ class StoredSamples:
         self, recorded: Sequence[keras.Variable], values: list[np.ndarray], steps: np.ndarray
     ) -> None:
         """As of `Samples`."""
-        if not self._names:
-            self._start(self._run, recorded, [v.path.replace("/", ".") for v in recorded])
+        self._start_new(recorded)
         posterior = dict(zip(self._names, values, strict=True))
         self._run.append({"posterior": posterior, "sample_stats": {"step": steps}})
 
@@ -139,9 +137,13 @@ class StoredSamples:
         self, recorded: Sequence[keras.Variable], nests: Mapping[str, Any], finish: bool
     ) -> None:
         """Makes samples and state safe; see `RunDirectory.commit`."""
+        self._start_new(recorded)
+        self._run.commit(nests, finish)
+
+    def _start_new(self, recorded: Sequence[keras.Variable]) -> None:
+        """Starts a run that is not under way yet, now that it is known what is recorded."""
         if not self._names:
             self._start(self._run, recorded, [v.path.replace("/", ".") for v in recorded])
-        self._run.commit(nests, finish)
 
     def _start(
         self, run: RunDirectory, recorded: Sequence[keras.Variable], names: list[str]
@@ -172,9 +174,10 @@ class StoredSamples:
         in the same process otherwise.
         """
         self._numbers = {id(v): i for i, v in enumerate(model.variables)}
-        if not run.has_run:
+        checkpoint = run.saved()
+        if checkpoint is None:
             return [], []
-        saved = checkpoint.load(run.path / CHECKPOINT).header["fingerprint"]
+        saved = checkpoint.header["fingerprint"]
         numbers = saved.get(_NUMBERS, [])
         if not numbers or max(numbers) >= len(model.variables):
             raise ValueError(

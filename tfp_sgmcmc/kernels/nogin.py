@@ -10,8 +10,9 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
 from tfp_sgmcmc.kernels.base import State, StepSize, check_step_size, map_parts
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, degrees_of_freedom, scaled
-from tfp_sgmcmc.kernels.noise import GradientNoise, check_estimation_steps
+from tfp_sgmcmc.kernels.noise import GradientNoise
 from tfp_sgmcmc.preconditioners import sum_events
+from tfp_sgmcmc.targets.data import integer
 
 
 class NOGINResults(NamedTuple):
@@ -127,7 +128,7 @@ class NOGIN(MomentumKernel):
     ):
         super().__init__(locals())
         check_step_size(friction, "friction")
-        check_estimation_steps(num_estimation_steps)
+        integer("num_estimation_steps", num_estimation_steps, 0)
         self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
 
     def _init_results(self, state: State) -> NOGINResults:

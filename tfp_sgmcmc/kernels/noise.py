@@ -66,9 +66,3 @@ class GradientNoise:
             lambda g: tf.where(append_dims(taken, g), g, 0), estimate.gradient
         )
         return estimate._replace(gradient=gradient), sigma, after
-
-
-def check_estimation_steps(num_estimation_steps: int) -> None:
-    """Raises ValueError for a negative number of steps that only estimate Sigma."""
-    if num_estimation_steps < 0:
-        raise ValueError(f"num_estimation_steps is {num_estimation_steps}; at least 0 is expected.")

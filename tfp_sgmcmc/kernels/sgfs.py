@@ -23,9 +23,10 @@ from tfp_sgmcmc.kernels.injected_noise import (
     solve,
 )
 from tfp_sgmcmc.kernels.momentum import number_at, scaled
-from tfp_sgmcmc.kernels.noise import GradientNoise, check_estimation_steps
+from tfp_sgmcmc.kernels.noise import GradientNoise
 from tfp_sgmcmc.preconditioners import FullMatrix, squared_norm, sum_events
 from tfp_sgmcmc.targets.anchors import AnchoredTarget
+from tfp_sgmcmc.targets.data import integer
 
 
 class SGFSResults(NamedTuple):
@@ -161,7 +162,7 @@ class SGFS(StochasticGradientKernel):
             )
         super().__init__(locals())
         check_step_size(temperature, "temperature")
-        check_estimation_steps(num_estimation_steps)
+        integer("num_estimation_steps", num_estimation_steps, 0)
         if alpha is not None:
             check_step_size(alpha, "alpha", zero_allowed=True)
         if self._target.num_scores == 0 or isinstance(self._target, AnchoredTarget):

@@ -79,7 +79,9 @@ def save(path: Path, header: Mapping[str, Any], nests: Mapping[str, Any]) -> Non
         }
     )
     members: dict[str, Any] = {
-        str(i): _bits(x) for i, x in enumerate(arrays.values()) if x is not None
+        str(i): x.view(stored_dtype(x.dtype))
+        for i, x in enumerate(arrays.values())
+        if x is not None
     }
     new = path.with_name(path.name + ".new")
     try:
@@ -167,9 +169,9 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _bits(x: np.ndarray) -> np.ndarray:
-    """Dtypes that NumPy's files do not know (`bfloat16`, ...) as unsigned integers."""
-    return x.view(f"uint{8 * x.dtype.itemsize}") if x.dtype.kind == "V" else x
+def stored_dtype(dtype: np.dtype) -> np.dtype:
+    """Of a dtype that NumPy's files do not know (`bfloat16`, ...), that of its bits."""
+    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "V" else dtype
 
 
 def _from_bits(x: np.ndarray, dtype: str) -> np.ndarray:

@@ -63,6 +63,7 @@ class RunDirectory:
         self.num_committed = 0
         self._fingerprint: dict[str, Any] = {}
         self._store: DrawStore | None = None
+        self._saved: Checkpoint | None = None
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             _refuse_foreign(self.path)
@@ -78,6 +79,16 @@ class RunDirectory:
             raise ValueError(
                 f"The directory {self.path} holds a run already; resume='auto' goes on with it."
             )
+
+    def saved(self) -> Checkpoint | None:
+        """The checkpoint of the run that is there, not compared with anything yet.
+
+        Raises:
+          ValueError: it is damaged.
+        """
+        if self.has_run and self._saved is None:
+            self._saved = checkpoint.load(self.path / CHECKPOINT)
+        return self._saved
 
     def start(
         self,
@@ -109,7 +120,8 @@ class RunDirectory:
                 shutil.rmtree(self.path / SAMPLES, ignore_errors=True)
                 self._store = DrawStore(self.path / SAMPLES, variables, attributes)
                 return None
-            saved = checkpoint.load(self.path / CHECKPOINT)
+            saved, self._saved = self.saved(), None
+            assert saved is not None  # as has_run says
             check_same(f"The run in {self.path}", saved.header["fingerprint"], self._fingerprint)
             tail = {
                 group: {name: saved.leaves[f"tail[{group!r}][{name!r}]"] for name in members}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, anchor_at
 from tfp_sgmcmc.targets.base import GradientEstimate, State
+from tfp_sgmcmc.targets.data import integer
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 
@@ -72,11 +72,7 @@ class SVRG(AnchoredTarget):
         super().__init__(target)
         if update_every is None:
             update_every = -(-target.num_examples // target.batch_size)
-        if isinstance(update_every, bool) or not isinstance(update_every, int | np.integer):
-            raise TypeError(f"update_every is {update_every!r}; an integer is expected.")
-        if update_every < 1:
-            raise ValueError(f"update_every is {update_every}; at least 1 is expected.")
-        self.update_every = int(update_every)
+        self.update_every = integer("update_every", update_every, 1)
 
     def bootstrap(self, state: State) -> SVRGState:
         inner = self.target.bootstrap(state)
