@@ -106,17 +106,37 @@ FACTORED = {
         floats(4),
     ),
 }
+# Models with scores by `vectorized_map`, of these layers alone but for the last two.
 MAPPED = {
-    "layer normalisation": (lambda: stack([4], L.Dense(5), L.LayerNormalization()), floats(4)),
-    "recurrent": (lambda: stack([3, 2], L.SimpleRNN(4, unroll=True)), floats(3, 2)),
-    "in a loop": (lambda: stack([3, 2], Mapped(L.Dense(2)), L.Flatten()), floats(3, 2)),
-    "tied weights": (Tied, RNG.integers(0, CLASSES, size=[B, 2])),
-    "positions": (Positions, floats(B, 4)),
+    "layer normalisation": (
+        lambda: stack([4], L.Dense(5), L.LayerNormalization()),
+        floats(4),
+        ["layer_normalization"],
+    ),
+    "in a loop": (
+        lambda: stack([3, 2], Mapped(L.Dense(2, name="own")), L.Flatten()),
+        floats(3, 2),
+        ["own"],
+    ),
+    "tied weights": (Tied, RNG.integers(0, CLASSES, size=[B, 2]), ["embedding"]),
+    "positions": (Positions, floats(B, 4), ["embedding"]),
     "grouped convolution": (
         lambda: stack([5, 4], L.Conv1D(4, 2, groups=2), L.Flatten()),
         floats(5, 4),
+        ["conv1d"],
+    ),
+    "recurrent, may drop out": (
+        lambda: stack([3, 2], L.SimpleRNN(4, unroll=True)),
+        floats(3, 2),
+        ["simple_rnn_cell", "dense"],
+    ),
+    "normalised, may drop out": (
+        lambda: stack([4], L.LayerNormalization(), L.Dropout(1e-9)),
+        floats(4),
+        ["layer_normalization", "dense"],
     ),
 }
+MODELS = {name: (*of, []) for name, of in FACTORED.items()} | MAPPED
 
 
 def build(make, x):
@@ -172,17 +192,19 @@ def assert_variances(scores, expected):
             np.testing.assert_allclose(got.variances(), variances, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [*FACTORED, *MAPPED])
+@pytest.mark.parametrize("name", MODELS)
 def test_scores_are_the_gradients_of_single_examples(name):
-    make, x = {**FACTORED, **MAPPED}[name]
+    make, x, mapped = MODELS[name]
     model = build(make, x)
     target, state = target_of(model, x, WEIGHTS), state_of(model)
     estimate = target.estimate(state, SEED)
     expected = single_gradients(model, x, WEIGHTS)
     assert_rows(estimate.scores, expected)
     assert_variances(estimate.scores, expected)
-    is_factored = any(isinstance(s, FactoredScores) for s in estimate.scores)
-    assert is_factored == (name in FACTORED)
+    for variable, scores in zip(model.trainable_variables, estimate.scores, strict=True):
+        layer = variable.path.split("/")[-2].rstrip("_0123456789")
+        is_vector = len(variable.shape) == 1  # a bias; its scores are arrays
+        assert isinstance(scores, FactoredScores) == (layer not in mapped and not is_vector)
     assert "call" not in vars(model.layers[-1])
 
     plain = target.estimate(state, SEED, with_scores=False)
@@ -204,7 +226,7 @@ def test_scores_are_the_gradients_of_single_examples(name):
 )
 def test_groups(name, num_groups):
     """Sums of 2; of single ones of the first 4; all 6 single ones, as there are no 8."""
-    make, x = {**FACTORED, **MAPPED}[name]
+    make, x, _ = MODELS[name]
     model = build(make, x)
     target = target_of(model, x, scores=ExampleScores(model, num_groups))
     rows, width = min(num_groups, B), max(B // num_groups, 1)
@@ -220,7 +242,7 @@ def test_groups(name, num_groups):
 
 @pytest.mark.parametrize("name", ["dense", "conv same", "embedding", "layer normalisation"])
 def test_chains_have_scores_of_their_own(name):
-    make, x = {**FACTORED, **MAPPED}[name]
+    make, x, _ = MODELS[name]
     model = build(make, x)
     state = state_of(model)
     states = [state, [v + 0.3 for v in state]]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.keras import losses, replicas
-from tfp_sgmcmc.keras.taps import as_scores, covering_layers, factors, tapped
+from tfp_sgmcmc.keras.taps import as_scores, factors, tapped, tapped_layers
 from tfp_sgmcmc.targets.base import check_connected
 from tfp_sgmcmc.targets.scores import mapped_scores
 
@@ -18,10 +18,11 @@ from tfp_sgmcmc.targets.scores import mapped_scores
 class ExampleScores:
     """Gradients of single examples' log likelihoods by a model's variables.
 
-    Where all trainable weights are those of `Dense`, `Conv1D`, `Conv2D`, `Conv3D` and `Embedding`
-    layers, the scores come as `FactoredScores` out of the backward pass that gives the gradient;
-    else each example has a backward pass of its own, by `tf.vectorized_map`, in which dropout and
-    the like draw the same numbers for each.
+    Those by the weights of `Dense`, `Conv1D`, `Conv2D`, `Conv3D` and `Embedding` layers come as
+    `FactoredScores` out of the backward pass that gives the gradient. For those by all other
+    weights each example has a backward pass of its own, by `tf.vectorized_map`, in which dropout
+    and the like draw the same numbers for each. A model that draws such numbers and has other
+    weights has all scores from there, so that those of one example belong to the same numbers.
 
     Args:
       model: compiled, built.
@@ -32,7 +33,8 @@ class ExampleScores:
 
     def __init__(self, model: keras.Model, num_groups: int | None = None):
         self._model, self._num_groups = model, num_groups
-        self._layers: list[keras.Layer] | None = None
+        self._layers: list[keras.Layer] = []
+        self._mapped_variables: list[int] = []  # their places among the trainable ones
         self._prepared = False
 
     def num_scores(self, num_rows: Any) -> int | None:
@@ -58,8 +60,13 @@ class ExampleScores:
                     "LayerNormalization or GroupNormalization, set its trainable to False, or take "
                     "a sampler without a covariance, such as SGLD or SGNHT."
                 )
-        self._layers = covering_layers(self._model, x)
-        self._prepared = True
+        self._layers = tapped_layers(self._model, x)
+        tapped_variables = {id(v) for layer in self._layers for v in layer.trainable_variables}
+        variables = self._model.trainable_variables
+        others = [i for i, v in enumerate(variables) if id(v) not in tapped_variables]
+        if others and _draws_numbers(self._model):
+            self._layers, others = [], list(range(len(variables)))
+        self._mapped_variables, self._prepared = others, True
 
     def gradient_and_factors(
         self,
@@ -79,19 +86,22 @@ class ExampleScores:
         leaves = [tf.identity(x) for x in state]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(leaves)
-            with tapped(self._layers or (), tape) as taps:
+            with tapped(self._layers, tape) as taps:
                 value = log_prob_fn(leaves)
         deltas = [tap.delta for tap in taps]
         gradient, by_deltas = tape.gradient(value, [leaves, deltas])
         gradient = check_connected(state, gradient)
-        num_rows = count_rows(batch)
-        rows, width = self._grouping(num_rows)
-        if self._layers is None:
-            return value, gradient, self._mapped(log_likelihood_fn, leaves, batch, rows, width)
+        rows, width = self._grouping(count_rows(batch))
         found = factors(taps, by_deltas)
-        tensors = [found[id(v)] for v in self._model.trainable_variables]
         if self._num_groups is not None:
-            tensors = [tuple(_in_groups(x, rows, width) for x in own) for own in tensors]
+            found = {
+                key: tuple(_in_groups(x, rows, width) for x in own) for key, own in found.items()
+            }
+        mapped = iter(self._mapped(log_likelihood_fn, leaves, batch, rows, width))
+        tensors = [
+            (next(mapped),) if i in self._mapped_variables else found[id(variable)]
+            for i, variable in enumerate(self._model.trainable_variables)
+        ]
         return value, gradient, tensors
 
     def scores(
@@ -100,12 +110,13 @@ class ExampleScores:
         """Scores of each variable, from tensors of all replicas that may have chains in front."""
         dtype = tensors[0][-1].dtype
         width = tf.cast(self._grouping(num_rows)[1], dtype)
-        if self._layers is None:
-            return [x / tf.sqrt(width) for (x,) in tensors]
         # The taps are those of the log posterior, N/n times the log likelihood.
         scale = tf.cast(num_rows, dtype) / (num_examples * tf.sqrt(width))
         variables = self._model.trainable_variables
-        return [as_scores(x, v.shape, scale) for x, v in zip(tensors, variables, strict=True)]
+        return [
+            x[0] / tf.sqrt(width) if i in self._mapped_variables else as_scores(x, v.shape, scale)
+            for i, (x, v) in enumerate(zip(tensors, variables, strict=True))
+        ]
 
     def _grouping(self, num_rows: Any) -> tuple[Any, Any]:
         """Number of scores, and examples in each."""
@@ -123,18 +134,30 @@ class ExampleScores:
         batch: Any,
         rows: Any,
         width: Any,
-    ) -> list[tuple[tf.Tensor, ...]]:
+    ) -> list[tf.Tensor]:
+        """Scores by the variables that are not tapped."""
+        if not self._mapped_variables:
+            return []
         leaves = keras.tree.flatten(batch)
         given = [x[: rows * width] for x in leaves if x is not None]
 
-        def log_likelihood(state: list[tf.Tensor], given: list[tf.Tensor]) -> tf.Tensor:
+        def log_likelihood(mapped: list[tf.Tensor], given: list[tf.Tensor]) -> tf.Tensor:
+            values = dict(zip(self._mapped_variables, mapped, strict=True))
             own = iter(given)
             group = [None if x is None else next(own) for x in leaves]
-            value = log_likelihood_fn(state, keras.tree.pack_sequence_as(batch, group))
+            value = log_likelihood_fn(
+                [values.get(i, x) for i, x in enumerate(state)],
+                keras.tree.pack_sequence_as(batch, group),
+            )
             return value[tf.newaxis]
 
-        _, gradients = mapped_scores(log_likelihood, state, given, rows, 0, 0)
-        return [(x,) for x in gradients]
+        mapped = [state[i] for i in self._mapped_variables]
+        return mapped_scores(log_likelihood, mapped, given, rows, 0, 0)[1]
+
+
+def _draws_numbers(model: keras.Model) -> bool:
+    """Whether a forward pass moves a seed on, as that of dropout does."""
+    return any(v.path.endswith("seed_generator_state") for v in model.non_trainable_variables)
 
 
 def _in_groups(x: tf.Tensor, rows: Any, width: Any) -> tf.Tensor:

@@ -154,8 +154,8 @@ def patches(layer: keras.Layer, x: tf.Tensor) -> tf.Tensor:
     return tf.concat([x[(slice(None), *cut)] for cut in itertools.product(*cuts)], axis=-1)
 
 
-def covering_layers(model: keras.Model, x: Any) -> list[keras.Layer] | None:
-    """The layers whose taps give the scores of all trainable variables, or None.
+def tapped_layers(model: keras.Model, x: Any) -> list[keras.Layer]:
+    """The layers whose taps give the scores of their variables.
 
     This is tried, on batches made up of two and of three rows: each call must see one row an
     example, and the scores' sum must be the gradient. So layers that share weights, that change
@@ -167,8 +167,8 @@ def covering_layers(model: keras.Model, x: Any) -> list[keras.Layer] | None:
     """
     leaves = keras.tree.flatten(x)
     layers = linear_layers(model)
-    if not layers or not all(tf.is_tensor(x) and x.shape[1:].is_fully_defined() for x in leaves):
-        return None
+    if not all(tf.is_tensor(x) and x.shape[1:].is_fully_defined() for x in leaves):
+        return []
     generator = np.random.default_rng(0)
 
     def made_up(like: tf.Tensor, rows: int) -> np.ndarray:
@@ -177,20 +177,22 @@ def covering_layers(model: keras.Model, x: Any) -> list[keras.Layer] | None:
         return values.astype(like.dtype.as_numpy_dtype)
 
     for rows in (2, 3):
-        inputs = keras.tree.map_structure(lambda like, rows=rows: made_up(like, rows), x)
-        if not _sums_agree(model, layers, inputs, rows):
-            return None
+        if layers:
+            inputs = keras.tree.map_structure(lambda like, rows=rows: made_up(like, rows), x)
+            agree = _sums_agree(model, layers, inputs, rows)
+            layers = [layer for layer, agrees in zip(layers, agree, strict=True) if agrees]
     return layers
 
 
-def _sums_agree(model: keras.Model, layers: list[keras.Layer], x: Any, rows: int) -> bool:
+def _sums_agree(model: keras.Model, layers: list[keras.Layer], x: Any, rows: int) -> list[bool]:
+    """Of each layer, whether the scores of its variables add up to their gradients."""
     variables = model.trainable_variables
     generator = np.random.default_rng(1)
     dtypes = [tf.as_dtype(layer.compute_dtype) for layer in layers]
     precision = max(float(np.spacing(d.as_numpy_dtype(1))) for d in dtypes) ** 0.5
 
     @tf.function(autograph=False)
-    def check() -> tf.Tensor:
+    def check() -> list[tf.Tensor]:
         values = [tf.identity(keras.ops.convert_to_tensor(v)) for v in variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
@@ -203,21 +205,25 @@ def _sums_agree(model: keras.Model, layers: list[keras.Layer], x: Any, rows: int
                     weights = tf.constant(generator.normal(size=y.shape), y.dtype)
                     total += tf.cast(tf.reduce_sum(weights * y), tf.float32)
         gradient, by_deltas = tape.gradient(total, [values, [tap.delta for tap in taps]])
-        if any(tap.delta.shape[0] != rows for tap in taps):
-            return tf.constant(False)
-        found = factors(taps, by_deltas)
-        if not {id(v) for v in variables} <= set(found) or any(g is None for g in gradient):
-            return tf.constant(False)
-        agree = [tf.constant(True)]
-        for variable, g in zip(variables, gradient, strict=True):
+        not_by_rows = {id(tap.layer) for tap in taps if tap.delta.shape[0] != rows}
+        pairs = zip(taps, by_deltas, strict=True)
+        usable = [(tap, d) for tap, d in pairs if id(tap.layer) not in not_by_rows]
+        found = factors(*zip(*usable, strict=True)) if usable else {}
+        gradients = {id(v): g for v, g in zip(variables, gradient, strict=True)}
+
+        def agrees(variable: keras.Variable) -> tf.Tensor:
+            g = gradients[id(variable)]
+            if id(variable) not in found or g is None:
+                return tf.constant(False)
             scores = as_scores(found[id(variable)], variable.shape)
             scores = scores.rows() if isinstance(scores, FactoredScores) else scores
             g = tf.convert_to_tensor(g)  # of a table, tf.IndexedSlices
             error = tf.reduce_max(tf.abs(tf.reduce_sum(scores, axis=0) - g))
-            agree.append(error <= precision * tf.reduce_max(tf.abs(g)))
-        return tf.reduce_all(agree)
+            return error <= precision * tf.reduce_max(tf.abs(g))
+
+        return [tf.reduce_all([agrees(v) for v in layer.trainable_variables]) for layer in layers]
 
     # Traced first: in an init_scope tapes do not record.
     traced = check.get_concrete_function()
     with tf.init_scope():
-        return bool(traced())
+        return [bool(agree) for agree in traced()]
