@@ -1,6 +1,7 @@
 """The whole suite, `python -m pytest`, runs a file on each core where pytest-xdist is installed."""
 
 import os
+import sys
 
 import pytest
 
@@ -16,3 +17,14 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         affinity = getattr(os, "sched_getaffinity", None)
         options.numprocesses = len(affinity(0)) if affinity else os.cpu_count()
         options.dist = "loadfile"
+
+
+def pytest_collection_finish() -> None:
+    """Graphs of tests are traced to run once: optimising them costs more than it saves.
+
+    XLA's compilation is left as it is, and processes that tests start have graphs optimised.
+    """
+    if "tensorflow" in sys.modules:
+        import tensorflow as tf
+
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})

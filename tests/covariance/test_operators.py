@@ -69,7 +69,7 @@ def test_solve(kind: str, solver: str, chains: tuple[int, ...]) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("chains", CHAINS)
+@pytest.mark.parametrize("chains", [(), pytest.param((3,), marks=pytest.mark.slow), (2, 2)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sqrt_multiply(kind: str, chains: tuple[int, ...]) -> None:
     """S S^T = a I + b Sigma for b of both signs, and S is the root that is symmetric.
@@ -211,7 +211,7 @@ def test_plus_adds_a_dense_matrix() -> None:
         make("low_rank", ()).sigma.plus(tf.eye(SIZE, dtype=tf.float64))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_operations_are_the_eager_ones(kind: str, dtype: Any) -> None:
     sigma, matrix = make(kind, (2,), dtype=dtype)

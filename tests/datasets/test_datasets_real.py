@@ -72,6 +72,7 @@ def test_mnist_7v9_random_projection(load):
     np.testing.assert_array_equal(datasets.mnist_7v9().x_train, data.x_train)
 
 
+@pytest.mark.slow
 def test_mnist_7v9_principal_components(load):
     data = load("mnist_7v9", projection="pca", num_features=100, intercept=False)
     check_types(data)
@@ -147,6 +148,7 @@ def test_letter(load):
     assert (shuffled.y_train != data.y_train).any()
 
 
+@pytest.mark.slow
 def test_kddcup99(load):
     data = load("kddcup99")
     check_types(data)
@@ -166,6 +168,7 @@ def test_kddcup99(load):
         assert (columns.sum(axis=1) == 1).all()
 
 
+@pytest.mark.slow
 def test_kddcup99_binary(load):
     many, two = load("kddcup99"), load("kddcup99", binary=True)
     assert np.bincount(both(two)).tolist() == [97278, 396743]

@@ -57,7 +57,11 @@ def test_every_state_is_kept(every_step):
 
 @pytest.mark.parametrize(
     "burnin, between, steps_per_execution",
-    [pytest.param(0, 0, 7, marks=pytest.mark.slow), (5, 2, 7), (0, 39, 10)],
+    [
+        pytest.param(0, 0, 7, marks=pytest.mark.slow),
+        (5, 2, 7),
+        pytest.param(0, 39, 10, marks=pytest.mark.slow),
+    ],
 )
 def test_burnin_thinning_and_executions(every_step, burnin, between, steps_per_execution):
     """Kept states are those that `sample_chain` keeps, bit for bit those of the single steps."""

@@ -50,7 +50,10 @@ def starts(model, seed=2):
 
 @pytest.mark.parametrize(
     "compiled, chain",
-    [({"jit_compile": True, "steps_per_execution": 5}, 0), ({"jit_compile": False}, 2)],
+    [
+        ({"jit_compile": True, "steps_per_execution": 5}, 0),
+        pytest.param({"jit_compile": False}, 2, marks=pytest.mark.slow),
+    ],
     ids=["xla", "graph"],
 )
 def test_each_chain_is_that_of_a_fit_of_its_own(compiled, chain):

@@ -61,7 +61,15 @@ MODELS = {
 
 
 @pytest.mark.parametrize(
-    "kind, jit_compile", [*((kind, "auto") for kind in MODELS), ("training argument", False)]
+    "kind, jit_compile",
+    [
+        *((kind, "auto") for kind in ("unbuilt", "functional", "training argument")),
+        *(
+            pytest.param(kind, "auto", marks=pytest.mark.slow)
+            for kind in ("sequential", "subclassed")
+        ),
+        pytest.param("training argument", False, marks=pytest.mark.slow),
+    ],
 )
 def test_models(kind, jit_compile):
     keras.utils.set_random_seed(1)

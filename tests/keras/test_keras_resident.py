@@ -50,7 +50,11 @@ class Batches(keras.utils.PyDataset):
 
 @pytest.mark.parametrize(
     "reshuffle, compiled",
-    [("epoch", {"jit_compile": False}), ("epoch", EAGERLY), ("step", EAGERLY)],
+    [
+        ("epoch", {"jit_compile": False}),
+        pytest.param("epoch", EAGERLY, marks=pytest.mark.slow),
+        ("step", EAGERLY),
+    ],
 )
 def test_chain_and_logs_are_those_of_the_same_batches_one_by_one(reshuffle, compiled):
     resident = sampler(num_steps_between_results=1, num_burnin_steps=1)

@@ -114,8 +114,9 @@ def test_the_model_is_its_own_between_batches():
 
 @pytest.mark.parametrize(
     "hook, sampler_first",
-    [("on_train_batch_begin", True), ("on_train_batch_begin", False), ("on_train_batch_end", True),
-     ("on_epoch_begin", True), ("on_epoch_end", False), ("on_test_batch_end", True)],
+    [("on_train_batch_begin", True), ("on_train_batch_begin", False), ("on_epoch_end", False),
+     *(pytest.param(hook, True, marks=pytest.mark.slow)
+       for hook in ("on_train_batch_end", "on_epoch_begin", "on_test_batch_end"))],
 )  # fmt: skip
 def test_error_in_another_callback(hook, sampler_first):
     model, callback = make_model(), make_sampler()

@@ -116,7 +116,9 @@ def test_chain_is_that_of_formulas(name, covariance, sizes):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "XLA"])
+@pytest.mark.parametrize(
+    "jit_compile", [pytest.param(False, marks=pytest.mark.slow), True], ids=["graph", "XLA"]
+)
 def test_compiled_chain_is_that_of_formulas(jit_compile):
     """XLA draws other numbers."""
     make_kernel_fn = KERNELS["NOGIN"]("diag")

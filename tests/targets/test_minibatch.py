@@ -106,7 +106,7 @@ def test_second_derivatives_are_right_or_refused(in_graph: bool) -> None:
         evaluate(in_chunks)
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_values_and_estimates_are_the_eager_ones(jit: bool) -> None:
     """Minibatches are the same in every mode, and so is everything but rounding."""
     target = regression(chunk_size=4)
@@ -255,7 +255,8 @@ def test_data_keep_their_dtypes_unless_floating() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "batch"), [(12, 4), pytest.param(12, 5, marks=pytest.mark.slow), (5, 3), (7, 7)]
+    ("total", "batch"),
+    [*(pytest.param(12, n, marks=pytest.mark.slow) for n in (4, 5)), (5, 3), (7, 7)],
 )
 def test_epochs_take_every_example_once_a_pass(total: int, batch: int) -> None:
     """Also where n does not divide N: a minibatch then ends one pass and begins the next."""

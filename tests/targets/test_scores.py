@@ -105,7 +105,7 @@ def test_closed_form_scores(chains: tuple[int, ...], shared: bool) -> None:
         ("eager", (2, 3), dict(dtype=tf.float32)),
         ("graph", (4,), dict(replacement=True)),
         pytest.param("graph", (), dict(dtype=tf.float32, replacement=True), marks=pytest.mark.slow),
-        ("xla", (4,), {}),
+        pytest.param("xla", (4,), {}, marks=pytest.mark.slow),
         ("xla", (2, 3), dict(dtype=tf.float32, replacement=True, shared_batch=True)),
         pytest.param("xla", (), dict(replacement=True), marks=pytest.mark.slow),
         ("xla", (4,), dict(replacement=True, score_fn=closed_form)),

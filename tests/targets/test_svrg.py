@@ -200,7 +200,12 @@ def test_parts_give_what_the_whole_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("jit", "dtype"), [(False, tf.float64), (True, tf.float64), (True, tf.float32)]
+    ("jit", "dtype"),
+    [
+        (False, tf.float64),
+        pytest.param(True, tf.float64, marks=pytest.mark.slow),
+        (True, tf.float32),
+    ],
 )
 def test_modes_agree(jit: bool, dtype: tf.DType) -> None:
     target = sgmcmc.SVRG(student(dtype=dtype, chunk_size=16, replacement=True), 2)
