@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from tfp_sgmcmc.diagnostics import (
         ConfigurationalTemperatureReducer,
+        KernelSteinDiscrepancyReducer,
         MixingDistanceReducer,
         NonFiniteChainError,
         RejectionReducer,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 # Loaded on first use: `import tfp_sgmcmc` and `python -m tfp_sgmcmc --help` wait for no TensorFlow.
 _HOMES = {
     "ConfigurationalTemperatureReducer": "diagnostics",
+    "KernelSteinDiscrepancyReducer": "diagnostics",
     "MixingDistanceReducer": "diagnostics",
     "NonFiniteChainError": "diagnostics",
     "RejectionReducer": "diagnostics",

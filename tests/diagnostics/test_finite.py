@@ -46,7 +46,7 @@ def test_a_step_size_that_is_too_large() -> None:
     """
     kernel = sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda a, b: -50 * a**2 - b**2), 0.1)
 
-    @tf.function(jit_compile=True, autograph=False)
+    @tf.function(autograph=False)
     def run(seed: tf.Tensor) -> list[tf.Tensor]:
         return tfp.mcmc.sample_chain(
             200, [tf.ones([]), tf.ones([])], kernel=kernel, trace_fn=None, seed=seed

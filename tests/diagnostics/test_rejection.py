@@ -91,7 +91,9 @@ def states_and_steps(num_steps: int) -> tuple[Any, list[tf.Tensor], list[Any]]:
     return target, states, results
 
 
-@pytest.mark.parametrize(("every", "jit"), [(1, True), (3, False)])
+@pytest.mark.parametrize(
+    ("every", "jit"), [(3, True), pytest.param(1, False, marks=pytest.mark.slow)]
+)
 def test_the_reducer_is_the_mean_over_the_steps(every: int, jit: bool) -> None:
     target, states, results = states_and_steps(10)
     reducer = sgmcmc.RejectionReducer(target, 0.7, every=every)

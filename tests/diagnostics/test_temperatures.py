@@ -44,14 +44,19 @@ def test_configurational_temperature() -> None:
 NUM_STEPS = 100
 
 
+def stationary(temperature: float, matrix: float) -> np.ndarray:
+    """Covariance of the states of SGLD."""
+    noise = MODEL.noise(BATCH, replacement=True)
+    return sgld_covariance(MODEL.hessian, noise, STEP, matrix, temperature)
+
+
 def law(temperature: float, matrix: float) -> float:
     """E[T_c] of SGLD: tr(A E[C]) / d, with C the sample covariance of a stationary chain.
 
     E[C] = T / (T - 1) (S - W), with S the stationary covariance and W that of a chain's own mean,
     1 / T^2 sum_st F^|s - t| S.
     """
-    noise = MODEL.noise(BATCH, replacement=True)
-    covariance = sgld_covariance(MODEL.hessian, noise, STEP, matrix, temperature)
+    covariance = stationary(temperature, matrix)
     step, power = np.eye(3) - STEP / 2 * matrix * MODEL.hessian, np.eye(3)
     of_mean = NUM_STEPS * covariance
     for lag in range(1, NUM_STEPS):
@@ -62,22 +67,24 @@ def law(temperature: float, matrix: float) -> float:
 
 
 def of_chains(temperature: float, matrix: float) -> tuple[np.ndarray, np.ndarray]:
-    """T_c of each of many chains: by the reducer, and by the function from exact gradients."""
+    """T_c of each of many chains: by the reducer, and by the function from exact gradients.
+
+    They start in their stationary law.
+    """
     target = MODEL.target(BATCH, replacement=True)
     kernel = sgmcmc.SGLD(target, STEP, temperature, preconditioner=matrix)
     reducer = sgmcmc.ConfigurationalTemperatureReducer(target, seed=5)
+    deviations = np.linalg.cholesky(stationary(temperature, matrix))
+    start = MODEL.mean + GENERATOR.standard_normal([2000, 3]) @ deviations.T
 
     @tf.function(jit_compile=True, autograph=False)
     def run(seed: tf.Tensor) -> Any:
-        warm = tfp.mcmc.sample_chain(
-            1, tf.ones([2000, 3]), kernel=kernel, num_burnin_steps=60, trace_fn=None, seed=seed
-        )[0]
         found, _, _ = tfp.experimental.mcmc.sample_fold(
             NUM_STEPS,
-            warm,
+            tf.constant(start, tf.float32),
             kernel=kernel,
             reducer=[reducer, tfp.experimental.mcmc.TracingReducer(lambda x, _: x, NUM_STEPS)],
-            seed=seed + 1,
+            seed=seed,
         )
         return found
 

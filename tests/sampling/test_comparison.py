@@ -67,7 +67,7 @@ def test_states_that_are_not_finite_have_an_infinite_score() -> None:
     assert np.isinf(scores([broken, broken])).all()
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_state_has_a_minibatch_of_its_own(jit_compile: bool) -> None:
     """Also where the target's chains share one, and the states are the same."""
     model = GaussianMean(num_examples=12)

@@ -25,7 +25,7 @@ def deaths(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize(
     ("first", "step", "at_least"),
-    [(3, 17, 10), pytest.param(1, 1, 170, marks=pytest.mark.slow)],  # the last: all there are
+    [(3, 29, 6), pytest.param(1, 1, 170, marks=pytest.mark.slow)],  # the last: all there are
 )
 def test_a_death_at_a_write_rename_or_removal(
     tmp_path: Path, first: int, step: int, at_least: int

@@ -95,6 +95,8 @@ def test_resume_says_what_is_wanted(tmp_path: Path) -> None:
     for resume in ("never", False):
         with pytest.raises(ValueError, match="holds a run already"):
             RunDirectory(tmp_path / "a", resume)
+    with pytest.raises(TypeError, match="directory is a int; a path"):
+        RunDirectory(3)  # ty: ignore[invalid-argument-type]
     with pytest.raises(ValueError, match="resume is 'yes'"):
         RunDirectory(tmp_path / "a", resume="yes")  # ty: ignore[invalid-argument-type]
 
@@ -147,6 +149,21 @@ def test_a_directory_that_cannot_be_written(
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ValueError, match="cannot be used: .*Permission denied"):
         RunDirectory(tmp_path / "a")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_draws_without_their_checkpoint_are_left_alone(tmp_path: Path) -> None:
+    """A run that lost its checkpoint is not one that was cut off before its first."""
+    make_run(tmp_path)
+    (tmp_path / "checkpoint.npz").unlink()
+    before = content(tmp_path)
+    for resume in ("auto", "must", "never"):
+        with pytest.raises(ValueError, match=r"checkpoint\.npz is missing, .* draws are in"):
+            RunDirectory(tmp_path, resume)
+    assert content(tmp_path) == before
 
 
 @pytest.mark.parametrize("place", ["chunk", "flush", "checkpoint"])

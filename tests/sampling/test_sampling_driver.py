@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tests.sampling.runs import Walk, kernel, quick_kernel, state, trace
+from tests.sampling.runs import Walk, quick_kernel, state, trace
 from tfp_sgmcmc import random
 from tfp_sgmcmc.sampling import driver, loop, progress
 
@@ -40,7 +40,7 @@ def by_hand(made: Any, num_steps: int, jit_compile: bool) -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def full() -> Any:
     """23 draws with their traces, without XLA."""
-    return sgmcmc.sample(kernel(), state(), 23, trace_fn=trace, jit_compile=False, **QUIET)
+    return sgmcmc.sample(quick_kernel(), state(), 23, trace_fn=trace, jit_compile=False, **QUIET)
 
 
 def assert_equal(x: Any, y: Any) -> None:
@@ -56,7 +56,7 @@ def assert_rounded_alike(x: Any, y: Any) -> None:
 
 
 def test_the_chain_is_that_of_single_steps(full: Any) -> None:
-    assert_rounded_alike((full.states, full.trace), by_hand(kernel(), 23, jit_compile=False))
+    assert_rounded_alike((full.states, full.trace), by_hand(quick_kernel(), 23, jit_compile=False))
     np.testing.assert_array_equal(full.weights, np.full(23, np.float32(0.02)))
     assert full.is_complete and full.num_results == 23
     assert int(full.final_kernel_results.step) == 23
@@ -64,7 +64,10 @@ def test_the_chain_is_that_of_single_steps(full: Any) -> None:
 
 
 def test_the_chain_is_that_of_single_steps_under_xla() -> None:
-    chain = quick_kernel()
+    def log_prob(mean: tf.Tensor, log_sd: tf.Tensor) -> tf.Tensor:
+        return -0.5 * tf.reduce_sum(mean**2, axis=-1) - log_sd**2
+
+    chain = sgmcmc.UnderdampedLangevin(sgmcmc.FullDataLogProb(log_prob), 0.1, 1.0)
     result = sgmcmc.sample(chain, state(), 12, trace_fn=trace, **QUIET)
     assert_rounded_alike((result.states, result.trace), by_hand(chain, 12, jit_compile=True))
 
@@ -85,8 +88,8 @@ def test_burn_in_and_thinning_choose_among_the_steps(
     full: Any, trace_fn: Callable[..., Any] | None
 ) -> None:
     thinned = sgmcmc.sample(
-        kernel(), state(), 6, num_burnin_steps=5, num_steps_between_results=2, trace_fn=trace_fn,
-        jit_compile=False, **QUIET,
+        quick_kernel(), state(), 6, num_burnin_steps=5, num_steps_between_results=2,
+        trace_fn=trace_fn, jit_compile=False, **QUIET,
     )  # fmt: skip
     assert_equal(thinned.states, tf.nest.map_structure(lambda x: x[5:21:3], full.states))
     if trace_fn is None:
@@ -98,7 +101,12 @@ def test_burn_in_and_thinning_choose_among_the_steps(
 
 @pytest.mark.parametrize(
     ("burn_in", "between", "traced", "jit_compile"),
-    [(0, 0, False, True), (0, 0, True, False), (9, 4, False, False), (9, 4, True, False)],
+    [
+        (0, 0, False, True),
+        (9, 4, True, False),
+        pytest.param(0, 0, True, False, marks=pytest.mark.slow),
+        pytest.param(9, 4, False, False, marks=pytest.mark.slow),
+    ],
 )
 def test_the_length_of_a_call_has_no_influence(
     monkeypatch: pytest.MonkeyPatch, burn_in: int, between: int, traced: bool, jit_compile: bool
@@ -138,7 +146,9 @@ def test_the_length_of_a_call_has_no_influence(
 
 def test_a_kernel_of_tensorflow_probability() -> None:
     hmc = tfp.mcmc.HamiltonianMonteCarlo(lambda x: -0.5 * tf.reduce_sum(x**2, -1), 0.5, 3)
-    result = sgmcmc.sample(hmc, tf.zeros([4, 2]), 400, num_burnin_steps=20, **QUIET)
+    result = sgmcmc.sample(
+        hmc, tf.zeros([4, 2]), 400, num_burnin_steps=20, jit_compile=False, **QUIET
+    )
     assert result.states.shape == (400, 4, 2) and result.weights is None
     # 3,200 draws whose autocorrelation is below zero: their variance within 6 standard errors.
     np.testing.assert_allclose(result.states.var(), 1.0, atol=6 * np.sqrt(2 / 3200))
@@ -153,6 +163,14 @@ def test_chains_begin_together_and_differ() -> None:
     assert result.states["mean"].shape == (5, 3, 3) and result.states["log_sd"].shape == (5, 3)
     assert result.trace["norm"].shape == (5, 3) and result.weights.shape == (5,)
     assert len(np.unique(result.states["log_sd"][-1])) == 3
+    assert repr(result).split("\n") == [
+        "SampleResult: 5 results, complete",
+        "  posterior/log_sd: float32 [5, 3]",
+        "  posterior/mean: float32 [5, 3, 3]",
+        "  sample_stats/double: float32 [5, 3, 3]",
+        "  sample_stats/norm: float32 [5, 3]",
+        "  sample_stats/step_size: float32 [5]",
+    ]
     data = result.to_inference_data()
     assert dict(data.posterior.sizes) == {"chain": 3, "draw": 5, "mean_dim_0": 3}
     np.testing.assert_array_equal(data.posterior["mean"], np.moveaxis(result.states["mean"], 1, 0))
@@ -278,6 +296,8 @@ class Changing:
         ),
         (dict(trace_fn=Changing(tf.zeros([3]))), ValueError, r"called again, trace: float32 \[3\]"),
         (dict(trace_fn=Changing(())), ValueError, "called again, nothing"),
+        (dict(trace_fn=lambda s, r: {"a": None}), ValueError, "trace_fn returned {'a': None}; a"),
+        (dict(trace_fn=lambda s, r: "x"), ValueError, "trace_fn returned string; numbers"),
     ],
 )
 def test_bad_input(options: dict[str, Any], error: type[Exception], message: str) -> None:

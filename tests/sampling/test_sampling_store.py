@@ -219,16 +219,45 @@ def test_damaged_chunks_are_named(tmp_path: Path, short_chunks: None) -> None:
             DrawStore(path, VARIABLES, committed=committed)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{}", b'{"zarr_format": 3'])
+def test_the_last_chunk_is_made_anew_from_the_checkpoint(
+    tmp_path: Path, short_chunks: None
+) -> None:
+    """It is not there after a run that was cut off; zarr would read zeros where it is missing."""
+    path = tmp_path / "s.zarr"
+    committed = stored(path)
+    last = path / "posterior" / "w" / "c.0.2.0"
+    assert not last.exists()
+    assert_holds(DrawStore(path, VARIABLES, committed=committed), rows(10))
+    whole = last.read_bytes()
+    for damage in (last.unlink, lambda: last.write_bytes(whole[:-1])):
+        damage()
+        assert_holds(DrawStore(path, VARIABLES, committed=committed), rows(10))
+    assert xarray.open_zarr(path, group="posterior").sizes["draw"] == 10
+
+
+CUT_OFF = b'{"zarr_format": 3'
+
+
+@pytest.mark.parametrize(
+    ("place", "content"),
+    [
+        *[("posterior/b", content) for content in (None, b"", b"{}", CUT_OFF)],
+        ("posterior", b""),
+        ("", None),
+        ("", CUT_OFF),
+    ],
+)
 def test_damaged_metadata_are_named(
-    tmp_path: Path, short_chunks: None, content: bytes | None
+    tmp_path: Path, short_chunks: None, place: str, content: bytes | None
 ) -> None:
     path = tmp_path / "s.zarr"
     committed = stored(path)
-    file = path / "posterior" / "b" / "zarr.json"
+    file = path / place / "zarr.json"
     file.unlink() if content is None else file.write_bytes(content)
-    with pytest.raises(ValueError, match="posterior/b is damaged or missing"):
+    files = sorted(path.rglob("*"))
+    with pytest.raises(ValueError, match=f"{path / place} is damaged or missing"):
         DrawStore(path, VARIABLES, committed=committed)
+    assert sorted(path.rglob("*")) == files
 
 
 def test_a_store_with_fewer_draws_than_committed_is_refused(

@@ -21,7 +21,8 @@ tfd = tfp.distributions
 N, SIZE = 23, 4  # five whole batches, and three examples that an epoch leaves out
 X = np.random.default_rng(0).normal(2.0, 1.0, size=[N]).astype(np.float32)
 EXAMPLES = tf.data.Dataset.from_tensor_slices(X)
-OPTIONS: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
+CHECKED: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
+OPTIONS: dict[str, Any] = CHECKED | dict(preflight_check=False)
 
 
 def log_likelihood(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
@@ -33,20 +34,20 @@ def dataset(epoch: int) -> tf.data.Dataset:
     return examples.batch(SIZE, drop_remainder=True)
 
 
-def target(**options: Any) -> sgmcmc.StreamedLogProb:
+def target(of: Any = dataset, **options: Any) -> sgmcmc.StreamedLogProb:
     prior = tfd.Normal(0.0, 10.0).log_prob
-    return sgmcmc.StreamedLogProb(prior, log_likelihood, dataset, N, **options)
+    return sgmcmc.StreamedLogProb(prior, log_likelihood, of, N, **options)
 
 
-def batches(count: int) -> list[np.ndarray]:
-    epochs = (dataset(epoch).as_numpy_iterator() for epoch in itertools.count())
+def batches(count: int, of: Callable[[int], tf.data.Dataset] = dataset) -> list[np.ndarray]:
+    epochs = (of(epoch).as_numpy_iterator() for epoch in itertools.count())
     return list(itertools.islice(itertools.chain.from_iterable(epochs), count))
 
 
-def by_hand(num_steps: int, step_size: float, start: np.ndarray) -> np.ndarray:
+def by_hand(used: list[np.ndarray], step_size: float, start: np.ndarray) -> np.ndarray:
     """theta + eps/2 g + sqrt(eps) z in NumPy, with the noise of `SGLD`."""
     theta, states = start, []
-    for t, batch in enumerate(batches(num_steps)):
+    for t, batch in enumerate(used):
         gradient = -theta / 100 + N / SIZE * np.sum(batch - theta[:, None], axis=-1)
         noise_seed = random.split(random.fold_in(random.as_seed(0), t), 3)[1]
         z = random.normal_like(tf.constant(theta), noise_seed).numpy()
@@ -59,21 +60,73 @@ def by_hand(num_steps: int, step_size: float, start: np.ndarray) -> np.ndarray:
 def test_each_step_uses_the_next_batch(batches_per_read: int) -> None:
     kernel = sgmcmc.SGLD(target(batches_per_read=batches_per_read), 0.01)
     result = sgmcmc.sample(kernel, tf.zeros([2]), 16, **OPTIONS)
-    expected = by_hand(16, np.float32(0.01), np.zeros(2, np.float32))
+    expected = by_hand(batches(16), np.float32(0.01), np.zeros(2, np.float32))
     np.testing.assert_allclose(result.states, expected, rtol=1e-4, atol=1e-5)
     assert int(result.final_kernel_results.target_state.position) == 16
 
 
-@pytest.mark.parametrize("count", [5, 6])  # in the middle of a read, and at its end
-def test_a_run_goes_on_with_the_next_batch(tmp_path: Path, count: int) -> None:
-    def run(num_results: int, **options: Any) -> Any:
-        kernel = sgmcmc.SGLD(target(batches_per_read=3), 0.01)
-        return sgmcmc.sample(kernel, tf.zeros([]), num_results, **OPTIONS, **options)
+def run(of: Any, num_results: int, **options: Any) -> Any:
+    kernel = sgmcmc.SGLD(target(of, batches_per_read=3), 0.01)
+    return sgmcmc.sample(kernel, tf.zeros([2]), num_results, **OPTIONS, **options)
 
+
+IN_ORDER = EXAMPLES.batch(SIZE, drop_remainder=True)
+
+
+# In the middle of a read, and at its end.
+@pytest.mark.parametrize(
+    ("of", "count"), [(dataset, 5), (IN_ORDER, 6)], ids=["callable", "dataset"]
+)
+def test_a_run_goes_on_with_the_next_batch(tmp_path: Path, of: Any, count: int) -> None:
     pytest.importorskip("zarr")
-    run(count, directory=tmp_path)
-    result = run(14, directory=tmp_path, resume="must")
-    np.testing.assert_array_equal(result.states, run(14).states)
+    run(of, count, directory=tmp_path)
+    result = run(of, 14, directory=tmp_path, resume="must")
+    np.testing.assert_array_equal(result.states, run(of, 14).states)
+
+
+def test_a_dataset_is_read_anew_in_each_epoch() -> None:
+    used = batches(12, lambda epoch: IN_ORDER)
+    np.testing.assert_array_equal(used[0], used[5])
+    expected = by_hand(used, np.float32(0.01), np.zeros(2, np.float32))
+    np.testing.assert_allclose(run(IN_ORDER, 12).states, expected, rtol=1e-4, atol=1e-5)
+
+
+def shuffled(**options: Any) -> tf.data.Dataset:
+    return EXAMPLES.shuffle(N, **options).batch(SIZE, drop_remainder=True)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(("seed", "count"), [(None, 7), (1, 9)])  # in the second epoch
+def test_a_dataset_that_shuffles_by_itself_is_not_gone_on_with(
+    tmp_path: Path, count: int, seed: int | None
+) -> None:
+    """Two orders of 12 examples agree once in 23! / 11! = 6e14 times."""
+    pytest.importorskip("zarr")
+    with pytest.warns(UserWarning, match="cannot go on when it is cut off. .*seed=epoch"):
+        run(shuffled(seed=seed), count, directory=tmp_path)
+    before = content(tmp_path)
+    first = count - count % 3 if count % 3 else count - 3
+    with pytest.raises(
+        ValueError,
+        match=rf"cannot go on from step {count}: .* steps {first} \.\. {first + 2} .*seed=epoch",
+    ):
+        run(shuffled(seed=seed), 14, directory=tmp_path)
+    assert content(tmp_path) == before
+    assert run(shuffled(seed=seed), count, directory=tmp_path).num_results == count
+
+
+def test_in_memory_a_dataset_may_shuffle_by_itself() -> None:
+    assert run(shuffled(), 7).is_complete  # and nothing is warned of
+
+
+def test_an_order_that_only_this_process_knows_is_not_gone_on_with(tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    run(shuffled(reshuffle_each_iteration=False), 4, directory=tmp_path)
+    with pytest.raises(ValueError, match="cannot go on from step 4"):
+        run(shuffled(reshuffle_each_iteration=False), 14, directory=tmp_path)
 
 
 def test_estimates_are_those_of_the_batch_in_memory() -> None:
@@ -143,9 +196,9 @@ def test_before_a_run_the_first_batch_is_checked(
     kernel = sgmcmc.SGLD(sgmcmc.StreamedLogProb(prior, function, dataset, N), 0.01)
     if is_wrong:
         with pytest.raises(ValueError, match="do not add up"):
-            sgmcmc.sample(kernel, tf.zeros([]), 2, **OPTIONS)
+            sgmcmc.sample(kernel, tf.zeros([]), 2, **CHECKED)
     else:
-        assert sgmcmc.sample(kernel, tf.zeros([]), 2, **OPTIONS).is_complete
+        assert sgmcmc.sample(kernel, tf.zeros([]), 2, **CHECKED).is_complete
 
 
 def test_the_full_log_posterior_is_a_pass_over_the_dataset() -> None:
@@ -165,11 +218,13 @@ def test_the_full_log_posterior_is_a_pass_over_the_dataset() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (dict(dataset_fn=dataset(0)), TypeError, "dataset_fn is a .*Dataset; a callable"),
-        (dict(dataset_fn=lambda epoch: X), TypeError, "dataset_fn returned a ndarray"),
-        (dict(dataset_fn=lambda epoch: EXAMPLES.batch(4)), ValueError, "drop_remainder"),
-        (dict(dataset_fn=lambda epoch: EXAMPLES), ValueError, "drop_remainder"),
-        (dict(dataset_fn=lambda epoch: dataset(0).take(0)), ValueError, "has 0 batches of 4; 5"),
+        (dict(dataset=X), TypeError, r"dataset is a ndarray; a tf\.data\.Dataset, or a callable"),
+        (dict(dataset=lambda epoch: X), TypeError, r"dataset\(0\) is a ndarray"),
+        (dict(dataset=EXAMPLES.batch(4)), ValueError, "drop_remainder"),
+        (dict(dataset=lambda epoch: EXAMPLES), ValueError, "drop_remainder"),
+        (dict(dataset=lambda epoch: dataset(0).take(0)), ValueError, "has 0 batches of 4; 5"),
+        (dict(dataset=IN_ORDER.repeat()), ValueError, r"has no end; .*without \.repeat\(\)"),
+        (dict(dataset=IN_ORDER.repeat(2)), ValueError, "epoch 0 has 10 batches of 4; 5"),
         (dict(num_examples=30), ValueError, "epoch 0 has 5 batches of 4; 7 are expected"),
         (dict(num_examples=3), ValueError, "num_examples is 3; .*at least 4"),
         (dict(batches_per_read=0), ValueError, "batches_per_read is 0"),
@@ -179,7 +234,7 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], message: str)
     arguments: dict[str, Any] = dict(
         log_prior_fn=tfd.Normal(0.0, 10.0).log_prob,
         log_likelihood_fn=log_likelihood,
-        dataset_fn=dataset,
+        dataset=dataset,
         num_examples=N,
     )
     with pytest.raises(error, match=message):

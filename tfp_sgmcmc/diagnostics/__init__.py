@@ -25,6 +25,7 @@ from tfp_sgmcmc.diagnostics.mixing_distance import (
 from tfp_sgmcmc.diagnostics.rejection import RejectionReducer, RejectionState, rejection_probability
 from tfp_sgmcmc.diagnostics.run_report import Report, report
 from tfp_sgmcmc.diagnostics.stein import gradients_at, squared_kernel_stein_discrepancy
+from tfp_sgmcmc.diagnostics.stein_reducer import KernelSteinDiscrepancyReducer, SteinState
 from tfp_sgmcmc.diagnostics.temperatures import (
     ConfigurationalTemperatureReducer,
     TemperatureState,
@@ -40,6 +41,7 @@ from tfp_sgmcmc.diagnostics.weighted import (
 
 __all__ = [
     "ConfigurationalTemperatureReducer",
+    "KernelSteinDiscrepancyReducer",
     "MixingDistanceReducer",
     "MixingDistanceState",
     "NonFiniteChainError",
@@ -48,6 +50,7 @@ __all__ = [
     "Report",
     "SamplingThresholdReducer",
     "SamplingThresholdState",
+    "SteinState",
     "TemperatureState",
     "WeightedExpectationReducer",
     "WeightedMean",

@@ -81,10 +81,13 @@ def integrated_autocorrelation_time(
 def autocorrelation_time_unit_cost(
     samples: Any, seconds_per_result: float, *, chain_ndims: int = 0, window: float = 5.0
 ) -> Any:
-    """ATUC, the autocorrelation time unit cost: the seconds that an independent draw takes.
+    r"""ATUC, the autocorrelation time per unit cost: the seconds that an independent draw takes.
 
-    It is the integrated autocorrelation time, in results, times the seconds that a result takes:
-    the lower the better. It knows nothing of bias: a chain may be fast and wrong.
+    \[ \mathrm{ATUC} = \tau \cdot s \]
+
+    with tau the `integrated_autocorrelation_time`, in results, and s the cost of a result, here in
+    seconds: the lower the better. How tau is estimated (the window, the mean over chains) is ours.
+    It knows nothing of bias: a chain may be fast and wrong.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).standard_normal([1000, 20])

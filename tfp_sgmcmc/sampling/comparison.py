@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -55,12 +55,18 @@ class Comparison:
             autograph=False,
         )
 
-    def __call__(self, states: Sequence[State], seeds: Sequence[tf.Tensor]) -> np.ndarray:
+    def __call__(
+        self,
+        states: Sequence[State],
+        seeds: Sequence[tf.Tensor],
+        map_fn: Callable[[Callable[[int], float], Iterable[int]], Iterable[float]] = map,
+    ) -> np.ndarray:
         """The lower the better; infinite where states or gradients are not finite.
 
         Args:
           states: of each candidate, `[results, chains..., event...]` a part.
           seeds: that name the minibatches of each.
+          map_fn: takes the candidates one after the other, as `map`, or several at a time.
         """
         rows = [self._rows(x) for x in states]
         finite = [bool(np.isfinite(x).all()) for x in rows]
@@ -68,10 +74,14 @@ class Comparison:
         if not any(finite):
             return scores
         deviations, correlation = spread([x for x, ok in zip(rows, finite, strict=True) if ok])
-        for i in np.flatnonzero(finite):
+
+        def score(i: int) -> float:
             x, g = rows[i] / deviations, self.gradients(states[i], seeds[i]) * deviations
-            score = self._discrepancy(x, g, correlation).numpy()
-            scores[i] = score if np.isfinite(score) else np.inf
+            found = float(self._discrepancy(x, g, correlation))
+            return found if np.isfinite(found) else np.inf
+
+        at = np.flatnonzero(finite)
+        scores[at] = list(map_fn(score, at))
         return scores
 
     def gradients(self, states: State, seed: tf.Tensor) -> np.ndarray:

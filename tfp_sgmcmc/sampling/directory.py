@@ -19,6 +19,7 @@ from tfp_sgmcmc.sampling.store import DrawStore, Groups, Variable
 
 LOCK, SAMPLES, CHECKPOINT = "run.lock", "samples.zarr", "checkpoint.npz"
 _SIGNATURE = "tfp_sgmcmc run, held by process "
+_COMMITTED = "It has a checkpoint.\n"
 
 Resume = Literal["auto", "must", "never"] | bool
 
@@ -53,13 +54,19 @@ class RunDirectory:
 
     Raises:
       ValueError: `path` cannot be written, holds files of something else, is held by another
-        process, or holds a run (or none) against `resume`.
+        process, has lost its checkpoint, or holds a run (or none) against `resume`.
     """
 
     def __init__(self, path: str | os.PathLike[str], resume: Resume = "auto"):
         if resume not in ("auto", "must", "never", True, False):
             raise ValueError(f"resume is {resume!r}; 'auto', 'must' or 'never' is expected.")
-        self.path = Path(path)
+        try:
+            self.path = Path(path)
+        except TypeError as error:
+            raise TypeError(
+                f"directory is a {type(path).__name__}; a path, as a string or a pathlib.Path, is "
+                "expected."
+            ) from error
         self.num_committed = 0
         self._fingerprint: dict[str, Any] = {}
         self._store: DrawStore | None = None
@@ -67,10 +74,18 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             _refuse_foreign(self.path)
-            self._lock = _lock(self.path / LOCK)
+            self._lock, before = _lock(self.path / LOCK)
+            self.has_run = (self.path / CHECKPOINT).exists()
+            if before.endswith(_COMMITTED) and not self.has_run:
+                self.close()
+                raise ValueError(
+                    f"{self.path / CHECKPOINT} is missing, and the run cannot go on without it. "
+                    f"The draws are in {self.path / SAMPLES}; restore it from a copy, or start in "
+                    "another directory."
+                )
+            self._sign()
         except OSError as error:
             raise ValueError(f"The directory {self.path} cannot be used: {error}.") from error
-        self.has_run = (self.path / CHECKPOINT).exists()
         if resume in ("must", True) and not self.has_run:
             self.close()
             raise ValueError(f"The directory {self.path} holds no run to go on with.")
@@ -128,9 +143,9 @@ class RunDirectory:
                 for group, members in variables.items()
                 if members
             }
-            num_draws = saved.header["num_draws"]
-            self._store = DrawStore(self.path / SAMPLES, variables, attributes, (num_draws, tail))
-        self.num_committed = num_draws
+            self.num_committed = saved.header["num_draws"]
+            committed = self.num_committed, tail
+            self._store = DrawStore(self.path / SAMPLES, variables, attributes, committed)
         return saved
 
     @property
@@ -170,7 +185,9 @@ class RunDirectory:
             store.sync()
             header = {"fingerprint": self._fingerprint, "num_draws": store.num_draws}
             checkpoint.save(self.path / CHECKPOINT, header, {**nests, "tail": store.tail})
-        self.num_committed, self.has_run = store.num_draws, True
+            is_first, self.has_run, self.num_committed = not self.has_run, True, store.num_draws
+            if is_first:
+                self._sign()
 
     def draws(self, group: str, name: str) -> StoredDraws:
         """Draws on disk, `[num_draws, chains..., event...]`: all, after a finishing commit."""
@@ -181,6 +198,16 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _sign(self) -> None:
+        """Writes into the lock's file who holds it, and whether there is a checkpoint."""
+        text = f"{_SIGNATURE}{os.getpid()}\n{_COMMITTED if self.has_run else ''}".encode()
+        if self._lock is None:
+            (self.path / LOCK).write_bytes(text)
+            return
+        # In this order: on a full disk, what is there is left.
+        os.pwrite(self._lock, text, 0)
+        os.ftruncate(self._lock, len(text))
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -216,23 +243,21 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-def _lock(path: Path) -> int | None:
-    """Locks a file until it is closed, or the process ends in whatever way."""
+def _lock(path: Path) -> tuple[int | None, str]:
+    """Locks a file until it is closed, or the process ends in whatever way; returns its text."""
     try:
         import fcntl
     except ModuleNotFoundError:  # Windows
-        path.write_text(f"{_SIGNATURE}{os.getpid()}\n")
-        return None
+        return None, path.read_text() if path.exists() else ""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    text = os.read(descriptor, 100).decode(errors="replace")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(descriptor, 100).decode(errors="replace").removeprefix(_SIGNATURE).strip()
+        holder = text.removeprefix(_SIGNATURE).partition("\n")[0]
         os.close(descriptor)
         raise ValueError(
             f"The directory {path.parent} is in use by process {holder or 'unknown'}; a run is "
             "written by one process."
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{_SIGNATURE}{os.getpid()}\n".encode(), 0)
-    return descriptor
+    return descriptor, text

@@ -177,10 +177,10 @@ def sample(
         first_step, is_complete = int(position.step), records.num_draws >= num_results
         sampling_began = time.perf_counter()
         if not is_complete:
+            feed = Feed(target_of(kernel), position.results, run is not None)
             loop(position, 0, 1)
             sampling_began = time.perf_counter()
             bar = stack.enter_context(progress(progress_bar, plan.num_steps, first_step))
-            feed = Feed(target_of(kernel), position.results)
             position, is_complete = _run(
                 loop, plan, position, records, feed, bar, checkpoint_seconds
             )

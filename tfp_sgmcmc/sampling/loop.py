@@ -154,9 +154,17 @@ class Loop:
 
     def _keep(self, state: Any, results: Any) -> tuple[Any, Any, Any]:
         trace = () if self._trace_fn is None else self._trace_fn(state, results)
-        return tf.nest.map_structure(
-            tf.convert_to_tensor, (state, trace, getattr(results, "step_size", ()))
-        )
+        try:
+            trace = tf.nest.map_structure(tf.convert_to_tensor, trace)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"trace_fn returned {trace!r}; a nest of tensors is expected."
+            ) from error
+        for x in tf.nest.flatten(trace):
+            if x.dtype in (tf.string, tf.resource, tf.variant):
+                raise ValueError(f"trace_fn returned {x.dtype.name}; numbers are expected.")
+        sizes = tf.nest.map_structure(tf.convert_to_tensor, getattr(results, "step_size", ()))
+        return state, trace, sizes
 
 
 def start_of(kernel: tfp.mcmc.TransitionKernel, state: Any) -> Position:

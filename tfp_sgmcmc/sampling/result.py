@@ -61,7 +61,7 @@ def kept_arrays(kept: Any, chain_shape: tuple[int, ...]) -> list[Kept]:
     return [Kept(*entry) for entry in zip(groups, names, forms, strict=True)]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SampleResult:
     """Draws, and how they came about.
 
@@ -87,12 +87,22 @@ class SampleResult:
     final_kernel_results: Any
     timings: Timings
     directory: Path | None
-    _kept: Sequence[Kept] = dataclasses.field(repr=False)
-    _attributes: dict[str, Any] = dataclasses.field(repr=False)
+    _kept: Sequence[Kept]
+    _attributes: dict[str, Any]
 
     @property
     def num_results(self) -> int:
         return len(tree.flatten(self.states)[0])
+
+    def __repr__(self) -> str:
+        """A line for each array; the arrays themselves would fill pages."""
+        state = "complete" if self.is_complete else "interrupted"
+        where = "" if self.directory is None else f", in {self.directory}"
+        arrays = [
+            f"  {group}/{name}: {variable.dtype} {[self.num_results, *variable.shape]}"
+            for group, name, variable in self._kept
+        ]
+        return "\n".join([f"SampleResult: {self.num_results} results, {state}{where}", *arrays])
 
     def to_inference_data(self) -> Any:
         """Returns an `arviz.InferenceData` with groups `posterior` and `sample_stats`.

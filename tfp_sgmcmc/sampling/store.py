@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -217,6 +218,9 @@ class DrawStore:
         )
 
     def _open(self, num_draws: int, tail: Groups) -> None:
+        for group in ("", *self.variables):
+            with _named(self.path / group):
+                self._zarr.open_group(self.path, path=group, mode="r+")
         for leftover in self.path.glob("**/*.partial"):  # of a write that was cut off
             leftover.unlink()
         self._arrays, self._tail = {}, {}
@@ -230,26 +234,35 @@ class DrawStore:
         self._unsynced |= {
             self.path / g / n / "zarr.json" for g, m in self._arrays.items() for n in m
         }
+        if not all(self._has_tail(group, name) for group, m in self._arrays.items() for name in m):
+            # The run was cut off, or the last chunk is damaged: the checkpoint has its draws.
+            self.finish()
+            self.sync()
+
+    def _has_tail(self, group: str, name: str) -> bool:
+        """Whether the tail is on disk, whole."""
+        array, axis = self._arrays[group][name], _draw_axis(self.variables[group][name].chain_shape)
+        chunk = self.path / group / name / _chunk_key(array, axis, self._num_whole // self._rows)
+        return not self._num_tail or (
+            array.shape[axis] == self.num_draws and _size(chunk) == _chunk_bytes(array)
+        )
 
     def _open_array(self, group: str, name: str, variable: Variable) -> Any:
         """Opens an array whose whole chunks are all there, without draws beyond the committed."""
         path, axis = self.path / group / name, _draw_axis(variable.chain_shape)
-        try:
+        with _named(path):
             # Chunks of zeros, too, are files; open_array would not take this over.
-            array = self._zarr.open_array(path).with_config({"write_empty_chunks": True})
+            array = self._zarr.open_array(path, mode="r+")
+            array = array.with_config({"write_empty_chunks": True})
             self._rows = array.chunks[axis]
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise ValueError(f"The array {path} is damaged or missing ({error}).") from error
-        shape, whole = list(array.shape), self._num_whole
-        expected = math.prod(array.chunks) * array.dtype.itemsize + _CHECKSUM_BYTES
+        shape, whole, expected = list(array.shape), self._num_whole, _chunk_bytes(array)
         for number in range(whole // self._rows):
             chunk = path / _chunk_key(array, axis, number)
-            size = chunk.stat().st_size if chunk.exists() else 0
-            if size != expected:
+            if _size(chunk) != expected:
                 raise ValueError(
-                    f"{chunk} is damaged: it has {size} bytes, {expected} are expected (draws "
-                    f"{number * self._rows} .. {(number + 1) * self._rows - 1}). Restore it from a "
-                    "copy, or start in another directory."
+                    f"{chunk} is damaged: it has {_size(chunk)} bytes, {expected} are expected "
+                    f"(draws {number * self._rows} .. {(number + 1) * self._rows - 1}). Restore it "
+                    "from a copy, or start in another directory."
                 )
         if shape[axis] < whole or array.dtype != variable.stored_dtype:
             raise ValueError(
@@ -297,6 +310,26 @@ def _chunk_key(array: Any, axis: int, number: int) -> str:
     at = [0] * array.ndim
     at[axis] = number
     return ".".join(["c", *map(str, at)])
+
+
+def _chunk_bytes(array: Any) -> int:
+    return math.prod(array.chunks) * array.dtype.itemsize + _CHECKSUM_BYTES
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Generator[None]:
+    """Says which part of the store cannot be opened."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ValueError(
+            f"{path} is damaged or missing ({error}). Restore it from a copy, or start in another "
+            "directory."
+        ) from error
 
 
 def _num_chains(variable: Variable) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 import tree
 
@@ -35,9 +37,15 @@ class StreamedLogProb(Target):
 
     Epoch after epoch, each step uses the next batch, for all chains. `sgmcmc.sample` reads
     `batches_per_read` of them at a time, ahead of the steps that need them; other drivers go round
-    in the first ones. A run goes on bit for bit if the order of an epoch depends on its number
-    alone. A dataset that is made once does not do: its `shuffle` has another order whenever it is
-    read.
+    in the first ones.
+
+    A `tf.data.Dataset` is iterated anew for each epoch, and a run in a directory goes on in the
+    middle of one by skipping what it has used. That is exact, bit for bit, where the batches come
+    in the same order whenever they are read. A `shuffle` in the dataset gives another order each
+    time: the chain is as good, but no run can go on with it. `sgmcmc.sample` compares the batches
+    of the last read with those of the checkpoint, and refuses where they differ; at the start of a
+    run in a directory, it warns. A function of the epoch's number does both, as in the example:
+    another order in each epoch, and the same one when it is read again.
 
     #### Example
 
@@ -59,7 +67,9 @@ class StreamedLogProb(Target):
     Args:
       log_prior_fn: as of `MinibatchLogProb`.
       log_likelihood_fn: likewise.
-      dataset_fn: number of the epoch -> dataset of its batches, all of n examples, in random order.
+      dataset: a `tf.data.Dataset` of batches, all of n examples, one epoch long; or a callable,
+        number of the epoch -> such a dataset. What lies together in a batch, and in which order
+        batches come, should be random: where a dataset is not shuffled, its files should be.
       num_examples: N; an epoch has N/n batches, rounded down.
       batches_per_read: K, how many batches lie in the kernel's results, and so in checkpoints;
         memory holds a few times as many.
@@ -69,14 +79,14 @@ class StreamedLogProb(Target):
 
     Raises:
       ValueError: batches of unknown or unequal size; an epoch that has not N examples.
-      TypeError: `dataset_fn` that is not callable, or returns no `tf.data.Dataset`.
+      TypeError: `dataset` that is neither a dataset nor a callable that returns one.
     """
 
     def __init__(
         self,
         log_prior_fn: Callable[..., tf.Tensor],
         log_likelihood_fn: Callable[..., tf.Tensor],
-        dataset_fn: Callable[[int], tf.data.Dataset],
+        dataset: tf.data.Dataset | Callable[[int], tf.data.Dataset],
         num_examples: int,
         *,
         batches_per_read: int = 100,
@@ -84,29 +94,28 @@ class StreamedLogProb(Target):
         score_fn: Callable[..., Any] | None = None,
         num_groups: int | None = None,
     ):
-        if not callable(dataset_fn):
+        self._dataset_fn = _dataset_fn(dataset)
+        epoch = self._dataset_fn(0)
+        if not isinstance(epoch, tf.data.Dataset):
             raise TypeError(
-                f"dataset_fn is a {type(dataset_fn).__name__}; a callable, number of the epoch -> "
-                "tf.data.Dataset, is expected."
+                f"dataset(0) is a {type(epoch).__name__}; a tf.data.Dataset is expected of epoch 0."
             )
-        dataset = dataset_fn(0)
-        if not isinstance(dataset, tf.data.Dataset):
-            raise TypeError(
-                f"dataset_fn returned a {type(dataset).__name__}; a tf.data.Dataset is expected."
-            )
-        shapes = [x.shape for x in tf.nest.flatten(dataset.element_spec)]
+        shapes = [x.shape for x in tf.nest.flatten(epoch.element_spec)]
         if any(not shape.is_fully_defined() or shape.rank == 0 for shape in shapes):
             raise ValueError(
-                f"dataset_fn gives batches of shapes {[str(s) for s in shapes]}; fully known ones "
+                f"The dataset gives batches of shapes {[str(s) for s in shapes]}; fully known ones "
                 "are expected: .batch(n, drop_remainder=True)."
             )
         size = shapes[0][0]
         self.num_examples = integer("num_examples", num_examples, size)
         self.batches_per_read = integer("batches_per_read", batches_per_read, 1)
-        self._dataset_fn, self._epoch_batches = dataset_fn, self.num_examples // size
-        if int(dataset.cardinality()) not in (self._epoch_batches, tf.data.UNKNOWN_CARDINALITY):
-            raise self._wrong_epoch(0, int(dataset.cardinality()), size)
-        first = next(iter(dataset), None)
+        self._epoch_batches = self.num_examples // size
+        cardinality = int(epoch.cardinality())
+        if cardinality == tf.data.INFINITE_CARDINALITY:
+            raise ValueError("The dataset has no end; one epoch is expected, without .repeat().")
+        if cardinality not in (self._epoch_batches, tf.data.UNKNOWN_CARDINALITY):
+            raise self._wrong_epoch(0, cardinality, size)
+        first = next(iter(epoch), None)
         if first is None:
             raise self._wrong_epoch(0, 0, size)
         #: The posterior of the first batch alone, for all that does not depend on which.
@@ -241,9 +250,14 @@ class Feed:
     Args:
       target: whose batches they are; with any other there is nothing to do.
       results: of the kernel, where the run starts or goes on.
+      must_repeat: whether to warn of a dataset with which the run could not go on.
+
+    Raises:
+      ValueError: the dataset gives other batches now than those in the results, of which some were
+        used.
     """
 
-    def __init__(self, target: Target | None, results: Any):
+    def __init__(self, target: Target | None, results: Any, must_repeat: bool = False):
         self._target = target if isinstance(target, StreamedLogProb) else None
         if self._target is None:
             return
@@ -254,20 +268,65 @@ class Feed:
         # what it saw, batches of many megabytes, until the garbage collector comes.
         self._batches = [_index(leaves, x) for x in batches]
         self._position = _index(leaves, found[0].position)
-        size = self._target.batches_per_read
-        self._reads = self._target.reads(start=-(-int(found[0].position) // size) * size)
+        self._must_repeat = must_repeat
+        step, size = int(found[0].position), self._target.batches_per_read
+        start = max(step - 1, 0) // size * size  # of the batches in the results
+        self._reads = self._target.reads(start)
+        if step and not _are_same(batches, tree.flatten(next(self._reads))):
+            raise ValueError(
+                f"The run cannot go on from step {step}: the dataset gives other batches now than "
+                f"it gave before (those of the steps {start} .. {start + size - 1} were compared). "
+                f"{_REPEATABLE}"
+            )
 
     def __call__(self, results: Any) -> tuple[Any, int | None]:
         """Returns results that have batches left, and for how many steps (None: for ever)."""
         if self._target is None:
             return results, None
         leaves = tree.flatten(results)
-        used = int(leaves[self._position]) % self._target.batches_per_read
+        step = int(leaves[self._position])
+        used = step % self._target.batches_per_read
         if used == 0:
-            for at, batch in zip(self._batches, tree.flatten(next(self._reads)), strict=True):
+            new = tree.flatten(next(self._reads))
+            before = [leaves[at] for at in self._batches]
+            # Before the first step, they were read once already.
+            if step == 0 and self._must_repeat and not _are_same(before, new):
+                warnings.warn(
+                    "The dataset gives other batches when it is read again, so that this run "
+                    f"cannot go on when it is cut off. {_REPEATABLE}",
+                    stacklevel=4,
+                )
+            for at, batch in zip(self._batches, new, strict=True):
                 leaves[at] = batch
             results = tree.unflatten_as(results, leaves)
         return results, self._target.batches_per_read - used
+
+
+_REPEATABLE = (
+    "The order of an epoch has to depend on its number alone, as that of "
+    "`lambda epoch: examples.shuffle(buffer_size, seed=epoch).batch(n, drop_remainder=True)`, "
+    "given in place of a dataset that shuffles by itself."
+)
+
+
+def _dataset_fn(dataset: Any) -> Callable[[int], Any]:
+    if isinstance(dataset, tf.data.Dataset):
+        return lambda epoch: dataset
+    if callable(dataset):
+        return dataset
+    raise TypeError(
+        f"dataset is a {type(dataset).__name__}; a tf.data.Dataset, or a callable, number of the "
+        "epoch -> tf.data.Dataset, is expected."
+    )
+
+
+def _are_same(batches: list[Any], others: list[Any]) -> bool:
+    """Whether all bits are; a NaN is one like any other number."""
+
+    def bits(x: Any) -> np.ndarray:
+        return np.asarray(x).view(np.uint8)
+
+    return all(np.array_equal(bits(x), bits(y)) for x, y in zip(batches, others, strict=True))
 
 
 def _index(leaves: list[Any], wanted: Any) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random
 from tfp_sgmcmc.sampling.comparison import Comparison
 from tfp_sgmcmc.targets.base import State, as_target
+from tfp_sgmcmc.targets.data import integer
 
 Candidate = Mapping[str, Any]
 
@@ -61,6 +64,7 @@ def tune(
     exact_gradients: bool = False,
     scale: float = 1.0,
     jit_compile: bool = True,
+    num_parallel: int | None = None,
 ) -> TuningResult:
     r"""Chooses among settings of a kernel by successive halving on the kernel Stein discrepancy.
 
@@ -101,6 +105,9 @@ def tune(
       exact_gradients: whether to compare by gradients over all examples.
       scale: c of the kernel, in deviations of the chains.
       jit_compile: whether XLA compiles the steps.
+      num_parallel: how many candidates take their steps at a time, each in a thread; the result is
+        the same for any number. None is one for each core that this process may use, or 1 where
+        there is a GPU.
 
     Raises:
       ValueError: no candidates; a budget that is too small for `num_results`; `reduction` of at
@@ -111,6 +118,8 @@ def tune(
     J. Coullon, L. South and C. Nemeth. Efficient and generalizable tuning strategies for stochastic
     gradient MCMC. Statistics and Computing, 2023.
     """
+    num_parallel = _num_cores() if num_parallel is None else num_parallel
+    integer("num_parallel", num_parallel, 1)
     left = list(enumerate(_combinations(candidates)))
     if not reduction > 1:
         raise ValueError(f"reduction is {reduction}; a number above 1 is expected.")
@@ -127,32 +136,44 @@ def tune(
     run_seed, score_seed = random.split(seed, 2)
     programs = _Programs(make_kernel_fn, num_results, jit_compile)
     compare = Comparison(target, chain_ndims, exact_gradients, scale, jit_compile)
-    positions: dict[int, Any] = {}
+    positions = {index: programs.start(c, initial_state) for index, c in left}
+    for index, candidate in left:
+        programs.trace(candidate, positions[index])
     rounds: list[TuningRound] = []
-    for number, size in enumerate(sizes):
-        stride = num_steps // (len(sizes) * size) // num_results
-        states = []
-        for index, candidate in left:
-            positions[index], kept = programs.advance(
-                candidate,
-                positions.get(index) or (initial_state, None, 0),
-                random.fold_in(run_seed, index),
-                stride,
+    with ThreadPoolExecutor(num_parallel) as pool:
+        map_fn = map if num_parallel == 1 else pool.map
+        for number, size in enumerate(sizes):
+            stride = num_steps // (len(sizes) * size) // num_results
+            moved = map_fn(
+                programs.advance,
+                [candidate for _, candidate in left],
+                [positions[index] for index, _ in left],
+                [random.fold_in(run_seed, index) for index, _ in left],
+                [stride] * size,
             )
-            states.append(kept)
-        round_seed = random.fold_in(score_seed, number)
-        scores = compare(states, [random.fold_in(round_seed, index) for index, _ in left])
-        rounds.append(TuningRound([c for _, c in left], scores, stride * num_results))
-        if not np.any(np.isfinite(scores)):
-            raise ValueError(
-                "The chains of all candidates became NaN or infinite: "
-                f"{[dict(c) for _, c in left]}. Smaller step sizes are the usual cure."
-            )
-        order = np.argsort(scores, kind="stable")
-        left = [left[i] for i in order[: int(np.ceil(size / reduction))]]
+            ends, states = zip(*moved, strict=True)
+            positions = {index: end for (index, _), end in zip(left, ends, strict=True)}
+            round_seed = random.fold_in(score_seed, number)
+            seeds = [random.fold_in(round_seed, index) for index, _ in left]
+            scores = compare(states, seeds, map_fn)
+            rounds.append(TuningRound([c for _, c in left], scores, stride * num_results))
+            if not np.any(np.isfinite(scores)):
+                raise ValueError(
+                    "The chains of all candidates became NaN or infinite: "
+                    f"{[dict(c) for _, c in left]}. Smaller step sizes are the usual cure."
+                )
+            order = np.argsort(scores, kind="stable")
+            left = [left[i] for i in order[: int(np.ceil(size / reduction))]]
     ((index, best),) = left[:1]
     taken = sum(len(r.candidates) * r.num_steps for r in rounds)
     return TuningResult(best, rounds, positions[index][0], taken)
+
+
+def _num_cores() -> int:
+    if tf.config.list_logical_devices("GPU"):
+        return 1
+    affinity = getattr(os, "sched_getaffinity", None)  # not on all systems
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _combinations(candidates: Any) -> list[Candidate]:
@@ -183,11 +204,37 @@ class _Programs:
         self._jit_compile, self._takes_tensors = jit_compile, True
         self._made: dict[Hashable, tuple[Any, Any]] = {}
 
+    def start(self, candidate: Candidate, state: State) -> Any:
+        """The position before the first step."""
+        values, (begin, _) = self._program(candidate, state)
+        try:
+            return state, begin(values, state), 0
+        except TypeError:
+            if not values:
+                raise
+            self._takes_tensors = False
+            return self.start(candidate, state)
+
+    def trace(self, candidate: Candidate, position: Any) -> None:
+        """Traces what `advance` runs, so that `make_kernel_fn` is called in this thread alone."""
+        state, results, step = position
+        values, (_, run) = self._program(candidate, state)
+        seed, step, stride = random.as_seed(0), tf.constant(step), tf.constant(1)
+        run.get_concrete_function(values, state, results, seed, step, stride)
+
     def advance(
         self, candidate: Candidate, position: Any, seed: tf.Tensor, stride: int
     ) -> tuple[Any, State]:
         """The position `num_results * stride` steps on, and every `stride`-th state."""
         state, results, step = position
+        values, (_, run) = self._program(candidate, state)
+        state, results, states = run(
+            values, state, results, seed, tf.constant(step), tf.constant(stride)
+        )
+        return (state, results, step + self._num_results * stride), states
+
+    def _program(self, candidate: Candidate, state: State) -> tuple[Any, tuple[Any, Any]]:
+        """What of a candidate are its tensors, and the program that takes them."""
         dtype = tf.nest.flatten(state)[0].dtype
         floats = {k: v for k, v in candidate.items() if isinstance(v, float | np.floating)}
         floats = floats if self._takes_tensors else {}
@@ -196,20 +243,7 @@ class _Programs:
         key = (*floats, *named)
         if key not in self._made:
             self._made[key] = self._make(others, bool(floats))
-        begin, run = self._made[key]
-        values = {k: tf.constant(v, dtype) for k, v in floats.items()}
-        if results is None:
-            try:
-                results = begin(values, state)
-            except TypeError:
-                if not floats:
-                    raise
-                self._takes_tensors = False
-                return self.advance(candidate, position, seed, stride)
-        state, results, states = run(
-            values, state, results, seed, tf.constant(step), tf.constant(stride)
-        )
-        return (state, results, step + self._num_results * stride), states
+        return {k: tf.constant(v, dtype) for k, v in floats.items()}, self._made[key]
 
     def _make(self, others: Candidate, has_floats: bool) -> tuple[Any, Any]:
         made = None if has_floats else self._make_kernel_fn(**others)

@@ -1,0 +1,161 @@
+"""The Stein discrepancy of states spread over a chain: which they are, and what it is in the mean.
+
+False-alarm rate: 1e-6 a test; powers are stated there.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.gaussian_mean import GaussianMean
+from tests.harness.statistics import Rejected, check_means
+
+MODEL = GaussianMean(num_examples=12)
+NORMAL = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+
+
+def thinned(num_steps: int, size: int, every: int) -> np.ndarray:
+    """Indices of the states kept: every k-th, k doubled until there is room for them."""
+    while num_steps // every > size:
+        every *= 2
+    return np.arange(every, num_steps + 1, every) - 1
+
+
+M = np.array([[2.0, 0.3, -0.5], [0.3, 1.0, 0.2], [-0.5, 0.2, 0.4]])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(size=40),
+        dict(size=30, statistic="V"),
+        dict(size=7, every=2, preconditioner=M, scale=1.3, exponent=-0.4),
+        dict(size=2),
+        dict(size=16, gradient_fn=lambda results: results),
+    ],
+    ids=str,
+)
+def test_it_is_the_function_of_the_thinned_chain(options: dict[str, Any]) -> None:
+    """Full, halved once and often, of odd and even sizes."""
+    reducer = sgmcmc.KernelSteinDiscrepancyReducer(
+        lambda a, b: -0.25 * a**4 - 0.5 * tf.reduce_sum(b**2, axis=-1), **options
+    )
+    x = np.random.default_rng(0).standard_normal([40, 2, 3])
+    gradients = np.concatenate([-(x[..., :1] ** 3), -x[..., 1:]], axis=-1)
+
+    def parts(x: np.ndarray) -> list[tf.Tensor]:
+        return [tf.constant(x[..., 0]), tf.constant(x[..., 1:])]
+
+    own, advance = reducer.initialize(parts(x[0])), tf.function(reducer.one_step, autograph=False)
+    for state, gradient in zip(x, gradients, strict=True):
+        own = advance(parts(state), own, parts(gradient))
+    kept = thinned(40, options["size"], options.get("every", 1))
+    names = options.keys() - {"size", "every", "gradient_fn"}
+    expected = sgmcmc.squared_kernel_stein_discrepancy(
+        x[kept], gradients[kept], chain_ndims=1, **{k: options[k] for k in names}
+    )
+    np.testing.assert_allclose(reducer.finalize(own), expected, rtol=1e-10, atol=1e-13)
+
+
+def test_at_any_time_the_states_are_evenly_spread() -> None:
+    for size, every in ((2, 1), (5, 1), (6, 3)):
+        reducer = sgmcmc.KernelSteinDiscrepancyReducer(NORMAL, size, every=every)
+        advance = tf.function(reducer.one_step, autograph=False)
+        own = reducer.initialize(tf.zeros([1]))
+        assert np.isnan(reducer.finalize(own))
+        for step in range(1, 41):
+            own = advance(tf.constant([float(step)]), own)
+            kept = thinned(step, size, every) + 1
+            assert int(own.num_kept) == len(kept)
+            np.testing.assert_array_equal(own.samples[: len(kept), 0], kept)
+            np.testing.assert_array_equal(own.gradients[: len(kept), 0], -kept)
+            assert len(kept) >= min(size // 2, step // every)
+
+
+def test_each_state_has_a_minibatch_of_its_own() -> None:
+    target = MODEL.target(4, dtype=tf.float64)
+    state = tf.constant(np.tile(MODEL.mean, [2, 1]))
+    reducer = sgmcmc.KernelSteinDiscrepancyReducer(target, 10, seed=3)
+    advance = tf.function(reducer.one_step, autograph=False)
+    own = reducer.initialize(state)
+    for _ in range(10):
+        own = advance(state, own)
+    rows = own.gradients.numpy().reshape(20, 3)
+    assert len(np.unique(rows.round(9), axis=0)) > 15
+    expected = sgmcmc.squared_kernel_stein_discrepancy(own.samples, own.gradients, chain_ndims=1)
+    np.testing.assert_allclose(reducer.finalize(own), expected)
+
+
+def test_with_reductions_in_sample_chain() -> None:
+    reducer = sgmcmc.KernelSteinDiscrepancyReducer(NORMAL, 8)
+    kernel = tfp.experimental.mcmc.WithReductions(sgmcmc.SGLD(NORMAL, 1.0), reducer)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def run(seed: tf.Tensor) -> Any:
+        states, _, last = tfp.mcmc.sample_chain(
+            20,
+            tf.zeros([2, 3]),
+            kernel=kernel,
+            trace_fn=lambda *_: (),
+            return_final_kernel_results=True,
+            seed=seed,
+        )
+        return states, reducer.finalize(last.reduction_results)
+
+    states, found = run(tf.constant([0, 1]))
+    x = states.numpy()[thinned(20, 8, 1)]
+    expected = sgmcmc.squared_kernel_stein_discrepancy(x, -x, chain_ndims=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+NUM_CHAINS, SIZE = 8000, 25
+
+
+def test_of_a_biased_chain_it_is_larger() -> None:
+    """Exact: mean zero. Biased: S^2 of its law, by quadrature. An error of 25 % of that is found.
+
+    A step of 2 takes SGLD on N(0, 1) to theta' = (2 T)^1/2 z, wherever it was: to independent draws
+    of N(0, 2) at T = 1, and of the target at T = 1/2.
+    """
+
+    @tf.function(jit_compile=True, autograph=False)
+    def run(temperature: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return tfp.experimental.mcmc.sample_fold(
+            60,
+            tf.zeros([NUM_CHAINS, 1]),
+            kernel=sgmcmc.SGLD(NORMAL, 2.0, temperature),
+            reducer=sgmcmc.KernelSteinDiscrepancyReducer(NORMAL, SIZE),
+            seed=seed,
+        )[0]
+
+    biased, exact = (run(tf.constant(t), tf.constant([0, 1])).numpy() for t in (1.0, 0.5))
+    grid = np.linspace(-10, 10, 401)[:, np.newaxis]
+    expected = sgmcmc.squared_kernel_stein_discrepancy(
+        grid, -grid, weights=np.exp(-(grid[:, 0] ** 2) / 4), statistic="V"
+    ).numpy()
+    assert expected > 0.05
+    check_means(exact, [0.0], 0.25 * expected)
+    check_means(biased, [expected], 0.25 * expected)
+    with pytest.raises(Rejected):
+        check_means(biased, [0.0], 0.25 * expected)
+
+
+def test_bad_input() -> None:
+    make = sgmcmc.KernelSteinDiscrepancyReducer
+    for bad, match in (
+        (dict(size=1), "size is 1; .*at least 2"),
+        (dict(size=4, every=0), "every is 0"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            make(NORMAL, **bad)
+    for bad, match in (
+        (dict(scale=0.0), "scale is 0"),
+        (dict(statistic="W"), "statistic is 'W'"),
+        (dict(preconditioner=np.eye(2)), r"\[3, 3\] is expected"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            make(NORMAL, 4, **bad).initialize(tf.zeros([3]))
