@@ -17,6 +17,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         affinity = getattr(os, "sched_getaffinity", None)
         options.numprocesses = len(affinity(0)) if affinity else os.cpu_count()
         options.dist = "loadfile"
+        # A thread a worker: those of several wait for each other, in small products most of all.
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+            os.environ.setdefault(name, "1")
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,7 @@ the same number of steps in turn, compiled before. `fit` computes its metrics at
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -86,6 +87,9 @@ def compare(
                 run()
                 if repeat:
                     times[name].append(1e6 * (time.perf_counter() - start) / steps)
+            if not repeat:
+                gc.collect()
+                gc.freeze()  # else each fit has Python look through all that was traced before
         medians = {name: statistics.median(values) for name, values in times.items()}
         rows += [
             (n, k, medians[k], medians["step"], medians["epoch"],

@@ -62,6 +62,24 @@ def test_a_seed_for_each_position_names_its_permutation() -> None:
         assert mixed[i] == random.permuted_indices(seed, tf.constant([i]), 10).numpy()[0]
 
 
+@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize(("size", "batch_size"), [(7, 7), (251, 100)])
+def test_minibatches_of_epochs_are_one_permutation_after_the_other(
+    size: int, batch_size: int, jit: bool
+) -> None:
+    def batch(step: tf.Tensor) -> tf.Tensor:
+        return random.epoch_indices(SEED, step, batch_size, size, [2])
+
+    batch = tf.function(batch, jit_compile=jit, autograph=False)
+    num_steps = 2 * size // batch_size + 2
+    drawn = [batch(tf.constant(t, tf.int64)).numpy() for t in range(num_steps)]
+    drawn = np.concatenate(drawn, axis=-1)
+    epochs = [random.numbered_seed(SEED, tf.constant(e)) for e in range(drawn.shape[1] // size + 1)]
+    expected = [random.permuted_indices(e, tf.range(size), size, [2]).numpy() for e in epochs]
+    expected = np.concatenate(expected, axis=-1)[:, : drawn.shape[1]]
+    np.testing.assert_array_equal(drawn, expected)
+
+
 @pytest.mark.parametrize("size", [3, 4, 5])
 def test_permutations_are_uniform(size: int) -> None:
     """Power: an error of 20% in the probability of one of the N! permutations is found."""

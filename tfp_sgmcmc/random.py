@@ -210,21 +210,29 @@ def permuted_indices(
     Returns:
       `int32` tensor of shape `[*chain_shape, n]`.
     """
-    a, b = _grid(num_examples)
+    return _permuted(_round_keys(seed, num_examples, chain_shape), positions, num_examples)
+
+
+def _round_keys(seed: tf.Tensor, num_examples: int, chain_shape: Any) -> list[tf.Tensor]:
+    """Two keys for each round of the permutations that `seed` names."""
     # Few cells a side leave few round functions: more rounds (5 there miss uniformity visibly).
-    num_rounds = 5 if min(a, b) >= 16 else 12
+    num_rounds = 5 if min(_grid(num_examples)) >= 16 else 12
     high, low = _chain_key(seed, chain_shape)
     # All keys at once, and each constant once: a draw is then a third of the nodes to trace.
     words = _GOLDEN * np.arange(1, 4 * num_rounds + 1, dtype=np.uint64) & 0xFFFFFFFF
     words = words.astype(np.uint32).reshape([-1, 2, *[1] * low.shape.rank])
-    keys = tf.unstack(_mix(high + words[:, 0]) + _mix(low + words[:, 1]))
+    return tf.unstack(_mix(high + words[:, 0]) + _mix(low + words[:, 1]))
+
+
+def _permuted(keys: list[tf.Tensor], positions: tf.Tensor, num_examples: int) -> tf.Tensor:
+    a, b = _grid(num_examples)
 
     def permute(x: tf.Tensor) -> tf.Tensor:
         word = functools.cache(_word)  # in the graph that `x` is of
         left, right = x // word(b), x % word(b)
-        for i in range(num_rounds):
-            left = _add_mod(left, _hash_below(right, keys[2 * i], word(a), word), word(a))
-            right = _add_mod(right, _hash_below(left, keys[2 * i + 1], word(b), word), word(b))
+        for even, odd in zip(keys[::2], keys[1::2], strict=True):
+            left = _add_mod(left, _hash_below(right, even, word(a), word), word(a))
+            right = _add_mod(right, _hash_below(left, odd, word(b), word), word(b))
         return left * word(b) + right
 
     result = permute(tf.cast(positions, tf.uint32) + tf.zeros_like(keys[0]))
@@ -262,14 +270,20 @@ def epoch_indices(
     Args:
       seed: as for `permuted_indices`.
       step: t, an `int64` scalar.
-      batch_size: B.
+      batch_size: B, at most N.
       num_examples: N.
       chain_shape: leading shape, as for `permuted_indices`.
     """
-    position = step * batch_size + tf.range(batch_size, dtype=tf.int64)
-    epoch = tf.cast(position // num_examples, tf.int32)
-    keys = numbered_seed(seed, epoch)
-    return permuted_indices(keys, position % num_examples, num_examples, chain_shape)
+    start = step * batch_size
+    first = tf.cast(start // num_examples, tf.int32)
+    position = tf.cast(start % num_examples, tf.uint32) + tf.cast(tf.range(batch_size), tf.uint32)
+    # Two sets of keys: a seed for each position would take more time than the permutation.
+    is_next = position >= _word(num_examples)
+    this, following = (
+        _round_keys(numbered_seed(seed, first + i), num_examples, chain_shape) for i in (0, 1)
+    )
+    keys = [tf.where(is_next, b, a) for a, b in zip(this, following, strict=True)]
+    return _permuted(keys, _add_mod(position, _word(0), _word(num_examples)), num_examples)
 
 
 def _grid(num_examples: int) -> tuple[int, int]:

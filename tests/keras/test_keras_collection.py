@@ -150,3 +150,29 @@ def test_bad_arguments(arguments, error, words):
 def test_a_kernel_without_a_threshold():
     with pytest.raises(ValueError, match="returned SGNHT, but the sampling threshold"):
         fit(lambda target: sgmcmc.SGNHT(target, 1e-2, friction=1.0), noise_every=1)
+
+
+def test_samples_of_large_variables_are_those_of_their_steps():
+    """A compiled execution of three steps writes them only when they are kept."""
+    inputs = 10_001
+    x = np.random.default_rng(1).normal(size=[N, inputs]).astype(np.float32)
+
+    def samples(**arguments):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input([inputs]), keras.layers.Dense(1, use_bias=False)])
+        model.compile(
+            loss=lambda y, f: 0.5 * tf.square(y - f),
+            jit_compile=True,
+            steps_per_execution=arguments.pop("steps_per_execution"),
+        )
+        callback = sgmcmc.keras.SamplerCallback(
+            sgld(1e-6), N, None, **{"num_burnin_steps": 0, "seed": 0, **arguments}
+        )
+        model.fit(x, Y, batch_size=B, shuffle=False, epochs=3, verbose=0, callbacks=[callback])
+        return callback.samples[0], callback.sample_steps
+
+    every, _ = samples(steps_per_execution=1)
+    values, steps = samples(steps_per_execution=3, num_burnin_steps=2, num_steps_between_results=1)
+    np.testing.assert_array_equal(steps, [2, 4, 6, 8])
+    np.testing.assert_allclose(values, every[steps], rtol=0, atol=1e-6)
+    assert np.abs(np.diff(every, axis=0)).max() > 1e-3  # so that another step's would be seen

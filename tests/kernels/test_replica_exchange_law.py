@@ -202,7 +202,6 @@ def test_minibatches_have_their_law(factor: float) -> None:
         check_cdf(drawn, Minibatch.law(np.inf if factor == 1.0 else 1.0).cdf, DISTANCE)
 
 
-@pytest.mark.slow
 def test_the_correction_makes_noisy_swaps_as_good_as_exact_ones() -> None:
     """Beside the bias that SGLD has with exact swaps."""
     exact, corrected, not_corrected = (Minibatch.law(factor) for factor in (0.0, 1.0, np.inf))
@@ -212,11 +211,7 @@ def test_the_correction_makes_noisy_swaps_as_good_as_exact_ones() -> None:
     assert abs(weight(not_corrected) - posterior) > 0.03
 
 
-def test_the_grid_is_fine_enough() -> None:
+def test_the_grids_are_fine_enough() -> None:
     """Fewer cells give the same distribution function to a tenth of what is tested."""
     assert distance(Exact.law(200), Exact.law()) < DISTANCE / 10
-
-
-@pytest.mark.slow
-def test_the_grid_of_minibatches_is_fine_enough() -> None:
     assert distance(Minibatch.law(1.0, 140), Minibatch.law(1.0)) < DISTANCE / 10

@@ -12,6 +12,7 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from tfp_sgmcmc import random
 
+_WORTH_A_LOOP = 10_000  # entries of a variable, from which on not to write it saves time on a CPU
 _NEVER = np.iinfo(np.int64).max  # the first step to keep, while burn-in has no end yet
 
 
@@ -72,8 +73,7 @@ class Rings:
     ) -> None:
         """Writes the values of variables that `step` left, one of `num_steps` of an execution.
 
-        They are kept if they are counted; else the next ones overwrite them. Not to write them
-        would take a branch, for which XLA copies the rings.
+        They are kept if they are counted; else the next ones overwrite them.
         """
         # As many as an execution can fill, and one for the steps after these.
         num_slots = -(-num_steps // (self._collection.num_steps_between_results + 1))
@@ -84,10 +84,10 @@ class Rings:
                 self._rings = [_ring(num_slots, x.shape, x.dtype) for _, x in moved]
                 self._steps = _ring(num_slots, [], tf.int64)
         num_kept = self.num_kept.read_value()
-        for ring, (_, value) in zip(self._rings, moved, strict=True):
-            _write(ring, num_kept % num_slots, value)
-        _write(self._steps, num_kept % num_slots, step)
         is_kept = self._collection.is_kept(self.first.read_value(), step)
+        for ring, (_, value) in zip(self._rings, moved, strict=True):
+            _write(ring, num_kept % num_slots, value, is_kept)
+        _write(self._steps, num_kept % num_slots, step, is_kept)
         self.num_kept.assign(num_kept + tf.cast(is_kept, tf.int64))
 
     def read(self, num_taken: int, before: int) -> tuple[list[np.ndarray], np.ndarray]:
@@ -108,10 +108,24 @@ def _ring(num_slots: int, shape: Any, dtype: Any) -> tf.Variable:
     return tf.Variable(tf.zeros([num_slots, *shape], dtype), trainable=False)
 
 
-def _write(ring: tf.Variable, slot: tf.Tensor, value: tf.Tensor) -> None:
-    """`ring[slot] = value`, in place."""
-    if random.in_xla_context():  # the portable scatter takes 20 times as long there
-        start = [tf.cast(slot, tf.int32), *[0] * value.shape.rank]
-        ring.assign(xla.dynamic_update_slice(ring, value[tf.newaxis], start))
-    else:
+def _write(ring: tf.Variable, slot: tf.Tensor, value: tf.Tensor, is_kept: tf.Tensor) -> None:
+    """`ring[slot] = value`, in place, if it is kept; else perhaps."""
+    if not random.in_xla_context():  # where the portable scatter takes 20 times as long
         ring.scatter_update(tf.IndexedSlices(value[tf.newaxis], slot[tf.newaxis]))
+        return
+
+    def write(ring: tf.Tensor) -> tf.Tensor:
+        start = [tf.cast(slot, tf.int32), *[0] * value.shape.rank]
+        return xla.dynamic_update_slice(ring, value[tf.newaxis], start)
+
+    old = ring.read_value()
+    if value.shape.num_elements() < _WORTH_A_LOOP or tf.config.list_logical_devices("GPU"):
+        ring.assign(write(old))
+        return
+    # A loop of one turn or none, for which XLA, unlike for a branch, does not copy the ring.
+    _, new = tf.while_loop(
+        lambda is_left, _: is_left,
+        lambda _, ring: (tf.constant(False), write(ring)),
+        (is_kept, old),
+    )
+    ring.assign(new)

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.keras.patterns import assigned, check_patterns
+from tfp_sgmcmc.preconditioners import sum_entries
 
 LogPrior = Callable[[list[tf.Tensor]], tf.Tensor]
 
@@ -87,7 +88,7 @@ def _of_each(priors: list[Any]) -> LogPrior:
         # originals would be inputs, and each weight divided by the scale, twice.
         marginals = {id(p): p.copy() for p in priors if p is not None}
         terms = [
-            tf.reduce_sum(marginals[id(p)].log_prob(x))
+            sum_entries(marginals[id(p)].log_prob(x))
             for p, x in zip(priors, state, strict=True)
             if p is not None
         ]

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfp_sgmcmc.keras import losses, replicas
 from tfp_sgmcmc.keras.priors import LogPrior
 from tfp_sgmcmc.keras.scores import ExampleScores, count_rows
+from tfp_sgmcmc.keras.stored import with_stored_gradient
 from tfp_sgmcmc.targets.base import GradientEstimate, State, Target, value_and_gradient
 
 
@@ -170,6 +171,9 @@ class ModelLogProb(Target):
     def _log_likelihood(self, evaluated: losses.Forward, batch: Any) -> tf.Tensor:
         """Of a batch's rows together, each with its share of the regularisers."""
         x, y, sample_weight = batch
-        nll = losses.negative_log_likelihood(self._model, y, evaluated.outputs, sample_weight)
+        outputs = evaluated.outputs
+        if self.num_chains is None:  # else they are those of a mapped function
+            outputs = with_stored_gradient(outputs)
+        nll = losses.negative_log_likelihood(self._model, y, outputs, sample_weight)
         penalty = tf.add_n([tf.cast(r, nll.dtype) for r in evaluated.losses] or [0.0])
         return -(nll + tf.cast(count_rows(x), nll.dtype) * penalty)

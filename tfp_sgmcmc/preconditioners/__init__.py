@@ -17,6 +17,7 @@ from tfp_sgmcmc.preconditioners.state_parts import (
     flatten_events,
     match_structure,
     squared_norm,
+    sum_entries,
     sum_events,
     unflatten_events,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "flatten_events",
     "match_structure",
     "squared_norm",
+    "sum_entries",
     "sum_events",
     "unflatten_events",
 ]

@@ -8,6 +8,10 @@ from typing import Any
 import tensorflow as tf
 import tree
 
+from tfp_sgmcmc import random
+
+_WORTH_PARTS = 10_000  # entries, from which on XLA sums faster in parts
+
 State = Any  # a tensor, or any nest of tensors
 
 
@@ -41,8 +45,32 @@ def check_broadcasts(name: str, value: tf.Tensor, part: tf.Tensor) -> None:
 
 def sum_events(x: State, chain_ndims: int) -> tf.Tensor:
     """Sums every part over its event dimensions, and the parts: shape `[chains...]`."""
-    parts = tf.nest.flatten(x)
-    return tf.add_n([tf.reduce_sum(p, list(range(chain_ndims, p.shape.rank))) for p in parts])
+    return tf.add_n([sum_entries(p, chain_ndims) for p in tf.nest.flatten(x)])
+
+
+def sum_entries(x: tf.Tensor, chain_ndims: int = 0) -> tf.Tensor:
+    """`tf.reduce_sum` over all axes but the first ones, `[chains...]`."""
+    size = x.shape[chain_ndims:].num_elements()
+    if size is None or size < _WORTH_PARTS or not random.in_xla_context():
+        return tf.reduce_sum(x, list(range(chain_ndims, x.shape.rank)))
+    chains = tf.shape(x)[:chain_ndims]
+    return _sum_in_parts(tf.reshape(x, tf.concat([chains, [size]], axis=0)))
+
+
+@tf.custom_gradient
+def _sum_in_parts(x: tf.Tensor) -> Any:
+    """Sums over the last axis.
+
+    On a CPU XLA stores what it sums, but not what it adds: that of eight equal parts is an eighth.
+    """
+    parts = tf.split(x[..., : x.shape[-1] // 8 * 8], 8, axis=-1)
+    while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    total = tf.reduce_sum(parts[0], axis=-1)
+    if x.shape[-1] % 8:
+        total += tf.reduce_sum(x[..., x.shape[-1] // 8 * 8 :], axis=-1)
+    # That of slices would be sums of padded arrays.
+    return total, lambda upstream: tf.broadcast_to(upstream[..., tf.newaxis], tf.shape(x))
 
 
 def squared_norm(x: State, chain_ndims: int) -> tf.Tensor:
