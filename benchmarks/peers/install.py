@@ -1,7 +1,7 @@
-"""Makes the virtual environment of the libraries that are compared with.
+"""Makes the virtual environments of the libraries that are compared with.
 
-They need other packages than this library, so they get an environment of their own, in `.venvs/`
-at the repository's root: `python -m benchmarks.peers.install`.
+Each needs other packages than this library and than the others, so it gets an environment of its
+own, in `.venvs/` at the repository's root: `python -m benchmarks.peers.install [name ...]`.
 """
 
 from __future__ import annotations
@@ -11,23 +11,41 @@ import subprocess
 import venv
 from pathlib import Path
 
-REQUIREMENTS = ("blackjax==1.7.1", "jax==0.10.2")
-FOLDER = Path(__file__).resolve().parents[2] / ".venvs" / "peers"
+REQUIREMENTS = {
+    "blackjax": ("blackjax==1.7.1", "jax==0.10.2"),
+    "sgmcmcjax": ("sgmcmcjax==0.2.13", "jax==0.4.35", "jaxlib==0.4.35"),  # later ones break it
+    "posteriors": ("posteriors==0.1.3", "torch==2.15.0"),
+}
+FOLDER = Path(__file__).resolve().parents[2] / ".venvs"
 
 
-def python(folder: Path = FOLDER) -> Path:
+def python(name: str = "blackjax", folder: Path = FOLDER) -> Path:
     """The interpreter of an environment, whether or not it has been made."""
-    scripts, posix = folder / "Scripts" / "python.exe", folder / "bin" / "python"
+    scripts, posix = folder / name / "Scripts/python.exe", folder / name / "bin/python"
     return scripts if scripts.exists() else posix
+
+
+def install(name: str, folder: Path = FOLDER) -> None:
+    """Makes one environment.
+
+    Raises:
+      subprocess.CalledProcessError: pip failed.
+    """
+    venv.create(folder / name, with_pip=True)
+    subprocess.run([python(name, folder), "-m", "pip", "install", *REQUIREMENTS[name]], check=True)
+    print(f"{', '.join(REQUIREMENTS[name])} are installed for {python(name, folder)}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(REQUIREMENTS)}")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="default: %(default)s")
-    folder = parser.parse_args().folder
-    venv.create(folder, with_pip=True)
-    subprocess.run([python(folder), "-m", "pip", "install", *REQUIREMENTS], check=True)
-    print(f"{', '.join(REQUIREMENTS)} are installed for {python(folder)}")
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - set(REQUIREMENTS)
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: names of {', '.join(REQUIREMENTS)} are expected")
+    for name in arguments.names or REQUIREMENTS:
+        install(name, arguments.folder)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -40,14 +41,24 @@ class Case(NamedTuple):
     sampler: str = "SGLD"
 
 
-Runner = Callable[[int], np.ndarray]  # seed -> last states, [D] or [chains, D]
+Runner = Callable[[int], Any]  # seed -> last states; of logistic regression [D] or [chains, D]
 
 
-def serve(make_runner: Callable[[Case, np.ndarray, np.ndarray], Runner], versions: str) -> None:
+def linear_accuracy(last: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
+    """The share of examples that the last states of logistic regression classify."""
+    return float(np.mean((last @ x.T > 0) == (y > 0.5)))
+
+
+def serve(
+    make_runner: Callable[[Case, np.ndarray, np.ndarray], Runner],
+    versions: str,
+    accuracy: Callable[[Any, np.ndarray, np.ndarray], float] = linear_accuracy,
+) -> None:
     """Answers requests from standard input until it ends; the first of a case also compiles.
 
     The data are in the file that the command line names. An answer also gives the accuracy of the
-    last states on the training data: a chain that does not move is fast too.
+    last states on the training data: a chain that does not move is fast too. Where `make_runner`
+    raises NotImplementedError, the answer is that the side lacks the case.
     """
     data = np.load(sys.argv[1])
     x, y = data["x"], data["y"]
@@ -59,13 +70,16 @@ def serve(make_runner: Callable[[Case, np.ndarray, np.ndarray], Runner], version
         request = json.loads(line)
         case = Case(*request["case"])
         if case not in runners:
-            runners[case] = make_runner(case, x, y)
+            try:
+                runners[case] = make_runner(case, x, y)
+            except NotImplementedError as error:
+                print(json.dumps({"lacks": str(error)}), file=answers)
+                continue
             runners[case](0)
         start = time.perf_counter()
         last = runners[case](request["seed"])
         seconds = time.perf_counter() - start
-        accuracy = np.mean((last @ x.T > 0) == (y > 0.5))
-        answer = {"us": 1e6 * seconds / case.num_steps, "accuracy": float(accuracy)}
+        answer = {"us": 1e6 * seconds / case.num_steps, "accuracy": accuracy(last, x, y)}
         print(json.dumps(answer), file=answers)
 
 
@@ -87,7 +101,7 @@ class Worker:
         self.versions: str = self._answer()["versions"]
 
     def time(self, case: Case, seed: int) -> float:
-        """Microseconds a step of one call.
+        """Microseconds a step of one call; NaN where this side lacks the case.
 
         Raises:
           RuntimeError: the process ended, or its chain does not classify.
@@ -95,7 +109,9 @@ class Worker:
         _pipe(self._process.stdin).write(json.dumps({"case": case, "seed": seed}) + "\n")
         _pipe(self._process.stdin).flush()
         answer = self._answer()
-        if answer["accuracy"] < 0.9:
+        if "lacks" in answer:
+            return math.nan
+        if not answer["accuracy"] >= 0.9:  # NaN is wrong, too
             raise RuntimeError(f"accuracy {answer['accuracy']:.3f} in {case}: not the posterior")
         return answer["us"]
 

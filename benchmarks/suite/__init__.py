@@ -5,10 +5,11 @@
     asv continuous --factor 1.3 main HEAD                       # two commits, each as installed
     asv run main~5..main && asv publish                         # a history, as .asv/html
 
-`TFP_SGMCMC_PROFILE` is `fast` (the default), `regular` or `large`: which parameters are run; see
-`profiles.py`. A profile never changes what one parameter means, so that their results add up to one
-history. Classes have a `version` for the same reason: raise it when a benchmark changes its
-meaning, and results from before are left out.
+All is run on the CPU; `python -m benchmarks.suite --device GPU run` runs on a GPU, see
+`__main__.py`. `TFP_SGMCMC_PROFILE` is `fast` (the default), `regular` or `large`: which parameters
+are run; see `profiles.py`. A profile never changes what one parameter means, so that their results
+add up to one history. Classes have a `version` for the same reason: raise it when a benchmark
+changes its meaning, and results from before are left out.
 
 An increase is worse for every benchmark. `time_*` are seconds of a compiled call of many steps on
 one thread, `peakmem_*` bytes of a process, `track_*` errors against the exact posterior and seconds
@@ -27,14 +28,21 @@ import os
 import sys
 from pathlib import Path
 
+if __name__ == "suite":  # asv imports this folder by itself, before TensorFlow
+    # Behind the environment's packages: a commit of the past is measured as it is installed.
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.suite import device  # noqa: E402
+
 ENVIRONMENT = {
     "KERAS_BACKEND": "tensorflow",
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TF_NUM_INTEROP_THREADS": "1",
     "TF_NUM_INTRAOP_THREADS": "1",
+    **device.environment(device.chosen()),
 }
 
-if __name__ == "suite":  # asv imports this folder by itself, before TensorFlow
+if __name__ == "suite":
     os.environ.update(ENVIRONMENT)
-    # Behind the environment's packages: a commit of the past is measured as it is installed.
-    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    if device.chosen() == "GPU":  # an environment that asv made may lack what a GPU needs
+        device.check("GPU")

@@ -34,7 +34,7 @@ def methods(problem: str, batch_size: int) -> tuple[sgmcmc.MinibatchLogProb, dic
     on_minibatches = samplers(target) | {"SGD": lambda: sgmcmc.SGLD(target, 2e-5, temperature=0.0)}
     found = {name: Method(make, batch_size) for name, make in on_minibatches.items()}
     on_all_data = {
-        "corrected Langevin": (lambda: sgmcmc.CorrectedLangevin(target, 5e-4), 1),
+        "corrected Langevin": (lambda: sgmcmc.CorrectedLangevin(target, 1e-3), 1),
         "HMC": (
             lambda: tfp.mcmc.HamiltonianMonteCarlo(target, 0.03, NUM_LEAPFROG_STEPS),
             NUM_LEAPFROG_STEPS,

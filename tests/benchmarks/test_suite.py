@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import inspect
 import json
+import platform
 import re
+import subprocess
+import tomllib
 
 import pytest
+import tensorflow as tf
 
-from benchmarks.suite import accuracy, networks, profiles, scaling, steps
+from benchmarks.suite import __main__ as suite_main
+from benchmarks.suite import accuracy, device, networks, profiles, scaling, steps
 from benchmarks.suite.thresholds import CONFIGURATION, threshold
 
 MODULES = {"accuracy": accuracy, "networks": networks, "scaling": scaling, "steps": steps}
@@ -59,6 +64,16 @@ def test_no_threshold_is_for_nothing() -> None:
         threshold("accuracy.Accuracy.track_luck")
 
 
+def test_environments_hold_what_the_package_needs() -> None:
+    """asv installs the package alone, as pip would else take the latest of what it depends on."""
+    configuration = json.loads(CONFIGURATION.read_text())
+    assert "--no-deps" in configuration["install_command"][0]
+    project = tomllib.loads((CONFIGURATION.parent / "pyproject.toml").read_text())["project"]
+    needed = project["dependencies"] + project["optional-dependencies"]["datasets"]
+    names = {re.split(r"[^\w-]", line)[0] for line in needed if "python_version" not in line}
+    assert names == set(configuration["matrix"]["req"])
+
+
 def test_profiles_name_samplers_of_the_table_and_add_up() -> None:
     from benchmarks.suite import chains, problems
 
@@ -77,3 +92,56 @@ def test_an_unknown_profile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(profiles.VARIABLE, "quick")
     with pytest.raises(ValueError, match="'quick'; one of fast, regular, large is expected"):
         profiles.chosen()
+
+
+def test_results_of_a_device_are_asked_of_that_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device.environment("CPU") == {"CUDA_VISIBLE_DEVICES": "-1"}
+    assert device.environment("GPU") == {}
+    monkeypatch.setenv(device.VARIABLE, "gpu")
+    with pytest.raises(ValueError, match="'gpu'; one of CPU, GPU is expected"):
+        device.chosen()
+
+
+@pytest.fixture
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `main` sets for asv ends with the test."""
+    monkeypatch.setenv(device.VARIABLE, "CPU")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_a_device_that_is_not_there_is_told_before_asv_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: _devices(kind))
+    monkeypatch.setattr("sys.argv", ["suite", "--device", "GPU", "run", "--quick"])
+    monkeypatch.setattr(suite_main.subprocess, "run", lambda *_, **__: pytest.fail("asv started"))
+    with pytest.raises(SystemExit) as error:
+        suite_main.main()
+    assert error.value.code == 2
+    assert "is to run on a GPU; TensorFlow sees CPU only." in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_each_device_is_a_machine_to_asv(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
+        commands.append(command[3:])
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr("sys.argv", ["suite", "--device", "CPU", "run", "--quick", "--bench", "x"])
+    monkeypatch.setattr(suite_main.subprocess, "run", run)
+    with pytest.raises(SystemExit) as error:
+        suite_main.main()
+    machine = f"{platform.node()}-cpu"
+    assert commands == [
+        ["machine", "--yes", "--machine", machine],
+        ["run", "--machine", machine, "--quick", "--bench", "x"],
+    ]
+    assert error.value.code == 3
+
+
+def _devices(kind: str | None) -> list[tf.config.PhysicalDevice]:
+    return [] if kind == "GPU" else [tf.config.PhysicalDevice("/physical_device:CPU:0", "CPU")]

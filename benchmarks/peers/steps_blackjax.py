@@ -1,0 +1,76 @@
+"""BlackJAX's samplers, as its documentation writes them: a side of `steps.py`.
+
+Runs with BlackJAX's own interpreter. The loop is one `jax.lax.scan`, compiled once. Its `sghmc`
+takes many steps on one minibatch and keeps no momentum; so that all sides do the same, its
+integrator is given a fresh minibatch at each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import blackjax
+import jax
+import numpy as np
+from blackjax.base import SamplingAlgorithm
+from blackjax.sgmcmc import diffusions
+from blackjax.sgmcmc.gradients import grad_estimator
+from blackjax.util import generate_gaussian_noise
+
+from benchmarks.environment import versions
+from benchmarks.peers.steps_jax import log_likelihood, log_prior, minibatch, runner, sgd
+from benchmarks.peers.steps_settings import FRICTIONS, STEP_SIZES, accuracy, model
+from benchmarks.peers.worker import Case, Runner, serve
+
+
+def sghmc(gradient: Callable[..., Any], friction: float) -> SamplingAlgorithm:
+    """State: (position, momentum)."""
+    integrate = diffusions.sghmc(friction)
+
+    def init(position: Any, key: jax.Array) -> Any:
+        return position, generate_gaussian_noise(key, position)
+
+    def step(key: jax.Array, state: Any, batch: Any, h: float) -> Any:
+        return integrate(key, *state, gradient(state[0], batch), h)
+
+    return SamplingAlgorithm(init, step)
+
+
+def make_runner(case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
+    if case.sampler == "SGD":
+        return sgd(case, x, y)
+    h, friction = STEP_SIZES[model(x)][case.sampler], FRICTIONS[model(x)]
+    gradient = grad_estimator(log_prior, lambda p, example: log_likelihood(p, *example), len(x))
+    chains = case.num_chains
+    if case.sampler == "SGLD":
+        sampler, h = blackjax.sgld(gradient), h / 2  # theta + eta gradient + N(0, 2 eta)
+    elif case.sampler == "SGHMC":
+        sampler = sghmc(gradient, friction)
+    else:
+        sampler = blackjax.sgnht(gradient, friction)
+
+    def run(key: jax.Array, parts: Any, *data: jax.Array) -> Any:
+        def one_chain(key: jax.Array, noise_key: jax.Array, state: Any) -> Any:
+            return sampler.step(noise_key, state, minibatch(key, case.batch_size, *data), h)
+
+        def step(state: Any, key: jax.Array) -> tuple[Any, None]:
+            key, noise_key = jax.random.split(key)
+            if chains == 1:
+                return one_chain(key, noise_key, state), None
+            noise_keys = jax.random.split(noise_key, chains)
+            if case.shared_batch:
+                batch = minibatch(key, case.batch_size, *data)
+                return jax.vmap(lambda k, s: sampler.step(k, s, batch, h))(noise_keys, state), None
+            return jax.vmap(one_chain)(jax.random.split(key, chains), noise_keys, state), None
+
+        key, init_key = jax.random.split(key)
+        state = parts if case.sampler == "SGLD" else sampler.init(parts, init_key)
+        state, _ = jax.lax.scan(step, state, jax.random.split(key, case.num_steps))
+        return state if case.sampler == "SGLD" else state[0]
+
+    return runner(run, case, x, y)
+
+
+if __name__ == "__main__":
+    serve(make_runner, versions("blackjax", "jax"), accuracy)

@@ -1,0 +1,45 @@
+"""What all sides of `steps.py` agree on: step sizes, first states, and what a right answer is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.peers.worker import STEP_SIZE
+
+WIDTHS = (784, 100, 10)
+NUM_INNER_STEPS = 10  # of one draw of SGMCMCJax's SGHMC, between fresh momenta
+
+# SGD and SGLD: epsilon of theta + epsilon/2 gradient; the others: h.
+STEP_SIZES = {
+    "logistic": {"SGD": STEP_SIZE, "SGLD": STEP_SIZE, "SGHMC": 0.003, "SGNHT": 0.003},
+    "network": {"SGD": 3e-6, "SGLD": 3e-6, "SGHMC": 5e-4, "SGNHT": 5e-4},
+}
+FRICTIONS = {"logistic": 50.0, "network": 200.0}
+
+
+def model(x: np.ndarray) -> str:
+    """`"logistic"` or `"network"`: the model of these features."""
+    return "network" if x.shape[1] == WIDTHS[0] else "logistic"
+
+
+def first_state(x: np.ndarray, num_chains: int) -> list[np.ndarray]:
+    """One part, zeros, or weights and biases of two layers; one chain has no dimension for it."""
+    chains = () if num_chains == 1 else (num_chains,)
+    if model(x) == "logistic":
+        return [np.zeros([*chains, x.shape[1]], np.float32)]
+    rng, parts = np.random.default_rng(0), []
+    for rows, columns in zip(WIDTHS[:-1], WIDTHS[1:], strict=True):
+        scale = np.float32(np.sqrt(2 / rows))
+        parts.append(scale * rng.standard_normal([*chains, rows, columns], np.float32))
+        parts.append(np.zeros([*chains, columns], np.float32))
+    return parts
+
+
+def accuracy(state: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> float:
+    """Share of (at most 2000) examples that the last states classify."""
+    x, y = x[:2000], y[:2000]
+    if model(x) == "logistic":
+        return float(np.mean((state[0] @ x.T > 0) == (y > 0.5)))
+    w1, b1, w2, b2 = state
+    hidden = np.maximum(x @ w1 + b1[..., None, :], 0)
+    return float(np.mean((hidden @ w2 + b2[..., None, :]).argmax(axis=-1) == y))
