@@ -37,7 +37,7 @@ M = np.array([[2.0, 0.3, -0.5], [0.3, 1.0, 0.2], [-0.5, 0.2, 0.4]])
         dict(size=2),
         dict(size=16, gradient_fn=lambda results: results),
     ],
-    ids=str,
+    ids=["not full", "V", "halved often", "least", "given gradients"],
 )
 def test_it_is_the_function_of_the_thinned_chain(options: dict[str, Any]) -> None:
     """Full, halved once and often, of odd and even sizes."""
