@@ -32,6 +32,10 @@ def scores(states: list[np.ndarray], units: np.ndarray = ONES) -> np.ndarray:
     return Comparison(target, 1, True, 1.0, False)([tf.constant(x * units) for x in states], SEEDS)
 
 
+def squared_discrepancy(x: np.ndarray, gradients: np.ndarray) -> float:
+    return float(sgmcmc.squared_kernel_stein_discrepancy(x, gradients))
+
+
 def test_scores_are_the_same_in_all_units() -> None:
     states = [draws(0.5), draws(), draws(2.0)]
     expected = scores(states)
@@ -54,9 +58,19 @@ def test_the_narrowest_direction_does_not_decide_alone() -> None:
 
     def as_they_are(x: np.ndarray) -> float:
         x = x.reshape(-1, 2)
-        return float(sgmcmc.squared_kernel_stein_discrepancy(x, -x @ precision))
+        return squared_discrepancy(x, -x @ precision)
 
     assert as_they_are(off) > 10 * abs(as_they_are(stuck))
+
+
+def test_chains_that_overshoot_do_not_win() -> None:
+    """Their U is far below zero; those of good chains are about zero."""
+    turns = np.power(-2.0, np.arange(60))[:, np.newaxis, np.newaxis] * np.ones([60, 1, 2])
+    x = turns.reshape(-1, 2)
+    assert squared_discrepancy(x, -x) < -1e6
+    one_chain = dict(num_results=60, num_chains=1)
+    found = scores([draws(**one_chain), draws(2.0, **one_chain), turns * DEVIATIONS])
+    assert np.argmin(found) == 0 and np.argmax(found) == 2
 
 
 def test_states_that_are_not_finite_have_an_infinite_score() -> None:

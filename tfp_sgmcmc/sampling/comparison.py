@@ -18,7 +18,11 @@ _LEAST_VARIANCE = 1e-12  # relative to the largest
 
 
 class Comparison:
-    """Squared kernel Stein discrepancies (U) of several candidates' states.
+    """Squared kernel Stein discrepancies of several candidates' states.
+
+    They are absolute values of the U-statistic: what it estimates is not negative. It can be: by a
+    little in chains that are good, and without bound where steps overshoot, as the gradients at
+    successive states then have opposite signs.
 
     Parameters are divided by their deviations, and the discrepancy's preconditioner is their
     correlation (see `spread`), for all candidates the same: else the narrowest direction of a
@@ -77,7 +81,7 @@ class Comparison:
 
         def score(i: int) -> float:
             x, g = rows[i] / deviations, self.gradients(states[i], seeds[i]) * deviations
-            found = float(self._discrepancy(x, g, correlation))
+            found = abs(float(self._discrepancy(x, g, correlation)))
             return found if np.isfinite(found) else np.inf
 
         at = np.flatnonzero(finite)

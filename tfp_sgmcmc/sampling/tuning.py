@@ -25,8 +25,8 @@ class TuningRound(NamedTuple):
 
     Attributes:
       candidates: those that took part.
-      scores: their squared kernel Stein discrepancies (U, which may be negative), the lower the
-        better; infinite where a chain became NaN or infinite.
+      scores: their squared kernel Stein discrepancies (absolute values of the U-statistic), the
+        lower the better; infinite where a chain became NaN or infinite.
       num_steps: that each of them took in this round.
     """
 

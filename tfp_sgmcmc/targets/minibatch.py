@@ -84,9 +84,9 @@ class MinibatchLogProb(Target):
         `log_prior_fn` and `log_likelihood_fn` are given `constrain(state)`, and the log posterior
         has the log Jacobian determinant.
       dtype: floating leaves of `data` are cast to it; None keeps them.
-      chunk_size: examples evaluated at once by `target(*state_parts)`; by default so many that a
-        chunk of the data is about 4 MB. With a single chunk the result has derivatives of every
-        order, otherwise of first order.
+      chunk_size: examples evaluated at once by `target(*state_parts)`; by default all of up to
+        32 MB (and 131,072 examples), and chunks of about 4 MB of larger data. With a single chunk
+        the result has derivatives of every order, otherwise of first order.
       num_examples: N as you know it; checked against `data`.
       score_fn: closed form of the scores, for samplers that use the covariance of the gradient
         noise: `score_fn(*state_parts, batch)` returns the gradient of each example's log
@@ -166,9 +166,11 @@ class MinibatchLogProb(Target):
         self._row_bytes = sum(
             leaf.dtype.size * leaf.shape[1:].num_elements() for leaf in tf.nest.flatten(self._data)
         )
-        default_chunk = max(self.batch_size, 2**22 // max(1, self._row_bytes), 1)
+        # A loop copies each chunk: twice the time of small data at once, though not of large data.
+        is_small = self.num_examples <= 2**17 and self.num_examples * self._row_bytes <= 2**25
+        rows = self.num_examples if is_small else 2**22 // max(1, self._row_bytes)
         self.chunk_size = (
-            min(default_chunk, self.num_examples)
+            min(max(self.batch_size, rows), self.num_examples)
             if chunk_size is None
             else count("chunk_size", chunk_size, self.num_examples)
         )
