@@ -8,7 +8,13 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.operators import flatten_parts
-from tfp_sgmcmc.targets.base import State, as_target, call_with_state, value_and_gradient
+from tfp_sgmcmc.targets.base import (
+    State,
+    Target,
+    as_target,
+    call_with_state,
+    value_and_gradient,
+)
 from tfp_sgmcmc.targets.data import integer
 
 _CHUNK = 2**22  # pairs of samples that may be in memory at once
@@ -173,10 +179,7 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
 
     def at(number_and_state: tuple[tf.Tensor, State]) -> State:
         number, state = number_and_state
-        if seed is None:
-            return value_and_gradient(lambda s: call_with_state(target, s), state)[1]
-        drawn = random.fold_in(random.as_seed(seed), number)
-        return target.estimate(state, drawn, with_scores=False).gradient
+        return gradient_at(target, state, seed, number)
 
     numbers = tf.range(tf.nest.flatten(samples)[0].shape[0])
     like = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), samples)
@@ -186,6 +189,16 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
         return tf.map_fn(at, (numbers, samples), fn_output_signature=like, parallel_iterations=1)
 
     return run(samples)
+
+
+def gradient_at(
+    target: Target, state: State, seed: Any, number: tf.Tensor, target_state: Any = ()
+) -> State:
+    """The gradient at one state: exact, or of the minibatch that a seed and a number name."""
+    if seed is None:
+        return value_and_gradient(lambda s: call_with_state(target, s), state)[1]
+    drawn = random.fold_in(random.as_seed(seed), number)
+    return target.estimate(state, drawn, target_state, with_scores=False).gradient
 
 
 def _rows(nest: State, chain_ndims: int) -> tf.Tensor:

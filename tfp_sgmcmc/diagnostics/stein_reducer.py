@@ -9,14 +9,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.diagnostics.stein import squared_kernel_stein_discrepancy
-from tfp_sgmcmc.targets.base import (
-    State,
-    append_dims,
-    as_target,
-    call_with_state,
-    value_and_gradient,
-)
+from tfp_sgmcmc.diagnostics.stein import gradient_at, squared_kernel_stein_discrepancy
+from tfp_sgmcmc.targets.base import State, append_dims, as_target
 from tfp_sgmcmc.targets.data import integer
 
 
@@ -109,7 +103,9 @@ class KernelSteinDiscrepancyReducer(tfp.experimental.mcmc.Reducer):
         )
         zero, every = tf.zeros([], tf.int64), tf.constant(self._every, tf.int64)
         own = SteinState(zeros, zeros, tf.zeros([], tf.int32), every, zero)
-        self.finalize(own)  # raises for options that do not fit
+        # Raises for options that do not fit; two rows show it, all pairs of `size` would take long.
+        two = tf.nest.map_structure(lambda x: x[:2], zeros)
+        self.finalize(own._replace(samples=two, gradients=two))
         return own
 
     def one_step(
@@ -141,7 +137,7 @@ class KernelSteinDiscrepancyReducer(tfp.experimental.mcmc.Reducer):
     def finalize(self, final_reducer_state: SteinState) -> tf.Tensor:
         """The squared discrepancy, `[chains...]`."""
         own = final_reducer_state
-        is_kept = tf.range(self._size) < own.num_kept
+        is_kept = tf.range(tf.nest.flatten(own.samples)[0].shape[0]) < own.num_kept
 
         def filled(x: tf.Tensor) -> tf.Tensor:
             """With copies of the first state, which have no weight and are not far from others."""
@@ -169,11 +165,5 @@ class KernelSteinDiscrepancyReducer(tfp.experimental.mcmc.Reducer):
     def _gradient(self, state: State, step: tf.Tensor, results: Any) -> State:
         if self._gradient_fn is not None:
             return self._gradient_fn(results)
-        if self._seed is None:
-            return value_and_gradient(lambda s: call_with_state(self._target, s), state)[1]
-        return self._target.estimate(
-            state,
-            random.fold_in(self._seed, step),
-            getattr(results, "target_state", ()),
-            with_scores=False,
-        ).gradient
+        own = getattr(results, "target_state", ())
+        return gradient_at(self._target, state, self._seed, step, own)

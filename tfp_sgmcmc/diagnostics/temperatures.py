@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.diagnostics.stein import gradient_at
 from tfp_sgmcmc.kernels import momentum as momentum_kernels
 from tfp_sgmcmc.kernels.base import map_parts, value_at
 from tfp_sgmcmc.preconditioners import sum_events
@@ -162,12 +163,8 @@ class ConfigurationalTemperatureReducer(tfp.experimental.mcmc.Reducer):
 
         def look() -> TemperatureState:
             state = tf.nest.map_structure(tf.convert_to_tensor, new_chain_state)
-            gradient = self._target.estimate(
-                state,
-                random.fold_in(self._seed, own.num_steps),
-                getattr(previous_kernel_results, "target_state", ()),
-                with_scores=False,
-            ).gradient
+            target_state = getattr(previous_kernel_results, "target_state", ())
+            gradient = gradient_at(self._target, state, self._seed, own.num_steps, target_state)
             count = own.count + 1
 
             def moved(mean: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
