@@ -62,7 +62,8 @@ class Trajectory(NamedTuple):
             return np.zeros(self.draws.shape[-1])
         last = self.draws[-5_000:].astype(np.float64)
         found = tfp.mcmc.effective_sample_size(last, filter_beyond_positive_pairs=True)
-        return np.nan_to_num(np.minimum(found, len(last))) * len(self.draws) / len(last)
+        # Of few draws the estimate can be negative: then nothing is known, as if there were none.
+        return np.nan_to_num(np.clip(found, 0, len(last))) * len(self.draws) / len(last)
 
 
 class Runner:

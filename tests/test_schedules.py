@@ -41,6 +41,15 @@ def test_cyclical() -> None:
     np.testing.assert_array_equal([bool(schedule.is_sampling(i)) for i in t], r >= 0.5)
 
 
+@pytest.mark.parametrize(("length", "num_exploring"), [(25, 10), (49, 7), (50, 40), (100, 10)])
+def test_the_phases_of_a_cycle_are_the_same_compiled(length: int, num_exploring: int) -> None:
+    """In quotients XLA rounded r_t below the ratio where it is equal to it."""
+    schedule = Cyclical(1.0, length, 1, num_exploring / length)
+    for run in (schedule.is_sampling, tf.function(schedule.is_sampling, jit_compile=True)):
+        found = [bool(run(tf.constant(t, tf.int64))) for t in range(length)]
+        assert found == [t >= num_exploring for t in range(length)]
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
 def test_serialisation_returns_the_same_schedule(schedule: object) -> None:
     config = keras.saving.serialize_keras_object(schedule)

@@ -158,12 +158,15 @@ class Cyclical(Schedule):
 
     def position(self, step: Any) -> tf.Tensor:
         """r_t, in [0, 1)."""
-        place = tf.cast(step, tf.int64) % self.cycle_length
-        return tf.cast(place, tf.float32) / self.cycle_length
+        return tf.cast(self._place(step), tf.float32) / self.cycle_length
 
     def is_sampling(self, step: Any) -> tf.Tensor:
         """Whether a step belongs to the sampling phase of its cycle."""
-        return self.position(step) >= self.exploration_ratio
+        # In whole steps: XLA rounds quotients otherwise than eager code does.
+        return self._place(step) >= math.ceil(round(self.exploration_ratio * self.cycle_length, 6))
+
+    def _place(self, step: Any) -> tf.Tensor:
+        return tf.cast(step, tf.int64) % self.cycle_length
 
     def __call__(self, step: Any) -> tf.Tensor:
         return self.initial_value / 2 * (tf.cos(math.pi * self.position(step)) + 1)

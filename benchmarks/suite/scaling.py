@@ -1,60 +1,49 @@
-"""Time and memory in N, D and the number of chains: SGLD on the mean of a Gaussian, n = 100."""
+"""Time and memory in N, D and the number of chains: SGLD on the mean of a Gaussian, n = 100.
+
+A step computes the same at every N, but random rows of data that outgrow a cache, and then the
+addresses that a processor keeps at hand, wait for memory; `benchmarks/README.md` has the figures.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from benchmarks.suite.profiles import PROFILE
 
 BATCH_SIZE = 100
-NUM_STEPS = 200
-
-
-def chain(num_examples: int = 1000, dimension: int = 10, num_chains: int = 1) -> Any:
-    """A compiled chain on examples from N(0, I)."""
-    import numpy as np
-    import tensorflow as tf
-
-    import tfp_sgmcmc as sgmcmc
-    from benchmarks.suite import chains
-
-    x = np.random.default_rng(0).standard_normal([num_examples, dimension], np.float32)
-    target = sgmcmc.MinibatchLogProb(
-        lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),
-        lambda theta, x: -0.5 * tf.reduce_sum((x - theta[..., None, :]) ** 2, axis=-1),
-        x,
-        BATCH_SIZE,
-    )
-    shape = [dimension] if num_chains == 1 else [num_chains, dimension]
-    return chains.Chain(sgmcmc.SGLD(target, 0.1 / num_examples), tf.zeros(shape), NUM_STEPS)
+NUMBERS = 10**8  # that a call gathers, in as many steps as that takes, within the bounds below
+LEAST_STEPS, MOST_STEPS = 10, 10_000  # a call alone takes a millisecond
+NUM_CALLS = 5
 
 
 class _Scaling:
-    version = "1"
-    number = 1
+    version = "2"
     timeout = 1800.0
-    run: Any = None
+    unit = "seconds"
+    size: str
 
-    def start(self, **size: int) -> None:
-        if self.run is None:  # asv calls `setup` before each sample
-            self.run = chain(**size)
-            self.run()
+    def setup(self, size: int) -> None:
+        self.run, self.num_steps = chain(**{self.size: size})
+
+    def track_seconds_per_step(self, size: int) -> float:
+        return min(self._seconds() for _ in range(NUM_CALLS)) / self.num_steps
+
+    def peakmem_steps(self, size: int) -> None:
+        self.run()
+
+    def _seconds(self) -> float:
+        begin = time.perf_counter()
+        self.run()
+        return time.perf_counter() - begin
 
 
 class Examples(_Scaling):
-    """Up to 400 MB of data; a step should not notice."""
+    """Up to 400 MB of data."""
 
     params = PROFILE.num_examples
     param_names = ["N"]
-
-    def setup(self, num_examples: int) -> None:
-        self.start(num_examples=num_examples)
-
-    def time_200_steps(self, num_examples: int) -> None:
-        self.run()
-
-    def peakmem_200_steps(self, num_examples: int) -> None:
-        self.run()
+    size = "num_examples"
 
 
 class Dimensions(_Scaling):
@@ -62,15 +51,7 @@ class Dimensions(_Scaling):
 
     params = PROFILE.dimensions
     param_names = ["D"]
-
-    def setup(self, dimension: int) -> None:
-        self.start(dimension=dimension)
-
-    def time_200_steps(self, dimension: int) -> None:
-        self.run()
-
-    def peakmem_200_steps(self, dimension: int) -> None:
-        self.run()
+    size = "dimension"
 
 
 class Chains(_Scaling):
@@ -78,12 +59,26 @@ class Chains(_Scaling):
 
     params = PROFILE.scaled_chains
     param_names = ["chains"]
+    size = "num_chains"
 
-    def setup(self, num_chains: int) -> None:
-        self.start(num_chains=num_chains)
 
-    def time_200_steps(self, num_chains: int) -> None:
-        self.run()
+def chain(num_examples: int = 1000, dimension: int = 10, num_chains: int = 1) -> tuple[Any, int]:
+    """A compiled chain on examples from N(0, I), and the steps that a call of it takes."""
+    import tensorflow as tf
 
-    def peakmem_200_steps(self, num_chains: int) -> None:
-        self.run()
+    import tfp_sgmcmc as sgmcmc
+    from benchmarks.suite import chains
+    from tfp_sgmcmc import random
+
+    num_steps = NUMBERS // (BATCH_SIZE * dimension * num_chains)
+    num_steps = min(MOST_STEPS, max(LEAST_STEPS, num_steps))
+    target = sgmcmc.MinibatchLogProb(
+        lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),
+        lambda theta, x: -0.5 * tf.reduce_sum((x - theta[..., None, :]) ** 2, axis=-1),
+        random.normal([num_examples, dimension], tf.float32, random.as_seed(0)),
+        BATCH_SIZE,
+    )
+    start = tf.zeros([dimension] if num_chains == 1 else [num_chains, dimension])
+    run = chains.Chain(sgmcmc.SGLD(target, 0.1 / num_examples), start, num_steps)
+    run()
+    return run, num_steps

@@ -33,7 +33,8 @@ def test_the_suite_has_what_is_tracked() -> None:
     assert names >= {
         "time_first_step",
         "time_500_steps",
-        "peakmem_200_steps",
+        "track_seconds_per_step",
+        "peakmem_steps",
         "track_mean_error",
         "track_covariance_error",
         "track_variance_bias",

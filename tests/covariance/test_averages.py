@@ -93,7 +93,8 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("chains", "jit"), [((), False), ((3,), False), ((2, 2), False), ((3,), True)]
+    ("chains", "jit"),
+    [((), False), pytest.param((3,), False, marks=pytest.mark.slow), ((2, 2), False), ((3,), True)],
 )
 @pytest.mark.parametrize(
     ("name", "include_current"),
@@ -166,6 +167,8 @@ def test_weights_that_make_no_average(weights: Any, message: str) -> None:
 def test_a_lag_that_is_none() -> None:
     with pytest.raises(ValueError, match="lag is -1; at least 0 is expected"):
         History(2, lag=-1)
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        History(2, lag=1.5)
     for kind in (sgmcmc.covariance.Full, sgmcmc.covariance.LowRank):
         with pytest.raises(ValueError, match="lag 1 beside include_current=True"):
             kind(History(2, lag=1), include_current=True)

@@ -212,7 +212,11 @@ def test_plus_adds_a_dense_matrix() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    # Blocks are matrices as "full" has one.
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "block")) for kind in KINDS],
+)
 def test_compiled_operations_are_the_eager_ones(kind: str, dtype: Any) -> None:
     sigma, matrix = make(kind, (2,), dtype=dtype)
     bound = largest(make(kind, (2,))).astype(dtype)

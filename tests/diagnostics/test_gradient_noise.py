@@ -253,6 +253,13 @@ def test_the_end_of_burn_in(every: int, threshold: float) -> None:
         np.testing.assert_array_equal(found.first_step, [0, 0])
 
 
+@pytest.mark.parametrize("step_size", [0.0, -0.5, float("nan")])
+def test_step_sizes_out_of_range(step_size: float) -> None:
+    for figure in (lambda *a: sgmcmc.sampling_threshold(*a, seed=1), sgmcmc.gradient_noise_share):
+        with pytest.raises(ValueError, match=f"step_size is {step_size}; a positive finite"):
+            figure(estimate(), step_size)
+
+
 def test_bad_input_of_the_reducer() -> None:
     target = GaussianMean(num_examples=12).target(4)
     with pytest.raises(TypeError, match="target is a function"):

@@ -120,6 +120,9 @@ def test_bad_input() -> None:
     x = tf.ones([3])
     with pytest.raises(ValueError, match="RMSprop learns from gradients"):
         sgmcmc.rejection_probability(gaussian, x, x, 0.1, RMSprop())
+    for bad in (0.0, -0.5, np.nan):
+        with pytest.raises(ValueError, match=f"step_size is {bad}; a positive finite number"):
+            sgmcmc.rejection_probability(gaussian, x, x, bad)
     no_inverse = sgmcmc.preconditioners.PositionDependent(
         lambda _, v: v, lambda _, z: z, tf.zeros_like
     )

@@ -116,3 +116,6 @@ def test_bad_input() -> None:
         sgmcmc.report({})
     with pytest.raises(ValueError, match=r"w has shape \(3, 2\)"):
         sgmcmc.report({"w": np.ones([3, 2])})
+    for bad in ([np.ones([5, 2])], np.ones([5, 2]), None):
+        with pytest.raises(TypeError, match=f"result is a {type(bad).__name__}; what `sample`"):
+            sgmcmc.report(bad)

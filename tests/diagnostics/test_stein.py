@@ -200,5 +200,8 @@ def test_bad_input() -> None:
     ):
         with pytest.raises(ValueError, match=match):
             sgmcmc.squared_kernel_stein_discrepancy(x, x, **bad)
+    with pytest.raises(ValueError, match="samples are empty"):
+        sgmcmc.squared_kernel_stein_discrepancy(x[:0], x[:0])
+    assert np.isnan(sgmcmc.squared_kernel_stein_discrepancy(x[:1], x[:1]))
     with pytest.raises(ValueError, match="equal shapes"):
         sgmcmc.squared_kernel_stein_discrepancy(x, np.ones([4, 3]))

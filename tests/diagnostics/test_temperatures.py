@@ -130,6 +130,8 @@ def test_bad_input() -> None:
         sgmcmc.configurational_temperature(np.ones([1, 2]), np.ones([1, 2]))
     with pytest.raises(ValueError, match="with 2 dimensions of chains"):
         sgmcmc.configurational_temperature(np.ones([3, 2]), np.ones([3, 2]), chain_ndims=2)
+    with pytest.raises(ValueError, match="mass is -1.0; a positive finite number"):
+        sgmcmc.kinetic_temperature(np.ones([3, 2]), mass=-1.0)
     with pytest.raises(ValueError, match="every is 0"):
         sgmcmc.ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=1, every=0)
     with pytest.raises(ValueError, match="seed is None"):

@@ -123,6 +123,25 @@ def test_reducers_see_what_functions_see() -> None:
     np.testing.assert_array_equal(full.samples, chain[kept[:size]])
 
 
+def test_collection_by_distance_does_not_drift_in_single_precision() -> None:
+    """A hundred equal steps to a distance, twenty times."""
+    step, num_steps = np.float32(1e-4), 2000
+    reducer = sgmcmc.MixingDistanceReducer(1e-2, size=100, step_size_fn=lambda r: r)
+    start = reducer.initialize(tf.zeros([]), step)
+
+    @tf.function(autograph=False, jit_compile=True)
+    def run() -> Any:
+        return tf.while_loop(
+            lambda t, _: t < num_steps,
+            lambda t, own: (t + 1, reducer.one_step(tf.cast(t, tf.float32), own, step)),
+            (tf.constant(0), start),
+        )[1]
+
+    found, expected = run(), sgmcmc.indices_by_distance(np.full(num_steps, step), 1e-2)
+    assert len(expected) == 20
+    np.testing.assert_array_equal(found.samples[: int(found.num_kept)], expected)
+
+
 def test_the_reducer_weights_chains_by_steps_of_their_own() -> None:
     values, steps = GENERATOR.standard_normal([5, 2, 3]), GENERATOR.uniform(size=[5, 2])
     reducer = sgmcmc.WeightedExpectationReducer(step_size_fn=lambda r: r)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import ndtr
 
 Function = Callable[[np.ndarray], np.ndarray]
 
@@ -46,9 +46,7 @@ def stationary_law(mean: Function, deviation: Function, limit: float, num_cells:
     """
     edges = np.linspace(-limit, limit, num_cells + 1)
     centres = (edges[1:] + edges[:-1]) / 2
-    reached = stats.norm.cdf(
-        (edges[:, np.newaxis] - mean(centres)) / deviation(centres)
-    )  # [to, from]
+    reached = ndtr((edges[:, np.newaxis] - mean(centres)) / deviation(centres))  # [to, from]
     transition = np.diff(reached, axis=0)
     transition /= transition.sum(axis=0)
     equations = transition - np.eye(num_cells)

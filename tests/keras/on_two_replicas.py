@@ -88,7 +88,7 @@ def assert_equal_chains(some, others):
 
 def assert_copies_are_equal(model, callback):
     chain = callback._collector.chain
-    variables = tf.nest.flatten([chain.saved()["results"], chain._early()])
+    variables = [*chain._results._variables, *tf.nest.flatten(chain._early())]
     assert variables
     for variable in variables:
         first, second = (v.numpy() for v in variable.values)
@@ -96,15 +96,18 @@ def assert_copies_are_equal(model, callback):
 
 
 @pytest.mark.parametrize(
-    "make_kernel_fn, rows, compiled",
-    [(sgnht, 5, {"run_eagerly": False}), (sgld, N, {})],
+    "make_kernel_fn, rows, hidden, compiled",
+    [
+        (sgnht, 5, (), {"run_eagerly": False}),
+        (sgld, N, (lambda: keras.layers.Dense(5, "tanh"),), {}),
+    ],
     ids=["graph", "eager"],
 )
-def test_chain_is_that_of_one_device(make_kernel_fn, rows, compiled):
+def test_chain_is_that_of_one_device(make_kernel_fn, rows, hidden, compiled):
     """The shares of the last batch have 1 + 0 and 2 + 1 rows."""
     runs = []
     for strategy in (None, MIRRORED):
-        model = classifier(strategy, lambda: keras.layers.Dense(5, "tanh"), **compiled)
+        model = classifier(strategy, *hidden, **compiled)
         callback = sampler(make_kernel_fn, rows)
         logs = fit(model, callback, rows, sample_weight=WEIGHTS[:rows])
         runs.append((callback.samples, logs))
@@ -142,8 +145,7 @@ def test_scores_are_those_of_all_rows(make_kernel_fn, hidden):
         data = tf.data.Dataset.from_tensor_slices((X[:4], Y[:4])).batch(2, drop_remainder=True)
         run = sampler(make_kernel_fn, check_num_examples=False)
         classifier(strategy, *hidden).fit(data, shuffle=False, verbose=0, callbacks=[run])
-        results = tf.nest.flatten(run._collector.chain.saved()["results"])
-        runs.append((run.samples, [v.numpy() for v in results]))
+        runs.append((run.samples, tf.nest.flatten(run._collector.chain.results)))
     for alone, together in zip(*runs, strict=True):
         assert_equal_chains(together, alone)
 

@@ -44,10 +44,17 @@ def fit(model, callback, epochs=3, batch_size=4):
     return callback.samples
 
 
+@pytest.fixture(
+    scope="module", params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["graph", "xla"]
+)
+def jit_compile(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def every_step():
-    """The states after each of 30 steps, compiled by XLA one step at a time."""
-    return fit(classifier(jit_compile=True), sampler())
+def every_step(jit_compile):
+    """The states after each of 30 steps, compiled one step at a time."""
+    return fit(classifier(jit_compile=jit_compile), sampler())
 
 
 def test_every_state_is_kept(every_step):
@@ -63,9 +70,11 @@ def test_every_state_is_kept(every_step):
         pytest.param(0, 39, 10, marks=pytest.mark.slow),
     ],
 )
-def test_burnin_thinning_and_executions(every_step, burnin, between, steps_per_execution):
+def test_burnin_thinning_and_executions(
+    jit_compile, every_step, burnin, between, steps_per_execution
+):
     """Kept states are those that `sample_chain` keeps, bit for bit those of the single steps."""
-    model = classifier(jit_compile=True, steps_per_execution=steps_per_execution)
+    model = classifier(jit_compile=jit_compile, steps_per_execution=steps_per_execution)
     got = fit(model, sampler(burnin, between))
     for some, every in zip(got, every_step, strict=True):
         np.testing.assert_array_equal(some, every[burnin :: between + 1])
@@ -78,8 +87,8 @@ def test_no_sample_before_the_end_of_burnin():
     assert [s.shape for s in samples] == [(0, 3, 5), (0, 5), (0, 5, 4), (0, 4)]
 
 
-def test_second_fit_goes_on(every_step):
-    model, callback = classifier(jit_compile=True), sampler(burnin=2, between=3)
+def test_second_fit_goes_on(jit_compile, every_step):
+    model, callback = classifier(jit_compile=jit_compile), sampler(burnin=2, between=3)
     fit(model, callback, epochs=1)
     assert len(callback.samples[0]) == 2  # steps 3 and 7 of 10
     model.steps_per_execution = 3
@@ -101,8 +110,8 @@ def test_seed():
 
 def test_eager_and_graph_give_the_same_chain():
     """Both draw Philox numbers; sums may be rounded otherwise."""
-    eager = fit(classifier(run_eagerly=True, steps_per_execution=3), sampler(), 1)
-    graph = fit(classifier(jit_compile=False, steps_per_execution=3), sampler(), 1)
+    eager = fit(classifier(run_eagerly=True, steps_per_execution=3), sampler(), 1, 8)
+    graph = fit(classifier(jit_compile=False, steps_per_execution=3), sampler(), 1, 8)
     for a, b in zip(eager, graph, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 

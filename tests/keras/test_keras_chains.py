@@ -37,9 +37,9 @@ def hidden(dropout=0.0):
     return layers + ([keras.layers.Dropout(dropout)] if dropout else [])
 
 
-def fit(model, callback, epochs=1):
+def fit(model, callback, epochs=1, batch_size=8):
     return model.fit(
-        X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback]
+        X, Y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback]
     )
 
 
@@ -48,20 +48,26 @@ def starts(model, seed=2):
     return [rng.normal(size=[C, *v.shape]).astype(np.float32) for v in model.trainable_variables]
 
 
-@pytest.mark.parametrize(
-    "compiled, chain",
-    [
-        ({"jit_compile": True, "steps_per_execution": 5}, 0),
-        pytest.param({"jit_compile": False}, 2, marks=pytest.mark.slow),
+@pytest.fixture(
+    scope="module",
+    params=[
+        {"jit_compile": True, "steps_per_execution": 5},
+        pytest.param({"jit_compile": False}, marks=pytest.mark.slow),
     ],
     ids=["xla", "graph"],
 )
-def test_each_chain_is_that_of_a_fit_of_its_own(compiled, chain):
-    """At temperature 0, moving statistics and regularisers included; the model is chain 0."""
-    model = classifier(*hidden(), **compiled)
+def three_chains(request):
+    """Chains at temperature 0 from starts of their own: the model, its callback and its logs."""
+    model = classifier(*hidden(), **request.param)
     callback = sampler(temperature=0.0, initial_states=starts(model))
-    logs = fit(model, callback).history
-    own, alone = classifier(*hidden(), **compiled), sampler(0.0, num_chains=None)
+    return model, callback, fit(model, callback).history
+
+
+@pytest.mark.parametrize("chain", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_each_chain_is_that_of_a_fit_of_its_own(three_chains, chain):
+    """Moving statistics and regularisers included; the model is chain 0."""
+    model, callback, logs = three_chains
+    own, alone = classifier(*hidden(), run_eagerly=True), sampler(0.0, num_chains=None)
     for variable, start in zip(own.trainable_variables, starts(model), strict=True):
         variable.assign(start[chain])
     own_logs = fit(own, alone).history
@@ -88,10 +94,9 @@ def test_chains_have_noise_of_their_own_and_all_of_it():
     False alarms: 1e-6 each. Power: noise shared by the chains has correlations of 1; one scaled by
     the number of chains a variance of 3 or 1/3.
     """
-    noisy, still = (classifier(jit_compile=False) for _ in range(2))
     runs = [sampler(t, initial_states="model") for t in (1.0, 0.0)]
-    fit(noisy, runs[0])
-    fit(still, runs[1])
+    for run in runs:
+        fit(classifier(run_eagerly=True), run, batch_size=N)
     z = [
         (a[0] - b[0]).reshape(C, -1) / 0.1 for a, b in zip(*(r.samples for r in runs), strict=True)
     ]
@@ -138,6 +143,25 @@ def test_initializers_of_other_names_and_nested_layers():
         np.testing.assert_array_equal(value[0], model.get_weights()[list(states).index(path)])
 
 
+def test_chains_start_at_the_weights_that_the_model_has_when_it_first_samples():
+    model, callback = classifier(run_eagerly=True), sampler(initial_states="model", temperature=0.0)
+    with pytest.raises(ValueError, match="given to evaluate"):
+        model.evaluate(X, Y, verbose=0, callbacks=[callback])
+    model.set_weights([w + 3 for w in model.get_weights()])
+    fresh = sampler(initial_states="model", temperature=0.0)
+    clone = classifier(run_eagerly=True)
+    clone.set_weights(model.get_weights())
+    fit(model, callback)
+    fit(clone, fresh)
+    for a, b in zip(callback.samples, fresh.samples, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_starts_without_chains_are_refused():
+    with pytest.raises(ValueError, match="num_chains is not"):
+        fit(classifier(), sampler(num_chains=None, initial_states="model"))
+
+
 class Shift(keras.layers.Layer):
     def build(self, shape):
         self.offset = self.add_weight(shape=shape[-1:], initializer="zeros", name="offset")
@@ -168,31 +192,31 @@ def test_unfit_number_of_chains(number):
 
 def test_dropout_differs_between_chains():
     """At temperature 0 chains from one start part by their masks alone."""
-    model = classifier(*hidden(dropout=0.5), jit_compile=False)
-    callback = sampler(temperature=0.0, initial_states="model")
-    fit(model, callback)
-    last = callback.samples[-2]
-    assert np.abs(last[0, 0] - last[0, 1]).max() > 1e-4
-    assert np.abs(last[0, 1] - last[0, 2]).max() > 1e-4
-    without, same = classifier(*hidden(), jit_compile=False), sampler(0.0, initial_states="model")
-    fit(without, same)
-    np.testing.assert_allclose(same.samples[-2][:, 0], same.samples[-2][:, 1], atol=1e-6)
+
+    def kernels(dropout):
+        callback = sampler(temperature=0.0, initial_states="model")
+        fit(classifier(*hidden(dropout), run_eagerly=True), callback, batch_size=N)
+        return callback.samples[-2][0]  # after the only step
+
+    first, second, third = kernels(0.5)
+    assert np.abs(first - second).max() > 1e-4
+    assert np.abs(second - third).max() > 1e-4
+    first, second, third = kernels(0.0)
+    np.testing.assert_allclose(first, second, atol=1e-6)
+    np.testing.assert_allclose(second, third, atol=1e-6)
 
 
-def test_prediction_averages_over_chains():
-    model, callback = classifier(*hidden(), jit_compile=False), sampler()
-    fit(model, callback)
+def test_prediction_averages_over_chains(three_chains):
+    _, callback, _ = three_chains
     mean, deviation = callback.predict(X[:7], activation=None)
     each = callback.outputs(X[:7], batch_size=4, activation=None)
-    names = [*callback.non_trainable_samples]
+    model, moving = classifier(*hidden()), callback.non_trainable_samples.values()
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
     outputs = []
     for step in range(5):
         for chain in range(C):
-            for variable, values in zip(model.trainable_variables, callback.samples, strict=True):
+            for variable, values in zip(variables, [*callback.samples, *moving], strict=True):
                 variable.assign(values[step, chain])
-            for variable in model.non_trainable_variables:
-                if variable.path in names:
-                    variable.assign(callback.non_trainable_samples[variable.path][step, chain])
             outputs.append(np.asarray(model(X[:7], training=False)))
     assert each.shape == (5, C, 7, 4)
     np.testing.assert_allclose(each.reshape(-1, 7, 4), outputs, rtol=1e-4, atol=1e-5)
@@ -211,7 +235,7 @@ def test_further_fits_go_on():
 
 
 def test_a_chain_that_breaks_down_is_found_where_it_is():
-    model = classifier(jit_compile=False)
+    model = classifier(run_eagerly=True)
     initial = model.get_weights()
     broken = [np.stack([w] * C) for w in initial]
     broken[0][2, 0, 0] = 1e30  # its logits overflow

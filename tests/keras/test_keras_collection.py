@@ -54,14 +54,14 @@ def test_a_sample_is_never_thought_not_due(burnin, between):
 
 
 def test_burnin_by_epochs():
-    for fits in ([4], [1, 3]):
+    for fits in ([3], [1, 2]):
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input([D]), keras.layers.Dense(1)])
         model.compile(loss=lambda y, f: 0.5 * tf.square(y - f), run_eagerly=True)
         callback = sgmcmc.keras.SamplerCallback(sgld(), N, None, 0, 1, seed=0, num_burnin_epochs=2)
         for epochs in fits:
             model.fit(X, Y, batch_size=B, epochs=epochs, verbose=0, callbacks=[callback])
-        assert list(callback.sample_steps) == [6, 8, 10]  # 3 steps an epoch
+        assert list(callback.sample_steps) == [6, 8]  # 3 steps an epoch
 
 
 def test_only_the_sampling_phase_is_kept():
@@ -128,7 +128,7 @@ def test_logged_noise_is_that_of_the_batch(num_chains):
 
 def test_momenta_log_their_temperature():
     callback, logs = fit(lambda target: sgmcmc.SGNHT(target, 1e-2, friction=1.0))
-    kinetic = callback._collector.chain._results.kinetic_temperature.numpy()
+    kinetic = callback._collector.chain.results.kinetic_temperature
     assert logs["kinetic_temperature"][-1] == kinetic > 0
     assert logs["temperature"] == [1.0] * 4
 

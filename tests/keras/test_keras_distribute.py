@@ -13,7 +13,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 
-N = 11
+N = 12
 X = np.random.default_rng(0).normal(size=[N, 3]).astype(np.float32)
 
 

@@ -48,6 +48,8 @@ def fit(model, callback, **arguments):
         ({"prior": 1.0}, TypeError, "prior is a float"),
         ({"prior": tfp.distributions.Normal([0.0, 1.0], 1.0)}, ValueError, "batch shape"),
         ({"prior": tfp.distributions.MultivariateNormalDiag([0.0])}, ValueError, "event shape"),
+        ({"prior": tfp.distributions.Normal}, TypeError, "prior is a _?[A-Z]"),
+        ({"keep": 3}, TypeError, "keep is a int"),
         ({"seed": None}, ValueError, "seed is None"),
     ],
 )
@@ -154,8 +156,8 @@ class TestNumExamples:
 
     def test_every_epoch_counts_anew(self):
         callback = sampler()
-        fit(make_model(steps_per_execution=4), callback, epochs=3)
-        assert len(callback.samples[0]) == 18
+        fit(make_model(steps_per_execution=4), callback, epochs=2)
+        assert len(callback.samples[0]) == 12
 
     def test_unchecked(self):
         data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(5)
@@ -190,9 +192,13 @@ class TestNonFinite:
             fit(model, callback)
 
     @pytest.mark.parametrize(
-        "mode", [{"run_eagerly": True}, {"run_eagerly": True, "steps_per_execution": 5},
-                 {"run_eagerly": False, "jit_compile": False}]
-    )  # fmt: skip
+        "mode",
+        [
+            {"run_eagerly": True},
+            pytest.param({"run_eagerly": True, "steps_per_execution": 5}, marks=pytest.mark.slow),
+            {"run_eagerly": False, "jit_compile": False},
+        ],
+    )
     def test_during_burnin(self, mode):
         """No sample shows it, but the loss after 8 steps does."""
         model, callback = make_model(**mode), sampler(self.kernel, num_burnin_steps=100)

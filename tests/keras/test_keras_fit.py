@@ -61,26 +61,29 @@ MODELS = {
 
 
 @pytest.mark.parametrize(
-    "kind, jit_compile",
+    "kind, jit_compile, batch_size",
     [
-        *((kind, "auto") for kind in ("unbuilt", "functional", "training argument")),
+        ("unbuilt", "auto", 8),  # of which the last is shorter
+        ("training argument", "auto", 10),
         *(
-            pytest.param(kind, "auto", marks=pytest.mark.slow)
-            for kind in ("sequential", "subclassed")
+            pytest.param(kind, "auto", 8, marks=pytest.mark.slow)
+            for kind in ("functional", "sequential", "subclassed")
         ),
-        pytest.param("training argument", False, marks=pytest.mark.slow),
+        pytest.param("training argument", False, 8, marks=pytest.mark.slow),
     ],
 )
-def test_models(kind, jit_compile):
+def test_models(kind, jit_compile, batch_size):
     keras.utils.set_random_seed(1)
     model = MODELS[kind]()
     model.compile(loss=CROSSENTROPY, jit_compile=jit_compile)
     callback = sampler()
-    model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[callback])
-    assert [s.shape for s in callback.samples] == [(6, 3, 5), (6, 5), (6, 5, 4), (6, 4)]
+    model.fit(X, Y, batch_size=batch_size, epochs=2, verbose=0, callbacks=[callback])
+    steps = 2 * -(-N // batch_size)
+    shapes = [(3, 5), (5,), (5, 4), (4,)]
+    assert [s.shape for s in callback.samples] == [(steps, *shape) for shape in shapes]
     for weight, samples in zip(model.trainable_variables, callback.samples, strict=True):
         np.testing.assert_array_equal(weight, samples[-1])
-        assert np.abs(np.diff(samples, axis=0)).reshape(5, -1).max(axis=1).min() > 0
+        assert np.abs(np.diff(samples, axis=0)).reshape(steps - 1, -1).max(axis=1).min() > 0
     assert callback.predict(X).mean.shape == (N, 4)
 
 
@@ -135,7 +138,7 @@ def two_outputs():
         loss_weights={"a": 1.0, "b": 0.3},
         metrics={"a": ["accuracy"], "b": ["mae"]},
         weighted_metrics={"b": ["mse"]},
-        jit_compile=False,
+        run_eagerly=True,
         steps_per_execution=2,
     )
     return model, {"a": Y, "b": X[:, :1]}
@@ -150,22 +153,53 @@ def one_output(reduction):
     return model, Y
 
 
+class Size(keras.layers.Layer):
+    """A metric of a layer's own, and a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = keras.metrics.Mean(name="size")
+        self.supports_masking = True
+
+    def call(self, x):
+        self.size.update_state(keras.ops.abs(x))
+        return x
+
+
+def masked():
+    x = keras.layers.Masking()(keras.layers.RepeatVector(2)(inputs := keras.Input([3])))
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(Size()(x)))
+    loss = keras.losses.BinaryCrossentropy()
+    model.compile(keras.optimizers.SGD(0.0), loss, weighted_metrics=["mae"], run_eagerly=True)
+    return model, np.repeat(X[:, :1, np.newaxis] > 0, 2, axis=1).astype(np.float32)
+
+
 @pytest.mark.parametrize(
-    "make",
-    [two_outputs, lambda: one_output("sum"), lambda: one_output("sum_over_batch_size")],
-    ids=["two outputs", "sum", "sum_over_batch_size"],
+    "make, num_chains",
+    [
+        (two_outputs, None),
+        (lambda: one_output("sum"), None),
+        (lambda: one_output("sum_over_batch_size"), None),
+        (masked, None),
+        (masked, 2),
+    ],
+    ids=["two outputs", "sum", "sum_over_batch_size", "masked", "masked, of chains"],
 )
-def test_logs_are_those_of_plain_fit(make):
+def test_logs_are_those_of_plain_fit(make, num_chains):
     """Neither a chain with steps too small to move nor SGD at rate 0 changes the weights."""
     model, y = make()
     weights = RNG.uniform(0.5, 2.0, size=[N]).astype(np.float32)
     sample_weight = {"a": weights, "b": weights} if isinstance(y, dict) else weights
+    x = X
+    if make is masked:  # some rows are, and Keras cannot weigh the others
+        x, sample_weight = X * (np.arange(N)[:, np.newaxis] % 3 > 0).astype(np.float32), None
+    still = sampler(step_size=1e-30, temperature=0.0, num_examples=16, num_chains=num_chains)
     histories = [
         model.fit(
-            X, y, batch_size=8, epochs=2, shuffle=False, sample_weight=sample_weight, verbose=0,
+            x, y, batch_size=8, epochs=2, shuffle=False, sample_weight=sample_weight, verbose=0,
             validation_split=0.2, callbacks=callbacks,
         ).history
-        for callbacks in ([], [sampler(step_size=1e-30, temperature=0.0, num_examples=16)])
+        for callbacks in ([], [still])
     ]  # fmt: skip
     assert histories[1].keys() - histories[0].keys() == {"step_size", "temperature"}
     for name, values in histories[0].items():
@@ -220,7 +254,7 @@ def samples_of(**data):
 def test_other_callbacks(tmp_path, capsys):
     keras.utils.set_random_seed(1)
     model = MODELS["sequential"]()
-    model.compile(loss=CROSSENTROPY, metrics=["accuracy"], jit_compile=False)
+    model.compile(loss=CROSSENTROPY, metrics=["accuracy"], run_eagerly=True)
     callback = sampler(step_size=1e-4)
     others = [
         keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=2),
@@ -229,9 +263,9 @@ def test_other_callbacks(tmp_path, capsys):
         keras.callbacks.CSVLogger(tmp_path / "log.csv"),
         keras.callbacks.TerminateOnNaN(),
     ]  # fmt: skip
-    history = model.fit(X, Y, batch_size=5, epochs=9, verbose=2, callbacks=[callback, *others])
+    history = model.fit(X, Y, batch_size=10, epochs=9, verbose=2, callbacks=[callback, *others])
     num_epochs = len(history.history["loss"])
-    assert num_epochs == 3 and len(callback.samples[0]) == 12
+    assert num_epochs == 3 and len(callback.samples[0]) == 6
     assert capsys.readouterr().out.count("accuracy") == num_epochs
     assert len((tmp_path / "log.csv").read_text().splitlines()) == num_epochs + 1
     loaded = keras.saving.load_model(tmp_path / "model.keras")
@@ -239,14 +273,14 @@ def test_other_callbacks(tmp_path, capsys):
         np.testing.assert_array_equal(a, b)
     model.load_weights(tmp_path / "1.weights.h5")
     for weight, samples in zip(model.get_weights(), callback.samples, strict=True):
-        np.testing.assert_array_equal(weight, samples[3])
+        np.testing.assert_array_equal(weight, samples[1])
 
 
 # Keras' own callback makes an array of a tf.Variable, which knows no `copy`.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_tensorboard(tmp_path):
     model = MODELS["sequential"]()
-    model.compile(loss=CROSSENTROPY, jit_compile=False)
+    model.compile(loss=CROSSENTROPY, run_eagerly=True)
     callback = sampler()
     board = keras.callbacks.TensorBoard(tmp_path, update_freq="batch")
     model.fit(X, Y, batch_size=5, verbose=0, callbacks=[callback, board])
@@ -270,7 +304,7 @@ class CountsTraces(keras.layers.Dense):
 
 def test_further_fits_trace_nothing_anew_until_compile():
     model = keras.Sequential([keras.Input([3]), CountsTraces(4)])
-    model.compile(loss=CROSSENTROPY)
+    model.compile(loss=CROSSENTROPY, jit_compile=False)
     callback = sampler()
 
     def traces_of_a_fit() -> int:
@@ -280,6 +314,6 @@ def test_further_fits_trace_nothing_anew_until_compile():
 
     assert traces_of_a_fit() > 0
     assert traces_of_a_fit() == 0
-    model.compile(loss=CROSSENTROPY, steps_per_execution=2)
+    model.compile(loss=CROSSENTROPY, steps_per_execution=2, jit_compile=False)
     assert traces_of_a_fit() > 0
     assert len(callback.samples[0]) == 6

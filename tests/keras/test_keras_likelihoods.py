@@ -171,7 +171,7 @@ def gradient_by_hand(model, weights=1.0):
     "mode, weights",
     [
         ({"run_eagerly": True}, None),
-        ({"run_eagerly": True}, WEIGHTS),
+        pytest.param({"run_eagerly": True}, WEIGHTS, marks=pytest.mark.slow),
         ({"jit_compile": True}, WEIGHTS),
     ],
     ids=["unweighted", "weighted", "compiled"],

@@ -192,3 +192,18 @@ def test_a_loss_that_is_no_likelihood():
 def test_unfit_data(y, weights, words):
     with pytest.raises(ValueError, match=words):
         posterior_of(linear(SPARSE)).evaluate(X, y, weights)
+
+
+def test_lists_are_no_arrays():
+    posterior = posterior_of(linear(SPARSE))
+    with pytest.raises(TypeError, match="hold a float"):
+        posterior.predict(X.tolist())
+    with pytest.raises(TypeError, match="hold a int"):
+        posterior.evaluate(X, CLASSES.tolist())
+
+
+def test_labels_of_another_rank_spoil_nothing():
+    posterior = posterior_of(linear(SPARSE, run_eagerly=False, jit_compile=False))
+    expected = posterior.evaluate(X, CLASSES[:, None])
+    assert posterior.evaluate(X, CLASSES) == expected
+    assert posterior.evaluate(X, CLASSES[:, None]) == expected

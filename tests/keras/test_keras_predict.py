@@ -73,7 +73,12 @@ def test_probabilities_are_not_activated_again():
 
 
 @pytest.mark.parametrize(
-    "mode", [{"jit_compile": True}, {"run_eagerly": True}, {"jit_compile": False}]
+    "mode",
+    [
+        {"jit_compile": True},
+        {"run_eagerly": True},
+        pytest.param({"jit_compile": False}, marks=pytest.mark.slow),
+    ],
 )
 def test_modes_and_batches(mode, monkeypatch):
     """Rows and samples come in several pieces, the last of each shorter."""

@@ -37,7 +37,7 @@ class Batches(keras.utils.PyDataset):
     def __init__(self, data, num_steps):
         super().__init__()
         self.batches = [
-            tuple(np.asarray(a) for a in data.batch(tf.constant(t, tf.int64)))
+            tuple(np.asarray(a) for a in data.batch(tf.constant(t, tf.int64)) if a is not None)
             for t in range(num_steps)
         ]
 
@@ -59,18 +59,18 @@ class Batches(keras.utils.PyDataset):
 def test_chain_and_logs_are_those_of_the_same_batches_one_by_one(reshuffle, compiled):
     resident = sampler(num_steps_between_results=1, num_burnin_steps=1)
     data = resident.resident(
-        *(X, Y, WEIGHT), batch_size=B, reshuffle=reshuffle, steps_per_call=3, steps_per_epoch=8
+        *(X, Y, WEIGHT), batch_size=B, reshuffle=reshuffle, steps_per_call=3, steps_per_epoch=4
     )
     logs = classifier(**compiled).fit(data, epochs=2, verbose=0, callbacks=[resident]).history
     single = sampler(check_num_examples=False)
-    batches = Batches(data, 16)
+    batches = Batches(data, 8)
     model = classifier(**compiled)
     expected = model.fit(batches, shuffle=False, verbose=0, callbacks=[single])
     for ours, every in zip(resident.samples, single.samples, strict=True):
         np.testing.assert_allclose(ours, every[1::2], rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(resident.sample_steps, range(1, 16, 2))
+    np.testing.assert_array_equal(resident.sample_steps, range(1, 8, 2))
     assert logs.keys() == expected.history.keys()
-    # Of one epoch of 16 steps the mean is that of the two of 8.
+    # Of one epoch of 8 steps the mean is that of the two of 4.
     for name in ("loss", "mse"):
         np.testing.assert_allclose(np.mean(logs[name]), expected.history[name][0], rtol=1e-4)
 
@@ -111,10 +111,50 @@ def test_a_second_fit_goes_on_and_does_not_retrace():
         np.testing.assert_array_equal(a, b)
 
 
+class Given(Batches):
+    def __init__(self, batches):
+        keras.utils.PyDataset.__init__(self)
+        self.batches = batches
+
+
+def test_each_fit_has_the_data_that_it_is_given():
+    """Resident data, plain arrays and other resident data, in one chain."""
+    ours, single = sampler(), sampler(check_num_examples=False)
+    first = ours.resident(X, Y, batch_size=B, steps_per_call=2)
+    second = ours.resident(X, 1 - Y, batch_size=B, steps_per_call=3)
+    model = classifier(jit_compile=False)
+    expected = []
+    for data in (first, None, second):
+        step = len(expected)
+        if data is None:
+            plain = [(X[i : i + B], Y[i : i + B]) for i in range(0, N, B)]
+            model.fit(X, Y, batch_size=B, shuffle=False, verbose=0, callbacks=[ours])
+            expected += plain
+        else:
+            model.fit(data, verbose=0, callbacks=[ours])
+            expected += Batches(data, step + 3).batches[step:]
+    model = classifier(jit_compile=False)
+    model.fit(Given(expected), shuffle=False, verbose=0, callbacks=[single])
+    np.testing.assert_array_equal(ours.sample_steps, range(10))
+    for a, b in zip(ours.samples, single.samples, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "own, arguments, words",
+    [(False, {}, "another SamplerCallback"), (True, {"class_weight": {0: 2.0}}, "class_weight")],
+)
+def test_data_and_weights_that_are_not_meant(own, arguments, words):
+    callback = sampler()
+    data = (callback if own else sampler()).resident(X, Y, batch_size=B)
+    with pytest.raises(ValueError, match=words):
+        classifier(**EAGERLY).fit(data, verbose=0, callbacks=[callback], **arguments)
+
+
 def test_several_inputs_and_chains():
     a, b = keras.Input([2], name="a"), keras.Input([2], name="b")
     model = keras.Model([a, b], keras.layers.Dense(1)(keras.layers.Add()([a, b])))
-    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=True)
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=False)
     callback = sampler(num_chains=2, prior=tfp.distributions.Normal(0.0, 1.0))
     data = callback.resident([X, X**2], Y, batch_size=B)
     model.fit(data, epochs=2, verbose=0, callbacks=[callback])

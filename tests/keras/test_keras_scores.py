@@ -192,7 +192,13 @@ def assert_variances(scores, expected):
             np.testing.assert_allclose(got.variances(), variances, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+FURTHER = ("conv valid", "two branches", "normalised, may drop out")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in MODELS],
+)
 def test_scores_are_the_gradients_of_single_examples(name):
     make, x, mapped = MODELS[name]
     model = build(make, x)
@@ -221,7 +227,8 @@ def test_scores_are_the_gradients_of_single_examples(name):
     [
         *(("dense", num_groups) for num_groups in (3, 4, 8)),
         ("embedding", 3),
-        *(("layer normalisation", num_groups) for num_groups in (3, 4)),
+        ("layer normalisation", 3),
+        pytest.param("layer normalisation", 4, marks=pytest.mark.slow),
     ],
 )
 def test_groups(name, num_groups):
@@ -240,7 +247,15 @@ def test_groups(name, num_groups):
     assert_variances(scores, expected)
 
 
-@pytest.mark.parametrize("name", ["dense", "conv same", "embedding", "layer normalisation"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("dense", marks=pytest.mark.slow),  # "embedding" has such layers, too
+        "conv same",
+        "embedding",
+        "layer normalisation",
+    ],
+)
 def test_chains_have_scores_of_their_own(name):
     make, x, _ = MODELS[name]
     model = build(make, x)

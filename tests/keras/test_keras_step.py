@@ -67,8 +67,14 @@ def check_step(model, fit_arguments, log_posterior, **arguments):
         np.testing.assert_array_equal(sample[-1], got)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(
+    "reduction, weighted",
+    [
+        *((reduction, True) for reduction in REDUCTIONS),
+        ("sum_over_batch_size", False),
+        *(pytest.param(reduction, False, marks=pytest.mark.slow) for reduction in REDUCTIONS[1:]),
+    ],
+)
 def test_reduction_has_no_influence(reduction, weighted):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
     weights = WEIGHTS if weighted else np.ones([B], np.float32)
@@ -215,7 +221,9 @@ def test_several_outputs_with_loss_weights_and_sample_weights():
     check_step(model, (X, y, {"batch_size": B, "sample_weight": weights}), log_posterior)
 
 
-@pytest.mark.parametrize("mode", [{"jit_compile": True}, {"jit_compile": False}])
+@pytest.mark.parametrize(
+    "mode", [{"jit_compile": True}, pytest.param({"jit_compile": False}, marks=pytest.mark.slow)]
+)
 def test_noise_is_drawn_from_the_seed_and_the_step(mode):
     """The steps at temperature 1 less those at 0 from the same states are sqrt(eps) z."""
     keras.utils.set_random_seed(1)

@@ -1,5 +1,6 @@
 """Gradients by columns of outputs: the same numbers, in a loop of their own where XLA compiles."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -29,6 +30,27 @@ def test_derivatives_are_those_without(jit):
     found = tf.function(derivatives, jit_compile=jit, autograph=False)(w, with_stored_gradient)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+@pytest.mark.parametrize("sigmoid", [keras.activations.sigmoid, tf.nn.sigmoid])
+def test_crossentropies_of_probabilities_still_see_logits(sigmoid):
+    """Far out they would clip the probabilities, and have no gradient."""
+    x = tf.constant([[30.0], [-30.0], [1.0], [2.0]])
+    y = tf.constant([[0.0], [1.0], [1.0], [0.0]])
+    loss = keras.losses.BinaryCrossentropy(reduction="sum")
+
+    @tf.function(jit_compile=True, autograph=False)
+    def gradient(w, of_outputs):
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            value = loss(y, of_outputs(sigmoid(x * w)))
+        return tape.gradient(value, w)
+
+    expected = np.sum(x * (1 / (1 + np.exp(-x)) - y))
+    w = tf.constant(1.0)
+    np.testing.assert_allclose(gradient(w, with_stored_gradient), expected, rtol=1e-5)
+    # The control: the same outputs without logits.
+    assert gradient(w, lambda p: tf.where(p < 2, p, 0.0)) < 0.1 * expected
 
 
 def test_only_columns_and_only_compiled_by_xla():

@@ -19,6 +19,7 @@ def test_a_compiled_step(kind: str) -> None:
         lambda theta, batch: -0.5 * tf.reduce_sum((batch - theta[..., None, :]) ** 2, axis=-1),
         x,
         BATCH,
+        replacement=True,  # compiles faster
         score_fn=lambda theta, batch: batch - theta[..., None, :],
     )
     kernel = sgmcmc.NOGIN(target, 0.1, covariance=kind)

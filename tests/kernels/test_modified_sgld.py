@@ -87,8 +87,17 @@ def in_parts() -> list[tf.Tensor]:
     return [tf.constant(START[:, :1]), tf.constant(START[:, 1:])]
 
 
-@pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize("kept", ["full", "block", "diag", "low_rank"])
+@pytest.mark.parametrize(
+    ("kept", "replacement"),
+    [
+        *((kept, False) for kept in ("full", "block", "diag", "low_rank")),
+        ("full", True),
+        *(
+            pytest.param(kept, True, marks=pytest.mark.slow)
+            for kept in ("block", "diag", "low_rank")
+        ),
+    ],
+)
 def test_sigma_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
     """The first step, which has no past, takes its own; the third averages two."""
     target = make_target(parts=True, replacement=replacement)
@@ -177,7 +186,7 @@ def test_an_exact_gradient_makes_it_sgld() -> None:
     np.testing.assert_allclose(moved, START - 0.05 * START + np.sqrt(0.05) * z)
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_steps(jit: bool) -> None:
     """Normals differ between modes; the formula holds in each with its own."""
     target = make_target()

@@ -88,7 +88,10 @@ COVARIANCES = {
 
 
 @pytest.mark.parametrize("name", COVARIANCES)
-@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 0.7)])
+@pytest.mark.parametrize(
+    ("mass", "temperature"),
+    [pytest.param(1.0, 1.0, marks=pytest.mark.slow), (MASS, 0.7)],
+)
 def test_six_steps(name: str, mass: Any, temperature: float) -> None:
     covariance, average = COVARIANCES[name]
     target = MODEL.target(BATCH, tf.float64)
@@ -197,9 +200,16 @@ def test_a_plain_log_density_has_exact_gradients_and_no_sigma() -> None:
     np.testing.assert_allclose(results.momentum, hand.p, rtol=1e-9)
 
 
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("covariance", ["full", "low_rank"])
-def test_every_mode_takes_the_step_of_its_own_draws(jit: bool, covariance: str) -> None:
+@pytest.mark.parametrize(
+    ("covariance", "jit"),
+    [
+        ("full", False),
+        ("low_rank", True),
+        pytest.param("full", True, marks=pytest.mark.slow),
+        pytest.param("low_rank", False, marks=pytest.mark.slow),
+    ],
+)
+def test_every_mode_takes_the_step_of_its_own_draws(covariance: str, jit: bool) -> None:
     """Normals differ between modes; the formula holds in each with its own. Two steps."""
     target = MODEL.target(BATCH, tf.float64, replacement=True)
     kernel = sgmcmc.NOGIN(target, STEP, FRICTION, covariance, initial_momentum=MOMENTUM)

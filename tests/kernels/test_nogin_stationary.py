@@ -320,7 +320,8 @@ def test_the_minibatch_of_the_gradient_must_not_estimate_sigma() -> None:
 
     def shift(include_current: bool) -> np.ndarray:
         covariance = Full(RunningMean(0.5), include_current)
-        kernel = sgmcmc.NOGIN(model.target(6), 0.5 * limit(model), FRICTION, covariance)
+        target = model.target(6, replacement=True)
+        kernel = sgmcmc.NOGIN(target, 0.5 * limit(model), FRICTION, covariance)
         run = run_phase_space(kernel, start(500), 50, BURNIN, seed=6, jit=True)
         means = run.samples[..., :3].mean(axis=1) - model.mean
         deviations = means @ whitener.T

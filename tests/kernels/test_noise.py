@@ -82,7 +82,7 @@ def target_that_fails(bad: dict[int, float], prior: float = 0.0) -> sgmcmc.Minib
     return sgmcmc.MinibatchLogProb(log_prior, log_likelihood, data, BATCH, dtype=tf.float64)
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_minibatch_that_is_not_finite_moves_nothing_and_teaches_nothing(jit: bool) -> None:
     """In its own chain: gradient zero, Sigma as before, and one more counted."""
     target, fine = target_that_fails(BAD), target_that_fails({})

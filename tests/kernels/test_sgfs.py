@@ -112,8 +112,13 @@ def in_parts() -> list[tf.Tensor]:
     return [tf.constant(START[:, :1]), tf.constant(START[:, 1:])]
 
 
-@pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize("kept", list(MASKS))
+@pytest.mark.parametrize(
+    ("kept", "replacement"),
+    [
+        *((kept, False) for kept in MASKS),
+        *(pytest.param(kept, True, marks=[pytest.mark.slow] * (kept != "full")) for kept in MASKS),
+    ],
+)
 def test_v_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
     """The first step, which has no past, takes its own; the third the mean of two.
 
@@ -311,7 +316,10 @@ def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
 
 @pytest.mark.parametrize(
     ("B", "jit"),
-    [("fisher", False), (1.0, True), pytest.param("fisher", True, marks=pytest.mark.slow)],
+    [
+        (1.0, True),
+        *(pytest.param("fisher", jit, marks=pytest.mark.slow) for jit in (False, True)),
+    ],
 )
 def test_compiled_steps(B: Any, jit: bool) -> None:
     """Normals differ between modes; the formula holds in each with its own."""

@@ -173,7 +173,10 @@ def test_a_plain_log_density_has_no_noise() -> None:
 SMALLEST = H * np.linalg.eigvalsh(NOISE)[-1] / 2
 
 
-@pytest.mark.parametrize(("jit", "diagonal"), [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize(
+    ("jit", "diagonal"),
+    [(True, False), pytest.param(False, False, marks=pytest.mark.slow), (False, True)],
+)
 def test_small_friction_is_raised_and_counted_in_its_chain(jit: bool, diagonal: bool) -> None:
     """One chain of each kind; that with enough friction takes the step it would take alone."""
     target = MODEL.target(BATCH, tf.float64)
@@ -293,7 +296,7 @@ def test_results_keep_their_structure_shapes_and_dtypes(covariance: Any) -> None
             assert (x.shape, x.dtype) == (y.shape, y.dtype)
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
     """Normals and split seeds differ between modes; the formula holds in each with its own."""
     target = MODEL.target(BATCH, tf.float64)

@@ -248,7 +248,7 @@ def test_seeds_decide_everything() -> None:
         kernel.one_step(state, results)
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
     """Normals and split seeds differ between modes; the formula holds in each with its own."""
     target = MODEL.target(BATCH, tf.float64, replacement=True)

@@ -33,8 +33,8 @@ def target(**options: Any) -> sgmcmc.MinibatchLogProb:
     return MODEL.target(BATCH, **{"replacement": True, **options})
 
 
-def check(kernel: sgmcmc.SGLD, state: object, covariance: np.ndarray, jit: bool = True) -> None:
-    samples = run_chains(kernel, state, num_results=50, num_burnin=60, seed=1, jit=jit)
+def check(kernel: sgmcmc.SGLD, state: object, covariance: np.ndarray) -> None:
+    samples = run_chains(kernel, state, num_results=50, num_burnin=60, seed=1, jit=False)
     check_covariance(samples, MODEL.mean, covariance, VARIANCE_ERROR)
 
 
@@ -61,7 +61,7 @@ def test_chains_with_minibatches_of_their_own_are_uncorrelated(without: np.ndarr
 
 def test_with_replacement() -> None:
     kernel = sgmcmc.SGLD(target(), STEP)
-    check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP), jit=False)
+    check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP))
 
 
 def test_sample_chain_under_xla() -> None:
@@ -81,7 +81,7 @@ def test_sample_chain_under_xla() -> None:
 @pytest.mark.slow
 def test_all_examples_add_no_noise() -> None:
     kernel = sgmcmc.SGLD(MODEL.target(MODEL.num_examples), STEP)
-    check(kernel, start(), sgld_covariance(MODEL.hessian, np.zeros([3, 3]), STEP), jit=False)
+    check(kernel, start(), sgld_covariance(MODEL.hessian, np.zeros([3, 3]), STEP))
 
 
 def test_diagonal_preconditioner() -> None:
@@ -97,9 +97,10 @@ def test_full_matrix_preconditioner_without_replacement() -> None:
         preconditioner=sgmcmc.preconditioners.FullMatrix(FULL),
     )
     law = sgld_covariance(MODEL.hessian, NOISE_WITHOUT, STEP, FULL)
-    check(kernel, start(), law, jit=False)
+    check(kernel, start(), law)
 
 
+@pytest.mark.slow  # below there is one beside other options
 def test_temperature() -> None:
     kernel = sgmcmc.SGLD(target(), STEP, temperature=2.0)
     check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP, temperature=2.0))
@@ -217,7 +218,7 @@ def test_mutations_are_rejected(name: str) -> None:
     )
     law = sgld_covariance(MODEL.hessian, NOISE, STEP, mutation.get("matrix", 1.0))
     with pytest.raises(Rejected):
-        check(kernel, start()[: CHAINS // 5], law, jit=False)
+        check(kernel, start()[: CHAINS // 5], law)
 
 
 WRONG_LAWS = {

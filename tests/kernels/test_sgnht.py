@@ -74,9 +74,21 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("thermostat", THERMOSTATS)
 @pytest.mark.parametrize("scheme", ["euler", "adodab"])
+@pytest.mark.parametrize(
+    ("thermostat", "name"),
+    [
+        # Of one thermostat all options; of several the one with different numbers in each chain.
+        *(("scalar", name) for name in OPTIONS),
+        *(
+            pytest.param(
+                thermostat, name, marks=[pytest.mark.slow] * (name != "numbers of each chain")
+            )
+            for thermostat in THERMOSTATS[1:]
+            for name in OPTIONS
+        ),
+    ],
+)
 def test_three_steps(scheme: str, thermostat: str, name: str) -> None:
     options = OPTIONS[name]
     mass = options.get("mass", np.ones(3))
@@ -183,7 +195,14 @@ def test_results_keep_their_structure_shapes_and_dtypes(scheme: Any, thermostat:
         )
 
 
-@pytest.mark.parametrize(("scheme", "jit"), [("euler", False), ("adodab", False), ("adodab", True)])
+@pytest.mark.parametrize(
+    ("scheme", "jit"),
+    [
+        ("euler", False),
+        pytest.param("adodab", False, marks=pytest.mark.slow),
+        ("adodab", True),
+    ],
+)
 def test_every_mode_takes_the_step_of_its_own_draws(scheme: Any, jit: bool) -> None:
     target = MODEL.target(BATCH, tf.float64, parts=True)
     kernel = sgmcmc.SGNHT(target, 0.05, 3.0, scheme, initial_momentum=two_parts(MOMENTUM))

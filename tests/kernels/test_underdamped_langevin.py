@@ -222,7 +222,7 @@ def test_states_of_two_parts(scheme: str, structure: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_takes_the_step_of_its_own_draws(scheme: str, jit: bool) -> None:
     """Normals differ between modes; the formula holds in each with its own."""
     target = MODEL.target(BATCH, tf.float64, replacement=True)

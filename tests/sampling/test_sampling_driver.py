@@ -288,6 +288,8 @@ class Changing:
         (dict(seed=None), ValueError, "seed is None"),
         (dict(kernel="SGLD"), TypeError, "kernel is a str"),
         (dict(trace_fn=3), TypeError, "trace_fn is a int"),
+        (dict(resume="must"), ValueError, "resume is 'must', but directory is None"),
+        (dict(resume="again"), ValueError, "resume is 'again'"),
         (dict(checkpoint_seconds=0), ValueError, "checkpoint_seconds is 0"),
         (
             dict(trace_fn=Changing({"a": tf.zeros([2])})),

@@ -121,6 +121,20 @@ def test_makers_that_refuse_tensors_are_given_floats() -> None:
     assert found.best == {"step_size": 0.3}
 
 
+def test_preconditioners_are_tuned() -> None:
+    """A number is checked where it is known; a matrix is made of numbers, not of tensors."""
+
+    def scalar(scale: Any) -> sgmcmc.SGLD:
+        return sgmcmc.SGLD(NORMAL, 0.3, preconditioner=scale)
+
+    def matrix(scale: Any) -> sgmcmc.SGLD:
+        return scalar(sgmcmc.preconditioners.FullMatrix([[scale, 0.0], [0.0, 1.0]]))
+
+    for make_kernel_fn in (scalar, matrix):
+        found = tuned(make_kernel_fn, {"scale": [1.0, 1e-5]}, **SHORT)
+        assert found.best == {"scale": 1.0}
+
+
 @pytest.mark.parametrize("exact_gradients", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_batch_sizes_and_minibatch_gradients(exact_gradients: bool) -> None:
     """Minibatches of one of 12, and not of 12, make the variance about twice the posterior's."""
@@ -149,7 +163,7 @@ def test_bad_input() -> None:
             tuned(candidates=bad)
     with pytest.raises(ValueError, match="num_steps is 399 .* 8 steps for each of them"):
         tuned(num_steps=399)
-    with pytest.raises(ValueError, match="at least 2 results"):
+    with pytest.raises(ValueError, match="num_results is 1; at least 2"):
         tuned(num_results=1)
     with pytest.raises(ValueError, match="reduction is 1"):
         tuned(reduction=1.0)
@@ -161,3 +175,7 @@ def test_bad_input() -> None:
         tuned(candidates={"step_size": [6.0, 7.0]}, jit_compile=False)
     with pytest.raises(TypeError, match="unexpected keyword argument 'h'"):
         tuned(candidates={"h": [0.1, 0.2]})
+    with pytest.raises(TypeError, match="num_steps is 800.5; an integer"):
+        tuned(num_steps=800.5)
+    with pytest.raises(TypeError, match="make_kernel_fn returned a NoneType; a tfp.mcmc.Trans"):
+        tuned(make_kernel_fn=lambda step_size: None)

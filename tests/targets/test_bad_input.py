@@ -223,3 +223,26 @@ def test_targets_that_are_not_callable(given: Any) -> None:
     for kernel in (sgmcmc.SGLD, sgmcmc.CorrectedLangevin):
         with pytest.raises(TypeError, match=f"target_log_prob_fn is a {type(given).__name__}"):
             kernel(given, 0.1)
+
+
+def test_states_of_another_size_than_the_data_allow() -> None:
+    """In eager mode TensorFlow raises an error of its own, which knows nothing of states."""
+    flat = target(
+        data=np.ones([20, 2], np.float32),
+        log_prior_fn=lambda t: -tf.reduce_sum(t**2, axis=-1),
+        log_likelihood_fn=lambda t, x: tf.reduce_sum(x - t[..., tf.newaxis, :], axis=-1),
+    )
+    message = r"log_likelihood_fn failed for a state of shapes \(3,\) and examples of \(5, 2\)\."
+    with pytest.raises(ValueError, match=f"{message} It said: .*Incompatible shapes"):
+        sgmcmc.SGLD(flat, 0.1).bootstrap_results(tf.zeros([3]))
+    prior = target(log_prior_fn=lambda t: tf.linalg.matvec(tf.eye(2), t)[..., 0])
+    with pytest.raises(ValueError, match=r"log_prior_fn failed for a state of shapes \(3,\)\. It"):
+        sgmcmc.SGLD(prior, 0.1).bootstrap_results(tf.zeros([3]))
+
+
+def test_a_plain_callable_is_checked_before_a_run() -> None:
+    sgmcmc.preflight(log_prior, tf.constant(0.5))
+    with pytest.raises(ValueError, match="The log posterior is NaN"):
+        sgmcmc.preflight(tf.math.log, tf.constant(-1.0))
+    with pytest.raises(TypeError, match="target_log_prob_fn is a int; a callable"):
+        sgmcmc.preflight(3, tf.constant(0.5))

@@ -164,7 +164,7 @@ def test_hessian_product_is_that_of_the_same_minibatch() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("chains", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("chains", [(), pytest.param((4,), marks=pytest.mark.slow), (2, 3)])
 def test_chains(chains: tuple[int, ...], shared: bool) -> None:
     """The estimate is the plain one at theta, less that at the center, plus the exact one there."""
     base = regression(shared_batch=shared)
@@ -184,7 +184,11 @@ def test_chains(chains: tuple[int, ...], shared: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("jit", "dtype"), [(False, tf.float64), (True, tf.float64), (True, tf.float32)]
+    ("jit", "dtype"),
+    [
+        *(pytest.param(jit, tf.float64, marks=pytest.mark.slow) for jit in (False, True)),
+        (True, tf.float32),
+    ],
 )
 def test_modes_agree(jit: bool, dtype: tf.DType) -> None:
     target = sgmcmc.ControlVariate(regression(dtype=dtype, chunk_size=7), at(CENTER, dtype=dtype))

@@ -171,7 +171,7 @@ def test_mean_and_covariance_over_all_minibatches(
 # Chains, parts, modes
 
 
-@pytest.mark.parametrize("chains", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("chains", [(), pytest.param((4,), marks=pytest.mark.slow), (2, 3)])
 @pytest.mark.parametrize("shared", [False, True])
 def test_one_chain_and_many(chains: tuple[int, ...], shared: bool) -> None:
     """The estimate is the plain one, less that at the anchor, plus the exact one there."""
@@ -202,8 +202,7 @@ def test_parts_give_what_the_whole_gives() -> None:
 @pytest.mark.parametrize(
     ("jit", "dtype"),
     [
-        (False, tf.float64),
-        pytest.param(True, tf.float64, marks=pytest.mark.slow),
+        *(pytest.param(jit, tf.float64, marks=pytest.mark.slow) for jit in (False, True)),
         (True, tf.float32),
     ],
 )

@@ -104,6 +104,7 @@ class History(Average):
     Raises:
       ValueError: no weights, or a weight that makes no covariance; a negative lag. Estimators
         refuse a lag beside the current minibatch.
+      TypeError: a lag that is no integer.
     """
 
     def __init__(self, weights: int | Sequence[float], lag: int = 0):
@@ -118,7 +119,7 @@ class History(Average):
                 f"weights is {weights}; finite weights of at least 0 are expected, the first "
                 "positive: with a negative one the average need not be a covariance."
             )
-        if lag < 0:
+        if operator.index(lag) < 0:
             raise ValueError(f"lag is {lag}; at least 0 is expected.")
         self.weights, self.lag = values / values.sum(), lag
 

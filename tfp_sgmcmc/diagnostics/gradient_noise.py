@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.covariance.operators import flatten_parts
-from tfp_sgmcmc.kernels.base import map_parts, value_at
+from tfp_sgmcmc.kernels.base import check_step_size, map_parts, value_at
 from tfp_sgmcmc.preconditioners import (
     Diagonal,
     FullMatrix,
@@ -75,8 +75,8 @@ def sampling_threshold(
       alpha, `[chains...]`; NaN from a minibatch of a single score, which has no covariance.
 
     Raises:
-      ValueError: an estimate without scores whose gradient is not exact; `temperature` or
-        `num_iterations` out of range.
+      ValueError: an estimate without scores whose gradient is not exact; a step size that is not
+        positive and finite; `temperature` or `num_iterations` out of range.
       TypeError: a preconditioner whose M depends on the state; a step size that is a schedule.
 
     #### References
@@ -192,6 +192,7 @@ def _scaled_matrix(
     like, chain_ndims = estimate.gradient, estimate.log_prob.shape.rank
     if any(callable(s) and not tf.is_tensor(s) for s in tf.nest.flatten(step_size)):
         raise TypeError("step_size is a schedule; its value at the step in question is expected.")
+    check_step_size(step_size)
     root = map_parts(tf.sqrt, value_at(step_size, tf.zeros([], tf.int64), like))
     matrix = preconditioner
     if not isinstance(matrix, LocalMatrix):

@@ -13,6 +13,8 @@ from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
 from tfp_sgmcmc.targets.base import State
 from tfp_sgmcmc.targets.data import integer
 
+_ROUNDING = 1 + 1e-6  # of steps in single precision
+
 
 def indices_by_distance(step_sizes: Any, distance: float) -> np.ndarray:
     """Which states to keep, so that equal sums of step sizes lie between them.
@@ -41,13 +43,12 @@ def indices_by_distance(step_sizes: Any, distance: float) -> np.ndarray:
     weights = checked_step_sizes(step_sizes)
     if weights.ndim != 1:
         raise ValueError(f"step_sizes have shape {weights.shape}; [T] is expected.")
-    rounding = 1 + 1e-6  # of steps in single precision
-    if not weights.max() <= distance * rounding:
+    if not weights.max() <= distance * _ROUNDING:
         raise ValueError(
             f"distance is {distance}, but the largest step is {weights.max()}; a distance of at "
             "least that is expected."
         )
-    passed = np.floor(np.cumsum(weights) / distance * rounding)
+    passed = np.floor(np.cumsum(weights) / distance * _ROUNDING)
     return np.flatnonzero(np.diff(passed, prepend=0.0))
 
 
@@ -57,7 +58,7 @@ class MixingDistanceState(NamedTuple):
     Attributes:
       samples: the states kept, `[size, ...]` a part; zeros from `num_kept` on.
       num_kept: how many they are.
-      travelled: sum of the step sizes since the last multiple of the distance.
+      travelled: sum of all step sizes, in double precision.
     """
 
     samples: State
@@ -112,7 +113,7 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
             lambda x: tf.zeros(tf.concat([[self._size], tf.shape(x)], axis=0), x.dtype),
             tf.nest.map_structure(tf.convert_to_tensor, initial_chain_state),
         )
-        return MixingDistanceState(samples, tf.zeros([], tf.int32), tf.zeros([], tf.float32))
+        return MixingDistanceState(samples, tf.zeros([], tf.int32), tf.zeros([], tf.float64))
 
     def one_step(
         self,
@@ -122,10 +123,9 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
     ) -> MixingDistanceState:
         """Keeps a new state, if the step to it took the sum over a multiple of the distance."""
         own = current_reducer_state
-        epsilon = tf.cast(self._step_size_fn(previous_kernel_results), tf.float32)
+        epsilon = tf.cast(self._step_size_fn(previous_kernel_results), tf.float64)
         travelled = own.travelled + tf.minimum(epsilon, self._distance)
-        passed = travelled >= self._distance
-        travelled = tf.where(passed, travelled - self._distance, travelled)
+        before, now = (tf.floor(x / self._distance * _ROUNDING) for x in (own.travelled, travelled))
 
         def write() -> State:
             return tf.nest.map_structure(
@@ -134,6 +134,6 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
                 new_chain_state,
             )
 
-        keeps = passed & (own.num_kept < self._size)
+        keeps = (now > before) & (own.num_kept < self._size)
         samples = tf.cond(keeps, write, lambda: own.samples)
         return MixingDistanceState(samples, own.num_kept + tf.cast(keeps, tf.int32), travelled)

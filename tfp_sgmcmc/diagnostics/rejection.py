@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.kernels.base import map_parts, value_at
+from tfp_sgmcmc.kernels.base import check_step_size, map_parts, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
 from tfp_sgmcmc.targets.base import State, as_target, call_with_state, value_and_gradient
 from tfp_sgmcmc.targets.data import integer
@@ -55,7 +55,8 @@ def rejection_probability(
       Probabilities, `[chains...]`; 1 where theta' has no finite log posterior.
 
     Raises:
-      ValueError: a preconditioner without log determinant or inverse.
+      ValueError: a step size that is not positive and finite, a preconditioner without log
+        determinant or inverse.
 
     #### References
 
@@ -63,6 +64,7 @@ def rejection_probability(
     2011. Figure 2, right.
     """
     target, matrices = as_target(target_log_prob_fn, True), as_preconditioner(preconditioner)
+    check_step_size(step_size)
 
     def at(x: State) -> tuple[tf.Tensor, State, LocalMatrix]:
         """log p at x, mean of q from there, M."""

@@ -139,6 +139,7 @@ def report(
 
     Raises:
       ValueError: no variables; arrays of too few dimensions or draws.
+      TypeError: a result of another kind.
 
     #### References
 
@@ -191,6 +192,11 @@ def _variables(result: Any) -> dict[str, np.ndarray]:
         found = {str(name): np.asarray(x) for name, x in result.items()}
     else:
         data = result.to_inference_data() if hasattr(result, "to_inference_data") else result
+        if not hasattr(data, "posterior"):
+            raise TypeError(
+                f"result is a {type(result).__name__}; what `sample` returned, an "
+                "arviz.InferenceData or a dict of arrays is expected."
+            )
         posterior = data.posterior
         found = {n: np.swapaxes(posterior[n].values, 0, 1) for n in posterior.data_vars}
     if not found:

@@ -79,11 +79,11 @@ def squared_kernel_stein_discrepancy(
         of all chains together.
 
     Returns:
-      S squared, a scalar or `[chains...]`.
+      S squared, a scalar or `[chains...]`; `"U"` of a single sample is NaN.
 
     Raises:
-      ValueError: unequal shapes, or a preconditioner of another; `scale`, `exponent`, `statistic`
-        or `chunk_size` out of range.
+      ValueError: no samples, unequal shapes, or a preconditioner of another; `scale`, `exponent`,
+        `statistic` or `chunk_size` out of range.
 
     #### References
 
@@ -106,6 +106,8 @@ def squared_kernel_stein_discrepancy(
             "D]); equal shapes are expected."
         )
     n, size = x.shape[-2:]
+    if n == 0:
+        raise ValueError("samples are empty; at least one is expected, and two for 'U'.")
     w = tf.ones([n], x.dtype) if weights is None else tf.convert_to_tensor(weights, x.dtype)
     if w.shape != [n]:
         raise ValueError(f"weights have shape {w.shape}; [{n}], one for each sample, is expected.")

@@ -11,7 +11,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics.stein import gradient_at
 from tfp_sgmcmc.kernels import momentum as momentum_kernels
-from tfp_sgmcmc.kernels.base import map_parts, value_at
+from tfp_sgmcmc.kernels.base import check_step_size, map_parts, value_at
 from tfp_sgmcmc.preconditioners import sum_events
 from tfp_sgmcmc.targets.base import State, as_target
 from tfp_sgmcmc.targets.data import integer
@@ -38,11 +38,15 @@ def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 
     Returns:
       Temperatures, `[chains...]`.
 
+    Raises:
+      ValueError: a mass that is not positive and finite.
+
     #### References
 
     B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015.
     """
     momentum = tf.nest.map_structure(tf.convert_to_tensor, momentum)
+    check_step_size(mass, "mass")
     mass = value_at(mass, tf.zeros([], tf.int64), momentum, "mass")
     return momentum_kernels.kinetic_temperature(momentum, mass, chain_ndims)
 

@@ -21,7 +21,7 @@ from tfp_sgmcmc.keras.posterior import Posterior
 from tfp_sgmcmc.keras.predict import Prediction
 from tfp_sgmcmc.keras.priors import as_log_prior, check_prior
 from tfp_sgmcmc.keras.replicas import check_distribution
-from tfp_sgmcmc.keras.resident import ResidentData, num_resident_steps
+from tfp_sgmcmc.keras.resident import ResidentData, steps_asked
 from tfp_sgmcmc.keras.restore import (
     BatchTrainFunction,
     calling_list,
@@ -188,7 +188,7 @@ class SamplerCallback(keras.callbacks.Callback):
         )
         self._train_function: BatchTrainFunction | None = None
         self._posterior: Posterior | None = None  # with what it has compiled
-        self._resident: ResidentData | None = None
+        self._resident: list[ResidentData] = []
 
     @property
     def samples(self) -> list[Any]:
@@ -276,7 +276,7 @@ class SamplerCallback(keras.callbacks.Callback):
             random.fold_in(self._seed, -2),  # no step's
             self._num_examples,
         )
-        self._resident = data
+        self._resident.append(data)
         return data
 
     def get_config(self) -> dict[str, Any]:
@@ -310,7 +310,8 @@ class SamplerCallback(keras.callbacks.Callback):
                 "This callback holds samples of another model or of other trainable variables; "
                 "make a new callback."
             )
-        if model.built and chain is None:
+        if model.built and (chain is None or chain.is_new):  # weights may have been set since
+            self._train_function = None
             self._start_chain()
         self._callback_list = calling_list()
         self._is_fit = False
@@ -330,7 +331,7 @@ class SamplerCallback(keras.callbacks.Callback):
         check_callbacks(self._callback_list, self, self._collector.is_stored)
         initial_epoch = self._collector.begin_fit(self.params["epochs"])
         losses.begin_at_epoch(self.model, initial_epoch)
-        compilation = losses.compilation(self.model)
+        compilation = (*losses.compilation(self.model), self._most_steps)
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
             self._train_function = BatchTrainFunction(
@@ -345,7 +346,7 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         losses.begin_at_epoch(self.model, None)
-        self._collector.begin_epoch(has_own_rows=self._resident is not None)
+        self._collector.begin_epoch(has_own_rows=bool(self._resident))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         assert self._train_function is not None  # as of on_train_begin
@@ -356,16 +357,16 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def _train_step(self, data: Any) -> Any:
         batch = keras.utils.unpack_x_y_sample_weight(data)
-        num_steps = num_resident_steps(batch[0])
-        if num_steps is not None:
-            batch = self._resident.batch(tf.zeros([], tf.int64))
+        asked = steps_asked(batch, self._resident)
+        if asked is not None:
+            batch = asked[0].batch(tf.zeros([], tf.int64))
         losses.build(self.model, *batch)
         if self._collector.chain is None:
             with tf.init_scope():
                 self._start_chain()
-        if num_steps is not None:
-            return self._collector.chain.steps(self._resident, num_steps)
-        return self._collector.chain.step(batch)
+        chain = self._collector.chain
+        chain.rings.num_steps = self._most_steps
+        return chain.step(batch) if asked is None else chain.steps(*asked)
 
     def _start_chain(self) -> None:
         check_variables(self.model.trainable_variables)
@@ -384,5 +385,10 @@ class SamplerCallback(keras.callbacks.Callback):
         self._collector.start(chain)
 
     def _after_execution(self) -> None:
-        steps_per_call = self._resident.steps_per_call if self._resident else 1
-        self._collector.after_execution(self.model.steps_per_execution * steps_per_call)
+        self._collector.after_execution(self._most_steps)
+
+    @property
+    def _most_steps(self) -> int:
+        """Of an execution, whichever data come."""
+        steps_per_call = max((data.steps_per_call for data in self._resident), default=1)
+        return self.model.steps_per_execution * steps_per_call

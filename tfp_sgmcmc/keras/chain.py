@@ -15,6 +15,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.keras import losses, replicas
 from tfp_sgmcmc.keras.collection import Collection, Rings
 from tfp_sgmcmc.keras.monitor import NoiseMonitor, scalars
+from tfp_sgmcmc.keras.packed import PackedVariables
 from tfp_sgmcmc.keras.priors import LogPrior
 from tfp_sgmcmc.keras.resident import ResidentData
 from tfp_sgmcmc.keras.scores import ExampleScores, count_rows
@@ -37,11 +38,15 @@ class Status(NamedTuple):
       num_steps: steps taken.
       first_bad: number of steps before the first loss that is NaN or infinite; -1 without one.
       num_rows: examples that `fit` has brought; none of those that are resident.
+      first_kept: the first step to keep.
+      num_kept: states kept so far.
     """
 
     num_steps: Any
     first_bad: Any
     num_rows: Any
+    first_kept: Any
+    num_kept: Any
 
 
 def check_variables(variables: list[keras.Variable]) -> None:
@@ -102,13 +107,14 @@ class Chain:
         self.model, self.variables = model, list(model.trainable_variables)
         self.num_chains = num_chains
         self._make_kernel_fn, self._num_examples = make_kernel_fn, num_examples
-        self._log_prior_fn, self._seed = log_prior_fn, seed
+        self._log_prior_fn, self._seed = log_prior_fn, seed.numpy()
         # With several chains, the values of all of them, by id of the variable.
         self._stacked: dict[int, tf.Variable] = {}
         self._others: list[keras.Variable] | None = None  # known when the first batch comes
         self._scores, self._monitor = ExampleScores(model, num_groups), monitor
         self._restored: Checkpoint | None = None
-        self._results: Any = None  # known when the first batch comes, whose rows they depend on
+        # Known when the first batch comes, whose rows they depend on.
+        self._results: PackedVariables | None = None
         kernel = make_kernel_fn(self._target(None))
         if not isinstance(kernel, tfp.mcmc.TransitionKernel):
             raise TypeError(
@@ -125,11 +131,22 @@ class Chain:
                     model, self.variables, num_chains, initial_states, self._start_seed
                 )
                 self._stack(self.variables, starts)
-            self._status = tf.Variable([0, -1, 0], trainable=False, dtype=tf.int64)
+            elif not isinstance(initial_states, str):
+                raise ValueError(
+                    "initial_states is given, but num_chains is not; a single chain starts at the "
+                    "model's weights."
+                )
+            self._status = tf.Variable(
+                Status(0, -1, 0, collection.first, 0), trainable=False, dtype=tf.int64
+            )
             self.rings = Rings(collection)
 
     def status(self) -> Status:
         return Status(*self._status.numpy().tolist())
+
+    def keep_from(self, step: int) -> None:
+        """Sets the first step to keep."""
+        self._status.assign(self.status()._replace(first_kept=step))
 
     @property
     def chain_shape(self) -> list[int]:
@@ -140,9 +157,19 @@ class Chain:
         """Whether there was a first step."""
         return self._results is not None
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it has taken no step, here or in a run that it goes on from."""
+        return not self.has_run and self._restored is None
+
+    @property
+    def results(self) -> Any:
+        """Of the last step, as NumPy arrays; None before the first."""
+        return None if self._results is None else self._results.numpy()
+
     def saved(self) -> dict[str, Any]:
         """All that changes, once a step was taken, as nests of variables for `restore`."""
-        return {**self._early(), "others": self._own(self._others), "results": self._results}
+        return {**self._early(), "others": self._own(self._others), "results": self.results}
 
     def restore(self, saved: Checkpoint, recorded: list[keras.Variable]) -> None:
         """Takes over what `saved` returned; of what the first batch makes, when that comes.
@@ -159,7 +186,6 @@ class Chain:
         return {
             "weights": [v.value for v in self.model.variables],
             "stacked": self._own(self.variables),
-            "rings": (self.rings.first, self.rings.num_kept),
             "monitor": monitor,
             "status": self._status,
         }
@@ -206,29 +232,36 @@ class Chain:
         self._create(x, rows)
         target = self._target(batch)
         status = Status(*tf.unstack(self._status.read_value()))
-        seed = random.fold_in(self._seed, status.num_steps)
+        seed = random.fold_in(tf.constant(self._seed), status.num_steps)
         kernel, before = self._make_kernel_fn(target), self._state()
-        results = tf.nest.map_structure(lambda v: v.read_value(), self._results)
+        assert self._results is not None  # as of _create
+        results = self._results.read()
         state, results = kernel.one_step(before, results, seed=seed)
         evaluated = target.evaluated
         if evaluated is None:
             raise ValueError(_NO_ESTIMATE)
-        moved = [*zip(self.variables, state, strict=True), *evaluated.updates]
-        self._move(moved)
         shown = self._first(evaluated)
         loss = losses.reported_loss(model, y, shown, sample_weight, rows)
-        tf.nest.map_structure(lambda v, r: v.assign(r), self._results, results)
+        seen = [loss, target.log_prob, *_norms(results)]
+        is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in seen])
+        # It also tells XLA that all of the old state was read before the new one is written in
+        # its place: else it makes a copy first.
+        state = [tf.where(is_finite, x, old) for x, old in zip(state, before, strict=True)]
+        moved = [*zip(self.variables, state, strict=True), *evaluated.updates]
+        self._move(moved)
+        self._results.assign(results)
+        first = status.first_kept
         if self._monitor is not None:
             other = self._target(batch)
-            self._monitor.update(other, kernel, before, results, seed, self.rings)
-        self.rings.write(
+            first = self._monitor.update(other, kernel, before, results, seed, first)
+        num_kept = self.rings.write(
             status.num_steps,
             [(v, x) for v, x in moved if v.dtype.startswith(("float", "bfloat"))],
             model.steps_per_execution * steps_per_call,
+            first,
+            status.num_kept,
         )
-        are_finite = [tf.reduce_all(tf.math.is_finite(x)) for x in (loss, target.log_prob)]
-        loss_is_finite = tf.reduce_all(are_finite)
-        bad = tf.where(loss_is_finite, tf.constant(-1, tf.int64), status.num_steps)
+        bad = tf.where(is_finite, tf.constant(-1, tf.int64), status.num_steps)
         if tf.executing_eagerly() and not all(np.isfinite(x).all() for x in state):
             bad = status.num_steps + 1  # kernels refuse such a state before its loss is known
         self._status.assign(
@@ -236,6 +269,8 @@ class Chain:
                 status.num_steps + 1,
                 tf.where(status.first_bad < 0, bad, status.first_bad),
                 status.num_rows + tf.cast(0 if is_resident else target.num_rows, tf.int64),
+                first,
+                num_kept,
             ]
         )
         metrics = model.compute_metrics(x, y, shown.outputs, sample_weight=sample_weight)
@@ -253,22 +288,21 @@ class Chain:
             # In an init_scope, tapes of a kernel that wants a gradient here do not record.
             with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
                 kernel = self._make_kernel_fn(self._target(None, rows))
-                self._results = tf.nest.map_structure(
-                    lambda r: tf.Variable(r, trainable=False),
-                    kernel.bootstrap_results(self._state()),
-                )
-                self._take_over({"results": self._results})
+                self._results = PackedVariables(kernel.bootstrap_results(self._state()))
+                if self._restored is not None:
+                    like = self._results.numpy()
+                    self._results.assign(self._restored.restore("chain['results']", like))
             self._restored = None  # all of it is in variables
 
     def _logs(self, metrics: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         kernel = self._make_kernel_fn(self._target(None))
-        results = tf.nest.map_structure(lambda v: v.read_value(), self._results)
+        results = () if self._results is None else self._results.read()
         noise = {} if self._monitor is None else self._monitor.logs()
         return {**metrics, **scalars(kernel, results), **noise}
 
     @property
     def _start_seed(self) -> tf.Tensor:
-        return random.fold_in(self._seed, -1)  # no step's
+        return random.fold_in(tf.constant(self._seed), -1)  # no step's
 
     def _stack(self, variables: list[keras.Variable], values: list[tf.Tensor]) -> None:
         for variable, value in zip(variables, values, strict=True):
@@ -304,5 +338,14 @@ class Chain:
         """What the model itself shows: its only chain's forward pass, or the first one's."""
         if self.num_chains is None:
             return evaluated
-        outputs = keras.tree.map_structure(lambda x: x[0], evaluated.outputs)
-        return evaluated._replace(outputs=outputs, losses=[x[0] for x in evaluated.losses])
+        outputs, marks = tf.nest.map_structure(lambda x: x[0], (evaluated.outputs, evaluated.marks))
+        return evaluated._replace(
+            outputs=losses.with_marks(outputs, marks),
+            losses=[x[0] for x in evaluated.losses],
+            metrics=[(v, x[0]) for v, x in evaluated.metrics],
+        )
+
+
+def _norms(results: Any) -> list[tf.Tensor]:
+    """The gradient's norm, of kernels that tell it."""
+    return [results.gradient_norm] if hasattr(results, "gradient_norm") else []

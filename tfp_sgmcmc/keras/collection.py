@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.keras.packed import Packing
 
 _WORTH_A_LOOP = 10_000  # entries of a variable, from which on not to write it saves time on a CPU
 _NEVER = np.iinfo(np.int64).max  # the first step to keep, while burn-in has no end yet
@@ -30,6 +31,11 @@ class Collection(NamedTuple):
     num_steps_between_results: int = 0
     is_open: bool = False
     keep: Callable[[tf.Tensor], tf.Tensor] | None = None
+
+    @property
+    def first(self) -> int:
+        """The first step that may be kept, as far as is known before it."""
+        return _NEVER if self.is_open else self.num_burnin_steps
 
     def may_be_due(self, num_before: int, num_after: int) -> bool:
         """Whether steps `num_before .. num_after - 1` can leave a sample."""
@@ -51,61 +57,73 @@ class Rings:
     """States to keep, written on the device in turn to as many slots as one execution can fill.
 
     Attributes:
-      first: the first step to keep.
-      num_kept: states kept so far.
+      num_steps: slots are made for executions of so many, at least, as one train function takes
+        resident data and others, and can make variables only once.
       recorded: the variables whose values make a sample.
     """
 
     def __init__(self, collection: Collection):
         self._collection = collection
-        self.first = tf.Variable(
-            _NEVER if collection.is_open else collection.num_burnin_steps,
-            trainable=False,
-            dtype=tf.int64,
-        )
-        self.num_kept = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self.num_steps = 1
         self.recorded: list[keras.Variable] = []
+        self._packing = Packing([])
+        self._num_slots = 0
         self._rings: list[tf.Variable] = []
-        self._steps = _ring(0, [], tf.int64)
 
     def write(
-        self, step: tf.Tensor, moved: list[tuple[keras.Variable, tf.Tensor]], num_steps: int
-    ) -> None:
+        self,
+        step: tf.Tensor,
+        moved: list[tuple[keras.Variable, tf.Tensor]],
+        num_steps: int,
+        first: tf.Tensor,
+        num_kept: tf.Tensor,
+    ) -> tf.Tensor:
         """Writes the values of variables that `step` left, one of `num_steps` of an execution.
 
         They are kept if they are counted; else the next ones overwrite them.
+
+        Args:
+          step: its number.
+          moved: variables and values.
+          num_steps: of an execution.
+          first: the first step to keep.
+          num_kept: states kept so far.
+
+        Returns:
+          States kept with this one.
         """
         # As many as an execution can fill, and one for the steps after these.
+        num_steps = max(num_steps, self.num_steps)
         num_slots = -(-num_steps // (self._collection.num_steps_between_results + 1))
         num_slots += num_steps > 1
-        if self._steps.shape[0] != num_slots:
-            self.recorded = [v for v, _ in moved]
+        values = [step, *(x for _, x in moved)]
+        if self._num_slots != num_slots:
+            self._num_slots, self.recorded = num_slots, [v for v, _ in moved]
+            self._packing = Packing(values)
             with tf.init_scope():
-                self._rings = [_ring(num_slots, x.shape, x.dtype) for _, x in moved]
-                self._steps = _ring(num_slots, [], tf.int64)
-        num_kept = self.num_kept.read_value()
-        is_kept = self._collection.is_kept(self.first.read_value(), step)
-        for ring, (_, value) in zip(self._rings, moved, strict=True):
+                self._rings = [
+                    tf.Variable(tf.zeros([num_slots, *part.shape], part.dtype), trainable=False)
+                    for part in self._packing.parts
+                ]
+        is_kept = self._collection.is_kept(first, step)
+        for ring, value in zip(self._rings, self._packing.pack(values), strict=True):
             _write(ring, num_kept % num_slots, value, is_kept)
-        _write(self._steps, num_kept % num_slots, step, is_kept)
-        self.num_kept.assign(num_kept + tf.cast(is_kept, tf.int64))
+        return num_kept + tf.cast(is_kept, tf.int64)
 
-    def read(self, num_taken: int, before: int) -> tuple[list[np.ndarray], np.ndarray]:
+    def read(
+        self, num_taken: int, num_kept: int, before: int
+    ) -> tuple[list[np.ndarray], np.ndarray]:
         """Samples from number `num_taken` on that steps before number `before` left, and the steps.
 
         Shapes are `[num_new, ...]` and `[num_new]`.
         """
-        num_kept = int(self.num_kept.numpy())
         if num_kept == num_taken:
             return [], np.zeros([0], np.int64)
-        slots = np.arange(num_taken, num_kept) % self._steps.shape[0]
-        steps = self._steps.numpy()[slots]
-        slots, steps = slots[steps < before], steps[steps < before]
-        return [ring.numpy()[slots] for ring in self._rings], steps
-
-
-def _ring(num_slots: int, shape: Any, dtype: Any) -> tf.Variable:
-    return tf.Variable(tf.zeros([num_slots, *shape], dtype), trainable=False)
+        rings = [ring.numpy() for ring in self._rings]
+        steps, *values = self._packing.unpack(rings, lead=(self._num_slots,))
+        slots = np.arange(num_taken, num_kept) % self._num_slots
+        slots = slots[steps[slots] < before]
+        return [x[slots] for x in values], steps[slots]
 
 
 def _write(ring: tf.Variable, slot: tf.Tensor, value: tf.Tensor, is_kept: tf.Tensor) -> None:
@@ -118,10 +136,12 @@ def _write(ring: tf.Variable, slot: tf.Tensor, value: tf.Tensor, is_kept: tf.Ten
         start = [tf.cast(slot, tf.int32), *[0] * value.shape.rank]
         return xla.dynamic_update_slice(ring, value[tf.newaxis], start)
 
-    old = ring.read_value()
-    if value.shape.num_elements() < _WORTH_A_LOOP or tf.config.list_logical_devices("GPU"):
-        ring.assign(write(old))
+    is_small = value.shape.num_elements() < _WORTH_A_LOOP
+    if is_small or tf.config.list_logical_devices("GPU"):
+        is_single = ring.shape[0] == 1  # and need not be read
+        ring.assign(value[tf.newaxis] if is_single else write(ring.read_value()))
         return
+    old = ring.read_value()
     # A loop of one turn or none, for which XLA, unlike for a branch, does not copy the ring.
     _, new = tf.while_loop(
         lambda is_left, _: is_left,

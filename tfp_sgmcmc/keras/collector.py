@@ -45,6 +45,9 @@ class Collector:
       seconds_between_commits: at least, of a `StoredSamples`, which is saved at ends of epochs.
       num_burnin_epochs: before the first sample.
       num_examples: N, of which an epoch of `fit` has to consist; None is not to check.
+
+    Raises:
+      TypeError: `collection.keep` is not callable.
     """
 
     def __init__(
@@ -55,6 +58,11 @@ class Collector:
         num_burnin_epochs: int = 0,
         num_examples: int | None = None,
     ):
+        if collection.keep is not None and not callable(collection.keep):
+            raise TypeError(
+                f"keep is a {type(collection.keep).__name__}; a callable, step -> whether it is "
+                "kept, is expected."
+            )
         self.chain: Chain | None = None
         self.samples, self.failed = samples, False
         self._collection, self._num_examples = collection, num_examples
@@ -132,7 +140,7 @@ class Collector:
         self._rows_before = status.num_rows
         if self._num_burnin_epochs and self._place.total_epochs == self._num_burnin_epochs:
             first = max(status.num_steps, self._collection.num_burnin_steps)
-            self.chain.rings.first.assign(first)
+            self.chain.keep_from(first)
 
     def end_epoch(self, epoch: int, is_whole: bool) -> None:
         """Looks, checks that an epoch that `is_whole` had N examples, and saves."""
@@ -166,7 +174,7 @@ class Collector:
         self._num_unseen, self._num_seen = 0, status.num_steps
         loss_is_finite = status.first_bad < 0
         num_steps = status.num_steps if loss_is_finite else status.first_bad
-        values, steps = rings.read(len(self.samples), num_steps)
+        values, steps = rings.read(len(self.samples), status.num_kept, num_steps)
         if len(steps):
             is_finite = [np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in values]
             num_finite = int(np.logical_and.reduce(is_finite).cumprod().sum())
@@ -212,6 +220,8 @@ class Collector:
         if values:
             for variable, own in zip(chain.rings.recorded, values, strict=True):
                 variable.assign(own[-1] if chain.num_chains is None else own[-1][0])
+        if isinstance(self.samples, StoredSamples):
+            self.samples.close()  # for a callback that starts again from what is saved
         start = "the last of them" if values else "where the chain began"
         raise NonFiniteChainError(
             f"{bad[0] if bad else 'The loss'} became NaN or infinite by step {step} of the chain. "

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras import losses
-from tfp_sgmcmc.keras.sample_loops import Each, Fold, joined, running_mean, wide
+from tfp_sgmcmc.keras.sample_loops import Each, Fold, joined, num_rows, running_mean, wide
 
 _NUM_BINS = 15  # of the calibration error, as in the paper
 
@@ -76,7 +76,7 @@ class Evaluator:
         batch_size: int,
     ) -> Evaluation:
         """See `Posterior.evaluate`."""
-        weight = _weights(sample_weight, len(keras.tree.flatten(x)[0]))
+        weight = _weights(sample_weight, num_rows((x, y)))
         self._build(x, y)
         parts = self._scores(samples, num_chains, (x, y), batch_size)
         maximum, total, mean, masks = (joined([p[i] for p in parts], axis=0) for i in range(1, 5))
@@ -103,6 +103,7 @@ class Evaluator:
         self, samples: list[Any], num_chains: int | None, x: Any, y: Any, batch_size: int
     ) -> np.ndarray:
         """See `Posterior.log_likelihood`."""
+        num_rows((x, y))
         self._build(x, y)
         return self._each(samples, num_chains, (x, y), batch_size)
 

@@ -12,7 +12,8 @@ from the first batch of `fit`. Used, and why:
   `Layer._call_has_training_arg`: whether `training` may be passed;
   `Layer._flatten_layers`: all layers, those within layers too;
   `Loss.fn`, `Loss._fn_kwargs`: the function that a loss of Keras' own evaluates;
-  `_keras_mask` of a tensor: what was masked.
+  `_keras_mask` of a tensor: what was masked;
+  `_keras_logits` of a tensor: what it is the sigmoid or softmax of.
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ class Forward(NamedTuple):
       losses: regularisers and `add_loss` terms, scalars.
       updates: pairs of a variable that the pass would assign (moving statistics, seeds of dropout)
         and its new value.
+      metrics: likewise, of the metrics that layers update themselves.
+      marks: what Keras has hung on outputs; see `marks`.
     """
 
     outputs: Any
     losses: list[tf.Tensor]
     updates: list[tuple[keras.Variable, tf.Tensor]]
+    metrics: list[tuple[keras.Variable, tf.Tensor]]
+    marks: dict[str, dict[int, tf.Tensor]]
 
 
 def check_model(model: keras.Model) -> None:
@@ -127,10 +132,14 @@ def forward(
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         outputs = model(x, **arguments)
         losses = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
-    assigned = [(v, scope.get_current_value(v)) for v in model.non_trainable_variables]
     given = {id(v): value for v, value in mapping}
-    updates = [(v, new) for v, new in assigned if new is not None and new is not given.get(id(v))]
-    return Forward(outputs, losses, updates)
+
+    def assigned(variables: list[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
+        pairs = [(v, scope.get_current_value(v)) for v in variables]
+        return [(v, new) for v, new in pairs if new is not None and new is not given.get(id(v))]
+
+    updates, metrics = assigned(model.non_trainable_variables), assigned(model.metrics_variables)
+    return Forward(outputs, losses, updates, metrics, marks(outputs))
 
 
 def changed_by_call(model: keras.Model, x: Any) -> list[keras.Variable]:
@@ -252,6 +261,26 @@ def mask(outputs: tf.Tensor) -> tf.Tensor | None:
     return getattr(outputs, "_keras_mask", None)
 
 
+def marks(outputs: Any) -> dict[str, dict[int, tf.Tensor]]:
+    """What Keras has hung on outputs, by name and their place among the flat ones.
+
+    Logits are what they are the sigmoid or softmax of. Without them Keras' crossentropies clip the
+    probabilities, and examples that are far out have no gradient.
+    """
+    flat = list(enumerate(keras.tree.flatten(outputs)))
+    names = ("_keras_mask", "_keras_logits")
+    return {n: {i: x for i, y in flat if (x := getattr(y, n, None)) is not None} for n in names}
+
+
+def with_marks(outputs: Any, marks: dict[str, dict[int, tf.Tensor]]) -> Any:
+    """Hangs them on outputs that have lost them."""
+    flat = keras.tree.flatten(outputs)
+    for name, own in marks.items():
+        for place, x in own.items():
+            setattr(flat[place], name, x)
+    return outputs
+
+
 def _shallow_copy(loss: keras.losses.Loss) -> keras.losses.Loss:
     """`copy.copy`, which for Keras objects means to serialise them, and many losses cannot."""
     copied = object.__new__(type(loss))
@@ -262,11 +291,13 @@ def _shallow_copy(loss: keras.losses.Loss) -> keras.losses.Loss:
 def reported_loss(
     model: keras.Model, y: Any, evaluated: Forward, sample_weight: Any, rows: tf.Tensor
 ) -> tf.Tensor:
-    """Keras' own scaled loss, which is also handed to the metric that reports it."""
+    """Keras' own scaled loss, handed to the metric that reports it; layers' metrics are updated."""
     # Keras divides it by the number of replicas.
     compiled = replicas.count() * model._compile_loss(y, evaluated.outputs, sample_weight)
     loss = compiled + sum(tf.cast(x, compiled.dtype) for x in evaluated.losses)
     model._loss_tracker.update_state(loss, sample_weight=rows)
+    for variable, value in evaluated.metrics:
+        variable.assign(value)
     return loss
 
 

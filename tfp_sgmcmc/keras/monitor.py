@@ -9,7 +9,6 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.diagnostics import gradient_noise_share, sampling_threshold
-from tfp_sgmcmc.keras.collection import Rings
 from tfp_sgmcmc.keras.target import ModelLogProb
 from tfp_sgmcmc.kernels import SGLD, ModifiedSGLD
 from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner
@@ -61,9 +60,12 @@ class NoiseMonitor:
         state: list[tf.Tensor],
         results: Any,
         seed: tf.Tensor,
-        rings: Rings,
-    ) -> None:
-        """Looks at the state before a step that had `results`, and may set `rings.first`.
+        first: tf.Tensor,
+    ) -> tf.Tensor:
+        """Looks at the state before a step that had `results`.
+
+        Returns:
+          The first step to keep, which was `first` before.
 
         Raises:
           ValueError: a kernel that has no such threshold.
@@ -100,10 +102,10 @@ class NoiseMonitor:
         alpha, share = tf.cond(step % self._every == 0, look, lambda: old)
         self.alpha.assign(alpha)
         self.share.assign(share)
-        if self._threshold is not None:
-            first = rings.first.read_value()
-            is_over = (alpha < self._threshold) & (step + 1 >= self._burnin)
-            rings.first.assign(tf.where(is_over, tf.minimum(first, step + 1), first))
+        if self._threshold is None:
+            return first
+        is_over = (alpha < self._threshold) & (step + 1 >= self._burnin)
+        return tf.where(is_over, tf.minimum(first, step + 1), first)
 
     def logs(self) -> dict[str, tf.Tensor]:
         return {

@@ -32,7 +32,7 @@ def check_prior(prior: Any) -> None:
                 "expected. Where variables differ pass a dict from patterns of their paths to "
                 "distributions, or a callable: list of values -> log prior."
             )
-    elif prior is not None and not callable(prior):
+    elif prior is not None and (isinstance(prior, type) or not callable(prior)):
         raise TypeError(
             f"prior is a {type(prior).__name__}; a scalar tfd distribution, a dict from patterns "
             "of variables' paths to distributions, a callable that takes the list of variables' "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.targets.data import as_tensor, count, integer, leading_axis
 
-_NAME = "num_resident_steps"  # of the only array that comes through Keras
+_NAME = "num_resident_steps"  # begins that of the only array of x that comes through Keras
 
 
 class ResidentData(keras.utils.PyDataset):
@@ -70,9 +70,15 @@ class ResidentData(keras.utils.PyDataset):
         """Calls of an epoch."""
         return -(-self.steps_per_epoch // self.steps_per_call)
 
-    def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray]]:
+    def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         left = self.steps_per_epoch - index * self.steps_per_call
-        return ({_NAME: np.array([min(left, self.steps_per_call)], np.int64)},)
+        num_steps = np.array([min(left, self.steps_per_call)], np.int64)
+        return {self.name: num_steps}, np.zeros([1], np.int64)  # y, for Keras to weigh if it wants
+
+    @property
+    def name(self) -> str:
+        """Of the array of steps: other data, by another name, are another trace."""
+        return f"{_NAME}_{id(self)}"
 
     def batch(self, step: tf.Tensor) -> tuple[Any, Any, Any]:
         """`(x, y, sample_weight)` of a step of the chain, leaves `[B, ...]`."""
@@ -89,6 +95,31 @@ def _map(fn: Callable[[Any], Any], arrays: Any) -> Any:
     return keras.tree.map_structure(lambda a: None if a is None else fn(a), arrays)
 
 
-def num_resident_steps(x: Any) -> tf.Tensor | None:
-    """The number of steps that a batch of `ResidentData` asks for; None of another input."""
-    return x[_NAME][0] if isinstance(x, dict) and x.keys() == {_NAME} else None
+def steps_asked(
+    batch: tuple[Any, Any, Any], made: Sequence[ResidentData]
+) -> tuple[ResidentData, tf.Tensor] | None:
+    """The data whose batch this is, and the number of steps on them; None of other batches.
+
+    Args:
+      batch: `(x, y, sample_weight)` as `fit` has it.
+      made: the data that may be meant.
+
+    Raises:
+      ValueError: other resident data; weights of Keras', which cannot reach them.
+    """
+    x, _, sample_weight = batch
+    name = next(iter(x), "") if isinstance(x, dict) else ""
+    if not str(name).startswith(_NAME):
+        return None
+    data = next((d for d in made if d.name == name), None)
+    if data is None:
+        raise ValueError(
+            "fit was given resident data of another SamplerCallback; what `resident` of the one in "
+            "callbacks returned is expected."
+        )
+    if sample_weight is not None:
+        raise ValueError(
+            "fit was given class_weight, which does not reach resident data; pass each example's "
+            "weight to `resident`, as sample_weight."
+        )
+    return data, x[name][0]

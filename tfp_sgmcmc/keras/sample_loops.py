@@ -98,16 +98,33 @@ def batches(data: Any, batch_size: int) -> list[Any]:
 
     Raises:
       ValueError: arrays of different lengths, or empty; `batch_size` below 1.
-      TypeError: `batch_size` is no integer.
+      TypeError: what is no array; `batch_size` is no integer.
     """
     integer("batch_size", batch_size, 1)
-    rows = {len(leaf) for leaf in keras.tree.flatten(data)}
-    if len(rows) != 1 or 0 in rows:
-        raise ValueError(f"The data have {sorted(rows)} rows; one number, at least 1, is expected.")
     return [
         keras.tree.map_structure(lambda leaf, start=start: leaf[start : start + batch_size], data)
-        for start in range(0, *rows, batch_size)
+        for start in range(0, num_rows(data), batch_size)
     ]
+
+
+def num_rows(data: Any) -> int:
+    """Rows of a nest of arrays.
+
+    Raises:
+      TypeError: what is no array.
+      ValueError: arrays of different lengths, or empty.
+    """
+    leaves = keras.tree.flatten(data)
+    for leaf in leaves:
+        if not getattr(leaf, "shape", ()):
+            raise TypeError(
+                f"The data hold a {type(leaf).__name__}; an array [rows, ...], or a nest of such "
+                "arrays, is expected."
+            )
+    rows = {leaf.shape[0] for leaf in leaves}
+    if len(rows) != 1 or 0 in rows:
+        raise ValueError(f"The data have {sorted(rows)} rows; one number, at least 1, is expected.")
+    return rows.pop()
 
 
 def chunks(samples: Sequence[Any], num_chains: int | None) -> Iterator[list[tf.Tensor]]:
@@ -145,7 +162,18 @@ def joined(parts: list[Any], axis: int) -> Any:
 def _compiled(model: keras.Model, fn: Callable[..., Any]) -> Callable[..., Any]:
     if model.run_eagerly:
         return fn
-    return tf.function(fn, autograph=False, jit_compile=model.jit_compile, reduce_retracing=True)
+    functions: dict[Any, Any] = {}
+
+    def call(*arguments: Any) -> Any:
+        # One for each combination of ranks: of two ranks a single function would make none.
+        key = tuple(len(x.shape) for x in tf.nest.flatten(arguments) if x is not None)
+        if key not in functions:
+            functions[key] = tf.function(
+                fn, autograph=False, jit_compile=model.jit_compile, reduce_retracing=True
+            )
+        return functions[key](*arguments)
+
+    return call
 
 
 def _tensors(batch: Any) -> Any:

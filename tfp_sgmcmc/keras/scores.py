@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.keras import losses, replicas
+from tfp_sgmcmc.keras.mapped import is_vectorizable, mapped
 from tfp_sgmcmc.keras.taps import as_scores, factors, tapped, tapped_layers
 from tfp_sgmcmc.targets.base import check_connected
 from tfp_sgmcmc.targets.scores import mapped_scores
@@ -20,8 +22,8 @@ class ExampleScores:
 
     Those by the weights of `Dense`, `Conv1D`, `Conv2D`, `Conv3D` and `Embedding` layers come as
     `FactoredScores` out of the backward pass that gives the gradient. For those by all other
-    weights each example has a backward pass of its own, by `tf.vectorized_map`, in which dropout
-    and the like draw the same numbers for each. A model that draws such numbers and has other
+    weights each example has a backward pass of its own, by `mapped`, in which dropout and the like
+    draw the same numbers for each. A model that draws such numbers and has other
     weights has all scores from there, so that those of one example belong to the same numbers.
 
     Args:
@@ -97,9 +99,9 @@ class ExampleScores:
             found = {
                 key: tuple(_in_groups(x, rows, width) for x in own) for key, own in found.items()
             }
-        mapped = iter(self._mapped(log_likelihood_fn, leaves, batch, rows, width))
+        scores = iter(self._mapped(log_likelihood_fn, leaves, batch, rows, width))
         tensors = [
-            (next(mapped),) if i in self._mapped_variables else found[id(variable)]
+            (next(scores),) if i in self._mapped_variables else found[id(variable)]
             for i, variable in enumerate(self._model.trainable_variables)
         ]
         return value, gradient, tensors
@@ -141,18 +143,19 @@ class ExampleScores:
         leaves = keras.tree.flatten(batch)
         given = [x[: rows * width] for x in leaves if x is not None]
 
-        def log_likelihood(mapped: list[tf.Tensor], given: list[tf.Tensor]) -> tf.Tensor:
-            values = dict(zip(self._mapped_variables, mapped, strict=True))
-            own = iter(given)
-            group = [None if x is None else next(own) for x in leaves]
+        def log_likelihood(own: list[tf.Tensor], given: list[tf.Tensor]) -> tf.Tensor:
+            values = dict(zip(self._mapped_variables, own, strict=True))
+            left = iter(given)
+            group = [None if x is None else next(left) for x in leaves]
             value = log_likelihood_fn(
                 [values.get(i, x) for i, x in enumerate(state)],
                 keras.tree.pack_sequence_as(batch, group),
             )
             return value[tf.newaxis]
 
-        mapped = [state[i] for i in self._mapped_variables]
-        return mapped_scores(log_likelihood, mapped, given, rows, 0, 0)[1]
+        own = [state[i] for i in self._mapped_variables]
+        each = functools.partial(mapped, vectorize=is_vectorizable(self._model))
+        return mapped_scores(log_likelihood, own, given, rows, 0, 0, each)[1]
 
 
 def _draws_numbers(model: keras.Model) -> bool:

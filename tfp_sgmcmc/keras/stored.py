@@ -21,7 +21,12 @@ def with_stored_gradient(outputs: Any) -> Any:
     """Returns a model's outputs, those that are columns with a gradient that is stored."""
     if not random.in_xla_context() or tf.config.list_logical_devices("GPU"):
         return outputs
-    return keras.tree.map_structure(lambda y: _passed(y) if _is_column(y) else y, outputs)
+    return keras.tree.map_structure(lambda y: _stored_column(y) if _is_column(y) else y, outputs)
+
+
+def _stored_column(y: tf.Tensor) -> tf.Tensor:
+    marks = tf.nest.map_structure(_passed, losses.marks(y))  # logits
+    return losses.with_marks(_passed(y), marks)
 
 
 def _is_column(y: tf.Tensor) -> bool:
@@ -32,6 +37,8 @@ def _is_column(y: tf.Tensor) -> bool:
         and y.shape[0] is not None
         and y.shape[0] > 0
         and losses.mask(y) is None
+        # Of a plain sigmoid Keras' crossentropies look up the logits in the graph.
+        and (any(losses.marks(y).values()) or y.op.type not in ("Sigmoid", "Softmax"))
     )
 
 

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.keras import losses, replicas
+from tfp_sgmcmc.keras.mapped import is_vectorizable, mapped
 from tfp_sgmcmc.keras.priors import LogPrior
 from tfp_sgmcmc.keras.scores import ExampleScores, count_rows
 from tfp_sgmcmc.keras.stored import with_stored_gradient
@@ -109,6 +110,7 @@ class ModelLogProb(Target):
         variables = [*self._model.trainable_variables, *others]
         own = (list(state), list(values), [] if probe is None else list(probe))
         updated: list[keras.Variable] = []
+        counted: list[keras.Variable] = []
         scored = with_scores and probe is None
         if scored:
             self._scores.prepare(self.batch[0])
@@ -136,18 +138,24 @@ class ModelLogProb(Target):
                 )
             else:
                 estimate = value_and_gradient(log_posterior, own[0], own[2] or None)
-            updated[:] = [v for v, _ in found[0].updates]
-            return estimate, tuple(found[0]._replace(updates=[x for _, x in found[0].updates]))
+            outputs, penalties, updates, metrics, marks = found[0]
+            updated[:], counted[:] = ([v for v, _ in pairs] for pairs in (updates, metrics))
+            updates, metrics = ([x for _, x in pairs] for pairs in (updates, metrics))
+            return estimate, (outputs, penalties, updates, metrics, marks)
 
-        mapped = (
-            of_one_chain(own) if self.num_chains is None else tf.vectorized_map(of_one_chain, own)
-        )
-        (log_prob, gradient, more), evaluated = mapped
+        if self.num_chains is None:
+            estimated = of_one_chain(own)
+        else:
+            estimated = mapped(of_one_chain, own, is_vectorizable(self._model))
+        (log_prob, gradient, more), evaluated = estimated
         self.log_prob, gradient = replicas.total((log_prob, gradient))
         evaluated = losses.Forward(*evaluated)
         rows = count_rows(self.batch[0])
         values = replicas.averaged(evaluated.updates, rows, self.num_rows)
-        self.evaluated = evaluated._replace(updates=list(zip(updated, values, strict=True)))
+        self.evaluated = evaluated._replace(
+            updates=list(zip(updated, values, strict=True)),
+            metrics=list(zip(counted, evaluated.metrics, strict=True)),
+        )
         if not scored:
             more = replicas.total(more)
             return GradientEstimate(gradient, self.log_prob, (), more, target_state)

@@ -43,9 +43,12 @@ class Diagonal(Preconditioner):
     def __init__(self, scale: Any):
         # A list is a nest only where the state is one: `_scales` decides at the first state.
         for leaf in tf.nest.flatten(scale):
-            if not np.issubdtype(np.asarray(leaf).dtype, np.number):
+            value = tf.get_static_value(leaf) if tf.is_tensor(leaf) else np.asarray(leaf)
+            if value is None:  # known when the program runs
+                continue
+            if not np.issubdtype(value.dtype, np.number):
                 raise TypeError(f"scale is {leaf!r}; positive numbers are expected.")
-            if not np.all((np.asarray(leaf) > 0) & np.isfinite(leaf)):
+            if not np.all((value > 0) & np.isfinite(value)):
                 raise ValueError(f"scale is {leaf}; positive finite entries are expected.")
         self.scale = scale
 
@@ -69,7 +72,7 @@ class Diagonal(Preconditioner):
         scale = self.scale
 
         def convert(x: tf.Tensor, s: Any) -> tf.Tensor:
-            s = tf.convert_to_tensor(s, x.dtype)
+            s = tf.cast(s, x.dtype) if tf.is_tensor(s) else tf.convert_to_tensor(s, x.dtype)
             check_broadcasts("scale", s, x)
             return s
 

@@ -142,6 +142,10 @@ def sample(
         integer("num_steps_between_results", num_steps_between_results, 0) + 1,
     )
     seed = random.as_seed(seed)
+    if directory is None and resume not in ("auto", "never", False):
+        raise ValueError(
+            f"resume is {resume!r}, but directory is None: there is no run to go on with."
+        )
     if num_chains is not None:
         initial_state = _repeated(initial_state, integer("num_chains", num_chains, 1))
 

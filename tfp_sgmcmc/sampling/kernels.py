@@ -3,35 +3,52 @@
 from __future__ import annotations
 
 import json
+import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_sgmcmc.covariance import CovarianceEstimator
+from tfp_sgmcmc.covariance.averages import Average
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel
+from tfp_sgmcmc.preconditioners import Preconditioner
 from tfp_sgmcmc.sampling.loop import Position
-from tfp_sgmcmc.targets import FullDataLogProb, Target
+from tfp_sgmcmc.schedules import Schedule
+from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, Target
+from tfp_sgmcmc.targets.base import as_target
 
 _DESCRIBED_ENTRIES = 100
+_MOST_BYTES = 2**26  # of data, that a checksum is made from
 
 
 def target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
     """The target that estimates gradients for a kernel, or for the one it wraps."""
-    for value in getattr(kernel, "parameters", {}).values():
-        if isinstance(value, Target):
-            return None if isinstance(value, FullDataLogProb) else value
-        if isinstance(value, tfp.mcmc.TransitionKernel):
-            return target_of(value)
-    return None
+    found = _target_of(kernel)
+    return None if isinstance(found, FullDataLogProb) else found
 
 
 def chain_shape_of(kernel: tfp.mcmc.TransitionKernel, start: Position) -> tuple[int, ...]:
     """Shape of the leading axes of the state that count chains."""
-    target = target_of(kernel)
+    target = _target_of(kernel)
     if target is not None:
         return tuple(tf.TensorShape(target.chain_shape(start.state)))
     log_prob = log_prob_of(start.results)
     return () if log_prob is None else tuple(log_prob.shape)
+
+
+def _target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
+    """Likewise, and a plain callable that a kernel of this library was given."""
+    for name, value in getattr(kernel, "parameters", {}).items():
+        if isinstance(kernel, StochasticGradientKernel) and name == "target_log_prob_fn":
+            return as_target(value, full_data_expected=True)
+        if isinstance(value, Target):
+            return value
+        if isinstance(value, tfp.mcmc.TransitionKernel):
+            return _target_of(value)
+    return None
 
 
 def log_prob_of(results: Any) -> Any:
@@ -47,7 +64,8 @@ def log_prob_of(results: Any) -> Any:
 def describe_kernel(kernel: tfp.mcmc.TransitionKernel, prefix: str = "kernel") -> dict[str, Any]:
     """Class, numbers and options of a kernel and what it holds, as JSON values by name.
 
-    Functions and large arrays are described by their type alone.
+    Functions are described by their type alone, large arrays and the data of a target by a
+    checksum.
     """
     described: dict[str, Any] = {prefix: type(kernel).__name__}
     for name, value in getattr(kernel, "parameters", {}).items():
@@ -55,13 +73,41 @@ def describe_kernel(kernel: tfp.mcmc.TransitionKernel, prefix: str = "kernel") -
         if isinstance(value, tfp.mcmc.TransitionKernel):
             described |= describe_kernel(value, key)
         elif isinstance(value, Target):
-            described[key] = type(value).__name__
-            base = getattr(value, "target", value)
-            for number in ("num_examples", "batch_size", "replacement", "reshuffle"):
-                described[f"{key}.{number}"] = getattr(base, number, None)
+            described |= _describe_target(value, key)
         else:
             described[key] = _describe(value)
     return described
+
+
+def _describe_target(target: Target, key: str) -> dict[str, Any]:
+    described = {key: type(target).__name__}
+    for name, value in _public(target).items():
+        if not isinstance(value, Target):
+            described[f"{key}.{name}"] = _describe(value)
+    base = getattr(target, "target", None)
+    if isinstance(base, Target):
+        described |= _describe_target(base, f"{key}.target")
+    if isinstance(target, MinibatchLogProb):
+        described[f"{key}.data"] = _checksum(tf.nest.flatten(_some_rows(target)))
+    return described
+
+
+def _some_rows(target: MinibatchLogProb) -> Any:
+    """The data of a target, or of large data rows spread evenly."""
+    row_bytes = sum(np.asarray(x).nbytes for x in tf.nest.flatten(target.rows(tf.constant([0]))))
+    count = min(target.num_examples, max(1, _MOST_BYTES // max(1, row_bytes)))
+    return target.rows(tf.constant(np.linspace(0, target.num_examples - 1, count).astype(np.int64)))
+
+
+def _checksum(arrays: Iterable[Any]) -> str:
+    found = 0
+    for x in arrays:
+        found = zlib.crc32(np.asarray(x).tobytes(), found)
+    return f"{found:08x}"
+
+
+def _public(value: Any) -> dict[str, Any]:
+    return {name: x for name, x in vars(value).items() if not name.startswith("_")}
 
 
 def _describe(value: Any) -> Any:
@@ -73,8 +119,12 @@ def _describe(value: Any) -> Any:
         return {str(k): _describe(x) for k, x in value.items()}
     if isinstance(value, np.ndarray | np.generic) or tf.is_tensor(value):
         array = np.asarray(value)
-        return array.tolist() if array.size <= _DESCRIBED_ENTRIES else type(value).__name__
-    if hasattr(value, "get_config"):  # a schedule of Keras or ours
+        if array.size <= _DESCRIBED_ENTRIES:
+            return array.tolist()
+        return [type(value).__name__, list(array.shape), _checksum([array])]
+    if isinstance(value, Preconditioner | CovarianceEstimator | Average | Schedule):
+        return [type(value).__name__, _describe(_public(value))]
+    if hasattr(value, "get_config"):  # a schedule of Keras
         try:
             return [type(value).__name__, json.loads(json.dumps(value.get_config()))]
         except (TypeError, ValueError, NotImplementedError):

@@ -92,8 +92,8 @@ def tune(
     Args:
       make_kernel_fn: a candidate's values, by name -> kernel. Floats come as tensors, so that one
         compiled program serves all candidates that differ in floats alone. Where that raises a
-        TypeError (of a schedule that wants floats, or a target that is made here and not
-        beforehand), each candidate is compiled by itself.
+        TypeError or NotImplementedError (of a schedule or a matrix that wants floats, or a target
+        that is made here and not beforehand), each candidate is compiled by itself.
       candidates: values to try by name, all combinations of them; or a sequence of combinations.
       target_log_prob_fn: a target or a plain callable: for the gradients that candidates are
         compared by, the same for all.
@@ -119,14 +119,16 @@ def tune(
     gradient MCMC. Statistics and Computing, 2023.
     """
     num_parallel = _num_cores() if num_parallel is None else num_parallel
-    integer("num_parallel", num_parallel, 1)
+    for name, value in dict(num_parallel=num_parallel, num_steps=num_steps).items():
+        integer(name, value, 1)
+    integer("num_results", num_results, 2)
     left = list(enumerate(_combinations(candidates)))
     if not reduction > 1:
         raise ValueError(f"reduction is {reduction}; a number above 1 is expected.")
     sizes = _sizes(len(left), reduction)
-    if num_results < 2 or num_steps // (len(sizes) * sizes[0]) < num_results:
+    if num_steps // (len(sizes) * sizes[0]) < num_results:
         raise ValueError(
-            f"num_steps is {num_steps} and num_results {num_results}; at least 2 results, and "
+            f"num_steps is {num_steps} and num_results {num_results}; at least "
             f"{len(sizes) * sizes[0]} steps for each of them ({len(sizes)} rounds, the first with "
             f"{sizes[0]} candidates), are expected."
         )
@@ -209,7 +211,7 @@ class _Programs:
         values, (begin, _) = self._program(candidate, state)
         try:
             return state, begin(values, state), 0
-        except TypeError:
+        except (TypeError, NotImplementedError):
             if not values:
                 raise
             self._takes_tensors = False
@@ -249,7 +251,13 @@ class _Programs:
         made = None if has_floats else self._make_kernel_fn(**others)
 
         def kernel_of(values: Any) -> Any:
-            return self._make_kernel_fn(**values, **others) if made is None else made
+            kernel = self._make_kernel_fn(**values, **others) if made is None else made
+            if not isinstance(kernel, tfp.mcmc.TransitionKernel):
+                raise TypeError(
+                    f"make_kernel_fn returned a {type(kernel).__name__}; a "
+                    "tfp.mcmc.TransitionKernel is expected."
+                )
+            return kernel
 
         def begin(values: Any, state: State) -> Any:
             return kernel_of(values).bootstrap_results(state)

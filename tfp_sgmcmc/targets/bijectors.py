@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 import tensorflow_probability as tfp
+import tree
 
 from tfp_sgmcmc.targets.base import State
 
@@ -24,19 +25,38 @@ def map_bijectors(
     state: State,
     otherwise: Callable[[Any], Any] = lambda x: x,
 ) -> State:
-    """Applies `fn(bijector, part)`; a part without a bijector goes through `otherwise`."""
+    """Applies `fn(bijector, part)`; a part without a bijector goes through `otherwise`.
+
+    `target(*[x])` sees x alone, and `target(**named)` a dict where the state was a namedtuple: a
+    list of one part is taken as that part, and named parts go by name.
+    """
+    called, bijector = as_called(state), as_called(bijector)
     if bijector is None:
         return state
-    if not tf.nest.is_nested(state) and not tf.nest.is_nested(bijector):
-        return fn(bijector, state)
     try:
-        tf.nest.assert_same_structure(state, bijector, check_types=False)
+        matched = tree.map_structure_up_to(called, _check, called, bijector, check_types=False)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"bijector is {bijector}, which has not the structure of the state, "
             f"{tf.nest.map_structure(lambda x: x.shape, state)}; None stands for no bijector."
         ) from error
-    parts = zip(tf.nest.flatten(bijector), tf.nest.flatten(state), strict=True)
-    return tf.nest.pack_sequence_as(
-        state, [otherwise(x) if b is None else fn(b, x) for b, x in parts]
+    mapped = tree.map_structure_up_to(
+        called, lambda x, b: otherwise(x) if b is None else fn(b, x), called, matched
     )
+    if hasattr(state, "_asdict"):
+        return type(state)(**mapped)
+    return mapped if called is state else type(state)([mapped])
+
+
+def as_called(nest: Any) -> Any:
+    """A nest of parts as a function gets it that is called with them: by name, or one by one."""
+    if hasattr(nest, "_asdict"):
+        return nest._asdict()
+    return nest[0] if isinstance(nest, list | tuple) and len(nest) == 1 else nest
+
+
+def _check(_: Any, bijector: Any) -> Any:
+    check_bijectors(bijector)
+    if tf.nest.is_nested(bijector):
+        raise ValueError("a nest for a part")
+    return bijector

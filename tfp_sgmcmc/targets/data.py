@@ -60,6 +60,31 @@ def integer(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
+def explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -> None:
+    """Raises an error that says what a user's function was given, where it is likely the cause.
+
+    Args:
+      name: of the function.
+      error: what it raised.
+      state: where.
+      batch: examples that it was called with; none for a prior.
+    """
+    parts, leaves = tf.nest.flatten(state), tf.nest.flatten(batch)
+    dtype, dtypes = parts[0].dtype.name, sorted({x.dtype.name for x in leaves})
+    if leaves and dtypes != [dtype]:
+        raise TypeError(
+            f"{name} failed for a state of dtype {dtype} and data of {dtypes}. If it mixes them: "
+            f"dtype='{dtype}' casts floating data; integer ones are never cast for you. It said: "
+            f"{error}"
+        ) from error
+    if isinstance(error, tf.errors.InvalidArgumentError):
+        shapes = ", ".join(str(x.shape) for x in parts)
+        examples = f" and examples of {', '.join(str(x.shape) for x in leaves)}" if leaves else ""
+        raise ValueError(
+            f"{name} failed for a state of shapes {shapes}{examples}. It said: {error.message}"
+        ) from error
+
+
 def assert_finite(x: tf.Tensor) -> None:
     """Raises for NaN or infinity; looks at slices, so as not to take the memory of `x` again."""
     if not x.dtype.is_floating:

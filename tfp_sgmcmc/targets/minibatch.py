@@ -22,7 +22,7 @@ from tfp_sgmcmc.targets.base import (
 )
 from tfp_sgmcmc.targets.bijectors import check_bijectors, map_bijectors
 from tfp_sgmcmc.targets.chain_groups import group_size, map_groups
-from tfp_sgmcmc.targets.data import as_tensor, assert_finite, count, leading_axis
+from tfp_sgmcmc.targets.data import as_tensor, assert_finite, count, explain_failure, leading_axis
 from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
 
 
@@ -63,7 +63,8 @@ class MinibatchLogProb(Target):
 
     Args:
       log_prior_fn: `log_prior_fn(*state_parts)` returns the log prior, shape `[chains...]`; this
-        shape tells the chain dimensions. A state that is a dict is passed by name.
+        shape tells the chain dimensions. A dict or namedtuple is passed by name, and a minibatch
+        beside it as `batch`.
       log_likelihood_fn: `log_likelihood_fn(*state_parts, batch)` returns the log likelihood of each
         example, shape `[chains..., n]`. Leaves of `batch` have shape `[n, ...]` when all chains see
         the same examples (`shared_batch`, or evaluation of all N) and `[chains..., n, ...]` when
@@ -148,7 +149,7 @@ class MinibatchLogProb(Target):
         self.replacement, self.shared_batch, self.reshuffle = replacement, shared_batch, reshuffle
         total, n = self.num_examples, self.batch_size
         self.noise_scale = total * (total if replacement else total - n) / n
-        self._bijector, self._score_fn = bijector, score_fn
+        self.bijector, self._score_fn = bijector, score_fn
         self.num_scores = self.batch_size if num_groups is None else num_groups
         if not 1 <= self.num_scores <= self.batch_size or self.batch_size % self.num_scores:
             raise ValueError(
@@ -274,7 +275,11 @@ class MinibatchLogProb(Target):
 
     def log_prior(self, state: State) -> tf.Tensor:
         """Log prior of the (unconstrained) state with its Jacobian term, shape `[chains...]`."""
-        result = call_with_state(self._log_prior_fn, self.constrain(state))
+        try:
+            result = call_with_state(self._log_prior_fn, self.constrain(state))
+        except tf.errors.InvalidArgumentError as error:
+            explain_failure("log_prior_fn", error, state)
+            raise
         result = _returned("log_prior_fn", result)
         for leaf in tf.nest.flatten(state):
             if result.shape.rank is not None and result.shape.rank > leaf.shape.rank:
@@ -288,7 +293,7 @@ class MinibatchLogProb(Target):
                     f"log_prior_fn returned {result.dtype.name} for a state part of dtype "
                     f"{leaf.dtype.name}; give both the same dtype."
                 )
-        if self._bijector is None:
+        if self.bijector is None:
             return result
         terms = self._map_bijectors(
             lambda b, x: b.forward_log_det_jacobian(x, x.shape.rank - result.shape.rank),
@@ -303,19 +308,13 @@ class MinibatchLogProb(Target):
         """Log likelihoods of a batch of `size` examples, checked to be `[chains..., size]`."""
         if chain_shape is None:
             chain_shape = self.log_prior(state).shape
-        dtype = tf.nest.flatten(state)[0].dtype.name
         try:
             result = call_with_state(self._log_likelihood_fn, self.constrain(state), batch=batch)
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-            dtypes = sorted({x.dtype.name for x in tf.nest.flatten(batch)})
-            if dtypes == [dtype]:
-                raise
-            raise TypeError(
-                f"log_likelihood_fn failed for a state of dtype {dtype} and data of {dtypes}. If "
-                f"it mixes them: dtype='{dtype}' casts floating data; integer ones are never cast "
-                f"for you. It said: {error}"
-            ) from error
+            explain_failure("log_likelihood_fn", error, state, batch)
+            raise
         result = _returned("log_likelihood_fn", result)
+        dtype = tf.nest.flatten(state)[0].dtype.name
         if result.dtype.name != dtype:
             raise TypeError(
                 f"log_likelihood_fn returned {result.dtype.name} for a state of dtype {dtype}; "
@@ -385,7 +384,7 @@ class MinibatchLogProb(Target):
         return total
 
     def _map_bijectors(self, fn: Callable[..., Any], state: State, **kwargs: Any) -> State:
-        return map_bijectors(self._bijector, fn, state, **kwargs)
+        return map_bijectors(self.bijector, fn, state, **kwargs)
 
 
 def _returned(name: str, value: Any) -> tf.Tensor:

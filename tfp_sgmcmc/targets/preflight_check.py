@@ -8,13 +8,19 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.targets.anchors import AnchoredTarget
-from tfp_sgmcmc.targets.base import State, Target, call_with_state, part_names, value_and_gradient
+from tfp_sgmcmc.targets.base import (
+    State,
+    as_target,
+    call_with_state,
+    part_names,
+    value_and_gradient,
+)
 from tfp_sgmcmc.targets.control_variate import ControlVariate
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 
-def preflight(target: Target, state: State, rtol: float | None = None) -> None:
+def preflight(target: Any, state: State, rtol: float | None = None) -> None:
     r"""Checks a target at one state, by one pass over the data, before anything is sampled.
 
     Over the minibatches \(B_1, ..., B_m\) of one pass (the last one may be short; at most 2001,
@@ -44,7 +50,7 @@ def preflight(target: Target, state: State, rtol: float | None = None) -> None:
     ValueError: The minibatch log likelihoods of one pass do not add up to the full one ...
 
     Args:
-      target: what will be sampled.
+      target: what will be sampled: a target or a plain callable.
       state: where; leading chain dimensions as in the run.
       rtol: relative difference allowed in each part; by default 1e-3 for `float32` and 1e-8 for
         `float64`.
@@ -52,7 +58,9 @@ def preflight(target: Target, state: State, rtol: float | None = None) -> None:
     Raises:
       ValueError: NaN or infinity in the log posterior or its gradient at `state`, or the two sides
         differ; the part of the state is named.
+      TypeError: a target that is not callable.
     """
+    target = as_target(target, full_data_expected=True)
     state = tf.nest.map_structure(tf.convert_to_tensor, state)
     base = target.target if isinstance(target, GrowingBatch | AnchoredTarget) else target
     log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(base, s), state)

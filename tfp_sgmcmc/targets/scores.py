@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,7 @@ def mapped_scores(
     num_rows: int | tf.Tensor,
     chain_ndims: int,
     batch_ndims: int,
+    map_fn: Callable[[Callable[[Any], Any], Any], Any] = tf.vectorized_map,
 ) -> tuple[tf.Tensor, State]:
     """Sums of log likelihoods over equal groups of a minibatch, and their gradients.
 
@@ -27,6 +28,7 @@ def mapped_scores(
       num_rows: number of groups; n of them are single examples.
       chain_ndims: number of chain dimensions of `state`.
       batch_ndims: number of chain dimensions of `batch`.
+      map_fn: function, elements -> its values, as of `tf.vectorized_map`.
 
     Returns:
       Sums, `[chains..., num_rows]`, and gradients, `[chains..., num_rows, event...]` a part.
@@ -44,7 +46,7 @@ def mapped_scores(
         )
         return value, gradient
 
-    values, gradients = tf.vectorized_map(one, tf.nest.map_structure(in_groups, batch))
+    values, gradients = map_fn(one, tf.nest.map_structure(in_groups, batch))
     return _move_axis(values, 0, chain_ndims), tf.nest.map_structure(
         lambda g: _move_axis(g, 0, chain_ndims), gradients
     )
@@ -83,6 +85,8 @@ def combine_scores(
 
 def check_scores(scores: State, state: State, num_rows: int, chain_ndims: int) -> State:
     """Returns what a user's `score_fn` gave, packed as the state; raises for another shape."""
+    if hasattr(state, "_asdict") and isinstance(scores, Mapping) and {*scores} == {*state._fields}:
+        scores = type(state)(**scores)  # by name: a dict's order is another
     parts, given = tf.nest.flatten(state), tf.nest.flatten(scores)
     if len(parts) != len(given):
         raise ValueError(
