@@ -124,7 +124,7 @@ def test_a_rotation_in_place_of_a_permutation_is_rejected() -> None:
 
 
 def check_columns(size: int, columns: int) -> None:
-    """Of the grid that a permutation is made on, in 16 groups. Power: one that is off by 5% is found."""
+    """Those of a permutation's grid, in 16 groups. Power: one that is off by 5% is found."""
     positions = tf.constant([0, size // 2, size - 1])
     drawn = random.permuted_indices(SEED, positions, size, [300_000]).numpy().ravel()
     groups = 16 * (drawn.astype(np.int64) % columns) // columns
