@@ -63,7 +63,9 @@ def test_a_seed_for_each_position_names_its_permutation() -> None:
 
 
 @pytest.mark.parametrize("jit", [True, False])
-@pytest.mark.parametrize(("size", "batch_size"), [(7, 7), (251, 100)])
+@pytest.mark.parametrize(
+    ("size", "batch_size"), [pytest.param(7, 7, marks=pytest.mark.slow), (251, 100)]
+)
 def test_minibatches_of_epochs_are_one_permutation_after_the_other(
     size: int, batch_size: int, jit: bool
 ) -> None:
@@ -80,7 +82,7 @@ def test_minibatches_of_epochs_are_one_permutation_after_the_other(
     np.testing.assert_array_equal(drawn, expected)
 
 
-@pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.parametrize("size", [3, 4, pytest.param(5, marks=pytest.mark.slow)])
 def test_permutations_are_uniform(size: int) -> None:
     """Power: an error of 20% in the probability of one of the N! permutations is found."""
     draws = 4_000 * math.factorial(size) + 50_000

@@ -121,6 +121,7 @@ def test_crossing_of_a_known_curve() -> None:
     assert first_below(cost[:0], cost[:0], 0.5) == np.inf
 
 
+@pytest.mark.slow
 def test_a_chain_that_becomes_infinite_does_not_win(sgld: Runner, reference: Reference) -> None:
     wild = sgld(1e4, 0, 0.05, reference)
     assert wild.failed and not wild.effective_sample_sizes().any()
@@ -212,6 +213,7 @@ def test_stein_controls_are_exact_on_a_gaussian() -> None:
     assert np.max(np.abs(wrong - p.mode)) > 0.01
 
 
+@pytest.mark.slow
 def test_exact_moments_against_a_sum_over_a_grid() -> None:
     p = tiny()
     found = exact_moments(p, num_results=50)

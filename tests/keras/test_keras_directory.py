@@ -102,6 +102,7 @@ def test_a_script_run_again_leaves_the_same_chain(tmp_path, in_memory):
     assert_same(script(run), expected)  # nothing was left to do
 
 
+@pytest.mark.slow
 def test_chains_go_on(tmp_path):
     """Their stacked weights, moving statistics and seeds of dropout, and the kernel's results."""
 

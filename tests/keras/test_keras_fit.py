@@ -181,7 +181,7 @@ def masked():
         (lambda: one_output("sum"), None),
         (lambda: one_output("sum_over_batch_size"), None),
         (masked, None),
-        (masked, 2),
+        pytest.param(masked, 2, marks=pytest.mark.slow),
     ],
     ids=["two outputs", "sum", "sum_over_batch_size", "masked", "masked, of chains"],
 )

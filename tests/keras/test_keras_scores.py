@@ -192,7 +192,10 @@ def assert_variances(scores, expected):
             np.testing.assert_allclose(got.variances(), variances, rtol=1e-3, atol=1e-5)
 
 
-FURTHER = ("conv valid", "two branches", "normalised, may drop out")
+FURTHER = (
+    *("conv valid", "two branches", "normalised, may drop out"),
+    *("grouped convolution", "in a loop"),  # whose maps have tests of their own
+)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +256,7 @@ def test_groups(name, num_groups):
         pytest.param("dense", marks=pytest.mark.slow),  # "embedding" has such layers, too
         "conv same",
         "embedding",
-        "layer normalisation",
+        pytest.param("layer normalisation", marks=pytest.mark.slow),
     ],
 )
 def test_chains_have_scores_of_their_own(name):

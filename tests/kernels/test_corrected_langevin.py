@@ -163,6 +163,7 @@ def test_correlated_gaussian(step_size: float, preconditioner: Any) -> None:
     check_covariance(samples, MEAN, COVARIANCE, 0.05)
 
 
+@pytest.mark.slow
 def test_two_parts_with_step_sizes_of_their_own() -> None:
     kernel = sgmcmc.CorrectedLangevin(
         lambda a, b: gaussian(tf.concat([a[..., tf.newaxis], b], axis=-1)), [0.8, 0.4]
@@ -181,7 +182,10 @@ def test_two_parts_with_step_sizes_of_their_own() -> None:
 # The acceptance ratio
 
 
-@pytest.mark.parametrize("step_size", [0.5, 1.5, 3.0])
+@pytest.mark.parametrize(
+    "step_size",
+    [pytest.param(0.5, marks=pytest.mark.slow), 1.5, pytest.param(3.0, marks=pytest.mark.slow)],
+)
 def test_acceptance_rate_is_the_exact_one(step_size: float) -> None:
     """E[min(1, r)] of N(0, 1) from the docstring's r, by quadrature over theta and z.
 

@@ -142,7 +142,7 @@ def logistic(dtype: Any) -> sgmcmc.MinibatchLogProb:
 @pytest.mark.parametrize(
     ("options", "dtype", "jit"),
     [
-        (dict(alpha=0.0), tf.float32, True),
+        pytest.param(dict(alpha=0.0), tf.float32, True, marks=pytest.mark.slow),
         pytest.param(dict(alpha=0.0), tf.float64, False, marks=pytest.mark.slow),
         (dict(step_size=1.0, B="fisher"), tf.float32, False),
     ],

@@ -170,15 +170,13 @@ def known_target(noise_scale: Any = None) -> KnownScores:
     return KnownScores(FISHER.target(5, replacement=True), PRECISION, noise_scale)
 
 
-# The slow ones differ from their neighbours by numbers only; steps by hand have diagonal B, too.
+# They differ from their neighbours by numbers only; steps by hand have diagonal B, too.
+FURTHER = ("larger minibatches", "diagonal B", "B = N V")
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(
-            name, marks=[pytest.mark.slow] * (name in ("larger minibatches", "diagonal B"))
-        )
-        for name in EXACT
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in EXACT],
 )
 def test_full_sgfs_samples_the_posterior_at_every_step_size(name: str) -> None:
     batch_size, replacement, options = EXACT[name]

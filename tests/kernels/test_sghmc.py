@@ -175,7 +175,7 @@ SMALLEST = H * np.linalg.eigvalsh(NOISE)[-1] / 2
 
 @pytest.mark.parametrize(
     ("jit", "diagonal"),
-    [(True, False), pytest.param(False, False, marks=pytest.mark.slow), (False, True)],
+    [*(pytest.param(jit, False, marks=pytest.mark.slow) for jit in (True, False)), (False, True)],
 )
 def test_small_friction_is_raised_and_counted_in_its_chain(jit: bool, diagonal: bool) -> None:
     """One chain of each kind; that with enough friction takes the step it would take alone."""

@@ -123,6 +123,7 @@ def test_float64_two_parts_full_matrix_and_temperature() -> None:
     check(kernel, state, sgld_covariance(MODEL.hessian, NOISE, STEP, FULL, temperature=0.5))
 
 
+@pytest.mark.slow
 def test_one_long_chain() -> None:
     """Power: 4% of a variance."""
     kernel = sgmcmc.SGLD(target(), STEP)

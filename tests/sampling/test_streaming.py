@@ -75,7 +75,11 @@ IN_ORDER = EXAMPLES.batch(SIZE, drop_remainder=True)
 
 # In the middle of a read, and at its end.
 @pytest.mark.parametrize(
-    ("of", "count"), [(dataset, 5), (IN_ORDER, 6)], ids=["callable", "dataset"]
+    ("of", "count"),
+    [
+        pytest.param(dataset, 5, id="callable", marks=pytest.mark.slow),
+        pytest.param(IN_ORDER, 6, id="dataset"),
+    ],
 )
 def test_a_run_goes_on_with_the_next_batch(tmp_path: Path, of: Any, count: int) -> None:
     pytest.importorskip("zarr")

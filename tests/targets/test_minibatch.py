@@ -256,7 +256,11 @@ def test_data_keep_their_dtypes_unless_floating() -> None:
 
 @pytest.mark.parametrize(
     ("total", "batch"),
-    [*(pytest.param(12, n, marks=pytest.mark.slow) for n in (4, 5)), (5, 3), (7, 7)],
+    [
+        *(pytest.param(12, n, marks=pytest.mark.slow) for n in (4, 5)),
+        (5, 3),
+        pytest.param(7, 7, marks=pytest.mark.slow),
+    ],
 )
 def test_epochs_take_every_example_once_a_pass(total: int, batch: int) -> None:
     """Also where n does not divide N: a minibatch then ends one pass and begins the next."""
