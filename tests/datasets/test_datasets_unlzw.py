@@ -72,13 +72,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("content", "options"), CASES)
+@pytest.mark.parametrize(("content", "options"), CASES, ids=range(len(CASES)))
 def test_content_comes_back(content, options):
     assert unlzw(compress(content, **options)) == content
 
 
 @pytest.mark.skipif(shutil.which("gzip") is None, reason="no gzip program to check the encoder")
-@pytest.mark.parametrize(("content", "options"), CASES[2:])
+@pytest.mark.parametrize(("content", "options"), CASES[2:], ids=range(2, len(CASES)))
 def test_the_encoder_of_the_tests_writes_what_gzip_reads(content, options):
     packed = compress(content, **options)
     unpacked = subprocess.run(["gzip", "-dc"], input=packed, capture_output=True, check=True)

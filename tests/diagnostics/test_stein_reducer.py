@@ -90,6 +90,7 @@ def test_each_state_has_a_minibatch_of_its_own() -> None:
     np.testing.assert_allclose(reducer.finalize(own), expected)
 
 
+@pytest.mark.slow
 def test_with_reductions_in_sample_chain() -> None:
     reducer = sgmcmc.KernelSteinDiscrepancyReducer(NORMAL, 8)
     kernel = tfp.experimental.mcmc.WithReductions(sgmcmc.SGLD(NORMAL, 1.0), reducer)

@@ -159,7 +159,7 @@ def test_chains_start_at_the_weights_that_the_model_has_when_it_first_samples():
 
 def test_starts_without_chains_are_refused():
     with pytest.raises(ValueError, match="num_chains is not"):
-        fit(classifier(), sampler(num_chains=None, initial_states="model"))
+        fit(classifier(), sampler(num_chains=None, initial_states=[np.zeros([1, 2, 1])]))
 
 
 class Shift(keras.layers.Layer):

@@ -117,12 +117,15 @@ class Given(Batches):
         self.batches = batches
 
 
-def test_each_fit_has_the_data_that_it_is_given():
+@pytest.mark.parametrize(
+    "compiled", [EAGERLY, pytest.param({"jit_compile": False}, marks=pytest.mark.slow)]
+)
+def test_each_fit_has_the_data_that_it_is_given(compiled):
     """Resident data, plain arrays and other resident data, in one chain."""
     ours, single = sampler(), sampler(check_num_examples=False)
     first = ours.resident(X, Y, batch_size=B, steps_per_call=2)
     second = ours.resident(X, 1 - Y, batch_size=B, steps_per_call=3)
-    model = classifier(jit_compile=False)
+    model = classifier(**compiled)
     expected = []
     for data in (first, None, second):
         step = len(expected)
@@ -133,7 +136,7 @@ def test_each_fit_has_the_data_that_it_is_given():
         else:
             model.fit(data, verbose=0, callbacks=[ours])
             expected += Batches(data, step + 3).batches[step:]
-    model = classifier(jit_compile=False)
+    model = classifier(**compiled)
     model.fit(Given(expected), shuffle=False, verbose=0, callbacks=[single])
     np.testing.assert_array_equal(ours.sample_steps, range(10))
     for a, b in zip(ours.samples, single.samples, strict=True):

@@ -119,7 +119,7 @@ def test_chain_is_that_of_formulas(name, covariance, sizes):
 
 
 @pytest.mark.parametrize(
-    "jit_compile", [pytest.param(False, marks=pytest.mark.slow), True], ids=["graph", "XLA"]
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["graph", "XLA"]
 )
 def test_compiled_chain_is_that_of_formulas(jit_compile):
     """XLA draws other numbers."""
@@ -143,6 +143,7 @@ def test_a_last_batch_of_one_example_moves_the_chain_and_not_the_covariance():
     assert int(own.num_skipped) == 0 and [int(x.count) for x in own.averages] == [2, 2]
 
 
+@pytest.mark.slow
 def test_low_rank_needs_batches_of_known_size():
     """Which they are, compiled, where they are equal, or where there are groups."""
     make_kernel_fn = KERNELS["NOGIN"]("low_rank")

@@ -218,7 +218,13 @@ THERMOSTAT_MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", THERMOSTAT_MUTATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "thermostat off"))
+        for name in THERMOSTAT_MUTATIONS
+    ],
+)
 def test_broken_thermostats_are_rejected(name: str) -> None:
     """A tenth of the chains; with Sigma at half its size, so that the thermostat has work to do."""
     broken = mutant(sgmcmc.CCAdL, THERMOSTAT_MUTATIONS[name])

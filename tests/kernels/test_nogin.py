@@ -203,9 +203,9 @@ def test_a_plain_log_density_has_exact_gradients_and_no_sigma() -> None:
 @pytest.mark.parametrize(
     ("covariance", "jit"),
     [
-        ("full", False),
-        ("low_rank", True),
-        pytest.param("full", True, marks=pytest.mark.slow),
+        ("full", True),
+        pytest.param("full", False, marks=pytest.mark.slow),
+        pytest.param("low_rank", True, marks=pytest.mark.slow),
         pytest.param("low_rank", False, marks=pytest.mark.slow),
     ],
 )

@@ -126,7 +126,7 @@ def test_a_prior_that_is_not_finite_is_not_hidden() -> None:
     np.testing.assert_array_equal(own.num_skipped, 0)
 
 
-@pytest.mark.parametrize("mode", ["eager", "xla"])
+@pytest.mark.parametrize("mode", ["eager", pytest.param("xla", marks=pytest.mark.slow)])
 def test_systems_that_are_known_beforehand_precondition(mode: str) -> None:
     """At a step that factorises, one iteration solves; without the system it takes more."""
     solver = Solver("lagged_cholesky", max_iterations=1, refactor_every=100)

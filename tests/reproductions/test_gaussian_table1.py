@@ -14,9 +14,9 @@ def test_marginals_are_those_of_the_target() -> None:
     mu, gamma = (np.linspace(law.ppf(1e-10), law.isf(1e-10), 801) for law in marginals)
     log_density = target(*(tf.constant(x, tf.float32) for x in np.meshgrid(mu, gamma)))
     density = np.exp(log_density.numpy().astype(np.float64) - log_density.numpy().max())
-    of_mu, of_gamma = (integrate.simpson(density, x, axis=i) for i, x in ((0, gamma), (1, mu)))
+    of_mu, of_gamma = (integrate.simpson(density, x=x, axis=i) for i, x in ((0, gamma), (1, mu)))
     for x, values, law in ((mu, of_mu, marginals[0]), (gamma, of_gamma, marginals[1])):
-        found = values / integrate.simpson(values, x)
+        found = values / integrate.simpson(values, x=x)
         np.testing.assert_allclose(found, law.pdf(x), atol=1e-4 * law.pdf(x).max())
 
 

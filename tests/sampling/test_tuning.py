@@ -63,6 +63,7 @@ def assert_same(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(a.scores, b.scores)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_result(short: Any) -> None:
     assert_same(short, tuned(**SHORT))
     for a, b in zip(short.rounds, tuned(seed=1, **SHORT).rounds, strict=True):
@@ -136,6 +137,7 @@ def test_preconditioners_are_tuned() -> None:
 
 
 @pytest.mark.parametrize("exact_gradients", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_batch_sizes_and_minibatch_gradients(exact_gradients: bool) -> None:
     """Minibatches of one of 12, and not of 12, make the variance about twice the posterior's."""
     model = GaussianMean(num_examples=12)

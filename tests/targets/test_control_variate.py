@@ -187,7 +187,7 @@ def test_chains(chains: tuple[int, ...], shared: bool) -> None:
     ("jit", "dtype"),
     [
         *(pytest.param(jit, tf.float64, marks=pytest.mark.slow) for jit in (False, True)),
-        (True, tf.float32),
+        pytest.param(True, tf.float32, marks=pytest.mark.slow),
     ],
 )
 def test_modes_agree(jit: bool, dtype: tf.DType) -> None:

@@ -203,7 +203,7 @@ def test_parts_give_what_the_whole_gives() -> None:
     ("jit", "dtype"),
     [
         *(pytest.param(jit, tf.float64, marks=pytest.mark.slow) for jit in (False, True)),
-        (True, tf.float32),
+        pytest.param(True, tf.float32, marks=pytest.mark.slow),
     ],
 )
 def test_modes_agree(jit: bool, dtype: tf.DType) -> None:
