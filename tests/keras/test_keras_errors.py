@@ -191,6 +191,17 @@ class TestNonFinite:
         with pytest.raises(ValueError, match="make a new callback"):
             fit(model, callback)
 
+    def test_of_a_gradient(self):
+        """Of |b|, which is 0 at the start: the loss is finite, and nothing has moved."""
+        model = make_model(run_eagerly=True)
+        callback = sampler(prior=lambda state: tf.norm(state[1]))
+        initial = model.get_weights()
+        with pytest.raises(sgmcmc.NonFiniteChainError, match="The loss or its gradient") as caught:
+            fit(model, callback)
+        assert (caught.value.step, caught.value.part, len(callback.samples[0])) == (0, (), 0)
+        for w, start in zip(model.get_weights(), initial, strict=True):
+            np.testing.assert_array_equal(w, start)
+
     @pytest.mark.parametrize(
         "mode",
         [

@@ -125,8 +125,8 @@ class SamplerCallback(keras.callbacks.Callback):
         loss of Keras that is no likelihood, as squared errors; a prior that does not fit the
         variables; an epoch that has not N examples; NaN in the initial weights.
       TypeError: arguments of a wrong type; in `fit`, `make_kernel_fn` that returns no kernel.
-      NonFiniteChainError: in `fit`, the loss or a sample became NaN or infinite. `samples` holds
-        those before; the model is set back to the last of them, or to where the chain began.
+      NonFiniteChainError: in `fit`, loss, gradient or a sample became NaN or infinite. `samples`
+        holds those before; the model is set back to the last of them, or to where the chain began.
     """
 
     def __init__(

@@ -36,7 +36,8 @@ class Status(NamedTuple):
 
     Attributes:
       num_steps: steps taken.
-      first_bad: number of steps before the first loss that is NaN or infinite; -1 without one.
+      first_bad: number of steps before the first loss or gradient that is NaN or infinite; -1
+        without one.
       num_rows: examples that `fit` has brought; none of those that are resident.
       first_kept: the first step to keep.
       num_kept: states kept so far.

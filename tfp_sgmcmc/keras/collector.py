@@ -166,7 +166,7 @@ class Collector:
         """Takes over new samples.
 
         Raises:
-          NonFiniteChainError: the loss or a sample is NaN or infinite.
+          NonFiniteChainError: the loss, its gradient or a sample is NaN or infinite.
           ValueError: more examples than N in an epoch.
         """
         assert self.chain is not None
@@ -223,8 +223,9 @@ class Collector:
         if isinstance(self.samples, StoredSamples):
             self.samples.close()  # for a callback that starts again from what is saved
         start = "the last of them" if values else "where the chain began"
+        what = bad[0] if bad else "The loss or its gradient"
         raise NonFiniteChainError(
-            f"{bad[0] if bad else 'The loss'} became NaN or infinite by step {step} of the chain. "
+            f"{what} became NaN or infinite by step {step} of the chain. "
             f"The {len(self.samples)} samples before it are in the error's and the callback's "
             f"`samples`; the model is set back to {start}. A smaller step_size is the usual cure.",
             step,
