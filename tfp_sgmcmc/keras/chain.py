@@ -212,7 +212,7 @@ class Chain:
 
         def step(i: tf.Tensor) -> list[tf.Tensor]:
             batch = data.batch(self._status.read_value()[0])
-            self._take_step(batch, data.steps_per_call, is_resident=True)
+            self._take_step(batch, is_resident=True)
             return [i + 1]
 
         tf.while_loop(
@@ -225,7 +225,7 @@ class Chain:
         return self._logs(self._take_step(batch))
 
     def _take_step(
-        self, batch: tuple[Any, Any, Any], steps_per_call: int = 1, is_resident: bool = False
+        self, batch: tuple[Any, Any, Any], is_resident: bool = False
     ) -> dict[str, tf.Tensor]:
         model = self.model
         x, y, sample_weight = batch
@@ -258,7 +258,6 @@ class Chain:
         num_kept = self.rings.write(
             status.num_steps,
             [(v, x) for v, x in moved if v.dtype.startswith(("float", "bfloat"))],
-            model.steps_per_execution * steps_per_call,
             first,
             status.num_kept,
         )

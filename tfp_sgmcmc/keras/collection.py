@@ -57,7 +57,7 @@ class Rings:
     """States to keep, written on the device in turn to as many slots as one execution can fill.
 
     Attributes:
-      num_steps: slots are made for executions of so many, at least, as one train function takes
+      num_steps: of the longest execution, which slots are made for: one train function takes
         resident data and others, and can make variables only once.
       recorded: the variables whose values make a sample.
     """
@@ -74,18 +74,16 @@ class Rings:
         self,
         step: tf.Tensor,
         moved: list[tuple[keras.Variable, tf.Tensor]],
-        num_steps: int,
         first: tf.Tensor,
         num_kept: tf.Tensor,
     ) -> tf.Tensor:
-        """Writes the values of variables that `step` left, one of `num_steps` of an execution.
+        """Writes the values of variables that `step` left.
 
         They are kept if they are counted; else the next ones overwrite them.
 
         Args:
           step: its number.
           moved: variables and values.
-          num_steps: of an execution.
           first: the first step to keep.
           num_kept: states kept so far.
 
@@ -93,9 +91,8 @@ class Rings:
           States kept with this one.
         """
         # As many as an execution can fill, and one for the steps after these.
-        num_steps = max(num_steps, self.num_steps)
-        num_slots = -(-num_steps // (self._collection.num_steps_between_results + 1))
-        num_slots += num_steps > 1
+        num_slots = -(-self.num_steps // (self._collection.num_steps_between_results + 1))
+        num_slots += self.num_steps > 1
         values = [step, *(x for _, x in moved)]
         if self._num_slots != num_slots:
             self._num_slots, self.recorded = num_slots, [v for v, _ in moved]
