@@ -21,7 +21,7 @@ from tfp_sgmcmc.keras.posterior import Posterior
 from tfp_sgmcmc.keras.predict import Prediction
 from tfp_sgmcmc.keras.priors import as_log_prior, check_prior
 from tfp_sgmcmc.keras.replicas import check_distribution
-from tfp_sgmcmc.keras.resident import ResidentData, steps_asked
+from tfp_sgmcmc.keras.resident import ResidentData, data_asked
 from tfp_sgmcmc.keras.restore import (
     BatchTrainFunction,
     calling_list,
@@ -335,7 +335,7 @@ class SamplerCallback(keras.callbacks.Callback):
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
             self._train_function = BatchTrainFunction(
-                self.model, self._train_step, self._after_execution
+                self.model, self._train_step, self._prepare, self._after_execution
             )
         if self._callback_list is not None:
             guard(self._callback_list, "on_train_batch_begin", self._train_function.restore)
@@ -357,16 +357,29 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def _train_step(self, data: Any) -> Any:
         batch = keras.utils.unpack_x_y_sample_weight(data)
-        asked = steps_asked(batch, self._resident)
-        if asked is not None:
-            batch = asked[0].batch(tf.zeros([], tf.int64))
+        resident = data_asked(batch, self._resident)
+        chain = self._built_chain(batch if resident is None else resident.batch_spec)
+        if resident is None:
+            return chain.step(batch)
+        return chain.steps(resident, resident.num_steps(batch))
+
+    def _prepare(self, spec: Any) -> None:
+        """Makes the variables that the first step would make."""
+        batch = keras.utils.unpack_x_y_sample_weight(spec)
+        resident = data_asked(batch, self._resident)
+        batch = batch if resident is None else resident.batch_spec
+        chain = self._built_chain(batch)
+        chain.create(batch[0])
+        chain.create_rings(batch[0])
+
+    def _built_chain(self, batch: tuple[Any, Any, Any]) -> Chain:
         losses.build(self.model, *batch)
         if self._collector.chain is None:
             with tf.init_scope():
                 self._start_chain()
         chain = self._collector.chain
         chain.rings.num_steps = self._most_steps
-        return chain.step(batch) if asked is None else chain.steps(*asked)
+        return chain
 
     def _start_chain(self) -> None:
         check_variables(self.model.trainable_variables)

@@ -18,7 +18,7 @@ from tfp_sgmcmc.keras.monitor import NoiseMonitor, scalars
 from tfp_sgmcmc.keras.packed import PackedVariables
 from tfp_sgmcmc.keras.priors import LogPrior
 from tfp_sgmcmc.keras.resident import ResidentData
-from tfp_sgmcmc.keras.scores import ExampleScores, count_rows
+from tfp_sgmcmc.keras.scores import ExampleScores, count_rows, known_rows
 from tfp_sgmcmc.keras.starts import own_values, stacked_starts
 from tfp_sgmcmc.keras.target import ModelLogProb
 from tfp_sgmcmc.sampling.checkpoint import Checkpoint
@@ -230,7 +230,7 @@ class Chain:
         model = self.model
         x, y, sample_weight = batch
         rows = count_rows(x)
-        self._create(x, rows)
+        self.create(x)
         target = self._target(batch)
         status = Status(*tf.unstack(self._status.read_value()))
         seed = random.fold_in(tf.constant(self._seed), status.num_steps)
@@ -257,7 +257,7 @@ class Chain:
             first = self._monitor.update(other, kernel, before, results, seed, first)
         num_kept = self.rings.write(
             status.num_steps,
-            [(v, x) for v, x in moved if v.dtype.startswith(("float", "bfloat"))],
+            [(v, x) for v, x in moved if _is_kept(v)],
             first,
             status.num_kept,
         )
@@ -276,8 +276,8 @@ class Chain:
         metrics = model.compute_metrics(x, y, shown.outputs, sample_weight=sample_weight)
         return metrics if replicas.count() == 1 else replicas.metrics_result(model)
 
-    def _create(self, x: Any, rows: Any) -> None:
-        """Creates what can be known only when the first batch is there."""
+    def create(self, x: Any) -> None:
+        """Creates what can be known only when the first batch, or its specification, is there."""
         if self.num_chains is not None and self._others is None:
             with tf.init_scope():
                 self._others = losses.changed_by_call(self.model, x)
@@ -287,12 +287,24 @@ class Chain:
         if self._results is None:
             # In an init_scope, tapes of a kernel that wants a gradient here do not record.
             with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
-                kernel = self._make_kernel_fn(self._target(None, rows))
+                kernel = self._make_kernel_fn(self._target(None, known_rows(x)))
                 self._results = PackedVariables(kernel.bootstrap_results(self._state()))
                 if self._restored is not None:
                     like = self._results.numpy()
                     self._results.assign(self._restored.restore("chain['results']", like))
             self._restored = None  # all of it is in variables
+
+    def create_rings(self, x: Any) -> None:
+        """Creates what the first step would create: room for states that are kept."""
+        others = self._others
+        if others is None:
+            has_others = bool(self.model.non_trainable_variables)
+            others = losses.changed_by_call(self.model, x) if has_others else []
+        kept = [v for v in [*self.variables, *others] if _is_kept(v)]
+        shapes = [[*self.chain_shape, *v.shape] for v in kept]
+        self.rings.create(
+            [(v, tf.TensorSpec(s, v.dtype)) for v, s in zip(kept, shapes, strict=True)]
+        )
 
     def _logs(self, metrics: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         kernel = self._make_kernel_fn(self._target(None))
@@ -344,6 +356,10 @@ class Chain:
             losses=[x[0] for x in evaluated.losses],
             metrics=[(v, x[0]) for v, x in evaluated.metrics],
         )
+
+
+def _is_kept(variable: keras.Variable) -> bool:
+    return variable.dtype.startswith(("float", "bfloat"))
 
 
 def _norms(results: Any) -> list[tf.Tensor]:

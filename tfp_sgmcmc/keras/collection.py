@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -90,22 +90,29 @@ class Rings:
         Returns:
           States kept with this one.
         """
+        self.create(moved)
+        is_kept = self._collection.is_kept(first, step)
+        values = self._packing.pack([step, *(x for _, x in moved)])
+        for ring, value in zip(self._rings, values, strict=True):
+            _write(ring, num_kept % self._num_slots, value, is_kept)
+        return num_kept + tf.cast(is_kept, tf.int64)
+
+    def create(self, like: list[tuple[keras.Variable, Any]]) -> None:
+        """Makes room, where there is none, for values of the shapes and dtypes of `like`."""
         # As many as an execution can fill, and one for the steps after these.
         num_slots = -(-self.num_steps // (self._collection.num_steps_between_results + 1))
         num_slots += self.num_steps > 1
-        values = [step, *(x for _, x in moved)]
-        if self._num_slots != num_slots:
-            self._num_slots, self.recorded = num_slots, [v for v, _ in moved]
-            self._packing = Packing(values)
-            with tf.init_scope():
-                self._rings = [
-                    tf.Variable(tf.zeros([num_slots, *part.shape], part.dtype), trainable=False)
-                    for part in self._packing.parts
-                ]
-        is_kept = self._collection.is_kept(first, step)
-        for ring, value in zip(self._rings, self._packing.pack(values), strict=True):
-            _write(ring, num_kept % num_slots, value, is_kept)
-        return num_kept + tf.cast(is_kept, tf.int64)
+        variables = [v for v, _ in like]
+        is_same = [id(v) for v in variables] == [id(v) for v in self.recorded]
+        if self._num_slots == num_slots and is_same:
+            return
+        self._num_slots, self.recorded = num_slots, variables
+        self._packing = Packing([tf.TensorSpec([], tf.int64), *(x for _, x in like)])
+        with tf.init_scope():
+            self._rings = [
+                tf.Variable(tf.zeros([num_slots, *part.shape], part.dtype), trainable=False)
+                for part in self._packing.parts
+            ]
 
     def read(
         self, num_taken: int, num_kept: int, before: int

@@ -110,7 +110,7 @@ def compilation(model: keras.Model) -> tuple[Any, ...]:
 
 
 def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
-    """Creates the variables that the first batch of `fit` would create."""
+    """Creates the variables that the first batch of `fit`, or one of its shapes, would create."""
     model._symbolic_build(data_batch=(x, y, sample_weight))
 
 
@@ -143,7 +143,7 @@ def forward(
 
 
 def changed_by_call(model: keras.Model, x: Any) -> list[keras.Variable]:
-    """The variables that a forward pass in training assigns."""
+    """The variables that a forward pass in training assigns; of `x` the shapes count."""
     changed: list[keras.Variable] = []
 
     @tf.function(autograph=False)
@@ -152,7 +152,11 @@ def changed_by_call(model: keras.Model, x: Any) -> list[keras.Variable]:
         values = [keras.ops.convert_to_tensor(v) for v in variables]
         changed.extend(v for v, _ in forward(model, variables, values, x, training=True).updates)
 
-    trace.get_concrete_function(keras.tree.map_structure(tf.TensorSpec.from_tensor, x))
+    trace.get_concrete_function(
+        keras.tree.map_structure(
+            lambda a: None if a is None else tf.TensorSpec(a.shape, a.dtype), x
+        )
+    )
     return changed
 
 

@@ -80,6 +80,15 @@ class ResidentData(keras.utils.PyDataset):
         """Of the array of steps: other data, by another name, are another trace."""
         return f"{_NAME}_{id(self)}"
 
+    @property
+    def batch_spec(self) -> tuple[Any, Any, Any]:
+        """Of what `batch` returns."""
+        return _map(lambda a: tf.TensorSpec([self.batch_size, *a.shape[1:]], a.dtype), self._arrays)
+
+    def num_steps(self, batch: tuple[Any, Any, Any]) -> tf.Tensor:
+        """What a batch of `__getitem__` asks for."""
+        return batch[0][self.name][0]
+
     def batch(self, step: tf.Tensor) -> tuple[Any, Any, Any]:
         """`(x, y, sample_weight)` of a step of the chain, leaves `[B, ...]`."""
         size, total = self.batch_size, self.num_examples
@@ -95,10 +104,8 @@ def _map(fn: Callable[[Any], Any], arrays: Any) -> Any:
     return keras.tree.map_structure(lambda a: None if a is None else fn(a), arrays)
 
 
-def steps_asked(
-    batch: tuple[Any, Any, Any], made: Sequence[ResidentData]
-) -> tuple[ResidentData, tf.Tensor] | None:
-    """The data whose batch this is, and the number of steps on them; None of other batches.
+def data_asked(batch: tuple[Any, Any, Any], made: Sequence[ResidentData]) -> ResidentData | None:
+    """The data whose batch this is; None of other batches.
 
     Args:
       batch: `(x, y, sample_weight)` as `fit` has it.
@@ -122,4 +129,4 @@ def steps_asked(
             "fit was given class_weight, which does not reach resident data; pass each example's "
             "weight to `resident`, as sample_weight."
         )
-    return data, x[name][0]
+    return data

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 
 class BatchTrainFunction:
@@ -22,13 +23,20 @@ class BatchTrainFunction:
     Args:
       model: compiled.
       train_step: takes the place of `model.train_step`; compiled and repeated by Keras as its own.
+      before: called before it is compiled with the specification of a batch, to make variables. A
+        function that makes its own while it is traced is traced once more by TensorFlow.
       after: called after every execution, also after one that failed.
     """
 
     def __init__(
-        self, model: keras.Model, train_step: Callable[[Any], Any], after: Callable[[], None]
+        self,
+        model: keras.Model,
+        train_step: Callable[[Any], Any],
+        before: Callable[[Any], None],
+        after: Callable[[], None],
     ):
         self._model, self._after = model, after
+        self._before: Callable[[Any], None] | None = before
         own = model.train_function
         try:
             model.train_step = train_step
@@ -47,10 +55,29 @@ class BatchTrainFunction:
 
     def __call__(self, iterator: Any) -> Any:
         try:
+            if self._before is not None:
+                spec = _batch_spec(self._model, iterator)
+                if spec is not None:
+                    self._before(spec)
+                self._before = None
             return self._function(iterator)
         finally:
             self.restore()
             self._after()
+
+
+def _batch_spec(model: keras.Model, iterator: Any) -> Any:
+    """`tf.TensorSpec`s of what `train_step` will be given; None where that is not compiled at once.
+
+    Parts of data that are None come as `tf.experimental.Optional`, which Keras turns back.
+    """
+    if model.run_eagerly or not isinstance(iterator, tf.data.Iterator):
+        return None
+    spec = keras.tree.map_structure(
+        lambda s: None if isinstance(s, tf.OptionalSpec) else s, iterator.element_spec
+    )
+    leaves = [s for s in keras.tree.flatten(spec) if s is not None]
+    return spec if all(isinstance(s, tf.TensorSpec) for s in leaves) else None
 
 
 def calling_list() -> keras.callbacks.CallbackList | None:
