@@ -184,8 +184,18 @@ def test_missing_data_file(monkeypatch, capsys, tmp_path):
     assert_one_line(capsys.readouterr().err, ["letter.data was not found. Searched: /nowhere."])
 
 
+def test_an_interrupt_gets_one_line(monkeypatch, capsys, tmp_path):
+    def load(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "load", load)
+    assert demo.main(["--output", str(tmp_path)]) == 130
+    assert_one_line(capsys.readouterr().err, ["interrupted"])
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for child processes")
-def test_interrupt(tmp_path):
+@pytest.mark.slow
+def test_a_real_interrupt(tmp_path):
     with subprocess.Popen(
         command("--output", str(tmp_path)),
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -32,7 +32,7 @@ def test_permuted_indices_are_a_permutation(size: int) -> None:
 
 
 @pytest.mark.parametrize("draw", [random.permuted_indices, random.uniform_indices])
-@pytest.mark.parametrize("size", [1, 251])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 251])
 def test_indices_are_the_same_eager_and_compiled(draw: Any, size: int) -> None:
     def indices() -> tf.Tensor:
         return draw(SEED, tf.range(size), size, [3, 2])
@@ -95,7 +95,7 @@ def test_permutations_are_uniform(size: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "error"), [(11, 0.2), (257, 0.35)])
-@pytest.mark.parametrize("positions", [(0, 1), (2, 3)])
+@pytest.mark.parametrize("positions", [(0, 1), pytest.param((2, 3), marks=pytest.mark.slow)])
 def test_every_example_and_every_pair_is_included_alike(
     positions: tuple[int, int], size: int, error: float
 ) -> None:

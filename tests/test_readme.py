@@ -9,16 +9,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def example(heading: str, shortened: tuple[str, str] = ("", ""), names: dict | None = None) -> dict:
+def example(heading: str, shortened: dict | None = None, names: dict | None = None) -> dict:
     """Runs the Python example under a heading of the README; returns its variables.
 
-    `shortened` is a piece of it, and what takes its place; `names` is what there is before.
+    `shortened` are pieces of it, and what takes their place; `names` is what there is before.
     """
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
-    assert shortened[0] in code
-    code = code.replace(*shortened)
+    for piece, instead in (shortened or {}).items():
+        assert code.count(piece) == 1
+        code = code.replace(piece, instead)
     names = {} if names is None else names
     exec(compile(code, f"README.md, {heading}", "exec"), names)
     return names
@@ -37,7 +38,7 @@ def test_sample_chain_and_long_run(tmp_path, monkeypatch, capsys):
     assert r_hat.max() < 1.1
 
     monkeypatch.chdir(tmp_path)
-    example("Long runs", ("num_results=5_000", "num_results=2_000"), names)
+    example("Long runs", {"num_results=5_000": "num_results=2_000"}, names)
     long_run = np.asarray(names["result"].states)
     assert long_run.shape == (2_000, 4, 30)
     deviations = np.abs(long_run.mean(axis=(0, 1)) - mean) / samples.std(axis=(0, 1))
@@ -47,8 +48,9 @@ def test_sample_chain_and_long_run(tmp_path, monkeypatch, capsys):
 
 
 def test_fit_example():
-    """With 3,600 steps instead of 6,000: ten samples after the burn-in."""
-    names = example("With `model.fit`", shortened=("epochs=200", "epochs=120"))
+    """With 1,800 steps instead of 6,000: ten samples after the burn-in."""
+    shortened = {"epochs=200": "epochs=60", "num_burnin_steps=3000": "num_burnin_steps=1200"}
+    names = example("With `model.fit`", shortened)
     probabilities, spread = names["mean"], names["standard_deviation"]
     np.testing.assert_allclose(np.sum(probabilities, axis=-1), 1.0, atol=1e-4)
     accuracy = np.mean(np.argmax(probabilities, axis=-1) == names["y"][1500:])

@@ -201,6 +201,7 @@ class TestStationaryLaw:
         _, flat_mean, flat_covariance, _ = self.law(prior_scale=1e6)
         assert self.p_values(right, flat_mean, flat_covariance, matrix).min() < self.FALSE_ALARM
 
+    @pytest.mark.slow
     def test_sample_chain_has_the_same_law(self):
         y, mean, covariance, matrix = self.law()
         x = np.hstack([X, np.ones([N, 1], np.float32)])

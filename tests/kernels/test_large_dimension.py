@@ -11,7 +11,7 @@ import tfp_sgmcmc as sgmcmc
 D, N, BATCH = 100_000, 12, 4
 
 
-@pytest.mark.parametrize("kind", ["diag", "low_rank"])
+@pytest.mark.parametrize("kind", [pytest.param("diag", marks=pytest.mark.slow), "low_rank"])
 def test_a_compiled_step(kind: str) -> None:
     x = np.random.default_rng(0).standard_normal((N, D), np.float32)
     target = sgmcmc.MinibatchLogProb(

@@ -142,6 +142,7 @@ def test_estimated_sigma() -> None:
     check_covariance(found, MODEL.mean, law, ERROR)
 
 
+@pytest.mark.slow
 def test_past_its_range_it_is_worse_than_sgld() -> None:
     """Minibatches of two: u = epsilon s / (8 T) is 2.1 for the largest eigenvalue s of Sigma."""
     noise, step_size = MODEL.noise(2, replacement=True), 0.11

@@ -228,6 +228,7 @@ def test_momenta_at_the_ends_of_a_step_are_hotter(near_the_limit: Run) -> None:
         check_temperature(near_the_limit._replace(kinetic_temperature=np.mean(p**2, axis=-1)))
 
 
+@pytest.mark.slow
 def test_chains_with_their_own_step_sizes_frictions_and_temperatures() -> None:
     of_limit, frictions, temperatures = [0.4, 0.8], [6.0, 1.0], [1.0, 2.0]
 
@@ -310,6 +311,7 @@ class Skewed(GaussianMean):
         self.mean = np.linalg.solve(self.hessian, PRECISION @ self.data.sum(axis=0))
 
 
+@pytest.mark.slow
 def test_the_minibatch_of_the_gradient_must_not_estimate_sigma() -> None:
     """Its noise and its estimate of Sigma are dependent, which shifts the mean.
 

@@ -171,7 +171,7 @@ def known_target(noise_scale: Any = None) -> KnownScores:
 
 
 # They differ from their neighbours by numbers only; steps by hand have diagonal B, too.
-FURTHER = ("larger minibatches", "diagonal B", "B = N V", "drawn with replacement")
+FURTHER = ("larger minibatches", "diagonal B", "B = N V", "full B", "drawn with replacement")
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def test_diagonal_preconditioner() -> None:
     check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP, np.diag(scale)))
 
 
+@pytest.mark.slow
 def test_full_matrix_preconditioner_without_replacement() -> None:
     kernel = sgmcmc.SGLD(
         target(replacement=False),

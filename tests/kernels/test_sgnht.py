@@ -198,7 +198,7 @@ def test_results_keep_their_structure_shapes_and_dtypes(scheme: Any, thermostat:
 @pytest.mark.parametrize(
     ("scheme", "jit"),
     [
-        ("euler", False),
+        pytest.param("euler", False, marks=pytest.mark.slow),
         pytest.param("adodab", False, marks=pytest.mark.slow),
         ("adodab", True),
     ],

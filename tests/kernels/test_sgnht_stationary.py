@@ -49,7 +49,7 @@ def check(run: Run, covariance: np.ndarray, error: float) -> None:
 # The law with a large thermal mass
 
 
-@pytest.mark.parametrize("scheme", ["euler", "adodab"])
+@pytest.mark.parametrize("scheme", [pytest.param("euler", marks=pytest.mark.slow), "adodab"])
 def test_law_of_minibatch_chains(scheme: Any) -> None:
     """With a thermal mass of 100 xi varies by 1%, and the law by less than 0.1%; power 6%."""
     mass, temperature = (MASS, 1.5) if scheme == "adodab" else (1.0, 1.0)
@@ -111,7 +111,7 @@ def test_order_of_the_error_of_theta() -> None:
 # Temperature and thermostat
 
 
-@pytest.fixture(scope="module", params=["euler", "adodab"])
+@pytest.fixture(scope="module", params=["euler", pytest.param("adodab", marks=pytest.mark.slow)])
 def thermal(request: pytest.FixtureRequest) -> tuple[str, Run]:
     """20 coordinates; the gradient's noise adds s = h sigma^2 / (2 T) = 1 to the friction."""
     kernel = sgmcmc.SGNHT(NoisyQuadratic(4.0, 10.0), 0.02, 1.0, request.param, initial_momentum=1.0)

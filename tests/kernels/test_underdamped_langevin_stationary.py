@@ -143,6 +143,7 @@ def test_baoab_with_minibatches_under_xla(noisy_baoab: Run) -> None:
     check_noisy("baoab", noisy_baoab)
 
 
+@pytest.mark.slow
 def test_obabo_with_minibatches() -> None:
     check_noisy("obabo", noisy("obabo"))
 

@@ -70,6 +70,7 @@ def test_the_same_seed_gives_the_same_result(short: Any) -> None:
         assert not np.array_equal(a.scores, b.scores)
 
 
+@pytest.mark.slow
 def test_candidates_in_parallel_give_the_same_result(found: Any) -> None:
     """In three threads, which XLA compiles for; kernels are made in the first thread."""
 
@@ -114,6 +115,7 @@ def test_candidates_with_other_arguments_have_programs_of_their_own() -> None:
     assert found.best == candidates[1]
 
 
+@pytest.mark.slow
 def test_makers_that_refuse_tensors_are_given_floats() -> None:
     def make_kernel_fn(step_size: Any) -> sgmcmc.SGLD:
         return langevin(sgmcmc.schedules.PolynomialDecay(a=step_size, gamma=0.1))

@@ -217,7 +217,7 @@ def test_made_inside_a_compiled_function() -> None:
     np.testing.assert_allclose(gradient(tf.constant(CENTER)), expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [list, tuple, dict])
+@pytest.mark.parametrize("kind", [pytest.param(list, marks=pytest.mark.slow), tuple, dict])
 def test_parts_and_bijectors(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """A location [2] and a positive scale []: the center is unconstrained, as the state is."""
 
@@ -280,6 +280,7 @@ def test_linear_scores_leave_no_noise() -> None:
 OFF = LINEAR.mean + [0.8, -1.0]  # a center some standard deviations from the mean
 
 
+@pytest.mark.slow
 def test_law_with_noise_that_depends_on_the_state() -> None:
     """Linear regression, center away from the mode: noise of covariance quadratic in theta.
 
