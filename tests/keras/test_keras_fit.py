@@ -7,6 +7,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.keras.chain import Chain
 
 N = 20
 RNG = np.random.default_rng(0)
@@ -300,6 +301,27 @@ class CountsTraces(keras.layers.Dense):
     def call(self, x):
         type(self).traces += 1
         return super().call(x)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_a_step_is_traced_once(steps_per_execution, monkeypatch):
+    """And its variables are made before, with those that a forward pass assigns."""
+    traces = []
+    step = Chain.step
+    monkeypatch.setattr(Chain, "step", lambda *a: traces.append(a) or step(*a))
+    hidden = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    model = keras.Sequential([keras.Input([3]), *hidden, keras.layers.Dense(4)])
+    model.compile(
+        "adam",
+        CROSSENTROPY,
+        metrics=["accuracy"],
+        jit_compile=False,
+        steps_per_execution=steps_per_execution,
+    )
+    callback = sampler()
+    model.fit(X, Y, batch_size=10, verbose=0, callbacks=[callback])
+    assert len(traces) == 1
+    assert len(callback.samples[0]) > 1
 
 
 def test_further_fits_trace_nothing_anew_until_compile():
