@@ -250,10 +250,8 @@ def whitened_moments(kernel, num_steps, plane):
     return whitener @ (run.mean - mean), whitener @ run.covariance @ whitener.T, noise
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(s, marks=[pytest.mark.slow] * (s != "sgld")) for s in SAMPLERS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_samplers_have_the_variance_that_their_step_size_promises(name, plane):
     target, pilot, _, _ = plane
     num_steps = 20_000 if SAMPLERS[name].all_data else 200_000
@@ -266,6 +264,7 @@ def test_samplers_have_the_variance_that_their_step_size_promises(name, plane):
     assert high < 1 + {"psgld": 0.4}.get(name, 0.05) + noise
 
 
+@pytest.mark.slow
 def test_a_step_size_that_is_too_large_shows(plane):
     target, pilot, _, _ = plane
     matrix = sgmcmc.preconditioners.FullMatrix(pilot.covariance)

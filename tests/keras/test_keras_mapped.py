@@ -73,7 +73,7 @@ def errors(model, x, with_scores):
     [
         (in_groups, IMAGES, False),
         pytest.param(in_groups, IMAGES, True, marks=pytest.mark.slow),
-        (recurrent, TOKENS, False),
+        pytest.param(recurrent, TOKENS, False, marks=pytest.mark.slow),
     ],
     ids=["in groups", "in groups, scores", "masked steps"],
 )

@@ -138,7 +138,9 @@ def test_batch_normalization_predicts_by_the_sample_s_own_statistics():
     check(callback.predict(NEW), normed @ kernel[:, 0] + bias)
 
 
-@pytest.mark.parametrize("mode", [{"jit_compile": True}, {"run_eagerly": True}])
+@pytest.mark.parametrize(
+    "mode", [pytest.param({"jit_compile": True}, marks=pytest.mark.slow), {"run_eagerly": True}]
+)
 def test_dropout_is_active_while_sampling_and_off_in_predict(mode):
     """A linear loss: the gradient of the kernel shows which inputs the batch's mask let through."""
     x = np.ones([N, 3], np.float32)

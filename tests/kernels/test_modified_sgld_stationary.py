@@ -134,6 +134,7 @@ def test_law_where_parts_of_sigma_are_kept(kept: str, replacement: bool) -> None
     check_covariance(found, MODEL.mean, law, ERROR)
 
 
+@pytest.mark.slow
 def test_estimated_sigma() -> None:
     """From past minibatches of five; its own fluctuations add 5e-4 of the variance here."""
     estimated = MODEL.target(BATCH, replacement=True)

@@ -290,6 +290,7 @@ def test_estimated_covariance(covariance: Any) -> None:
     check(run, exact(), error=0.12)
 
 
+@pytest.mark.slow
 def test_ten_examples_of_a_thousand_with_the_default_estimate() -> None:
     """Sigma from past minibatches with decay 0.99. Power: 25% of a variance."""
     model = GaussianMean(num_examples=1000)

@@ -134,11 +134,12 @@ def test_law_of_every_kind_of_covariance(kept: str) -> None:
 @pytest.mark.parametrize(
     ("B", "matrix"),
     [
-        pytest.param(np.array([1.0, 3.0, 2.0]), np.diag([1.0, 3.0, 2.0]), marks=pytest.mark.slow),
+        (np.array([1.0, 3.0, 2.0]), np.diag([1.0, 3.0, 2.0])),
         (FullMatrix(FULL), FULL),
     ],
     ids=["diagonal", "full"],
 )
+@pytest.mark.slow
 def test_law_of_matrices_b(B: Any, matrix: np.ndarray) -> None:
     target = KnownScores(MODEL.target(BATCH, replacement=True), V * 11 / 12)
     kernel = sgmcmc.SGFS(target, alpha=repeated(ALPHAS), B=B, covariance=CG)
@@ -199,6 +200,7 @@ def test_all_examples() -> None:
     check_covariance(samples, model.mean, np.linalg.inv(model.hessian), ERROR)
 
 
+@pytest.mark.slow
 def test_temperature() -> None:
     """The posterior's covariance, times T."""
     temperatures = (0.6, 2.0)

@@ -106,6 +106,7 @@ def test_one_program_serves_all_floats() -> None:
     assert len(found.rounds[0].candidates) == 4
 
 
+@pytest.mark.slow
 def test_candidates_with_other_arguments_have_programs_of_their_own() -> None:
     def make_kernel_fn(num_parts: int, step_size: Any = 1e-5) -> sgmcmc.SGLD:
         return langevin(step_size * num_parts)

@@ -266,6 +266,7 @@ def test_law_of_sgld() -> None:
             check_covariance(samples, LINEAR.mean, wrong, 0.06)
 
 
+@pytest.mark.slow
 def test_an_anchor_that_stays_has_another_law() -> None:
     """Negative control: the anchor moves at the first estimate only."""
     base = LINEAR.target(3, replacement=True)
@@ -298,6 +299,7 @@ def test_bad_targets() -> None:
         sgmcmc.SVRG(sgmcmc.FullDataLogProb(lambda theta: -(theta**2)), 2)
 
 
+@pytest.mark.slow
 def test_preflight_checks_the_wrapped_target() -> None:
     state = tf.zeros([3, 2], tf.float64)
     sgmcmc.preflight(sgmcmc.SVRG(student()), state)
