@@ -25,6 +25,7 @@ COUNTED = [
     "SGD", "SGLD", "SGNHT", "NOGIN full", "SGFS diag", "SGLD + CV", "NOGIN diag + CV",
     "SGLD + SVRG", "CCAdL diag + SVRG", "corrected Langevin", "HMC", "NUTS", "HMC whitened",
 ]  # fmt: skip
+FURTHER = ("SGNHT", "SGFS diag", "NOGIN diag + CV", "CCAdL diag + SVRG", "HMC whitened")
 
 
 def tiny() -> Posterior:
@@ -79,7 +80,10 @@ def reference() -> Reference:
     return Reference(p.mode, p.covariance, 1.0, 1.0, 1e-4, 1e-3)
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in COUNTED],
+)
 def test_examples_are_counted(name: str, counting: dict[str, methods_module.Method]) -> None:
     method = counting[name]
     state = tf.constant(method.start, tf.float32)

@@ -116,6 +116,7 @@ def test_with_reductions_in_sample_chain() -> None:
 NUM_CHAINS, SIZE = 8000, 25
 
 
+@pytest.mark.slow
 def test_of_a_biased_chain_it_is_larger() -> None:
     """Exact: mean zero. Biased: S^2 of its law, by quadrature. An error of 25 % of that is found.
 

@@ -224,6 +224,7 @@ def test_prediction_averages_over_chains(three_chains):
     np.testing.assert_allclose(deviation, np.std(outputs, axis=0), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_further_fits_go_on():
     model, callback = classifier(jit_compile=False), sampler()
     fit(model, callback)

@@ -103,7 +103,7 @@ def test_burnin_ends_at_the_sampling_threshold():
     assert list(callback.sample_steps) == list(range(first + 1, 15))
 
 
-@pytest.mark.parametrize("num_chains", [None, 2])
+@pytest.mark.parametrize("num_chains", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_logged_noise_is_that_of_the_batch(num_chains):
     """The scores of a linear regression by hand, at the state before the last step looked at."""
     callback, logs = fit(

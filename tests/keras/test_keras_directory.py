@@ -116,6 +116,7 @@ def test_chains_go_on(tmp_path):
     assert_same(fits(tmp_path / "twice", 1, 2), fits(tmp_path / "once", 2))
 
 
+@pytest.mark.slow
 def test_another_seed_leaves_another_chain(tmp_path, in_memory):
     """Negative control of the comparison."""
     with pytest.raises(AssertionError):

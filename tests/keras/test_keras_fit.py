@@ -179,7 +179,7 @@ def masked():
     "make, num_chains",
     [
         (two_outputs, None),
-        (lambda: one_output("sum"), None),
+        pytest.param(lambda: one_output("sum"), None, marks=pytest.mark.slow),
         (lambda: one_output("sum_over_batch_size"), None),
         (masked, None),
         pytest.param(masked, 2, marks=pytest.mark.slow),

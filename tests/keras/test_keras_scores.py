@@ -253,9 +253,9 @@ def test_groups(name, num_groups):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("dense", marks=pytest.mark.slow),  # "embedding" has such layers, too
+        pytest.param("dense", marks=pytest.mark.slow),  # "conv same" has such layers, too
         "conv same",
-        "embedding",
+        pytest.param("embedding", marks=pytest.mark.slow),
         pytest.param("layer normalisation", marks=pytest.mark.slow),
     ],
 )

@@ -115,7 +115,11 @@ def copied(states: tf.Tensor, swapped: tf.Tensor) -> tf.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "bug"), [("log_prob_differences", inverted), ("exchange", copied)]
+    ("name", "bug"),
+    [
+        ("log_prob_differences", inverted),
+        pytest.param("exchange", copied, marks=pytest.mark.slow),
+    ],
 )
 def test_broken_swaps_are_found(monkeypatch: pytest.MonkeyPatch, name: str, bug: Any) -> None:
     monkeypatch.setattr(replica_exchange_sgld, name, bug)

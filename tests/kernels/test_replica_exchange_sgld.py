@@ -308,6 +308,7 @@ def test_states_of_two_parts(structure: Any) -> None:
     np.testing.assert_allclose(whole, expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_parallel_chains_are_independent() -> None:
     """No two of 20,000 chains are alike, and neighbours' swaps and states are not correlated."""
     kernel = sgmcmc.ReplicaExchangeSGLD(MODEL.target(BATCH), STEPS, TEMPERATURES)

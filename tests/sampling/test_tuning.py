@@ -125,6 +125,7 @@ def test_makers_that_refuse_tensors_are_given_floats() -> None:
     assert found.best == {"step_size": 0.3}
 
 
+@pytest.mark.slow
 def test_preconditioners_are_tuned() -> None:
     """A number is checked where it is known; a matrix is made of numbers, not of tensors."""
 

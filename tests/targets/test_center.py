@@ -134,6 +134,7 @@ def test_adam_takes_schedules_and_epochs_and_repeats_itself() -> None:
     assert np.all(find(1) != find(2))
 
 
+@pytest.mark.slow
 def test_parts_matrices_and_bijectors() -> None:
     """Multinomial regression with a positive scale: the center is unconstrained, in a dict."""
     labels = GENERATOR.integers(0, 3, 200)

@@ -299,6 +299,7 @@ def test_law_with_noise_that_depends_on_the_state() -> None:
             check_covariance(samples, LINEAR.mean, wrong, 0.05)
 
 
+@pytest.mark.slow
 def test_nogin_is_exact_without_noise() -> None:
     """V = 0 exactly: NOGIN's law is the posterior itself. Power: 5% of a variance."""
     base = GAUSSIAN.target(4, replacement=True, num_groups=2)
