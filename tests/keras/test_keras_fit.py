@@ -65,7 +65,7 @@ MODELS = {
     "kind, jit_compile, batch_size",
     [
         ("unbuilt", "auto", 8),  # of which the last is shorter
-        ("training argument", "auto", 10),
+        pytest.param("training argument", "auto", 10, marks=pytest.mark.slow),
         *(
             pytest.param(kind, "auto", 8, marks=pytest.mark.slow)
             for kind in ("functional", "sequential", "subclassed")
@@ -303,7 +303,7 @@ class CountsTraces(keras.layers.Dense):
         return super().call(x)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_step_is_traced_once(steps_per_execution, monkeypatch):
     """And its variables are made before, with those that a forward pass assigns."""
     traces = []

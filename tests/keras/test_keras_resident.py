@@ -154,6 +154,7 @@ def test_data_and_weights_that_are_not_meant(own, arguments, words):
         classifier(**EAGERLY).fit(data, verbose=0, callbacks=[callback], **arguments)
 
 
+@pytest.mark.slow
 def test_several_inputs_and_chains():
     a, b = keras.Input([2], name="a"), keras.Input([2], name="b")
     model = keras.Model([a, b], keras.layers.Dense(1)(keras.layers.Add()([a, b])))

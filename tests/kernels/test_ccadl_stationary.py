@@ -142,7 +142,6 @@ def thermal() -> Run:
     return run_thermostat(kernel, tf.ones([CHAINS, 3]), 330, 1200, seed=2)
 
 
-@pytest.mark.slow
 def test_kinetic_temperature(thermal: Run) -> None:
     """Mean T, at every step size; power 3%."""
     check_means(thermal.kinetic_temperature.mean(axis=1), 1.0, 0.03)

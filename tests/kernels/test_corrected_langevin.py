@@ -148,7 +148,7 @@ def gaussian_start() -> np.ndarray:
     ("step_size", "preconditioner"),
     [
         (0.5, None),
-        (1.2, np.array([0.5, 1.0, 0.3])),
+        pytest.param(1.2, np.array([0.5, 1.0, 0.3]), marks=pytest.mark.slow),
         (1.5, FullMatrix(COVARIANCE + np.diag([0.5, 0, 0]))),
     ],
     ids=["identity", "diagonal", "full"],

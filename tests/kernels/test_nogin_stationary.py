@@ -250,6 +250,7 @@ def test_chains_with_their_own_step_sizes_frictions_and_temperatures() -> None:
         check_temperature(run, temperature)
 
 
+@pytest.mark.slow
 def test_two_parts_in_blocks_with_masses() -> None:
     h = 0.9 * limit(mass=MASS)
     kernel = sgmcmc.NOGIN(

@@ -71,7 +71,8 @@ class Draws:
 
 @pytest.mark.parametrize(
     ("mode", "matrix"),
-    [("eager", np.eye(3)), ("eager", FULL), ("xla", np.eye(3)),
+    [("eager", np.eye(3)), ("eager", FULL),
+     pytest.param("xla", np.eye(3), marks=pytest.mark.slow),
      pytest.param("graph", FULL, marks=pytest.mark.slow)],
     ids=["eager", "eager preconditioned", "xla", "graph preconditioned"])  # fmt: skip
 def test_steps_by_hand(mode: str, matrix: np.ndarray) -> None:

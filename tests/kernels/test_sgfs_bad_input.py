@@ -142,11 +142,12 @@ def logistic(dtype: Any) -> sgmcmc.MinibatchLogProb:
 @pytest.mark.parametrize(
     ("options", "dtype", "jit"),
     [
-        pytest.param(dict(alpha=0.0), tf.float32, True, marks=pytest.mark.slow),
-        pytest.param(dict(alpha=0.0), tf.float64, False, marks=pytest.mark.slow),
+        (dict(alpha=0.0), tf.float32, True),
+        (dict(alpha=0.0), tf.float64, False),
         (dict(step_size=1.0, B="fisher"), tf.float32, False),
     ],
 )
+@pytest.mark.slow
 def test_features_that_tell_nothing_or_the_same(
     options: dict[str, Any], dtype: Any, jit: bool
 ) -> None:

@@ -256,6 +256,7 @@ def test_refused_friction_raises_with_both_numbers() -> None:
         tf.function(kernel.one_step, autograph=False)(state, results, SEED)
 
 
+@pytest.mark.slow
 def test_refused_chain_stands_still_under_xla() -> None:
     kernel, state = refusing(), tf.constant(START)
     run = tf.function(kernel.one_step, autograph=False, jit_compile=True)

@@ -119,6 +119,7 @@ def test_rmsprop_without_memory_is_position_dependent(gamma: bool) -> None:
         check_cdf(drawn, wrong, DISTANCE)
 
 
+@pytest.mark.slow
 def test_rmsprop_with_memory_is_right_to_no_better_than_its_docstring_says() -> None:
     """decay=0.9: p(theta) M^-0.9 in the limit of small steps, of variance 1.55, not N(0, 1).
 

@@ -172,7 +172,7 @@ def test_exact_gradients_with_steps_frictions_and_temperatures_of_each_chain(nam
         check_temperature(run, heat)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", ["baoab", pytest.param("obabo", marks=pytest.mark.slow)])
 def test_two_parts_with_masses(name: str) -> None:
     target = MODEL.target(BATCH, replacement=True, parts=True)
     kernel = sgmcmc.UnderdampedLangevin(target, STEP, FRICTION, name, mass=[MASS[:1], MASS[1:]])

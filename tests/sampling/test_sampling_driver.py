@@ -63,6 +63,7 @@ def test_the_chain_is_that_of_single_steps(full: Any) -> None:
     assert full.timings.steps_per_second > 0 and full.timings.compile_seconds > 0
 
 
+@pytest.mark.slow
 def test_the_chain_is_that_of_single_steps_under_xla() -> None:
     def log_prob(mean: tf.Tensor, log_sd: tf.Tensor) -> tf.Tensor:
         return -0.5 * tf.reduce_sum(mean**2, axis=-1) - log_sd**2

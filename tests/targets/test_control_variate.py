@@ -361,6 +361,7 @@ def test_bad_targets() -> None:
         sgmcmc.ControlVariate(lambda theta: -(theta**2), CENTER)
 
 
+@pytest.mark.slow
 def test_preflight_checks_the_center_too() -> None:
     """A likelihood that is right at the state, and at the center depends on its batch."""
     sgmcmc.preflight(sgmcmc.ControlVariate(regression(), CENTER), at(THETA, 3))
