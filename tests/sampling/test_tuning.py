@@ -140,8 +140,8 @@ def test_preconditioners_are_tuned() -> None:
         assert found.best == {"scale": 1.0}
 
 
-@pytest.mark.parametrize("exact_gradients", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.slow
+@pytest.mark.parametrize("exact_gradients", [False, True])
 def test_batch_sizes_and_minibatch_gradients(exact_gradients: bool) -> None:
     """Minibatches of one of 12, and not of 12, make the variance about twice the posterior's."""
     model = GaussianMean(num_examples=12)

@@ -368,9 +368,7 @@ class SamplerCallback(keras.callbacks.Callback):
         batch = keras.utils.unpack_x_y_sample_weight(spec)
         resident = data_asked(batch, self._resident)
         batch = batch if resident is None else resident.batch_spec
-        chain = self._built_chain(batch)
-        chain.create(batch[0])
-        chain.create_rings(batch[0])
+        self._built_chain(batch).prepare(batch[0])
 
     def _built_chain(self, batch: tuple[Any, Any, Any]) -> Chain:
         losses.build(self.model, *batch)

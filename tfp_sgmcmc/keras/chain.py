@@ -230,7 +230,7 @@ class Chain:
         model = self.model
         x, y, sample_weight = batch
         rows = count_rows(x)
-        self.create(x)
+        self._create(x)
         target = self._target(batch)
         status = Status(*tf.unstack(self._status.read_value()))
         seed = random.fold_in(tf.constant(self._seed), status.num_steps)
@@ -276,7 +276,25 @@ class Chain:
         metrics = model.compute_metrics(x, y, shown.outputs, sample_weight=sample_weight)
         return metrics if replicas.count() == 1 else replicas.metrics_result(model)
 
-    def create(self, x: Any) -> None:
+    def prepare(self, x: Any) -> None:
+        """Creates all that the first step would create, of the specification of its inputs."""
+        self._create(x)
+        self.rings.create(
+            [
+                (v, tf.TensorSpec([*self.chain_shape, *v.shape], v.dtype))
+                for v in self.rings.recorded or self._recorded(x)
+            ]
+        )
+
+    def _recorded(self, x: Any) -> list[keras.Variable]:
+        """Those whose values make a sample, as the first step will find."""
+        others = self._others
+        if others is None:
+            may_change = any(map(_is_kept, self.model.non_trainable_variables))
+            others = losses.changed_by_call(self.model, x) if may_change else []
+        return [v for v in [*self.variables, *others] if _is_kept(v)]
+
+    def _create(self, x: Any) -> None:
         """Creates what can be known only when the first batch, or its specification, is there."""
         if self.num_chains is not None and self._others is None:
             with tf.init_scope():
@@ -293,18 +311,6 @@ class Chain:
                     like = self._results.numpy()
                     self._results.assign(self._restored.restore("chain['results']", like))
             self._restored = None  # all of it is in variables
-
-    def create_rings(self, x: Any) -> None:
-        """Creates what the first step would create: room for states that are kept."""
-        others = self._others
-        if others is None:
-            has_others = bool(self.model.non_trainable_variables)
-            others = losses.changed_by_call(self.model, x) if has_others else []
-        kept = [v for v in [*self.variables, *others] if _is_kept(v)]
-        shapes = [[*self.chain_shape, *v.shape] for v in kept]
-        self.rings.create(
-            [(v, tf.TensorSpec(s, v.dtype)) for v, s in zip(kept, shapes, strict=True)]
-        )
 
     def _logs(self, metrics: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         kernel = self._make_kernel_fn(self._target(None))

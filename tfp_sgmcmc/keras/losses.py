@@ -142,6 +142,11 @@ def forward(
     return Forward(outputs, losses, updates, metrics, marks(outputs))
 
 
+def map_arrays(fn: Callable[[Any], Any], nest: Any) -> Any:
+    """Maps the leaves of a nest but those that are None, which stay."""
+    return keras.tree.map_structure(lambda a: None if a is None else fn(a), nest)
+
+
 def changed_by_call(model: keras.Model, x: Any) -> list[keras.Variable]:
     """The variables that a forward pass in training assigns; of `x` the shapes count."""
     changed: list[keras.Variable] = []
@@ -152,11 +157,7 @@ def changed_by_call(model: keras.Model, x: Any) -> list[keras.Variable]:
         values = [keras.ops.convert_to_tensor(v) for v in variables]
         changed.extend(v for v, _ in forward(model, variables, values, x, training=True).updates)
 
-    trace.get_concrete_function(
-        keras.tree.map_structure(
-            lambda a: None if a is None else tf.TensorSpec(a.shape, a.dtype), x
-        )
-    )
+    trace.get_concrete_function(map_arrays(lambda a: tf.TensorSpec(a.shape, a.dtype), x))
     return changed
 
 

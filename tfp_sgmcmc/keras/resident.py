@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.keras.losses import map_arrays
 from tfp_sgmcmc.targets.data import as_tensor, count, integer, leading_axis
 
 _NAME = "num_resident_steps"  # begins that of the only array of x that comes through Keras
@@ -50,7 +51,7 @@ class ResidentData(keras.utils.PyDataset):
         num_examples: int,
     ):
         super().__init__()
-        self._arrays = _map(lambda a: as_tensor(a, keras.config.floatx()), arrays)
+        self._arrays = map_arrays(lambda a: as_tensor(a, keras.config.floatx()), arrays)
         self.num_examples = leading_axis(
             [a for a in keras.tree.flatten(self._arrays) if a is not None]
         )
@@ -83,7 +84,9 @@ class ResidentData(keras.utils.PyDataset):
     @property
     def batch_spec(self) -> tuple[Any, Any, Any]:
         """Of what `batch` returns."""
-        return _map(lambda a: tf.TensorSpec([self.batch_size, *a.shape[1:]], a.dtype), self._arrays)
+        return map_arrays(
+            lambda a: tf.TensorSpec([self.batch_size, *a.shape[1:]], a.dtype), self._arrays
+        )
 
     def num_steps(self, batch: tuple[Any, Any, Any]) -> tf.Tensor:
         """What a batch of `__getitem__` asks for."""
@@ -97,11 +100,7 @@ class ResidentData(keras.utils.PyDataset):
         else:
             own = random.numbered_seed(self._seed, tf.cast(step, tf.int32))
             indices = random.permuted_indices(own, tf.range(size), total)
-        return _map(lambda a: tf.gather(a, indices), self._arrays)
-
-
-def _map(fn: Callable[[Any], Any], arrays: Any) -> Any:
-    return keras.tree.map_structure(lambda a: None if a is None else fn(a), arrays)
+        return map_arrays(lambda a: tf.gather(a, indices), self._arrays)
 
 
 def data_asked(batch: tuple[Any, Any, Any], made: Sequence[ResidentData]) -> ResidentData | None:

@@ -171,13 +171,13 @@ def _in_groups(x: tf.Tensor, rows: Any, width: Any) -> tf.Tensor:
 
 def count_rows(batch: Any) -> Any:
     """Leading axis of a nest of arrays: an integer where it is known, else a tensor."""
-    known = known_rows(batch)
-    if known is not None:
-        return known
-    return tf.shape(next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None))[0]
+    return known_rows(batch) or tf.shape(_first(batch))[0]
 
 
 def known_rows(batch: Any) -> int | None:
     """Leading axis of a nest of arrays, or of their specifications, where it is known."""
-    x = next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
-    return x.shape[0] or None
+    return _first(batch).shape[0] or None
+
+
+def _first(batch: Any) -> Any:
+    return next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
