@@ -82,7 +82,7 @@ def compare(num_repeats: int = 15) -> list[Row]:
             other = scores.measure(PROBLEM, target, methods[name], OTHER_SEEDS)
             rows += _rows(f"{name}: none", own[name], other)
         rows += _rows(change, own[name], scores.measure(PROBLEM, target, method))
-        benchmark = "steps.Steps.time_500_steps"
+        benchmark = "steps.Steps.time_steps"
         pair = seconds([methods[name].make_kernel(), make_kernel()], num_repeats)
         rows.append(Row(change, benchmark, *pair, threshold(benchmark)))
     return rows
