@@ -23,11 +23,17 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Graphs of tests are traced to run once: optimising them costs more than it saves.
+    """Tests run what they make once, so TensorFlow is told not to tune it.
 
-    XLA's compilation is left as it is, and processes that tests start have graphs optimised.
+    Optimising a graph costs more than it saves. The thread that tunes an input pipeline makes the
+    end of an iterator wait for it, now and then, for up to a minute. XLA's compilation is left as
+    it is, and so is all in processes that tests start.
     """
     if "tensorflow" in sys.modules:
         import tensorflow as tf
 
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        as_it_is = tf.data.Options()
+        as_it_is.autotune.enabled = False
+        iterate = tf.data.Dataset.__iter__
+        tf.data.Dataset.__iter__ = lambda dataset: iterate(dataset.with_options(as_it_is))
