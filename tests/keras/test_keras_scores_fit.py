@@ -3,6 +3,8 @@
 Logistic regression, sum_i log sigmoid(y_i (w x_i + b)): its scores are (t_i - p_i) (x_i, 1).
 """
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -153,6 +155,38 @@ def test_low_rank_needs_batches_of_known_size():
     assert len(samples[0]) == 3 and np.isfinite(samples[0]).all()
     samples = fit(make_model(jit_compile=False), sampler(make_kernel_fn, num_groups=2), 5)
     assert len(samples[0]) == 3 and np.isfinite(samples[0]).all()
+
+
+def nogin(target):
+    return sgmcmc.NOGIN(target, 0.01, friction=1.0)
+
+
+@pytest.mark.parametrize(
+    "make_kernel_fn, batch_size, arguments, is_told",
+    [
+        (nogin, 5, {}, True),
+        (nogin, N, {}, False),
+        (nogin, 5, {"check_num_examples": False}, False),
+        (lambda target: sgmcmc.SGLD(target, 0.01), 5, {}, False),
+    ],
+)
+def test_a_kernel_that_expects_independent_batches_says_so(
+    make_kernel_fn, batch_size, arguments, is_told
+):
+    """Once, after the first epoch; `resident` data are for it."""
+    callback = sampler(make_kernel_fn, **arguments)
+    model = make_model(run_eagerly=True)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        fit(model, callback, batch_size, epochs=2)
+    told = [w for w in found if "batches are not independent" in str(w.message)]
+    assert len(told) == is_told
+    if is_told:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            callback = sampler(make_kernel_fn)
+            data = callback.resident(X, T, batch_size=batch_size)
+            make_model(run_eagerly=True).fit(data, verbose=0, callbacks=[callback])
 
 
 def test_num_groups_is_checked():

@@ -58,6 +58,12 @@ class SamplerCallback(keras.callbacks.Callback):
     same callback goes on from there. Its own training function is back in place after every batch,
     so that a fit that fails or is interrupted leaves a model that trains as before.
 
+    The batches of an epoch of `fit` are not independent: each example comes once. SGLD is none the
+    worse for it, but kernels that make up for the covariance of the gradient noise (`ModifiedSGLD`,
+    `SGFS`, `SGHMC`, `CCAdL`, `NOGIN`) then make up for more than there is, and variances come out
+    too small, by up to the share of the gradient noise in all noise. A warning says so; `resident`
+    draws independent batches, as these kernels expect.
+
     Layers that behave differently in training do so while sampling. Dropout's noise goes into the
     gradient, so the law is not the posterior of the network without dropout; it is off in
     `predict`. BatchNormalization normalises by the batch, so that the likelihood is no sum over
@@ -247,7 +253,7 @@ class SamplerCallback(keras.callbacks.Callback):
         sample_weight: Any = None,
         *,
         batch_size: int,
-        reshuffle: Literal["epoch", "step"] = "epoch",
+        reshuffle: Literal["step", "epoch"] = "step",
         steps_per_call: int = 100,
         steps_per_epoch: int | None = None,
     ) -> ResidentData:
@@ -262,8 +268,8 @@ class SamplerCallback(keras.callbacks.Callback):
           y: targets, likewise.
           sample_weight: likewise.
           batch_size: B; all batches have so many examples.
-          reshuffle: "epoch" takes each example once before any comes again, as `fit` does; "step"
-            draws each batch anew, independently, as `MinibatchLogProb` does.
+          reshuffle: "step" draws each batch anew, independently, as `MinibatchLogProb` does;
+            "epoch" takes each example once before any comes again, as `fit` does with arrays.
           steps_per_call: as many samples as they leave are held on the device at once.
           steps_per_epoch: what `fit` calls an epoch; None is floor(N / B) steps.
         """

@@ -116,6 +116,7 @@ class Chain:
         self._restored: Checkpoint | None = None
         # Known when the first batch comes, whose rows they depend on.
         self._results: PackedVariables | None = None
+        self.uses_scores = False
         kernel = make_kernel_fn(self._target(None))
         if not isinstance(kernel, tfp.mcmc.TransitionKernel):
             raise TypeError(
@@ -238,6 +239,7 @@ class Chain:
         assert self._results is not None  # as of _create
         results = self._results.read()
         state, results = kernel.one_step(before, results, seed=seed)
+        self.uses_scores = target.gave_scores
         evaluated = target.evaluated
         if evaluated is None:
             raise ValueError(_NO_ESTIMATE)

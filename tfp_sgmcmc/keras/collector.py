@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any, NamedTuple
 
 import keras
@@ -15,6 +16,14 @@ from tfp_sgmcmc.keras.samples import Samples, StoredSamples
 
 # Reading a variable makes an accelerator wait: while no sample is due, look for NaN this often.
 _STEPS_UNSEEN = 100
+
+_DEPENDENT = (
+    "The epoch that fit has taken had each example once, so its batches are not independent, but "
+    "the kernel makes up for the gradient noise of independent ones. Its variances will be too "
+    "small, by up to the share of the gradient noise in all noise. Pass `resident` data of the "
+    "callback to fit, whose batches are independent; if those that fit has are, too, pass "
+    "check_num_examples=False."
+)
 
 
 class Place(NamedTuple):
@@ -143,12 +152,22 @@ class Collector:
             self.chain.keep_from(first)
 
     def end_epoch(self, epoch: int, is_whole: bool) -> None:
-        """Looks, checks that an epoch that `is_whole` had N examples, and saves."""
+        """Looks, checks an epoch that `is_whole`, and saves.
+
+        Raises:
+          ValueError: not N examples.
+
+        Warns:
+          UserWarning: a kernel that expects independent batches had those of an epoch.
+        """
         if self.chain is None:
             return
         status = self.look()
         if is_whole and self._num_examples is not None:
             self._check_rows(status, expected_at_least=self._num_examples)
+            is_dependent = status.num_rows > 0 and status.num_steps > 1  # not resident, nor all
+            if is_dependent and self.chain.uses_scores and self._place.total_epochs == 0:
+                warnings.warn(_DEPENDENT, stacklevel=2)
         self._place = Place(self._place.fit, epoch + 1, self._place.total_epochs + 1)
         self._commit()
 

@@ -22,14 +22,14 @@ class ResidentData(keras.utils.PyDataset):
     What goes through Keras are numbers of steps: `steps_per_call` of them are taken by one compiled
     call. Made by `SamplerCallback.resident`.
 
-    With `reshuffle="epoch"` step t of the chain has the examples at positions tB, ..., tB + B - 1
-    of one permutation of all N after the other, with `"step"` the first B of a permutation of its
-    own. Either is a function of (seed, t) alone, whatever is interrupted or resumed.
+    With `reshuffle="step"` step t of the chain has the first B examples of a permutation of its
+    own, with `"epoch"` those at positions tB, ..., tB + B - 1 of one permutation of all N after
+    the other. Either is a function of (seed, t) alone, whatever is interrupted or resumed.
 
     Args:
       arrays: `(x, y, sample_weight)`, each a nest of arrays `[N, ...]` or None.
       batch_size: B.
-      reshuffle: `"epoch"` or `"step"`.
+      reshuffle: `"step"` or `"epoch"`.
       steps_per_call: steps that one call takes, at most.
       steps_per_epoch: of `fit`; None is floor(N / B).
       seed: of the order of the examples.
@@ -58,8 +58,8 @@ class ResidentData(keras.utils.PyDataset):
         if self.num_examples != num_examples:
             raise ValueError(f"x has {self.num_examples} rows, but num_examples is {num_examples}.")
         self.batch_size = count("batch_size", batch_size, self.num_examples)
-        if reshuffle not in ("epoch", "step"):
-            raise ValueError(f"reshuffle is {reshuffle!r}; 'epoch' or 'step' is expected.")
+        if reshuffle not in ("step", "epoch"):
+            raise ValueError(f"reshuffle is {reshuffle!r}; 'step' or 'epoch' is expected.")
         self.reshuffle = reshuffle
         if steps_per_epoch is None:
             steps_per_epoch = self.num_examples // self.batch_size

@@ -41,7 +41,7 @@ class ModelLogProb(Target):
 
     A step of `fit` makes a target of its own, bound to its batch. `evaluated` holds the forward
     pass of the last estimate, from which outputs and new moving statistics are taken, `log_prob`
-    its value, and `num_rows` is B.
+    its value, `gave_scores` tells whether it had scores, and `num_rows` is B.
 
     Args:
       model: compiled, built.
@@ -68,6 +68,7 @@ class ModelLogProb(Target):
     ):
         self.num_examples, self.num_chains = num_examples, num_chains
         self.evaluated: losses.Forward | None = None
+        self.gave_scores = False
         self.log_prob: tf.Tensor | None = None
         self._model, self._log_prior_fn, self.batch = model, log_prior_fn, batch
         self._others = list(others)
@@ -114,6 +115,7 @@ class ModelLogProb(Target):
         scored = with_scores and probe is None
         if scored:
             self._scores.prepare(self.batch[0])
+            self.gave_scores = True
 
         def of_one_chain(own: tuple[list[tf.Tensor], ...]) -> tuple[Any, ...]:
             # The gradient is taken here and not of the mapped value: under XLA the two would be
