@@ -261,7 +261,8 @@ class SamplerCallback(keras.callbacks.Callback):
 
         One compiled call takes `steps_per_call` steps, on batches drawn within it, which spares
         what Keras spends on each: small models sample many times as fast. It goes to `fit` as x:
-        `model.fit(sampler.resident(x, y, batch_size=500), callbacks=[sampler])`.
+        `model.fit(sampler.resident(x, y, batch_size=500, steps_per_call=1000,
+        steps_per_epoch=10_000), epochs=10, callbacks=[sampler])`.
 
         Args:
           x: inputs, a nest of arrays `[N, ...]`.
@@ -270,8 +271,10 @@ class SamplerCallback(keras.callbacks.Callback):
           batch_size: B; all batches have so many examples.
           reshuffle: "step" draws each batch anew, independently, as `MinibatchLogProb` does;
             "epoch" takes each example once before any comes again, as `fit` does with arrays.
-          steps_per_call: as many samples as they leave are held on the device at once.
-          steps_per_epoch: what `fit` calls an epoch; None is floor(N / B) steps.
+          steps_per_call: at most, and no more than an epoch has. More are faster where a step is
+            short; as many samples as they leave are held on the device at once.
+          steps_per_epoch: what `fit` calls an epoch; None is floor(N / B) steps. Keras does the
+            same work after each, however few they are.
         """
         data = ResidentData(
             (x, y, sample_weight),

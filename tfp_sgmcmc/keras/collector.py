@@ -163,13 +163,14 @@ class Collector:
         if self.chain is None:
             return
         status = self.look()
-        if is_whole and self._num_examples is not None:
+        is_checked = is_whole and self._num_examples is not None
+        if is_checked:
             self._check_rows(status, expected_at_least=self._num_examples)
-            is_dependent = status.num_rows > 0 and status.num_steps > 1  # not resident, nor all
-            if is_dependent and self.chain.uses_scores and self._place.total_epochs == 0:
-                warnings.warn(_DEPENDENT, stacklevel=2)
         self._place = Place(self._place.fit, epoch + 1, self._place.total_epochs + 1)
         self._commit()
+        is_first = is_checked and self._place.total_epochs == 1
+        if is_first and status.num_rows and status.num_steps > 1 and self.chain.uses_scores:
+            warnings.warn(_DEPENDENT, stacklevel=2)  # its data are not resident, nor one batch
 
     def after_execution(self, num_steps: int) -> None:
         """Looks, if need be, after at most `num_steps` more steps."""
