@@ -62,7 +62,7 @@ def test_a_seed_for_each_position_names_its_permutation() -> None:
         assert mixed[i] == random.permuted_indices(seed, tf.constant([i]), 10).numpy()[0]
 
 
-@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize("jit", [pytest.param(True, marks=pytest.mark.slow), False])
 @pytest.mark.parametrize(
     ("size", "batch_size"), [pytest.param(7, 7, marks=pytest.mark.slow), (251, 100)]
 )

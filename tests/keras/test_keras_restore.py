@@ -189,6 +189,7 @@ def test_sampling_again_after_an_error():
     assert len(callback.samples[0]) == 10
 
 
+@pytest.mark.slow
 def test_a_real_interrupt():
     """SIGINT to a process in the midst of a fit, at whatever instruction it is."""
     program = textwrap.dedent("""

@@ -54,7 +54,7 @@ def likelihood_and_gradient(base: sgmcmc.MinibatchLogProb, theta: tf.Tensor) -> 
 # Anchors
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_anchors_move_when_they_should_and_across_calls(jit: bool) -> None:
     """Estimate k has the anchor of estimate k - k mod 4, whose full gradient it carries.
 
