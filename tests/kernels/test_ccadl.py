@@ -163,7 +163,8 @@ def test_results_keep_their_structure_shapes_and_dtypes(covariance: str) -> None
         assert after.thermostat.shape == shape
 
 
-@pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("jit", [False, True])
 def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
     target = MODEL.target(BATCH, tf.float64)
     covariance = KnownCovariance(NOISE / target.noise_scale)

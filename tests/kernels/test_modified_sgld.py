@@ -186,7 +186,8 @@ def test_an_exact_gradient_makes_it_sgld() -> None:
     np.testing.assert_allclose(moved, START - 0.05 * START + np.sqrt(0.05) * z)
 
 
-@pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("jit", [False, True])
 def test_compiled_steps(jit: bool) -> None:
     """Normals differ between modes; the formula holds in each with its own."""
     target = make_target()

@@ -195,14 +195,8 @@ def test_results_keep_their_structure_shapes_and_dtypes(scheme: Any, thermostat:
         )
 
 
-@pytest.mark.parametrize(
-    ("scheme", "jit"),
-    [
-        pytest.param("euler", False, marks=pytest.mark.slow),
-        pytest.param("adodab", False, marks=pytest.mark.slow),
-        ("adodab", True),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "jit"), [("euler", False), ("adodab", False), ("adodab", True)])
 def test_every_mode_takes_the_step_of_its_own_draws(scheme: Any, jit: bool) -> None:
     target = MODEL.target(BATCH, tf.float64, parts=True)
     kernel = sgmcmc.SGNHT(target, 0.05, 3.0, scheme, initial_momentum=two_parts(MOMENTUM))
