@@ -11,6 +11,7 @@ import tomllib
 
 import pytest
 import tensorflow as tf
+from packaging.requirements import Requirement
 
 from benchmarks.suite import __main__ as suite_main
 from benchmarks.suite import accuracy, device, networks, profiles, scaling, steps
@@ -71,7 +72,7 @@ def test_environments_hold_what_the_package_needs() -> None:
     assert "--no-deps" in configuration["install_command"][0]
     project = tomllib.loads((CONFIGURATION.parent / "pyproject.toml").read_text())["project"]
     needed = project["dependencies"] + project["optional-dependencies"]["datasets"]
-    names = {re.split(r"[^\w-]", line)[0] for line in needed if "python_version" not in line}
+    names = {r.name for r in map(Requirement, needed) if r.marker is None}
     assert names == set(configuration["matrix"]["req"])
 
 

@@ -95,30 +95,34 @@ def test_the_law_of_nogin_on_a_gaussian_is_the_posterior():
     """w | y ~ N(mean(y), 1/N), which NOGIN leaves invariant at every step size.
 
     z, by 50 means of the squared deviation in units of 1/N, has Student's t law of 49 degrees of
-    freedom: 5.6 is passed by chance once in 1e6. Batches of epochs, the control, have a ratio near
-    0.68 and a z near -46.
+    freedom: 5.6 is passed by chance once in 1e6. Batches of epochs are the control; their ratio is
+    known to 0.007.
     """
-    N, num_steps = 40, 80_000
-    y = np.random.default_rng(0).normal(size=[N, 1]).astype(np.float32)
+    num_examples, num_steps = 40, 80_000
+    y = np.random.default_rng(0).normal(size=[num_examples, 1]).astype(np.float32)
 
-    def z(**reshuffle):
+    def ratio_and_z(**reshuffle):
         model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
         loss = sgmcmc.keras.NegativeLogLikelihood(lambda f: tfp.distributions.Normal(f, 1.0))
         model.compile(loss=loss, jit_compile=True)
+        h, friction = 0.5 / num_examples**0.5, num_examples**0.5
         callback = sgmcmc.keras.SamplerCallback(
-            lambda t: sgmcmc.NOGIN(t, 0.5 / N**0.5, friction=N**0.5, num_estimation_steps=200),
-            *(N, None, 2000, 3),
+            lambda target: sgmcmc.NOGIN(target, h, friction, num_estimation_steps=200),
+            *(num_examples, None, 2000, 3),
             seed=0,
         )
         numbers = {"steps_per_call": num_steps, "steps_per_epoch": num_steps}
         data = callback.resident(np.ones_like(y), y, batch_size=5, **reshuffle, **numbers)
         model.fit(data, verbose=0, callbacks=[callback])
-        ratios = N * (callback.samples[0].reshape([50, -1]).astype(float) - y.mean()) ** 2
-        means = ratios.mean(axis=1)
-        return (means.mean() - 1) / (means.std(ddof=1) / len(means) ** 0.5)
+        deviations = callback.samples[0].reshape([50, -1]).astype(float) - y.mean()
+        means = num_examples * (deviations**2).mean(axis=1)
+        ratio = means.mean()
+        return ratio, (ratio - 1) / (means.std(ddof=1) / len(means) ** 0.5)
 
-    assert abs(z()) < 5.6
-    assert z(reshuffle="epoch") < -5.6
+    ratio, z = ratio_and_z()
+    assert abs(z) < 5.6 and abs(ratio - 0.99) < 0.06
+    ratio, z = ratio_and_z(reshuffle="epoch")
+    assert z < -5.6 and abs(ratio - 0.68) < 0.04
 
 
 def test_a_second_fit_goes_on_and_does_not_retrace():
