@@ -235,18 +235,18 @@ def _permuted(keys: list[tf.Tensor], positions: tf.Tensor, num_examples: int) ->
             right = _add_mod(right, _hash_below(left, odd, word(b), word), word(b))
         return left * word(b) + right
 
-    result = tf.cast(positions, tf.uint32) + tf.zeros_like(keys[0])
+    result = permute(tf.cast(positions, tf.uint32) + tf.zeros_like(keys[0]))
     outside = _word(num_examples)
+    is_full = a * b == num_examples
     # What leaves a loop is stored: on a CPU, XLA else computes an index anew for each number that
     # is gathered by it, which takes four times as long for 64 chains of 100 x 10.
-    if a * b > num_examples or (in_xla_context() and not tf.config.list_logical_devices("GPU")):
-        _, result = tf.while_loop(
-            lambda first, x: first | tf.reduce_any(x >= outside),
-            lambda first, x: (False, tf.where(first | (x >= outside), permute(x), x)),
-            (True, result),
+    if not is_full or (in_xla_context() and not tf.config.list_logical_devices("GPU")):
+        again = (lambda x: x - outside) if is_full else permute  # of a full grid it never runs
+        (result,) = tf.while_loop(
+            lambda x: tf.reduce_any(x >= outside),
+            lambda x: (tf.where(x >= outside, again(x), x),),
+            (result,),
         )
-    else:
-        result = permute(result)
     return tf.cast(result, tf.int32)
 
 
