@@ -22,8 +22,8 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from benchmarks.environment import describe
 from tfp_sgmcmc.covariance.estimators import Diag
-from tfp_sgmcmc.keras import losses
-from tfp_sgmcmc.keras.scores import ExampleScores
+from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model.example_scores import ExampleScores
 
 NUM_EXAMPLES = 60_000
 
@@ -67,7 +67,7 @@ def steps(
     generator = np.random.default_rng(0)
     x = tf.constant(generator.normal(size=[batch_size, 28, 28, 1]), tf.float32)
     y = tf.constant(generator.integers(0, 10, size=[batch_size]))
-    losses.build(model, x, y, None)
+    internals.build(model, x, y, None)
     scores = ExampleScores(model, num_groups)
     state = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
 

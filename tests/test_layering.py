@@ -14,6 +14,9 @@ PACKAGE = ROOT / "tfp_sgmcmc"
 
 # A room may import those before it, and itself.
 ROOMS = [
+    "xla",
+    "checks",
+    "state",
     "random",
     "schedules",
     "preconditioners",
@@ -21,6 +24,7 @@ ROOMS = [
     "targets",
     "kernels",
     "diagnostics",
+    "storage",
     "sampling",
     "keras",
     "demo",
@@ -29,7 +33,13 @@ ROOMS = [
 CORE = ROOMS[: ROOMS.index("keras")]
 ALLOWED_IN_CORE = {"tensorflow", "tensorflow_probability", "keras", "numpy", "tree", "tfp_sgmcmc"}
 # What only the extras install, imported inside the functions that need it.
-LAZY = {"diagnostics": {"matplotlib"}, "sampling": {"arviz", "tqdm", "xarray", "zarr"}}
+LAZY = {
+    "diagnostics": {"matplotlib"},
+    "storage": {"zarr"},
+    "sampling": {"arviz", "tqdm", "xarray"},
+}
+# The order within `keras/`.
+KERAS_ROOMS = ["model", "posterior", "fit", "callback"]
 MOST_LINES = 400
 
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
@@ -56,7 +66,8 @@ def rooms_imported(path: Path) -> set[str]:
     """Rooms, and the rooms of the names that the package itself hands out."""
     names = {name for name in imports(path) if name.split(".")[0] == "tfp_sgmcmc"}
     names = {name.split(".")[1] for name in names if "." in name}
-    return {_HOMES.get(name, name) for name in names} - {"__version__"}
+    homes = {name: home.split(".")[-1] for name, home in _HOMES.items() if "." in home}
+    return {homes.get(name, name) for name in names} - {"__version__"}
 
 
 def identity(path: Path) -> str:
@@ -68,6 +79,19 @@ def test_every_file_is_in_a_room_and_imports_go_down(path: Path) -> None:
     assert room(path) in ROOMS
     below = ROOMS[: ROOMS.index(room(path)) + 1]
     assert rooms_imported(path) <= set(below)
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "keras").rglob("*.py")), ids=identity)
+def test_imports_go_down_within_keras(path: Path) -> None:
+    def place(module: str) -> int:
+        """Position in the order; the public names in `__init__` come last."""
+        room = module.split(".")[2] if module.count(".") > 1 else ""
+        return KERAS_ROOMS.index(room) if room in KERAS_ROOMS else len(KERAS_ROOMS)
+
+    own = ".".join(["tfp_sgmcmc", *path.relative_to(PACKAGE).with_suffix("").parts])
+    for name in imports(path):
+        if name.startswith("tfp_sgmcmc.keras"):
+            assert place(name) <= place(own), name
 
 
 def test_rooms_imported_sees_every_form_of_import(tmp_path: Path) -> None:

@@ -9,42 +9,59 @@ import pytest
 
 import tfp_sgmcmc as sgmcmc
 
-CLASSES_AND_FUNCTIONS = sorted(sgmcmc._HOMES)
+MODULES = sorted(name for name, home in sgmcmc._HOMES.items() if home == "tfp_sgmcmc")
+CLASSES_AND_FUNCTIONS = sorted({*sgmcmc._HOMES} - {*MODULES})
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("name", CLASSES_AND_FUNCTIONS)
 def test_names_come_from_their_rooms(name: str) -> None:
-    home = importlib.import_module(f"tfp_sgmcmc.{sgmcmc._HOMES[name]}")
+    home = importlib.import_module(sgmcmc._HOMES[name])
     assert getattr(sgmcmc, name) is getattr(home, name)
     assert name in home.__all__
 
 
-@pytest.mark.parametrize("name", sgmcmc._MODULES)
+@pytest.mark.parametrize("name", MODULES)
 def test_modules_load(name: str) -> None:
     module = getattr(sgmcmc, name)
     assert module.__name__ == f"tfp_sgmcmc.{name}"
     assert module.__doc__
 
 
+def test_every_kernel_and_target_is_public_at_the_top() -> None:
+    expected = {*sgmcmc.kernels.__all__} | {*sgmcmc.sampling.__all__}
+    expected |= {*sgmcmc.targets.__all__} - {"CenterReport", "Target", "as_target"}
+    assert expected <= {*CLASSES_AND_FUNCTIONS}
+
+
 def test_type_checkers_see_the_names_that_are_loaded_on_first_use() -> None:
-    tree = ast.parse((ROOT / "tfp_sgmcmc" / "__init__.py").read_text())
-    (block,) = (n for n in tree.body if isinstance(n, ast.If))
-    seen = {
-        alias.name: node.module
-        for node in ast.walk(block)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    homes = {name: f"tfp_sgmcmc.{home}" for name, home in sgmcmc._HOMES.items()}
-    assert seen == homes | dict.fromkeys(sgmcmc._MODULES, "tfp_sgmcmc")
+    """A stub re-exports only what it imports as itself."""
+    tree = ast.parse((ROOT / "tfp_sgmcmc" / "__init__.pyi").read_text())
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    aliases = [alias for node in imports for alias in node.names]
+    assert all(alias.asname == alias.name for alias in aliases)
+    assert {alias.name for alias in aliases} == {*sgmcmc._HOMES}
 
 
 def test_all_and_dir_agree() -> None:
-    assert set(sgmcmc.__all__) == {*sgmcmc._HOMES, *sgmcmc._MODULES}
+    assert set(sgmcmc.__all__) == {*CLASSES_AND_FUNCTIONS, *MODULES}
     assert set(sgmcmc.__all__) <= set(dir(sgmcmc))
     with pytest.raises(AttributeError, match="no attribute 'SGDL'"):
         sgmcmc.SGDL  # noqa: B018
+
+
+@pytest.mark.parametrize("name", sorted(sgmcmc._MOVED_TO_DIAGNOSTICS))
+def test_old_names_of_diagnostics_still_work_and_say_where_they_are(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"is now tfp_sgmcmc.diagnostics.{name};"):
+        found = getattr(sgmcmc, name)
+    assert found is getattr(sgmcmc.diagnostics, name)
+    assert name not in sgmcmc.__all__
+
+
+def test_the_old_home_of_streamed_log_prob_still_works() -> None:
+    with pytest.warns(DeprecationWarning, match="is now tfp_sgmcmc.StreamedLogProb;"):
+        found = sgmcmc.sampling.StreamedLogProb
+    assert found is sgmcmc.StreamedLogProb
 
 
 @pytest.mark.parametrize("name", CLASSES_AND_FUNCTIONS)

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
+
+from tfp_sgmcmc import xla
 
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive counters over the 32-bit words
 _MAX_EXAMPLES = 2**31 - 1
@@ -29,17 +30,6 @@ _MINUS_2_LOG1P = (
     *(-0.398003322, 0.345016628, -0.324451516, 0.202137682),
 )
 _SIN_PI = (3.14159264, -5.16770968, 2.55006973, -0.598242126, 0.0775603869)
-
-
-def in_xla_context() -> bool:
-    """Whether the code being traced right now will be compiled by XLA."""
-    if tf.executing_eagerly():
-        return False
-    return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-
-
-def _algorithm() -> str:
-    return "threefry" if in_xla_context() else "philox"
 
 
 def as_seed(seed: Any) -> tf.Tensor:
@@ -67,20 +57,20 @@ def as_seed(seed: Any) -> tf.Tensor:
 
 def split(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
     """Returns `num` seeds that are independent of each other, made from `seed`."""
-    return tf.unstack(tf.random.split(seed, num=num, alg=_algorithm()))
+    return tf.unstack(tf.random.split(seed, num=num, alg=xla.random_algorithm()))
 
 
 def fold_in(seed: tf.Tensor, data: Any) -> tf.Tensor:
     """Returns the seed of number `data` in the sequence that `seed` starts."""
-    return tf.random.fold_in(seed, tf.cast(data, tf.int32), alg=_algorithm())
+    return tf.random.fold_in(seed, tf.cast(data, tf.int32), alg=xla.random_algorithm())
 
 
 def normal(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     """Draws standard normals of the given shape."""
-    if not in_xla_context():
+    if not xla.in_xla_context():
         static = tf.get_static_value(tf.convert_to_tensor(shape, tf.int32))
         is_large = static is not None and math.prod(static) >= _WORTH_COMPILING
-        if is_large and not tf.config.list_logical_devices("GPU"):
+        if is_large and not xla.has_accelerator():
             return _compiled_normal(tuple(static.tolist()), dtype)(seed)
         return tf.random.stateless_normal(shape, seed, dtype=dtype, alg="philox")
     if dtype == tf.float64:
@@ -240,7 +230,7 @@ def _permuted(keys: list[tf.Tensor], positions: tf.Tensor, num_examples: int) ->
     is_full = a * b == num_examples
     # What leaves a loop is stored: on a CPU, XLA else computes an index anew for each number that
     # is gathered by it, which takes four times as long for 64 chains of 100 x 10.
-    if not is_full or (in_xla_context() and not tf.config.list_logical_devices("GPU")):
+    if not is_full or (xla.compiles_for_cpu()):
         again = (lambda x: x - outside) if is_full else permute  # of a full grid it never runs
         (result,) = tf.while_loop(
             lambda x: tf.reduce_any(x >= outside),

@@ -30,10 +30,12 @@ def autoregressive(phi: float, num_results: int, num_chains: int) -> np.ndarray:
 
 def test_by_definition() -> None:
     x = autoregressive(0.5, 60, 6).reshape(60, 2, 3)
-    found = sgmcmc.integrated_autocorrelation_time({"x": x}, chain_ndims=1, window=3.0)["x"]
+    found = sgmcmc.diagnostics.integrated_autocorrelation_time({"x": x}, chain_ndims=1, window=3.0)[
+        "x"
+    ]
     expected = [by_definition(x[:, :, i], 3.0) for i in range(3)]
     np.testing.assert_allclose(found, expected)
-    found = sgmcmc.integrated_autocorrelation_time(x[:, 0, 0], window=3.0)
+    found = sgmcmc.diagnostics.integrated_autocorrelation_time(x[:, 0, 0], window=3.0)
     np.testing.assert_allclose(found, by_definition(x[:, 0, :1], 3.0))
 
 
@@ -45,7 +47,7 @@ def test_of_autoregressive_chains(phi: float) -> None:
     """
     tau, num_results, num_chains = (1 + phi) / (1 - phi), 500, 200
     found = [
-        sgmcmc.integrated_autocorrelation_time(
+        sgmcmc.diagnostics.integrated_autocorrelation_time(
             autoregressive(phi, num_results, num_chains), chain_ndims=1
         )
         for _ in range(50)
@@ -61,28 +63,28 @@ def test_of_autoregressive_chains(phi: float) -> None:
 def test_chains_that_have_not_met_count_as_slow() -> None:
     x = autoregressive(0.0, 500, 4)
     apart = x + np.array([-3.0, -1.0, 1.0, 3.0])
-    assert sgmcmc.integrated_autocorrelation_time(x, chain_ndims=1) < 2
-    assert np.isnan(sgmcmc.integrated_autocorrelation_time(apart, chain_ndims=1))
+    assert sgmcmc.diagnostics.integrated_autocorrelation_time(x, chain_ndims=1) < 2
+    assert np.isnan(sgmcmc.diagnostics.integrated_autocorrelation_time(apart, chain_ndims=1))
 
 
 def test_too_short_or_constant_chains() -> None:
-    assert np.isnan(sgmcmc.integrated_autocorrelation_time(np.ones(100)))
-    assert np.isnan(sgmcmc.integrated_autocorrelation_time(np.arange(20.0)))
+    assert np.isnan(sgmcmc.diagnostics.integrated_autocorrelation_time(np.ones(100)))
+    assert np.isnan(sgmcmc.diagnostics.integrated_autocorrelation_time(np.arange(20.0)))
 
 
 def test_cost_is_time_by_seconds() -> None:
     x = autoregressive(0.5, 300, 6).reshape(300, 2, 3)
-    times = sgmcmc.integrated_autocorrelation_time(x, chain_ndims=1)
-    cost = sgmcmc.autocorrelation_time_unit_cost(x, 0.25, chain_ndims=1)
+    times = sgmcmc.diagnostics.integrated_autocorrelation_time(x, chain_ndims=1)
+    cost = sgmcmc.diagnostics.autocorrelation_time_unit_cost(x, 0.25, chain_ndims=1)
     np.testing.assert_allclose(cost, times / 4)
 
 
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match=r"shape \(1,\).* at least 2 results"):
-        sgmcmc.integrated_autocorrelation_time(np.ones(1))
+        sgmcmc.diagnostics.integrated_autocorrelation_time(np.ones(1))
     with pytest.raises(ValueError, match="with 1 dimensions of chains"):
-        sgmcmc.integrated_autocorrelation_time(np.ones(10), chain_ndims=1)
+        sgmcmc.diagnostics.integrated_autocorrelation_time(np.ones(10), chain_ndims=1)
     with pytest.raises(ValueError, match="window is 0"):
-        sgmcmc.integrated_autocorrelation_time(np.ones(10), window=0.0)
+        sgmcmc.diagnostics.integrated_autocorrelation_time(np.ones(10), window=0.0)
     with pytest.raises(ValueError, match="seconds_per_result is 0"):
-        sgmcmc.autocorrelation_time_unit_cost(np.ones(10), 0.0)
+        sgmcmc.diagnostics.autocorrelation_time_unit_cost(np.ones(10), 0.0)

@@ -12,42 +12,51 @@ def test_relative_mean_error() -> None:
     estimate, reference = GENERATOR.standard_normal([2, 7])
     expected = sum(abs(a - b) for a, b in zip(estimate, reference, strict=True))
     expected /= sum(abs(b) for b in reference)
-    np.testing.assert_allclose(sgmcmc.relative_mean_error(estimate, reference), expected)
-    assert sgmcmc.relative_mean_error(reference, reference) == 0.0
+    np.testing.assert_allclose(
+        sgmcmc.diagnostics.relative_mean_error(estimate, reference), expected
+    )
+    assert sgmcmc.diagnostics.relative_mean_error(reference, reference) == 0.0
 
 
 def test_relative_covariance_error() -> None:
     estimate, reference = GENERATOR.standard_normal([2, 4, 4])
     expected = np.abs(estimate - reference).sum() / np.abs(reference).sum()
-    np.testing.assert_allclose(sgmcmc.relative_covariance_error(estimate, reference), expected)
+    np.testing.assert_allclose(
+        sgmcmc.diagnostics.relative_covariance_error(estimate, reference), expected
+    )
 
 
 def test_errors_do_not_change_with_the_scale() -> None:
     estimate, reference = GENERATOR.standard_normal([2, 7])
     np.testing.assert_allclose(
-        sgmcmc.relative_mean_error(1e6 * estimate, 1e6 * reference),
-        sgmcmc.relative_mean_error(estimate, reference),
+        sgmcmc.diagnostics.relative_mean_error(1e6 * estimate, 1e6 * reference),
+        sgmcmc.diagnostics.relative_mean_error(estimate, reference),
     )
 
 
 def test_squared_variance_error() -> None:
     samples, variances = GENERATOR.standard_normal([9, 2, 3]), np.array([1.0, 2.0, 0.5])
-    found = sgmcmc.squared_variance_error(samples, variances)
+    found = sgmcmc.diagnostics.squared_variance_error(samples, variances)
     for chain in range(2):
         pairs = zip(samples[:, chain].T, variances, strict=True)
         expected = np.mean([(np.mean((x - x.mean()) ** 2) / v - 1) ** 2 for x, v in pairs])
         np.testing.assert_allclose(found[chain], expected)
     samples[4, 0, 1], samples[5, 1, 2] = np.nan, np.inf
-    np.testing.assert_array_equal(sgmcmc.squared_variance_error(samples, variances), [np.inf] * 2)
+    np.testing.assert_array_equal(
+        sgmcmc.diagnostics.squared_variance_error(samples, variances), [np.inf] * 2
+    )
     with pytest.raises(ValueError, match=r"shape \(9, 2, 3\) and variances \(2,\)"):
-        sgmcmc.squared_variance_error(samples, variances[:2])
+        sgmcmc.diagnostics.squared_variance_error(samples, variances[:2])
     with pytest.raises(ValueError, match="positive numbers"):
-        sgmcmc.squared_variance_error(samples, [1.0, 0.0, 1.0])
+        sgmcmc.diagnostics.squared_variance_error(samples, [1.0, 0.0, 1.0])
 
 
 @pytest.mark.parametrize(
     ("error", "what"),
-    [(sgmcmc.relative_mean_error, "mean"), (sgmcmc.relative_covariance_error, "covariance")],
+    [
+        (sgmcmc.diagnostics.relative_mean_error, "mean"),
+        (sgmcmc.diagnostics.relative_covariance_error, "covariance"),
+    ],
 )
 def test_bad_input(error: object, what: str) -> None:
     with pytest.raises(ValueError, match=rf"estimated {what} has shape \(2,\) .* \(3,\)"):

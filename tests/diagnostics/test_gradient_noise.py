@@ -59,10 +59,12 @@ def test_ratios_of_the_variances_of_one_step(name: str, parts: bool) -> None:
     preconditioner, matrix = PRECONDITIONERS[name]
     if parts and name == "diagonal":
         preconditioner = [DIAGONAL[:1], DIAGONAL[1:]]
-    alpha = sgmcmc.sampling_threshold(
+    alpha = sgmcmc.diagnostics.sampling_threshold(
         estimate(parts), 0.1, preconditioner, seed=1, temperature=2.0, num_iterations=ENOUGH
     )
-    share = sgmcmc.gradient_noise_share(estimate(parts), 0.1, preconditioner, temperature=2.0)
+    share = sgmcmc.diagnostics.gradient_noise_share(
+        estimate(parts), 0.1, preconditioner, temperature=2.0
+    )
     for chain in range(2):
         expected = ratios(0.1, matrix, 2.0, chain)
         np.testing.assert_allclose(alpha[chain], expected.max(), rtol=1e-9)
@@ -70,7 +72,7 @@ def test_ratios_of_the_variances_of_one_step(name: str, parts: bool) -> None:
 
 
 def test_step_sizes_of_parts() -> None:
-    found = sgmcmc.sampling_threshold(
+    found = sgmcmc.diagnostics.sampling_threshold(
         estimate(parts=True), [0.1, 0.4], DIAGONAL[0], seed=1, num_iterations=ENOUGH
     )
     step = np.array([0.1, 0.4, 0.4])
@@ -86,10 +88,10 @@ def test_a_matrix_at_the_state() -> None:
     )
     natural = sgmcmc.preconditioners.NaturalGradientICA()
     with pytest.raises(TypeError, match="NaturalGradientICA, whose M depends on the state"):
-        sgmcmc.sampling_threshold(found, 0.1, natural, seed=0)
+        sgmcmc.diagnostics.sampling_threshold(found, 0.1, natural, seed=0)
     matrix, _ = natural.evaluate(tf.constant(w), chain_ndims=1)
-    alpha = sgmcmc.sampling_threshold(found, 0.1, matrix, seed=0, num_iterations=ENOUGH)
-    share = sgmcmc.gradient_noise_share(found, 0.1, matrix)
+    alpha = sgmcmc.diagnostics.sampling_threshold(found, 0.1, matrix, seed=0, num_iterations=ENOUGH)
+    share = sgmcmc.diagnostics.gradient_noise_share(found, 0.1, matrix)
     for chain in range(2):
         explicit = np.kron(np.eye(2), w[chain].T @ w[chain])
         sigma = SCALE * np.cov(scores[chain].reshape(9, 4), rowvar=False)
@@ -107,7 +109,7 @@ def test_the_formula_in_the_papers_notation() -> None:
     v_s = (tf.transpose(centred) @ centred).numpy() / n
     root = np.linalg.cholesky(FULL)
     paper = epsilon * 12**2 / (4 * n) * np.linalg.eigvalsh(root.T @ v_s @ root).max()
-    ours = sgmcmc.sampling_threshold(
+    ours = sgmcmc.diagnostics.sampling_threshold(
         found,
         epsilon,
         sgmcmc.preconditioners.FullMatrix(FULL),
@@ -120,7 +122,7 @@ def test_the_formula_in_the_papers_notation() -> None:
 def test_few_iterations_come_from_below() -> None:
     exact = np.array([ratios(0.1, np.eye(3), 1.0, chain).max() for chain in range(2)])
     found = [
-        sgmcmc.sampling_threshold(estimate(), 0.1, seed=3, num_iterations=k).numpy()
+        sgmcmc.diagnostics.sampling_threshold(estimate(), 0.1, seed=3, num_iterations=k).numpy()
         for k in (1, 2, 5, 10)
     ]
     assert np.all(np.diff([*found, exact], axis=0) > 0)
@@ -132,8 +134,8 @@ def test_eager_graph_and_xla_agree(jit: bool | None) -> None:
     def both(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         found = estimate(parts=True)
         return (
-            sgmcmc.sampling_threshold(found, step, 0.3, seed=1, num_iterations=50),
-            sgmcmc.gradient_noise_share(found, step, 0.3),
+            sgmcmc.diagnostics.sampling_threshold(found, step, 0.3, seed=1, num_iterations=50),
+            sgmcmc.diagnostics.gradient_noise_share(found, step, 0.3),
         )
 
     run = both if jit is None else tf.function(both, jit_compile=jit, autograph=False)
@@ -151,8 +153,8 @@ def test_factored_scores() -> None:
     )
     dense = found._replace(scores=factored.rows())
     for fn in (
-        lambda x: sgmcmc.sampling_threshold(x, 0.1, 0.5, seed=1),
-        lambda x: sgmcmc.gradient_noise_share(x, 0.1, 0.5),
+        lambda x: sgmcmc.diagnostics.sampling_threshold(x, 0.1, 0.5, seed=1),
+        lambda x: sgmcmc.diagnostics.gradient_noise_share(x, 0.1, 0.5),
     ):
         assert fn(dense) > 0
         np.testing.assert_allclose(fn(found), fn(dense))
@@ -161,14 +163,16 @@ def test_factored_scores() -> None:
 def test_exact_gradients_have_no_noise() -> None:
     target = sgmcmc.FullDataLogProb(lambda x: -(x**2))
     found = target.estimate(tf.zeros([4]), tf.constant([0, 1]))
-    np.testing.assert_array_equal(sgmcmc.sampling_threshold(found, 0.1, seed=1), np.zeros(4))
-    np.testing.assert_array_equal(sgmcmc.gradient_noise_share(found, 0.1), np.zeros(4))
+    np.testing.assert_array_equal(
+        sgmcmc.diagnostics.sampling_threshold(found, 0.1, seed=1), np.zeros(4)
+    )
+    np.testing.assert_array_equal(sgmcmc.diagnostics.gradient_noise_share(found, 0.1), np.zeros(4))
 
 
 def test_a_single_score_has_no_covariance() -> None:
     single = estimate(scores=tf.constant(SCORES[:, :1]))
-    assert np.all(np.isnan(sgmcmc.sampling_threshold(single, 0.1, seed=1)))
-    assert np.all(np.isnan(sgmcmc.gradient_noise_share(single, 0.1)))
+    assert np.all(np.isnan(sgmcmc.diagnostics.sampling_threshold(single, 0.1, seed=1)))
+    assert np.all(np.isnan(sgmcmc.diagnostics.gradient_noise_share(single, 0.1)))
 
 
 def test_bad_input() -> None:
@@ -178,19 +182,21 @@ def test_bad_input() -> None:
     growing = sgmcmc.GrowingBatch(target).estimate(theta, seed)
     for bare in (without, growing):
         with pytest.raises(ValueError, match="has no scores"):
-            sgmcmc.sampling_threshold(bare, 0.1, seed=1)
+            sgmcmc.diagnostics.sampling_threshold(bare, 0.1, seed=1)
         with pytest.raises(ValueError, match="has no scores"):
-            sgmcmc.gradient_noise_share(bare, 0.1)
+            sgmcmc.diagnostics.gradient_noise_share(bare, 0.1)
     with pytest.raises(TypeError, match="RMSprop, whose M depends"):
-        sgmcmc.gradient_noise_share(estimate(), 0.1, sgmcmc.preconditioners.RMSprop())
+        sgmcmc.diagnostics.gradient_noise_share(estimate(), 0.1, sgmcmc.preconditioners.RMSprop())
     with pytest.raises(TypeError, match="step_size is a schedule"):
-        sgmcmc.sampling_threshold(estimate(), sgmcmc.schedules.PolynomialDecay(1.0), seed=1)
+        sgmcmc.diagnostics.sampling_threshold(
+            estimate(), sgmcmc.schedules.PolynomialDecay(1.0), seed=1
+        )
     with pytest.raises(ValueError, match="num_iterations is 0"):
-        sgmcmc.sampling_threshold(estimate(), 0.1, seed=1, num_iterations=0)
+        sgmcmc.diagnostics.sampling_threshold(estimate(), 0.1, seed=1, num_iterations=0)
     with pytest.raises(ValueError, match="temperature is 0"):
-        sgmcmc.sampling_threshold(estimate(), 0.1, seed=1, temperature=0.0)
+        sgmcmc.diagnostics.sampling_threshold(estimate(), 0.1, seed=1, temperature=0.0)
     with pytest.raises(ValueError, match="seed is None"):
-        sgmcmc.sampling_threshold(estimate(), 0.1, seed=None)
+        sgmcmc.diagnostics.sampling_threshold(estimate(), 0.1, seed=None)
 
 
 def test_the_noise_scale_of_a_growing_batch() -> None:
@@ -222,7 +228,7 @@ def check_end_of_burn_in(found: Any, every: int) -> None:
 
 
 def test_the_end_of_burn_in_within_a_compiled_chain() -> None:
-    reducer = sgmcmc.SamplingThresholdReducer(TARGET, THRESHOLD, seed=1, every=7)
+    reducer = sgmcmc.diagnostics.SamplingThresholdReducer(TARGET, THRESHOLD, seed=1, every=7)
 
     @tf.function(jit_compile=True, autograph=False)
     def run(seed: tf.Tensor) -> Any:
@@ -239,7 +245,7 @@ def test_the_end_of_burn_in_within_a_compiled_chain() -> None:
 
 @pytest.mark.parametrize(("every", "threshold"), [(1, THRESHOLD), (1, 1e-6)])
 def test_the_end_of_burn_in(every: int, threshold: float) -> None:
-    reducer = sgmcmc.SamplingThresholdReducer(
+    reducer = sgmcmc.diagnostics.SamplingThresholdReducer(
         TARGET, threshold, seed=1, every=every, num_iterations=8, step_size_fn=lambda r: r
     )
     state = tf.zeros([2, 3])
@@ -255,7 +261,10 @@ def test_the_end_of_burn_in(every: int, threshold: float) -> None:
 
 @pytest.mark.parametrize("step_size", [0.0, -0.5, float("nan")])
 def test_step_sizes_out_of_range(step_size: float) -> None:
-    for figure in (lambda *a: sgmcmc.sampling_threshold(*a, seed=1), sgmcmc.gradient_noise_share):
+    for figure in (
+        lambda *a: sgmcmc.diagnostics.sampling_threshold(*a, seed=1),
+        sgmcmc.diagnostics.gradient_noise_share,
+    ):
         with pytest.raises(ValueError, match=f"step_size is {step_size}; a positive finite"):
             figure(estimate(), step_size)
 
@@ -263,10 +272,10 @@ def test_step_sizes_out_of_range(step_size: float) -> None:
 def test_bad_input_of_the_reducer() -> None:
     target = GaussianMean(num_examples=12).target(4)
     with pytest.raises(TypeError, match="target is a function"):
-        sgmcmc.SamplingThresholdReducer(lambda x: x, 0.1, seed=1)
+        sgmcmc.diagnostics.SamplingThresholdReducer(lambda x: x, 0.1, seed=1)
     with pytest.raises(ValueError, match="threshold is 0"):
-        sgmcmc.SamplingThresholdReducer(target, 0.0, seed=1)
+        sgmcmc.diagnostics.SamplingThresholdReducer(target, 0.0, seed=1)
     with pytest.raises(ValueError, match="every is 0"):
-        sgmcmc.SamplingThresholdReducer(target, 0.1, seed=1, every=0)
+        sgmcmc.diagnostics.SamplingThresholdReducer(target, 0.1, seed=1, every=0)
     with pytest.raises(ValueError, match="seed is None"):
-        sgmcmc.SamplingThresholdReducer(target, 0.1, seed=None)
+        sgmcmc.diagnostics.SamplingThresholdReducer(target, 0.1, seed=None)

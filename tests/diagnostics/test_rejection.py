@@ -39,7 +39,7 @@ def test_the_rejections_of_corrected_langevin(name: str) -> None:
     kernel = sgmcmc.CorrectedLangevin(target, epsilon, preconditioner)
     state = tf.constant(1 + GENERATOR.standard_normal(shape))
     results = kernel.one_step(state, kernel.bootstrap_results(state), seed=1)[1]
-    found = sgmcmc.rejection_probability(
+    found = sgmcmc.diagnostics.rejection_probability(
         target, state, results.proposed_state, epsilon, preconditioner
     )
     expected = 1 - np.exp(np.minimum(results.log_accept_ratio, 0.0))
@@ -50,7 +50,7 @@ def test_the_rejections_of_corrected_langevin(name: str) -> None:
 def test_closed_form_in_one_dimension() -> None:
     """On N(0, 1), log r = -epsilon/8 (theta'^2 - theta^2)."""
     theta, proposed = tf.constant(GENERATOR.standard_normal([2, 100]))
-    found = sgmcmc.rejection_probability(gaussian, theta, proposed, 0.3)
+    found = sgmcmc.diagnostics.rejection_probability(gaussian, theta, proposed, 0.3)
     expected = 1 - np.exp(np.minimum(-0.3 / 8 * (proposed**2 - theta**2), 0.0))
     np.testing.assert_allclose(found, expected, atol=1e-14)
 
@@ -60,7 +60,9 @@ def mean_rejection(epsilon: float) -> float:
     nodes = stats.norm.ppf((np.arange(1000) + 0.5) / 1000)
     theta, z = np.meshgrid(nodes, nodes)
     step = (1 - epsilon / 2) * theta + np.sqrt(epsilon) * z
-    found = sgmcmc.rejection_probability(gaussian, tf.constant(theta), tf.constant(step), epsilon)
+    found = sgmcmc.diagnostics.rejection_probability(
+        gaussian, tf.constant(theta), tf.constant(step), epsilon
+    )
     return float(np.mean(found))
 
 
@@ -72,7 +74,7 @@ def test_rejections_vanish_with_the_step_size() -> None:
 
 
 def test_states_that_cannot_be_accepted() -> None:
-    found = sgmcmc.rejection_probability(
+    found = sgmcmc.diagnostics.rejection_probability(
         tf.math.log, tf.ones([3]), tf.constant([1.0, -1.0, np.inf]), 0.1
     )
     np.testing.assert_array_equal(found, [0.0, 1.0, 1.0])
@@ -96,7 +98,7 @@ def states_and_steps(num_steps: int) -> tuple[Any, list[tf.Tensor], list[Any]]:
 )
 def test_the_reducer_is_the_mean_over_the_steps(every: int, jit: bool) -> None:
     target, states, results = states_and_steps(10)
-    reducer = sgmcmc.RejectionReducer(target, 0.7, every=every)
+    reducer = sgmcmc.diagnostics.RejectionReducer(target, 0.7, every=every)
     advance = tf.function(reducer.one_step, jit_compile=jit, autograph=False)
     own = reducer.initialize(states[0], results[0])
     assert np.all(np.isnan(reducer.finalize(own)))
@@ -104,7 +106,7 @@ def test_the_reducer_is_the_mean_over_the_steps(every: int, jit: bool) -> None:
         own = advance(state, own, result)
     tested = range(every, 11, every)
     each = [
-        sgmcmc.rejection_probability(
+        sgmcmc.diagnostics.rejection_probability(
             target, states[t - 1], states[t], results[t].step_size, 0.7
         ).numpy()
         for t in tested
@@ -116,15 +118,15 @@ def test_the_reducer_is_the_mean_over_the_steps(every: int, jit: bool) -> None:
 
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="every is 0"):
-        sgmcmc.RejectionReducer(gaussian, every=0)
+        sgmcmc.diagnostics.RejectionReducer(gaussian, every=0)
     x = tf.ones([3])
     with pytest.raises(ValueError, match="RMSprop learns from gradients"):
-        sgmcmc.rejection_probability(gaussian, x, x, 0.1, RMSprop())
+        sgmcmc.diagnostics.rejection_probability(gaussian, x, x, 0.1, RMSprop())
     for bad in (0.0, -0.5, np.nan):
         with pytest.raises(ValueError, match=f"step_size is {bad}; a positive finite number"):
-            sgmcmc.rejection_probability(gaussian, x, x, bad)
+            sgmcmc.diagnostics.rejection_probability(gaussian, x, x, bad)
     no_inverse = sgmcmc.preconditioners.PositionDependent(
         lambda _, v: v, lambda _, z: z, tf.zeros_like
     )
     with pytest.raises(ValueError, match="gives no log determinant"):
-        sgmcmc.rejection_probability(gaussian, x, x, 0.1, no_inverse)
+        sgmcmc.diagnostics.rejection_probability(gaussian, x, x, 0.1, no_inverse)

@@ -47,7 +47,7 @@ def test_by_definition(statistic: Any, chunk_size: int | None) -> None:
     """Two chains, two parts, weights, and chunks that divide n = 7 or do not."""
     x, g = np.random.default_rng(1).standard_normal([2, 7, 2, 3])
     w = np.arange(1.0, 8.0)
-    found = sgmcmc.squared_kernel_stein_discrepancy(
+    found = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
         [x[..., 0], x[..., 1:]],
         [g[..., 0], g[..., 1:]],
         chain_ndims=1,
@@ -63,7 +63,9 @@ def test_by_definition(statistic: Any, chunk_size: int | None) -> None:
 
 
 def discrepancy(x: Any, g: Any, **options: Any) -> np.ndarray:
-    return sgmcmc.squared_kernel_stein_discrepancy(x, g, scale=C, exponent=BETA, **options).numpy()
+    return sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
+        x, g, scale=C, exponent=BETA, **options
+    ).numpy()
 
 
 @pytest.mark.parametrize("statistic", ["U", "V"])
@@ -86,7 +88,9 @@ def test_two_points_by_hand() -> None:
     """
     between = 6 / 2**0.5 + 2 / 2**1.5 - 3 / 2**2.5
     x, g = np.array([[0.0], [1.0]]), np.array([[2.0], [3.0]])
-    found = [sgmcmc.squared_kernel_stein_discrepancy(x, g, statistic=s) for s in ("U", "V")]
+    found = [
+        sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, g, statistic=s) for s in ("U", "V")
+    ]
     np.testing.assert_allclose(found, [between, (2 * between + 5 + 10) / 4])
 
 
@@ -166,7 +170,7 @@ def test_compiled(jit: bool) -> None:
     x = GENERATOR.standard_normal([50, 2, 3])
 
     def of(x: tf.Tensor) -> tf.Tensor:
-        return sgmcmc.squared_kernel_stein_discrepancy(
+        return sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
             x + 100.0, -x, chain_ndims=1, statistic="V", chunk_size=8
         )
 
@@ -179,11 +183,11 @@ def test_gradients_at_samples() -> None:
     target = model.target(4, dtype=tf.float64, parts=True)
     x = GENERATOR.standard_normal([3, 2, 3])
     parts = [x[..., :1], x[..., 1:]]
-    exact = sgmcmc.gradients_at(target, parts)
+    exact = sgmcmc.diagnostics.gradients_at(target, parts)
     expected = (model.mean - x) @ model.hessian
     np.testing.assert_allclose(np.concatenate(exact, axis=-1), expected)
-    noisy = np.concatenate(sgmcmc.gradients_at(target, parts, seed=1), axis=-1)
-    again = np.concatenate(sgmcmc.gradients_at(target, parts, seed=1), axis=-1)
+    noisy = np.concatenate(sgmcmc.diagnostics.gradients_at(target, parts, seed=1), axis=-1)
+    again = np.concatenate(sgmcmc.diagnostics.gradients_at(target, parts, seed=1), axis=-1)
     np.testing.assert_array_equal(noisy, again)
     differences = (noisy - expected).reshape(6, 3)
     assert len(np.unique(differences.round(9), axis=0)) == 6  # a minibatch of its own for each
@@ -199,9 +203,9 @@ def test_bad_input() -> None:
         (dict(chunk_size=0), "chunk_size is 0"),
     ):
         with pytest.raises(ValueError, match=match):
-            sgmcmc.squared_kernel_stein_discrepancy(x, x, **bad)
+            sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, x, **bad)
     with pytest.raises(ValueError, match="samples are empty"):
-        sgmcmc.squared_kernel_stein_discrepancy(x[:0], x[:0])
-    assert np.isnan(sgmcmc.squared_kernel_stein_discrepancy(x[:1], x[:1]))
+        sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x[:0], x[:0])
+    assert np.isnan(sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x[:1], x[:1]))
     with pytest.raises(ValueError, match="equal shapes"):
-        sgmcmc.squared_kernel_stein_discrepancy(x, np.ones([4, 3]))
+        sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, np.ones([4, 3]))

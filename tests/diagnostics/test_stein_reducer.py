@@ -41,7 +41,7 @@ M = np.array([[2.0, 0.3, -0.5], [0.3, 1.0, 0.2], [-0.5, 0.2, 0.4]])
 )
 def test_it_is_the_function_of_the_thinned_chain(options: dict[str, Any]) -> None:
     """Full, halved once and often, of odd and even sizes."""
-    reducer = sgmcmc.KernelSteinDiscrepancyReducer(
+    reducer = sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(
         lambda a, b: -0.25 * a**4 - 0.5 * tf.reduce_sum(b**2, axis=-1), **options
     )
     x = np.random.default_rng(0).standard_normal([40, 2, 3])
@@ -55,7 +55,7 @@ def test_it_is_the_function_of_the_thinned_chain(options: dict[str, Any]) -> Non
         own = advance(parts(state), own, parts(gradient))
     kept = thinned(40, options["size"], options.get("every", 1))
     names = options.keys() - {"size", "every", "gradient_fn"}
-    expected = sgmcmc.squared_kernel_stein_discrepancy(
+    expected = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
         x[kept], gradients[kept], chain_ndims=1, **{k: options[k] for k in names}
     )
     np.testing.assert_allclose(reducer.finalize(own), expected, rtol=1e-10, atol=1e-13)
@@ -63,7 +63,7 @@ def test_it_is_the_function_of_the_thinned_chain(options: dict[str, Any]) -> Non
 
 def test_at_any_time_the_states_are_evenly_spread() -> None:
     for size, every in ((2, 1), (5, 1), (6, 3)):
-        reducer = sgmcmc.KernelSteinDiscrepancyReducer(NORMAL, size, every=every)
+        reducer = sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(NORMAL, size, every=every)
         advance = tf.function(reducer.one_step, autograph=False)
         own = reducer.initialize(tf.zeros([1]))
         assert np.isnan(reducer.finalize(own))
@@ -79,20 +79,22 @@ def test_at_any_time_the_states_are_evenly_spread() -> None:
 def test_each_state_has_a_minibatch_of_its_own() -> None:
     target = MODEL.target(4, dtype=tf.float64)
     state = tf.constant(np.tile(MODEL.mean, [2, 1]))
-    reducer = sgmcmc.KernelSteinDiscrepancyReducer(target, 10, seed=3)
+    reducer = sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(target, 10, seed=3)
     advance = tf.function(reducer.one_step, autograph=False)
     own = reducer.initialize(state)
     for _ in range(10):
         own = advance(state, own)
     rows = own.gradients.numpy().reshape(20, 3)
     assert len(np.unique(rows.round(9), axis=0)) > 15
-    expected = sgmcmc.squared_kernel_stein_discrepancy(own.samples, own.gradients, chain_ndims=1)
+    expected = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
+        own.samples, own.gradients, chain_ndims=1
+    )
     np.testing.assert_allclose(reducer.finalize(own), expected)
 
 
 @pytest.mark.slow
 def test_with_reductions_in_sample_chain() -> None:
-    reducer = sgmcmc.KernelSteinDiscrepancyReducer(NORMAL, 8)
+    reducer = sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(NORMAL, 8)
     kernel = tfp.experimental.mcmc.WithReductions(sgmcmc.SGLD(NORMAL, 1.0), reducer)
 
     @tf.function(jit_compile=True, autograph=False)
@@ -109,7 +111,7 @@ def test_with_reductions_in_sample_chain() -> None:
 
     states, found = run(tf.constant([0, 1]))
     x = states.numpy()[thinned(20, 8, 1)]
-    expected = sgmcmc.squared_kernel_stein_discrepancy(x, -x, chain_ndims=1)
+    expected = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, -x, chain_ndims=1)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
@@ -130,13 +132,13 @@ def test_of_a_biased_chain_it_is_larger() -> None:
             60,
             tf.zeros([NUM_CHAINS, 1]),
             kernel=sgmcmc.SGLD(NORMAL, 2.0, temperature),
-            reducer=sgmcmc.KernelSteinDiscrepancyReducer(NORMAL, SIZE),
+            reducer=sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(NORMAL, SIZE),
             seed=seed,
         )[0]
 
     biased, exact = (run(tf.constant(t), tf.constant([0, 1])).numpy() for t in (1.0, 0.5))
     grid = np.linspace(-10, 10, 401)[:, np.newaxis]
-    expected = sgmcmc.squared_kernel_stein_discrepancy(
+    expected = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
         grid, -grid, weights=np.exp(-(grid[:, 0] ** 2) / 4), statistic="V"
     ).numpy()
     assert expected > 0.05
@@ -147,7 +149,7 @@ def test_of_a_biased_chain_it_is_larger() -> None:
 
 
 def test_bad_input() -> None:
-    make = sgmcmc.KernelSteinDiscrepancyReducer
+    make = sgmcmc.diagnostics.KernelSteinDiscrepancyReducer
     for bad, match in (
         (dict(size=1), "size is 1; .*at least 2"),
         (dict(size=4, every=0), "every is 0"),

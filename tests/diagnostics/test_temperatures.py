@@ -21,23 +21,23 @@ BATCH, STEP = 4, 0.08
 
 def test_kinetic_temperature() -> None:
     p = [GENERATOR.standard_normal([5, 2]), GENERATOR.standard_normal([5, 2, 3])]
-    found = sgmcmc.kinetic_temperature(p, mass=[2.0, np.ones(3) * 0.5], chain_ndims=2)
+    found = sgmcmc.diagnostics.kinetic_temperature(p, mass=[2.0, np.ones(3) * 0.5], chain_ndims=2)
     assert found.shape == [5, 2]
     expected = (p[0] ** 2 / 2 + (p[1] ** 2 / 0.5).sum(axis=-1)) / 4
     np.testing.assert_allclose(found, expected)
     with pytest.raises(ValueError, match="mass has shape"):
-        sgmcmc.kinetic_temperature(p[1], mass=np.ones(2))
+        sgmcmc.diagnostics.kinetic_temperature(p[1], mass=np.ones(2))
 
 
 def test_configurational_temperature() -> None:
     x, g = GENERATOR.standard_normal([2, 9, 2, 3])
-    found = sgmcmc.configurational_temperature(
+    found = sgmcmc.diagnostics.configurational_temperature(
         {"a": x[..., 0], "b": x[..., 1:]}, {"a": g[..., 0], "b": g[..., 1:]}, chain_ndims=1
     )
     for chain in range(2):
         across = [np.cov(x[:, chain, i], g[:, chain, i])[0, 1] for i in range(3)]
         np.testing.assert_allclose(found[chain], -np.mean(across))
-    alone = sgmcmc.configurational_temperature(x[:, 0], g[:, 0])
+    alone = sgmcmc.diagnostics.configurational_temperature(x[:, 0], g[:, 0])
     np.testing.assert_allclose(alone, found[0])
 
 
@@ -73,7 +73,7 @@ def of_chains(temperature: float, matrix: float) -> tuple[np.ndarray, np.ndarray
     """
     target = MODEL.target(BATCH, replacement=True)
     kernel = sgmcmc.SGLD(target, STEP, temperature, preconditioner=matrix)
-    reducer = sgmcmc.ConfigurationalTemperatureReducer(target, seed=5)
+    reducer = sgmcmc.diagnostics.ConfigurationalTemperatureReducer(target, seed=5)
     deviations = np.linalg.cholesky(stationary(temperature, matrix))
     start = MODEL.mean + GENERATOR.standard_normal([2000, 3]) @ deviations.T
 
@@ -90,7 +90,7 @@ def of_chains(temperature: float, matrix: float) -> tuple[np.ndarray, np.ndarray
 
     found, samples = (x.numpy() for x in run(tf.constant([0, 1])))
     gradients = (MODEL.mean - samples) @ MODEL.hessian
-    return found, sgmcmc.configurational_temperature(samples, gradients, chain_ndims=1)
+    return found, sgmcmc.diagnostics.configurational_temperature(samples, gradients, chain_ndims=1)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_of_sgld_in_closed_form(temperature: float, matrix: float) -> None:
 @pytest.mark.parametrize(("every", "jit"), [(1, None), (3, False)])
 def test_the_reducer_is_the_function(every: int, jit: bool | None) -> None:
     target = sgmcmc.FullDataLogProb(lambda a, b: -0.25 * a**4 - 0.5 * tf.reduce_sum(b**2, axis=-1))
-    reducer = sgmcmc.ConfigurationalTemperatureReducer(target, seed=1, every=every)
+    reducer = sgmcmc.diagnostics.ConfigurationalTemperatureReducer(target, seed=1, every=every)
     a, b = GENERATOR.standard_normal([10, 2]), GENERATOR.standard_normal([10, 2, 3])
     advance = reducer.one_step
     if jit is not None:
@@ -117,7 +117,7 @@ def test_the_reducer_is_the_function(every: int, jit: bool | None) -> None:
     for x, y in zip(a, b, strict=True):
         own = advance([tf.constant(x), tf.constant(y)], own)
     seen = slice(every - 1, None, every)
-    expected = sgmcmc.configurational_temperature(
+    expected = sgmcmc.diagnostics.configurational_temperature(
         [a[seen], b[seen]], [-(a[seen] ** 3), -b[seen]], chain_ndims=1
     )
     np.testing.assert_allclose(reducer.finalize(own), expected)
@@ -125,14 +125,16 @@ def test_the_reducer_is_the_function(every: int, jit: bool | None) -> None:
 
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match=r"shape \(3, 2\) and gradients \(3,\)"):
-        sgmcmc.configurational_temperature(np.ones([3, 2]), np.ones(3))
+        sgmcmc.diagnostics.configurational_temperature(np.ones([3, 2]), np.ones(3))
     with pytest.raises(ValueError, match="at least 2 results"):
-        sgmcmc.configurational_temperature(np.ones([1, 2]), np.ones([1, 2]))
+        sgmcmc.diagnostics.configurational_temperature(np.ones([1, 2]), np.ones([1, 2]))
     with pytest.raises(ValueError, match="with 2 dimensions of chains"):
-        sgmcmc.configurational_temperature(np.ones([3, 2]), np.ones([3, 2]), chain_ndims=2)
+        sgmcmc.diagnostics.configurational_temperature(
+            np.ones([3, 2]), np.ones([3, 2]), chain_ndims=2
+        )
     with pytest.raises(ValueError, match="mass is -1.0; a positive finite number"):
-        sgmcmc.kinetic_temperature(np.ones([3, 2]), mass=-1.0)
+        sgmcmc.diagnostics.kinetic_temperature(np.ones([3, 2]), mass=-1.0)
     with pytest.raises(ValueError, match="every is 0"):
-        sgmcmc.ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=1, every=0)
+        sgmcmc.diagnostics.ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=1, every=0)
     with pytest.raises(ValueError, match="seed is None"):
-        sgmcmc.ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=None)
+        sgmcmc.diagnostics.ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=None)

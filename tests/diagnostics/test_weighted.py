@@ -44,7 +44,7 @@ def test_the_weighted_mean_beats_the_plain_mean_by_the_factor_of_theory() -> Non
     3 / (A sum epsilon) off that, 4 % here, and the finite steps add less.
     """
     finite_time = 3 / (A * STEPS.sum())
-    weighted = np.sum(sgmcmc.weighted_expectation(CHAIN, STEPS) ** 2)
+    weighted = np.sum(sgmcmc.diagnostics.weighted_expectation(CHAIN, STEPS) ** 2)
     plain = np.sum(CHAIN.mean(axis=0, dtype=np.float64) ** 2)
     factor = STEPS.sum() * (1 / STEPS).sum() / NUM_STEPS**2
     assert factor > 1.35
@@ -58,8 +58,8 @@ def test_states_kept_by_distance_are_as_good_as_weights() -> None:
     So coarse a sum over exp(-|t| A/2) exceeds the integral by (1/5)^2 / 12, and its points lie half
     a distance further from the start.
     """
-    kept = sgmcmc.indices_by_distance(STEPS, distance=0.2)
-    weighted = np.sum(sgmcmc.weighted_expectation(CHAIN, STEPS) ** 2)
+    kept = sgmcmc.diagnostics.indices_by_distance(STEPS, distance=0.2)
+    weighted = np.sum(sgmcmc.diagnostics.weighted_expectation(CHAIN, STEPS) ** 2)
     collected = np.sum(CHAIN[kept].mean(axis=0, dtype=np.float64) ** 2)
     np.testing.assert_allclose(collected, weighted, rtol=0.2**2 / 12 + 0.1 / STEPS.sum())
     assert len(kept) < NUM_STEPS / 10
@@ -68,16 +68,16 @@ def test_states_kept_by_distance_are_as_good_as_weights() -> None:
 def test_against_the_definition() -> None:
     values = {"a": GENERATOR.standard_normal([9, 2, 3]), "b": GENERATOR.standard_normal([9, 2])}
     steps = GENERATOR.uniform(size=[9])
-    found = sgmcmc.weighted_expectation(values, steps)
+    found = sgmcmc.diagnostics.weighted_expectation(values, steps)
     for name, x in values.items():
         np.testing.assert_allclose(found[name], np.average(x, axis=0, weights=steps))
     by_chain = GENERATOR.uniform(size=[9, 2])
-    found = sgmcmc.weighted_expectation(values, by_chain)
+    found = sgmcmc.diagnostics.weighted_expectation(values, by_chain)
     for chain in range(2):
         expected = np.average(values["a"][:, chain], axis=0, weights=by_chain[:, chain])
         np.testing.assert_allclose(found["a"][chain], expected)
     expected = by_chain.sum(axis=0) ** 2 / (by_chain**2).sum(axis=0)
-    np.testing.assert_allclose(sgmcmc.effective_number_of_steps(by_chain), expected)
+    np.testing.assert_allclose(sgmcmc.diagnostics.effective_number_of_steps(by_chain), expected)
 
 
 def run(reducer: Any, num_steps: int = 50) -> tuple[Any, np.ndarray]:
@@ -106,17 +106,21 @@ def test_reducers_see_what_functions_see() -> None:
     steps = sgmcmc.schedules.PolynomialDecay(a=0.5)(tf.range(num_steps)).numpy()
     (mean, squares, collected, full), chain = run(
         [
-            sgmcmc.WeightedExpectationReducer(),
-            sgmcmc.WeightedExpectationReducer(lambda x: {"norm": tf.reduce_sum(x**2, axis=-1)}),
-            sgmcmc.MixingDistanceReducer(distance=0.8, size=num_steps),
-            sgmcmc.MixingDistanceReducer(distance=0.8, size=size),
+            sgmcmc.diagnostics.WeightedExpectationReducer(),
+            sgmcmc.diagnostics.WeightedExpectationReducer(
+                lambda x: {"norm": tf.reduce_sum(x**2, axis=-1)}
+            ),
+            sgmcmc.diagnostics.MixingDistanceReducer(distance=0.8, size=num_steps),
+            sgmcmc.diagnostics.MixingDistanceReducer(distance=0.8, size=size),
         ],
         num_steps,
     )
-    np.testing.assert_allclose(mean, sgmcmc.weighted_expectation(chain, steps), rtol=1e-4)
-    norm = sgmcmc.weighted_expectation((chain**2).sum(axis=-1), steps)
+    np.testing.assert_allclose(
+        mean, sgmcmc.diagnostics.weighted_expectation(chain, steps), rtol=1e-4
+    )
+    norm = sgmcmc.diagnostics.weighted_expectation((chain**2).sum(axis=-1), steps)
     np.testing.assert_allclose(squares["norm"], norm, rtol=1e-4)
-    kept = sgmcmc.indices_by_distance(steps, distance=0.8)
+    kept = sgmcmc.diagnostics.indices_by_distance(steps, distance=0.8)
     assert int(collected.num_kept) == len(kept) > size == int(full.num_kept)
     np.testing.assert_array_equal(collected.samples[: len(kept)], chain[kept])
     np.testing.assert_array_equal(collected.samples[len(kept) :], 0)
@@ -126,7 +130,7 @@ def test_reducers_see_what_functions_see() -> None:
 def test_collection_by_distance_does_not_drift_in_single_precision() -> None:
     """A hundred equal steps to a distance, twenty times."""
     step, num_steps = np.float32(1e-4), 2000
-    reducer = sgmcmc.MixingDistanceReducer(1e-2, size=100, step_size_fn=lambda r: r)
+    reducer = sgmcmc.diagnostics.MixingDistanceReducer(1e-2, size=100, step_size_fn=lambda r: r)
     start = reducer.initialize(tf.zeros([]), step)
 
     @tf.function(autograph=False, jit_compile=True)
@@ -137,44 +141,44 @@ def test_collection_by_distance_does_not_drift_in_single_precision() -> None:
             (tf.constant(0), start),
         )[1]
 
-    found, expected = run(), sgmcmc.indices_by_distance(np.full(num_steps, step), 1e-2)
+    found, expected = run(), sgmcmc.diagnostics.indices_by_distance(np.full(num_steps, step), 1e-2)
     assert len(expected) == 20
     np.testing.assert_array_equal(found.samples[: int(found.num_kept)], expected)
 
 
 def test_the_reducer_weights_chains_by_steps_of_their_own() -> None:
     values, steps = GENERATOR.standard_normal([5, 2, 3]), GENERATOR.uniform(size=[5, 2])
-    reducer = sgmcmc.WeightedExpectationReducer(step_size_fn=lambda r: r)
+    reducer = sgmcmc.diagnostics.WeightedExpectationReducer(step_size_fn=lambda r: r)
     own = reducer.initialize(values[0], steps[0])
     for x, step in zip(values, steps, strict=True):
         own = reducer.one_step(tf.constant(x), own, tf.constant(step))
-    expected = sgmcmc.weighted_expectation(values, steps)
+    expected = sgmcmc.diagnostics.weighted_expectation(values, steps)
     np.testing.assert_allclose(reducer.finalize(own), expected)
     number = own.total**2 / own.total_squares
-    np.testing.assert_allclose(number, sgmcmc.effective_number_of_steps(steps))
+    np.testing.assert_allclose(number, sgmcmc.diagnostics.effective_number_of_steps(steps))
 
 
 def test_bad_input() -> None:
     for bad in ([], [1.0, -1.0], [np.nan, 1.0], [0.0, 0.0], 1.0):
         with pytest.raises(ValueError, match="step_sizes have"):
-            sgmcmc.weighted_expectation(np.ones(2), bad)
+            sgmcmc.diagnostics.weighted_expectation(np.ones(2), bad)
         with pytest.raises(ValueError, match="step_sizes have"):
-            sgmcmc.effective_number_of_steps(bad)
+            sgmcmc.diagnostics.effective_number_of_steps(bad)
         with pytest.raises(ValueError, match="step_sizes have"):
-            sgmcmc.indices_by_distance(bad, 1.0)
+            sgmcmc.diagnostics.indices_by_distance(bad, 1.0)
     with pytest.raises(ValueError, match=r"values have shape \(3,\) and step_sizes \(2,\)"):
-        sgmcmc.weighted_expectation(np.ones(3), [1.0, 1.0])
+        sgmcmc.diagnostics.weighted_expectation(np.ones(3), [1.0, 1.0])
     with pytest.raises(ValueError, match=r"step_sizes have shape \(2, 1\); \[T\]"):
-        sgmcmc.indices_by_distance(np.ones([2, 1]), 1.0)
+        sgmcmc.diagnostics.indices_by_distance(np.ones([2, 1]), 1.0)
     with pytest.raises(ValueError, match="the largest step is 0.5"):
-        sgmcmc.indices_by_distance([0.1, 0.5], 0.4)
+        sgmcmc.diagnostics.indices_by_distance([0.1, 0.5], 0.4)
     with pytest.raises(ValueError, match="distance is 0"):
-        sgmcmc.MixingDistanceReducer(0.0, 3)
+        sgmcmc.diagnostics.MixingDistanceReducer(0.0, 3)
     with pytest.raises(ValueError, match="size is 0"):
-        sgmcmc.MixingDistanceReducer(1.0, 0)
-    reducer = sgmcmc.MixingDistanceReducer(1.0, 3, step_size_fn=lambda r: r)
+        sgmcmc.diagnostics.MixingDistanceReducer(1.0, 0)
+    reducer = sgmcmc.diagnostics.MixingDistanceReducer(1.0, 3, step_size_fn=lambda r: r)
     with pytest.raises(ValueError, match="one number for all chains"):
         reducer.initialize(tf.ones([2]), tf.ones([2]))
-    weighted = sgmcmc.WeightedExpectationReducer(step_size_fn=lambda r: r)
+    weighted = sgmcmc.diagnostics.WeightedExpectationReducer(step_size_fn=lambda r: r)
     with pytest.raises(ValueError, match="step sizes of their own"):
         weighted.initialize([tf.ones([2]), tf.ones([2])], [0.1, 0.2])

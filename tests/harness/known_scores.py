@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.targets.base import GradientEstimate, State, Target
+from tfp_sgmcmc.state import State
+from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 
 class KnownScores(Target):

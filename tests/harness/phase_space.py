@@ -17,7 +17,8 @@ from scipy.linalg import solve_discrete_lyapunov
 
 from tests.harness.chains import by_chain, sample
 from tfp_sgmcmc import random
-from tfp_sgmcmc.targets.base import GradientEstimate, State, Target
+from tfp_sgmcmc.state import State
+from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 
 class LinearScheme(NamedTuple):

@@ -15,7 +15,8 @@ from scipy.optimize import brentq
 
 from tests.harness.chains import by_chain, sample
 from tfp_sgmcmc import random
-from tfp_sgmcmc.targets.base import GradientEstimate, State, Target
+from tfp_sgmcmc.state import State
+from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 
 class Law(NamedTuple):

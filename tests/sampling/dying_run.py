@@ -1,4 +1,4 @@
-"""A short run, ended by `os._exit` at each of its writes in turn; see `test_sampling_crash.py`.
+"""A short run, ended by `os._exit` at each of its writes in turn; see `test_crash.py`.
 
 `python -m tests.sampling.dying_run FOLDER FIRST STEP [mutated]` has it die at points FIRST,
 FIRST + STEP, ... and prints how many there were. The mutated run commits its state before the draws
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import zarr.codecs
 
-from tfp_sgmcmc.sampling import store
-from tfp_sgmcmc.sampling.directory import RunDirectory
-from tfp_sgmcmc.sampling.store import Variable
+from tfp_sgmcmc.storage import store
+from tfp_sgmcmc.storage.directory import RunDirectory
+from tfp_sgmcmc.storage.store import Variable
 
 NUM_ROUNDS, ROWS, DEAD = 3, 3, 9
 VARIABLES = {

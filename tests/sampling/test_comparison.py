@@ -33,7 +33,7 @@ def scores(states: list[np.ndarray], units: np.ndarray = ONES) -> np.ndarray:
 
 
 def squared_discrepancy(x: np.ndarray, gradients: np.ndarray) -> float:
-    return float(sgmcmc.squared_kernel_stein_discrepancy(x, gradients))
+    return float(sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, gradients))
 
 
 def test_scores_are_the_same_in_all_units() -> None:

@@ -17,10 +17,9 @@ from tfp_sgmcmc.covariance.operators import (
     LowRankMatrix,
     Matrix,
     NoiseCovariance,
-    State,
-    flatten_parts,
 )
 from tfp_sgmcmc.covariance.solvers import Solver, as_solver
+from tfp_sgmcmc.state import State, flatten_events
 
 
 class CovarianceState(NamedTuple):
@@ -100,7 +99,7 @@ class CovarianceEstimator(abc.ABC):
         parts = tf.nest.flatten(state)
         averages, inverses = [], []
         for group in self.groups(parts):
-            flat = flatten_parts([parts[i] for i in group], chain_ndims)
+            flat = flatten_events([parts[i] for i in group], chain_ndims)
             shape = self._shape(flat.shape[-1], num_scores)
             zeros = tf.zeros(tf.concat([tf.shape(flat)[:-1], shape], axis=0), flat.dtype)
             zeros = tf.ensure_shape(zeros, flat.shape[:-1].concatenate(shape))
@@ -185,7 +184,7 @@ class CovarianceEstimator(abc.ABC):
 
     def _statistic_of(self, rows: Sequence[Any], chain_ndims: int) -> tf.Tensor:
         rows = [x.rows() if isinstance(x, FactoredScores) else x for x in rows]
-        flat = flatten_parts(rows, chain_ndims + 1)
+        flat = flatten_events(rows, chain_ndims + 1)
         return self._statistic(flat - tf.reduce_mean(flat, axis=-2, keepdims=True))
 
     @abc.abstractmethod
@@ -362,7 +361,7 @@ class _Exact(Diag):
         system: Any = None,
     ) -> tuple[NoiseCovariance, CovarianceState]:
         parts = tf.nest.flatten(like)
-        zeros = [DiagonalMatrix(tf.zeros_like(flatten_parts([x], chain_ndims))) for x in parts]
+        zeros = [DiagonalMatrix(tf.zeros_like(flatten_events([x], chain_ndims))) for x in parts]
         groups = [[i] for i in range(len(parts))]
         return NoiseCovariance(zeros, groups, 0.0, like, chain_ndims), own
 

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.solvers import Solver, chebyshev_sqrt
-
-State = Any  # a tensor, or any nest of tensors
+from tfp_sgmcmc.state import State, flatten_events
 
 
 class Matrix(abc.ABC):
@@ -273,22 +272,10 @@ class NoiseCovariance:
         return [tf.broadcast_to(tf.convert_to_tensor(a, x.dtype), tf.shape(x)) for a, x in pairs]
 
     def _flat(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        return flatten_parts(parts, self._chain_ndims)
+        return flatten_events(parts, self._chain_ndims)
 
     def _number(self, x: Any) -> tf.Tensor:
         """A number as it is, `[chains...]` as `[chains..., 1]`."""
         dtype = self._parts[0].dtype
         x = tf.cast(x, dtype) if tf.is_tensor(x) else tf.convert_to_tensor(x, dtype)
         return x[..., tf.newaxis] if x.shape.rank else x
-
-
-def flatten_parts(parts: Sequence[tf.Tensor], batch_ndims: int) -> tf.Tensor:
-    """Concatenates the parts' entries behind `batch_ndims` leading dimensions: `[batch..., D]`."""
-
-    def flat(x: tf.Tensor) -> tf.Tensor:
-        size = x.shape[batch_ndims:].num_elements()
-        batch = x.shape[:batch_ndims]
-        batch = list(batch) if batch.is_fully_defined() else tf.unstack(tf.shape(x)[:batch_ndims])
-        return tf.reshape(x, [*batch, size])
-
-    return flat(parts[0]) if len(parts) == 1 else tf.concat([flat(x) for x in parts], axis=-1)

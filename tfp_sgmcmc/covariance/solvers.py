@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.random import in_xla_context
+from tfp_sgmcmc import xla
 
 Product = Callable[[tf.Tensor], tf.Tensor]  # [chains..., D] -> [chains..., D]
 
@@ -41,7 +41,7 @@ class Solver(NamedTuple):
         """Whether the chosen method factorises at each solve; `"auto"` only if `worthwhile`."""
         if self.method != "auto":
             return self.method in ("cholesky", "woodbury")
-        is_slow = in_xla_context() and not tf.config.list_logical_devices("GPU")
+        is_slow = xla.compiles_for_cpu()
         return worthwhile and not is_slow
 
     def conjugate_gradient(

@@ -9,9 +9,10 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.diagnostics.gradient_noise import sampling_threshold
-from tfp_sgmcmc.targets.base import State, Target
-from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.state import State
+from tfp_sgmcmc.targets.base import Target
 
 
 class SamplingThresholdState(NamedTuple):
@@ -47,7 +48,7 @@ class SamplingThresholdReducer(tfp.experimental.mcmc.Reducer):
     ... def run(seed):
     ...     found, _, _ = tfp.experimental.mcmc.sample_fold(
     ...         500, tf.zeros([4]), kernel=sgmcmc.SGLD(target, schedule),
-    ...         reducer=sgmcmc.SamplingThresholdReducer(target, 0.3, seed=1), seed=seed)
+    ...         reducer=sgmcmc.diagnostics.SamplingThresholdReducer(target, 0.3, seed=1), seed=seed)
     ...     return found
     >>> run(tf.constant([0, 1])).first_step.shape
     TensorShape([4])

@@ -8,18 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
-from tfp_sgmcmc.covariance.operators import flatten_parts
-from tfp_sgmcmc.kernels.base import check_step_size, map_parts, value_at
-from tfp_sgmcmc.preconditioners import (
-    Diagonal,
-    FullMatrix,
-    LocalMatrix,
-    as_preconditioner,
-    sum_events,
-)
-from tfp_sgmcmc.targets.base import GradientEstimate, State
-from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.kernels.base import check_step_size, value_at
+from tfp_sgmcmc.preconditioners import Diagonal, FullMatrix, LocalMatrix, as_preconditioner
+from tfp_sgmcmc.state import State, flatten_events, map_parts, sum_events
+from tfp_sgmcmc.targets.base import GradientEstimate
 
 
 def sampling_threshold(
@@ -57,7 +51,7 @@ def sampling_threshold(
     ...         (batch - theta[..., None, :])**2, axis=-1),
     ...     data=x, batch_size=50, replacement=True)
     >>> estimate = target.estimate(tf.zeros([2]), seed=tf.constant([0, 1]))
-    >>> alpha = sgmcmc.sampling_threshold(estimate, step_size=1e-5, seed=2)
+    >>> alpha = sgmcmc.diagnostics.sampling_threshold(estimate, step_size=1e-5, seed=2)
     >>> 0.05 < float(alpha) < 0.1  # epsilon/4 N^2/n = 0.05
     True
 
@@ -95,7 +89,7 @@ def sampling_threshold(
         """C M C^T u, u of shape `[chains..., n]`."""
         v = _as_state([tf.linalg.matvec(r, u, transpose_a=True) for r in rows], like)
         parts = zip(rows, tf.nest.flatten(multiply(v)), strict=True)
-        flat = [(r, flatten_parts([x], chain_ndims)) for r, x in parts]
+        flat = [(r, flatten_events([x], chain_ndims)) for r, x in parts]
         return tf.add_n([tf.linalg.matvec(r, x) for r, x in flat])
 
     u = random.normal_like(rows[0][..., 0], random.as_seed(seed))
@@ -128,7 +122,7 @@ def gradient_noise_share(
     >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
     >>> estimate = sgmcmc.GradientEstimate(  # V = diag(2, 8), c = 2
     ...     tf.zeros([2]), tf.zeros([]), tf.constant([[1., 2.], [-1., -2.]]), noise_scale=2.)
-    >>> float(sgmcmc.gradient_noise_share(estimate, step_size=0.4))  # 0.1 (4 + 16) / 2 = 1
+    >>> float(sgmcmc.diagnostics.gradient_noise_share(estimate, step_size=0.4))  # 0.1 (4 + 16) / 2 = 1
     0.5
 
     Args:
@@ -216,7 +210,7 @@ def _ratio(estimate: GradientEstimate, of_v: tf.Tensor, temperature: Any) -> tf.
 def _centred(scores: Any, chain_ndims: int) -> tf.Tensor:
     """C, `[chains..., n, D]`, with V = C^T C."""
     scores = scores.rows() if isinstance(scores, FactoredScores) else scores
-    rows = flatten_parts([scores], chain_ndims + 1)
+    rows = flatten_events([scores], chain_ndims + 1)
     freedom = tf.cast(tf.shape(rows)[-2] - 1, rows.dtype)
     return (rows - tf.reduce_mean(rows, axis=-2, keepdims=True)) / tf.sqrt(freedom)
 

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
-from tfp_sgmcmc.targets.base import State
-from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.state import State
 
 _ROUNDING = 1 + 1e-6  # of steps in single precision
 
@@ -76,7 +76,7 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
     >>> kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(a=0.5))
     >>> found, _, _ = tfp.experimental.mcmc.sample_fold(
     ...     20, tf.zeros([3]), kernel=kernel,
-    ...     reducer=sgmcmc.MixingDistanceReducer(distance=1., size=100), seed=[0, 1])
+    ...     reducer=sgmcmc.diagnostics.MixingDistanceReducer(distance=1., size=100), seed=[0, 1])
     >>> found.samples[:found.num_kept].shape  # the steps add up to 3.7
     TensorShape([3, 3])
 

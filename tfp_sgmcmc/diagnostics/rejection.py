@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.kernels.base import check_step_size, map_parts, value_at
+from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.kernels.base import check_step_size, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
-from tfp_sgmcmc.targets.base import State, as_target, call_with_state, value_and_gradient
-from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.state import State, call_with_state, map_parts
+from tfp_sgmcmc.targets.base import as_target, value_and_gradient
 
 
 def rejection_probability(
@@ -40,7 +41,7 @@ def rejection_probability(
     >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
     >>> normal = tfp.distributions.Normal(tf.constant(0., tf.float64), 1.)
     >>> steps = tf.constant([0., 0.5], tf.float64), tf.constant([1., -0.5], tf.float64)
-    >>> sgmcmc.rejection_probability(normal.log_prob, *steps, step_size=0.8).numpy().round(6)
+    >>> sgmcmc.diagnostics.rejection_probability(normal.log_prob, *steps, step_size=0.8).numpy().round(6)
     array([0.095163, 0.      ])
 
     Args:
@@ -118,7 +119,7 @@ class RejectionReducer(tfp.experimental.mcmc.Reducer):
 
     >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
     >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
-    >>> reducer = sgmcmc.RejectionReducer(target)
+    >>> reducer = sgmcmc.diagnostics.RejectionReducer(target)
     >>> rejected, _, _ = tfp.experimental.mcmc.sample_fold(
     ...     20, tf.zeros([3]), kernel=sgmcmc.SGLD(target, 0.1), reducer=reducer, seed=[0, 1])
     >>> rejected.shape, bool(tf.reduce_all(rejected < 0.05))

@@ -7,15 +7,9 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.covariance.operators import flatten_parts
-from tfp_sgmcmc.targets.base import (
-    State,
-    Target,
-    as_target,
-    call_with_state,
-    value_and_gradient,
-)
-from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.state import State, call_with_state, flatten_events
+from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
 
 _CHUNK = 2**22  # pairs of samples that may be in memory at once
 
@@ -58,8 +52,8 @@ def squared_kernel_stein_discrepancy(
 
     >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
     >>> x = tf.random.stateless_normal([1000, 2], seed=[0, 1])
-    >>> right = sgmcmc.squared_kernel_stein_discrepancy(x, -x)
-    >>> wrong = sgmcmc.squared_kernel_stein_discrepancy(x + 0.5, -(x + 0.5))
+    >>> right = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, -x)
+    >>> wrong = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x + 0.5, -(x + 0.5))
     >>> bool(abs(right) < 0.01), bool(wrong > 0.1)
     (True, True)
 
@@ -165,7 +159,7 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
     """The gradients of the log posterior at samples, one result after the other.
 
     >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
-    >>> sgmcmc.gradients_at(lambda x: -0.5 * x**2, tf.constant([1., -2.])).numpy()
+    >>> sgmcmc.diagnostics.gradients_at(lambda x: -0.5 * x**2, tf.constant([1., -2.])).numpy()
     array([-1.,  2.], dtype=float32)
 
     Args:
@@ -206,7 +200,7 @@ def gradient_at(
 def _rows(nest: State, chain_ndims: int) -> tf.Tensor:
     """`[chains..., n, D]` of parts `[n, chains..., event...]`."""
     parts = [tf.convert_to_tensor(x) for x in tf.nest.flatten(nest)]
-    flat = flatten_parts(parts, 1 + chain_ndims)
+    flat = flatten_events(parts, 1 + chain_ndims)
     return tf.transpose(flat, [*range(1, 1 + chain_ndims), 0, 1 + chain_ndims])
 
 

@@ -9,9 +9,10 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.diagnostics.stein import gradient_at, squared_kernel_stein_discrepancy
-from tfp_sgmcmc.targets.base import State, append_dims, as_target
-from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.state import State, append_dims
+from tfp_sgmcmc.targets.base import as_target
 
 
 class SteinState(NamedTuple):
@@ -47,7 +48,7 @@ class KernelSteinDiscrepancyReducer(tfp.experimental.mcmc.Reducer):
     >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
     >>> squares, _, _ = tfp.experimental.mcmc.sample_fold(
     ...     20, tf.zeros([3, 2]), kernel=sgmcmc.SGLD(target, 1.),
-    ...     reducer=sgmcmc.KernelSteinDiscrepancyReducer(target, size=10), seed=[0, 1])
+    ...     reducer=sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(target, size=10), seed=[0, 1])
     >>> squares.shape
     TensorShape([3])
 

@@ -9,12 +9,12 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.diagnostics.stein import gradient_at
 from tfp_sgmcmc.kernels import momentum as momentum_kernels
-from tfp_sgmcmc.kernels.base import check_step_size, map_parts, value_at
-from tfp_sgmcmc.preconditioners import sum_events
-from tfp_sgmcmc.targets.base import State, as_target
-from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.kernels.base import check_step_size, value_at
+from tfp_sgmcmc.state import State, map_parts, sum_events
+from tfp_sgmcmc.targets.base import as_target
 
 
 def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 0) -> tf.Tensor:
@@ -27,7 +27,7 @@ def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 
 
     >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
     >>> p = tf.constant([[1., 2.], [3., 1.]])  # two chains, d = 2
-    >>> sgmcmc.kinetic_temperature(p, mass=2., chain_ndims=1).numpy()
+    >>> sgmcmc.diagnostics.kinetic_temperature(p, mass=2., chain_ndims=1).numpy()
     array([1.25, 2.5 ], dtype=float32)
 
     Args:
@@ -66,7 +66,7 @@ def configurational_temperature(samples: State, gradients: State, *, chain_ndims
 
     >>> import numpy as np, tfp_sgmcmc as sgmcmc
     >>> theta = 2 * np.random.default_rng(0).standard_normal([10000, 3])  # of N(0, 1), T = 4
-    >>> bool(abs(sgmcmc.configurational_temperature(theta, gradients=-theta) - 4) < 0.1)
+    >>> bool(abs(sgmcmc.diagnostics.configurational_temperature(theta, gradients=-theta) - 4) < 0.1)
     True
 
     Args:
@@ -128,7 +128,7 @@ class ConfigurationalTemperatureReducer(tfp.experimental.mcmc.Reducer):
     >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
     >>> temperature, _, _ = tfp.experimental.mcmc.sample_fold(
     ...     20, tf.zeros([3, 10]), kernel=sgmcmc.SGLD(target, 0.1),
-    ...     reducer=sgmcmc.ConfigurationalTemperatureReducer(target, seed=1), seed=[0, 1])
+    ...     reducer=sgmcmc.diagnostics.ConfigurationalTemperatureReducer(target, seed=1), seed=[0, 1])
     >>> temperature.shape
     TensorShape([3])
 

@@ -1,12 +1,12 @@
 """`model.fit` as a posterior sampler: a Keras callback around any stochastic-gradient kernel."""
 
 from tfp_sgmcmc.keras.callback import SamplerCallback
-from tfp_sgmcmc.keras.evaluate import Evaluation
-from tfp_sgmcmc.keras.likelihoods import NegativeLogLikelihood
-from tfp_sgmcmc.keras.patterns import by_variable
-from tfp_sgmcmc.keras.posterior import Posterior
-from tfp_sgmcmc.keras.predict import PosteriorPrediction, Prediction
-from tfp_sgmcmc.keras.target import ModelLogProb
+from tfp_sgmcmc.keras.model.likelihoods import NegativeLogLikelihood
+from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
+from tfp_sgmcmc.keras.model.patterns import by_variable
+from tfp_sgmcmc.keras.posterior.evaluate import Evaluation
+from tfp_sgmcmc.keras.posterior.posterior import Posterior
+from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction, Prediction
 
 __all__ = [
     "Evaluation",

@@ -12,25 +12,25 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.keras import losses
-from tfp_sgmcmc.keras.chain import Chain, check_variables
-from tfp_sgmcmc.keras.collection import Collection
-from tfp_sgmcmc.keras.collector import Collector
-from tfp_sgmcmc.keras.monitor import noise_monitor
-from tfp_sgmcmc.keras.posterior import Posterior
-from tfp_sgmcmc.keras.predict import Prediction
-from tfp_sgmcmc.keras.priors import as_log_prior, check_prior
-from tfp_sgmcmc.keras.replicas import check_distribution
-from tfp_sgmcmc.keras.resident import ResidentData, data_asked
-from tfp_sgmcmc.keras.restore import (
+from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.keras.fit.chain import Chain, check_variables
+from tfp_sgmcmc.keras.fit.monitor import noise_monitor
+from tfp_sgmcmc.keras.fit.recorder import Collector
+from tfp_sgmcmc.keras.fit.resident_data import ResidentData, data_asked
+from tfp_sgmcmc.keras.fit.ring_buffer import Collection
+from tfp_sgmcmc.keras.fit.sample_log import Samples, StoredSamples
+from tfp_sgmcmc.keras.fit.train_function import (
     BatchTrainFunction,
     calling_list,
     check_callbacks,
     guard,
 )
-from tfp_sgmcmc.keras.samples import Samples, StoredSamples
-from tfp_sgmcmc.keras.target import ModelLogProb
-from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
+from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
+from tfp_sgmcmc.keras.model.replicas import check_distribution
+from tfp_sgmcmc.keras.posterior.posterior import Posterior
+from tfp_sgmcmc.keras.posterior.predict import Prediction
 
 
 class SamplerCallback(keras.callbacks.Callback):
@@ -110,7 +110,7 @@ class SamplerCallback(keras.callbacks.Callback):
         the scores of so many groups of a batch's examples, and not of single ones, which takes less
         time and memory where a model has layers other than `Dense`, `Embedding` and convolutions.
       num_burnin_epochs: epochs before the first step that may be kept, besides.
-      sampling_threshold: burn-in lasts until \( \alpha \), as of `sgmcmc.sampling_threshold`, is
+      sampling_threshold: burn-in lasts until \( \alpha \), as of `sgmcmc.diagnostics.sampling_threshold`, is
         below this number, besides; such as 0.1. For SGLD and ModifiedSGLD.
       noise_every: steps from one comparison of gradient noise and injected noise to the next, for
         SGLD and ModifiedSGLD; None is 100 with a `sampling_threshold`, else never.
@@ -306,7 +306,8 @@ class SamplerCallback(keras.callbacks.Callback):
             raise ValueError(
                 f"The Keras backend is {keras.backend.backend()}; tensorflow is expected."
             )
-        losses.check_model(model)
+        internals.check_model(model)
+        compiled_loss.check_likelihoods(model)
         check_distribution(model, num_groups=self._num_groups, noise_every=self._monitor)
         chain = self._collector.chain
         if self._collector.failed:
@@ -339,8 +340,8 @@ class SamplerCallback(keras.callbacks.Callback):
         self._is_fit = True
         check_callbacks(self._callback_list, self, self._collector.is_stored)
         initial_epoch = self._collector.begin_fit(self.params["epochs"])
-        losses.begin_at_epoch(self.model, initial_epoch)
-        compilation = (*losses.compilation(self.model), self._most_steps)
+        internals.begin_at_epoch(self.model, initial_epoch)
+        compilation = (*internals.compilation(self.model), self._most_steps)
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
             self._train_function = BatchTrainFunction(
@@ -350,11 +351,11 @@ class SamplerCallback(keras.callbacks.Callback):
             guard(self._callback_list, "on_train_batch_begin", self._train_function.restore)
 
     def on_train_end(self, logs: Any = None) -> None:
-        losses.begin_at_epoch(self.model, None)
+        internals.begin_at_epoch(self.model, None)
         self._collector.end_fit(is_stopped=self.model.stop_training)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        losses.begin_at_epoch(self.model, None)
+        internals.begin_at_epoch(self.model, None)
         self._collector.begin_epoch(has_own_rows=bool(self._resident))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -380,7 +381,7 @@ class SamplerCallback(keras.callbacks.Callback):
         self._built_chain(batch).prepare(batch[0])
 
     def _built_chain(self, batch: tuple[Any, Any, Any]) -> Chain:
-        losses.build(self.model, *batch)
+        internals.build(self.model, *batch)
         if self._collector.chain is None:
             with tf.init_scope():
                 self._start_chain()

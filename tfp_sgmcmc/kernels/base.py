@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.preconditioners import check_broadcasts, match_structure
-from tfp_sgmcmc.targets.base import State, as_target, part_names
+from tfp_sgmcmc.state import State, check_broadcasts, match_structure, part_names
+from tfp_sgmcmc.targets.base import as_target
 
 StepSize = Any  # number, tensor, callable step -> value, or a nest of these
 
@@ -147,9 +146,3 @@ def value_at(value: StepSize, step: tf.Tensor, state: State, name: str = "step_s
     return tree.map_structure_up_to(
         state, lambda x, v: at_step(v, x), state, match_structure(name, value, state)
     )
-
-
-def map_parts(fn: Callable[..., tf.Tensor], *states: State) -> State:
-    """`tf.nest.map_structure` that takes tuples where a caller's state has lists."""
-    leaves = zip(*(tf.nest.flatten(s) for s in states), strict=True)
-    return tf.nest.pack_sequence_as(states[0], [fn(*parts) for parts in leaves])

@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
-from tfp_sgmcmc.kernels.base import State, StepSize, check_step_size, map_parts
+from tfp_sgmcmc.kernels.base import StepSize, check_step_size
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
+from tfp_sgmcmc.state import State, map_parts
 
 
 class CCAdLResults(NamedTuple):

@@ -8,9 +8,10 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.kernels.base import State, check_step_size, convert_state, map_parts, value_at
-from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner, squared_norm
-from tfp_sgmcmc.targets.base import as_target, call_with_state, value_and_gradient
+from tfp_sgmcmc.kernels.base import check_step_size, convert_state, value_at
+from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
+from tfp_sgmcmc.state import State, call_with_state, map_parts, squared_norm
+from tfp_sgmcmc.targets.base import as_target, value_and_gradient
 
 
 class LangevinProposalResults(NamedTuple):

@@ -14,15 +14,17 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import NoiseCovariance
-from tfp_sgmcmc.kernels.base import State, map_parts, value_at
+from tfp_sgmcmc.kernels.base import value_at
 from tfp_sgmcmc.kernels.momentum import scaled
-from tfp_sgmcmc.preconditioners import (
-    FullMatrix,
+from tfp_sgmcmc.preconditioners import FullMatrix
+from tfp_sgmcmc.state import (
+    State,
+    append_dims,
     flatten_events,
+    map_parts,
     squared_norm,
     unflatten_events,
 )
-from tfp_sgmcmc.targets.base import append_dims
 
 LEAST = 1e-3
 

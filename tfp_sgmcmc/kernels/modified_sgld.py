@@ -8,16 +8,9 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
-from tfp_sgmcmc.kernels.base import (
-    State,
-    StepSize,
-    StochasticGradientKernel,
-    check_step_size,
-    map_parts,
-    value_at,
-)
+from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, check_step_size, value_at
 from tfp_sgmcmc.kernels.noise import GradientNoise
-from tfp_sgmcmc.preconditioners import squared_norm
+from tfp_sgmcmc.state import State, map_parts, squared_norm
 
 
 class ModifiedSGLDResults(NamedTuple):

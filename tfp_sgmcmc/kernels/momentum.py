@@ -7,15 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.kernels.base import (
-    StepSize,
-    StochasticGradientKernel,
-    check_step_size,
-    map_parts,
-    value_at,
-)
-from tfp_sgmcmc.preconditioners import squared_norm, sum_events
-from tfp_sgmcmc.targets.base import GradientEstimate, State, append_dims
+from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, check_step_size, value_at
+from tfp_sgmcmc.state import State, append_dims, map_parts, squared_norm, sum_events
+from tfp_sgmcmc.targets.base import GradientEstimate
 
 
 class MomentumKernel(StochasticGradientKernel):

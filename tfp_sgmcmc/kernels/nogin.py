@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
-from tfp_sgmcmc.kernels.base import State, StepSize, check_step_size, map_parts
+from tfp_sgmcmc.kernels.base import StepSize, check_step_size
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, degrees_of_freedom, scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
-from tfp_sgmcmc.preconditioners import sum_events
-from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.state import State, map_parts, sum_events
 
 
 class NOGINResults(NamedTuple):

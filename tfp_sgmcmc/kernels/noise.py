@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tfp_sgmcmc.covariance import CovarianceState, NoiseCovariance, as_covariance
 from tfp_sgmcmc.covariance.averages import Average
-from tfp_sgmcmc.targets.base import GradientEstimate, State, Target, append_dims
+from tfp_sgmcmc.state import State, append_dims
+from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 
 class GradientNoise:

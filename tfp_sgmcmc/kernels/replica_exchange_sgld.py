@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.kernels.base import State, StepSize, StochasticGradientKernel, map_parts
+from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel
 from tfp_sgmcmc.kernels.sgld import SGLD, SGLDResults
-from tfp_sgmcmc.targets.base import append_dims
+from tfp_sgmcmc.state import State, append_dims, map_parts
 from tfp_sgmcmc.targets.differences import comparable_target, log_prob_differences
 
 

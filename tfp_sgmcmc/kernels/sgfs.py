@@ -8,14 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.covariance import Block, CovarianceState, Diag, Full, RunningMean
-from tfp_sgmcmc.kernels.base import (
-    State,
-    StepSize,
-    StochasticGradientKernel,
-    check_step_size,
-    map_parts,
-)
+from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, check_step_size
 from tfp_sgmcmc.kernels.injected_noise import (
     InjectedNoise,
     injected_noise,
@@ -24,9 +19,9 @@ from tfp_sgmcmc.kernels.injected_noise import (
 )
 from tfp_sgmcmc.kernels.momentum import number_at, scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
-from tfp_sgmcmc.preconditioners import FullMatrix, squared_norm, sum_events
+from tfp_sgmcmc.preconditioners import FullMatrix
+from tfp_sgmcmc.state import State, map_parts, squared_norm, sum_events
 from tfp_sgmcmc.targets.anchors import AnchoredTarget
-from tfp_sgmcmc.targets.data import integer
 
 
 class SGFSResults(NamedTuple):

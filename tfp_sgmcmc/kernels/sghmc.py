@@ -8,11 +8,10 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import NoiseCovariance, RunningMean
-from tfp_sgmcmc.kernels.base import State, StepSize, check_step_size, map_parts
+from tfp_sgmcmc.kernels.base import StepSize, check_step_size
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
-from tfp_sgmcmc.preconditioners import squared_norm
-from tfp_sgmcmc.targets.base import append_dims
+from tfp_sgmcmc.state import State, append_dims, map_parts, squared_norm
 
 
 class SGHMCResults(NamedTuple):

@@ -7,15 +7,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.kernels.base import (
-    State,
-    StepSize,
-    StochasticGradientKernel,
-    check_step_size,
-    map_parts,
-    value_at,
-)
-from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner, squared_norm
+from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, check_step_size, value_at
+from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner
+from tfp_sgmcmc.state import State, map_parts, squared_norm
 
 
 class SGLDResults(NamedTuple):

@@ -7,8 +7,9 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.kernels.base import State, StepSize, check_step_size, map_parts
+from tfp_sgmcmc.kernels.base import StepSize, check_step_size
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
+from tfp_sgmcmc.state import State, map_parts
 
 SCHEMES = ("euler", "adodab")
 THERMOSTATS = ("scalar", "per_part", "per_coordinate")

@@ -12,7 +12,7 @@ from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Precondit
 from tfp_sgmcmc.preconditioners.constant import Diagonal, FullMatrix, as_preconditioner
 from tfp_sgmcmc.preconditioners.position_dependent import NaturalGradientICA, PositionDependent
 from tfp_sgmcmc.preconditioners.rmsprop import RMSprop
-from tfp_sgmcmc.preconditioners.state_parts import (
+from tfp_sgmcmc.state import (
     check_broadcasts,
     flatten_events,
     match_structure,

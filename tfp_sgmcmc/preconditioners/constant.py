@@ -10,7 +10,7 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
-from tfp_sgmcmc.preconditioners.state_parts import (
+from tfp_sgmcmc.state import (
     State,
     check_broadcasts,
     flatten_events,
@@ -132,9 +132,13 @@ class FullMatrix(Preconditioner):
         def times(matrix: np.ndarray) -> Callable[[State], State]:
             with tf.init_scope():  # a captured tensor, not a constant in every compiled program
                 transposed = tf.constant(matrix.T, dtype)
-            return lambda v: unflatten_events(
-                tf.linalg.matmul(flatten_events(v, chain_ndims), transposed), v, chain_ndims
-            )
+
+            def product(v: State) -> State:
+                flat = flatten_events(v, chain_ndims)
+                rows = flat if chain_ndims else flat[tf.newaxis]
+                return unflatten_events(tf.linalg.matmul(rows, transposed), v, chain_ndims)
+
+            return product
 
         whiten = times(self._whitener)
         return LocalMatrix(

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
-from tfp_sgmcmc.preconditioners.state_parts import State
+from tfp_sgmcmc.state import State
 
 
 class PositionDependent(Preconditioner):

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.covariance.operators import flatten_parts
 from tfp_sgmcmc.diagnostics import gradients_at, squared_kernel_stein_discrepancy
+from tfp_sgmcmc.state import State, flatten_events
 from tfp_sgmcmc.targets import FullDataLogProb, Target
-from tfp_sgmcmc.targets.base import State
 
 # Rows for each column that a correlation is estimated from.
 _ROWS_A_COLUMN = 10
@@ -129,5 +128,5 @@ def spread(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _rows(nest: State, lead_ndims: int) -> np.ndarray:
-    flat = flatten_parts(tf.nest.flatten(nest), lead_ndims).numpy().astype(np.float64)
+    flat = flatten_events(tf.nest.flatten(nest), lead_ndims).numpy().astype(np.float64)
     return flat.reshape(-1, flat.shape[-1])

@@ -16,17 +16,19 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.diagnostics import NonFiniteChainError, check_finite
-from tfp_sgmcmc.sampling.directory import Resume, RunDirectory
-from tfp_sgmcmc.sampling.kernels import chain_shape_of, describe_kernel, target_of
+from tfp_sgmcmc.sampling.feed import Feed
+from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
 from tfp_sgmcmc.sampling.plan import Pace, Plan
 from tfp_sgmcmc.sampling.progress import held_back, progress
 from tfp_sgmcmc.sampling.records import DirectoryRecords, MemoryRecords
 from tfp_sgmcmc.sampling.result import Kept, SampleResult, Timings, kept_arrays
-from tfp_sgmcmc.sampling.streaming import Feed, StreamedLogProb
+from tfp_sgmcmc.storage.directory import Resume, RunDirectory
+from tfp_sgmcmc.storage.fingerprint import describe_kernel
 from tfp_sgmcmc.targets import preflight
-from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 
 def sample(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_sgmcmc.sampling.kernels import log_prob_of
+from tfp_sgmcmc.sampling.introspection import log_prob_of
 from tfp_sgmcmc.sampling.loop import Position
 
 

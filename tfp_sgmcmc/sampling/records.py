@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tfp_sgmcmc.sampling.directory import RunDirectory
 from tfp_sgmcmc.sampling.result import Kept
+from tfp_sgmcmc.storage.directory import RunDirectory
 
 
 class MemoryRecords:

@@ -12,8 +12,8 @@ import numpy as np
 import tree
 
 from tfp_sgmcmc import __version__
-from tfp_sgmcmc.sampling.names import variable_names
-from tfp_sgmcmc.sampling.store import Variable, dimensions, flatten_chains
+from tfp_sgmcmc.storage.names import variable_names
+from tfp_sgmcmc.storage.store import Variable, dimensions, flatten_chains
 
 
 class Timings(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -12,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc import random
+from tfp_sgmcmc import random, xla
+from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.sampling.comparison import Comparison
-from tfp_sgmcmc.targets.base import State, as_target
-from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.state import State
+from tfp_sgmcmc.targets.base import as_target
 
 Candidate = Mapping[str, Any]
 
@@ -118,7 +118,7 @@ def tune(
     J. Coullon, L. South and C. Nemeth. Efficient and generalizable tuning strategies for stochastic
     gradient MCMC. Statistics and Computing, 2023.
     """
-    num_parallel = _num_cores() if num_parallel is None else num_parallel
+    num_parallel = xla.num_parallel_programs() if num_parallel is None else num_parallel
     for name, value in dict(num_parallel=num_parallel, num_steps=num_steps).items():
         integer(name, value, 1)
     integer("num_results", num_results, 2)
@@ -169,13 +169,6 @@ def tune(
     ((index, best),) = left[:1]
     taken = sum(len(r.candidates) * r.num_steps for r in rounds)
     return TuningResult(best, rounds, positions[index][0], taken)
-
-
-def _num_cores() -> int:
-    if tf.config.list_logical_devices("GPU"):
-        return 1
-    affinity = getattr(os, "sched_getaffinity", None)  # not on all systems
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _combinations(candidates: Any) -> list[Candidate]:

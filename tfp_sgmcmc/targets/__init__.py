@@ -6,6 +6,7 @@ from tfp_sgmcmc.targets.control_variate import ControlVariate
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.preflight_check import preflight
+from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.svrg import SVRG
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "GradientEstimate",
     "GrowingBatch",
     "MinibatchLogProb",
+    "StreamedLogProb",
     "Target",
     "as_target",
     "find_center",

@@ -7,13 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.targets.base import (
-    GradientEstimate,
-    State,
-    Target,
-    static_or_dynamic_shape,
-    value_and_gradient,
-)
+from tfp_sgmcmc.state import State, static_or_dynamic_shape
+from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.scores import combine_scores
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import abc
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-import tree
 
-State = Any  # a tensor, or any nest of tensors
+from tfp_sgmcmc.state import State, call_with_state, part_names, static_or_dynamic_shape
 
 
 class GradientEstimate(NamedTuple):
@@ -147,36 +146,6 @@ def as_target(target_log_prob_fn: Any, full_data_expected: bool = False) -> Targ
     return target
 
 
-def call_with_state(fn: Callable[..., Any], state: State, **extra: Any) -> Any:
-    """Calls `fn` with the state's parts: list and tuple by position, dict by name.
-
-    `extra` follows a positional state by position, and a dict by name.
-    """
-    if hasattr(state, "_asdict"):
-        state = state._asdict()
-    if isinstance(state, Mapping):
-        return fn(**state, **extra)
-    parts = state if isinstance(state, list | tuple) else [state]
-    return fn(*parts, *extra.values())
-
-
-def state_from_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
-    """The inverse of `call_with_state`."""
-    if kwargs:
-        return kwargs
-    return args[0] if len(args) == 1 else list(args)
-
-
-def part_names(state: State) -> list[str]:
-    """Names for messages, in the order of `tf.nest.flatten`: `state`, `state[0]`, `state['w']`."""
-    paths = (path for path, _ in tree.flatten_with_path(state))
-    return ["state" + "".join(f"[{key!r}]" for key in path) for path in paths]
-
-
-def static_or_dynamic_shape(x: tf.Tensor) -> Any:
-    return x.shape if x.shape.is_fully_defined() else tf.shape(x)
-
-
 def value_and_gradient(
     fn: Callable[[State], tf.Tensor], state: State, probe: State = None, *, connected: bool = True
 ) -> tuple[tf.Tensor, State, State]:
@@ -225,11 +194,6 @@ def check_connected(state: State, gradient: Sequence[Any]) -> State:
             )
     # A lookup by tf.gather has tf.IndexedSlices for its gradient.
     return tf.nest.pack_sequence_as(state, [tf.convert_to_tensor(g) for g in gradient])
-
-
-def append_dims(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Appends axes of size one to `x`, shape `[chains...]`, until it has the rank of `like`."""
-    return tf.reshape(x, tf.concat([tf.shape(x), [1] * (like.shape.rank - x.shape.rank)], axis=0))
 
 
 @tf.custom_gradient

@@ -11,8 +11,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.preconditioners import flatten_events, unflatten_events
-from tfp_sgmcmc.targets.base import State, call_with_state, value_and_gradient
+from tfp_sgmcmc.state import State, call_with_state, flatten_events, unflatten_events
+from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 _MAX_ITERATIONS = {"lbfgs": 100, "adam": 2000}
@@ -190,7 +190,7 @@ def find_center(
 
 
 def _vector(state: State) -> tf.Tensor:
-    return flatten_events(state, 0)[0]
+    return flatten_events(state, 0)
 
 
 def _check_finite(point: _Point, where: str) -> None:

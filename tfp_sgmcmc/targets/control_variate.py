@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.state import State, part_names
 from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, anchor_at
-from tfp_sgmcmc.targets.base import GradientEstimate, State, part_names
+from tfp_sgmcmc.targets.base import GradientEstimate
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 

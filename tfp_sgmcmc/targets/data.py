@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 
@@ -37,27 +36,6 @@ def leading_axis(data: Any) -> int:
     if size == 0:
         raise ValueError(f"data is empty: its arrays have shapes {shapes}.")
     return size
-
-
-def count(name: str, value: Any, num_examples: int) -> int:
-    """Returns `value` if it is an integer in 1 .. N."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} is {value!r}; an integer in 1 .. N = {num_examples} is expected.")
-    if not 1 <= value <= num_examples:
-        raise ValueError(
-            f"{name} is {value}; 1 .. N = {num_examples}, the number of examples in data, is "
-            "expected."
-        )
-    return int(value)
-
-
-def integer(name: str, value: Any, least: int) -> int:
-    """Returns `value` if it is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} is {value!r}; an integer is expected.")
-    if value < least:
-        raise ValueError(f"{name} is {value}; at least {least} is expected.")
-    return int(value)
 
 
 def explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -> None:

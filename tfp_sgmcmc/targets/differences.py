@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfp_sgmcmc.targets.base import State, Target, call_with_state, static_or_dynamic_shape
+from tfp_sgmcmc.state import State, call_with_state, static_or_dynamic_shape
+from tfp_sgmcmc.targets.base import Target
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 

@@ -9,20 +9,18 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.targets.base import (
-    GradientEstimate,
+from tfp_sgmcmc.checks import count_of_examples
+from tfp_sgmcmc.state import (
     State,
-    Target,
     append_dims,
     call_with_state,
-    of_first_order,
     state_from_call,
     static_or_dynamic_shape,
-    value_and_gradient,
 )
+from tfp_sgmcmc.targets.base import GradientEstimate, Target, of_first_order, value_and_gradient
 from tfp_sgmcmc.targets.bijectors import check_bijectors, map_bijectors
 from tfp_sgmcmc.targets.chain_groups import group_size, map_groups
-from tfp_sgmcmc.targets.data import as_tensor, assert_finite, count, explain_failure, leading_axis
+from tfp_sgmcmc.targets.data import as_tensor, assert_finite, explain_failure, leading_axis
 from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
 
 
@@ -142,7 +140,7 @@ class MinibatchLogProb(Target):
                 f"num_examples is {num_examples}, but data has {self.num_examples} examples "
                 "(its leading axis)."
             )
-        self.batch_size = count("batch_size", batch_size, self.num_examples)
+        self.batch_size = count_of_examples("batch_size", batch_size, self.num_examples)
         for leaf in tf.nest.flatten(self._data):
             assert_finite(leaf)
         self._log_prior_fn, self._log_likelihood_fn = log_prior_fn, log_likelihood_fn
@@ -173,7 +171,7 @@ class MinibatchLogProb(Target):
         self.chunk_size = (
             min(max(self.batch_size, rows), self.num_examples)
             if chunk_size is None
-            else count("chunk_size", chunk_size, self.num_examples)
+            else count_of_examples("chunk_size", chunk_size, self.num_examples)
         )
 
     def constrain(self, state: State) -> State:

@@ -7,14 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.state import State, call_with_state, part_names
 from tfp_sgmcmc.targets.anchors import AnchoredTarget
-from tfp_sgmcmc.targets.base import (
-    State,
-    as_target,
-    call_with_state,
-    part_names,
-    value_and_gradient,
-)
+from tfp_sgmcmc.targets.base import as_target, value_and_gradient
 from tfp_sgmcmc.targets.control_variate import ControlVariate
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.targets.base import State, value_and_gradient
+from tfp_sgmcmc.state import State
+from tfp_sgmcmc.targets.base import value_and_gradient
 
 
 def mapped_scores(

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, anchor_at
-from tfp_sgmcmc.targets.base import GradientEstimate, State
-from tfp_sgmcmc.targets.data import integer
+from tfp_sgmcmc.targets.base import GradientEstimate
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 

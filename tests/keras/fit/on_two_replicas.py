@@ -1,0 +1,233 @@
+"""Chains on two replicas; `test_distribute.py` runs this in a process with two logical CPUs.
+
+Each is compared with the chain on one device, of the same seed and the same batches.
+"""
+
+import contextlib
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.keras.model import replicas
+
+if "ON_TWO_REPLICAS" not in os.environ:
+    pytest.skip("run by test_distribute.py", allow_module_level=True)
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+MIRRORED = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+N = 7
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[N, 3]).astype(np.float32)
+Y = RNG.integers(0, 4, size=[N])
+WEIGHTS = RNG.uniform(0.2, 3.0, size=[N]).astype(np.float32)
+
+
+def sgld(target):
+    return sgmcmc.SGLD(target, step_size=0.01)
+
+
+def sgnht(target):
+    return sgmcmc.SGNHT(target, step_size=0.01)
+
+
+def sghmc(target):
+    return sgmcmc.SGHMC(target, step_size=0.01, covariance="diag")
+
+
+class Scale(keras.layers.Layer):
+    """Has no closed form of its scores."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones", name="scale")
+
+    def call(self, x):
+        return x * self.scale
+
+
+def classifier(strategy, *hidden, **compiled):
+    keras.utils.set_random_seed(1)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        layers = [layer() for layer in hidden]
+        layers += [keras.layers.Dense(4, kernel_regularizer=keras.regularizers.L2(0.02))]
+        model = keras.Sequential([keras.Input([3]), *layers])
+        model.compile(
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            **{"run_eagerly": True, **compiled},
+        )
+    return model
+
+
+def sampler(make_kernel_fn=sgld, num_examples=N, **arguments):
+    prior = tfp.distributions.Normal(0.0, 1.0)
+    return sgmcmc.keras.SamplerCallback(
+        make_kernel_fn, num_examples, prior, **{"num_burnin_steps": 0, "seed": 3, **arguments}
+    )
+
+
+def fit(model, callback, rows=N, **arguments):
+    history = model.fit(
+        X[:rows], Y[:rows], **{"batch_size": 4, "epochs": 1, **arguments},
+        shuffle=False, verbose=0, callbacks=[callback],
+    )  # fmt: skip
+    return history.history
+
+
+def assert_equal_chains(some, others):
+    for a, b in zip(some, others, strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def assert_copies_are_equal(model, callback):
+    chain = callback._collector.chain
+    variables = [*chain._results._variables, *tf.nest.flatten(chain._early())]
+    assert variables
+    for variable in variables:
+        first, second = (v.numpy() for v in variable.values)
+        np.testing.assert_array_equal(first, second, err_msg=variable.name)
+
+
+@pytest.mark.parametrize(
+    "make_kernel_fn, rows, hidden, compiled",
+    [
+        (sgnht, 5, (), {"run_eagerly": False}),
+        (sgld, N, (lambda: keras.layers.Dense(5, "tanh"),), {}),
+    ],
+    ids=["graph", "eager"],
+)
+def test_chain_is_that_of_one_device(make_kernel_fn, rows, hidden, compiled):
+    """The shares of the last batch have 1 + 0 and 2 + 1 rows."""
+    runs = []
+    for strategy in (None, MIRRORED):
+        model = classifier(strategy, *hidden, **compiled)
+        callback = sampler(make_kernel_fn, rows)
+        logs = fit(model, callback, rows, sample_weight=WEIGHTS[:rows])
+        runs.append((callback.samples, logs))
+    (alone, own_logs), (together, logs) = runs
+    assert len(together[0]) == 2
+    assert_equal_chains(together, alone)
+    assert logs.keys() == own_logs.keys() >= {"loss", "accuracy", "step_size", "temperature"}
+    for name, values in logs.items():
+        np.testing.assert_allclose(values, own_logs[name], rtol=1e-5, err_msg=name)
+    assert_copies_are_equal(model, callback)
+
+
+def test_shares_that_are_not_summed_are_seen(monkeypatch):
+    """The control: replicas that each go by their own rows."""
+    alone, together = (sampler(check_num_examples=False) for _ in range(2))
+    fit(classifier(None), alone)
+    model = classifier(MIRRORED)
+    monkeypatch.setattr(replicas, "total", lambda values: values)
+    fit(model, together)
+    with pytest.raises(AssertionError):
+        assert_equal_chains(together.samples, alone.samples)
+    with pytest.raises(AssertionError):
+        assert_copies_are_equal(model, together)
+
+
+def low_rank(target):
+    return sgmcmc.ModifiedSGLD(target, 0.01, covariance="low_rank")
+
+
+@pytest.mark.parametrize("make_kernel_fn, hidden", [(sghmc, ()), (low_rank, (Scale,))])
+def test_scores_are_those_of_all_rows(make_kernel_fn, hidden):
+    """As factors that tell variances, and single ones, of which the covariance keeps the rows."""
+    runs = []
+    for strategy in (None, MIRRORED):
+        data = tf.data.Dataset.from_tensor_slices((X[:4], Y[:4])).batch(2, drop_remainder=True)
+        run = sampler(make_kernel_fn, check_num_examples=False)
+        classifier(strategy, *hidden).fit(data, shuffle=False, verbose=0, callbacks=[run])
+        runs.append((run.samples, tf.nest.flatten(run._collector.chain.results)))
+    for alone, together in zip(*runs, strict=True):
+        assert_equal_chains(together, alone)
+
+
+def test_layers_see_the_rows_of_a_replica():
+    """A batch of two equal halves is to them what one half is to a model on one device.
+
+    So BatchNormalization normalises by the half, and masks of Dropout are the same for both, with
+    several chains, too.
+    """
+    hidden = (keras.layers.BatchNormalization, lambda: keras.layers.Dropout(0.5))
+    alone, together = (sampler(check_num_examples=False, num_chains=2) for _ in range(2))
+    fit(classifier(None, *hidden), alone, batch_size=3, rows=3, epochs=2)
+    twice = np.concatenate([X[:3], X[:3]]), np.concatenate([Y[:3], Y[:3]])
+    model = classifier(MIRRORED, *hidden)
+    model.fit(*twice, batch_size=6, epochs=2, shuffle=False, verbose=0, callbacks=[together])
+    assert_equal_chains(together.samples, alone.samples)
+    statistics = [run.non_trainable_samples.values() for run in (alone, together)]
+    assert len(statistics[0]) == 2
+    assert_equal_chains(*statistics)
+    assert_equal_chains([together.predict(X).mean], [alone.predict(X).mean])
+    assert_copies_are_equal(model, together)
+
+
+def test_moving_statistics_are_means_over_all_rows():
+    model = classifier(MIRRORED, lambda: keras.layers.BatchNormalization(momentum=0.5))
+    callback = sampler()
+    fit(model, callback)
+    (moving_mean,) = [
+        values for path, values in callback.non_trainable_samples.items() if "mean" in path
+    ]
+    expected = np.zeros([3])
+    for mean, rows in zip(moving_mean, (X[:4], X[4:]), strict=True):
+        expected = 0.5 * expected + 0.5 * rows.mean(axis=0)
+        np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
+    assert_copies_are_equal(model, callback)
+
+
+def test_a_loss_that_breaks_down_on_one_replica_ends_the_chain():
+    model = classifier(MIRRORED)
+    initial = model.get_weights()
+    x = X.copy()
+    x[6] = np.inf  # a row of the second replica's share of the second batch
+    with pytest.raises(sgmcmc.NonFiniteChainError) as error:
+        model.fit(x, Y, batch_size=4, shuffle=False, verbose=0, callbacks=[callback := sampler()])
+    assert error.value.step == 1
+    assert len(callback.samples[0]) == 1
+    for weight, start, sample in zip(model.get_weights(), initial, callback.samples, strict=True):
+        np.testing.assert_array_equal(weight, sample[0])
+        assert np.abs(weight - start).max() > 1e-4
+
+
+def test_examples_of_all_replicas_are_counted():
+    with pytest.raises(ValueError, match="gave 4 examples, but num_examples is 5"):
+        fit(classifier(MIRRORED), sampler(num_examples=5), rows=4)
+
+
+def test_a_saved_chain_goes_on(tmp_path):
+    once = sampler(num_examples=4)
+    fit(classifier(None), once, rows=4, epochs=2)
+    for epochs in (1, 2):
+        keras.utils.clear_session()
+        saved = sampler(num_examples=4, directory=tmp_path, seconds_between_commits=0.0)
+        fit(classifier(MIRRORED), saved, rows=4, epochs=epochs)
+    assert_equal_chains([np.asarray(s) for s in saved.samples], once.samples)
+
+
+@pytest.mark.parametrize(
+    "compiled, arguments, words",
+    [
+        ({}, {"noise_every": 2}, "noise_every is given, but .* over 2 replicas"),
+        ({}, {"num_groups": 2}, "num_groups is given"),
+        ({"steps_per_execution": 2}, {}, "steps_per_execution=2, but under MirroredStrategy"),
+        ({"run_eagerly": False, "jit_compile": True}, {}, "jit_compile=True"),
+    ],
+)
+def test_what_replicas_cannot_do(compiled, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        sampler(**arguments).set_model(classifier(MIRRORED, **compiled))
+
+
+def test_replicas_without_copies_of_the_weights():
+    strategy = tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0")
+    with pytest.raises(ValueError, match="CentralStorageStrategy.*one of MirroredStrategy"):
+        sampler().set_model(classifier(strategy))

@@ -1,0 +1,275 @@
+"""Chains in a directory: whatever stops a script, run again it leaves the same samples."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+
+N, B, EPOCHS = 12, 4, (2, 1)  # two fits, 3 steps an epoch
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[N, 2]).astype(np.float32)
+Y = (X[:, :1] > 0).astype(np.float32)
+
+
+def make_model():
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.layers.Dropout(0.2),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential([keras.Input([2]), *layers])
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(loss=loss, run_eagerly=True)
+    return model
+
+
+def sampler(directory, **changes):
+    return sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGNHT(target, step_size=1e-2, friction=1.0),
+        **{
+            "num_examples": N,
+            "prior": tfp.distributions.Normal(0.0, 1.0),
+            "num_burnin_steps": 1,
+            "num_steps_between_results": 1,
+            "seed": 0,
+            "directory": directory,
+            "seconds_between_commits": 0.0,
+            **changes,
+        },
+    )
+
+
+def script(directory, callbacks=(), **changes):
+    """What a user runs, again and again; returns all that it leaves."""
+    model, callback = make_model(), sampler(directory, **changes)
+    for epochs in EPOCHS:
+        model.fit(
+            X, Y, batch_size=B, shuffle=False, epochs=epochs, verbose=0,
+            callbacks=[*callbacks, callback],
+        )  # fmt: skip
+    return left(model, callback)
+
+
+def left(model, callback):
+    moving = callback.non_trainable_samples.values()
+    samples = [np.asarray(s) for s in (*callback.samples, *moving)]
+    return [*samples, callback.sample_steps, *model.get_weights()]
+
+
+def assert_same(one, other):
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class Snapshots(keras.callbacks.Callback):
+    """Copies of a directory as a process that is killed after some batch leaves it."""
+
+    def __init__(self, directory, snapshots):
+        super().__init__()
+        self.directory, self.snapshots, self.count = directory, snapshots, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.count % 3 == 1:  # the second of an epoch's three batches
+            shutil.copytree(self.directory, self.snapshots / str(self.count))
+        self.count += 1
+
+
+@pytest.fixture(scope="module")
+def in_memory():
+    return script(None)
+
+
+def test_a_script_run_again_leaves_the_same_chain(tmp_path, in_memory):
+    run, snapshots = tmp_path / "run", tmp_path / "snapshots"
+    expected = script(run, [Snapshots(run, snapshots)])
+    assert_same(expected, in_memory)
+    assert list(expected[-7]) == [1, 3, 5, 7]  # steps, before the six weights
+    folders = sorted(snapshots.iterdir())
+    assert len(folders) == 3  # in the midst of each epoch
+    for folder in folders:
+        assert_same(script(folder), expected)
+    assert_same(script(run), expected)  # nothing was left to do
+
+
+@pytest.mark.slow
+def test_chains_go_on(tmp_path):
+    """Their stacked weights, moving statistics and seeds of dropout, and the kernel's results."""
+
+    def fits(directory, *numbers):
+        for epochs in numbers:
+            model, callback = make_model(), sampler(directory, num_chains=2)
+            model.fit(X, Y, batch_size=N, shuffle=False, epochs=epochs, verbose=0,
+                      callbacks=[callback])  # fmt: skip
+        return left(model, callback)
+
+    assert_same(fits(tmp_path / "twice", 1, 2), fits(tmp_path / "once", 2))
+
+
+@pytest.mark.slow
+def test_another_seed_leaves_another_chain(tmp_path, in_memory):
+    """Negative control of the comparison."""
+    with pytest.raises(AssertionError):
+        assert_same(in_memory, script(tmp_path, seed=1))
+
+
+def test_resident_batches_go_on_where_they_were(tmp_path):
+    def fits(directory, *numbers):
+        for epochs in numbers:
+            model, callback = make_model(), sampler(directory)
+            data = callback.resident(X, Y, batch_size=5, steps_per_call=2)  # 2 steps an epoch
+            model.fit(data, epochs=epochs, verbose=0, callbacks=[callback])
+        return left(model, callback)
+
+    assert_same(fits(tmp_path / "twice", 1, 2), fits(tmp_path / "once", 2))
+
+
+def test_samples_can_be_read_by_others(tmp_path):
+    xarray = pytest.importorskip("xarray")
+    model, callback = make_model(), sampler(tmp_path)
+    model.fit(X, Y, batch_size=B, verbose=0, callbacks=[callback])
+    with xarray.open_zarr(tmp_path / "samples.zarr", group="posterior") as found:
+        (kernel,) = (v for v in found.data_vars.values() if v.shape[2:] == (2, 1))
+        assert kernel.dims[:2] == ("chain", "draw")
+        np.testing.assert_array_equal(kernel.values[0], np.asarray(callback.samples[2]))
+
+
+def test_posterior_reads_from_the_directory(tmp_path):
+    model, callback = make_model(), sampler(tmp_path)
+    model.fit(X, Y, batch_size=B, epochs=3, verbose=0, callbacks=[callback])
+    copy = sgmcmc.keras.Posterior(
+        model, callback.posterior.variables, [np.asarray(s) for s in callback.posterior.samples]
+    )
+    assert not isinstance(callback.samples[0], np.ndarray)
+    np.testing.assert_array_equal(callback.predict(X).mean, copy.predict(X).mean)
+
+
+class Stop(Exception):
+    pass
+
+
+def test_an_exception_keeps_the_samples_and_the_callback_goes_on(tmp_path):
+    model, callback = make_model(), sampler(tmp_path)
+
+    def stop(batch, logs):
+        if batch == 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        model.fit(
+            X, Y, batch_size=B, shuffle=False, verbose=0,
+            callbacks=[callback, keras.callbacks.LambdaCallback(on_train_batch_end=stop)],
+        )  # fmt: skip
+    assert len(callback.samples[0]) == 1
+    model.fit(X, Y, batch_size=B, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
+    assert list(callback.sample_steps) == [1, 3, 5, 7]
+
+
+def test_a_chain_that_breaks_down_lets_go_of_the_directory(tmp_path):
+    for _ in range(2):
+        callback = sampler(tmp_path, prior=lambda state: 1e3 * tf.reduce_sum(state[0] ** 4))
+        with pytest.raises(sgmcmc.NonFiniteChainError):
+            make_model().fit(X, Y, epochs=1000, verbose=0, callbacks=[callback])
+        assert all(np.isfinite(s[:]).all() for s in callback.samples)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"seed": 1}, "seed"),
+        ({"num_burnin_steps": 5}, "num_burnin_steps: 1, but here 5"),
+        ({"num_chains": 2}, "num_chains: None, but here 2"),
+    ],
+)
+def test_a_run_with_other_numbers_is_refused_and_left_as_it_is(tmp_path, changes, words):
+    model = make_model()
+    model.fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path)])
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(ValueError, match=words):
+        make_model().fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path, **changes)])
+    assert before.keys() == {p for p in tmp_path.rglob("*") if p.is_file()}
+    assert all(p.read_bytes() == old for p, old in before.items() if p.name != "run.lock")
+
+
+def test_another_kernel_is_refused(tmp_path):
+    make_model().fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path)])
+    other = sampler(tmp_path)
+    other._make_kernel_fn = lambda target: sgmcmc.SGLD(target, step_size=1e-2)
+    with pytest.raises(ValueError, match="kernel: SGNHT, but here SGLD"):
+        make_model().fit(X, Y, batch_size=B, epochs=2, verbose=0, callbacks=[other])
+
+
+def test_another_model_is_refused(tmp_path):
+    make_model().fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path)])
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, name="other")])
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), run_eagerly=True)
+    with pytest.raises(ValueError, match="is none of this model"):
+        model.fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path)])
+
+
+def test_a_model_that_is_not_built_is_refused(tmp_path):
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), run_eagerly=True)
+    with pytest.raises(ValueError, match="has to be built before fit"):
+        model.fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path)])
+
+
+# Of NumPy, for the variables that Keras itself writes.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_backup_and_restore(tmp_path, in_memory):
+    """Alone it is refused; before a sampler with a directory it changes nothing."""
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+    for callbacks, words in (
+        ([backup, sampler(None)], "give SamplerCallback a directory"),
+        ([sampler(tmp_path / "a"), backup], "comes after SamplerCallback"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make_model().fit(X, Y, batch_size=B, verbose=0, callbacks=callbacks)
+    assert_same(script(tmp_path / "b", [backup]), in_memory)
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(tmp_path):
+    """SIGKILL during fits, seven times, then to the end: the chain is the uninterrupted one."""
+    source = Path(__file__).read_text().split("class Stop(")[0]
+    program = tmp_path / "program.py"
+    program.write_text(
+        source + "import signal, threading, time\n"
+        "directory, output, seconds = sys.argv[1:]\n"
+        "class Begun(keras.callbacks.Callback):\n"
+        "    def on_train_batch_begin(self, batch, logs=None):\n"
+        "        begun.set()\n"
+        "begun = threading.Event()\n"
+        "def kill():\n"
+        "    begun.wait(); time.sleep(float(seconds)); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if float(seconds):\n"
+        "    threading.Thread(target=kill, daemon=True).start()\n"
+        "found = script(directory, [Begun()], num_examples=N)\n"
+        "np.savez(output, *found)\n"
+    )
+
+    def run(directory, output, seconds):
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+        command = [sys.executable, program, directory, output, str(seconds)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    done = run(tmp_path / "whole", tmp_path / "whole.npz", 0)
+    assert done.returncode == 0, done.stderr
+    killed = 0
+    for seconds in np.random.default_rng(0).uniform(0.05, 1.5, size=7):
+        killed += run(tmp_path / "killed", tmp_path / "killed.npz", seconds).returncode == -9
+    assert killed >= 3
+    assert run(tmp_path / "killed", tmp_path / "killed.npz", 0).returncode == 0
+    with np.load(tmp_path / "whole.npz") as whole, np.load(tmp_path / "killed.npz") as other:
+        assert_same([whole[k] for k in whole], [other[k] for k in other])

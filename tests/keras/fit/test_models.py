@@ -1,0 +1,341 @@
+"""Models, data and callbacks that `fit` takes work with `SamplerCallback` beside them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.keras.fit.chain import Chain
+
+N = 20
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[N, 3]).astype(np.float32)
+Y = RNG.integers(0, 4, size=[N])
+CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def sampler(step_size=1e-3, temperature=1.0, **arguments):
+    return sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGLD(target, step_size, temperature),
+        **{"num_examples": N, "prior": tfp.distributions.Normal(0.0, 1.0), "num_burnin_steps": 0,
+           "seed": 0, **arguments},
+    )  # fmt: skip
+
+
+class WithoutTrainingArgument(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(5, "tanh")
+        self.out = keras.layers.Dense(4)
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+
+class WithTrainingArgument(WithoutTrainingArgument):
+    """Does not hand `training` on: Keras' call context does."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = keras.layers.Dropout(0.5, seed=0)
+
+    def call(self, x, training=False):
+        return self.out(self.dropout(self.hidden(x)))
+
+
+def functional():
+    inputs = keras.Input([3])
+    return keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Dense(5, "tanh")(inputs)))
+
+
+MODELS = {
+    "sequential": lambda: keras.Sequential(
+        [keras.Input([3]), keras.layers.Dense(5), keras.layers.Dense(4)]
+    ),
+    "unbuilt": lambda: keras.Sequential([keras.layers.Dense(5), keras.layers.Dense(4)]),
+    "functional": functional,
+    "subclassed": WithoutTrainingArgument,
+    "training argument": WithTrainingArgument,
+}
+
+
+@pytest.mark.parametrize(
+    "kind, jit_compile, batch_size",
+    [
+        ("unbuilt", "auto", 8),  # of which the last is shorter
+        pytest.param("training argument", "auto", 10, marks=pytest.mark.slow),
+        *(
+            pytest.param(kind, "auto", 8, marks=pytest.mark.slow)
+            for kind in ("functional", "sequential", "subclassed")
+        ),
+        pytest.param("training argument", False, 8, marks=pytest.mark.slow),
+    ],
+)
+def test_models(kind, jit_compile, batch_size):
+    keras.utils.set_random_seed(1)
+    model = MODELS[kind]()
+    model.compile(loss=CROSSENTROPY, jit_compile=jit_compile)
+    callback = sampler()
+    model.fit(X, Y, batch_size=batch_size, epochs=2, verbose=0, callbacks=[callback])
+    steps = 2 * -(-N // batch_size)
+    shapes = [(3, 5), (5,), (5, 4), (4,)]
+    assert [s.shape for s in callback.samples] == [(steps, *shape) for shape in shapes]
+    for weight, samples in zip(model.trainable_variables, callback.samples, strict=True):
+        np.testing.assert_array_equal(weight, samples[-1])
+        assert np.abs(np.diff(samples, axis=0)).reshape(steps - 1, -1).max(axis=1).min() > 0
+    assert callback.predict(X).mean.shape == (N, 4)
+
+
+def test_dropout_is_active_where_the_call_context_says_so():
+    """With a linear loss and temperature 0 only the mask can tell one step from the next."""
+    model = WithTrainingArgument()
+    model.compile(loss=lambda y, f: f, run_eagerly=True)
+    callback = sampler(temperature=0.0, step_size=1e-4, prior=None)
+    model.fit(X, np.zeros([N, 4]), batch_size=N, epochs=3, verbose=0, callbacks=[callback])
+    moves = np.diff(callback.samples[2], axis=0)
+    assert np.abs(moves[0] - moves[1]).max() > 0.1 * np.abs(moves).max()
+
+
+def test_embedding_outside_xla():
+    """Gradients of lookups come as slices, and have to reach the kernel as tensors."""
+    model = keras.Sequential(
+        [keras.Input([2], dtype="int32"), keras.layers.Embedding(6, 3), keras.layers.Flatten(),
+         keras.layers.Dense(4)]
+    )  # fmt: skip
+    model.compile(loss=CROSSENTROPY, jit_compile=False)
+    callback = sampler(prior=None, temperature=0.0)
+    before = model.get_weights()[0]
+    model.fit(np.tile([[1, 3]], [N, 1]), Y, batch_size=N, verbose=0, callbacks=[callback])
+    changed = np.abs(callback.samples[0][0] - before).max(axis=-1) > 0
+    assert changed.tolist() == [False, True, False, True, False, False]
+
+
+def test_frozen_layers_stay():
+    model = MODELS["sequential"]()
+    model.layers[0].trainable = False
+    model.compile(loss=CROSSENTROPY, run_eagerly=True)
+    frozen = model.layers[0].get_weights()
+    callback = sampler()
+    model.fit(X, Y, verbose=0, callbacks=[callback])
+    assert [s.shape for s in callback.samples] == [(1, 5, 4), (1, 4)]
+    assert callback.non_trainable_samples == {}
+    for now, then in zip(model.layers[0].get_weights(), frozen, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def two_outputs():
+    inputs = keras.Input([3])
+    regular = {"kernel_regularizer": "l2"}
+    outputs = {
+        "a": keras.layers.Dense(4, name="a", **regular)(inputs),
+        "b": keras.layers.Dense(1, name="b")(inputs),
+    }
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.0),
+        loss={"a": CROSSENTROPY, "b": lambda y, f: 0.5 * tf.square(y - f)},
+        loss_weights={"a": 1.0, "b": 0.3},
+        metrics={"a": ["accuracy"], "b": ["mae"]},
+        weighted_metrics={"b": ["mse"]},
+        run_eagerly=True,
+        steps_per_execution=2,
+    )
+    return model, {"a": Y, "b": X[:, :1]}
+
+
+def one_output(reduction):
+    model = MODELS["sequential"]()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.0), loss=loss, metrics=["accuracy"], run_eagerly=True
+    )
+    return model, Y
+
+
+class Size(keras.layers.Layer):
+    """A metric of a layer's own, and a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = keras.metrics.Mean(name="size")
+        self.supports_masking = True
+
+    def call(self, x):
+        self.size.update_state(keras.ops.abs(x))
+        return x
+
+
+def masked():
+    x = keras.layers.Masking()(keras.layers.RepeatVector(2)(inputs := keras.Input([3])))
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(Size()(x)))
+    loss = keras.losses.BinaryCrossentropy()
+    model.compile(keras.optimizers.SGD(0.0), loss, weighted_metrics=["mae"], run_eagerly=True)
+    return model, np.repeat(X[:, :1, np.newaxis] > 0, 2, axis=1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "make, num_chains",
+    [
+        (two_outputs, None),
+        pytest.param(lambda: one_output("sum"), None, marks=pytest.mark.slow),
+        (lambda: one_output("sum_over_batch_size"), None),
+        (masked, None),
+        pytest.param(masked, 2, marks=pytest.mark.slow),
+    ],
+    ids=["two outputs", "sum", "sum_over_batch_size", "masked", "masked, of chains"],
+)
+def test_logs_are_those_of_plain_fit(make, num_chains):
+    """Neither a chain with steps too small to move nor SGD at rate 0 changes the weights."""
+    model, y = make()
+    weights = RNG.uniform(0.5, 2.0, size=[N]).astype(np.float32)
+    sample_weight = {"a": weights, "b": weights} if isinstance(y, dict) else weights
+    x = X
+    if make is masked:  # some rows are, and Keras cannot weigh the others
+        x, sample_weight = X * (np.arange(N)[:, np.newaxis] % 3 > 0).astype(np.float32), None
+    still = sampler(step_size=1e-30, temperature=0.0, num_examples=16, num_chains=num_chains)
+    histories = [
+        model.fit(
+            x, y, batch_size=8, epochs=2, shuffle=False, sample_weight=sample_weight, verbose=0,
+            validation_split=0.2, callbacks=callbacks,
+        ).history
+        for callbacks in ([], [still])
+    ]  # fmt: skip
+    assert histories[1].keys() - histories[0].keys() == {"step_size", "temperature"}
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(histories[1][name], values, rtol=1e-5, err_msg=name)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return X[5 * i : 5 * i + 5], Y[5 * i : 5 * i + 5]
+
+
+def generator():
+    while True:
+        yield from (Batches()[i] for i in range(4))
+
+
+@pytest.mark.parametrize(
+    "data, arguments",
+    [
+        (lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(5), {}),
+        (Batches, {}),
+        (generator, {"steps_per_epoch": 4}),
+    ],
+    ids=["tf.data", "PyDataset", "generator"],
+)
+def test_data(data, arguments, from_arrays):
+    """The chain is that of the same batches given as arrays."""
+    for a, b in zip(samples_of(x=data(), **arguments), from_arrays, strict=True):
+        assert len(a) == 8
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def from_arrays():
+    return samples_of(x=X, y=Y, batch_size=5)
+
+
+def samples_of(**data):
+    keras.utils.set_random_seed(1)
+    model = MODELS["sequential"]()
+    model.compile(loss=CROSSENTROPY, run_eagerly=True, steps_per_execution=2)
+    callback = sampler()
+    model.fit(**data, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
+    return callback.samples
+
+
+# Keras 3 and NumPy 2.4, when a model is saved.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_other_callbacks(tmp_path, capsys):
+    keras.utils.set_random_seed(1)
+    model = MODELS["sequential"]()
+    model.compile(loss=CROSSENTROPY, metrics=["accuracy"], run_eagerly=True)
+    callback = sampler(step_size=1e-4)
+    others = [
+        keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=2),
+        keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.weights.h5", save_weights_only=True),
+        keras.callbacks.ModelCheckpoint(tmp_path / "model.keras"),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        keras.callbacks.TerminateOnNaN(),
+    ]  # fmt: skip
+    history = model.fit(X, Y, batch_size=10, epochs=9, verbose=2, callbacks=[callback, *others])
+    num_epochs = len(history.history["loss"])
+    assert num_epochs == 3 and len(callback.samples[0]) == 6
+    assert capsys.readouterr().out.count("accuracy") == num_epochs
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == num_epochs + 1
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    model.load_weights(tmp_path / "1.weights.h5")
+    for weight, samples in zip(model.get_weights(), callback.samples, strict=True):
+        np.testing.assert_array_equal(weight, samples[1])
+
+
+# Keras' own callback makes an array of a tf.Variable, which knows no `copy`.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_tensorboard(tmp_path):
+    model = MODELS["sequential"]()
+    model.compile(loss=CROSSENTROPY, run_eagerly=True)
+    callback = sampler()
+    board = keras.callbacks.TensorBoard(tmp_path, update_freq="batch")
+    model.fit(X, Y, batch_size=5, verbose=0, callbacks=[callback, board])
+    assert len(callback.samples[0]) == 4
+    tags = {
+        value.tag
+        for file in tmp_path.rglob("events.out.tfevents.*")
+        for record in tf.data.TFRecordDataset(str(file))
+        for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value
+    }
+    assert {"epoch_loss", "epoch_step_size", "epoch_temperature"} <= tags
+
+
+class CountsTraces(keras.layers.Dense):
+    traces = 0
+
+    def call(self, x):
+        type(self).traces += 1
+        return super().call(x)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_step_is_traced_once(steps_per_execution, monkeypatch):
+    """And its variables are made before, with those that a forward pass assigns."""
+    traces = []
+    step = Chain.step
+    monkeypatch.setattr(Chain, "step", lambda *a: traces.append(a) or step(*a))
+    hidden = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    model = keras.Sequential([keras.Input([3]), *hidden, keras.layers.Dense(4)])
+    model.compile(
+        "adam",
+        CROSSENTROPY,
+        metrics=["accuracy"],
+        jit_compile=False,
+        steps_per_execution=steps_per_execution,
+    )
+    callback = sampler()
+    model.fit(X, Y, batch_size=10, verbose=0, callbacks=[callback])
+    assert len(traces) == 1
+    assert len(callback.samples[0]) > 1
+
+
+def test_further_fits_trace_nothing_anew_until_compile():
+    model = keras.Sequential([keras.Input([3]), CountsTraces(4)])
+    model.compile(loss=CROSSENTROPY, jit_compile=False)
+    callback = sampler()
+
+    def traces_of_a_fit() -> int:
+        before = CountsTraces.traces
+        model.fit(X, Y, batch_size=10, verbose=0, callbacks=[callback])
+        return CountsTraces.traces - before
+
+    assert traces_of_a_fit() > 0
+    assert traces_of_a_fit() == 0
+    model.compile(loss=CROSSENTROPY, steps_per_execution=2, jit_compile=False)
+    assert traces_of_a_fit() > 0
+    assert len(callback.samples[0]) == 6

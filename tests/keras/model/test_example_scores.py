@@ -1,0 +1,339 @@
+"""Scores of a model's examples, against the gradients of single examples, one after the other."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.covariance.factored_scores import FactoredScores
+from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model.example_scores import ExampleScores
+
+L = keras.layers
+N, B, CLASSES = 23, 6, 3
+RNG = np.random.default_rng(0)
+Y = RNG.integers(0, CLASSES, size=[B])
+WEIGHTS = RNG.uniform(0.2, 3.0, size=[B]).astype(np.float32)
+SEED = tf.constant([0, 0])
+
+
+def floats(*shape):
+    return RNG.normal(size=[B, *shape]).astype(np.float32)
+
+
+def stack(shape, *layers, dtype=None):
+    return keras.Sequential([keras.Input(shape, dtype=dtype), *layers, L.Dense(CLASSES)])
+
+
+def two_branches():
+    x = keras.Input([4])
+    left, right = L.Dense(3, "tanh")(x), L.Dense(3, "relu", use_bias=False)(x)
+    return keras.Model(x, L.Dense(CLASSES)(L.Concatenate()([left, L.Multiply()([left, right])])))
+
+
+def shared():
+    x = keras.Input([4])
+    twice = L.Dense(4, "tanh")
+    return keras.Model(x, L.Dense(CLASSES)(twice(twice(x))))
+
+
+def tokens():
+    """Tables of 5 tokens; each row of a batch looks some of them up more than once."""
+    return stack([4], L.Embedding(5, 3), L.Dense(2, "tanh"), L.Flatten(), dtype="int32")
+
+
+class Mapped(L.Wrapper):
+    """Calls its layer within `tf.map_fn`, whose tensors cannot be had outside."""
+
+    def call(self, x):
+        return tf.transpose(tf.map_fn(self.layer, tf.transpose(x, [1, 0, 2])), [1, 0, 2])
+
+
+class Tied(keras.Model):
+    """Its table makes the logits, too, where no tap is."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.dense = L.Embedding(CLASSES, 4), L.Dense(4)
+
+    def call(self, x):
+        x = self.dense(keras.ops.mean(self.embedding(x), axis=1))
+        return keras.ops.matmul(x, keras.ops.transpose(self.embedding.embeddings))
+
+
+class Positions(keras.Model):
+    """The first axis of what its table sees is that of positions, as many as the batch has rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.dense = L.Embedding(B, 4), L.Dense(CLASSES)
+
+    def call(self, x):
+        return self.dense(keras.ops.mean(x + self.embedding(keras.ops.arange(B)), axis=1))
+
+
+FACTORED = {
+    "dense": (lambda: stack([4], L.Dense(5, "tanh"), L.Dense(5, "relu")), floats(4)),
+    "dense on sequences": (lambda: stack([3, 4], L.Dense(5, "tanh"), L.Flatten()), floats(3, 4)),
+    "conv same": (
+        lambda: stack([5, 6, 2], L.Conv2D(3, (3, 2), 2, "same", activation="tanh"), L.Flatten()),
+        floats(5, 6, 2),
+    ),
+    "conv valid": (
+        lambda: stack([5, 6, 2], L.Conv2D(3, 3, (2, 1), activation="tanh"), L.Flatten()),
+        floats(5, 6, 2),
+    ),
+    "conv dilated": (
+        lambda: stack([5, 6, 2], L.Conv2D(3, 2, dilation_rate=2, padding="same"), L.Flatten()),
+        floats(5, 6, 2),
+    ),
+    "conv causal": (
+        lambda: stack([7, 2], L.Conv1D(3, 3, 2, "causal", activation="tanh"), L.Flatten()),
+        floats(7, 2),
+    ),
+    "conv 3d": (lambda: stack([3, 3, 2, 1], L.Conv3D(2, 2), L.Flatten()), floats(3, 3, 2, 1)),
+    "embedding": (tokens, RNG.integers(0, 5, size=[B, 4])),
+    "two branches": (two_branches, floats(4)),
+    "shared layer": (shared, floats(4)),
+    "time distributed": (
+        lambda: stack([3, 2], L.TimeDistributed(L.Dense(2)), L.Flatten()),
+        floats(3, 2),
+    ),
+    "dropout off": (lambda: stack([4], L.Dropout(0.0), L.Dense(5, "tanh")), floats(4)),
+    "frozen normalisation": (
+        lambda: stack([4], L.BatchNormalization(trainable=False)),
+        floats(4),
+    ),
+}
+# Models with scores by `vectorized_map`, of these layers alone but for the last two.
+MAPPED = {
+    "layer normalisation": (
+        lambda: stack([4], L.Dense(5), L.LayerNormalization()),
+        floats(4),
+        ["layer_normalization"],
+    ),
+    "in a loop": (
+        lambda: stack([3, 2], Mapped(L.Dense(2, name="own")), L.Flatten()),
+        floats(3, 2),
+        ["own"],
+    ),
+    "tied weights": (Tied, RNG.integers(0, CLASSES, size=[B, 2]), ["embedding"]),
+    "positions": (Positions, floats(B, 4), ["embedding"]),
+    "grouped convolution": (
+        lambda: stack([5, 4], L.Conv1D(4, 2, groups=2), L.Flatten()),
+        floats(5, 4),
+        ["conv1d"],
+    ),
+    "recurrent, may drop out": (
+        lambda: stack([3, 2], L.SimpleRNN(4, unroll=True)),
+        floats(3, 2),
+        ["simple_rnn_cell", "dense"],
+    ),
+    "normalised, may drop out": (
+        lambda: stack([4], L.LayerNormalization(), L.Dropout(1e-9)),
+        floats(4),
+        ["layer_normalization", "dense"],
+    ),
+}
+MODELS = {name: (*of, []) for name, of in FACTORED.items()} | MAPPED
+
+
+def build(make, x):
+    keras.utils.set_random_seed(1)
+    model = make()
+    model(x)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    for v in model.trainable_variables:  # biases begin at zero
+        v.assign_add(tf.random.stateless_normal(v.shape, [1, len(v.path)]) * 0.1)
+    return model
+
+
+def target_of(model, x, weights=None, **arguments):
+    batch = (tf.constant(x), tf.constant(Y), None if weights is None else tf.constant(weights))
+    internals.build(model, *batch)
+    return sgmcmc.keras.ModelLogProb(
+        model, N, lambda state: -tf.reduce_sum(state[0] ** 2), batch, **arguments
+    )
+
+
+def state_of(model):
+    return [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
+
+
+def single_gradients(model, x, weights=None):
+    """Gradients of w_i log p(y_i | x_i), `[B, ...]` a variable."""
+    weights = np.ones([B], np.float32) if weights is None else weights
+    rows = []
+    for i in range(B):
+        with tf.GradientTape() as tape:
+            logits = model(x[i : i + 1], training=True)
+            nll = tf.nn.sparse_softmax_cross_entropy_with_logits(Y[i : i + 1], logits)
+            value = -weights[i] * nll[0]
+        variables = [v.value for v in model.trainable_variables]
+        rows.append([tf.convert_to_tensor(g).numpy() for g in tape.gradient(value, variables)])
+    return [np.stack(x) for x in zip(*rows, strict=True)]
+
+
+def as_rows(scores):
+    return [x.rows().numpy() if isinstance(x, FactoredScores) else x.numpy() for x in scores]
+
+
+def assert_rows(scores, expected):
+    for got, want in zip(as_rows(scores), expected, strict=True):
+        assert np.abs(want).max() > 1e-3
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def assert_variances(scores, expected):
+    for got, want in zip(scores, expected, strict=True):
+        if isinstance(got, FactoredScores):
+            variances = want.var(axis=0, ddof=1).ravel()
+            np.testing.assert_allclose(got.variances(), variances, rtol=1e-3, atol=1e-5)
+
+
+FURTHER = (
+    *("conv valid", "two branches", "normalised, may drop out"),
+    *("grouped convolution", "in a loop"),  # whose maps have tests of their own
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in MODELS],
+)
+def test_scores_are_the_gradients_of_single_examples(name):
+    make, x, mapped = MODELS[name]
+    model = build(make, x)
+    target, state = target_of(model, x, WEIGHTS), state_of(model)
+    estimate = target.estimate(state, SEED)
+    expected = single_gradients(model, x, WEIGHTS)
+    assert_rows(estimate.scores, expected)
+    assert_variances(estimate.scores, expected)
+    for variable, scores in zip(model.trainable_variables, estimate.scores, strict=True):
+        layer = variable.path.split("/")[-2].rstrip("_0123456789")
+        is_vector = len(variable.shape) == 1  # a bias; its scores are arrays
+        assert isinstance(scores, FactoredScores) == (layer not in mapped and not is_vector)
+    assert "call" not in vars(model.layers[-1])
+
+    plain = target.estimate(state, SEED, with_scores=False)
+    assert plain.scores == ()
+    np.testing.assert_allclose(estimate.log_prob, plain.log_prob, rtol=1e-5)
+    for g, without in zip(estimate.gradient, plain.gradient, strict=True):
+        np.testing.assert_allclose(g, without, rtol=1e-4, atol=1e-4)
+    assert target.num_scores == B
+    np.testing.assert_allclose(estimate.noise_scale, N * (N - B) / B, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name, num_groups",
+    [
+        *(("dense", num_groups) for num_groups in (3, 4, 8)),
+        ("embedding", 3),
+        ("layer normalisation", 3),
+        pytest.param("layer normalisation", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_groups(name, num_groups):
+    """Sums of 2; of single ones of the first 4; all 6 single ones, as there are no 8."""
+    make, x, _ = MODELS[name]
+    model = build(make, x)
+    target = target_of(model, x, scores=ExampleScores(model, num_groups))
+    rows, width = min(num_groups, B), max(B // num_groups, 1)
+    assert target.num_scores == rows
+    expected = [
+        s[: rows * width].reshape(rows, width, *s.shape[1:]).sum(axis=1) / width**0.5
+        for s in single_gradients(model, x)
+    ]
+    scores = target.estimate(state_of(model), SEED).scores
+    assert_rows(scores, expected)
+    assert_variances(scores, expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("dense", marks=pytest.mark.slow),  # "conv same" has such layers, too
+        "conv same",
+        pytest.param("embedding", marks=pytest.mark.slow),
+        pytest.param("layer normalisation", marks=pytest.mark.slow),
+    ],
+)
+def test_chains_have_scores_of_their_own(name):
+    make, x, _ = MODELS[name]
+    model = build(make, x)
+    state = state_of(model)
+    states = [state, [v + 0.3 for v in state]]
+    stacked = target_of(model, x, num_chains=2).estimate(
+        [tf.stack(v) for v in zip(*states, strict=True)], SEED
+    )
+    for chain, own in enumerate(states):
+        alone = target_of(model, x).estimate(own, SEED)
+        for both, one in zip(stacked.gradient, alone.gradient, strict=True):
+            np.testing.assert_allclose(both[chain], one, rtol=1e-4, atol=1e-4)
+        assert_rows(alone.scores, [x[chain] for x in as_rows(stacked.scores)])
+        for both, one in zip(stacked.scores, alone.scores, strict=True):
+            if isinstance(both, FactoredScores):
+                np.testing.assert_allclose(
+                    both.variances()[chain], one.variances(), rtol=1e-3, atol=1e-5
+                )
+
+
+@pytest.mark.skipif(
+    tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14),
+    reason="Keras before 3.14 does not divide them by the rows",
+)
+def test_activity_regularisers_are_part_of_the_examples():
+    """Keras divides them by the rows of the batch, so that N R is a sum over examples."""
+    x = floats(4)
+    dense = L.Dense(CLASSES, activity_regularizer=keras.regularizers.L2(0.5))
+    model = build(lambda: keras.Sequential([keras.Input([4]), dense]), x)
+    (kernel, bias), expected = state_of(model), single_gradients(model, x)
+    outputs = x @ kernel.numpy() + bias.numpy()  # the gradient of 0.5 |f|^2 by f
+    expected[0] -= np.einsum("ni,no->nio", x, outputs)
+    expected[1] -= outputs
+    assert_rows(target_of(model, x).estimate([kernel, bias], SEED).scores, expected)
+
+
+def test_several_inputs_and_outputs():
+    first, second = keras.Input([4]), keras.Input([2])
+    hidden = L.Dense(3, "tanh")(L.Concatenate()([first, second]))
+    model = keras.Model([first, second], [L.Dense(CLASSES)(hidden), L.Dense(1)(second)])
+    crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(loss=[crossentropy, lambda y, f: 0.5 * (y - f) ** 2])
+    xs, y = [tf.constant(floats(4)), tf.constant(floats(2))], floats(1)
+    batch = (xs, [tf.constant(Y), tf.constant(y)], None)
+    internals.build(model, *batch)
+    target = sgmcmc.keras.ModelLogProb(model, N, lambda state: -tf.reduce_sum(state[0] ** 2), batch)
+    scores = target.estimate(state_of(model), SEED).scores
+    residual = y - model(xs)[1].numpy()
+    assert_rows(scores[-2:], [np.einsum("ni,no->nio", xs[1], residual), residual])
+
+
+def test_models_whose_examples_interact_are_refused():
+    x = floats(4)
+    model = build(lambda: stack([4], L.BatchNormalization()), x)
+    target = target_of(model, x)
+    with pytest.raises(ValueError, match="BatchNormalization layer, which lets the examples"):
+        target.estimate(state_of(model), SEED)
+    assert target.estimate(state_of(model), SEED, with_scores=False).scores == ()
+
+
+def test_layers_are_left_as_they_were_when_a_forward_pass_fails():
+    class Failing(L.Layer):
+        on = False
+
+        def call(self, inputs):
+            if self.on:
+                raise RuntimeError("no")
+            return inputs
+
+    x, failing = floats(4), Failing()
+    model = build(lambda: stack([4], L.Dense(4, "relu"), failing), x)
+    target = target_of(model, x)
+    target.estimate(state_of(model), SEED)
+    failing.on = True
+    with pytest.raises(RuntimeError, match="no"):
+        target.estimate(state_of(model), SEED)
+    assert model.layers[0].activation is keras.activations.relu
+    assert all("call" not in vars(layer) for layer in model.layers)

@@ -1,0 +1,104 @@
+"""What TensorFlow vectorizes wrongly, or not at all, is computed one chain or example at a time."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_sgmcmc.covariance.factored_scores import FactoredScores
+from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
+from tfp_sgmcmc.keras.model.vectorize import mapped
+
+B, C, SEED = 3, 2, tf.constant([0, 0])
+RNG = np.random.default_rng(0)
+TOKENS = np.array([[1, 2], [2, 0], [3, 1]])
+IMAGES = RNG.normal(size=[B, 2, 2, 4]).astype(np.float32)
+Y = RNG.normal(size=[B, 1]).astype(np.float32)
+
+
+def compiled(*layers):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(loss=lambda y, f: 0.5 * (y - f) ** 2, jit_compile=False)
+    return model
+
+
+def in_groups():
+    return compiled(keras.Input([2, 2, 4]), keras.layers.Conv2D(4, 2, groups=2))
+
+
+def recurrent():
+    return compiled(
+        keras.Input([2], dtype="int32"),
+        keras.layers.Embedding(4, 2, mask_zero=True),
+        keras.layers.SimpleRNN(2),
+    )
+
+
+def estimates(model, x, rows=slice(None), num_chains=None, with_scores=False, states=None):
+    """Gradients and scores of each variable."""
+    batch = (tf.constant(x[rows]), tf.constant(Y[rows]), None)
+    target = ModelLogProb(model, len(batch[0]), lambda _: tf.zeros([]), batch, num_chains)
+
+    @tf.function(autograph=False)
+    def estimate(state):
+        found = target.estimate(state, SEED, with_scores=with_scores)
+        scores = [s.rows() if isinstance(s, FactoredScores) else s for s in found.scores]
+        return found.gradient, scores
+
+    return tf.nest.map_structure(np.asarray, estimate(states))
+
+
+def states_of(model, x):
+    internals.build(model, tf.constant(x), tf.constant(Y), None)
+    shapes = [v.shape for v in model.trainable_variables]
+    return [RNG.normal(size=[C, *s]).astype(np.float32) for s in shapes]
+
+
+def errors(model, x, with_scores):
+    """The largest of chains side by side, beside each by itself, relative to the latter."""
+    states = states_of(model, x)
+    together = estimates(model, x, num_chains=C, with_scores=with_scores, states=states)
+    found = []
+    for c in range(C):
+        alone = estimates(model, x, with_scores=with_scores, states=[s[c] for s in states])
+        pairs = zip(tf.nest.flatten(together), tf.nest.flatten(alone), strict=True)
+        found += [np.abs(a[c] - b).max() / np.abs(b).max() for a, b in pairs]
+    return max(found)
+
+
+@pytest.mark.parametrize(
+    "make, x, with_scores",
+    [
+        (in_groups, IMAGES, False),
+        pytest.param(in_groups, IMAGES, True, marks=pytest.mark.slow),
+        pytest.param(recurrent, TOKENS, False, marks=pytest.mark.slow),
+    ],
+    ids=["in groups", "in groups, scores", "masked steps"],
+)
+def test_chains_are_each_by_itself(make, x, with_scores):
+    assert errors(make(), x, with_scores) < 1e-5
+
+
+def test_convolutions_in_groups_are_vectorized_wrongly(monkeypatch):
+    """The control; if it fails, TensorFlow has mended it and `is_vectorizable` can go."""
+    monkeypatch.setattr("tfp_sgmcmc.keras.model.log_prob.is_vectorizable", lambda _: True)
+    assert errors(in_groups(), IMAGES, with_scores=False) > 0.1
+
+
+def test_scores_over_masked_steps_are_gradients_of_single_examples():
+    model = recurrent()
+    state = [s[0] for s in states_of(model, TOKENS)]
+    _, scores = estimates(model, TOKENS, with_scores=True, states=state)
+    gradient, _ = estimates(model, TOKENS, slice(1, 2), states=state)  # of one that is masked
+    for score, g in zip(scores, gradient, strict=True):
+        np.testing.assert_allclose(score[1], g, rtol=1e-4, atol=1e-6)
+
+
+def test_an_error_of_the_function_is_its_own():
+    def fails(x):
+        raise ValueError("of its own")
+
+    with pytest.raises(ValueError, match="of its own"):
+        mapped(fails, tf.zeros([2]))

@@ -1,0 +1,257 @@
+"""Predictions of a `Posterior`: entropies in closed form, chunks, and what a fit hands over."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+
+N, C = 30, 2
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[N, 3]).astype(np.float32)
+NEW = RNG.normal(size=[7, 3]).astype(np.float32)
+KERNELS = RNG.normal(size=[5, 3, 4]).astype(np.float32)
+CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def unit_normal(y, f):
+    return 0.5 * tf.square(y - f)
+
+
+def linear(units, loss, activation=None, **compiled):
+    dense = keras.layers.Dense(units, activation, use_bias=False)
+    model = keras.Sequential([keras.Input([3]), dense])
+    model.compile(loss=loss, **(compiled or {"run_eagerly": True}))
+    return model
+
+
+def posterior_of(model, kernels=KERNELS, num_chains=None):
+    return sgmcmc.keras.Posterior(model, model.trainable_variables, [kernels], num_chains)
+
+
+class Lazy:
+    """As much of an array as samples on a disk need to have; notes what is read."""
+
+    def __init__(self, values):
+        self._values, self.shape, self.dtype = values, values.shape, values.dtype
+        self.read = []
+
+    def __getitem__(self, item):
+        assert isinstance(item, slice)
+        self.read.append(item)
+        return self._values[item]
+
+
+def categorical(p):
+    """Entropy of the mean, and mutual information, with samples in front."""
+    total = scipy.stats.entropy(p.mean(axis=0), axis=-1)
+    return total, total - scipy.stats.entropy(p, axis=-1).mean(axis=0)
+
+
+def bernoulli(p):
+    return categorical(np.stack([p, 1 - p], axis=-1))
+
+
+def check(prediction, p, entropies):
+    np.testing.assert_allclose(prediction.mean, p.mean(axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(prediction.standard_deviation, p.std(axis=0), rtol=1e-3, atol=1e-6)
+    for got, want in zip(prediction[2:], entropies or (None, None), strict=True):
+        if want is None:
+            assert got is None
+        else:
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+            assert got.shape == want.shape and want.min() > 1e-3
+
+
+CASES = {
+    "sparse": (CROSSENTROPY, None, categorical),
+    "string": ("sparse_categorical_crossentropy", "softmax", categorical),
+    "one-hot": (keras.losses.CategoricalCrossentropy(from_logits=True), None, categorical),
+    "divergence": (keras.losses.KLDivergence(), "softmax", categorical),
+    "binary": (keras.losses.BinaryCrossentropy(from_logits=True), None, bernoulli),
+    "binary string": ("binary_crossentropy", "sigmoid", bernoulli),
+    "no probabilities": (unit_normal, None, None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_entropies_of_each_loss_before_any_fit(name):
+    """The losses of a model that was compiled only are not resolved yet."""
+    loss, activation, entropies = CASES[name]
+    logits = NEW @ KERNELS
+    link = {
+        categorical: lambda f: scipy.special.softmax(f, axis=-1),
+        bernoulli: scipy.special.expit,
+    }
+    p = link.get(entropies, lambda f: f)(logits)
+    prediction = posterior_of(linear(4, loss, activation)).predict(NEW, batch_size=4)
+    check(prediction, p, entropies and entropies(p))
+
+
+def test_no_entropies_of_outputs_as_they_are():
+    prediction = posterior_of(linear(4, CROSSENTROPY)).predict(NEW, activation=None)
+    check(prediction, NEW @ KERNELS, None)
+
+
+def test_samples_that_agree_leave_no_information_and_sure_ones_that_do_not_leave_all():
+    model = linear(2, CROSSENTROPY)
+    alike = np.tile(KERNELS[:1, :, :2], [6, 1, 1])
+    prediction = posterior_of(model, alike).predict(NEW)
+    np.testing.assert_allclose(prediction.mutual_information, 0, atol=1e-6)
+    assert prediction.mutual_information.min() >= 0 and prediction.entropy.min() > 1e-3
+    sure = 1e3 * np.array([[[1, -1]] * 3, [[-1, 1]] * 3], np.float32)  # p is 1 or 0
+    prediction = posterior_of(model, sure).predict(np.ones([2, 3], np.float32))
+    for values in (prediction.entropy, prediction.mutual_information):
+        np.testing.assert_allclose(values, np.log(2), rtol=1e-6)
+
+
+def test_chunks_of_samples_that_are_only_sliced(monkeypatch):
+    """Compiled, and with chains: 3 draws of 2 chains at a time, of 8."""
+    kernels = RNG.normal(size=[8, C, 3, 4]).astype(np.float32)
+    p = scipy.special.softmax((NEW @ kernels).reshape(-1, 7, 4), axis=-1)
+    model = linear(4, CROSSENTROPY, jit_compile=True)
+    whole = posterior_of(model, kernels, C).predict(NEW)
+    check(whole, p, categorical(p))
+    monkeypatch.setattr("tfp_sgmcmc.keras.posterior.sample_loops._CHUNK_BYTES", 3 * C * 12 * 4)
+    lazy = Lazy(kernels)
+    posterior = posterior_of(model, lazy, C)
+    check(posterior.predict(NEW), p, categorical(p))
+    assert lazy.read == [slice(0, 3), slice(3, 6), slice(6, 9)]
+    outputs = posterior.outputs(NEW, activation=None)
+    np.testing.assert_allclose(outputs, NEW @ kernels, rtol=1e-4, atol=1e-5)
+
+
+def test_samples_in_zarr(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    stored = zarr.create_array(tmp_path, data=KERNELS, chunks=(2, 3, 4))
+    model = linear(4, CROSSENTROPY)
+    posterior = posterior_of(model, stored)
+    expected = posterior_of(model).predict(NEW)
+    for got, want in zip(posterior.predict(NEW), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+    posterior.save(tmp_path / "posterior.npz")
+    loaded = sgmcmc.keras.Posterior.load(tmp_path / "posterior.npz", model)
+    np.testing.assert_array_equal(loaded.samples[0], KERNELS)
+
+
+def test_means_of_half_precision_outputs_are_not():
+    """In bfloat16 a mean of 1000 would stop moving at the first samples."""
+    layer = keras.layers.Dense(1, use_bias=False, dtype="mixed_bfloat16")
+    model = keras.Sequential([keras.Input([3]), layer])
+    model.compile(loss=unit_normal)
+    kernels = np.linspace(0, 1, 1000, dtype=np.float32)[:, None, None] * np.ones([3, 1], np.float32)
+    prediction = posterior_of(model, kernels).predict(np.ones([1, 3], np.float32))
+    np.testing.assert_allclose(prediction.mean, [[1.5]], atol=0.01)  # 2^-8 is bfloat16's unit
+    np.testing.assert_allclose(prediction.standard_deviation, [[3 / 12**0.5]], atol=0.01)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """Two outputs, moving statistics and dropout, two chains."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input([3])
+    hidden = keras.layers.BatchNormalization(name="norm")(inputs)
+    hidden = keras.layers.Dropout(0.5, seed=1)(hidden)
+    dense = {
+        "kind": keras.layers.Dense(4, name="kind"),
+        "value": keras.layers.Dense(1, name="value"),
+    }
+    model = keras.Model(inputs, {name: layer(hidden) for name, layer in dense.items()})
+    model.compile(loss={"kind": CROSSENTROPY, "value": unit_normal}, jit_compile=False)
+    callback = sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGLD(target, 1e-2), N, None, 2, seed=0, num_chains=C
+    )
+    y = {"kind": RNG.integers(0, 4, size=[N]), "value": X[:, :1]}
+    model.fit(X, y, batch_size=10, epochs=2, verbose=0, callbacks=[callback])
+    return callback
+
+
+def test_several_outputs_by_the_samples_own_statistics(fitted):
+    posterior = fitted.posterior
+    assert len(posterior) == 4
+    by_path = {v.path: s for v, s in zip(posterior.variables, posterior.samples, strict=True)}
+    part = {path: s.reshape(4 * C, 1, *s.shape[2:]) for path, s in by_path.items()}
+    mean, variance = part["norm/moving_mean"], part["norm/moving_variance"]
+    hidden = (NEW - mean) / np.sqrt(variance + 1e-3) * part["norm/gamma"] + part["norm/beta"]
+    kind, value = (
+        hidden @ part[f"{name}/kernel"][:, 0] + part[f"{name}/bias"] for name in ("kind", "value")
+    )
+    p = scipy.special.softmax(kind, axis=-1)
+    prediction = posterior.predict(NEW)
+    check(sgmcmc.keras.PosteriorPrediction(*(x["kind"] for x in prediction)), p, categorical(p))
+    check(sgmcmc.keras.PosteriorPrediction(*(x["value"] for x in prediction)), value, None)
+    for name, own in posterior.outputs(NEW).items():
+        assert own.shape[:3] == (4, C, 7)
+        np.testing.assert_allclose(
+            own.mean(axis=(0, 1)), prediction.mean[name], rtol=1e-4, atol=1e-6
+        )
+
+
+def test_the_callback_s_own_methods_are_the_posterior_s(fitted):
+    whole, pair = fitted.posterior.predict(NEW), fitted.predict(NEW)
+    assert isinstance(pair, sgmcmc.keras.Prediction)
+    for got, want in zip(pair, whole[:2], strict=True):
+        for name in want:
+            np.testing.assert_array_equal(got[name], want[name])
+    outputs = fitted.outputs(NEW)
+    np.testing.assert_array_equal(outputs["kind"], fitted.posterior.outputs(NEW)["kind"])
+    count = len(fitted.samples)
+    for got, want in zip(fitted.samples, fitted.posterior.samples[:count], strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_fewer_samples(fitted):
+    posterior = fitted.posterior
+    last = posterior.with_samples([s[-1:] for s in posterior.samples])
+    assert (len(posterior), len(last)) == (4, 1)
+    np.testing.assert_allclose(
+        last.predict(NEW).mean["value"], posterior.outputs(NEW)["value"][-1].mean(axis=0), rtol=1e-5
+    )
+
+
+def test_another_loss_makes_other_probabilities():
+    model = linear(4, CROSSENTROPY)
+    posterior = posterior_of(model)
+    assert posterior.predict(NEW).entropy is not None
+    model.compile(loss=unit_normal, run_eagerly=True)
+    check(posterior.predict(NEW), NEW @ KERNELS, None)
+
+
+@pytest.mark.parametrize(
+    "samples, num_chains, words",
+    [
+        ([], None, "samples has 0 arrays for 1 variables"),
+        ([KERNELS, KERNELS], None, "samples has 2 arrays for 1 variables"),
+        ([KERNELS[..., :3]], None, r"kernel are float32 of shape \(5, 3, 3\).*\(5, 3, 4\)"),
+        ([KERNELS.astype(np.float64)], None, "are float64.*float32 of shape"),
+        ([KERNELS], 2, r"\(5, 2, 3, 4\) is expected"),
+        ([KERNELS[:0]], None, r"shape \(0, 3, 4\); float32 of shape \(1, 3, 4\)"),
+    ],
+)
+def test_unfit_samples(samples, num_chains, words):
+    model = linear(4, CROSSENTROPY)
+    with pytest.raises(ValueError, match=words):
+        sgmcmc.keras.Posterior(model, model.trainable_variables, samples, num_chains)
+
+
+def test_a_model_that_is_not_compiled():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, use_bias=False)])
+    with pytest.raises(ValueError, match="not compiled with a loss.*activation=None"):
+        posterior_of(model).predict(NEW)
+    check(posterior_of(model).predict(NEW, activation=None), NEW @ KERNELS, None)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        ({"batch_size": 0}, ValueError, "batch_size is 0"),
+        ({"batch_size": 2.0}, TypeError, "batch_size is 2.0"),
+        ({"activation": "softmax"}, ValueError, "activation is 'softmax'"),
+    ],
+)
+def test_unfit_arguments(arguments, error, words):
+    with pytest.raises(error, match=words):
+        posterior_of(linear(4, CROSSENTROPY)).predict(NEW, **arguments)

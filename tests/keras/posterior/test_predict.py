@@ -1,0 +1,175 @@
+"""The posterior predictive, and layers that behave differently in training."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.special
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+
+N = 30
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[N, 3]).astype(np.float32)
+Y = RNG.integers(0, 4, size=[N])
+NEW = RNG.normal(size=[7, 3]).astype(np.float32)
+
+
+def unit_normal(y, f):
+    return 0.5 * tf.square(y - f)
+
+
+def sample(model, x=X, y=Y, temperature=1.0, step_size=1e-2, burnin=2, batch_size=10):
+    callback = sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGLD(target, step_size, temperature), N, None, burnin, seed=0
+    )
+    model.fit(x, y, batch_size=batch_size, epochs=2, verbose=0, shuffle=False, callbacks=[callback])
+    return callback
+
+
+def sequential(*layers, loss, **compiled):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([3]), *layers])
+    model.compile(loss=loss, **(compiled or {"run_eagerly": True}))
+    return model
+
+
+def check(prediction, outputs):
+    """`outputs` has the samples in front."""
+    np.testing.assert_allclose(prediction.mean, outputs.mean(axis=0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        prediction.standard_deviation, outputs.std(axis=0), rtol=1e-3, atol=1e-6
+    )
+    assert outputs.std(axis=0).min() > 0
+
+
+def logits(callback, x=NEW):
+    kernel, bias = callback.samples
+    return x @ kernel + bias[:, None]
+
+
+CROSSENTROPIES = {
+    "sparse": (keras.losses.SparseCategoricalCrossentropy, Y, scipy.special.softmax),
+    "categorical": (keras.losses.CategoricalCrossentropy, np.eye(4)[Y], scipy.special.softmax),
+    "binary": (keras.losses.BinaryCrossentropy, np.eye(4)[Y], None),
+}
+
+
+@pytest.mark.parametrize("name", CROSSENTROPIES)
+def test_probabilities_are_averaged_not_logits(name):
+    loss, y, softmax = CROSSENTROPIES[name]
+    callback = sample(sequential(keras.layers.Dense(4), loss=loss(from_logits=True)), y=y)
+    f = logits(callback)
+    check(callback.predict(NEW), softmax(f, axis=-1) if softmax else scipy.special.expit(f))
+    check(callback.predict(NEW, activation=None), f)
+    check(callback.predict(NEW, activation=tf.square), f**2)
+
+
+def test_probabilities_are_not_activated_again():
+    callback = sample(
+        sequential(keras.layers.Dense(4, "softmax"), loss="sparse_categorical_crossentropy")
+    )
+    check(callback.predict(NEW), scipy.special.softmax(logits(callback), axis=-1))
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"jit_compile": True},
+        {"run_eagerly": True},
+        pytest.param({"jit_compile": False}, marks=pytest.mark.slow),
+    ],
+)
+def test_modes_and_batches(mode, monkeypatch):
+    """Rows and samples come in several pieces, the last of each shorter."""
+    monkeypatch.setattr("tfp_sgmcmc.keras.posterior.sample_loops._CHUNK_BYTES", 3 * 16 * 4)
+    callback = sample(sequential(keras.layers.Dense(4), loss=unit_normal, **mode), y=np.eye(4)[Y])
+    assert len(callback.samples[0]) == 4
+    check(callback.predict(NEW, batch_size=3), logits(callback))
+    check(callback.predict(NEW[:1], batch_size=3), logits(callback, NEW[:1]))
+
+
+def test_one_sample_has_no_spread():
+    callback = sample(sequential(keras.layers.Dense(4), loss=unit_normal), y=np.eye(4)[Y], burnin=5)
+    assert np.all(callback.predict(NEW).standard_deviation == 0)
+
+
+def test_several_inputs_and_outputs():
+    keras.utils.set_random_seed(1)
+    inputs = {"a": keras.Input([3], name="a"), "b": keras.Input([3], name="b")}
+    outputs = {
+        "kind": keras.layers.Dense(4, use_bias=False, name="kind")(inputs["a"]),
+        "value": keras.layers.Dense(1, use_bias=False, name="value")(inputs["b"]),
+    }
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        loss={
+            "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "value": unit_normal,
+        },
+        jit_compile=False,
+    )
+    callback = sample(model, x={"a": X, "b": 2 * X}, y={"kind": Y, "value": X[:, :1]})
+    prediction = callback.predict({"a": NEW, "b": NEW + 1})
+    kernels = dict(zip([v.path for v in model.trainable_variables], callback.samples, strict=True))
+    for name, x, activation in [
+        ("kind", NEW, lambda f: scipy.special.softmax(f, axis=-1)),
+        ("value", NEW + 1, lambda f: f),
+    ]:
+        part = sgmcmc.keras.Prediction(prediction.mean[name], prediction.standard_deviation[name])
+        check(part, activation(x @ kernels[f"{name}/kernel"]))
+
+
+def test_batch_normalization_predicts_by_the_sample_s_own_statistics():
+    momentum = 0.7
+    norm = keras.layers.BatchNormalization(momentum=momentum, epsilon=1e-3)
+    model = sequential(norm, keras.layers.Dense(1), loss=unit_normal)
+    callback = sample(model, y=X[:, :1], burnin=0)
+    gamma, beta, kernel, bias = (s[:, None] for s in callback.samples)
+    means, variances = callback.non_trainable_samples.values()
+    assert len(means) == 6 and np.abs(np.diff(means, axis=0)).min() > 0
+    mean = np.zeros(3)
+    for t in range(6):  # the statistics kept with sample t are those after t + 1 batches
+        batch = X[(10 * t) % N :][:10]
+        mean = momentum * mean + (1 - momentum) * batch.mean(axis=0)
+        np.testing.assert_allclose(means[t], mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(norm.moving_mean, means[-1])
+    normed = (NEW - means[:, None]) / np.sqrt(variances[:, None] + 1e-3) * gamma + beta
+    check(callback.predict(NEW), normed @ kernel[:, 0] + bias)
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param({"jit_compile": True}, marks=pytest.mark.slow), {"run_eagerly": True}]
+)
+def test_dropout_is_active_while_sampling_and_off_in_predict(mode):
+    """A linear loss: the gradient of the kernel shows which inputs the batch's mask let through."""
+    x = np.ones([N, 3], np.float32)
+    model = sequential(
+        keras.layers.Dropout(0.5, seed=1),
+        keras.layers.Dense(1, use_bias=False),
+        loss=lambda y, f: f,
+        **mode,
+    )
+    initial = model.get_weights()[0]
+    callback = sample(model, x, Y, temperature=0.0, step_size=2 / N, burnin=0, batch_size=15)
+    (kernels,) = callback.samples
+    moves = -np.diff(np.concatenate([[initial], kernels]), axis=0)[..., 0]  # mean of the masks
+    kept = moves * 15 / 2  # each that passes counts twice
+    np.testing.assert_allclose(kept, np.round(kept), atol=1e-3)
+    assert len({tuple(np.round(m)) for m in kept}) == 4  # a mask of its own every step
+    assert kept.min() > 0 and kept.max() < 15
+    check(callback.predict(NEW), NEW @ kernels)
+    np.testing.assert_array_equal(callback.predict(NEW).mean, callback.predict(NEW).mean)
+
+
+def test_errors():
+    model = sequential(keras.layers.Dense(4), loss=unit_normal)
+    with pytest.raises(ValueError, match="no samples yet"):
+        sample(model, y=np.eye(4)[Y], burnin=6).predict(NEW)
+    callback = sample(model, y=np.eye(4)[Y])
+    with pytest.raises(ValueError, match="activation is 'softmax'"):
+        callback.predict(NEW, activation="softmax")
+    with pytest.raises(ValueError, match="rows"):
+        callback.predict(NEW[:0])
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        callback.predict(NEW, batch_size=0)

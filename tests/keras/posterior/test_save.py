@@ -1,0 +1,221 @@
+"""Posteriors and models in files, and posteriors for ArviZ."""
+
+import io
+import json
+import sys
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+
+# Keras' own way to NumPy, in model.save, is not that of NumPy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
+
+tfd = tfp.distributions
+Posterior = sgmcmc.keras.Posterior
+N, C = 20, 2
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[N, 3]).astype(np.float32)
+Y = RNG.normal(size=[N, 1]).astype(np.float32)
+
+
+@keras.saving.register_keras_serializable("tests")
+def heteroscedastic_normal(out):
+    return tfd.Normal(out[..., :1], tf.nn.softplus(out[..., 1:]))
+
+
+def not_registered(out):
+    return tfd.Normal(out, 1.0)
+
+
+def network(fn=heteroscedastic_normal, units=2, width=4, dtype=None, body="body"):
+    layers = [
+        keras.layers.Dense(width, name=body, dtype=dtype),
+        keras.layers.BatchNormalization(name="norm", dtype=dtype),
+        keras.layers.Dense(units, name="head", dtype=dtype),
+    ]
+    model = keras.Sequential([keras.Input([3]), *layers], name="net")
+    loss = sgmcmc.keras.NegativeLogLikelihood(fn)
+    model.compile(loss=loss, run_eagerly=True)
+    model.optimizer.build(model.trainable_variables)  # as fit does
+    return model
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    """Of the weights and the moving statistics, as a fit of two chains leaves them."""
+    model = network()
+    norm = model.get_layer("norm")
+    variables = [*model.trainable_variables, norm.moving_mean, norm.moving_variance]
+    samples = [RNG.uniform(0.5, 2.0, size=[4, C, *v.shape]).astype(np.float32) for v in variables]
+    return Posterior(model, variables, samples, C)
+
+
+def check_equal(loaded, posterior):
+    assert loaded.num_chains == posterior.num_chains
+    for got, want in zip(loaded.samples, posterior.samples, strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+
+
+def test_model_and_posterior_come_back_as_they_were(posterior, tmp_path):
+    """The likelihood's function is registered, so that it comes back by itself."""
+    posterior.model.save(tmp_path / "model.keras")
+    posterior.save(tmp_path / "posterior.npz")
+    model = keras.models.load_model(tmp_path / "model.keras")
+    assert model.loss.make_distribution_fn is heteroscedastic_normal
+    model.compile(loss=model.loss, run_eagerly=True)  # how it ran is not saved
+    loaded = Posterior.load(tmp_path / "posterior.npz", model)
+    check_equal(loaded, posterior)
+    assert [v.path for v in loaded.variables][::7] == ["body/kernel", "norm/moving_variance"]
+    assert all(v is w for v, w in zip(loaded.variables, model.trainable_variables, strict=False))
+    assert loaded.evaluate(X, Y) == posterior.evaluate(X, Y)
+    for got, want in zip(loaded.predict(X)[:2], posterior.predict(X)[:2], strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_the_file_is_numpy_s_without_pickle(posterior, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "tfp_sgmcmc.keras.posterior.archive._PIECE_BYTES", 3 * C * 12 * 4
+    )  # 3 of 4 kernels
+    posterior.save(tmp_path / "posterior.npz")
+    assert [p.name for p in tmp_path.iterdir()] == ["posterior.npz"]
+    with np.load(tmp_path / "posterior.npz", allow_pickle=False) as file:
+        paths = [v["path"] for v in json.loads(file["header.json"])["variables"]]
+        assert [f"net/{path}" for path in paths] == [v.path for v in posterior.variables]
+        for i, values in enumerate(posterior.samples):
+            np.testing.assert_array_equal(file[str(i)], values)
+
+
+def test_bfloat16_comes_back_bit_by_bit(tmp_path):
+    model = network(dtype="bfloat16")
+    bfloat16 = tf.bfloat16.as_numpy_dtype
+    samples = [RNG.normal(size=[3, *v.shape]).astype(bfloat16) for v in model.trainable_variables]
+    own = Posterior(model, model.trainable_variables, samples)
+    own.save(tmp_path / "posterior")
+    check_equal(Posterior.load(tmp_path / "posterior", model), own)
+    wide = Posterior(model, own.variables, [s.astype(np.float32) for s in samples])  # as in zarr
+    wide.save(tmp_path / "wide")
+    assert (tmp_path / "wide").read_bytes() == (tmp_path / "posterior").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "other, words",
+    [
+        (
+            dict(body="trunk"),
+            "trunk/kernel is in the model only.*body/kernel is in the file only",
+        ),
+        (
+            dict(width=5),
+            r"body/kernel is float32 \(3, 4\) in the file, float32 \(3, 5\) in the model",
+        ),
+        (dict(dtype="bfloat16"), r"float32 \(3, 4\) in the file, bfloat16 \(3, 4\) in the model"),
+    ],
+)
+def test_samples_of_another_model_are_refused(posterior, tmp_path, other, words):
+    posterior.save(tmp_path / "posterior.npz")
+    with pytest.raises(ValueError, match=f"of another model.*{words}"):
+        Posterior.load(tmp_path / "posterior.npz", network(**other))
+
+
+def test_a_model_that_trains_more_is_refused(posterior, tmp_path):
+    posterior.save(tmp_path / "posterior.npz")
+    model = network()
+    model.add(keras.layers.Dense(1, name="more"))
+    with pytest.raises(ValueError, match="more/kernel is in the model only"):
+        Posterior.load(tmp_path / "posterior.npz", model)
+    model.get_layer("more").trainable = False  # not sampled, and so not missed
+    assert len(Posterior.load(tmp_path / "posterior.npz", model)) == 4
+
+
+def damaged(data):
+    """Files, by what is wrong with them."""
+    middle = bytearray(data)
+    middle[len(data) // 2] ^= 1  # a bit of a sample
+    other = io.BytesIO()
+    np.savez(other, np.zeros([3]))
+    pickled = io.BytesIO(data)
+    with zipfile.ZipFile(pickled) as whole, zipfile.ZipFile(other, "w") as file:
+        file.writestr("header.json", whole.read("header.json"))
+        with file.open("0.npy", "w") as entry:
+            np.save(entry, np.array([{}], object), allow_pickle=True)
+    plain = io.BytesIO()
+    np.savez(plain, np.zeros([3]))
+    return {
+        "short": data[:-50],
+        "flipped": bytes(middle),
+        "empty": b"",
+        "text": b"samples",
+        "plain": plain.getvalue(),
+        "pickled": other.getvalue(),
+    }
+
+
+@pytest.mark.parametrize("name", ["short", "flipped", "empty", "text", "plain", "pickled"])
+def test_a_damaged_file_is_refused(posterior, tmp_path, name):
+    path = tmp_path / "posterior.npz"
+    posterior.save(path)
+    path.write_bytes(damaged(path.read_bytes())[name])
+    with pytest.raises(ValueError, match="posterior.npz is damaged, or was not written by") as e:
+        Posterior.load(path, posterior.model)
+    assert name != "pickled" or "allow_pickle=False" in str(e.value)
+
+
+def test_no_file(posterior, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Posterior.load(tmp_path / "posterior.npz", posterior.model)
+
+
+def test_a_model_with_a_lambda_is_told_what_to_do(tmp_path):
+    model = network(lambda out: tfd.Normal(out, 1.0), units=1)
+    with pytest.raises(ValueError, match="is a lambda.*register_keras_serializable"):
+        model.save(tmp_path / "model.keras")
+
+
+def test_a_model_with_a_function_that_is_not_registered(tmp_path):
+    network(not_registered, units=1).save(tmp_path / "model.keras")
+    with pytest.raises(TypeError, match="Could not locate function 'not_registered'"):
+        keras.models.load_model(tmp_path / "model.keras")
+    model = keras.models.load_model(
+        tmp_path / "model.keras", custom_objects={"not_registered": not_registered}
+    )
+    assert model.loss.make_distribution_fn is not_registered
+
+
+class TestInferenceData:
+    def test_groups_by_chain_and_draw(self, posterior):
+        pytest.importorskip("arviz", exc_type=ImportError)
+        data = posterior.to_inference_data(posterior.log_likelihood(X, Y))
+        trained = {v.path: s for v, s in zip(posterior.variables, posterior.samples, strict=True)}
+        names = {v.path.replace("/", "."): v.path for v in posterior.model.trainable_variables}
+        assert set(data.posterior.data_vars) == set(names)
+        for name, path in names.items():
+            values = data.posterior[name]
+            assert values.dims[:2] == ("chain", "draw")
+            np.testing.assert_array_equal(values, np.moveaxis(trained[path], 1, 0))
+        assert data.log_likelihood["y"].shape == (C, 4, N)
+
+    def test_one_chain(self, posterior):
+        pytest.importorskip("arviz", exc_type=ImportError)
+        samples = [s[:, 0] for s in posterior.samples]
+        data = Posterior(posterior.model, posterior.variables, samples).to_inference_data()
+        np.testing.assert_array_equal(data.posterior["net.head.bias"][0], samples[5])
+        assert data.groups() == ["posterior"]
+
+    def test_variables_that_share_a_path(self, posterior):
+        pytest.importorskip("arviz", exc_type=ImportError)
+        twice = [posterior.variables[0]] * 2
+        double = Posterior(posterior.model, twice, [posterior.samples[0]] * 2, C)
+        with pytest.raises(ValueError, match="share a path.*net/body/kernel, net/body/kernel"):
+            double.to_inference_data()
+
+    def test_without_arviz(self, posterior, monkeypatch):
+        monkeypatch.setitem(sys.modules, "arviz", None)
+        with pytest.raises(ImportError, match=r'pip install "tfp_sgmcmc\[results\]"'):
+            posterior.to_inference_data()

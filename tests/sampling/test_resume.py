@@ -1,0 +1,236 @@
+"""A run on disk goes on bit for bit, after whatever ended it."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.sampling.runs import Walk, kernel, killed_run, quick_kernel, state, trace
+from tfp_sgmcmc.sampling import driver
+from tfp_sgmcmc.storage import store
+from tfp_sgmcmc.storage.directory import RunDirectory
+
+pytest.importorskip("zarr")
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS: dict[str, Any] = dict(
+    trace_fn=trace, seed=3, num_burnin_steps=4, num_steps_between_results=1, num_chains=2,
+    jit_compile=False, progress_bar=False, preflight_check=False,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_CHUNK_ROWS", 8)
+
+
+@pytest.fixture(scope="module")
+def in_memory() -> Any:
+    return sgmcmc.sample(kernel(), state(), 30, **OPTIONS)
+
+
+def walk(num_results: int, **options: Any) -> Any:
+    """A run that takes no time to trace."""
+    return sgmcmc.sample(
+        Walk(), {"x": tf.zeros([3]), "y": tf.zeros([])}, num_results,
+        **OPTIONS | {"trace_fn": lambda state, results: results["number"]} | options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def walk_in_memory() -> Any:
+    return walk(30)
+
+
+def assert_equal(x: Any, y: Any) -> None:
+    tf.nest.assert_same_structure(x, y)
+    for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def assert_same_run(result: Any, expected: Any) -> None:
+    for name in ("states", "trace", "weights", "final_state", "final_kernel_results"):
+        x, y = getattr(result, name), getattr(expected, name)
+        assert_equal(tf.nest.map_structure(np.asarray, x), tf.nest.map_structure(np.asarray, y))
+
+
+def test_more_results_go_on_from_those_on_disk(tmp_path: Path, in_memory: Any) -> None:
+    for count in (11, 30):
+        result = sgmcmc.sample(kernel(), state(), count, directory=tmp_path, **OPTIONS)
+        assert result.num_results == count and result.is_complete
+    assert_same_run(result, in_memory)
+    fewer = sgmcmc.sample(kernel(), state(), 7, directory=tmp_path, resume="must", **OPTIONS)
+    assert np.isnan(fewer.timings.steps_per_second)  # nothing was left to do
+    assert_equal(fewer.final_state, in_memory.final_state)
+    assert_equal(
+        tf.nest.map_structure(np.asarray, fewer.states),
+        tf.nest.map_structure(lambda x: x[:7], in_memory.states),
+    )
+    from_disk, from_memory = result.to_inference_data(), in_memory.to_inference_data()
+    assert from_disk.groups() == from_memory.groups() == ["posterior", "sample_stats"]
+    for group in from_disk.groups():
+        assert from_disk[group].drop_attrs().identical(from_memory[group].drop_attrs())
+    assert from_disk.posterior.attrs["tuning_steps"] == 4
+    assert fewer.to_inference_data().posterior.sizes["draw"] == 7
+
+
+class Stopped(Exception):
+    pass
+
+
+def on_call(count: int, real: Callable[..., Any]) -> Callable[..., Any]:
+    """`real`, which raises at the call of the given number."""
+    calls = 0
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            raise Stopped
+        return real(*args, **kwargs)
+
+    return patched
+
+
+@pytest.mark.parametrize("place", ["loop", "append", "write", "commit"])
+def test_a_run_that_failed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, walk_in_memory: Any, place: str
+) -> None:
+    owner, name = {
+        "loop": (driver.Loop, "__call__"),
+        "append": (RunDirectory, "append"),
+        "write": (store.DrawStore, "_write"),
+        "commit": (driver.RunDirectory, "commit"),
+    }[place]
+    monkeypatch.setattr(
+        driver.Pace, "took", lambda self, steps, seconds: setattr(self, "max_steps", 7)
+    )
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(owner, name, on_call(3, getattr(owner, name)))
+        walk(30, directory=tmp_path, checkpoint_seconds=1e-9)
+    result = walk(30, directory=tmp_path, resume="must")
+    assert_same_run(result, walk_in_memory)
+
+
+def killed(folder: Path, seed: int, kills: int) -> None:
+    """Kills a run, as `kill -9`, at random moments after its first checkpoint; then compares."""
+    rng = np.random.default_rng(seed)
+    command = [sys.executable, "-m", "tests.sampling.runs", str(folder)]
+    checkpoint, num_killed = folder / "checkpoint.npz", 0
+    while num_killed < kills:
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        child = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+        while child.poll() is None:
+            if checkpoint.exists() and checkpoint.stat().st_mtime_ns != before:
+                time.sleep(rng.uniform(0.0, 0.3))
+                child.kill()
+                break
+            time.sleep(0.01)
+        _, message = child.communicate()
+        assert child.returncode == -9, message.decode()
+        num_killed += 1
+    with RunDirectory(folder) as run:  # the lock is gone with the process
+        assert run.has_run
+    reached = sgmcmc.storage.checkpoint.load(checkpoint).header["num_draws"]
+    assert reached > 100 * kills  # the runs between the kills did go on
+    result = killed_run(folder, reached + 500)
+    expected = killed_run(None, reached + 500)
+    assert_equal(np.asarray(result.states), expected.states)
+    assert_equal(np.asarray(result.trace), expected.trace)
+
+
+@pytest.mark.slow  # the fast tests die at every write, rename and removal instead
+def test_twenty_kills_at_random_moments(tmp_path: Path) -> None:
+    killed(tmp_path / "run", seed=1, kills=20)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(kernel=sgmcmc.SGLD), "kernel: SGNHT, but here SGLD"),
+        (dict(step_size=0.03), r"kernel.step_size: 0\.02, but here 0\.03"),
+        (dict(seed=4), r"seed: \[0, 3\], but here \[0, 4\]"),
+        (dict(num_burnin_steps=5), "num_burnin_steps: 4, but here 5"),
+        (dict(num_steps_between_results=2), "num_steps_between_results: 1, but here 2"),
+        (dict(num_chains=3), r"posterior/log_sd: float32 \[2\], but here float32 \[3\]"),
+        (dict(trace_fn=None), r"sample_stats/double: float32 \[2, 3\], but here nothing"),
+        (dict(jit_compile=True), "jit_compile: False, but here True"),
+    ],
+)
+def test_a_run_of_something_else_is_refused(
+    run_of_three: Path, change: dict[str, Any], message: str
+) -> None:
+    options = OPTIONS | {k: v for k, v in change.items() if k in OPTIONS}
+    made: Any = quick_kernel()
+    if "kernel" in change:
+        made = change["kernel"](made.target_log_prob_fn, 0.02)
+        options |= {"trace_fn": lambda s, r: {"norm": r.gradient_norm, "double": 2.0 * s["mean"]}}
+    elif "step_size" in change:
+        made = sgmcmc.SGNHT(made.target_log_prob_fn, **change)
+    with pytest.raises(ValueError, match=f"is of another run, .*{message}"):
+        sgmcmc.sample(made, state(), 3, directory=run_of_three, **options)
+
+
+@pytest.fixture(scope="module")
+def run_of_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run")
+    sgmcmc.sample(quick_kernel(), state(), 3, directory=path, **OPTIONS)
+    return path
+
+
+def test_results_of_another_shape_are_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
+
+    class Longer(Walk):
+        def bootstrap_results(self, init_state: Any) -> Any:
+            return {**super().bootstrap_results(init_state), "nothing": tf.zeros([2])}
+
+    Longer.__name__ = "Walk"
+    sgmcmc.sample(Walk(), tf.zeros([2]), 3, directory=tmp_path, **options)
+    with pytest.raises(ValueError, match=r"results\['nothing'\]: None, but here float32 \[2\]"):
+        sgmcmc.sample(Longer(), tf.zeros([2]), 5, directory=tmp_path, **options)
+
+
+def test_a_chain_that_broke_down_on_disk(tmp_path: Path) -> None:
+    options: dict[str, Any] = dict(
+        seed=0, jit_compile=False, progress_bar=False, directory=tmp_path, trace_fn=lambda s, r: s
+    )
+    with pytest.raises(sgmcmc.NonFiniteChainError) as caught:
+        sgmcmc.sample(Walk(growth=100.0), tf.ones([2]), 1000, **options)
+    assert caught.value.samples.shape == (caught.value.step, 2)
+    assert np.isfinite(np.asarray(caught.value.samples)).all()
+    with pytest.raises(ValueError, match=f"after {caught.value.step} results; it cannot go on"):
+        sgmcmc.sample(Walk(growth=100.0), tf.ones([2]), 1000, **options)
+
+
+def test_the_target_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    monkeypatch.setattr(driver, "preflight", lambda target, state: checked.append(target))
+    chain, options = quick_kernel(), OPTIONS | {"preflight_check": True}
+    for count in (2, 4):
+        sgmcmc.sample(chain, state(), count, directory=tmp_path, **options)
+    assert checked == [chain.target_log_prob_fn]
+
+
+def test_bfloat16_goes_on(tmp_path: Path) -> None:
+    class Halving(Walk):
+        def one_step(
+            self, current_state: Any, previous_kernel_results: Any, seed: Any = None
+        ) -> Any:
+            noise = tf.cast(sgmcmc.random.normal([2], tf.float32, seed), tf.bfloat16)
+            return current_state / 2 + noise, previous_kernel_results
+
+    options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
+    start = tf.zeros([2], tf.bfloat16)
+    for count in (3, 7):
+        result = sgmcmc.sample(Halving(), start, count, directory=tmp_path, **options)
+    expected = sgmcmc.sample(Halving(), start, 7, **options)
+    assert expected.states.dtype == tf.bfloat16.as_numpy_dtype
+    np.testing.assert_array_equal(result.states, expected.states.astype(np.float32))
+    assert result.final_state.dtype == tf.bfloat16

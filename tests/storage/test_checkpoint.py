@@ -1,0 +1,110 @@
+"""Checkpoints: every dtype and structure comes back, bit for bit; what does not fit is named."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_sgmcmc.storage import checkpoint
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+DTYPES = ["bfloat16", "float16", "float32", "float64", "uint32", "int64", "uint8", "bool"]
+
+
+def nest() -> dict[str, Any]:
+    numbers = np.arange(-3, 3).reshape(2, 3)
+    return {
+        "parts": [tf.cast(numbers, dtype) for dtype in DTYPES],
+        "empty": (),
+        "none": None,
+        "pair": Pair(tf.zeros([0, 2]), {"w/kernel": tf.Variable(1.5), "at": np.int64(2**40)}),
+    }
+
+
+def test_leaves_of_all_dtypes_and_structures_survive(tmp_path: Path) -> None:
+    path, saved = tmp_path / "c.npz", nest()
+    checkpoint.save(path, {"seed": [0, 1]}, {"results": saved, "step": np.int64(7)})
+    loaded = checkpoint.load(path)
+    assert loaded.header == {"seed": [0, 1]}
+    assert loaded.restore("step", np.int64(0)) == 7
+    restored = loaded.restore("results", nest())
+    tf.nest.assert_same_structure(restored, saved)
+    assert restored["empty"] == () and restored["none"] is None
+    for x, y in zip(tf.nest.flatten(restored), tf.nest.flatten(saved), strict=True):
+        if y is not None:
+            y = np.asarray(y)
+            assert x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+    assert restored["parts"][0].dtype == tf.bfloat16.as_numpy_dtype
+
+
+@pytest.mark.parametrize(
+    ("like", "named"),
+    [
+        ({"w": np.zeros(3), "b": None}, r"state\['w'\]: float32 \[3\], but here float64 \[3\]"),
+        ({"w": np.zeros(2, np.float32), "b": None}, r"float32 \[3\], but here float32 \[2\]"),
+        ({"w": np.zeros(3, np.float32), "b": 1.0}, r"state\['b'\]: None, but here float64 \[\]"),
+        ({"w": np.zeros(3, np.float32)}, r"state\['b'\]: None, but here nothing of this name"),
+        ({"w": None, "b": None, "c": 1}, r"state\['c'\]: nothing of this name, but here int64"),
+    ],
+)
+def test_differences_are_named(tmp_path: Path, like: Any, named: str) -> None:
+    checkpoint.save(tmp_path / "c.npz", {}, {"state": {"w": np.zeros(3, np.float32), "b": None}})
+    loaded = checkpoint.load(tmp_path / "c.npz")
+    with pytest.raises(ValueError, match=named):
+        loaded.restore("state", like)
+
+
+def test_every_flipped_byte_of_an_array_and_every_cut_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "c.npz"
+    values = np.arange(50, dtype=np.uint8)
+    checkpoint.save(path, {}, {"state": values})
+    content = path.read_bytes()
+    start = content.index(values.tobytes())
+    for at in (start, start + 20, start + 49):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(ValueError, match="c.npz is damaged .*CRC"):
+            checkpoint.load(path)
+    for length in (0, 10, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(ValueError, match="is damaged"):
+            checkpoint.load(path)
+
+
+def test_another_format_and_pickles_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.npz"
+    with pytest.raises(TypeError, match="Python objects"):
+        checkpoint.save(path, {}, {"state": np.array([{}])})
+    np.savez(path, contents=np.array([{}]))
+    with pytest.raises(ValueError, match="damaged .*allow_pickle=False"):
+        checkpoint.load(path)
+    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 2)
+    checkpoint.save(path, {}, {"state": 1})
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="has format 2; format 1 is expected"):
+        checkpoint.load(path)
+
+
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.npz"
+    checkpoint.save(path, {}, {"state": 1})
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for module, name in ((checkpoint.np, "savez"), (checkpoint.os, "fsync")):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+            patch.setattr(module, name, full)
+            checkpoint.save(path, {}, {"state": 2})
+        assert checkpoint.load(path).restore("state", 0) == 1
+        assert [p.name for p in tmp_path.iterdir()] == ["c.npz"]

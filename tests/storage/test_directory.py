@@ -1,0 +1,235 @@
+"""A run's directory: one process, nothing foreign, and no draw lost that was said to be safe."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfp_sgmcmc.storage import checkpoint, store
+from tfp_sgmcmc.storage.directory import RunDirectory
+from tfp_sgmcmc.storage.store import DrawStore, Variable
+
+pytest.importorskip("zarr")
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIABLES = {"posterior": {"w": Variable((3,), "float32")}}
+
+
+def rows(count: int, first: int = 0) -> dict[str, dict[str, np.ndarray]]:
+    return {"posterior": {"w": np.arange(first * 3, (first + count) * 3.0).reshape(-1, 3)}}
+
+
+def make_run(path: Path, count: int = 5) -> None:
+    with RunDirectory(path) as run:
+        assert run.start(VARIABLES, {"seed": [0, 1]}) is None
+        run.append(rows(count))
+        run.commit({"step": np.int64(count)}, finish=True)
+
+
+def test_a_run_goes_on(tmp_path: Path) -> None:
+    make_run(tmp_path / "new" / "run")
+    with RunDirectory(tmp_path / "new" / "run", resume="must") as run:
+        saved = run.start(VARIABLES, {"seed": (0, 1)})
+        assert saved is not None and saved.restore("step", np.int64(0)) == 5
+        assert run.num_draws == run.num_committed == 5
+        run.append(rows(4, first=5))
+        assert (run.num_draws, run.num_committed) == (9, 5)
+        run.commit({"step": np.int64(9)}, finish=True)
+        np.testing.assert_array_equal(run.draws("posterior", "w"), rows(9)["posterior"]["w"])
+
+
+def test_a_run_without_draws_goes_on_with_one_that_is_zero(tmp_path: Path) -> None:
+    """A chunk of zeros (the number of the first draw is one) is a file like any other."""
+    make_run(tmp_path, count=0)
+    with RunDirectory(tmp_path) as run:
+        run.start(VARIABLES, {"seed": [0, 1]})
+        run.append({"posterior": {"w": np.zeros([1, 3])}})
+        run.commit({"step": np.int64(1)})
+        run.commit({"step": np.int64(1)}, finish=True)
+        np.testing.assert_array_equal(run.draws("posterior", "w"), np.zeros([1, 3]))
+    with RunDirectory(tmp_path) as run:
+        run.start(VARIABLES, {"seed": [0, 1]})
+        assert run.num_draws == 1
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "variables", "message"),
+    [
+        ({"seed": [0, 2]}, VARIABLES, r"seed: \[0, 1\], but here \[0, 2\]"),
+        ({"seed": [0, 1], "kernel": "SGLD"}, VARIABLES, "kernel: nothing of this name, but here"),
+        (
+            {"seed": [0, 1]},
+            {"posterior": {"w": Variable((4,), "float32")}},
+            r"posterior/w: float32 \[3\], but here float32 \[4\]",
+        ),
+        ({"seed": [0, 1]}, {"posterior": {"v": Variable((3,), "float32")}}, "posterior/v: nothing"),
+    ],
+)
+def test_another_run_is_refused(
+    tmp_path: Path, fingerprint: Any, variables: Any, message: str
+) -> None:
+    make_run(tmp_path)
+    with RunDirectory(tmp_path) as run, pytest.raises(ValueError, match=message):
+        run.start(variables, fingerprint)
+
+
+def test_another_version_of_the_library_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path)
+    monkeypatch.setattr("tfp_sgmcmc.storage.directory.__version__", "9.9")
+    with RunDirectory(tmp_path) as run, pytest.raises(ValueError, match="library version: .* 9.9"):
+        run.start(VARIABLES, {"seed": [0, 1]})
+
+
+def test_resume_says_what_is_wanted(tmp_path: Path) -> None:
+    for resume in ("must", True):
+        with pytest.raises(ValueError, match="holds no run to go on with"):
+            RunDirectory(tmp_path / "a", resume)
+    make_run(tmp_path / "a")
+    for resume in ("never", False):
+        with pytest.raises(ValueError, match="holds a run already"):
+            RunDirectory(tmp_path / "a", resume)
+    with pytest.raises(TypeError, match="directory is a int; a path"):
+        RunDirectory(3)  # ty: ignore[invalid-argument-type]
+    with pytest.raises(ValueError, match="resume is 'yes'"):
+        RunDirectory(tmp_path / "a", resume="yes")  # ty: ignore[invalid-argument-type]
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    code = (
+        "import sys; from tfp_sgmcmc.storage.directory import RunDirectory\n"
+        "run = RunDirectory(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match=f"in use by process {child.pid}"):
+            RunDirectory(tmp_path)
+        child.kill()  # as kill -9
+    make_run(tmp_path)
+
+
+def test_files_of_something_else_are_left_alone(tmp_path: Path) -> None:
+    for name, content in (("notes.txt", b"mine"), ("run.lock", b"another program's")):
+        folder = tmp_path / name.replace(".", "_")
+        (folder / "samples.zarr").mkdir(parents=True)
+        (folder / "samples.zarr" / "zarr.json").write_bytes(b"{}")
+        (folder / name).write_bytes(content)
+        with pytest.raises(ValueError, match="holds files that are of no run"):
+            RunDirectory(folder)
+        assert sorted(p.name for p in folder.iterdir()) == sorted([name, "samples.zarr"])
+        assert (folder / name).read_bytes() == content
+    make_run(tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("beside a run there may be others")
+    RunDirectory(tmp_path / "run", resume="must").close()
+
+
+def test_a_directory_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ValueError, match="cannot be used"):
+            RunDirectory(path)
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ValueError, match="cannot be used: .*Permission denied"):
+        RunDirectory(tmp_path / "a")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_draws_without_their_checkpoint_are_left_alone(tmp_path: Path) -> None:
+    """A run that lost its checkpoint is not one that was cut off before its first."""
+    make_run(tmp_path)
+    (tmp_path / "checkpoint.npz").unlink()
+    before = content(tmp_path)
+    for resume in ("auto", "must", "never"):
+        with pytest.raises(ValueError, match=r"checkpoint\.npz is missing, .* draws are in"):
+            RunDirectory(tmp_path, resume)
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("place", ["chunk", "flush", "checkpoint"])
+def test_a_full_disk_loses_nothing_that_was_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "_CHUNK_ROWS", 4)
+    make_run(tmp_path)
+    owner, name = {
+        "chunk": (DrawStore, "_write"),
+        "flush": (store, "_sync"),
+        "checkpoint": (checkpoint.np, "savez"),
+    }[place]
+    with RunDirectory(tmp_path) as run:
+        run.start(VARIABLES, {"seed": [0, 1]})
+        with monkeypatch.context() as patch, pytest.raises(OSError) as caught:
+            patch.setattr(owner, name, full)
+            run.append(rows(6, first=5))
+            run.commit({"step": np.int64(11)})
+    assert caught.value.errno == errno.ENOSPC
+    assert f"No space left on device: the run in {tmp_path} stopped. 5 draws are safe" in str(
+        caught.value
+    )
+    with RunDirectory(tmp_path) as run:
+        run.start(VARIABLES, {"seed": [0, 1]})
+        np.testing.assert_array_equal(run.draws("posterior", "w"), rows(5)["posterior"]["w"])
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    """The limit on the size of a file stands in for the disk's: EFBIG in place of ENOSPC."""
+    resource = pytest.importorskip("resource")
+    assert resource.RLIMIT_FSIZE is not None
+    code = (
+        "import resource, signal, sys, numpy as np\n"
+        "from tfp_sgmcmc.storage.directory import RunDirectory\n"
+        "from tfp_sgmcmc.storage.store import Variable\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "run = RunDirectory(sys.argv[1])\n"
+        "run.start({'posterior': {'w': Variable((3,), 'float32')}}, {'seed': [0, 1]})\n"
+        "run.append({'posterior': {'w': np.arange(15.).reshape(5, 3)}})\n"
+        "run.commit({'step': np.int64(5)}, finish=True)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
+        "try:\n"
+        "    run.append({'posterior': {'w': np.zeros([20000, 3])}})\n"
+        "    run.commit({'step': np.int64(20005)})\n"
+        "except OSError as error:\n"
+        "    print(error)\n"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "5 draws are safe there" in child.stdout, child.stdout + child.stderr
+    with RunDirectory(tmp_path) as run:
+        run.start(VARIABLES, {"seed": [0, 1]})
+        np.testing.assert_array_equal(run.draws("posterior", "w"), rows(5)["posterior"]["w"])
+
+
+def test_without_zarr_the_line_that_installs_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    with (
+        RunDirectory(tmp_path) as run,
+        pytest.raises(ModuleNotFoundError, match=r'pip install "tfp_sgmcmc\[results\]"'),
+    ):
+        run.start(VARIABLES, {})

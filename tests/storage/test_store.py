@@ -1,0 +1,307 @@
+"""Draws on disk: what is appended is read back, by us, xarray and ArviZ; damage is named."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_sgmcmc.storage import store as store_module
+from tfp_sgmcmc.storage.store import DrawStore, Variable
+
+xarray = pytest.importorskip("xarray")
+pytest.importorskip("zarr")
+
+VARIABLES = {
+    "posterior": {
+        "w": Variable((2, 3, 5), "float32", chain_ndims=2),
+        "b": Variable((2, 3), "bfloat16", chain_ndims=2),
+    },
+    "sample_stats": {
+        "step_size": Variable((), "float64", chain_ndims=None),
+        "accepted": Variable((2, 3), "bool", chain_ndims=2),
+    },
+}
+
+
+def rows(count: int, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return {
+        "posterior": {
+            "w": rng.normal(size=[count, 2, 3, 5]).astype(np.float32),
+            "b": np.asarray(tf.cast(rng.normal(size=[count, 2, 3]), tf.bfloat16)),
+        },
+        "sample_stats": {
+            "step_size": np.zeros(count),
+            "accepted": rng.random([count, 2, 3]) < 0.5,
+        },
+    }
+
+
+def joined(pieces: list[dict[str, dict[str, np.ndarray]]]) -> dict[str, dict[str, np.ndarray]]:
+    return tf.nest.map_structure(lambda *x: np.concatenate(x), *pieces)
+
+
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_CHUNK_ROWS", 4)
+
+
+def assert_holds(store: DrawStore, expected: dict[str, dict[str, np.ndarray]]) -> None:
+    for group, members in expected.items():
+        for name, x in members.items():
+            np.testing.assert_array_equal(store.draws(group, name), x.astype(np.float64))
+
+
+@pytest.mark.parametrize("counts", [[11], [3, 3, 3], [4, 1, 8], [0, 5]])
+def test_what_is_appended_is_read_back(
+    tmp_path: Path, short_chunks: None, counts: list[int]
+) -> None:
+    pieces = [rows(n, i) for i, n in enumerate(counts)]
+    store = DrawStore(tmp_path / "s.zarr", VARIABLES)
+    for piece in pieces:
+        store.append(piece)
+        assert store.num_draws - len(store.tail["posterior"]["w"]) == store.num_draws // 4 * 4
+    store.finish()
+    store.sync()
+    assert store.num_draws == sum(counts)
+    assert_holds(store, joined(pieces))
+
+
+def test_only_the_part_of_a_chunk_that_was_open_is_written_again(
+    tmp_path: Path, short_chunks: None
+) -> None:
+    store = DrawStore(tmp_path / "s.zarr", VARIABLES)
+    store.append(rows(10))
+    store.finish()
+    store.sync()
+    folder = tmp_path / "s.zarr" / "posterior" / "w"
+    before = {p.name: p.stat().st_mtime_ns for p in folder.glob("c.*")}
+    store.append(rows(7, 1))
+    store.sync()
+    after = {p.name: p.stat().st_mtime_ns for p in folder.glob("c.*")}
+    assert [n for n in sorted(before) if after[n] != before[n]] == ["c.0.2.0"]
+    assert sorted(set(after) - set(before)) == ["c.0.3.0"]
+
+
+def test_going_on_drops_what_was_not_committed(tmp_path: Path, short_chunks: None) -> None:
+    first = DrawStore(tmp_path / "s.zarr", VARIABLES)
+    first.append(rows(6))
+    first.sync()
+    tail = first.tail
+    first.append(rows(9, 1))  # chunks of it reach the disk
+    (tmp_path / "s.zarr" / "posterior" / "w" / "c.0.9.0.1234.partial").write_bytes(b"torn")
+    again = DrawStore(tmp_path / "s.zarr", VARIABLES, committed=(6, tail))
+    assert again.num_draws == 6
+    assert_holds(again, rows(6))
+    again.append(rows(3, 2))
+    again.finish()
+    assert_holds(again, joined([rows(6), rows(3, 2)]))
+    assert not list(tmp_path.glob("**/*.partial"))
+
+
+def test_readers_see_the_draws_of_the_last_sync(tmp_path: Path, short_chunks: None) -> None:
+    store = DrawStore(tmp_path / "s.zarr", VARIABLES)
+    store.append(rows(9))
+    store.sync()
+    store.append(rows(9, 1))
+    seen = xarray.open_zarr(tmp_path / "s.zarr", group="posterior")
+    assert dict(seen.sizes) == {"chain": 6, "draw": 8, "w_dim_0": 5}
+    np.testing.assert_array_equal(seen.draw, np.arange(8))
+    np.testing.assert_array_equal(seen.chain, np.arange(6))
+    expected = rows(9)["posterior"]["w"][:8].reshape(8, 6, 5).swapaxes(0, 1)
+    np.testing.assert_array_equal(seen.w, expected)
+
+
+def test_arviz_opens_the_store(tmp_path: Path, short_chunks: None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # that ArviZ 1.0 will be another package
+        arviz = pytest.importorskip("arviz")
+    store = DrawStore(tmp_path / "s.zarr", VARIABLES, {"tuning_steps": 5})
+    store.append(rows(200))
+    store.finish()
+    store.sync()
+    tree = xarray.open_datatree(tmp_path / "s.zarr", engine="zarr")
+    data = arviz.InferenceData.from_datatree(tree)
+    assert data.groups() == ["posterior", "sample_stats"]
+    assert data.posterior.attrs["tuning_steps"] == 5
+    assert data.posterior.attrs["inference_library"] == "tfp_sgmcmc"
+    assert data.sample_stats["step_size"].dims == ("draw",)
+    assert data.sample_stats["accepted"].dtype == bool
+    summary = arviz.summary(data, var_names=["w"])
+    assert list(summary.index) == [f"w[{i}]" for i in range(5)]
+    means = rows(200)["posterior"]["w"].mean(axis=(0, 1, 2))
+    np.testing.assert_allclose(summary["mean"], means, atol=1e-3)  # rounded to three digits
+    tree.close()
+
+
+INDICES: list[Any] = [
+    0,
+    -1,
+    np.int64(5),
+    slice(None),
+    slice(2, 9),
+    slice(None, None, 3),
+    slice(9, 1, -2),
+    slice(None, None, -1),
+    slice(5, 5),
+    slice(100, 200),
+    (slice(1, 11, 5), 0),
+    (slice(None), slice(None), [0, 2]),
+    (slice(None), ..., 0),
+    (..., 0),
+    (3, 1),
+    [1, 7],
+    np.arange(11) % 2 == 0,
+]
+
+
+@pytest.fixture(scope="module")
+def store_of_11(tmp_path_factory: pytest.TempPathFactory) -> DrawStore:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module, "_CHUNK_ROWS", 4)
+        store = DrawStore(tmp_path_factory.mktemp("store") / "s.zarr", VARIABLES)
+    store.append(rows(11))
+    store.finish()
+    return store
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_stored_draws_are_indexed_as_arrays(store_of_11: DrawStore, index: Any) -> None:
+    store = store_of_11
+    stored, array = store.draws("posterior", "w"), rows(11)["posterior"]["w"]
+    np.testing.assert_array_equal(stored[index], array[index])
+    assert stored.shape == array.shape and len(stored) == 11 and stored.dtype == array.dtype
+
+
+def test_stored_draws_are_read_as_they_are_indexed(
+    store_of_11: DrawStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = store_of_11.draws("posterior", "w")
+    read: list[tuple[int, int]] = []
+    real = type(stored)._rows
+    monkeypatch.setattr(
+        type(stored), "_rows", lambda self, a, b: read.append((a, b)) or real(self, a, b)
+    )
+    stored[9], stored[0:3]
+    assert [span for span in read if span != (0, 0)] == [(9, 10), (0, 3)]
+    read.clear()
+    stored[::10, 0]
+    assert max(b - a for a, b in read) <= 4
+    assert sum(1 for _ in stored) == 11 and np.asarray(stored, np.float64).dtype == np.float64
+    with pytest.raises(IndexError):
+        stored[11]
+    with pytest.raises(ValueError, match="copy is False"):
+        np.array(stored, copy=False)
+
+
+def stored(path: Path) -> tuple[int, dict[str, dict[str, np.ndarray]]]:
+    store = DrawStore(path, VARIABLES)
+    store.append(rows(10))
+    store.sync()
+    return 10, store.tail
+
+
+def test_damaged_chunks_are_named(tmp_path: Path, short_chunks: None) -> None:
+    path = tmp_path / "s.zarr"
+    committed = stored(path)
+    chunk = path / "posterior" / "w" / "c.0.1.0"
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
+    store = DrawStore(path, VARIABLES, committed=committed)
+    with pytest.raises(ValueError, match=r"draws 4 \.\. 7 of .*posterior/w cannot be read"):
+        store.draws("posterior", "w")[2:]
+    for damage in (lambda: chunk.write_bytes(content[:-1]), chunk.unlink):
+        damage()
+        with pytest.raises(ValueError, match=r"c\.0\.1\.0 is damaged: it has (483|0) bytes, 484"):
+            DrawStore(path, VARIABLES, committed=committed)
+
+
+def test_the_last_chunk_is_made_anew_from_the_checkpoint(
+    tmp_path: Path, short_chunks: None
+) -> None:
+    """It is not there after a run that was cut off; zarr would read zeros where it is missing."""
+    path = tmp_path / "s.zarr"
+    committed = stored(path)
+    last = path / "posterior" / "w" / "c.0.2.0"
+    assert not last.exists()
+    assert_holds(DrawStore(path, VARIABLES, committed=committed), rows(10))
+    whole = last.read_bytes()
+    for damage in (last.unlink, lambda: last.write_bytes(whole[:-1])):
+        damage()
+        assert_holds(DrawStore(path, VARIABLES, committed=committed), rows(10))
+    assert xarray.open_zarr(path, group="posterior").sizes["draw"] == 10
+
+
+CUT_OFF = b'{"zarr_format": 3'
+
+
+@pytest.mark.parametrize(
+    ("place", "content"),
+    [
+        *[("posterior/b", content) for content in (None, b"", b"{}", CUT_OFF)],
+        ("posterior", b""),
+        ("", None),
+        ("", CUT_OFF),
+    ],
+)
+def test_damaged_metadata_are_named(
+    tmp_path: Path, short_chunks: None, place: str, content: bytes | None
+) -> None:
+    path = tmp_path / "s.zarr"
+    committed = stored(path)
+    file = path / place / "zarr.json"
+    file.unlink() if content is None else file.write_bytes(content)
+    files = sorted(path.rglob("*"))
+    with pytest.raises(ValueError, match=f"{path / place} is damaged or missing"):
+        DrawStore(path, VARIABLES, committed=committed)
+    assert sorted(path.rglob("*")) == files
+
+
+def test_a_store_with_fewer_draws_than_committed_is_refused(
+    tmp_path: Path, short_chunks: None
+) -> None:
+    path = tmp_path / "s.zarr"
+    count, tail = stored(path)
+    (path / "sample_stats" / "accepted" / "c.0.2").write_bytes(b"0" * 28)
+    for name in ("w", "b"):
+        for file in (path / "posterior" / name).glob("c.*.1*"):
+            (file.parent / file.name.replace(".1", ".2")).write_bytes(file.read_bytes())
+    with pytest.raises(ValueError, match="has 8 draws of float32; at least 12"):
+        DrawStore(path, VARIABLES, committed=(count + 4, tail))
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"w/kernel": Variable((), "float32")}, "'w/kernel' cannot name an array of posterior"),
+        ({"": Variable((), "float32")}, "cannot name"),
+        ({".w": Variable((), "float32")}, "cannot name"),
+        ({"chain": Variable((), "float32")}, "cannot name"),
+        ({"w": Variable((3, 0), "float32")}, "nothing to store"),
+        (
+            {"w": Variable((3,), "float32", 1), "b": Variable((), "float32", 0)},
+            r"have \[1, 3\] chains",
+        ),
+    ],
+)
+def test_variables_that_cannot_be_stored(
+    tmp_path: Path, variables: dict[str, Variable], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        DrawStore(tmp_path / "s.zarr", {"posterior": variables})
+    assert not (tmp_path / "s.zarr").exists()
+
+
+def test_draws_that_do_not_fit(tmp_path: Path) -> None:
+    store = DrawStore(tmp_path / "s.zarr", VARIABLES)
+    draws = rows(3)
+    draws["posterior"]["w"] = draws["posterior"]["w"][..., :4]
+    with pytest.raises(ValueError, match=r"posterior/w have shape \(2, 3, 4\); \(2, 3, 5\)"):
+        store.append(draws)
+    draws = rows(3)
+    draws["posterior"]["w"] = draws["posterior"]["w"][:2]
+    with pytest.raises(ValueError, match=r"Arrays of \[2, 3\] draws"):
+        store.append(draws)

@@ -1,0 +1,259 @@
+"""Streamed data: step t uses batch t of the dataset, whatever is read, compiled or resumed."""
+
+import gc
+import itertools
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc import random
+from tfp_sgmcmc.sampling.feed import Feed
+from tfp_sgmcmc.targets.streamed import StreamState
+
+tfd = tfp.distributions
+
+N, SIZE = 23, 4  # five whole batches, and three examples that an epoch leaves out
+X = np.random.default_rng(0).normal(2.0, 1.0, size=[N]).astype(np.float32)
+EXAMPLES = tf.data.Dataset.from_tensor_slices(X)
+CHECKED: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
+OPTIONS: dict[str, Any] = CHECKED | dict(preflight_check=False)
+
+
+def log_likelihood(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+    return tfd.Normal(theta[..., tf.newaxis], 1.0).log_prob(batch)
+
+
+def dataset(epoch: int) -> tf.data.Dataset:
+    examples = tf.data.Dataset.from_tensor_slices(X).shuffle(N, seed=epoch)
+    return examples.batch(SIZE, drop_remainder=True)
+
+
+def target(of: Any = dataset, **options: Any) -> sgmcmc.StreamedLogProb:
+    prior = tfd.Normal(0.0, 10.0).log_prob
+    return sgmcmc.StreamedLogProb(prior, log_likelihood, of, N, **options)
+
+
+def batches(count: int, of: Callable[[int], tf.data.Dataset] = dataset) -> list[np.ndarray]:
+    epochs = (of(epoch).as_numpy_iterator() for epoch in itertools.count())
+    return list(itertools.islice(itertools.chain.from_iterable(epochs), count))
+
+
+def by_hand(used: list[np.ndarray], step_size: float, start: np.ndarray) -> np.ndarray:
+    """theta + eps/2 g + sqrt(eps) z in NumPy, with the noise of `SGLD`."""
+    theta, states = start, []
+    for t, batch in enumerate(used):
+        gradient = -theta / 100 + N / SIZE * np.sum(batch - theta[:, None], axis=-1)
+        noise_seed = random.split(random.fold_in(random.as_seed(0), t), 3)[1]
+        z = random.normal_like(tf.constant(theta), noise_seed).numpy()
+        theta = theta + step_size / 2 * gradient + np.sqrt(step_size) * z
+        states.append(theta)
+    return np.stack(states)
+
+
+@pytest.mark.parametrize("batches_per_read", [1, 3, 50])
+def test_each_step_uses_the_next_batch(batches_per_read: int) -> None:
+    kernel = sgmcmc.SGLD(target(batches_per_read=batches_per_read), 0.01)
+    result = sgmcmc.sample(kernel, tf.zeros([2]), 16, **OPTIONS)
+    expected = by_hand(batches(16), np.float32(0.01), np.zeros(2, np.float32))
+    np.testing.assert_allclose(result.states, expected, rtol=1e-4, atol=1e-5)
+    assert int(result.final_kernel_results.target_state.position) == 16
+
+
+def run(of: Any, num_results: int, **options: Any) -> Any:
+    kernel = sgmcmc.SGLD(target(of, batches_per_read=3), 0.01)
+    return sgmcmc.sample(kernel, tf.zeros([2]), num_results, **OPTIONS, **options)
+
+
+IN_ORDER = EXAMPLES.batch(SIZE, drop_remainder=True)
+
+
+# In the middle of a read, and at its end.
+@pytest.mark.parametrize(
+    ("of", "count"),
+    [
+        pytest.param(dataset, 5, id="callable", marks=pytest.mark.slow),
+        pytest.param(IN_ORDER, 6, id="dataset"),
+    ],
+)
+def test_a_run_goes_on_with_the_next_batch(tmp_path: Path, of: Any, count: int) -> None:
+    pytest.importorskip("zarr")
+    run(of, count, directory=tmp_path)
+    result = run(of, 14, directory=tmp_path, resume="must")
+    np.testing.assert_array_equal(result.states, run(of, 14).states)
+
+
+def test_a_dataset_is_read_anew_in_each_epoch() -> None:
+    used = batches(12, lambda epoch: IN_ORDER)
+    np.testing.assert_array_equal(used[0], used[5])
+    expected = by_hand(used, np.float32(0.01), np.zeros(2, np.float32))
+    np.testing.assert_allclose(run(IN_ORDER, 12).states, expected, rtol=1e-4, atol=1e-5)
+
+
+def shuffled(**options: Any) -> tf.data.Dataset:
+    return EXAMPLES.shuffle(N, **options).batch(SIZE, drop_remainder=True)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(("seed", "count"), [(None, 7), (1, 9)])  # in the second epoch
+def test_a_dataset_that_shuffles_by_itself_is_not_gone_on_with(
+    tmp_path: Path, count: int, seed: int | None
+) -> None:
+    """Two orders of 12 examples agree once in 23! / 11! = 6e14 times."""
+    pytest.importorskip("zarr")
+    with pytest.warns(UserWarning, match="cannot go on when it is cut off. .*seed=epoch"):
+        run(shuffled(seed=seed), count, directory=tmp_path)
+    before = content(tmp_path)
+    first = count - count % 3 if count % 3 else count - 3
+    with pytest.raises(
+        ValueError,
+        match=rf"cannot go on from step {count}: .* steps {first} \.\. {first + 2} .*seed=epoch",
+    ):
+        run(shuffled(seed=seed), 14, directory=tmp_path)
+    assert content(tmp_path) == before
+    assert run(shuffled(seed=seed), count, directory=tmp_path).num_results == count
+
+
+def test_in_memory_a_dataset_may_shuffle_by_itself() -> None:
+    assert run(shuffled(), 7).is_complete  # and nothing is warned of
+
+
+def test_an_order_that_only_this_process_knows_is_not_gone_on_with(tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    run(shuffled(reshuffle_each_iteration=False), 4, directory=tmp_path)
+    with pytest.raises(ValueError, match="cannot go on from step 4"):
+        run(shuffled(reshuffle_each_iteration=False), 14, directory=tmp_path)
+
+
+def test_estimates_are_those_of_the_batch_in_memory() -> None:
+    """For each form of estimate, chains and groups: a MinibatchLogProb over that one batch."""
+    state = tf.constant([0.5, -1.0, 2.0])
+    streamed = target(num_groups=2)
+    ready = streamed.bootstrap(state)
+    moved = StreamState(ready.batches, tf.constant(7, tf.int64))
+    (batch,) = batches(8)[7:]
+    resident = sgmcmc.MinibatchLogProb(
+        tfd.Normal(0.0, 10.0).log_prob, log_likelihood, batch, SIZE, shared_batch=True, num_groups=2
+    )
+    prior = tfd.Normal(0.0, 10.0).log_prob(state)
+    for probe, with_scores in ((None, True), (None, False), (tf.ones([3]), False)):
+        got = streamed.estimate(state, tf.constant([0, 0]), moved, probe, with_scores)
+        same = resident.estimate(state, tf.constant([0, 0]), (), probe, with_scores)
+        # log prior + N/n sum, where the resident one has N = n
+        np.testing.assert_allclose(
+            got.log_prob - prior, N / SIZE * (same.log_prob - prior), rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            got.gradient + state / 100, N / SIZE * (same.gradient + state / 100), rtol=1e-4
+        )
+        if with_scores:  # sums over groups of two, scaled to the covariance of single ones
+            pairs = np.sum(batch.reshape(2, 2) - state.numpy()[:, None, None], axis=-1)
+            np.testing.assert_allclose(got.scores, pairs / np.sqrt(2), rtol=1e-5, atol=1e-6)
+        if probe is not None:
+            np.testing.assert_allclose(got.hessian_product, -N * np.ones(3) - 0.01, rtol=1e-5)
+        assert got.target_state.position == 8
+        np.testing.assert_allclose(got.noise_scale, N * (N - SIZE) / SIZE)
+
+
+def test_used_batches_are_freed_at_once() -> None:
+    """Not when the garbage collector comes: of a large dataset, memory were full before."""
+    streamed = target(batches_per_read=2)
+    start = sgmcmc.SGLD(streamed, 0.01).bootstrap_results(tf.zeros([]))
+    feed = Feed(streamed, start)
+    gc.disable()
+    try:
+        first, _ = feed(start)
+        used = weakref.ref(first.target_state.batches)
+        state = first.target_state._replace(position=tf.constant(2, tf.int64))
+        results = first._replace(target_state=state)
+        del first, state
+        second, steps = feed(results)
+        del results
+        assert used() is None and steps == 2
+    finally:
+        gc.enable()
+    np.testing.assert_array_equal(second.target_state.batches, batches(4)[2:])
+
+
+def centred(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+    return log_likelihood(theta, batch - tf.reduce_mean(batch))
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_before_a_run_the_first_batch_is_checked(
+    monkeypatch: pytest.MonkeyPatch, is_wrong: bool
+) -> None:
+    def read_all(self: Any, state: Any) -> tf.Tensor:
+        raise AssertionError("the whole dataset is read")
+
+    monkeypatch.setattr(sgmcmc.StreamedLogProb, "__call__", read_all)
+    function: Callable[..., tf.Tensor] = centred if is_wrong else log_likelihood
+    prior = tfd.Normal(0.0, 10.0).log_prob
+    kernel = sgmcmc.SGLD(sgmcmc.StreamedLogProb(prior, function, dataset, N), 0.01)
+    if is_wrong:
+        with pytest.raises(ValueError, match="do not add up"):
+            sgmcmc.sample(kernel, tf.zeros([]), 2, **CHECKED)
+    else:
+        assert sgmcmc.sample(kernel, tf.zeros([]), 2, **CHECKED).is_complete
+
+
+def test_the_full_log_posterior_is_a_pass_over_the_dataset() -> None:
+    theta = tf.constant([0.5, -1.0])
+    seen = np.concatenate(batches(5))
+    with tf.GradientTape() as tape:
+        tape.watch(theta)
+        value = target()(theta)
+    by_formula = N / len(seen) * np.sum(tfd.Normal(theta[:, None], 1.0).log_prob(seen), -1)
+    np.testing.assert_allclose(value, by_formula + tfd.Normal(0.0, 10.0).log_prob(theta), rtol=1e-5)
+    gradient = N / len(seen) * np.sum(seen - theta.numpy()[:, None], -1) - theta / 100
+    np.testing.assert_allclose(tape.gradient(value, theta), gradient, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"outside of tf\.function"):
+        tf.function(target())(theta)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(dataset=X), TypeError, r"dataset is a ndarray; a tf\.data\.Dataset, or a callable"),
+        (dict(dataset=lambda epoch: X), TypeError, r"dataset\(0\) is a ndarray"),
+        (dict(dataset=EXAMPLES.batch(4)), ValueError, "drop_remainder"),
+        (dict(dataset=lambda epoch: EXAMPLES), ValueError, "drop_remainder"),
+        (dict(dataset=lambda epoch: dataset(0).take(0)), ValueError, "has 0 batches of 4; 5"),
+        (dict(dataset=IN_ORDER.repeat()), ValueError, r"has no end; .*without \.repeat\(\)"),
+        (dict(dataset=IN_ORDER.repeat(2)), ValueError, "epoch 0 has 10 batches of 4; 5"),
+        (dict(num_examples=30), ValueError, "epoch 0 has 5 batches of 4; 7 are expected"),
+        (dict(num_examples=3), ValueError, "num_examples is 3; .*at least 4"),
+        (dict(batches_per_read=0), ValueError, "batches_per_read is 0"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments: dict[str, Any] = dict(
+        log_prior_fn=tfd.Normal(0.0, 10.0).log_prob,
+        log_likelihood_fn=log_likelihood,
+        dataset=dataset,
+        num_examples=N,
+    )
+    with pytest.raises(error, match=message):
+        sgmcmc.StreamedLogProb(**arguments | change)
+
+
+def test_a_later_epoch_of_another_length() -> None:
+    def shorter(epoch: int) -> tf.data.Dataset:
+        return dataset(epoch).filter(lambda x: epoch < 2 or x[0] > X.min())  # unknown cardinality
+
+    streamed = sgmcmc.StreamedLogProb(
+        tfd.Normal(0.0, 10.0).log_prob, log_likelihood, shorter, N, batches_per_read=4
+    )
+    lengths = [len(list(shorter(epoch))) for epoch in range(8)]
+    bad = next(epoch for epoch, length in enumerate(lengths) if length != 5)
+    with pytest.raises(ValueError, match=f"epoch {bad} has {lengths[bad]} batches of 4; 5"):
+        list(streamed.reads())

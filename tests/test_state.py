@@ -1,0 +1,42 @@
+"""Sums over the entries of states, where XLA compiles them as elsewhere."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_sgmcmc.state import squared_norm, sum_entries
+
+
+@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "chain_ndims"),
+    [([100, 160], 0), ([10_007], 0), ([3, 2, 10_003], 2), ([7], 0), ([], 0), ([3], 1)],
+)
+def test_sums_and_their_gradients(shape, chain_ndims, jit):
+    x = np.random.default_rng(0).normal(size=shape)
+    weights = np.random.default_rng(1).normal(size=shape[:chain_ndims])
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def value_and_derivatives(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                value = sum_entries(x**3, chain_ndims)
+                total = tf.reduce_sum(weights * value)
+            gradient = inner.gradient(total, x)
+        return value, gradient, outer.gradient(gradient, x), squared_norm(x, chain_ndims)
+
+    value, gradient, second, norm = value_and_derivatives(tf.constant(x))
+    axes = tuple(range(chain_ndims, len(shape)))
+    of_entries = np.expand_dims(weights, axes)
+    np.testing.assert_allclose(value, np.sum(x**3, axes), rtol=1e-12, atol=1e-10)
+    np.testing.assert_allclose(gradient, 3 * of_entries * x**2, rtol=1e-12)
+    np.testing.assert_allclose(second, 6 * of_entries * x, rtol=1e-12)
+    np.testing.assert_allclose(norm, np.sum(x**2, axes), rtol=1e-12)
+
+
+def test_a_sum_in_parts_is_as_exact_as_a_single_one():
+    x = np.random.default_rng(0).normal(size=[20_003]).astype(np.float32)
+    parts = tf.function(sum_entries, jit_compile=True, autograph=False)(tf.constant(x))
+    assert abs(parts - np.sum(x.astype(np.float64))) < 1e-6 * np.sum(np.abs(x))

@@ -1,0 +1,1 @@
+"""The chain that runs inside `model.fit`."""

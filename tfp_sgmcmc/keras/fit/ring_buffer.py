@@ -1,0 +1,128 @@
+"""Which of a chain's states become samples, and the rings on the device that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import xla
+from tfp_sgmcmc.keras.fit.packing import Packing
+
+_NEVER = np.iinfo(np.int64).max  # the first step to keep, while burn-in has no end yet
+
+
+class Collection(NamedTuple):
+    """Which steps' states are kept, counted as in `tfp.mcmc.sample_chain`.
+
+    Attributes:
+      num_burnin_steps: steps before the first that may be kept.
+      num_steps_between_results: steps between kept ones.
+      is_open: whether burn-in ends at a step that is known only later.
+      keep: step -> whether a state that is due is kept, such as `Cyclical.is_sampling`; or None.
+    """
+
+    num_burnin_steps: int
+    num_steps_between_results: int = 0
+    is_open: bool = False
+    keep: Callable[[tf.Tensor], tf.Tensor] | None = None
+
+    @property
+    def first(self) -> int:
+        """The first step that may be kept, as far as is known before it."""
+        return _NEVER if self.is_open else self.num_burnin_steps
+
+    def may_be_due(self, num_before: int, num_after: int) -> bool:
+        """Whether steps `num_before .. num_after - 1` can leave a sample."""
+        first, between = self.num_burnin_steps, self.num_steps_between_results
+        if self.is_open:  # at any of them, if at least so many have gone by
+            return num_after > max(first, num_before)
+        before, after = (
+            max(n - first + between, 0) // (between + 1) for n in (num_before, num_after)
+        )
+        return after > before
+
+    def is_kept(self, first: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """Whether the state that step number `step` leaves is kept."""
+        is_due = (step >= first) & ((step - first) % (self.num_steps_between_results + 1) == 0)
+        return is_due if self.keep is None else is_due & self.keep(step)
+
+
+class Rings:
+    """States to keep, written on the device in turn to as many slots as one execution can fill.
+
+    Attributes:
+      num_steps: of the longest execution, which slots are made for: one train function takes
+        resident data and others, and can make variables only once.
+      recorded: the variables whose values make a sample.
+    """
+
+    def __init__(self, collection: Collection):
+        self._collection = collection
+        self.num_steps = 1
+        self.recorded: list[keras.Variable] = []
+        self._packing = Packing([])
+        self._num_slots = 0
+        self._rings: list[tf.Variable] = []
+
+    def write(
+        self,
+        step: tf.Tensor,
+        moved: list[tuple[keras.Variable, tf.Tensor]],
+        first: tf.Tensor,
+        num_kept: tf.Tensor,
+    ) -> tf.Tensor:
+        """Writes the values of variables that `step` left.
+
+        They are kept if they are counted; else the next ones overwrite them.
+
+        Args:
+          step: its number.
+          moved: variables and values.
+          first: the first step to keep.
+          num_kept: states kept so far.
+
+        Returns:
+          States kept with this one.
+        """
+        self.create(moved)
+        is_kept = self._collection.is_kept(first, step)
+        values = self._packing.pack([step, *(x for _, x in moved)])
+        for ring, value in zip(self._rings, values, strict=True):
+            xla.write_slot(ring, num_kept % self._num_slots, value, is_kept)
+        return num_kept + tf.cast(is_kept, tf.int64)
+
+    def create(self, like: list[tuple[keras.Variable, Any]]) -> None:
+        """Makes room, where there is none, for values of the shapes and dtypes of `like`."""
+        # As many as an execution can fill, and one for the steps after these.
+        num_slots = -(-self.num_steps // (self._collection.num_steps_between_results + 1))
+        num_slots += self.num_steps > 1
+        variables = [v for v, _ in like]
+        is_same = [id(v) for v in variables] == [id(v) for v in self.recorded]
+        if self._num_slots == num_slots and is_same:
+            return
+        self._num_slots, self.recorded = num_slots, variables
+        self._packing = Packing([tf.TensorSpec([], tf.int64), *(x for _, x in like)])
+        with tf.init_scope():
+            self._rings = [
+                tf.Variable(tf.zeros([num_slots, *part.shape], part.dtype), trainable=False)
+                for part in self._packing.parts
+            ]
+
+    def read(
+        self, num_taken: int, num_kept: int, before: int
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Samples from number `num_taken` on that steps before number `before` left, and the steps.
+
+        Shapes are `[num_new, ...]` and `[num_new]`.
+        """
+        if num_kept == num_taken:
+            return [], np.zeros([0], np.int64)
+        rings = [ring.numpy() for ring in self._rings]
+        steps, *values = self._packing.unpack(rings, lead=(self._num_slots,))
+        slots = np.arange(num_taken, num_kept) % self._num_slots
+        slots = slots[steps[slots] < before]
+        return [x[slots] for x in values], steps[slots]

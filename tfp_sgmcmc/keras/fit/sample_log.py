@@ -1,0 +1,188 @@
+"""Samples that a chain has left so far: in host memory, or on a disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_sgmcmc.storage.checkpoint import Checkpoint
+from tfp_sgmcmc.storage.directory import RunDirectory
+from tfp_sgmcmc.storage.store import Variable
+
+_GROUP, _NUMBERS = "posterior/", "variables"
+
+
+class Samples:
+    """Samples in memory."""
+
+    def __init__(self) -> None:
+        self._chunks: list[list[np.ndarray]] = []  # the variables' values, and the steps
+
+    def __len__(self) -> int:
+        return sum(len(chunk[-1]) for chunk in self._chunks)
+
+    @property
+    def values(self) -> list[Any]:
+        """Arrays `[num_samples, ...]`, one for each recorded variable."""
+        return self._joined()[:-1]
+
+    @property
+    def steps(self) -> np.ndarray:
+        """The steps that left the samples, counted from 0, `[num_samples]`."""
+        return self._joined()[-1] if self._chunks else np.zeros([0], np.int64)
+
+    def append(
+        self, recorded: Sequence[keras.Variable], values: list[np.ndarray], steps: np.ndarray
+    ) -> None:
+        """Takes over new samples of the recorded variables, with the steps that left them."""
+        del recorded
+        self._chunks.append([*values, steps])
+
+    def _joined(self) -> list[np.ndarray]:
+        if len(self._chunks) > 1:
+            self._chunks = [[np.concatenate(parts) for parts in zip(*self._chunks, strict=True)]]
+        return self._chunks[0] if self._chunks else []
+
+
+class StoredSamples:
+    """Samples on a disk, with what it takes to go on from them; arrays read as they are sliced.
+
+    Args:
+      path: of a directory, made if there is none.
+      fingerprint: what must be the same for the chain to go on.
+      num_chains: C, or None for samples without an axis of chains.
+
+    Raises:
+      ValueError: as `RunDirectory`.
+      ModuleNotFoundError: without zarr.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        fingerprint: Mapping[str, Any],
+        num_chains: int | None,
+    ):
+        self._path, self._fingerprint, self._num_chains = path, fingerprint, num_chains
+        self._open_run: RunDirectory | None = None
+        self._is_open = False
+        self._numbers: dict[int, int] = {}  # of the model's variables, by id
+        self._names: list[str] = []  # of the recorded variables, known with the first sample
+
+    @property
+    def _run(self) -> RunDirectory:
+        assert self._open_run is not None  # as of the first fit
+        return self._open_run
+
+    def open(
+        self, model: keras.Model, kernel_description: Mapping[str, Any]
+    ) -> tuple[Checkpoint | None, list[keras.Variable]]:
+        """Takes hold of the directory; returns what was saved, and the variables recorded there."""
+        self._fingerprint = {**self._fingerprint, **kernel_description}
+        if self._is_open:  # by a fit that was interrupted
+            return None, []
+        num_before = len(self)
+        run = RunDirectory(self._path)
+        try:
+            recorded, names = self._saved_variables(run, model)
+            saved = self._start(run, recorded, names) if recorded else None
+            if num_before not in (0, run.num_committed):
+                raise ValueError(
+                    f"The run in {self._path} has {run.num_committed} samples, but this callback "
+                    f"left {num_before} there, and another one went on; make a new callback."
+                )
+        except BaseException:
+            run.close()
+            raise
+        self._open_run, self._is_open = run, True
+        return saved, recorded
+
+    def close(self) -> None:
+        """Lets go of the directory; the samples can still be read."""
+        self._run.close()
+        self._is_open = False
+
+    def __len__(self) -> int:
+        return self._run.num_draws if self._names else 0
+
+    @property
+    def values(self) -> list[Any]:
+        """As of `Samples`, on the disk; those that fill no chunk yet are written first."""
+        if not self._names:
+            return []
+        self._run.store.finish()
+        return [self._run.draws("posterior", name) for name in self._names]
+
+    @property
+    def steps(self) -> np.ndarray:
+        """As of `Samples`."""
+        if not self._names:
+            return np.zeros([0], np.int64)
+        self._run.store.finish()
+        return np.asarray(self._run.draws("sample_stats", "step"))
+
+    def append(
+        self, recorded: Sequence[keras.Variable], values: list[np.ndarray], steps: np.ndarray
+    ) -> None:
+        """As of `Samples`."""
+        self._start_new(recorded)
+        posterior = dict(zip(self._names, values, strict=True))
+        self._run.append({"posterior": posterior, "sample_stats": {"step": steps}})
+
+    def commit(
+        self, recorded: Sequence[keras.Variable], nests: Mapping[str, Any], finish: bool
+    ) -> None:
+        """Makes samples and state safe; see `RunDirectory.commit`."""
+        self._start_new(recorded)
+        self._run.commit(nests, finish)
+
+    def _start_new(self, recorded: Sequence[keras.Variable]) -> None:
+        """Starts a run that is not under way yet, now that it is known what is recorded."""
+        if not self._names:
+            self._start(self._run, recorded, [v.path.replace("/", ".") for v in recorded])
+
+    def _start(
+        self, run: RunDirectory, recorded: Sequence[keras.Variable], names: list[str]
+    ) -> Checkpoint | None:
+        chains = () if self._num_chains is None else (self._num_chains,)
+        variables = {
+            name: Variable((*chains, *v.shape), v.dtype, len(chains))
+            for name, v in zip(names, recorded, strict=True)
+        }
+        if len(variables) < len(recorded):
+            raise ValueError(
+                "Several variables share a path; give their layers names of their own: "
+                f"{', '.join(v.path for v in recorded)}."
+            )
+        self._names = names
+        numbers = [self._numbers[id(v)] for v in recorded]
+        return run.start(
+            {"posterior": variables, "sample_stats": {"step": Variable((), "int64", None)}},
+            {**self._fingerprint, _NUMBERS: numbers},
+        )
+
+    def _saved_variables(
+        self, run: RunDirectory, model: keras.Model
+    ) -> tuple[list[keras.Variable], list[str]]:
+        """Those that a run has samples of, and the names that they have there.
+
+        Variables are told by their number, since Keras names those of a model that is made again
+        in the same process otherwise.
+        """
+        self._numbers = {id(v): i for i, v in enumerate(model.variables)}
+        checkpoint = run.saved()
+        if checkpoint is None:
+            return [], []
+        saved = checkpoint.header["fingerprint"]
+        numbers = saved.get(_NUMBERS, [])
+        if not numbers or max(numbers) >= len(model.variables):
+            raise ValueError(
+                f"The run in {self._path} is none of this model, which has "
+                f"{len(model.variables)} variables; the run has samples of numbers {numbers}."
+            )
+        names = [n.removeprefix(_GROUP) for n in saved if n.startswith(_GROUP)]
+        return [model.variables[i] for i in numbers], names

@@ -1,0 +1,1 @@
+"""A Keras model seen as a log posterior of its weights."""

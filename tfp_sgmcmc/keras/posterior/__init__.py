@@ -1,0 +1,1 @@
+"""What sampling leaves: samples of the weights, and what they predict."""

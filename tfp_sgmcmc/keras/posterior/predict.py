@@ -1,0 +1,152 @@
+"""Posterior predictive mean, spread and entropies of a model's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.posterior.sample_loops import Each, Fold, joined, running_mean, wide
+
+
+class Prediction(NamedTuple):
+    """Posterior average of a model's outputs, and their spread from sample to sample.
+
+    Attributes:
+      mean: average over samples, in the structure of the outputs, `[rows, ...]`.
+      standard_deviation: over samples (divisor: their number); the uncertainty about the weights,
+        not the noise of an observation.
+    """
+
+    mean: Any
+    standard_deviation: Any
+
+
+class PosteriorPrediction(NamedTuple):
+    r"""`Prediction`, with the entropies of outputs that are probabilities, in nats.
+
+    With \( p_s \) the probabilities by sample s, \( \bar p \) their mean, and H the entropy over
+    the classes, or over {0, 1} for an output that is the probability of 1,
+
+    \[
+    H[\bar p] = \underbrace{\frac 1 S \sum_s H[p_s]}_{\text{noise of an observation}}
+      + \underbrace{I}_{\text{uncertainty about the weights}}.
+    \]
+
+    Attributes:
+      mean: average over samples, in the structure of the outputs, `[rows, ...]`.
+      standard_deviation: over samples (divisor: their number).
+      entropy: \( H[\bar p] \), shaped as the outputs without the axis of classes; of outputs that
+        are probabilities of 1, one for each of them, as they are. None for outputs that are no
+        probabilities. In the structure of the outputs.
+      mutual_information: I, of an observation and the weights, in the shapes of `entropy`; what
+        active learning by disagreement maximises.
+
+    #### References
+
+    Houlsby, Huszár, Ghahramani, Lengyel: Bayesian Active Learning for Classification and Preference
+    Learning, arXiv:1112.5745, 2011, equation (2).
+    """
+
+    mean: Any
+    standard_deviation: Any
+    entropy: Any
+    mutual_information: Any
+
+
+class Moments(NamedTuple):
+    """Running count, mean and sum of squared deviations (Welford 1962), and mean entropies."""
+
+    count: tf.Tensor
+    mean: Any
+    squares: Any
+    entropies: list[tf.Tensor]
+
+
+class Predictor:
+    """Averages `activation(model(x))` over samples of the model's variables.
+
+    Args:
+      model: built; compiled, if `activation` is "auto".
+      variables: those that are sampled.
+      activation: "auto", None or a callable on the outputs; see `Posterior.predict`.
+
+    Raises:
+      ValueError: an unknown `activation`; "auto" for a model without a loss.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        variables: list[keras.Variable],
+        activation: Callable[[Any], Any] | str | None,
+    ):
+        if isinstance(activation, str) and activation != "auto":
+            raise ValueError(
+                f"activation is {activation!r}; 'auto', None or a callable is expected."
+            )
+        if activation == "auto" and not (model.compiled and model.loss):
+            raise ValueError(
+                "The model is not compiled with a loss, which says whether outputs are logits; "
+                "compile it, or pass activation=None or a callable."
+            )
+        self._model, self._variables, self._activation = model, variables, activation
+        self._moments = Fold(model, self._add)
+        self.outputs = Each(model, self._output)
+
+    def __call__(
+        self, samples: list[Any], num_chains: int | None, x: Any, batch_size: int
+    ) -> PosteriorPrediction:
+        """Predicts for inputs `[rows, ...]`."""
+        moments = self._moments(samples, num_chains, x, batch_size)
+        mean, squares, of_samples = (joined([m[i] for m in moments], axis=0) for i in (1, 2, 3))
+        count = int(moments[0].count)
+        flat = keras.tree.flatten(mean)
+        entropies: list[Any] = [None] * len(flat)
+        information: list[Any] = [None] * len(flat)
+        pairs = zip(self._probabilities(mean).items(), of_samples, strict=True)
+        for (place, classes), of_sample in pairs:
+            entropies[place] = entropy(flat[place], classes.axis).numpy()
+            # Rounding may leave less than nothing where all samples agree.
+            information[place] = np.maximum(entropies[place] - of_sample, 0)
+        return PosteriorPrediction(
+            mean,
+            keras.tree.map_structure(lambda s: np.sqrt(s / count), squares),
+            keras.tree.pack_sequence_as(mean, entropies),
+            keras.tree.pack_sequence_as(mean, information),
+        )
+
+    def _output(self, values: list[tf.Tensor], batch: Any) -> Any:
+        forward = internals.forward(self._model, self._variables, values, batch, training=False)
+        if self._activation == "auto":
+            return compiled_loss.activate(self._model, forward.outputs)
+        return self._activation(forward.outputs) if callable(self._activation) else forward.outputs
+
+    def _probabilities(self, outputs: Any) -> dict[int, compiled_loss.Classes]:
+        return compiled_loss.classes(self._model, outputs) if self._activation == "auto" else {}
+
+    def _add(self, old: Moments | None, values: list[tf.Tensor], batch: Any) -> Moments:
+        y = wide(self._output(values, batch))
+        flat = keras.tree.flatten(y)
+        entropies = [entropy(flat[i], c.axis) for i, c in self._probabilities(y).items()]
+        if old is None:
+            zeros, no_entropies = tf.nest.map_structure(tf.zeros_like, (y, entropies))
+            return Moments(tf.zeros([], tf.int32), zeros, zeros, no_entropies)
+        count = old.count + 1
+        mean = running_mean(old.mean, y, count)
+        squares = tf.nest.map_structure(
+            lambda s, v, m, n: s + (v - m) * (v - n), old.squares, y, old.mean, mean
+        )
+        return Moments(count, mean, squares, running_mean(old.entropies, entropies, count))
+
+
+def entropy(probabilities: tf.Tensor, axis: int | None) -> tf.Tensor:
+    """In nats: of the classes along `axis`, or for None of {0, 1}, given probabilities of 1."""
+    minus_p_log_p = -tf.math.xlogy(probabilities, probabilities)
+    if axis is None:
+        return minus_p_log_p - tf.math.xlogy(1 - probabilities, 1 - probabilities)
+    return tf.reduce_sum(minus_p_log_p, axis=axis)

@@ -1,0 +1,50 @@
+"""What the driver reads off a kernel: its target, its chains, and its log posterior."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel
+from tfp_sgmcmc.sampling.loop import Position
+from tfp_sgmcmc.targets import FullDataLogProb, Target
+from tfp_sgmcmc.targets.base import as_target
+
+
+def target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
+    """The target that estimates gradients for a kernel, or for the one it wraps."""
+    found = _target_of(kernel)
+    return None if isinstance(found, FullDataLogProb) else found
+
+
+def chain_shape_of(kernel: tfp.mcmc.TransitionKernel, start: Position) -> tuple[int, ...]:
+    """Shape of the leading axes of the state that count chains."""
+    target = _target_of(kernel)
+    if target is not None:
+        return tuple(tf.TensorShape(target.chain_shape(start.state)))
+    log_prob = log_prob_of(start.results)
+    return () if log_prob is None else tuple(log_prob.shape)
+
+
+def _target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
+    """Likewise, and a plain callable that a kernel of this library was given."""
+    for name, value in getattr(kernel, "parameters", {}).items():
+        if isinstance(kernel, StochasticGradientKernel) and name == "target_log_prob_fn":
+            return as_target(value, full_data_expected=True)
+        if isinstance(value, Target):
+            return value
+        if isinstance(value, tfp.mcmc.TransitionKernel):
+            return _target_of(value)
+    return None
+
+
+def log_prob_of(results: Any) -> Any:
+    """The log posterior in a kernel's results, or in those of the kernel it wraps, or None."""
+    if hasattr(results, "target_log_prob"):
+        return results.target_log_prob
+    for name in ("accepted_results", "inner_results"):
+        if hasattr(results, name):
+            return log_prob_of(getattr(results, name))
+    return None

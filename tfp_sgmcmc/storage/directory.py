@@ -1,0 +1,263 @@
+"""The directory of a run: one process, draws and the checkpoint that says how many there are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from tfp_sgmcmc import __version__
+from tfp_sgmcmc.storage import checkpoint
+from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same
+from tfp_sgmcmc.storage.store import DrawStore, Groups, Variable
+from tfp_sgmcmc.storage.stored_draws import StoredDraws
+
+LOCK, SAMPLES, CHECKPOINT = "run.lock", "samples.zarr", "checkpoint.npz"
+_SIGNATURE = "tfp_sgmcmc run, held by process "
+_COMMITTED = "It has a checkpoint.\n"
+
+Resume = Literal["auto", "must", "never"] | bool
+
+
+class RunDirectory:
+    """A directory that holds one run: its draws, and all that is needed to go on with it.
+
+    `commit` flushes the chunks of draws first and writes the checkpoint then, which counts the
+    draws; on going on, draws beyond that number are cut off. So draws and checkpoint agree
+    whenever the process stopped, be it by `kill -9`. A lock, which goes with the process, keeps a
+    second one out.
+
+    >>> import tempfile, numpy as np
+    >>> variables = {"posterior": {"w": Variable((3,), "float32")}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with RunDirectory(folder) as run:
+    ...         assert run.start(variables, {"seed": 0}) is None  # a new run
+    ...         run.append({"posterior": {"w": np.ones([5, 3], np.float32)}})
+    ...         run.commit({"state": np.arange(2)})
+    ...     with RunDirectory(folder) as run:
+    ...         saved = run.start(variables, {"seed": 0})
+    ...         state = saved.restore("state", np.zeros(2, np.int64))
+    ...         run.append({"posterior": {"w": np.ones([1, 3], np.float32)}})
+    ...         run.commit({"state": state + 1}, finish=True)
+    ...         run.num_draws, run.draws("posterior", "w")
+    (6, StoredDraws(shape=(6, 3), dtype=float32))
+
+    Args:
+      path: made if it does not exist.
+      resume: "auto" goes on with a run where there is one; "must" or True wants one; "never" or
+        False wants none.
+
+    Raises:
+      ValueError: `path` cannot be written, holds files of something else, is held by another
+        process, has lost its checkpoint, or holds a run (or none) against `resume`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], resume: Resume = "auto"):
+        if resume not in ("auto", "must", "never", True, False):
+            raise ValueError(f"resume is {resume!r}; 'auto', 'must' or 'never' is expected.")
+        try:
+            self.path = Path(path)
+        except TypeError as error:
+            raise TypeError(
+                f"directory is a {type(path).__name__}; a path, as a string or a pathlib.Path, is "
+                "expected."
+            ) from error
+        self.num_committed = 0
+        self._fingerprint: dict[str, Any] = {}
+        self._store: DrawStore | None = None
+        self._saved: Checkpoint | None = None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            _refuse_foreign(self.path)
+            self._lock, before = _lock(self.path / LOCK)
+            self.has_run = (self.path / CHECKPOINT).exists()
+            if before.endswith(_COMMITTED) and not self.has_run:
+                self.close()
+                raise ValueError(
+                    f"{self.path / CHECKPOINT} is missing, and the run cannot go on without it. "
+                    f"The draws are in {self.path / SAMPLES}; restore it from a copy, or start in "
+                    "another directory."
+                )
+            self._sign()
+        except OSError as error:
+            raise ValueError(f"The directory {self.path} cannot be used: {error}.") from error
+        if resume in ("must", True) and not self.has_run:
+            self.close()
+            raise ValueError(f"The directory {self.path} holds no run to go on with.")
+        if resume in ("never", False) and self.has_run:
+            self.close()
+            raise ValueError(
+                f"The directory {self.path} holds a run already; resume='auto' goes on with it."
+            )
+
+    def saved(self) -> Checkpoint | None:
+        """The checkpoint of the run that is there, not compared with anything yet.
+
+        Raises:
+          ValueError: it is damaged.
+        """
+        if self.has_run and self._saved is None:
+            self._saved = checkpoint.load(self.path / CHECKPOINT)
+        return self._saved
+
+    def start(
+        self,
+        variables: Mapping[str, Mapping[str, Variable]],
+        fingerprint: Mapping[str, Any],
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Checkpoint | None:
+        """Opens the run that is there and returns its checkpoint, or makes a new one: None.
+
+        Args:
+          variables: group -> name -> `Variable`; groups as ArviZ calls them, `posterior`,
+            `sample_stats`.
+          fingerprint: what must be the same for the run to go on: name -> JSON value.
+          attributes: of the groups; strings and numbers.
+
+        Raises:
+          ValueError: the run there has another fingerprint or other variables, or is damaged.
+        """
+        described = {
+            f"{group}/{name}": f"{v.dtype} {list(v.shape)}"
+            for group, members in variables.items()
+            for name, v in members.items()
+        }
+        own = {"library version": __version__, **fingerprint, **described}
+        self._fingerprint = json.loads(json.dumps(own))  # as it will be read: no tuples
+        with self._plainly():
+            if not self.has_run:
+                # Of a start that was cut off before its first commit.
+                shutil.rmtree(self.path / SAMPLES, ignore_errors=True)
+                self._store = DrawStore(self.path / SAMPLES, variables, attributes)
+                return None
+            saved, self._saved = self.saved(), None
+            assert saved is not None  # as has_run says
+            check_same(f"The run in {self.path}", saved.header["fingerprint"], self._fingerprint)
+            tail = {
+                group: {name: saved.leaves[f"tail[{group!r}][{name!r}]"] for name in members}
+                for group, members in variables.items()
+                if members
+            }
+            self.num_committed = saved.header["num_draws"]
+            committed = self.num_committed, tail
+            self._store = DrawStore(self.path / SAMPLES, variables, attributes, committed)
+        return saved
+
+    @property
+    def store(self) -> DrawStore:
+        if self._store is None:
+            raise ValueError("The run was not started.")
+        return self._store
+
+    @property
+    def num_draws(self) -> int:
+        """Draws so far, those since the last commit included."""
+        return self.store.num_draws
+
+    def append(self, draws: Groups) -> None:
+        """Adds draws: group -> name -> array `[rows, *shape]`, equally many rows in all.
+
+        Raises:
+          OSError: they cannot be written; the message says how many draws are safe.
+        """
+        with self._plainly():
+            self.store.append(draws)
+
+    def commit(self, nests: Mapping[str, Any], finish: bool = False) -> None:
+        """Makes the draws so far safe, with the state that follows them.
+
+        Args:
+          nests: name -> nest of arrays, as `Checkpoint.restore` gives them back.
+          finish: whether draws that fill no chunk go into the store, too, for others to read.
+
+        Raises:
+          OSError: as in `append`; the last checkpoint is still there.
+        """
+        store = self.store
+        with self._plainly():
+            if finish:
+                store.finish()
+            store.sync()
+            header = {"fingerprint": self._fingerprint, "num_draws": store.num_draws}
+            checkpoint.save(self.path / CHECKPOINT, header, {**nests, "tail": store.tail})
+            is_first, self.has_run, self.num_committed = not self.has_run, True, store.num_draws
+            if is_first:
+                self._sign()
+
+    def draws(self, group: str, name: str) -> StoredDraws:
+        """Draws on disk, `[num_draws, chains..., event...]`: all, after a finishing commit."""
+        return self.store.draws(group, name)
+
+    def close(self) -> None:
+        """Lets another process have the directory."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _sign(self) -> None:
+        """Writes into the lock's file who holds it, and whether there is a checkpoint."""
+        text = f"{_SIGNATURE}{os.getpid()}\n{_COMMITTED if self.has_run else ''}".encode()
+        if self._lock is None:
+            (self.path / LOCK).write_bytes(text)
+            return
+        # In this order: on a full disk, what is there is left.
+        os.pwrite(self._lock, text, 0)
+        os.ftruncate(self._lock, len(text))
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _plainly(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror or error}: the run in {self.path} stopped. {self.num_committed} "
+                "draws are safe there, and the run can go on from them",
+            ) from error
+
+
+def _refuse_foreign(path: Path) -> None:
+    names = sorted(p.name for p in path.iterdir())
+    lock = path / LOCK
+    is_ours = lock.is_file() and lock.read_bytes()[: len(_SIGNATURE)] == _SIGNATURE.encode()
+    if names not in ([], [LOCK]) and not is_ours:
+        raise ValueError(
+            f"The directory {path} holds files that are of no run ({', '.join(names[:3])}"
+            f"{', ...' if len(names) > 3 else ''}); an empty or new one is expected."
+        )
+
+
+def _lock(path: Path) -> tuple[int | None, str]:
+    """Locks a file until it is closed, or the process ends in whatever way; returns its text."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows
+        return None, path.read_text() if path.exists() else ""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    text = os.read(descriptor, 100).decode(errors="replace")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = text.removeprefix(_SIGNATURE).partition("\n")[0]
+        os.close(descriptor)
+        raise ValueError(
+            f"The directory {path.parent} is in use by process {holder or 'unknown'}; a run is "
+            "written by one process."
+        ) from None
+    return descriptor, text

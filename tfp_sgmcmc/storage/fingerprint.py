@@ -1,0 +1,92 @@
+"""What the driver reads off a kernel: its target, its chains, and what makes it this kernel."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc.covariance import CovarianceEstimator
+from tfp_sgmcmc.covariance.averages import Average
+from tfp_sgmcmc.preconditioners import Preconditioner
+from tfp_sgmcmc.schedules import Schedule
+from tfp_sgmcmc.targets import MinibatchLogProb, Target
+
+_DESCRIBED_ENTRIES = 100
+_MOST_BYTES = 2**26  # of data, that a checksum is made from
+
+
+def describe_kernel(kernel: tfp.mcmc.TransitionKernel, prefix: str = "kernel") -> dict[str, Any]:
+    """Class, numbers and options of a kernel and what it holds, as JSON values by name.
+
+    Functions are described by their type alone, large arrays and the data of a target by a
+    checksum.
+    """
+    described: dict[str, Any] = {prefix: type(kernel).__name__}
+    for name, value in getattr(kernel, "parameters", {}).items():
+        key = f"{prefix}.{name}"
+        if isinstance(value, tfp.mcmc.TransitionKernel):
+            described |= describe_kernel(value, key)
+        elif isinstance(value, Target):
+            described |= _describe_target(value, key)
+        else:
+            described[key] = _describe(value)
+    return described
+
+
+def _describe_target(target: Target, key: str) -> dict[str, Any]:
+    described = {key: type(target).__name__}
+    for name, value in _public(target).items():
+        if not isinstance(value, Target):
+            described[f"{key}.{name}"] = _describe(value)
+    base = getattr(target, "target", None)
+    if isinstance(base, Target):
+        described |= _describe_target(base, f"{key}.target")
+    if isinstance(target, MinibatchLogProb):
+        described[f"{key}.data"] = _checksum(tf.nest.flatten(_some_rows(target)))
+    return described
+
+
+def _some_rows(target: MinibatchLogProb) -> Any:
+    """The data of a target, or of large data rows spread evenly."""
+    row_bytes = sum(np.asarray(x).nbytes for x in tf.nest.flatten(target.rows(tf.constant([0]))))
+    count = min(target.num_examples, max(1, _MOST_BYTES // max(1, row_bytes)))
+    return target.rows(tf.constant(np.linspace(0, target.num_examples - 1, count).astype(np.int64)))
+
+
+def _checksum(arrays: Iterable[Any]) -> str:
+    found = 0
+    for x in arrays:
+        found = zlib.crc32(np.asarray(x).tobytes(), found)
+    return f"{found:08x}"
+
+
+def _public(value: Any) -> dict[str, Any]:
+    return {name: x for name, x in vars(value).items() if not name.startswith("_")}
+
+
+def _describe(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_describe(x) for x in value]
+    if isinstance(value, dict):
+        return {str(k): _describe(x) for k, x in value.items()}
+    if isinstance(value, np.ndarray | np.generic) or tf.is_tensor(value):
+        array = np.asarray(value)
+        if array.size <= _DESCRIBED_ENTRIES:
+            return array.tolist()
+        return [type(value).__name__, list(array.shape), _checksum([array])]
+    if isinstance(value, Preconditioner | CovarianceEstimator | Average | Schedule):
+        return [type(value).__name__, _describe(_public(value))]
+    if hasattr(value, "get_config"):  # a schedule of Keras
+        try:
+            return [type(value).__name__, json.loads(json.dumps(value.get_config()))]
+        except (TypeError, ValueError, NotImplementedError):
+            pass
+    return type(value).__name__

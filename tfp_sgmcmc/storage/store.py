@@ -1,0 +1,369 @@
+"""Draws on disk as they come, in arrays that xarray and ArviZ read as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import os
+import warnings
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfp_sgmcmc import __version__
+from tfp_sgmcmc.storage.checkpoint import sync_directory
+from tfp_sgmcmc.storage.stored_draws import StoredDraws
+
+_CHUNK_BYTES = 2**23  # of one draw of every array: rows that fill less wait in memory
+_CHUNK_ROWS = 10_000
+_CHECKSUM_BYTES = 4
+
+Groups = Mapping[str, Mapping[str, Any]]
+
+
+class Variable(NamedTuple):
+    """What one draw of an array looks like.
+
+    Attributes:
+      shape: `[chains..., event...]`.
+      dtype: NumPy's name of it.
+      chain_ndims: how many leading axes of `shape` count chains; None where chains share the draw.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    chain_ndims: int | None = 0
+
+    @property
+    def chain_shape(self) -> tuple[int, ...] | None:
+        return None if self.chain_ndims is None else self.shape[: self.chain_ndims]
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        return self.shape[self.chain_ndims or 0 :]
+
+    @property
+    def stored_dtype(self) -> np.dtype:
+        """On disk; what zarr does not know (`bfloat16`, ...) becomes `float32`, exactly."""
+        is_known = self.dtype in np.sctypeDict and np.dtype(self.dtype).kind != "V"
+        return np.dtype(self.dtype if is_known else np.float32)
+
+
+class DrawStore:
+    """A zarr store of arrays `[chain, draw, event...]`, in groups, that grows along `draw`.
+
+    Whole chunks only are written while a run goes on, each into a file of its own that appears
+    under its name when it is complete; so nothing written before is touched. Draws that do not
+    fill a chunk are in `tail`, which a checkpoint has to hold. `finish` writes them, too; that last
+    chunk alone is written anew when the run goes on. Every chunk carries a checksum.
+
+    What xarray sees are the draws as of the last `sync`.
+
+    Args:
+      path: of the store.
+      variables: group -> name -> `Variable`.
+      attributes: of the groups; strings and numbers.
+      committed: draws and tail of the checkpoint; the store is made anew without.
+
+    Raises:
+      ValueError: a name that zarr or xarray cannot hold; a store that lacks committed draws.
+      ModuleNotFoundError: without zarr.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        variables: Mapping[str, Mapping[str, Variable]],
+        attributes: Mapping[str, Any] | None = None,
+        committed: tuple[int, Groups] | None = None,
+    ):
+        self.path, self._zarr = path, _zarr()
+        for group, members in variables.items():
+            _check(group, members)
+        self.variables = {
+            group: {**members, "draw": Variable((), "int64", None)}
+            for group, members in variables.items()
+            if members
+        }
+        self._unsynced: set[Path] = set()
+        if committed is None:
+            self._create(dict(attributes or {}))
+        else:
+            self._open(*committed)
+
+    @property
+    def num_draws(self) -> int:
+        return self._num_whole + self._num_tail
+
+    @property
+    def tail(self) -> dict[str, dict[str, np.ndarray]]:
+        """Draws that fill no chunk yet, in the layout of `append`."""
+        return {
+            group: {n: x for n, x in tails.items() if n != "draw"}
+            for group, tails in self._tail.items()
+        }
+
+    def append(self, draws: Groups) -> None:
+        """Adds draws: group -> name -> array `[rows, *shape]`, equally many rows in all."""
+        counts = {len(x) for members in draws.values() for x in members.values()}
+        if len(counts) != 1:
+            raise ValueError(
+                f"Arrays of {sorted(counts)} draws were given; one number is expected."
+            )
+        (count,) = counts
+        numbers = np.arange(self.num_draws, self.num_draws + count)
+        total = self._num_tail + count
+        whole = total - total % self._rows
+        for group, members in self.variables.items():
+            for name, variable in members.items():
+                new = numbers if name == "draw" else np.asarray(draws[group][name])
+                if new.shape[1:] != variable.shape:
+                    raise ValueError(
+                        f"Draws of {group}/{name} have shape {new.shape[1:]}; {variable.shape} is "
+                        "expected."
+                    )
+                rows = np.concatenate([self._tail[group][name], new.astype(variable.stored_dtype)])
+                if whole:
+                    self._write(group, name, rows[:whole])
+                self._tail[group][name] = rows[whole:].copy()
+        self._num_whole += whole
+        self._num_tail = total - whole
+
+    def finish(self) -> None:
+        """Writes the tail, which stays in memory for a run that goes on."""
+        if self._num_tail:
+            for group, tails in self._tail.items():
+                for name, rows in tails.items():
+                    self._write(group, name, rows)
+
+    def sync(self) -> None:
+        """Flushes what was written to the disk, and shows it to readers."""
+        if not self._unsynced:
+            return
+        for path in sorted(self._unsynced):
+            _sync(path)
+        with warnings.catch_warnings():  # that other readers may not know consolidated metadata
+            warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
+            for group in (*self.variables, None):
+                self._zarr.consolidate_metadata(self.path, path=group)
+        for group in ("", *self.variables):
+            _sync(self.path / group / "zarr.json")
+        for folder in {p.parent for p in self._unsynced} | {self.path / g for g in self.variables}:
+            sync_directory(folder)
+        sync_directory(self.path)
+        self._unsynced.clear()
+
+    def draws(self, group: str, name: str) -> StoredDraws:
+        """The draws of an array that are on disk, `[draws, chains..., event...]`."""
+        array = self._arrays[group][name]
+        chain_shape = self.variables[group][name].chain_shape
+        return StoredDraws(array, chain_shape, array.shape[_draw_axis(chain_shape)])
+
+    def _create(self, attributes: dict[str, Any]) -> None:
+        attributes = {
+            "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
+            "inference_library": "tfp_sgmcmc",
+            "inference_library_version": __version__,
+            **attributes,
+        }
+        sizes = [
+            v.stored_dtype.itemsize * math.prod(v.shape)
+            for members in self.variables.values()
+            for v in members.values()
+        ]
+        self._rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // sum(sizes)))
+        root = self._zarr.create_group(self.path, zarr_format=3)
+        self._arrays: dict[str, dict[str, Any]] = {}
+        for group, members in self.variables.items():
+            made = root.create_group(group, attributes=attributes)
+            self._arrays[group] = {n: self._create_array(made, n, v) for n, v in members.items()}
+            if any(v.chain_shape is not None for v in members.values()):
+                self._write_chains(made, max(_num_chains(v) for v in members.values()))
+        self._num_whole = self._num_tail = 0
+        self._tail = {
+            group: {n: np.zeros([0, *v.shape], v.stored_dtype) for n, v in members.items()}
+            for group, members in self.variables.items()
+        }
+
+    def _write_chains(self, group: Any, count: int) -> None:
+        chains = group.create_array(
+            "chain",
+            shape=(count,),
+            dtype="int64",
+            dimension_names=("chain",),
+            config={"write_empty_chunks": True},
+        )
+        chains[:] = np.arange(count)
+        folder = self.path / group.basename / "chain"
+        self._unsynced |= {folder / "c" / "0", folder / "zarr.json"}
+
+    def _create_array(self, group: Any, name: str, variable: Variable) -> Any:
+        event = variable.event_shape
+        lead = () if variable.chain_shape is None else (math.prod(variable.chain_shape),)
+        self._unsynced.add(self.path / group.basename / name / "zarr.json")
+        return group.create_array(
+            name,
+            shape=(*lead, 0, *event),
+            chunks=(*lead, self._rows, *event),
+            dtype=variable.stored_dtype,
+            # Random numbers hardly compress, and a file of known size shows that it is whole.
+            compressors=[self._zarr.codecs.Crc32cCodec()],
+            chunk_key_encoding={"name": "default", "separator": "."},
+            dimension_names=dimensions(name, variable),
+            config={"write_empty_chunks": True},
+        )
+
+    def _open(self, num_draws: int, tail: Groups) -> None:
+        for group in ("", *self.variables):
+            with _named(self.path / group):
+                self._zarr.open_group(self.path, path=group, mode="r+")
+        for leftover in self.path.glob("**/*.partial"):  # of a write that was cut off
+            leftover.unlink()
+        self._arrays, self._tail = {}, {}
+        tails = {len(x) for members in tail.values() for x in members.values()}
+        self._num_tail = tails.pop() if tails else 0
+        self._num_whole = num_draws - self._num_tail
+        for group, members in self.variables.items():
+            numbers = {"draw": np.arange(self._num_whole, num_draws)}
+            self._tail[group] = {**tail[group], **numbers}
+            self._arrays[group] = {n: self._open_array(group, n, v) for n, v in members.items()}
+        self._unsynced |= {
+            self.path / g / n / "zarr.json" for g, m in self._arrays.items() for n in m
+        }
+        if not all(self._has_tail(group, name) for group, m in self._arrays.items() for name in m):
+            # The run was cut off, or the last chunk is damaged: the checkpoint has its draws.
+            self.finish()
+            self.sync()
+
+    def _has_tail(self, group: str, name: str) -> bool:
+        """Whether the tail is on disk, whole."""
+        array, axis = self._arrays[group][name], _draw_axis(self.variables[group][name].chain_shape)
+        chunk = self.path / group / name / _chunk_key(array, axis, self._num_whole // self._rows)
+        return not self._num_tail or (
+            array.shape[axis] == self.num_draws and _size(chunk) == _chunk_bytes(array)
+        )
+
+    def _open_array(self, group: str, name: str, variable: Variable) -> Any:
+        """Opens an array whose whole chunks are all there, without draws beyond the committed."""
+        path, axis = self.path / group / name, _draw_axis(variable.chain_shape)
+        with _named(path):
+            # Chunks of zeros, too, are files; open_array would not take this over.
+            array = self._zarr.open_array(path, mode="r+")
+            array = array.with_config({"write_empty_chunks": True})
+            self._rows = array.chunks[axis]
+        shape, whole, expected = list(array.shape), self._num_whole, _chunk_bytes(array)
+        for number in range(whole // self._rows):
+            chunk = path / _chunk_key(array, axis, number)
+            if _size(chunk) != expected:
+                raise ValueError(
+                    f"{chunk} is damaged: it has {_size(chunk)} bytes, {expected} are expected "
+                    f"(draws {number * self._rows} .. {(number + 1) * self._rows - 1}). Restore it "
+                    "from a copy, or start in another directory."
+                )
+        if shape[axis] < whole or array.dtype != variable.stored_dtype:
+            raise ValueError(
+                f"The array {path} has {shape[axis]} draws of {array.dtype.name}; at least {whole} "
+                f"of {variable.stored_dtype.name} are expected."
+            )
+        if shape[axis] > whole + self._num_tail:
+            shape[axis] = whole + self._num_tail
+            array.resize(tuple(shape))
+        return array
+
+    def _write(self, group: str, name: str, rows: np.ndarray) -> None:
+        """Writes rows from the first that is in no whole chunk on."""
+        array, variable = self._arrays[group][name], self.variables[group][name]
+        axis, start = _draw_axis(variable.chain_shape), self._num_whole
+        stop = start + len(rows)
+        rows = flatten_chains(rows, variable)
+        if array.shape[axis] < stop:
+            array.resize((*array.shape[:axis], stop, *array.shape[axis + 1 :]))
+        array[(*(slice(None),) * axis, slice(start, stop))] = rows
+        chunks = range(start // self._rows, -(-stop // self._rows))
+        files = [_chunk_key(array, axis, number) for number in chunks]
+        self._unsynced |= {self.path / group / name / file for file in (*files, "zarr.json")}
+
+
+def dimensions(name: str, variable: Variable) -> tuple[str, ...]:
+    """Names of the axes of an array as xarray sees it."""
+    lead = () if variable.chain_shape is None else ("chain",)
+    return (*lead, "draw", *(f"{name}_dim_{i}" for i in range(len(variable.event_shape))))
+
+
+def flatten_chains(rows: np.ndarray, variable: Variable) -> np.ndarray:
+    """Draws `[draw, chains..., event...]` as `[chain, draw, event...]`."""
+    if variable.chain_shape is None:
+        return rows
+    chains = math.prod(variable.chain_shape)
+    return np.moveaxis(rows.reshape(len(rows), chains, *variable.event_shape), 0, 1)
+
+
+def _draw_axis(chain_shape: tuple[int, ...] | None) -> int:
+    return 0 if chain_shape is None else 1
+
+
+def _chunk_key(array: Any, axis: int, number: int) -> str:
+    at = [0] * array.ndim
+    at[axis] = number
+    return ".".join(["c", *map(str, at)])
+
+
+def _chunk_bytes(array: Any) -> int:
+    return math.prod(array.chunks) * array.dtype.itemsize + _CHECKSUM_BYTES
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Generator[None]:
+    """Says which part of the store cannot be opened."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ValueError(
+            f"{path} is damaged or missing ({error}). Restore it from a copy, or start in another "
+            "directory."
+        ) from error
+
+
+def _num_chains(variable: Variable) -> int:
+    return 0 if variable.chain_shape is None else math.prod(variable.chain_shape)
+
+
+def _check(group: str, members: Mapping[str, Variable]) -> None:
+    for name, variable in members.items():
+        if not name or "/" in name or name.startswith((".", "__")) or name in ("chain", "draw"):
+            raise ValueError(
+                f"{name!r} cannot name an array of {group}: zarr makes groups at '/', keeps names "
+                "that begin with '.' or '__' for itself, and 'chain' and 'draw' are dimensions."
+            )
+        if 0 in variable.shape:
+            raise ValueError(f"{group}/{name} has shape {variable.shape}: nothing to store.")
+    counts = {_num_chains(v) for v in members.values()} - {0}
+    if len(counts) > 1:
+        raise ValueError(
+            f"The arrays of {group} have {sorted(counts)} chains; one number is expected."
+        )
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _zarr() -> ModuleType:
+    try:
+        import zarr
+        import zarr.codecs
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "Draws are kept on disk by zarr, which is not installed: "
+            'python -m pip install "tfp_sgmcmc[results]"'
+        ) from error
+    return zarr

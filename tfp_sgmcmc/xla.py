@@ -1,0 +1,109 @@
+"""What depends on the device and on the XLA compiler: questions to ask, and tricks for CPUs."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.python.ops import control_flow_util
+
+_WORTH_A_LOOP = 10_000  # entries of a value; a CPU saves time by not writing larger ones
+
+
+def in_xla_context() -> bool:
+    """Returns whether XLA will compile the code that is being traced now."""
+    if tf.executing_eagerly():
+        return False
+    return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def has_accelerator() -> bool:
+    """Returns whether TensorFlow sees a GPU or a TPU."""
+    return any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
+
+
+def compiles_for_cpu() -> bool:
+    """Returns whether XLA will compile the code that is being traced now for a CPU."""
+    return in_xla_context() and not has_accelerator()
+
+
+def random_algorithm() -> str:
+    """Returns the fastest algorithm of `tf.random` for the code that is being traced now."""
+    return "threefry" if in_xla_context() else "philox"
+
+
+def num_parallel_programs() -> int:
+    """Returns how many compiled programs are best run at a time, each in a thread of its own.
+
+    A compiled program uses about one core of a CPU, and all of an accelerator.
+    """
+    if has_accelerator():
+        return 1
+    affinity = getattr(os, "sched_getaffinity", None)  # not on all systems
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def materialized(x: tf.Tensor) -> tf.Tensor:
+    """Returns a matrix `x` in such a way that XLA computes it once and stores it.
+
+    XLA on a CPU fuses `x` into the loops that read it, and so may compute an entry again for each
+    reader. It stores what enters a loop. The loop here never takes a turn, which XLA cannot know.
+    """
+    (result,) = tf.while_loop(lambda x: x[0, 0] > math.inf, lambda x: [x + 1], [x])
+    return result
+
+
+@tf.custom_gradient
+def with_materialized_gradient(x: tf.Tensor) -> Any:
+    """Returns a matrix `x`; the gradient with respect to it is `materialized`."""
+
+    @tf.custom_gradient
+    def gradient(upstream: tf.Tensor) -> Any:
+        return materialized(upstream), lambda second: second
+
+    return tf.identity(x), gradient
+
+
+@tf.custom_gradient
+def sum_last_axis(x: tf.Tensor) -> Any:
+    """Returns the sums over the last axis, which should be long.
+
+    XLA materialises the input of a reduction but fuses additions, so adding eight slices first
+    stores an eighth of it.
+    """
+    parts = tf.split(x[..., : x.shape[-1] // 8 * 8], 8, axis=-1)
+    while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    total = tf.reduce_sum(parts[0], axis=-1)
+    if x.shape[-1] % 8:
+        total += tf.reduce_sum(x[..., x.shape[-1] // 8 * 8 :], axis=-1)
+    # The gradient of slices would be a sum of padded arrays.
+    return total, lambda upstream: tf.broadcast_to(upstream[..., tf.newaxis], tf.shape(x))
+
+
+def write_slot(ring: tf.Variable, slot: tf.Tensor, value: tf.Tensor, is_kept: tf.Tensor) -> None:
+    """Assigns `ring[slot] = value` in place if `is_kept`; otherwise may leave any value there."""
+    if not in_xla_context():  # XLA's portable scatter takes 20 times as long as its update
+        ring.scatter_update(tf.IndexedSlices(value[tf.newaxis], slot[tf.newaxis]))
+        return
+
+    def write(ring: tf.Tensor) -> tf.Tensor:
+        start = [tf.cast(slot, tf.int32), *[0] * value.shape.rank]
+        return xla.dynamic_update_slice(ring, value[tf.newaxis], start)
+
+    is_small = value.shape.num_elements() < _WORTH_A_LOOP
+    if is_small or has_accelerator():
+        is_single = ring.shape[0] == 1  # then the old contents need not be read
+        ring.assign(value[tf.newaxis] if is_single else write(ring.read_value()))
+        return
+    old = ring.read_value()
+    # A loop of one turn or none: for a branch, XLA would copy the ring.
+    _, new = tf.while_loop(
+        lambda is_left, _: is_left,
+        lambda _, ring: (tf.constant(False), write(ring)),
+        (is_kept, old),
+    )
+    ring.assign(new)
