@@ -122,7 +122,7 @@ def gradient_noise_share(
     >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
     >>> estimate = sgmcmc.GradientEstimate(  # V = diag(2, 8), c = 2
     ...     tf.zeros([2]), tf.zeros([]), tf.constant([[1., 2.], [-1., -2.]]), noise_scale=2.)
-    >>> float(sgmcmc.diagnostics.gradient_noise_share(estimate, step_size=0.4))  # 0.1 (4 + 16) / 2 = 1
+    >>> float(sgmcmc.diagnostics.gradient_noise_share(estimate, step_size=0.4))  # 0.1 * 20 / 2 = 1
     0.5
 
     Args:

@@ -41,7 +41,8 @@ def rejection_probability(
     >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
     >>> normal = tfp.distributions.Normal(tf.constant(0., tf.float64), 1.)
     >>> steps = tf.constant([0., 0.5], tf.float64), tf.constant([1., -0.5], tf.float64)
-    >>> sgmcmc.diagnostics.rejection_probability(normal.log_prob, *steps, step_size=0.8).numpy().round(6)
+    >>> found = sgmcmc.diagnostics.rejection_probability(normal.log_prob, *steps, step_size=0.8)
+    >>> found.numpy().round(6)
     array([0.095163, 0.      ])
 
     Args:

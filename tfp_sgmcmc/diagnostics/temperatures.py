@@ -128,7 +128,8 @@ class ConfigurationalTemperatureReducer(tfp.experimental.mcmc.Reducer):
     >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
     >>> temperature, _, _ = tfp.experimental.mcmc.sample_fold(
     ...     20, tf.zeros([3, 10]), kernel=sgmcmc.SGLD(target, 0.1),
-    ...     reducer=sgmcmc.diagnostics.ConfigurationalTemperatureReducer(target, seed=1), seed=[0, 1])
+    ...     reducer=sgmcmc.diagnostics.ConfigurationalTemperatureReducer(target, seed=1),
+    ...     seed=[0, 1])
     >>> temperature.shape
     TensorShape([3])
 

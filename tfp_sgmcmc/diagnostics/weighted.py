@@ -107,7 +107,8 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
     >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
     >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
     >>> kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(a=0.5))
-    >>> reducer = sgmcmc.diagnostics.WeightedExpectationReducer(lambda x: {"mean": x, "square": x**2})
+    >>> reducer = sgmcmc.diagnostics.WeightedExpectationReducer(
+    ...     lambda x: {"mean": x, "square": x**2})
     >>> found, _, _ = tfp.experimental.mcmc.sample_fold(
     ...     20, tf.zeros([3]), kernel=kernel, reducer=reducer, seed=[0, 1])
     >>> found["square"].shape

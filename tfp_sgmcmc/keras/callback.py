@@ -110,8 +110,8 @@ class SamplerCallback(keras.callbacks.Callback):
         the scores of so many groups of a batch's examples, and not of single ones, which takes less
         time and memory where a model has layers other than `Dense`, `Embedding` and convolutions.
       num_burnin_epochs: epochs before the first step that may be kept, besides.
-      sampling_threshold: burn-in lasts until \( \alpha \), as of `sgmcmc.diagnostics.sampling_threshold`, is
-        below this number, besides; such as 0.1. For SGLD and ModifiedSGLD.
+      sampling_threshold: burn-in lasts until \( \alpha \), of `sgmcmc.diagnostics`, is below this
+        number, besides; such as 0.1. For SGLD and ModifiedSGLD.
       noise_every: steps from one comparison of gradient noise and injected noise to the next, for
         SGLD and ModifiedSGLD; None is 100 with a `sampling_threshold`, else never.
       keep: step -> whether it is one to keep, where it is due: `Cyclical.is_sampling` keeps those
