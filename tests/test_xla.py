@@ -22,5 +22,5 @@ def test_xla_context_is_seen_wherever_code_is_traced() -> None:
     assert not any(seen.values())
     tf.function(everywhere, autograph=False)(tf.constant(0.0))
     assert not any(seen.values()) and len(seen) == 4
-    compiled(everywhere)(tf.constant(0.0))
+    tf.function(everywhere, autograph=False, jit_compile=True)(tf.constant(0.0))
     assert all(seen.values()) and len(seen) == 4
