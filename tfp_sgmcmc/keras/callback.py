@@ -11,14 +11,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc import checks, random
 from tfp_sgmcmc.keras.fit.chain import Chain, check_variables
 from tfp_sgmcmc.keras.fit.monitor import noise_monitor
-from tfp_sgmcmc.keras.fit.recorder import Collector
+from tfp_sgmcmc.keras.fit.recorder import Recorder
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData, data_asked
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
-from tfp_sgmcmc.keras.fit.sample_log import Samples, StoredSamples
+from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog
 from tfp_sgmcmc.keras.fit.train_function import (
     BatchTrainFunction,
     calling_list,
@@ -43,96 +42,96 @@ class SamplerCallback(keras.callbacks.Callback):
     \log p(\theta) - N \sum_k R_k(\theta) - \sum_{i=1}^N w_i\, \ell(y_i, f_\theta(x_i)),
     \]
 
-    whose sum is estimated by N/B times that over a batch of B rows. \( \ell \) is the compiled loss
-    as a function of one example, which therefore has to be a negative log likelihood: of Keras' own
-    losses the crossentropies and Poisson (their means over outputs count as sums), else
-    `NegativeLogLikelihood` or a function such as `0.5 * (y - f)**2 / sigma**2`. Its reduction has
-    no influence, `loss_weights`, `sample_weight`, `class_weight` and masks have theirs. \( R_k \)
-    are regularisers and `add_loss` terms, which Keras adds to a mean: they count N-fold.
+    whose last sum is estimated by N/B times the sum over a batch of B rows. \( \ell \) is the
+    compiled loss as a function of one example, so it must be a negative log likelihood: Keras'
+    crossentropies and Poisson (their means over outputs count as sums), `NegativeLogLikelihood`, or
+    a function such as `0.5 * (y - f)**2 / sigma**2`. Its reduction makes no difference.
+    `loss_weights`, `sample_weight`, `class_weight` and masks count. \( R_k \) are regularisers and
+    `add_loss` terms, which Keras adds to a mean, so they count N-fold.
 
     Metrics, validation, `steps_per_execution`, `jit_compile`, `run_eagerly` and other callbacks
-    work as in any `fit`; `loss` in the logs is Keras' own, and beside it stand `step_size` (the
-    largest), `temperature`, with momenta `kinetic_temperature`, and with `noise_every`
+    work as in any `fit`. In the logs, `loss` is Keras' loss. Beside it stand `step_size` (the
+    largest), `temperature`, `kinetic_temperature` if the kernel has momenta, and with `noise_every`
     `sampling_threshold` (the largest alpha of the chains) and `gradient_noise_share`. The optimizer
-    is not used. The model carries the chain's last state after `fit`, and another `fit` with the
-    same callback goes on from there. Its own training function is back in place after every batch,
-    so that a fit that fails or is interrupted leaves a model that trains as before.
+    is not used. After `fit` the model carries the chain's last state, and another `fit` with the
+    same callback goes on from there. The model gets its training function back after every batch,
+    so a fit that fails or is interrupted leaves a model that trains as before.
 
-    The batches of an epoch of `fit` are not independent: each example comes once. SGLD is none the
-    worse for it, but kernels that make up for the covariance of the gradient noise (`ModifiedSGLD`,
-    `SGFS`, `SGHMC`, `CCAdL`, `NOGIN`) then make up for more than there is, and variances come out
-    too small, by up to the share of the gradient noise in all noise. A warning says so; `resident`
-    draws independent batches, as these kernels expect.
+    The batches of an epoch of `fit` are not independent, because each example comes once. This does
+    not harm SGLD, but kernels that make up for the covariance of the gradient noise
+    (`ModifiedSGLD`, `SGFS`, `SGHMC`, `CCAdL`, `NOGIN`) then make up for more noise than there is,
+    and variances come out too small, by up to the share of the gradient noise in all noise. A
+    warning says so. `resident` draws independent batches, as these kernels expect.
 
-    Layers that behave differently in training do so while sampling. Dropout's noise goes into the
-    gradient, so the law is not the posterior of the network without dropout; it is off in
-    `predict`. BatchNormalization normalises by the batch, so that the likelihood is no sum over
+    Layers that behave differently in training do so while sampling. Dropout adds noise to the
+    gradient, so the law is not the posterior of the network without dropout; dropout is off in
+    `predict`. BatchNormalization normalises by the batch, so the likelihood is not a sum over
     examples; its moving statistics are kept with every sample, and `predict` uses them.
 
-    #### Example
-
-    >>> import keras, numpy as np, tensorflow_probability as tfp
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> x = np.random.default_rng(0).normal(size=[1000, 2]).astype(np.float32)
-    >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-    >>> model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
-    >>> sampler = sgmcmc.keras.SamplerCallback(
-    ...     lambda target: sgmcmc.SGLD(target, step_size=1e-3),
-    ...     num_examples=1000, prior=tfp.distributions.Normal(0., 1.),
-    ...     num_burnin_steps=20, num_steps_between_results=1, seed=0)
-    >>> _ = model.fit(x, x[:, :1] > x[:, 1:], epochs=3, batch_size=50, verbose=0,
-    ...               callbacks=[sampler])
-    >>> [kernel.shape for kernel in sampler.samples]
-    [(20, 2, 1), (20, 1)]
-    >>> probability, spread = sampler.predict(np.array([[3., -3.], [-3., 3.]], np.float32))
-    >>> bool(probability[0] > 0.9), bool(probability[1] < 0.1)
-    (True, True)
+    Examples:
+      >>> import keras, numpy as np, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> x = np.random.default_rng(0).normal(size=[1000, 2]).astype(np.float32)
+      >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+      >>> model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+      >>> sampler = sgmcmc.keras.SamplerCallback(
+      ...     lambda target: sgmcmc.SGLD(target, step_size=1e-3),
+      ...     num_examples=1000, prior=tfp.distributions.Normal(0., 1.),
+      ...     num_burnin_steps=20, num_steps_between_results=1, seed=0)
+      >>> _ = model.fit(x, x[:, :1] > x[:, 1:], epochs=3, batch_size=50, verbose=0,
+      ...               callbacks=[sampler])
+      >>> [kernel.shape for kernel in sampler.samples]
+      [(20, 2, 1), (20, 1)]
+      >>> probability, spread = sampler.predict(np.array([[3., -3.], [-3., 3.]], np.float32))
+      >>> bool(probability[0] > 0.9), bool(probability[1] < 0.1)
+      (True, True)
 
     Args:
       make_kernel_fn: target -> kernel, such as `lambda target: SGLD(target, step_size=1e-6)`. The
-        target estimates the log posterior on one batch; it is called anew in each trace.
-      num_examples: N, the number of training examples (without a validation split).
-      prior: of the trainable variables: a scalar `tfd` distribution, of every single weight; a
-        dict from patterns of variables' paths, as in `by_variable`, to distributions or None, such
-        as `{"bias": None, "*/kernel": tfd.Normal(0., 1.)}`, with batch or event shapes that fit
-        the variables'; a callable, list of variables' values -> log prior; or None, where
-        regularisers say it all.
+        target estimates the log posterior on one batch. Each trace calls the function anew.
+      num_examples: N, the number of training examples without a validation split.
+      prior: the prior of the trainable variables. A scalar `tfd` distribution is the prior of every
+        single weight. A dict maps patterns of variables' paths (see `by_variable`) to distributions
+        or None, such as `{"bias": None, "*/kernel": tfd.Normal(0., 1.)}`; their batch or event
+        shapes must fit the variables. A callable maps the list of variables' values to the log
+        prior. None leaves the prior to regularisers.
       num_burnin_steps: steps before the first that may be kept.
       num_steps_between_results: steps between kept ones, as in `tfp.mcmc.sample_chain`.
-      seed: an integer or two; step t draws from `fold_in(seed, t)`.
-      num_chains: C, chains that run side by side on the same batches, each with a start and noise
-        of its own; samples then are `[num_kept, C, ...]`. The model itself, and with it logs and
-        validation, is that of the first chain. None is one chain, whose samples have no such axis.
-      initial_states: where the chains but the first, which starts at the model's weights, start:
-        at draws from the "initializers" of the weights, at the weights of the "model", too; or a
-        list of arrays `[C, ...]`, one for each trainable variable, for all of them.
-      num_groups: for kernels that use the covariance of the gradient noise: it is estimated from
-        the scores of so many groups of a batch's examples, and not of single ones, which takes less
-        time and memory where a model has layers other than `Dense`, `Embedding` and convolutions.
-      num_burnin_epochs: epochs before the first step that may be kept, besides.
-      sampling_threshold: burn-in lasts until \( \alpha \), of `sgmcmc.diagnostics`, is below this
-        number, besides; such as 0.1. For SGLD and ModifiedSGLD.
+      seed: one or two integers; step t draws from `fold_in(seed, t)`.
+      num_chains: C, the number of chains that run side by side on the same batches, each with its
+        own start and noise. Samples then have shape `[num_kept, C, ...]`. The model, its logs and
+        its validation show the first chain. None samples a single chain without such an axis.
+      initial_states: where the chains start, except the first, which starts at the model's weights:
+        "initializers" draws from the initializers of the weights, "model" takes the model's
+        weights. A list of arrays `[C, ...]`, one for each trainable variable, starts all chains.
+      num_groups: the covariance of the gradient noise is estimated from the scores of this many
+        groups of a batch's examples instead of single examples. This takes less time and memory if
+        the model has layers other than `Dense`, `Embedding` and convolutions.
+      num_burnin_epochs: epochs before the first step that may be kept, in addition.
+      sampling_threshold: burn-in lasts until \( \alpha \), the `sampling_threshold` of
+        `sgmcmc.diagnostics`, is below this number, such as 0.1. For SGLD and ModifiedSGLD.
       noise_every: steps from one comparison of gradient noise and injected noise to the next, for
-        SGLD and ModifiedSGLD; None is 100 with a `sampling_threshold`, else never.
-      keep: step -> whether it is one to keep, where it is due: `Cyclical.is_sampling` keeps those
-        of the sampling phases.
-      directory: where samples are streamed to as they come, by `zarr` (`python -m pip install
-        "tfp_sgmcmc[results]"`), together with all that the chain is, so that the same script, run
-        again after whatever stopped it, goes on with the same chain. It does so at the end of an
-        epoch, and is the same chain bit for bit where batches come in an order that depends on the
-        epoch alone: those of `resident`, arrays with `shuffle=False`, a `PyDataset`. The samples
-        are read by `xarray.open_zarr(directory + "/samples.zarr", group="posterior")`, too.
-      seconds_between_commits: what a crash can cost, beside an epoch.
-      check_num_examples: whether an epoch of `fit` is checked to have N examples.
+        SGLD and ModifiedSGLD. None means 100 with a `sampling_threshold`, and never without.
+      keep: step -> whether a state that is due is kept. `Cyclical.is_sampling` keeps those of the
+        sampling phases.
+      directory: where samples are streamed as they come, by `zarr` (`python -m pip install
+        "tfp_sgmcmc[results]"`), with everything else that the chain needs, so that the same script,
+        run again after whatever stopped it, goes on with the same chain. It goes on from the end of
+        an epoch. The chain is the same bit for bit if the order of batches depends on the epoch
+        alone, as with `resident` data, arrays with `shuffle=False`, or a `PyDataset`. The samples
+        can also be read by `xarray.open_zarr(directory + "/samples.zarr", group="posterior")`.
+      seconds_between_commits: the time that a crash may cost, in addition to an epoch.
+      check_num_examples: whether to check that an epoch of `fit` has N examples.
 
     Raises:
       ValueError: numbers out of range. In `fit`: a model that is not compiled, has no trainable
-        weights, overrides `train_step` or `compute_loss`, has constraints; a
-        loss of Keras that is no likelihood, as squared errors; a prior that does not fit the
-        variables; an epoch that has not N examples; NaN in the initial weights.
-      TypeError: arguments of a wrong type; in `fit`, `make_kernel_fn` that returns no kernel.
-      NonFiniteChainError: in `fit`, loss, gradient or a sample became NaN or infinite. `samples`
-        holds those before; the model is set back to the last of them, or to where the chain began.
+        weights, overrides `train_step` or `compute_loss`, or has constraints; a Keras loss that is
+        not a likelihood, such as squared errors; a prior that does not fit the variables; an epoch
+        that does not have N examples; NaN in the initial weights.
+      TypeError: arguments of a wrong type. In `fit`: `make_kernel_fn` returns no kernel.
+      NonFiniteChainError: in `fit`, the loss, its gradient or a sample became NaN or infinite.
+        `samples` holds the samples before. The model is set back to the last of them, or to where
+        the chain began.
     """
 
     def __init__(
@@ -156,94 +155,89 @@ class SamplerCallback(keras.callbacks.Callback):
         check_num_examples: bool = True,
     ):
         super().__init__()
-        if not callable(make_kernel_fn):
-            raise TypeError(
-                f"make_kernel_fn is a {type(make_kernel_fn).__name__}; a callable, target -> "
-                "kernel, is expected."
-            )
-        self._make_kernel_fn = make_kernel_fn
-        self._num_examples = integer("num_examples", num_examples, 1)
+        self._make_kernel_fn = checks.function("make_kernel_fn", make_kernel_fn, "target -> kernel")
+        self._num_examples = checks.integer("num_examples", num_examples, 1)
         check_prior(prior)
         self._prior = prior
+        self._num_burnin_epochs = checks.integer("num_burnin_epochs", num_burnin_epochs, 0)
         self._collection = Collection(
-            integer("num_burnin_steps", num_burnin_steps, 0),
-            integer("num_steps_between_results", num_steps_between_results, 0),
-            integer("num_burnin_epochs", num_burnin_epochs, 0) > 0
-            or sampling_threshold is not None,
+            checks.integer("num_burnin_steps", num_burnin_steps, 0),
+            checks.integer("num_steps_between_results", num_steps_between_results, 0),
+            num_burnin_epochs > 0 or sampling_threshold is not None,
             keep,
         )
         if num_burnin_epochs and sampling_threshold is not None:
             raise ValueError(
-                "num_burnin_epochs and sampling_threshold are both given; one of them, which ends "
-                "burn-in, is expected."
+                "Only one of num_burnin_epochs and sampling_threshold can end burn-in. Received: "
+                "both."
             )
-        self._num_burnin_epochs = num_burnin_epochs
         self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
         self._seed = random.as_seed(seed)
-        self._num_chains = None if num_chains is None else integer("num_chains", num_chains, 1)
+        self._num_chains = _integer_or_none("num_chains", num_chains, 1)
+        self._num_groups = _integer_or_none("num_groups", num_groups, 2)
         self._initial_states = initial_states
-        self._num_groups = None if num_groups is None else integer("num_groups", num_groups, 2)
-        self._collector = Collector(
+        self._recorder = Recorder(
             self._collection,
-            Samples()
+            SampleLog()
             if directory is None
-            else StoredSamples(directory, self.get_config(), self._num_chains),
+            else StoredSampleLog(directory, self.get_config(), self._num_chains),
             seconds_between_commits,
             num_burnin_epochs,
             self._num_examples if check_num_examples else None,
         )
         self._train_function: BatchTrainFunction | None = None
-        self._posterior: Posterior | None = None  # with what it has compiled
+        self._posterior: Posterior | None = None  # kept for what it has compiled
         self._resident: list[ResidentData] = []
 
     @property
     def samples(self) -> list[Any]:
         """Samples so far, `[num_kept, ...]` for each of `model.trainable_variables`.
 
-        With chains their axis is the second one, `[num_kept, num_chains, ...]`. Those in a
-        `directory` are arrays that read from there what is sliced out of them.
+        If there are several chains, their axis is the second, `[num_kept, num_chains, ...]`.
+        Samples in a `directory` are arrays that read from there what is sliced out of them.
         """
-        return self._collector.trainable_values
+        return self._recorder.trainable_values
 
     @property
     def non_trainable_samples(self) -> dict[str, Any]:
-        """Moving statistics that belong to the samples, shaped as they are, by variable path."""
-        chain, samples = self._collector.chain, self._collector.samples
-        if not len(samples):
+        """Moving statistics that belong to the samples, in the same layout, by variable path."""
+        chain, samples = self._recorder.chain, self._recorder.samples
+        if chain is None or not len(samples):
             return {}
-        recorded = zip(chain.rings.recorded, samples.values, strict=True)
-        return {v.path: x for v, x in list(recorded)[len(chain.variables) :]}
+        recorded = list(zip(chain.rings.recorded, samples.values, strict=True))
+        return {v.path: x for v, x in recorded[len(chain.state.variables) :]}
 
     @property
     def sample_steps(self) -> np.ndarray:
         """The steps that left the samples, counted from 0, `[num_kept]`."""
-        return self._collector.samples.steps
+        return self._recorder.samples.steps
 
     @property
     def posterior(self) -> Posterior:
-        """The samples so far, to predict, evaluate, save and hand to ArviZ with.
+        """The samples so far as a `Posterior`, which predicts, evaluates and saves.
 
         Raises:
-          ValueError: no samples yet.
+          ValueError: there are no samples yet.
         """
-        if not len(self._collector.samples):
+        chain, samples = self._recorder.chain, self._recorder.samples
+        if chain is None or not len(samples):
             raise ValueError(
                 "There are no samples yet; run fit for more than num_burnin_steps = "
                 f"{self._collection.num_burnin_steps} steps (batches) first."
             )
-        values = self._collector.samples.values
+        values = samples.values
         if self._posterior is None:
-            recorded = self._collector.chain.rings.recorded
+            recorded = chain.rings.recorded
             self._posterior = Posterior(self.model, recorded, values, self._num_chains)
         return self._posterior.with_samples(values)
 
     def predict(self, x: Any, batch_size: int = 32, activation: Any = "auto") -> Prediction:
-        """Mean and standard deviation of `posterior.predict`."""
+        """Returns the mean and standard deviation of `posterior.predict`."""
         mean, standard_deviation, *_ = self.posterior.predict(x, batch_size, activation)
         return Prediction(mean, standard_deviation)
 
     def outputs(self, x: Any, batch_size: int = 32, activation: Any = "auto") -> Any:
-        """The model's outputs by each sample: `posterior.outputs`."""
+        """Returns the model's outputs for each sample, as `posterior.outputs` does."""
         return self.posterior.outputs(x, batch_size, activation)
 
     def resident(
@@ -257,24 +251,25 @@ class SamplerCallback(keras.callbacks.Callback):
         steps_per_call: int = 100,
         steps_per_epoch: int | None = None,
     ) -> ResidentData:
-        """Training data that stay on the device, to be passed to `fit` of a model on one device.
+        """Returns training data that stay on the device, for `fit` of a model on one device.
 
-        One compiled call takes `steps_per_call` steps, on batches drawn within it, which spares
-        what Keras spends on each: small models sample many times as fast. It goes to `fit` as x:
-        `model.fit(sampler.resident(x, y, batch_size=500, steps_per_call=1000,
+        One compiled call takes `steps_per_call` steps on batches drawn within it. This saves what
+        Keras spends on each step, so small models sample many times as fast. The data go to `fit`
+        as x: `model.fit(sampler.resident(x, y, batch_size=500, steps_per_call=1000,
         steps_per_epoch=10_000), epochs=10, callbacks=[sampler])`.
 
         Args:
           x: inputs, a nest of arrays `[N, ...]`.
-          y: targets, likewise.
-          sample_weight: likewise.
-          batch_size: B; all batches have so many examples.
-          reshuffle: "step" draws each batch anew, independently, as `MinibatchLogProb` does;
-            "epoch" takes each example once before any comes again, as `fit` does with arrays.
-          steps_per_call: at most, and no more than an epoch has. More are faster where a step is
-            short; as many samples as they leave are held on the device at once.
-          steps_per_epoch: what `fit` calls an epoch; None is floor(N / B) steps. Keras does the
-            same work after each, however few they are.
+          y: targets, a nest of arrays `[N, ...]`.
+          sample_weight: weights, a nest of arrays `[N, ...]`.
+          batch_size: B, the number of examples of every batch.
+          reshuffle: "step" draws each batch independently, as `MinibatchLogProb` does. "epoch"
+            takes each example once before any comes again, as `fit` does with arrays.
+          steps_per_call: the largest number of steps of one call, and no more than an epoch has.
+            Short steps gain from a large number. The device holds as many samples at once as these
+            steps leave.
+          steps_per_epoch: steps of what `fit` calls an epoch. None takes floor(N / B). Keras does
+            the same work after each epoch, however short it is.
         """
         data = ResidentData(
             (x, y, sample_weight),
@@ -282,14 +277,14 @@ class SamplerCallback(keras.callbacks.Callback):
             reshuffle,
             steps_per_call,
             steps_per_epoch,
-            random.fold_in(self._seed, -2),  # no step's
+            random.fold_in(self._seed, -2),  # no step has this number
             self._num_examples,
         )
         self._resident.append(data)
         return data
 
     def get_config(self) -> dict[str, Any]:
-        """The numbers that this callback was made with; a chain in a directory has to have them."""
+        """Returns the numbers that a chain in a directory must have been made with."""
         return {
             "num_examples": self._num_examples,
             "num_burnin_steps": self._collection.num_burnin_steps,
@@ -304,23 +299,23 @@ class SamplerCallback(keras.callbacks.Callback):
         super().set_model(model)
         if keras.backend.backend() != "tensorflow":
             raise ValueError(
-                f"The Keras backend is {keras.backend.backend()}; tensorflow is expected."
+                f"The Keras backend must be tensorflow. Received: {keras.backend.backend()}."
             )
         internals.check_model(model)
         compiled_loss.check_likelihoods(model)
         check_distribution(model, num_groups=self._num_groups, noise_every=self._monitor)
-        chain = self._collector.chain
-        if self._collector.failed:
+        chain = self._recorder.chain
+        if self._recorder.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
+        variables = [id(v) for v in model.trainable_variables]
         if chain is not None and (
-            chain.model is not model
-            or [id(v) for v in chain.variables] != [id(v) for v in model.trainable_variables]
+            chain.model is not model or [id(v) for v in chain.state.variables] != variables
         ):
             raise ValueError(
                 "This callback holds samples of another model or of other trainable variables; "
                 "make a new callback."
             )
-        if model.built and (chain is None or chain.is_new):  # weights may have been set since
+        if model.built and (chain is None or chain.state.is_new):  # weights may have been set
             self._train_function = None
             self._start_chain()
         self._callback_list = calling_list()
@@ -334,12 +329,12 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def _check_fit(self, method: str) -> None:
         if not self._is_fit:
-            raise ValueError(f"A SamplerCallback samples in fit; it was given to {method}.")
+            raise ValueError(f"A SamplerCallback must be given to fit. Received: by {method}.")
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._is_fit = True
-        check_callbacks(self._callback_list, self, self._collector.is_stored)
-        initial_epoch = self._collector.begin_fit(self.params["epochs"])
+        check_callbacks(self._callback_list, self, self._recorder.is_stored)
+        initial_epoch = self._recorder.begin_fit(self.params["epochs"])
         internals.begin_at_epoch(self.model, initial_epoch)
         compilation = (*internals.compilation(self.model), self._most_steps)
         if self._train_function is None or compilation != self._compilation:
@@ -352,25 +347,26 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
-        self._collector.end_fit(is_stopped=self.model.stop_training)
+        self._recorder.end_fit(is_stopped=self.model.stop_training)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
-        self._collector.begin_epoch(has_own_rows=bool(self._resident))
+        self._recorder.begin_epoch(may_be_resident=bool(self._resident))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        assert self._train_function is not None  # as of on_train_begin
+        assert self._train_function is not None  # made by on_train_begin
         self._train_function.install()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._collector.end_epoch(epoch, is_whole=not self.model.stop_training)
+        self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
 
     def _train_step(self, data: Any) -> Any:
+        """Takes the place of the model's `train_step`."""
         batch = keras.utils.unpack_x_y_sample_weight(data)
         resident = data_asked(batch, self._resident)
-        chain = self._built_chain(batch if resident is None else resident.batch_spec)
         if resident is None:
-            return chain.step(batch)
+            return self._built_chain(batch).step(batch)
+        chain = self._built_chain(resident.batch_spec)
         return chain.steps(resident, resident.num_steps(batch))
 
     def _prepare(self, spec: Any) -> None:
@@ -382,10 +378,11 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def _built_chain(self, batch: tuple[Any, Any, Any]) -> Chain:
         internals.build(self.model, *batch)
-        if self._collector.chain is None:
+        if self._recorder.chain is None:
             with tf.init_scope():
                 self._start_chain()
-        chain = self._collector.chain
+        chain = self._recorder.chain
+        assert chain is not None
         chain.rings.num_steps = self._most_steps
         return chain
 
@@ -403,13 +400,17 @@ class SamplerCallback(keras.callbacks.Callback):
             self._num_groups,
             self._monitor,
         )
-        self._collector.start(chain)
+        self._recorder.start(chain)
 
     def _after_execution(self) -> None:
-        self._collector.after_execution(self._most_steps)
+        self._recorder.after_execution(self._most_steps)
 
     @property
     def _most_steps(self) -> int:
-        """Of an execution, whichever data come."""
+        """Steps of the longest execution, whichever data come."""
         steps_per_call = max((data.steps_per_call for data in self._resident), default=1)
         return self.model.steps_per_execution * steps_per_call
+
+
+def _integer_or_none(name: str, value: int | None, least: int) -> int | None:
+    return None if value is None else checks.integer(name, value, least)

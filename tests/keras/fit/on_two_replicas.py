@@ -87,8 +87,8 @@ def assert_equal_chains(some, others):
 
 
 def assert_copies_are_equal(model, callback):
-    chain = callback._collector.chain
-    variables = [*chain._results._variables, *tf.nest.flatten(chain._early())]
+    state = callback._recorder.chain.state
+    variables = [*state._results._variables, *tf.nest.flatten(state._early())]
     assert variables
     for variable in variables:
         first, second = (v.numpy() for v in variable.values)
@@ -145,7 +145,7 @@ def test_scores_are_those_of_all_rows(make_kernel_fn, hidden):
         data = tf.data.Dataset.from_tensor_slices((X[:4], Y[:4])).batch(2, drop_remainder=True)
         run = sampler(make_kernel_fn, check_num_examples=False)
         classifier(strategy, *hidden).fit(data, shuffle=False, verbose=0, callbacks=[run])
-        runs.append((run.samples, tf.nest.flatten(run._collector.chain.results)))
+        runs.append((run.samples, tf.nest.flatten(run._recorder.chain.state.results)))
     for alone, together in zip(*runs, strict=True):
         assert_equal_chains(together, alone)
 

@@ -9,35 +9,32 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc import checks
 from tfp_sgmcmc.keras.model import internals
-
-OPTIONS = ("initializers", "model")
 
 
 def stacked_starts(
     model: keras.Model, variables: list[keras.Variable], num_chains: int, starts: Any, seed: Any
 ) -> list[tf.Tensor]:
-    """First states of the chains, `[num_chains, ...]` for each variable.
+    """Returns the first states of the chains, `[num_chains, ...]` for each variable.
 
     Args:
-      model: built.
-      variables: those that are sampled; their values start chain 0, unless arrays are given.
+      model: a built model.
+      variables: the variables that are sampled. Their values start chain 0 unless arrays are given.
       num_chains: C.
-      starts: "initializers": the others draw anew from the initializer of each variable, which is
-        found in its layer as Keras names it (`kernel_initializer` for `kernel`); "model": all
-        start where chain 0 does; or a sequence of arrays `[num_chains, ...]`, one a variable.
-      seed: of the draws.
+      starts: "initializers" draws the other chains' states from the initializer of each variable,
+        which is found in its layer as Keras names it (`kernel_initializer` for `kernel`). "model"
+        starts all chains where chain 0 starts. A sequence of arrays `[num_chains, ...]`, one for
+        each variable, gives all states.
+      seed: names the draws.
 
     Raises:
-      ValueError: an unknown option; arrays of other number or shapes; a variable whose initializer
-        is not found.
+      ValueError: an unknown option, arrays of another number or shape, or a variable whose
+        initializer is not found.
     """
     if not isinstance(starts, str):
         return _given(starts, variables, num_chains)
-    if starts not in OPTIONS:
-        raise ValueError(
-            f"initial_states is {starts!r}; one of {', '.join(OPTIONS)}, or arrays, is expected."
-        )
+    checks.one_of("initial_states, unless it is a list of arrays,", starts, _OPTIONS)
     values = [v.numpy() for v in variables]
     if starts == "model":
         return [tf.stack([tf.constant(x)] * num_chains) for x in values]
@@ -46,8 +43,8 @@ def stacked_starts(
     for i, (variable, value) in enumerate(zip(variables, values, strict=True)):
         if id(variable) not in initializers:
             raise ValueError(
-                f"{variable.path} has no initializer in its layer, from which chains could start; "
-                "pass initial_states='model', or arrays [num_chains, ...]."
+                f"The layer of {variable.path} must have an initializer of this variable, from "
+                "which chains can start. Pass initial_states='model', or arrays [num_chains, ...]."
             )
         draws = [value]
         for chain in range(1, num_chains):
@@ -56,8 +53,16 @@ def stacked_starts(
     return stacked
 
 
-def own_values(variables: list[keras.Variable], num_chains: int, seed: Any) -> list[tf.Tensor]:
-    """Values for each chain, `[num_chains, ...]`: the same ones, but seeds are their own."""
+_OPTIONS = ("initializers", "model")
+
+
+def values_for_chains(
+    variables: list[keras.Variable], num_chains: int, seed: Any
+) -> list[tf.Tensor]:
+    """Returns non-trainable variables' values for each chain, `[num_chains, ...]`.
+
+    All chains have the same values, except that each has seeds of its own.
+    """
     stacked = []
     for i, variable in enumerate(variables):
         values = np.stack([variable.numpy()] * num_chains)
@@ -73,28 +78,28 @@ def _given(
 ) -> list[tf.Tensor]:
     if len(starts) != len(variables):
         raise ValueError(
-            f"initial_states has {len(starts)} arrays, but the model has {len(variables)} "
-            "trainable variables; one for each is expected."
+            f"initial_states must have one array for each of the {len(variables)} trainable "
+            f"variables. Received: {len(starts)} arrays."
         )
     for array, variable in zip(starts, variables, strict=True):
         if np.shape(array) != (num_chains, *variable.shape):
             raise ValueError(
-                f"initial_states has shape {np.shape(array)} for {variable.path}; "
-                f"{(num_chains, *variable.shape)} is expected."
+                f"initial_states must have shape {(num_chains, *variable.shape)} for "
+                f"{variable.path}. Received: shape {np.shape(array)}."
             )
     return [tf.convert_to_tensor(a, v.dtype) for a, v in zip(starts, variables, strict=True)]
 
 
 def _initializers(model: keras.Model) -> dict[int, keras.Initializer]:
-    """The initializers of the variables' layers, by `id` of the variable."""
+    """Returns the initializers of the layers' variables, by `id` of the variable."""
     found = {}
     for layer in internals.layers(model):
         for variable in layer.trainable_variables:
-            name = variable.name  # of a recurrent_kernel, it is the recurrent_initializer
+            name = variable.name  # the initializer of a recurrent_kernel is recurrent_initializer
             for owner in (name, name.removesuffix("_kernel")):
-                own = getattr(layer, f"{owner}_initializer", None)
-                if isinstance(own, keras.Initializer):
-                    found.setdefault(id(variable), own)
+                initializer = getattr(layer, f"{owner}_initializer", None)
+                if isinstance(initializer, keras.Initializer):
+                    found.setdefault(id(variable), initializer)
     return found
 
 

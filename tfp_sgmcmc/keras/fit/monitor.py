@@ -1,4 +1,4 @@
-"""What a sampler tells Keras' logs, and when its gradient noise is small enough to sample."""
+"""What a sampler adds to Keras' logs, and the end of burn-in by the gradient noise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc import checks
 from tfp_sgmcmc.diagnostics import gradient_noise_share, sampling_threshold
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.kernels import SGLD, ModifiedSGLD
@@ -17,35 +17,37 @@ from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner
 _EVERY = 100
 
 
-def scalars(kernel: tfp.mcmc.TransitionKernel, results: Any) -> dict[str, tf.Tensor]:
-    """The step size (the largest, of several), the temperature, and the kinetic one of momenta.
+def scalars(results: Any) -> dict[str, tf.Tensor]:
+    """Returns the figures of a kernel's results that the logs show; missing ones are left out.
 
-    Args:
-      kernel: that took the step.
-      results: of the step; what they lack is left out.
+    These are the largest step size, the largest temperature, and the mean kinetic temperature.
     """
     logs = {}
     if hasattr(results, "step_size"):
-        sizes = [tf.reduce_max(s) for s in tf.nest.flatten(results.step_size)]
-        logs["step_size"] = tf.reduce_max(tf.stack(sizes))
-    if hasattr(results, "step") and "temperature" in getattr(kernel, "parameters", {}):
-        logs["temperature"] = _temperature(kernel, results)
+        logs["step_size"] = _largest(results.step_size)
+    if hasattr(results, "temperature"):
+        logs["temperature"] = tf.cast(_largest(results.temperature), tf.float32)
     if hasattr(results, "kinetic_temperature"):
         logs["kinetic_temperature"] = tf.reduce_mean(results.kinetic_temperature)
     return logs
 
 
+def _largest(numbers: Any) -> tf.Tensor:
+    return tf.reduce_max(tf.stack([tf.reduce_max(x) for x in tf.nest.flatten(numbers)]))
+
+
 class NoiseMonitor:
-    r"""Compares the noise of the gradient with the injected one, now and then, for SGLD.
+    r"""Compares the noise of the gradient with the injected noise now and then, for SGLD.
 
     Attributes:
-      alpha: the sampling threshold \( \alpha \), the largest of all chains, when last looked at.
-      share: the share of gradient noise in a step's variance, averaged over chains, likewise.
+      alpha: the sampling threshold \( \alpha \) at the last look, the largest of all chains.
+      share: the share of gradient noise in a step's variance at the last look, the mean over
+        chains.
 
     Args:
       every: steps from one look to the next.
-      threshold: alpha below which burn-in is over; None to look only.
-      num_burnin_steps: steps before burn-in can be over.
+      threshold: burn-in ends when alpha falls below it. None looks without ending burn-in.
+      num_burnin_steps: least number of steps before burn-in can end.
     """
 
     def __init__(self, every: int, threshold: float | None, num_burnin_steps: int):
@@ -62,18 +64,26 @@ class NoiseMonitor:
         seed: tf.Tensor,
         first: tf.Tensor,
     ) -> tf.Tensor:
-        """Looks at the state before a step that had `results`.
+        """Looks at the state that a step started from, if a look is due.
+
+        Args:
+          target: the target of the step.
+          kernel: the kernel that took it.
+          state: the state before it.
+          results: the kernel's results after it.
+          seed: the seed of the step.
+          first: the first step to keep, as far as is known.
 
         Returns:
-          The first step to keep, which was `first` before.
+          The first step to keep.
 
         Raises:
-          ValueError: a kernel that has no such threshold.
+          ValueError: the sampling threshold is not defined for the kernel.
         """
         if not isinstance(kernel, SGLD | ModifiedSGLD):
             raise ValueError(
-                f"make_kernel_fn returned {type(kernel).__name__}, but the sampling threshold is "
-                "that of Langevin dynamics: SGLD or ModifiedSGLD is expected."
+                "make_kernel_fn must return SGLD or ModifiedSGLD, since the sampling threshold is "
+                f"one of Langevin dynamics. Received: {type(kernel).__name__}."
             )
         step = results.step - 1
 
@@ -87,7 +97,7 @@ class NoiseMonitor:
                 getattr(results, "preconditioner_state", ()),
                 GradientInfo(estimate.gradient, target.num_examples),
             )
-            temperature = _temperature(kernel, results)
+            temperature = _largest(results.temperature)
             heat = tf.nest.map_structure(  # both figures depend on epsilon / T alone
                 lambda s: s / tf.cast(temperature, s.dtype), results.step_size
             )
@@ -117,21 +127,14 @@ class NoiseMonitor:
 def noise_monitor(
     every: int | None, threshold: float | None, num_burnin_steps: int
 ) -> NoiseMonitor | None:
-    """The monitor that is asked for, if any.
+    """Returns the monitor that the callback's arguments ask for, or None.
 
     Raises:
-      ValueError: numbers out of range.
+      ValueError: a number is out of range.
     """
     if threshold is not None and not threshold > 0:
-        raise ValueError(f"sampling_threshold is {threshold}; a positive number is expected.")
+        raise ValueError(f"sampling_threshold must be a positive number. Received: {threshold}.")
     if every is None and threshold is None:
         return None
-    every = _EVERY if every is None else integer("noise_every", every, 1)
+    every = _EVERY if every is None else checks.integer("noise_every", every, 1)
     return NoiseMonitor(every, threshold, num_burnin_steps)
-
-
-def _temperature(kernel: tfp.mcmc.TransitionKernel, results: Any) -> tf.Tensor:
-    """That of the last step; the largest, of several."""
-    own = kernel.parameters["temperature"]
-    values = [t(results.step - 1) if callable(t) else t for t in tf.nest.flatten(own)]
-    return tf.reduce_max(tf.stack([tf.cast(t, tf.float32) for t in values]))

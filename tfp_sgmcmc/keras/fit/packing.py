@@ -1,4 +1,4 @@
-"""Many small tensors in few variables."""
+"""Many small tensors packed into few variables."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-_SMALL = 4096  # entries, up to which a copy costs less than a variable
+_SMALL = 4096  # entries; copying a smaller tensor costs less than another variable
 
 
 class Part(NamedTuple):
-    """One of the fewer tensors.
+    """One of the tensors that others are packed into.
 
     Attributes:
-      members: numbers of the tensors that lie in it; a large one is alone.
-      shape: `[entries of all]`, or that of the large one.
-      dtype: of all.
+      members: numbers of the tensors packed into it; a large tensor has a part to itself.
+      shape: `[number of entries]`, or the shape of the large tensor.
+      dtype: the dtype of all members.
     """
 
     members: list[int]
@@ -27,17 +27,17 @@ class Part(NamedTuple):
 
 
 class Packing:
-    """How tensors of some shapes and dtypes lie in fewer ones.
+    """Packs tensors of known shapes and dtypes into fewer tensors.
 
     Each variable that a compiled step reads and writes costs some 17 microseconds on a CPU, however
-    small it is. So small tensors are laid end to end, a row of each dtype; others stay as they are.
+    small it is. So small tensors of one dtype are laid end to end. Large ones stay as they are.
 
     >>> tensors = [tf.zeros([2, 3]), tf.zeros([], tf.int64), tf.ones([])]
     >>> [part.shape for part in Packing(tensors).parts]
     [(7,), (1,)]
 
     Args:
-      like: tensors of these shapes, which are known, and dtypes.
+      like: tensors, or specifications, of these shapes and dtypes.
     """
 
     def __init__(self, like: Sequence[tf.Tensor]):
@@ -54,7 +54,7 @@ class Packing:
             self.parts.append(Part(members, (sum(self._sizes[i] for i in members),), dtype))
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns them laid out as `parts`."""
+        """Returns the tensors laid out as `parts`."""
         return [
             tensors[part.members[0]]
             if self._is_large(part)
@@ -63,7 +63,7 @@ class Packing:
         ]
 
     def unpack(self, packed: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        """Returns the tensors, or arrays, that lie in parts `[*lead, ...]`."""
+        """Returns the tensors or arrays that were packed into parts `[*lead, ...]`."""
         found: dict[int, Any] = {}
         for part, row in zip(self.parts, packed, strict=True):
             if self._is_large(part):
@@ -85,7 +85,7 @@ class PackedVariables:
     """Variables that hold a nest of tensors.
 
     Args:
-      nest: their first values, of known shapes.
+      nest: the first values, of known shapes.
     """
 
     def __init__(self, nest: Any):

@@ -1,4 +1,4 @@
-"""The host's side of a chain: it takes over samples, sees that all is well, and saves."""
+"""The host's side of a chain: takes samples over, checks what the chain leaves, and saves it."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from tfp_sgmcmc import checks
 from tfp_sgmcmc.diagnostics import NonFiniteChainError
-from tfp_sgmcmc.keras.fit.chain import Chain, Status
+from tfp_sgmcmc.keras.fit.chain import Chain
+from tfp_sgmcmc.keras.fit.chain_state import Status
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
-from tfp_sgmcmc.keras.fit.sample_log import Samples, StoredSamples
+from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog
 
-# Reading a variable makes an accelerator wait: while no sample is due, look for NaN this often.
+# Reading a variable makes an accelerator wait. While no sample is due, look for NaN this often.
 _STEPS_UNSEEN = 100
 
 _DEPENDENT = (
-    "The epoch that fit has taken had each example once, so its batches are not independent, but "
-    "the kernel makes up for the gradient noise of independent ones. Its variances will be too "
-    "small, by up to the share of the gradient noise in all noise. Pass `resident` data of the "
-    "callback to fit, whose batches are independent; if those that fit has are, too, pass "
+    "The epoch of fit took each example once, so its batches are not independent, but the kernel "
+    "makes up for the gradient noise of independent batches. The variances will be too small, by "
+    "up to the share of the gradient noise in all noise. Pass `resident` data of the callback to "
+    "fit, whose batches are independent. If the batches of fit are independent after all, pass "
     "check_num_examples=False."
 )
 
 
 class Place(NamedTuple):
-    """How far a script's fits are.
+    """How far the fits of a script have come.
 
     Attributes:
-      fit: number of the one under way, or the last one, from 0.
-      num_epochs: epochs of it that are over, counted as Keras does.
-      total_epochs: of all fits together.
+      fit: number of the fit under way or of the last one, from 0.
+      num_epochs: epochs of this fit that are over, counted as Keras does.
+      total_epochs: epochs of all fits together.
     """
 
     fit: int = -1
@@ -40,20 +42,21 @@ class Place(NamedTuple):
     total_epochs: int = 0
 
 
-class Collector:
+class Recorder:
     """Takes over from the device what a chain leaves.
 
     Attributes:
-      chain: or None, until the model is built.
-      samples: in memory or on a disk.
+      chain: the chain, or None until the model is built.
+      samples: the samples so far, in memory or on a disk.
       failed: whether the chain has become NaN or infinite.
 
     Args:
       collection: which states are kept.
-      samples: where they go to.
-      seconds_between_commits: at least, of a `StoredSamples`, which is saved at ends of epochs.
-      num_burnin_epochs: before the first sample.
-      num_examples: N, of which an epoch of `fit` has to consist; None is not to check.
+      samples: where they go.
+      seconds_between_commits: least time between saves to a `StoredSampleLog`, which happen at the
+        ends of epochs.
+      num_burnin_epochs: epochs before the first sample.
+      num_examples: N, which the examples of an epoch of `fit` must add up to. None skips the check.
 
     Raises:
       TypeError: `collection.keep` is not callable.
@@ -62,23 +65,20 @@ class Collector:
     def __init__(
         self,
         collection: Collection,
-        samples: Samples | StoredSamples,
+        samples: SampleLog | StoredSampleLog,
         seconds_between_commits: float = 0.0,
         num_burnin_epochs: int = 0,
         num_examples: int | None = None,
     ):
-        if collection.keep is not None and not callable(collection.keep):
-            raise TypeError(
-                f"keep is a {type(collection.keep).__name__}; a callable, step -> whether it is "
-                "kept, is expected."
-            )
+        if collection.keep is not None:
+            checks.function("keep", collection.keep, "step -> whether its state is kept")
         self.chain: Chain | None = None
         self.samples, self.failed = samples, False
         self._collection, self._num_examples = collection, num_examples
         self._seconds, self._num_burnin_epochs = seconds_between_commits, num_burnin_epochs
         self._num_seen = self._num_unseen = 0  # steps before the last look; at most so many since
         self._rows_before = 0  # examples seen before this epoch
-        self._has_own_rows = False
+        self._may_be_resident = False
         self._place = self._saved = Place()
         self._epochs_asked = 0
         self._committed_at = -np.inf
@@ -86,44 +86,47 @@ class Collector:
 
     @property
     def is_stored(self) -> bool:
-        return isinstance(self.samples, StoredSamples)
+        return isinstance(self.samples, StoredSampleLog)
 
     @property
     def trainable_values(self) -> list[Any]:
         """Samples of the trainable variables, `[num_kept, chains..., ...]`."""
         if self.chain is None:
             return []
-        variables, lead = self.chain.variables, self.chain.chain_shape
+        state = self.chain.state
         if not len(self.samples):
-            return [np.zeros([0, *lead, *v.shape], v.dtype) for v in variables]
-        return self.samples.values[: len(variables)]
+            lead = [0, *state.chain_shape]
+            return [np.zeros([*lead, *v.shape], v.dtype) for v in state.variables]
+        return self.samples.values[: len(state.variables)]
 
     def start(self, chain: Chain) -> None:
+        """Takes on a new chain."""
         self.chain = chain
         self._initial = [(v, v.numpy()) for v in chain.model.weights]
 
     def begin_fit(self, num_epochs: int) -> int | None:
-        """Goes on from what is saved; returns the epoch to begin at, None for the first.
+        """Restores a saved chain; returns the epoch to begin at, None for the first.
 
-        Fits and epochs that are over according to what is saved are not run again.
+        Fits and epochs that were over when the chain was saved are not run again.
 
         Raises:
-          ValueError: the model is not built; what is saved is of another chain.
+          ValueError: the model is not built, or another chain was saved.
         """
         self._place = Place(self._place.fit + 1, 0, self._place.total_epochs)
         self._epochs_asked = num_epochs
-        if not isinstance(self.samples, StoredSamples):
+        if not isinstance(self.samples, StoredSampleLog):
             return None
         if self.chain is None:
             raise ValueError(
-                "With a directory the model has to be built before fit: give it an Input, or call "
-                "it on a batch."
+                "The model must be built before fit if the callback has a directory. Give it an "
+                "Input, or call it on a batch."
             )
         is_new = not len(self.samples)
         checkpoint, recorded = self.samples.open(self.chain.model, self.chain.kernel_description)
         if checkpoint is not None and is_new:
-            self.chain.restore(checkpoint, recorded)
-            self._num_seen = self.chain.status().num_steps
+            self.chain.rings.recorded = recorded
+            self.chain.state.restore(checkpoint)
+            self._num_seen = self.chain.state.status().num_steps
             numbers = checkpoint.restore("place", dict.fromkeys(Place._fields, np.int64(0)))
             self._saved = Place(**{name: int(n) for name, n in numbers.items()})
         if self._place.fit > self._saved.fit:
@@ -133,32 +136,32 @@ class Collector:
         return done or None
 
     def end_fit(self, is_stopped: bool) -> None:
-        """Saves, and lets go of the directory; a fit that `is_stopped` early is over, too."""
+        """Saves, and releases the directory. A fit that was stopped early counts as over."""
         if is_stopped:
             self._place = self._place._replace(num_epochs=self._epochs_asked)
         self._commit(finish=True)
-        if isinstance(self.samples, StoredSamples):
+        if isinstance(self.samples, StoredSampleLog):
             self.samples.close()
 
-    def begin_epoch(self, has_own_rows: bool) -> None:
-        """Args: has_own_rows: whether examples may be resident, whose number is known."""
-        self._has_own_rows = has_own_rows
+    def begin_epoch(self, may_be_resident: bool) -> None:
+        """Begins an epoch, whose examples may be resident and then are not counted."""
+        self._may_be_resident = may_be_resident
         if self.chain is None:
             return
-        status = self.chain.status()
+        status = self.chain.state.status()
         self._rows_before = status.num_rows
         if self._num_burnin_epochs and self._place.total_epochs == self._num_burnin_epochs:
             first = max(status.num_steps, self._collection.num_burnin_steps)
-            self.chain.keep_from(first)
+            self.chain.state.keep_from(first)
 
     def end_epoch(self, epoch: int, is_whole: bool) -> None:
-        """Looks, checks an epoch that `is_whole`, and saves.
+        """Takes over new samples, checks the number of examples of a whole epoch, and saves.
 
         Raises:
-          ValueError: not N examples.
+          ValueError: the epoch did not have N examples.
 
         Warns:
-          UserWarning: a kernel that expects independent batches had those of an epoch.
+          UserWarning: the kernel expects independent batches and had those of an epoch.
         """
         if self.chain is None:
             return
@@ -169,11 +172,13 @@ class Collector:
         self._place = Place(self._place.fit, epoch + 1, self._place.total_epochs + 1)
         self._commit()
         is_first = is_checked and self._place.total_epochs == 1
-        if is_first and status.num_rows and status.num_steps > 1 and self.chain.uses_scores:
-            warnings.warn(_DEPENDENT, stacklevel=2)  # its data are not resident, nor one batch
+        # Resident data bring no rows, and a single batch of all data has no noise.
+        has_epochs = is_first and status.num_rows and status.num_steps > 1
+        if has_epochs and self.chain.uses_noise_covariance:
+            warnings.warn(_DEPENDENT, stacklevel=2)
 
     def after_execution(self, num_steps: int) -> None:
-        """Looks, if need be, after at most `num_steps` more steps."""
+        """Takes over new samples if some may be there after at most `num_steps` more steps."""
         if self.chain is None:  # its first batch failed
             return
         self._num_unseen += num_steps
@@ -183,14 +188,14 @@ class Collector:
             self.look()
 
     def look(self) -> Status:
-        """Takes over new samples.
+        """Takes over new samples; returns the chain's status.
 
         Raises:
           NonFiniteChainError: the loss, its gradient or a sample is NaN or infinite.
-          ValueError: more examples than N in an epoch.
+          ValueError: the epoch has more than N examples.
         """
         assert self.chain is not None
-        status, rings = self.chain.status(), self.chain.rings
+        status, rings = self.chain.state.status(), self.chain.rings
         self._num_unseen, self._num_seen = 0, status.num_steps
         loss_is_finite = status.first_bad < 0
         num_steps = status.num_steps if loss_is_finite else status.first_bad
@@ -210,44 +215,46 @@ class Collector:
 
     def _commit(self, finish: bool = False) -> None:
         chain = self.chain
-        if not isinstance(self.samples, StoredSamples) or chain is None or not chain.has_run:
+        if not isinstance(self.samples, StoredSampleLog):
+            return
+        if chain is None or not chain.state.has_run:
             return
         if finish or time.monotonic() - self._committed_at >= self._seconds:
             place = max(self._place, self._saved)._asdict()
             numbers = {name: np.int64(n) for name, n in place.items()}
-            nests = {"chain": chain.saved(), "place": numbers}
+            nests = {"chain": chain.state.saved(), "place": numbers}
             self.samples.commit(chain.rings.recorded, nests, finish)
             self._committed_at = time.monotonic()
 
     def _check_rows(self, status: Status, expected_at_least: int) -> None:
         rows = status.num_rows - self._rows_before
-        if self._num_examples is None or (self._has_own_rows and not rows):
+        if self._num_examples is None or (self._may_be_resident and not rows):
             return
         if not expected_at_least <= rows <= self._num_examples:
             so_far = "" if expected_at_least else " so far"
             raise ValueError(
-                f"One epoch of fit gave {rows} examples{so_far}, but num_examples is "
-                f"{self._num_examples}. N is the number of training examples, without the "
-                "validation split; if steps_per_epoch makes an epoch shorter or longer than the "
+                f"num_examples must be the number of training examples, without the validation "
+                f"split. Received: {self._num_examples}, but one epoch of fit gave {rows} "
+                f"examples{so_far}. If steps_per_epoch makes an epoch shorter or longer than the "
                 "data, pass check_num_examples=False."
             )
 
     def _fail(self, chain: Chain, step: int) -> None:
+        """Sets the model back to its last finite state, and raises NonFiniteChainError."""
         self.failed = True
-        bad, values = chain.not_finite(), self.samples.values
+        bad, values = chain.state.not_finite(), self.samples.values
         for variable, value in self._initial:
             variable.assign(value)
-        if values:
-            for variable, own in zip(chain.rings.recorded, values, strict=True):
-                variable.assign(own[-1] if chain.num_chains is None else own[-1][0])
-        if isinstance(self.samples, StoredSamples):
+        for variable, samples in zip(chain.rings.recorded if values else (), values, strict=True):
+            variable.assign(samples[-1] if chain.state.num_chains is None else samples[-1][0])
+        if isinstance(self.samples, StoredSampleLog):
             self.samples.close()  # for a callback that starts again from what is saved
         start = "the last of them" if values else "where the chain began"
         what = bad[0] if bad else "The loss or its gradient"
         raise NonFiniteChainError(
-            f"{what} became NaN or infinite by step {step} of the chain. "
-            f"The {len(self.samples)} samples before it are in the error's and the callback's "
-            f"`samples`; the model is set back to {start}. A smaller step_size is the usual cure.",
+            f"{what} became NaN or infinite by step {step} of the chain. The error and the "
+            f"callback hold the {len(self.samples)} samples before it as `samples`, and the model "
+            f"is set back to {start}. A smaller step_size is the usual cure.",
             step,
             tuple(bad[:1]),
             self.trainable_values,

@@ -9,36 +9,35 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import count_of_examples, integer
+from tfp_sgmcmc import checks, random
 from tfp_sgmcmc.keras.model.internals import map_arrays
 from tfp_sgmcmc.targets.data import as_tensor, leading_axis
 
-_NAME = "num_resident_steps"  # begins that of the only array of x that comes through Keras
+_NAME = "num_resident_steps"  # the name of the only array of x that comes through Keras begins so
 
 
 class ResidentData(keras.utils.PyDataset):
-    r"""Batches that are drawn on the device, inside the compiled step, to be passed to `fit` as x.
+    r"""Batches that are drawn on the device, inside the compiled step; goes to `fit` as x.
 
-    What goes through Keras are numbers of steps: `steps_per_call` of them are taken by one compiled
-    call. Made by `SamplerCallback.resident`.
+    What passes through Keras are numbers of steps: one compiled call takes `steps_per_call` steps.
+    `SamplerCallback.resident` makes these data.
 
-    With `reshuffle="step"` step t of the chain has the first B examples of a permutation of its
-    own, with `"epoch"` those at positions tB, ..., tB + B - 1 of one permutation of all N after
-    the other. Either is a function of (seed, t) alone, whatever is interrupted or resumed.
+    With `reshuffle="step"`, step t of the chain takes the first B examples of a permutation of its
+    own. With `"epoch"` it takes the examples at positions tB, ..., tB + B - 1 of one permutation of
+    all N after the other. Both depend on (seed, t) alone, so interruptions do not change them.
 
     Args:
       arrays: `(x, y, sample_weight)`, each a nest of arrays `[N, ...]` or None.
       batch_size: B.
       reshuffle: `"step"` or `"epoch"`.
-      steps_per_call: steps that one call takes, at most.
-      steps_per_epoch: of `fit`; None is floor(N / B).
-      seed: of the order of the examples.
-      num_examples: N, as it is expected.
+      steps_per_call: the largest number of steps of one call.
+      steps_per_epoch: steps of an epoch of `fit`. None takes floor(N / B).
+      seed: names the order of the examples.
+      num_examples: N as the callback was given it.
 
     Raises:
-      ValueError: unequal leading axes, no data, numbers out of range.
-      TypeError: what is no array of numbers.
+      ValueError: unequal leading axes, no data, or numbers out of range.
+      TypeError: a leaf is not an array of numbers.
     """
 
     def __init__(
@@ -57,62 +56,63 @@ class ResidentData(keras.utils.PyDataset):
             [a for a in keras.tree.flatten(self._arrays) if a is not None]
         )
         if self.num_examples != num_examples:
-            raise ValueError(f"x has {self.num_examples} rows, but num_examples is {num_examples}.")
-        self.batch_size = count_of_examples("batch_size", batch_size, self.num_examples)
-        if reshuffle not in ("step", "epoch"):
-            raise ValueError(f"reshuffle is {reshuffle!r}; 'step' or 'epoch' is expected.")
-        self.reshuffle = reshuffle
+            raise ValueError(
+                f"x must have num_examples = {num_examples} rows. Received: {self.num_examples}."
+            )
+        self.batch_size = checks.count_of_examples("batch_size", batch_size, self.num_examples)
+        self.reshuffle = checks.one_of("reshuffle", reshuffle, ("step", "epoch"))
         if steps_per_epoch is None:
             steps_per_epoch = self.num_examples // self.batch_size
-        self.steps_per_epoch = integer("steps_per_epoch", steps_per_epoch, 1)
-        self.steps_per_call = min(integer("steps_per_call", steps_per_call, 1), steps_per_epoch)
+        self.steps_per_epoch = checks.integer("steps_per_epoch", steps_per_epoch, 1)
+        steps_per_call = checks.integer("steps_per_call", steps_per_call, 1)
+        self.steps_per_call = min(steps_per_call, steps_per_epoch)
         self._seed = seed
 
     def __len__(self) -> int:
-        """Calls of an epoch."""
+        """Returns the number of calls of an epoch."""
         return -(-self.steps_per_epoch // self.steps_per_call)
 
     def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         left = self.steps_per_epoch - index * self.steps_per_call
         num_steps = np.array([min(left, self.steps_per_call)], np.int64)
-        return {self.name: num_steps}, np.zeros([1], np.int64)  # y, for Keras to weigh if it wants
+        return {self.name: num_steps}, np.zeros([1], np.int64)  # y, which Keras may weigh
 
     @property
     def name(self) -> str:
-        """Of the array of steps: other data, by another name, are another trace."""
+        """The name of the array of steps; a unique name gives each data set its own trace."""
         return f"{_NAME}_{id(self)}"
 
     @property
     def batch_spec(self) -> tuple[Any, Any, Any]:
-        """Of what `batch` returns."""
+        """The specification of what `batch` returns."""
         return map_arrays(
             lambda a: tf.TensorSpec([self.batch_size, *a.shape[1:]], a.dtype), self._arrays
         )
 
     def num_steps(self, batch: tuple[Any, Any, Any]) -> tf.Tensor:
-        """What a batch of `__getitem__` asks for."""
+        """Returns the number of steps that a batch of `__getitem__` asks for."""
         return batch[0][self.name][0]
 
     def batch(self, step: tf.Tensor) -> tuple[Any, Any, Any]:
-        """`(x, y, sample_weight)` of a step of the chain, leaves `[B, ...]`."""
+        """Returns `(x, y, sample_weight)` of a step of the chain, leaves `[B, ...]`."""
         size, total = self.batch_size, self.num_examples
         if self.reshuffle == "epoch":
             indices = random.epoch_indices(self._seed, step, size, total)
         else:
-            own = random.numbered_seed(self._seed, tf.cast(step, tf.int32))
-            indices = random.permuted_indices(own, tf.range(size), total)
+            seed = random.numbered_seed(self._seed, tf.cast(step, tf.int32))
+            indices = random.permuted_indices(seed, tf.range(size), total)
         return map_arrays(lambda a: tf.gather(a, indices), self._arrays)
 
 
 def data_asked(batch: tuple[Any, Any, Any], made: Sequence[ResidentData]) -> ResidentData | None:
-    """The data whose batch this is; None of other batches.
+    """Returns the resident data that a batch belongs to; None for any other batch.
 
     Args:
       batch: `(x, y, sample_weight)` as `fit` has it.
-      made: the data that may be meant.
+      made: the data that the callback has made.
 
     Raises:
-      ValueError: other resident data; weights of Keras', which cannot reach them.
+      ValueError: resident data of another callback, or weights that Keras cannot apply to them.
     """
     x, _, sample_weight = batch
     name = next(iter(x), "") if isinstance(x, dict) else ""
@@ -121,12 +121,12 @@ def data_asked(batch: tuple[Any, Any, Any], made: Sequence[ResidentData]) -> Res
     data = next((d for d in made if d.name == name), None)
     if data is None:
         raise ValueError(
-            "fit was given resident data of another SamplerCallback; what `resident` of the one in "
-            "callbacks returned is expected."
+            "x must be what `resident` of the SamplerCallback in callbacks returned. Received: "
+            "resident data of another SamplerCallback."
         )
     if sample_weight is not None:
         raise ValueError(
-            "fit was given class_weight, which does not reach resident data; pass each example's "
+            "class_weight must be None, since it does not reach resident data. Pass each example's "
             "weight to `resident`, as sample_weight."
         )
     return data

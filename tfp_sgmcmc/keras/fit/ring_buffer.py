@@ -1,4 +1,4 @@
-"""Which of a chain's states become samples, and the rings on the device that hold them."""
+"""Which states of a chain become samples, and the ring buffers on the device that hold them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfp_sgmcmc import xla
 from tfp_sgmcmc.keras.fit.packing import Packing
 
-_NEVER = np.iinfo(np.int64).max  # the first step to keep, while burn-in has no end yet
+_NEVER = np.iinfo(np.int64).max  # the first step to keep while the end of burn-in is unknown
 
 
 class Collection(NamedTuple):
@@ -21,7 +21,7 @@ class Collection(NamedTuple):
     Attributes:
       num_burnin_steps: steps before the first that may be kept.
       num_steps_between_results: steps between kept ones.
-      is_open: whether burn-in ends at a step that is known only later.
+      is_open: whether the step at which burn-in ends becomes known only during the run.
       keep: step -> whether a state that is due is kept, such as `Cyclical.is_sampling`; or None.
     """
 
@@ -32,13 +32,13 @@ class Collection(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The first step that may be kept, as far as is known before it."""
+        """The first step that may be kept, as far as that is known before the run."""
         return _NEVER if self.is_open else self.num_burnin_steps
 
     def may_be_due(self, num_before: int, num_after: int) -> bool:
-        """Whether steps `num_before .. num_after - 1` can leave a sample."""
+        """Returns whether the steps `num_before .. num_after - 1` can leave a sample."""
         first, between = self.num_burnin_steps, self.num_steps_between_results
-        if self.is_open:  # at any of them, if at least so many have gone by
+        if self.is_open:  # any step may be the first, once burn-in has lasted long enough
             return num_after > max(first, num_before)
         before, after = (
             max(n - first + between, 0) // (between + 1) for n in (num_before, num_after)
@@ -46,17 +46,17 @@ class Collection(NamedTuple):
         return after > before
 
     def is_kept(self, first: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Whether the state that step number `step` leaves is kept."""
+        """Returns whether the state that step number `step` leaves is kept."""
         is_due = (step >= first) & ((step - first) % (self.num_steps_between_results + 1) == 0)
         return is_due if self.keep is None else is_due & self.keep(step)
 
 
-class Rings:
-    """States to keep, written on the device in turn to as many slots as one execution can fill.
+class RingBuffer:
+    """States to keep, written in turn to as many slots as one execution can fill.
 
     Attributes:
-      num_steps: of the longest execution, which slots are made for: one train function takes
-        resident data and others, and can make variables only once.
+      num_steps: steps of the longest execution, for which slots are made. One train function may
+        take resident data and other data, and can make variables only once.
       recorded: the variables whose values make a sample.
     """
 
@@ -77,16 +77,16 @@ class Rings:
     ) -> tf.Tensor:
         """Writes the values of variables that `step` left.
 
-        They are kept if they are counted; else the next ones overwrite them.
+        The next step overwrites them unless they are kept.
 
         Args:
-          step: its number.
+          step: number of the step.
           moved: variables and values.
           first: the first step to keep.
           num_kept: states kept so far.
 
         Returns:
-          States kept with this one.
+          The number of states kept, this one included.
         """
         self.create(moved)
         is_kept = self._collection.is_kept(first, step)
@@ -96,8 +96,8 @@ class Rings:
         return num_kept + tf.cast(is_kept, tf.int64)
 
     def create(self, like: list[tuple[keras.Variable, Any]]) -> None:
-        """Makes room, where there is none, for values of the shapes and dtypes of `like`."""
-        # As many as an execution can fill, and one for the steps after these.
+        """Makes room for values of the shapes and dtypes of `like`, unless there is room."""
+        # As many slots as an execution can fill, and one for the steps after these.
         num_slots = -(-self.num_steps // (self._collection.num_steps_between_results + 1))
         num_slots += self.num_steps > 1
         variables = [v for v, _ in like]
@@ -115,9 +115,15 @@ class Rings:
     def read(
         self, num_taken: int, num_kept: int, before: int
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Samples from number `num_taken` on that steps before number `before` left, and the steps.
+        """Returns new samples, and the steps that left them.
 
-        Shapes are `[num_new, ...]` and `[num_new]`.
+        Args:
+          num_taken: samples that were read earlier.
+          num_kept: samples kept so far.
+          before: only samples that a step before this one left are returned.
+
+        Returns:
+          An array `[num_new, ...]` for each recorded variable, and the steps, `[num_new]`.
         """
         if num_kept == num_taken:
             return [], np.zeros([0], np.int64)

@@ -1,4 +1,4 @@
-"""Samples that a chain has left so far: in host memory, or on a disk."""
+"""The samples that a chain has left so far: in host memory, or on a disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfp_sgmcmc.storage.store import Variable
 _GROUP, _NUMBERS = "posterior/", "variables"
 
 
-class Samples:
+class SampleLog:
     """Samples in memory."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Samples:
     def append(
         self, recorded: Sequence[keras.Variable], values: list[np.ndarray], steps: np.ndarray
     ) -> None:
-        """Takes over new samples of the recorded variables, with the steps that left them."""
+        """Adds new samples of the recorded variables, with the steps that left them."""
         del recorded
         self._chunks.append([*values, steps])
 
@@ -48,17 +48,19 @@ class Samples:
         return self._chunks[0] if self._chunks else []
 
 
-class StoredSamples:
-    """Samples on a disk, with what it takes to go on from them; arrays read as they are sliced.
+class StoredSampleLog:
+    """Samples on a disk, with all that a chain needs to go on from them.
+
+    Its methods are those of `SampleLog`; arrays read from the disk what is sliced out of them.
 
     Args:
-      path: of a directory, made if there is none.
-      fingerprint: what must be the same for the chain to go on.
+      path: a directory, which is made if there is none.
+      fingerprint: values that must be the same for the chain to go on.
       num_chains: C, or None for samples without an axis of chains.
 
     Raises:
-      ValueError: as `RunDirectory`.
-      ModuleNotFoundError: without zarr.
+      ValueError: `RunDirectory` refuses the path.
+      ModuleNotFoundError: zarr is not installed.
     """
 
     def __init__(
@@ -68,20 +70,20 @@ class StoredSamples:
         num_chains: int | None,
     ):
         self._path, self._fingerprint, self._num_chains = path, fingerprint, num_chains
-        self._open_run: RunDirectory | None = None
+        self._opened_run: RunDirectory | None = None
         self._is_open = False
-        self._numbers: dict[int, int] = {}  # of the model's variables, by id
-        self._names: list[str] = []  # of the recorded variables, known with the first sample
+        self._numbers: dict[int, int] = {}  # positions of the model's variables, by id
+        self._names: list[str] = []  # names of the recorded variables; none before the first sample
 
     @property
     def _run(self) -> RunDirectory:
-        assert self._open_run is not None  # as of the first fit
-        return self._open_run
+        assert self._opened_run is not None  # opened by the first fit
+        return self._opened_run
 
     def open(
         self, model: keras.Model, kernel_description: Mapping[str, Any]
     ) -> tuple[Checkpoint | None, list[keras.Variable]]:
-        """Takes hold of the directory; returns what was saved, and the variables recorded there."""
+        """Locks the directory; returns the saved chain, and the variables recorded there."""
         self._fingerprint = {**self._fingerprint, **kernel_description}
         if self._is_open:  # by a fit that was interrupted
             return None, []
@@ -92,17 +94,18 @@ class StoredSamples:
             saved = self._start(run, recorded, names) if recorded else None
             if num_before not in (0, run.num_committed):
                 raise ValueError(
-                    f"The run in {self._path} has {run.num_committed} samples, but this callback "
-                    f"left {num_before} there, and another one went on; make a new callback."
+                    f"The run in {self._path} must have the {num_before} samples that this "
+                    f"callback left there. Received: {run.num_committed}, so another callback went "
+                    "on with it. Make a new callback."
                 )
         except BaseException:
             run.close()
             raise
-        self._open_run, self._is_open = run, True
+        self._opened_run, self._is_open = run, True
         return saved, recorded
 
     def close(self) -> None:
-        """Lets go of the directory; the samples can still be read."""
+        """Releases the directory; the samples can still be read."""
         self._run.close()
         self._is_open = False
 
@@ -111,7 +114,7 @@ class StoredSamples:
 
     @property
     def values(self) -> list[Any]:
-        """As of `Samples`, on the disk; those that fill no chunk yet are written first."""
+        """Arrays `[num_samples, ...]` on the disk; samples in memory are written there first."""
         if not self._names:
             return []
         self._run.store.finish()
@@ -119,7 +122,7 @@ class StoredSamples:
 
     @property
     def steps(self) -> np.ndarray:
-        """As of `Samples`."""
+        """The steps that left the samples, counted from 0, `[num_samples]`."""
         if not self._names:
             return np.zeros([0], np.int64)
         self._run.store.finish()
@@ -128,7 +131,7 @@ class StoredSamples:
     def append(
         self, recorded: Sequence[keras.Variable], values: list[np.ndarray], steps: np.ndarray
     ) -> None:
-        """As of `Samples`."""
+        """Adds new samples of the recorded variables, with the steps that left them."""
         self._start_new(recorded)
         posterior = dict(zip(self._names, values, strict=True))
         self._run.append({"posterior": posterior, "sample_stats": {"step": steps}})
@@ -136,12 +139,12 @@ class StoredSamples:
     def commit(
         self, recorded: Sequence[keras.Variable], nests: Mapping[str, Any], finish: bool
     ) -> None:
-        """Makes samples and state safe; see `RunDirectory.commit`."""
+        """Makes samples and chain safe (see `RunDirectory.commit`)."""
         self._start_new(recorded)
         self._run.commit(nests, finish)
 
     def _start_new(self, recorded: Sequence[keras.Variable]) -> None:
-        """Starts a run that is not under way yet, now that it is known what is recorded."""
+        """Starts the run, unless it has started, once it is known what is recorded."""
         if not self._names:
             self._start(self._run, recorded, [v.path.replace("/", ".") for v in recorded])
 
@@ -155,7 +158,7 @@ class StoredSamples:
         }
         if len(variables) < len(recorded):
             raise ValueError(
-                "Several variables share a path; give their layers names of their own: "
+                "The variables' paths must differ; give the layers different names. Received: "
                 f"{', '.join(v.path for v in recorded)}."
             )
         self._names = names
@@ -168,10 +171,10 @@ class StoredSamples:
     def _saved_variables(
         self, run: RunDirectory, model: keras.Model
     ) -> tuple[list[keras.Variable], list[str]]:
-        """Those that a run has samples of, and the names that they have there.
+        """Returns the variables that a run has samples of, and their names in the run.
 
-        Variables are told by their number, since Keras names those of a model that is made again
-        in the same process otherwise.
+        A variable is identified by its position: Keras gives it another name if the model is made
+        a second time in one process.
         """
         self._numbers = {id(v): i for i, v in enumerate(model.variables)}
         checkpoint = run.saved()
@@ -181,8 +184,8 @@ class StoredSamples:
         numbers = saved.get(_NUMBERS, [])
         if not numbers or max(numbers) >= len(model.variables):
             raise ValueError(
-                f"The run in {self._path} is none of this model, which has "
-                f"{len(model.variables)} variables; the run has samples of numbers {numbers}."
+                f"The run in {self._path} must be a run of this model, which has "
+                f"{len(model.variables)} variables. Received: samples of the variables {numbers}."
             )
         names = [n.removeprefix(_GROUP) for n in saved if n.startswith(_GROUP)]
         return [model.variables[i] for i in numbers], names

@@ -1,9 +1,9 @@
 """A train function that a model holds only while a batch is being taken.
 
-Keras calls no hook when `fit` fails, so whatever is put into a model for the length of a fit may
-stay there. Here the model gets the function when a batch begins and gets its own one back before
-the batch is over, whatever happens in it: nothing is left to undo when callbacks, validation, data
-or the user interrupt the fit elsewhere.
+Keras calls no hook when `fit` fails, so what is put into a model for the length of a fit may stay
+there. Here the model gets the function when a batch begins, and gets its previous function back
+before the batch is over, whatever happens in it. Nothing is left to undo when callbacks,
+validation, data or the user interrupt the fit elsewhere.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class BatchTrainFunction:
     """Replaces `model.train_function` from `install` until it has been called once.
 
     Args:
-      model: compiled.
-      train_step: takes the place of `model.train_step`; compiled and repeated by Keras as its own.
-      before: called before it is compiled with the specification of a batch, to make variables. A
-        function that makes its own while it is traced is traced once more by TensorFlow.
+      model: a compiled model.
+      train_step: takes the place of `model.train_step`; Keras compiles and repeats it as usual.
+      before: called once, with the specification of a batch, before the function is compiled. It
+        makes variables: TensorFlow traces a function twice if it makes them while it is traced.
       after: called after every execution, also after one that failed.
     """
 
@@ -37,21 +37,23 @@ class BatchTrainFunction:
     ):
         self._model, self._after = model, after
         self._before: Callable[[Any], None] | None = before
-        own = model.train_function
+        previous = model.train_function
         try:
             model.train_step = train_step
             model.make_train_function(force=True)
             self._function = model.train_function
         finally:
             vars(model).pop("train_step", None)
-            model.train_function = own
+            model.train_function = previous
 
     def install(self) -> None:
-        self._own, self._model.train_function = self._model.train_function, self
+        """Puts this function into the model."""
+        self._previous, self._model.train_function = self._model.train_function, self
 
     def restore(self) -> None:
+        """Puts the model's previous function back, if this one is in its place."""
         if self._model.train_function is self:
-            self._model.train_function = self._own
+            self._model.train_function = self._previous
 
     def __call__(self, iterator: Any) -> Any:
         try:
@@ -67,9 +69,9 @@ class BatchTrainFunction:
 
 
 def _batch_spec(model: keras.Model, iterator: Any) -> Any:
-    """`tf.TensorSpec`s of what `train_step` will be given; None where that is not compiled at once.
+    """Returns `tf.TensorSpec`s of the batches, or None if the step is not compiled at once.
 
-    Parts of data that are None come as `tf.experimental.Optional`, which Keras turns back.
+    Data that are None come as `tf.experimental.Optional`, which Keras turns back into None.
     """
     if model.run_eagerly or not isinstance(iterator, tf.data.Iterator):
         return None
@@ -81,7 +83,7 @@ def _batch_spec(model: keras.Model, iterator: Any) -> Any:
 
 
 def calling_list() -> keras.callbacks.CallbackList | None:
-    """The CallbackList whose method is on the call stack, if there is one."""
+    """Returns the CallbackList whose method is on the call stack, or None."""
     frame = inspect.currentframe()
     while frame is not None:
         if isinstance(found := frame.f_locals.get("self"), keras.callbacks.CallbackList):
@@ -91,21 +93,23 @@ def calling_list() -> keras.callbacks.CallbackList | None:
 
 
 def check_callbacks(
-    callback_list: keras.callbacks.CallbackList | None, own: keras.callbacks.Callback, stored: bool
+    callback_list: keras.callbacks.CallbackList | None,
+    sampler: keras.callbacks.Callback,
+    stored: bool,
 ) -> None:
-    """Raises ValueError where a list has callbacks that do not go with a sampler.
+    """Raises ValueError if the callbacks of a fit do not go with a sampler.
 
     Args:
-      callback_list: of the fit.
-      own: the sampler.
-      stored: whether it saves its chain.
+      callback_list: the callbacks of the fit.
+      sampler: the sampler among them.
+      stored: whether the sampler saves its chain.
     """
-    callbacks = callback_list.callbacks if callback_list else [own]
-    given = sum(isinstance(c, type(own)) for c in callbacks)
+    callbacks = callback_list.callbacks if callback_list else [sampler]
+    name = type(sampler).__name__
+    given = sum(isinstance(c, type(sampler)) for c in callbacks)
     if given > 1:
         raise ValueError(
-            f"fit was given {given} callbacks of kind {type(own).__name__}; one is expected, which "
-            "samples num_chains chains."
+            f"fit must have one {name}, which samples num_chains chains. Received: {given}."
         )
     for callback in callbacks:
         if not isinstance(callback, keras.callbacks.BackupAndRestore):
@@ -113,17 +117,17 @@ def check_callbacks(
         if not stored:
             raise ValueError(
                 "BackupAndRestore saves the model's weights alone, from which a chain cannot go "
-                f"on; give {type(own).__name__} a directory, which saves all of it."
+                f"on. Give {name} a directory, which saves all of the chain."
             )
-        if callbacks.index(callback) > callbacks.index(own):
+        if callbacks.index(callback) > callbacks.index(sampler):
             raise ValueError(
-                f"BackupAndRestore comes after {type(own).__name__} in callbacks and would "
-                "overwrite what that restores; it is expected before, or not at all."
+                f"BackupAndRestore must come before {name} in callbacks, or be left out. Received: "
+                f"it comes after, and would overwrite what {name} restores."
             )
 
 
 def guard(owner: Any, name: str, restore: Callable[[], None]) -> None:
-    """Has `owner`'s method call `restore` when it raises."""
+    """Makes `owner`'s method `name` call `restore` when it raises."""
     method = getattr(owner, name)
 
     @functools.wraps(method)

@@ -32,17 +32,17 @@ class Forward(NamedTuple):
 
     Attributes:
       outputs: what the model returned.
-      losses: regularisers and `add_loss` terms, scalars.
-      updates: pairs of a variable that the pass would assign (moving statistics, seeds of dropout)
-        and its new value.
-      metrics: likewise, of the metrics that layers update themselves.
-      marks: what Keras has hung on outputs; see `marks`.
+      losses: the values of regularisers and `add_loss` terms, scalars.
+      updates: the values that the pass would assign to `model.non_trainable_variables` (moving
+        statistics, seeds of dropout), by position in that list.
+      metrics: the values that it would assign to `model.metrics_variables`, by position.
+      marks: the masks and logits that Keras attached to the outputs (see `marks`).
     """
 
     outputs: Any
     losses: list[tf.Tensor]
-    updates: list[tuple[keras.Variable, tf.Tensor]]
-    metrics: list[tuple[keras.Variable, tf.Tensor]]
+    updates: dict[int, tf.Tensor]
+    metrics: dict[int, tf.Tensor]
     marks: dict[str, dict[int, tf.Tensor]]
 
 
@@ -109,9 +109,13 @@ def forward(
         losses = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
     given = {id(v): value for v, value in mapping}
 
-    def assigned(variables: list[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
-        pairs = [(v, scope.get_current_value(v)) for v in variables]
-        return [(v, new) for v, new in pairs if new is not None and new is not given.get(id(v))]
+    def assigned(variables: list[keras.Variable]) -> dict[int, tf.Tensor]:
+        values = {i: scope.get_current_value(v) for i, v in enumerate(variables)}
+        return {
+            i: x
+            for i, x in values.items()
+            if x is not None and x is not given.get(id(variables[i]))
+        }
 
     updates, metrics = assigned(model.non_trainable_variables), assigned(model.metrics_variables)
     return Forward(outputs, losses, updates, metrics, marks(outputs))
@@ -130,7 +134,8 @@ def changed_by_call(model: keras.Model, x: Any) -> list[keras.Variable]:
     def trace(x: Any) -> None:
         variables = model.trainable_variables
         values = [keras.ops.convert_to_tensor(v) for v in variables]
-        changed.extend(v for v, _ in forward(model, variables, values, x, training=True).updates)
+        updates = forward(model, variables, values, x, training=True).updates
+        changed.extend(model.non_trainable_variables[i] for i in updates)
 
     trace.get_concrete_function(map_arrays(lambda a: tf.TensorSpec(a.shape, a.dtype), x))
     return changed
@@ -169,6 +174,6 @@ def reported_loss(
     compiled = replicas.count() * model._compile_loss(y, evaluated.outputs, sample_weight)
     loss = compiled + sum(tf.cast(x, compiled.dtype) for x in evaluated.losses)
     model._loss_tracker.update_state(loss, sample_weight=rows)
-    for variable, value in evaluated.metrics:
-        variable.assign(value)
+    for i, value in evaluated.metrics.items():
+        model.metrics_variables[i].assign(value)
     return loss

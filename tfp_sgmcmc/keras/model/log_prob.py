@@ -1,9 +1,9 @@
-"""The log posterior of a Keras model, seen through the batches that `fit` brings."""
+"""The log posterior of a Keras model, estimated from the batch that `fit` brings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -17,6 +17,20 @@ from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 
 
+class Evaluation(NamedTuple):
+    """What one evaluation of the model on a batch gives besides the gradient.
+
+    It leaves an estimate as `GradientEstimate.target_state`, and a step in the kernel's results.
+
+    Attributes:
+      log_prob: estimate of the log posterior, `[chains...]`.
+      forward: the forward pass, with a leading axis of chains if the state has one.
+    """
+
+    log_prob: tf.Tensor
+    forward: internals.Forward
+
+
 class ModelLogProb(Target):
     r"""Log posterior of a compiled model's trainable variables, estimated from one batch.
 
@@ -25,35 +39,36 @@ class ModelLogProb(Target):
       - \frac N B \sum_{i=1}^B w_i\, \ell(y_i, f_\theta(x_i))
     \]
 
-    B is the number of rows of this batch (a short last one counts as it is), \( \ell \) the
-    compiled loss of one example with its `loss_weights`, w its sample weight, \( R_k \) the model's
-    regularisers and `add_loss` terms: Keras minimises the mean of \( \ell \) plus R, so N R counts
-    as minus a log prior. The state is the list of the values of `model.trainable_variables`.
+    B is the number of rows of this batch, so a short last batch is scaled correctly. \( \ell \) is
+    the compiled loss of one example with its `loss_weights`, and \( w_i \) is the sample weight.
+    \( R_k \) are the model's regularisers and `add_loss` terms: Keras minimises the mean of
+    \( \ell \) plus R, so -N R is a log prior. The state is the list of the values of
+    `model.trainable_variables`.
 
-    Of a model on several replicas each has some of the batch's rows, and estimates are those from
-    the rows of all. BatchNormalization normalises by the rows of a replica, and its new moving
-    statistics are means over all rows; Dropout draws the same masks on each.
+    If the model has several replicas, each holds some of the batch's rows, and estimates use the
+    rows of all replicas. BatchNormalization normalises by the rows of one replica, and its new
+    moving statistics are means over all rows. Dropout draws the same masks on each replica.
 
-    With chains, the state has a leading axis of them, `[num_chains, ...]` a part, and all of them
-    see the same batch.
+    If there are several chains, each part of the state has a leading axis `[num_chains, ...]`, and
+    all chains see the same batch.
 
-    Scores are those of the batch's examples (see `ExampleScores`), and c = N (N - B) / B, as of a
-    batch drawn without replacement: in an epoch of `fit`, each batch by itself is so drawn.
+    Scores are those of the batch's examples (see `ExampleScores`). The scale of the noise is
+    c = N (N - B) / B, as for a batch drawn without replacement: each batch of an epoch of `fit`,
+    taken alone, is drawn so.
 
-    A step of `fit` makes a target of its own, bound to its batch. `evaluated` holds the forward
-    pass of the last estimate, from which outputs and new moving statistics are taken, `log_prob`
-    its value, `gave_scores` tells whether it had scores, and `num_rows` is B.
+    A target is bound to one batch and never changes. An estimate hands on what else the forward
+    pass gave as `GradientEstimate.target_state`, an `Evaluation`.
 
     Args:
-      model: compiled, built.
+      model: a compiled and built model.
       num_examples: N.
-      log_prior_fn: list of variables' values -> log p, a scalar.
-      batch: `(x, y, sample_weight)`, or None for a target that only serves `bootstrap_results`.
+      log_prior_fn: maps the list of the variables' values to the log prior, a scalar.
+      batch: `(x, y, sample_weight)`, or None for a target that serves `bootstrap_results` alone.
       num_chains: C, or None for a state without an axis of chains.
-      others: with chains, the non-trainable variables that each chain has values of its own of,
-        and these values, `[C, ...]`.
-      scores: where scores come from; None is an `ExampleScores(model)`.
-      num_rows: those of this replica, if they are known before the first batch.
+      others: the non-trainable variables that have a value for each chain, with these values,
+        `[C, ...]`. Only with `num_chains`.
+      scores: computes the scores. None makes an `ExampleScores(model)`.
+      num_rows: rows of the batches on one replica, if they are known before the first batch.
     """
 
     def __init__(
@@ -67,23 +82,19 @@ class ModelLogProb(Target):
         scores: ExampleScores | None = None,
         num_rows: Any = None,
     ):
-        self.num_examples, self.num_chains = num_examples, num_chains
-        self.evaluated: internals.Forward | None = None
-        self.gave_scores = False
-        self.log_prob: tf.Tensor | None = None
-        self._model, self._log_prior_fn, self.batch = model, log_prior_fn, batch
-        self._others = list(others)
+        self.num_examples, self.num_chains, self.batch = num_examples, num_chains, batch
+        self._model, self._log_prior_fn, self._others = model, log_prior_fn, list(others)
         self._scores = ExampleScores(model) if scores is None else scores
-        if batch is not None:
-            num_rows = count_rows(batch[0])
-        self.num_scores = self._scores.num_scores(num_rows)
-        self.num_rows = num_rows if batch is None else replicas.total_rows(num_rows)
+        #: Rows on this replica, and on all replicas.
+        self.local_rows = num_rows if batch is None else count_rows(batch[0])
+        self.num_rows = num_rows if batch is None else replicas.total_rows(self.local_rows)
+        self.num_scores = self._scores.num_scores(self.local_rows)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        """Raises NotImplementedError: inside `fit` there is only ever one batch."""
+        """Raises NotImplementedError, since `fit` shows one batch at a time."""
         raise NotImplementedError(
-            "Inside fit only estimates from a batch can be had, and the kernel asks for the exact "
-            "log posterior over all examples (as corrected Langevin, HMC and NUTS do). Use a "
+            "The kernel asks for the exact log posterior over all examples, as corrected Langevin, "
+            "HMC and NUTS do. Inside fit only estimates from a batch are available. Use a "
             "stochastic-gradient kernel such as SGLD, or sample a MinibatchLogProb outside fit."
         )
 
@@ -91,7 +102,7 @@ class ModelLogProb(Target):
         return tf.TensorShape([] if self.num_chains is None else [self.num_chains])
 
     def bootstrap(self, state: State) -> tuple[()]:
-        """Nothing is carried between steps, and nothing can be evaluated before the first batch."""
+        """Returns nothing: the model cannot be evaluated before the first batch."""
         del state
         return ()
 
@@ -103,30 +114,28 @@ class ModelLogProb(Target):
         probe: State = None,
         with_scores: bool = True,
     ) -> GradientEstimate:
+        del seed, target_state
         if self.batch is None:
             raise ValueError(
-                "bootstrap_results of the kernel asks for a gradient, but the first batch comes "
-                "with the first step; a kernel that estimates only in one_step is expected."
+                "The kernel must estimate gradients in one_step alone: its bootstrap_results asks "
+                "for one, but the first batch comes with the first step."
             )
         others, values = zip(*self._others, strict=True) if self._others else ((), ())
         variables = [*self._model.trainable_variables, *others]
-        own = (list(state), list(values), [] if probe is None else list(probe))
-        updated: list[keras.Variable] = []
-        counted: list[keras.Variable] = []
         scored = with_scores and probe is None
         if scored:
             self._scores.prepare(self.batch[0])
-            self.gave_scores = True
 
-        def of_one_chain(own: tuple[list[tf.Tensor], ...]) -> tuple[Any, ...]:
-            # The gradient is taken here and not of the mapped value: under XLA the two would be
-            # functions of their own, with shapes of the first handed to the second as arguments,
-            # for which XLA compiles anew whenever the state changes.
+        def of_one_chain(given: tuple[list[tf.Tensor], ...]) -> tuple[Any, internals.Forward]:
+            # The gradient is taken here and not of the mapped value. There, XLA would compile two
+            # functions, with shapes of the first as arguments of the second, and would compile
+            # them anew whenever the state changes.
+            state, values, probe = given
             found: list[internals.Forward] = []
 
             def forward(state: list[tf.Tensor], inputs: Any) -> internals.Forward:
-                values = [*state, *own[1]]
-                return internals.forward(self._model, variables, values, inputs, training=True)
+                values_of_all = [*state, *values]
+                return internals.forward(self._model, variables, values_of_all, inputs, True)
 
             def log_posterior(state: list[tf.Tensor]) -> tf.Tensor:
                 found[:] = [forward(state, self.batch[0])]
@@ -137,54 +146,48 @@ class ModelLogProb(Target):
 
             if scored:
                 estimate = self._scores.gradient_and_factors(
-                    log_posterior, log_likelihood, own[0], self.batch
+                    log_posterior, log_likelihood, state, self.batch
                 )
             else:
-                estimate = value_and_gradient(log_posterior, own[0], own[2] or None)
-            outputs, penalties, updates, metrics, marks = found[0]
-            updated[:], counted[:] = ([v for v, _ in pairs] for pairs in (updates, metrics))
-            updates, metrics = ([x for _, x in pairs] for pairs in (updates, metrics))
-            return estimate, (outputs, penalties, updates, metrics, marks)
+                estimate = value_and_gradient(log_posterior, state, probe or None)
+            return estimate, found[0]
 
+        given = (list(state), list(values), [] if probe is None else list(probe))
         if self.num_chains is None:
-            estimated = of_one_chain(own)
+            estimated = of_one_chain(given)
         else:
-            estimated = mapped(of_one_chain, own, is_vectorizable(self._model))
-        (log_prob, gradient, more), evaluated = estimated
-        self.log_prob, gradient = replicas.total((log_prob, gradient))
-        evaluated = internals.Forward(*evaluated)
-        rows = count_rows(self.batch[0])
-        values = replicas.averaged(evaluated.updates, rows, self.num_rows)
-        self.evaluated = evaluated._replace(
-            updates=list(zip(updated, values, strict=True)),
-            metrics=list(zip(counted, evaluated.metrics, strict=True)),
-        )
+            estimated = mapped(of_one_chain, given, is_vectorizable(self._model))
+        (log_prob, gradient, more), forward = estimated
+        lead = log_prob.shape.rank
+        log_prob, gradient = replicas.total((log_prob, gradient))
+        means = replicas.averaged([*forward.updates.values()], self.local_rows, self.num_rows)
+        updates = dict(zip(forward.updates, means, strict=True))
+        evaluation = Evaluation(log_prob, forward._replace(updates=updates))
         if not scored:
-            more = replicas.total(more)
-            return GradientEstimate(gradient, self.log_prob, (), more, target_state)
-        more = replicas.gathered(more, axis=log_prob.shape.rank)
+            return GradientEstimate(gradient, log_prob, (), replicas.total(more), evaluation)
+        factors = replicas.gathered(more, axis=lead)
         total = tf.constant(self.num_examples, state[0].dtype)
         rows = tf.cast(self.num_rows, total.dtype)
         return GradientEstimate(
             gradient,
-            self.log_prob,
-            self._scores.scores(more, self.num_rows, self.num_examples),
-            target_state=target_state,
+            log_prob,
+            self._scores.scores(factors, self.num_rows, self.num_examples),
+            target_state=evaluation,
             noise_scale=total * tf.maximum(total - rows, 0) / rows,
         )
 
-    def _log_posterior(self, state: list[tf.Tensor], evaluated: internals.Forward) -> tf.Tensor:
-        log_likelihood = self._log_likelihood(evaluated, self.batch)
+    def _log_posterior(self, state: list[tf.Tensor], forward: internals.Forward) -> tf.Tensor:
+        log_likelihood = self._log_likelihood(forward, self.batch)
         rows = tf.cast(self.num_rows, log_likelihood.dtype)
         log_prior = tf.cast(self._log_prior_fn(state), log_likelihood.dtype)
         return log_prior / replicas.count() + self.num_examples / rows * log_likelihood
 
-    def _log_likelihood(self, evaluated: internals.Forward, batch: Any) -> tf.Tensor:
-        """Of a batch's rows together, each with its share of the regularisers."""
+    def _log_likelihood(self, forward: internals.Forward, batch: Any) -> tf.Tensor:
+        """Returns the sum over a batch's rows, each with its share of the regularisers."""
         x, y, sample_weight = batch
-        outputs = evaluated.outputs
-        if self.num_chains is None:  # else they are those of a mapped function
+        outputs = forward.outputs
+        if self.num_chains is None:  # inside a mapped function it would not be stored
             outputs = with_stored_gradient(outputs)
         nll = compiled_loss.negative_log_likelihood(self._model, y, outputs, sample_weight)
-        penalty = tf.add_n([tf.cast(r, nll.dtype) for r in evaluated.losses] or [0.0])
+        penalty = tf.add_n([tf.cast(r, nll.dtype) for r in forward.losses] or [0.0])
         return -(nll + tf.cast(count_rows(x), nll.dtype) * penalty)
