@@ -1,8 +1,8 @@
 """Loaders of the public data sets that the benchmarks and tests use.
 
-Each loader finds its file on this machine or downloads it (see ``datasets/_fetch.py``) and
-returns NumPy arrays: a `Dataset` where there are labels, an `Unlabelled` where there are none.
-Importing this package imports NumPy only; SciPy, scikit-learn and pooch are imported by the
+Each loader finds its files on this machine or downloads them (see `datasets/_fetch.py`) and
+returns NumPy arrays: a `Dataset` for labelled data, an `Unlabelled` for data without labels.
+Importing this package imports NumPy only. SciPy, scikit-learn and pooch are imported by the
 loaders that need them.
 """
 

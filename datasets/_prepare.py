@@ -1,4 +1,4 @@
-"""Steps that several data sets share: options, split, scaling."""
+"""Preparation steps that several data sets share: options, split, scaling."""
 
 import numpy as np
 
@@ -7,28 +7,29 @@ from datasets._types import Dataset
 
 
 def check_choice(option: str, given: object, choices: tuple[object, ...]) -> None:
-    """Raise ValueError, naming the choices, where `given` is none of them."""
+    """Raises a `ValueError` that names the choices, unless `given` is one of them."""
     if given not in choices:
-        raise ValueError(
-            f"{option}={given!r} is not known; choose one of {', '.join(map(repr, choices))}"
-        )
+        names = ", ".join(map(repr, choices))
+        raise ValueError(f"{option} must be one of {names}. Received: {given!r}.")
 
 
 def random_split(x: np.ndarray, y: np.ndarray, test_fraction: float, seed: int) -> Dataset:
-    """Shuffle the rows and cut off a test part.
+    """Shuffles the rows and holds out a test part.
 
     Args:
-        x: features of shape (rows, features).
-        y: labels of shape (rows,).
-        test_fraction: part of the rows that is held out, in [0, 1). With 0 the training part
-            is all rows in their order in the file, and the test part is empty.
-        seed: the same seed gives the same split.
+      x: features, `[rows, features]`.
+      y: labels, `[rows]`.
+      test_fraction: fraction of the rows that is held out, in [0, 1). With 0 the training part is
+        all rows in the order of the file, and the test part is empty.
+      seed: seed of the shuffle. The same seed gives the same split.
 
     Raises:
-        ValueError: `test_fraction` is outside [0, 1).
+      ValueError: `test_fraction` is outside [0, 1).
     """
     if not 0 <= test_fraction < 1:
-        raise ValueError(f"test_fraction={test_fraction!r} must be at least 0 and less than 1")
+        raise ValueError(
+            f"test_fraction must be at least 0 and less than 1. Received: {test_fraction!r}."
+        )
     if test_fraction == 0:
         return Dataset(x, y, x[:0], y[:0])
     x_train, x_test, y_train, y_test = require("sklearn.model_selection").train_test_split(
@@ -38,16 +39,16 @@ def random_split(x: np.ndarray, y: np.ndarray, test_fraction: float, seed: int) 
 
 
 def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give each column of `train` mean 0 and variance 1, and move `test` along with it.
+    """Gives each column of `train` mean 0 and variance 1, and maps `test` in the same way.
 
-    A column that is constant in `train` becomes 0 there (it is not divided).
+    A column that is constant in `train` is centred but not divided.
 
     Args:
-        train: array of shape (train rows, features).
-        test: array of shape (test rows, features).
+      train: array, `[train rows, features]`.
+      test: array, `[test rows, features]`.
 
     Returns:
-        The two arrays in float64.
+      The two arrays in float64.
     """
     mean = train.mean(axis=0, dtype=np.float64)
     scale = train.std(axis=0, dtype=np.float64)
@@ -56,5 +57,5 @@ def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def add_constant(x: np.ndarray) -> np.ndarray:
-    """Put a column of ones in front of `x`, an array of shape (rows, features)."""
+    """Puts a column of ones in front of `x`, `[rows, features]`."""
     return np.concatenate([np.ones((len(x), 1), x.dtype), x], axis=1)
