@@ -9,11 +9,18 @@ loaders that need them.
 from datasets._types import Dataset, Unlabelled
 from datasets.a9a import a9a
 from datasets.connect4 import connect4
-from datasets.ica import ica5, ica10
 from datasets.kddcup99 import kddcup99
 from datasets.letter import letter
 from datasets.mnist import mnist, mnist_7v9
-from datasets.nogin import gaussian_mean, gaussian_mean_2d, gaussian_mixture, german, pima
+from datasets.nogin import (
+    gaussian_mean,
+    gaussian_mean_2d,
+    gaussian_mixture,
+    german,
+    ica5,
+    ica10,
+    pima,
+)
 from datasets.sensit import sensit_acoustic
 
 __all__ = [

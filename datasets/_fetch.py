@@ -59,20 +59,20 @@ def read(source: Source) -> bytes:
       ImportError: the file must be downloaded and pooch is not installed.
       ValueError: the file is truncated or corrupt, or has the wrong sha256.
     """
-    for folder in _local_folders():
-        if path := _find(folder, source):
-            return _content(path, source, check=True)
-    if path := _find(_cache_folder(), source):
-        return _content(path, source, check=True)
+    for folder in _folders():
+        for added in ("", ".xz", ".gz", ".zip"):
+            if (path := folder / (source.name + added)).is_file():
+                return _content(path, source, check=True)
     # pooch has already hashed its download, except for an archive, where the file inside counts.
     return _content(_download(source), source, check=source.url.endswith(".zip"))
 
 
-def _local_folders() -> Iterator[Path]:
+def _folders() -> Iterator[Path]:
     if named := os.environ.get(VARIABLE):
         yield Path(named).expanduser()
     if _shared_folder().is_dir():
         yield _shared_folder()
+    yield _cache_folder()  # comes last because it needs pooch
 
 
 def _shared_folder() -> Path:
@@ -81,11 +81,6 @@ def _shared_folder() -> Path:
 
 def _cache_folder() -> Path:
     return Path(require("pooch").os_cache("tfp_sgmcmc"))
-
-
-def _find(folder: Path, source: Source) -> Path | None:
-    candidates = (folder / (source.name + added) for added in ("", ".xz", ".gz", ".zip"))
-    return next((path for path in candidates if path.is_file()), None)
 
 
 def _content(path: Path, source: Source, check: bool) -> bytes:
@@ -104,11 +99,7 @@ def _content(path: Path, source: Source, check: bool) -> bytes:
     return unpacked
 
 
-_UNPACK: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.decompress,
-    ".xz": lzma.decompress,
-    ".bz2": bz2.decompress,
-}
+_UNPACK = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}
 
 
 def _unpacked(path: Path, unpack: Callable[[], bytes]) -> bytes:
@@ -167,7 +158,7 @@ def _download(source: Source) -> Path:
 
 
 def _missing(source: Source, cause: Exception) -> str:
-    folders = [*_local_folders(), _cache_folder()]
+    folders = list(_folders())
     return (
         f"{source.name} was not found and could not be downloaded "
         f"({type(cause).__name__}: {cause}).\n"

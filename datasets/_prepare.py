@@ -1,6 +1,9 @@
-"""Preparation steps that several data sets share: options, split, scaling."""
+"""Steps that several data sets share: options, LIBSVM's text format, split, scaling."""
+
+import io
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from datasets._optional import require
 from datasets._types import Dataset
@@ -11,6 +14,28 @@ def check_choice(option: str, given: object, choices: tuple[object, ...]) -> Non
     if given not in choices:
         names = ", ".join(map(repr, choices))
         raise ValueError(f"{option} must be one of {names}. Received: {given!r}.")
+
+
+def parse_svmlight(
+    content: bytes, num_features: int, dtype: DTypeLike
+) -> tuple[np.ndarray, np.ndarray]:
+    """Parses LIBSVM's text format, lines of `label index:value ...` with indices from 1.
+
+    Args:
+      content: the text.
+      num_features: number of columns. The parser cannot infer it, because a file may leave out its
+        last feature (a9a.t does).
+      dtype: dtype of the features.
+
+    Returns:
+      Dense features, `[rows, num_features]`, and the labels in the file, `[rows]`, int32.
+
+    Raises:
+      ValueError: a line is malformed, or an index is larger than `num_features`.
+    """
+    load = require("sklearn.datasets").load_svmlight_file
+    x, y = load(io.BytesIO(content), n_features=num_features, zero_based=False)
+    return x.astype(dtype).toarray(), y.astype(np.int32)
 
 
 def random_split(x: np.ndarray, y: np.ndarray, test_fraction: float, seed: int) -> Dataset:

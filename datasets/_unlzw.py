@@ -25,10 +25,7 @@ def unlzw(data: bytes) -> bytes:
     # Codes come in groups of eight, which fill `width` bytes. Where the code width changes, a group
     # may have fewer codes and is padded.
     position, used = 3, 0
-    while True:
-        bit = position * 8 + used * width
-        if bit + width > len(data) * 8:
-            break
+    while (bit := position * 8 + used * width) + width <= len(data) * 8:
         start = bit // 8
         code = int.from_bytes(data[start : start + 4], "little") >> bit % 8 & ((1 << width) - 1)
         used += 1

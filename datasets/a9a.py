@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from datasets._fetch import read, registered
-from datasets._prepare import check_choice, random_split
-from datasets._svmlight import parse_svmlight
+from datasets._prepare import check_choice, parse_svmlight, random_split
 from datasets._types import Dataset
 
 NUM_FEATURES = 123

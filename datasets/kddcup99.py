@@ -22,10 +22,7 @@ _HEAVY_TAILED = (0, 4, 5)  # duration (s), src_bytes, dst_bytes
 
 
 def kddcup99(
-    binary: bool = False,
-    test_fraction: float = 0.2,
-    seed: int = 0,
-    dtype: DTypeLike = np.float32,
+    binary: bool = False, test_fraction: float = 0.2, seed: int = 0, dtype: DTypeLike = np.float32
 ) -> Dataset:
     """Loads the 10 % subset of KDD Cup 1999.
 

@@ -34,12 +34,8 @@ def mnist(flatten: bool = True, dtype: DTypeLike = np.float32) -> Dataset:
       https://ossci-datasets.s3.amazonaws.com/mnist/). Licence: commonly given as CC BY-SA 3.0.
     """
     x_train, y_train, x_test, y_test = _raw()
-    return Dataset(
-        _scaled(x_train, flatten, dtype),
-        y_train.astype(np.int32),
-        _scaled(x_test, flatten, dtype),
-        y_test.astype(np.int32),
-    )
+    x_train, x_test = (_scaled(x, flatten, dtype) for x in (x_train, x_test))
+    return Dataset(x_train, y_train.astype(np.int32), x_test, y_test.astype(np.int32))
 
 
 def mnist_7v9(

@@ -117,6 +117,41 @@ def gaussian_mixture(dtype: DTypeLike = np.float32) -> Unlabelled:
     return unlabelled(registered("nogin/gmix/data.mat"), dtype)
 
 
+def ica5(dtype: DTypeLike = np.float32) -> Unlabelled:
+    """Loads a recording of the brain's magnetic field (MEG) in five channels, as recorded.
+
+    There are N = 17730 time points with D = 5 channels. N is the length of the 122-channel MEG
+    artefact recording that is customary for independent component analysis. The numbers suggest
+    that these are five of its channels, but the authors do not document it. The argument and
+    exceptions are the same as for `gaussian_mean`.
+
+    Returns:
+      `x`, `[17730, 5]`, neither centred nor scaled, in an undocumented unit (means -6 to -26,
+      standard deviations 115 to 160). `initial`, `[25]`, the 5 x 5 unmixing matrix column by
+      column.
+
+    References:
+      https://github.com/c-matthews/nogin, `data/ica/ica5.mat`. Licence: none stated.
+    """
+    return unlabelled(registered("nogin/ica/ica5.mat"), dtype)
+
+
+def ica10(dtype: DTypeLike = np.float32) -> Unlabelled:
+    """Loads a recording of the brain's magnetic field (MEG) in ten whitened channels.
+
+    There are N = 17730 time points with D = 10 channels. The channels behind this file do not
+    include all those of `ica5`. The argument and exceptions are the same as for `gaussian_mean`.
+
+    Returns:
+      `x`, `[17730, 10]`, with mean 0 and identity covariance, without a unit. `initial`, `[100]`,
+      the 10 x 10 unmixing matrix column by column.
+
+    References:
+      https://github.com/c-matthews/nogin, `data/ica/ica10.mat`. Licence: none stated.
+    """
+    return unlabelled(registered("nogin/ica/ica10.mat"), dtype)
+
+
 def unlabelled(source: Source, dtype: DTypeLike) -> Unlabelled:
     """Reads a file of observations without labels."""
     arrays = parse_mat(read(source), source.name, ("X", "ic"))
@@ -142,12 +177,7 @@ def parse_mat(content: bytes, name: str, variables: tuple[str, ...]) -> dict[str
 
 
 def _labelled(
-    name: str,
-    test_fraction: float,
-    seed: int,
-    intercept: bool,
-    scale: bool,
-    dtype: DTypeLike,
+    name: str, test_fraction: float, seed: int, intercept: bool, scale: bool, dtype: DTypeLike
 ) -> Dataset:
     source = registered(f"nogin/blr/{name}.mat")
     arrays = parse_mat(read(source), source.name, ("X", "t"))
@@ -157,9 +187,5 @@ def _labelled(
         x_train, x_test = standardise(x_train, x_test)
     if intercept:
         x_train, x_test = add_constant(x_train), add_constant(x_test)
-    return Dataset(
-        np.ascontiguousarray(x_train, dtype=dtype),
-        y_train,
-        np.ascontiguousarray(x_test, dtype=dtype),
-        y_test,
-    )
+    x_train, x_test = (np.ascontiguousarray(x, dtype=dtype) for x in (x_train, x_test))
+    return Dataset(x_train, y_train, x_test, y_test)

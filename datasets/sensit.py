@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from datasets._fetch import read, registered
-from datasets._svmlight import parse_svmlight
+from datasets._prepare import parse_svmlight
 from datasets._types import Dataset
 
 NUM_FEATURES = 50

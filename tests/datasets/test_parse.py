@@ -11,8 +11,7 @@ import scipy.io
 
 import datasets
 from datasets._fetch import Source
-from datasets._prepare import add_constant, random_split, standardise
-from datasets._svmlight import parse_svmlight
+from datasets._prepare import add_constant, parse_svmlight, random_split, standardise
 from datasets.a9a import parse_a9a
 from datasets.connect4 import parse_connect4
 from datasets.kddcup99 import LABELS, parse_kddcup99

@@ -56,14 +56,7 @@ class Quadratic(Target):
     def chain_shape(self, state: State) -> Any:
         return state.shape[:-1]
 
-    def estimate(
-        self,
-        state: State,
-        seed: tf.Tensor,
-        target_state: Any = (),
-        probe: State = None,
-        with_scores: bool = True,
-    ) -> GradientEstimate:
+    def estimate(self, state: State, seed: Any, target_state: Any = (), *_: Any, **__: Any) -> Any:
         gradient = self._offset - tf.linalg.matvec(self._hessian, state)
         scores = tf.zeros([*state.shape[:-1], 2, state.shape[-1]], state.dtype)
         return GradientEstimate(gradient, self(state), scores, (), target_state, 1.0)

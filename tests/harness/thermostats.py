@@ -93,14 +93,7 @@ class NoisyQuadratic(Target):
     def chain_shape(self, state: State) -> Any:
         return tf.nest.flatten(state)[0].shape[:-1]
 
-    def estimate(
-        self,
-        state: State,
-        seed: tf.Tensor,
-        target_state: Any = (),
-        probe: State = None,
-        with_scores: bool = True,
-    ) -> GradientEstimate:
+    def estimate(self, state: State, seed: tf.Tensor, *_: Any, **__: Any) -> GradientEstimate:
         parts, z = (tf.nest.flatten(x) for x in (state, random.normal_like(state, seed)))
         gradient = [
             s * n - self._stiffness * x for x, s, n in zip(parts, self._sigma, z, strict=True)
