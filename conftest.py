@@ -1,4 +1,4 @@
-"""The whole suite, `python -m pytest`, runs a file on each core where pytest-xdist is installed."""
+"""Runs the whole suite, `python -m pytest`, on all cores if pytest-xdist is installed."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Chosen files, `-n` and `--pdb` mean what they always do."""
+    """Starts a worker on each core, unless files, `-n` or `--pdb` are given."""
     options = config.option
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if not whole or hasattr(config, "workerinput") or options.usepdb or options.collectonly:
@@ -17,23 +17,23 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         affinity = getattr(os, "sched_getaffinity", None)
         options.numprocesses = len(affinity(0)) if affinity else os.cpu_count()
         options.dist = "loadfile"
-        # A thread a worker: those of several wait for each other, in small products most of all.
+        # With more threads than cores, the threads wait for each other.
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
             os.environ.setdefault(name, "1")
 
 
 def pytest_collection_finish() -> None:
-    """Tests run what they make once, so TensorFlow is told not to tune it.
+    """Turns off TensorFlow's tuning, because tests run most graphs only once.
 
-    Optimising a graph costs more than it saves. The thread that tunes an input pipeline makes the
-    end of an iterator wait for it, now and then, for up to a minute. XLA's compilation is left as
-    it is, and so is all in processes that tests start.
+    Optimising a graph costs more than it saves. The end of an iterator sometimes waits up to a
+    minute for the thread that tunes its input pipeline. XLA's compilation does not change, and
+    neither do processes that tests start.
     """
     if "tensorflow" in sys.modules:
         import tensorflow as tf
 
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-        as_it_is = tf.data.Options()
-        as_it_is.autotune.enabled = False
+        untuned = tf.data.Options()
+        untuned.autotune.enabled = False
         iterate = tf.data.Dataset.__iter__
-        tf.data.Dataset.__iter__ = lambda dataset: iterate(dataset.with_options(as_it_is))
+        tf.data.Dataset.__iter__ = lambda dataset: iterate(dataset.with_options(untuned))

@@ -1,4 +1,4 @@
-"""Find a data file on this machine or download it, check it, and return its content."""
+"""Finds a data file on this machine or downloads it, checks it, and returns its content."""
 
 import bz2
 import gzip
@@ -23,10 +23,10 @@ class Source(NamedTuple):
     """One file of a data set.
 
     Attributes:
-        name: the upstream's file name, with the folders below a data folder it is kept in.
-        url: where it is downloaded from; a name in ``.zip`` means an archive that holds the file.
-        sha256: hash of the file as the upstream ships it (for an archive: of the file inside).
-            None where no such hash has been published; the caller then checks the content.
+      name: the upstream's file name, with the folders that it is kept in below a data folder.
+      url: the address for downloads. A `.zip` file is an archive that holds the file.
+      sha256: hash of the file as the upstream ships it (for an archive: of the file inside), or
+        None if no hash has been published. The caller then checks the content.
     """
 
     name: str
@@ -35,37 +35,44 @@ class Source(NamedTuple):
 
     @property
     def saved_name(self) -> str:
-        """What the file at `url` is called on this machine."""
+        """Name on this machine of the file that is downloaded."""
         return self.name + (".zip" if self.url.endswith(".zip") else "")
 
 
-def read(source: Source) -> bytes:
-    """Return the content of a data file, free of any compression.
+def registered(name: str) -> Source:
+    """Returns the entry of `datasets/registry.txt` for a file name."""
+    lines = Path(__file__).with_name("registry.txt").read_text().splitlines()
+    sha256, url = {row[0]: row[1:] for row in map(str.split, lines)}[name]
+    return Source(name, url, None if sha256 == "-" else sha256)
 
-    Looked for, in this order: in the folder that the environment variable
-    ``TFP_SGMCMC_DATASETS`` names, in ``../shared/datasets`` next to the repository, in pooch's
-    cache, at the upstream's address. In a folder, the file may have ``.xz``, ``.gz`` or ``.zip``
-    added to its name.
+
+def read(source: Source) -> bytes:
+    """Returns the content of a data file without any compression.
+
+    The file is searched in this order: in the folder that the environment variable
+    `TFP_SGMCMC_DATASETS` names, in `../shared/datasets` next to the repository, in pooch's cache,
+    at the upstream's address. In a folder, its name may end in an additional `.xz`, `.gz` or
+    `.zip`.
 
     Raises:
-        FileNotFoundError: the file is in no folder and cannot be downloaded.
-        ImportError: the file has to be downloaded and pooch is not installed.
-        ValueError: the file is truncated or corrupt, or its sha256 is not the known one.
+      FileNotFoundError: the file is in no folder and cannot be downloaded.
+      ImportError: the file must be downloaded and pooch is not installed.
+      ValueError: the file is truncated or corrupt, or has the wrong sha256.
     """
-    for folder in _local_folders():
-        if path := _find(folder, source):
-            return _content(path, source, check=True)
-    if path := _find(_cache_folder(), source):
-        return _content(path, source, check=True)
-    # pooch has just hashed what it downloaded, unless the known hash is of the file in an archive.
+    for folder in _folders():
+        for added in ("", ".xz", ".gz", ".zip"):
+            if (path := folder / (source.name + added)).is_file():
+                return _content(path, source, check=True)
+    # pooch has already hashed its download, except for an archive, where the file inside counts.
     return _content(_download(source), source, check=source.url.endswith(".zip"))
 
 
-def _local_folders() -> Iterator[Path]:
+def _folders() -> Iterator[Path]:
     if named := os.environ.get(VARIABLE):
         yield Path(named).expanduser()
     if _shared_folder().is_dir():
         yield _shared_folder()
+    yield _cache_folder()  # comes last because it needs pooch
 
 
 def _shared_folder() -> Path:
@@ -76,18 +83,13 @@ def _cache_folder() -> Path:
     return Path(require("pooch").os_cache("tfp_sgmcmc"))
 
 
-def _find(folder: Path, source: Source) -> Path | None:
-    candidates = (folder / (source.name + added) for added in ("", ".xz", ".gz", ".zip"))
-    return next((path for path in candidates if path.is_file()), None)
-
-
 def _content(path: Path, source: Source, check: bool) -> bytes:
     content = path.read_bytes()
     if path.suffix == ".zip":
         content = _unpacked(path, lambda: _member(content, Path(source.name).name))
     elif path.name != Path(source.name).name:
         content = _unpacked(path, lambda: _UNPACK[path.suffix](content))
-    # Unpacked before the hash is judged: for a file that ends early, "truncated" says more.
+    # Unpack before the hash is compared: "truncated" says more about a file that ends early.
     unpack = _UNPACK.get(Path(source.name).suffix)
     unpacked = _unpacked(path, lambda: unpack(content)) if unpack else content
     if check and source.sha256 is not None:
@@ -97,17 +99,13 @@ def _content(path: Path, source: Source, check: bool) -> bytes:
     return unpacked
 
 
-_UNPACK: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.decompress,
-    ".xz": lzma.decompress,
-    ".bz2": bz2.decompress,
-}
+_UNPACK = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}
 
 
 def _unpacked(path: Path, unpack: Callable[[], bytes]) -> bytes:
     try:
         return unpack()
-    # Each decompressor has its own exceptions for data that end early or make no sense.
+    # Each decompressor has different exceptions for data that end early or are invalid.
     except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise ValueError(
             f"{path} is truncated or corrupt ({error}). Delete it and run again, "
@@ -118,17 +116,17 @@ def _unpacked(path: Path, unpack: Callable[[], bytes]) -> bytes:
 def _member(archive: bytes, name: str) -> bytes:
     with zipfile.ZipFile(io.BytesIO(archive)) as files:
         for member in files.namelist():
-            # UCI's archives hold some files in Unix `compress` format, which ends in .Z.
+            # UCI's archives hold some files in the format of Unix `compress`, with the suffix .Z.
             if Path(member).name in (name, name + ".Z"):
                 content = files.read(member)
                 return unlzw(content) if member.endswith(".Z") else content
-        raise ValueError(f"the archive holds no {name}, only {', '.join(files.namelist())}")
+        raise ValueError(f"the archive holds {', '.join(files.namelist())} but not {name}")
 
 
 def _wrong_hash(path: Path, expected: str, actual: str) -> str:
     return (
-        f"{path} has the wrong content: its sha256 is {actual}, expected {expected}. "
-        "It is damaged or another version; delete it and run again."
+        f"{path} must have the sha256 {expected}. Received: {actual}. "
+        "The file is damaged or another version. Delete it and run again."
     )
 
 
@@ -149,24 +147,23 @@ def _download(source: Source) -> Path:
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise FileNotFoundError(_missing(source, error)) from None
     except ValueError:
-        # pooch throws away what it refuses; the copy is kept for a look, under another name,
-        # so that the next run starts afresh.
+        # pooch deletes a file with the wrong hash. The copy is kept for inspection under another
+        # name, so that the next run starts from the beginning.
         rejected = part.replace(target.with_name(target.name + ".rejected"))
         actual = hashlib.sha256(rejected.read_bytes()).hexdigest()
-        raise ValueError(
-            f"from {source.url}: " + _wrong_hash(rejected, str(whole), actual)
-        ) from None
+        wrong = _wrong_hash(rejected, str(whole), actual)
+        raise ValueError(f"{wrong} It was downloaded from {source.url}.") from None
     part.unlink(missing_ok=True)
     return target
 
 
 def _missing(source: Source, cause: Exception) -> str:
-    folders = [*_local_folders(), _cache_folder()]
+    folders = list(_folders())
     return (
         f"{source.name} was not found and could not be downloaded "
         f"({type(cause).__name__}: {cause}).\n"
         f"Searched: {', '.join(map(str, folders))}.\n"
-        f"Fetch {source.url} by hand and save it as {folders[-1] / source.saved_name}, or as "
+        f"Download {source.url} by hand and save it as {folders[-1] / source.saved_name}, or as "
         f"{source.saved_name} in a folder that the environment variable {VARIABLE} names. "
-        "An interrupted download goes on where it stopped when run again."
+        "An interrupted download continues where it stopped when run again."
     )

@@ -5,19 +5,19 @@ from types import ModuleType
 
 
 def require(module: str) -> ModuleType:
-    """Import `module`, or say how to install it.
+    """Imports a module, or raises an error that says how to install it.
 
     Args:
-        module: name of the module, for instance ``"sklearn.decomposition"``.
+      module: full name of the module, such as `"sklearn.decomposition"`.
 
     Raises:
-        ImportError: the module cannot be imported.
+      ImportError: the module cannot be imported.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"this data set needs {module.partition('.')[0]}, which cannot be imported ({error}). "
+            f"This data set needs {module.partition('.')[0]}, which cannot be imported ({error}). "
             'Install it with: python -m pip install "tfp_sgmcmc[test]"',
             name=module,
         ) from None

@@ -1,34 +1,60 @@
-"""Steps that several data sets share: options, split, scaling."""
+"""Steps that several data sets share: options, LIBSVM's text format, split, scaling."""
+
+import io
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from datasets._optional import require
 from datasets._types import Dataset
 
 
 def check_choice(option: str, given: object, choices: tuple[object, ...]) -> None:
-    """Raise ValueError, naming the choices, where `given` is none of them."""
+    """Raises a `ValueError` that names the choices, unless `given` is one of them."""
     if given not in choices:
-        raise ValueError(
-            f"{option}={given!r} is not known; choose one of {', '.join(map(repr, choices))}"
-        )
+        names = ", ".join(map(repr, choices))
+        raise ValueError(f"{option} must be one of {names}. Received: {given!r}.")
+
+
+def parse_svmlight(
+    content: bytes, num_features: int, dtype: DTypeLike
+) -> tuple[np.ndarray, np.ndarray]:
+    """Parses LIBSVM's text format, lines of `label index:value ...` with indices from 1.
+
+    Args:
+      content: the text.
+      num_features: number of columns. The parser cannot infer it, because a file may leave out its
+        last feature (a9a.t does).
+      dtype: dtype of the features.
+
+    Returns:
+      Dense features, `[rows, num_features]`, and the labels in the file, `[rows]`, int32.
+
+    Raises:
+      ValueError: a line is malformed, or an index is larger than `num_features`.
+    """
+    load = require("sklearn.datasets").load_svmlight_file
+    x, y = load(io.BytesIO(content), n_features=num_features, zero_based=False)
+    return x.astype(dtype).toarray(), y.astype(np.int32)
 
 
 def random_split(x: np.ndarray, y: np.ndarray, test_fraction: float, seed: int) -> Dataset:
-    """Shuffle the rows and cut off a test part.
+    """Shuffles the rows and holds out a test part.
 
     Args:
-        x: features of shape (rows, features).
-        y: labels of shape (rows,).
-        test_fraction: part of the rows that is held out, in [0, 1). With 0 the training part
-            is all rows in their order in the file, and the test part is empty.
-        seed: the same seed gives the same split.
+      x: features, `[rows, features]`.
+      y: labels, `[rows]`.
+      test_fraction: fraction of the rows that is held out, in [0, 1). With 0 the training part is
+        all rows in the order of the file, and the test part is empty.
+      seed: seed of the shuffle. The same seed gives the same split.
 
     Raises:
-        ValueError: `test_fraction` is outside [0, 1).
+      ValueError: `test_fraction` is outside [0, 1).
     """
     if not 0 <= test_fraction < 1:
-        raise ValueError(f"test_fraction={test_fraction!r} must be at least 0 and less than 1")
+        raise ValueError(
+            f"test_fraction must be at least 0 and less than 1. Received: {test_fraction!r}."
+        )
     if test_fraction == 0:
         return Dataset(x, y, x[:0], y[:0])
     x_train, x_test, y_train, y_test = require("sklearn.model_selection").train_test_split(
@@ -38,16 +64,16 @@ def random_split(x: np.ndarray, y: np.ndarray, test_fraction: float, seed: int) 
 
 
 def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give each column of `train` mean 0 and variance 1, and move `test` along with it.
+    """Gives each column of `train` mean 0 and variance 1, and maps `test` in the same way.
 
-    A column that is constant in `train` becomes 0 there (it is not divided).
+    A column that is constant in `train` is centred but not divided.
 
     Args:
-        train: array of shape (train rows, features).
-        test: array of shape (test rows, features).
+      train: array, `[train rows, features]`.
+      test: array, `[test rows, features]`.
 
     Returns:
-        The two arrays in float64.
+      The two arrays in float64.
     """
     mean = train.mean(axis=0, dtype=np.float64)
     scale = train.std(axis=0, dtype=np.float64)
@@ -56,5 +82,5 @@ def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def add_constant(x: np.ndarray) -> np.ndarray:
-    """Put a column of ones in front of `x`, an array of shape (rows, features)."""
+    """Puts a column of ones in front of `x`, `[rows, features]`."""
     return np.concatenate([np.ones((len(x), 1), x.dtype), x], axis=1)

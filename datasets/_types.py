@@ -1,4 +1,4 @@
-"""What the loaders return."""
+"""Return types of the loaders."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ class Dataset(NamedTuple):
     """Labelled data in a training and a test part.
 
     Attributes:
-        x_train: features of shape (train rows, features), float32 unless `dtype` said otherwise.
-        y_train: labels of shape (train rows,), int32, counted from 0.
-        x_test: features of shape (test rows, features), the dtype of `x_train`.
-        y_test: labels of shape (test rows,), int32.
+      x_train: features, `[train rows, features]`, float32 unless `dtype` is given.
+      y_train: labels, `[train rows]`, int32, counted from 0.
+      x_test: features, `[test rows, features]`, with the dtype of `x_train`.
+      y_test: labels, `[test rows]`, int32.
     """
 
     x_train: np.ndarray
@@ -25,8 +25,8 @@ class Unlabelled(NamedTuple):
     """Data without labels, and the starting point that its authors ship with it.
 
     Attributes:
-        x: observations of shape (rows, features), float32 unless `dtype` said otherwise.
-        initial: initial parameter vector of shape (parameters,), the dtype of `x`.
+      x: observations, `[rows, features]`, float32 unless `dtype` is given.
+      initial: initial parameter vector, `[parameters]`, with the dtype of `x`.
     """
 
     x: np.ndarray

@@ -1,34 +1,31 @@
-"""Decompression of Unix `compress` (.Z) data, for which Python has no module."""
+"""Decompression of the format of Unix `compress` (.Z), for which Python has no module."""
 
 _HEADER = b"\x1f\x9d"
 
 
 def unlzw(data: bytes) -> bytes:
-    """Return the content of a ``.Z`` file.
+    """Returns the content of a `.Z` file.
+
+    The format has neither a length nor a checksum, so data that end early give a shorter content.
 
     Args:
-        data: the whole file, in block mode (what every `compress` since 1985 writes).
-
-    The format has no length and no checksum: data that end early give a shorter content.
+      data: the whole file, in block mode (which every `compress` since 1985 writes).
 
     Raises:
-        ValueError: the data are not of this format.
+      ValueError: the data do not have this format.
     """
     if data[:2] != _HEADER or len(data) < 3 or not data[2] & 0x80:
-        raise ValueError("not a .Z file in block mode")
+        raise ValueError("the data must be a .Z file in block mode")
     max_bits = data[2] & 0x1F
     clear, first_free = 256, 257
     table = [bytes([i]) for i in range(256)] + [b""]
     output: list[bytes] = []
     previous = b""
     width = 9
-    # Codes come in groups of eight, so `width` bytes; a group is cut short (and padded) where
-    # the code width changes.
+    # Codes come in groups of eight, which fill `width` bytes. Where the code width changes, a group
+    # may have fewer codes and is padded.
     position, used = 3, 0
-    while True:
-        bit = position * 8 + used * width
-        if bit + width > len(data) * 8:
-            break
+    while (bit := position * 8 + used * width) + width <= len(data) * 8:
         start = bit // 8
         code = int.from_bytes(data[start : start + 4], "little") >> bit % 8 & ((1 << width) - 1)
         used += 1
@@ -42,7 +39,7 @@ def unlzw(data: bytes) -> bytes:
             elif code == len(table) and previous:
                 entry = previous + previous[:1]
             else:
-                raise ValueError("a code that no entry has")
+                raise ValueError(f"code {code} is not in the table of {len(table)} entries")
             output.append(entry)
             if previous and len(table) < 1 << max_bits:
                 table.append(previous + entry[:1])

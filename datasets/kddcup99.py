@@ -1,4 +1,4 @@
-"""KDD Cup 1999: network connections, normal or an attack (the 10 % subset)."""
+"""KDD Cup 1999: network connections that are normal or an attack (the 10 % subset)."""
 
 import io
 from typing import Any
@@ -6,85 +6,58 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from datasets._fetch import Source, read
+from datasets._fetch import read, registered
 from datasets._prepare import random_split, standardise
 from datasets._types import Dataset
 
-LABELS = (
-    "back.",
-    "buffer_overflow.",
-    "ftp_write.",
-    "guess_passwd.",
-    "imap.",
-    "ipsweep.",
-    "land.",
-    "loadmodule.",
-    "multihop.",
-    "neptune.",
-    "nmap.",
-    "normal.",
-    "perl.",
-    "phf.",
-    "pod.",
-    "portsweep.",
-    "rootkit.",
-    "satan.",
-    "smurf.",
-    "spy.",
-    "teardrop.",
-    "warezclient.",
-    "warezmaster.",
-)
+_NAMES = """
+    back buffer_overflow ftp_write guess_passwd imap ipsweep land loadmodule multihop neptune
+    nmap normal perl phf pod portsweep rootkit satan smurf spy teardrop warezclient warezmaster
+"""
+LABELS = tuple(f"{name}." for name in _NAMES.split())
+_FILE = "kddcup.data_10_percent.gz"
 _FEATURES = 41
 _CATEGORICAL = (1, 2, 3)  # protocol_type, service, flag
 _HEAVY_TAILED = (0, 4, 5)  # duration (s), src_bytes, dst_bytes
-# The address is that of scikit-learn's copy, and the hash the one scikit-learn checks.
-DATA = Source(
-    "kddcup.data_10_percent.gz",
-    "https://ndownloader.figshare.com/files/5976042",
-    "8045aca0d84e70e622d1148d7df782496f6333bf6eb979a1b0837c42a9fd9561",
-)
 
 
 def kddcup99(
-    binary: bool = False,
-    test_fraction: float = 0.2,
-    seed: int = 0,
-    dtype: DTypeLike = np.float32,
+    binary: bool = False, test_fraction: float = 0.2, seed: int = 0, dtype: DTypeLike = np.float32
 ) -> Dataset:
-    """Load the 10 % subset of KDD Cup 1999.
+    """Loads the 10 % subset of KDD Cup 1999.
 
-    Source: http://kdd.ics.uci.edu/databases/kddcup99/kddcup99.html (file from
-    https://ndownloader.figshare.com/files/5976042). Licence: CC BY 4.0 (UCI).
-
-    The split is not stratified, and many rows are equal: the rarest classes have two to four
-    rows, so one part may have none of them.
+    There are N = 494021 examples with D = 118 features, and no official split. The random split is
+    not stratified, and many rows are equal. The rarest classes have two to four rows, so one part
+    may have none of them.
 
     Args:
-        binary: False for the 23 classes, True for attack or not.
-        test_fraction: part of the rows that is held out, in [0, 1). The file has no official
-            split.
-        seed: seed of the random split.
-        dtype: dtype of the features.
+      binary: False for the 23 classes, True for attack or not.
+      test_fraction: fraction of the rows that is held out, in [0, 1).
+      seed: seed of the random split.
+      dtype: dtype of the features.
 
     Returns:
-        Features of shape (rows, 118) from 494021 rows in all. First the 38 numeric features in
-        the order of the file: log(1 + v) of duration (in seconds), src_bytes and dst_bytes, whose
-        largest values are up to five orders of magnitude above the mean, the others as they are;
-        all standardised on the training part (two are constant, and become 0). Then 80 columns
-        of 0 or 1, one for each value in alphabetical order of protocol_type (3), service (66)
-        and flag (11). Labels 0 to 22 in the alphabetical order of `datasets.kddcup99.LABELS`; or,
-        where `binary` is True, 0 for normal (97278 rows) and 1 for an attack (396743).
+      Features, `[rows, 118]`. The first 38 columns are the numeric features in the order of the
+      file, standardised on the training part (two are constant and become 0). Before that,
+      duration (in seconds), src_bytes and dst_bytes become log(1 + v), because their largest values
+      are up to five orders of magnitude above the mean. The other 80 columns are 0 or 1, one for
+      each value in alphabetical order of protocol_type (3), service (66) and flag (11). Labels 0 to
+      22 in the alphabetical order of `datasets.kddcup99.LABELS`. With `binary`, 0 for normal (97278
+      rows) and 1 for an attack (396743).
 
     Raises:
-        ValueError: `test_fraction` is outside [0, 1), or the file is damaged.
-        FileNotFoundError: the file is not on this machine and cannot be downloaded.
-        ImportError: a package of the ``test`` extra is missing.
+      ValueError: `test_fraction` is outside [0, 1), or the file is damaged.
+      FileNotFoundError: the file is not on this machine and cannot be downloaded.
+      ImportError: a package of the `test` extra is missing.
+
+    References:
+      http://kdd.ics.uci.edu/databases/kddcup99/kddcup99.html (file from
+      https://ndownloader.figshare.com/files/5976042). Licence: CC BY 4.0 (UCI).
     """
-    numeric, categorical, y = parse_kddcup99(read(DATA))
+    numeric, categorical, y = parse_kddcup99(read(registered(_FILE)))
     if binary:
         y = (y != LABELS.index("normal.")).astype(np.int32)
-    # The rows are split by number, so that the wide array is made once and in its final dtype.
+    # Row numbers are split, so that the wide array is made only once and in its final dtype.
     rows = random_split(np.arange(len(y)), y, test_fraction, seed)
     train, test = standardise(numeric[rows.x_train], numeric[rows.x_test])
     return Dataset(
@@ -96,19 +69,19 @@ def kddcup99(
 
 
 def parse_kddcup99(content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Parse the file.
+    """Parses the file.
 
     Returns:
-        The numeric features (rows, 38) in float64, with the logarithm taken of the heavy-tailed
-        ones; the one-hot columns (rows, number of values that occur) in bool; the int32 labels.
+      The numeric features, `[rows, 38]`, float64, with the logarithm of the heavy-tailed ones; the
+      one-hot columns, `[rows, number of values that occur]`, bool; the int32 labels.
 
     Raises:
-        ValueError: a line does not have 41 features of the right kind and a known label.
+      ValueError: a line does not have 41 features of the right kind and a known label.
     """
     kinds = ["S16" if i in _CATEGORICAL else "f8" for i in range(_FEATURES)]
     names = [str(i) for i in range(_FEATURES)]
     dtype = np.dtype([*zip(names, kinds, strict=True), ("label", "S24")])
-    # Any: the type checker takes loadtxt's result for an array of floats, not of records.
+    # Any, because the type checker expects loadtxt to return floats and not records.
     table: Any = np.loadtxt(io.BytesIO(content), dtype, comments=None, delimiter=",", ndmin=1)
     numeric = np.stack(
         [
@@ -122,7 +95,7 @@ def parse_kddcup99(content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     labels = np.array(LABELS, "S24")
     y = np.searchsorted(labels, table["label"]).clip(max=len(labels) - 1).astype(np.int32)
     if unknown := set(table["label"][labels[y] != table["label"]].tolist()):
-        raise ValueError(f"{DATA.name}: unknown labels {sorted(unknown)}")
+        raise ValueError(f"Labels of {_FILE} must be in LABELS. Received: {sorted(unknown)}.")
     return numeric, np.concatenate(one_hot, axis=1), y
 
 

@@ -1,20 +1,15 @@
-"""UCI Letter Recognition: capital letters from 16 numbers about their image."""
+"""UCI Letter Recognition: capital letters from 16 statistics of their image."""
 
 import io
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from datasets._fetch import Source, read
+from datasets._fetch import read, registered
 from datasets._prepare import check_choice, random_split
 from datasets._types import Dataset
 
-DATA = Source(
-    "letter-recognition.data",
-    "https://archive.ics.uci.edu/ml/machine-learning-databases/letter-recognition/"
-    "letter-recognition.data",
-    "2b89f3602cf768d3c8355267d2f13f2417809e101fc2b5ceee10db19a60de6e2",
-)
+_FILE = "letter-recognition.data"
 _OFFICIAL_TRAIN_ROWS = 16000
 
 
@@ -24,40 +19,43 @@ def letter(
     seed: int = 0,
     dtype: DTypeLike = np.float32,
 ) -> Dataset:
-    """Load Letter Recognition.
+    """Loads Letter Recognition.
 
-    Source: Slate, https://archive.ics.uci.edu/dataset/59/letter+recognition. Licence: CC BY 4.0.
+    The official split has N = 16000 training and 4000 test examples with D = 16 features.
 
     Args:
-        split: ``"official"`` for the one UCI's description suggests, the first 16000 rows for
-            training and the last 4000 for the test, or ``"random"``.
-        test_fraction: part of the rows that is held out when `split` is ``"random"``, in [0, 1).
-        seed: seed of the random split.
-        dtype: dtype of the features.
+      split: `"official"` for the split that UCI's description suggests, the first 16000 rows for
+        training and the last 4000 for the test; `"random"` for a random split of all rows.
+      test_fraction: fraction of the rows that is held out when `split` is `"random"`, in [0, 1).
+      seed: seed of the random split.
+      dtype: dtype of the features.
 
     Returns:
-        Features of shape (rows, 16) in [-1, 1]: the file's integers v from 0 to 15 as
-        v * 2 / 15 - 1, which is LIBSVM's scaling. Labels 0 for A to 25 for Z.
+      Features, `[rows, 16]`, in [-1, 1]. An integer v from 0 to 15 in the file becomes
+      v * 2 / 15 - 1, which is LIBSVM's scaling. Labels 0 for A to 25 for Z.
 
     Raises:
-        ValueError: an argument is outside its range, or the file is damaged.
-        FileNotFoundError: the file is not on this machine and cannot be downloaded.
-        ImportError: a package of the ``test`` extra is missing.
+      ValueError: an argument is outside its range, or the file is damaged.
+      FileNotFoundError: the file is not on this machine and cannot be downloaded.
+      ImportError: a package of the `test` extra is missing.
+
+    References:
+      D. Slate. Letter Recognition. UCI, 1991.
+      https://archive.ics.uci.edu/dataset/59/letter+recognition. Licence: CC BY 4.0.
     """
     check_choice("split", split, ("official", "random"))
-    x, y = parse_letter(read(DATA), dtype)
+    x, y = parse_letter(read(registered(_FILE)), dtype)
     if split == "random":
         return random_split(x, y, test_fraction, seed)
-    train = slice(_OFFICIAL_TRAIN_ROWS)
-    test = slice(_OFFICIAL_TRAIN_ROWS, None)
-    return Dataset(x[train], y[train], x[test], y[test])
+    rows = _OFFICIAL_TRAIN_ROWS
+    return Dataset(x[:rows], y[:rows], x[rows:], y[rows:])
 
 
 def parse_letter(content: bytes, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
-    """Parse the file into features (rows, 16) in [-1, 1] and int32 labels 0..25.
+    """Parses the file into features, `[rows, 16]`, in [-1, 1] and int32 labels 0 to 25.
 
     Raises:
-        ValueError: a line is not a letter A to Z and 16 integers from 0 to 15.
+      ValueError: a line is not a letter A to Z and 16 integers from 0 to 15.
     """
     table = np.loadtxt(
         io.BytesIO(content),
@@ -69,5 +67,5 @@ def parse_letter(content: bytes, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarr
     )
     y, x = table[:, 0], table[:, 1:]
     if x.shape[1] != 16 or x.min() < 0 or x.max() > 15 or y.min() < 0 or y.max() > 25:
-        raise ValueError(f"{DATA.name}: a line is not a letter and 16 integers from 0 to 15")
+        raise ValueError(f"Each line of {_FILE} must be a letter and 16 integers from 0 to 15.")
     return (x * (2 / 15) - 1).astype(dtype), y.copy()

@@ -1,4 +1,4 @@
-"""Fixtures of the data set tests: folders of their own, a local server, the real data."""
+"""Fixtures of the data set tests: empty folders, a local server, the real data."""
 
 import http.server
 import re
@@ -15,7 +15,7 @@ from datasets import _fetch
 
 
 class Folders(NamedTuple):
-    """The three folders that are searched, in their order."""
+    """The three folders that are searched, in the order of the search."""
 
     named: Path
     shared: Path
@@ -24,7 +24,7 @@ class Folders(NamedTuple):
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
-    """Search empty folders only."""
+    """Restricts the search to empty folders."""
     result = Folders(*(tmp_path / name for name in Folders._fields))
     for folder in result:
         folder.mkdir()
@@ -37,7 +37,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[Callable]:
-    """Call a loader by name, once for the same arguments; skip where no file is at hand."""
+    """Calls a loader by name, once for equal arguments; skips the test without a local file."""
 
     def no_download(source: _fetch.Source) -> Path:
         pytest.skip(f"no local copy of {source.name}")
@@ -48,7 +48,7 @@ def load() -> Iterator[Callable]:
 
 
 class Server:
-    """A web server on this machine that sends `content` and can be told to misbehave."""
+    """A local web server that sends `content` and can simulate failures."""
 
     def __init__(self) -> None:
         self.content = b""

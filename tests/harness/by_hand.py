@@ -1,4 +1,4 @@
-"""What one step on the Gaussian-mean model draws and computes, in NumPy."""
+"""Draws and estimates of one step on the Gaussian-mean model, in NumPy."""
 
 from typing import Any, NamedTuple
 
@@ -11,14 +11,14 @@ from tfp_sgmcmc import random
 
 
 class Draws(NamedTuple):
-    """Indices of the minibatch, `[chains..., n]`, and z, `[chains..., D]`, of one step."""
+    """Indices of the minibatch, `[chains..., n]`, and z, `[chains..., D]`, in one step."""
 
     batch: np.ndarray
     z: np.ndarray
 
 
 def draws(target: sgmcmc.MinibatchLogProb, state: Any, seed: Any) -> Draws:
-    """The draws of a kernel that splits its seed in two, for the minibatch and for z."""
+    """Returns the draws of a kernel that splits its seed in two, for the minibatch and for z."""
     batch_seed, noise_seed = random.split(random.as_seed(seed), 2)
     positions = tf.range(target.batch_size)
     batch = target.draw(batch_seed, positions, target.chain_shape(state))
@@ -26,17 +26,17 @@ def draws(target: sgmcmc.MinibatchLogProb, state: Any, seed: Any) -> Draws:
 
 
 def flat(state: Any) -> np.ndarray:
-    """All parts of a state, `[chains..., D]`."""
+    """Concatenates all parts of a state into `[chains..., D]`."""
     return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
 
 
 def two_parts(x: np.ndarray) -> list[tf.Tensor]:
-    """A state of D entries as parts of one and of D - 1: the inverse of `flat`."""
+    """Splits a state of D entries into parts of size 1 and D - 1; the inverse of `flat`."""
     return [tf.constant(x[..., :1]), tf.constant(x[..., 1:])]
 
 
 class ByHand:
-    """Estimates from given minibatches of a `GaussianMean`."""
+    """Computes estimates from given minibatches of a `GaussianMean`."""
 
     def __init__(self, model: GaussianMean):
         self._model = model
@@ -45,7 +45,7 @@ class ByHand:
         return (self._model.data[batch] - theta[..., np.newaxis, :]) @ PRECISION
 
     def gradient(self, theta: np.ndarray, batch: np.ndarray) -> np.ndarray:
-        """g = grad log prior + N/n sum of scores."""
+        """Returns g = grad log prior + N/n sum of scores."""
         scale = self._model.num_examples / batch.shape[-1]
         return -theta @ PRIOR_PRECISION + scale * self.scores(theta, batch).sum(axis=-2)
 
@@ -56,7 +56,7 @@ class ByHand:
         return prior + self._model.num_examples / batch.shape[-1] * likelihood
 
     def covariance(self, theta: np.ndarray, batch: np.ndarray) -> np.ndarray:
-        """V of the minibatch, divisor n - 1, `[chains..., D, D]`."""
+        """Returns V of the minibatch with divisor n - 1, `[chains..., D, D]`."""
         centred = self.scores(theta, batch)
         centred = centred - centred.mean(axis=-2, keepdims=True)
         return np.einsum("...ni,...nj->...ij", centred, centred) / (batch.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""Estimates from every minibatch there is: their means and covariances are then exact."""
+"""Estimates from all possible minibatches, which have exact means and covariances."""
 
 import itertools
 from typing import Any
@@ -11,9 +11,10 @@ import tfp_sgmcmc as sgmcmc
 
 
 def give_every_minibatch(monkeypatch: pytest.MonkeyPatch, base: sgmcmc.MinibatchLogProb) -> int:
-    """Makes chain k of an estimate draw minibatch k of all, in order; returns how many there are.
+    """Makes chain k of an estimate draw the k-th of all minibatches; returns their number.
 
-    All are equally likely. Ordered ones are taken, so that groups of examples are, too.
+    All minibatches are equally likely. They are ordered tuples, so that all divisions of a
+    minibatch into groups of examples occur.
     """
     examples, n = range(base.num_examples), base.batch_size
     every = itertools.product(examples, repeat=n)
@@ -23,16 +24,16 @@ def give_every_minibatch(monkeypatch: pytest.MonkeyPatch, base: sgmcmc.Minibatch
 
 
 def flat(parts: Any, ndims: int) -> np.ndarray:
-    """Concatenates the parts' entries behind `ndims` leading dimensions."""
+    """Concatenates the entries of all parts after `ndims` leading dimensions."""
     arrays = [np.asarray(x) for x in tf.nest.flatten(parts)]
     return np.concatenate([x.reshape(*x.shape[:ndims], -1) for x in arrays], axis=-1)
 
 
 def check_moments(estimate: sgmcmc.GradientEstimate, log_prob: Any, gradient: Any) -> np.ndarray:
-    """Asserts what must hold exactly over all minibatches; returns the covariance of the gradient.
+    """Checks exact moments over all minibatches; returns the covariance of the gradient.
 
-    The means of log posterior and gradient are `log_prob` and `gradient`, those at the state, and
-    the covariance of the gradient is c times the mean of the sample covariances of the scores.
+    The mean estimates of the log posterior and its gradient are their exact values, `log_prob` and
+    `gradient`. The covariance of the gradient is c times the mean sample covariance of the scores.
     """
     g = flat(estimate.gradient, 1)
     np.testing.assert_allclose(g.mean(axis=0), flat(gradient, 0), rtol=1e-10, atol=1e-10)

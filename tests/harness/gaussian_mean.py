@@ -1,12 +1,12 @@
-"""The Gaussian-mean model: linear scores, so that the biased law of linear schemes is known.
+"""The Gaussian-mean model, whose linear scores give the biased law of linear schemes exactly.
 
 Examples x_i ~ N(theta, P^-1) with known P, prior theta ~ N(0, L^-1). The gradient of the log
-posterior is b - A theta with A = L + N P, b = P sum_i x_i, and a minibatch adds noise that does not
-depend on theta, of covariance
+posterior is b - A theta with A = L + N P, b = P sum_i x_i. A minibatch adds noise that does not
+depend on theta and has the covariance
 
   Sigma = N^2/n V_N with replacement,   N (N-n)/n V_{N-1} without,
 
-where V_k is the scores' centred sum of squares over k. Both are exact for every N and n.
+where V_k is the centred sum of squares of the scores divided by k. Both are exact for all N and n.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ PRIOR_PRECISION = np.diag([0.5, 1.0, 2.0])
 
 
 class GaussianMean:
-    """N examples in three dimensions, and everything that is known of their posterior."""
+    """N examples in three dimensions, and the exact moments of their posterior."""
 
     def __init__(self, num_examples: int = 12, seed: int = 0):
         generator = np.random.default_rng(seed)
@@ -35,7 +35,7 @@ class GaussianMean:
         self.score_covariance = np.cov(scores, rowvar=False, ddof=1)  # V, divisor N - 1
 
     def noise(self, batch_size: int, replacement: bool) -> np.ndarray:
-        """Sigma, the covariance of the gradient estimate."""
+        """Returns Sigma, the covariance of the gradient estimate."""
         total = self.num_examples
         if replacement:
             return total**2 / batch_size * self.score_covariance * (total - 1) / total
@@ -49,10 +49,10 @@ class GaussianMean:
         likelihood_scale: float = 1.0,
         **options: Any,
     ) -> sgmcmc.MinibatchLogProb:
-        """The model as a target; with `parts` the state has two, `[..., 1]` and `[..., 2]`.
+        """Returns the model as a target; with `parts`, states are `[..., 1]` and `[..., 2]`.
 
-        A `likelihood_scale` other than one is the bug of a likelihood that is averaged. Scores are
-        in closed form, which is quick to trace; `score_fn=None` has them mapped.
+        A `likelihood_scale` other than one simulates the bug of an averaged likelihood. Scores are
+        in closed form, which is quick to trace. `score_fn=None` computes them by mapping.
         """
         precision = tf.constant(PRECISION * likelihood_scale, dtype)
         prior_precision = tf.constant(PRIOR_PRECISION, dtype)
@@ -91,9 +91,9 @@ def sgld_covariance(
     matrix: Any = 1.0,
     temperature: float = 1.0,
 ) -> np.ndarray:
-    """Stationary covariance S of SGLD: S = F S F^T + T E^(1/2) M E^(1/2) + E/2 M Sigma M E/2.
+    """Solves S = F S F^T + T E^(1/2) M E^(1/2) + E/2 M Sigma M E/2, the covariance of SGLD.
 
-    F = I - E/2 M A; E = diag(step_size), M a constant preconditioner.
+    Here F = I - E/2 M A, E = diag(step_size) and M is a constant preconditioner.
     """
     contraction, drift, injected = sgld_step(hessian, step_size, matrix, temperature)
     return solve_discrete_lyapunov(contraction, injected + drift @ noise @ drift.T)
@@ -102,7 +102,7 @@ def sgld_covariance(
 def sgld_step(
     hessian: np.ndarray, step_size: Any, matrix: Any, temperature: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """F, E/2 M, and the covariance of the injected noise."""
+    """Returns F, E/2 M, and the covariance of the injected noise."""
     size = len(hessian)
     matrix = np.asarray(matrix) * np.eye(size) if np.ndim(matrix) < 2 else np.asarray(matrix)
     step = np.diag(np.broadcast_to(step_size, [size]))
@@ -114,15 +114,15 @@ def sgld_step(
 def sgld_epoch_covariance(
     hessian: np.ndarray, noise: np.ndarray, num_batches: int, step_size: float
 ) -> np.ndarray:
-    """Covariance of SGLD at the ends of epochs of B minibatches that partition the data.
+    """Returns the covariance of SGLD at the ends of epochs of B minibatches without overlap.
 
-    The noises of one epoch add up to zero: their joint covariance is C (x) Sigma with C = I -
-    (11^T - I) / (B-1), while epochs are independent. One epoch is a linear step of its own.
+    The noise of one epoch adds up to zero. Its joint covariance is C (x) Sigma with
+    C = I - (11^T - I) / (B-1), and epochs are independent. One epoch is therefore a linear step.
     """
     size = len(hessian)
     contraction, drift, injected = sgld_step(hessian, step_size, 1.0, 1.0)
     powers = [np.linalg.matrix_power(contraction, num_batches - 1 - j) for j in range(num_batches)]
-    through = np.concatenate(powers, axis=1)  # [D, B D]: what each step's noise has become
+    through = np.concatenate(powers, axis=1)  # [D, B D]: effect of each step's noise
     correlation = np.eye(num_batches) * num_batches / (num_batches - 1) - 1 / (num_batches - 1)
     lifted = block_diag(*[drift] * num_batches)
     total = lifted @ np.kron(correlation, noise) @ lifted.T

@@ -1,4 +1,4 @@
-"""Estimators that know V, so that Sigma = c V exactly: for stationary laws in closed form."""
+"""Estimators with the exact V, so that stationary laws have a closed form with Sigma = c V."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,9 @@ from tfp_sgmcmc.covariance.operators import DenseMatrix, DiagonalMatrix, Matrix
 
 
 class KnownCovariance(Full):
-    """V is `matrix`, `[D, D]`, of all parts in the order of `tf.nest.flatten`, in every chain.
+    """An estimator of V that returns `matrix`, `[D, D]`, in every chain.
+
+    Rows and columns follow the parts in the order of `tf.nest.flatten`.
 
     >>> from tests.harness.gaussian_mean import GaussianMean
     >>> model = GaussianMean(num_examples=12)
@@ -32,7 +34,7 @@ class KnownCovariance(Full):
 
 
 class KnownDiagonal(Diag):
-    """V is diagonal, with the entries `diagonal`, `[D]`, in every chain."""
+    """An estimator of a diagonal V that returns the entries `diagonal`, `[D]`, in every chain."""
 
     def __init__(self, diagonal: Any):
         super().__init__(RunningMean())

@@ -1,4 +1,4 @@
-"""A target whose scores have a known covariance, so that every estimator of V finds just that."""
+"""A target whose scores have a known covariance, which every estimator of V then returns."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 
 class KnownScores(Target):
-    """Wraps a target of one part, `[chains..., D]`, or of several of rank one an event.
+    """Wraps a target whose state has one or more parts with events of rank one.
 
-    Minibatches, and with them gradients, are the wrapped target's. Its scores are 2 D rows whose
-    sample covariance is V exactly, in every minibatch: for estimators of all kinds.
+    Minibatches and gradients are the wrapped target's. The scores of each minibatch are 2 D rows
+    with the sample covariance V.
 
     Args:
-      target: what is wrapped.
-      covariance: V, `[D, D]`, of all parts in the order of `tf.nest.flatten`.
-      noise_scale: c, if another than the target's; a number, or one for each chain.
+      target: the wrapped target.
+      covariance: V, `[D, D]`, for all parts in the order of `tf.nest.flatten`.
+      noise_scale: c, a number or one for each chain; by default the target's.
     """
 
     def __init__(self, target: Target, covariance: Any, noise_scale: Any = None):

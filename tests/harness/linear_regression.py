@@ -1,14 +1,14 @@
-"""Linear regression: control variates leave noise that is linear in theta, with a known law.
+"""Linear regression, in which control variates leave noise that is linear in theta.
 
 Examples y_i ~ N(x_i . theta, 1), prior theta ~ N(0, I). The score of example i differs between
-theta and an anchor phi by -H_i (theta - phi), H_i = x_i x_i^T. A step of SGLD with the full
-gradient known at phi is therefore, with d = theta - mean and a = phi - mean,
+theta and an anchor phi by -H_i (theta - phi) with H_i = x_i x_i^T. With d = theta - mean and
+a = phi - mean, a step of SGLD that knows the full gradient at phi is therefore
 
   d' = F d + eps/2 W (d - a) + sqrt(eps) z,   F = I - eps/2 A,   A = I + sum_i H_i,
 
-where W = sum_i H_i - N/n sum_{i in S} H_i has mean zero and the covariance c Cov_i(H_i), each step
-afresh. So E[d] = 0 in equilibrium, and second moments obey a closed linear equation, whatever the
-law of W.
+where W = sum_i H_i - N/n sum_{i in S} H_i is independent in each step, with mean zero and the
+covariance c Cov_i(H_i). In equilibrium, E[d] = 0 and second moments satisfy a closed linear
+equation for every law of W.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ class LinearRegression:
         self.hessian = np.eye(2) + self.hessians.sum(axis=0)  # A
         self.mean = np.linalg.solve(self.hessian, self.x.T @ self.y)
         centred = self.hessians - self.hessians.mean(axis=0)
-        # [(a, b), (c, d)]: covariance of H_ac and H_bd, which maps v v^T to that of H v.
+        # [(a, b), (c, d)]: covariance of H_ac and H_bd. It maps v v^T to the covariance of H v.
         self._spread = np.einsum("iac,ibd->abcd", centred, centred).reshape(4, 4)
         self.num_examples = num_examples
 
@@ -45,9 +45,9 @@ class LinearRegression:
         )
 
     def _step(self, moments: np.ndarray, target: Any, step_size: float) -> np.ndarray:
-        """E[X' X'^T] from E[X X^T], X = (d, a): one step of SGLD with a fixed anchor."""
+        """Maps E[X X^T], X = (d, a), to its value after one step of SGLD with a fixed anchor."""
         total = self.num_examples
-        divisor = total if target.replacement else total - 1  # of the V that belongs to c
+        divisor = total if target.replacement else total - 1  # of the V that c multiplies
         contraction = np.eye(4)
         contraction[:2, :2] -= step_size / 2 * self.hessian
         between = np.concatenate([np.eye(2), -np.eye(2)], axis=1)
@@ -60,14 +60,14 @@ class LinearRegression:
     def covariance(
         self, target: Any, step_size: float, center: np.ndarray | None = None, period: int = 1
     ) -> np.ndarray:
-        """E[d d^T] in equilibrium: with the anchor at `center`, or after `period` steps from it.
+        """Returns E[d d^T] in equilibrium, with a fixed anchor or one that follows the chain.
 
-        With a center it is that of every step; without, the anchor is the state `period` steps
-        ago, and the equilibrium that of the chain seen once a period.
+        With `center`, the anchor stays there. Without it, the anchor moves to the state every
+        `period` steps, and the equilibrium is the one at these moves.
         """
 
         def advance(second: np.ndarray) -> np.ndarray:
-            """E[d d^T] a period later: affine in E[d d^T], as E[d] = 0."""
+            """Returns E[d d^T] a period later, which is affine in E[d d^T] because E[d] = 0."""
             moments = np.tile(second, [2, 2])
             if center is not None:
                 offset = center - self.mean

@@ -1,4 +1,4 @@
-"""Preconditioners as explicit matrices, and their divergence by finite differences."""
+"""Explicit matrices of preconditioners, and their divergence by finite differences."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ def local(preconditioner: Preconditioner, state: Any, chain_ndims: int = 0) -> L
 
 
 def explicit(operation: Any, like: np.ndarray) -> np.ndarray:
-    """The matrix of a linear map between arrays of the shape of `like`."""
+    """Returns the matrix of a linear map between arrays with the shape of `like`."""
     basis = np.eye(like.size).reshape(like.size, *like.shape)
     columns = [np.ravel(operation(tf.constant(e, tf.float64))) for e in basis]
     return np.stack(columns, axis=1)
 
 
 def check_against_explicit(matrix: LocalMatrix, expected: np.ndarray, like: np.ndarray) -> None:
-    """multiply, S S^T = M, v^T M^-1 v and log det M are those of `expected`."""
+    """Checks multiply, S S^T = M, v^T M^-1 v and log det M against the matrix `expected`."""
     np.testing.assert_allclose(explicit(matrix.multiply, like), expected, rtol=1e-9, atol=1e-12)
     factor = explicit(matrix.sqrt_multiply, like)
     np.testing.assert_allclose(factor @ factor.T, expected, rtol=1e-9, atol=1e-12)
@@ -31,7 +31,7 @@ def check_against_explicit(matrix: LocalMatrix, expected: np.ndarray, like: np.n
 
 
 def divergence_by_differences(multiply_at: Any, theta: np.ndarray, h: float = 1e-5) -> np.ndarray:
-    """sum_j d M_ij / d theta_j, by central differences of explicit matrices."""
+    """Computes sum_j d M_ij / d theta_j by central differences of explicit matrices."""
     total = np.zeros(theta.size)
     for j in range(theta.size):
         shift = np.zeros(theta.size)

@@ -1,4 +1,4 @@
-"""Samplers broken on purpose, for negative controls."""
+"""Deliberately broken samplers, for negative controls."""
 
 import inspect
 import sys
@@ -7,15 +7,15 @@ from typing import Any
 
 
 def mutant(kernel: type, *changes: tuple[str, str]) -> Any:
-    """Returns `kernel` as its source would make it with each (old, new) replaced.
+    """Returns `kernel` compiled from its source with `old` replaced by `new` in each pair.
 
     Raises:
-      ValueError: an `old` that does not occur just once.
+      ValueError: an `old` does not occur exactly once.
     """
     source = textwrap.dedent(inspect.getsource(kernel))
     for old, new in changes:
-        if source.count(old) != 1:
-            raise ValueError(f"{old!r} occurs {source.count(old)} times in {kernel.__name__}.")
+        if (count := source.count(old)) != 1:
+            raise ValueError(f"{old!r} must occur once in {kernel.__name__}. Received: {count}.")
         source = source.replace(old, new)
     namespace = dict(vars(sys.modules[kernel.__module__]))
     exec(source, namespace)

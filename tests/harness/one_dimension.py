@@ -19,7 +19,7 @@ class GridLaw(NamedTuple):
         return np.interp(x, self.edges, np.concatenate([[0.0], np.cumsum(self.masses)]))
 
     def draw(self, size: int, seed: int) -> np.ndarray:
-        """Draws by the inverse distribution function, at one uniform number in each of `size`."""
+        """Draws `size` values by the inverse distribution function at uniform numbers."""
         uniform = np.random.default_rng(seed).uniform(size=size)
         cumulative = np.concatenate([[0.0], np.cumsum(self.masses)])
         return np.interp(uniform, cumulative, self.edges)
@@ -32,17 +32,17 @@ class GridLaw(NamedTuple):
 
 
 def density_law(log_density: Function, limit: float, num_cells: int = 4000) -> GridLaw:
-    """The law with an unnormalised log density, on [-limit, limit]."""
+    """Returns the law with an unnormalised log density on [-limit, limit]."""
     edges = np.linspace(-limit, limit, num_cells + 1)
     masses = np.exp(log_density((edges[1:] + edges[:-1]) / 2))
     return GridLaw(edges, masses / masses.sum())
 
 
 def stationary_law(mean: Function, deviation: Function, limit: float, num_cells: int) -> GridLaw:
-    """Stationary law of theta' ~ N(mean(theta), deviation(theta)^2), on [-limit, limit].
+    """Returns the stationary law of theta' ~ N(mean(theta), deviation(theta)^2) on a grid.
 
-    Cells pass on their mass from their centres, by exact normal probabilities; the law is the
-    fixed point of that transition matrix.
+    The grid covers [-limit, limit]. Exact normal probabilities move the mass of each cell from its
+    centre. The law is the fixed point of this transition matrix.
     """
     edges = np.linspace(-limit, limit, num_cells + 1)
     centres = (edges[1:] + edges[:-1]) / 2

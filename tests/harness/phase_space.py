@@ -1,6 +1,6 @@
-"""Schemes with momenta: their matrices, read off the code, their laws, and runs that keep p.
+"""Schemes with momenta: their matrices (from the code), their laws, and runs that keep p.
 
-Where gradients are linear in theta, and their noise has one covariance Sigma, a step is
+If gradients are linear in theta and their noise has a constant covariance Sigma, a step is
 
   x <- F x + K e + L z,   x = (theta, p),   e ~ N(0, Sigma),   z ~ N(0, I),
 
@@ -15,14 +15,14 @@ import numpy as np
 import tensorflow as tf
 from scipy.linalg import solve_discrete_lyapunov
 
-from tests.harness.chains import by_chain, sample
+from tests.harness.chains import by_chain, compiled
 from tfp_sgmcmc import random
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 
 class LinearScheme(NamedTuple):
-    """F, `[2 D, 2 D]`, K and L, `[2 D, D]`."""
+    """The matrices F, `[2 D, 2 D]`, and K and L, `[2 D, D]`."""
 
     step: np.ndarray
     kick: np.ndarray
@@ -33,18 +33,18 @@ class LinearScheme(NamedTuple):
         return float(np.abs(np.linalg.eigvals(self.step)).max())
 
     def covariance(self, noise: np.ndarray) -> np.ndarray:
-        """Stationary covariance of (theta, p) where gradients have noise of covariance `noise`."""
+        """Returns the covariance of (theta, p) if the covariance of the gradient is `noise`."""
         injected = self.kick @ noise @ self.kick.T + self.drawn @ self.drawn.T
         return solve_discrete_lyapunov(self.step, injected)
 
     def position(self, noise: np.ndarray) -> np.ndarray:
-        """Its block of theta."""
+        """Returns the block of theta in `covariance`."""
         size = self.kick.shape[1]
         return self.covariance(noise)[:size, :size]
 
 
 class Quadratic(Target):
-    """log p = -theta^T A theta / 2, gradients off by `offset`, and scores that are all zero."""
+    """log p = -theta^T A theta / 2 with gradients that are off by `offset`, and zero scores."""
 
     num_examples, num_scores, noise_scale = 1, 2, 1.0
 
@@ -57,24 +57,17 @@ class Quadratic(Target):
     def chain_shape(self, state: State) -> Any:
         return state.shape[:-1]
 
-    def estimate(
-        self,
-        state: State,
-        seed: tf.Tensor,
-        target_state: Any = (),
-        probe: State = None,
-        with_scores: bool = True,
-    ) -> GradientEstimate:
+    def estimate(self, state: State, seed: Any, target_state: Any = (), *_: Any, **__: Any) -> Any:
         gradient = self._offset - tf.linalg.matvec(self._hessian, state)
         scores = tf.zeros([*state.shape[:-1], 2, state.shape[-1]], state.dtype)
         return GradientEstimate(gradient, self(state), scores, (), target_state, 1.0)
 
 
 def linear_scheme(make: Callable[..., Any], hessian: np.ndarray) -> LinearScheme:
-    """The matrices of a kernel, from one step of chains that begin at basis vectors, in `float64`.
+    """Returns the matrices of a kernel, from one float64 step of chains at basis vectors.
 
     Args:
-      make: `make(target, initial_momentum=p)` returns the kernel.
+      make: function that returns the kernel, `make(target, initial_momentum=p)`.
       hessian: A.
     """
     size = len(hessian)
@@ -91,7 +84,7 @@ def linear_scheme(make: Callable[..., Any], hessian: np.ndarray) -> LinearScheme
 
 
 class Run(NamedTuple):
-    """`samples` of (theta, p), `[chains, num_results, 2 D]`; the rest `[chains, num_results]`."""
+    """Samples of (theta, p), `[chains, num_results, 2 D]`, and the temperature of each."""
 
     samples: np.ndarray
     kinetic_temperature: np.ndarray
@@ -100,20 +93,11 @@ class Run(NamedTuple):
 def run_phase_space(
     kernel: Any, state: Any, num_results: int, num_burnin: int, seed: int, jit: bool = False
 ) -> Run:
-    """Runs all chains; parts of the state are concatenated."""
+    """Runs all chains and concatenates the parts of the state."""
 
-    @tf.function(jit_compile=jit, autograph=False)
-    def run(state: Any, seed: tf.Tensor) -> Any:
-        results = kernel.bootstrap_results(state)
-        return sample(
-            kernel,
-            state,
-            results,
-            num_results,
-            num_burnin,
-            seed,
-            lambda theta, results: ((theta, results.momentum), results.kinetic_temperature),
-        )
+    def kept(theta: Any, results: Any) -> Any:
+        return (theta, results.momentum), results.kinetic_temperature
 
+    run = compiled(kernel, num_results, num_burnin, jit, kept)
     samples, temperature = run(state, tf.constant(seed))
     return Run(by_chain(samples), temperature.numpy().T)

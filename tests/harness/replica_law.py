@@ -1,4 +1,4 @@
-"""The exact law of two replicas in one dimension that move and swap, on a grid."""
+"""The exact law on a grid of two replicas in one dimension that move and swap."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +10,15 @@ from tests.harness.one_dimension import Function, GridLaw
 
 
 class ReplicaLaw:
-    """Two replicas on the cells of a grid: moves by normal transitions, and swaps.
+    """Two replicas on the cells of a grid, which move by normal transitions and swap.
 
-    Cells pass on their mass from their centres, by exact normal probabilities. The law after each
-    number of steps is computed, whether it is stationary yet or not.
+    Exact normal probabilities move the mass of each cell from its centre. The law is computed after
+    a given number of steps, and need not be stationary.
 
     Args:
-      limit: the grid is `num_cells` cells on [-limit, limit].
-      num_cells: m.
-      swap_probability: `(cold, hot) -> probability`, at arrays of centres that broadcast.
+      limit: the grid covers [-limit, limit].
+      num_cells: number of cells.
+      swap_probability: function (cold, hot) -> probability of arrays of centres that broadcast.
     """
 
     def __init__(self, limit: float, num_cells: int, swap_probability: Callable):
@@ -27,9 +27,9 @@ class ReplicaLaw:
         self.swapped = swap_probability(self.centres[:, np.newaxis], self.centres)
 
     def transition(self, mean: Function, deviation: float, weights: Any = (1.0,)) -> np.ndarray:
-        """Probabilities `[to, from]` of theta' ~ N(mean(theta), deviation^2).
+        """Returns probabilities `[to, from]` of theta' ~ N(mean(theta), deviation^2).
 
-        Where `mean` returns K rows, it is the mean of these K transitions by their weights.
+        If `mean` returns K rows, the result is the weighted mean of these K transitions.
         """
         total = np.zeros(self.swapped.shape)
         for row, weight in zip(np.atleast_2d(mean(self.centres)), weights, strict=True):
@@ -40,7 +40,7 @@ class ReplicaLaw:
     def after(
         self, num_steps: int, start: float, transitions: tuple[np.ndarray, np.ndarray]
     ) -> GridLaw:
-        """Law of the cold replica after so many steps of both from `start`."""
+        """Returns the law of the cold replica after `num_steps` steps of both from `start`."""
         cold, hot = transitions
         at = np.argmin(np.abs(self.centres - start))
         joint = np.zeros([len(self.centres)] * 2)  # [cold, hot]

@@ -1,4 +1,4 @@
-"""States of several parts, and Sigma of every kind as an operator and as matrices in NumPy."""
+"""States of several parts, and Sigma of each kind as an operator and as NumPy matrices."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ KINDS = ["full", "block", "diag", "low_rank"]
 def draw_parts(
     generator: np.random.Generator, *leading: int, dtype: Any = np.float64
 ) -> dict[str, Any]:
-    """Normal arrays in the structure of the state, behind leading dimensions."""
+    """Draws normal arrays in the structure of the state, with leading dimensions."""
     return {k: generator.standard_normal([*leading, *s]).astype(dtype) for k, s in SHAPES.items()}
 
 
@@ -29,7 +29,7 @@ def tensors(parts: Any) -> Any:
 
 
 def kept(kind: str) -> np.ndarray:
-    """Which entries of V a kind keeps, `[7, 7]`."""
+    """Returns a mask of the entries of V that a kind keeps, `[7, 7]`."""
     part = np.repeat(np.arange(3), [2, 1, 4])
     everything = np.ones([SIZE, SIZE], bool)
     return {"block": part[:, np.newaxis] == part, "diag": np.eye(SIZE, dtype=bool)}.get(
@@ -38,7 +38,7 @@ def kept(kind: str) -> np.ndarray:
 
 
 def explicit(operation: Callable[[Any], Any], chains: tuple[int, ...]) -> np.ndarray:
-    """The matrices of a linear map of states, `[chains..., 7, 7]`."""
+    """Returns the matrices of a linear map of states, `[chains..., 7, 7]`."""
     columns = []
     for e in np.eye(SIZE):
         v = {k: e[p].reshape(s) for (k, s), p in zip(SHAPES.items(), PLACES, strict=True)}
@@ -48,7 +48,7 @@ def explicit(operation: Callable[[Any], Any], chains: tuple[int, ...]) -> np.nda
 
 
 class Example(NamedTuple):
-    """An operator, and Sigma as matrices, `[chains..., 7, 7]`."""
+    """Sigma as an operator and as matrices, `[chains..., 7, 7]`."""
 
     sigma: NoiseCovariance
     matrix: np.ndarray
@@ -62,7 +62,7 @@ def make(
     noise_scale: float = 3.0,
     copies: int = 1,
 ) -> Example:
-    """A Sigma = c V of rank 4 (of `low_rank`) or 7, with c = `noise_scale`.
+    """Makes Sigma = c V of rank 4 (for `low_rank`) or 7, with c = `noise_scale`.
 
     The operator has `copies` chains for each chain of the matrices.
     """

@@ -1,8 +1,8 @@
-"""Laws of schemes with a thermostat xi, and runs that record it.
+"""Laws of schemes with a thermostat xi, and runs that record xi.
 
-A thermostat makes a step nonlinear. With a large thermal mass xi stays at the value at which its
-own equation is balanced, and on the Gaussian-mean model the law of (theta, p) is that of the linear
-step with this xi: it solves a discrete Lyapunov equation.
+A thermostat makes a step nonlinear. With a large thermal mass, xi stays at the value that balances
+its equation. On the Gaussian-mean model, the law of (theta, p) then equals the law of the linear
+step with this xi, which solves a discrete Lyapunov equation.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ import tensorflow as tf
 from scipy.linalg import block_diag, solve_discrete_lyapunov
 from scipy.optimize import brentq
 
-from tests.harness.chains import by_chain, sample
+from tests.harness.chains import by_chain, compiled
 from tfp_sgmcmc import random
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 
 class Law(NamedTuple):
-    """Covariance of (theta, p), and by how much the thermostat's temperature is above T."""
+    """Covariance of (theta, p), and the excess of the thermostat's temperature over T."""
 
     covariance: np.ndarray
     excess: float
@@ -36,12 +36,11 @@ def euler_law(
     temperature: float = 1.0,
     known: np.ndarray | float = 0.0,
 ) -> Law:
-    """theta += h p / m; p += h g - h^2 / (2 T) known p / m - h xi p + sqrt(2 A T h m) z."""
+    """Solves theta += h p / m; p += h g - h^2 / (2 T) known p / m - h xi p + sqrt(2 A T h m) z."""
     size, h = len(hessian), step_size
     one, zero, inverse = np.eye(size), np.zeros([size, size]), np.eye(size) / mass
-    damped = (1 - h * thermostat) * one - h**2 / (2 * temperature) * known * one @ inverse
-    if np.ndim(known) == 2:
-        damped = (1 - h * thermostat) * one - h**2 / (2 * temperature) * known @ inverse
+    known = known if np.ndim(known) == 2 else known * one
+    damped = (1 - h * thermostat) * one - h**2 / (2 * temperature) * known @ inverse
     step = np.block([[one, h * inverse], [-h * hessian, damped - h**2 * hessian @ inverse]])
     injected = 2 * friction * temperature * h * mass * one + h**2 * noise
     covariance = solve_discrete_lyapunov(step, block_diag(zero, injected))
@@ -57,7 +56,7 @@ def adodab_law(
     mass: Any = 1.0,
     temperature: float = 1.0,
 ) -> Law:
-    """Half a drift, exact Ornstein-Uhlenbeck, half a drift, kick; xi sees p before and after O."""
+    """Solves half drift, exact Ornstein-Uhlenbeck, half drift, kick; xi sees p around O."""
     size, h, xi = len(hessian), step_size, thermostat
     one, zero = np.eye(size), np.zeros([size, size])
     half = np.block([[one, h / 2 * one / mass], [zero, one]])
@@ -73,15 +72,15 @@ def adodab_law(
 
 
 def balanced(law: Callable[[float], Law]) -> tuple[float, np.ndarray]:
-    """The xi whose law has no excess temperature, and the covariance of that law."""
+    """Returns the xi whose law has no excess temperature, and the covariance of this law."""
     xi = brentq(lambda xi: law(xi).excess, 0.5, 50.0, xtol=1e-13, rtol=1e-14)
     return xi, law(xi).covariance
 
 
 class NoisyQuadratic(Target):
-    """log p = -k |theta|^2 / 2, of parts `[chains, D]`, with noise of the gradient's own.
+    """log p = -k |theta|^2 / 2 with parts `[chains, D]` and additive gradient noise.
 
-    That of part i is N(0, sigma[i]^2 I).
+    The gradient noise of part i is N(0, sigma[i]^2 I).
     """
 
     num_examples = 1
@@ -95,14 +94,7 @@ class NoisyQuadratic(Target):
     def chain_shape(self, state: State) -> Any:
         return tf.nest.flatten(state)[0].shape[:-1]
 
-    def estimate(
-        self,
-        state: State,
-        seed: tf.Tensor,
-        target_state: Any = (),
-        probe: State = None,
-        with_scores: bool = True,
-    ) -> GradientEstimate:
+    def estimate(self, state: State, seed: tf.Tensor, *_: Any, **__: Any) -> GradientEstimate:
         parts, z = (tf.nest.flatten(x) for x in (state, random.normal_like(state, seed)))
         gradient = [
             s * n - self._stiffness * x for x, s, n in zip(parts, self._sigma, z, strict=True)
@@ -111,7 +103,7 @@ class NoisyQuadratic(Target):
 
 
 class Run(NamedTuple):
-    """`[chains, num_results, ...]`: (theta, p), all parts of each; the temperature; all of xi."""
+    """All parts of (theta, p), the temperature and all of xi, `[chains, num_results, ...]`."""
 
     samples: np.ndarray
     kinetic_temperature: np.ndarray
@@ -127,23 +119,17 @@ def run_thermostat(
     first: float | None = None,
     jit: bool = True,
 ) -> Run:
-    """Runs all chains; xi begins at `first` if given."""
+    """Runs all chains; xi starts at `first` if given."""
 
-    @tf.function(jit_compile=jit, autograph=False)
-    def run(state: Any, seed: tf.Tensor) -> Any:
-        results = kernel.bootstrap_results(state)
-        if first is not None:
-            results = results._replace(thermostat=tf.fill(results.thermostat.shape, first))
-        return sample(
-            kernel,
-            state,
-            results,
-            num_results,
-            num_burnin,
-            seed,
-            lambda theta, r: ((theta, r.momentum), r.kinetic_temperature, r.thermostat),
-        )
+    def prepare(results: Any) -> Any:
+        if first is None:
+            return results
+        return results._replace(thermostat=tf.fill(results.thermostat.shape, first))
 
+    def kept(theta: Any, results: Any) -> Any:
+        return (theta, results.momentum), results.kinetic_temperature, results.thermostat
+
+    run = compiled(kernel, num_results, num_burnin, jit, kept, prepare)
     samples, temperature, thermostat = run(state, tf.constant(seed))
     xi = tf.nest.flatten(thermostat)
     if len(xi) > 1:

@@ -1,4 +1,4 @@
-# Has no types of its own that describe its tensors; everything in it is Any to the type checker.
+# This package has no types for its tensors, so the type checker treats all of it as Any.
 from typing import Any
 
 def __getattr__(name: str) -> Any: ...

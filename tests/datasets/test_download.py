@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine: the cache, resuming, and refused content."""
+"""Downloads from a local server: the cache, continued downloads, and wrong content."""
 
 import gzip
 import hashlib
@@ -37,7 +37,7 @@ def test_download_goes_to_the_cache_and_is_asked_for_once(folders, server):
 def test_interrupted_download_goes_on_where_it_stopped(folders, server):
     source = Source("file.data", server.url(), SHA256)
     server.cut_at = 100_000
-    with pytest.raises(FileNotFoundError, match="goes on where it stopped"):
+    with pytest.raises(FileNotFoundError, match="continues where it stopped"):
         read(source)
     assert files_in(folders.cached) == ["file.data.part"]
     assert (folders.cached / "file.data.part").read_bytes() == CONTENT[:100_000]
@@ -78,7 +78,7 @@ def test_wrong_part_is_refused_and_the_next_run_starts_afresh(folders, server):
 
 def test_refused_download_is_kept_for_a_look(folders, server):
     server.content = b"<html>moved</html>"
-    with pytest.raises(ValueError, match="delete it and run again") as raised:
+    with pytest.raises(ValueError, match="Delete it and run again") as raised:
         read(Source("file.data", server.url(), SHA256))
     kept = folders.cached / "file.data.rejected"
     assert kept.read_bytes() == server.content
@@ -110,5 +110,5 @@ def test_archive_is_judged_by_the_file_in_it(folders, server):
     assert files_in(folders.cached) == ["file.data.zip"]
     assert read(source) == CONTENT
     assert len(server.asked) == 1
-    with pytest.raises(ValueError, match=r"file\.data\.zip has the wrong content"):
+    with pytest.raises(ValueError, match=r"file\.data\.zip must have the sha256"):
         read(source._replace(sha256="0" * 64))

@@ -1,4 +1,4 @@
-"""The real files: counts, first values, splits. Skipped where there is no local copy."""
+"""The real files: counts, first values and splits. Skipped without a local copy."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from datasets.mnist import project
 
 
 def both(data):
-    """The labels of both parts."""
+    """Returns the labels of both parts."""
     return np.concatenate([data.y_train, data.y_test])
 
 
@@ -30,7 +30,7 @@ def test_mnist(load):
     assert np.bincount(data.y_train).tolist() == [
         *(5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
     ]
-    # The mean and deviation that everybody normalises MNIST with.
+    # The mean and standard deviation that are customary for normalising MNIST.
     assert data.x_train.mean(dtype=np.float64) == pytest.approx(0.1307, abs=5e-5)
     assert data.x_train.std(dtype=np.float64) == pytest.approx(0.3081, abs=5e-5)
 
@@ -60,7 +60,7 @@ def test_mnist_7v9_random_projection(load):
     assert data.x_train.shape == (12214, 51) and data.x_test.shape == (2037, 51)
     assert (data.x_train[:, 0] == 1).all() and (data.x_test[:, 0] == 1).all()
     np.testing.assert_array_equal(data.y_train, pixels.y_train)
-    # One linear map for both parts, without a shift, with entries of variance 1 / 50.
+    # Both parts have the same linear map, without a shift, with entries of variance 1 / 50.
     _, weights = project(pixels.x_train, np.eye(784), "random", 50, 0)
     np.testing.assert_allclose(data.x_train[:, 1:], pixels.x_train @ weights, atol=1e-5)
     np.testing.assert_allclose(data.x_test[:, 1:], pixels.x_test @ weights, atol=1e-5)
@@ -114,7 +114,7 @@ def test_connect4(load):
     assert np.bincount(both(data)).tolist() == [44473, 16635, 6449]
     squares = data.x_train.reshape(-1, 42, 3)
     assert (squares.sum(axis=2) == 1).all()
-    # Eight plies: four pieces of each player, and all columns occur.
+    # After eight plies each player has four pieces. All columns occur.
     assert (squares.sum(axis=1) == [34, 4, 4]).all()
     assert data.x_train.any(axis=0).all()
     whole = load("connect4", test_fraction=0)
@@ -139,7 +139,7 @@ def test_letter(load):
     first = [2, 8, 3, 5, 1, 8, 13, 0, 6, 6, 10, 8, 0, 8, 0, 8]
     np.testing.assert_allclose((data.x_train[0] + 1) * 7.5, first, atol=1e-5)
     counts = np.bincount(both(data))
-    # The smallest and the largest class of UCI's description.
+    # The smallest and the largest class in UCI's description.
     assert len(counts) == 26 and counts[7] == 734 == counts.min()
     assert counts[20] == 813 == counts.max()
     shuffled = load("letter", split="random")
@@ -224,7 +224,7 @@ def test_nogin_gaussians(load, name, shape, initial, first):
     assert data.x.shape == shape and data.x.dtype == data.initial.dtype == np.float32
     np.testing.assert_allclose(data.initial, initial, rtol=1e-6)
     np.testing.assert_allclose(data.x[0, :1], first, rtol=1e-6)
-    # X in the file has the observations as columns: a wrong transpose would mix the two axes.
+    # The columns of X in the file are observations. A wrong transpose would mix the two axes.
     assert np.abs(np.corrcoef(data.x.T)).reshape(-1)[1:-1].max(initial=0) < 0.1
 
 

@@ -1,4 +1,4 @@
-"""Where a file is looked for, how it is checked, and what is said when it cannot be had."""
+"""Where a file is searched, how it is checked, and the errors for a file that is not found."""
 
 import bz2
 import gzip
@@ -52,7 +52,7 @@ def test_zip_archive_in_a_folder(folders):
 
 
 def test_folders_are_searched_in_order(folders):
-    # With other hashes, only the copy in the first folder that has one is looked at.
+    # A copy with another hash is an error, so only the first folder with a copy is read.
     copies = [b"named", b"shared", b"cached"]
     for folder, copy in zip(folders, copies, strict=True):
         put(folder, "some/file.data", copy)
@@ -82,7 +82,7 @@ def test_upstreams_own_compression_is_hashed_packed_and_returned_unpacked(folder
     packed = pack(CONTENT)
     put(folders.named, "file" + suffix, packed)
     assert read(source(name="file" + suffix, content=packed)) == CONTENT
-    # With .xz on top, the hash is of what is below it.
+    # The hash is of the file without the additional .xz.
     put(folders.shared, "other" + suffix + ".xz", lzma.compress(packed))
     assert read(source(name="other" + suffix, content=packed)) == CONTENT
 
@@ -102,14 +102,14 @@ def test_a_file_is_hashed_once(folders, server, monkeypatch):
     read(expected)
     assert hashed == [len(CONTENT)]
     (folders.named / "some/file.data").unlink()
-    read(expected)  # pooch's own hash of a download goes through hashlib.new or reads in pieces
+    read(expected)  # pooch hashes a download through hashlib.new or in pieces
     assert hashed.count(len(CONTENT)) == 1
 
 
 @pytest.mark.parametrize("place", ["named", "cached"])
 def test_wrong_hash_names_file_and_both_hashes(folders, place):
     path = put(getattr(folders, place), "some/file.data", b"other content")
-    with pytest.raises(ValueError, match="delete it and run again") as raised:
+    with pytest.raises(ValueError, match="Delete it and run again") as raised:
         read(source())
     message = str(raised.value)
     assert str(path) in message
@@ -144,7 +144,7 @@ def test_archive_without_the_file_lists_what_it_holds(folders):
     with zipfile.ZipFile(archive, "w") as files:
         files.writestr("readme.txt", b"hello")
     path = put(folders.named, "some/file.data.zip", archive.getvalue())
-    with pytest.raises(ValueError, match=r"no file.data, only readme.txt") as raised:
+    with pytest.raises(ValueError, match=r"holds readme.txt but not file.data") as raised:
         read(source())
     assert str(path) in str(raised.value)
 
@@ -155,7 +155,7 @@ def test_missing_file_without_network_says_what_to_do(folders):
     message = str(raised.value)
     assert message.startswith("some/file.data was not found and could not be downloaded")
     assert f"Searched: {folders.named}, {folders.shared}, {folders.cached}." in message
-    assert f"Fetch {NOWHERE} by hand" in message
+    assert f"Download {NOWHERE} by hand" in message
     assert str(folders.cached / "some/file.data") in message
     assert _fetch.VARIABLE in message
     assert "ConnectionError" in message
