@@ -49,6 +49,11 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     def _check_step_size(self) -> None:
         check_step_size(self.step_size)
 
+    def _reported(self, name: str, values: State) -> Any:
+        """Returns the values used of the parameter `name`: one for each part only if given so."""
+        is_one = not tf.nest.is_nested(self._parameters[name])
+        return tf.nest.flatten(values)[0] if is_one else values
+
     # AutoGraph would read all that these call, for seconds, and find nothing to convert.
     @tf.autograph.experimental.do_not_convert
     def bootstrap_results(self, init_state: State) -> Any:

@@ -22,6 +22,7 @@ class CCAdLResults(NamedTuple):
         reached, `[chains...]`.
       gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
       step_size: the h that the step used.
+      temperature: the T that the step used.
       kinetic_temperature: p^T m^-1 p / d after the step, `[chains...]`.
       momentum: p, in the structure of the state.
       step: number of steps taken.
@@ -34,6 +35,7 @@ class CCAdLResults(NamedTuple):
     target_log_prob: tf.Tensor
     gradient_norm: tf.Tensor
     step_size: tf.Tensor
+    temperature: tf.Tensor
     kinetic_temperature: tf.Tensor
     momentum: State
     step: tf.Tensor
@@ -166,6 +168,6 @@ class CCAdL(MomentumKernel):
             p, estimate.gradient, sigma.multiply(velocity),
             random.normal_like(state, noise_seed), mass,
         )  # fmt: skip
-        figures = self._figures(estimate, h, p, results)
+        figures = self._figures(estimate, h, temperature, p, results)
         xi = xi + h / mu * (figures["kinetic_temperature"] - temperature)
         return theta, CCAdLResults(**figures, thermostat=xi, covariance_state=covariance_state)

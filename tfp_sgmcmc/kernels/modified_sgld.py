@@ -22,6 +22,8 @@ class ModifiedSGLDResults(NamedTuple):
       gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
       step_size: the epsilon that the step used; a scalar, or one for each state part where they
         were given so.
+      temperature: the T that the step used; a scalar, or one for each state part where they were
+        given so.
       step: number of steps taken.
       target_state: what the target carries between steps.
       covariance_state: what the covariance estimator carries; its `num_skipped` counts minibatches
@@ -31,6 +33,7 @@ class ModifiedSGLDResults(NamedTuple):
     target_log_prob: tf.Tensor
     gradient_norm: tf.Tensor
     step_size: Any
+    temperature: Any
     step: tf.Tensor
     target_state: Any
     covariance_state: CovarianceState
@@ -119,11 +122,12 @@ class ModifiedSGLD(StochasticGradientKernel):
     def _init_results(self, state: State) -> ModifiedSGLDResults:
         step = tf.zeros([], tf.int64)
         zeros = tf.zeros(self._target.chain_shape(state), tf.nest.flatten(state)[0].dtype)
-        value_at(self._parameters["temperature"], step, state, "temperature")
+        temperature = value_at(self._parameters["temperature"], step, state, "temperature")
         return ModifiedSGLDResults(
             target_log_prob=zeros,
             gradient_norm=zeros,
-            step_size=self._reported(value_at(self.step_size, step, state)),
+            step_size=self._reported("step_size", value_at(self.step_size, step, state)),
+            temperature=self._reported("temperature", temperature),
             step=step,
             target_state=self._target.bootstrap(state),
             covariance_state=self._noise.init(state, zeros.shape.rank),
@@ -151,11 +155,9 @@ class ModifiedSGLD(StochasticGradientKernel):
         return state, ModifiedSGLDResults(
             target_log_prob=estimate.log_prob,
             gradient_norm=tf.sqrt(squared_norm(estimate.gradient, estimate.log_prob.shape.rank)),
-            step_size=self._reported(epsilon),
+            step_size=self._reported("step_size", epsilon),
+            temperature=self._reported("temperature", temperature),
             step=results.step + 1,
             target_state=estimate.target_state,
             covariance_state=covariance_state,
         )
-
-    def _reported(self, epsilon: State) -> Any:
-        return epsilon if tf.nest.is_nested(self.step_size) else tf.nest.flatten(epsilon)[0]

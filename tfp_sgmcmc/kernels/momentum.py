@@ -60,6 +60,7 @@ class MomentumKernel(StochasticGradientKernel):
             target_log_prob=zeros,
             gradient_norm=zeros,
             step_size=self._number("step_size", step, state, chain_ndims),
+            temperature=self._number("temperature", step, state, chain_ndims),
             kinetic_temperature=kinetic_temperature(momentum, self._mass(state), chain_ndims),
             momentum=momentum,
             step=step,
@@ -67,7 +68,12 @@ class MomentumKernel(StochasticGradientKernel):
         )
 
     def _figures(
-        self, estimate: GradientEstimate, step_size: tf.Tensor, momentum: State, last: Any
+        self,
+        estimate: GradientEstimate,
+        step_size: tf.Tensor,
+        temperature: tf.Tensor,
+        momentum: State,
+        last: Any,
     ) -> dict[str, Any]:
         """The same fields after a step; `last` are the results before it."""
         chain_ndims = estimate.log_prob.shape.rank
@@ -75,6 +81,7 @@ class MomentumKernel(StochasticGradientKernel):
             target_log_prob=estimate.log_prob,
             gradient_norm=tf.sqrt(squared_norm(estimate.gradient, chain_ndims)),
             step_size=step_size,
+            temperature=temperature,
             kinetic_temperature=kinetic_temperature(momentum, self._mass(momentum), chain_ndims),
             momentum=momentum,
             step=last.step + 1,

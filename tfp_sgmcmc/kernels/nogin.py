@@ -23,6 +23,7 @@ class NOGINResults(NamedTuple):
         the gradient was taken, `[chains...]`.
       gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
       step_size: the h that the step used.
+      temperature: the T that the step used.
       kinetic_temperature: p^T m^-1 (p + h/2 g) / d in the middle of the step, before its noise,
         `[chains...]`. Its mean is T for a Gaussian posterior, at every step size and with every
         noise (g's own is averaged out of it), which that of p^T m^-1 p / d is not.
@@ -36,6 +37,7 @@ class NOGINResults(NamedTuple):
     target_log_prob: tf.Tensor
     gradient_norm: tf.Tensor
     step_size: tf.Tensor
+    temperature: tf.Tensor
     kinetic_temperature: tf.Tensor
     momentum: State
     step: tf.Tensor
@@ -172,7 +174,7 @@ class NOGIN(MomentumKernel):
             for new, old in ((theta, state), (p, results.momentum))
         )
 
-        figures = self._figures(estimate, h, p, results)
+        figures = self._figures(estimate, h, temperature, p, results)
         figures["kinetic_temperature"] = sum_events(energy, chain_ndims) / degrees_of_freedom(
             state, chain_ndims
         )

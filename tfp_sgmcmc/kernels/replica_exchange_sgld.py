@@ -172,10 +172,10 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         num_hot = len(self._temperatures) - 1
         states = tf.nest.map_structure(lambda x: tf.stack([x] * (num_hot + 1)), state)
         sgld, step_sizes = self._sgld(states, tf.zeros([], tf.int64))
-        inner = sgld._init_results(states)._replace(step_size=step_sizes)
+        inner = sgld._init_results(states)
         ratio = tf.zeros_like(inner.target_log_prob[1:])
         return ReplicaExchangeSGLDResults(
-            **inner._asdict(),
+            **_shared(inner, step_sizes),
             hot_states=tf.nest.map_structure(lambda x: x[1:], states),
             temperatures=tf.constant(self._temperatures, ratio.dtype),
             is_swap_proposed=tf.zeros([num_hot], tf.bool),
@@ -194,7 +194,7 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
             lambda x, hot: tf.concat([x[tf.newaxis], hot], axis=0), state, results.hot_states
         )
         sgld, step_sizes = self._sgld(states, results.step)
-        inner = SGLDResults(**{name: getattr(results, name) for name in SGLDResults._fields})
+        inner = SGLDResults(*(getattr(results, name, ()) for name in SGLDResults._fields))
         states, inner = sgld._update(states, inner, move_seed)
 
         every = self._parameters["swap_every"]
@@ -209,7 +209,7 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
             lambda: (states, tf.zeros_like(results.is_swap_accepted), *last),
         )
         return tf.nest.map_structure(lambda x: x[0], states), ReplicaExchangeSGLDResults(
-            **inner._replace(step_size=step_sizes)._asdict(),
+            **_shared(inner, step_sizes),
             hot_states=tf.nest.map_structure(lambda x: x[1:], states),
             temperatures=results.temperatures,
             is_swap_proposed=proposed,
@@ -265,6 +265,13 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
                 f"{num_replicas} temperatures, is expected."
             )
         return value
+
+
+def _shared(inner: SGLDResults, step_sizes: tf.Tensor) -> dict[str, Any]:
+    """Returns the fields that results of `SGLD` have too, with a step size for each replica."""
+    fields = inner._replace(step_size=step_sizes)._asdict()
+    del fields["temperature"]  # `temperatures` holds those of the replicas
+    return fields
 
 
 def exchange(states: State, swapped: tf.Tensor) -> State:

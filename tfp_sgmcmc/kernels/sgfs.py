@@ -32,6 +32,7 @@ class SGFSResults(NamedTuple):
         `[chains...]`.
       gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
       step_size: the epsilon that the step used, 4 / alpha^2; infinite where alpha is zero.
+      temperature: the T that the step used.
       num_raised: entries of the state in which 4B/epsilon was raised, `[chains...]`.
       num_frozen: entries that the step could not move, `[chains...]`: those in which both V and
         4B/epsilon are zero; all, where the system could not be solved in this precision.
@@ -44,6 +45,7 @@ class SGFSResults(NamedTuple):
     target_log_prob: tf.Tensor
     gradient_norm: tf.Tensor
     step_size: tf.Tensor
+    temperature: tf.Tensor
     num_raised: tf.Tensor
     num_frozen: tf.Tensor
     step: tf.Tensor
@@ -185,13 +187,14 @@ class SGFS(StochasticGradientKernel):
         step = tf.zeros([], tf.int64)
         zeros = tf.zeros(self._target.chain_shape(state), tf.nest.flatten(state)[0].dtype)
         chain_ndims = zeros.shape.rank
-        epsilon, rate, _ = self._numbers(step, state, chain_ndims)
+        epsilon, rate, temperature = self._numbers(step, state, chain_ndims)
         self._injected(rate, step, state, chain_ndims)
         self._check_regular(rate, state, chain_ndims)
         return SGFSResults(
             target_log_prob=zeros,
             gradient_norm=zeros,
             step_size=epsilon,
+            temperature=temperature,
             num_raised=tf.zeros_like(zeros, tf.int32),
             num_frozen=tf.zeros_like(zeros, tf.int32),
             step=step,
@@ -227,6 +230,7 @@ class SGFS(StochasticGradientKernel):
             target_log_prob=estimate.log_prob,
             gradient_norm=tf.sqrt(squared_norm(estimate.gradient, chain_ndims)),
             step_size=epsilon,
+            temperature=temperature,
             num_raised=_count(raised, chain_ndims),
             num_frozen=_count(lost, chain_ndims),
             step=results.step + 1,

@@ -22,6 +22,7 @@ class SGHMCResults(NamedTuple):
         reached, `[chains...]`.
       gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
       step_size: the h that the step used.
+      temperature: the T that the step used.
       kinetic_temperature: p^T m^-1 p / d after the step, `[chains...]`.
       momentum: p, in the structure of the state.
       step: number of steps taken.
@@ -35,6 +36,7 @@ class SGHMCResults(NamedTuple):
     target_log_prob: tf.Tensor
     gradient_norm: tf.Tensor
     step_size: tf.Tensor
+    temperature: tf.Tensor
     kinetic_temperature: tf.Tensor
     momentum: State
     step: tf.Tensor
@@ -200,7 +202,7 @@ class SGHMC(MomentumKernel):
             )
 
         return theta, SGHMCResults(
-            **self._figures(estimate, h, p, results),
+            **self._figures(estimate, h, temperature, p, results),
             friction=friction,
             num_small_friction=results.num_small_friction + tf.cast(too_small, tf.int32),
             covariance_state=covariance_state,

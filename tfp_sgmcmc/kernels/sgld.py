@@ -21,6 +21,8 @@ class SGLDResults(NamedTuple):
       gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
       step_size: the epsilon that the step used; a scalar, or one for each state part where they
         were given so.
+      temperature: the T that the step used; a scalar, or one for each state part where they were
+        given so.
       step: number of steps taken.
       target_state: what the target carries between steps.
       preconditioner_state: what the preconditioner carries between steps.
@@ -29,6 +31,7 @@ class SGLDResults(NamedTuple):
     target_log_prob: tf.Tensor
     gradient_norm: tf.Tensor
     step_size: Any
+    temperature: Any
     step: tf.Tensor
     target_state: Any
     preconditioner_state: Any
@@ -103,7 +106,7 @@ class SGLD(StochasticGradientKernel):
     def _init_results(self, state: State) -> SGLDResults:
         step = tf.zeros([], tf.int64)
         zeros = tf.zeros(self._target.chain_shape(state), tf.nest.flatten(state)[0].dtype)
-        value_at(self._parameters["temperature"], step, state, "temperature")
+        temperature = value_at(self._parameters["temperature"], step, state, "temperature")
         preconditioner_state = self._preconditioner.init(state)
         self._preconditioner.evaluate(  # raises here for what does not fit the state
             state,
@@ -114,7 +117,8 @@ class SGLD(StochasticGradientKernel):
         return SGLDResults(
             target_log_prob=zeros,
             gradient_norm=zeros,
-            step_size=self._reported(value_at(self.step_size, step, state)),
+            step_size=self._reported("step_size", value_at(self.step_size, step, state)),
+            temperature=self._reported("temperature", temperature),
             step=step,
             target_state=self._target.bootstrap(state),
             preconditioner_state=preconditioner_state,
@@ -155,11 +159,9 @@ class SGLD(StochasticGradientKernel):
         return state, SGLDResults(
             target_log_prob=estimate.log_prob,
             gradient_norm=norm,
-            step_size=self._reported(epsilon),
+            step_size=self._reported("step_size", epsilon),
+            temperature=self._reported("temperature", temperature),
             step=results.step + 1,
             target_state=estimate.target_state,
             preconditioner_state=preconditioner_state,
         )
-
-    def _reported(self, epsilon: State) -> Any:
-        return epsilon if tf.nest.is_nested(self.step_size) else tf.nest.flatten(epsilon)[0]

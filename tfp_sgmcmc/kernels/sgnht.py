@@ -23,6 +23,7 @@ class SGNHTResults(NamedTuple):
         reached, `[chains...]`.
       gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
       step_size: the h that the step used.
+      temperature: the T that the step used.
       kinetic_temperature: p^T m^-1 p / d after the step, `[chains...]`.
       momentum: p, in the structure of the state.
       step: number of steps taken.
@@ -34,6 +35,7 @@ class SGNHTResults(NamedTuple):
     target_log_prob: tf.Tensor
     gradient_norm: tf.Tensor
     step_size: tf.Tensor
+    temperature: tf.Tensor
     kinetic_temperature: tf.Tensor
     momentum: State
     step: tf.Tensor
@@ -202,7 +204,9 @@ class SGNHT(MomentumKernel):
             )
             p = map_parts(lambda p, g: p + scaled(h, g), p, estimate.gradient)
 
-        return theta, SGNHTResults(**self._figures(estimate, h, p, results), thermostat=xi)
+        return theta, SGNHTResults(
+            **self._figures(estimate, h, temperature, p, results), thermostat=xi
+        )
 
     def _temperatures(self, p: State, mass: State, chain_ndims: int) -> State:
         """The kinetic temperature that each thermostat holds."""

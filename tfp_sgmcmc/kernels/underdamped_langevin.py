@@ -20,6 +20,7 @@ class UnderdampedLangevinResults(NamedTuple):
         `[chains...]`.
       gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
       step_size: the h that the step used.
+      temperature: the T that the step used.
       kinetic_temperature: p^T m^-1 p / d of the momenta that the next (`"baoab"`) or this
         (`"obabo"`) step's O finds, `[chains...]`. Its mean is T for a Gaussian posterior with exact
         gradients, at every step size; gradient noise raises it.
@@ -31,6 +32,7 @@ class UnderdampedLangevinResults(NamedTuple):
     target_log_prob: tf.Tensor
     gradient_norm: tf.Tensor
     step_size: tf.Tensor
+    temperature: tf.Tensor
     kinetic_temperature: tf.Tensor
     momentum: State
     step: tf.Tensor
@@ -151,6 +153,6 @@ class UnderdampedLangevin(MomentumKernel):
             before_o = b(p, estimate.gradient, h / 2)
             p = b(o(before_o), estimate.gradient, h / 2)
 
-        figures = self._figures(estimate, h, p, results)
+        figures = self._figures(estimate, h, temperature, p, results)
         figures["kinetic_temperature"] = kinetic_temperature(before_o, mass, chain_ndims)
         return theta, UnderdampedLangevinResults(**figures)
