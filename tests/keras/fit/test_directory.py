@@ -214,14 +214,14 @@ def test_another_model_is_refused(tmp_path):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, name="other")])
     model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), run_eagerly=True)
-    with pytest.raises(ValueError, match="is none of this model"):
+    with pytest.raises(ValueError, match="must be a run of this model"):
         model.fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path)])
 
 
 def test_a_model_that_is_not_built_is_refused(tmp_path):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), run_eagerly=True)
-    with pytest.raises(ValueError, match="has to be built before fit"):
+    with pytest.raises(ValueError, match="must be built before fit"):
         model.fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path)])
 
 
@@ -231,8 +231,8 @@ def test_backup_and_restore(tmp_path, in_memory):
     """Alone it is refused; before a sampler with a directory it changes nothing."""
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     for callbacks, words in (
-        ([backup, sampler(None)], "give SamplerCallback a directory"),
-        ([sampler(tmp_path / "a"), backup], "comes after SamplerCallback"),
+        ([backup, sampler(None)], "Give SamplerCallback a directory"),
+        ([sampler(tmp_path / "a"), backup], "must come before SamplerCallback"),
     ):
         with pytest.raises(ValueError, match=words):
             make_model().fit(X, Y, batch_size=B, verbose=0, callbacks=callbacks)

@@ -129,5 +129,7 @@ def test_covariance_is_kept_in_single_precision():
 def test_weights_in_half_precision_are_refused(dtype):
     prior = tfp.distributions.Normal(0.0, 1.0)
     callback = sgmcmc.keras.SamplerCallback(lambda t: sgmcmc.SGLD(t, EPS), N, prior, 0, seed=0)
-    with pytest.raises(ValueError, match=f"kernel is of {dtype}.*policy 'mixed_{dtype}'"):
+    with pytest.raises(
+        ValueError, match=f"kernel must be .*Received: {dtype}.*policy 'mixed_{dtype}'"
+    ):
         callback.set_model(classifier(dtype))

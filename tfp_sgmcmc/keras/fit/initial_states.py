@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc import checks
 from tfp_sgmcmc.keras.model import internals
 
 
@@ -34,7 +33,11 @@ def stacked_starts(
     """
     if not isinstance(starts, str):
         return _given(starts, variables, num_chains)
-    checks.one_of("initial_states, unless it is a list of arrays,", starts, _OPTIONS)
+    if starts not in ("initializers", "model"):
+        raise ValueError(
+            "initial_states must be 'initializers', 'model', or a list of arrays. Received: "
+            f"{starts!r}."
+        )
     values = [v.numpy() for v in variables]
     if starts == "model":
         return [tf.stack([tf.constant(x)] * num_chains) for x in values]
@@ -51,9 +54,6 @@ def stacked_starts(
             draws.append(_draw(initializers[id(variable)], value, _integer(seed, i, chain)))
         stacked.append(tf.stack(draws))
     return stacked
-
-
-_OPTIONS = ("initializers", "model")
 
 
 def values_for_chains(
