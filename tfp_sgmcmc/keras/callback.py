@@ -366,17 +366,17 @@ class SamplerCallback(keras.callbacks.Callback):
         resident = data_asked(batch, self._resident)
         if resident is None:
             return self._built_chain(batch).step(batch)
-        chain = self._built_chain(resident.batch_spec)
-        return chain.steps(resident, resident.num_steps(batch))
+        return self._built_chain(resident.batch_spec).steps(resident, resident.num_steps(batch))
 
     def _prepare(self, spec: Any) -> None:
         """Makes the variables that the first step would make."""
         batch = keras.utils.unpack_x_y_sample_weight(spec)
         resident = data_asked(batch, self._resident)
         batch = batch if resident is None else resident.batch_spec
-        self._built_chain(batch).prepare(batch[0])
+        self._built_chain(batch).create_rings(batch[0])
 
     def _built_chain(self, batch: tuple[Any, Any, Any]) -> Chain:
+        """Returns the chain, with all variables that it and the model need for such a batch."""
         internals.build(self.model, *batch)
         if self._recorder.chain is None:
             with tf.init_scope():
@@ -384,6 +384,7 @@ class SamplerCallback(keras.callbacks.Callback):
         chain = self._recorder.chain
         assert chain is not None
         chain.rings.num_steps = self._most_steps
+        chain.create(batch[0])
         return chain
 
     def _start_chain(self) -> None:

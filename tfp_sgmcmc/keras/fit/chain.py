@@ -119,19 +119,12 @@ class Chain:
         )
         return any(tf.nest.flatten(list(x.averages)) for x in found)
 
-    def step(self, batch: tuple[Any, Any, Any]) -> dict[str, tf.Tensor]:
-        """Takes one step on a batch, in place of `model.train_step`; returns the logs."""
-        self._create(batch[0])
-        target = self._target(batch)
-        return self._take_step(target, num_rows=target.num_rows)
-
     def steps(self, data: ResidentData, num_steps: tf.Tensor) -> dict[str, tf.Tensor]:
         """Takes many steps on batches drawn here; returns the logs after the last."""
-        self._create(data.batch_spec[0])
 
         def step(i: tf.Tensor) -> list[tf.Tensor]:
             batch = data.batch(self.state.read_status().num_steps)
-            self._take_step(self._target(batch), num_rows=0)
+            self.step(batch, is_resident=True)
             return [i + 1]
 
         tf.while_loop(
@@ -139,16 +132,9 @@ class Chain:
         )
         return self._logs(self.model.get_metrics_result(), self.state.read_results())
 
-    def prepare(self, x: Any) -> None:
-        """Creates all that the first step would create, from the specification of its inputs."""
-        self._create(x)
-        recorded = self.rings.recorded or self._recorded(x)
-        shape = self.state.chain_shape
-        self.rings.create([(v, tf.TensorSpec([*shape, *v.shape], v.dtype)) for v in recorded])
-
-    def _take_step(self, target: ModelLogProb, num_rows: Any) -> dict[str, tf.Tensor]:
-        """Takes a step on the target's batch, which brings `num_rows` new examples."""
-        model, (x, y, sample_weight) = self.model, target.batch
+    def step(self, batch: tuple[Any, Any, Any], is_resident: bool = False) -> dict[str, tf.Tensor]:
+        """Takes one step on a batch, in place of `model.train_step`; returns the logs."""
+        model, (x, y, sample_weight), target = self.model, batch, self._target(batch)
         status, before = self.state.read_status(), self.state.read()
         seed = random.fold_in(tf.constant(self._seed), status.num_steps)
         kernel = self._make_kernel_fn(target)
@@ -179,7 +165,7 @@ class Chain:
             Status(
                 num_steps=status.num_steps + 1,
                 first_bad=tf.where(status.first_bad < 0, bad, status.first_bad),
-                num_rows=status.num_rows + tf.cast(num_rows, tf.int64),
+                num_rows=status.num_rows + tf.cast(0 if is_resident else target.num_rows, tf.int64),
                 first_kept=first_kept,
                 num_kept=num_kept,
             )
@@ -188,6 +174,30 @@ class Chain:
         if replicas.count() > 1:
             metrics = replicas.metrics_result(model)
         return self._logs(metrics, results)
+
+    def create(self, x: Any) -> None:
+        """Creates what the step reads and the first batch determines, unless it is there.
+
+        Args:
+          x: the inputs of a batch, or their specification.
+        """
+        state = self.state
+        if state.num_chains is not None and state.others is None:
+            with tf.init_scope():
+                others = internals.changed_by_call(self.model, x)
+                values = values_for_chains(others, state.num_chains, self._start_seed)
+                state.create_others(others, values)
+        if not state.has_run:
+            # In an init_scope, the tapes of a kernel that wants a gradient here do not record.
+            with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
+                kernel = self._make_kernel_fn(self._target(None, known_rows(x)))
+                state.create_results(kernel.bootstrap_results(state.read()))
+
+    def create_rings(self, x: Any) -> None:
+        """Creates the rings that the first step would create when it writes to them."""
+        recorded = self.rings.recorded or self._recorded(x)
+        shape = self.state.chain_shape
+        self.rings.create([(v, tf.TensorSpec([*shape, *v.shape], v.dtype)) for v in recorded])
 
     def _target(self, batch: Any, num_rows: int | None = None) -> ModelLogProb:
         return ModelLogProb(
@@ -210,20 +220,6 @@ class Chain:
     def _logs(self, metrics: dict[str, tf.Tensor], results: Any) -> dict[str, tf.Tensor]:
         noise = {} if self._monitor is None else self._monitor.logs()
         return {**metrics, **scalars(results), **noise}
-
-    def _create(self, x: Any) -> None:
-        """Creates what depends on the first batch, from its inputs or their specification."""
-        state = self.state
-        if state.num_chains is not None and state.others is None:
-            with tf.init_scope():
-                others = internals.changed_by_call(self.model, x)
-                values = values_for_chains(others, state.num_chains, self._start_seed)
-                state.create_others(others, values)
-        if not state.has_run:
-            # In an init_scope, the tapes of a kernel that wants a gradient here do not record.
-            with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
-                kernel = self._make_kernel_fn(self._target(None, known_rows(x)))
-                state.create_results(kernel.bootstrap_results(state.read()))
 
     def _recorded(self, x: Any) -> list[keras.Variable]:
         """Returns the variables whose values make a sample, as the first step will find them."""

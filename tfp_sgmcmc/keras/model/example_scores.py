@@ -1,4 +1,4 @@
-"""The scores of a batch's examples, next to the gradient of a Keras model."""
+"""The scores of a batch's examples, computed together with the gradient of a Keras model."""
 
 from __future__ import annotations
 
@@ -18,49 +18,55 @@ from tfp_sgmcmc.targets.scores import mapped_scores
 
 
 class ExampleScores:
-    """Gradients of single examples' log likelihoods by a model's variables.
+    """Computes the gradients of single examples' log likelihoods.
 
-    Those by the weights of `Dense`, `Conv1D`, `Conv2D`, `Conv3D` and `Embedding` layers come as
-    `FactoredScores` out of the backward pass that gives the gradient. For those by all other
-    weights each example has a backward pass of its own, by `mapped`, in which dropout and the like
-    draw the same numbers for each. A model that draws such numbers and has other
-    weights has all scores from there, so that those of one example belong to the same numbers.
+    For the weights of `Dense`, `Conv1D`, `Conv2D`, `Conv3D` and `Embedding` layers, the backward
+    pass of the gradient also gives the scores, as `FactoredScores`. For all other weights each
+    example has a backward pass of its own, by `mapped`, in which dropout and the like draw the same
+    numbers for each example. If a model draws such numbers and has other weights, all scores come
+    from these passes, so that the scores of one example belong to the same numbers.
 
     Args:
-      model: compiled, built.
-      num_groups: G; scores then are those of G groups of a batch (of its first examples, where G
-        does not divide their number; of single ones, where it has less than G), scaled so that
-        their covariance still estimates that of single examples. None is each example by itself.
+      model: a compiled and built model.
+      num_groups: G. Scores are then those of G groups of a batch, scaled so that their covariance
+        still estimates that of single examples. If G does not divide the batch, the first examples
+        form the groups; if the batch has fewer than G examples, each is a group. None scores each
+        example.
     """
 
     def __init__(self, model: keras.Model, num_groups: int | None = None):
         self._model, self._num_groups = model, num_groups
         self._layers: list[keras.Layer] = []
-        self._mapped_variables: list[int] = []  # their places among the trainable ones
+        self._mapped_variables: list[int] = []  # positions among the trainable variables
         self._prepared = False
 
     def num_scores(self, num_rows: Any) -> int | None:
-        """Scores that a batch gives at most, with `num_rows` on each replica; None if not known."""
+        """Returns the largest number of scores of a batch, or None if it is not known.
+
+        Args:
+          num_rows: the batch's rows on each replica.
+        """
         if not isinstance(num_rows, int):
             return self._num_groups
         num_rows *= replicas.count()
         return num_rows if self._num_groups is None else min(num_rows, self._num_groups)
 
     def prepare(self, x: Any) -> None:
-        """Finds out, with the first batch's inputs, where the scores come from.
+        """Finds out once, with the first batch's inputs, where the scores come from.
 
         Raises:
-          ValueError: examples of a batch interact.
+          ValueError: the examples of a batch interact.
         """
         if self._prepared:
             return
         for layer in internals.layers(self._model):
             if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
                 raise ValueError(
-                    f"{layer.name} is a BatchNormalization layer, which lets the examples of a "
-                    "batch interact, but the kernel asks for the scores of single examples. Use "
-                    "LayerNormalization or GroupNormalization, set its trainable to False, or take "
-                    "a sampler without a covariance, such as SGLD or SGNHT."
+                    "The kernel asks for the scores of single examples, so the layers must treat "
+                    f"each example alone. Received: {layer.name}, a BatchNormalization layer, "
+                    "which lets the examples of a batch interact. Use LayerNormalization or "
+                    "GroupNormalization, set its trainable to False, or take a sampler without a "
+                    "covariance, such as SGLD or SGNHT."
                 )
         self._layers = tapped_layers(self._model, x)
         tapped_variables = {id(v) for layer in self._layers for v in layer.trainable_variables}
@@ -73,17 +79,19 @@ class ExampleScores:
     def gradient_and_factors(
         self,
         log_prob_fn: Callable[[list[tf.Tensor]], tf.Tensor],
-        log_likelihood_fn: Callable[[list[tf.Tensor], Any], tf.Tensor],
+        log_likelihood_fn: Callable[[list[tf.Tensor], Any, Any], tf.Tensor],
         state: list[tf.Tensor],
         batch: Any,
+        num_rows: Any,
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tuple[tf.Tensor, ...]]]:
-        """The log posterior, its gradient, and tensors to which `scores` gives meaning.
+        """Returns the log posterior, its gradient, and tensors that `scores` turns into scores.
 
         Args:
-          log_prob_fn: of the state, estimated from the batch.
-          log_likelihood_fn: `(state, batch) -> log p`, of the rows of a batch together.
+          log_prob_fn: state -> log posterior, estimated from the batch.
+          log_likelihood_fn: (state, batch, number of rows) -> log likelihood of all rows together.
           state: values of the trainable variables.
           batch: `(x, y, sample_weight)`.
+          num_rows: rows of the batch.
         """
         leaves = [tf.identity(x) for x in state]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -93,11 +101,12 @@ class ExampleScores:
         deltas = [tap.delta for tap in taps]
         gradient, by_deltas = tape.gradient(value, [leaves, deltas])
         gradient = check_connected(state, gradient)
-        rows, width = self._grouping(count_rows(batch))
+        rows, width = self._grouping(num_rows)
         found = factors(taps, by_deltas)
         if self._num_groups is not None:
             found = {
-                key: tuple(_in_groups(x, rows, width) for x in own) for key, own in found.items()
+                key: tuple(_in_groups(x, rows, width) for x in tensors)
+                for key, tensors in found.items()
             }
         scores = iter(self._mapped(log_likelihood_fn, leaves, batch, rows, width))
         tensors = [
@@ -109,10 +118,17 @@ class ExampleScores:
     def scores(
         self, tensors: list[tuple[tf.Tensor, ...]], num_rows: Any, num_examples: int
     ) -> list[tf.Tensor | FactoredScores]:
-        """Scores of each variable, from tensors of all replicas that may have chains in front."""
+        """Returns the scores for each variable.
+
+        Args:
+          tensors: what `gradient_and_factors` returned, from all replicas, with leading axes of
+            chains if there are several.
+          num_rows: rows of the batch on all replicas.
+          num_examples: N.
+        """
         dtype = tensors[0][-1].dtype
         width = tf.cast(self._grouping(num_rows)[1], dtype)
-        # The taps are those of the log posterior, N/n times the log likelihood.
+        # The taps belong to the log posterior, which has N/n times the log likelihood.
         scale = tf.cast(num_rows, dtype) / (num_examples * tf.sqrt(width))
         variables = self._model.trainable_variables
         return [
@@ -121,7 +137,7 @@ class ExampleScores:
         ]
 
     def _grouping(self, num_rows: Any) -> tuple[Any, Any]:
-        """Number of scores, and examples in each."""
+        """Returns the number of scores, and the number of examples of each."""
         if self._num_groups is None:
             return num_rows, 1
         if isinstance(num_rows, int):
@@ -131,53 +147,51 @@ class ExampleScores:
 
     def _mapped(
         self,
-        log_likelihood_fn: Callable[[list[tf.Tensor], Any], tf.Tensor],
+        log_likelihood_fn: Callable[[list[tf.Tensor], Any, Any], tf.Tensor],
         state: list[tf.Tensor],
         batch: Any,
         rows: Any,
         width: Any,
     ) -> list[tf.Tensor]:
-        """Scores by the variables that are not tapped."""
+        """Returns the scores for the variables that are not tapped."""
         if not self._mapped_variables:
             return []
         leaves = keras.tree.flatten(batch)
         given = [x[: rows * width] for x in leaves if x is not None]
 
-        def log_likelihood(own: list[tf.Tensor], given: list[tf.Tensor]) -> tf.Tensor:
-            values = dict(zip(self._mapped_variables, own, strict=True))
+        def log_likelihood(values: list[tf.Tensor], given: list[tf.Tensor]) -> tf.Tensor:
+            by_position = dict(zip(self._mapped_variables, values, strict=True))
             left = iter(given)
             group = [None if x is None else next(left) for x in leaves]
             value = log_likelihood_fn(
-                [values.get(i, x) for i, x in enumerate(state)],
+                [by_position.get(i, x) for i, x in enumerate(state)],
                 keras.tree.pack_sequence_as(batch, group),
+                width,
             )
             return value[tf.newaxis]
 
-        own = [state[i] for i in self._mapped_variables]
+        values = [state[i] for i in self._mapped_variables]
         each = functools.partial(mapped, vectorize=is_vectorizable(self._model))
-        return mapped_scores(log_likelihood, own, given, rows, 0, 0, each)[1]
+        return mapped_scores(log_likelihood, values, given, rows, 0, 0, each)[1]
 
 
 def _draws_numbers(model: keras.Model) -> bool:
-    """Whether a forward pass moves a seed on, as that of dropout does."""
+    """Returns whether a forward pass advances a seed, as dropout does."""
     return any(v.path.endswith("seed_generator_state") for v in model.non_trainable_variables)
 
 
 def _in_groups(x: tf.Tensor, rows: Any, width: Any) -> tf.Tensor:
-    """`[rows, width * positions, ...]`: the examples of a group as positions of one."""
+    """Returns `[rows, width * positions, ...]`, a group's examples as positions of one example."""
     positions = x.shape[1] or tf.shape(x)[1]
     return tf.reshape(x[: rows * width], [rows, width * positions, *x.shape[2:]])
 
 
 def count_rows(batch: Any) -> Any:
-    """Leading axis of a nest of arrays: an integer where it is known, else a tensor."""
-    return known_rows(batch) or tf.shape(_first(batch))[0]
+    """Returns the leading axis of a nest of arrays: an integer if it is known, else a tensor."""
+    first = next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
+    return first.shape[0] or tf.shape(first)[0]
 
 
 def known_rows(batch: Any) -> int | None:
-    """Leading axis of a nest of arrays, or of their specifications, where it is known."""
-    return _first(batch).shape[0] or None
-
-
-def _first(batch: Any) -> Any:
-    return next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
+    """Returns the leading axis of a nest of arrays or specifications, or None if it is unknown."""
+    return next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None).shape[0] or None

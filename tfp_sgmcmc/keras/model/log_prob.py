@@ -133,24 +133,25 @@ class ModelLogProb(Target):
             state, values, probe = given
             found: list[internals.Forward] = []
 
-            def forward(state: list[tf.Tensor], inputs: Any) -> internals.Forward:
-                values_of_all = [*state, *values]
-                return internals.forward(self._model, variables, values_of_all, inputs, True)
+            def log_likelihood(state: list[tf.Tensor], batch: Any, rows: Any) -> tf.Tensor:
+                model = self._model
+                forward = internals.forward(model, variables, [*state, *values], batch[0], True)
+                found.append(forward)
+                return self._log_likelihood(forward, batch, rows)
 
             def log_posterior(state: list[tf.Tensor]) -> tf.Tensor:
-                found[:] = [forward(state, self.batch[0])]
-                return self._log_posterior(state, found[0])
-
-            def log_likelihood(state: list[tf.Tensor], batch: Any) -> tf.Tensor:
-                return self._log_likelihood(forward(state, batch[0]), batch)
+                value = log_likelihood(state, self.batch, self.local_rows)
+                rows = tf.cast(self.num_rows, value.dtype)
+                log_prior = tf.cast(self._log_prior_fn(state), value.dtype)
+                return log_prior / replicas.count() + self.num_examples / rows * value
 
             if scored:
                 estimate = self._scores.gradient_and_factors(
-                    log_posterior, log_likelihood, state, self.batch
+                    log_posterior, log_likelihood, state, self.batch, self.local_rows
                 )
             else:
                 estimate = value_and_gradient(log_posterior, state, probe or None)
-            return estimate, found[0]
+            return estimate, found[0]  # the pass over the whole batch comes first
 
         given = (list(state), list(values), [] if probe is None else list(probe))
         if self.num_chains is None:
@@ -176,18 +177,12 @@ class ModelLogProb(Target):
             noise_scale=total * tf.maximum(total - rows, 0) / rows,
         )
 
-    def _log_posterior(self, state: list[tf.Tensor], forward: internals.Forward) -> tf.Tensor:
-        log_likelihood = self._log_likelihood(forward, self.batch)
-        rows = tf.cast(self.num_rows, log_likelihood.dtype)
-        log_prior = tf.cast(self._log_prior_fn(state), log_likelihood.dtype)
-        return log_prior / replicas.count() + self.num_examples / rows * log_likelihood
-
-    def _log_likelihood(self, forward: internals.Forward, batch: Any) -> tf.Tensor:
+    def _log_likelihood(self, forward: internals.Forward, batch: Any, rows: Any) -> tf.Tensor:
         """Returns the sum over a batch's rows, each with its share of the regularisers."""
-        x, y, sample_weight = batch
+        _, y, sample_weight = batch
         outputs = forward.outputs
         if self.num_chains is None:  # inside a mapped function it would not be stored
             outputs = with_stored_gradient(outputs)
         nll = compiled_loss.negative_log_likelihood(self._model, y, outputs, sample_weight)
         penalty = tf.add_n([tf.cast(r, nll.dtype) for r in forward.losses] or [0.0])
-        return -(nll + tf.cast(count_rows(x), nll.dtype) * penalty)
+        return -(nll + tf.cast(rows, nll.dtype) * penalty)
