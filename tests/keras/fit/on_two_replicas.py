@@ -216,7 +216,7 @@ def test_a_saved_chain_goes_on(tmp_path):
 @pytest.mark.parametrize(
     "compiled, arguments, words",
     [
-        ({}, {"noise_every": 2}, "noise_every is given, but .* over 2 replicas"),
+        ({}, {"noise_every": 2}, "noise_every must be None .* over 2 replicas"),
         ({}, {"num_groups": 2}, "num_groups is given"),
         ({"steps_per_execution": 2}, {}, "steps_per_execution=2, but under MirroredStrategy"),
         ({"run_eagerly": False, "jit_compile": True}, {}, "jit_compile=True"),

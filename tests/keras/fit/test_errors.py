@@ -40,15 +40,15 @@ def fit(model, callback, **arguments):
     "changes, error, words",
     [
         ({"make_kernel_fn": 3}, TypeError, "make_kernel_fn is a int"),
-        ({"num_examples": 0}, ValueError, "num_examples is 0"),
-        ({"num_examples": 10.0}, TypeError, "num_examples is 10.0"),
-        ({"num_burnin_steps": -1}, ValueError, "num_burnin_steps is -1"),
-        ({"num_burnin_steps": True}, TypeError, "num_burnin_steps is True"),
-        ({"num_steps_between_results": -2}, ValueError, "num_steps_between_results is -2"),
-        ({"prior": 1.0}, TypeError, "prior is a float"),
+        ({"num_examples": 0}, ValueError, "num_examples must be at least 1. Received: 0"),
+        ({"num_examples": 10.0}, TypeError, "num_examples .* integer. Received: 10.0"),
+        ({"num_burnin_steps": -1}, ValueError, "num_burnin_steps .* Received: -1"),
+        ({"num_burnin_steps": True}, TypeError, "num_burnin_steps .* Received: True"),
+        ({"num_steps_between_results": -2}, ValueError, "num_steps_between_results .* -2"),
+        ({"prior": 1.0}, TypeError, "prior must .* Received: a float"),
         ({"prior": tfp.distributions.Normal([0.0, 1.0], 1.0)}, ValueError, "batch shape"),
         ({"prior": tfp.distributions.MultivariateNormalDiag([0.0])}, ValueError, "event shape"),
-        ({"prior": tfp.distributions.Normal}, TypeError, "prior is a _?[A-Z]"),
+        ({"prior": tfp.distributions.Normal}, TypeError, "prior must .* Received: a _?[A-Z]"),
         ({"keep": 3}, TypeError, "keep is a int"),
         ({"seed": None}, ValueError, "seed is None"),
     ],
@@ -127,7 +127,7 @@ def test_kernels(make_kernel_fn, error, words):
 
 
 def test_prior_that_is_no_scalar():
-    with pytest.raises(ValueError, match=r"prior returned shape \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"prior must return a scalar.* shape \(2, 1\)"):
         fit(make_model(), sampler(prior=lambda state: -(state[0] ** 2)))
 
 

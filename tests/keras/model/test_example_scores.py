@@ -1,4 +1,4 @@
-"""Scores of a model's examples, against the gradients of single examples, one after the other."""
+"""Scores of a model's examples against the gradients of single examples."""
 
 import keras
 import numpy as np
@@ -39,19 +39,19 @@ def shared():
 
 
 def tokens():
-    """Tables of 5 tokens; each row of a batch looks some of them up more than once."""
+    """A table of 5 tokens, some of which a row of a batch looks up more than once."""
     return stack([4], L.Embedding(5, 3), L.Dense(2, "tanh"), L.Flatten(), dtype="int32")
 
 
 class Mapped(L.Wrapper):
-    """Calls its layer within `tf.map_fn`, whose tensors cannot be had outside."""
+    """Calls its layer within `tf.map_fn`, whose tensors are not available outside."""
 
     def call(self, x):
         return tf.transpose(tf.map_fn(self.layer, tf.transpose(x, [1, 0, 2])), [1, 0, 2])
 
 
 class Tied(keras.Model):
-    """Its table makes the logits, too, where no tap is."""
+    """A model whose table also makes the logits, where no tap is."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ class Tied(keras.Model):
 
 
 class Positions(keras.Model):
-    """The first axis of what its table sees is that of positions, as many as the batch has rows."""
+    """A table whose inputs have positions as first axis, as many as the batch has rows."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,7 @@ FACTORED = {
         floats(4),
     ),
 }
-# Models with scores by `vectorized_map`, of these layers alone but for the last two.
+# Models with the layers whose scores come from `vectorized_map`; all layers in the last two.
 MAPPED = {
     "layer normalisation": (
         lambda: stack([4], L.Dense(5), L.LayerNormalization()),
@@ -144,7 +144,7 @@ def build(make, x):
     model = make()
     model(x)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    for v in model.trainable_variables:  # biases begin at zero
+    for v in model.trainable_variables:  # biases start at zero
         v.assign_add(tf.random.stateless_normal(v.shape, [1, len(v.path)]) * 0.1)
     return model
 
@@ -162,7 +162,7 @@ def state_of(model):
 
 
 def single_gradients(model, x, weights=None):
-    """Gradients of w_i log p(y_i | x_i), `[B, ...]` a variable."""
+    """Returns gradients of w_i log p(y_i | x_i), `[B, ...]` for each variable."""
     weights = np.ones([B], np.float32) if weights is None else weights
     rows = []
     for i in range(B):
@@ -194,7 +194,7 @@ def assert_variances(scores, expected):
 
 FURTHER = (
     *("conv valid", "two branches", "normalised, may drop out"),
-    *("grouped convolution", "in a loop"),  # whose maps have tests of their own
+    *("grouped convolution", "in a loop"),  # other tests cover their maps
 )
 
 
@@ -235,7 +235,7 @@ def test_scores_are_the_gradients_of_single_examples(name):
     ],
 )
 def test_groups(name, num_groups):
-    """Sums of 2; of single ones of the first 4; all 6 single ones, as there are no 8."""
+    """3 groups are sums of 2 examples; 4 and 8 groups are the first 4 and all 6 examples."""
     make, x, _ = MODELS[name]
     model = build(make, x)
     target = target_of(model, x, scores=ExampleScores(model, num_groups))
@@ -284,7 +284,7 @@ def test_chains_have_scores_of_their_own(name):
     reason="Keras before 3.14 does not divide them by the rows",
 )
 def test_activity_regularisers_are_part_of_the_examples():
-    """Keras divides them by the rows of the batch, so that N R is a sum over examples."""
+    """Keras divides them by the rows of the batch, so N R is a sum over examples."""
     x = floats(4)
     dense = L.Dense(CLASSES, activity_regularizer=keras.regularizers.L2(0.5))
     model = build(lambda: keras.Sequential([keras.Input([4]), dense]), x)

@@ -1,4 +1,4 @@
-"""Predictions of a `Posterior`: entropies in closed form, chunks, and what a fit hands over."""
+"""Predictions of a `Posterior`: entropies in closed form, chunks, and samples from a fit."""
 
 import keras
 import numpy as np
@@ -33,7 +33,7 @@ def posterior_of(model, kernels=KERNELS, num_chains=None):
 
 
 class Lazy:
-    """As much of an array as samples on a disk need to have; notes what is read."""
+    """The parts of an array that samples on disk must have; records what is read."""
 
     def __init__(self, values):
         self._values, self.shape, self.dtype = values, values.shape, values.dtype
@@ -46,7 +46,7 @@ class Lazy:
 
 
 def categorical(p):
-    """Entropy of the mean, and mutual information, with samples in front."""
+    """Returns entropies of the mean, and mutual information, over the first axis."""
     total = scipy.stats.entropy(p.mean(axis=0), axis=-1)
     return total, total - scipy.stats.entropy(p, axis=-1).mean(axis=0)
 
@@ -79,7 +79,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_entropies_of_each_loss_before_any_fit(name):
-    """The losses of a model that was compiled only are not resolved yet."""
+    """The losses of a model that is only compiled are not resolved yet."""
     loss, activation, entropies = CASES[name]
     logits = NEW @ KERNELS
     link = {
@@ -109,7 +109,7 @@ def test_samples_that_agree_leave_no_information_and_sure_ones_that_do_not_leave
 
 
 def test_chunks_of_samples_that_are_only_sliced(monkeypatch):
-    """Compiled, and with chains: 3 draws of 2 chains at a time, of 8."""
+    """A compiled model reads the 8 draws of 2 chains 3 at a time."""
     kernels = RNG.normal(size=[8, C, 3, 4]).astype(np.float32)
     p = scipy.special.softmax((NEW @ kernels).reshape(-1, 7, 4), axis=-1)
     model = linear(4, CROSSENTROPY, jit_compile=True)
@@ -138,7 +138,7 @@ def test_samples_in_zarr(tmp_path):
 
 
 def test_means_of_half_precision_outputs_are_not():
-    """In bfloat16 a mean of 1000 would stop moving at the first samples."""
+    """A running mean of 1000 samples in bfloat16 would stop changing after a few samples."""
     layer = keras.layers.Dense(1, use_bias=False, dtype="mixed_bfloat16")
     model = keras.Sequential([keras.Input([3]), layer])
     model.compile(loss=unit_normal)
@@ -150,7 +150,7 @@ def test_means_of_half_precision_outputs_are_not():
 
 @pytest.fixture(scope="module")
 def fitted():
-    """Two outputs, moving statistics and dropout, two chains."""
+    """A callback after a fit with two outputs, moving statistics, dropout and two chains."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input([3])
     hidden = keras.layers.BatchNormalization(name="norm")(inputs)
@@ -223,12 +223,12 @@ def test_another_loss_makes_other_probabilities():
 @pytest.mark.parametrize(
     "samples, num_chains, words",
     [
-        ([], None, "samples has 0 arrays for 1 variables"),
-        ([KERNELS, KERNELS], None, "samples has 2 arrays for 1 variables"),
-        ([KERNELS[..., :3]], None, r"kernel are float32 of shape \(5, 3, 3\).*\(5, 3, 4\)"),
-        ([KERNELS.astype(np.float64)], None, "are float64.*float32 of shape"),
-        ([KERNELS], 2, r"\(5, 2, 3, 4\) is expected"),
-        ([KERNELS[:0]], None, r"shape \(0, 3, 4\); float32 of shape \(1, 3, 4\)"),
+        ([], None, "each of the 1 variables.*Received: 0 arrays"),
+        ([KERNELS, KERNELS], None, "each of the 1 variables.*Received: 2 arrays"),
+        ([KERNELS[..., :3]], None, r"kernel must .*\(5, 3, 4\). .*float32 of shape \(5, 3, 3\)"),
+        ([KERNELS.astype(np.float64)], None, "float32 of shape.*Received: float64"),
+        ([KERNELS], 2, r"must be float32 of shape \(5, 2, 3, 4\)"),
+        ([KERNELS[:0]], None, r"float32 of shape \(1, 3, 4\). .*shape \(0, 3, 4\)"),
     ],
 )
 def test_unfit_samples(samples, num_chains, words):
@@ -247,9 +247,9 @@ def test_a_model_that_is_not_compiled():
 @pytest.mark.parametrize(
     "arguments, error, words",
     [
-        ({"batch_size": 0}, ValueError, "batch_size is 0"),
-        ({"batch_size": 2.0}, TypeError, "batch_size is 2.0"),
-        ({"activation": "softmax"}, ValueError, "activation is 'softmax'"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1. Received: 0"),
+        ({"batch_size": 2.0}, TypeError, "batch_size must be an integer. Received: 2.0"),
+        ({"activation": "softmax"}, ValueError, "activation must .* Received: 'softmax'"),
     ],
 )
 def test_unfit_arguments(arguments, error, words):
