@@ -191,7 +191,7 @@ def test_resident_data_are_what_it_expects():
 
 
 def test_num_groups_is_checked():
-    with pytest.raises(ValueError, match="num_groups is 1; at least 2 is expected"):
+    with pytest.raises(ValueError, match="num_groups must be at least 2. Received: 1"):
         sampler(KERNELS["NOGIN"]("diag"), num_groups=1)
 
 

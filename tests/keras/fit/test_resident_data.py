@@ -205,9 +205,9 @@ def test_several_inputs_and_chains():
     [
         ({"x": X[:-1], "y": Y[:-1]}, ValueError, "x has 19 rows, but num_examples is 20"),
         ({"y": Y[:-1]}, ValueError, "must be equal"),
-        ({"batch_size": 21}, ValueError, "batch_size is 21"),
-        ({"steps_per_call": 0}, ValueError, "steps_per_call is 0"),
-        ({"steps_per_epoch": 1.5}, TypeError, "steps_per_epoch is 1.5"),
+        ({"batch_size": 21}, ValueError, "batch_size must .* Received: 21"),
+        ({"steps_per_call": 0}, ValueError, "steps_per_call must .* Received: 0"),
+        ({"steps_per_epoch": 1.5}, TypeError, "steps_per_epoch must .* Received: 1.5"),
         ({"reshuffle": "never"}, ValueError, "reshuffle is 'never'"),
         ({"x": np.array(["a"] * N)}, TypeError, "dtype string"),
     ],
