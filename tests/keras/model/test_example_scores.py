@@ -73,70 +73,40 @@ class Positions(keras.Model):
         return self.dense(keras.ops.mean(x + self.embedding(keras.ops.arange(B)), axis=1))
 
 
-FACTORED = {
-    "dense": (lambda: stack([4], L.Dense(5, "tanh"), L.Dense(5, "relu")), floats(4)),
-    "dense on sequences": (lambda: stack([3, 4], L.Dense(5, "tanh"), L.Flatten()), floats(3, 4)),
-    "conv same": (
-        lambda: stack([5, 6, 2], L.Conv2D(3, (3, 2), 2, "same", activation="tanh"), L.Flatten()),
-        floats(5, 6, 2),
+def case(shape, layers, mapped=()):
+    """Returns a function that makes a model, its inputs, and names of mapped layers."""
+    return lambda: stack(shape, *layers(), L.Flatten()), floats(*shape), mapped
+
+
+# Models, their inputs, and the layers whose scores come from `vectorized_map`.
+MODELS = {
+    "dense": case([4], lambda: [L.Dense(5, "tanh"), L.Dense(5, "relu")]),
+    "dense on sequences": case([3, 4], lambda: [L.Dense(5, "tanh")]),
+    "conv same": case([5, 6, 2], lambda: [L.Conv2D(3, (3, 2), 2, "same", activation="tanh")]),
+    "conv valid": case([5, 6, 2], lambda: [L.Conv2D(3, 3, (2, 1), activation="tanh")]),
+    "conv dilated": case([5, 6, 2], lambda: [L.Conv2D(3, 2, dilation_rate=2, padding="same")]),
+    "conv causal": case([7, 2], lambda: [L.Conv1D(3, 3, 2, "causal", activation="tanh")]),
+    "conv 3d": case([3, 3, 2, 1], lambda: [L.Conv3D(2, 2)]),
+    "embedding": (tokens, RNG.integers(0, 5, size=[B, 4]), ()),
+    "two branches": (two_branches, floats(4), ()),
+    "shared layer": (shared, floats(4), ()),
+    "time distributed": case([3, 2], lambda: [L.TimeDistributed(L.Dense(2))]),
+    "dropout off": case([4], lambda: [L.Dropout(0.0), L.Dense(5, "tanh")]),
+    "frozen normalisation": case([4], lambda: [L.BatchNormalization(trainable=False)]),
+    "layer normalisation": case(
+        [4], lambda: [L.Dense(5), L.LayerNormalization()], ["layer_normalization"]
     ),
-    "conv valid": (
-        lambda: stack([5, 6, 2], L.Conv2D(3, 3, (2, 1), activation="tanh"), L.Flatten()),
-        floats(5, 6, 2),
-    ),
-    "conv dilated": (
-        lambda: stack([5, 6, 2], L.Conv2D(3, 2, dilation_rate=2, padding="same"), L.Flatten()),
-        floats(5, 6, 2),
-    ),
-    "conv causal": (
-        lambda: stack([7, 2], L.Conv1D(3, 3, 2, "causal", activation="tanh"), L.Flatten()),
-        floats(7, 2),
-    ),
-    "conv 3d": (lambda: stack([3, 3, 2, 1], L.Conv3D(2, 2), L.Flatten()), floats(3, 3, 2, 1)),
-    "embedding": (tokens, RNG.integers(0, 5, size=[B, 4])),
-    "two branches": (two_branches, floats(4)),
-    "shared layer": (shared, floats(4)),
-    "time distributed": (
-        lambda: stack([3, 2], L.TimeDistributed(L.Dense(2)), L.Flatten()),
-        floats(3, 2),
-    ),
-    "dropout off": (lambda: stack([4], L.Dropout(0.0), L.Dense(5, "tanh")), floats(4)),
-    "frozen normalisation": (
-        lambda: stack([4], L.BatchNormalization(trainable=False)),
-        floats(4),
-    ),
-}
-# Models with the layers whose scores come from `vectorized_map`; all layers in the last two.
-MAPPED = {
-    "layer normalisation": (
-        lambda: stack([4], L.Dense(5), L.LayerNormalization()),
-        floats(4),
-        ["layer_normalization"],
-    ),
-    "in a loop": (
-        lambda: stack([3, 2], Mapped(L.Dense(2, name="own")), L.Flatten()),
-        floats(3, 2),
-        ["own"],
-    ),
+    "in a loop": case([3, 2], lambda: [Mapped(L.Dense(2, name="own"))], ["own"]),
     "tied weights": (Tied, RNG.integers(0, CLASSES, size=[B, 2]), ["embedding"]),
     "positions": (Positions, floats(B, 4), ["embedding"]),
-    "grouped convolution": (
-        lambda: stack([5, 4], L.Conv1D(4, 2, groups=2), L.Flatten()),
-        floats(5, 4),
-        ["conv1d"],
+    "grouped convolution": case([5, 4], lambda: [L.Conv1D(4, 2, groups=2)], ["conv1d"]),
+    "recurrent, may drop out": case(
+        [3, 2], lambda: [L.SimpleRNN(4, unroll=True)], ["simple_rnn_cell", "dense"]
     ),
-    "recurrent, may drop out": (
-        lambda: stack([3, 2], L.SimpleRNN(4, unroll=True)),
-        floats(3, 2),
-        ["simple_rnn_cell", "dense"],
-    ),
-    "normalised, may drop out": (
-        lambda: stack([4], L.LayerNormalization(), L.Dropout(1e-9)),
-        floats(4),
-        ["layer_normalization", "dense"],
+    "normalised, may drop out": case(
+        [4], lambda: [L.LayerNormalization(), L.Dropout(1e-9)], ["layer_normalization", "dense"]
     ),
 }
-MODELS = {name: (*of, []) for name, of in FACTORED.items()} | MAPPED
 
 
 def build(make, x):
@@ -199,8 +169,7 @@ FURTHER = (
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in MODELS],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in MODELS]
 )
 def test_scores_are_the_gradients_of_single_examples(name):
     make, x, mapped = MODELS[name]

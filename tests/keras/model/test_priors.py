@@ -65,11 +65,7 @@ def test_first_match_wins(model, values, default, expected):
 @pytest.mark.parametrize(
     "values, error, words",
     [
-        (
-            {"conv*": 1},
-            ValueError,
-            "no pattern that matches conv_net/head/kernel, conv_net/h",
-        ),
+        ({"conv*": 1}, ValueError, "no pattern that matches conv_net/head/kernel, conv_net/h"),
         ({"*": 1, "dense": 2}, ValueError, r"'dense'.*conv_net/conv_1/kernel, conv_net/conv_1/bi"),
         ({"*": 1, "head": 2}, ValueError, "Received: 'head', .* earlier"),
         ({"Conv_1": 1, "*": 2}, ValueError, "match no variable"),
@@ -177,20 +173,12 @@ def normal(shape):
     [
         ({"head": STANDARD}, ValueError, "no pattern that matches conv_net/conv_1/kernel"),
         ({"*": STANDARD, "dense": None}, ValueError, "'dense'"),
-        (
-            {"conv_1/kernel": normal([3]), "*": None},
-            ValueError,
-            r"\(3, 2\), must .* shape \(3,",
-        ),
+        ({"conv_1/kernel": normal([3]), "*": None}, ValueError, r"\(3, 2\), must .* shape \(3,"),
         ({"head/bias": normal([2, 2]), "*": None}, ValueError, r"batch shape \(2, 2\)"),
         ({"*": normal([1, 2])}, ValueError, "conv_net/conv_1/bias"),
         ({"*": tfd.MultivariateNormalDiag(tf.zeros([3]))}, ValueError, r"event shape \(3,\)"),
         ({"*": tfd.Independent(normal([3, 2]), 2)}, ValueError, "conv_net/conv_1/bias"),
-        (
-            {"*": tfd.Normal(np.float64(0.0), 1.0)},
-            TypeError,
-            "float32. Received: float64",
-        ),
+        ({"*": tfd.Normal(np.float64(0.0), 1.0)}, TypeError, "float32. Received: float64"),
         (lambda state: state[1], ValueError, r"prior must return a scalar.*shape \(2,\)"),
         (tfd.HalfNormal(1.0), ValueError, "log prior of the model's weights.*-inf"),
         ({"head": tfd.Uniform(5.0, 6.0), "*": None}, ValueError, "bounded support"),

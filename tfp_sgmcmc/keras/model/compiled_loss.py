@@ -10,7 +10,6 @@ Keras used here, and why:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -45,22 +44,19 @@ _CATEGORICAL = (
 def check_likelihoods(model: keras.Model) -> None:
     """Raises ValueError if a loss of the model is not a negative log likelihood."""
     for path, loss in keras.tree.flatten_with_path(model.loss):
-        _check_likelihood(loss, f" of output {'/'.join(map(str, path))!r}" if path else "")
-
-
-def _check_likelihood(loss: Any, output: str) -> None:
-    try:
-        fn = _function_of_keras(keras.losses.get(loss))
-    except ValueError:  # a string that Keras resolves once it sees the data, such as "crossentropy"
-        return
-    if fn is not None and fn not in _LIKELIHOODS:
-        raise ValueError(
-            f"loss {fn.__name__!r}{output} is not a negative log likelihood. A mean squared error, "
-            "for example, is one only for a known variance of the noise, which the loss does not "
-            "state. Compile with tfp_sgmcmc.keras.NegativeLogLikelihood(lambda out: "
-            "tfd.Normal(out, sigma)), with another distribution, or with a function such as "
-            "lambda y, f: 0.5 * (y - f)**2 / sigma**2 instead."
-        )
+        try:
+            fn = _function_of_keras(keras.losses.get(loss))
+        except ValueError:  # a string that Keras resolves by the data, such as "crossentropy"
+            continue
+        if fn is not None and fn not in _LIKELIHOODS:
+            output = f" of output {'/'.join(map(str, path))!r}" if path else ""
+            raise ValueError(
+                f"loss {fn.__name__!r}{output} is not a negative log likelihood. A mean squared "
+                "error, for example, is one only for a known variance of the noise, which the loss "
+                "does not state. Compile with tfp_sgmcmc.keras.NegativeLogLikelihood(lambda out: "
+                "tfd.Normal(out, sigma)), with another distribution, or with a function such as "
+                "lambda y, f: 0.5 * (y - f)**2 / sigma**2 instead."
+            )
 
 
 def _function_of_keras(loss: Any) -> Any:
@@ -75,8 +71,7 @@ def negative_log_likelihood(
     model: keras.Model, y: Any, outputs: Any, sample_weight: Any
 ) -> tf.Tensor:
     """Returns the compiled loss summed over the examples of a batch, whatever its reduction."""
-    summed = functools.partial(_with_reduction, reduce=tf.reduce_sum)
-    return _call_compiled(model, y, outputs, sample_weight, summed)
+    return _call_compiled(model, y, outputs, sample_weight, _with_reduction, tf.reduce_sum)
 
 
 def negative_log_likelihoods(model: keras.Model, y: Any, outputs: Any) -> tf.Tensor:
@@ -85,8 +80,7 @@ def negative_log_likelihoods(model: keras.Model, y: Any, outputs: Any) -> tf.Ten
     def sum_entries(values: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(values, axis=list(range(1, values.shape.rank)))
 
-    by_example = functools.partial(_with_reduction, reduce=sum_entries)
-    return _call_compiled(model, y, outputs, None, by_example)
+    return _call_compiled(model, y, outputs, None, _with_reduction, sum_entries)
 
 
 def labels(model: keras.Model, y: Any, outputs: Any) -> dict[int, Any]:
@@ -96,31 +90,24 @@ def labels(model: keras.Model, y: Any, outputs: Any) -> dict[int, Any]:
     """
     found: list[Any] = []
 
-    def record(loss: keras.losses.Loss) -> LossFn:
-        def call(y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-            found.append(y_true)
-            return tf.zeros([])
+    def record(y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+        found.append(y_true)
+        return tf.zeros([])
 
-        return call
-
-    _call_compiled(model, y, outputs, None, record)
+    _call_compiled(model, y, outputs, None, lambda loss: record)
     places = [place for place, _ in _placed_losses(model, outputs)]
     return dict(zip(places, found, strict=True))
 
 
 def _call_compiled(
-    model: keras.Model,
-    y: Any,
-    outputs: Any,
-    sample_weight: Any,
-    wrap: Callable[[keras.losses.Loss], LossFn],
+    model: keras.Model, y: Any, outputs: Any, weight: Any, wrap: Callable[..., LossFn], *args: Any
 ) -> tf.Tensor:
-    """Returns the weighted sum over outputs of `wrap(loss)(y_true, y_pred, sample_weight)`."""
+    """Returns the weighted sum over outputs of `wrap(loss, *args)(y_true, y_pred, weight)`."""
     compiled = _shallow_copy(model._compile_loss)
-    compiled._flat_losses = [e._replace(loss=wrap(e.loss)) for e in compiled._flat_losses]
+    compiled._flat_losses = [e._replace(loss=wrap(e.loss, *args)) for e in compiled._flat_losses]
     # With several outputs, each has a metric of its mean loss, which must not be updated.
     with keras.StatelessScope():
-        return compiled(y, outputs, sample_weight)
+        return compiled(y, outputs, weight)
 
 
 def _with_reduction(loss: keras.losses.Loss, reduce: Callable[[tf.Tensor], tf.Tensor]) -> LossFn:

@@ -33,14 +33,9 @@ class Evaluation(NamedTuple):
 
 
 class Running(NamedTuple):
-    """Sums over the samples so far.
+    """Running count of samples, largest log likelihoods, sums of likelihoods, and mean outputs.
 
-    Attributes:
-      count: the number of samples.
-      maximum: the largest log likelihood of each example, `[rows]`.
-      total: the sum of likelihoods, divided by exp(`maximum`).
-      mean: the mean of the outputs.
-      masks: the masks of the outputs with classes, which are the same for all samples.
+    A sum of likelihoods is divided by exp(`maximum`). Masks are those of the outputs with classes.
     """
 
     count: tf.Tensor
@@ -69,25 +64,18 @@ class Evaluator:
         self._each = Each(model, lambda values, batch: self._evaluated(values, batch)[1])
 
     def __call__(
-        self,
-        samples: list[Any],
-        num_chains: int | None,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        batch_size: int,
+        self, samples: list[Any], num_chains: int | None, data: Any, weight: Any, batch_size: int
     ) -> Evaluation:
-        """Returns what `Posterior.evaluate` does."""
-        weight = _weights(sample_weight, num_rows((x, y)))
-        self._build(x, y)
-        parts = self._scores(samples, num_chains, (x, y), batch_size)
+        """Returns what `Posterior.evaluate` does for data `(x, y)`."""
+        weight = _weights(weight, self._build(data))
+        parts = self._scores(samples, num_chains, data, batch_size)
         maximum, total, mean, masks = (joined([p[i] for p in parts], axis=0) for i in range(1, 5))
         with np.errstate(divide="ignore"):  # an impossible example
             density = maximum + np.log(total / float(parts[0].count))
         counts = weight > 0
         outputs = keras.tree.flatten(mean)
         accuracy, error = {}, {}
-        labels = compiled_loss.labels(self._model, y, mean)
+        labels = compiled_loss.labels(self._model, data[1], mean)
         classes = compiled_loss.classes(self._model, mean)
         for (place, kind), mask in zip(classes.items(), masks, strict=True):
             confidence, hit, entry_counts = _decisions(outputs[place], labels[place], kind)
@@ -101,16 +89,17 @@ class Evaluator:
         )
 
     def log_likelihood(
-        self, samples: list[Any], num_chains: int | None, x: Any, y: Any, batch_size: int
+        self, samples: list[Any], num_chains: int | None, data: Any, batch_size: int
     ) -> np.ndarray:
-        """Returns what `Posterior.log_likelihood` does."""
-        num_rows((x, y))
-        self._build(x, y)
-        return self._each(samples, num_chains, (x, y), batch_size)
+        """Returns what `Posterior.log_likelihood` does for data `(x, y)`."""
+        self._build(data)
+        return self._each(samples, num_chains, data, batch_size)
 
-    def _build(self, x: Any, y: Any) -> None:
-        """Resolves the losses of a model that has seen no labels yet."""
-        internals.build(self._model, *keras.tree.map_structure(lambda a: a[:1], (x, y)), None)
+    def _build(self, data: Any) -> int:
+        """Returns the number of rows; resolves the losses of a model that has seen no labels."""
+        rows = num_rows(data)
+        internals.build(self._model, *keras.tree.map_structure(lambda a: a[:1], data), None)
+        return rows
 
     def _evaluated(self, values: list[tf.Tensor], batch: Any) -> tuple[Any, tf.Tensor]:
         """Returns the outputs and the log likelihoods of a batch."""

@@ -17,26 +17,6 @@ def inference_data(
     log_likelihood: np.ndarray | None,
 ) -> Any:
     """Returns what `Posterior.to_inference_data` does."""
-    arviz = _arviz()
-
-    def by_chain(values: Any) -> np.ndarray:
-        """Returns an array `[num_chains, num_kept, ...]`."""
-        values = np.asarray(values[:])
-        return values[np.newaxis] if num_chains is None else np.swapaxes(values, 0, 1)
-
-    pairs = [(v.path, s) for v, s in zip(variables, samples, strict=True) if v.trainable]
-    groups = {"posterior": {path.replace("/", "."): by_chain(s) for path, s in pairs}}
-    if len(groups["posterior"]) < len(pairs):
-        raise ValueError(
-            "Several variables share a path. Give their layers names that differ. Received: "
-            f"{', '.join(path for path, _ in pairs)}."
-        )
-    if log_likelihood is not None:
-        groups["log_likelihood"] = {"y": by_chain(log_likelihood)}
-    return arviz.from_dict(**groups)
-
-
-def _arviz() -> Any:
     with warnings.catch_warnings():
         # Once a day, the import warns that the interface of ArviZ is going to change.
         warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
@@ -46,4 +26,17 @@ def _arviz() -> Any:
             raise ImportError(
                 'ArviZ must be installed: python -m pip install "tfp_sgmcmc[results]".'
             ) from error
-    return arviz
+
+    def by_chain(values: Any) -> np.ndarray:
+        values = np.asarray(values[:])
+        return values[np.newaxis] if num_chains is None else np.swapaxes(values, 0, 1)
+
+    pairs = [(v.path, s) for v, s in zip(variables, samples, strict=True) if v.trainable]
+    arrays = {path.replace("/", "."): by_chain(s) for path, s in pairs}
+    if len(arrays) < len(pairs):
+        raise ValueError(
+            "Several variables share a path. Give their layers names that differ. Received: "
+            f"{', '.join(path for path, _ in pairs)}."
+        )
+    by_example = None if log_likelihood is None else {"y": by_chain(log_likelihood)}
+    return arviz.from_dict(posterior=arrays, log_likelihood=by_example)

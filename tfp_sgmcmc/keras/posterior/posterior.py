@@ -14,7 +14,7 @@ from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import archive, sample_arrays
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator
 from tfp_sgmcmc.keras.posterior.inference_data import inference_data
-from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction, Predictor
+from tfp_sgmcmc.keras.posterior.predict import Activation, PosteriorPrediction, Predictor
 
 
 class Posterior:
@@ -82,10 +82,7 @@ class Posterior:
         return self.samples[0].shape[0]
 
     def predict(
-        self,
-        x: Any,
-        batch_size: int = 32,
-        activation: Callable[[Any], Any] | str | None = "auto",
+        self, x: Any, batch_size: int = 32, activation: Activation = "auto"
     ) -> PosteriorPrediction:
         """Returns mean, standard deviation and entropies of the outputs over samples and chains.
 
@@ -105,12 +102,7 @@ class Posterior:
         predictor = self._function(Predictor, activation)
         return predictor(self.samples, self.num_chains, x, batch_size)
 
-    def outputs(
-        self,
-        x: Any,
-        batch_size: int = 32,
-        activation: Callable[[Any], Any] | str | None = "auto",
-    ) -> Any:
+    def outputs(self, x: Any, batch_size: int = 32, activation: Activation = "auto") -> Any:
         """Returns the model's outputs for each sample, `[num_kept, rows, ...]`.
 
         With chains the shape is `[num_kept, num_chains, rows, ...]`, as R-hat and effective sample
@@ -165,7 +157,7 @@ class Posterior:
             lengths differ, or weights are not finite, negative or all zero.
         """
         evaluator = self._function(Evaluator)
-        return evaluator(self.samples, self.num_chains, x, y, sample_weight, batch_size)
+        return evaluator(self.samples, self.num_chains, (x, y), sample_weight, batch_size)
 
     def log_likelihood(self, x: Any, y: Any, batch_size: int = 32) -> np.ndarray:
         """Returns minus the compiled loss of each example for each sample, `[num_kept, rows]`.
@@ -173,7 +165,7 @@ class Posterior:
         With chains the shape is `[num_kept, num_chains, rows]`. Arguments are those of `evaluate`.
         """
         evaluator = self._function(Evaluator)
-        return evaluator.log_likelihood(self.samples, self.num_chains, x, y, batch_size)
+        return evaluator.log_likelihood(self.samples, self.num_chains, (x, y), batch_size)
 
     def to_inference_data(self, log_likelihood: np.ndarray | None = None) -> Any:
         """Returns an `arviz.InferenceData` with dimensions chain and draw.

@@ -12,6 +12,8 @@ import tensorflow as tf
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.posterior.sample_loops import Each, Fold, joined, running_mean, wide
 
+Activation = Callable[[Any], Any] | str | None
+
 
 class Prediction(NamedTuple):
     """Posterior average of a model's outputs, and their spread over the samples.
@@ -78,12 +80,7 @@ class Predictor:
       ValueError: `activation` is an unknown string, or "auto" for a model without a loss.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        variables: list[keras.Variable],
-        activation: Callable[[Any], Any] | str | None,
-    ):
+    def __init__(self, model: keras.Model, variables: list[keras.Variable], activation: Activation):
         if isinstance(activation, str) and activation != "auto":
             raise ValueError(
                 f"activation must be 'auto', None or a callable. Received: {activation!r}."

@@ -13,11 +13,7 @@ import tensorflow as tf
 def checked(
     samples: Sequence[Any], variables: Sequence[keras.Variable], num_chains: int | None
 ) -> list[Any]:
-    """Returns samples in the dtypes of the variables.
-
-    Raises:
-      ValueError: the number of arrays, a shape or a dtype does not fit the variables.
-    """
+    """Returns samples in the variables' dtypes; raises ValueError if they do not fit."""
     if len(samples) != len(variables) or not samples:
         raise ValueError(
             f"samples must have one array for each of the {len(variables)} variables, and at least "

@@ -94,12 +94,7 @@ class Each:
 
 
 def batches(data: Any, batch_size: int) -> list[Any]:
-    """Returns the rows of a nest of arrays in batches of `batch_size`.
-
-    Raises:
-      ValueError: the arrays have different lengths or no rows, or `batch_size` is below 1.
-      TypeError: a leaf is not an array, or `batch_size` is not an integer.
-    """
+    """Returns the rows of a nest of arrays in batches of `batch_size`."""
     integer("batch_size", batch_size, 1)
     return [
         keras.tree.map_structure(lambda leaf, start=start: leaf[start : start + batch_size], data)
@@ -108,12 +103,7 @@ def batches(data: Any, batch_size: int) -> list[Any]:
 
 
 def num_rows(data: Any) -> int:
-    """Returns the number of rows of a nest of arrays.
-
-    Raises:
-      TypeError: a leaf is not an array.
-      ValueError: the arrays have different lengths or no rows.
-    """
+    """Returns the number of rows of a nest of arrays; raises an error unless they have one."""
     leaves = keras.tree.flatten(data)
     for leaf in leaves:
         if not getattr(leaf, "shape", ()):
@@ -168,8 +158,7 @@ def _compiled(model: keras.Model, fn: Callable[..., Any]) -> Callable[..., Any]:
     functions: dict[Any, Any] = {}
 
     def call(*arguments: Any) -> Any:
-        # One function for each combination of ranks. If ranks differed, a single function would
-        # relax its shapes to an unknown rank.
+        # A single function would relax shapes of different ranks to an unknown rank.
         key = tuple(len(x.shape) for x in tf.nest.flatten(arguments) if x is not None)
         if key not in functions:
             functions[key] = tf.function(
