@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras.small_models import linear, unit_normal
 
 tfd = tfp.distributions
 NegativeLogLikelihood = sgmcmc.keras.NegativeLogLikelihood
@@ -122,7 +123,7 @@ def test_a_callable_is_expected():
 class TestSaving:
     def test_of_a_registered_function(self):
         """The configuration passes through JSON, which Keras writes beside the weights."""
-        model = linear(2, loss=NegativeLogLikelihood(heteroscedastic, name="own", reduction="sum"))
+        model = linear(NegativeLogLikelihood(heteroscedastic, name="own", reduction="sum"), 2)
         config = json.loads(json.dumps(model.get_compile_config()))
         model.compile(loss="mse")
         model.compile_from_config(config)
@@ -136,13 +137,6 @@ class TestSaving:
         loss = NegativeLogLikelihood(lambda out: tfd.Normal(out, 1.0))
         with pytest.raises(ValueError, match="is a lambda.*register_keras_serializable"):
             keras.losses.serialize(loss)
-
-
-def linear(units, loss, **compiled):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(units)])
-    model.compile(loss=loss, **(compiled or {"run_eagerly": True}))
-    return model
 
 
 def step(model, y=Y, x=X, sample_weight=None, num_chains=None):
@@ -177,7 +171,7 @@ def gradient_by_hand(model, weights=1.0):
     ids=["unweighted", "weighted", "compiled"],
 )
 def test_one_step_of_a_linear_model(mode, weights):
-    model = linear(2, NegativeLogLikelihood(heteroscedastic), **mode)
+    model = linear(NegativeLogLikelihood(heteroscedastic), 2, use_bias=True, **mode)
     expected = gradient_by_hand(model, 1.0 if weights is None else weights)
     for got, want in zip(step(model, Y[:, 0], sample_weight=weights), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
@@ -185,7 +179,7 @@ def test_one_step_of_a_linear_model(mode, weights):
 
 
 def test_one_step_of_several_chains():
-    model = linear(2, NegativeLogLikelihood(heteroscedastic))
+    model = linear(NegativeLogLikelihood(heteroscedastic), 2, use_bias=True)
     expected = gradient_by_hand(model)
     for got, want in zip(step(model, num_chains=2), expected, strict=True):
         np.testing.assert_allclose(got, np.stack([want, want]), rtol=1e-3, atol=1e-3)
@@ -250,17 +244,11 @@ def test_binary_crossentropy_of_several_labels_is_a_sum(form):
         "function": keras.losses.binary_crossentropy,
         "string": "binary_crossentropy",
     }[form]
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, "sigmoid")])
-    model.compile(loss=loss, run_eagerly=True)
+    model = linear(loss, 4, "sigmoid", use_bias=True)
     kernel, bias = model.get_weights()
     slopes = N / B * (1 / (1 + np.exp(-X @ kernel - bias)) - labels)
     for got, want in zip(step(model, labels), [X.T @ slopes, slopes.sum(axis=0)], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
-
-
-def unit_normal(y, f):
-    return 0.5 * tf.square(y - f)
 
 
 class OwnError(keras.losses.MeanSquaredError):
@@ -289,7 +277,7 @@ ACCEPTED = [
 
 def attach(loss):
     callback = sgmcmc.keras.SamplerCallback(lambda t: sgmcmc.SGLD(t, EPS), N, None, 0, seed=0)
-    callback.set_model(linear(1, loss))
+    callback.set_model(linear(loss, 1))
 
 
 def name(loss):
@@ -325,4 +313,4 @@ def test_the_refused_loss_is_named_with_its_output():
 )
 def test_weights_that_keras_would_spread_over_the_wrong_axis(units, weights, words):
     with pytest.raises(ValueError, match=words):
-        step(linear(units, unit_normal), np.zeros([B, units], np.float32), sample_weight=weights)
+        step(linear(unit_normal, units), np.zeros([B, units], np.float32), sample_weight=weights)

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras.small_models import linear
 from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
 
 tfd = tfp.distributions
@@ -21,13 +22,6 @@ CLASSES = np.random.default_rng(1).integers(0, 4, size=[N])
 BITS = RNG.integers(0, 2, size=[N, 4]).astype(np.float32)
 WEIGHTS = RNG.uniform(0.2, 3.0, size=[N])
 SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-def linear(loss, units=4, activation=None, **compiled):
-    dense = keras.layers.Dense(units, activation, use_bias=False)
-    model = keras.Sequential([keras.Input([3]), dense])
-    model.compile(loss=loss, **(compiled or {"run_eagerly": True}))
-    return model
 
 
 def posterior_of(model, kernels=KERNELS, num_chains=None):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras.small_models import linear, unit_normal
 
 N, C = 30, 2
 RNG = np.random.default_rng(0)
@@ -15,17 +15,6 @@ X = RNG.normal(size=[N, 3]).astype(np.float32)
 NEW = RNG.normal(size=[7, 3]).astype(np.float32)
 KERNELS = RNG.normal(size=[5, 3, 4]).astype(np.float32)
 CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-def unit_normal(y, f):
-    return 0.5 * tf.square(y - f)
-
-
-def linear(units, loss, activation=None, **compiled):
-    dense = keras.layers.Dense(units, activation, use_bias=False)
-    model = keras.Sequential([keras.Input([3]), dense])
-    model.compile(loss=loss, **(compiled or {"run_eagerly": True}))
-    return model
 
 
 def posterior_of(model, kernels=KERNELS, num_chains=None):
@@ -87,17 +76,17 @@ def test_entropies_of_each_loss_before_any_fit(name):
         bernoulli: scipy.special.expit,
     }
     p = link.get(entropies, lambda f: f)(logits)
-    prediction = posterior_of(linear(4, loss, activation)).predict(NEW, batch_size=4)
+    prediction = posterior_of(linear(loss, 4, activation)).predict(NEW, batch_size=4)
     check(prediction, p, entropies and entropies(p))
 
 
 def test_no_entropies_of_outputs_as_they_are():
-    prediction = posterior_of(linear(4, CROSSENTROPY)).predict(NEW, activation=None)
+    prediction = posterior_of(linear(CROSSENTROPY)).predict(NEW, activation=None)
     check(prediction, NEW @ KERNELS, None)
 
 
 def test_samples_that_agree_leave_no_information_and_sure_ones_that_do_not_leave_all():
-    model = linear(2, CROSSENTROPY)
+    model = linear(CROSSENTROPY, 2)
     alike = np.tile(KERNELS[:1, :, :2], [6, 1, 1])
     prediction = posterior_of(model, alike).predict(NEW)
     np.testing.assert_allclose(prediction.mutual_information, 0, atol=1e-6)
@@ -112,7 +101,7 @@ def test_chunks_of_samples_that_are_only_sliced(monkeypatch):
     """A compiled model reads the 8 draws of 2 chains 3 at a time."""
     kernels = RNG.normal(size=[8, C, 3, 4]).astype(np.float32)
     p = scipy.special.softmax((NEW @ kernels).reshape(-1, 7, 4), axis=-1)
-    model = linear(4, CROSSENTROPY, jit_compile=True)
+    model = linear(CROSSENTROPY, jit_compile=True)
     whole = posterior_of(model, kernels, C).predict(NEW)
     check(whole, p, categorical(p))
     monkeypatch.setattr("tfp_sgmcmc.keras.posterior.sample_loops._CHUNK_BYTES", 3 * C * 12 * 4)
@@ -127,7 +116,7 @@ def test_chunks_of_samples_that_are_only_sliced(monkeypatch):
 def test_samples_in_zarr(tmp_path):
     zarr = pytest.importorskip("zarr")
     stored = zarr.create_array(tmp_path, data=KERNELS, chunks=(2, 3, 4))
-    model = linear(4, CROSSENTROPY)
+    model = linear(CROSSENTROPY)
     posterior = posterior_of(model, stored)
     expected = posterior_of(model).predict(NEW)
     for got, want in zip(posterior.predict(NEW), expected, strict=True):
@@ -213,7 +202,7 @@ def test_fewer_samples(fitted):
 
 
 def test_another_loss_makes_other_probabilities():
-    model = linear(4, CROSSENTROPY)
+    model = linear(CROSSENTROPY)
     posterior = posterior_of(model)
     assert posterior.predict(NEW).entropy is not None
     model.compile(loss=unit_normal, run_eagerly=True)
@@ -232,7 +221,7 @@ def test_another_loss_makes_other_probabilities():
     ],
 )
 def test_unfit_samples(samples, num_chains, words):
-    model = linear(4, CROSSENTROPY)
+    model = linear(CROSSENTROPY)
     with pytest.raises(ValueError, match=words):
         sgmcmc.keras.Posterior(model, model.trainable_variables, samples, num_chains)
 
@@ -254,4 +243,4 @@ def test_a_model_that_is_not_compiled():
 )
 def test_unfit_arguments(arguments, error, words):
     with pytest.raises(error, match=words):
-        posterior_of(linear(4, CROSSENTROPY)).predict(NEW, **arguments)
+        posterior_of(linear(CROSSENTROPY)).predict(NEW, **arguments)

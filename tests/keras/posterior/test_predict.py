@@ -7,6 +7,7 @@ import scipy.special
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras.small_models import sequential, unit_normal
 
 N = 30
 RNG = np.random.default_rng(0)
@@ -15,23 +16,12 @@ Y = RNG.integers(0, 4, size=[N])
 NEW = RNG.normal(size=[7, 3]).astype(np.float32)
 
 
-def unit_normal(y, f):
-    return 0.5 * tf.square(y - f)
-
-
 def sample(model, x=X, y=Y, temperature=1.0, step_size=1e-2, burnin=2, batch_size=10):
     callback = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.SGLD(target, step_size, temperature), N, None, burnin, seed=0
     )
     model.fit(x, y, batch_size=batch_size, epochs=2, verbose=0, shuffle=False, callbacks=[callback])
     return callback
-
-
-def sequential(*layers, loss, **compiled):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([3]), *layers])
-    model.compile(loss=loss, **(compiled or {"run_eagerly": True}))
-    return model
 
 
 def check(prediction, outputs):
