@@ -17,7 +17,7 @@ from tfp_sgmcmc.keras.model import internals
 
 
 def with_stored_gradient(outputs: Any) -> Any:
-    """Returns a model's outputs; for columns among them, XLA on a CPU stores the gradient."""
+    """Returns a model's outputs, such that XLA on a CPU stores the gradients of columns."""
     if not xla.compiles_for_cpu():
         return outputs
     return keras.tree.map_structure(lambda y: _stored_column(y) if _is_column(y) else y, outputs)

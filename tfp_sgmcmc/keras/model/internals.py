@@ -80,7 +80,7 @@ def begin_at_epoch(model: keras.Model, epoch: int | None) -> None:
 
 
 def compilation(model: keras.Model) -> tuple[Any, ...]:
-    """Returns what a train function depends on; a change in it calls for a new train function."""
+    """Returns what a train function depends on, so that a change in it needs a new function."""
     return (
         model._compile_loss,
         model._compile_metrics,

@@ -76,7 +76,7 @@ def total_rows(rows: Any) -> Any:
 
 
 def averaged(values: Sequence[tf.Tensor], rows: Any, num_rows: Any) -> list[tf.Tensor]:
-    """Returns means over replicas, weighted by their rows; integers, such as seeds, stay."""
+    """Returns means of floats over replicas, weighted by their rows, and integers as they are."""
     if count() == 1:
         return list(values)
     weight = tf.cast(rows, num_rows.dtype) / num_rows

@@ -27,7 +27,7 @@ def is_vectorizable(model: keras.Model) -> bool:
 
 
 def mapped(fn: Callable[[Any], Any], elements: Any, vectorize: bool = True) -> Any:
-    """Maps by `tf.vectorized_map`; uses a loop if vectorization is disabled or unsupported.
+    """Maps by `tf.vectorized_map`, or by a loop if vectorization is disabled or unsupported.
 
     It is unsupported if a layer has a loop or a branch that TensorFlow does not vectorize.
 

@@ -96,7 +96,7 @@ class Evaluator:
         return self._each(samples, num_chains, data, batch_size)
 
     def _build(self, data: Any) -> int:
-        """Returns the number of rows; resolves the losses of a model that has seen no labels."""
+        """Resolves the losses of a model that saw no labels yet, and returns the number of rows."""
         rows = num_rows(data)
         internals.build(self._model, *keras.tree.map_structure(lambda a: a[:1], data), None)
         return rows

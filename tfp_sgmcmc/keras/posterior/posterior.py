@@ -72,7 +72,7 @@ class Posterior:
         self._functions: dict[Any, Any] = {}  # compiled functions, with what they depend on
 
     def with_samples(self, samples: Sequence[Any]) -> Posterior:
-        """Returns a posterior with other samples, such as thinned ones; it shares compiled code."""
+        """Returns a posterior of other samples, such as thinned ones, with the same functions."""
         other = copy.copy(self)
         other.samples = sample_arrays.checked(samples, self.variables, self.num_chains)
         return other

@@ -103,7 +103,7 @@ def batches(data: Any, batch_size: int) -> list[Any]:
 
 
 def num_rows(data: Any) -> int:
-    """Returns the number of rows of a nest of arrays; raises an error unless they have one."""
+    """Returns the number of rows of a nest of arrays, which must be the same in all of them."""
     leaves = keras.tree.flatten(data)
     for leaf in leaves:
         if not getattr(leaf, "shape", ()):
