@@ -1,6 +1,6 @@
 """Chains on two replicas; `test_distribute.py` runs this in a process with two logical CPUs.
 
-Each is compared with the chain on one device, of the same seed and the same batches.
+Each test compares a chain with the chain on one device that has the same seed and batches.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def sghmc(target):
 
 
 class Scale(keras.layers.Layer):
-    """Has no closed form of its scores."""
+    """A layer whose scores have no closed form."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=shape[-1:], initializer="ones", name="scale")
@@ -104,7 +104,7 @@ def assert_copies_are_equal(model, callback):
     ids=["graph", "eager"],
 )
 def test_chain_is_that_of_one_device(make_kernel_fn, rows, hidden, compiled):
-    """The shares of the last batch have 1 + 0 and 2 + 1 rows."""
+    """The replicas' shares of the last batch have 1 and 0 rows, or 2 and 1 rows."""
     runs = []
     for strategy in (None, MIRRORED):
         model = classifier(strategy, *hidden, **compiled)
@@ -121,7 +121,7 @@ def test_chain_is_that_of_one_device(make_kernel_fn, rows, hidden, compiled):
 
 
 def test_shares_that_are_not_summed_are_seen(monkeypatch):
-    """The control: replicas that each go by their own rows."""
+    """Control: each replica goes by its own rows alone."""
     alone, together = (sampler(check_num_examples=False) for _ in range(2))
     fit(classifier(None), alone)
     model = classifier(MIRRORED)
@@ -139,7 +139,7 @@ def low_rank(target):
 
 @pytest.mark.parametrize("make_kernel_fn, hidden", [(sghmc, ()), (low_rank, (Scale,))])
 def test_scores_are_those_of_all_rows(make_kernel_fn, hidden):
-    """As factors that tell variances, and single ones, of which the covariance keeps the rows."""
+    """Scores come as factors, which give variances, and as rows, which the covariance keeps."""
     runs = []
     for strategy in (None, MIRRORED):
         data = tf.data.Dataset.from_tensor_slices((X[:4], Y[:4])).batch(2, drop_remainder=True)
@@ -151,10 +151,10 @@ def test_scores_are_those_of_all_rows(make_kernel_fn, hidden):
 
 
 def test_layers_see_the_rows_of_a_replica():
-    """A batch of two equal halves is to them what one half is to a model on one device.
+    """On a batch of two equal halves, layers do what they do on one half on one device.
 
-    So BatchNormalization normalises by the half, and masks of Dropout are the same for both, with
-    several chains, too.
+    BatchNormalization normalises by the half, and Dropout has the same masks in both halves. This
+    holds for several chains, too.
     """
     hidden = (keras.layers.BatchNormalization, lambda: keras.layers.Dropout(0.5))
     alone, together = (sampler(check_num_examples=False, num_chains=2) for _ in range(2))
@@ -216,9 +216,9 @@ def test_a_saved_chain_goes_on(tmp_path):
 @pytest.mark.parametrize(
     "compiled, arguments, words",
     [
-        ({}, {"noise_every": 2}, "noise_every is given, but .* over 2 replicas"),
-        ({}, {"num_groups": 2}, "num_groups is given"),
-        ({"steps_per_execution": 2}, {}, "steps_per_execution=2, but under MirroredStrategy"),
+        ({}, {"noise_every": 2}, "noise_every must be None .* over 2 replicas"),
+        ({}, {"num_groups": 2}, "num_groups must be None"),
+        ({"steps_per_execution": 2}, {}, "under MirroredStrategy.*steps_per_execution=2"),
         ({"run_eagerly": False, "jit_compile": True}, {}, "jit_compile=True"),
     ],
 )
@@ -229,5 +229,5 @@ def test_what_replicas_cannot_do(compiled, arguments, words):
 
 def test_replicas_without_copies_of_the_weights():
     strategy = tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0")
-    with pytest.raises(ValueError, match="CentralStorageStrategy.*one of MirroredStrategy"):
+    with pytest.raises(ValueError, match="one of MirroredStrategy.*CentralStorageStrategy"):
         sampler().set_model(classifier(strategy))

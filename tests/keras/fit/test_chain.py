@@ -1,4 +1,4 @@
-"""Which states are kept, in which modes, and their stationary law."""
+"""The states that are kept, in all modes of compilation, and their stationary law."""
 
 import keras
 import numpy as np
@@ -53,7 +53,7 @@ def jit_compile(request):
 
 @pytest.fixture(scope="module")
 def every_step(jit_compile):
-    """The states after each of 30 steps, compiled one step at a time."""
+    """Returns the states after each of 30 steps, with one step in a compiled execution."""
     return fit(classifier(jit_compile=jit_compile), sampler())
 
 
@@ -73,7 +73,7 @@ def test_every_state_is_kept(every_step):
 def test_burnin_thinning_and_executions(
     jit_compile, every_step, burnin, between, steps_per_execution
 ):
-    """Kept states are those that `sample_chain` keeps, bit for bit those of the single steps."""
+    """Kept are the states that `sample_chain` keeps, bit for bit equal to those of single steps."""
     model = classifier(jit_compile=jit_compile, steps_per_execution=steps_per_execution)
     got = fit(model, sampler(burnin, between))
     for some, every in zip(got, every_step, strict=True):
@@ -98,7 +98,7 @@ def test_second_fit_goes_on(jit_compile, every_step):
 
 
 def test_seed():
-    """Two steps of each."""
+    """Equal seeds give equal chains of two steps, and other seeds give others."""
     runs = [
         fit(classifier(run_eagerly=True), sampler(seed=s), 1, batch_size=20)[0]
         for s in (0, 0, 1, [0, 1])
@@ -109,7 +109,7 @@ def test_seed():
 
 
 def test_eager_and_graph_give_the_same_chain():
-    """Both draw Philox numbers; sums may be rounded otherwise."""
+    """Both draw Philox numbers, but may round sums differently."""
     eager = fit(classifier(run_eagerly=True, steps_per_execution=3), sampler(), 1, 8)
     graph = fit(classifier(jit_compile=False, steps_per_execution=3), sampler(), 1, 8)
     for a, b in zip(eager, graph, strict=True):
@@ -117,9 +117,9 @@ def test_eager_and_graph_give_the_same_chain():
 
 
 def test_kernel_results_are_carried_between_steps():
-    """A schedule sees steps 0, 1, 2, ...: at temperature 0 the moves have the ratio of its values.
+    """A schedule sees steps 0, 1, 2 and so on, so moves at temperature 0 have its ratios.
 
-    The loss is linear, so that the gradient is the same everywhere.
+    The loss is linear, so the gradient is the same everywhere.
     """
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, use_bias=False)])
@@ -137,12 +137,12 @@ def test_kernel_results_are_carried_between_steps():
 
 
 class TestStationaryLaw:
-    """Linear regression with Gaussian noise, full batch: SGLD's law is known exactly.
+    """For linear regression with Gaussian noise and full batches, SGLD's law is known exactly.
 
-    theta <- A theta + b + sqrt(eps) z with A = I - eps/2 H, H = X'X + I/s^2: mean H^-1 X'y and
-    covariance the solution C of C = A C A' + eps I, bias of the step size included. From S states
-    of a chain with A symmetric, whose directions along the eigenvectors of A are independent AR(1)
-    series, the mean and the mean square of each have known Gaussian limits.
+    A step is theta <- A theta + b + sqrt(eps) z with A = I - eps/2 H and H = X'X + I/s^2. The mean
+    is H^-1 X'y, and the covariance C solves C = A C A' + eps I, which includes the bias of the step
+    size. A is symmetric, so the chain along its eigenvectors is independent AR(1) series. The mean
+    and the mean square of S states of each have known Gaussian limits.
     """
 
     EPS, S = 0.01, 8000
@@ -157,7 +157,7 @@ class TestStationaryLaw:
         return y.astype(np.float32), np.linalg.solve(hessian, design.T @ y), covariance, matrix
 
     def fit(self, y):
-        """Runs at EPS, and on at three times EPS, in one compiled program."""
+        """Runs at EPS, then at three times EPS, in one compiled program."""
         step_size = tf.Variable(self.EPS)
         model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
         model.compile(
@@ -191,7 +191,7 @@ class TestStationaryLaw:
         return 2 * scipy.stats.norm.sf(np.abs(np.concatenate(z)))
 
     def test_mean_and_covariance(self):
-        """And the test sees three times the step size, a mean 0.3 deviations off, and no prior."""
+        """The test also detects 3 times the step size, a mean 0.3 deviations off, and no prior."""
         y, mean, covariance, matrix = self.law()
         right, wrong = self.fit(y)
         assert self.p_values(right, mean, covariance, matrix).min() > self.FALSE_ALARM

@@ -1,4 +1,4 @@
-"""Several chains in one `fit`: each is the chain that a fit of its own would give."""
+"""Several chains in one `fit`: each equals the chain of a separate fit."""
 
 import keras
 import numpy as np
@@ -57,7 +57,7 @@ def starts(model, seed=2):
     ids=["xla", "graph"],
 )
 def three_chains(request):
-    """Chains at temperature 0 from starts of their own: the model, its callback and its logs."""
+    """Returns model, callback and logs of chains at temperature 0 from different starts."""
     model = classifier(*hidden(), **request.param)
     callback = sampler(temperature=0.0, initial_states=starts(model))
     return model, callback, fit(model, callback).history
@@ -65,7 +65,7 @@ def three_chains(request):
 
 @pytest.mark.parametrize("chain", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_each_chain_is_that_of_a_fit_of_its_own(three_chains, chain):
-    """Moving statistics and regularisers included; the model is chain 0."""
+    """The chains have moving statistics and regularisers, and the model is chain 0."""
     model, callback, logs = three_chains
     own, alone = classifier(*hidden(), run_eagerly=True), sampler(0.0, num_chains=None)
     for variable, start in zip(own.trainable_variables, starts(model), strict=True):
@@ -83,16 +83,16 @@ def test_each_chain_is_that_of_a_fit_of_its_own(three_chains, chain):
     assert len(callback.non_trainable_samples) == 2
     for variable, values in zip(model.trainable_variables, callback.samples, strict=True):
         np.testing.assert_array_equal(variable.numpy(), values[-1, 0])
-    if chain == 0:  # whose logs they are
+    if chain == 0:  # the logs are those of chain 0
         for name, values in own_logs.items():
             np.testing.assert_allclose(logs[name], values, rtol=1e-4)
 
 
 def test_chains_have_noise_of_their_own_and_all_of_it():
-    """Moves less those without noise are N(0, eps I), independent in all chains (one test of each).
+    """Moves minus those without noise are N(0, eps I), independent between chains; one test each.
 
-    False alarms: 1e-6 each. Power: noise shared by the chains has correlations of 1; one scaled by
-    the number of chains a variance of 3 or 1/3.
+    Each test gives a false alarm with probability 1e-6. Noise shared by the chains would have
+    correlations of 1, and noise scaled by their number a variance of 3 or 1/3.
     """
     runs = [sampler(t, initial_states="model") for t in (1.0, 0.0)]
     for run in runs:
@@ -106,7 +106,7 @@ def test_chains_have_noise_of_their_own_and_all_of_it():
     assert tails[0] < squares < tails[1]
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert scipy.stats.pearsonr(z[a], z[b]).pvalue > 1e-6
-    assert scipy.stats.pearsonr(z[0], z[0]).pvalue < 1e-6  # the control: shared noise is found
+    assert scipy.stats.pearsonr(z[0], z[0]).pvalue < 1e-6  # control: shared noise is found
 
 
 def test_chains_start_at_draws_of_the_initializers():
@@ -121,7 +121,7 @@ def test_chains_start_at_draws_of_the_initializers():
         np.testing.assert_array_equal(start[0], value)
     kernel = runs[0][0]
     assert kernel.shape == (C, 3, 50)
-    # He's normal is a truncated one of variance 2/3; 150 entries, p = 1e-6, 5.5 sds of the mean.
+    # He's normal is truncated, with variance 2/3; 150 entries, p = 1e-6, 5.5 sds of the mean.
     assert np.all(np.abs(np.mean(kernel**2, axis=(1, 2)) - 2 / 3) < 5.5 * 0.6 / 150**0.5)
     assert np.abs(kernel[1] - kernel[2]).max() > 0.1
     np.testing.assert_array_equal(runs[0][1], 0.0)  # the bias
@@ -194,7 +194,7 @@ def test_unfit_number_of_chains(number):
 
 
 def test_dropout_differs_between_chains():
-    """At temperature 0 chains from one start part by their masks alone."""
+    """At temperature 0, only the masks make chains from one start differ."""
 
     def kernels(dropout):
         callback = sampler(temperature=0.0, initial_states="model")

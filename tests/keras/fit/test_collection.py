@@ -1,4 +1,4 @@
-"""Which states become samples: steps, epochs, phases, and the sampling threshold; what logs say."""
+"""The states that become samples, by steps, epochs, phases and sampling threshold; the logs."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ Y = X[:, :1]
 
 
 def fit(make_kernel_fn, epochs=4, compiled=None, callbacks=(), **arguments):
-    """A chain of 3 steps an epoch on a Gaussian linear regression, and its logs."""
+    """Returns a chain of 3 steps an epoch on a Gaussian linear regression, and its logs."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([D]), keras.layers.Dense(1, use_bias=False)])
     model.compile(loss=lambda y, f: 0.5 * tf.square(y - f), **(compiled or {"run_eagerly": True}))
@@ -78,7 +78,7 @@ def test_only_the_sampling_phase_is_kept():
 
 
 class Alphas(keras.callbacks.Callback):
-    """Records what the logs say after each step."""
+    """Records the logged sampling threshold after each step."""
 
     def __init__(self):
         super().__init__()
@@ -89,7 +89,7 @@ class Alphas(keras.callbacks.Callback):
 
 
 def test_burnin_ends_at_the_sampling_threshold():
-    """That is after the first step looked at whose alpha is below it, after the burn-in steps."""
+    """Burn-in ends after the first checked step behind the burn-in steps with alpha below it."""
     schedule = sgmcmc.schedules.PolynomialDecay(a=1e-2, b=1.0, gamma=1.0)
     run = {"epochs": 5, "noise_every": 2, "compiled": {"jit_compile": False}}
     run["num_burnin_steps"] = 5
@@ -105,7 +105,7 @@ def test_burnin_ends_at_the_sampling_threshold():
 
 @pytest.mark.parametrize("num_chains", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_logged_noise_is_that_of_the_batch(num_chains):
-    """The scores of a linear regression by hand, at the state before the last step looked at."""
+    """Compares with a linear regression's scores, at the state before the last checked step."""
     callback, logs = fit(
         sgld(preconditioner=4.0, temperature=0.5),
         noise_every=1,
@@ -157,7 +157,7 @@ def test_a_kernel_without_a_threshold():
 
 
 def test_samples_of_large_variables_are_those_of_their_steps():
-    """A compiled execution of three steps writes them only when they are kept."""
+    """A compiled execution of three steps writes such samples only when they are kept."""
     inputs = 10_001
     x = np.random.default_rng(1).normal(size=[N, inputs]).astype(np.float32)
 
@@ -179,4 +179,4 @@ def test_samples_of_large_variables_are_those_of_their_steps():
     values, steps = samples(steps_per_execution=3, num_burnin_steps=2, num_steps_between_results=1)
     np.testing.assert_array_equal(steps, [2, 4, 6, 8])
     np.testing.assert_allclose(values, every[steps], rtol=0, atol=1e-6)
-    assert np.abs(np.diff(every, axis=0)).max() > 1e-3  # so that another step's would be seen
+    assert np.abs(np.diff(every, axis=0)).max() > 1e-3  # samples of other steps differ

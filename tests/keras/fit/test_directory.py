@@ -1,4 +1,4 @@
-"""Chains in a directory: whatever stops a script, run again it leaves the same samples."""
+"""Chains in a directory: a script that was stopped and runs again leaves the same samples."""
 
 import os
 import shutil
@@ -50,7 +50,7 @@ def sampler(directory, **changes):
 
 
 def script(directory, callbacks=(), **changes):
-    """What a user runs, again and again; returns all that it leaves."""
+    """Runs what a user would run repeatedly, and returns all that it leaves."""
     model, callback = make_model(), sampler(directory, **changes)
     for epochs in EPOCHS:
         model.fit(
@@ -73,7 +73,7 @@ def assert_same(one, other):
 
 
 class Snapshots(keras.callbacks.Callback):
-    """Copies of a directory as a process that is killed after some batch leaves it."""
+    """Copies a directory in the states in which a process that is killed would leave it."""
 
     def __init__(self, directory, snapshots):
         super().__init__()
@@ -96,7 +96,7 @@ def test_a_script_run_again_leaves_the_same_chain(tmp_path, in_memory):
     assert_same(expected, in_memory)
     assert list(expected[-7]) == [1, 3, 5, 7]  # steps, before the six weights
     folders = sorted(snapshots.iterdir())
-    assert len(folders) == 3  # in the midst of each epoch
+    assert len(folders) == 3  # in the middle of each epoch
     for folder in folders:
         assert_same(script(folder), expected)
     assert_same(script(run), expected)  # nothing was left to do
@@ -104,7 +104,7 @@ def test_a_script_run_again_leaves_the_same_chain(tmp_path, in_memory):
 
 @pytest.mark.slow
 def test_chains_go_on(tmp_path):
-    """Their stacked weights, moving statistics and seeds of dropout, and the kernel's results."""
+    """Stacked weights, moving statistics, seeds of dropout and kernel results are restored."""
 
     def fits(directory, *numbers):
         for epochs in numbers:
@@ -225,10 +225,10 @@ def test_a_model_that_is_not_built_is_refused(tmp_path):
         model.fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path)])
 
 
-# Of NumPy, for the variables that Keras itself writes.
+# NumPy warns about the variables that Keras itself writes.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_backup_and_restore(tmp_path, in_memory):
-    """Alone it is refused; before a sampler with a directory it changes nothing."""
+    """BackupAndRestore is refused alone, and changes nothing before a sampler with a directory."""
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     for callbacks, words in (
         ([backup, sampler(None)], "Give SamplerCallback a directory"),
@@ -241,7 +241,7 @@ def test_backup_and_restore(tmp_path, in_memory):
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path):
-    """SIGKILL during fits, seven times, then to the end: the chain is the uninterrupted one."""
+    """After seven SIGKILLs during fits, a last run leaves the chain of an uninterrupted run."""
     source = Path(__file__).read_text().split("class Stop(")[0]
     program = tmp_path / "program.py"
     program.write_text(

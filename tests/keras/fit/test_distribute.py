@@ -39,12 +39,12 @@ def test_one_device_strategy_changes_nothing():
 
 
 def on_two_replicas(*arguments):
-    """In a process of its own: logical devices cannot be made once TensorFlow has run."""
+    """Runs tests in a new process, because TensorFlow makes no logical devices once it has run."""
     path = Path(__file__).with_name("on_two_replicas.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
     run = subprocess.run(
         [*command, *arguments],
-        cwd=path.parents[2],
+        cwd=path.parents[3],
         env={**os.environ, "ON_TWO_REPLICAS": "1"},
         capture_output=True,
         text=True,
@@ -53,7 +53,7 @@ def on_two_replicas(*arguments):
 
 
 def test_two_replicas():
-    """Their chain is that of one device, which it is not where shares are not summed."""
+    """The chain equals the chain on one device, unless shares are not summed."""
     on_two_replicas("-k", "graph or not_summed")
 
 

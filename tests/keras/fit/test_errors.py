@@ -1,4 +1,4 @@
-"""What is refused, in which words, and what happens to chains that turn NaN."""
+"""Refused arguments and models with their messages, and chains that turn NaN."""
 
 import keras
 import numpy as np
@@ -49,10 +49,10 @@ def fit(model, callback, **arguments):
             ValueError,
             "num_steps_between_results must be .* Received: -2",
         ),
-        ({"prior": 1.0}, TypeError, "prior is a float"),
+        ({"prior": 1.0}, TypeError, "prior must .* Received: a float"),
         ({"prior": tfp.distributions.Normal([0.0, 1.0], 1.0)}, ValueError, "batch shape"),
         ({"prior": tfp.distributions.MultivariateNormalDiag([0.0])}, ValueError, "event shape"),
-        ({"prior": tfp.distributions.Normal}, TypeError, "prior is a _?[A-Z]"),
+        ({"prior": tfp.distributions.Normal}, TypeError, "prior must .* Received: a _?[A-Z]"),
         ({"keep": 3}, TypeError, "keep must be a callable.*Received: a int"),
         ({"seed": None}, ValueError, "seed is None"),
     ],
@@ -135,7 +135,7 @@ def test_kernels(make_kernel_fn, error, words):
 
 
 def test_prior_that_is_no_scalar():
-    with pytest.raises(ValueError, match=r"prior returned shape \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"prior must return a scalar.* shape \(2, 1\)"):
         fit(make_model(), sampler(prior=lambda state: -(state[0] ** 2)))
 
 
@@ -179,7 +179,7 @@ class TestNumExamples:
 class TestNonFinite:
     @staticmethod
     def kernel(target):
-        """Its step size is NaN from step 7 on, so that step 7 is the first to leave a NaN state."""
+        """Returns a kernel whose step size, and so whose state, is NaN from step 7 on."""
         nan_at_7 = lambda t: tf.where(t < 7, 1e-3, np.nan)  # noqa: E731
         return sgmcmc.SGLD(target, nan_at_7)
 
@@ -202,7 +202,7 @@ class TestNonFinite:
             fit(model, callback)
 
     def test_of_a_gradient(self):
-        """Of |b|, which is 0 at the start: the loss is finite, and nothing has moved."""
+        """The gradient of |b| is NaN at the start, b = 0, where the loss is finite."""
         model = make_model(run_eagerly=True)
         callback = sampler(prior=lambda state: tf.norm(state[1]))
         initial = model.get_weights()
@@ -221,7 +221,7 @@ class TestNonFinite:
         ],
     )
     def test_during_burnin(self, mode):
-        """No sample shows it, but the loss after 8 steps does."""
+        """No sample has a NaN, but the loss after 8 steps is one."""
         model, callback = make_model(**mode), sampler(self.kernel, num_burnin_steps=100)
         initial = model.get_weights()
         with pytest.raises(sgmcmc.NonFiniteChainError, match="where the chain began") as caught:

@@ -1,6 +1,6 @@
-"""Samplers that need scores, in `fit`: the chain is that of a target whose scores are formulas.
+"""Samplers that need scores, in `fit`: the chain equals that of a target with scores by formula.
 
-Logistic regression, sum_i log sigmoid(y_i (w x_i + b)): its scores are (t_i - p_i) (x_i, 1).
+The scores of logistic regression, sum_i log sigmoid(y_i (w x_i + b)), are (t_i - p_i) (x_i, 1).
 """
 
 import warnings
@@ -21,7 +21,7 @@ T = RNG.integers(0, 2, size=[N, 1]).astype(np.float32)
 
 
 class ByHand(Target):
-    """The same posterior, prior N(0, 1), on one batch."""
+    """The same posterior with prior N(0, 1) on one batch."""
 
     def __init__(self, x, t, num_examples):
         self.num_examples, self.num_scores, self._batch = num_examples, x.shape[0], (x, t)
@@ -124,7 +124,7 @@ def test_chain_is_that_of_formulas(name, covariance, sizes):
     "jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["graph", "XLA"]
 )
 def test_compiled_chain_is_that_of_formulas(jit_compile):
-    """XLA draws other numbers."""
+    """XLA draws other numbers than the other modes."""
     make_kernel_fn = KERNELS["NOGIN"]("diag")
     model = make_model(jit_compile=jit_compile)
     start = [tf.constant(w) for w in model.get_weights()]
@@ -147,7 +147,7 @@ def test_a_last_batch_of_one_example_moves_the_chain_and_not_the_covariance():
 
 @pytest.mark.slow
 def test_low_rank_needs_batches_of_known_size():
-    """Which they are, compiled, where they are equal, or where there are groups."""
+    """Compiled code knows the sizes if all batches are equal, or if there are groups."""
     make_kernel_fn = KERNELS["NOGIN"]("low_rank")
     with pytest.raises(ValueError, match="drop_remainder=True, or num_groups"):
         fit(make_model(jit_compile=False), sampler(make_kernel_fn), 5)
@@ -173,7 +173,7 @@ def nogin(target):
 def test_a_kernel_that_expects_independent_batches_says_so(
     make_kernel_fn, batch_size, arguments, is_told
 ):
-    """Once, after the first epoch."""
+    """The warning comes once, after the first epoch."""
     callback = sampler(make_kernel_fn, **arguments)
     model = make_model(run_eagerly=True)
     with warnings.catch_warnings(record=True) as found:
@@ -196,7 +196,7 @@ def test_num_groups_is_checked():
 
 
 def test_chains_side_by_side():
-    """The first chain, which starts at the model's weights, is drawn to the same posterior."""
+    """Chains move and differ, and the first starts at the model's weights."""
     make_kernel_fn = KERNELS["NOGIN"]("diag")
     samples = fit(make_model(jit_compile=False), sampler(make_kernel_fn, num_chains=3), 5, 2)
     assert [s.shape for s in samples] == [(6, 3, D, 1), (6, 3, 1)]

@@ -1,4 +1,4 @@
-"""Models, data and callbacks that `fit` takes work with `SamplerCallback` beside them."""
+"""`SamplerCallback` works with the models, data and callbacks that `fit` takes."""
 
 import keras
 import numpy as np
@@ -35,7 +35,7 @@ class WithoutTrainingArgument(keras.Model):
 
 
 class WithTrainingArgument(WithoutTrainingArgument):
-    """Does not hand `training` on: Keras' call context does."""
+    """A model that leaves it to Keras' call context to pass `training` on."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +64,7 @@ MODELS = {
 @pytest.mark.parametrize(
     "kind, jit_compile, batch_size",
     [
-        ("unbuilt", "auto", 8),  # of which the last is shorter
+        ("unbuilt", "auto", 8),  # the last batch is shorter
         pytest.param("training argument", "auto", 10, marks=pytest.mark.slow),
         *(
             pytest.param(kind, "auto", 8, marks=pytest.mark.slow)
@@ -89,7 +89,7 @@ def test_models(kind, jit_compile, batch_size):
 
 
 def test_dropout_is_active_where_the_call_context_says_so():
-    """With a linear loss and temperature 0 only the mask can tell one step from the next."""
+    """With a linear loss and temperature 0, steps can differ only by their masks."""
     model = WithTrainingArgument()
     model.compile(loss=lambda y, f: f, run_eagerly=True)
     callback = sampler(temperature=0.0, step_size=1e-4, prior=None)
@@ -99,7 +99,7 @@ def test_dropout_is_active_where_the_call_context_says_so():
 
 
 def test_embedding_outside_xla():
-    """Gradients of lookups come as slices, and have to reach the kernel as tensors."""
+    """Gradients of lookups come as slices and must reach the kernel as tensors."""
     model = keras.Sequential(
         [keras.Input([2], dtype="int32"), keras.layers.Embedding(6, 3), keras.layers.Flatten(),
          keras.layers.Dense(4)]
@@ -155,7 +155,7 @@ def one_output(reduction):
 
 
 class Size(keras.layers.Layer):
-    """A metric of a layer's own, and a mask."""
+    """A layer that updates a metric and passes a mask on."""
 
     def __init__(self):
         super().__init__()
@@ -187,12 +187,12 @@ def masked():
     ids=["two outputs", "sum", "sum_over_batch_size", "masked", "masked, of chains"],
 )
 def test_logs_are_those_of_plain_fit(make, num_chains):
-    """Neither a chain with steps too small to move nor SGD at rate 0 changes the weights."""
+    """The chain's steps are too small to move the weights, and SGD has rate 0."""
     model, y = make()
     weights = RNG.uniform(0.5, 2.0, size=[N]).astype(np.float32)
     sample_weight = {"a": weights, "b": weights} if isinstance(y, dict) else weights
     x = X
-    if make is masked:  # some rows are, and Keras cannot weigh the others
+    if make is masked:  # some rows are masked, and Keras cannot weight the others
         x, sample_weight = X * (np.arange(N)[:, np.newaxis] % 3 > 0).astype(np.float32), None
     still = sampler(step_size=1e-30, temperature=0.0, num_examples=16, num_chains=num_chains)
     histories = [
@@ -230,7 +230,7 @@ def generator():
     ids=["tf.data", "PyDataset", "generator"],
 )
 def test_data(data, arguments, from_arrays):
-    """The chain is that of the same batches given as arrays."""
+    """The chain equals the chain of the same batches from arrays."""
     for a, b in zip(samples_of(x=data(), **arguments), from_arrays, strict=True):
         assert len(a) == 8
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -250,7 +250,7 @@ def samples_of(**data):
     return callback.samples
 
 
-# Keras 3 and NumPy 2.4, when a model is saved.
+# Keras 3 causes this warning with NumPy 2.4 when it saves a model.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_other_callbacks(tmp_path, capsys):
     keras.utils.set_random_seed(1)
@@ -277,7 +277,7 @@ def test_other_callbacks(tmp_path, capsys):
         np.testing.assert_array_equal(weight, samples[1])
 
 
-# Keras' own callback makes an array of a tf.Variable, which knows no `copy`.
+# The callback of Keras makes an array of a tf.Variable, which does not take `copy`.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_tensorboard(tmp_path):
     model = MODELS["sequential"]()
@@ -305,7 +305,7 @@ class CountsTraces(keras.layers.Dense):
 
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_step_is_traced_once(steps_per_execution, monkeypatch):
-    """And its variables are made before, with those that a forward pass assigns."""
+    """All variables, with those that a forward pass assigns, are created before the trace."""
     traces = []
     step = Chain.step
     monkeypatch.setattr(Chain, "step", lambda *a: traces.append(a) or step(*a))

@@ -1,4 +1,4 @@
-"""Small tensors lie together in few variables, and come out as they went in."""
+"""Small tensors are packed into a few variables, and are unpacked unchanged."""
 
 import numpy as np
 import tensorflow as tf

@@ -1,7 +1,7 @@
 """Models that compute in half precision, with weights and chains in single precision.
 
-Each rounding to bfloat16 or float16 has a relative error of at most u = 2^-8 or 2^-11. Of a model
-with one dense layer, what they can make of the scores is bounded to first order in u.
+Each rounding to bfloat16 or float16 has a relative error of at most u = 2^-8 or 2^-11. For a model
+with one dense layer, the tests bound the resulting errors of the scores to first order in u.
 """
 
 import keras
@@ -34,17 +34,17 @@ def classifier(policy):
 
 
 def scores(kernel, bias):
-    """Gradients of single examples' log likelihoods by the kernel, `[B, 3, 4]`, and the bias."""
+    """Returns gradients of each log likelihood by the kernel, `[B, 3, 4]`, and by the bias."""
     probabilities = tf.nn.softmax(X.astype(np.float64) @ kernel + bias).numpy()
     delta = np.eye(4)[Y] - probabilities
     return X[:, :, None] * delta[:, None, :], delta
 
 
 def score_bounds(kernel, bias, u):
-    """Of the errors of `scores`, when operands, products, logits and deltas are rounded."""
+    """Bounds the errors of `scores` if operands, products, logits and deltas are rounded."""
     logits = 4 * u * (np.abs(X) @ np.abs(kernel) + np.abs(bias))
     _, delta = scores(kernel, bias)
-    # A softmax moves by at most half of what its logits move by.
+    # A softmax changes by at most half as much as its logits.
     of_delta = 0.5 * logits.max(axis=1, keepdims=True) + 2 * u * np.abs(delta)
     of_products = of_delta + 2 * u * np.abs(delta)
     return np.abs(X)[:, :, None] * of_products[:, None, :], of_delta
@@ -69,7 +69,7 @@ def test_gradient_is_rounded_and_no_more(policy):
         assert g.dtype == tf.float32
         error = np.abs(g - N / B * exact.sum(axis=0))
         assert np.all(error <= N / B * bound.sum(axis=0))
-        # The controls: half precision was used; and the bound is no wide one.
+        # Controls: half precision was used, and the bound is not wide.
         assert error.max() > 1e-5 > np.abs(s - N / B * exact.sum(axis=0)).max()
         assert np.all(bound.sum(axis=0) < 0.5 * np.abs(exact).sum(axis=0))
 
@@ -80,7 +80,7 @@ def test_scores_are_rounded_and_no_more(policy):
     bounds = score_bounds(*weights, ROUNDING[policy])
     for rows, exact, bound in zip(got.scores, scores(*weights), bounds, strict=True):
         if isinstance(rows, FactoredScores):
-            # Standard deviations are norms of scores less their mean: errors add up at most.
+            # A standard deviation is a norm of centred scores, so errors add up at most.
             deviations, variances = exact.std(axis=0, ddof=1), rows.variances()
             error = np.abs(np.sqrt(variances) - deviations.reshape(-1))
             assert np.all(error <= np.linalg.norm(bound, axis=0).reshape(-1) / (B - 1) ** 0.5)
@@ -91,7 +91,7 @@ def test_scores_are_rounded_and_no_more(policy):
 
 @MIXED
 def test_noise_and_state_are_single(policy):
-    """A step at temperature 1 less one at 0 is sqrt(eps) z, with z drawn in float32."""
+    """A step at temperature 1 minus one at 0 is sqrt(eps) z, with z drawn in float32."""
     runs = []
     for temperature in (0.0, 1.0):
         model = classifier(policy)

@@ -1,4 +1,4 @@
-"""Data that stay on the device: which batches they give, and that chains are those of `fit`."""
+"""Data that stay on the device: their batches, and chains that equal those of plain `fit`."""
 
 import keras
 import numpy as np
@@ -32,7 +32,7 @@ def classifier(**compiled):
 
 
 class Batches(keras.utils.PyDataset):
-    """The batches of resident data, one by one through Keras."""
+    """Passes the batches of resident data through Keras one by one."""
 
     def __init__(self, data, num_steps):
         super().__init__()
@@ -70,7 +70,7 @@ def test_chain_and_logs_are_those_of_the_same_batches_one_by_one(reshuffle, comp
         np.testing.assert_allclose(ours, every[1::2], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(resident.sample_steps, range(1, 8, 2))
     assert logs.keys() == expected.history.keys()
-    # Of one epoch of 8 steps the mean is that of the two of 4.
+    # The mean over an epoch of 8 steps equals the mean of the two epochs of 4 steps.
     for name in ("loss", "mse"):
         np.testing.assert_allclose(np.mean(logs[name]), expected.history[name][0], rtol=1e-4)
 
@@ -92,11 +92,11 @@ def test_fresh_batches_have_no_example_twice_and_differ():
 
 @pytest.mark.slow
 def test_the_law_of_nogin_on_a_gaussian_is_the_posterior():
-    """w | y ~ N(mean(y), 1/N), which NOGIN leaves invariant at every step size.
+    """The posterior is N(mean(y), 1/N), which NOGIN leaves invariant at every step size.
 
-    z, by 50 means of the squared deviation in units of 1/N, has Student's t law of 49 degrees of
-    freedom: 5.6 is passed by chance once in 1e6. Batches of epochs are the control; their ratio is
-    known to 0.007.
+    z, from 50 means of the squared deviation in units of 1/N, has Student's t law with 49 degrees
+    of freedom, which exceeds 5.6 with probability 1e-6. Batches of epochs are the control. Their
+    ratio is known to 0.007.
     """
     num_examples, num_steps = 40, 80_000
     y = np.random.default_rng(0).normal(size=[num_examples, 1]).astype(np.float32)
@@ -156,7 +156,7 @@ class Given(Batches):
     "compiled", [EAGERLY, pytest.param({"jit_compile": False}, marks=pytest.mark.slow)]
 )
 def test_each_fit_has_the_data_that_it_is_given(compiled):
-    """Resident data, plain arrays and other resident data, in one chain."""
+    """One chain sees resident data, plain arrays and other resident data in turn."""
     ours, single = sampler(), sampler(check_num_examples=False)
     first = ours.resident(X, Y, batch_size=B, steps_per_call=2)
     second = ours.resident(X, 1 - Y, batch_size=B, steps_per_call=3)

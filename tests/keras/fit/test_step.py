@@ -1,7 +1,7 @@
-"""One step of `SamplerCallback` is the formula, computed here with plain TensorFlow.
+"""One step of `SamplerCallback` equals its formula, computed here with plain TensorFlow.
 
 At temperature 0 SGLD is deterministic: theta + eps/2 (grad log p - N grad R - N/B sum_i w_i grad
-nll_i). Nothing of the reference goes through a Keras loss.
+nll_i). The reference uses no Keras loss.
 """
 
 import keras
@@ -42,7 +42,7 @@ def sampler(num_examples=N, prior=None, temperature=0.0):
 
 
 def expected(initial, log_posterior):
-    """theta + eps/2 times the gradient of `log_posterior(*theta)`."""
+    """Returns theta + eps/2 times the gradient of `log_posterior(*theta)`."""
     state = [tf.constant(w) for w in initial]
     with tf.GradientTape() as tape:
         tape.watch(state)
@@ -113,7 +113,7 @@ def test_scale_of_a_short_last_batch_is_its_own():
     ids=["string", "object", "lambda per entry"],
 )
 def test_outputs_of_an_example_are_summed(loss):
-    """Also where Keras' own Poisson takes their mean."""
+    """Outputs are summed even where the Poisson loss of Keras takes their mean."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, "softplus")])
     model.compile(loss=loss, run_eagerly=True)
@@ -225,7 +225,7 @@ def test_several_outputs_with_loss_weights_and_sample_weights():
     "mode", [{"jit_compile": True}, pytest.param({"jit_compile": False}, marks=pytest.mark.slow)]
 )
 def test_noise_is_drawn_from_the_seed_and_the_step(mode):
-    """The steps at temperature 1 less those at 0 from the same states are sqrt(eps) z."""
+    """Steps at temperature 1 minus those at 0 from the same states are sqrt(eps) z."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), **mode)

@@ -1,4 +1,4 @@
-"""However a fit ends, the model trains afterwards as if it had never been sampled."""
+"""After a fit, however it ended, the model trains as if it had never been sampled."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def make_sampler(kernel=lambda target: sgmcmc.SGLD(target, step_size=1e-4)):
 
 
 def assert_trains_as_ever(model):
-    """Two epochs of plain SGD take it where they take an untouched model of the same weights."""
+    """Two epochs of plain SGD change it as they change an untouched model of equal weights."""
     assert "train_step" not in vars(model)
     untouched = make_model(model.run_eagerly)
     untouched.set_weights(model.get_weights())
@@ -53,7 +53,7 @@ def assert_trains_as_ever(model):
 
 
 def raising(hook, error, at=2):
-    """A callback whose `hook` raises after `at` calls."""
+    """Returns a callback whose `hook` raises after `at` calls."""
     calls = []
 
     def method(*args, **kwargs):
@@ -67,7 +67,7 @@ def raising(hook, error, at=2):
 
 
 class Data(keras.utils.PyDataset):
-    """Batches of 8 until the third, which raises."""
+    """Batches of 8 examples, of which the third raises `error` if there is one."""
 
     def __init__(self, error=None):
         super().__init__()
@@ -93,7 +93,7 @@ def test_after_a_fit_that_ends_well(run_eagerly):
 
 
 def test_the_model_is_its_own_between_batches():
-    """What other callbacks and validation see is Keras' own train function."""
+    """Other callbacks and validation see the train function of Keras."""
     seen = []
 
     class Look(keras.callbacks.Callback):
@@ -191,7 +191,7 @@ def test_sampling_again_after_an_error():
 
 @pytest.mark.slow
 def test_a_real_interrupt():
-    """SIGINT to a process in the midst of a fit, at whatever instruction it is."""
+    """A process gets SIGINT in the middle of a fit, at an arbitrary instruction."""
     program = textwrap.dedent("""
         import sys, numpy as np, keras, tfp_sgmcmc as sgmcmc
         keras.utils.set_random_seed(0)

@@ -1,4 +1,4 @@
-"""Gradients by columns of outputs: the same numbers, in a loop of their own where XLA compiles."""
+"""Gradients with respect to columns of outputs have the same values, in a loop under XLA."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ Y = tf.constant(np.arange(6) % 2, tf.float64)
 
 
 def derivatives(w, of_outputs):
-    """Value, gradient and a product with the Hessian of a logistic log likelihood."""
+    """Returns a logistic log likelihood, its gradient and a product with its Hessian."""
     with tf.GradientTape() as outer:
         outer.watch(w)
         with tf.GradientTape() as inner:
@@ -34,7 +34,7 @@ def test_derivatives_are_those_without(jit):
 
 @pytest.mark.parametrize("sigmoid", [keras.activations.sigmoid, tf.nn.sigmoid])
 def test_crossentropies_of_probabilities_still_see_logits(sigmoid):
-    """Far out they would clip the probabilities, and have no gradient."""
+    """Without logits, they clip probabilities near 0 and 1, which then have no gradient."""
     x = tf.constant([[30.0], [-30.0], [1.0], [2.0]])
     y = tf.constant([[0.0], [1.0], [1.0], [0.0]])
     loss = keras.losses.BinaryCrossentropy(reduction="sum")
@@ -49,7 +49,7 @@ def test_crossentropies_of_probabilities_still_see_logits(sigmoid):
     expected = np.sum(x * (1 / (1 + np.exp(-x)) - y))
     w = tf.constant(1.0)
     np.testing.assert_allclose(gradient(w, with_stored_gradient), expected, rtol=1e-5)
-    # The control: the same outputs without logits.
+    # Control: the same outputs without logits.
     assert gradient(w, lambda p: tf.where(p < 2, p, 0.0)) < 0.1 * expected
 
 

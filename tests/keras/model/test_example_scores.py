@@ -1,4 +1,4 @@
-"""Scores of a model's examples, against the gradients of single examples, one after the other."""
+"""Scores of a model's examples against the gradients of single examples."""
 
 import keras
 import numpy as np
@@ -39,19 +39,19 @@ def shared():
 
 
 def tokens():
-    """Tables of 5 tokens; each row of a batch looks some of them up more than once."""
+    """A table of 5 tokens, some of which a row of a batch looks up more than once."""
     return stack([4], L.Embedding(5, 3), L.Dense(2, "tanh"), L.Flatten(), dtype="int32")
 
 
 class Mapped(L.Wrapper):
-    """Calls its layer within `tf.map_fn`, whose tensors cannot be had outside."""
+    """Calls its layer within `tf.map_fn`, whose tensors are not available outside."""
 
     def call(self, x):
         return tf.transpose(tf.map_fn(self.layer, tf.transpose(x, [1, 0, 2])), [1, 0, 2])
 
 
 class Tied(keras.Model):
-    """Its table makes the logits, too, where no tap is."""
+    """A model whose table also makes the logits, where no tap is."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ class Tied(keras.Model):
 
 
 class Positions(keras.Model):
-    """The first axis of what its table sees is that of positions, as many as the batch has rows."""
+    """A table whose inputs have positions as first axis, as many as the batch has rows."""
 
     def __init__(self):
         super().__init__()
@@ -73,70 +73,40 @@ class Positions(keras.Model):
         return self.dense(keras.ops.mean(x + self.embedding(keras.ops.arange(B)), axis=1))
 
 
-FACTORED = {
-    "dense": (lambda: stack([4], L.Dense(5, "tanh"), L.Dense(5, "relu")), floats(4)),
-    "dense on sequences": (lambda: stack([3, 4], L.Dense(5, "tanh"), L.Flatten()), floats(3, 4)),
-    "conv same": (
-        lambda: stack([5, 6, 2], L.Conv2D(3, (3, 2), 2, "same", activation="tanh"), L.Flatten()),
-        floats(5, 6, 2),
+def case(shape, layers, mapped=()):
+    """Returns a function that makes a model, its inputs, and names of mapped layers."""
+    return lambda: stack(shape, *layers(), L.Flatten()), floats(*shape), mapped
+
+
+# Models, their inputs, and the layers whose scores come from `vectorized_map`.
+MODELS = {
+    "dense": case([4], lambda: [L.Dense(5, "tanh"), L.Dense(5, "relu")]),
+    "dense on sequences": case([3, 4], lambda: [L.Dense(5, "tanh")]),
+    "conv same": case([5, 6, 2], lambda: [L.Conv2D(3, (3, 2), 2, "same", activation="tanh")]),
+    "conv valid": case([5, 6, 2], lambda: [L.Conv2D(3, 3, (2, 1), activation="tanh")]),
+    "conv dilated": case([5, 6, 2], lambda: [L.Conv2D(3, 2, dilation_rate=2, padding="same")]),
+    "conv causal": case([7, 2], lambda: [L.Conv1D(3, 3, 2, "causal", activation="tanh")]),
+    "conv 3d": case([3, 3, 2, 1], lambda: [L.Conv3D(2, 2)]),
+    "embedding": (tokens, RNG.integers(0, 5, size=[B, 4]), ()),
+    "two branches": (two_branches, floats(4), ()),
+    "shared layer": (shared, floats(4), ()),
+    "time distributed": case([3, 2], lambda: [L.TimeDistributed(L.Dense(2))]),
+    "dropout off": case([4], lambda: [L.Dropout(0.0), L.Dense(5, "tanh")]),
+    "frozen normalisation": case([4], lambda: [L.BatchNormalization(trainable=False)]),
+    "layer normalisation": case(
+        [4], lambda: [L.Dense(5), L.LayerNormalization()], ["layer_normalization"]
     ),
-    "conv valid": (
-        lambda: stack([5, 6, 2], L.Conv2D(3, 3, (2, 1), activation="tanh"), L.Flatten()),
-        floats(5, 6, 2),
-    ),
-    "conv dilated": (
-        lambda: stack([5, 6, 2], L.Conv2D(3, 2, dilation_rate=2, padding="same"), L.Flatten()),
-        floats(5, 6, 2),
-    ),
-    "conv causal": (
-        lambda: stack([7, 2], L.Conv1D(3, 3, 2, "causal", activation="tanh"), L.Flatten()),
-        floats(7, 2),
-    ),
-    "conv 3d": (lambda: stack([3, 3, 2, 1], L.Conv3D(2, 2), L.Flatten()), floats(3, 3, 2, 1)),
-    "embedding": (tokens, RNG.integers(0, 5, size=[B, 4])),
-    "two branches": (two_branches, floats(4)),
-    "shared layer": (shared, floats(4)),
-    "time distributed": (
-        lambda: stack([3, 2], L.TimeDistributed(L.Dense(2)), L.Flatten()),
-        floats(3, 2),
-    ),
-    "dropout off": (lambda: stack([4], L.Dropout(0.0), L.Dense(5, "tanh")), floats(4)),
-    "frozen normalisation": (
-        lambda: stack([4], L.BatchNormalization(trainable=False)),
-        floats(4),
-    ),
-}
-# Models with scores by `vectorized_map`, of these layers alone but for the last two.
-MAPPED = {
-    "layer normalisation": (
-        lambda: stack([4], L.Dense(5), L.LayerNormalization()),
-        floats(4),
-        ["layer_normalization"],
-    ),
-    "in a loop": (
-        lambda: stack([3, 2], Mapped(L.Dense(2, name="own")), L.Flatten()),
-        floats(3, 2),
-        ["own"],
-    ),
+    "in a loop": case([3, 2], lambda: [Mapped(L.Dense(2, name="own"))], ["own"]),
     "tied weights": (Tied, RNG.integers(0, CLASSES, size=[B, 2]), ["embedding"]),
     "positions": (Positions, floats(B, 4), ["embedding"]),
-    "grouped convolution": (
-        lambda: stack([5, 4], L.Conv1D(4, 2, groups=2), L.Flatten()),
-        floats(5, 4),
-        ["conv1d"],
+    "grouped convolution": case([5, 4], lambda: [L.Conv1D(4, 2, groups=2)], ["conv1d"]),
+    "recurrent, may drop out": case(
+        [3, 2], lambda: [L.SimpleRNN(4, unroll=True)], ["simple_rnn_cell", "dense"]
     ),
-    "recurrent, may drop out": (
-        lambda: stack([3, 2], L.SimpleRNN(4, unroll=True)),
-        floats(3, 2),
-        ["simple_rnn_cell", "dense"],
-    ),
-    "normalised, may drop out": (
-        lambda: stack([4], L.LayerNormalization(), L.Dropout(1e-9)),
-        floats(4),
-        ["layer_normalization", "dense"],
+    "normalised, may drop out": case(
+        [4], lambda: [L.LayerNormalization(), L.Dropout(1e-9)], ["layer_normalization", "dense"]
     ),
 }
-MODELS = {name: (*of, []) for name, of in FACTORED.items()} | MAPPED
 
 
 def build(make, x):
@@ -144,7 +114,7 @@ def build(make, x):
     model = make()
     model(x)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    for v in model.trainable_variables:  # biases begin at zero
+    for v in model.trainable_variables:  # biases start at zero
         v.assign_add(tf.random.stateless_normal(v.shape, [1, len(v.path)]) * 0.1)
     return model
 
@@ -162,7 +132,7 @@ def state_of(model):
 
 
 def single_gradients(model, x, weights=None):
-    """Gradients of w_i log p(y_i | x_i), `[B, ...]` a variable."""
+    """Returns gradients of w_i log p(y_i | x_i), `[B, ...]` for each variable."""
     weights = np.ones([B], np.float32) if weights is None else weights
     rows = []
     for i in range(B):
@@ -194,13 +164,12 @@ def assert_variances(scores, expected):
 
 FURTHER = (
     *("conv valid", "two branches", "normalised, may drop out"),
-    *("grouped convolution", "in a loop"),  # whose maps have tests of their own
+    *("grouped convolution", "in a loop"),  # other tests cover their maps
 )
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in MODELS],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in MODELS]
 )
 def test_scores_are_the_gradients_of_single_examples(name):
     make, x, mapped = MODELS[name]
@@ -235,7 +204,7 @@ def test_scores_are_the_gradients_of_single_examples(name):
     ],
 )
 def test_groups(name, num_groups):
-    """Sums of 2; of single ones of the first 4; all 6 single ones, as there are no 8."""
+    """3 groups are sums of 2 examples; 4 and 8 groups are the first 4 and all 6 examples."""
     make, x, _ = MODELS[name]
     model = build(make, x)
     target = target_of(model, x, scores=ExampleScores(model, num_groups))
@@ -284,7 +253,7 @@ def test_chains_have_scores_of_their_own(name):
     reason="Keras before 3.14 does not divide them by the rows",
 )
 def test_activity_regularisers_are_part_of_the_examples():
-    """Keras divides them by the rows of the batch, so that N R is a sum over examples."""
+    """Keras divides them by the rows of the batch, so N R is a sum over examples."""
     x = floats(4)
     dense = L.Dense(CLASSES, activity_regularizer=keras.regularizers.L2(0.5))
     model = build(lambda: keras.Sequential([keras.Input([4]), dense]), x)

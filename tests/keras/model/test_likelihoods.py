@@ -1,4 +1,4 @@
-"""Losses that are negative log likelihoods, and those that are refused because they are none."""
+"""Losses that are negative log likelihoods, and others, which are refused."""
 
 import functools
 import json
@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras.small_models import linear, unit_normal
 
 tfd = tfp.distributions
 NegativeLogLikelihood = sgmcmc.keras.NegativeLogLikelihood
@@ -35,7 +36,7 @@ def softplus(x):
 
 
 def by_hand(y=Y, out=OUTPUTS):
-    """-log N(y | m, s^2), written out."""
+    """Returns -log N(y | m, s^2) by its formula."""
     mean, scale = out[:, 0], softplus(out[:, 1])
     return 0.5 * np.log(2 * np.pi) + np.log(scale) + 0.5 * ((y[:, 0] - mean) / scale) ** 2
 
@@ -89,11 +90,11 @@ def test_an_example_s_entries_are_summed(fn, y, expected):
 @pytest.mark.parametrize(
     "fn, y, error, words",
     [
-        (lambda out: out, Y, TypeError, "returned a .*Tensor"),
-        (heteroscedastic, OUTPUTS, ValueError, r"y has shape \(8, 2\).*batch shape \(8, 1\)"),
-        (heteroscedastic, Y[:1], ValueError, r"y of shape \(8, 1\) is expected"),
-        (heteroscedastic, Y.T, ValueError, r"y has shape \(1, 8\)"),
-        (lambda out: tfd.Normal(out[:, 0], 1.0), OUTPUTS, ValueError, r"y has shape \(8, 2\)"),
+        (lambda out: out, Y, TypeError, "must return .* Received: a .*Tensor"),
+        (heteroscedastic, OUTPUTS, ValueError, r"batch shape \(8, 1\).*Received: shape \(8, 2\)"),
+        (heteroscedastic, Y[:1], ValueError, r"y must have shape \(8, 1\)"),
+        (heteroscedastic, Y.T, ValueError, r"y must .* Received: shape \(1, 8\)"),
+        (lambda out: tfd.Normal(out[:, 0], 1.0), OUTPUTS, ValueError, r"Received: shape \(8, 2\)"),
         (lambda out: tfd.Independent(tfd.Normal(out, 1.0), 2), OUTPUTS, ValueError, "each row"),
         (lambda out: tfd.Normal(tf.transpose(out), 1.0), OUTPUTS.T, ValueError, r"\[8, ...\]"),
         (lambda out: tfd.Normal(0.0, 1.0), Y, ValueError, r"batch shape \(\)"),
@@ -105,7 +106,7 @@ def test_shapes_that_do_not_fit(fn, y, error, words):
 
 
 def test_lengths_that_are_known_late_do_not_broadcast():
-    """y has three columns where the distribution has one; tracing sees neither number."""
+    """y has three columns and the distribution has one, but tracing knows neither number."""
     loss = NegativeLogLikelihood(lambda out: tfd.Normal(out, 1.0))
     signature = [tf.TensorSpec([None, None])] * 2
     traced = tf.function(loss, input_signature=signature)
@@ -115,14 +116,14 @@ def test_lengths_that_are_known_late_do_not_broadcast():
 
 
 def test_a_callable_is_expected():
-    with pytest.raises(TypeError, match="make_distribution_fn is a Normal"):
+    with pytest.raises(TypeError, match="make_distribution_fn must be .* Received: a Normal"):
         NegativeLogLikelihood(tfd.Normal(0.0, 1.0))
 
 
 class TestSaving:
     def test_of_a_registered_function(self):
-        """By way of the JSON that Keras writes beside the weights."""
-        model = linear(2, loss=NegativeLogLikelihood(heteroscedastic, name="own", reduction="sum"))
+        """The configuration passes through JSON, which Keras writes beside the weights."""
+        model = linear(NegativeLogLikelihood(heteroscedastic, name="own", reduction="sum"), 2)
         config = json.loads(json.dumps(model.get_compile_config()))
         model.compile(loss="mse")
         model.compile_from_config(config)
@@ -138,15 +139,8 @@ class TestSaving:
             keras.losses.serialize(loss)
 
 
-def linear(units, loss, **compiled):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(units)])
-    model.compile(loss=loss, **(compiled or {"run_eagerly": True}))
-    return model
-
-
 def step(model, y=Y, x=X, sample_weight=None, num_chains=None):
-    """The gradient of minus the log likelihood that one noiseless step followed, by variable."""
+    """Returns the gradient of the negative log likelihood that one noiseless step followed."""
     initial = model.get_weights()
     callback = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.SGLD(target, EPS, temperature=0.0),
@@ -157,7 +151,7 @@ def step(model, y=Y, x=X, sample_weight=None, num_chains=None):
 
 
 def gradient_by_hand(model, weights=1.0):
-    """Of the heteroscedastic normal whose outputs are linear in x."""
+    """Returns the gradient for the heteroscedastic normal whose outputs are linear in x."""
     kernel, bias = model.get_weights()
     mean, rho = (X @ kernel + bias).T
     scale = softplus(rho)
@@ -177,7 +171,7 @@ def gradient_by_hand(model, weights=1.0):
     ids=["unweighted", "weighted", "compiled"],
 )
 def test_one_step_of_a_linear_model(mode, weights):
-    model = linear(2, NegativeLogLikelihood(heteroscedastic), **mode)
+    model = linear(NegativeLogLikelihood(heteroscedastic), 2, use_bias=True, **mode)
     expected = gradient_by_hand(model, 1.0 if weights is None else weights)
     for got, want in zip(step(model, Y[:, 0], sample_weight=weights), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
@@ -185,7 +179,7 @@ def test_one_step_of_a_linear_model(mode, weights):
 
 
 def test_one_step_of_several_chains():
-    model = linear(2, NegativeLogLikelihood(heteroscedastic))
+    model = linear(NegativeLogLikelihood(heteroscedastic), 2, use_bias=True)
     expected = gradient_by_hand(model)
     for got, want in zip(step(model, num_chains=2), expected, strict=True):
         np.testing.assert_allclose(got, np.stack([want, want]), rtol=1e-3, atol=1e-3)
@@ -226,7 +220,7 @@ def masked_sequences(fn):
 
 
 def test_masked_steps_do_not_count():
-    """As many rows as steps, so that a mask applied along the wrong axis would raise nothing."""
+    """There are as many rows as steps, so a mask along the wrong axis would raise no error."""
     model, tokens, y = masked_sequences(lambda out: tfd.Normal(out, 1.0))
     (table,) = model.get_weights()
     errors = np.where(tokens == 0, 0.0, table[tokens, 0] - y)
@@ -243,28 +237,22 @@ def test_a_mask_of_entries_that_are_one_event():
 
 @pytest.mark.parametrize("form", ["object", "function", "string"])
 def test_binary_crossentropy_of_several_labels_is_a_sum(form):
-    """Keras takes their mean, which would be the fourth root of the likelihood."""
+    """Keras takes the mean of the four labels, which is the fourth root of the likelihood."""
     labels = RNG.integers(0, 2, size=[B, 4]).astype(np.float32)
     loss = {
         "object": keras.losses.BinaryCrossentropy(),
         "function": keras.losses.binary_crossentropy,
         "string": "binary_crossentropy",
     }[form]
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, "sigmoid")])
-    model.compile(loss=loss, run_eagerly=True)
+    model = linear(loss, 4, "sigmoid", use_bias=True)
     kernel, bias = model.get_weights()
     slopes = N / B * (1 / (1 + np.exp(-X @ kernel - bias)) - labels)
     for got, want in zip(step(model, labels), [X.T @ slopes, slopes.sum(axis=0)], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
-def unit_normal(y, f):
-    return 0.5 * tf.square(y - f)
-
-
 class OwnError(keras.losses.MeanSquaredError):
-    """A user's class is the user's word."""
+    """A class of the user, which is taken for a likelihood."""
 
 
 LOSSES = keras.losses
@@ -289,11 +277,11 @@ ACCEPTED = [
 
 def attach(loss):
     callback = sgmcmc.keras.SamplerCallback(lambda t: sgmcmc.SGLD(t, EPS), N, None, 0, seed=0)
-    callback.set_model(linear(1, loss))
+    callback.set_model(linear(loss, 1))
 
 
 def name(loss):
-    """Without addresses, so that every process collects the same tests."""
+    """Returns a name without an address, so that every process collects the same tests."""
     given = loss if isinstance(loss, str) else getattr(loss, "name", None)
     return given or getattr(loss, "__name__", type(loss).__name__)
 
@@ -301,7 +289,7 @@ def name(loss):
 @pytest.mark.parametrize("loss", REFUSED, ids=name)
 def test_losses_without_a_likelihood_are_refused(loss):
     with pytest.raises(
-        ValueError, match="no negative log likelihood: a mean squared error.*known variance"
+        ValueError, match="not a negative log likelihood. A mean squared error.*known variance"
     ):
         attach(loss)
 
@@ -312,17 +300,17 @@ def test_likelihoods_and_the_user_s_own_losses_are_accepted(loss):
 
 
 def test_the_refused_loss_is_named_with_its_output():
-    with pytest.raises(ValueError, match="loss mean_squared_error of output 'b' is no"):
+    with pytest.raises(ValueError, match="loss 'mean_squared_error' of output 'b' is not"):
         attach({"a": "bce", "b": "mse"})
 
 
 @pytest.mark.parametrize(
     "units, weights, words",
     [
-        (8, WEIGHTS, r"sample_weight has shape \(8,\), but the loss 'unit_normal' shape \(8, 8\)"),
+        (8, WEIGHTS, r"loss 'unit_normal', \(8, 8\),.* Received: shape \(8,\)"),
         (1, np.ones([B, 1, 3], np.float32), r"shape \(8, 1, 3\)"),
     ],
 )
 def test_weights_that_keras_would_spread_over_the_wrong_axis(units, weights, words):
     with pytest.raises(ValueError, match=words):
-        step(linear(units, unit_normal), np.zeros([B, units], np.float32), sample_weight=weights)
+        step(linear(unit_normal, units), np.zeros([B, units], np.float32), sample_weight=weights)

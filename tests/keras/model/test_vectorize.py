@@ -1,4 +1,4 @@
-"""What TensorFlow vectorizes wrongly, or not at all, is computed one chain or example at a time."""
+"""Models that TensorFlow vectorizes wrongly, or not at all, run one chain or example at a time."""
 
 import keras
 import numpy as np
@@ -37,7 +37,7 @@ def recurrent():
 
 
 def estimates(model, x, rows=slice(None), num_chains=None, with_scores=False, states=None):
-    """Gradients and scores of each variable."""
+    """Returns gradients and scores of each variable."""
     batch = (tf.constant(x[rows]), tf.constant(Y[rows]), None)
     target = ModelLogProb(model, len(batch[0]), lambda _: tf.zeros([]), batch, num_chains)
 
@@ -57,7 +57,7 @@ def states_of(model, x):
 
 
 def errors(model, x, with_scores):
-    """The largest of chains side by side, beside each by itself, relative to the latter."""
+    """Returns the largest relative difference between chains side by side and chains alone."""
     states = states_of(model, x)
     together = estimates(model, x, num_chains=C, with_scores=with_scores, states=states)
     found = []
@@ -82,7 +82,7 @@ def test_chains_are_each_by_itself(make, x, with_scores):
 
 
 def test_convolutions_in_groups_are_vectorized_wrongly(monkeypatch):
-    """The control; if it fails, TensorFlow has mended it and `is_vectorizable` can go."""
+    """Control. If this fails, TensorFlow has fixed the error and `is_vectorizable` can go."""
     monkeypatch.setattr("tfp_sgmcmc.keras.model.log_prob.is_vectorizable", lambda _: True)
     assert errors(in_groups(), IMAGES, with_scores=False) > 0.1
 
@@ -91,7 +91,7 @@ def test_scores_over_masked_steps_are_gradients_of_single_examples():
     model = recurrent()
     state = [s[0] for s in states_of(model, TOKENS)]
     _, scores = estimates(model, TOKENS, with_scores=True, states=state)
-    gradient, _ = estimates(model, TOKENS, slice(1, 2), states=state)  # of one that is masked
+    gradient, _ = estimates(model, TOKENS, slice(1, 2), states=state)  # of a masked example
     for score, g in zip(scores, gradient, strict=True):
         np.testing.assert_allclose(score[1], g, rtol=1e-4, atol=1e-6)
 

@@ -1,13 +1,13 @@
-"""Predictions of a `Posterior`: entropies in closed form, chunks, and what a fit hands over."""
+"""Predictions of a `Posterior`: entropies in closed form, chunks, and samples from a fit."""
 
 import keras
 import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras.small_models import linear, unit_normal
 
 N, C = 30, 2
 RNG = np.random.default_rng(0)
@@ -17,23 +17,12 @@ KERNELS = RNG.normal(size=[5, 3, 4]).astype(np.float32)
 CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def unit_normal(y, f):
-    return 0.5 * tf.square(y - f)
-
-
-def linear(units, loss, activation=None, **compiled):
-    dense = keras.layers.Dense(units, activation, use_bias=False)
-    model = keras.Sequential([keras.Input([3]), dense])
-    model.compile(loss=loss, **(compiled or {"run_eagerly": True}))
-    return model
-
-
 def posterior_of(model, kernels=KERNELS, num_chains=None):
     return sgmcmc.keras.Posterior(model, model.trainable_variables, [kernels], num_chains)
 
 
 class Lazy:
-    """As much of an array as samples on a disk need to have; notes what is read."""
+    """The parts of an array that samples on disk must have; records what is read."""
 
     def __init__(self, values):
         self._values, self.shape, self.dtype = values, values.shape, values.dtype
@@ -46,7 +35,7 @@ class Lazy:
 
 
 def categorical(p):
-    """Entropy of the mean, and mutual information, with samples in front."""
+    """Returns entropies of the mean, and mutual information, over the first axis."""
     total = scipy.stats.entropy(p.mean(axis=0), axis=-1)
     return total, total - scipy.stats.entropy(p, axis=-1).mean(axis=0)
 
@@ -79,7 +68,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_entropies_of_each_loss_before_any_fit(name):
-    """The losses of a model that was compiled only are not resolved yet."""
+    """The losses of a model that is only compiled are not resolved yet."""
     loss, activation, entropies = CASES[name]
     logits = NEW @ KERNELS
     link = {
@@ -87,17 +76,17 @@ def test_entropies_of_each_loss_before_any_fit(name):
         bernoulli: scipy.special.expit,
     }
     p = link.get(entropies, lambda f: f)(logits)
-    prediction = posterior_of(linear(4, loss, activation)).predict(NEW, batch_size=4)
+    prediction = posterior_of(linear(loss, 4, activation)).predict(NEW, batch_size=4)
     check(prediction, p, entropies and entropies(p))
 
 
 def test_no_entropies_of_outputs_as_they_are():
-    prediction = posterior_of(linear(4, CROSSENTROPY)).predict(NEW, activation=None)
+    prediction = posterior_of(linear(CROSSENTROPY)).predict(NEW, activation=None)
     check(prediction, NEW @ KERNELS, None)
 
 
 def test_samples_that_agree_leave_no_information_and_sure_ones_that_do_not_leave_all():
-    model = linear(2, CROSSENTROPY)
+    model = linear(CROSSENTROPY, 2)
     alike = np.tile(KERNELS[:1, :, :2], [6, 1, 1])
     prediction = posterior_of(model, alike).predict(NEW)
     np.testing.assert_allclose(prediction.mutual_information, 0, atol=1e-6)
@@ -109,10 +98,10 @@ def test_samples_that_agree_leave_no_information_and_sure_ones_that_do_not_leave
 
 
 def test_chunks_of_samples_that_are_only_sliced(monkeypatch):
-    """Compiled, and with chains: 3 draws of 2 chains at a time, of 8."""
+    """A compiled model reads the 8 draws of 2 chains 3 at a time."""
     kernels = RNG.normal(size=[8, C, 3, 4]).astype(np.float32)
     p = scipy.special.softmax((NEW @ kernels).reshape(-1, 7, 4), axis=-1)
-    model = linear(4, CROSSENTROPY, jit_compile=True)
+    model = linear(CROSSENTROPY, jit_compile=True)
     whole = posterior_of(model, kernels, C).predict(NEW)
     check(whole, p, categorical(p))
     monkeypatch.setattr("tfp_sgmcmc.keras.posterior.sample_loops._CHUNK_BYTES", 3 * C * 12 * 4)
@@ -127,7 +116,7 @@ def test_chunks_of_samples_that_are_only_sliced(monkeypatch):
 def test_samples_in_zarr(tmp_path):
     zarr = pytest.importorskip("zarr")
     stored = zarr.create_array(tmp_path, data=KERNELS, chunks=(2, 3, 4))
-    model = linear(4, CROSSENTROPY)
+    model = linear(CROSSENTROPY)
     posterior = posterior_of(model, stored)
     expected = posterior_of(model).predict(NEW)
     for got, want in zip(posterior.predict(NEW), expected, strict=True):
@@ -138,7 +127,7 @@ def test_samples_in_zarr(tmp_path):
 
 
 def test_means_of_half_precision_outputs_are_not():
-    """In bfloat16 a mean of 1000 would stop moving at the first samples."""
+    """A running mean of 1000 samples in bfloat16 would stop changing after a few samples."""
     layer = keras.layers.Dense(1, use_bias=False, dtype="mixed_bfloat16")
     model = keras.Sequential([keras.Input([3]), layer])
     model.compile(loss=unit_normal)
@@ -150,7 +139,7 @@ def test_means_of_half_precision_outputs_are_not():
 
 @pytest.fixture(scope="module")
 def fitted():
-    """Two outputs, moving statistics and dropout, two chains."""
+    """A callback after a fit with two outputs, moving statistics, dropout and two chains."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input([3])
     hidden = keras.layers.BatchNormalization(name="norm")(inputs)
@@ -213,7 +202,7 @@ def test_fewer_samples(fitted):
 
 
 def test_another_loss_makes_other_probabilities():
-    model = linear(4, CROSSENTROPY)
+    model = linear(CROSSENTROPY)
     posterior = posterior_of(model)
     assert posterior.predict(NEW).entropy is not None
     model.compile(loss=unit_normal, run_eagerly=True)
@@ -223,16 +212,16 @@ def test_another_loss_makes_other_probabilities():
 @pytest.mark.parametrize(
     "samples, num_chains, words",
     [
-        ([], None, "samples has 0 arrays for 1 variables"),
-        ([KERNELS, KERNELS], None, "samples has 2 arrays for 1 variables"),
-        ([KERNELS[..., :3]], None, r"kernel are float32 of shape \(5, 3, 3\).*\(5, 3, 4\)"),
-        ([KERNELS.astype(np.float64)], None, "are float64.*float32 of shape"),
-        ([KERNELS], 2, r"\(5, 2, 3, 4\) is expected"),
-        ([KERNELS[:0]], None, r"shape \(0, 3, 4\); float32 of shape \(1, 3, 4\)"),
+        ([], None, "each of the 1 variables.*Received: 0 arrays"),
+        ([KERNELS, KERNELS], None, "each of the 1 variables.*Received: 2 arrays"),
+        ([KERNELS[..., :3]], None, r"kernel must .*\(5, 3, 4\). .*float32 of shape \(5, 3, 3\)"),
+        ([KERNELS.astype(np.float64)], None, "float32 of shape.*Received: float64"),
+        ([KERNELS], 2, r"must be float32 of shape \(5, 2, 3, 4\)"),
+        ([KERNELS[:0]], None, r"float32 of shape \(1, 3, 4\). .*shape \(0, 3, 4\)"),
     ],
 )
 def test_unfit_samples(samples, num_chains, words):
-    model = linear(4, CROSSENTROPY)
+    model = linear(CROSSENTROPY)
     with pytest.raises(ValueError, match=words):
         sgmcmc.keras.Posterior(model, model.trainable_variables, samples, num_chains)
 
@@ -247,11 +236,11 @@ def test_a_model_that_is_not_compiled():
 @pytest.mark.parametrize(
     "arguments, error, words",
     [
-        ({"batch_size": 0}, ValueError, "batch_size is 0"),
-        ({"batch_size": 2.0}, TypeError, "batch_size is 2.0"),
-        ({"activation": "softmax"}, ValueError, "activation is 'softmax'"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1. Received: 0"),
+        ({"batch_size": 2.0}, TypeError, "batch_size must be an integer. Received: 2.0"),
+        ({"activation": "softmax"}, ValueError, "activation must .* Received: 'softmax'"),
     ],
 )
 def test_unfit_arguments(arguments, error, words):
     with pytest.raises(error, match=words):
-        posterior_of(linear(4, CROSSENTROPY)).predict(NEW, **arguments)
+        posterior_of(linear(CROSSENTROPY)).predict(NEW, **arguments)

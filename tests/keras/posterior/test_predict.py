@@ -7,16 +7,13 @@ import scipy.special
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras.small_models import sequential, unit_normal
 
 N = 30
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[N, 3]).astype(np.float32)
 Y = RNG.integers(0, 4, size=[N])
 NEW = RNG.normal(size=[7, 3]).astype(np.float32)
-
-
-def unit_normal(y, f):
-    return 0.5 * tf.square(y - f)
 
 
 def sample(model, x=X, y=Y, temperature=1.0, step_size=1e-2, burnin=2, batch_size=10):
@@ -27,15 +24,8 @@ def sample(model, x=X, y=Y, temperature=1.0, step_size=1e-2, burnin=2, batch_siz
     return callback
 
 
-def sequential(*layers, loss, **compiled):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([3]), *layers])
-    model.compile(loss=loss, **(compiled or {"run_eagerly": True}))
-    return model
-
-
 def check(prediction, outputs):
-    """`outputs` has the samples in front."""
+    """Compares a prediction with `outputs`, whose first axis is that of the samples."""
     np.testing.assert_allclose(prediction.mean, outputs.mean(axis=0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(
         prediction.standard_deviation, outputs.std(axis=0), rtol=1e-3, atol=1e-6
@@ -81,7 +71,7 @@ def test_probabilities_are_not_activated_again():
     ],
 )
 def test_modes_and_batches(mode, monkeypatch):
-    """Rows and samples come in several pieces, the last of each shorter."""
+    """Rows and samples come in several pieces, of which the last is shorter."""
     monkeypatch.setattr("tfp_sgmcmc.keras.posterior.sample_loops._CHUNK_BYTES", 3 * 16 * 4)
     callback = sample(sequential(keras.layers.Dense(4), loss=unit_normal, **mode), y=np.eye(4)[Y])
     assert len(callback.samples[0]) == 4
@@ -129,7 +119,7 @@ def test_batch_normalization_predicts_by_the_sample_s_own_statistics():
     means, variances = callback.non_trainable_samples.values()
     assert len(means) == 6 and np.abs(np.diff(means, axis=0)).min() > 0
     mean = np.zeros(3)
-    for t in range(6):  # the statistics kept with sample t are those after t + 1 batches
+    for t in range(6):  # sample t has the statistics after t + 1 batches
         batch = X[(10 * t) % N :][:10]
         mean = momentum * mean + (1 - momentum) * batch.mean(axis=0)
         np.testing.assert_allclose(means[t], mean, rtol=1e-4, atol=1e-6)
@@ -142,7 +132,7 @@ def test_batch_normalization_predicts_by_the_sample_s_own_statistics():
     "mode", [pytest.param({"jit_compile": True}, marks=pytest.mark.slow), {"run_eagerly": True}]
 )
 def test_dropout_is_active_while_sampling_and_off_in_predict(mode):
-    """A linear loss: the gradient of the kernel shows which inputs the batch's mask let through."""
+    """With a linear loss, the kernel's gradient shows which inputs the batch's mask let through."""
     x = np.ones([N, 3], np.float32)
     model = sequential(
         keras.layers.Dropout(0.5, seed=1),
@@ -154,9 +144,9 @@ def test_dropout_is_active_while_sampling_and_off_in_predict(mode):
     callback = sample(model, x, Y, temperature=0.0, step_size=2 / N, burnin=0, batch_size=15)
     (kernels,) = callback.samples
     moves = -np.diff(np.concatenate([[initial], kernels]), axis=0)[..., 0]  # mean of the masks
-    kept = moves * 15 / 2  # each that passes counts twice
+    kept = moves * 15 / 2  # an input that passes counts twice
     np.testing.assert_allclose(kept, np.round(kept), atol=1e-3)
-    assert len({tuple(np.round(m)) for m in kept}) == 4  # a mask of its own every step
+    assert len({tuple(np.round(m)) for m in kept}) == 4  # each step has another mask
     assert kept.min() > 0 and kept.max() < 15
     check(callback.predict(NEW), NEW @ kernels)
     np.testing.assert_array_equal(callback.predict(NEW).mean, callback.predict(NEW).mean)
@@ -167,9 +157,9 @@ def test_errors():
     with pytest.raises(ValueError, match="no samples yet"):
         sample(model, y=np.eye(4)[Y], burnin=6).predict(NEW)
     callback = sample(model, y=np.eye(4)[Y])
-    with pytest.raises(ValueError, match="activation is 'softmax'"):
+    with pytest.raises(ValueError, match="activation must .* Received: 'softmax'"):
         callback.predict(NEW, activation="softmax")
     with pytest.raises(ValueError, match="rows"):
         callback.predict(NEW[:0])
-    with pytest.raises(ValueError, match="batch_size is 0"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1. Received: 0"):
         callback.predict(NEW, batch_size=0)

@@ -1,4 +1,12 @@
-"""The compiled loss of a Keras model as a negative log likelihood."""
+"""The compiled loss of a Keras model as a negative log likelihood.
+
+Keras has no public way to evaluate a compiled loss with another reduction. The private names of
+Keras used here, and why:
+
+  `Model._compile_loss`, its `_flat_losses`: the resolved losses with their outputs and weights;
+  its `_user_loss`, `_user_loss_weights`: the arguments of `compile` that they are resolved from;
+  `Loss._fn_kwargs`: the arguments of `Loss.fn`, the function that a loss of Keras evaluates.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +16,51 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+LossFn = Callable[[Any, Any, Any], tf.Tensor]  # y_true, y_pred, sample_weight -> values
+
+# The losses of Keras that are negative log likelihoods. The divergence differs from the
+# crossentropy by a function of the labels only.
+_LIKELIHOODS = (
+    keras.losses.binary_crossentropy,
+    keras.losses.categorical_crossentropy,
+    keras.losses.sparse_categorical_crossentropy,
+    keras.losses.poisson,
+    keras.losses.kl_divergence,
+    keras.losses.ctc,
+)
+# Those that divide the negative log likelihood of an example by its number of outputs.
+_MEANS = (keras.losses.binary_crossentropy, keras.losses.poisson)
+# Losses, not all of them likelihoods, whose outputs are probabilities or logits.
+_BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
+_SPARSE = keras.losses.sparse_categorical_crossentropy
+_CATEGORICAL = (
+    _SPARSE,
+    keras.losses.categorical_crossentropy,
+    keras.losses.categorical_focal_crossentropy,
+    keras.losses.kl_divergence,
+)
+
 
 def check_likelihoods(model: keras.Model) -> None:
     """Raises ValueError if a loss of the model is not a negative log likelihood."""
     for path, loss in keras.tree.flatten_with_path(model.loss):
-        _check_likelihood(loss, f" of output {'/'.join(map(str, path))!r}" if path else "")
-
-
-def _check_likelihood(loss: Any, output: str) -> None:
-    try:
-        fn = _function_of_keras(keras.losses.get(loss))
-    except ValueError:  # strings that Keras resolves when it sees the data ("crossentropy"), or not
-        return
-    if fn is not None and fn not in _LIKELIHOODS:
-        raise ValueError(
-            f"The loss {fn.__name__}{output} is no negative log likelihood: a mean squared error, "
-            "for one, is that only for a known variance of the noise, which it does not tell. "
-            "Compile with tfp_sgmcmc.keras.NegativeLogLikelihood(lambda out: tfd.Normal(out, "
-            "sigma)), or another distribution, or with a function of your own: lambda y, f: "
-            "0.5 * (y - f)**2 / sigma**2."
-        )
+        try:
+            fn = _function_of_keras(keras.losses.get(loss))
+        except ValueError:  # a string that Keras resolves by the data, such as "crossentropy"
+            continue
+        if fn is not None and fn not in _LIKELIHOODS:
+            output = f" of output {'/'.join(map(str, path))!r}" if path else ""
+            raise ValueError(
+                f"loss {fn.__name__!r}{output} is not a negative log likelihood. A mean squared "
+                "error, for example, is one only for a known variance of the noise, which the loss "
+                "does not state. Compile with tfp_sgmcmc.keras.NegativeLogLikelihood(lambda out: "
+                "tfd.Normal(out, sigma)), with another distribution, or with a function such as "
+                "lambda y, f: 0.5 * (y - f)**2 / sigma**2 instead."
+            )
 
 
 def _function_of_keras(loss: Any) -> Any:
-    """The function of Keras that a loss evaluates, or None where the loss is the user's own."""
+    """Returns the function of Keras that a loss evaluates, or None for a loss of the user."""
     if isinstance(loss, keras.losses.Loss) and not type(loss).__module__.startswith("keras."):
         return None
     fn = getattr(loss, "fn", loss)
@@ -41,66 +70,52 @@ def _function_of_keras(loss: Any) -> Any:
 def negative_log_likelihood(
     model: keras.Model, y: Any, outputs: Any, sample_weight: Any
 ) -> tf.Tensor:
-    """The compiled loss summed over the batch's examples, whatever reduction it was given."""
-    return _call_compiled(model, y, outputs, sample_weight, _summed)
+    """Returns the compiled loss summed over the examples of a batch, whatever its reduction."""
+    return _call_compiled(model, y, outputs, sample_weight, _with_reduction, tf.reduce_sum)
 
 
 def negative_log_likelihoods(model: keras.Model, y: Any, outputs: Any) -> tf.Tensor:
-    """The compiled loss of each example, `[rows]`."""
+    """Returns the compiled loss of each example, shape `[rows]`."""
 
-    def of_examples(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor]:
-        values_of = _of_examples(loss)
+    def sum_entries(values: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(values, axis=list(range(1, values.shape.rank)))
 
-        def call(y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-            values = values_of(y_true, y_pred, sample_weight)
-            return tf.reduce_sum(values, axis=list(range(1, values.shape.rank)))
-
-        return call
-
-    return _call_compiled(model, y, outputs, None, of_examples)
+    return _call_compiled(model, y, outputs, None, _with_reduction, sum_entries)
 
 
 def labels(model: keras.Model, y: Any, outputs: Any) -> dict[int, Any]:
-    """By place, as in `classes`, what the compiled loss compares with the output there."""
+    """Returns the labels that the compiled loss compares with each output, by place of the output.
+
+    Places are those of `classes`.
+    """
     found: list[Any] = []
 
-    def noted(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor]:
-        def call(y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-            found.append(y_true)
-            return tf.zeros([])
+    def record(y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+        found.append(y_true)
+        return tf.zeros([])
 
-        return call
-
-    _call_compiled(model, y, outputs, None, noted)
+    _call_compiled(model, y, outputs, None, lambda loss: record)
     places = [place for place, _ in _placed_losses(model, outputs)]
     return dict(zip(places, found, strict=True))
 
 
 def _call_compiled(
-    model: keras.Model,
-    y: Any,
-    outputs: Any,
-    sample_weight: Any,
-    wrap: Callable[[keras.losses.Loss], Callable[[Any, Any, Any], tf.Tensor]],
+    model: keras.Model, y: Any, outputs: Any, weight: Any, wrap: Callable[..., LossFn], *args: Any
 ) -> tf.Tensor:
-    """Weighted sum over outputs of `wrap(loss)(y_true, y_pred, sample_weight)`."""
+    """Returns the weighted sum over outputs of `wrap(loss, *args)(y_true, y_pred, weight)`."""
     compiled = _shallow_copy(model._compile_loss)
-    compiled._flat_losses = [e._replace(loss=wrap(e.loss)) for e in compiled._flat_losses]
-    with keras.StatelessScope():  # of several outputs each has a metric, which wants the mean
-        return compiled(y, outputs, sample_weight)
+    compiled._flat_losses = [e._replace(loss=wrap(e.loss, *args)) for e in compiled._flat_losses]
+    # With several outputs, each has a metric of its mean loss, which must not be updated.
+    with keras.StatelessScope():
+        return compiled(y, outputs, weight)
 
 
-def _summed(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor]:
-    values_of = _of_examples(loss)
-    return lambda *arguments: tf.reduce_sum(values_of(*arguments))
-
-
-def _of_examples(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor]:
-    """The values that the loss would reduce, `[rows, ...]`."""
+def _with_reduction(loss: keras.losses.Loss, reduce: Callable[[tf.Tensor], tf.Tensor]) -> LossFn:
+    """Returns the loss with `reduce` in place of its reduction of the values `[rows, ...]`."""
     if type(loss).__call__ is not keras.losses.Loss.__call__:
         raise ValueError(
-            f"The loss {type(loss).__name__} overrides __call__, so that its values for single "
-            "examples cannot be had; override call(y_true, y_pred) instead."
+            f"The loss {type(loss).__name__} overrides __call__, which hides its values for single "
+            "examples. Override call(y_true, y_pred) instead."
         )
     unreduced = _shallow_copy(loss)
     unreduced.reduction = "none"
@@ -116,42 +131,43 @@ def _of_examples(loss: keras.losses.Loss) -> Callable[[Any, Any, Any], tf.Tensor
         rows = keras.tree.flatten(y_pred)[0].shape[:1]
         if values.shape.rank == 0 or not values.shape[:1].is_compatible_with(rows):
             raise ValueError(
-                f"The loss {loss.name!r} gave shape {values.shape} for a batch of {rows[0]} "
-                "examples; the negative log likelihood of each example, shape [batch, ...], is "
-                "expected (Keras reduces it, the loss function itself must not)."
+                f"The loss {loss.name!r} must return the negative log likelihood of each example, "
+                f"shape [batch, ...]. Received: shape {values.shape} for a batch of {rows[0]} "
+                "examples. Keras reduces these values, so the loss function must not."
             )
-        return values
+        return reduce(values)
 
     return call
 
 
 def _check_weights(values: tf.TensorShape, weights: tf.TensorShape, name: str) -> None:
-    """Raises ValueError where Keras would broadcast weights from the last axis, not the first."""
+    """Raises ValueError if Keras would align the weights with the last axis, not the first."""
     if values.rank is None or weights.rank is None:
         return
     missing = values.rank - weights.rank
     longer = values if missing > 0 else weights
     if abs(missing) > 1 or (missing and longer[-1] != 1):
         raise ValueError(
-            f"sample_weight has shape {weights}, but the loss {name!r} shape {values} for a batch; "
-            "a loss summed over what has no weights of its own is expected."
+            f"sample_weight must have the shape of the values of the loss {name!r}, {values}, up "
+            f"to a last axis of length 1. Received: shape {weights}. Sum the loss over axes that "
+            "have no weights."
         )
 
 
-def _shallow_copy(loss: keras.losses.Loss) -> keras.losses.Loss:
-    """`copy.copy`, which for Keras objects means to serialise them, and many losses cannot."""
+def _shallow_copy(loss: Any) -> Any:
+    """Copies like `copy.copy`, which serialises a Keras object and so fails for many losses."""
     copied = object.__new__(type(loss))
     vars(copied).update(vars(loss))
     return copied
 
 
 class Classes(NamedTuple):
-    """What a crossentropy says of an output.
+    """What a crossentropy tells about an output.
 
     Attributes:
-      axis: of the probabilities of classes; None where each entry is the probability of 1.
-      from_logits: whether the output is logits, and not yet probabilities.
-      is_sparse: whether labels are numbers of classes, and not probabilities as the output is.
+      axis: the axis of the classes; None if each entry is the probability of class 1.
+      from_logits: whether the output is logits rather than probabilities.
+      is_sparse: whether labels are numbers of classes rather than probabilities.
       ignored: the number of a class whose entries do not count, or None.
     """
 
@@ -162,7 +178,10 @@ class Classes(NamedTuple):
 
 
 def classes(model: keras.Model, outputs: Any) -> dict[int, Classes]:
-    """By its place among the flat outputs, each that the compiled loss takes for probabilities."""
+    """Returns the outputs that the compiled loss takes for probabilities or logits, by place.
+
+    A place is a position among the flattened outputs.
+    """
     found = {}
     for place, loss in _placed_losses(model, outputs):
         fn, arguments = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
@@ -176,8 +195,14 @@ def classes(model: keras.Model, outputs: Any) -> dict[int, Classes]:
     return found
 
 
+def at_places(outputs: Any, values: dict[int, Any]) -> Any:
+    """Returns a nest like `outputs` with `values` at their places and None elsewhere."""
+    count = len(keras.tree.flatten(outputs))
+    return keras.tree.pack_sequence_as(outputs, [values.get(i) for i in range(count)])
+
+
 def activate(model: keras.Model, outputs: Any) -> Any:
-    """Turns outputs into probabilities where the compiled loss says that they are logits."""
+    """Turns outputs into probabilities where the compiled loss takes them for logits."""
     flat = keras.tree.flatten(outputs)
     for place, (axis, from_logits, *_) in classes(model, outputs).items():
         if from_logits:
@@ -187,14 +212,14 @@ def activate(model: keras.Model, outputs: Any) -> Any:
 
 
 def _placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.losses.Loss]]:
-    """The losses, each with the place of its output among the flat outputs."""
+    """Returns the losses, each with the place of its output among the flattened outputs."""
     compiled = model._compile_loss
     if compiled is None:
         return []
-    if not compiled.built:  # by the first batch of a fit: a model that was loaded has had none
+    if not compiled.built:  # `fit` builds it, so a model that was only loaded has it unbuilt
         names = compiled.output_names
         compiled = type(compiled)(compiled._user_loss, compiled._user_loss_weights, "sum", names)
-        with tf.init_scope():  # the metrics it makes are not used
+        with tf.init_scope():  # for the metrics that it creates, which are not used
             compiled.build(outputs, outputs)
     order = keras.tree.pack_sequence_as(outputs, list(range(len(keras.tree.flatten(outputs)))))
     placed = []
@@ -205,33 +230,3 @@ def _placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.lo
             place = place[model.output_names.index(key) if by_name else key]
         placed.append((place, loss))
     return placed
-
-
-# Of Keras' own losses; the divergence is the crossentropy but for a function of the labels.
-_LIKELIHOODS = (
-    keras.losses.binary_crossentropy,
-    keras.losses.categorical_crossentropy,
-    keras.losses.sparse_categorical_crossentropy,
-    keras.losses.poisson,
-    keras.losses.kl_divergence,
-    keras.losses.ctc,
-)
-
-
-# Of these, what divides the negative log likelihood of an example by its number of outputs.
-_MEANS = (keras.losses.binary_crossentropy, keras.losses.poisson)
-
-
-# Of the outputs of these, probabilities can be told, though not all are likelihoods.
-_BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
-
-
-_SPARSE = keras.losses.sparse_categorical_crossentropy
-
-
-_CATEGORICAL = (
-    _SPARSE,
-    keras.losses.categorical_crossentropy,
-    keras.losses.categorical_focal_crossentropy,
-    keras.losses.kl_divergence,
-)

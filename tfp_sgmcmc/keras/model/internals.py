@@ -1,19 +1,18 @@
-"""The compiled loss as a negative log likelihood; all private names of Keras are used here only.
+"""Access to the parts of Keras that have no public counterpart.
 
-Keras has no public way to evaluate a compiled loss with another reduction, nor to build a model
-from the first batch of `fit`. Used, and why:
+Keras has no public way to build a model from the first batch of `fit`, or to tell what a forward
+pass would assign. Only this file and `compiled_loss.py` use private names of Keras. The names used
+here, and why:
 
-  `Model._compile_loss`, its `_flat_losses`: the resolved losses with their outputs and weights;
-  its `_user_loss`, `_user_loss_weights`: what these are resolved from;
-  `Model._compile_metrics`: new with every `compile`, as `_compile_loss` is;
-  `Model._symbolic_build`: creates variables of model, loss and metrics before the first step;
+  `Model._compile_loss`: tells whether a loss was compiled, and computes the reported loss;
+  `Model._compile_metrics`: changes with every `compile`, as `_compile_loss` does;
+  `Model._symbolic_build`: creates the variables of model, loss and metrics before the first step;
   `Model._loss_tracker`: the metric that reports `loss`;
-  `Model._initial_epoch`: the epoch that a restored `fit` begins at, as `BackupAndRestore` sets it;
-  `Layer._call_has_training_arg`: whether `training` may be passed;
-  `Layer._flatten_layers`: all layers, those within layers too;
-  `Loss.fn`, `Loss._fn_kwargs`: the function that a loss of Keras' own evaluates;
-  `_keras_mask` of a tensor: what was masked;
-  `_keras_logits` of a tensor: what it is the sigmoid or softmax of.
+  `Model._initial_epoch`: the epoch at which `fit` starts; `BackupAndRestore` sets it, too;
+  `Layer._call_has_training_arg`: tells whether `training` may be passed;
+  `Layer._flatten_layers`: lists all layers, nested ones included;
+  `_keras_mask` of a tensor: its mask;
+  `_keras_logits` of a tensor: the logits whose sigmoid or softmax the tensor is.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import replicas
+
+CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
 
 class Forward(NamedTuple):
@@ -47,34 +48,39 @@ class Forward(NamedTuple):
 
 
 def check_model(model: keras.Model) -> None:
-    """Raises ValueError for a model whose training step is not Keras' own."""
+    """Raises ValueError unless the model is compiled and has the training step of `keras.Model`."""
     if not model.compiled:
-        raise ValueError("The model is not compiled; call model.compile(loss=...) before fit.")
+        raise ValueError(
+            "model must be compiled with a loss before fit. Received: a model that is not "
+            "compiled. Call model.compile(loss=...)."
+        )
     for name in ("train_step", "compute_loss"):
         if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name):
             raise ValueError(
-                f"{type(model).__name__} overrides {name}, from which no log likelihood can be "
-                "read: pass the negative log likelihood to model.compile(loss=...)."
+                f"model must have the {name} of keras.Model. Received: {type(model).__name__}, "
+                f"which overrides {name}, so that no log likelihood can be read from it. Pass the "
+                "negative log likelihood to model.compile(loss=...)."
             )
     if getattr(model.optimizer, "use_ema", False):
         raise ValueError(
-            "The model's optimizer has use_ema=True and would replace the weights by its "
-            "averages after fit; the optimizer is not used, compile with any other."
+            "The model's optimizer must have use_ema=False. Received: use_ema=True, which would "
+            "replace the weights by their averages after fit. Sampling does not use the "
+            "optimizer, so compile with any other."
         )
     if model._compile_loss is None:
         raise ValueError(
-            "The model is compiled without a loss; the negative log likelihood is expected: "
-            "model.compile(loss=...)."
+            "model must be compiled with a loss, the negative log likelihood. Received: a model "
+            "that is compiled without a loss. Call model.compile(loss=...)."
         )
 
 
 def begin_at_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Has the `fit` that is being set up begin at an epoch; None is as it was called."""
+    """Sets the epoch at which `fit` starts; None keeps the caller's."""
     model._initial_epoch = epoch
 
 
 def compilation(model: keras.Model) -> tuple[Any, ...]:
-    """What a train function is made of; it serves further fits until one of these changes."""
+    """Returns what a train function depends on, so that a change in it needs a new function."""
     return (
         model._compile_loss,
         model._compile_metrics,
@@ -85,12 +91,12 @@ def compilation(model: keras.Model) -> tuple[Any, ...]:
 
 
 def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
-    """Creates the variables that the first batch of `fit`, or one of its shapes, would create."""
+    """Creates the variables that `fit` would create at a first batch of these shapes."""
     model._symbolic_build(data_batch=(x, y, sample_weight))
 
 
 def layers(model: keras.Model) -> list[keras.Layer]:
-    """The model, its layers and theirs, outermost first."""
+    """Returns the model and all layers within it, outermost first."""
     return list(model._flatten_layers())
 
 
@@ -122,12 +128,12 @@ def forward(
 
 
 def map_arrays(fn: Callable[[Any], Any], nest: Any) -> Any:
-    """Maps the leaves of a nest but those that are None, which stay."""
+    """Maps the leaves of a nest, except those that are None."""
     return keras.tree.map_structure(lambda a: None if a is None else fn(a), nest)
 
 
 def changed_by_call(model: keras.Model, x: Any) -> list[keras.Variable]:
-    """The variables that a forward pass in training assigns; of `x` the shapes count."""
+    """Returns the variables that a forward pass in training assigns; only shapes of `x` matter."""
     changed: list[keras.Variable] = []
 
     @tf.function(autograph=False)
@@ -142,15 +148,15 @@ def changed_by_call(model: keras.Model, x: Any) -> list[keras.Variable]:
 
 
 def mask(outputs: tf.Tensor) -> tf.Tensor | None:
-    """The mask that Keras has hung on outputs, `[rows, ...]`."""
+    """Returns the mask that Keras attached to outputs, `[rows, ...]`, or None."""
     return getattr(outputs, "_keras_mask", None)
 
 
 def marks(outputs: Any) -> dict[str, dict[int, tf.Tensor]]:
-    """What Keras has hung on outputs, by name and their place among the flat ones.
+    """Returns masks and logits that Keras attached to outputs, by name and place of the output.
 
-    Logits are what they are the sigmoid or softmax of. Without them Keras' crossentropies clip the
-    probabilities, and examples that are far out have no gradient.
+    A place is a position among the flattened outputs. Without logits Keras' crossentropies clip the
+    probabilities, and confident wrong predictions get no gradient.
     """
     flat = list(enumerate(keras.tree.flatten(outputs)))
     names = ("_keras_mask", "_keras_logits")
@@ -158,10 +164,10 @@ def marks(outputs: Any) -> dict[str, dict[int, tf.Tensor]]:
 
 
 def with_marks(outputs: Any, marks: dict[str, dict[int, tf.Tensor]]) -> Any:
-    """Hangs them on outputs that have lost them."""
+    """Attaches marks to outputs that have lost them, and returns the outputs."""
     flat = keras.tree.flatten(outputs)
-    for name, own in marks.items():
-        for place, x in own.items():
+    for name, by_place in marks.items():
+        for place, x in by_place.items():
             setattr(flat[place], name, x)
     return outputs
 
@@ -169,7 +175,7 @@ def with_marks(outputs: Any, marks: dict[str, dict[int, tf.Tensor]]) -> Any:
 def reported_loss(
     model: keras.Model, y: Any, evaluated: Forward, sample_weight: Any, rows: tf.Tensor
 ) -> tf.Tensor:
-    """Keras' own scaled loss, handed to the metric that reports it; layers' metrics are updated."""
+    """Returns the loss that Keras reports, and updates its metric and the metrics of layers."""
     # Keras divides it by the number of replicas.
     compiled = replicas.count() * model._compile_loss(y, evaluated.outputs, sample_weight)
     loss = compiled + sum(tf.cast(x, compiled.dtype) for x in evaluated.losses)

@@ -1,4 +1,4 @@
-"""What linear layers saw in a forward pass, and the gradients by what they made of it."""
+"""Records the inputs of linear layers and the gradients with respect to their outputs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import tensorflow as tf
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, Lookups, OuterProducts
 from tfp_sgmcmc.keras.model import internals
 
-_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-_LINEAR = (keras.layers.Dense, keras.layers.Embedding, *_CONVOLUTIONS)
+_LINEAR = (keras.layers.Dense, keras.layers.Embedding, *internals.CONVOLUTIONS)
 
 
 class Tap(NamedTuple):
-    """One call of a layer: its inputs, and a zero that was added to the linear part of it."""
+    """One call of a layer: its inputs, and a zero that was added to its pre-activation."""
 
     layer: keras.Layer
     inputs: tf.Tensor
@@ -28,10 +27,10 @@ class Tap(NamedTuple):
 
 @contextlib.contextmanager
 def tapped(layers: Sequence[keras.Layer], tape: tf.GradientTape) -> Generator[list[Tap]]:
-    """Within this context the calls of `layers` are recorded, and `tape` watches their deltas.
+    """Records the calls of `layers` within this context, and has `tape` watch their deltas.
 
-    The gradient by a delta is that by the layer's outputs before its activation. Calls within
-    loops or mapped functions, whose tensors cannot be had outside, are not recorded.
+    The gradient with respect to a delta equals the gradient with respect to the pre-activation.
+    Calls within loops or mapped functions, whose tensors are out of reach, are not recorded.
     """
     taps: list[Tap] = []
     graph = tf.compat.v1.get_default_graph()
@@ -58,7 +57,7 @@ def tapped(layers: Sequence[keras.Layer], tape: tf.GradientTape) -> Generator[li
 
         return tapped_call
 
-    # By `vars`, as Keras would look for variables in attributes that are set.
+    # Through `vars`, because Keras would look for variables in attributes that are set.
     try:
         for layer in layers:
             vars(layer)["call"] = tap(layer)
@@ -69,7 +68,7 @@ def tapped(layers: Sequence[keras.Layer], tape: tf.GradientTape) -> Generator[li
 
 
 def linear_layers(model: keras.Model) -> list[keras.Layer]:
-    """The trainable layers of a model that can be tapped."""
+    """Returns the trainable layers of a model that can be tapped."""
     return [
         layer
         for layer in internals.layers(model)
@@ -84,16 +83,16 @@ def linear_layers(model: keras.Model) -> list[keras.Layer]:
 def factors(
     taps: Sequence[Tap], gradients: Sequence[tf.Tensor | None]
 ) -> dict[int, tuple[tf.Tensor, ...]]:
-    """Factors of the scores of the tapped layers' variables, by `id` of the variable.
+    """Returns factors of the scores of the tapped layers' variables, by `id` of the variable.
 
     Args:
-      taps: of one forward pass.
-      gradients: of the log likelihood by their deltas.
+      taps: the calls in one forward pass.
+      gradients: gradients of the log likelihood with respect to their deltas.
 
     Returns:
-      Of a kernel or a table, inputs `[n, positions, inputs]` (indices `[n, positions]`) and
-      gradients `[n, positions, outputs]`; of a bias, gradients alone. The calls of a shared layer
-      are positions of one.
+      For a kernel or a table, inputs `[n, positions, inputs]` (indices `[n, positions]`) and
+      gradients `[n, positions, outputs]`. For a bias, gradients alone. The calls of a shared layer
+      are concatenated along the positions.
     """
     calls: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
     layers = {id(tap.layer): tap.layer for tap in taps}
@@ -116,7 +115,7 @@ def factors(
 def as_scores(
     of_variable: tuple[tf.Tensor, ...], event_shape: Any, scale: Any = 1.0
 ) -> tf.Tensor | FactoredScores:
-    """Scores of a variable, `[chains..., n, event...]`, from its `factors`, times `scale`."""
+    """Returns scores of a variable, `[chains..., n, event...]`, from its factors times `scale`."""
     *inputs, d = of_variable
     if not inputs:
         return scale * tf.reduce_sum(d, axis=-2)
@@ -127,19 +126,20 @@ def as_scores(
 def _along_positions(
     layer: keras.Layer, inputs: tf.Tensor, d: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the inputs and gradients of a call, reshaped as `factors` says."""
     count = d.shape[1:-1].num_elements()
     shape = [tf.shape(d)[0] if d.shape[0] is None else d.shape[0], -1 if count is None else count]
     d = tf.cast(tf.reshape(d, [*shape, d.shape[-1]]), layer.variable_dtype)
     if isinstance(layer, keras.layers.Embedding):
         return tf.reshape(tf.cast(inputs, tf.int32), shape), d
-    if isinstance(layer, _CONVOLUTIONS):
+    if isinstance(layer, internals.CONVOLUTIONS):
         inputs = patches(layer, inputs)
     inputs = tf.reshape(inputs, [*shape, inputs.shape[-1]])
     return tf.cast(inputs, layer.variable_dtype), d
 
 
 def patches(layer: keras.Layer, x: tf.Tensor) -> tf.Tensor:
-    """What each output of a convolution sees, `[n, spatial..., kernel size * channels]`."""
+    """Returns the inputs of each output position, `[n, spatial..., kernel size * channels]`."""
     padding, cuts = [], []
     dims = zip(x.shape[1:-1], layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
     for size, width, stride, rate in dims:
@@ -155,15 +155,15 @@ def patches(layer: keras.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def tapped_layers(model: keras.Model, x: Any) -> list[keras.Layer]:
-    """The layers whose taps give the scores of their variables.
+    """Returns the layers whose taps give the scores of their variables.
 
-    This is tried, on batches made up of two and of three rows: each call must see one row an
-    example, and the scores' sum must be the gradient. So layers that share weights, that change
-    them first, or that are called in loops are found.
+    Random batches of two and of three rows test this: each call must see one row for each example,
+    and the scores must add up to the gradient. So the test excludes layers that share weights, that
+    change them before use, or that are called in loops.
 
     Args:
-      model: built.
-      x: a batch of its inputs.
+      model: a built model.
+      x: a batch of its inputs, of which shapes and dtypes are used.
     """
     leaves = keras.tree.flatten(x)
     layers = linear_layers(model)
@@ -171,21 +171,21 @@ def tapped_layers(model: keras.Model, x: Any) -> list[keras.Layer]:
         return []
     generator = np.random.default_rng(0)
 
-    def made_up(like: tf.Tensor, rows: int) -> np.ndarray:
+    def random_batch(like: tf.Tensor, rows: int) -> np.ndarray:
         shape = [rows, *like.shape[1:]]
         values = generator.random(shape) if like.dtype.is_floating else np.zeros(shape)
         return values.astype(like.dtype.as_numpy_dtype)
 
     for rows in (2, 3):
         if layers:
-            inputs = keras.tree.map_structure(lambda like, rows=rows: made_up(like, rows), x)
+            inputs = keras.tree.map_structure(lambda like, rows=rows: random_batch(like, rows), x)
             agree = _sums_agree(model, layers, inputs, rows)
             layers = [layer for layer, agrees in zip(layers, agree, strict=True) if agrees]
     return layers
 
 
 def _sums_agree(model: keras.Model, layers: list[keras.Layer], x: Any, rows: int) -> list[bool]:
-    """Of each layer, whether the scores of its variables add up to their gradients."""
+    """Returns for each layer whether the scores of its variables add up to their gradients."""
     variables = model.trainable_variables
     generator = np.random.default_rng(1)
     dtypes = [tf.as_dtype(layer.compute_dtype) for layer in layers]
@@ -217,13 +217,13 @@ def _sums_agree(model: keras.Model, layers: list[keras.Layer], x: Any, rows: int
                 return tf.constant(False)
             scores = as_scores(found[id(variable)], variable.shape)
             scores = scores.rows() if isinstance(scores, FactoredScores) else scores
-            g = tf.convert_to_tensor(g)  # of a table, tf.IndexedSlices
+            g = tf.convert_to_tensor(g)  # a table's gradient is tf.IndexedSlices
             error = tf.reduce_max(tf.abs(tf.reduce_sum(scores, axis=0) - g))
             return error <= precision * tf.reduce_max(tf.abs(g))
 
         return [tf.reduce_all([agrees(v) for v in layer.trainable_variables]) for layer in layers]
 
-    # Traced first: in an init_scope tapes do not record.
+    # Traced before the init_scope, in which tapes do not record.
     traced = check.get_concrete_function()
     with tf.init_scope():
         return [bool(agree) for agree in traced()]

@@ -17,7 +17,7 @@ LogPrior = Callable[[list[tf.Tensor]], tf.Tensor]
 
 
 def check_prior(prior: Any) -> None:
-    """Raises for what is no prior of any model; see `as_log_prior`."""
+    """Raises the errors of `as_log_prior` that do not depend on the model."""
     if isinstance(prior, Mapping):
         check_patterns("prior", prior)
         for pattern, distribution in prior.items():
@@ -27,16 +27,16 @@ def check_prior(prior: Any) -> None:
         _check_distribution("prior", prior)
         if prior.event_shape.rank != 0 or prior.batch_shape.rank != 0:
             raise ValueError(
-                f"prior is a distribution with batch shape {prior.batch_shape} and event shape "
-                f"{prior.event_shape}; a scalar one, the prior of every single weight, is "
-                "expected. Where variables differ pass a dict from patterns of their paths to "
+                "prior must be a scalar distribution, the prior of every single weight. Received: "
+                f"batch shape {prior.batch_shape} and event shape {prior.event_shape}. If the "
+                "priors of variables differ, pass a dict from patterns of their paths to "
                 "distributions, or a callable: list of values -> log prior."
             )
     elif prior is not None and (isinstance(prior, type) or not callable(prior)):
         raise TypeError(
-            f"prior is a {type(prior).__name__}; a scalar tfd distribution, a dict from patterns "
-            "of variables' paths to distributions, a callable that takes the list of variables' "
-            "values, or None is expected."
+            "prior must be a scalar tfd distribution, a dict from patterns of variables' paths to "
+            "distributions, a callable that takes the list of variables' values, or None. "
+            f"Received: a {type(prior).__name__}."
         )
 
 
@@ -44,17 +44,17 @@ def as_log_prior(prior: Any, model: keras.Model) -> LogPrior:
     """Returns `prior` as a function of the list of values of `model.trainable_variables`.
 
     Args:
-      prior: a scalar distribution, of every single weight; a dict from patterns of paths (see
-        `by_variable`) to distributions, or None for a flat prior; a callable, list of values ->
-        log prior; or None. A distribution of a dict has a batch shape that broadcasts to the
-        variable's shape (its entries are independent), or an event shape that is that of the
-        variable's last axes and a batch shape that broadcasts to the others.
-      model: built.
+      prior: one of the following. A scalar distribution is the prior of every single weight. A
+        dict maps patterns of paths (see `by_variable`) to distributions, or to None for a flat
+        prior. A callable maps the list of values to the log prior. None is a flat prior.
+        The event shape of a distribution in a dict equals the variable's last axes or is `[]`, and
+        its batch shape broadcasts to the other axes, whose entries are independent.
+      model: a built model.
 
     Raises:
-      TypeError: `prior` is none of these, or of another dtype than a variable.
-      ValueError: a shape that does not fit; variables without a pattern; patterns without a
-        variable; a log prior of the model's weights that is no scalar or not finite.
+      TypeError: `prior` is none of these, or its dtype differs from a variable's.
+      ValueError: a shape does not fit, a variable has no pattern, a pattern has no variable, or the
+        log prior of the model's weights is not a scalar or not finite.
     """
     check_prior(prior)
     variables = model.trainable_variables
@@ -74,18 +74,19 @@ def as_log_prior(prior: Any, model: keras.Model) -> LogPrior:
     start = log_prior(values)
     if not np.isfinite(start) and all(np.isfinite(x).all() for x in values):
         raise ValueError(
-            f"The log prior of the model's weights, where the chain starts, is {start}: a prior "
-            "of bounded support, or of infinite density at some weight?"
+            "The log prior of the model's weights, where the chain starts, must be finite. "
+            f"Received: {start}. Check for a prior of bounded support, or of infinite density at "
+            "some weight."
         )
     return log_prior
 
 
 def _of_each(priors: list[Any]) -> LogPrior:
-    """The sum of the variables' log priors; None adds nothing."""
+    """Returns the sum of the variables' log priors as a function; None stands for a flat prior."""
 
     def log_prior(state: list[tf.Tensor]) -> tf.Tensor:
-        # Copies have their parameters as constants of the trace, which XLA folds; those of the
-        # originals would be inputs, and each weight divided by the scale, twice.
+        # The parameters of copies are constants of the trace, which XLA folds. Those of the
+        # originals would be inputs, and XLA would divide each weight by the scale twice.
         marginals = {id(p): p.copy() for p in priors if p is not None}
         terms = [
             sum_entries(marginals[id(p)].log_prob(x))
@@ -102,8 +103,8 @@ def _of_all(prior: Callable[[list[tf.Tensor]], Any]) -> LogPrior:
         value = tf.convert_to_tensor(prior(state))
         if value.shape.rank != 0:
             raise ValueError(
-                f"prior returned shape {value.shape}; the log prior of all variables together, a "
-                "scalar, is expected."
+                "prior must return a scalar, the log prior of all variables together. Received: "
+                f"shape {value.shape}."
             )
         return value
 
@@ -113,29 +114,30 @@ def _of_all(prior: Callable[[list[tf.Tensor]], Any]) -> LogPrior:
 def _check_distribution(name: str, prior: Any) -> None:
     if not isinstance(prior, tfp.distributions.Distribution):
         raise TypeError(
-            f"{name} is a {type(prior).__name__}; a tfd distribution, or None for a flat prior, "
-            "is expected."
+            f"{name} must be a tfd distribution, or None for a flat prior. Received: a "
+            f"{type(prior).__name__}."
         )
     if not isinstance(prior.dtype, tf.DType):
         raise TypeError(
-            f"{name} is a joint distribution, {prior.name}; pass its log_prob, as a callable that "
-            "takes the list of variables' values."
+            f"{name} must be the distribution of one variable. Received: a joint distribution, "
+            f"{prior.name}. Pass its log_prob, as a callable that takes the list of variables' "
+            "values."
         )
 
 
 def _check_fits(prior: Any, variable: keras.Variable) -> None:
     if prior.dtype.name != variable.dtype:
         raise TypeError(
-            f"The prior of {variable.path} is of {prior.dtype.name}, the variable of "
-            f"{variable.dtype}; the same dtype is expected."
+            f"The prior of {variable.path} must have the dtype of the variable, {variable.dtype}. "
+            f"Received: {prior.dtype.name}."
         )
     event, batch, shape = prior.event_shape, prior.batch_shape, tf.TensorShape(variable.shape)
     split = shape.rank - (event.rank or 0)
     if split < 0 or shape[split:] != event or not _broadcasts(batch, shape[:split]):
         raise ValueError(
-            f"The prior of {variable.path}, shape {shape}, has batch shape {batch} and event shape "
-            f"{event}. The event shape is expected to be that of the variable's last axes (or "
-            "[]), the batch shape to broadcast to that of the others."
+            f"The prior of {variable.path}, shape {shape}, must have an event shape that is [] or "
+            "equals the variable's last axes, and a batch shape that broadcasts to the other axes. "
+            f"Received: batch shape {batch} and event shape {event}."
         )
 
 

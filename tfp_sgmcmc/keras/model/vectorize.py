@@ -1,4 +1,4 @@
-"""A function of each chain, or of each example: of all at once, or of one after the other."""
+"""Maps a function over chains or examples: all at once where possible, else one by one."""
 
 from __future__ import annotations
 
@@ -11,35 +11,33 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import internals
 
-_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-
 
 def is_vectorizable(model: keras.Model) -> bool:
-    """Whether what TensorFlow makes of a model by vectorizing it is right.
+    """Returns whether TensorFlow vectorizes the model correctly.
 
-    Of a convolution in groups, whose kernel is mapped and whose inputs are not, it takes the
-    gradient by the kernel as if there were a single group; of one whose inputs are mapped XLA does
-    not take what it makes. The loop of a recurrent layer over masked steps fails when it is run.
+    For a convolution in groups, it does not. If only the kernel is mapped, the gradient with
+    respect to it is wrong, as if there were a single group. If the inputs are mapped, XLA cannot
+    compile the result. The loop of a recurrent layer over masked steps fails when it runs.
     """
     return not any(
-        (isinstance(layer, _CONVOLUTIONS) and layer.groups > 1)
+        (isinstance(layer, internals.CONVOLUTIONS) and layer.groups > 1)
         or (isinstance(layer, keras.layers.RNN) and not layer.unroll)
         for layer in internals.layers(model)
     )
 
 
 def mapped(fn: Callable[[Any], Any], elements: Any, vectorize: bool = True) -> Any:
-    """`tf.vectorized_map`, and a loop where that is not to be, or cannot be.
+    """Maps by `tf.vectorized_map`, or by a loop if vectorization is disabled or unsupported.
 
-    It cannot where a layer has a loop or a branch that TensorFlow does not vectorize.
+    It is unsupported if a layer has a loop or a branch that TensorFlow does not vectorize.
 
     Args:
-      fn: of one element, a nest of tensors -> a nest of tensors.
-      elements: `[n, ...]` a leaf.
-      vectorize: whether to try it.
+      fn: maps one element, a nest of tensors, to a nest of tensors.
+      elements: the nest of all elements, with leaves `[n, ...]`.
+      vectorize: whether to try `tf.vectorized_map`.
     """
     if vectorize:
-        # What `fn` itself raises, the loop raises again.
+        # If `fn` itself raises, the loop below raises the same.
         with contextlib.suppress(Exception), _without_log():
             return tf.vectorized_map(fn, elements)
     first = fn(tf.nest.map_structure(lambda x: x[0], elements))
@@ -49,7 +47,7 @@ def mapped(fn: Callable[[Any], Any], elements: Any, vectorize: bool = True) -> A
 
 @contextlib.contextmanager
 def _without_log() -> Generator[None]:
-    """TensorFlow logs the whole graph of what it cannot vectorize."""
+    """Silences TensorFlow, which logs the whole graph of what it cannot vectorize."""
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel("CRITICAL")

@@ -12,14 +12,16 @@ import tensorflow as tf
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.posterior.sample_loops import Each, Fold, joined, running_mean, wide
 
+Activation = Callable[[Any], Any] | str | None
+
 
 class Prediction(NamedTuple):
-    """Posterior average of a model's outputs, and their spread from sample to sample.
+    """Posterior average of a model's outputs, and their spread over the samples.
 
     Attributes:
-      mean: average over samples, in the structure of the outputs, `[rows, ...]`.
-      standard_deviation: over samples (divisor: their number); the uncertainty about the weights,
-        not the noise of an observation.
+      mean: the average over samples, in the structure of the outputs, `[rows, ...]`.
+      standard_deviation: the standard deviation over samples (the divisor is their number). It
+        measures the uncertainty about the weights, not the noise of an observation.
     """
 
     mean: Any
@@ -29,8 +31,8 @@ class Prediction(NamedTuple):
 class PosteriorPrediction(NamedTuple):
     r"""`Prediction`, with the entropies of outputs that are probabilities, in nats.
 
-    With \( p_s \) the probabilities by sample s, \( \bar p \) their mean, and H the entropy over
-    the classes, or over {0, 1} for an output that is the probability of 1,
+    Let \( p_s \) be the probabilities by sample s, \( \bar p \) their mean, and H the entropy over
+    the classes, or over {0, 1} for an output that is the probability of 1. Then
 
     \[
     H[\bar p] = \underbrace{\frac 1 S \sum_s H[p_s]}_{\text{noise of an observation}}
@@ -38,18 +40,17 @@ class PosteriorPrediction(NamedTuple):
     \]
 
     Attributes:
-      mean: average over samples, in the structure of the outputs, `[rows, ...]`.
-      standard_deviation: over samples (divisor: their number).
-      entropy: \( H[\bar p] \), shaped as the outputs without the axis of classes; of outputs that
-        are probabilities of 1, one for each of them, as they are. None for outputs that are no
-        probabilities. In the structure of the outputs.
-      mutual_information: I, of an observation and the weights, in the shapes of `entropy`; what
-        active learning by disagreement maximises.
+      mean: the average over samples, in the structure of the outputs, `[rows, ...]`.
+      standard_deviation: the standard deviation over samples (the divisor is their number).
+      entropy: \( H[\bar p] \), in the structure of the outputs and in their shapes without the axis
+        of classes. Outputs that are probabilities of 1 have one entropy for each entry. None for
+        outputs that are not probabilities.
+      mutual_information: I, the mutual information of an observation and the weights, shaped as
+        `entropy`. Active learning by disagreement maximises it.
 
-    #### References
-
-    Houlsby, Huszár, Ghahramani, Lengyel: Bayesian Active Learning for Classification and Preference
-    Learning, arXiv:1112.5745, 2011, equation (2).
+    References:
+      N. Houlsby, F. Huszár, Z. Ghahramani and M. Lengyel. Bayesian active learning for
+      classification and preference learning. arXiv:1112.5745, 2011. Equation 2.
     """
 
     mean: Any
@@ -71,28 +72,24 @@ class Predictor:
     """Averages `activation(model(x))` over samples of the model's variables.
 
     Args:
-      model: built; compiled, if `activation` is "auto".
-      variables: those that are sampled.
+      model: a built model, which must be compiled if `activation` is "auto".
+      variables: the variables that are sampled.
       activation: "auto", None or a callable on the outputs; see `Posterior.predict`.
 
     Raises:
-      ValueError: an unknown `activation`; "auto" for a model without a loss.
+      ValueError: `activation` is an unknown string, or "auto" for a model without a loss.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        variables: list[keras.Variable],
-        activation: Callable[[Any], Any] | str | None,
-    ):
+    def __init__(self, model: keras.Model, variables: list[keras.Variable], activation: Activation):
         if isinstance(activation, str) and activation != "auto":
             raise ValueError(
-                f"activation is {activation!r}; 'auto', None or a callable is expected."
+                f"activation must be 'auto', None or a callable. Received: {activation!r}."
             )
         if activation == "auto" and not (model.compiled and model.loss):
             raise ValueError(
-                "The model is not compiled with a loss, which says whether outputs are logits; "
-                "compile it, or pass activation=None or a callable."
+                "model must be compiled with a loss for activation='auto', because the loss tells "
+                "whether outputs are logits. Received: a model that is not compiled with a loss. "
+                "Compile it, or pass activation=None or a callable."
             )
         self._model, self._variables, self._activation = model, variables, activation
         self._moments = Fold(model, self._add)
@@ -106,18 +103,17 @@ class Predictor:
         mean, squares, of_samples = (joined([m[i] for m in moments], axis=0) for i in (1, 2, 3))
         count = int(moments[0].count)
         flat = keras.tree.flatten(mean)
-        entropies: list[Any] = [None] * len(flat)
-        information: list[Any] = [None] * len(flat)
+        entropies, information = {}, {}
         pairs = zip(self._probabilities(mean).items(), of_samples, strict=True)
         for (place, classes), of_sample in pairs:
             entropies[place] = entropy(flat[place], classes.axis).numpy()
-            # Rounding may leave less than nothing where all samples agree.
+            # Rounding may make it negative where all samples agree.
             information[place] = np.maximum(entropies[place] - of_sample, 0)
         return PosteriorPrediction(
             mean,
             keras.tree.map_structure(lambda s: np.sqrt(s / count), squares),
-            keras.tree.pack_sequence_as(mean, entropies),
-            keras.tree.pack_sequence_as(mean, information),
+            compiled_loss.at_places(mean, entropies),
+            compiled_loss.at_places(mean, information),
         )
 
     def _output(self, values: list[tf.Tensor], batch: Any) -> Any:
@@ -145,7 +141,10 @@ class Predictor:
 
 
 def entropy(probabilities: tf.Tensor, axis: int | None) -> tf.Tensor:
-    """In nats: of the classes along `axis`, or for None of {0, 1}, given probabilities of 1."""
+    """Returns entropies in nats over the classes along `axis`, or over {0, 1} if it is None.
+
+    With None each entry of `probabilities` is the probability of 1.
+    """
     minus_p_log_p = -tf.math.xlogy(probabilities, probabilities)
     if axis is None:
         return minus_p_log_p - tf.math.xlogy(1 - probabilities, 1 - probabilities)

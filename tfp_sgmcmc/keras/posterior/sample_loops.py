@@ -1,8 +1,8 @@
 """Compiled loops over samples of a model's variables, in bounded memory.
 
-Samples come in chunks and rows in batches. Samples are arrays `[num_kept, ...]`, with chains
-`[num_kept, num_chains, ...]`, of which only `shape`, `dtype` and slices are used, so that they may
-lie on a disk.
+The loops take samples in chunks and rows in batches. Samples are arrays `[num_kept, ...]`, or
+`[num_kept, num_chains, ...]` with chains. Only their `shape`, `dtype` and slices are used, so that
+they may be on disk.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import tensorflow as tf
 
 from tfp_sgmcmc.checks import integer
 
-_CHUNK_BYTES = 2**26  # samples handed to a compiled function at once
+_CHUNK_BYTES = 2**26  # size of the samples that a compiled function gets at once
 
 
 class Fold:
     """Carries a state through all samples, for each batch of rows.
 
     Args:
-      model: compiled functions are compiled as it is.
-      update: state, values of the variables, batch -> state; of the state None it makes the first
-        one, which counts no sample.
+      model: the model, whose `run_eagerly` and `jit_compile` decide how loops are compiled.
+      update: a function (state, values of the variables, batch) -> state. Given the state None, it
+        returns the initial state, in which no sample counts.
     """
 
     def __init__(self, model: keras.Model, update: Callable[[Any, list[tf.Tensor], Any], Any]):
@@ -36,7 +36,7 @@ class Fold:
     def __call__(
         self, samples: Sequence[Any], num_chains: int | None, data: Any, batch_size: int
     ) -> list[Any]:
-        """The last state of each batch of the rows of `data`."""
+        """Returns the final state for each batch of the rows of `data`."""
         parts = batches(data, batch_size)
         states: list[Any] = [None] * len(parts)
         for chunk in chunks(samples, num_chains):
@@ -61,8 +61,8 @@ class Each:
     """Evaluates a function for each sample and each batch of rows.
 
     Args:
-      model: compiled functions are compiled as it is.
-      fn: values of the variables, batch -> nest of tensors `[rows, ...]`.
+      model: the model, whose `run_eagerly` and `jit_compile` decide how loops are compiled.
+      fn: a function (values of the variables, batch) -> nest of tensors `[rows, ...]`.
     """
 
     def __init__(self, model: keras.Model, fn: Callable[[list[tf.Tensor], Any], Any]):
@@ -72,7 +72,7 @@ class Each:
     def __call__(
         self, samples: Sequence[Any], num_chains: int | None, data: Any, batch_size: int
     ) -> Any:
-        """Values `[num_kept, rows, ...]`, with chains `[num_kept, num_chains, rows, ...]`."""
+        """Returns values `[num_kept, rows, ...]`, or `[num_kept, num_chains, rows, ...]`."""
         parts = batches(data, batch_size)
         values = [
             joined([self._map(chunk, _tensors(batch)) for batch in parts], axis=1)
@@ -94,12 +94,7 @@ class Each:
 
 
 def batches(data: Any, batch_size: int) -> list[Any]:
-    """Rows of a nest of arrays, `batch_size` at a time.
-
-    Raises:
-      ValueError: arrays of different lengths, or empty; `batch_size` below 1.
-      TypeError: what is no array; `batch_size` is no integer.
-    """
+    """Returns the rows of a nest of arrays in batches of `batch_size`."""
     integer("batch_size", batch_size, 1)
     return [
         keras.tree.map_structure(lambda leaf, start=start: leaf[start : start + batch_size], data)
@@ -108,27 +103,25 @@ def batches(data: Any, batch_size: int) -> list[Any]:
 
 
 def num_rows(data: Any) -> int:
-    """Rows of a nest of arrays.
-
-    Raises:
-      TypeError: what is no array.
-      ValueError: arrays of different lengths, or empty.
-    """
+    """Returns the number of rows of a nest of arrays, which must be the same in all of them."""
     leaves = keras.tree.flatten(data)
     for leaf in leaves:
         if not getattr(leaf, "shape", ()):
             raise TypeError(
-                f"The data hold a {type(leaf).__name__}; an array [rows, ...], or a nest of such "
-                "arrays, is expected."
+                "The data must be an array [rows, ...], or a nest of such arrays. Received: a "
+                f"{type(leaf).__name__}."
             )
     rows = {leaf.shape[0] for leaf in leaves}
     if len(rows) != 1 or 0 in rows:
-        raise ValueError(f"The data have {sorted(rows)} rows; one number, at least 1, is expected.")
+        raise ValueError(
+            "All arrays of the data must have the same number of rows, at least 1. Received: "
+            f"{sorted(rows)} rows."
+        )
     return rows.pop()
 
 
 def chunks(samples: Sequence[Any], num_chains: int | None) -> Iterator[list[tf.Tensor]]:
-    """Samples `[n * num_chains, ...]`, some n at a time, as many as a chunk holds."""
+    """Yields samples `[n * num_chains, ...]`, with n as large as a chunk allows."""
     size = max(1, _CHUNK_BYTES // sum(bytes_of_one(s) for s in samples))
     for start in range(0, samples[0].shape[0], size):
         parts = [np.asarray(s[start : start + size]) for s in samples]
@@ -138,24 +131,24 @@ def chunks(samples: Sequence[Any], num_chains: int | None) -> Iterator[list[tf.T
 
 
 def bytes_of_one(samples: Any) -> int:
-    """Size of one entry along the first axis."""
+    """Returns the size in bytes of one entry along the first axis."""
     return math.prod(samples.shape[1:]) * np.dtype(samples.dtype).itemsize
 
 
 def running_mean(old: Any, new: Any, count: tf.Tensor) -> Any:
-    """Mean of `count` nests, of which `new` is the last and `old` the mean of those before."""
+    """Returns the mean of `count` nests: the last is `new`, and `old` is the mean of the others."""
     return tf.nest.map_structure(lambda m, y: m + (y - m) / tf.cast(count, y.dtype), old, new)
 
 
 def wide(values: Any) -> Any:
-    """A nest in at least single precision, as means over many samples need it."""
+    """Returns a nest in at least single precision, which means over many samples need."""
     return tf.nest.map_structure(
         lambda y: y if y.dtype == tf.float64 else tf.cast(y, tf.float32), values
     )
 
 
 def joined(parts: list[Any], axis: int) -> Any:
-    """Nests of tensors, concatenated leaf by leaf."""
+    """Concatenates nests of tensors leaf by leaf."""
     return tf.nest.map_structure(lambda *p: np.concatenate([*map(np.asarray, p)], axis), *parts)
 
 
@@ -165,7 +158,7 @@ def _compiled(model: keras.Model, fn: Callable[..., Any]) -> Callable[..., Any]:
     functions: dict[Any, Any] = {}
 
     def call(*arguments: Any) -> Any:
-        # One for each combination of ranks: of two ranks a single function would make none.
+        # A single function would relax shapes of different ranks to an unknown rank.
         key = tuple(len(x.shape) for x in tf.nest.flatten(arguments) if x is not None)
         if key not in functions:
             functions[key] = tf.function(

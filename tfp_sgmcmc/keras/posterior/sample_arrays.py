@@ -1,0 +1,46 @@
+"""Arrays of samples, in memory or on disk, checked against the variables they are values of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def checked(
+    samples: Sequence[Any], variables: Sequence[keras.Variable], num_chains: int | None
+) -> list[Any]:
+    """Returns samples in the variables' dtypes; raises ValueError if they do not fit."""
+    if len(samples) != len(variables) or not samples:
+        raise ValueError(
+            f"samples must have one array for each of the {len(variables)} variables, and at least "
+            f"one. Received: {len(samples)} arrays."
+        )
+    length = samples[0].shape[0] if samples[0].shape else 0
+    chains = [] if num_chains is None else [num_chains]
+    arrays = []
+    for variable, values in zip(variables, samples, strict=True):
+        dtype = np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
+        if dtype.itemsize < 4 and values.dtype == np.float32:
+            values = _Narrowed(values, dtype)
+        expected = (max(length, 1), *chains, *variable.shape)
+        if tuple(values.shape) != expected or values.dtype != dtype:
+            raise ValueError(
+                f"The samples of {variable.path} must be {dtype} of shape {expected}. Received: "
+                f"{values.dtype} of shape {tuple(values.shape)}."
+            )
+        arrays.append(values)
+    return arrays
+
+
+class _Narrowed:
+    """Half-precision samples that are stored in single precision, as zarr has no bfloat16."""
+
+    def __init__(self, values: Any, dtype: np.dtype):
+        self._values, self.shape, self.dtype = values, values.shape, dtype
+
+    def __getitem__(self, item: Any) -> np.ndarray:
+        return np.asarray(self._values[item]).astype(self.dtype)
