@@ -134,6 +134,36 @@ def test_kernels(make_kernel_fn, error, words):
         fit(make_model(), sampler(make_kernel_fn))
 
 
+class Ascent(tfp.mcmc.TransitionKernel):
+    """A kernel that knows nothing of this library, and may forget the target's state."""
+
+    is_calibrated = False
+
+    def __init__(self, target, keeps_target_state=True):
+        self._target, self._keeps = target, keeps_target_state
+
+    def bootstrap_results(self, init_state):
+        return {"inner": self._target.bootstrap(init_state), "count": tf.zeros([])}
+
+    def one_step(self, current_state, previous_kernel_results, seed=None):
+        estimate = self._target.estimate(current_state, seed, with_scores=False)
+        state = [x + 1e-3 * g for x, g in zip(current_state, estimate.gradient, strict=True)]
+        inner = estimate.target_state if self._keeps else ()
+        return state, {"inner": inner, "count": previous_kernel_results["count"] + 1}
+
+
+@pytest.mark.parametrize("compiled", [{}, {"run_eagerly": False, "jit_compile": True}])
+def test_a_kernel_of_another_library_samples_if_its_results_hold_the_target_state(compiled):
+    callback = sampler(Ascent)
+    fit(make_model(**compiled), callback, epochs=2)
+    as_sgld = sampler(lambda target: sgmcmc.SGLD(target, step_size=2e-3, temperature=0.0))
+    fit(make_model(**compiled), as_sgld, epochs=2)
+    for got, expected in zip(callback.samples, as_sgld.samples, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="results must hold the estimate's target_state"):
+        fit(make_model(**compiled), sampler(lambda t: Ascent(t, keeps_target_state=False)))
+
+
 def test_prior_that_is_no_scalar():
     with pytest.raises(ValueError, match=r"prior must return a scalar.* shape \(2, 1\)"):
         fit(make_model(), sampler(prior=lambda state: -(state[0] ** 2)))

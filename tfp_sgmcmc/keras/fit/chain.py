@@ -27,9 +27,9 @@ from tfp_sgmcmc.storage.fingerprint import describe_kernel
 from tfp_sgmcmc.targets.base import FullDataLogProb, Target
 
 _NO_ESTIMATE = (
-    "The kernel takes steps without an estimate from the target that make_kernel_fn was given. "
-    "make_kernel_fn must pass its argument to the kernel, and the kernel must return the "
-    "estimate's target_state in its results."
+    "The kernel must take its steps with estimates from the target that make_kernel_fn is given, "
+    "and its results must hold the estimate's target_state, from which fit takes the forward pass. "
+    "Received: {}, without an estimate from this target."
 )
 
 
@@ -243,7 +243,7 @@ def _checked(kernel: Any) -> tfp.mcmc.TransitionKernel:
         )
     given = getattr(kernel, "parameters", {}).get("target_log_prob_fn")
     if given is not None and (isinstance(given, FullDataLogProb) or not isinstance(given, Target)):
-        raise ValueError(_NO_ESTIMATE)
+        raise ValueError(_NO_ESTIMATE.format(type(kernel).__name__))
     return kernel
 
 
@@ -259,7 +259,7 @@ def _take_evaluation(results: Any) -> tuple[Evaluation, Any]:
 
     rest = tree.traverse(take, results)
     if not found:
-        raise ValueError(_NO_ESTIMATE)
+        raise ValueError(_NO_ESTIMATE.format(f"results of type {type(results).__name__}"))
     return found[-1], rest
 
 
