@@ -20,6 +20,7 @@ ROOMS = [
     "covariance",
     "targets",
     "kernels",
+    "samplers",
     "diagnostics",
     "sampling",
     "keras",
