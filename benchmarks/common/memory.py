@@ -7,9 +7,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
-
-P, R = ParamSpec("P"), TypeVar("R")
+from typing import Any
 
 
 def start_peak() -> float:
@@ -23,7 +21,7 @@ def peak() -> float:
     return _status("VmHWM")
 
 
-def in_new_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+def in_new_process(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Returns what a module's function returns in a new process, which holds nothing else."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *args, **kwargs).result()

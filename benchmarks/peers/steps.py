@@ -98,9 +98,7 @@ def sides(data: Path, folder: Path, problems: dict[str, str]) -> Generator[dict[
         for name, module in OTHERS.items():
             python = install.python(module, folder)
             if not python.exists():
-                problems[name] = (
-                    f"is not installed. Run: python -m benchmarks.peers.install {module}"
-                )
+                problems[name] = f"run python -m benchmarks.peers.install {module}"
                 continue
             try:
                 started[name] = Worker(python, f"benchmarks.peers.steps_{module}", data, None)
