@@ -106,9 +106,7 @@ def _make_parser() -> argparse.ArgumentParser:
         help="seed of all random numbers, 0 .. 4294967295 (default: 0)",
     )  # fmt: skip
     parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="a tenth of the steps and epochs, larger errors",
+        "--quick", action="store_true", help="a tenth of the steps and epochs, larger errors"
     )
     parser.add_argument("--version", action="version", version=__version__)
     return parser

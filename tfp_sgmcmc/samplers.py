@@ -70,7 +70,7 @@ SAMPLERS = (
         "SGLD",
         "θ ← θ + ε/2 (M g + T div M) + (ε T)^½ M^½ z",
         "try this first: steps are cheap, but must be small, as the bias is of order ε",
-        lambda target, h, friction, noise, covariance: sgmcmc.SGLD(target, h**2),
+        lambda target, h, *_: sgmcmc.SGLD(target, h**2),
         variants=(
             Variant(
                 "`SGLD` with `RMSprop`",
@@ -94,9 +94,7 @@ SAMPLERS = (
         "mSGLD",
         "θ ← θ + ε/2 g + (ε T)^½ (I − ε/8T Σ) z",
         "SGLD without the bias of the gradient noise, to first order",
-        lambda target, h, friction, noise, covariance: sgmcmc.ModifiedSGLD(
-            target, h**2, covariance
-        ),
+        lambda target, h, friction, noise, c: sgmcmc.ModifiedSGLD(target, h**2, c),
         uses_covariance=True,
     ),
     Sampler(
@@ -104,11 +102,8 @@ SAMPLERS = (
         "SGFS",
         "θ ← θ + 2 (γ N V + 4B/ε)^-1 (g + η), η ~ N(0, 4 T B/ε)",
         "large, preconditioned steps; exact for a Gaussian posterior at every step size",
-        lambda target, h, friction, noise, covariance: sgmcmc.SGFS(
-            target,
-            alpha=2 / h,
-            covariance=covariance,
-            num_estimation_steps=_estimation_steps(target),
+        lambda target, h, friction, noise, c: sgmcmc.SGFS(
+            target, alpha=2 / h, covariance=c, num_estimation_steps=_estimation_steps(target)
         ),
         uses_covariance=True,
         is_fisher_scoring=True,
@@ -118,18 +113,14 @@ SAMPLERS = (
         "underdamped Langevin",
         "BAOAB or OBABO, one gradient a step",
         "exact or nearly exact gradients; momenta carry the chain along narrow valleys",
-        lambda target, h, friction, noise, covariance: sgmcmc.UnderdampedLangevin(
-            target, h, friction
-        ),
+        lambda target, h, friction, *_: sgmcmc.UnderdampedLangevin(target, h, friction),
     ),
     Sampler(
         "SGHMC",
         "SGHMC",
         "θ ← θ + h p; p ← p + h g − h A p + N(0, 2h (A T I − h/2 Σ))",
         "gradient noise of known Σ, with a friction above h λmax(Σ)/2",
-        lambda target, h, friction, noise, covariance: sgmcmc.SGHMC(
-            target, h, friction + h * noise, covariance
-        ),
+        lambda target, h, friction, noise, c: sgmcmc.SGHMC(target, h, friction + h * noise, c),
         uses_covariance=True,
     ),
     Sampler(
@@ -137,16 +128,14 @@ SAMPLERS = (
         "SGNHT",
         "p ← p + h g − h ξ p + (2 A h T)^½ z; ξ ← ξ + h/μ (p·p/d − T)",
         "gradient noise of unknown size that is the same everywhere",
-        lambda target, h, friction, noise, covariance: sgmcmc.SGNHT(target, h, friction),
+        lambda target, h, friction, *_: sgmcmc.SGNHT(target, h, friction),
     ),
     Sampler(
         "CCAdL",
         "CCAdL",
         "as `SGNHT`, with − h²/2T Σ p added to p",
         "gradient noise that changes with θ",
-        lambda target, h, friction, noise, covariance: sgmcmc.CCAdL(
-            target, h, friction, covariance
-        ),
+        lambda target, h, friction, noise, c: sgmcmc.CCAdL(target, h, friction, c),
         uses_covariance=True,
     ),
     Sampler(
@@ -154,8 +143,8 @@ SAMPLERS = (
         "NOGIN",
         "half a step of θ; kick; p ← 2 ((1 + λ²) I + h²/4T Σ)^-1 p − p; the same kick; half a step",
         "the largest steps: second order at every noise level, exact for a Gaussian posterior",
-        lambda target, h, friction, noise, covariance: sgmcmc.NOGIN(
-            target, h, friction, covariance, num_estimation_steps=_estimation_steps(target)
+        lambda target, h, friction, noise, c: sgmcmc.NOGIN(
+            target, h, friction, c, num_estimation_steps=_estimation_steps(target)
         ),
         uses_covariance=True,
     ),
@@ -165,9 +154,7 @@ SAMPLERS = (
         "`SGLD` at several temperatures, with swaps that are corrected for noisy energies",
         "posteriors with several modes",
         # Swaps have little bias only between near temperatures, as energies are noisy.
-        lambda target, h, friction, noise, covariance: sgmcmc.ReplicaExchangeSGLD(
-            target, h**2, temperatures=(1.0, 1.1)
-        ),
+        lambda target, h, *_: sgmcmc.ReplicaExchangeSGLD(target, h**2, (1.0, 1.1)),
         num_gradients=2,  # one for each temperature
     ),
     Sampler(
@@ -175,7 +162,7 @@ SAMPLERS = (
         "corrected Langevin",
         "the step of `SGLD` on all data, with a Metropolis-Hastings test",
         "an exact baseline when N is small enough",
-        lambda target, h, friction, noise, covariance: sgmcmc.CorrectedLangevin(target, h**2),
+        lambda target, h, *_: sgmcmc.CorrectedLangevin(target, h**2),
         all_data=True,
     ),
 )

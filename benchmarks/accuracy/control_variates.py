@@ -99,9 +99,7 @@ def corrected_laplace(
     shift = weights @ offsets
     change = weights @ (offsets - shift) ** 2 - np.mean(offsets**2, axis=0)
     return Exact(
-        mode + shift,
-        np.sqrt(np.diag(covariance) + change),
-        1 / np.sum(weights**2) / len(weights),
+        mode + shift, np.sqrt(np.diag(covariance) + change), 1 / np.sum(weights**2) / len(weights)
     )
 
 

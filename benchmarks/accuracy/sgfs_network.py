@@ -79,10 +79,7 @@ def run(
         batch_size,
         num_groups=num_groups,
     )
-    covariance = {
-        "diag": sgmcmc.covariance.Diag(),
-        "block": sgmcmc.covariance.Block(solver=solver),
-    }
+    covariance = {"diag": sgmcmc.covariance.Diag(), "block": sgmcmc.covariance.Block(solver=solver)}
     kernel = sgmcmc.SGFS(target, alpha=alpha, covariance=covariance[kind])
     state = initial_state(kind, seed)
 

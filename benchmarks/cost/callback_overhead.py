@@ -60,11 +60,7 @@ def timer(
     keras.utils.set_random_seed(seed)
     x, y = (part[:NUM_EXAMPLES] for part in datasets.mnist()[:2])
     model = keras.Sequential(
-        [
-            keras.Input([784]),
-            keras.layers.Dense(100, activation="relu"),
-            keras.layers.Dense(10),
-        ]
+        [keras.Input([784]), keras.layers.Dense(100, activation="relu"), keras.layers.Dense(10)]
     )
     model.compile(
         optimizer=optimizer,

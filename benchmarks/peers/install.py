@@ -15,11 +15,7 @@ from benchmarks.common import command_line
 REQUIREMENTS = {
     "blackjax": ("blackjax==1.7.1", "jax==0.10.2"),
     # SGMCMCJax does not work with a later JAX.
-    "sgmcmcjax": (
-        "sgmcmcjax==0.2.13",
-        "jax==0.4.35",
-        "jaxlib==0.4.35",
-    ),
+    "sgmcmcjax": ("sgmcmcjax==0.2.13", "jax==0.4.35", "jaxlib==0.4.35"),
     "posteriors": ("posteriors==0.1.3", "torch==2.15.0"),
 }
 FOLDER = Path(__file__).resolve().parents[2] / ".venvs"

@@ -133,11 +133,7 @@ def posterior(
 
     kernel = sgmcmc.SGLD(target, step_size, preconditioner=preconditioner)
     samples = draws(kernel, initial, [seed, 3], num_steps // 10, 10, num_steps // 10)
-    return Posterior(
-        reference,
-        *reference.errors(samples),
-        1.1 * num_steps * batch_size / len(x),
-    )
+    return Posterior(reference, *reference.errors(samples), 1.1 * num_steps * batch_size / len(x))
 
 
 def plot(result: Learning, path: str) -> None:

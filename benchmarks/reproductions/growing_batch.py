@@ -72,10 +72,7 @@ def run(
 
     def curve(size: int | None, num_steps: int, num_chains: int, stream: int) -> Curve:
         target = sgmcmc.MinibatchLogProb(
-            laplace_log_prior,
-            log_likelihood,
-            as_batch(data.x_train, data.y_train),
-            size or CHUNK,
+            laplace_log_prior, log_likelihood, as_batch(data.x_train, data.y_train), size or CHUNK
         )
         kernel = sgmcmc.SGLD(
             sgmcmc.GrowingBatch(target, growth) if size is None else target, schedule

@@ -159,11 +159,7 @@ def run(
 
 
 def _posterior(
-    samples: np.ndarray,
-    weights: np.ndarray,
-    data: np.ndarray,
-    center: np.ndarray,
-    passes: float,
+    samples: np.ndarray, weights: np.ndarray, data: np.ndarray, center: np.ndarray, passes: float
 ) -> Posterior:
     samples = samples.astype(np.float64)
     means = np.average(samples, axis=0, weights=weights)  # of the chains

@@ -196,10 +196,7 @@ def sample(
 
 
 def run(
-    *,
-    networks: tuple[str, ...] = tuple(SETTINGS),
-    batch_size: int = 250,
-    seed: int = 0,
+    *, networks: tuple[str, ...] = tuple(SETTINGS), batch_size: int = 250, seed: int = 0
 ) -> list[Classifier]:
     """Trains and samples all networks."""
     data = digits(flatten=False)

@@ -98,10 +98,7 @@ def score(
     scale = np.sqrt(variances).astype(np.float32)
     thinned = samples[:: max(1, len(samples) // 200)]
     stein = sgmcmc.squared_kernel_stein_discrepancy(
-        thinned / scale,
-        sgmcmc.gradients_at(target, thinned) * scale,
-        chain_ndims=1,
-        statistic="V",
+        thinned / scale, sgmcmc.gradients_at(target, thinned) * scale, chain_ndims=1, statistic="V"
     )
     parts = np.minimum(1, matched_seconds / seconds)
     errors = [

@@ -85,8 +85,7 @@ def reference() -> Reference:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in COUNTED],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in COUNTED]
 )
 def test_examples_are_counted(name: str, counting: dict[str, methods_module.Method]) -> None:
     method = counting[name]
