@@ -63,8 +63,8 @@ SETTINGS: dict[str, dict[str, Make]] = {
 def settings(row: Sampler) -> dict[str, Make]:
     """Returns makers of kernels by name for a row of the registry.
 
-    A row without an entry in `SETTINGS` has one maker, under its label: the row's own, at the
-    small step `STEP` and the friction `FRICTION`, without allowance for gradient noise.
+    A row without an entry in `SETTINGS` has one maker, under its label. It is the maker of the row
+    at the small step `STEP` and the friction `FRICTION`, without allowance for gradient noise.
     """
 
     def default(target: Any, covariances: Covariances) -> Any:
