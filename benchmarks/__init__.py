@@ -1,1 +1,1 @@
-"""Speed, memory and correctness of the samplers, measured; not part of the installed package."""
+"""Measurements of speed, memory and correctness; they are not part of the installed package."""

@@ -23,6 +23,7 @@ ROOMS = [
     "covariance",
     "targets",
     "kernels",
+    "samplers",
     "diagnostics",
     "storage",
     "sampling",

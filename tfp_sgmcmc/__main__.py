@@ -18,40 +18,40 @@ from tfp_sgmcmc.demo.samplers import SAMPLERS
 _EXTRAS = ("matplotlib", "tqdm", "sklearn", "scipy", "pooch")
 
 _DESCRIPTION = """\
-Samples two posteriors and measures how right the samples are.
+Samples two posteriors and measures the errors of the samples.
 
 1. Bayesian logistic regression (standardised features and a constant, prior N(0, 1) on every
-   weight) on a question with yes or no for an answer, by a stochastic-gradient sampler and by
-   full-data Hamiltonian Monte Carlo (HMC), the reference. Printed: E1 and E2, the relative errors
-   of posterior mean and covariance; seconds, compilation apart; effective samples of all chains
-   together for the coordinate with fewest (ESS); passes over the data of one chain.
-2. A neural network with one hidden layer, trained by Adam and, from the same start and for as many
-   epochs, sampled by tfp_sgmcmc.keras.SamplerCallback. Printed: accuracy, negative log likelihood
-   (NLL) and expected calibration error (ECE) on the test part.
+   weight) on a yes-or-no question, by a stochastic-gradient sampler and by full-data Hamiltonian
+   Monte Carlo (HMC), the reference. The table gives E1 and E2, the relative errors of posterior
+   mean and covariance; seconds without compilation; effective samples of all chains together for
+   the coordinate with the fewest (ESS); and passes of one chain over the data.
+2. A neural network with one hidden layer, trained by Adam, and sampled by
+   tfp_sgmcmc.keras.SamplerCallback from the same start for as many epochs. The table gives
+   accuracy, negative log likelihood (NLL) and expected calibration error (ECE) on the test part.
 """
 
 _EPILOG = """\
-samplers (M: the preconditioner):
+samplers (M is the preconditioner; in whitened coordinates the covariance is about I):
 {samplers}
 
 data, and the question of part 1:
 {questions}
   digits are the 8 x 8 images that come with scikit-learn; a fifth of them is the test part. The
-  others are loaded by the folder `datasets` of the repository: run from the root of a checkout. A
-  file is looked for in the folder that the environment variable TFP_SGMCMC_DATASETS names and in
-  the cache, and else downloaded; datasets/README.md names sources and licences. Of more than 200
-  features, part 1 takes the first 50 principal components.
+  folder `datasets` of the repository loads the others, so run from the root of a checkout. It looks
+  for files in the folder that the environment variable TFP_SGMCMC_DATASETS names and in the cache,
+  and downloads missing ones; datasets/README.md names sources and licences. If the data have more
+  than 200 features, part 1 takes the first 50 principal components.
 
 written to the output folder (existing files of these names are replaced):
-  results.json      everything in the printed tables, and more digits of it
+  results.json      the printed tables with all digits
   marginals.png     marginal posteriors of six weights, sampler against HMC
   trace.png         the sampler's chains, with HMC's interval
   reliability.png   accuracy against confidence, Adam against the posterior average
 
-run time on two cores: about a minute for digits (--quick: half of it), some minutes for larger
-data (kddcup99: more than ten).
+run time on two cores: about a minute for digits (half of it with --quick), some minutes for larger
+data (more than ten for kddcup99) and for samplers with a covariance.
 exit codes: 0 done; 1 something is missing or failed; 2 a bad option; 130 interrupted.
-needs the extra `demo`: python -m pip install "tfp_sgmcmc[demo]"
+requires the extra `demo`: python -m pip install "tfp_sgmcmc[demo]"
 """
 
 
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class _CannotRunError(Exception):
-    """Something that the user has to put right."""
+    """A problem that the user must solve."""
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -103,23 +103,23 @@ def _make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=_seed, default=0, metavar="INT",
-        help="of all random numbers, 0 .. 4294967295 (default: 0)",
+        help="seed of all random numbers, 0 .. 4294967295 (default: 0)",
     )  # fmt: skip
     parser.add_argument(
-        "--quick", action="store_true", help="a tenth of the steps and epochs: less exact"
+        "--quick", action="store_true", help="a tenth of the steps and epochs, larger errors"
     )
     parser.add_argument("--version", action="version", version=__version__)
     return parser
 
 
 def _listed(texts: dict[str, str]) -> str:
-    return "\n".join(f"  {name:<17} {text}" for name, text in texts.items())
+    return "\n".join(f"  {name:<21} {text}" for name, text in texts.items())
 
 
 def _seed(text: str) -> int:
     if text.isdecimal() and int(text) < 2**32:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} given, an integer in 0 .. 4294967295 expected")
+    raise argparse.ArgumentTypeError(f"must be an integer in 0 .. 4294967295. Received: {text!r}.")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -132,7 +132,7 @@ def _run(options: argparse.Namespace) -> int:
         f"{problem.x_train.shape[1]} features, {len(problem.is_yes)} classes. "
         "Loading TensorFlow ..."
     )
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its notes on CPU features, drivers, ...
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides notes on CPU features and drivers
     import tensorflow as tf
 
     tf.get_logger().setLevel("ERROR")
@@ -178,8 +178,8 @@ def _check_extras() -> None:
     missing = [name for name in _EXTRAS if importlib.util.find_spec(name) is None]
     if missing:
         raise _CannotRunError(
-            f"{', '.join(missing)} not installed; "
-            'python -m pip install "tfp_sgmcmc[demo]" installs all that is needed.'
+            f"{', '.join(missing)} must be installed. "
+            'Run: python -m pip install "tfp_sgmcmc[demo]".'
         )
 
 
@@ -190,7 +190,7 @@ def _check_output(folder: Path) -> None:
             pass
     except OSError as error:
         raise _CannotRunError(
-            f"--output {folder}: no files can be written there ({error.strerror})."
+            f"--output {folder}: the folder must be writable ({error.strerror})."
         ) from error
 
 

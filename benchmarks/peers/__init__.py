@@ -1,1 +1,1 @@
-"""The same sampler, model and data in this library and in others, timed in turn on one machine."""
+"""Equal samplers, models and data in this library and in others, timed in turn on one machine."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`: the table of `steps.py`."""
+"""`python -m benchmarks.peers` prints the table of `steps.py`."""
 
 from benchmarks.peers.steps import main
 

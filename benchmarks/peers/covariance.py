@@ -1,31 +1,25 @@
 """Time of one step of NOGIN and CCAdL, here and in a loop written by hand in JAX.
 
-MNIST 7 v 9 in 128 principal components and a constant: N = 12214, D = 129, n = 500, float32, a
-full covariance averaged over past minibatches, drawn with replacement on both sides. Both start a
-process, compile each case once, and are then timed in turn; the table gives the least and the
-median time of the repeats, in microseconds a step. The ratio, of medians, is to JAX; of `diag` to
-SGLD here.
+MNIST 7 v 9 in 128 principal components and a constant: N = 12214, D = 129, n = 500, float32. Both
+sides draw with replacement and average a full covariance over past minibatches. Each side is a
+process, which compiles each case once and is then timed in turn with the other. The table gives the
+least and the median time of the repeats, in microseconds a step. Ratios are ratios of medians: to
+JAX, and of `diag` to SGLD here.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-import datasets
-from benchmarks.environment import num_cores
+from benchmarks.common import command_line
 from benchmarks.peers import install
-from benchmarks.peers.sgld import workers
-from benchmarks.peers.worker import Case, Worker
+from benchmarks.peers.sides import sides, times
+from benchmarks.peers.worker import Case
 
-OURS = "benchmarks.peers.covariance_ours"
-JAX = "benchmarks.peers.covariance_jax"
-ROWS = (  # name, side, the row that it is compared with
+PYTHON = install.python()
+ROWS = (  # sampler, side (1 is JAX), and the row that it is compared with
     ("NOGIN", 1, None),
     ("NOGIN", 0, ("NOGIN", 1)),
     ("NOGIN closed", 0, ("NOGIN", 1)),
@@ -39,54 +33,39 @@ ROWS = (  # name, side, the row that it is compared with
 )
 
 
-def print_table(sides: list[Worker], arguments: argparse.Namespace, cores: int) -> None:
-    print(f"\ncores: {cores}; microseconds a step, least / median of {arguments.repeats}")
-    times: dict[tuple[str, int], list[float]] = {(name, side): [] for name, side, _ in ROWS}
-    for repeat in range(arguments.repeats + 1):
-        for (name, side), values in times.items():
-            case = Case(arguments.batch_size, 1, False, True, False, arguments.steps, name)
-            values.append(sides[side].time(case, arguments.seed + repeat))
-    medians = {key: statistics.median(values[1:]) for key, values in times.items()}
-    for name, side, base in ROWS:
-        values = times[name, side][1:]
-        cell = f"{min(values):.0f} / {medians[name, side]:.0f}"
-        ratio = "" if base is None else f"{medians[name, side] / medians[base]:.2f}"
-        print(f"{'JAX' if side else 'ours':>5} {name:<18} {cell:>15} {ratio:>6}", flush=True)
+def run(
+    *,
+    jax_python: Path = PYTHON,
+    batch_size: int = 500,
+    steps: int = 2_000,
+    repeats: int = 5,
+    seed: int = 0,
+    one_core_only: bool = False,
+) -> Iterator[tuple[Any, ...]]:
+    """Times all rows.
+
+    Args:
+      jax_python: an interpreter that has JAX; `python -m benchmarks.peers.install` makes the
+        default.
+      steps: steps of a call.
+    """
+    ours, peer = "benchmarks.peers.covariance_ours", "benchmarks.peers.covariance_jax"
+    for cores, workers in sides(jax_python, ours, peer, one_core_only):
+        jobs = {
+            (name, side): (workers[side], Case(batch_size, 1, False, True, False, steps, name))
+            for name, side, _ in ROWS
+        }
+        least, median = times(jobs, repeats, seed)
+        for name, side, base in ROWS:
+            key = name, side
+            ratio = "" if base is None else f"{median[key] / median[base]:.2f}"
+            yield cores, "JAX" if side else "ours", name, least[key], median[key], ratio
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--jax-python",
-        type=Path,
-        default=install.python(),
-        help="an interpreter that has JAX; `python -m benchmarks.peers.install` makes %(default)s",
-    )
-    parser.add_argument("--batch-size", type=int, default=500)
-    parser.add_argument("--steps", type=int, default=2_000, help="steps a call")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--one-core-only", action="store_true")
-    arguments = parser.parse_args()
-    if not arguments.jax_python.exists():
-        parser.error(
-            f"{arguments.jax_python} does not exist; run `python -m benchmarks.peers.install` or "
-            "give --jax-python"
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "mnist_7v9.npz"
-        x, y, _, _ = datasets.mnist_7v9(projection="pca", num_features=128)
-        np.savez(data, x=x, y=y.astype(np.float32))
-        settings = [] if arguments.one_core_only else [None]
-        if hasattr(os, "sched_setaffinity"):
-            settings.append({max(os.sched_getaffinity(0))})
-        for cores in settings:
-            with workers(arguments.jax_python, data, cores, OURS, JAX) as sides:
-                print("\n" + "\n".join(side.versions for side in sides))
-                print_table(sides, arguments, len(cores) if cores else num_cores())
+def show(rows: Iterator[tuple[Any, ...]]) -> None:
+    columns = {"cores": "d", "side": ">5s", "": "<18s", "least": "6.0f", "median": "6.0f"}
+    command_line.print_table({**columns, "ratio": ">6s"}, rows)
 
 
 if __name__ == "__main__":
-    main()
+    command_line.main(__doc__, run, show)

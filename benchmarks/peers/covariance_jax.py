@@ -1,7 +1,7 @@
-"""NOGIN and CCAdL as one would write them by hand in JAX: a side of `covariance.py`.
+"""NOGIN and CCAdL written by hand in JAX: a side of `covariance.py`.
 
 Runs with BlackJAX's interpreter, which has JAX. Scores are in closed form, the loop is one
-`jax.lax.scan`, NOGIN's solve is `jax.scipy.linalg.cho_solve`.
+`jax.lax.scan`, and NOGIN solves by `jax.scipy.linalg.cho_solve`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve
 
-from benchmarks.environment import versions
+from benchmarks.common.environment import versions
 from benchmarks.peers.covariance_settings import DECAY, FRICTION, PRIOR_PRECISION, STEP_SIZES
 from benchmarks.peers.worker import Case, Runner, serve
 

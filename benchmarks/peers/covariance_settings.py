@@ -1,4 +1,4 @@
-"""What both sides of `covariance.py` agree on."""
+"""Settings that both sides of `covariance.py` share."""
 
 PRIOR_PRECISION = 0.01
 FRICTION = 1.0

@@ -1,7 +1,7 @@
-"""SGLD of BlackJAX, as its documentation writes it: a side of `sgld.py`.
+"""SGLD of BlackJAX, written as in its documentation: a side of `sgld.py`.
 
-Runs with BlackJAX's own interpreter. The loop is one `jax.lax.scan`, compiled once, the data are
-arguments; indices are drawn by `jax.random.randint`, the fastest of JAX's ways.
+Runs with BlackJAX's interpreter. The loop is one `jax.lax.scan`, which is compiled once. The data
+are arguments, and indices are drawn by `jax.random.randint`, which is the fastest way in JAX.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from blackjax.sgmcmc.gradients import grad_estimator
 
-from benchmarks.environment import versions
+from benchmarks.common.environment import versions
 from benchmarks.peers.worker import STEP_SIZE, Case, Runner, serve
 
 

@@ -1,18 +1,18 @@
 """Time of one step, here and in other libraries, and of SGD in plain TensorFlow, JAX and PyTorch.
 
 Logistic regression on MNIST 7 v 9 in 128 principal components and a constant (N = 12214, D = 129),
-and a 784-100-10 network on MNIST (N = 60000). The same float32 arrays, minibatches with replacement
-and the same step sizes on all sides; each side is a process of its own that compiles a case once,
-is timed in turn, and must classify. The table gives the median time of the repeats in microseconds
-a step, of all chains; `ratio` is ours to the fastest other library's, `most` what it should be at
-most. In the rows of SGD a library's column is its framework's plain loop, the floor.
+and a 784-100-10 network on MNIST (N = 60000). All sides have the same float32 arrays, minibatches
+with replacement and step sizes. Each side is a process, which compiles a case once and is then
+timed in turn with the others. Its last states must classify the data. The table gives the median
+time of the repeats in microseconds a step of all chains. `ratio` is our time divided by that of the
+fastest other library, and `most` is the largest acceptable ratio. In the rows of SGD, the column of
+a library is a plain loop in its framework, which no sampler can beat.
 
-The others come from `python -m benchmarks.peers.install`; one that is not there is left out.
+`python -m benchmarks.peers.install` installs the others. One that is not installed is left out.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import statistics
@@ -25,26 +25,27 @@ from typing import NamedTuple
 import numpy as np
 
 import datasets
-from benchmarks import command_line
-from benchmarks.environment import num_cores
+from benchmarks.common import command_line
+from benchmarks.common.environment import num_cores
 from benchmarks.peers import install
+from benchmarks.peers.sides import logistic
 from benchmarks.peers.worker import Case, Worker
 
 OTHERS = {"BlackJAX": "blackjax", "SGMCMCJax": "sgmcmcjax", "posteriors": "posteriors"}
-MOST_STEPS = {"posteriors": 500}  # a call of a loop that is not compiled
+MOST_STEPS = {"posteriors": 500}  # of a call, as this loop is not compiled
 
 
 class Row(NamedTuple):
     """A line of the table.
 
     Attributes:
-      model: whose posterior; a name in `DATA`.
-      sampler: its name; SGD is the floor.
+      model: name of the model in `DATA`.
+      sampler: name of the sampler, or SGD.
       n: size of a minibatch.
-      chains: their number.
-      shared: whether all chains see one minibatch.
-      steps: that a call takes.
-      most: the ratio that is aimed at; NaN where there is none.
+      chains: number of chains.
+      shared: whether all chains share minibatches.
+      steps: steps of a call.
+      most: the largest acceptable ratio; NaN if there is none.
     """
 
     model: str
@@ -81,11 +82,6 @@ ROWS = (
 )
 
 
-def logistic() -> tuple[np.ndarray, np.ndarray]:
-    x, y, _, _ = datasets.mnist_7v9(projection="pca", num_features=128)
-    return x, y.astype(np.float32)
-
-
 def network() -> tuple[np.ndarray, np.ndarray]:
     x, y, _, _ = datasets.mnist(flatten=True)
     return x.astype(np.float32), y.astype(np.int64)
@@ -96,13 +92,13 @@ DATA = {"logistic": logistic, "network": network}
 
 @contextlib.contextmanager
 def sides(data: Path, folder: Path, problems: dict[str, str]) -> Generator[dict[str, Worker]]:
-    """Ours and every other library that starts; `problems` says why another does not."""
+    """Starts this library and the others; `problems` receives why one did not start."""
     started = {"ours": Worker(sys.executable, "benchmarks.peers.steps_ours", data, None)}
     try:
         for name, module in OTHERS.items():
             python = install.python(module, folder)
             if not python.exists():
-                problems[name] = f"not installed; python -m benchmarks.peers.install {module}"
+                problems[name] = f"run python -m benchmarks.peers.install {module}"
                 continue
             try:
                 started[name] = Worker(python, f"benchmarks.peers.steps_{module}", data, None)
@@ -117,7 +113,7 @@ def sides(data: Path, folder: Path, problems: dict[str, str]) -> Generator[dict[
 def measure(
     workers: dict[str, Worker], case: Case, repeats: int, seed: int, problems: dict[str, str]
 ) -> dict[str, float]:
-    """Median microseconds a step of each side that can; the sides take turns."""
+    """Returns median microseconds a step of the sides that have the case; the sides take turns."""
     times: dict[str, list[float]] = {name: [] for name in workers}
     for repeat in range(repeats + 1):  # the first call compiles
         for name in list(times):
@@ -134,7 +130,7 @@ def measure(
 
 
 def cells(row: Row, found: dict[str, float]) -> tuple[str, ...]:
-    """A line of the table; `found` are microseconds by side.
+    """Returns a line of the table; `found` has microseconds by side.
 
     >>> cells(ROWS[1], {"ours": 30.0, "BlackJAX": 75.0, "posteriors": 300.0})[5:]
     ('30', '75', '-', '300', '0.40', '0.5', 'met')
@@ -157,10 +153,23 @@ def cells(row: Row, found: dict[str, float]) -> tuple[str, ...]:
     )
 
 
-def compare(rows: list[Row], repeats: int, seed: int, folder: Path) -> None:
+def run(
+    *,
+    models: tuple[str, ...] = tuple(DATA),
+    samplers: tuple[str, ...] = tuple(sorted({row.sampler for row in ROWS})),
+    repeats: int = 5,
+    seed: int = 0,
+    folder: Path = install.FOLDER,
+) -> tuple[list[tuple[str, ...]], dict[str, str]]:
+    """Times all chosen rows; returns the table, and what failed or is not installed.
+
+    Args:
+      folder: the folder of the environments.
+    """
     problems: dict[str, str] = {}
     table = []
-    for model in dict.fromkeys(row.model for row in rows):
+    for model in models:
+        rows = [row for row in ROWS if row.model == model and row.sampler in samplers]
         with tempfile.TemporaryDirectory() as place:
             data = Path(place) / "data.npz"
             x, y = DATA[model]()
@@ -168,11 +177,14 @@ def compare(rows: list[Row], repeats: int, seed: int, folder: Path) -> None:
             with sides(data, folder, problems) as workers:
                 print(model, *(w.versions for w in workers.values()), sep="\n  ", flush=True)
                 for row in rows:
-                    if row.model == model:
-                        found = measure(workers, row.case, repeats, seed, problems)
-                        table.append(cells(row, found))
-                        print(" ", *table[-1], flush=True)
-    print(f"\ncores: {num_cores()}; microseconds a step, medians of {repeats}")
+                    table.append(cells(row, measure(workers, row.case, repeats, seed, problems)))
+                    print(" ", *table[-1], flush=True)
+    return table, problems
+
+
+def show(result: tuple[list[tuple[str, ...]], dict[str, str]]) -> None:
+    table, problems = result
+    print(f"\ncores: {num_cores()}; microseconds a step, medians")
     names = ("model", "sampler", "n", "chains", "minibatch", "ours", *OTHERS, "ratio", "most", "")
     command_line.print_table(dict.fromkeys(names, ""), table)
     for name, problem in problems.items():
@@ -180,14 +192,4 @@ def compare(rows: list[Row], repeats: int, seed: int, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", nargs="+", choices=DATA, default=list(DATA))
-    parser.add_argument("--samplers", nargs="+", default=sorted({row.sampler for row in ROWS}))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=install.FOLDER, help="of the environments")
-    arguments = parser.parse_args()
-    rows = [r for r in ROWS if r.model in arguments.models and r.sampler in arguments.samplers]
-    compare(rows, arguments.repeats, arguments.seed, arguments.folder)
+    command_line.main(__doc__, run, show, choices={"models": DATA})

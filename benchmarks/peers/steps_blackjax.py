@@ -1,8 +1,8 @@
-"""BlackJAX's samplers, as its documentation writes them: a side of `steps.py`.
+"""BlackJAX's samplers, written as in its documentation: a side of `steps.py`.
 
-Runs with BlackJAX's own interpreter. The loop is one `jax.lax.scan`, compiled once. Its `sghmc`
-takes many steps on one minibatch and keeps no momentum; so that all sides do the same, its
-integrator is given a fresh minibatch at each step.
+Runs with BlackJAX's interpreter. The loop is one `jax.lax.scan`, which is compiled once. BlackJAX's
+`sghmc` takes many steps on one minibatch and keeps no momentum. So that all sides do the same, its
+integrator is given a new minibatch at each step here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from blackjax.sgmcmc import diffusions
 from blackjax.sgmcmc.gradients import grad_estimator
 from blackjax.util import generate_gaussian_noise
 
-from benchmarks.environment import versions
+from benchmarks.common.environment import versions
 from benchmarks.peers.steps_jax import log_likelihood, log_prior, minibatch, runner, sgd
 from benchmarks.peers.steps_settings import FRICTIONS, STEP_SIZES, accuracy, model
 from benchmarks.peers.worker import Case, Runner, serve
 
 
 def sghmc(gradient: Callable[..., Any], friction: float) -> SamplingAlgorithm:
-    """State: (position, momentum)."""
+    """Returns SGHMC with the state (position, momentum)."""
     integrate = diffusions.sghmc(friction)
 
     def init(position: Any, key: jax.Array) -> Any:

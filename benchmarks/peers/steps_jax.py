@@ -1,4 +1,4 @@
-"""The models of `steps.py` for one example, as the libraries on JAX take them, and SGD."""
+"""SGD in JAX, and the models of `steps.py` for one example, as the libraries on JAX take them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def log_likelihood(parts: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Ar
 
 
 def minibatch(key: jax.Array, n: int, *data: jax.Array) -> tuple[jax.Array, ...]:
-    """n examples with replacement, by the fastest of JAX's ways."""
+    """Draws n examples with replacement, in the fastest way of JAX."""
     rows = jax.random.randint(key, (n,), 0, len(data[0]))
     return tuple(part[rows] for part in data)
 
 
 def runner(run: Callable[..., list[jax.Array]], case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
-    """Calls `run(key, parts, x, y)`, compiled; the data are its arguments."""
+    """Returns a function of the seed that calls `run(key, parts, x, y)`, compiled."""
     compiled = jax.jit(run)
     start = [jnp.asarray(part) for part in first_state(x, case.num_chains)]
     data = jnp.asarray(x), jnp.asarray(y)
@@ -42,7 +42,7 @@ def runner(run: Callable[..., list[jax.Array]], case: Case, x: np.ndarray, y: np
 
 
 def sgd(case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
-    """Plain JAX, one chain: what no sampler can be faster than."""
+    """Returns one chain of SGD in plain JAX, which no sampler can beat."""
     if case.num_chains > 1:
         raise NotImplementedError("SGD is timed for one chain")
     rate, total = STEP_SIZES[model(x)]["SGD"] / 2, len(x)

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks import logistic
-from benchmarks.environment import versions
+from benchmarks.common import logistic
+from benchmarks.common.chains import compiled
+from benchmarks.common.environment import versions
 from benchmarks.peers.steps_settings import FRICTIONS, STEP_SIZES, accuracy, first_state, model
 from benchmarks.peers.worker import Case, Runner, serve
 
 
 def log_prior(*parts: tf.Tensor) -> tf.Tensor:
-    """log N(theta; 0, I) without its constant."""
+    """Returns log N(theta; 0, I) without its constant."""
     if len(parts) == 1:
         return logistic.gaussian_log_prior(parts[0])
     w1, b1, w2, b2 = (part**2 for part in parts)
@@ -25,14 +25,14 @@ def log_prior(*parts: tf.Tensor) -> tf.Tensor:
 
 
 def log_likelihood(*parts_and_batch: Any) -> tf.Tensor:
-    """log p(y | x, theta) of each example, by the logistic regression or the network."""
+    """Returns log p(y | x, theta) of each example, for the logistic regression or the network."""
     *parts, batch = parts_and_batch
     if len(parts) == 1:
         return logistic.log_likelihood(parts[0], batch)
     w1, b1, w2, b2 = parts
     hidden = tf.nn.relu(batch["x"] @ w1 + b1[..., tf.newaxis, :])
     logits = hidden @ w2 + b2[..., tf.newaxis, :]
-    labels = tf.broadcast_to(batch["y"], tf.shape(logits)[:-1])  # a minibatch may be all chains'
+    labels = tf.broadcast_to(batch["y"], tf.shape(logits)[:-1])  # chains may share a minibatch
     return -tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
 
 
@@ -55,22 +55,16 @@ def make_runner(case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
         "SGNHT": lambda: sgmcmc.SGNHT(target, h, friction),
     }[case.sampler]()
 
-    @tf.function(jit_compile=True)
-    def run(seed: tf.Tensor) -> list[tf.Tensor]:
-        return tfp.mcmc.sample_chain(
-            num_results=1,
-            num_burnin_steps=case.num_steps - 1,
-            current_state=start,
-            kernel=kernel,
-            trace_fn=None,
-            seed=seed,
-        )
+    run = compiled(kernel, 1, num_burnin_steps=case.num_steps - 1)
 
-    return lambda seed: [part.numpy()[-1] for part in run(tf.constant([0, seed]))]
+    def runner(seed: int) -> list[np.ndarray]:
+        return [part.numpy()[-1] for part in run(start, None, tf.constant([0, seed])).all_states]
+
+    return runner
 
 
 def sgd(case: Case, start: list[tf.Tensor], x: np.ndarray, y: np.ndarray) -> Runner:
-    """Plain TensorFlow, one chain: what no sampler can be faster than."""
+    """Returns one chain of SGD in plain TensorFlow, which no sampler can beat."""
     if case.num_chains > 1:
         raise NotImplementedError("SGD is timed for one chain")
     features, labels = tf.constant(x), tf.constant(y)

@@ -1,7 +1,7 @@
-"""posteriors' samplers in their own loop, not compiled, and SGD in PyTorch: a side of `steps.py`.
+"""posteriors' samplers in its loop, not compiled, and SGD in PyTorch: a side of `steps.py`.
 
-Runs with PyTorch's interpreter. Chains are a leading dimension of the parameters; the log posterior
-is summed over them, so that one backward pass has all gradients.
+Runs with PyTorch's interpreter. Chains are a leading dimension of the parameters. The log posterior
+is summed over them, so that one backward pass gives all gradients.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import posteriors
 import torch
 from torch.nn import functional
 
-from benchmarks.environment import num_cores, versions
+from benchmarks.common.environment import num_cores, versions
 from benchmarks.peers.steps_settings import FRICTIONS, STEP_SIZES, accuracy, first_state, model
 from benchmarks.peers.worker import Case, Runner, serve
 
 
 def log_likelihood(parts: list[torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The sum over examples and chains; `x` is `[n, D]` or `[chains, n, D]`."""
+    """Returns the sum over examples and chains; `x` is `[n, D]` or `[chains, n, D]`."""
     if len(parts) == 1:
         logits = (x @ parts[0][..., None])[..., 0]
         return -functional.binary_cross_entropy_with_logits(
@@ -41,7 +41,7 @@ def make_runner(case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
     own = case.num_chains > 1 and not case.shared_batch
     shape = (case.num_chains, case.batch_size) if own else (case.batch_size,)
     if case.num_chains > 1 and case.sampler == "SGNHT":
-        raise NotImplementedError("its thermostat would be one for all chains")
+        raise NotImplementedError("all chains would share one thermostat")
 
     def minibatch() -> tuple[torch.Tensor, torch.Tensor]:
         rows = torch.randint(total, shape)

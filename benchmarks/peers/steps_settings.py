@@ -1,4 +1,4 @@
-"""What all sides of `steps.py` agree on: step sizes, first states, and what a right answer is."""
+"""Settings that all sides of `steps.py` share: step sizes, first states, and the accuracy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import numpy as np
 from benchmarks.peers.worker import STEP_SIZE
 
 WIDTHS = (784, 100, 10)
-NUM_INNER_STEPS = 10  # of one draw of SGMCMCJax's SGHMC, between fresh momenta
+NUM_INNER_STEPS = 10  # from one draw of momenta to the next, in SGMCMCJax's SGHMC
 
-# SGD and SGLD: epsilon of theta + epsilon/2 gradient; the others: h.
+# epsilon of theta + epsilon/2 gradient for SGD and SGLD, and h for the others.
 STEP_SIZES = {
     "logistic": {"SGD": STEP_SIZE, "SGLD": STEP_SIZE, "SGHMC": 0.003, "SGNHT": 0.003},
     "network": {"SGD": 3e-6, "SGLD": 3e-6, "SGHMC": 5e-4, "SGNHT": 5e-4},
@@ -18,12 +18,12 @@ FRICTIONS = {"logistic": 50.0, "network": 200.0}
 
 
 def model(x: np.ndarray) -> str:
-    """`"logistic"` or `"network"`: the model of these features."""
+    """Returns the model of these features, `"logistic"` or `"network"`."""
     return "network" if x.shape[1] == WIDTHS[0] else "logistic"
 
 
 def first_state(x: np.ndarray, num_chains: int) -> list[np.ndarray]:
-    """One part, zeros, or weights and biases of two layers; one chain has no dimension for it."""
+    """Returns zeros, or weights and biases of two layers; one chain has no chain dimension."""
     chains = () if num_chains == 1 else (num_chains,)
     if model(x) == "logistic":
         return [np.zeros([*chains, x.shape[1]], np.float32)]
@@ -36,7 +36,7 @@ def first_state(x: np.ndarray, num_chains: int) -> list[np.ndarray]:
 
 
 def accuracy(state: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> float:
-    """Share of (at most 2000) examples that the last states classify."""
+    """Returns the share of the first 2000 examples that the last states classify correctly."""
     x, y = x[:2000], y[:2000]
     if model(x) == "logistic":
         return float(np.mean((state[0] @ x.T > 0) == (y > 0.5)))

@@ -1,7 +1,7 @@
 """SGMCMCJax's kernels in one `jax.lax.scan`: a side of `steps.py`.
 
-Runs with an old JAX, which it needs. Kernels are built inside the compiled function, so that the
-data are arguments: as constants they would be compiled for minutes.
+Runs with the old JAX that SGMCMCJax needs. Kernels are built inside the compiled function, so that
+the data are arguments. As constants they would take minutes to compile.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from sgmcmcjax import kernels
 
-from benchmarks.environment import versions
+from benchmarks.common.environment import versions
 from benchmarks.peers.steps_jax import log_likelihood, log_prior, runner
 from benchmarks.peers.steps_settings import FRICTIONS, NUM_INNER_STEPS, STEP_SIZES, accuracy, model
 from benchmarks.peers.worker import Case, Runner, serve
@@ -20,9 +20,9 @@ from benchmarks.peers.worker import Case, Runner, serve
 
 def make_runner(case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
     if case.sampler == "SGD":
-        raise NotImplementedError("plain JAX is BlackJAX's column")
+        raise NotImplementedError("plain JAX is in the column of BlackJAX")
     if case.shared_batch:
-        raise NotImplementedError("the kernel draws its own minibatch")
+        raise NotImplementedError("the kernel of each chain draws a minibatch")
     h, friction = STEP_SIZES[model(x)][case.sampler], FRICTIONS[model(x)]
     build = getattr(kernels, f"build_{case.sampler.lower()}_kernel")
     options: dict[str, Any] = {  # its velocity is h p

@@ -1,4 +1,4 @@
-"""One side of a comparison, in a process of its own: it is asked for timings in JSON lines."""
+"""A side of a comparison: a process that is asked for timings in JSON lines."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ STEP_SIZE = 2e-4  # epsilon of theta + epsilon/2 gradient + N(0, epsilon)
 
 
 class Case(NamedTuple):
-    """What is timed.
+    """A chain to be timed.
 
     Attributes:
       batch_size: n.
-      num_chains: 1 is a state without chain dimension.
-      shared_batch: whether all chains see the same minibatch.
+      num_chains: number of chains; 1 stands for a state without chain dimension.
+      shared_batch: whether all chains share minibatches.
       replacement: whether minibatches are drawn with replacement.
-      keep_all: whether every state is returned, instead of the last.
-      num_steps: steps a call.
+      keep_all: whether every state is returned, or only the last.
+      num_steps: steps of a call.
       sampler: name of the sampler.
     """
 
@@ -41,11 +41,11 @@ class Case(NamedTuple):
     sampler: str = "SGLD"
 
 
-Runner = Callable[[int], Any]  # seed -> last states; of logistic regression [D] or [chains, D]
+Runner = Callable[[int], Any]  # seed -> last states; [D] or [chains, D] for logistic regression
 
 
 def linear_accuracy(last: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
-    """The share of examples that the last states of logistic regression classify."""
+    """Returns the share of examples that the last states of logistic regression classify."""
     return float(np.mean((last @ x.T > 0) == (y > 0.5)))
 
 
@@ -54,17 +54,17 @@ def serve(
     versions: str,
     accuracy: Callable[[Any, np.ndarray, np.ndarray], float] = linear_accuracy,
 ) -> None:
-    """Answers requests from standard input until it ends; the first of a case also compiles.
+    """Answers requests from standard input until it ends; the first one of a case also compiles.
 
     The data are in the file that the command line names. An answer also gives the accuracy of the
-    last states on the training data: a chain that does not move is fast too. Where `make_runner`
-    raises NotImplementedError, the answer is that the side lacks the case.
+    last states on the training data, because a chain that does not move is fast, too. If
+    `make_runner` raises NotImplementedError, the answer is that the side lacks the case.
     """
     data = np.load(sys.argv[1])
     x, y = data["x"], data["y"]
     runners: dict[Case, Runner] = {}
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints goes elsewhere
+    os.dup2(2, 1)  # output of libraries goes to standard error
     print(json.dumps({"versions": versions}), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
@@ -84,7 +84,7 @@ def serve(
 
 
 class Worker:
-    """A running side; `cores` restricts it (Linux only)."""
+    """A running side, restricted to `cores` if these are given (Linux only)."""
 
     def __init__(self, python: Path | str, module: str, data: Path, cores: set[int] | None):
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it outlives this call)
@@ -101,17 +101,17 @@ class Worker:
         self.versions: str = self._answer()["versions"]
 
     def time(self, case: Case, seed: int) -> float:
-        """Microseconds a step of one call; NaN where this side lacks the case.
+        """Returns microseconds a step of one call, or NaN if this side lacks the case.
 
         Raises:
-          RuntimeError: the process ended, or its chain does not classify.
+          RuntimeError: the process ended, or the last states do not classify the data.
         """
         _pipe(self._process.stdin).write(json.dumps({"case": case, "seed": seed}) + "\n")
         _pipe(self._process.stdin).flush()
         answer = self._answer()
         if "lacks" in answer:
             return math.nan
-        if not answer["accuracy"] >= 0.9:  # NaN is wrong, too
+        if not answer["accuracy"] >= 0.9:  # also true for NaN
             raise RuntimeError(f"accuracy {answer['accuracy']:.3f} in {case}: not the posterior")
         return answer["us"]
 

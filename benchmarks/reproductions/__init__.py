@@ -1,1 +1,1 @@
-"""Experiments of the papers that the samplers come from, with our own numbers."""
+"""Experiments from the papers of the samplers, with the numbers found here."""

@@ -1,48 +1,49 @@
-"""SGLD on a9a with a Laplace prior: speed in sweeps, and the exact posterior.
+"""SGLD on a9a with a Laplace prior: learning in sweeps, and the exact posterior.
 
 After Welling & Teh, Bayesian learning via stochastic gradient Langevin dynamics, ICML 2011, section
 5.2: logistic regression on UCI Adult as a9a, prior Laplace(0, 1), minibatches of 10, 80 % for
-training, step sizes a (b + t)^-gamma. Two questions:
+training, step sizes a (b + t)^-gamma. There are two questions:
 
-1. `learning`: after how many sweeps through the training data are the test accuracy (of predictive
-   probabilities averaged over all states so far) and the log joint probability at their plateaus?
-   The accuracy's plateau is its value after ten sweeps less 0.5 points, one standard error of an
-   accuracy of 85 % on the 6513 test examples. The log joint's plateau is 99 % of its rise from the
-   initial state to the mean of the second half of the run, twenty sweeps.
+1. `learning`: after how many sweeps through the training data do the test accuracy (of predictive
+   probabilities averaged over all states so far) and the log joint probability reach their
+   plateaus? The plateau of the accuracy is its value after ten sweeps less 0.5 points, which is one
+   standard error of an accuracy of 85 % on the 6513 test examples. The plateau of the log joint is
+   99 % of its rise from the initial state to the mean of the second half of the run, which takes
+   twenty sweeps.
 2. `posterior`: how far is the posterior mean from the exact one? The binary features come in groups
-   of which one is 1, so the likelihood is flat in several directions, and only the prior's scale,
-   1, bounds the posterior there, while its narrowest direction has a scale of 0.007: a step that
-   is stable without preconditioner mixes over more than 10^4 steps. With the covariance of
-   Laplace's approximation as preconditioner, and minibatches of 500, it is quick.
+   in which exactly one feature is 1. So the likelihood is flat in several directions, and only the
+   prior, with scale 1, bounds the posterior there. Its narrowest direction has a scale of 0.007. A
+   step that is stable without preconditioner mixes over more than 10^4 steps. With the covariance
+   of Laplace's approximation as preconditioner, and minibatches of 500, the chain mixes quickly.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import datasets
 import tfp_sgmcmc as sgmcmc
-from benchmarks import command_line
-from benchmarks.environment import describe
-from benchmarks.logistic import accuracy, as_batch, laplace_log_prior, log_likelihood
-from benchmarks.reference import Reference, exact_posterior, logistic_laplace, moments
+from benchmarks.common import command_line
+from benchmarks.common.chains import draws
+from benchmarks.common.environment import describe
+from benchmarks.common.logistic import accuracy, as_batch, laplace_log_prior, log_likelihood
+from benchmarks.common.reference import Reference, exact_posterior, logistic_laplace
 
-# Laplace(0, 1) has variance 2; the Gaussian of this variance makes Laplace's approximation smooth.
+# The Gaussian with the variance of Laplace(0, 1), 2, makes Laplace's approximation smooth.
 PRIOR_PRECISION = 0.5
 
 
 class Learning(NamedTuple):
-    """A chain on its way to its plateau; arrays have one entry a record.
+    """A chain on its way to its plateau; arrays have one entry for each record.
 
     Attributes:
       sweeps: sweeps through the training data so far.
       accuracy: test accuracy of the averaged predictions.
-      log_joint: log p(theta, data) / N at the state.
+      log_joint: log p(theta, data) / N at the state of the record.
       accuracy_at: sweeps until the accuracy reaches its plateau.
       log_joint_at: sweeps until the log joint reaches its plateau.
     """
@@ -55,7 +56,7 @@ class Learning(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """The exact posterior, SGLD's errors of mean and covariance, and its passes over the data."""
+    """The exact posterior, the errors of SGLD, and its passes over the data."""
 
     reference: Reference
     mean_error: float
@@ -71,7 +72,7 @@ def learning(
     num_sweeps: int = 20,
     seed: int = 0,
 ) -> Learning:
-    """One chain from zero, recorded every fiftieth of a sweep."""
+    """Runs one chain from zero, recorded every fiftieth of a sweep."""
     x, y, x_test, y_test = datasets.a9a(split="random", seed=seed)
     target = sgmcmc.MinibatchLogProb(
         laplace_log_prior, log_likelihood, as_batch(x, y), batch_size, reshuffle="epoch"
@@ -83,20 +84,9 @@ def learning(
     )
     initial = tf.zeros(x.shape[1:])
 
-    @tf.function(jit_compile=True)
-    def sgld(seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        states = tfp.mcmc.sample_chain(
-            num_records,
-            initial,
-            kernel=sgmcmc.SGLD(target, schedule),
-            num_burnin_steps=every - 1,
-            num_steps_between_results=every - 1,
-            trace_fn=None,
-            seed=seed,
-        )
-        return states, target(tf.concat([initial[None], states], axis=0)) / len(x)
-
-    states, (first, *log_joint) = (r.numpy() for r in sgld(tf.constant([seed, 0])))
+    states = draws(sgmcmc.SGLD(target, schedule), initial, [seed, 0], num_records, every)
+    log_joints = tf.function(target, jit_compile=True)(tf.concat([initial[None], states], axis=0))
+    first, *log_joint = log_joints.numpy() / len(x)
     probabilities = 1 / (1 + np.exp(-states @ x_test.T))
     averaged = np.cumsum(probabilities, axis=0) / np.arange(1, num_records + 1)[:, None]
     accuracies = accuracy(averaged - 0.5, y_test)
@@ -124,7 +114,7 @@ def posterior(
     num_reference_results: int = 400,
     seed: int = 0,
 ) -> Posterior:
-    """Preconditioned SGLD from Laplace's approximation, a tenth as burn-in, against HMC."""
+    """Runs preconditioned SGLD from the mode, with a tenth more steps as burn-in, and HMC."""
     x, y, _, _ = datasets.a9a(split="random", seed=seed)
     target = sgmcmc.MinibatchLogProb(
         laplace_log_prior, log_likelihood, as_batch(x, y), batch_size, shared_batch=True
@@ -141,29 +131,13 @@ def posterior(
     preconditioner = sgmcmc.preconditioners.FullMatrix(covariance)
     initial = tf.constant(np.tile(mean, [num_chains, 1]), tf.float32)
 
-    @tf.function(jit_compile=True)
-    def sgld(seed: tf.Tensor) -> Any:
-        return tfp.mcmc.sample_chain(
-            num_steps // 10,
-            initial,
-            kernel=sgmcmc.SGLD(target, step_size, preconditioner=preconditioner),
-            num_burnin_steps=num_steps // 10,
-            num_steps_between_results=9,
-            trace_fn=None,
-            seed=seed,
-        )
-
-    estimated = moments(sgld(tf.constant([seed, 3])).numpy())
-    return Posterior(
-        reference,
-        sgmcmc.relative_mean_error(estimated[0], reference.mean),
-        sgmcmc.relative_covariance_error(estimated[1], reference.covariance),
-        1.1 * num_steps * batch_size / len(x),
-    )
+    kernel = sgmcmc.SGLD(target, step_size, preconditioner=preconditioner)
+    samples = draws(kernel, initial, [seed, 3], num_steps // 10, 10, num_steps // 10)
+    return Posterior(reference, *reference.errors(samples), 1.1 * num_steps * batch_size / len(x))
 
 
 def plot(result: Learning, path: str) -> None:
-    """Log joint and accuracy against sweeps, as in figure 4 of the paper."""
+    """Draws log joint and accuracy against sweeps, as in figure 4 of the paper."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3), layout="constrained")

@@ -4,16 +4,17 @@ After Shang, Zhu, Leimkuhler & Storkey, Covariance-controlled adaptive Langevin 
 large-scale Bayesian sampling, NIPS 2015, section 4.1 and table 1: N = 100 examples from N(0, 1),
 minibatches of n = 10, likelihood N(mu, 1 / gamma), prior mu | gamma ~ N(0, 1 / gamma), gamma ~
 Gamma(1, 1); step sizes h of 0.001 and 0.01 and frictions A of 1 and 10. The covariance of the
-gradient's noise depends on both parameters, which violates what SGNHT takes for granted.
+gradient noise depends on both parameters, which violates the assumption of SGNHT.
 
-The posterior's marginals are known: a Student t and a Gamma distribution. The error here is the
-root mean square, over both marginals and 50 cells of equal probability, of the difference between
-the fraction of samples in a cell and 1 / 50, with its expected part from Monte Carlo noise taken
-off; its standard error is a bootstrap's over chains. (The paper's table has a root mean square
-error of the distribution, whose cells it does not give: orders compare, numbers do not.)
+The marginals of the posterior are known: a Student t and a Gamma distribution. The error here is
+the root mean square, over both marginals and 50 cells of equal probability, of the difference
+between the fraction of samples in a cell and 1 / 50. The expected part of Monte Carlo noise is
+subtracted. The standard error comes from a bootstrap over chains. (The paper's table has a root
+mean square error of the distribution, whose cells it does not give. So orders can be compared, and
+numbers cannot.)
 
-The paper finds CCAdL better than SGNHT in every case, and SGHMC, taken without knowledge of the
-noise, worst except for the small step and the large friction. SGHMC with Sigma is added here.
+The paper finds CCAdL better than SGNHT in every case. SGHMC without knowledge of the noise is worst
+there, except for the small step and the large friction. SGHMC with Sigma is added here.
 """
 
 from __future__ import annotations
@@ -26,27 +27,28 @@ import tensorflow_probability as tfp
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks import command_line
+from benchmarks.common import command_line
+from benchmarks.common.chains import draws
 from tfp_sgmcmc.covariance import Full, RunningMean
 
 NUM_EXAMPLES, BATCH_SIZE = 100, 10
 STEP_SIZES, FRICTIONS = (0.001, 0.01), (1.0, 10.0)
 CELLS = 50
-BURNIN_TIME = 40.0  # a thermostat relaxes within times of mu xi / T, here up to 15
+BURNIN_TIME = 40.0  # a thermostat relaxes within a time of mu xi / T, which is at most 15 here
 
 
 class Row(NamedTuple):
     """One sampler at one step size and friction.
 
     Attributes:
-      sampler: its name.
+      sampler: name of the sampler.
       step_size: h.
       friction: A.
-      squared_error: the square of the error above, without the bias of Monte Carlo noise; it may
-        come out negative where there is nothing but noise.
-      standard_error: of `squared_error`.
-      variances: of mu and gamma, relative to the posterior's.
-      autocorrelation_time: of mu and gamma, in steps.
+      squared_error: the square of the error above, without the bias of Monte Carlo noise. It can be
+        negative if the error is below the noise.
+      standard_error: standard error of `squared_error`.
+      variances: variances of mu and gamma, relative to those of the posterior.
+      autocorrelation_time: autocorrelation times of mu and gamma, in steps.
     """
 
     sampler: str
@@ -59,7 +61,7 @@ class Row(NamedTuple):
 
 
 def model(seed: int = 0) -> tuple[sgmcmc.MinibatchLogProb, list[Any]]:
-    """The target of (mu, gamma), and the exact marginals."""
+    """Returns the target of (mu, gamma), and the exact marginals."""
     x = np.random.default_rng(seed).standard_normal(NUM_EXAMPLES)
     precision, shape = NUM_EXAMPLES + 1, 1 + NUM_EXAMPLES / 2
     location = x.sum() / precision
@@ -94,19 +96,19 @@ SAMPLERS = {
 
 
 def run(*, num_chains: int = 64, time_span: float = 60.0, seed: int = 0) -> list[Row]:
-    """Samples with all; arguments as on the command line.
+    """Runs all samplers.
 
     Args:
-      num_chains: of each row with the smaller step size.
-      time_span: of each chain: h times steps.
-      seed: of everything.
+      num_chains: chains of each row with the smaller step size.
+      time_span: h times the number of steps of each chain.
+      seed: seed of the chains.
     """
     target, marginals = model()
     rows = []
     for name, make in SAMPLERS.items():
         for h in STEP_SIZES:
-            size = round(num_chains * h / STEP_SIZES[0])  # equal numbers of steps at every h
-            friction = np.repeat(np.array(FRICTIONS, np.float32), size)  # all in one run
+            size = round(num_chains * h / STEP_SIZES[0])  # equally many steps at every h
+            friction = np.repeat(np.array(FRICTIONS, np.float32), size)  # both in one run
             samples = _sample(make(target, h, friction), h, len(friction), time_span, seed)
             for a, group in zip(FRICTIONS, np.split(samples, len(FRICTIONS), axis=-1), strict=True):
                 rows.append(Row(name, h, a, *_compare(group, marginals, h)))
@@ -114,25 +116,11 @@ def run(*, num_chains: int = 64, time_span: float = 60.0, seed: int = 0) -> list
 
 
 def _sample(kernel: Any, h: float, num_chains: int, time_span: float, seed: int) -> np.ndarray:
-    """`[results, 2, chains]`, ten results for each unit of time."""
-    thinning = round(0.1 / h)
-
-    @tf.function(jit_compile=True, autograph=False)
-    def run(seed: tf.Tensor) -> tf.Tensor:
-        return tf.stack(
-            tfp.mcmc.sample_chain(
-                round(10 * time_span),
-                [tf.zeros([num_chains]), tf.ones([num_chains])],
-                kernel=kernel,
-                num_burnin_steps=round(BURNIN_TIME / h),
-                num_steps_between_results=thinning - 1,
-                trace_fn=None,
-                seed=seed,
-            ),
-            axis=1,
-        )
-
-    return run(tf.constant([0, seed])).numpy()
+    """Returns draws `[results, 2, chains]`, ten for each unit of time."""
+    start = [tf.zeros([num_chains]), tf.ones([num_chains])]
+    thinning, num_burnin_steps = round(0.1 / h), round(BURNIN_TIME / h)
+    found = draws(kernel, start, [0, seed], round(10 * time_span), thinning, num_burnin_steps)
+    return np.stack(found, axis=1)
 
 
 def _compare(samples: np.ndarray, marginals: list[Any], h: float) -> tuple[Any, ...]:
@@ -163,17 +151,16 @@ def _compare(samples: np.ndarray, marginals: list[Any], h: float) -> tuple[Any, 
 
 
 def show(rows: list[Row]) -> None:
-    print("error +- its standard error; variances of mu and gamma, the posterior's being 1")
-    names = f"{'error':>19} {'var mu':>7} {'var gamma':>9} {'time':>11}"
-    print(f"{'sampler':>16} {'h':>6} {'A':>3} {names}")
+    print("error +- standard error; variances of mu and gamma in units of the posterior's")
+    columns = {"sampler": "", "h": "", "A": ".0f", "error": ".5f", "+-": ".5f"}
+    cells = []
     for row in rows:
         error = np.sqrt(max(row.squared_error, 0.0))
         spread = np.sqrt(max(row.squared_error, 0.0) + row.standard_error) - error
         times = "/".join(f"{t:.0f}" for t in row.autocorrelation_time)
-        print(
-            f"{row.sampler:>16} {row.step_size:>6} {row.friction:>3.0f} {error:>8.5f} +- "
-            f"{spread:.5f} {row.variances[0]:>7.3f} {row.variances[1]:>9.3f} {times:>11}"
-        )
+        cells.append((*row[:3], error, spread, *row.variances, times))
+    columns |= {"var mu": ".3f", "var gamma": ".3f", "time": ""}
+    command_line.print_table(columns, cells)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 After He & Xin, Hybrid deterministic-stochastic gradient Langevin dynamics for Bayesian learning,
 Communications in Information and Systems 2013, figures 1 and 2: logistic regression on UCI Adult as
-a9a, prior Laplace(0, 1), 80 % for training, equal step sizes for both. The minibatch grows by a
-factor of 1.1 a step from 1 example to all of them, or stays at 4. The table gives means over
-independent chains of the log joint probability a training example and of the test accuracy, at
-equal steps, as the figures do, and what the same number of passes over the data buys each.
+a9a, prior Laplace(0, 1), 80 % for training, equal step sizes for both. One minibatch grows by a
+factor of 1.1 a step from 1 example to all of them, and the other one stays at 4. The table gives
+the log joint probability for each training example and the test accuracy, as means over independent
+chains. It compares equal numbers of steps, as the figures do, and equal numbers of passes over the
+data.
 
-At equal steps the growing minibatch wins, for it sees far more examples; at equal passes the
+At equal steps the growing minibatch wins, because it uses far more examples. At equal passes the
 constant one has taken many more steps.
 """
 
@@ -17,25 +18,25 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import datasets
 import tfp_sgmcmc as sgmcmc
-from benchmarks import command_line
-from benchmarks.logistic import accuracy, as_batch, laplace_log_prior, log_likelihood
+from benchmarks.common import command_line
+from benchmarks.common.chains import draws
+from benchmarks.common.logistic import accuracy, as_batch, laplace_log_prior, log_likelihood
 
 CHUNK = 512  # examples that a growing minibatch gathers at once
-LONG_CHAINS = 4  # of the constant minibatch at equal passes, which takes a thousand times the steps
+LONG_CHAINS = 4  # of the constant minibatch at equal passes, with a thousand times as many steps
 
 
 class Curve(NamedTuple):
-    """One entry a record; `log_joint` and `accuracy` have shape `[records, chains]`.
+    """The progress of chains, with one entry for each record.
 
     Attributes:
-      steps: steps taken.
-      passes: passes over the data.
-      log_joint: log p(theta, data) / N at the state.
-      accuracy: test accuracy of the state.
+      steps: steps so far, `[records]`.
+      passes: passes over the data so far, `[records]`.
+      log_joint: log p(theta, data) / N at the state of the record, `[records, chains]`.
+      accuracy: test accuracy of that state, `[records, chains]`.
     """
 
     steps: np.ndarray
@@ -45,7 +46,7 @@ class Curve(NamedTuple):
 
 
 class Result(NamedTuple):
-    """`constant_long` is the constant minibatch for as many passes as the growing one takes."""
+    """All curves; `constant_long` makes as many passes as `growing`."""
 
     growing: Curve
     constant: Curve
@@ -62,7 +63,7 @@ def run(
     num_chains: int = 32,
     seed: int = 0,
 ) -> Result:
-    """Samples with both; arguments as on the command line."""
+    """Samples with both minibatches."""
     data = datasets.a9a(split="random", seed=seed)
     num_examples = len(data.x_train)
     sizes = np.minimum(growth ** np.arange(num_steps), num_examples)
@@ -71,30 +72,16 @@ def run(
 
     def curve(size: int | None, num_steps: int, num_chains: int, stream: int) -> Curve:
         target = sgmcmc.MinibatchLogProb(
-            laplace_log_prior,
-            log_likelihood,
-            as_batch(data.x_train, data.y_train),
-            size or CHUNK,
+            laplace_log_prior, log_likelihood, as_batch(data.x_train, data.y_train), size or CHUNK
         )
         kernel = sgmcmc.SGLD(
             sgmcmc.GrowingBatch(target, growth) if size is None else target, schedule
         )
         every = max(1, num_steps // 100)
 
-        @tf.function(jit_compile=True)
-        def sgld(seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            states = tfp.mcmc.sample_chain(
-                num_steps // every,
-                tf.zeros([num_chains, data.x_train.shape[1]]),
-                kernel=kernel,
-                num_burnin_steps=every - 1,
-                num_steps_between_results=every - 1,
-                trace_fn=None,
-                seed=seed,
-            )
-            return states, target(states) / num_examples
-
-        states, log_joint = (r.numpy() for r in sgld(tf.constant([seed, stream])))
+        start = tf.zeros([num_chains, data.x_train.shape[1]])
+        states = draws(kernel, start, [seed, stream], num_steps // every, every)
+        log_joint = tf.function(target, jit_compile=True)(states).numpy() / num_examples
         steps = np.arange(1, len(states) + 1) * every
         return Curve(
             steps,
@@ -114,7 +101,7 @@ def run(
 
 
 def plot(result: Result, path: str) -> None:
-    """Both measures against steps (above) and passes (below)."""
+    """Draws both measures against steps (top) and passes (bottom)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 6), layout="constrained")

@@ -6,24 +6,24 @@ After Welling & Teh, Bayesian learning via stochastic gradient Langevin dynamics
   p(x | W) = |det W| prod_i 1 / (4 cosh(w_i.x / 2)^2),   w_i the rows of W,
 
 a Gaussian prior, and the preconditioner G -> G W^T W. SGLD takes minibatches of 100 and step sizes
-a (b + t)^-0.55; the exact chain is `CorrectedLangevin` on all data, with the same M and a constant
+a (b + t)^-0.55. The exact chain is `CorrectedLangevin` on all data, with the same M and a constant
 step. Both start from FastICA's estimate. They are compared by the instability of each source,
 
   I_i = 1/d sum_j var(W_ij) var(x_j),
 
-var(W_ij) over the posterior and var(x_j) over the data, and by the Amari distance of the samples
-from the exact chain's mean, which knows neither the order nor the scale of the sources. The paper
-finds "very similar" indices on its MEG data.
+with var(W_ij) over the posterior and var(x_j) over the data, and by the Amari distance of the
+samples from the exact chain's mean, which ignores order and scale of the sources. The paper finds
+"very similar" indices on its MEG data.
 
-What differs: the paper has ten of the 122 channels; here are five, centred and whitened, and the
-prior N(0, 1) on each entry. The paper runs one chain each, of 500,000 steps 0.1/N t^-0.55 and of
-100,000 steps 1/N. How two nearly Gaussian sources are rotated is hardly determined: in relative
-changes of W, the posterior's precision has eigenvalues from 0.014 N to 2.2 N here, and with steps
-that small a chain would not forget its start. Here steps are larger and chains several, so SGLD's
-law is too wide, by epsilon N^2 / 4n times the variance of the scores: linear theory gives about
-twice the posterior's variance in the narrowest directions, but 6 to 8 % more in the index, which
-the wide ones make up. The paper leaves out div M = (d + 1) W; here it is in. Samples of SGLD are
-weighted by their step sizes.
+Three things differ. The paper has ten of the 122 channels; here are five, centred and whitened,
+with the prior N(0, 1) on each entry. The paper runs one chain each, with 500,000 steps 0.1/N
+t^-0.55 and with 100,000 steps 1/N. The data hardly determine the rotation of two nearly Gaussian
+sources: in relative changes of W, the posterior's precision has eigenvalues from 0.014 N to 2.2 N
+here, and a chain with such small steps would not forget its start. Here the steps are larger, and
+there are several chains. So the law of SGLD is too wide, by epsilon N^2 / 4n times the variance of
+the scores. Linear theory gives about twice the posterior's variance in the narrowest directions,
+but only 6 to 8 % more in the index, which depends on the wide directions. The paper omits div M =
+(d + 1) W, which is included here. Samples of SGLD are weighted by their step sizes.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 from scipy.stats import kurtosis
 from sklearn.decomposition import PCA, FastICA
 
 import datasets
 import tfp_sgmcmc as sgmcmc
-from benchmarks import command_line
+from benchmarks.common import command_line
+from benchmarks.common.chains import compiled
 
 PRIOR_SCALE = 1.0  # standard deviation of every entry of W
 
 
 class Posterior(NamedTuple):
-    """What the samples say of W.
+    """Estimates from the samples of W.
 
     Attributes:
-      mean: `[d, d]`.
-      deviation: standard deviation of the entries, `[d, d]`.
-      mean_error: Monte Carlo error of `mean`, from the spread of the chains.
+      mean: posterior mean, `[d, d]`.
+      deviation: standard deviations of the entries, `[d, d]`.
+      mean_error: Monte Carlo error of `mean`, from the spread of the chains, `[d, d]`.
       instability: I, `[d]`.
-      instability_error: its Monte Carlo error, likewise.
-      weights: of the draws, `[draws]`.
+      instability_error: Monte Carlo error of `instability`, from the spread of the chains, `[d]`.
+      weights: weights of the draws, `[draws]`.
       amari: Amari distances of the draws from the exact chain's mean, `[draws, chains]`.
-      passes: over the data, for each chain.
+      passes: passes over the data of each chain.
     """
 
     mean: np.ndarray
@@ -72,12 +72,12 @@ class Posterior(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Both posteriors, and where they come from.
+    """Both posteriors, and their common start.
 
     Attributes:
-      stochastic: by SGLD.
-      corrected: by the exact chain.
-      acceptance: of the exact chain's proposals, a rate.
+      stochastic: the posterior by SGLD.
+      corrected: the posterior by the exact chain.
+      acceptance: acceptance rate of the exact chain.
       start: FastICA's estimate of W, scaled to the likelihood's sources.
       kurtosis: excess kurtosis of the sources of `start`, `[d]`.
     """
@@ -90,7 +90,7 @@ class Result(NamedTuple):
 
 
 def log_likelihood(w: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """log p(x | W) of each row of `x`."""
+    """Returns log p(x | W) of each row of `x`."""
     y = tf.abs(tf.linalg.matmul(w, x, transpose_b=True))  # [chains..., d, n]: XLA's faster layout
     log_cosh = tf.reduce_sum(y + 2 * tf.math.log1p(tf.exp(-y)), axis=-2)  # log 4 cosh(y / 2)^2
     return _log_abs_det(w)[..., tf.newaxis] - log_cosh
@@ -101,7 +101,7 @@ def log_prior(w: tf.Tensor) -> tf.Tensor:
 
 
 def _log_abs_det(w: tf.Tensor) -> tf.Tensor:
-    """By Gram-Schmidt: XLA has no `slogdet`, and its QR decomposition takes 30 times as long."""
+    """Returns log |det W| by Gram-Schmidt: XLA lacks `slogdet`, and its QR is 30 times slower."""
     total, basis = 0.0, []
     for row in tf.unstack(w, axis=-2):
         for direction in basis:
@@ -125,13 +125,10 @@ def run(
     thinning: int = 50,
     seed: int = 0,
 ) -> Result:
-    """Samples with both; arguments as on the command line, step sizes in units of 1/N.
-
-    A fifth of each chain is burn-in.
-    """
+    """Samples with both; a fifth of each chain is burn-in. Step sizes are in units of 1/N."""
     x = PCA(whiten=True).fit_transform(datasets.ica5(np.float64).x).astype(np.float32)
     ica = FastICA(whiten=False, fun="logcosh", random_state=seed, max_iter=1000).fit(x)
-    start = ica.components_ * np.pi / np.sqrt(3)  # the deviation of the likelihood's sources
+    start = ica.components_ * np.pi / np.sqrt(3)  # the likelihood's sources have this sd
     target = sgmcmc.MinibatchLogProb(log_prior, log_likelihood, x, batch_size, replacement=True)
     natural = sgmcmc.preconditioners.NaturalGradientICA()
     schedule = sgmcmc.schedules.PolynomialDecay.from_endpoints(
@@ -139,20 +136,11 @@ def run(
     )
 
     def sample(kernel: Any, chains: int, steps: int, thinning: int, trace: Any, stream: int) -> Any:
-        @tf.function(jit_compile=True)
-        def draw(initial: tf.Tensor, seed: tf.Tensor) -> Any:
-            return tfp.mcmc.sample_chain(
-                steps * 4 // 5 // thinning,
-                initial,
-                kernel=kernel,
-                num_burnin_steps=steps // 5,
-                num_steps_between_results=thinning - 1,
-                trace_fn=lambda _, results: trace(results),
-                seed=seed,
-            )
-
+        num_results, traced = steps * 4 // 5 // thinning, lambda _, results: trace(results)
+        draw = compiled(kernel, num_results, thinning, steps // 5, traced)
         initial = tf.constant(np.tile(start, [chains, 1, 1]), tf.float32)
-        return [r.numpy() for r in draw(initial, tf.constant([seed, stream]))]
+        found = draw(initial, None, tf.constant([seed, stream]))
+        return found.all_states.numpy(), found.trace.numpy()
 
     kernel = sgmcmc.SGLD(target, schedule, preconditioner=natural)
     samples, weights = sample(kernel, num_chains, num_steps, thinning, lambda r: r.step_size, 0)
@@ -171,14 +159,10 @@ def run(
 
 
 def _posterior(
-    samples: np.ndarray,
-    weights: np.ndarray,
-    data: np.ndarray,
-    center: np.ndarray,
-    passes: float,
+    samples: np.ndarray, weights: np.ndarray, data: np.ndarray, center: np.ndarray, passes: float
 ) -> Posterior:
     samples = samples.astype(np.float64)
-    means = np.average(samples, axis=0, weights=weights)  # of each chain
+    means = np.average(samples, axis=0, weights=weights)  # of the chains
     mean = means.mean(axis=0)
     squares = np.average((samples - mean) ** 2, axis=0, weights=weights)
     instability = sgmcmc.instability_index(samples, data, weights=weights, mean=mean)
@@ -196,7 +180,7 @@ def _posterior(
 
 
 def plot(result: Result, path: str) -> None:
-    """Amari distances, and sorted instabilities with their errors, as in the paper's figures."""
+    """Draws Amari distances, and sorted instabilities with errors, as in the paper's figures."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3), layout="constrained")

@@ -2,17 +2,17 @@
 
 After Matthews & Weare, Langevin Markov chain Monte Carlo with stochastic gradients,
 arXiv:1805.08863, section 5.1, with the data and the model of the authors' code: N = 1000 draws of a
-mixture with weights 1/3 and 2/3 and unit variances, whose two centres are to be inferred. Their
-posterior has two modes, with curvatures from 46 to 530, and a bridge between them. Here the prior
-is N(0, 10^2), which makes the posterior a proper one; its moments are known by quadrature.
+mixture with weights 1/3 and 2/3 and unit variances, whose two centres are inferred. The posterior
+has two modes, with curvatures from 46 to 530, and a bridge between them. Here the prior is N(0,
+10^2), which makes the posterior proper. Its moments are known by quadrature.
 
-Each sampler makes independent runs of the same number of steps, from exact draws of the posterior,
-at the same step sizes h (for SGLD and mSGLD, whose steps are squares of times, epsilon = h^2). The
-friction is one over the largest posterior standard deviation, the authors' rule. Minibatches are
-drawn without replacement; samplers that use the covariance of the gradient noise average that of
-past minibatches, with decay 0.9. The error of a run is that of its variances of the two centres,
-relative to the exact ones; the table has its mean square over runs and centres, bias and Monte
-Carlo error together, at each step size and at the best one of each sampler.
+Each sampler makes independent runs with equally many steps, from exact draws of the posterior, at
+the same step sizes h. SGLD and mSGLD take epsilon = h^2. The friction is one over the largest
+posterior standard deviation, the authors' rule. Minibatches are drawn without replacement. Samplers
+that use the covariance of the gradient noise average over past minibatches, with decay 0.9. The
+error of a run is the error of its variances of the two centres, relative to the exact ones. The
+table gives its mean square over runs and centres, bias and Monte Carlo error together, at each step
+size and at the best step size of each sampler.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 from numpy.typing import NDArray
 
 import datasets
 import tfp_sgmcmc as sgmcmc
-from benchmarks import command_line
+from benchmarks.common import command_line
+from benchmarks.common.chains import draws
 
 WEIGHTS = (1 / 3, 2 / 3)
 PRIOR_SCALE = 10.0
-GRID = np.linspace(-2.5, 2.5, 501)  # beyond, the posterior has less than 1e-10 of its mass
+GRID = np.linspace(-2.5, 2.5, 501)  # less than 1e-10 of the posterior's mass is outside
 BATCH_SIZES = (10, 30, 100, 300, 1000)
 STEP_SIZES = (0.005, 0.01, 0.02, 0.04, 0.08)  # the last is 0.9 of the largest stable one
 
-# V differs within the posterior; averages over the last ten minibatches follow it.
+# V varies within the posterior. Averages over about ten minibatches follow it.
 COVARIANCE = sgmcmc.covariance.Full(sgmcmc.covariance.RunningMean(0.9))
 
 SAMPLERS: dict[str, Callable[[Any, Any, float], Any]] = {
@@ -51,7 +51,7 @@ SAMPLERS: dict[str, Callable[[Any, Any, float], Any]] = {
 
 
 class Posterior(NamedTuple):
-    """Exact moments, by quadrature on a grid, and draws."""
+    """Exact moments by quadrature on a grid, and draws."""
 
     mean: NDArray[np.float64]
     covariance: NDArray[np.float64]
@@ -59,18 +59,25 @@ class Posterior(NamedTuple):
 
 
 class Result(NamedTuple):
-    """`squared_errors`: by (sampler, batch size), `[step sizes, runs]`; infinite where one left."""
+    """Everything that was measured.
+
+    Attributes:
+      posterior: the exact posterior.
+      step_sizes: the values of h.
+      squared_errors: by sampler and batch size, `[step sizes, runs]`; infinite for runs that became
+        infinite.
+    """
 
     posterior: Posterior
     step_sizes: tuple[float, ...]
     squared_errors: dict[tuple[str, int], NDArray[np.float64]]
 
     def mean_squared_errors(self, sampler: str, batch_size: int) -> NDArray[np.float64]:
-        """Of each step size."""
+        """Returns the mean squared errors, one for each step size."""
         return self.squared_errors[sampler, batch_size].mean(axis=1)
 
     def best(self, sampler: str, batch_size: int) -> tuple[float, NDArray[np.float64]]:
-        """The step size with the smallest mean, and its squared errors, one a run."""
+        """Returns the step size with the smallest mean, and its squared errors, `[runs]`."""
         best = int(np.argmin(self.mean_squared_errors(sampler, batch_size)))
         return self.step_sizes[best], self.squared_errors[sampler, batch_size][best]
 
@@ -80,7 +87,7 @@ def log_prior(theta: tf.Tensor) -> tf.Tensor:
 
 
 def _joint(theta: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Log joint probability of each example and its centre, `[chains..., n, 2]`."""
+    """Returns the log joint probability of each example and its centre, `[chains..., n, 2]`."""
     residual = x[..., tf.newaxis] - theta[..., tf.newaxis, :]
     return tf.math.log(tf.constant(WEIGHTS, theta.dtype)) - 0.5 * residual**2
 
@@ -90,13 +97,13 @@ def log_likelihood(theta: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def scores(theta: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Gradients of `log_likelihood` by the centres: residuals, by the centres' probabilities."""
+    """Returns the gradients of `log_likelihood` with respect to the centres."""
     residual = x[..., tf.newaxis] - theta[..., tf.newaxis, :]
     return residual * tf.nn.softmax(_joint(theta, x), axis=-1)
 
 
 def exact_posterior(x: NDArray[np.float32], num_draws: int, seed: int) -> Posterior:
-    """Sums over the grid; a draw is a cell's centre and uniform within the cell."""
+    """Sums over the grid. A draw is uniform within a cell, which is drawn by its mass."""
     first, second = np.meshgrid(GRID, GRID, indexing="ij")
     log_density = -0.5 * (first**2 + second**2) / PRIOR_SCALE**2
     for value in x.astype(np.float64):
@@ -122,7 +129,7 @@ def run(
     num_burnin_steps: int = 1_000,
     seed: int = 0,
 ) -> Result:
-    """Samples with all; arguments as on the command line."""
+    """Runs all samplers."""
     x = datasets.gaussian_mixture().x[:, 0]
     posterior = exact_posterior(x, len(step_sizes) * num_runs, seed)
     friction = float(1 / np.sqrt(np.linalg.eigvalsh(posterior.covariance)[-1]))
@@ -134,18 +141,8 @@ def run(
         for number, (name, make) in enumerate(SAMPLERS.items()):
             kernel = make(target, h, friction)
 
-            @tf.function(jit_compile=True)
-            def sample(initial: tf.Tensor, seed: tf.Tensor, kernel: Any = kernel) -> Any:
-                return tfp.mcmc.sample_chain(
-                    num_steps,
-                    initial,
-                    kernel=kernel,
-                    num_burnin_steps=num_burnin_steps,
-                    trace_fn=None,
-                    seed=seed,
-                )
-
-            samples = sample(posterior.draws, tf.constant([seed, 100 * batch_size + number]))
+            stream = [seed, 100 * batch_size + number]
+            samples = draws(kernel, posterior.draws, stream, num_steps, 1, num_burnin_steps)
             errors = sgmcmc.squared_variance_error(samples, variances)
             squared_errors[name, batch_size] = errors.reshape(len(step_sizes), num_runs)
     return Result(posterior, step_sizes, squared_errors)

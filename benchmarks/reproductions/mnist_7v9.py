@@ -6,28 +6,27 @@ projection to 50 dimensions and a constant, and the errors E1 of the posterior m
 posterior covariance (equation 14) as functions of the passes over the data. The prior here is
 N(0, I).
 
-The posterior's precision has eigenvalues from 38 to 44,000. Plain SGLD must resolve the largest and
-mixes at the speed of the smallest, so its step is near the limit of stability (4 / 44,000) and its
-bias sits in the few narrowest directions, which weigh little in E2.
+The posterior's precision has eigenvalues from 38 to 44,000. Plain SGLD must resolve the largest one
+and mixes at the speed of the smallest one. So its step is near the limit of stability (4 / 44,000),
+and its bias is in the few narrowest directions, which have little weight in E2.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 
-import datasets
 import tfp_sgmcmc as sgmcmc
-from benchmarks import command_line
-from benchmarks.logistic import as_batch, gaussian_log_prior, log_likelihood
-from benchmarks.reference import Reference, exact_posterior, logistic_laplace
+from benchmarks.common import command_line
+from benchmarks.common.chains import draws
+from benchmarks.common.problems import projected_mnist_7v9
+from benchmarks.common.reference import Reference
 
 
 class Errors(NamedTuple):
-    """Errors of all samples so far after a number of passes, counted for one chain."""
+    """Errors of all samples so far; the passes are those of one chain."""
 
     passes: float
     mean_error: float
@@ -35,7 +34,7 @@ class Errors(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The reference, and SGLD's errors on the way to it."""
+    """The reference, and the errors of SGLD as its chains grow."""
 
     reference: Reference
     errors: list[Errors]
@@ -52,37 +51,14 @@ def run(
     num_reference_results: int = 600,
     seed: int = 0,
 ) -> Result:
-    """Samples both posteriors; arguments as on the command line."""
-    target, reference = posterior(batch_size, num_reference_results, seed)
-
-    @tf.function(jit_compile=True)
-    def sgld(initial: tf.Tensor, seed: tf.Tensor) -> Any:
-        return tfp.mcmc.sample_chain(
-            num_steps // thinning,
-            initial,
-            kernel=sgmcmc.SGLD(target, step_size),
-            num_burnin_steps=num_burnin_steps,
-            num_steps_between_results=thinning - 1,
-            trace_fn=None,
-            seed=seed,
-        )
-
-    samples = sgld(tf.zeros([num_chains, len(reference.mean)]), tf.constant([seed, 3])).numpy()
+    """Samples by HMC and by SGLD."""
+    target, reference = projected_mnist_7v9(batch_size, num_reference_results, seed)
+    kernel, start = sgmcmc.SGLD(target, step_size), tf.zeros([num_chains, len(reference.mean)])
+    num_results = num_steps // thinning
+    samples = draws(kernel, start, [seed, 3], num_results, thinning, num_burnin_steps)
     steps_per_pass = target.num_examples / batch_size
     errors = errors_on_the_way(samples, reference, num_burnin_steps, thinning, steps_per_pass)
     return Result(reference, errors)
-
-
-def posterior(
-    batch_size: int, num_reference_results: int, seed: int
-) -> tuple[sgmcmc.MinibatchLogProb, Reference]:
-    """The target, whose minibatches all chains share, and its exact moments."""
-    x, y, _, _ = datasets.mnist_7v9()
-    target = sgmcmc.MinibatchLogProb(
-        gaussian_log_prior, log_likelihood, as_batch(x, y), batch_size, shared_batch=True
-    )
-    mode = logistic_laplace(x, y)
-    return target, exact_posterior(target, mode, num_results=num_reference_results, seed=seed)
 
 
 def errors_on_the_way(
@@ -92,7 +68,7 @@ def errors_on_the_way(
     thinning: int,
     steps_per_pass: float,
 ) -> list[Errors]:
-    """Of the first 1, 3, 9, ... and of all samples, `[num_results, num_chains, D]`."""
+    """Returns the errors of the first 1, 3, 9, ... samples `[num_results, num_chains, D]`."""
     errors = []
     for used in np.unique(np.geomspace(1, len(samples), 8).astype(int)):
         passes = (num_burnin_steps + used * thinning) / steps_per_pass
@@ -105,7 +81,7 @@ def plot(result: Result, path: str) -> None:
 
 
 def plot_errors(errors: dict[str, list[Errors]], reference: Reference, path: str) -> None:
-    """Errors against passes, with the reference's noise floor."""
+    """Draws errors against passes, with the noise floor of the reference."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3), layout="constrained")

@@ -1,12 +1,12 @@
 """SGLD through `model.fit` against the exact posterior: MNIST 7 v 9 in a random projection.
 
-The posterior of `mnist_7v9`, as a Keras model: one `Dense` unit without bias on 50 random
-projections and a constant, prior N(0, 1) on every weight. `SamplerCallback` runs as many chains, of
-as many steps of the same kernel, as `tfp.mcmc.sample_chain` does there, and both are held against
+The posterior of `mnist_7v9` as a Keras model: one `Dense` unit without bias on 50 random
+projections and a constant, prior N(0, 1) on every weight. `SamplerCallback` runs as many chains,
+with as many steps of the same kernel, as `tfp.mcmc.sample_chain` does there. Both are compared with
 one long run of full-data HMC.
 
-What differs are the minibatches: here every example is taken once in an epoch (24 batches of 500
-and one of 214), the target there draws each minibatch afresh.
+The minibatches differ. Here every example is taken once in an epoch (24 batches of 500 and one of
+214). The target of `mnist_7v9` draws each minibatch independently.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import tensorflow_probability as tfp
 
 import datasets
 import tfp_sgmcmc as sgmcmc
-from benchmarks import command_line
-from benchmarks.reference import Reference
+from benchmarks.common import command_line
+from benchmarks.common.reference import Reference
 from benchmarks.reproductions import mnist_7v9
 from benchmarks.reproductions.mnist_7v9 import Errors
 
 
 class Result(NamedTuple):
-    """The reference, and SGLD's errors on the way to it, both ways."""
+    """The reference, and the errors of SGLD through `sample_chain` and through `fit`."""
 
     reference: Reference
     sample_chain: list[Errors]
@@ -45,7 +45,7 @@ def run(
     num_reference_results: int = 600,
     seed: int = 0,
 ) -> Result:
-    """Samples with all; arguments as on the command line."""
+    """Samples by HMC, by `sample_chain` and by `fit`."""
     x, y, _, _ = datasets.mnist_7v9()
     steps = -(-len(x) // batch_size)  # of an epoch
     num_burnin_steps = num_burnin_epochs * steps
@@ -85,11 +85,11 @@ def run(
 
 
 def shuffled_batches(x: np.ndarray, y: np.ndarray, batch_size: int, seed: int) -> tf.data.Dataset:
-    """In another order in each epoch.
+    """Returns batches in another order in each epoch.
 
-    Given the arrays themselves, `fit` repeats one order in all epochs once
-    `keras.utils.set_random_seed` was called. Then the examples of the short last batch, which
-    counts as much as the others, would have 2.3 times their weight throughout.
+    If `fit` is given the arrays, it repeats one order in all epochs once
+    `keras.utils.set_random_seed` was called. The short last batch counts as much as the others, so
+    its examples would then have 2.3 times their weight in every epoch.
     """
     rows = tf.data.Dataset.range(len(x)).shuffle(len(x), seed=seed).batch(batch_size)
     return rows.map(lambda i: (tf.gather(x, i), tf.gather(y, i))).prefetch(2)

@@ -1,17 +1,17 @@
 """Two networks on MNIST: the posterior average through `model.fit` against Adam.
 
-A 784-100-10 network and a small convolutional one, each from the same initial weights, for equal
-epochs: by Adam as Keras has it by default, and by `SamplerCallback` with SGHMC without Sigma, in
-the terms of deep learning SGD with momentum and noise. 10,000 of the training examples are set
-apart as validation part: Adam's best epoch is chosen on it, and so were the settings below, by
-hand. The test part is looked at for the table alone. With a seed, `fit` takes arrays in one order
-in all epochs, for Adam and the chains alike.
+A 784-100-10 network and a small convolutional one are trained by Adam with Keras' defaults, and
+sampled by `SamplerCallback` with SGHMC without Sigma, which is SGD with momentum and noise. Initial
+weights and numbers of epochs are equal. 10,000 of the training examples are the validation part. It
+is used to choose Adam's best epoch, and was used to choose the settings below by hand. The test
+part is used only for the table. With a seed, `fit` takes arrays in one order in all epochs, for
+Adam and for the chains.
 
 The table has the accuracy, the negative log likelihood (NLL) and the expected calibration error
 (ECE, 15 bins of equal width, from 0 to 1) of Adam after its last epoch, of Adam at the epoch with
-the least NLL on the validation part, of a chain's last state by itself, and of the mean of the
-class probabilities over its states: four an epoch after a burn-in. There is a chain at temperature
-1, the posterior itself, and one at a lower temperature.
+the least NLL on the validation part, of a chain's last state, and of the mean of the class
+probabilities over the chain's states, of which four an epoch are kept after a burn-in. One chain
+has temperature 1, which is the posterior, and one a lower temperature.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks import command_line
-from benchmarks.calibration import Reliability, Scores, reliability, scores
-from benchmarks.digits import Digits, digits
+from benchmarks.common import command_line
+from benchmarks.common.calibration import Reliability, Scores, reliability, scores
+from benchmarks.common.digits import Digits, digits
 
 STATES_AN_EPOCH = 4
 
@@ -41,11 +41,11 @@ class Setting(NamedTuple):
     Attributes:
       layers: () -> the layers.
       prior_scale: s; the prior of a weight into a unit with k inputs is N(0, s^2 / k).
-      learning_rate: h^2 N, SGD's on the mean of the log posterior.
-      momentum: 1 - h A, SGD's.
-      temperature: of the posterior, beside 1.
-      num_epochs: of Adam, and of each chain.
-      num_burnin_epochs: how many of these are left out of the average.
+      learning_rate: h^2 N, the learning rate of SGD on the mean of the log posterior.
+      momentum: 1 - h A, the momentum of SGD.
+      temperature: the temperature of the second chain; the first one has 1.
+      num_epochs: epochs of Adam, and of each chain.
+      num_burnin_epochs: epochs of a chain that the average leaves out.
       jit_compile: whether XLA compiles; its convolutions are slow on CPUs.
     """
 
@@ -121,7 +121,7 @@ class Classifier(NamedTuple):
 
 
 def network(setting: Setting, steps: int, seed: int) -> keras.Model:
-    """Compiled for Adam; equal initial weights for equal seeds."""
+    """Returns a model compiled for Adam. Equal seeds give equal initial weights."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.Input([28, 28]), *setting.layers()])
     model.compile(
@@ -134,7 +134,7 @@ def network(setting: Setting, steps: int, seed: int) -> keras.Model:
 
 
 def adam(setting: Setting, data: Digits, batch_size: int, seed: int) -> dict[str, keras.Model]:
-    """After the last epoch, and after the one with the least loss on the validation part."""
+    """Returns the model after the last epoch, and after the one with the least validation loss."""
     model, best = (network(setting, len(data.x) // batch_size, seed) for _ in range(2))
     weights: list[list[np.ndarray]] = []
     history = model.fit(
@@ -160,7 +160,7 @@ def adam(setting: Setting, data: Digits, batch_size: int, seed: int) -> dict[str
 
 
 def log_prior(scale: float) -> Callable[[list[tf.Tensor]], tf.Tensor]:
-    """N(0, scale^2 / k) of every weight, k the number of inputs; a bias has one."""
+    """Returns the log prior N(0, scale^2 / k) of weights with k inputs; a bias has one input."""
 
     def log_prob(values: list[tf.Tensor]) -> tf.Tensor:
         fans = [math.prod(v.shape[:-1]) for v in values]
@@ -173,7 +173,7 @@ def log_prior(scale: float) -> Callable[[list[tf.Tensor]], tf.Tensor]:
 def sample(
     setting: Setting, temperature: float, data: Digits, batch_size: int, seed: int
 ) -> tuple[keras.Model, sgmcmc.keras.SamplerCallback]:
-    """The model with the chain's last state, and the callback with its samples."""
+    """Returns the model with the chain's last state, and the callback with its samples."""
     steps = len(data.x) // batch_size
     model = network(setting, steps, seed)
     h = (setting.learning_rate / len(data.x)) ** 0.5
@@ -196,12 +196,9 @@ def sample(
 
 
 def run(
-    *,
-    networks: tuple[str, ...] = tuple(SETTINGS),
-    batch_size: int = 250,
-    seed: int = 0,
+    *, networks: tuple[str, ...] = tuple(SETTINGS), batch_size: int = 250, seed: int = 0
 ) -> list[Classifier]:
-    """Trains and samples all; arguments as on the command line."""
+    """Trains and samples all networks."""
     data = digits(flatten=False)
     classifiers = []
 
@@ -257,7 +254,7 @@ def show(classifiers: list[Classifier]) -> None:
 
 
 def plot(classifiers: list[Classifier], path: str) -> None:
-    """Reliability diagrams on the test part: bins of 20 examples or more."""
+    """Draws reliability diagrams on the test part, with bins of at least 20 examples."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(c.network for c in classifiers))

@@ -8,14 +8,15 @@ scores, of SGLD and of SGD.
 
 The prior is N(0, 1) on every parameter, as a regulariser, so that all four have the same log
 posterior. A sampler predicts by the mean of the class probabilities over the second half of its
-states so far, five an epoch; SGD by its current state. 10,000 of the training examples are set
-apart, on which each method chooses its step size from a grid by its error after the last epoch, for
-one start. Table and figure have the test errors at that step size, from this and another start. V
-of SGFS-f comes from groups of ten examples, which leaves its mean as it is and saves nine tenths of
-its cost. With a seed, `fit` takes arrays in one order in all epochs, for all methods alike.
+states so far, of which five an epoch are kept. SGD predicts by its current state. 10,000 of the
+training examples form the validation part. Each method chooses its step size from a grid by its
+validation error after the last epoch, for one start. Table and figure have the test errors at that
+step size, from this start and from another one. V of SGFS-f comes from groups of ten examples,
+which does not change its mean and saves nine tenths of its cost. With a seed, `fit` takes arrays in
+one order in all epochs, for all methods.
 
-Step sizes are given as learning rates for the mean of the log posterior over examples, epsilon N /
-2 for a sampler; so with B = I SGFS has alpha^2 = 2 N / rate.
+Step sizes are given as learning rates for the mean of the log posterior over examples. The rate of
+a sampler is epsilon N / 2, so that SGFS with B = I has alpha^2 = 2 N / rate.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ import numpy as np
 from sklearn.random_projection import GaussianRandomProjection
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks import command_line
-from benchmarks.digits import Digits, digits
+from benchmarks.common import command_line
+from benchmarks.common.digits import Digits, digits
 from tfp_sgmcmc.covariance import Full, Solver
 
 PROJECTIONS, HIDDEN, CLASSES = 20, 30, 10
@@ -37,7 +38,7 @@ STATES_AN_EPOCH = 5
 
 
 class Errors(NamedTuple):
-    """Of one run, after each epoch: `[epochs]`."""
+    """Errors of one run after each epoch, `[epochs]`."""
 
     validation: np.ndarray
     test: np.ndarray
@@ -47,9 +48,10 @@ class Curve(NamedTuple):
     """A method at its chosen learning rate.
 
     Attributes:
-      learning_rate: the chosen one.
-      validation: error after the last epoch, by learning rate; infinite where a chain broke down.
-      test: errors, `[seeds, epochs]`.
+      learning_rate: the chosen learning rate.
+      validation: validation error after the last epoch, by learning rate; infinite if a chain
+        became infinite.
+      test: test errors, `[seeds, epochs]`.
     """
 
     learning_rate: float
@@ -58,7 +60,7 @@ class Curve(NamedTuple):
 
 
 def projected_digits() -> Digits:
-    """All in one random projection, `[rows, 20]`."""
+    """Returns all parts in one random projection, `[rows, 20]`."""
     data = digits()
     project = GaussianRandomProjection(PROJECTIONS, random_state=0).fit(data.x).transform
     parts = {name: getattr(data, name) for name in ("x", "x_valid", "x_test")}
@@ -66,7 +68,7 @@ def projected_digits() -> Digits:
 
 
 def network(num_examples: int, learning_rate: float, steps: int, seed: int) -> keras.Model:
-    """Compiled for SGD; the regularisers are the prior N(0, 1), divided by N."""
+    """Returns a model compiled for SGD. The regularisers are the prior N(0, 1), divided by N."""
     keras.utils.set_random_seed(seed)
     regularizer = keras.regularizers.L2(0.5 / num_examples)
     prior = {"kernel_regularizer": regularizer, "bias_regularizer": regularizer}
@@ -91,8 +93,8 @@ class Method(NamedTuple):
 
     Attributes:
       grid: learning rates to choose from.
-      kernel: of (target, epsilon); None is SGD itself.
-      num_groups: of a minibatch, whose scores take the place of those of its examples.
+      kernel: (target, epsilon) -> kernel; None stands for SGD.
+      num_groups: groups of a minibatch whose scores replace those of its examples.
     """
 
     grid: tuple[float, ...]
@@ -100,7 +102,7 @@ class Method(NamedTuple):
     num_groups: int | None = None
 
 
-# By XLA on a CPU, much faster than a factorisation a step, and than plain conjugate gradients.
+# Under XLA on a CPU, this is much faster than conjugate gradients or a factorisation at each step.
 FULL = Full(solver=Solver("lagged_cholesky", tolerance=1e-3, refactor_every=50))
 METHODS = {
     "SGD": Method((1.0, 3.0, 10.0)),
@@ -115,7 +117,7 @@ METHODS = {
 def errors(
     data: Digits, method: Method, learning_rate: float, num_epochs: int, batch_size: int, seed: int
 ) -> Errors:
-    """One run; infinite where a chain broke down."""
+    """Returns the errors of one run, which are infinite if the chain became infinite."""
     num_examples = len(data.x)
     steps = -(-num_examples // batch_size)
     model = network(num_examples, learning_rate, steps, seed)
@@ -133,7 +135,7 @@ def errors(
     sampler = sgmcmc.keras.SamplerCallback(
         lambda target: kernel(target, epsilon),
         num_examples,
-        prior=None,  # the regularisers are
+        prior=None,  # the regularisers are the prior
         num_burnin_steps=0,
         num_steps_between_results=steps // STATES_AN_EPOCH - 1,
         seed=seed,
@@ -147,12 +149,12 @@ def errors(
 
 
 def averaged_errors(outputs: np.ndarray, y: np.ndarray, num_epochs: int) -> np.ndarray:
-    """Of the mean over the second half of the states so far, after each epoch.
+    """Returns the errors of the mean over the second half of the states so far, after each epoch.
 
     Args:
       outputs: class probabilities by each state, `[states, rows, classes]`.
       y: labels, `[rows]`.
-      num_epochs: how many epochs the states are of.
+      num_epochs: number of epochs of the chain.
     """
     ends = len(outputs) * np.arange(1, num_epochs + 1) // num_epochs
     return np.array([_error(outputs[end // 2 : end].mean(axis=0), y) for end in ends])
@@ -163,7 +165,7 @@ def _error(scores: np.ndarray, y: np.ndarray) -> float:
 
 
 def run(*, num_epochs: int = 30, batch_size: int = 2_000, num_seeds: int = 2) -> dict[str, Curve]:
-    """Chooses each method's learning rate with seed 0, and repeats it with the other seeds."""
+    """Chooses each method's learning rate with seed 0, and repeats that with the other seeds."""
     data = projected_digits()
     curves = {}
     for name, method in METHODS.items():
@@ -195,12 +197,12 @@ def show(curves: dict[str, Curve]) -> None:
 
 
 def _cell(values: np.ndarray) -> str:
-    """Mean and range over seeds."""
+    """Returns mean and range over seeds."""
     return f"{values.mean():.4f} ({values.min():.4f}-{values.max():.4f})"
 
 
 def plot(curves: dict[str, Curve], path: str) -> None:
-    """Test errors against epochs: means over seeds, and their range."""
+    """Draws means and ranges of test errors over seeds against epochs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")

@@ -1,32 +1,32 @@
-"""Runs asv on a device, its results kept apart from those of this machine's other devices.
+"""Runs asv on a device, and keeps the results apart from those of other devices of the machine.
 
     python -m benchmarks.suite --device GPU run --quick --python=same
     python -m benchmarks.suite --device GPU continuous --factor 1.3 main HEAD
 
-What follows the device is asv's. To asv each device is a machine, named after this one. A GPU
-wants asv's own `--launch-method spawn`, the default here: CUDA does not outlive a fork.
+All further options are passed to asv. To asv each device is a machine, named after this machine. A
+GPU needs asv's `--launch-method spawn`, which is the default here, because CUDA does not work after
+a fork.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import subprocess
 import sys
 
-from benchmarks.environment import describe
+from benchmarks.common import command_line
+from benchmarks.common.environment import describe
 from benchmarks.suite import device
 
 
+def run(*, device: str = device.chosen()) -> None:
+    """The options; `main` also takes those of asv."""
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.suite",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--device", choices=device.DEVICES, default=device.chosen())
+    parser = command_line.parser(__doc__, run, False, choices={"device": device.DEVICES})
+    parser.prog, parser.allow_abbrev = "python -m benchmarks.suite", False
     parser.add_argument("command", choices=("run", "continuous"))
     arguments, rest = parser.parse_known_args()
     os.environ.update(device.environment(arguments.device))

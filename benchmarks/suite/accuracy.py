@@ -1,4 +1,4 @@
-"""`track_*`: how right the samples of each method are after equal passes and equal seconds."""
+"""`track_*`: errors of each method's samples after equal passes and equal seconds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ Table = dict[tuple[str, str], dict[str, float]]
 
 
 class Accuracy:
-    """Scores of `benchmarks.suite.scores`, all measured once, before."""
+    """The scores of `benchmarks.suite.scores`, which are all measured once in the beginning."""
 
     version = "1"
     params = [PROFILE.problems, PROFILE.scored]
     param_names = ["problem", "method"]
 
     def setup_cache(self) -> Table:
-        from benchmarks.suite import chains, problems, scores
+        from benchmarks.common import problems
+        from benchmarks.suite import chains, scores
 
         table = {}
         for problem in PROFILE.problems:
@@ -28,11 +29,11 @@ class Accuracy:
                 table[problem, name] = {k: float(v.mean()) for k, v in found._asdict().items()}
         return table
 
-    setup_cache.timeout = 14_400  # type: ignore  # of "regular" on a busy core
+    setup_cache.timeout = 14_400  # type: ignore  # for "regular" on a busy core
 
     def setup(self, table: Table, problem: str, method: str) -> None:
         if (problem, method) not in table:
-            raise NotImplementedError(f"the data of {problem} are not at hand")
+            raise NotImplementedError(f"the data of {problem} are not available")
 
     def track_mean_error(self, table: Table, problem: str, method: str) -> float:
         return table[problem, method]["mean_error"]

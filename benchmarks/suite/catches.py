@@ -1,19 +1,18 @@
-"""Samplers that are slowed or biased on purpose, and which benchmarks of the suite tell.
+"""Samplers that are slowed or biased on purpose, and the benchmarks of the suite that notice it.
 
-Each is compared with the library's own by the suite's measurements and the thresholds of
-`asv.conf.json`. The last rows are the library's own with other seeds, of which none may be told.
-Ends with an error where a fault goes unseen, or a row of the control does not.
+Each is compared with the unchanged sampler by the suite's measurements and the thresholds of
+`asv.conf.json`. Rows named "none" are controls: the unchanged sampler with other seeds, which must
+not exceed a threshold. The script fails if a fault is not noticed or a control is.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks import command_line
+from benchmarks.common import command_line, problems
 from benchmarks.suite import ENVIRONMENT
 from benchmarks.suite.thresholds import threshold
 
@@ -23,7 +22,9 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import tfp_sgmcmc as sgmcmc  # noqa: E402
-from benchmarks.suite import chains, problems, scores  # noqa: E402
+from benchmarks.common.timing import in_turn  # noqa: E402
+from benchmarks.common.timing import seconds as clock  # noqa: E402
+from benchmarks.suite import chains, scores  # noqa: E402
 from tfp_sgmcmc import random  # noqa: E402
 
 PROBLEM = "synthetic"
@@ -46,7 +47,7 @@ class Row(NamedTuple):
 
 
 class SlowSGLD(sgmcmc.SGLD):
-    """Does its work twice."""
+    """SGLD that does its work twice."""
 
     def one_step(self, current_state: Any, previous_kernel_results: Any, seed: Any = None) -> Any:
         seed = random.as_seed(seed)
@@ -56,14 +57,14 @@ class SlowSGLD(sgmcmc.SGLD):
 
 
 class WrongSGNHT(sgmcmc.SGNHT):
-    """Its thermostat is fed |p| instead of p^2."""
+    """SGNHT whose thermostat is fed |p| instead of p^2."""
 
     def _temperatures(self, p: Any, mass: Any, chain_ndims: int) -> Any:
         return tf.reduce_mean(tf.abs(p), axis=-1)
 
 
 def changes(target: Any) -> dict[str, tuple[str, Callable[[], Any]]]:
-    """Name of the change -> name of the sampler in the suite, and the changed kernel."""
+    """Returns the sampler's name in the suite and the changed kernel, by name of the change."""
     return {
         "work done twice": ("SGLD, eps 2e-5", lambda: SlowSGLD(target, 2e-5)),
         "noise halved": ("SGLD, eps 2e-5", lambda: sgmcmc.SGLD(target, 2e-5, temperature=0.5)),
@@ -72,16 +73,20 @@ def changes(target: Any) -> dict[str, tuple[str, Callable[[], Any]]]:
 
 
 def compare(num_repeats: int = 15) -> list[Row]:
-    """All rows; `num_repeats` of the times, of which the least count."""
+    """Measures all rows.
+
+    Args:
+      num_repeats: repeats of the times, of which the least counts.
+    """
     target, methods = chains.methods(PROBLEM, problems.BATCH_SIZE)
-    rows, own = [], {}
+    rows, unchanged = [], {}
     for change, (name, make_kernel) in changes(target).items():
         method = chains.Method(make_kernel, target.batch_size)
-        if name not in own:
-            own[name] = scores.measure(PROBLEM, target, methods[name])
+        if name not in unchanged:
+            unchanged[name] = scores.measure(PROBLEM, target, methods[name])
             other = scores.measure(PROBLEM, target, methods[name], OTHER_SEEDS)
-            rows += _rows(f"{name}: none", own[name], other)
-        rows += _rows(change, own[name], scores.measure(PROBLEM, target, method))
+            rows += _rows(f"{name}: none", unchanged[name], other)
+        rows += _rows(change, unchanged[name], scores.measure(PROBLEM, target, method))
         benchmark = "steps.Steps.time_steps"
         pair = seconds([methods[name].make_kernel(), make_kernel()], num_repeats)
         rows.append(Row(change, benchmark, *pair, threshold(benchmark)))
@@ -99,16 +104,11 @@ def _rows(change: str, before: scores.Scores, after: scores.Scores) -> list[Row]
 
 
 def seconds(kernels: list[Any], num_repeats: int) -> list[float]:
-    """The least time of a compiled call of each kernel, the kernels taking turns."""
+    """Returns the least time of a compiled call of each kernel; the kernels take turns."""
     start = tf.zeros([problems.data(PROBLEM)[0].shape[1]])
     runs = [chains.Chain(kernel, start, NUM_STEPS) for kernel in kernels]
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(num_repeats + 1):  # the first call compiles
-        for run, found in zip(runs, times, strict=True):
-            begin = time.perf_counter()
-            run()
-            found.append(time.perf_counter() - begin)
-    return [min(found[1:]) for found in times]
+    times = in_turn({i: lambda run=run: clock(run) for i, run in enumerate(runs)}, num_repeats)
+    return [min(found) for found in times.values()]
 
 
 def show(rows: list[Row]) -> None:
@@ -119,7 +119,7 @@ def show(rows: list[Row]) -> None:
     told = {row.change: any(r.told for r in rows if r.change == row.change) for row in rows}
     wrong = [change for change, found in told.items() if found == change.endswith(": none")]
     if wrong:
-        sys.exit(f"wrong: {', '.join(wrong)}")
+        sys.exit(f"wrongly noticed or missed: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":

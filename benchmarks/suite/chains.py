@@ -9,19 +9,20 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks.samplers import compiled, make_target, samplers
-from benchmarks.suite import problems
+from benchmarks.common import problems
+from benchmarks.common.chains import compiled
+from benchmarks.common.samplers import ON_ALL_DATA, samplers
 
 NUM_LEAPFROG_STEPS = 5
 MAX_TREE_DEPTH = 3
 
 
 class Method(NamedTuple):
-    """How a posterior is sampled.
+    """A way to sample a posterior.
 
     Attributes:
       make_kernel: () -> kernel.
-      examples: that a step looks at; for NUTS, at most.
+      examples: examples that a step evaluates; the largest number for NUTS.
     """
 
     make_kernel: Callable[[], Any]
@@ -29,12 +30,11 @@ class Method(NamedTuple):
 
 
 def methods(problem: str, batch_size: int) -> tuple[sgmcmc.MinibatchLogProb, dict[str, Method]]:
-    """A target, and all samplers and baselines on it by name."""
-    target = make_target(*problems.data(problem), batch_size)
+    """Returns a target, and all samplers and baselines on it by name."""
+    target = problems.make_target(*problems.data(problem), batch_size)
     on_minibatches = samplers(target) | {"SGD": lambda: sgmcmc.SGLD(target, 2e-5, temperature=0.0)}
     found = {name: Method(make, batch_size) for name, make in on_minibatches.items()}
-    on_all_data = {
-        "corrected Langevin": (lambda: sgmcmc.CorrectedLangevin(target, 1e-3), 1),
+    on_all_data = {name: (make, 1) for name, make in samplers(target, ON_ALL_DATA).items()} | {
         "HMC": (
             lambda: tfp.mcmc.HamiltonianMonteCarlo(target, 0.03, NUM_LEAPFROG_STEPS),
             NUM_LEAPFROG_STEPS,
@@ -50,16 +50,16 @@ def methods(problem: str, batch_size: int) -> tuple[sgmcmc.MinibatchLogProb, dic
 
 
 def temperature(state: tf.Tensor, results: Any) -> tf.Tensor:
-    """The kinetic temperature, to be traced; NaN of samplers without momenta."""
+    """Returns the kinetic temperature for a trace; NaN for samplers without momenta."""
     nothing = tf.fill(state.shape[:-1], tf.constant(float("nan")))
     return getattr(results, "kinetic_temperature", nothing)
 
 
 class Chain:
-    """A compiled chain from the origin, which goes on with each call."""
+    """A compiled chain, which goes on with each call."""
 
     def __init__(self, kernel: Any, start: tf.Tensor, num_steps: int):
-        self._run = compiled(kernel, 1, num_steps, temperature)
+        self._run = compiled(kernel, 1, num_steps, trace_fn=temperature)
         self._state, self._results = start, kernel.bootstrap_results(start)
 
     def __call__(self) -> tf.Tensor:

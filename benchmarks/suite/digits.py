@@ -1,4 +1,4 @@
-"""A Keras network on scikit-learn's digits, which need no download; by SGD and by the callback."""
+"""A Keras network on the digits of scikit-learn, which need no download."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import tensorflow_probability as tfp
 from sklearn.datasets import load_digits
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks.calibration import scores
+from benchmarks.common.calibration import scores
 
 NUM_TRAIN, BATCH_SIZE = 1280, 128
 NUM_STEPS, NUM_BURNIN_STEPS = 1200, 400
 
 
 class Network:
-    """A 64-50-10 network whose `fit` is training, or sampling by the callback.
+    """A 64-50-10 network whose `fit` trains, or samples by the callback.
 
     Args:
-      method: `"SGD"`, or the sampler whose kernel the callback runs.
-      steps_per_execution: of `compile`.
-      seed: of the weights, the order of the examples and the sampler.
+      method: `"SGD"`, or the name of the sampler that the callback runs.
+      steps_per_execution: argument of `compile`.
+      seed: seed of the weights, the order of the examples and the sampler.
       keep: whether the callback keeps every tenth sample after a burn-in.
     """
 
@@ -56,14 +56,14 @@ class Network:
             )
 
     def fit(self, num_steps: int) -> None:
-        """Takes so many steps in one epoch."""
+        """Takes `num_steps` steps in one epoch."""
         callbacks = [self._callback] if self._callback else []
         self._model.fit(
             self._batches, steps_per_epoch=num_steps, verbose=0, shuffle=False, callbacks=callbacks
         )
 
     def scores(self) -> Any:
-        """Of the test part: of the weights, or of the mean over the samples that were kept."""
+        """Returns the scores on the test part, of the weights or the mean over the kept samples."""
         weights = [self._model.get_weights()]
         if self._callback:
             weights = list(zip(*(np.asarray(part) for part in self._callback.samples), strict=True))

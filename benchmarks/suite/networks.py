@@ -1,4 +1,4 @@
-"""`fit` of a Keras network: the callback beside plain training, and how good predictions are."""
+"""`fit` of a Keras network: the callback beside plain training, and scores of predictions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Table = dict[str, dict[str, float]]
 
 
 class Fit:
-    """Seconds and memory of 500 steps, compiled before."""
+    """Seconds and memory of 500 steps, which are compiled before."""
 
     version = "1"
     params = [PROFILE.fitted, PROFILE.steps_per_execution]
@@ -35,7 +35,7 @@ class Fit:
 
 
 class Predictions:
-    """Scores of the posterior's mean prediction on the test part, means over seeds."""
+    """Scores of the posterior mean prediction on the test part, averaged over seeds."""
 
     version = "1"
     params = PROFILE.fitted

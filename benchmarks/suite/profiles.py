@@ -1,32 +1,17 @@
-"""What each profile runs; names and numbers only, so that asv reads it without TensorFlow."""
+"""The parameters of each profile: names and numbers, which asv reads without TensorFlow."""
 
 from __future__ import annotations
 
 import os
 from typing import NamedTuple
 
+from benchmarks.common.samplers import ON_ALL_DATA, ON_MINIBATCHES
+
 VARIABLE = "TFP_SGMCMC_PROFILE"
 
-SAMPLERS = (
-    "SGLD, eps 1e-3",
-    "SGLD, eps 2e-5",
-    "mSGLD",
-    "SGFS full, alpha 0",
-    "SGFS full",
-    "SGFS low_rank",
-    "SGFS diag",
-    "SGHMC",
-    "SGNHT",
-    "CCAdL full",
-    "CCAdL low_rank",
-    "CCAdL diag",
-    "underdamped Langevin",
-    "NOGIN full",
-    "NOGIN low_rank",
-    "NOGIN diag",
-)
+SAMPLERS = tuple(ON_MINIBATCHES)
 LOW_RANK = tuple(name for name in SAMPLERS if "low_rank" in name)
-BASELINES = ("SGD", "corrected Langevin", "HMC", "NUTS")
+BASELINES = ("SGD", *ON_ALL_DATA, "HMC", "NUTS")
 FEW = ("SGLD, eps 2e-5", "SGHMC", "SGNHT", "NOGIN diag")
 
 
@@ -34,16 +19,18 @@ class Profile(NamedTuple):
     """Parameters of the benchmarks.
 
     Attributes:
-      samplers: whose steps are timed, with each number of `chains` and each of `batch_sizes`.
-      compiled: whose compilation is timed.
+      samplers: samplers whose steps are timed, with all of `chains` and `batch_sizes`.
+      chains: numbers of chains.
+      batch_sizes: sizes of minibatches.
+      compiled: samplers whose compilation is timed.
       problems: posteriors on which samples are compared with exact moments.
-      scored: samplers and baselines that are compared. Low rank keeps more scores here than there
-        are dimensions, and takes as long as all others together; it is left to "large".
+      scored: samplers and baselines that are compared. `low_rank` keeps more scores here than there
+        are dimensions and takes as long as all others together, so only "large" has it.
       num_examples: N, at D = 10.
       dimensions: D, at N = 1000.
       scaled_chains: numbers of chains, at N = 1000 and D = 10.
       fitted: how a Keras network is fitted: by SGD, or by the callback with a sampler.
-      steps_per_execution: of its `compile`.
+      steps_per_execution: arguments of `compile`.
     """
 
     samplers: tuple[str, ...]
@@ -95,10 +82,14 @@ PROFILES = {"fast": FAST, "regular": REGULAR, "large": LARGE}
 
 
 def chosen() -> Profile:
-    """The profile that the environment variable names."""
+    """Returns the profile that the environment variable names.
+
+    Raises:
+      ValueError: an unknown profile.
+    """
     name = os.environ.get(VARIABLE, "fast")
     if name not in PROFILES:
-        raise ValueError(f"{VARIABLE} is {name!r}; one of {', '.join(PROFILES)} is expected.")
+        raise ValueError(f"{VARIABLE} must be one of {', '.join(PROFILES)}. Received: {name!r}.")
     return PROFILES[name]
 
 

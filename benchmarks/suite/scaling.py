@@ -1,7 +1,7 @@
 """Time and memory in N, D and the number of chains: SGLD on the mean of a Gaussian, n = 100.
 
-A step computes the same at every N, but random rows of data that outgrow a cache, and then the
-addresses that a processor keeps at hand, wait for memory; `benchmarks/README.md` has the figures.
+A step computes the same at every N. But it waits for memory once the data, or the addresses of
+their pages, outgrow a cache of the processor; `benchmarks/README.md` has the figures.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.suite.profiles import PROFILE
 
 BATCH_SIZE = 100
-NUMBERS = 10**8  # that a call gathers, in as many steps as that takes, within the bounds below
-LEAST_STEPS, MOST_STEPS = 10, 10_000  # a call alone takes a millisecond
+NUMBERS = 10**8  # numbers that a call gathers, if the bounds of its steps below allow it
+LEAST_STEPS, MOST_STEPS = 10, 10_000  # starting a call takes a millisecond
 NUM_CALLS = 5
 
 
@@ -39,7 +39,7 @@ class _Scaling:
 
 
 class Examples(_Scaling):
-    """Up to 400 MB of data."""
+    """Scaling in N, with up to 400 MB of data."""
 
     params = PROFILE.num_examples
     param_names = ["N"]
@@ -47,7 +47,7 @@ class Examples(_Scaling):
 
 
 class Dimensions(_Scaling):
-    """Up to 4 GB of data; a step costs D n."""
+    """Scaling in D, with up to 4 GB of data; the cost of a step is proportional to D n."""
 
     params = PROFILE.dimensions
     param_names = ["D"]
@@ -55,7 +55,7 @@ class Dimensions(_Scaling):
 
 
 class Chains(_Scaling):
-    """Each chain has its own minibatches."""
+    """Scaling in the number of chains, each of which has its own minibatches."""
 
     params = PROFILE.scaled_chains
     param_names = ["chains"]
@@ -63,7 +63,7 @@ class Chains(_Scaling):
 
 
 def chain(num_examples: int = 1000, dimension: int = 10, num_chains: int = 1) -> tuple[Any, int]:
-    """A compiled chain on examples from N(0, I), and the steps that a call of it takes."""
+    """Returns a compiled chain on examples from N(0, I), and the number of steps of a call."""
     import tensorflow as tf
 
     import tfp_sgmcmc as sgmcmc

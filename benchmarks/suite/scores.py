@@ -1,4 +1,4 @@
-"""What is measured of a method's samples: errors against the exact posterior, and seconds."""
+"""Scores of a method's samples: errors against the exact posterior, and seconds."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks.reference import Reference
-from benchmarks.samplers import compiled
-from benchmarks.suite import chains, problems
+from benchmarks.common import problems
+from benchmarks.common.chains import compiled
+from benchmarks.common.reference import Reference
+from benchmarks.suite import chains
 
 NUM_PASSES = 500
 NUM_RESULTS = 1000  # at most
-NUM_BLOCKS = 10  # of the counted passes; as many are burn-in
-SECONDS = {"synthetic": 0.1, "mnist_7v9": 1.0}  # of matched compute
+NUM_BLOCKS = 10  # for the counted passes; burn-in takes as many
+SECONDS = {"synthetic": 0.1, "mnist_7v9": 1.0}  # of equal computing time
 SEEDS = (0, 1, 2, 3)
-RESOLUTION = 0.1  # of biases of temperature and variance; smaller ones are the seeds'
+RESOLUTION = 0.1  # of biases of temperature and variance; smaller ones are noise of the seeds
 
 
 class Scores(NamedTuple):
-    """Figures for each seed, `[seeds]`; the lower the better.
+    """Scores for each seed, `[seeds]`; lower is better.
 
     Attributes:
       mean_error: E1 after `NUM_PASSES` passes over the data (Ahn et al. 2012, equation 14).
-      covariance_error: E2, likewise.
+      covariance_error: E2 after as many passes.
       variance_bias: |mean over coordinates of E (theta - exact mean)^2 / exact variance - 1|,
         at least `RESOLUTION`.
-      matched_bias: the same of what the first `SECONDS` of computing give.
-      seconds_per_effective_sample: of the median coordinate.
-      stein_discrepancy: the squared discrepancy (V statistic), of samples in units of the exact
-        standard deviations.
+      matched_bias: the same bias of the samples from the first `SECONDS` of computing.
+      seconds_per_effective_sample: seconds for the median coordinate.
+      stein_discrepancy: the squared kernel Stein discrepancy (V statistic) of samples in units of
+        the exact standard deviations.
       temperature_error: |kinetic temperature - 1|, at least `RESOLUTION`; NaN without momenta.
     """
 
@@ -53,12 +54,13 @@ def measure(
     method: chains.Method,
     seeds: Sequence[int] = SEEDS,
 ) -> Scores:
-    """The scores of a chain for each seed, started at the exact mean; each field is `[seeds]`."""
+    """Returns the scores of a chain for each seed, started at the exact mean."""
     reference = problems.reference(problem)
     num_steps = NUM_PASSES * target.num_examples // method.examples
     thinning = max(1, num_steps // NUM_RESULTS)
     kernel = method.make_kernel()
-    run = compiled(kernel, num_steps // thinning // NUM_BLOCKS, thinning, chains.temperature)
+    num_results = num_steps // thinning // NUM_BLOCKS
+    run = compiled(kernel, num_results, thinning, trace_fn=chains.temperature)
     start = tf.constant(reference.mean, tf.float32)
     results = kernel.bootstrap_results(start)
     run(start, results, tf.constant([0, 0]))  # compiles
@@ -96,16 +98,12 @@ def score(
     scale = np.sqrt(variances).astype(np.float32)
     thinned = samples[:: max(1, len(samples) // 200)]
     stein = sgmcmc.squared_kernel_stein_discrepancy(
-        thinned / scale,
-        sgmcmc.gradients_at(target, thinned) * scale,
-        chain_ndims=1,
-        statistic="V",
+        thinned / scale, sgmcmc.gradients_at(target, thinned) * scale, chain_ndims=1, statistic="V"
     )
     parts = np.minimum(1, matched_seconds / seconds)
     errors = [
         (
-            sgmcmc.relative_mean_error(x.mean(axis=0), reference.mean),
-            sgmcmc.relative_covariance_error(np.cov(x, rowvar=False), reference.covariance),
+            *reference.errors(x),
             variance_bias(x, reference),
             variance_bias(x[: max(3, int(part * len(x)))], reference),
         )
@@ -113,13 +111,14 @@ def score(
     ]
     return Scores(
         *np.transpose(errors),
-        seconds.min() / np.median(effective, axis=1),  # what else ran only adds to the others
+        # The least time, as other work on the machine only adds to the time.
+        seconds.min() / np.median(effective, axis=1),
         np.asarray(stein),
         np.maximum(RESOLUTION, np.abs(temperatures - 1)),  # NaN stays
     )
 
 
 def variance_bias(samples: np.ndarray, reference: Reference) -> float:
-    """|mean over coordinates of E (theta - exact mean)^2 / exact variance - 1| of `[S, D]`."""
+    """Returns `variance_bias` of `Scores` for draws `[S, D]`."""
     variances = np.mean((samples - reference.mean) ** 2, axis=0)
     return max(RESOLUTION, abs(np.mean(variances / np.diag(reference.covariance)) - 1))

@@ -1,7 +1,8 @@
 """How far other seeds move the tracked scores, beside the thresholds of `asv.conf.json`.
 
-A score is a mean over the suite's seeds. Its relative standard deviation over seeds is that of one
-chain, divided by the square root of their number; four of them should stay below the threshold.
+A score is a mean over the suite's seeds. Its relative standard deviation is the one of a single
+chain divided by the square root of the number of seeds. Four standard deviations should stay below
+the threshold.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 
 import numpy as np
 
-from benchmarks import command_line
+from benchmarks.common import command_line
 from benchmarks.suite import ENVIRONMENT
 from benchmarks.suite.profiles import FAST
 from benchmarks.suite.thresholds import threshold
@@ -19,9 +20,10 @@ Rows = list[tuple[str, str, float, float]]
 
 
 def measure(problem: str = "synthetic", num_seeds: int = 16) -> Rows:
-    """Method, score, four standard deviations, threshold."""
+    """Returns rows of method, score, four standard deviations and threshold."""
     os.environ.update(ENVIRONMENT)
-    from benchmarks.suite import chains, problems, scores
+    from benchmarks.common import problems
+    from benchmarks.suite import chains, scores
 
     target, methods = chains.methods(problem, problems.BATCH_SIZE)
     rows = []

@@ -1,4 +1,4 @@
-"""`time_*` and `peakmem_*`: steps of every sampler, and its compilation."""
+"""`time_*` and `peakmem_*`: the steps and the compilation of every sampler."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ PROBLEM = "synthetic"
 
 
 def chain(sampler: str, num_chains: int, batch_size: int, num_steps: int) -> Any:
-    """A compiled chain; one chain has a state without a dimension for chains."""
+    """Returns a compiled chain. The state of one chain has no dimension for chains."""
     import tensorflow as tf
 
-    from benchmarks.suite import chains, problems
+    from benchmarks.common import problems
+    from benchmarks.suite import chains
 
     _, methods = chains.methods(PROBLEM, batch_size)
     shape = [problems.data(PROBLEM)[0].shape[1]]
@@ -27,7 +28,7 @@ class Steps:
     version = "1"
     params = [PROFILE.samplers, PROFILE.chains, PROFILE.batch_sizes]
     param_names = ["sampler", "chains", "n"]
-    number = rounds = 1  # a round compiles anew, which takes longer than what is timed
+    number = rounds = 1  # each round compiles, which takes longer than the timed call
     repeat = (3, 10, 5.0)
 
     def setup(self, sampler: str, chains: int, n: int) -> None:

@@ -10,7 +10,7 @@ CONFIGURATION = Path(__file__).resolve().parents[2] / "asv.conf.json"
 
 
 def threshold(benchmark: str) -> float:
-    """The largest of all whose pattern is in the name, as asv has it.
+    """Returns the largest threshold of all patterns that match a benchmark, as asv does.
 
     >>> threshold("accuracy.Accuracy.track_covariance_error")
     0.5

@@ -1,4 +1,4 @@
-"""The comparison with other libraries: its table, and that its sides agree. Nothing is timed."""
+"""The table of the comparison with other libraries, and its sides. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASE = Case(100, 1, False, True, False, 5000, "SGLD")
 
 
 class Side:
-    """A worker that takes as long as it is told."""
+    """A worker that reports the given time."""
 
     def __init__(self, microseconds: float, error: str = ""):
         self.microseconds, self.error = microseconds, error

@@ -1,4 +1,4 @@
-"""The asv suite: what asv finds, and that its profiles fit it. Nothing is measured."""
+"""The asv suite has the tracked benchmarks, and its profiles fit it. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_no_threshold_is_for_nothing() -> None:
 
 
 def test_environments_hold_what_the_package_needs() -> None:
-    """asv installs the package alone, as pip would else take the latest of what it depends on."""
+    """asv installs the package alone, because pip would install the latest dependencies."""
     configuration = json.loads(CONFIGURATION.read_text())
     assert "--no-deps" in configuration["install_command"][0]
     project = tomllib.loads((CONFIGURATION.parent / "pyproject.toml").read_text())["project"]
@@ -77,7 +77,8 @@ def test_environments_hold_what_the_package_needs() -> None:
 
 
 def test_profiles_name_samplers_of_the_table_and_add_up() -> None:
-    from benchmarks.suite import chains, problems
+    from benchmarks.common import problems
+    from benchmarks.suite import chains
 
     _, methods = chains.methods("synthetic", problems.BATCH_SIZE)
     assert set(methods) == {*profiles.SAMPLERS, *profiles.BASELINES}
@@ -92,7 +93,7 @@ def test_profiles_name_samplers_of_the_table_and_add_up() -> None:
 
 def test_an_unknown_profile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(profiles.VARIABLE, "quick")
-    with pytest.raises(ValueError, match="'quick'; one of fast, regular, large is expected"):
+    with pytest.raises(ValueError, match="one of fast, regular, large. Received: 'quick'"):
         profiles.chosen()
 
 
@@ -100,13 +101,13 @@ def test_results_of_a_device_are_asked_of_that_device(monkeypatch: pytest.Monkey
     assert device.environment("CPU") == {"CUDA_VISIBLE_DEVICES": "-1"}
     assert device.environment("GPU") == {}
     monkeypatch.setenv(device.VARIABLE, "gpu")
-    with pytest.raises(ValueError, match="'gpu'; one of CPU, GPU is expected"):
+    with pytest.raises(ValueError, match="one of CPU, GPU. Received: 'gpu'"):
         device.chosen()
 
 
 @pytest.fixture
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `main` sets for asv ends with the test."""
+    """Restores the environment variables that `main` sets for asv."""
     monkeypatch.setenv(device.VARIABLE, "CPU")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -122,7 +123,7 @@ def test_a_device_that_is_not_there_is_told_before_asv_starts(
     with pytest.raises(SystemExit) as error:
         suite_main.main()
     assert error.value.code == 2
-    assert "is to run on a GPU; TensorFlow sees CPU only." in capsys.readouterr().err
+    assert "The suite needs a GPU. TensorFlow sees only: CPU." in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("own_environment")

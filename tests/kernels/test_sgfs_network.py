@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import sgfs_network
+from benchmarks.accuracy import sgfs_network
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Errors of SGHMC, SGNHT and CCAdL come in the order of the paper, where they can be told apart."""
+"""The errors of SGHMC, SGNHT and CCAdL have the order of the paper where it is significant."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from benchmarks.reproductions import gaussian_table1
 
 
 def test_marginals_are_those_of_the_target() -> None:
-    """By quadrature of the target itself, over all but 1e-9 of the mass."""
+    """Marginals by quadrature of the target over all but 1e-9 of the mass agree."""
     target, marginals = gaussian_table1.model()
     mu, gamma = (np.linspace(law.ppf(1e-10), law.isf(1e-10), 801) for law in marginals)
     log_density = target(*(tf.constant(x, tf.float32) for x in np.meshgrid(mu, gamma)))
@@ -22,7 +22,7 @@ def test_marginals_are_those_of_the_target() -> None:
 
 @pytest.mark.slow
 def test_order_of_the_samplers() -> None:
-    """Differences are held to 4 standard errors: false alarms have a rate below 1e-4 each.
+    """Differences must exceed 4 standard errors, so each false alarm has a rate below 1e-4.
 
     At h = 0.001 and A = 10 all errors are below the Monte Carlo noise of this run.
     """
@@ -38,8 +38,8 @@ def test_order_of_the_samplers() -> None:
     for friction in (1.0, 10.0):
         assert is_better("CCAdL", "SGNHT", 0.01, friction)
     assert not is_better("SGNHT", "CCAdL", 0.001, 1.0)
-    # Not in the paper: with Sigma SGHMC is as good, and for large friction better than CCAdL, whose
-    # thermostat holds at T the momenta, which at the ends of steps are hotter than theta.
+    # This is not in the paper: SGHMC with Sigma is as good as CCAdL, and better at large friction.
+    # The thermostat of CCAdL keeps the momenta at T, which are hotter than theta after a step.
     for friction in (1.0, 10.0):
         assert is_better("SGHMC with Sigma", "SGNHT", 0.01, friction)
     assert is_better("SGHMC with Sigma", "CCAdL", 0.01, 10.0)

@@ -20,17 +20,17 @@ def test_log_likelihood() -> None:
 def test_sgld_agrees_with_the_exact_chain() -> None:
     """False alarms: about 1 % in all (t tests between chains, 15 degrees of freedom or more).
 
-    Biases allowed are those that linear theory gives SGLD here: 6 to 8 % of an index.
+    The allowed biases are those of SGLD in linear theory: 6 to 8 % of an index.
     """
     result = ica.run(seed=0)
     sgld, exact = result.stochastic, result.corrected
     assert 0.4 < result.acceptance < 0.7
-    for posterior in (sgld, exact):  # or there is nothing to compare
+    for posterior in (sgld, exact):  # otherwise there is nothing to compare
         assert np.all(posterior.mean_error < 0.2 * posterior.deviation)
         assert np.all(posterior.instability_error < 0.15 * posterior.instability)
 
     def distance_of_means(mean: np.ndarray) -> float:
-        """In standard errors, the largest of all entries. No sources may have been swapped."""
+        """Returns the largest distance in standard errors; no sources may be swapped."""
         return np.max(np.abs(mean - exact.mean) / np.hypot(sgld.mean_error, exact.mean_error))
 
     assert distance_of_means(sgld.mean) < 5

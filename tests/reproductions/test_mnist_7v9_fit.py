@@ -9,14 +9,14 @@ from benchmarks.reproductions import mnist_7v9_fit
 @pytest.mark.slow
 def test_sgld_in_fit_reaches_the_exact_posterior() -> None:
     reference, sample_chain, fit = mnist_7v9_fit.run(seed=0)
-    # The reference has to be several times better than the bounds that are checked with it.
+    # The reference must be several times better than the bounds that are checked with it.
     assert reference.r_hat < 1.01
     assert reference.mean_floor < 0.005
     assert reference.covariance_floor < 0.1
     for errors in (fit, sample_chain):
         assert errors[-1].mean_error < 0.05
         assert errors[-1].covariance_error < 0.3
-        # Control: one draw of each of the 64 chains does not pass.
+        # Control: one draw of each of the 64 chains fails.
         assert errors[0].covariance_error > 0.6
     # Equal numbers of steps; the passes differ by the short last batch of an epoch.
     assert fit[-1].passes == 1_800

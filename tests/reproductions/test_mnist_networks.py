@@ -1,9 +1,9 @@
-"""The posterior average of two networks predicts better than Adam, and knows better how well."""
+"""The posterior average of two networks predicts better than Adam, and is better calibrated."""
 
 import numpy as np
 import pytest
 
-from benchmarks import calibration
+from benchmarks.common import calibration
 from benchmarks.reproductions import mnist_networks
 
 
@@ -13,7 +13,7 @@ def test_scores_and_reliability_by_hand() -> None:
     found = calibration.scores(probabilities, labels)
     assert found.accuracy == 0.5
     assert found.log_loss == pytest.approx(-np.mean(np.log([0.7, 0.8, 0.1, 0.29])))
-    # Of 15 bins, 0.7 and 0.71 are in the eleventh, 0.8 in the thirteenth, 0.9 in the fourteenth.
+    # There are 15 bins. 0.7 and 0.71 are in bin 11, 0.8 in bin 13, and 0.9 in bin 14.
     gaps = np.array([2 * abs(0.705 - 0.5), abs(0.8 - 1), abs(0.9 - 0)])
     assert found.calibration_error == pytest.approx(gaps.sum() / 4, rel=1e-5)
     count, confidence, accuracy = calibration.reliability(probabilities, labels)
@@ -31,5 +31,5 @@ def test_posterior_average_beats_adam(network: str) -> None:
     for adam in adams:  # after the last epoch, and after the best one
         assert average.test.log_loss < adam.test.log_loss
         assert average.test.calibration_error < adam.test.calibration_error
-    # It is the average that does it.
+    # The last state alone does not.
     assert average.test.log_loss < last_state.test.log_loss

@@ -21,6 +21,6 @@ def test_order_of_the_methods() -> None:
     for ours in ("SGFS-d", "SGFS-f"):
         for other in ("SGLD", "SGD"):
             assert np.all(final[ours] < final[other])  # from each initial state
-    for name in ("SGD", "SGLD"):  # a better learning rate is not outside of the grid
+    for name in ("SGD", "SGLD"):  # the best learning rate is inside the grid
         curve = curves[name]
         assert min(curve.validation) < curve.learning_rate < max(curve.validation)

@@ -1,1 +1,1 @@
-"""The demonstration behind `python -m tfp_sgmcmc`: two posteriors, two tables, three figures."""
+"""The demonstration behind `python -m tfp_sgmcmc`, written with the public API alone."""

@@ -1,29 +1,24 @@
-"""Compiled chains in chunks, so that a progress bar moves while they run."""
+"""Chains of `sgmcmc.sample`, and summaries of their draws."""
 
 from __future__ import annotations
 
-import statistics
-import time
-import warnings
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
-from tqdm import tqdm
 
 import tfp_sgmcmc as sgmcmc
 
-NUM_CHUNKS = 50
-
 
 class Chains(NamedTuple):
-    """What was sampled, and in what time.
+    """Draws and the time that they took.
 
     Attributes:
-      samples: `[num_results, chains, D]`, `float64`, after burn-in.
-      seconds: run time of all steps, burn-in included, compilation apart.
-      compile_seconds: what the first chunk took beyond a usual one.
+      samples: draws after burn-in, `[num_results, chains, D]`, `float64`.
+      seconds: run time of all steps, burn-in included, without compilation.
+      compile_seconds: time of tracing and compiling.
     """
 
     samples: np.ndarray
@@ -40,7 +35,7 @@ class Chains(NamedTuple):
 
     @property
     def effective_sample_size(self) -> float:
-        """Of all chains together, for the coordinate where it is smallest."""
+        """The size of all chains together, for the coordinate where it is smallest."""
         size = tfp.mcmc.effective_sample_size(
             tf.constant(self.samples), cross_chain_dims=1, filter_beyond_positive_pairs=True
         )
@@ -61,44 +56,26 @@ def run(
     state: tf.Tensor,
     num_steps: int,
     thinning: int,
-    num_burnin_chunks: int,
+    num_burnin_steps: int,
     seed: Any,
     label: str,
 ) -> Chains:
-    """Runs `num_steps` steps in `NUM_CHUNKS` chunks and keeps every `thinning`-th state.
+    """Runs `num_steps` steps, burn-in included, and keeps every `thinning`-th state after burn-in.
 
     Raises:
       NonFiniteChainError: a chain became NaN or infinite.
+      KeyboardInterrupt: the run was interrupted.
     """
-
-    @tf.function(jit_compile=True)
-    def chunk(state: tf.Tensor, results: Any, seed: tf.Tensor) -> Any:
-        return tfp.mcmc.sample_chain(
-            num_results=num_steps // NUM_CHUNKS // thinning,
-            num_steps_between_results=thinning - 1,
-            current_state=state,
-            previous_kernel_results=results,
-            kernel=kernel,
-            trace_fn=None,
-            return_final_kernel_results=True,
-            seed=seed,
-        )
-
-    results = kernel.bootstrap_results(state)
-    seed = sgmcmc.random.as_seed(seed)
-    kept, times = [], []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*is not calibrated")
-        for i in tqdm(range(NUM_CHUNKS), desc=f"{label}, chunks of {num_steps // NUM_CHUNKS}"):
-            start = time.perf_counter()
-            draws, _, results = chunk(state, results, sgmcmc.random.fold_in(seed, i))
-            kept.append(draws.numpy())
-            state = draws[-1]
-            times.append(time.perf_counter() - start)
-    sgmcmc.check_finite(np.concatenate(kept))
-    usual = statistics.median(times[1:])
-    return Chains(
-        samples=np.concatenate(kept[num_burnin_chunks:]).astype(np.float64),
-        seconds=sum(times[1:]) + min(usual, times[0]),
-        compile_seconds=max(times[0] - usual, 0.0),
+    print(f"{label}:", file=sys.stderr)  # the progress bar follows
+    result = sgmcmc.sample(
+        kernel,
+        state,
+        (num_steps - num_burnin_steps) // thinning,
+        seed=seed,
+        num_burnin_steps=num_burnin_steps + thinning - 1,
+        num_steps_between_results=thinning - 1,
     )
+    if not result.is_complete:
+        raise KeyboardInterrupt
+    seconds, compile_seconds = result.timings.seconds, result.timings.compile_seconds
+    return Chains(result.states.astype(np.float64), seconds, compile_seconds)

@@ -1,4 +1,4 @@
-"""Part 2: a neural network, trained by Adam alone and sampled by `SamplerCallback`."""
+"""Part 2: a neural network, trained by Adam and sampled by `SamplerCallback`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ NUM_BINS = 10  # of the calibration error and the reliability diagram
 NUM_SAMPLES = 300
 PRIOR_SCALE = 1.0  # standard deviation of every weight
 # Chosen on a validation part of the digits' training data. At temperature 1 the network is too
-# unsure on so few examples, as Bayesian networks often are.
+# uncertain with so few examples, as Bayesian networks often are.
 TEMPERATURE = 0.03
-# Of gradient ascent on the mean log posterior, which is half the step size times N; for the 61
-# inputs of the digits, whose number the curvature grows with.
+# The learning rate of gradient ascent on the mean log posterior, half the step size times N. It is
+# for the 61 inputs of the digits, as the curvature grows with the number of inputs.
 LEARNING_RATE = 1.0
 
 
 class Schedule(NamedTuple):
-    """Numbers of epochs, and of examples in a batch, for a number of training examples.
+    """The batch size and the numbers of epochs.
 
     Attributes:
-      batch_size: 32 examples for small data, more for large.
+      batch_size: examples in a batch, 32 for small data and more for large data.
       steps: batches in an epoch.
-      shared: epochs of Adam before the two ways part.
-      epochs: epochs after that, of Adam or of sampling.
+      shared: epochs of Adam from which both networks start.
+      epochs: epochs after that, by Adam or by sampling.
     """
 
     batch_size: int
@@ -43,12 +43,12 @@ class Schedule(NamedTuple):
 
 
 class Classifiers(NamedTuple):
-    """What part 2 measured.
+    """Everything that part 2 measured.
 
     Attributes:
-      rows: of the table, dicts from column to value.
+      rows: rows of the table, as dicts from column to value.
       labels: classes of the test part, `[N]`.
-      probabilities: of the classes by Adam and by the posterior average, `[N, num_classes]`.
+      probabilities: class probabilities by Adam and by the posterior average, `[N, num_classes]`.
     """
 
     rows: list[dict[str, Any]]
@@ -57,7 +57,7 @@ class Classifiers(NamedTuple):
 
 
 def schedule(num_examples: int, shortening: int = 1) -> Schedule:
-    """40 + 120 epochs of the digits, and for larger data about as many steps."""
+    """Returns 40 + 120 epochs for the digits, and about as many steps for larger data."""
     batch_size = int(np.clip(num_examples // 45, 32, 512))
     steps = -(-num_examples // batch_size)
     shared, epochs = (max(3, round(e * 45 / steps / shortening)) for e in (40, 120))
@@ -65,15 +65,15 @@ def schedule(num_examples: int, shortening: int = 1) -> Schedule:
 
 
 def compare(problem: Problem, seed: int, shortening: int) -> Classifiers:
-    """Trains a network by Adam, goes on by Adam and by sampling, and scores both on the test part.
+    """Trains a network by Adam, continues by Adam and by sampling, and scores both on test data.
 
     Args:
       problem: the data.
-      seed: of the initial weights, the order of examples and the sampler.
+      seed: seed of the initial weights, the order of examples and the sampler.
       shortening: divides the numbers of epochs.
 
     Raises:
-      NonFiniteChainError: the chain broke down.
+      NonFiniteChainError: the chain became NaN or infinite.
     """
     keras.utils.set_random_seed(seed)
     num_examples = len(problem.x_train)

@@ -29,7 +29,7 @@ def save(folder: Path, comparison: Comparison, classifiers: Classifiers, title: 
 
 
 def marginals(comparison: Comparison, title: str) -> Figure:
-    """Histograms of six weights: those with the largest posterior means, by size."""
+    """Draws histograms of the six weights with the largest posterior means."""
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     figure.suptitle(f"Marginal posteriors of six weights\n{title}")
     covariance = comparison.pilot.covariance
@@ -55,12 +55,12 @@ def marginals(comparison: Comparison, title: str) -> Figure:
 
 
 def trace(comparison: Comparison, title: str) -> Figure:
-    """The two weights of largest mean along the sampler's chains, with HMC's interval."""
+    """Draws the two weights with the largest means along the chains, with HMC's interval."""
     figure = Figure(figsize=(11, 5.5), layout="constrained")
     figure.suptitle(f"Traces after burn-in: {comparison.rows[0]['sampler']}\n{title}")
     rows = figure.subplots(2, 1, sharex=True)
     samples = comparison.sampled.samples
-    every = max(1, len(samples) // 500)  # more points would only blacken the figure
+    every = max(1, len(samples) // 500)  # more points would make the figure black
     for axes, i in zip(rows, _largest(comparison.hmc, 2), strict=True):
         axes.plot(np.arange(len(samples))[::every], samples[::every, :4, i], lw=0.7, alpha=0.7)
         low, high = np.quantile(comparison.hmc.samples[..., i], [0.025, 0.975])
@@ -76,14 +76,14 @@ def trace(comparison: Comparison, title: str) -> Figure:
 
 
 def reliability(classifiers: Classifiers, title: str) -> Figure:
-    """Accuracy against confidence of the predicted class, and how often each occurs."""
+    """Draws accuracy against confidence of the predicted class, and the counts of confidences."""
     figure = Figure(figsize=(7, 7), layout="constrained")
     figure.suptitle(f"Reliability of the network's predictions on the test part\n{title}")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     upper.plot([0, 1], [0, 1], color=_NORMAL, linestyle=":", label="perfectly calibrated")
     bins = np.linspace(0, 1, NUM_BINS + 1)
     for (label, p), color in zip(classifiers.probabilities.items(), (_HMC, _SAMPLER), strict=True):
-        confidence = np.minimum(p.max(axis=1), 1.0)  # sums of rounded terms exceed 1 by an ulp
+        confidence = np.minimum(p.max(axis=1), 1.0)  # rounding can make it exceed 1
         correct = p.argmax(axis=1) == classifiers.labels
         accuracy, mean_confidence = calibration_curve(correct, confidence, n_bins=NUM_BINS)
         upper.plot(mean_confidence, accuracy, marker="o", color=color, label=label)
@@ -96,7 +96,7 @@ def reliability(classifiers: Classifiers, title: str) -> Figure:
 
 
 def _largest(chains: Chains, number: int) -> np.ndarray:
-    """Indices of the weights of the largest posterior means."""
+    """Returns the indices of the weights with the largest posterior means."""
     return np.argsort(-np.abs(chains.mean))[:number]
 
 

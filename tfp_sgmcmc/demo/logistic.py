@@ -7,33 +7,34 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
+from scipy.special import expit
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.demo import chains
 from tfp_sgmcmc.demo.problems import Problem
-from tfp_sgmcmc.demo.samplers import SAMPLERS, Pilot
+from tfp_sgmcmc.demo.samplers import SAMPLERS, Pilot, Sampler
 
 tfd = tfp.distributions
 
-PRIOR_SCALE = 1.0  # standard deviation of every weight, the constant's included
+PRIOR_SCALE = 1.0  # standard deviation of every weight, including the constant
 NUM_CHAINS = 8
 NUM_STEPS = 100_000
 THINNING = 20
-MAX_FEATURES = 200  # above it: the first 50 principal components
-# With the step size for this acceptance a trajectory is a quarter to a third of a period in the
-# rounded coordinates. Near half a period draws would alternate, and variances hardly mix.
+MAX_FEATURES = 200  # data with more features are reduced to 50 principal components
+# At this acceptance rate a trajectory is a quarter to a third of a period in whitened coordinates.
+# Near half a period, draws would alternate between two sides, and variances would hardly mix.
 LEAPFROG_STEPS = 3
 TARGET_ACCEPTANCE = 0.9
 
 
 class Comparison(NamedTuple):
-    """Everything that part 1 measured; the rows are ready to print.
+    """Everything that part 1 measured.
 
     Attributes:
-      rows: of the table, dicts from column to value.
-      reference: what says how good the reference is, name to value.
+      rows: rows of the table, as dicts from column to value.
+      reference: diagnostics of the reference, by name.
       pilot: the normal approximation.
       sampled: chains of the sampler.
       hmc: chains of the reference.
@@ -52,40 +53,31 @@ def compare(problem: Problem, sampler_name: str, seed: int, shortening: int) -> 
     Args:
       problem: the data and their question.
       sampler_name: one of `SAMPLERS`.
-      seed: of everything random here.
+      seed: seed of the starts and of all chains.
       shortening: divides the numbers of steps.
 
     Raises:
       ValueError: the target fails its preflight check.
-      NonFiniteChainError: a chain broke down.
+      NonFiniteChainError: a chain became NaN or infinite.
     """
     x, y = _design(problem.x_train), problem.is_yes[problem.y_train].astype(np.float32)
     num_examples, dims = x.shape
     pilot = _pilot(x, y, batch_size=int(np.clip(num_examples // 10, 50, 2000)))
-    target = sgmcmc.MinibatchLogProb(
-        tfd.Sample(tfd.Normal(0.0, PRIOR_SCALE), dims).log_prob,
-        _log_likelihood,
-        data=(x, 2 * y - 1),
-        batch_size=pilot.batch_size,
-        shared_batch=True,
-    )
     factor = np.linalg.cholesky(pilot.covariance)
     spread = np.random.default_rng(seed).standard_normal([NUM_CHAINS, dims]) @ factor.T
     state = tf.constant(pilot.mode + 2 * spread, tf.float32)  # wider than the posterior
-    sgmcmc.preflight(target, state)
 
     sampler = SAMPLERS[sampler_name]
     num_steps = NUM_STEPS // shortening
-    if sampler.all_data:
-        num_steps = _whole_chunks(num_steps * pilot.batch_size / num_examples)
-    kernel = sampler.kernel(target, pilot, num_steps)
-    sampled = chains.run(kernel, state, num_steps, THINNING, 5, seed, sampler_name)
-    # Fewer draws where they cost more, but never so few that the step size finds no value; a
-    # shorter run is not worth its name with a poor reference.
-    num_draws = int(np.clip(6e9 / x.size, 500, max(10_000 // shortening, 2500)))
-    num_draws = num_draws // chains.NUM_CHUNKS * chains.NUM_CHUNKS
-    kernel = _hamiltonian(target, factor, num_adaptation_steps=num_draws // 5)
-    hmc = chains.run(kernel, state, num_draws, 1, 10, seed + 1, "HMC")
+    if sampler.all_data:  # rounded up, so that burn-in takes whole thinning intervals
+        unit = 50 * THINNING
+        num_steps = int(np.ceil(num_steps * pilot.batch_size / num_examples / unit)) * unit
+    sampled = _sample(sampler, x, y, pilot, state, num_steps, seed, sampler_name)
+    # Fewer draws where they are expensive, but enough to adapt the step size. A short run has a
+    # shorter reference, but not a poor one.
+    num_draws = int(np.clip(6e9 / x.size, 500, max(10_000 // shortening, 2500))) // 50 * 50
+    kernel = _hamiltonian(_target(x, y, pilot), factor, num_adaptation_steps=num_draws // 5)
+    hmc = chains.run(kernel, state, num_draws, 1, num_draws // 5, seed + 1, "HMC")
 
     passes = num_steps * (1 if sampler.all_data else pilot.batch_size / num_examples)
     halves = _halves(hmc)
@@ -99,9 +91,41 @@ def compare(problem: Problem, sampler_name: str, seed: int, shortening: int) -> 
     return Comparison(rows, reference, pilot, sampled, hmc)
 
 
+def _target(
+    x: np.ndarray, y: np.ndarray, pilot: Pilot, bijector: Any = None
+) -> sgmcmc.MinibatchLogProb:
+    return sgmcmc.MinibatchLogProb(
+        tfd.Sample(tfd.Normal(0.0, PRIOR_SCALE), x.shape[1]).log_prob,
+        _log_likelihood,
+        data=(x, 2 * y - 1),
+        batch_size=pilot.batch_size,
+        shared_batch=True,
+        bijector=bijector,
+    )
+
+
+def _sample(
+    sampler: Sampler, x: Any, y: Any, pilot: Pilot, state: Any, num_steps: int, seed: Any, name: str
+) -> chains.Chains:
+    """Runs a sampler, with a tenth of the steps as burn-in."""
+    bijector = _unwhiten(np.linalg.cholesky(pilot.covariance)) if sampler.is_whitened else None
+    kernel = sampler.kernel(_target(x, y, pilot, bijector), pilot, num_steps)
+    start = state if bijector is None else bijector.inverse(state)
+    run = chains.run(kernel, start, num_steps, THINNING, num_steps // 10, seed, name)
+    if bijector is None:
+        return run
+    samples = bijector.forward(tf.constant(run.samples, tf.float32)).numpy()
+    return run._replace(samples=samples.astype(np.float64))
+
+
+def _unwhiten(factor: np.ndarray) -> tfp.bijectors.Bijector:
+    """Returns the bijector from coordinates in which the normal approximation has covariance I."""
+    return tfp.bijectors.ScaleMatvecTriL(factor.astype(np.float32))
+
+
 def _log_likelihood(theta: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
     x, sign = batch
-    # All chains share a minibatch, so one product of two matrices: three times as fast as matvec.
+    # All chains share a minibatch, so one matrix product suffices, which is faster than `matvec`.
     return tf.math.log_sigmoid(sign * tf.linalg.matmul(theta, x, transpose_b=True))
 
 
@@ -118,28 +142,24 @@ def _pilot(x: np.ndarray, y: np.ndarray, batch_size: int) -> Pilot:
     p, x = fit.predict_proba(x)[:, 1], x.astype(np.float64)
     hessian = (x * (p * (1 - p))[:, None]).T @ x + np.eye(x.shape[1]) / PRIOR_SCALE**2
     variance = np.var(x * (y - p)[:, None], axis=0, ddof=1)
-    return Pilot(fit.coef_[0], hessian, variance, len(x), batch_size)
+    draws = np.random.default_rng(0).multivariate_normal(fit.coef_[0], np.linalg.inv(hessian), 20)
+    factor, scale = np.linalg.cholesky(np.linalg.inv(hessian)), len(x) / batch_size - 1
+    scores = ((x * (y - expit(x @ draw))[:, None]) @ factor for draw in draws)
+    noises = [len(x) * scale * np.linalg.eigvalsh(np.cov(s, rowvar=False))[-1] for s in scores]
+    return Pilot(fit.coef_[0], hessian, variance, len(x), batch_size, float(np.median(noises)))
 
 
 def _hamiltonian(
     target: sgmcmc.MinibatchLogProb, factor: np.ndarray, num_adaptation_steps: int
 ) -> tfp.mcmc.TransitionKernel:
-    """HMC in coordinates in which the normal approximation is round."""
+    """Returns HMC in coordinates in which the normal approximation has covariance I."""
     kernel = tfp.mcmc.HamiltonianMonteCarlo(
         target, step_size=0.3, num_leapfrog_steps=LEAPFROG_STEPS
     )
-    kernel = tfp.mcmc.TransformedTransitionKernel(
-        kernel, tfp.bijectors.ScaleMatvecTriL(factor.astype(np.float32))
-    )
+    kernel = tfp.mcmc.TransformedTransitionKernel(kernel, _unwhiten(factor))
     return tfp.mcmc.DualAveragingStepSizeAdaptation(
         kernel, num_adaptation_steps, target_accept_prob=TARGET_ACCEPTANCE
     )
-
-
-def _whole_chunks(num_steps: float) -> int:
-    """`num_steps` rounded up to chunks of whole thinning intervals."""
-    unit = chains.NUM_CHUNKS * THINNING
-    return int(np.ceil(num_steps / unit)) * unit
 
 
 def _row(
@@ -165,7 +185,7 @@ def _costs(run: chains.Chains, passes: float) -> dict[str, float]:
 
 
 def _halves(hmc: chains.Chains) -> tuple[float, float]:
-    """E1 and E2 of one half of the reference's chains against the other."""
+    """Returns E1 and E2 of one half of the reference's chains against the other."""
     half = NUM_CHAINS // 2
     one, other = (hmc._replace(samples=s) for s in np.split(hmc.samples, [half], axis=1))
     return (

@@ -1,4 +1,4 @@
-"""Data sets as problems: features, classes, and a question with yes or no for an answer."""
+"""Data sets as problems: features, classes, and a question with the answer yes or no."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Problem(NamedTuple):
     """A data set, ready for both parts of the demonstration.
 
     Attributes:
-      question: what the logistic regression answers.
-      x_train: features `[N, D]`, `float32`, standardised by the training part.
-      y_train: classes `[N]`, `int32`.
-      x_test: features of the test part, standardised alike.
-      y_test: its classes.
-      is_yes: for each class, whether the answer to `question` is yes, `[num_classes]`.
+      question: the question that the logistic regression answers.
+      x_train: features of the training part, standardised, `[N, D]`, `float32`.
+      y_train: classes of the training part, `[N]`, `int32`.
+      x_test: features of the test part, standardised by the training part.
+      y_test: classes of the test part.
+      is_yes: whether the answer to `question` is yes, for each class, `[num_classes]`.
     """
 
     question: str
@@ -30,7 +30,7 @@ class Problem(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What part 1 asks of a data set: `is_yes` maps classes to answers."""
+    """The question of part 1 about a data set; `is_yes` maps classes to answers."""
 
     text: str
     num_classes: int
@@ -52,10 +52,10 @@ QUESTIONS = {
 
 
 def load(name: str) -> Problem:
-    """Loads one of `QUESTIONS`; columns that are constant in the training part are left out.
+    """Loads one of `QUESTIONS` without columns that are constant in the training part.
 
     Raises:
-      ImportError: the repository's `datasets` folder is not there, or a package that it needs.
+      ImportError: the repository's `datasets` folder or a package that it needs is missing.
       FileNotFoundError: the file is not on this machine and cannot be downloaded.
       ValueError: the file is damaged.
     """
@@ -86,10 +86,10 @@ def _digits() -> Any:
 
 def _loader(name: str) -> Callable[[], tuple[np.ndarray, ...]]:
     try:
-        # Other packages are called `datasets`, too: only ours has this loader.
+        # Another package may also be called `datasets`, and lacks this loader.
         return getattr(importlib.import_module("datasets"), name)
     except (ImportError, AttributeError):
         raise ImportError(
-            "these data need the loaders in the folder `datasets` of the repository, which "
-            "the installed package does not hold: run from the root of a checkout."
+            "These data need the loaders in the folder `datasets` of the repository, which are "
+            "not in the installed package. Run from the root of a checkout."
         ) from None

@@ -35,7 +35,7 @@ CLASSIFIER = (
 
 
 def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
-    """Formats `rows`; a value that a row has not got is a dash.
+    """Formats `rows`; a dash stands for a value that a row lacks.
 
     >>> columns = (Column("sampler", "name", "s"), Column("E1", "error", ".2f"))
     >>> print(table(columns, [{"name": "SGLD", "error": 0.034}, {"name": "HMC"}]))
@@ -55,7 +55,7 @@ def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def quality(reference: dict[str, float]) -> str:
-    """Says in words how far E1 and E2 can be trusted.
+    """Describes in words how reliable E1 and E2 are.
 
     >>> quality({"r_hat": 1.2, "E1_between_halves": 0.1, "E2_between_halves": 0.4})
     'The reference has not converged (R-hat 1.200): E1 and E2 say little.'

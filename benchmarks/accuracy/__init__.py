@@ -1,0 +1,1 @@
+"""How right samples are, compared with exact posteriors."""

@@ -1,0 +1,138 @@
+"""Every sampler on one posterior: bias, and seconds for an effective sample.
+
+Logistic regression on MNIST 7 v 9 in 128 principal components and a constant (N = 12214, D = 129),
+prior N(0, 100 I), minibatches of n without replacement, one chain for each sampler. The exact
+posterior comes from long HMC on all data. The table gives
+
+  slope    of the regression of the sampler's posterior means on the exact ones,
+  sd       the mean ratio of the sampler's posterior standard deviations to the exact ones,
+  E1, E2   errors of mean and covariance (Ahn et al. 2012, equation 14),
+  us       microseconds a step,
+  steps    steps for an effective sample of the median coordinate,
+  passes   passes over the data for that sample,
+  ms       milliseconds for that sample, and
+  slowest  milliseconds for an effective sample of the slowest coordinate.
+
+SGLD is run at a step at which it mixes about as fast as the others, and at a small one. A chain
+that becomes infinite has NaN in all columns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import datasets
+import tfp_sgmcmc as sgmcmc
+from benchmarks.common import command_line
+from benchmarks.common.chains import compiled, effective_sizes
+from benchmarks.common.problems import PRIOR_PRECISION, make_target
+from benchmarks.common.reference import Reference, exact_posterior, logistic_laplace, moments
+from benchmarks.common.samplers import samplers
+
+COLUMNS = {
+    "": "<22", "slope": "6.3f", "sd": "6.3f", "E1": "6.3f", "E2": "6.2f", "us": "6.0f",
+    "steps": "6.0f", "passes": "6.2f", "ms": "6.1f", "slowest": "8.1f",
+}  # fmt: skip
+
+
+class Row(NamedTuple):
+    """The measurements of one sampler; see the columns above."""
+
+    name: str
+    slope: float
+    sd_ratio: float
+    mean_error: float
+    covariance_error: float
+    us_per_step: float
+    steps_per_effective: float
+    passes_per_effective: float
+    ms_per_effective: float
+    slowest_ms_per_effective: float
+
+
+def measure(
+    name: str,
+    kernel: Any,
+    target: sgmcmc.MinibatchLogProb,
+    reference: Reference,
+    *,
+    num_steps: int,
+    thinning: int,
+    seed: int,
+) -> Row:
+    """Runs one chain from the exact mean in ten blocks. The first is burn-in and compiles."""
+    run = compiled(kernel, num_steps // thinning // 10, thinning)
+    start = tf.constant(reference.mean, tf.float32)
+    last = run(start, kernel.bootstrap_results(start), tf.constant([seed, 0]))
+    blocks = []
+    begin = time.perf_counter()
+    for i in range(1, 10):
+        last = run(last.all_states[-1], last.final_kernel_results, tf.constant([seed, i]))
+        blocks.append(last.all_states.numpy())
+    seconds = time.perf_counter() - begin
+    samples = np.concatenate(blocks)
+    sgmcmc.check_finite(samples)
+    mean, covariance = moments(samples)
+    deviations = np.sqrt(np.diag(covariance)), np.sqrt(np.diag(reference.covariance))
+    effective = effective_sizes(samples)
+    num_counted = len(samples) * thinning
+    median, least = np.median(effective), effective.min()
+    return Row(
+        name,
+        float(np.polyfit(reference.mean, mean, 1)[0]),
+        float(np.mean(deviations[0] / deviations[1])),
+        *reference.errors(samples),
+        1e6 * seconds / num_counted,
+        num_counted / median,
+        num_counted / median * target.batch_size / target.num_examples,
+        1e3 * seconds / median,
+        1e3 * seconds / least,
+    )
+
+
+def run(
+    *,
+    batch_size: int = 500,
+    num_steps: int = 40_000,
+    thinning: int = 5,
+    num_reference_results: int = 600,
+    only: tuple[str, ...] = (),
+    seed: int = 0,
+) -> Iterator[Row]:
+    """Measures one sampler after the other.
+
+    Args:
+      only: names, or beginnings of names, of samplers.
+    """
+    x, y, _, _ = datasets.mnist_7v9(projection="pca", num_features=128)
+    target = make_target(x, y, batch_size)
+    reference = exact_posterior(
+        target,
+        logistic_laplace(x, y, PRIOR_PRECISION),
+        num_results=num_reference_results,
+        seed=seed,
+    )
+    print(reference)
+    for name, make_kernel in samplers(target).items():
+        if only and not name.startswith(only):
+            continue
+        try:
+            yield measure(
+                name, make_kernel(), target, reference,
+                num_steps=num_steps, thinning=thinning, seed=seed,
+            )  # fmt: skip
+        except sgmcmc.NonFiniteChainError:
+            yield Row(name, *[np.nan] * 9)
+
+
+def show(rows: Iterator[Row]) -> None:
+    command_line.print_table(COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    command_line.main(__doc__, run, show)

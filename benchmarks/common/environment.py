@@ -1,0 +1,34 @@
+"""The machine and the package versions of a measurement."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+
+PACKAGES = ("tensorflow", "keras", "tensorflow-probability", "numpy")
+
+
+def num_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def versions(*packages: str) -> str:
+    """Returns the versions of Python and of installed packages in one line."""
+    found = (f"{name} {metadata.version(name)}" for name in packages)
+    return ", ".join([f"Python {platform.python_version()}", *found])
+
+
+def describe() -> str:
+    """Returns devices, core count and versions, for the head of a report."""
+    import tensorflow as tf  # imported here, so that `--help` does not wait for it
+
+    gpus = [
+        str(tf.config.experimental.get_device_details(gpu).get("device_name", "GPU"))
+        for gpu in tf.config.list_physical_devices("GPU")
+    ]
+    device = ", ".join(gpus) or f"CPU ({platform.machine()})"
+    return f"device: {device}; cores: {num_cores()}; {versions(*PACKAGES)}"

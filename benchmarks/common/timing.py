@@ -1,0 +1,38 @@
+"""Timing of several sides in turn, so that other work on the machine slows all of them alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
+
+Side = TypeVar("Side", bound=Hashable)
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    """Returns the wall-clock seconds of a call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def in_turn(
+    sides: Mapping[Side, Callable[[], float]],
+    repeats: int,
+    after_first: Callable[[], Any] = lambda: None,
+) -> dict[Side, list[float]]:
+    """Returns what each side measured in each repeat; a first round is not counted, as it compiles.
+
+    Args:
+      sides: functions that run once and return a time.
+      repeats: counted rounds.
+      after_first: called between the first round and the counted ones.
+    """
+    for measure in sides.values():
+        measure()
+    after_first()
+    found: dict[Side, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, measure in sides.items():
+            found[name].append(measure())
+    return found

@@ -1,0 +1,1 @@
+"""How fast samplers and drivers are, and how much memory they need."""

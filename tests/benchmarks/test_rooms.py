@@ -1,0 +1,40 @@
+"""The rooms of `benchmarks/`: each imports the shared room and itself alone."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOMS = ("common", "accuracy", "cost", "peers", "reproductions", "suite")
+FILES = sorted(FOLDER.glob("*/*.py"))
+MOST_LINES = 400
+
+
+def rooms_imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("benchmarks.")}
+    return found
+
+
+def test_every_script_is_in_a_room_and_every_room_says_why() -> None:
+    assert {path.name for path in FOLDER.glob("*.py")} == {"__init__.py"}
+    assert {path.parent.name for path in FILES} == set(ROOMS)
+    for room in ROOMS:
+        docstring = ast.get_docstring(ast.parse((FOLDER / room / "__init__.py").read_text()))
+        assert docstring and docstring.splitlines()[0].endswith(".")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_imports_go_down_and_files_are_short(path: Path) -> None:
+    assert rooms_imported(path) <= {"common", path.parent.name}
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+    if "argparse" in path.read_text(encoding="utf-8"):
+        assert path == FOLDER / "common" / "command_line.py"
