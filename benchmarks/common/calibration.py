@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from sklearn.metrics import accuracy_score, log_loss
 
-from tfp_sgmcmc.keras.evaluate import calibration_error
+from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
 
-NUM_BINS = 15  # of equal width, from 0 to 1, as in `calibration_error`
+NUM_BINS = 15  # of equal width, from 0 to 1, as in `expected_calibration_error`
 
 
 class Scores(NamedTuple):
@@ -34,7 +34,7 @@ def scores(probabilities: np.ndarray, labels: np.ndarray) -> Scores:
     return Scores(
         float(accuracy_score(labels, probabilities.argmax(axis=1))),
         float(log_loss(labels, probabilities, labels=range(probabilities.shape[1]))),
-        calibration_error(confidence, right, np.ones(len(labels))),
+        expected_calibration_error(confidence, right),
     )
 
 

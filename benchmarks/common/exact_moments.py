@@ -50,7 +50,7 @@ def exact_moments(
         trace_fn=lambda _, results: results.inner_results.is_accepted,
     )
     found = run(tf.constant(start, tf.float32), None, tf.constant([seed, 1]))
-    gradients = np.asarray(sgmcmc.gradients_at(target, found.all_states))
+    gradients = np.asarray(sgmcmc.diagnostics.gradients_at(target, found.all_states))
     samples = found.all_states.numpy()
     halves = [controlled_moments(p, samples[:, i::2], gradients[:, i::2]) for i in range(2)]
     return summarized(controlled_moments(p, samples, gradients), halves, samples, found.trace)

@@ -66,8 +66,8 @@ def moments(samples: Any) -> Moments:
 def relative_errors(found: Moments, exact: Moments) -> tuple[float, float]:
     """Returns E1 of the mean and E2 of the covariance (Ahn et al. 2012, equation 14)."""
     return (
-        sgmcmc.relative_mean_error(found[0], exact[0]),
-        sgmcmc.relative_covariance_error(found[1], exact[1]),
+        sgmcmc.diagnostics.relative_mean_error(found[0], exact[0]),
+        sgmcmc.diagnostics.relative_covariance_error(found[1], exact[1]),
     )
 
 

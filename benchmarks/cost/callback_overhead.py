@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 import tensorflow_probability as tfp
 
 import datasets
@@ -33,15 +32,13 @@ class SGDKernel(tfp.mcmc.TransitionKernel):
     def __init__(self, target: Any, step_size: float):
         self._target, self._step_size = target, step_size
 
-    def bootstrap_results(self, init_state: Any) -> tf.Tensor:
-        return tf.zeros([])
+    def bootstrap_results(self, init_state: Any) -> Any:
+        return self._target.bootstrap(init_state)
 
-    def one_step(
-        self, current_state: Any, previous_kernel_results: tf.Tensor, seed: Any = None
-    ) -> Any:
-        gradient = self._target.estimate(current_state, seed, with_scores=False).gradient
-        moved = zip(current_state, gradient, strict=True)
-        return [x + self._step_size * g for x, g in moved], previous_kernel_results
+    def one_step(self, current_state: Any, previous_kernel_results: Any, seed: Any = None) -> Any:
+        estimate = self._target.estimate(current_state, seed, with_scores=False)
+        moved = zip(current_state, estimate.gradient, strict=True)
+        return [x + self._step_size * g for x, g in moved], estimate.target_state
 
 
 def sampler(make_kernel_fn: Callable[[Any], Any], prior: Any, seed: int) -> list[Any]:

@@ -165,7 +165,7 @@ def _posterior(
     means = np.average(samples, axis=0, weights=weights)  # of the chains
     mean = means.mean(axis=0)
     squares = np.average((samples - mean) ** 2, axis=0, weights=weights)
-    instability = sgmcmc.instability_index(samples, data, weights=weights, mean=mean)
+    instability = sgmcmc.diagnostics.instability_index(samples, data, weights=weights, mean=mean)
     root = np.sqrt(len(means))
     return Posterior(
         mean,
@@ -174,7 +174,7 @@ def _posterior(
         instability.mean(axis=0),
         instability.std(axis=0, ddof=1) / root,
         weights,
-        sgmcmc.amari_distance(samples, center),
+        sgmcmc.diagnostics.amari_distance(samples, center),
         passes,
     )
 

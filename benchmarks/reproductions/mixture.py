@@ -143,7 +143,7 @@ def run(
 
             stream = [seed, 100 * batch_size + number]
             samples = draws(kernel, posterior.draws, stream, num_steps, 1, num_burnin_steps)
-            errors = sgmcmc.squared_variance_error(samples, variances)
+            errors = sgmcmc.diagnostics.squared_variance_error(samples, variances)
             squared_errors[name, batch_size] = errors.reshape(len(step_sizes), num_runs)
     return Result(posterior, step_sizes, squared_errors)
 

@@ -97,8 +97,11 @@ def score(
     effective = tfp.mcmc.effective_sample_size(samples, filter_beyond_positive_pairs=True)
     scale = np.sqrt(variances).astype(np.float32)
     thinned = samples[:: max(1, len(samples) // 200)]
-    stein = sgmcmc.squared_kernel_stein_discrepancy(
-        thinned / scale, sgmcmc.gradients_at(target, thinned) * scale, chain_ndims=1, statistic="V"
+    stein = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
+        thinned / scale,
+        sgmcmc.diagnostics.gradients_at(target, thinned) * scale,
+        chain_ndims=1,
+        statistic="V",
     )
     parts = np.minimum(1, matched_seconds / seconds)
     errors = [

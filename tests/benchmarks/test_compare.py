@@ -232,7 +232,10 @@ def test_exact_moments_against_a_sum_over_a_grid() -> None:
     mean = np.average(theta, axis=0, weights=weights)
     covariance = np.cov(theta, rowvar=False, aweights=weights, ddof=0)
     errors = [
-        (sgmcmc.relative_mean_error(m, mean), sgmcmc.relative_covariance_error(c, covariance))
+        (
+            sgmcmc.diagnostics.relative_mean_error(m, mean),
+            sgmcmc.diagnostics.relative_covariance_error(c, covariance),
+        )
         for m, c in ((found.mean, found.covariance), (p.mode, p.covariance))
     ]
     np.testing.assert_array_less(errors[0], 0.005)

@@ -167,8 +167,8 @@ def _row(
 ) -> dict[str, Any]:
     return {
         "sampler": label,
-        "E1": sgmcmc.relative_mean_error(mean, hmc.mean),
-        "E2": sgmcmc.relative_covariance_error(covariance, hmc.covariance),
+        "E1": sgmcmc.diagnostics.relative_mean_error(mean, hmc.mean),
+        "E2": sgmcmc.diagnostics.relative_covariance_error(covariance, hmc.covariance),
         **costs,
     }
 
@@ -189,6 +189,6 @@ def _halves(hmc: chains.Chains) -> tuple[float, float]:
     half = NUM_CHAINS // 2
     one, other = (hmc._replace(samples=s) for s in np.split(hmc.samples, [half], axis=1))
     return (
-        sgmcmc.relative_mean_error(one.mean, other.mean),
-        sgmcmc.relative_covariance_error(one.covariance, other.covariance),
+        sgmcmc.diagnostics.relative_mean_error(one.mean, other.mean),
+        sgmcmc.diagnostics.relative_covariance_error(one.covariance, other.covariance),
     )
