@@ -21,7 +21,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.environment import describe
-from tfp_sgmcmc.covariance.estimators import Diag
+from tfp_sgmcmc.covariance import Diag
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores
 

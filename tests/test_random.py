@@ -138,7 +138,7 @@ HUGE = 1_941_759_096
 
 
 def test_columns_of_a_huge_grid_come_alike() -> None:
-    rows, columns = random._grid(HUGE)
+    rows, columns = random.indices._grid(HUGE)
     assert max(rows, columns) <= 2**16
     check_columns(HUGE, columns)
 
@@ -146,14 +146,15 @@ def test_columns_of_a_huge_grid_come_alike() -> None:
 def test_columns_of_a_grid_that_is_too_wide_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
     columns = 123_979
-    monkeypatch.setattr(random, "_grid", lambda n: (-(-n // columns), columns))
+    monkeypatch.setattr(random.indices, "_grid", lambda n: (-(-n // columns), columns))
     with pytest.raises(Rejected):
         check_columns(HUGE, columns)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**31])
 def test_number_of_examples_out_of_range(size: int) -> None:
-    with pytest.raises(ValueError, match=f"num_examples is {size}; 1 .. 2147483647 is expected"):
+    message = f"num_examples must be in 1 .. 2147483647. Received: {size}"
+    with pytest.raises(ValueError, match=message):
         random.permuted_indices(SEED, tf.range(1), size)
 
 
@@ -216,7 +217,7 @@ def test_threefry_gives_the_published_answers(
     """Known answers of Random123 (Salmon et al. 2011), its file `kat_vectors`."""
     (x, y), k, answer = ([int(w, 16) for w in t.split()] for t in (counter, key, expected))
     key, x, y = (tf.constant(w, tf.uint32) for w in (k, x, y))
-    assert [int(w) for w in random._threefry(key, x, y, num_rounds)] == answer
+    assert [int(w) for w in random.normals._threefry(key, x, y, num_rounds)] == answer
 
 
 @pytest.mark.parametrize("jit", [True, False])
@@ -226,7 +227,7 @@ def test_box_muller_is_exact_to_single_precision(jit: bool) -> None:
     x = np.concatenate([steps, 2 ** np.arange(32, dtype=np.uint32), 2**32 - 1 - steps[:50]])
     y = np.concatenate([steps, [1, 2**31 - 1, 2**31]]).astype(np.uint32)
     x, y = x[:, np.newaxis], y[np.newaxis]
-    draw = compiled(random._box_muller) if jit else random._box_muller
+    draw = compiled(random.normals._box_muller) if jit else random.normals._box_muller
     z = draw(tf.constant(x), tf.constant(y)).numpy()
     u = (np.floor(x / 2) + 0.5) / 2.0**31
     r, sine = np.sqrt(-2 * np.log(u)), np.sin(np.pi * y.view(np.int32) / 2.0**32)
@@ -353,11 +354,11 @@ def test_integers_are_seeds_of_all_their_bits() -> None:
 @pytest.mark.parametrize(
     ("seed", "message"),
     [
-        (None, "seed is None, but an integer or a pair of integers is expected"),
-        (1.5, r"seed has dtype float32 and shape \(\)"),
-        ([1, 2, 3], r"seed has dtype int32 and shape \(3,\)"),
-        ([1.0, 2.0], "seed has dtype float32"),
-        (True, "seed has dtype bool"),
+        (None, "seed must be an integer or a pair of integers. Received: None"),
+        (1.5, r"Received: dtype float32, shape \(\)"),
+        ([1, 2, 3], r"Received: dtype int32, shape \(3,\)"),
+        ([1.0, 2.0], "Received: dtype float32"),
+        (True, "Received: dtype bool"),
     ],
 )
 def test_bad_seeds(seed: Any, message: str) -> None:

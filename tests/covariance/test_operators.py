@@ -207,7 +207,7 @@ def test_plus_adds_a_dense_matrix() -> None:
     other = GENERATOR.standard_normal([2, SIZE, SIZE])
     total = sigma.plus(tf.constant(other))
     np.testing.assert_allclose(explicit(total.multiply, (2,)), matrix + other, rtol=1e-10)
-    with pytest.raises(TypeError, match="Sigma is a LowRankMatrix; a DenseMatrix is expected"):
+    with pytest.raises(TypeError, match="must be a DenseMatrix. Received: a LowRankMatrix"):
         make("low_rank", ()).sigma.plus(tf.eye(SIZE, dtype=tf.float64))
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.harness.graphs import trace
 from tfp_sgmcmc.covariance import Diag, Full, LowRank, Solver
-from tfp_sgmcmc.covariance.operators import DenseMatrix, LowRankMatrix
+from tfp_sgmcmc.covariance.matrices import DenseMatrix, LowRankMatrix
 from tfp_sgmcmc.covariance.solvers import as_solver, chebyshev_sqrt
 
 GENERATOR = np.random.default_rng(0)
@@ -208,14 +208,14 @@ def test_the_root_of_numbers_for_each_chain_and_of_zero() -> None:
 @pytest.mark.parametrize(
     ("solver", "message"),
     [
-        ("lu", "solver is 'lu'; one of auto, cg, cholesky, lagged_cholesky, woodbury is expected"),
-        (3, "solver is 3; one of auto"),
-        (Solver(tolerance=0.0), "tolerance is 0.0; a number in \\(0, 1\\)"),
-        (Solver(tolerance=-1e-3), "tolerance is -0.001"),
-        (Solver(tolerance=1.0), "tolerance is 1.0"),
-        (Solver(tolerance=float("nan")), "tolerance is nan"),
-        (Solver(max_iterations=0), "max_iterations is 0; at least 1"),
-        (Solver("lagged_cholesky", refactor_every=0), "refactor_every is 0; at least 1"),
+        ("lu", "auto, cg, cholesky, lagged_cholesky, woodbury. Received: 'lu'"),
+        (3, "solver must be one of auto.* Received: 3"),
+        (Solver(tolerance=0.0), "tolerance must be in \\(0, 1\\). Received: 0.0"),
+        (Solver(tolerance=-1e-3), "Received: -0.001"),
+        (Solver(tolerance=1.0), "Received: 1.0"),
+        (Solver(tolerance=float("nan")), "Received: nan"),
+        (Solver(max_iterations=0), "max_iterations must be at least 1. Received: 0"),
+        (Solver("lagged_cholesky", refactor_every=0), "refactor_every must be at least 1"),
     ],
 )
 def test_solvers_that_are_none(solver: Any, message: str) -> None:

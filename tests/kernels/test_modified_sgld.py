@@ -229,7 +229,7 @@ def test_bad_input() -> None:
     for temperature in (0.0, -1.0, np.inf):
         with pytest.raises(ValueError, match="temperature is .* a positive finite number"):
             sgmcmc.ModifiedSGLD(target, 0.1, temperature=temperature)
-    with pytest.raises(ValueError, match="covariance is 'half'; one of full, block, diag"):
+    with pytest.raises(ValueError, match="covariance must be one of full, block, diag"):
         sgmcmc.ModifiedSGLD(target, 0.1, "half")
     with pytest.raises(ValueError, match="GrowingBatch, gives no scores"):
         sgmcmc.ModifiedSGLD(sgmcmc.GrowingBatch(target), 0.1)

@@ -71,7 +71,7 @@ def test_bijectors_go_by_name(state: str, bijector: str) -> None:
 @pytest.mark.parametrize(("state", "bijector"), [("namedtuple", "list"), ("dict", "list")])
 def test_bijectors_without_names_for_named_parts_are_refused(state: str, bijector: str) -> None:
     made = target(bijector=NESTS[bijector](tfb.Exp(), None))
-    with pytest.raises(ValueError, match="bijector is .* not the structure of the state"):
+    with pytest.raises(ValueError, match="bijector must have the structure of the state"):
         made.constrain(NESTS[state](tf.constant(U), tf.constant(LOC)))
 
 
@@ -110,7 +110,7 @@ def test_a_center_with_parts_in_another_order_is_refused(center: str, state: str
     control = sgmcmc.ControlVariate(target(), at)
     theta = NESTS[state](tf.constant(np.exp(U)), tf.constant(LOC))
     if center != state:
-        with pytest.raises(ValueError, match="the same structure is expected"):
+        with pytest.raises(ValueError, match="must have the structure of ControlVariate's center"):
             control.estimate(theta, SEED)
         return
     found, expected = (

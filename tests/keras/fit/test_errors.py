@@ -50,7 +50,7 @@ def fit(model, callback, **arguments):
         ({"prior": tfp.distributions.MultivariateNormalDiag([0.0])}, ValueError, "event shape"),
         ({"prior": tfp.distributions.Normal}, TypeError, "prior is a _?[A-Z]"),
         ({"keep": 3}, TypeError, "keep is a int"),
-        ({"seed": None}, ValueError, "seed is None"),
+        ({"seed": None}, ValueError, "seed must be an integer or a pair"),
     ],
 )
 def test_arguments(changes, error, words):
