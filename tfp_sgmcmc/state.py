@@ -87,7 +87,7 @@ def static_or_dynamic_shape(x: tf.Tensor) -> Any:
 
 def append_dims(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Appends axes of size one to `x`, shape `[chains...]`, until it has the rank of `like`."""
-    return tf.reshape(x, tf.concat([tf.shape(x), [1] * (like.shape.rank - x.shape.rank)], axis=0))
+    return x[(..., *[tf.newaxis] * (like.shape.rank - x.shape.rank))]
 
 
 def sum_events(x: State, chain_ndims: int) -> tf.Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.state import append_dims
 
 
 class AverageState(NamedTuple):
@@ -74,11 +75,11 @@ class RunningMean(Average):
         kappa = 1 / tf.cast(own.count + 1, statistic.dtype)
         if self.decay is not None:
             kappa = tf.maximum(kappa, 1 - self.decay)
-        moved = own.value + _expand(kappa, statistic) * (statistic - own.value)
-        value = tf.where(_expand(accept, statistic), moved, own.value)
+        moved = own.value + append_dims(kappa, statistic) * (statistic - own.value)
+        value = tf.where(append_dims(accept, statistic), moved, own.value)
         used = value
         if not include_current:
-            used = tf.where(_expand(own.count == 0, value), value, own.value)
+            used = tf.where(append_dims(own.count == 0, value), value, own.value)
         return used, AverageState(value, own.count + tf.cast(accept, tf.int32))
 
 
@@ -135,14 +136,14 @@ class History(Average):
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor, include_current: bool
     ) -> tuple[tf.Tensor, AverageState]:
         (value, weights), own = self.update_slots(own, statistic, accept, include_current)
-        return tf.reduce_sum(_expand(weights, value) * value, axis=accept.shape.rank), own
+        return tf.reduce_sum(append_dims(weights, value) * value, axis=accept.shape.rank), own
 
     def update_slots(
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor, include_current: bool
     ) -> tuple[tuple[tf.Tensor, tf.Tensor], AverageState]:
         """Does `update` without the sum: returns statistics `[chains..., K, ...]` and weights."""
         axis = accept.shape.rank
-        kept = tf.where(_expand(accept, statistic), statistic, 0)
+        kept = tf.where(append_dims(accept, statistic), statistic, 0)
         present = tf.cast(accept, statistic.dtype)
         # A ring would not be faster: the old slots are still read, so XLA copies the value anyway.
         shifted = AverageState(_shift(kept, own.value, axis), _shift(present, own.count, axis))
@@ -150,14 +151,14 @@ class History(Average):
             empty = tf.reduce_all(own.count == 0, axis=-1)
             new = AverageState(tf.expand_dims(kept, axis), present[..., tf.newaxis])
             shifted = tf.nest.map_structure(
-                lambda x, old: tf.where(_expand(empty, old), x, old), new, shifted
+                lambda x, old: tf.where(append_dims(empty, old), x, old), new, shifted
             )
         used = self._old_enough(shifted, axis)
         if not include_current:
             past = self._old_enough(own, axis)
             first = tf.reduce_all(past.count * self.weights == 0, axis=-1)
             used = tf.nest.map_structure(
-                lambda new, old: tf.where(_expand(first, new), new, old), used, past
+                lambda new, old: tf.where(append_dims(first, new), new, old), used, past
             )
         weights = used.count * tf.constant(self.weights, statistic.dtype)
         total = tf.reduce_sum(weights, axis=-1, keepdims=True)
@@ -172,8 +173,3 @@ def _shift(new: tf.Tensor, slots: tf.Tensor, axis: int) -> tf.Tensor:
     """Puts `new` into the first slot along `axis` and drops the content of the last slot."""
     kept = slots[(*[slice(None)] * axis, slice(-1))]
     return tf.concat([tf.expand_dims(new, axis), kept], axis=axis)
-
-
-def _expand(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Appends axes of size one until `x` has the rank of `like`."""
-    return x[(..., *[tf.newaxis] * (like.shape.rank - x.shape.rank))]

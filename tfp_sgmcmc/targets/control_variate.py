@@ -91,7 +91,7 @@ class ControlVariate(AnchoredTarget):
         return self._anchor_of(state), target_state, lambda inner: inner
 
     def _anchor_of(self, state: State) -> Anchor:
-        """Returns the anchor in the structure of the state, copied for chains with own minibatches."""
+        """Returns the anchor packed as the state, with a copy for each chain that has a batch."""
         self._check_fits(state)
         center, parts = tf.nest.flatten(self.center), tf.nest.flatten(state)
         log_likelihood = self._anchor.log_likelihood
