@@ -1,4 +1,4 @@
-"""Estimators of V against NumPy's covariance, what they leave out, and what they refuse."""
+"""Estimators of V compared with NumPy's covariance, and what they leave out or refuse."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def draw(*leading: int, dtype: Any = np.float64) -> dict[str, np.ndarray]:
 
 
 def covariance(scores: Any) -> np.ndarray:
-    """Sample covariances, `[..., 7, 7]`, of scores `[..., ROWS, 7]`."""
+    """Returns sample covariances, `[..., 7, 7]`, of scores `[..., ROWS, 7]`."""
     centred = scores - scores.mean(axis=-2, keepdims=True)
     return np.swapaxes(centred, -1, -2) @ centred / (scores.shape[-2] - 1)
 
@@ -42,7 +42,7 @@ def covariance(scores: Any) -> np.ndarray:
 def test_sigma_is_c_times_the_average_of_past_sample_covariances(
     name: str, chains: tuple[int, ...]
 ) -> None:
-    """Over five steps, for an average of the last two, of the parts of V that a kind keeps."""
+    """Compares the part of V that a kind keeps, for an average of two, over five steps."""
     estimator: CovarianceEstimator = KINDS[name](History([2.0, 1.0]))
     like = tensors(draw(*chains))
     own, seen = estimator.init(like, len(chains), ROWS), []
@@ -92,7 +92,7 @@ def test_the_current_minibatch_is_left_out_unless_asked_for(
 def test_scores_that_are_not_finite_are_left_out_of_their_chain(
     name: str, bad: float, jit: bool
 ) -> None:
-    """So are scores whose squares overflow; the other chains take the minibatch in."""
+    """Scores whose squares overflow are left out, too. Other chains use the minibatch."""
     estimator = KINDS[name](History(2) if name == "low_rank" else RunningMean())
     like = tensors(draw(3, dtype=np.float32))
     batches = [draw(3, ROWS, dtype=np.float32) for _ in range(3)]
@@ -122,7 +122,7 @@ def test_scores_that_are_not_finite_are_left_out_of_their_chain(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_nothing_is_known_of_chains_without_any_finite_minibatch(name: str) -> None:
-    """Sigma is zero there, and the next good minibatch is the first."""
+    """Sigma is zero in such chains, and the next finite minibatch counts as the first."""
     estimator = KINDS[name](History(2))
     like = tensors(draw())
     own = estimator.init(like, 0, ROWS)
@@ -152,13 +152,13 @@ def test_low_rank_is_full_with_the_same_history() -> None:
         )
 
 
-# What is held in memory
+# Memory
 
 LARGE, FEW = 3000, 4
 
 
 def largest(name: str) -> int:
-    """Entries of the largest tensor in the graph of two updates, products, a solve and a draw."""
+    """Returns the size of the largest tensor in a graph of all operations."""
     estimator = KINDS[name](History(2) if name == "low_rank" else RunningMean())
     state = tf.zeros([LARGE], tf.float32)
 
@@ -181,18 +181,18 @@ def test_no_matrix_of_all_entries_is_formed(name: str) -> None:
 
 
 def test_full_forms_one() -> None:
-    """The negative control of the test above."""
+    """Negative control of the test above."""
     assert largest("full") >= LARGE**2
 
 
-# Solvers that remember
+# Solvers with a memory
 
 
 @pytest.mark.parametrize("as_function", [False, True])
 def test_lagged_cholesky_factorises_every_k_steps_and_is_exact_in_between(
     as_function: bool,
 ) -> None:
-    """Inverses are those of the systems of steps 0, 3, 6; every solution is of its own step."""
+    """Inverses belong to the systems of steps 0, 3, 6; solutions belong to each step."""
     estimator = Block(RunningMean(0.5), solver=Solver("lagged_cholesky", refactor_every=3))
     like = tensors(draw(2))
     own = estimator.init(like, 1, ROWS)
@@ -216,7 +216,7 @@ def test_lagged_cholesky_factorises_every_k_steps_and_is_exact_in_between(
             np.testing.assert_allclose(inverse, right, rtol=1e-9, atol=1e-11)
 
 
-# What samplers and users give
+# Arguments of samplers and users
 
 
 def test_names_and_estimators() -> None:

@@ -1,4 +1,4 @@
-"""Wrong data, functions and options of targets raise in plain words before the first step."""
+"""Wrong data, functions and options of targets raise clear errors before the first step."""
 
 from typing import Any
 
@@ -98,7 +98,7 @@ def test_construction(options: dict[str, Any], error: type, message: str) -> Non
 
 
 def test_the_example_named_is_the_one_with_nan_in_large_data() -> None:
-    """Data are looked through in slices."""
+    """Large data are checked in slices."""
     data = np.ones([3000, 5000], np.float32)
     data[2500, 4] = np.nan
     with pytest.raises(ValueError, match="first in example 2500"):
@@ -140,7 +140,7 @@ def test_log_likelihoods_of_wrong_shape(
 
 
 def test_log_priors_with_event_dimensions() -> None:
-    """A prior of shape [3, 2] looks like chains; the message says who said so."""
+    """A prior of shape [3, 2] looks like chains; the message says that the prior is the cause."""
     bad = target(
         log_prior_fn=lambda t: -(t**2),
         log_likelihood_fn=lambda t, x: tf.reduce_sum(t, axis=-1)[..., tf.newaxis] * x,
@@ -250,7 +250,7 @@ def test_targets_that_are_not_callable(given: Any) -> None:
 
 
 def test_states_of_another_size_than_the_data_allow() -> None:
-    """In eager mode TensorFlow raises an error of its own, which knows nothing of states."""
+    """TensorFlow's error in eager mode does not mention states, so ours adds their shapes."""
     flat = target(
         data=np.ones([20, 2], np.float32),
         log_prior_fn=lambda t: -tf.reduce_sum(t**2, axis=-1),

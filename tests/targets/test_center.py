@@ -1,4 +1,4 @@
-"""find_center: modes that are known, what its report says, and bad input."""
+"""find_center: known modes, its report, and bad input."""
 
 import warnings
 from typing import Any
@@ -15,14 +15,14 @@ tfb, tfd = tfp.bijectors, tfp.distributions
 
 GENERATOR = np.random.default_rng(0)
 N = 2000
-SCALES = np.array([0.01, 1.0, 300.0])  # of the features: standard deviations differ by as much
+SCALES = np.array([0.01, 1.0, 300.0])  # of the features, and so of the mode
 X = GENERATOR.standard_normal([N, 3]) * SCALES
 Y = (GENERATOR.random(N) < 1 / (1 + np.exp(-X @ (0.7 / SCALES)))).astype(np.float64)
 GAUSSIAN = GaussianMean(num_examples=1000)
 
 
 def regression(dtype: tf.DType = tf.float64, batch_size: int = 100, **options: Any) -> Any:
-    """Logistic regression with features of very different scales; a flat prior."""
+    """A logistic regression with features of very different scales and a flat prior."""
 
     def log_likelihood(theta: tf.Tensor, batch: Any) -> tf.Tensor:
         logits = tf.linalg.matvec(batch["x"], theta)
@@ -39,7 +39,7 @@ def regression(dtype: tf.DType = tf.float64, batch_size: int = 100, **options: A
 
 
 def newton() -> tuple[np.ndarray, np.ndarray]:
-    """The mode of `regression`, and standard deviations there."""
+    """Returns the mode of `regression`, and the standard deviations there."""
     theta = np.zeros(3)
     for _ in range(30):
         p = 1 / (1 + np.exp(-X @ theta))
@@ -69,7 +69,7 @@ def test_a_small_tolerance_is_reached() -> None:
 
 
 def test_report_is_that_of_the_center() -> None:
-    """Offset and norm by hand; from a minibatch of all examples it is exact."""
+    """Compares offset and norm with NumPy; a minibatch of all examples makes them exact."""
     target = regression(batch_size=N)
     start = np.array([5.0, 0.3, 0.001])
     with pytest.warns(UserWarning, match="ended after 1 iterations of 'lbfgs' at a gradient of up"):
@@ -91,7 +91,7 @@ def test_a_start_at_the_mode_is_kept() -> None:
 
 
 def test_passes_are_counted() -> None:
-    """A chunk is all of the data here, and `log_likelihood_fn` sees it once a pass."""
+    """All data are one chunk here, so `log_likelihood_fn` sees them once in each pass."""
     passes = tf.Variable(0)
 
     def log_likelihood(theta: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -106,7 +106,7 @@ def test_passes_are_counted() -> None:
 
 
 def test_adam_comes_near_by_minibatches() -> None:
-    """Within two standard deviations after 30 passes' worth of minibatches; L-BFGS ends it."""
+    """Adam is within two standard deviations after 30 passes; L-BFGS then finds the mode."""
     target = GAUSSIAN.target(50, tf.float64)
     center, report = sgmcmc.find_center(
         target, np.zeros(3), "adam", max_iterations=600, tolerance=2.0, learning_rate=0.05
@@ -136,7 +136,7 @@ def test_adam_takes_schedules_and_epochs_and_repeats_itself() -> None:
 
 @pytest.mark.slow
 def test_parts_matrices_and_bijectors() -> None:
-    """Multinomial regression with a positive scale: the center is unconstrained, in a dict."""
+    """A multinomial regression with a positive scale has an unconstrained center in a dict."""
     labels = GENERATOR.integers(0, 3, 200)
     features = GENERATOR.standard_normal([200, 2])
     target = sgmcmc.MinibatchLogProb(
@@ -190,7 +190,7 @@ def test_bad_targets() -> None:
 
 
 def test_a_search_that_leaves_the_finite() -> None:
-    """The log posterior rises for ever: Adam ends where it overflows."""
+    """The log posterior has no maximum, so Adam ends at an overflow."""
     target = sgmcmc.MinibatchLogProb(
         lambda t: tf.exp(t), lambda t, x: t[..., tf.newaxis] * tf.ones_like(x), np.ones(9), 3
     )

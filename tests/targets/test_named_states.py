@@ -1,4 +1,4 @@
-"""Parts of a state go by name where they have names, and one part in a list is that part."""
+"""Named parts of a state are passed by name, and a list of one part is treated as the part."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -19,14 +19,14 @@ SEED = tf.constant([0, 1])
 
 
 class Parts(NamedTuple):
-    """Its fields are in another order than a dict's keys."""
+    """A state whose fields have another order than the keys of a dict."""
 
     scale: Any
     loc: Any
 
 
 def target(**options: Any) -> sgmcmc.MinibatchLogProb:
-    """All examples a minibatch, so that estimates are exact."""
+    """A target whose minibatches hold all examples, so that estimates are exact."""
     return sgmcmc.MinibatchLogProb(
         lambda scale, loc: -scale - 0.5 * loc**2,
         lambda scale, loc, batch: (
