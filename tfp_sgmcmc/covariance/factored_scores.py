@@ -130,20 +130,17 @@ class OuterProducts(FactoredScores):
         return tf.linalg.matmul(inputs, gradients, transpose_a=True)
 
     def _sum(self) -> tf.Tensor:
-        return tf.linalg.matmul(*map(self._merged, self._factors), transpose_a=True)
+        a, d = self._merged(self._inputs), self._merged(self._gradients)
+        return tf.linalg.matmul(a, d, transpose_a=True)
 
     def _sum_of_squares(self) -> tf.Tensor:
         if self._gradients.shape[-2] == 1:
-            squares = (tf.square(self._merged(x)) for x in self._factors)
+            squares = (tf.square(self._merged(x)) for x in (self._inputs, self._gradients))
             return tf.linalg.matmul(*squares, transpose_a=True)
         return self._sum_over_chunks(
             lambda a, d: tf.reduce_sum(tf.square(self._rows(a, d)), axis=self._axis),
             math.prod(self._event_shape),
         )
-
-    @property
-    def _factors(self) -> tuple[tf.Tensor, tf.Tensor]:
-        return self._inputs, self._gradients
 
     def _merged(self, x: tf.Tensor) -> tf.Tensor:
         """Returns `x` with examples and positions on one axis."""

@@ -70,18 +70,12 @@ class DenseMatrix(Matrix):
     def __init__(self, matrix: tf.Tensor, solver: Solver, inverse: tf.Tensor | None = None):
         self._matrix, self._solver, self._inverse = matrix, solver, inverse
 
-    def preconditioned(self, inverse: tf.Tensor) -> DenseMatrix:
-        """Returns the same matrix with another `inverse`."""
-        return DenseMatrix(self._matrix, self._solver, inverse)
-
     def multiply(self, x: tf.Tensor) -> tf.Tensor:
         return tf.linalg.matvec(self._matrix, x)
 
     def shifted(self, shift: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         """Returns diag(shift) + scale V, `[chains..., D, D]`."""
-        if scale.shape.rank:
-            scale = scale[..., tf.newaxis]
-        return tf.linalg.diag(shift) + scale * self._matrix
+        return tf.linalg.diag(shift) + self._scaled(scale)
 
     def solve(self, shift: tf.Tensor, scale: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         if self._solver.factorises():
@@ -103,9 +97,14 @@ class DenseMatrix(Matrix):
 
     def plus(self, scale: tf.Tensor, matrix: tf.Tensor) -> DenseMatrix:
         """Returns scale V + matrix."""
-        if scale.shape.rank:
-            scale = scale[..., tf.newaxis]
-        return DenseMatrix(scale * self._matrix + matrix, self._solver, self._inverse)
+        return DenseMatrix(self._scaled(scale) + matrix, self._solver, self._inverse)
+
+    def preconditioned(self, inverse: tf.Tensor) -> DenseMatrix:
+        """Returns the same matrix with another `inverse`."""
+        return DenseMatrix(self._matrix, self._solver, inverse)
+
+    def _scaled(self, scale: tf.Tensor) -> tf.Tensor:
+        return (scale[..., tf.newaxis] if scale.shape.rank else scale) * self._matrix
 
 
 class LowRankMatrix(Matrix):

@@ -44,10 +44,8 @@ class NoiseCovariance:
     def solve(self, shift: State, scale: Any, v: State) -> State:
         """Returns (diag(shift) + scale Sigma)^-1 v.
 
-        Args:
-          shift: positive; a number, or a nest that broadcasts with the state.
-          scale: at least 0; a number, or `[chains...]`.
-          v: a vector.
+        `shift` is positive: a number, or a nest that broadcasts with the state. `scale` is at least
+        0: a number, or `[chains...]`.
         """
         scale = self._number(scale) * self._noise_scale
         return self._map(lambda m, x, a: m.solve(a, scale, x), v, self._broadcast(shift))
@@ -58,11 +56,7 @@ class NoiseCovariance:
         return self._map(lambda m, _: self._noise_scale * m.diag_part(), zeros)
 
     def plus(self, matrix: tf.Tensor) -> NoiseCovariance:
-        """Returns Sigma + matrix, `[chains..., D, D]`, for a dense Sigma over all parts.
-
-        Raises:
-          TypeError: Sigma is not dense.
-        """
+        """Returns Sigma + matrix, `[chains..., D, D]`; raises TypeError unless Sigma is dense."""
         (dense,) = self._matrices
         if not isinstance(dense, DenseMatrix):
             raise TypeError(f"Sigma must be a DenseMatrix. Received: a {type(dense).__name__}.")
@@ -87,13 +81,9 @@ class NoiseCovariance:
     def sqrt_multiply(self, shift: Any, scale: Any, bound: Any, z: State) -> State:
         """Returns S z with S S^T = shift I + scale Sigma.
 
-        Eigenvalues of S S^T that would be negative count as zero.
-
-        Args:
-          shift: a number, or `[chains...]`.
-          scale: a number of either sign, or `[chains...]`.
-          bound: at least the largest eigenvalue of Sigma; a diagonal Sigma ignores it.
-          z: a vector.
+        The arguments are numbers, or `[chains...]`. `scale` may be negative; eigenvalues of S S^T
+        that would be negative count as zero. `bound` is at least the largest eigenvalue of Sigma; a
+        diagonal Sigma ignores it.
         """
         shift, c = self._number(shift), self._noise_scale
         scale, bound = self._number(scale) * c, tf.math.divide_no_nan(self._number(bound), c)

@@ -53,10 +53,7 @@ class Solver(NamedTuple):
         tolerance = self.tolerance or (1e-10 if rhs.dtype == tf.float64 else 1e-5)
         target = tolerance**2 * _dot(rhs, rhs)
 
-        def unfinished(
-            i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, p: tf.Tensor, rho: tf.Tensor
-        ) -> tf.Tensor:
-            del x, p, rho
+        def unfinished(i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return (i < self.max_iterations) & tf.reduce_any(_dot(r, r) > target)
 
         def body(

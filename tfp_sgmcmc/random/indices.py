@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import xla
 from tfp_sgmcmc.checks import integer
-from tfp_sgmcmc.random.seeds import numbered_seed
-from tfp_sgmcmc.random.words import GOLDEN, mix, word, xor
+from tfp_sgmcmc.random.seeds import GOLDEN, mix, numbered_seed, word, xor
 
 _MAX_EXAMPLES = 2**31 - 1
 

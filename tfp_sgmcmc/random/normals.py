@@ -19,8 +19,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import xla
 from tfp_sgmcmc.random.indices import uniform_indices
-from tfp_sgmcmc.random.seeds import split
-from tfp_sgmcmc.random.words import word, xor
+from tfp_sgmcmc.random.seeds import split, word, xor
 from tfp_sgmcmc.state import static_or_dynamic_shape
 
 _WORTH_COMPILING = 10_000  # normals; a compiled function draws more of them faster on a CPU

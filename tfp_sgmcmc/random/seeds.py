@@ -1,13 +1,16 @@
-"""Seeds: two 32-bit integers, and the seeds that are made from them."""
+"""Seeds, which are two 32-bit integers, and operations on such words."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import xla
+
+GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive counters over the 32-bit words
 
 
 def as_seed(seed: Any) -> tf.Tensor:
@@ -50,3 +53,19 @@ def numbered_seed(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """
     high = seed[0] + tf.zeros_like(numbers)
     return tf.stack([high, tf.bitwise.bitwise_xor(seed[1], numbers)], axis=-1)
+
+
+def word(value: int) -> tf.Tensor:
+    """Returns an integer, reduced modulo 2^32, as a `uint32` tensor."""
+    return tf.constant(value & 0xFFFFFFFF, tf.uint32)
+
+
+def xor(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(x, y)
+
+
+def mix(x: tf.Tensor, constant: Callable[[int], tf.Tensor] = word) -> tf.Tensor:
+    """Returns the finaliser of MurmurHash3, a bijection of words that spreads every bit."""
+    x = xor(x, tf.bitwise.right_shift(x, constant(16))) * constant(0x85EBCA6B)
+    x = xor(x, tf.bitwise.right_shift(x, constant(13))) * constant(0xC2B2AE35)
+    return xor(x, tf.bitwise.right_shift(x, constant(16)))

@@ -31,9 +31,6 @@ def map_bijectors(
 
     A list of one part is treated as that part, and a namedtuple as a dict, because
     `target(*[x])` sees x alone and `target(**named)` sees a dict.
-
-    Raises:
-      ValueError: `bijector` does not have the structure of the state.
     """
     called, bijector = _as_called(state), _as_called(bijector)
     if bijector is None:

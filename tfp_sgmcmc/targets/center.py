@@ -127,13 +127,13 @@ def find_center(
     def log_posterior(theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         at = unflatten_events(theta, state, 0)
         log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(target, s), at)
-        return log_prob, _vector(gradient)
+        return log_prob, flatten_events(gradient, 0)
 
     @tf.function(autograph=False)
     def evaluate(theta: tf.Tensor) -> _Point:
         scores = target.estimate(unflatten_events(theta, state, 0), seed).scores
         squares = tf.nest.map_structure(lambda s: tf.reduce_mean(s**2, axis=0), scores)
-        unit = tf.sqrt(1 + target.num_examples * _vector(squares))
+        unit = tf.sqrt(1 + target.num_examples * flatten_events(squares, 0))
         return _Point(theta, *log_posterior(theta), unit)
 
     def climb(start: _Point, iterations: int) -> tuple[tf.Tensor, int, int]:
@@ -151,10 +151,11 @@ def find_center(
         theta = start.theta + found.position / start.unit
         return theta, int(found.num_iterations), int(found.num_objective_evaluations)
 
-    point, num_passes, left = evaluate(_vector(state)), 1, limit
+    point, num_passes, left = evaluate(flatten_events(state, 0)), 1, limit
     _check_finite(point, "initial_state")
     if method == "adam":
-        point = evaluate(_vector(_adam(target, state, limit, learning_rate, seed)))
+        found = _adam(target, state, limit, learning_rate, seed)
+        point = evaluate(flatten_events(found, 0))
         num_passes, left = 2, 0
     for _ in range(_ROUNDS):  # each in the units of its start
         if left <= 0 or point.offset <= tolerance:
@@ -190,10 +191,6 @@ def check_single_state(name: str, target: MinibatchLogProb, state: State) -> Non
             f"{name} must be one state without chain dimensions, at which log_prior_fn returns a "
             f"scalar. Received: a state at which it returns shape {chains}."
         )
-
-
-def _vector(state: State) -> tf.Tensor:
-    return flatten_events(state, 0)
 
 
 def _check_finite(point: _Point, where: str) -> None:

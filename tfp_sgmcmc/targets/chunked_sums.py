@@ -16,12 +16,8 @@ def sum_over_chunks(
 ) -> tuple[tf.Tensor, State]:
     """Returns a sum over all examples and its gradient, in one pass.
 
-    Args:
-      fn: function of (state, start, size) that returns the sum over the examples
-        `start .. start + size - 1`, shape `[chains...]`.
-      state: where the sum is taken.
-      num_examples: N.
-      size: number of examples in a chunk; the first chunk may be smaller.
+    `fn(state, start, size)` returns the sum over the examples `start .. start + size - 1`, shape
+    `[chains...]`. Chunks have `size` examples; the first one may have fewer.
     """
     first = num_examples % size or size
 

@@ -8,11 +8,7 @@ import tensorflow as tf
 
 
 def as_tensor(x: Any, dtype: Any) -> tf.Tensor:
-    """Returns `x` as a tensor, cast to `dtype` if it is floating and `dtype` is not None.
-
-    Raises:
-      TypeError: `x` is not an array of numbers.
-    """
+    """Returns `x` as a tensor, cast to `dtype` if it is floating and `dtype` is not None."""
     try:
         x = tf.convert_to_tensor(x)
     except (TypeError, ValueError) as error:
@@ -25,11 +21,7 @@ def as_tensor(x: Any, dtype: Any) -> tf.Tensor:
 
 
 def leading_axis(data: Any) -> int:
-    """Returns N, the size of the leading axis of all leaves of `data`.
-
-    Raises:
-      ValueError: the leading axes are missing, unequal or empty.
-    """
+    """Returns N, the size of the leading axis of all leaves of `data`."""
     leaves = tf.nest.flatten(data)
     shapes = [tuple(leaf.shape) for leaf in leaves]
     if not leaves or any(len(shape) == 0 for shape in shapes):

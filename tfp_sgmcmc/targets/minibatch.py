@@ -192,37 +192,56 @@ class MinibatchLogProb(ModelTarget):
     ) -> GradientEstimate:
         draw, target_state = self.next_draw(seed, target_state)
         noise_scale = tf.constant(self.noise_scale, tf.nest.flatten(state)[0].dtype)
+        size = None
+        if probe is None and not with_scores and not self.shared_batch:
+            size = group_size(self.chain_shape(state), self.batch_size * self._row_bytes)
+        if size is None:
+            estimate = self.estimate_from(
+                lambda chains: self.rows(draw(chains)), state, probe, with_scores, self.num_examples
+            )
+        else:
+            prior = value_and_gradient(self.log_prior, state, connected=False)[:2]
+            parts = map_groups(
+                lambda s, i: self._scaled_sum(s, self.rows(i), [size], self.num_examples),
+                state,
+                draw(prior[0].shape),
+                size,
+            )
+            log_prob, gradient = tf.nest.map_structure(tf.add, prior, parts)
+            estimate = GradientEstimate(gradient, log_prob)
+        return estimate._replace(target_state=target_state, noise_scale=noise_scale)
+
+    def estimate_from(
+        self,
+        batch_fn: Callable[[Any], Any],
+        state: State,
+        probe: State,
+        with_scores: bool,
+        num_examples: int,
+    ) -> GradientEstimate:
+        """Returns an estimate for N = `num_examples` from the minibatch `batch_fn(chain_shape)`."""
         if with_scores and probe is None:
             prior, gradient, _ = value_and_gradient(self.log_prior, state, connected=False)
-            batch = self.rows(draw(static_or_dynamic_shape(prior)))
+            batch = batch_fn(static_or_dynamic_shape(prior))
             values, scores = self.scores(state, batch, prior.shape)
             log_prob, gradient, scores = combine_scores(
-                prior, gradient, values, scores, self.num_examples, self.batch_size
+                prior, gradient, values, scores, num_examples, self.batch_size
             )
-            return GradientEstimate(gradient, log_prob, scores, (), target_state, noise_scale)
-        scale = self.num_examples / self.batch_size
-
-        def likelihood(state: State, indices: tf.Tensor, chain_shape: Any) -> tf.Tensor:
-            values = self.log_likelihood(state, self.rows(indices), self.batch_size, chain_shape)
-            return scale * tf.reduce_sum(values, axis=-1)
-
-        size = None
-        if probe is None and not self.shared_batch:
-            size = group_size(self.chain_shape(state), self.batch_size * self._row_bytes)
-        if size is not None:
-            prior = value_and_gradient(self.log_prior, state, connected=False)[:2]
-            in_groups = functools.partial(likelihood, chain_shape=[size])
-            parts = map_groups(in_groups, state, draw(prior[0].shape), size)
-            log_prob, gradient = tf.nest.map_structure(tf.add, prior, parts)
-            return GradientEstimate(gradient, log_prob, (), (), target_state, noise_scale)
+            return GradientEstimate(gradient, log_prob, scores)
 
         def log_prob_fn(state: State) -> tf.Tensor:
             log_prior = self.log_prior(state)
-            indices = draw(static_or_dynamic_shape(log_prior))
-            return log_prior + likelihood(state, indices, log_prior.shape)
+            batch = batch_fn(static_or_dynamic_shape(log_prior))
+            return log_prior + self._scaled_sum(state, batch, log_prior.shape, num_examples)
 
         log_prob, gradient, product = value_and_gradient(log_prob_fn, state, probe)
-        return GradientEstimate(gradient, log_prob, (), product, target_state, noise_scale)
+        return GradientEstimate(gradient, log_prob, (), product)
+
+    def _scaled_sum(
+        self, state: State, batch: Any, chain_shape: Any, num_examples: int
+    ) -> tf.Tensor:
+        values = self.log_likelihood(state, batch, self.batch_size, chain_shape)
+        return num_examples / self.batch_size * tf.reduce_sum(values, axis=-1)
 
     def scores(self, state: State, batch: Any, chain_shape: Any) -> tuple[tf.Tensor, State]:
         """Returns log likelihoods of a minibatch, single or summed over groups, and gradients."""

@@ -42,18 +42,13 @@ class ModelTarget(Target):
         return static_or_dynamic_shape(self.log_prior(state))
 
     def log_prior(self, state: State) -> tf.Tensor:
-        """Returns the log prior of the unconstrained state, Jacobian included, `[chains...]`.
-
-        Raises:
-          ValueError: `log_prior_fn` returns the wrong shape or fails for shapes of the state.
-          TypeError: `log_prior_fn` returns None or another dtype than the state's.
-        """
+        """Returns the log prior of the unconstrained state, Jacobian included, `[chains...]`."""
         try:
             result = call_with_state(self._log_prior_fn, self.constrain(state))
         except tf.errors.InvalidArgumentError as error:
             _explain_failure("log_prior_fn", error, state)
             raise
-        result = _returned("log_prior_fn", result)
+        result = _returned("log_prior_fn", result, state)
         for leaf in tf.nest.flatten(state):
             if result.shape.rank is not None and result.shape.rank > leaf.shape.rank:
                 raise ValueError(
@@ -61,7 +56,6 @@ class ModelTarget(Target):
                     "over the event dimensions, or wrap the prior in tfd.Independent). Received: "
                     f"shape {result.shape} for a state part of shape {leaf.shape}."
                 )
-            _check_dtype("log_prior_fn", result, leaf)
         if self.bijector is None:
             return result
         terms = map_bijectors(
@@ -75,13 +69,7 @@ class ModelTarget(Target):
     def log_likelihood(
         self, state: State, batch: Any, size: int, chain_shape: Any = None
     ) -> tf.Tensor:
-        """Returns the log likelihoods of a batch of `size` examples, `[chains..., size]`.
-
-        Raises:
-          ValueError: `log_likelihood_fn` returns the wrong shape or fails for these shapes.
-          TypeError: `log_likelihood_fn` returns None or another dtype than the state's, or fails
-            for the dtypes of state and data.
-        """
+        """Returns the log likelihoods of a batch of `size` examples, `[chains..., size]`."""
         if chain_shape is None:
             chain_shape = self.log_prior(state).shape
         try:
@@ -89,8 +77,7 @@ class ModelTarget(Target):
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             _explain_failure("log_likelihood_fn", error, state, batch)
             raise
-        result = _returned("log_likelihood_fn", result)
-        _check_dtype("log_likelihood_fn", result, tf.nest.flatten(state)[0])
+        result = _returned("log_likelihood_fn", result, state)
         expected = tf.TensorShape(chain_shape).concatenate(size)
         if not result.shape.is_compatible_with(expected):
             raise ValueError(
@@ -103,30 +90,21 @@ class ModelTarget(Target):
         return result
 
 
-def _returned(name: str, value: Any) -> tf.Tensor:
+def _returned(name: str, value: Any, state: State) -> tf.Tensor:
+    """Returns what a user's function returned as a tensor, checked to have the state's dtype."""
     if value is None:
         raise TypeError(f"{name} must return log probabilities. Received: None.")
-    return tf.convert_to_tensor(value)
-
-
-def _check_dtype(name: str, result: tf.Tensor, part: tf.Tensor) -> None:
-    if result.dtype != part.dtype:
-        dtype = part.dtype.name
+    result = tf.convert_to_tensor(value)
+    for dtype in [x.dtype.name for x in tf.nest.flatten(state) if x.dtype != result.dtype]:
         raise TypeError(
-            f"{name} must return the state's dtype, {dtype}. Received: {result.dtype.name}. The "
-            f"target's argument dtype='{dtype}' casts floating data."
+            f"{name} must return the dtype of the state part, {dtype}. Received: "
+            f"{result.dtype.name}. The target's argument dtype='{dtype}' casts floating data."
         )
+    return result
 
 
 def _explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -> None:
-    """Raises an error that says what a user's function was given, if that is the likely cause.
-
-    Args:
-      name: name of the function.
-      error: what the function raised.
-      state: the state that it was called with.
-      batch: the examples that it was called with; none for a prior.
-    """
+    """Raises an error that says what a user's function was given, if that is the likely cause."""
     parts, leaves = tf.nest.flatten(state), tf.nest.flatten(batch)
     dtype, dtypes = parts[0].dtype.name, sorted({x.dtype.name for x in leaves})
     if leaves and dtypes != [dtype]:

@@ -86,11 +86,7 @@ def combine_scores(
 
 
 def check_scores(scores: State, state: State, num_rows: int, chain_ndims: int) -> State:
-    """Returns what a user's `score_fn` returned, packed as the state.
-
-    Raises:
-      ValueError: `scores` has the wrong number of arrays, or an array of the wrong shape.
-    """
+    """Returns what a user's `score_fn` returned, packed as the state; checks the shapes."""
     if hasattr(state, "_asdict") and isinstance(scores, Mapping) and {*scores} == {*state._fields}:
         scores = type(state)(**scores)  # by name, because a dict has another order
     parts, given = tf.nest.flatten(state), tf.nest.flatten(scores)

@@ -12,7 +12,6 @@ from tfp_sgmcmc.state import State, state_from_call
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.chunked_sums import with_given_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
-from tfp_sgmcmc.targets.scores import combine_scores
 
 
 class StreamState(NamedTuple):
@@ -208,30 +207,13 @@ class StreamedLogProb(Target):
         batches, position = target_state or self.bootstrap(state)
         at = position % self.batches_per_read
         batch = tf.nest.map_structure(lambda x: tf.gather(x, at), batches)
-        base, size, product = self.of_one_batch, self.of_one_batch.batch_size, ()
-        if with_scores and probe is None:
-            prior, gradient, _ = value_and_gradient(base.log_prior, state, connected=False)
-            values, scores = base.scores(state, batch, prior.shape)
-            log_prob, gradient, scores = combine_scores(
-                prior, gradient, values, scores, self.num_examples, size
-            )
-        else:
-            scores = ()
-            log_prob, gradient, product = value_and_gradient(
-                lambda s: self._log_prob(s, batch), state, probe
-            )
-        return GradientEstimate(
-            gradient,
-            log_prob,
-            scores,
-            product,
-            StreamState(batches, position + 1),
-            tf.constant(self.noise_scale, log_prob.dtype),
+        estimate = self.of_one_batch.estimate_from(
+            lambda _: batch, state, probe, with_scores, self.num_examples
         )
-
-    def _log_prob(self, state: State, batch: Any) -> tf.Tensor:
-        prior = self.of_one_batch.log_prior(state)
-        return prior + self.num_examples / self.of_one_batch.batch_size * self._sum(state, batch)
+        return estimate._replace(
+            target_state=StreamState(batches, position + 1),
+            noise_scale=tf.constant(self.noise_scale, estimate.log_prob.dtype),
+        )
 
     def _sum(self, state: State, batch: Any) -> tf.Tensor:
         values = self.of_one_batch.log_likelihood(state, batch, self.of_one_batch.batch_size)
