@@ -22,9 +22,6 @@ def compiled(fn: Any) -> Any:
     return tf.function(fn, jit_compile=True, autograph=False)
 
 
-# Permutations
-
-
 @pytest.mark.parametrize("size", [*range(1, 40), 97, 255, 256, 257, 1009, 65_537, 2**20 + 7])
 def test_permuted_indices_are_a_permutation(size: int) -> None:
     order = random.permuted_indices(SEED, tf.range(size), size).numpy()
@@ -158,9 +155,6 @@ def test_number_of_examples_out_of_range(size: int) -> None:
         random.permuted_indices(SEED, tf.range(1), size)
 
 
-# Draws with replacement
-
-
 @pytest.mark.parametrize("size", [1, 2, 7, 100])
 def test_uniform_indices_are_uniform_along_positions_and_chains(size: int) -> None:
     """Finds an error of 10% in the probability of one index."""
@@ -177,9 +171,6 @@ def test_successive_uniform_indices_are_independent() -> None:
     draws = random.uniform_indices(SEED, tf.range(1_000_000), 10).numpy()
     counts = np.bincount(draws[0::2] * 10 + draws[1::2], minlength=100)
     check_counts(counts, 1 / 100, error=0.2)
-
-
-# Normals
 
 
 @pytest.mark.parametrize("jit", [True, False])
@@ -322,9 +313,6 @@ def test_rademacher_signs() -> None:
     a, b = (s.numpy().astype(np.float64) for s in signs)
     assert set(np.unique(a)) == set(np.unique(b)) == {-1.0, 1.0}
     check_means(np.column_stack([a, b, a * b]), 0.0, error=0.03)
-
-
-# Seeds
 
 
 @pytest.mark.parametrize("jit", [True, False])

@@ -176,7 +176,7 @@ def test_a_lag_that_is_none() -> None:
 
 
 def test_an_average_is_no_number() -> None:
-    with pytest.raises(TypeError, match=r"average must be RunningMean.* Received: 0.99"):
+    with pytest.raises(TypeError, match="average must be a RunningMean .* Received: 0.99"):
         sgmcmc.covariance.Full(average=0.99)
 
 

@@ -11,6 +11,7 @@ from tests.harness.graphs import largest_tensor, trace
 from tests.harness.known_covariance import KnownCovariance
 from tests.harness.sigma import PLACES, SIZE, draw_parts, explicit, kept, tensors
 from tfp_sgmcmc.covariance import (
+    KINDS,
     Block,
     CovarianceEstimator,
     Diag,
@@ -24,7 +25,6 @@ from tfp_sgmcmc.covariance import (
 
 GENERATOR = np.random.default_rng(0)
 ROWS, SCALE = 5, 3.0
-KINDS = {"full": Full, "block": Block, "diag": Diag, "low_rank": LowRank}
 
 
 def draw(*leading: int, dtype: Any = np.float64) -> dict[str, np.ndarray]:
@@ -152,8 +152,6 @@ def test_low_rank_is_full_with_the_same_history() -> None:
         )
 
 
-# Memory
-
 LARGE, FEW = 3000, 4
 
 
@@ -185,9 +183,6 @@ def test_full_forms_one() -> None:
     assert largest("full") >= LARGE**2
 
 
-# Solvers with a memory
-
-
 @pytest.mark.parametrize("as_function", [False, True])
 def test_lagged_cholesky_factorises_every_k_steps_and_is_exact_in_between(
     as_function: bool,
@@ -214,9 +209,6 @@ def test_lagged_cholesky_factorises_every_k_steps_and_is_exact_in_between(
             inverses = [np.linalg.inv(matrix[:, p, p]) for p in PLACES]
         for inverse, right in zip(own.inverses, inverses, strict=True):
             np.testing.assert_allclose(inverse, right, rtol=1e-9, atol=1e-11)
-
-
-# Arguments of samplers and users
 
 
 def test_names_and_estimators() -> None:

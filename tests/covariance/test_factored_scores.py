@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_sgmcmc.covariance import Diag, History, factored_scores
+from tfp_sgmcmc.covariance import KINDS, Diag, History, factored_scores
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, Lookups, OuterProducts
-from tfp_sgmcmc.covariance.names import KINDS
 
 GENERATOR = np.random.default_rng(0)
 N, INPUTS, OUTPUTS, SCALE = 7, 4, 3, 0.3

@@ -39,9 +39,6 @@ def solve_counting(solver: Solver, matrix: np.ndarray, v: np.ndarray, inverse: A
     return solver.conjugate_gradient(multiply, tf.constant(v), precondition).numpy(), count
 
 
-# Conjugate gradients
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("condition", [1.0, 10.0, 1e4])
 @pytest.mark.parametrize("chains", [(), (5,), (2, 3)])
@@ -110,9 +107,6 @@ def test_an_inverse_saves_iterations() -> None:
         np.testing.assert_allclose(found, np.linalg.solve(matrix, v), rtol=1e-6, atol=1e-9)
 
 
-# Choice of the method
-
-
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("kind", ["full", "few rows", "many rows"])
 def test_auto(kind: str, jit: bool) -> None:
@@ -156,9 +150,6 @@ def test_one_entry() -> None:
         np.testing.assert_allclose(x, [1.5], rtol=1e-12)
 
 
-# The square root
-
-
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("condition", [1.5, 4.0, 20.0, 100.0, 1000.0])
 def test_error_of_the_series_is_that_of_chebyshev_interpolation(
@@ -200,9 +191,6 @@ def test_the_root_of_numbers_for_each_chain_and_of_zero() -> None:
     zero = tf.zeros([], tf.float64)
     found = chebyshev_sqrt(lambda x: 0.0 * x, zero + 4.0, zero + 1.0, zero, v)
     np.testing.assert_allclose(found, 2 * v, rtol=1e-12)
-
-
-# Arguments of users
 
 
 @pytest.mark.parametrize(

@@ -43,24 +43,12 @@ def with_nan(at: int, value: float = np.nan) -> np.ndarray:
             r"leading axes, .* are equal. Received: shapes \[\(20, 2\), \(19,\)\]",
         ),
         (dict(data=np.ones([0, 3])), ValueError, r"data must not be empty. .* \[\(0, 3\)\]"),
-        (dict(data={}), ValueError, r"leading axis of N examples. Received: shapes \[\]"),
-        (
-            dict(data=np.float32(1.0)),
-            ValueError,
-            r"leading axis of N examples. Received: shapes \[\(\)\]",
-        ),
+        (dict(data={}), ValueError, r"leading axes, .* Received: shapes \[\]"),
+        (dict(data=np.float32(1.0)), ValueError, r"leading axes, .* Received: shapes \[\(\)\]"),
         (dict(data=with_nan(7)), ValueError, "NaN or infinite entry, first in example 7"),
         (dict(data=with_nan(19, np.inf)), ValueError, "NaN or infinite entry, first in example 19"),
-        (
-            dict(data=np.array(["a"] * 20)),
-            TypeError,
-            "must hold numbers. Received: .* dtype string",
-        ),
-        (
-            dict(data=np.ones(20, complex)),
-            TypeError,
-            "must hold numbers. Received: .* dtype complex128",
-        ),
+        (dict(data=np.array(["a"] * 20)), TypeError, "must hold numbers. .* dtype string"),
+        (dict(data=np.ones(20, complex)), TypeError, "must hold numbers. .* dtype complex128"),
         (dict(data=None), TypeError, "data must hold arrays. Received: a NoneType"),
         (dict(data=object()), TypeError, "data must hold arrays. Received: a object"),
         (dict(num_examples=21), ValueError, "num_examples must be 20, .* Received: 21"),
@@ -68,21 +56,13 @@ def with_nan(at: int, value: float = np.nan) -> np.ndarray:
         (dict(batch_size=0), ValueError, "batch_size must be in 1 .. N = 20.* Received: 0"),
         (dict(batch_size=-3), ValueError, "batch_size must be in 1 .. N = 20.* Received: -3"),
         (dict(batch_size=21), ValueError, "batch_size must be in 1 .. N = 20.* Received: 21"),
-        (
-            dict(batch_size=5.0),
-            TypeError,
-            "batch_size must be an integer in 1 .. N = 20. Received: 5.0",
-        ),
+        (dict(batch_size=5.0), TypeError, "must be an integer in 1 .. N = 20. Received: 5.0"),
         (dict(batch_size=True), TypeError, "batch_size must be an integer.* Received: True"),
         (dict(chunk_size=0), ValueError, "chunk_size must be in 1 .. N = 20.* Received: 0"),
         (dict(chunk_size=21), ValueError, "chunk_size must be in 1 .. N = 20.* Received: 21"),
         # functions
         (dict(log_prior_fn=0.0), TypeError, "log_prior_fn must be a callable. Received: a float"),
-        (
-            dict(log_likelihood_fn=None),
-            TypeError,
-            "log_likelihood_fn must be a callable. .* a NoneType",
-        ),
+        (dict(log_likelihood_fn=None), TypeError, "log_likelihood_fn must be .* a NoneType"),
         # options
         (dict(reshuffle="never"), ValueError, "reshuffle must be 'step' or 'epoch'. .* 'never'"),
         (dict(reshuffle="epoch", replacement=True), ValueError, "replacement must be False"),
@@ -180,9 +160,7 @@ def test_data_and_state_of_different_dtypes(data: Any, state: tf.Tensor, advice:
 
 def test_functions_of_another_dtype_than_the_state() -> None:
     wide = target(log_likelihood_fn=lambda t, x: tf.cast(log_likelihood(t, x), tf.float64))
-    with pytest.raises(
-        TypeError, match="log_likelihood_fn must return .* float32. Received: float64"
-    ):
+    with pytest.raises(TypeError, match="log_likelihood_fn must .* float32. Received: float64"):
         sgmcmc.SGLD(wide, 0.1).bootstrap_results(tf.constant(0.5))
     wide = target(log_prior_fn=lambda t: tf.cast(log_prior(t), tf.float64))
     with pytest.raises(TypeError, match="log_prior_fn must return .* float32. Received: float64"):
@@ -243,9 +221,7 @@ def test_bijectors_of_another_structure_than_the_state(bijector: Any) -> None:
 @pytest.mark.parametrize("given", ["a name", 3.0, None])
 def test_targets_that_are_not_callable(given: Any) -> None:
     for kernel in (sgmcmc.SGLD, sgmcmc.CorrectedLangevin):
-        with pytest.raises(
-            TypeError, match=f"target_log_prob_fn must be .* a {type(given).__name__}"
-        ):
+        with pytest.raises(TypeError, match=f"_log_prob_fn must be .* a {type(given).__name__}"):
             kernel(given, 0.1)
 
 
@@ -268,7 +244,5 @@ def test_a_plain_callable_is_checked_before_a_run() -> None:
     sgmcmc.preflight(log_prior, tf.constant(0.5))
     with pytest.raises(ValueError, match="The log posterior is NaN"):
         sgmcmc.preflight(tf.math.log, tf.constant(-1.0))
-    with pytest.raises(
-        TypeError, match="target_log_prob_fn must be a callable, .* Received: a int"
-    ):
+    with pytest.raises(TypeError, match="target_log_prob_fn must be a callable, .* a int"):
         sgmcmc.preflight(3, tf.constant(0.5))

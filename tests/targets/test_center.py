@@ -163,19 +163,13 @@ def test_parts_matrices_and_bijectors() -> None:
     )
 
 
-# Bad input
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (dict(method="newton"), "method must be 'lbfgs' or 'adam'. Received: 'newton'"),
         (dict(max_iterations=0), "max_iterations must be a positive number. Received: 0"),
         (dict(tolerance=-1.0), "tolerance must be a positive number. Received: -1.0"),
-        (
-            dict(initial_state=np.zeros([4, 3])),
-            r"initial_state must be one state without .* shape \(4,\)",
-        ),
+        (dict(initial_state=np.zeros([4, 3])), r"initial_state must be one .* shape \(4,\)"),
         (dict(initial_state=np.full(3, np.nan)), "NaN or infinite at initial_state"),
     ],
 )

@@ -11,10 +11,7 @@ from tfp_sgmcmc.targets import chain_groups
 
 N, D, n = 4000, 60, 200
 GENERATOR = np.random.default_rng(0)
-DATA = {
-    "x": GENERATOR.standard_normal([N, D]),
-    "y": GENERATOR.integers(0, 2, N).astype(np.float64),
-}
+DATA = {"x": GENERATOR.standard_normal([N, D]), "y": GENERATOR.integers(0, 2, N).astype(np.float64)}
 
 
 def seen(chains: list[Any]) -> sgmcmc.MinibatchLogProb:

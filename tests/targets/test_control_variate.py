@@ -53,9 +53,6 @@ def at(theta: np.ndarray, *chains: int, dtype: tf.DType = tf.float64) -> tf.Tens
     return tf.constant(np.broadcast_to(theta, [*chains, *theta.shape]), dtype)
 
 
-# Exact moments over all minibatches
-
-
 @pytest.mark.parametrize(
     ("num_examples", "batch_size", "options"),
     [
@@ -160,9 +157,6 @@ def test_hessian_product_is_that_of_the_same_minibatch() -> None:
     )
 
 
-# States, chains, modes
-
-
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("chains", [(), pytest.param((4,), marks=pytest.mark.slow), (2, 3)])
 def test_chains(chains: tuple[int, ...], shared: bool) -> None:
@@ -183,12 +177,9 @@ def test_chains(chains: tuple[int, ...], shared: bool) -> None:
     np.testing.assert_allclose(target(tf.constant(theta)), base(tf.constant(theta)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("jit", "dtype"),
-    [
-        *(pytest.param(jit, tf.float64, marks=pytest.mark.slow) for jit in (False, True)),
-        pytest.param(True, tf.float32, marks=pytest.mark.slow),
-    ],
+    ("jit", "dtype"), [(False, tf.float64), (True, tf.float64), (True, tf.float32)]
 )
 def test_modes_agree(jit: bool, dtype: tf.DType) -> None:
     target = sgmcmc.ControlVariate(regression(dtype=dtype, chunk_size=7), at(CENTER, dtype=dtype))
@@ -252,8 +243,6 @@ def test_parts_and_bijectors(kind: type, monkeypatch: pytest.MonkeyPatch) -> Non
     tf.nest.map_structure(lambda x, s: s.shape.assert_is_compatible_with(x.shape), gradient, one)
 
 
-# Exact stationary laws
-
 GAUSSIAN = GaussianMean(num_examples=12)
 LINEAR = LinearRegression(num_examples=12)
 STEP = 0.08
@@ -310,9 +299,6 @@ def test_nogin_is_exact_without_noise() -> None:
     check_covariance(samples, GAUSSIAN.mean, np.linalg.inv(GAUSSIAN.hessian), 0.05)
 
 
-# Bad input
-
-
 @pytest.mark.parametrize(
     ("center", "error", "message"),
     [
@@ -330,25 +316,17 @@ def test_a_center_without_a_gradient() -> None:
     base = sgmcmc.MinibatchLogProb(
         lambda t: -(t**2), lambda t, x: tf.sqrt(t)[..., tf.newaxis] + 0 * x, X[:, 0], 4
     )
-    with pytest.raises(
-        ValueError, match="gradient with respect to center at the center must be finite"
-    ):
+    with pytest.raises(ValueError, match="gradient with respect to center .* must be finite"):
         sgmcmc.ControlVariate(base, np.float64(0.0))
 
 
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (
-            tf.zeros([4, 3], tf.float64),
-            r"center, float64, .* Received: dtype float64, shape \(4, 3\)",
-        ),
+        (tf.zeros([4, 3], tf.float64), r"center, float64, .* dtype float64, shape \(4, 3\)"),
         (tf.zeros([], tf.float64), r"center, float64, .* Received: dtype float64, shape \(\)"),
         (tf.zeros([4, 2], tf.float32), r"float64, and its shape \(2,\) .* Received: dtype float32"),
-        (
-            [tf.zeros([2], tf.float64)],
-            r"center, \['center'\]. Received: \['state\[0\]'\]",
-        ),
+        ([tf.zeros([2], tf.float64)], r"center, \['center'\]. Received: \['state\[0\]'\]"),
     ],
     ids=["size", "rank", "dtype", "structure"],
 )

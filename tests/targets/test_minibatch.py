@@ -54,9 +54,6 @@ def log_posterior_gradient(theta: np.ndarray) -> np.ndarray:
     return -theta + scores(theta).sum(axis=-2)
 
 
-# Exact values and gradients
-
-
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 @pytest.mark.parametrize("chunk_size", [1, 4, 22, 23, None])
 @pytest.mark.parametrize("chains", [(), (4,), (2, 3)])
@@ -144,9 +141,6 @@ def test_hamiltonian_monte_carlo_runs_on_the_target(chunk_size: int | None) -> N
         np.linalg.cholesky(model.hessian).T @ (run(tf.constant([0, 1]))[0].numpy() - model.mean).T
     )
     check_means(white.T, 0.0, error=0.2)
-
-
-# Estimates
 
 
 def test_estimate_from_all_examples_is_exact() -> None:
@@ -249,9 +243,6 @@ def test_data_keep_their_dtypes_unless_floating() -> None:
     np.testing.assert_allclose(value, -0.25 - np.sum((0.5 - X[:, 0] * Y) ** 2), rtol=1e-5)
 
 
-# Epochs
-
-
 @pytest.mark.parametrize(
     ("total", "batch"),
     [
@@ -274,9 +265,7 @@ def test_epochs_take_every_example_once_a_pass(total: int, batch: int) -> None:
     carried, taken = target.bootstrap(state), []
     for step in range(-(-passes * total // batch)):
         seed = tf.constant([9, step])
-        indices = target._epoch_draw(
-            tf.where(step == 0, seed, carried.key), carried.step, [chains]
-        ).numpy()
+        indices = target.next_draw(seed, carried)[0]([chains]).numpy()
         estimate = target.estimate(state, seed, carried)
         np.testing.assert_allclose(estimate.gradient, total / batch * np.sum(2.0**indices, axis=1))
         carried = estimate.target_state
@@ -289,8 +278,6 @@ def test_epochs_take_every_example_once_a_pass(total: int, batch: int) -> None:
     assert len(np.unique(order.reshape(-1, total), axis=0)) > 10
     assert len(np.unique(order[:, 0], axis=0)) == chains
 
-
-# Memory
 
 MEMORY = """
 import resource

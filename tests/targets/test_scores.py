@@ -209,10 +209,7 @@ def test_no_scores_beside_a_hessian_product() -> None:
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        (
-            lambda w, b, batch: closed_form(w, b, batch)["w"],
-            "each of the 2 parts of the state. Received: 1 arrays",
-        ),
+        (lambda w, b, batch: closed_form(w, b, batch)["w"], "2 parts .* Received: 1 arrays"),
         (
             lambda w, b, batch: {**closed_form(w, b, batch), "b": b},
             r"shape \(4, 6, 2\) for a state part of shape \(4, 2\): .* Received: shape \(4, 2\)",
@@ -238,10 +235,7 @@ def test_closed_form_of_a_wrong_shape(fn: Any, message: str) -> None:
         (dict(num_groups=0), "num_groups must be a divisor .* Received: 0"),
         (dict(num_groups=12), "num_groups must be a divisor .* Received: 12"),
         (dict(score_fn=closed_form, num_groups=3), "score_fn must be given without"),
-        (
-            dict(score_fn=closed_form, bijector={"w": None, "b": tfb.Exp()}),
-            "score_fn must be given",
-        ),
+        (dict(score_fn=closed_form, bijector={"w": None, "b": tfb.Exp()}), "score_fn must be"),
     ],
 )
 def test_options_that_do_not_go_together(options: Any, message: str) -> None:

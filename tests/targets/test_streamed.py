@@ -223,15 +223,11 @@ def test_the_full_log_posterior_is_a_pass_over_the_dataset() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (dict(dataset=X), TypeError, r"must be a tf\.data\.Dataset, or a callable, .* a ndarray"),
+        (dict(dataset=X), TypeError, r"a callable, .* or a tf\.data\.Dataset. .* a ndarray"),
         (dict(dataset=lambda epoch: X), TypeError, r"dataset\(0\) must be .* a ndarray"),
         (dict(dataset=EXAMPLES.batch(4)), ValueError, "drop_remainder"),
         (dict(dataset=lambda epoch: EXAMPLES), ValueError, "drop_remainder"),
-        (
-            dict(dataset=lambda epoch: dataset(0).take(0)),
-            ValueError,
-            "5 batches of 4 .* epoch 0 has 0",
-        ),
+        (dict(dataset=lambda epoch: dataset(0).take(0)), ValueError, "5 batches .* 0 has 0"),
         (dict(dataset=IN_ORDER.repeat()), ValueError, r"without \.repeat\(\). Received: no end"),
         (dict(dataset=IN_ORDER.repeat(2)), ValueError, "5 batches of 4 .* epoch 0 has 10"),
         (dict(num_examples=30), ValueError, "7 batches of 4 .* epoch 0 has 5"),

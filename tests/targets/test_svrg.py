@@ -51,9 +51,6 @@ def likelihood_and_gradient(base: sgmcmc.MinibatchLogProb, theta: tf.Tensor) -> 
     return tfp.math.value_and_gradient(lambda t: base(t) - base.log_prior(t), theta)
 
 
-# Anchors
-
-
 @pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_anchors_move_when_they_should_and_across_calls(jit: bool) -> None:
     """Estimate k uses the anchor of estimate k - k mod 4, with the full gradient there.
@@ -131,9 +128,6 @@ def test_epochs_of_the_wrapped_target_go_on() -> None:
     np.testing.assert_allclose(np.mean(gradients, axis=0)[0], expected, rtol=1e-9)
 
 
-# Exact moments
-
-
 def at_anchor(base: sgmcmc.MinibatchLogProb, anchor: np.ndarray, count: int) -> SVRGState:
     """Returns the state of the target one step after its anchor."""
     state = tf.constant(np.tile(anchor, [count, 1]))
@@ -168,9 +162,6 @@ def test_mean_and_covariance_over_all_minibatches(
         check_moments(target.estimate(state, [0, 0], stale), value, gradient)
 
 
-# Chains, parts, modes
-
-
 @pytest.mark.parametrize("chains", [(), pytest.param((4,), marks=pytest.mark.slow), (2, 3)])
 @pytest.mark.parametrize("shared", [False, True])
 def test_one_chain_and_many(chains: tuple[int, ...], shared: bool) -> None:
@@ -199,12 +190,9 @@ def test_parts_give_what_the_whole_gives() -> None:
     np.testing.assert_allclose(tf.stack(found.scores, -1), expected.scores, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("jit", "dtype"),
-    [
-        *(pytest.param(jit, tf.float64, marks=pytest.mark.slow) for jit in (False, True)),
-        pytest.param(True, tf.float32, marks=pytest.mark.slow),
-    ],
+    ("jit", "dtype"), [(False, tf.float64), (True, tf.float64), (True, tf.float32)]
 )
 def test_modes_agree(jit: bool, dtype: tf.DType) -> None:
     target = sgmcmc.SVRG(student(dtype=dtype, chunk_size=16, replacement=True), 2)
@@ -237,8 +225,6 @@ def test_hessian_product_is_that_of_the_same_minibatch() -> None:
     up, down = (estimate(theta + h * probe).gradient for h in (1e-6, -1e-6))
     np.testing.assert_allclose(product, (up - down) / 2e-6, rtol=1e-6)
 
-
-# The exact stationary law
 
 LINEAR = LinearRegression(num_examples=12)
 STEP, PERIOD, CHAINS = 0.08, 6, 10_000
@@ -275,9 +261,6 @@ def test_an_anchor_that_stays_has_another_law() -> None:
     law = LINEAR.covariance(base, STEP, period=PERIOD)
     with pytest.raises(Rejected):
         check_covariance(ends_of_periods(stuck(base, PERIOD)), LINEAR.mean, law, 0.06)
-
-
-# Bad input
 
 
 @pytest.mark.parametrize(

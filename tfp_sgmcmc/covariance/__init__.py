@@ -6,12 +6,13 @@ deviations were wrong by a factor of 2.6 with such an estimate, and right to 2% 
 earlier minibatches. That average is the default; `include_current=True` follows the papers.
 """
 
-from tfp_sgmcmc.covariance.averages import History, RunningMean
+from typing import Any
+
+from tfp_sgmcmc.covariance.averages import Average, History, RunningMean
 from tfp_sgmcmc.covariance.base import CovarianceEstimator, CovarianceState
-from tfp_sgmcmc.covariance.diag import Diag
+from tfp_sgmcmc.covariance.diag import Diag, Zero
 from tfp_sgmcmc.covariance.full import Block, Full
 from tfp_sgmcmc.covariance.low_rank import LowRank
-from tfp_sgmcmc.covariance.names import as_covariance
 from tfp_sgmcmc.covariance.operators import NoiseCovariance
 from tfp_sgmcmc.covariance.solvers import Solver
 
@@ -28,3 +29,30 @@ __all__ = [
     "Solver",
     "as_covariance",
 ]
+
+KINDS = {kind.name: kind for kind in (Full, Block, Diag, LowRank)}
+
+
+def as_covariance(
+    value: Any, average: Average | None = None, exact: bool = False
+) -> CovarianceEstimator:
+    """Returns the estimator that `value` names, or `value` if it is an estimator.
+
+    Args:
+      value: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or a `CovarianceEstimator`.
+      average: the sampler's choice for an estimator without an average.
+      exact: whether gradients are exact, which makes Sigma zero.
+
+    Raises:
+      ValueError: `value` is an unknown name or not an estimator.
+    """
+    if not isinstance(value, CovarianceEstimator):
+        if not isinstance(value, str) or value not in KINDS:
+            raise ValueError(
+                f"covariance must be one of {', '.join(KINDS)}, or an estimator of "
+                f"tfp_sgmcmc.covariance. Received: {value!r}."
+            )
+        value = KINDS[value]()
+    if exact:
+        return Zero()
+    return value if average is None else value.with_average(average)

@@ -93,11 +93,10 @@ class History(Average):
     The sum runs over the minibatches that have been seen. If the current minibatch is included, it
     has the weight \( w_1 \). With a lag, the first minibatch stands for all earlier ones.
 
-    A young minibatch has pushed the momenta that V is applied to. If scores are skewed, so that
-    their mean and covariance depend on each other, this biases a sampler nearly as much as the
-    current minibatch does. A long average drowns the effect. A short one needs a lag: on a logistic
-    regression (D = 129, n = 500, K = 1) a lag of 4 reduced the slope of NOGIN's posterior means
-    against the exact ones from 2.3 to 1.1.
+    A young minibatch has pushed the momenta that V is applied to. If the mean and covariance of
+    scores depend on each other, this biases a sampler nearly as much as the current minibatch does.
+    A short average needs a lag: on a logistic regression (D = 129, n = 500, K = 1) a lag of 4
+    reduced the slope of NOGIN's posterior means against the exact ones from 2.3 to 1.1.
 
     Args:
       weights: \( w_1, \dots, w_K \), the youngest minibatch first; not negative, \( w_1 > 0 \). An

@@ -22,11 +22,10 @@ class CovarianceState(NamedTuple):
 
     Attributes:
       averages: an `AverageState` for each group of parts.
-      inverses: an inverse for each group, `[chains..., D, D]`, that preconditions conjugate
-        gradients. Empty unless the solver is `"lagged_cholesky"`.
+      inverses: inverses that precondition conjugate gradients, `[chains..., D, D]` for each group;
+        empty unless the solver is `"lagged_cholesky"`.
       step: number of updates.
-      num_skipped: number of minibatches that were left out because their scores were not finite,
-        `[chains...]`.
+      num_skipped: number of minibatches left out for scores that are not finite, `[chains...]`.
     """
 
     averages: Sequence[AverageState]
@@ -66,10 +65,8 @@ class CovarianceEstimator(abc.ABC):
         include_current: bool = False,
         solver: str | Solver = "auto",
     ):
-        if average is not None and not isinstance(average, Average):
-            raise TypeError(
-                f"average must be RunningMean(...) or History(...). Received: {average!r}."
-            )
+        if not isinstance(average, Average | None):
+            raise TypeError(f"average must be a RunningMean or a History. Received: {average!r}.")
         if include_current and isinstance(average, History) and average.lag:
             raise ValueError(
                 "average must have no lag when include_current is True. "
@@ -86,10 +83,7 @@ class CovarianceEstimator(abc.ABC):
     def init(self, state: State, chain_ndims: int, num_scores: int | None) -> CovarianceState:
         """Returns the estimator's state before the first step.
 
-        Args:
-          state: the state of the chains.
-          chain_ndims: number of its leading chain dimensions.
-          num_scores: number of scores of a minibatch, or None if it is not known beforehand.
+        `num_scores` is the number of scores of a minibatch, or None if it is not known beforehand.
 
         Raises:
           ValueError: there are fewer than two scores; `low_rank` does not know their number;
@@ -124,8 +118,8 @@ class CovarianceEstimator(abc.ABC):
     ) -> tuple[NoiseCovariance, CovarianceState]:
         """Returns Sigma at this step, and the estimator's next state.
 
-        A minibatch is left out if its scores are not finite, and counted in `num_skipped`. A
-        minibatch with a single score has no covariance and is left out uncounted.
+        Minibatches with scores that are not finite are left out, and counted in `num_skipped`.
+        Those with a single score, which has no covariance, are left out uncounted.
 
         Args:
           own: the state that `init` or the last call returned.
@@ -134,9 +128,8 @@ class CovarianceEstimator(abc.ABC):
           noise_scale: c.
           like: the state of the chains.
           chain_ndims: number of its leading chain dimensions.
-          system: (shift, scale), the arguments of `NoiseCovariance.solve` in the systems that will
-            be solved, or a function of Sigma that returns them. `"lagged_cholesky"` factorises such
-            a system now and then.
+          system: the arguments (shift, scale) with which `NoiseCovariance.solve` will be called, or
+            a function of Sigma that returns them; for `"lagged_cholesky"`.
         """
         parts, rows = tf.nest.flatten(like), tf.nest.flatten(scores)
         groups = self.groups(parts)

@@ -15,8 +15,7 @@ _CHUNK = 2**21  # numbers of single scores that may be in memory at once
 class FactoredScores(abc.ABC):
     """Scores of one state part, `[chains..., n, event...]`, that no tensor holds.
 
-    It takes the place of a tensor in `GradientEstimate.scores`. `Diag` uses `variances`; the other
-    estimators use `rows`.
+    A leaf of `GradientEstimate.scores`. `Diag` uses `variances`; other estimators use `rows`.
 
     Args:
       inputs: the inputs of the layer, `[chains..., n, positions, ...]`.

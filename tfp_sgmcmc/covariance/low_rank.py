@@ -16,20 +16,12 @@ from tfp_sgmcmc.covariance.solvers import Solver
 class LowRank(CovarianceEstimator):
     """V as the centred scores of the last minibatches; no D x D matrix is formed.
 
-    The estimate keeps the scores of K + lag minibatches in memory, n rows of D numbers for each
-    chain, and works with the scores of K of them.
+    For each chain the scores of K + lag minibatches are kept in memory, and those of K are used: n
+    rows of D numbers for each minibatch. V is noisy unless K n is much larger than D. Noise biases
+    samplers that solve with V (NOGIN, SGFS): keep more minibatches, or take smaller steps.
 
-    V is noisy unless its K n rows are many more than D. Samplers that solve with V (NOGIN, SGFS)
-    are then biased at large steps: keep more minibatches, or take smaller steps.
-
-    Args:
-      average: a `History`. None stands for `History(4, lag=4)`, or `History(4)` if
-        `include_current` is True.
-      include_current: see `CovarianceEstimator`.
-      solver: see `CovarianceEstimator`.
-
-    Raises:
-      ValueError: `average` is not a `History`, or another option is wrong.
+    Arguments and exceptions are those of `CovarianceEstimator`, but `average` is a `History`; None
+    stands for `History(4, lag=4)`, or `History(4)` if `include_current` is True.
     """
 
     methods = ("auto", "cg", "woodbury")

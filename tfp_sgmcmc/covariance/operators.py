@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.matrices import DenseMatrix, DiagonalMatrix, Matrix
-from tfp_sgmcmc.state import State, flatten_events
+from tfp_sgmcmc.state import State, flatten_events, unflatten_events
 
 
 class NoiseCovariance:
@@ -18,8 +18,7 @@ class NoiseCovariance:
 
     Args:
       matrices: V on each group of parts.
-      groups: for each matrix, the indices of the parts (in the order of `tf.nest.flatten`) whose
-        entries it acts on.
+      groups: for each matrix, the indices of its parts in the order of `tf.nest.flatten`.
       noise_scale: c.
       like: the state of the chains.
       chain_ndims: number of its leading chain dimensions.
@@ -97,8 +96,7 @@ class NoiseCovariance:
         """Estimates the largest eigenvalue of Sigma, `[chains...]`, from below, and its vector.
 
         The iteration begins at `v`. Few iterations are enough if the unit vector that is returned
-        is carried from step to step. For a diagonal Sigma the value is exact, and `v` is returned
-        unchanged.
+        is carried from step to step. A diagonal Sigma gives the exact value, and `v` unchanged.
         """
 
         def norm(v: State) -> tf.Tensor:
@@ -130,10 +128,9 @@ class NoiseCovariance:
         result: list[Any] = [None] * len(self._parts)
         for matrix, group in zip(self._matrices, self._groups, strict=True):
             flat = fn(matrix, *(self._flat([v[i] for i in group]) for v in leaves))
-            sizes = [self._parts[i].shape[self._chain_ndims :].num_elements() for i in group]
-            pieces = tf.split(flat, sizes, axis=-1) if len(group) > 1 else [flat]
-            for i, piece in zip(group, pieces, strict=True):
-                result[i] = tf.reshape(piece, tf.shape(self._parts[i]))
+            parts = unflatten_events(flat, [self._parts[i] for i in group], self._chain_ndims)
+            for i, part in zip(group, parts, strict=True):
+                result[i] = part
         return tf.nest.pack_sequence_as(self._like, result)
 
     def _broadcast(self, shift: State) -> list[tf.Tensor]:

@@ -19,15 +19,13 @@ class Solver(NamedTuple):
     """How (diag(a) + b Sigma) x = v is solved.
 
     Attributes:
-      method: one of
-
-        - `"cg"`: conjugate gradients, preconditioned by the diagonal of the matrix;
-        - `"cholesky"`: a factorisation at each solve (`full` and `block`);
-        - `"lagged_cholesky"`: conjugate gradients, preconditioned by an inverse that is computed
-          every `refactor_every` steps (`full` and `block`): as exact as `"cg"`, in few iterations;
-        - `"woodbury"`: a factorisation of the size of the kept rows (`low_rank`);
-        - `"auto"`: `"cg"` if XLA compiles for a CPU, where factorisations are slow, or if there are
-          more kept rows than entries in one; otherwise a factorisation.
+      method: `"cg"`: conjugate gradients, preconditioned by the diagonal of the matrix.
+        `"cholesky"`: a factorisation at each solve (`full` and `block`). `"lagged_cholesky"`:
+        conjugate gradients, preconditioned by an inverse that is computed every `refactor_every`
+        steps (`full` and `block`); as exact as `"cg"`, in few iterations. `"woodbury"`: a
+        factorisation of the size of the kept rows (`low_rank`). `"auto"`: `"cg"` if XLA compiles
+        for a CPU, where factorisations are slow, or if there are more kept rows than entries in
+        one; otherwise a factorisation.
       tolerance: relative norm of the residual at which conjugate gradients stop. None stands for
         1e-5 in `float32` and 1e-10 in `float64`.
       max_iterations: number of iterations after which conjugate gradients stop in any case.
@@ -74,11 +72,7 @@ class Solver(NamedTuple):
 
 
 def as_solver(value: str | Solver) -> Solver:
-    """Returns `value` if it is a solver, or the solver whose method it names.
-
-    Raises:
-      ValueError: the method is unknown, or a number is out of range.
-    """
+    """Returns `value`, or the solver whose method it names; raises ValueError for wrong options."""
     solver = value if isinstance(value, Solver) else Solver(value)
     if solver.method not in METHODS:
         raise ValueError(
@@ -130,10 +124,7 @@ def chebyshev_sqrt(
 
     zero = tf.zeros_like(vector)
     _, x, last = tf.while_loop(
-        lambda k, *_: k > 0,
-        clenshaw,
-        (tf.constant(degree - 1), zero, zero),
-        parallel_iterations=1,
+        lambda k, *_: k > 0, clenshaw, (tf.constant(degree - 1), zero, zero), parallel_iterations=1
     )
     return series[..., :1] * vector + mapped(x) - last
 

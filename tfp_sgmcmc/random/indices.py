@@ -43,12 +43,10 @@ def permuted_indices(
     A permutation is never stored. It is a keyed Feistel network on pairs (l, r) in Z_a x Z_b with
     a b >= N, and the equation is one of its rounds: it adds to each half a hash of the other half
     and of the round's key. Results outside `0 .. N - 1` go through the network again (cycle
-    walking; Black & Rogaway 2002). All arithmetic is `uint32`, so eager and compiled code give the
-    same indices.
+    walking; Black & Rogaway 2002). The `uint32` arithmetic gives the same indices in every mode.
 
     Args:
-      seed: `int32` tensor of shape `[2]`, or `[n, 2]` with a seed for each position; names the
-        permutation.
+      seed: names the permutation; `int32` of shape `[2]`, or `[n, 2]` for one at each position.
       positions: integer tensor of shape `[n]`, entries in `0 .. num_examples - 1`.
       num_examples: N, at most 2^31 - 1.
       chain_shape: leading shape; each of its entries gets a different permutation.

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import xla
 
+xor = tf.bitwise.bitwise_xor
 GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive counters over the 32-bit words
 
 
@@ -58,10 +59,6 @@ def numbered_seed(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
 def word(value: int) -> tf.Tensor:
     """Returns an integer, reduced modulo 2^32, as a `uint32` tensor."""
     return tf.constant(value & 0xFFFFFFFF, tf.uint32)
-
-
-def xor(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    return tf.bitwise.bitwise_xor(x, y)
 
 
 def mix(x: tf.Tensor, constant: Callable[[int], tf.Tensor] = word) -> tf.Tensor:

@@ -33,23 +33,17 @@ def anchor_at(target: MinibatchLogProb, state: State) -> Anchor:
     return Anchor(state, *target.sum_over_chunks(state, target.chunk_size))
 
 
+# The anchor of an estimate, what the wrapped target carries, and a function that takes what the
+# wrapped target carries next and returns the target state.
+NextAnchor = tuple[Anchor, Any, Callable[[Any], Any]]
+
+
 class AnchoredTarget(Target):
-    r"""Wraps a `MinibatchLogProb`: minibatches estimate differences from an anchor \( \phi \).
+    """Base class of targets whose minibatches estimate differences from an anchor.
 
-    \[
-    g(\theta) = \nabla \log p(\theta) + \sum_{i=1}^N \nabla \log p(x_i \mid \phi)
-      + \frac N n \sum_{i \in S} s_i(\theta), \qquad
-    s_i(\theta) = \nabla \log p(x_i \mid \theta) - \nabla \log p(x_i \mid \phi)
-    \]
-
-    The s_i are the scores. V is their covariance, and cov(g) = c V with the c of the wrapped
-    target. The log posterior is estimated by differences, too.
-
-    Args:
-      target: a `MinibatchLogProb`.
-
-    Raises:
-      TypeError: the target is not a `MinibatchLogProb`, or is wrapped already.
+    Scores are the differences between the examples' gradients at the state and at the anchor. V is
+    their covariance, and cov(g) = c V with the c of the wrapped target. The log posterior is
+    estimated by differences, too.
     """
 
     def __init__(self, target: MinibatchLogProb):
@@ -77,14 +71,8 @@ class AnchoredTarget(Target):
         return estimate._replace(target_state=carry(inner))
 
     @abc.abstractmethod
-    def _next_anchor(
-        self, state: State, target_state: Any
-    ) -> tuple[Anchor, Any, Callable[[Any], Any]]:
-        """Returns the anchor of this estimate, and what the wrapped target carries.
-
-        A function comes third. It takes what the wrapped target carries after the estimate, and
-        returns the whole target state.
-        """
+    def _next_anchor(self, state: State, target_state: Any) -> NextAnchor:
+        """Returns the anchor of the estimate at `state`, and what to carry on."""
 
     def _estimate_from(
         self,

@@ -26,9 +26,8 @@ class GradientEstimate(NamedTuple):
         for, or if the target has none.
       hessian_product: product of the Hessian of the same estimate with the given probe, in the
         structure of the state. `()` if no probe was given.
-      target_state: what the target carries to the next step, or hands to the driver. This is the
-        only channel through which an estimate passes on anything else: the kernel keeps it in its
-        results, unread.
+      target_state: what the target carries to the next step, or hands to the driver. It is the only
+        channel for either; the kernel keeps it in its results and does not read it.
       noise_scale: c in cov(gradient) = c V; 0 for an exact gradient.
     """
 
@@ -49,10 +48,8 @@ class Target(abc.ABC):
 
     Attributes:
       num_examples: N, the number of examples that the log posterior sums over.
-      num_scores: number of rows of `GradientEstimate.scores`; 0 for a target without scores, None
-        if the number is not known beforehand.
-      noise_scale: c in cov(gradient) = c V; 0 for an exact gradient, None if it is not known
-        beforehand.
+      num_scores: rows of `GradientEstimate.scores`; 0 for none, None if not known beforehand.
+      noise_scale: c in cov(gradient) = c V; 0 for an exact gradient, None if not known beforehand.
     """
 
     num_examples: int
@@ -80,8 +77,7 @@ class Target(abc.ABC):
           target_state: what `bootstrap` or the last estimate returned.
           probe: a vector in the structure of the state, or None; see
             `GradientEstimate.hessian_product`.
-          with_scores: whether to return scores, if the target has them. They cost more than the
-            gradient alone.
+          with_scores: whether to return scores, which cost more than the gradient alone.
         """
 
     @abc.abstractmethod
@@ -95,14 +91,7 @@ class Target(abc.ABC):
 
 
 class FullDataLogProb(Target):
-    """A plain `target_log_prob_fn` as a target, whose estimate is the exact gradient.
-
-    Args:
-      target_log_prob_fn: function of the state parts that returns log probabilities, `[chains...]`.
-
-    Raises:
-      TypeError: `target_log_prob_fn` is not callable.
-    """
+    """A plain `target_log_prob_fn` as a target, whose estimate is the exact gradient."""
 
     num_examples = 1
     noise_scale = 0.0

@@ -59,7 +59,6 @@ def _as_called(nest: Any) -> Any:
 
 
 def _check(_: Any, bijector: Any) -> Any:
-    check_bijectors(bijector)
     if tf.nest.is_nested(bijector):
         raise ValueError("a nest for a part")
     return bijector

@@ -76,8 +76,7 @@ def find_center(
     minibatch estimate these, and the 1 is for parameters that no example depends on. L-BFGS uses
     the same standard deviations as units, and the exact log posterior. Adam uses minibatches, for
     models in which a pass over the data is expensive. It ends a few standard deviations away, after
-    a few passes' worth of minibatches, so raise the tolerance for it. Everything is evaluated in
-    the dtype of the state.
+    a few passes' worth of minibatches, so raise the tolerance for it. The state's dtype is used.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
@@ -100,8 +99,7 @@ def find_center(
       max_iterations: iterations of L-BFGS (default 100; each takes two to three passes over the
         data), or steps of Adam (default 2000).
       tolerance: the bound in the equation.
-      learning_rate: learning rate of Adam: a schedule, or a number that decays to zero along a
-        cosine.
+      learning_rate: of Adam: a schedule, or a number that decays to zero along a cosine.
       seed: seed of the minibatches.
 
     Returns:

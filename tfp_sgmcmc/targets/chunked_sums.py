@@ -22,10 +22,7 @@ def sum_over_chunks(
     first = num_examples % size or size
 
     def chunk(start: Any, size: int) -> tuple[tf.Tensor, State]:
-        value, gradient, _ = value_and_gradient(
-            lambda s: fn(s, start, size), state, connected=False
-        )
-        return value, gradient
+        return value_and_gradient(lambda s: fn(s, start, size), state, connected=False)[:2]
 
     def body(start: tf.Tensor, total: Any) -> tuple[tf.Tensor, Any]:
         return start + size, tf.nest.map_structure(tf.add, total, chunk(start, size))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.state import State, part_names
-from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, anchor_at
+from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, NextAnchor, anchor_at
 from tfp_sgmcmc.targets.center import check_single_state
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
@@ -54,8 +53,7 @@ class ControlVariate(AnchoredTarget):
         and dtype of the states that will be sampled (unconstrained if the target has a bijector).
 
     Raises:
-      TypeError: the target is not a `MinibatchLogProb`, or is wrapped already; the center is not
-        floating.
+      TypeError: the target is not a plain `MinibatchLogProb`; the center is not floating.
       ValueError: the center has NaN or infinite entries, chain dimensions, or a gradient that is
         not finite. At bootstrap: states have another structure, shape or dtype than the center.
 
@@ -85,23 +83,18 @@ class ControlVariate(AnchoredTarget):
         self._check_fits(state)
         return self.target.bootstrap(state)
 
-    def _next_anchor(
-        self, state: State, target_state: Any
-    ) -> tuple[Anchor, Any, Callable[[Any], Any]]:
-        return self._anchor_of(state), target_state, lambda inner: inner
-
-    def _anchor_of(self, state: State) -> Anchor:
-        """Returns the anchor packed as the state, with a copy for each chain that has a batch."""
+    def _next_anchor(self, state: State, target_state: Any) -> NextAnchor:
         self._check_fits(state)
         center, parts = tf.nest.flatten(self.center), tf.nest.flatten(state)
         log_likelihood = self._anchor.log_likelihood
-        if not self.target.shared_batch:
+        if not self.target.shared_batch:  # a copy of the anchor for each chain
             chains = tf.shape(parts[0])[: parts[0].shape.rank - center[0].shape.rank]
             center = [tf.broadcast_to(c, tf.shape(x)) for c, x in zip(center, parts, strict=True)]
             log_likelihood = tf.broadcast_to(log_likelihood, chains)
         gradient = tf.nest.flatten(self._anchor.gradient)
         pack = tf.nest.pack_sequence_as
-        return Anchor(pack(state, center), log_likelihood, pack(state, gradient))
+        anchor = Anchor(pack(state, center), log_likelihood, pack(state, gradient))
+        return anchor, target_state, lambda inner: inner
 
     def _check_fits(self, state: State) -> None:
         """Raises ValueError unless the state has the center's parts behind chain dimensions."""

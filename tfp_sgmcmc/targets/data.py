@@ -22,19 +22,14 @@ def as_tensor(x: Any, dtype: Any) -> tf.Tensor:
 
 def leading_axis(data: Any) -> int:
     """Returns N, the size of the leading axis of all leaves of `data`."""
-    leaves = tf.nest.flatten(data)
-    shapes = [tuple(leaf.shape) for leaf in leaves]
-    if not leaves or any(len(shape) == 0 for shape in shapes):
-        raise ValueError(
-            f"data must have arrays with a leading axis of N examples. Received: shapes {shapes}."
-        )
-    sizes = {shape[0] for shape in shapes}
-    if len(sizes) > 1:
+    shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten(data)]
+    sizes = {shape[:1] for shape in shapes}
+    if len(sizes) != 1 or () in sizes:
         raise ValueError(
             "data must have arrays whose leading axes, the number of examples N, are equal. "
             f"Received: shapes {shapes}."
         )
-    (size,) = sizes
+    ((size,),) = sizes
     if size == 0:
         raise ValueError(f"data must not be empty. Received: shapes {shapes}.")
     return size

@@ -55,8 +55,7 @@ def log_prob_differences(
       seed: `int32` tensor of shape `[2]` that names the minibatch.
 
     Returns:
-      Differences and estimates of their variances, `[R - 1, chains...]`. The variances of an exact
-      target are zero.
+      Differences and estimated variances, `[R - 1, chains...]`; zero variances if exact.
     """
 
     def difference(x: tf.Tensor) -> tf.Tensor:

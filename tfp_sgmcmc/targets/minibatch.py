@@ -20,12 +20,7 @@ from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_score
 
 
 class EpochState(NamedTuple):
-    """The position of the chains in their epochs.
-
-    Attributes:
-      key: the seed of all permutations.
-      step: number of minibatches drawn so far.
-    """
+    """The position of the chains in their epochs: the seed of all permutations, and the steps."""
 
     key: tf.Tensor
     step: tf.Tensor
@@ -70,17 +65,15 @@ class MinibatchLogProb(ModelTarget):
       data: a nest of arrays with one leading axis N.
       batch_size: n.
       replacement: whether a minibatch is drawn with replacement.
-      shared_batch: whether all chains see the same minibatch. This is much cheaper. Each chain is
-        as good by itself, but the chains are dependent.
+      shared_batch: whether all chains see the same minibatch. This is much cheaper, but makes the
+        chains dependent on each other.
       reshuffle: when to take a new permutation of the data, without replacement. `"step"`: at every
         step. Minibatches of different steps are then independent, as every formula with c V
         assumes. `"epoch"`: a step continues in the permutation where the last step ended, so that
-        each pass sees every example once. A minibatch that reaches the end of a pass continues in
-        the next permutation.
+        each pass sees every example once; a minibatch may end one pass and begin the next.
       bijector: a `tfp.bijectors.Bijector`, or a nest of them in the structure of the state, with
-        None for a part that is not constrained. The state is then unconstrained, `log_prior_fn` and
-        `log_likelihood_fn` receive `constrain(state)`, and the log posterior includes the log
-        determinant of the Jacobian.
+        None for a part that is not constrained. The state is then unconstrained, the functions
+        receive `constrain(state)`, and the log posterior includes the Jacobian's log determinant.
       dtype: floating leaves of `data` are cast to it; None keeps them.
       chunk_size: number of examples evaluated at once by `target(*state_parts)`. By default up to
         32 MB (and 131,072 examples) are one chunk, and larger data have chunks of about 4 MB. With
@@ -212,36 +205,29 @@ class MinibatchLogProb(ModelTarget):
         return estimate._replace(target_state=target_state, noise_scale=noise_scale)
 
     def estimate_from(
-        self,
-        batch_fn: Callable[[Any], Any],
-        state: State,
-        probe: State,
-        with_scores: bool,
-        num_examples: int,
+        self, draw: Callable[[Any], Any], state: State, probe: State, with_scores: bool, total: int
     ) -> GradientEstimate:
-        """Returns an estimate for N = `num_examples` from the minibatch `batch_fn(chain_shape)`."""
+        """Returns an estimate for N = `total` examples from the minibatch `draw(chain_shape)`."""
         if with_scores and probe is None:
             prior, gradient, _ = value_and_gradient(self.log_prior, state, connected=False)
-            batch = batch_fn(static_or_dynamic_shape(prior))
+            batch = draw(static_or_dynamic_shape(prior))
             values, scores = self.scores(state, batch, prior.shape)
             log_prob, gradient, scores = combine_scores(
-                prior, gradient, values, scores, num_examples, self.batch_size
+                prior, gradient, values, scores, total, self.batch_size
             )
             return GradientEstimate(gradient, log_prob, scores)
 
         def log_prob_fn(state: State) -> tf.Tensor:
             log_prior = self.log_prior(state)
-            batch = batch_fn(static_or_dynamic_shape(log_prior))
-            return log_prior + self._scaled_sum(state, batch, log_prior.shape, num_examples)
+            batch = draw(static_or_dynamic_shape(log_prior))
+            return log_prior + self._scaled_sum(state, batch, log_prior.shape, total)
 
         log_prob, gradient, product = value_and_gradient(log_prob_fn, state, probe)
         return GradientEstimate(gradient, log_prob, (), product)
 
-    def _scaled_sum(
-        self, state: State, batch: Any, chain_shape: Any, num_examples: int
-    ) -> tf.Tensor:
+    def _scaled_sum(self, state: State, batch: Any, chain_shape: Any, total: int) -> tf.Tensor:
         values = self.log_likelihood(state, batch, self.batch_size, chain_shape)
-        return num_examples / self.batch_size * tf.reduce_sum(values, axis=-1)
+        return total / self.batch_size * tf.reduce_sum(values, axis=-1)
 
     def scores(self, state: State, batch: Any, chain_shape: Any) -> tuple[tf.Tensor, State]:
         """Returns log likelihoods of a minibatch, single or summed over groups, and gradients."""
@@ -284,24 +270,21 @@ class MinibatchLogProb(ModelTarget):
             return functools.partial(self.draw, seed, tf.range(self.batch_size)), target_state
         key, step = target_state or _first_epoch()
         key = tf.where(step == 0, seed, key)
-        return functools.partial(self._epoch_draw, key, step), EpochState(key, step + 1)
+
+        def draw(chain_shape: Any) -> tf.Tensor:
+            chains = [] if self.shared_batch else chain_shape
+            return random.epoch_indices(key, step, self.batch_size, self.num_examples, chains)
+
+        return draw, EpochState(key, step + 1)
 
     def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any) -> tf.Tensor:
         """Returns the indices at `positions` of the sequence of examples that `seed` names."""
         draw = random.uniform_indices if self.replacement else random.permuted_indices
         return draw(seed, positions, self.num_examples, [] if self.shared_batch else chain_shape)
 
-    def _epoch_draw(self, key: tf.Tensor, step: tf.Tensor, chain_shape: Any) -> tf.Tensor:
-        chains = [] if self.shared_batch else chain_shape
-        return random.epoch_indices(key, step, self.batch_size, self.num_examples, chains)
-
 
 def checked_target(target: Any) -> MinibatchLogProb:
-    """Returns `target` if it is a `MinibatchLogProb`.
-
-    Raises:
-      TypeError: `target` is anything else, such as a wrapper of a `MinibatchLogProb`.
-    """
+    """Returns `target` if it is a `MinibatchLogProb`; raises TypeError for anything else."""
     if not isinstance(target, MinibatchLogProb):
         raise TypeError(
             "target must be a MinibatchLogProb that is not wrapped. "

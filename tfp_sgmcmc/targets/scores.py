@@ -43,10 +43,9 @@ def mapped_scores(
         return _move_axis(x, batch_ndims, 0)
 
     def one(group: Any) -> tuple[tf.Tensor, State]:
-        value, gradient, _ = value_and_gradient(
+        return value_and_gradient(
             lambda s: tf.reduce_sum(log_likelihood_fn(s, group), axis=-1), state, connected=False
-        )
-        return value, gradient
+        )[:2]
 
     values, gradients = map_fn(one, tf.nest.map_structure(in_groups, batch))
     return _move_axis(values, 0, chain_ndims), tf.nest.map_structure(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.checks import function, integer
 from tfp_sgmcmc.state import State, state_from_call
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.chunked_sums import with_given_gradient
@@ -34,16 +34,14 @@ class StreamedLogProb(Target):
     \]
 
     Each step uses the next batch, for all chains, epoch after epoch. `sgmcmc.sample` reads
-    `batches_per_read` batches at a time, before the steps that need them. Other drivers cycle
-    through the first ones.
+    `batches_per_read` batches at a time, in advance. Other drivers cycle through the first ones.
 
     A `tf.data.Dataset` is iterated anew in each epoch. A run that resumes in the middle of an epoch
     skips the batches that it has used, which is exact, bit for bit, if the batches come in the same
     order each time. A `shuffle` in the dataset changes the order: the chain is as good, but it
     cannot be resumed. `sgmcmc.sample` warns of this when a run in a directory starts. On resuming
     it compares the batches of the last read with those of the checkpoint, and refuses if they
-    differ. A function of the epoch, as in the example, has another order in each epoch and can be
-    resumed.
+    differ. With a function of the epoch, as in the example, orders differ and can be resumed.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
@@ -62,17 +60,14 @@ class StreamedLogProb(Target):
       True
 
     Args:
-      log_prior_fn: see `MinibatchLogProb`.
-      log_likelihood_fn: see `MinibatchLogProb`.
+      log_prior_fn, log_likelihood_fn: see `MinibatchLogProb`.
       dataset: a `tf.data.Dataset` of batches of n examples, one epoch long; or a function from the
         number of the epoch to such a dataset. The contents and the order of the batches should be
         random: shuffle the files if the dataset is not shuffled.
       num_examples: N; an epoch has N/n batches, rounded down.
       batches_per_read: K, the number of batches in the kernel's results, and so in checkpoints.
         Memory holds a few times as many.
-      bijector: see `MinibatchLogProb`.
-      score_fn: see `MinibatchLogProb`.
-      num_groups: see `MinibatchLogProb`.
+      bijector, score_fn, num_groups: see `MinibatchLogProb`.
 
     Raises:
       ValueError: the batches have unknown or unequal sizes; an epoch does not have N examples.
@@ -91,7 +86,10 @@ class StreamedLogProb(Target):
         score_fn: Callable[..., Any] | None = None,
         num_groups: int | None = None,
     ):
-        self._dataset_fn = _dataset_fn(dataset)
+        is_dataset = isinstance(dataset, tf.data.Dataset)
+        dataset_fn = (lambda epoch: dataset) if is_dataset else dataset
+        signature = "epoch -> tf.data.Dataset, or a tf.data.Dataset"
+        self._dataset_fn = function("dataset", dataset_fn, signature)
         epoch = self._dataset_fn(0)
         if not isinstance(epoch, tf.data.Dataset):
             raise TypeError(
@@ -218,14 +216,3 @@ class StreamedLogProb(Target):
     def _sum(self, state: State, batch: Any) -> tf.Tensor:
         values = self.of_one_batch.log_likelihood(state, batch, self.of_one_batch.batch_size)
         return tf.reduce_sum(values, axis=-1)
-
-
-def _dataset_fn(dataset: Any) -> Callable[[int], Any]:
-    if isinstance(dataset, tf.data.Dataset):
-        return lambda epoch: dataset
-    if callable(dataset):
-        return dataset
-    raise TypeError(
-        "dataset must be a tf.data.Dataset, or a callable, number of the epoch -> tf.data.Dataset. "
-        f"Received: a {type(dataset).__name__}."
-    )

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.state import State
-from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, anchor_at
+from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, NextAnchor, anchor_at
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 
 class SVRGState(NamedTuple):
-    """What `SVRG` carries between steps.
-
-    Attributes:
-      anchor: the anchors of the chains.
-      step: number of estimates so far.
-      target_state: what the wrapped target carries.
-    """
+    """The chains' anchors, the number of estimates so far, and what the wrapped target carries."""
 
     anchor: Anchor
     step: tf.Tensor
@@ -60,12 +53,10 @@ class SVRG(AnchoredTarget):
     Args:
       target: a `MinibatchLogProb`.
       update_every: m, the number of estimates from one anchor to the next. The default is N/n,
-        rounded up: anchors then cost half as much as the minibatches, which are evaluated at two
-        states.
+        rounded up: anchors then cost half as much as minibatches, which need two states.
 
     Raises:
-      TypeError: the target is not a `MinibatchLogProb`, or is wrapped already; `update_every` is
-        not an integer.
+      TypeError: the target is not a plain `MinibatchLogProb`; `update_every` is not an integer.
       ValueError: `update_every` is below 1.
 
     References:
@@ -84,9 +75,7 @@ class SVRG(AnchoredTarget):
         zeros = tf.nest.map_structure(tf.zeros_like, (self.target.log_prior(state), state))
         return SVRGState(Anchor(state, *zeros), tf.zeros([], tf.int64), inner)
 
-    def _next_anchor(
-        self, state: State, target_state: Any
-    ) -> tuple[Anchor, Any, Callable[[Any], Any]]:
+    def _next_anchor(self, state: State, target_state: Any) -> NextAnchor:
         last, step, inner = target_state or self.bootstrap(state)
         here = tf.nest.pack_sequence_as(last.state, tf.nest.flatten(state))
         anchor = tf.cond(
