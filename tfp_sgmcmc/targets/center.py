@@ -76,7 +76,7 @@ def find_center(
     minibatch estimate these, and the 1 is for parameters that no example depends on. L-BFGS uses
     the same standard deviations as units, and the exact log posterior. Adam uses minibatches, for
     models in which a pass over the data is expensive. It ends a few standard deviations away, after
-    a few passes' worth of minibatches, so raise the tolerance for it. The state's dtype is used.
+    a few passes' worth of minibatches, so raise the tolerance. All is in the dtype of the state.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp

@@ -147,18 +147,16 @@ class MinibatchLogProb(ModelTarget):
                 "examples' scores of unconstrained parameters. "
                 f"Received: bijector={bijector}, num_groups={num_groups}."
             )
-        self.num_scores = n if num_groups is None else num_groups
+        self.num_scores = rows = n if num_groups is None else num_groups
+        self._group_size = n // rows
         self._row_bytes = sum(
             leaf.dtype.size * leaf.shape[1:].num_elements() for leaf in tf.nest.flatten(self._data)
         )
         # A loop copies each chunk, which takes small data twice as long as a single evaluation.
         is_small = total <= 2**17 and total * self._row_bytes <= 2**25
-        rows = total if is_small else 2**22 // max(1, self._row_bytes)
-        self.chunk_size = (
-            min(max(n, rows), total)
-            if chunk_size is None
-            else count_of_examples("chunk_size", chunk_size, total)
-        )
+        if chunk_size is None:
+            chunk_size = total if is_small else min(max(n, 2**22 // max(1, self._row_bytes)), total)
+        self.chunk_size = count_of_examples("chunk_size", chunk_size, total)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         state = tf.nest.map_structure(tf.convert_to_tensor, state_from_call(args, kwargs))
@@ -237,7 +235,7 @@ class MinibatchLogProb(ModelTarget):
             given = call_with_state(self._score_fn, state, batch=batch)
             return values, check_scores(given, state, n, chain_ndims)
         return mapped_scores(
-            lambda s, group: self.log_likelihood(s, group, n // self.num_scores, chain_shape),
+            lambda s, group: self.log_likelihood(s, group, self._group_size, chain_shape),
             state,
             batch,
             self.num_scores,

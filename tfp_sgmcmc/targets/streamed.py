@@ -41,7 +41,7 @@ class StreamedLogProb(Target):
     order each time. A `shuffle` in the dataset changes the order: the chain is as good, but it
     cannot be resumed. `sgmcmc.sample` warns of this when a run in a directory starts. On resuming
     it compares the batches of the last read with those of the checkpoint, and refuses if they
-    differ. With a function of the epoch, as in the example, orders differ and can be resumed.
+    differ. A function of the epoch, as in the example, shuffles each epoch and can be resumed.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
@@ -60,14 +60,17 @@ class StreamedLogProb(Target):
       True
 
     Args:
-      log_prior_fn, log_likelihood_fn: see `MinibatchLogProb`.
+      log_prior_fn: see `MinibatchLogProb`.
+      log_likelihood_fn: see `MinibatchLogProb`.
       dataset: a `tf.data.Dataset` of batches of n examples, one epoch long; or a function from the
         number of the epoch to such a dataset. The contents and the order of the batches should be
         random: shuffle the files if the dataset is not shuffled.
       num_examples: N; an epoch has N/n batches, rounded down.
       batches_per_read: K, the number of batches in the kernel's results, and so in checkpoints.
         Memory holds a few times as many.
-      bijector, score_fn, num_groups: see `MinibatchLogProb`.
+      bijector: see `MinibatchLogProb`.
+      score_fn: see `MinibatchLogProb`.
+      num_groups: see `MinibatchLogProb`.
 
     Raises:
       ValueError: the batches have unknown or unequal sizes; an epoch does not have N examples.
