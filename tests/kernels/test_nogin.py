@@ -309,7 +309,7 @@ def test_wrong_arguments() -> None:
         sgmcmc.NOGIN(target, STEP, friction=-1.0)
     with pytest.raises(ValueError, match="needs at least 2 scores"):
         sgmcmc.NOGIN(MODEL.target(1), STEP).bootstrap_results(tf.zeros([3]))
-    with pytest.raises(ValueError, match="'block' has one block for each part of the state, but"):
+    with pytest.raises(ValueError, match="for a state of one part. Received: covariance='block'"):
         sgmcmc.NOGIN(target, STEP, covariance="block").bootstrap_results(tf.zeros([3]))
     with pytest.raises(ValueError, match="GrowingBatch, gives no scores of single examples"):
         sgmcmc.NOGIN(sgmcmc.GrowingBatch(target), STEP)

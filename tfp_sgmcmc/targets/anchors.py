@@ -104,8 +104,7 @@ class AnchoredTarget(Target):
 
         def scaled_sum(at: State, chains: Any, probe: State = None) -> tuple[Any, State, State]:
             def log_likelihood(s: State) -> tf.Tensor:
-                values = base.log_likelihood(s, batch, n, chains)
-                return self.num_examples / n * tf.reduce_sum(values, axis=-1)
+                return base.scaled_sum(s, batch, chains, self.num_examples)
 
             return value_and_gradient(log_likelihood, at, probe, connected=False)
 

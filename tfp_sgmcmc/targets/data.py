@@ -26,7 +26,7 @@ def leading_axis(data: Any) -> int:
     sizes = {shape[:1] for shape in shapes}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(
-            "data must have arrays whose leading axes, the number of examples N, are equal. "
+            "data must have arrays with leading axes of N examples, which must be equal. "
             f"Received: shapes {shapes}."
         )
     ((size,),) = sizes

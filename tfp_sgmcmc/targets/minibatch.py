@@ -193,7 +193,7 @@ class MinibatchLogProb(ModelTarget):
         else:
             prior = value_and_gradient(self.log_prior, state, connected=False)[:2]
             parts = map_groups(
-                lambda s, i: self._scaled_sum(s, self.rows(i), [size], self.num_examples),
+                lambda s, i: self.scaled_sum(s, self.rows(i), [size], self.num_examples),
                 state,
                 draw(prior[0].shape),
                 size,
@@ -218,12 +218,13 @@ class MinibatchLogProb(ModelTarget):
         def log_prob_fn(state: State) -> tf.Tensor:
             log_prior = self.log_prior(state)
             batch = draw(static_or_dynamic_shape(log_prior))
-            return log_prior + self._scaled_sum(state, batch, log_prior.shape, total)
+            return log_prior + self.scaled_sum(state, batch, log_prior.shape, total)
 
         log_prob, gradient, product = value_and_gradient(log_prob_fn, state, probe)
         return GradientEstimate(gradient, log_prob, (), product)
 
-    def _scaled_sum(self, state: State, batch: Any, chain_shape: Any, total: int) -> tf.Tensor:
+    def scaled_sum(self, state: State, batch: Any, chain_shape: Any, total: int) -> tf.Tensor:
+        """Returns N/n times the sum of a minibatch's log likelihoods, with N = `total`."""
         values = self.log_likelihood(state, batch, self.batch_size, chain_shape)
         return total / self.batch_size * tf.reduce_sum(values, axis=-1)
 
