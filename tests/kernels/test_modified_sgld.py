@@ -236,7 +236,7 @@ def test_bad_input() -> None:
     state = tf.zeros([2, 3])
     for kernel, message in (
         (sgmcmc.ModifiedSGLD(target, 0.1, "block"), "for a state of one part. .*='block'"),
-        (sgmcmc.ModifiedSGLD(MODEL.target(1), 0.1), "at least 2 scores a minibatch"),
+        (sgmcmc.ModifiedSGLD(MODEL.target(1), 0.1), "at least 2 scores from each minibatch"),
         (sgmcmc.ModifiedSGLD(target, [0.1, 0.1]), r"step_size has shape \(2,\)"),
         (sgmcmc.ModifiedSGLD(target, 0.1, temperature=np.ones([4])), "temperature has shape"),
     ):
