@@ -1,6 +1,6 @@
-"""Random numbers: permutations that are permutations, uniform indices, normals, seeds.
+"""Seeds, normals and indices: their distributions, and that every mode gives the same indices.
 
-False-alarm rate of each statistical test: 1e-6. Powers are verified by the checks.
+Each statistical test has a false-alarm rate of 1e-6, and its check verifies the stated power.
 """
 
 import itertools
@@ -20,9 +20,6 @@ SEED = tf.constant([3, 4])
 
 def compiled(fn: Any) -> Any:
     return tf.function(fn, jit_compile=True, autograph=False)
-
-
-# Permutations
 
 
 @pytest.mark.parametrize("size", [*range(1, 40), 97, 255, 256, 257, 1009, 65_537, 2**20 + 7])
@@ -84,7 +81,7 @@ def test_minibatches_of_epochs_are_one_permutation_after_the_other(
 
 @pytest.mark.parametrize("size", [3, 4, pytest.param(5, marks=pytest.mark.slow)])
 def test_permutations_are_uniform(size: int) -> None:
-    """Power: an error of 20% in the probability of one of the N! permutations is found."""
+    """Finds an error of 20% in the probability of one of the N! permutations."""
     draws = 4_000 * math.factorial(size) + 50_000
     orders = random.permuted_indices(SEED, tf.range(size), size, [draws]).numpy()
     codes = orders @ size ** np.arange(size)
@@ -99,9 +96,9 @@ def test_permutations_are_uniform(size: int) -> None:
 def test_every_example_and_every_pair_is_included_alike(
     positions: tuple[int, int], size: int, error: float
 ) -> None:
-    """Inclusion of examples makes the gradient unbiased, that of pairs decides its covariance.
+    """Equal inclusion of examples makes the gradient unbiased; of pairs, its covariance right.
 
-    Of the larger set, pairs are counted by their distance.
+    For the larger set, pairs are counted by their distance.
     """
     pairs = random.permuted_indices(SEED, tf.constant(positions), size, [500_000]).numpy()
     check_counts(np.bincount(pairs[:, 0], minlength=size), 1 / size, error)
@@ -126,19 +123,19 @@ def test_a_rotation_in_place_of_a_permutation_is_rejected() -> None:
 
 
 def check_columns(size: int, columns: int) -> None:
-    """Those of a permutation's grid, in 16 groups. Power: one that is off by 5% is found."""
+    """Checks the columns of a permutation's grid in 16 groups; finds an error of 5% in one."""
     positions = tf.constant([0, size // 2, size - 1])
     drawn = random.permuted_indices(SEED, positions, size, [300_000]).numpy().ravel()
     groups = 16 * (drawn.astype(np.int64) % columns) // columns
     check_counts(np.bincount(groups, minlength=16), 1 / 16, error=0.05)
 
 
-# A size whose grid with the fewest cells beyond it has more than 2^16 columns.
+# For this size, the grid with the fewest cells beyond it has more than 2^16 columns.
 HUGE = 1_941_759_096
 
 
 def test_columns_of_a_huge_grid_come_alike() -> None:
-    rows, columns = random._grid(HUGE)
+    rows, columns = random.indices._grid(HUGE)
     assert max(rows, columns) <= 2**16
     check_columns(HUGE, columns)
 
@@ -146,23 +143,21 @@ def test_columns_of_a_huge_grid_come_alike() -> None:
 def test_columns_of_a_grid_that_is_too_wide_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
     columns = 123_979
-    monkeypatch.setattr(random, "_grid", lambda n: (-(-n // columns), columns))
+    monkeypatch.setattr(random.indices, "_grid", lambda n: (-(-n // columns), columns))
     with pytest.raises(Rejected):
         check_columns(HUGE, columns)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**31])
 def test_number_of_examples_out_of_range(size: int) -> None:
-    with pytest.raises(ValueError, match=f"num_examples is {size}; 1 .. 2147483647 is expected"):
+    message = f"num_examples must be in 1 .. 2147483647. Received: {size}"
+    with pytest.raises(ValueError, match=message):
         random.permuted_indices(SEED, tf.range(1), size)
-
-
-# Draws with replacement
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100])
 def test_uniform_indices_are_uniform_along_positions_and_chains(size: int) -> None:
-    """Power: an error of 10% in the probability of one index is found."""
+    """Finds an error of 10% in the probability of one index."""
     along = random.uniform_indices(SEED, tf.range(2_000_000), size)
     across = random.uniform_indices(SEED, tf.constant([5]), size, [2_000_000])
     for draws in (along, across):
@@ -178,13 +173,10 @@ def test_successive_uniform_indices_are_independent() -> None:
     check_counts(counts, 1 / 100, error=0.2)
 
 
-# Normals
-
-
 @pytest.mark.parametrize("jit", [True, False])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 def test_normals_are_standard_normal(dtype: tf.DType, jit: bool) -> None:
-    """Power: a Kolmogorov distance of 0.5%, moments off by 1% to 5%."""
+    """Finds a Kolmogorov distance of 0.5%, and errors of 1% to 5% in the moments."""
 
     def draw() -> tf.Tensor:
         return random.normal([1_000_000], dtype, SEED)
@@ -213,30 +205,30 @@ def test_normals_are_standard_normal(dtype: tf.DType, jit: bool) -> None:
 def test_threefry_gives_the_published_answers(
     num_rounds: int, counter: str, key: str, expected: str
 ) -> None:
-    """Known answers of Random123 (Salmon et al. 2011), its file `kat_vectors`."""
+    """The answers come from the file `kat_vectors` of Random123 (Salmon et al. 2011)."""
     (x, y), k, answer = ([int(w, 16) for w in t.split()] for t in (counter, key, expected))
     key, x, y = (tf.constant(w, tf.uint32) for w in (k, x, y))
-    assert [int(w) for w in random._threefry(key, x, y, num_rounds)] == answer
+    assert [int(w) for w in random.normals._threefry(key, x, y, num_rounds)] == answer
 
 
 @pytest.mark.parametrize("jit", [True, False])
 def test_box_muller_is_exact_to_single_precision(jit: bool) -> None:
-    """Off by 5e-7 of the value and what rounding u to 24 bits does to r: at most 2^-23 / r."""
+    """Allows a relative error of 5e-7, and 2^-23 / r in r from rounding u to 24 bits."""
     steps = np.linspace(0, 2**32 - 1, 2_001, dtype=np.uint32)
     x = np.concatenate([steps, 2 ** np.arange(32, dtype=np.uint32), 2**32 - 1 - steps[:50]])
     y = np.concatenate([steps, [1, 2**31 - 1, 2**31]]).astype(np.uint32)
     x, y = x[:, np.newaxis], y[np.newaxis]
-    draw = compiled(random._box_muller) if jit else random._box_muller
+    draw = compiled(random.normals._box_muller) if jit else random.normals._box_muller
     z = draw(tf.constant(x), tf.constant(y)).numpy()
     u = (np.floor(x / 2) + 0.5) / 2.0**31
     r, sine = np.sqrt(-2 * np.log(u)), np.sin(np.pi * y.view(np.int32) / 2.0**32)
-    assert np.max(z) > 6.6 and np.min(z) < -6.6  # the ends: sqrt(-2 log 2^-32) = 6.66
+    assert np.max(z) > 6.6 and np.min(z) < -6.6  # the largest value is sqrt(-2 log 2^-32) = 6.66
     assert np.all(np.abs(z - r * sine) <= np.abs(sine) * (5e-7 * r + 1.01 * 2.0**-23 / r))
 
 
 @pytest.mark.parametrize("jit", [True, False])
 def test_tails_of_normals(jit: bool) -> None:
-    """Power: 40% too many or too few beyond four standard deviations, on either side."""
+    """Finds 40% too many or too few normals beyond four standard deviations, on either side."""
 
     def counts(step: tf.Tensor) -> tf.Tensor:
         z = random.normal([2000, 1000], tf.float32, random.fold_in(SEED, step))
@@ -249,7 +241,7 @@ def test_tails_of_normals(jit: bool) -> None:
 
 
 def test_normals_of_rows_columns_and_near_seeds_are_independent() -> None:
-    """Power: a correlation of 1%, of the normals or of their squares."""
+    """Finds a correlation of 1% of the normals or of their squares."""
     seeds = [[3, 4], [3, 5], [4, 4], [4, 3]]
 
     def draw() -> list[tf.Tensor]:
@@ -301,7 +293,7 @@ def test_a_normal_of_three_percent_more_spread_is_rejected() -> None:
 
 @pytest.mark.parametrize("jit", [True, False])
 def test_parts_of_a_state_and_their_entries_get_independent_normals(jit: bool) -> None:
-    """Power: a correlation of 2%."""
+    """Finds a correlation of 2%."""
     state = {"a": tf.zeros([200_000, 2]), "b": [tf.zeros([200_000])]}
 
     def draw() -> Any:
@@ -321,9 +313,6 @@ def test_rademacher_signs() -> None:
     a, b = (s.numpy().astype(np.float64) for s in signs)
     assert set(np.unique(a)) == set(np.unique(b)) == {-1.0, 1.0}
     check_means(np.column_stack([a, b, a * b]), 0.0, error=0.03)
-
-
-# Seeds
 
 
 @pytest.mark.parametrize("jit", [True, False])
@@ -353,11 +342,11 @@ def test_integers_are_seeds_of_all_their_bits() -> None:
 @pytest.mark.parametrize(
     ("seed", "message"),
     [
-        (None, "seed is None, but an integer or a pair of integers is expected"),
-        (1.5, r"seed has dtype float32 and shape \(\)"),
-        ([1, 2, 3], r"seed has dtype int32 and shape \(3,\)"),
-        ([1.0, 2.0], "seed has dtype float32"),
-        (True, "seed has dtype bool"),
+        (None, "seed must be an integer or a pair of integers. Received: None"),
+        (1.5, r"Received: dtype float32, shape \(\)"),
+        ([1, 2, 3], r"Received: dtype int32, shape \(3,\)"),
+        ([1.0, 2.0], "Received: dtype float32"),
+        (True, "Received: dtype bool"),
     ],
 )
 def test_bad_seeds(seed: Any, message: str) -> None:

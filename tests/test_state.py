@@ -1,4 +1,4 @@
-"""Sums over the entries of states, where XLA compiles them as elsewhere."""
+"""Sums over the entries of states, compiled by XLA and not."""
 
 import numpy as np
 import pytest

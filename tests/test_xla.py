@@ -1,4 +1,4 @@
-"""What the device and the compiler are told apart by."""
+"""Whether code is being traced for XLA is known wherever it is traced."""
 
 import tensorflow as tf
 

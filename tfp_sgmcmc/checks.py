@@ -11,8 +11,9 @@ import numpy as np
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Returns `value` if it is an integer from `least` to `most`.
 
-    >>> integer("num_results", 3, least=1)
-    3
+    Examples:
+      >>> integer("num_results", 3, least=1)
+      3
 
     Args:
       name: the argument's name, for messages.

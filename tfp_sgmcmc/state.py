@@ -87,7 +87,7 @@ def static_or_dynamic_shape(x: tf.Tensor) -> Any:
 
 def append_dims(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Appends axes of size one to `x`, shape `[chains...]`, until it has the rank of `like`."""
-    return tf.reshape(x, tf.concat([tf.shape(x), [1] * (like.shape.rank - x.shape.rank)], axis=0))
+    return x[(..., *[tf.newaxis] * (like.shape.rank - x.shape.rank))]
 
 
 def sum_events(x: State, chain_ndims: int) -> tf.Tensor:
@@ -128,7 +128,8 @@ def flatten_events(x: State, lead_ndims: int) -> tf.Tensor:
 def unflatten_events(flat: tf.Tensor, like: State, lead_ndims: int) -> State:
     """Splits what `flatten_events` returned into parts of the shapes of `like`."""
     parts = tf.nest.flatten(like)
-    pieces = tf.split(flat, [p.shape[lead_ndims:].num_elements() for p in parts], axis=-1)
+    sizes = [p.shape[lead_ndims:].num_elements() for p in parts]
+    pieces = tf.split(flat, sizes, axis=-1) if len(parts) > 1 else [flat]
     return tf.nest.pack_sequence_as(
         like, [tf.reshape(x, tf.shape(p)) for x, p in zip(pieces, parts, strict=True)]
     )

@@ -47,10 +47,10 @@ def num_parallel_programs() -> int:
 
 
 def materialized(x: tf.Tensor) -> tf.Tensor:
-    """Returns a matrix `x` in such a way that XLA computes it once and stores it.
+    """Returns a matrix `x` that XLA computes once and stores.
 
     XLA on a CPU fuses `x` into the loops that read it, and so may compute an entry again for each
-    reader. It stores what enters a loop. The loop here never takes a turn, which XLA cannot know.
+    reader. It stores what enters a loop. The loop here never runs, which XLA cannot know.
     """
     (result,) = tf.while_loop(lambda x: x[0, 0] > math.inf, lambda x: [x + 1], [x])
     return result

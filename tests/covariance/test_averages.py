@@ -1,4 +1,4 @@
-"""Averages over minibatches against loops in NumPy: what is used at each step, chain by chain."""
+"""Averages over minibatches, compared at each step and for each chain with loops in NumPy."""
 
 from typing import Any
 
@@ -24,12 +24,12 @@ AVERAGES = {
 
 
 def lag(average: Any) -> int:
-    """Of 0, the current minibatch may be included."""
+    """Returns the lag; with 0, the current minibatch may be included."""
     return average.lag if isinstance(average, History) else 0
 
 
 def running(statistics: list[Any], decay: float | None) -> Any:
-    """The average of those that are not None; zero of none."""
+    """Returns the average of the statistics that are not None, or zero if there are none."""
     value, t = 0.0, 0
     for statistic in statistics:
         if statistic is not None:
@@ -40,9 +40,10 @@ def running(statistics: list[Any], decay: float | None) -> Any:
 
 
 def windowed(statistics: list[Any], average: History) -> Any:
-    """The weighted mean of the last ones, the youngest first; None for none of any weight.
+    """Returns the weighted mean of the last statistics, or None if the weights add up to zero.
 
-    With a lag, a good one after lag + K bad ones stands for all before it, as does the first.
+    With a lag, the first statistic stands for all before it. So does one that follows lag + K
+    minibatches that were left out.
     """
     slots = average.lag + len(average.weights)
     good = [i for i, s in enumerate(statistics) if s is not None]
@@ -56,7 +57,7 @@ def windowed(statistics: list[Any], average: History) -> Any:
 
 
 def expected(average: Any, statistics: list[Any], include_current: bool) -> Any:
-    """What one chain uses at the last step of `statistics`; None stands for one left out."""
+    """Returns what a chain uses at the last step; None in `statistics` is a minibatch left out."""
     past = statistics if include_current else statistics[:-1]
     if isinstance(average, RunningMean):
         no_past = all(s is None for s in past)
@@ -70,7 +71,7 @@ def expected(average: Any, statistics: list[Any], include_current: bool) -> Any:
 def run(
     average: Any, statistics: np.ndarray, accept: np.ndarray, include_current: bool, jit: bool
 ) -> np.ndarray:
-    """What is used at each step, `[STEPS, chains..., ...]`."""
+    """Returns what is used at each step, `[STEPS, chains..., ...]`."""
 
     def all_steps(statistics: tf.Tensor, accept: tf.Tensor) -> tf.Tensor:
         own = average.init(statistics[0], accept.shape.rank - 1)
@@ -79,7 +80,7 @@ def run(
             return average.update(carried[1], *inputs, include_current)
 
         start = (tf.zeros_like(statistics[0]), own)
-        if jit:  # in a loop, as samplers run
+        if jit:  # in a loop, as in samplers
             return tf.scan(step, (statistics, accept), start)[0]
         used = []
         for inputs in zip(statistics, accept, strict=True):
@@ -101,7 +102,7 @@ def run(
     [(k, i) for k, a in AVERAGES.items() for i in (False, True) if not i or not lag(a)],
 )
 def test_what_is_used(name: str, chains: tuple[int, ...], include_current: bool, jit: bool) -> None:
-    """Minibatches that are left out hold NaN, and differ from chain to chain."""
+    """Each chain leaves out other minibatches, which hold NaN."""
     average = AVERAGES[name]
     statistics = GENERATOR.standard_normal([STEPS, *chains, 2, 3])
     accept = GENERATOR.uniform(size=[STEPS, *chains]) < 0.7
@@ -117,7 +118,7 @@ def test_what_is_used(name: str, chains: tuple[int, ...], include_current: bool,
 
 
 def test_the_current_minibatch_is_not_used() -> None:
-    """Whatever it holds, from the second step on; the first one is its own past."""
+    """The second step does not depend on its minibatch; the first step has no other one."""
     for average in AVERAGES.values():
         own = average.init(tf.zeros([2]), 0)
         accept = tf.constant(True)
@@ -132,7 +133,7 @@ def test_the_current_minibatch_is_not_used() -> None:
 
 
 def test_a_long_average_in_single_precision_forgets_nothing() -> None:
-    """The mean of 10,000: the weights 1/t are those of a mean, and rounding stays small."""
+    """Weights 1/t give the mean of 10,000 statistics, with small rounding errors."""
     statistics = GENERATOR.uniform(1.0, 2.0, 10_000).astype(np.float32)
     average, steps = RunningMean(), tf.ones([len(statistics)], tf.bool)
     used = run(average, statistics, steps.numpy(), True, jit=True)
@@ -141,7 +142,7 @@ def test_a_long_average_in_single_precision_forgets_nothing() -> None:
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5, float("nan")])
 def test_decay_out_of_range(decay: float) -> None:
-    with pytest.raises(ValueError, match="decay is .*; None or a number in \\[0, 1\\)"):
+    with pytest.raises(ValueError, match="decay must be None or a number in \\[0, 1\\)"):
         RunningMean(decay)
 
 
@@ -150,13 +151,13 @@ def test_decay_out_of_range(decay: float) -> None:
     [
         ([1.0, -0.1], "need not be a covariance"),
         ([0.0, 1.0], "the first positive"),
-        ([1.0, float("nan")], "finite weights"),
-        ([1.0, float("inf")], "finite weights"),
-        ([], "one weight a minibatch"),
-        (0, "weights is 0; one weight a minibatch, at least 1"),
-        (-2, "weights is -2; one weight a minibatch"),
-        ([[1.0]], "one weight a minibatch"),
-        (2.5, "one weight a minibatch"),
+        ([1.0, float("nan")], "weights must be finite"),
+        ([1.0, float("inf")], "weights must be finite"),
+        ([], "a sequence of at least one number"),
+        (0, "weights must be a positive integer or .* Received: 0"),
+        (-2, "weights must be a positive integer or .* Received: -2"),
+        ([[1.0]], "a sequence of at least one number"),
+        (2.5, "a sequence of at least one number"),
     ],
 )
 def test_weights_that_make_no_average(weights: Any, message: str) -> None:
@@ -165,23 +166,23 @@ def test_weights_that_make_no_average(weights: Any, message: str) -> None:
 
 
 def test_a_lag_that_is_none() -> None:
-    with pytest.raises(ValueError, match="lag is -1; at least 0 is expected"):
+    with pytest.raises(ValueError, match="lag must be at least 0. Received: -1"):
         History(2, lag=-1)
-    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+    with pytest.raises(TypeError, match="lag must be an integer. Received: 1.5"):
         History(2, lag=1.5)
     for kind in (sgmcmc.covariance.Full, sgmcmc.covariance.LowRank):
-        with pytest.raises(ValueError, match="lag 1 beside include_current=True"):
+        with pytest.raises(ValueError, match="include_current is True. Received: lag 1"):
             kind(History(2, lag=1), include_current=True)
 
 
 def test_an_average_is_no_number() -> None:
-    with pytest.raises(TypeError, match=r"average is 0.99; RunningMean\(...\) or History"):
+    with pytest.raises(TypeError, match="average must be a RunningMean .* Received: 0.99"):
         sgmcmc.covariance.Full(average=0.99)
 
 
 @pytest.mark.parametrize("jit", [True, False])
 def test_a_lag_leaves_the_youngest_out(jit: bool) -> None:
-    """Minibatches t - 3 and t - 4 with weights 2 and 1; the first stands for those before it."""
+    """Uses minibatches t - 3 and t - 4 with weights 2 and 1; the first stands for earlier ones."""
     average = History([2.0, 1.0], lag=2)
     values = np.random.default_rng(5).standard_normal([9, 2, 3])
 
@@ -199,5 +200,5 @@ def test_a_lag_leaves_the_youngest_out(jit: bool) -> None:
 
 
 def test_a_negative_lag_is_refused() -> None:
-    with pytest.raises(ValueError, match="lag is -1"):
+    with pytest.raises(ValueError, match="lag must be at least 0"):
         History(2, lag=-1)

@@ -1,4 +1,4 @@
-"""Estimators of V against NumPy's covariance, what they leave out, and what they refuse."""
+"""Estimators of V compared with NumPy's covariance, and what they leave out or refuse."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ from tests.harness.graphs import largest_tensor, trace
 from tests.harness.known_covariance import KnownCovariance
 from tests.harness.sigma import PLACES, SIZE, draw_parts, explicit, kept, tensors
 from tfp_sgmcmc.covariance import (
+    KINDS,
     Block,
     CovarianceEstimator,
     Diag,
@@ -24,7 +25,6 @@ from tfp_sgmcmc.covariance import (
 
 GENERATOR = np.random.default_rng(0)
 ROWS, SCALE = 5, 3.0
-KINDS = {"full": Full, "block": Block, "diag": Diag, "low_rank": LowRank}
 
 
 def draw(*leading: int, dtype: Any = np.float64) -> dict[str, np.ndarray]:
@@ -32,7 +32,7 @@ def draw(*leading: int, dtype: Any = np.float64) -> dict[str, np.ndarray]:
 
 
 def covariance(scores: Any) -> np.ndarray:
-    """Sample covariances, `[..., 7, 7]`, of scores `[..., ROWS, 7]`."""
+    """Returns sample covariances, `[..., 7, 7]`, of scores `[..., ROWS, 7]`."""
     centred = scores - scores.mean(axis=-2, keepdims=True)
     return np.swapaxes(centred, -1, -2) @ centred / (scores.shape[-2] - 1)
 
@@ -42,7 +42,7 @@ def covariance(scores: Any) -> np.ndarray:
 def test_sigma_is_c_times_the_average_of_past_sample_covariances(
     name: str, chains: tuple[int, ...]
 ) -> None:
-    """Over five steps, for an average of the last two, of the parts of V that a kind keeps."""
+    """Compares the part of V that a kind keeps, for an average of two, over five steps."""
     estimator: CovarianceEstimator = KINDS[name](History([2.0, 1.0]))
     like = tensors(draw(*chains))
     own, seen = estimator.init(like, len(chains), ROWS), []
@@ -92,7 +92,7 @@ def test_the_current_minibatch_is_left_out_unless_asked_for(
 def test_scores_that_are_not_finite_are_left_out_of_their_chain(
     name: str, bad: float, jit: bool
 ) -> None:
-    """So are scores whose squares overflow; the other chains take the minibatch in."""
+    """Scores whose squares overflow are left out, too. Other chains use the minibatch."""
     estimator = KINDS[name](History(2) if name == "low_rank" else RunningMean())
     like = tensors(draw(3, dtype=np.float32))
     batches = [draw(3, ROWS, dtype=np.float32) for _ in range(3)]
@@ -122,7 +122,7 @@ def test_scores_that_are_not_finite_are_left_out_of_their_chain(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_nothing_is_known_of_chains_without_any_finite_minibatch(name: str) -> None:
-    """Sigma is zero there, and the next good minibatch is the first."""
+    """Sigma is zero in such chains, and the next finite minibatch counts as the first."""
     estimator = KINDS[name](History(2))
     like = tensors(draw())
     own = estimator.init(like, 0, ROWS)
@@ -152,13 +152,11 @@ def test_low_rank_is_full_with_the_same_history() -> None:
         )
 
 
-# What is held in memory
-
 LARGE, FEW = 3000, 4
 
 
 def largest(name: str) -> int:
-    """Entries of the largest tensor in the graph of two updates, products, a solve and a draw."""
+    """Returns the size of the largest tensor in a graph of all operations."""
     estimator = KINDS[name](History(2) if name == "low_rank" else RunningMean())
     state = tf.zeros([LARGE], tf.float32)
 
@@ -181,18 +179,15 @@ def test_no_matrix_of_all_entries_is_formed(name: str) -> None:
 
 
 def test_full_forms_one() -> None:
-    """The negative control of the test above."""
+    """Negative control of the test above."""
     assert largest("full") >= LARGE**2
-
-
-# Solvers that remember
 
 
 @pytest.mark.parametrize("as_function", [False, True])
 def test_lagged_cholesky_factorises_every_k_steps_and_is_exact_in_between(
     as_function: bool,
 ) -> None:
-    """Inverses are those of the systems of steps 0, 3, 6; every solution is of its own step."""
+    """Inverses belong to the systems of steps 0, 3, 6; solutions belong to each step."""
     estimator = Block(RunningMean(0.5), solver=Solver("lagged_cholesky", refactor_every=3))
     like = tensors(draw(2))
     own = estimator.init(like, 1, ROWS)
@@ -214,9 +209,6 @@ def test_lagged_cholesky_factorises_every_k_steps_and_is_exact_in_between(
             inverses = [np.linalg.inv(matrix[:, p, p]) for p in PLACES]
         for inverse, right in zip(own.inverses, inverses, strict=True):
             np.testing.assert_allclose(inverse, right, rtol=1e-9, atol=1e-11)
-
-
-# What samplers and users give
 
 
 def test_names_and_estimators() -> None:
@@ -256,30 +248,30 @@ def test_exact_gradients_have_no_noise() -> None:
 
 @pytest.mark.parametrize("value", ["fisher", None, 1.0, Full, {}])
 def test_unknown_covariances(value: Any) -> None:
-    with pytest.raises(ValueError, match="covariance is .*; one of full, block, diag, low_rank"):
+    with pytest.raises(ValueError, match="covariance must be one of full, block, diag, low_rank"):
         as_covariance(value)
 
 
 @pytest.mark.parametrize(
     ("kind", "solver", "methods"),
     [
-        (Full, "woodbury", "auto, cg, cholesky, lagged_cholesky is expected"),
-        (Block, "woodbury", "auto, cg, cholesky, lagged_cholesky is expected"),
-        (LowRank, "cholesky", "auto, cg, woodbury is expected"),
-        (LowRank, Solver("lagged_cholesky"), "auto, cg, woodbury is expected"),
-        (Diag, "cg", "one of auto is expected"),
+        (Full, "woodbury", "one of auto, cg, cholesky, lagged_cholesky for"),
+        (Block, "woodbury", "one of auto, cg, cholesky, lagged_cholesky for"),
+        (LowRank, "cholesky", "one of auto, cg, woodbury for"),
+        (LowRank, Solver("lagged_cholesky"), "one of auto, cg, woodbury for"),
+        (Diag, "cg", "one of auto for"),
     ],
 )
 def test_a_solver_beside_the_wrong_kind(kind: Any, solver: Any, methods: str) -> None:
     name = solver if isinstance(solver, str) else solver.method
-    with pytest.raises(ValueError, match=f"solver is '{name}' beside covariance='{kind.name}'"):
+    with pytest.raises(ValueError, match=f"for covariance='{kind.name}'. Received: '{name}'"):
         kind(solver=solver)
     with pytest.raises(ValueError, match=methods):
         kind(solver=solver)
 
 
 def test_low_rank_keeps_scores_and_no_running_mean() -> None:
-    with pytest.raises(ValueError, match=r"RunningMean beside covariance='low_rank'.*History"):
+    with pytest.raises(ValueError, match=r"History.* for covariance='low_rank'.*RunningMean"):
         LowRank(RunningMean())
 
 
@@ -287,10 +279,11 @@ def test_low_rank_keeps_scores_and_no_running_mean() -> None:
 @pytest.mark.parametrize("num_scores", [0, 1])
 def test_a_covariance_needs_two_scores(name: str, num_scores: int) -> None:
     like = tensors(draw())
-    with pytest.raises(ValueError, match=f"'{name}' needs at least 2 scores.*gives {num_scores}"):
+    message = f"'{name}' needs at least 2 scores.*Received: {num_scores}"
+    with pytest.raises(ValueError, match=message):
         KINDS[name]().init(like, 0, num_scores)
 
 
 def test_blocks_need_two_parts() -> None:
-    with pytest.raises(ValueError, match="covariance='block'.*one part; 'full', 'diag' or 'low_"):
+    with pytest.raises(ValueError, match="'full', 'diag' or 'low_rank' for a state of one part"):
         Block().init(tf.zeros([3]), 0, ROWS)

@@ -1,4 +1,4 @@
-"""Factored scores against the scores themselves, and estimators that are given them."""
+"""Factored scores compared with the scores that they stand for, and estimators that use them."""
 
 from typing import Any
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_sgmcmc.covariance import Diag, History, factored_scores
-from tfp_sgmcmc.covariance.estimators import KINDS
+from tfp_sgmcmc.covariance import KINDS, Diag, History, factored_scores
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, Lookups, OuterProducts
 
 GENERATOR = np.random.default_rng(0)
@@ -18,13 +17,13 @@ def outer_products(*leading: int, positions: int) -> tuple[FactoredScores, np.nd
     a = GENERATOR.normal(size=[*leading, N, positions, INPUTS])
     d = GENERATOR.normal(size=[*leading, N, positions, OUTPUTS])
     rows = SCALE * np.einsum("...npi,...npo->...nio", a, d)
-    event = [2, 2, OUTPUTS]  # as of a convolution, whose inputs are two axes of its kernel
+    event = [2, 2, OUTPUTS]  # like a convolution, whose kernel has two axes for its inputs
     scores = OuterProducts(tf.constant(a), tf.constant(d), event, SCALE)
     return scores, rows.reshape([*leading, N, *event])
 
 
 def lookups(*leading: int, positions: int) -> tuple[FactoredScores, np.ndarray]:
-    """Half of the positions look up what another one of the example does."""
+    """Half of the positions look up the same row as another position of the example."""
     indices = GENERATOR.integers(0, max(positions // 2, INPUTS - 1), size=[*leading, N, positions])
     indices %= INPUTS
     d = GENERATOR.normal(size=[*leading, N, positions, OUTPUTS])
@@ -38,9 +37,9 @@ MAKERS = {"outer products": outer_products, "lookups": lookups}
 
 @pytest.fixture(params=[None, 2], ids=["one chunk", "chunks"])
 def chunk_rows(request: Any, monkeypatch: Any) -> int | None:
-    """Chunks of two examples, of which the first one holds one only."""
+    """Sets chunks of two examples, of which the first has one example."""
     if request.param is not None:
-        numbers = INPUTS * OUTPUTS  # of outer products; lookups take other ones
+        numbers = INPUTS * OUTPUTS  # for outer products; lookups take others
         monkeypatch.setattr(factored_scores, "_CHUNK", request.param * numbers)
     return request.param
 
@@ -90,7 +89,7 @@ def test_variances_of_equal_scores_are_zero_and_never_negative() -> None:
 @pytest.mark.parametrize("chains", [(), (2,)])
 @pytest.mark.parametrize("name", KINDS)
 def test_estimators_take_them_for_what_they_are(name: str, chains: tuple[int, ...]) -> None:
-    """Beside a part that has its scores in a tensor."""
+    """The state has another part with its scores in a tensor."""
     factored, rows = outer_products(*chains, positions=2)
     bias = GENERATOR.normal(size=[*chains, N, OUTPUTS])
     like = [
@@ -128,7 +127,7 @@ def test_minibatch_of_one_score_is_left_out_but_not_counted(name: str) -> None:
     _, own = estimator.evaluate(own, drawn, 1.0, like, 0)
     _, after = estimator.evaluate(own, [x[:1] for x in drawn], 1.0, like, 0)
     assert int(after.num_skipped) == 0
-    # A history has an empty slot for it; the estimate that follows is of none.
+    # A history has an empty slot for it, so the next estimate has no minibatch.
     assert [float(tf.reduce_sum(x.count)) for x in after.averages] == [0.0] * len(after.averages)
 
 
@@ -139,7 +138,7 @@ def test_low_rank_takes_smaller_minibatches_and_refuses_larger_or_unknown_ones()
     sigma, _ = estimator.evaluate(own, tf.constant(rows[:4]), 1.0, like, 0)
     expected = rows[:4].var(axis=0, ddof=1)
     np.testing.assert_allclose(sigma.diag_part(), expected, rtol=1e-12)
-    with pytest.raises(ValueError, match=f"has {N + 1} scores, but .* one of {N}"):
+    with pytest.raises(ValueError, match=f"at most {N} scores, .* Received: {N + 1}"):
         estimator.evaluate(own, tf.constant(rows), 1.0, like, 0)
     with pytest.raises(ValueError, match="drop_remainder=True, or num_groups"):
         estimator.init(like, 0, None)

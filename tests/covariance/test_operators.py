@@ -1,4 +1,4 @@
-"""Operations with Sigma against matrices in NumPy, for every kind, chain by chain."""
+"""Operations with Sigma compared with matrices in NumPy, for every kind and each chain."""
 
 from typing import Any
 
@@ -24,12 +24,12 @@ KINDS_AND_SOLVERS = [(kind, solver) for kind in KINDS for solver in SOLVERS[kind
 
 
 def per_chain(values: np.ndarray) -> np.ndarray:
-    """Numbers `[chains...]` that multiply matrices `[chains..., D, D]`."""
+    """Returns numbers `[chains...]` in a shape that multiplies matrices `[chains..., D, D]`."""
     return np.asarray(values)[..., np.newaxis, np.newaxis]
 
 
 def root_matrix(sigma: Any, chains: tuple[int, ...], *numbers: Any) -> np.ndarray:
-    """S of `sqrt_multiply`."""
+    """Returns the matrix S of `sqrt_multiply`."""
     return explicit(tf.function(lambda z: sigma.sqrt_multiply(*numbers, z)), chains)
 
 
@@ -49,7 +49,7 @@ def test_multiply_and_diag_part(kind: str, chains: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("chains", CHAINS)
 @pytest.mark.parametrize(("kind", "solver"), KINDS_AND_SOLVERS)
 def test_solve(kind: str, solver: str, chains: tuple[int, ...]) -> None:
-    """By a number and by a diagonal, and by numbers of one scale and of one for each chain."""
+    """Shifts are numbers or diagonals, and scales are shared or one for each chain."""
     sigma, matrix = make(kind, chains, solver)
     v = draw_parts(GENERATOR, *chains)
     own = {k: np.exp(x) for k, x in draw_parts(GENERATOR, *chains).items()}
@@ -72,9 +72,9 @@ def test_solve(kind: str, solver: str, chains: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("chains", [(), pytest.param((3,), marks=pytest.mark.slow), (2, 2)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sqrt_multiply(kind: str, chains: tuple[int, ...]) -> None:
-    """S S^T = a I + b Sigma for b of both signs, and S is the root that is symmetric.
+    """S S^T = a I + b Sigma for b of both signs, and S is the symmetric root.
 
-    The largest eigenvalue is at most four times the smallest: the series then ends at 1e-15.
+    The largest eigenvalue is at most four times the smallest, so the series has errors of 1e-15.
     """
     sigma, matrix = make(kind, chains)
     bound = largest(make(kind, chains))
@@ -98,7 +98,7 @@ def test_numbers_of_sqrt_multiply_may_differ_from_chain_to_chain() -> None:
 
 
 def test_negative_eigenvalues_count_as_zero() -> None:
-    """Exactly for a diagonal Sigma; for others the series keeps the rest to about a percent."""
+    """This is exact for a diagonal Sigma; for others the series has an error of about 1%."""
     sigma, matrix = make("diag", (2,))
     s = root_matrix(sigma, (2,), 20.0, -1.0, 0.0)
     expected = np.maximum(20 - np.diagonal(matrix, axis1=-2, axis2=-1), 0)
@@ -129,9 +129,9 @@ def test_sample_is_the_root_times_the_normals_of_the_seed(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_law_of_draw(kind: str) -> None:
-    """N(0, diag(shift) + scale Sigma), 25,000 draws for each of two Sigmas, shifts and scales.
+    """Draws 25,000 times from N(0, diag(shift) + scale Sigma) for each of two chains.
 
-    Power: 8% of the variance of any whitened direction.
+    Finds an error of 8% in the variance of any whitened direction.
     """
     chains, copies = (2,), 25_000
     sigma, matrix = make(kind, chains, copies=copies)
@@ -151,14 +151,14 @@ def test_law_of_draw(kind: str) -> None:
 @pytest.mark.parametrize("chains", CHAINS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_power_iteration(kind: str, chains: tuple[int, ...]) -> None:
-    """k iterations: |Sigma^k v| / |Sigma^(k-1) v|, below the largest eigenvalue, and Sigma^k v."""
+    """k iterations return Sigma^k v, normalised, and |Sigma^k v| / |Sigma^(k-1) v|."""
     sigma, matrix = make(kind, chains)
     v = draw_parts(GENERATOR, *chains)
     exact = largest(make(kind, chains))
     begin, last = tensors(v), np.zeros(chains)
     for k in range(1, 5):
         found, unit = sigma.power_iteration(tensors(v), num_iterations=k)
-        carried, begin = sigma.power_iteration(begin, num_iterations=1)  # as from step to step
+        carried, begin = sigma.power_iteration(begin, num_iterations=1)  # as a sampler does
         if kind == "diag":
             np.testing.assert_allclose(found, exact, rtol=1e-12)
             continue
@@ -175,7 +175,7 @@ def test_power_iteration(kind: str, chains: tuple[int, ...]) -> None:
 
 
 def test_power_iteration_keeps_its_vector_while_sigma_is_zero() -> None:
-    """In one chain of two: as after a first minibatch that was left out."""
+    """Sigma is zero after a first minibatch that was left out."""
     sigma, _ = make("full", (2,), noise_scale=0.0)
     v = tensors(draw_parts(GENERATOR, 2))
     value, unit = sigma.power_iteration(v)
@@ -186,7 +186,7 @@ def test_power_iteration_keeps_its_vector_while_sigma_is_zero() -> None:
 
 @pytest.mark.parametrize("kind", ["full", "block"])
 def test_inverses_and_their_use(kind: str) -> None:
-    """As preconditioners of another system they change the solution by rounding alone."""
+    """As preconditioners of another system, inverses change the solution only by rounding."""
     chains, scale = (3,), np.array([0.1, 1.0, 2.0])
     sigma, matrix = make(kind, chains, "lagged_cholesky")
     inverses = sigma.inverses(0.7, tf.constant(scale))
@@ -207,14 +207,14 @@ def test_plus_adds_a_dense_matrix() -> None:
     other = GENERATOR.standard_normal([2, SIZE, SIZE])
     total = sigma.plus(tf.constant(other))
     np.testing.assert_allclose(explicit(total.multiply, (2,)), matrix + other, rtol=1e-10)
-    with pytest.raises(TypeError, match="Sigma is a LowRankMatrix; a DenseMatrix is expected"):
+    with pytest.raises(TypeError, match="must be a DenseMatrix. Received: a LowRankMatrix"):
         make("low_rank", ()).sigma.plus(tf.eye(SIZE, dtype=tf.float64))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "kind",
-    # Blocks are matrices as "full" has one.
+    # Blocks are matrices like the one of "full".
     [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "block")) for kind in KINDS],
 )
 def test_compiled_operations_are_the_eager_ones(kind: str, dtype: Any) -> None:

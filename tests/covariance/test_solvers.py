@@ -1,4 +1,4 @@
-"""Conjugate gradients and the Chebyshev root: exact, safe at zero, and as fast as theory says."""
+"""Conjugate gradients and the Chebyshev root: errors, zeros, and rates of convergence."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ import tensorflow as tf
 
 from tests.harness.graphs import trace
 from tfp_sgmcmc.covariance import Diag, Full, LowRank, Solver
-from tfp_sgmcmc.covariance.operators import DenseMatrix, LowRankMatrix
+from tfp_sgmcmc.covariance.matrices import DenseMatrix, LowRankMatrix
 from tfp_sgmcmc.covariance.solvers import as_solver, chebyshev_sqrt
 
 GENERATOR = np.random.default_rng(0)
 
 
 def definite(size: int, condition: float, *chains: int) -> np.ndarray:
-    """Matrices with eigenvalues spread evenly, in logarithms, over [1, condition]."""
+    """Returns matrices with eigenvalues spread evenly in logarithms over [1, condition]."""
     basis = np.linalg.qr(GENERATOR.standard_normal([*chains, size, size]))[0]
     values = np.geomspace(1.0, condition, size)
     return (basis * values) @ np.swapaxes(basis, -1, -2)
 
 
 def solve_counting(solver: Solver, matrix: np.ndarray, v: np.ndarray, inverse: Any = None) -> Any:
-    """Solution by conjugate gradients, eager, and the number of products it took."""
+    """Returns the solution by conjugate gradients, and the number of products it took."""
     count = 0
 
     def multiply(x: tf.Tensor) -> tf.Tensor:
@@ -39,9 +39,6 @@ def solve_counting(solver: Solver, matrix: np.ndarray, v: np.ndarray, inverse: A
     return solver.conjugate_gradient(multiply, tf.constant(v), precondition).numpy(), count
 
 
-# Conjugate gradients
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("condition", [1.0, 10.0, 1e4])
 @pytest.mark.parametrize("chains", [(), (5,), (2, 3)])
@@ -52,14 +49,14 @@ def test_conjugate_gradients(chains: tuple[int, ...], condition: float, dtype: A
     x, _ = solve_counting(Solver(), matrix.astype(dtype), v.astype(dtype))
     residual = v - (matrix @ x[..., np.newaxis])[..., 0]
     tolerance = 1e-5 if dtype == np.float32 else 1e-10
-    rounding = condition * np.finfo(dtype).eps  # what the recursion for the residual does not see
+    rounding = condition * np.finfo(dtype).eps  # which the recursion for the residual misses
     size = np.linalg.norm(residual, axis=-1) / np.linalg.norm(v, axis=-1)
     assert np.all(size <= tolerance + 10 * rounding)
 
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_chains_that_need_nothing_wait_without_nan(jit: bool) -> None:
-    """A chain with v = 0 gives 0 exactly, and one that is solved at once is left alone."""
+    """A chain with v = 0 gives exactly 0, and a chain that is solved at once does not change."""
     matrix = definite(6, 100.0, 4)
     matrix[1] = np.eye(6)
     v = GENERATOR.standard_normal([4, 6])
@@ -97,7 +94,7 @@ def test_tolerance_and_max_iterations() -> None:
 
 
 def test_an_inverse_saves_iterations() -> None:
-    """One with the exact inverse, few with that of a matrix a few percent off."""
+    """The exact inverse takes one iteration; that of a matrix a few percent off takes few."""
     matrix, v = definite(40, 1e4), GENERATOR.standard_normal(40)
     nearby = matrix + 0.03 * scipy.linalg.sqrtm(matrix) @ definite(40, 3.0) @ (
         scipy.linalg.sqrtm(matrix)
@@ -110,13 +107,10 @@ def test_an_inverse_saves_iterations() -> None:
         np.testing.assert_allclose(found, np.linalg.solve(matrix, v), rtol=1e-6, atol=1e-9)
 
 
-# Which method is taken
-
-
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("kind", ["full", "few rows", "many rows"])
 def test_auto(kind: str, jit: bool) -> None:
-    """Conjugate gradients where XLA compiles for a CPU, and for more rows than entries."""
+    """Takes conjugate gradients if XLA compiles for a CPU, or for more rows than entries."""
     if tf.config.list_logical_devices("GPU"):
         pytest.skip("for a CPU")
     rows = {"few rows": 4, "many rows": 20}.get(kind, 8)
@@ -144,7 +138,7 @@ def test_other_methods_are_the_same_everywhere(method: str, factorises: bool) ->
 
 
 def test_one_entry() -> None:
-    """D = 1, by every method."""
+    """Every method solves a system with D = 1."""
     one = tf.constant([[2.0]], tf.float64)
     v, shift, scale = (tf.constant(x, tf.float64) for x in ([3.0], [1.0], 0.5))
     for method in ("cg", "cholesky", "lagged_cholesky"):
@@ -156,22 +150,19 @@ def test_one_entry() -> None:
         np.testing.assert_allclose(x, [1.5], rtol=1e-12)
 
 
-# The square root
-
-
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("condition", [1.5, 4.0, 20.0, 100.0, 1000.0])
 def test_error_of_the_series_is_that_of_chebyshev_interpolation(
     condition: float, sign: float
 ) -> None:
-    """At most 4 M rho^-n / (rho - 1), n = degree - 1 (Trefethen 2013, theorem 8.2).
+    """The bound is 4 M rho^-n / (rho - 1) with n = degree - 1 (Trefethen 2013, theorem 8.2).
 
-    sqrt(a + b x), with values of ratio k at the ends, is analytic and at most M = sqrt(k + 1) of
-    its least value inside the ellipse of rho = (sqrt k + 1) / (sqrt k - 1).
+    sqrt(a + b x), whose squares at the ends have the ratio k, is analytic inside the ellipse of
+    rho = (sqrt k + 1) / (sqrt k - 1), and there at most M = sqrt(k + 1) times its least value.
     """
     size = 25
     basis = np.linalg.qr(GENERATOR.standard_normal([size, size]))[0]
-    values = np.linspace(0.0, 1.0, size)  # of Sigma, its bound reached
+    values = np.linspace(0.0, 1.0, size)  # eigenvalues of Sigma, which reach the bound
     sigma = (basis * values) @ basis.T
     # Eigenvalues of a I + b Sigma run from 1 to `condition`.
     shift, scale = (1.0, condition - 1) if sign > 0 else (condition, 1 - condition)
@@ -187,7 +178,7 @@ def test_error_of_the_series_is_that_of_chebyshev_interpolation(
         errors[degree] = np.linalg.norm(root - exact, 2)
         bound = 4 * (condition + 1) ** 0.5 * rho ** (1 - degree) / (rho - 1)
         assert errors[degree] <= bound + 1e-12 * condition
-    # The bound is no idle one: few terms miss by much of it.
+    # Negative control: the error of few terms is at least a thousandth of the bound.
     assert errors[4] > 1e-3 * 4 * (condition + 1) ** 0.5 * rho**-3 / (rho - 1)
 
 
@@ -202,20 +193,17 @@ def test_the_root_of_numbers_for_each_chain_and_of_zero() -> None:
     np.testing.assert_allclose(found, 2 * v, rtol=1e-12)
 
 
-# What users give
-
-
 @pytest.mark.parametrize(
     ("solver", "message"),
     [
-        ("lu", "solver is 'lu'; one of auto, cg, cholesky, lagged_cholesky, woodbury is expected"),
-        (3, "solver is 3; one of auto"),
-        (Solver(tolerance=0.0), "tolerance is 0.0; a number in \\(0, 1\\)"),
-        (Solver(tolerance=-1e-3), "tolerance is -0.001"),
-        (Solver(tolerance=1.0), "tolerance is 1.0"),
-        (Solver(tolerance=float("nan")), "tolerance is nan"),
-        (Solver(max_iterations=0), "max_iterations is 0; at least 1"),
-        (Solver("lagged_cholesky", refactor_every=0), "refactor_every is 0; at least 1"),
+        ("lu", "auto, cg, cholesky, lagged_cholesky, woodbury. Received: 'lu'"),
+        (3, "solver must be one of auto.* Received: 3"),
+        (Solver(tolerance=0.0), "tolerance must be in \\(0, 1\\). Received: 0.0"),
+        (Solver(tolerance=-1e-3), "Received: -0.001"),
+        (Solver(tolerance=1.0), "Received: 1.0"),
+        (Solver(tolerance=float("nan")), "Received: nan"),
+        (Solver(max_iterations=0), "max_iterations must be at least 1. Received: 0"),
+        (Solver("lagged_cholesky", refactor_every=0), "refactor_every must be at least 1"),
     ],
 )
 def test_solvers_that_are_none(solver: Any, message: str) -> None:

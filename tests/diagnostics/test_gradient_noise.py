@@ -195,7 +195,7 @@ def test_bad_input() -> None:
         sgmcmc.diagnostics.sampling_threshold(estimate(), 0.1, seed=1, num_iterations=0)
     with pytest.raises(ValueError, match="temperature is 0"):
         sgmcmc.diagnostics.sampling_threshold(estimate(), 0.1, seed=1, temperature=0.0)
-    with pytest.raises(ValueError, match="seed is None"):
+    with pytest.raises(ValueError, match="seed must be an integer or a pair"):
         sgmcmc.diagnostics.sampling_threshold(estimate(), 0.1, seed=None)
 
 
@@ -277,5 +277,5 @@ def test_bad_input_of_the_reducer() -> None:
         sgmcmc.diagnostics.SamplingThresholdReducer(target, 0.0, seed=1)
     with pytest.raises(ValueError, match="every is 0"):
         sgmcmc.diagnostics.SamplingThresholdReducer(target, 0.1, seed=1, every=0)
-    with pytest.raises(ValueError, match="seed is None"):
+    with pytest.raises(ValueError, match="seed must be an integer or a pair"):
         sgmcmc.diagnostics.SamplingThresholdReducer(target, 0.1, seed=None)

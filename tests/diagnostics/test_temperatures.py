@@ -136,5 +136,5 @@ def test_bad_input() -> None:
         sgmcmc.diagnostics.kinetic_temperature(np.ones([3, 2]), mass=-1.0)
     with pytest.raises(ValueError, match="every is 0"):
         sgmcmc.diagnostics.ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=1, every=0)
-    with pytest.raises(ValueError, match="seed is None"):
+    with pytest.raises(ValueError, match="seed must be an integer or a pair"):
         sgmcmc.diagnostics.ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=None)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.covariance import Diag, Full, RunningMean
 from tfp_sgmcmc.covariance.averages import AverageState
-from tfp_sgmcmc.covariance.operators import DenseMatrix, DiagonalMatrix, Matrix
+from tfp_sgmcmc.covariance.matrices import DenseMatrix, DiagonalMatrix, Matrix
 
 
 class KnownCovariance(Full):

@@ -126,7 +126,7 @@ def test_preconditioners_that_a_metropolis_test_cannot_use() -> None:
 def test_a_missing_seed_and_unknown_options(kernel: type) -> None:
     state = tf.zeros([3])
     made = kernel(NORMAL, 0.1)
-    with pytest.raises(ValueError, match="seed is None, but an integer or a pair"):
+    with pytest.raises(ValueError, match="seed must be an integer or a pair"):
         made.one_step(state, made.bootstrap_results(state))
     with pytest.raises(TypeError, match="unexpected keyword argument 'momentum'"):
         kernel(NORMAL, 0.1, momentum=0.9)

@@ -192,8 +192,8 @@ def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
         (dict(thermal_mass=-1.0), "thermal_mass is -1.0; a positive finite number"),
         (dict(temperature=np.nan), "temperature is nan; a positive finite number"),
         (dict(mass=0.0), "mass is 0.0; a positive finite number"),
-        (dict(covariance="dense"), "covariance is 'dense'; one of full, block"),
-        (dict(covariance=None), "covariance is None; one of full, block"),
+        (dict(covariance="dense"), "covariance must be one of full.* Received: 'dense'"),
+        (dict(covariance=None), "covariance must be one of full.* Received: None"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:

@@ -384,7 +384,7 @@ def test_parameters_rebuild_the_kernel() -> None:
         ({"swap_every": 1.5}, TypeError, "swap_every is 1.5; an integer"),
         ({"correction_factor": 0.5}, ValueError, "correction_factor is 0.5; at least 1"),
         ({"correction_factor": np.nan}, ValueError, "correction_factor is nan; at least 1"),
-        ({"target_log_prob_fn": MODEL.target(1)}, ValueError, "batch_size is 1; at least 2"),
+        ({"target_log_prob_fn": MODEL.target(1)}, ValueError, "batch_size must be at least 2"),
         ({"target_log_prob_fn": 1.0}, TypeError, "a callable"),
     ],
 )

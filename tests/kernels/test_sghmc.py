@@ -20,7 +20,8 @@ from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.known_covariance import KnownCovariance, KnownDiagonal
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import Full, History
-from tfp_sgmcmc.covariance.operators import DenseMatrix, NoiseCovariance
+from tfp_sgmcmc.covariance.matrices import DenseMatrix
+from tfp_sgmcmc.covariance.operators import NoiseCovariance
 from tfp_sgmcmc.covariance.solvers import Solver
 from tfp_sgmcmc.kernels.sghmc import _draw
 
@@ -325,7 +326,7 @@ def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
         (dict(temperature=-1.0), "temperature is -1.0; a positive finite number"),
         (dict(mass=0.0), "mass is 0.0; a positive finite number"),
         (dict(step_size=[0.1, 0.2]), "step_size is .*; one number or schedule"),
-        (dict(covariance="dense"), "covariance is 'dense'; one of full, block"),
+        (dict(covariance="dense"), "covariance must be one of full, block"),
         (dict(small_friction="raise"), "small_friction is 'raise'; 'increase' or 'refuse'"),
     ],
 )

@@ -244,7 +244,7 @@ def test_seeds_decide_everything() -> None:
     first, again, other = (kernel.one_step(state, results, seed)[0].numpy() for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.any(first == other)
-    with pytest.raises(ValueError, match="seed is None"):
+    with pytest.raises(ValueError, match="seed must be an integer or a pair"):
         kernel.one_step(state, results)
 
 

@@ -286,7 +286,7 @@ class Changing:
         (dict(num_burnin_steps=-1), ValueError, "num_burnin_steps is -1; at least 0"),
         (dict(num_steps_between_results=-1), ValueError, "num_steps_between_results is -1"),
         (dict(num_chains=0), ValueError, "num_chains is 0; at least 1"),
-        (dict(seed=None), ValueError, "seed is None"),
+        (dict(seed=None), ValueError, "seed must be an integer or a pair"),
         (dict(kernel="SGLD"), TypeError, "kernel is a str"),
         (dict(trace_fn=3), TypeError, "trace_fn is a int"),
         (dict(resume="must"), ValueError, "resume is 'must', but directory is None"),

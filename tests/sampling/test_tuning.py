@@ -175,7 +175,7 @@ def test_bad_input() -> None:
         tuned(reduction=1.0)
     with pytest.raises(ValueError, match="num_parallel is 0"):
         tuned(num_parallel=0)
-    with pytest.raises(ValueError, match="seed is None"):
+    with pytest.raises(ValueError, match="seed must be an integer or a pair"):
         tuned(seed=None)
     with pytest.raises(ValueError, match="all candidates became NaN"):
         tuned(candidates={"step_size": [6.0, 7.0]}, jit_compile=False)

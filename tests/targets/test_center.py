@@ -1,4 +1,4 @@
-"""find_center: modes that are known, what its report says, and bad input."""
+"""find_center: known modes, its report, and bad input."""
 
 import warnings
 from typing import Any
@@ -15,14 +15,14 @@ tfb, tfd = tfp.bijectors, tfp.distributions
 
 GENERATOR = np.random.default_rng(0)
 N = 2000
-SCALES = np.array([0.01, 1.0, 300.0])  # of the features: standard deviations differ by as much
+SCALES = np.array([0.01, 1.0, 300.0])  # of the features, and so of the mode
 X = GENERATOR.standard_normal([N, 3]) * SCALES
 Y = (GENERATOR.random(N) < 1 / (1 + np.exp(-X @ (0.7 / SCALES)))).astype(np.float64)
 GAUSSIAN = GaussianMean(num_examples=1000)
 
 
 def regression(dtype: tf.DType = tf.float64, batch_size: int = 100, **options: Any) -> Any:
-    """Logistic regression with features of very different scales; a flat prior."""
+    """A logistic regression with features of very different scales and a flat prior."""
 
     def log_likelihood(theta: tf.Tensor, batch: Any) -> tf.Tensor:
         logits = tf.linalg.matvec(batch["x"], theta)
@@ -39,7 +39,7 @@ def regression(dtype: tf.DType = tf.float64, batch_size: int = 100, **options: A
 
 
 def newton() -> tuple[np.ndarray, np.ndarray]:
-    """The mode of `regression`, and standard deviations there."""
+    """Returns the mode of `regression`, and the standard deviations there."""
     theta = np.zeros(3)
     for _ in range(30):
         p = 1 / (1 + np.exp(-X @ theta))
@@ -69,10 +69,10 @@ def test_a_small_tolerance_is_reached() -> None:
 
 
 def test_report_is_that_of_the_center() -> None:
-    """Offset and norm by hand; from a minibatch of all examples it is exact."""
+    """Compares offset and norm with NumPy; a minibatch of all examples makes them exact."""
     target = regression(batch_size=N)
     start = np.array([5.0, 0.3, 0.001])
-    with pytest.warns(UserWarning, match="ended after 1 iterations of 'lbfgs' where the gradient"):
+    with pytest.warns(UserWarning, match="ended after 1 iterations of 'lbfgs' at a gradient of up"):
         center, report = sgmcmc.find_center(target, start, max_iterations=1)
     value, gradient = tfp.math.value_and_gradient(target, center)
     scores = (Y - 1 / (1 + np.exp(-X @ center.numpy())))[:, np.newaxis] * X
@@ -91,7 +91,7 @@ def test_a_start_at_the_mode_is_kept() -> None:
 
 
 def test_passes_are_counted() -> None:
-    """A chunk is all of the data here, and `log_likelihood_fn` sees it once a pass."""
+    """All data are one chunk here, so `log_likelihood_fn` sees them once in each pass."""
     passes = tf.Variable(0)
 
     def log_likelihood(theta: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -106,7 +106,7 @@ def test_passes_are_counted() -> None:
 
 
 def test_adam_comes_near_by_minibatches() -> None:
-    """Within two standard deviations after 30 passes' worth of minibatches; L-BFGS ends it."""
+    """Adam is within two standard deviations after 30 passes; L-BFGS then finds the mode."""
     target = GAUSSIAN.target(50, tf.float64)
     center, report = sgmcmc.find_center(
         target, np.zeros(3), "adam", max_iterations=600, tolerance=2.0, learning_rate=0.05
@@ -136,7 +136,7 @@ def test_adam_takes_schedules_and_epochs_and_repeats_itself() -> None:
 
 @pytest.mark.slow
 def test_parts_matrices_and_bijectors() -> None:
-    """Multinomial regression with a positive scale: the center is unconstrained, in a dict."""
+    """A multinomial regression with a positive scale has an unconstrained center in a dict."""
     labels = GENERATOR.integers(0, 3, 200)
     features = GENERATOR.standard_normal([200, 2])
     target = sgmcmc.MinibatchLogProb(
@@ -163,16 +163,13 @@ def test_parts_matrices_and_bijectors() -> None:
     )
 
 
-# Bad input
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(method="newton"), "method is 'newton'; 'lbfgs' or 'adam' is expected"),
-        (dict(max_iterations=0), "max_iterations is 0; a positive number is expected"),
-        (dict(tolerance=-1.0), "tolerance is -1.0; a positive number is expected"),
-        (dict(initial_state=np.zeros([4, 3])), r"shape \(4,\) at initial_state; one state without"),
+        (dict(method="newton"), "method must be 'lbfgs' or 'adam'. Received: 'newton'"),
+        (dict(max_iterations=0), "max_iterations must be a positive number. Received: 0"),
+        (dict(tolerance=-1.0), "tolerance must be a positive number. Received: -1.0"),
+        (dict(initial_state=np.zeros([4, 3])), r"initial_state must be one .* shape \(4,\)"),
         (dict(initial_state=np.full(3, np.nan)), "NaN or infinite at initial_state"),
     ],
 )
@@ -182,16 +179,16 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
 
 
 def test_bad_targets() -> None:
-    with pytest.raises(TypeError, match="target is a function; a MinibatchLogProb is expected"):
+    with pytest.raises(TypeError, match="target must be a MinibatchLogProb .* a function"):
         sgmcmc.find_center(lambda theta: -(theta**2), np.zeros(3))
 
 
 def test_a_search_that_leaves_the_finite() -> None:
-    """The log posterior rises for ever: Adam ends where it overflows."""
+    """The log posterior has no maximum, so Adam ends at an overflow."""
     target = sgmcmc.MinibatchLogProb(
         lambda t: tf.exp(t), lambda t, x: t[..., tf.newaxis] * tf.ones_like(x), np.ones(9), 3
     )
-    with pytest.raises(ValueError, match="NaN or infinite at the state that 'adam' ended at"):
+    with pytest.raises(ValueError, match="NaN or infinite at the state at which 'adam' ended"):
         sgmcmc.find_center(target, np.float64(0.0), "adam", max_iterations=20, learning_rate=500.0)
 
 

@@ -1,4 +1,4 @@
-"""Many chains' minibatches taken a few chains at a time are the same minibatches."""
+"""Groups of a few chains at a time give the same estimates as all chains at once."""
 
 from typing import Any
 
@@ -11,14 +11,11 @@ from tfp_sgmcmc.targets import chain_groups
 
 N, D, n = 4000, 60, 200
 GENERATOR = np.random.default_rng(0)
-DATA = {
-    "x": GENERATOR.standard_normal([N, D]),
-    "y": GENERATOR.integers(0, 2, N).astype(np.float64),
-}
+DATA = {"x": GENERATOR.standard_normal([N, D]), "y": GENERATOR.integers(0, 2, N).astype(np.float64)}
 
 
 def seen(chains: list[Any]) -> sgmcmc.MinibatchLogProb:
-    """A logistic regression that notes how many chains its log likelihood is called with."""
+    """A logistic regression that records how many chains its log likelihood is called with."""
 
     def log_likelihood(theta: tf.Tensor, offset: tf.Tensor, batch: Any) -> tf.Tensor:
         chains.append(theta.shape[0])
@@ -35,7 +32,7 @@ def seen(chains: list[Any]) -> sgmcmc.MinibatchLogProb:
 
 @pytest.mark.parametrize("num_chains", [20, 21])
 def test_groups_are_all_chains_at_once(num_chains: int) -> None:
-    """An even number goes in pairs under XLA, and each chain's estimate is the same to rounding."""
+    """XLA takes an even number of chains in pairs; estimates are the same up to rounding."""
     state = [
         tf.constant(GENERATOR.standard_normal([num_chains, D])),
         tf.constant(GENERATOR.standard_normal([num_chains])),

@@ -16,7 +16,7 @@ MODEL = GaussianMean(num_examples=12)
 
 
 def sizes_used(growth: float, initial: float, total: int, num_steps: int) -> list[int]:
-    """n_k = min(growth n_{k-1}, N), kept real and used rounded up."""
+    """Returns n_k = min(growth n_{k-1}, N), kept as a real number and rounded up for use."""
     size, used = initial, []
     for _ in range(num_steps):
         used.append(math.ceil(size))
@@ -25,7 +25,7 @@ def sizes_used(growth: float, initial: float, total: int, num_steps: int) -> lis
 
 
 def indicator_target(total: int, chunk: int, **options: Any) -> Any:
-    """The gradient of example i is 1 times (1, i): it tells how many were taken, and which."""
+    """Example i has the gradient (1, i), so that the sum tells how many were used, and which."""
 
     def log_likelihood(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
         return theta[..., 0, tf.newaxis] + batch * theta[..., 1, tf.newaxis]
@@ -43,7 +43,7 @@ def indicator_target(total: int, chunk: int, **options: Any) -> Any:
 def test_sizes_and_cost(
     growth: float, initial: float, replacement: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step takes the examples 0 .. n_k - 1 of its permutation, in as many chunks as needed."""
+    """A step uses the examples 0 .. n_k - 1 of its permutation, in as many chunks as needed."""
     total, chunk = 12, 5
     base = indicator_target(total, chunk, replacement=replacement)
     target = sgmcmc.GrowingBatch(base, growth, initial)
@@ -84,9 +84,9 @@ def test_all_examples_give_the_exact_gradient() -> None:
 
 @pytest.mark.parametrize("size", [1.0, 3.3, 7.0])
 def test_estimates_are_unbiased_with_the_covariance_of_their_size(size: float) -> None:
-    """Chunks of 3: one size below, one above, one no multiple of it.
+    """For chunks of 3, the sizes are smaller, larger, and not a multiple.
 
-    Power: 5% of a standard deviation, 8% of a variance.
+    Finds errors of 5% of a standard deviation and 8% of a variance.
     """
     chains = 50_000
     target = sgmcmc.GrowingBatch(MODEL.target(3, tf.float64), 1.1, size)
@@ -105,7 +105,7 @@ def test_estimates_are_unbiased_with_the_covariance_of_their_size(size: float) -
 
 
 def test_hessian_product_is_that_of_the_estimate() -> None:
-    """Quadratic log densities: -(L + N P) v, whatever the minibatch."""
+    """For quadratic log densities the product is -(L + N P) v with every minibatch."""
     target = sgmcmc.GrowingBatch(MODEL.target(3, tf.float64), 1.1, 7.0)
     theta, probe = np.random.default_rng(1).standard_normal([2, 4, 3])
     estimate = target.estimate(tf.constant(theta), tf.constant([0, 1]), probe=tf.constant(probe))
@@ -121,10 +121,7 @@ def test_chains_have_minibatches_of_their_own_unless_shared(shared: bool) -> Non
 
 
 def test_compiled_chain_grows_to_all_examples() -> None:
-    """After N is reached the chain is deterministic Langevin dynamics plus noise.
-
-    At temperature 0 it is then gradient ascent, and ends in the posterior mode exactly.
-    """
+    """At temperature 0 the chain becomes exact gradient ascent, and ends in the posterior mode."""
     target = sgmcmc.GrowingBatch(MODEL.target(5, tf.float64), growth=1.3)
     kernel = sgmcmc.SGLD(target, step_size=0.08, temperature=0.0)
 
@@ -144,10 +141,10 @@ def test_compiled_chain_grows_to_all_examples() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(growth=0.9), "growth is 0.9; a factor of at least 1"),
-        (dict(growth=float("nan")), "growth is nan; a factor of at least 1"),
-        (dict(initial_size=0.5), r"initial_size is 0.5; 1 .. N = 12 is expected"),
-        (dict(initial_size=13), r"initial_size is 13; 1 .. N = 12"),
+        (dict(growth=0.9), "growth must be a factor of at least 1. Received: 0.9"),
+        (dict(growth=float("nan")), "growth must be a factor of at least 1. Received: nan"),
+        (dict(initial_size=0.5), "initial_size must be in 1 .. N = 12. Received: 0.5"),
+        (dict(initial_size=13), "initial_size must be in 1 .. N = 12. Received: 13"),
     ],
 )
 def test_bad_arguments(options: dict[str, float], message: str) -> None:
@@ -156,7 +153,7 @@ def test_bad_arguments(options: dict[str, float], message: str) -> None:
 
 
 def test_bad_targets() -> None:
-    with pytest.raises(TypeError, match="target is a FullDataLogProb; a MinibatchLogProb"):
+    with pytest.raises(TypeError, match="must be a MinibatchLogProb .* a FullDataLogProb"):
         sgmcmc.GrowingBatch(sgmcmc.FullDataLogProb(lambda x: x))
-    with pytest.raises(ValueError, match="reshuffle='step' is expected"):
+    with pytest.raises(ValueError, match="target must have reshuffle='step'"):
         sgmcmc.GrowingBatch(MODEL.target(3, reshuffle="epoch"))

@@ -1,4 +1,4 @@
-"""preflight passes right targets and names what is wrong with others."""
+"""preflight accepts right targets, and says what is wrong with others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +57,7 @@ def test_the_wrapped_target_of_a_growing_batch_is_checked() -> None:
 
 
 def test_the_part_whose_gradient_is_nan_is_named() -> None:
-    """sqrt(b) at 0 has a value and no gradient."""
+    """sqrt(b) has a value at 0, but no gradient."""
     broken = sgmcmc.MinibatchLogProb(
         lambda a, b: -(a**2) - b**2,
         lambda a, b, x: normal(a, x) + tf.sqrt(tf.abs(b) * 0.0)[..., tf.newaxis],
@@ -93,7 +93,7 @@ CHUNKS = [{}, {"chunk_size": 3}, {"chunk_size": 50}]
 @pytest.mark.parametrize("chains", [0, 1, 2])
 @pytest.mark.parametrize("size", [0, 1, 2])
 def test_right_targets_pass(size: int, chains: int) -> None:
-    """Every pair of state, batch size and chunks: a Latin square of the 27 triples."""
+    """Tests a Latin square of the 27 triples of state, batch size and chunks."""
     options = CHUNKS[(size + chains) % 3]
     sgmcmc.preflight(target(normal, [1, 7, 50][size], **options), tf.constant(STATES[chains]))
 
@@ -104,7 +104,7 @@ def test_every_way_of_drawing_passes(options: dict[str, Any]) -> None:
 
 
 def test_float32_near_the_mode_of_many_examples_passes() -> None:
-    """Terms of 1e5 examples cancel in the gradient; rounding must not look like a bug."""
+    """The terms of 1e5 examples cancel in the gradient; rounding must not look like a bug."""
     model = GaussianMean(num_examples=100_000)
     state = tf.constant(np.tile(model.mean, [3, 1]), tf.float32)
     sgmcmc.preflight(model.target(500), state)
@@ -112,7 +112,7 @@ def test_float32_near_the_mode_of_many_examples_passes() -> None:
 
 
 def test_small_errors_of_float64_are_seen() -> None:
-    """Power: a part in 10^6 of the likelihood, which float32 could not tell from rounding."""
+    """Finds a relative error of 1e-6 in the likelihood, which is rounding in float32."""
     leak = GaussianMean(num_examples=1000)
     right = leak.target(50, tf.float64)
     wrong = sgmcmc.MinibatchLogProb(

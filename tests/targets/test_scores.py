@@ -1,4 +1,4 @@
-"""Scores are the gradients of single examples' log likelihoods, and estimate what they should."""
+"""Scores are gradients of single examples' log likelihoods, and estimate the right covariance."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ TOLERANCE = {tf.float32: 1e-5, tf.float64: 1e-11}
 
 
 def regression(batch_size: int = BATCH, size: int = N, **options: Any) -> sgmcmc.MinibatchLogProb:
-    """y ~ N(x W + b, I) with W `[3, 2]` and b `[2]`, priors N(0, I): a state that is a dict."""
+    """A regression y ~ N(x W + b, I) with W `[3, 2]`, b `[2]` and priors N(0, I)."""
 
     def log_likelihood(w: tf.Tensor, b: tf.Tensor, batch: Any) -> tf.Tensor:
         residual = batch["y"] - batch["x"] @ w - b[..., tf.newaxis, :]
@@ -35,7 +35,7 @@ def regression(batch_size: int = BATCH, size: int = N, **options: Any) -> sgmcmc
 
 
 def closed_form(w: Any, b: Any, batch: Any) -> dict[str, Any]:
-    """The scores of `regression`, for NumPy and TensorFlow alike."""
+    """Returns the scores of `regression`, for NumPy or TensorFlow."""
     residual = batch["y"] - batch["x"] @ w - b[..., np.newaxis, :]
     return {"w": batch["x"][..., np.newaxis] * residual[..., np.newaxis, :], "b": residual}
 
@@ -46,7 +46,7 @@ def draw_state(chains: tuple[int, ...], dtype: tf.DType = tf.float64) -> dict[st
 
 
 def expected(target: sgmcmc.MinibatchLogProb, state: Any, chains: tuple[int, ...]) -> Any:
-    """Log posterior, gradient and scores in NumPy from the examples that the seed names."""
+    """Returns log posterior, gradient and scores by NumPy for the examples that the seed names."""
     indices = target.draw(SEED, tf.range(BATCH), chains).numpy()
     w, b = (state[k].numpy().astype(np.float64) for k in ("w", "b"))
     scores = closed_form(w, b, {"x": X[indices], "y": Y[indices]})
@@ -64,7 +64,7 @@ def in_mode(fn: Any, mode: str) -> Any:
 def check(
     target: sgmcmc.MinibatchLogProb, chains: tuple[int, ...], dtype: tf.DType, mode: str
 ) -> None:
-    """Scores against NumPy; gradient and log posterior against NumPy and the path without them."""
+    """Compares an estimate with NumPy, and with the estimate without scores."""
     state, tolerance = draw_state(chains, dtype), TOLERANCE[dtype]
 
     def both(state: Any) -> Any:
@@ -118,9 +118,9 @@ def test_scores_in_other_modes_and_in_single_precision(
 
 
 def test_scores_of_unconstrained_parameters() -> None:
-    """x ~ N(mu, sigma^2), sigma = exp u: scores (x - mu)/sigma^2 and (x - mu)^2/sigma^2 - 1.
+    """For x ~ N(mu, exp(2u)) the scores are (x - mu) exp(-2u) and (x - mu)^2 exp(-2u) - 1.
 
-    The Jacobian's term of the log posterior belongs to the prior, not to the scores.
+    The Jacobian belongs to the prior, not to the scores.
     """
     target = sgmcmc.MinibatchLogProb(
         lambda mu, sigma: -0.5 * mu**2 - sigma,
@@ -145,7 +145,7 @@ def test_scores_of_unconstrained_parameters() -> None:
     ("shared", "mode"), [(False, "eager"), (True, "eager"), (False, "xla"), (True, "graph")]
 )
 def test_group_means(shared: bool, mode: str) -> None:
-    """Row k is sqrt(width) times the mean score of the k-th `width` examples."""
+    """Row k is sqrt(width) times the mean score of the k-th group of `width` examples."""
     target = regression(shared_batch=shared, num_groups=3, replacement=True)
     state = draw_state((4,))
     estimate = in_mode(lambda s: target.estimate(s, SEED), mode)(state)
@@ -173,10 +173,10 @@ def test_group_means(shared: bool, mode: str) -> None:
 def test_covariance_of_the_gradient_is_c_times_the_expected_sample_covariance(
     size: int, batch: int, options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """cov(g) = c E[V^], and E[V^] = V, exactly: over all ordered minibatches of a tiny data set.
+    """cov(g) = c E[V hat] and E[V hat] = V exactly, over all minibatches of a tiny data set.
 
-    V has the divisor N with replacement and N - 1 without; c is that of `noise_scale`. Without
-    replacement and with n = N, c = 0, and groups give V all the same.
+    V has the divisor N with replacement and N - 1 without, and c is `noise_scale`. With n = N and
+    no replacement c is 0, but groups still estimate V.
     """
     target = regression(batch, size, **options)
     at = draw_state(())
@@ -196,7 +196,7 @@ def test_covariance_of_the_gradient_is_c_times_the_expected_sample_covariance(
     centred = rows - rows.mean(axis=1, keepdims=True)
     found = np.einsum("kia,kib->ab", centred, centred) / count / (target.num_scores - 1)
     np.testing.assert_allclose(found, v, rtol=1e-9, atol=1e-9)
-    with pytest.raises(AssertionError):  # the divisor of the other scheme
+    with pytest.raises(AssertionError):  # the divisor of the other way of drawing
         np.testing.assert_allclose(found, other, rtol=1e-9, atol=1e-9)
 
 
@@ -209,10 +209,10 @@ def test_no_scores_beside_a_hessian_product() -> None:
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        (lambda w, b, batch: closed_form(w, b, batch)["w"], "1 arrays for a state of 2 parts"),
+        (lambda w, b, batch: closed_form(w, b, batch)["w"], "2 parts .* Received: 1 arrays"),
         (
             lambda w, b, batch: {**closed_form(w, b, batch), "b": b},
-            r"shape \(4, 2\) for a state part of shape \(4, 2\); \(4, 6, 2\)",
+            r"shape \(4, 6, 2\) for a state part of shape \(4, 2\): .* Received: shape \(4, 2\)",
         ),
         (
             lambda w, b, batch: tf.nest.map_structure(
@@ -230,12 +230,12 @@ def test_closed_form_of_a_wrong_shape(fn: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(num_groups=4), "num_groups is 4; a divisor of batch_size = 6"),
-        (dict(num_groups=1), "num_groups is 1; a covariance needs at least 2 groups"),
-        (dict(num_groups=0), "num_groups is 0; a divisor"),
-        (dict(num_groups=12), "num_groups is 12; a divisor"),
-        (dict(score_fn=closed_form, num_groups=3), "score_fn is given beside bijector or num_gr"),
-        (dict(score_fn=closed_form, bijector={"w": None, "b": tfb.Exp()}), "score_fn is given"),
+        (dict(num_groups=4), "num_groups must be a divisor of batch_size = 6 .* Received: 4"),
+        (dict(num_groups=1), "num_groups must be .* at least 2. Received: 1"),
+        (dict(num_groups=0), "num_groups must be a divisor .* Received: 0"),
+        (dict(num_groups=12), "num_groups must be a divisor .* Received: 12"),
+        (dict(score_fn=closed_form, num_groups=3), "score_fn must be given without"),
+        (dict(score_fn=closed_form, bijector={"w": None, "b": tfb.Exp()}), "score_fn must be"),
     ],
 )
 def test_options_that_do_not_go_together(options: Any, message: str) -> None:
@@ -244,5 +244,5 @@ def test_options_that_do_not_go_together(options: Any, message: str) -> None:
 
 
 def test_scores_are_given_by_a_function() -> None:
-    with pytest.raises(TypeError, match="score_fn is a ndarray; a callable is expected"):
+    with pytest.raises(TypeError, match="score_fn must be a callable. Received: a ndarray"):
         regression(score_fn=X)

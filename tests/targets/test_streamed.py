@@ -1,4 +1,4 @@
-"""Streamed data: step t uses batch t of the dataset, whatever is read, compiled or resumed."""
+"""Streamed data: step t uses batch t of the dataset, for any size of a read and on resuming."""
 
 import gc
 import itertools
@@ -19,7 +19,7 @@ from tfp_sgmcmc.targets.streamed import StreamState
 
 tfd = tfp.distributions
 
-N, SIZE = 23, 4  # five whole batches, and three examples that an epoch leaves out
+N, SIZE = 23, 4  # five batches, and three examples that an epoch leaves out
 X = np.random.default_rng(0).normal(2.0, 1.0, size=[N]).astype(np.float32)
 EXAMPLES = tf.data.Dataset.from_tensor_slices(X)
 CHECKED: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
@@ -46,7 +46,7 @@ def batches(count: int, of: Callable[[int], tf.data.Dataset] = dataset) -> list[
 
 
 def by_hand(used: list[np.ndarray], step_size: float, start: np.ndarray) -> np.ndarray:
-    """theta + eps/2 g + sqrt(eps) z in NumPy, with the noise of `SGLD`."""
+    """Returns the states theta + eps/2 g + sqrt(eps) z by NumPy, with the noise of `SGLD`."""
     theta, states = start, []
     for t, batch in enumerate(used):
         gradient = -theta / 100 + N / SIZE * np.sum(batch - theta[:, None], axis=-1)
@@ -74,7 +74,7 @@ def run(of: Any, num_results: int, **options: Any) -> Any:
 IN_ORDER = EXAMPLES.batch(SIZE, drop_remainder=True)
 
 
-# In the middle of a read, and at its end.
+# The run resumes in the middle of a read, or at its end.
 @pytest.mark.parametrize(
     ("of", "count"),
     [
@@ -104,11 +104,11 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize(("seed", "count"), [(None, 7), (1, 9)])  # in the second epoch
+@pytest.mark.parametrize(("seed", "count"), [(None, 7), (1, 9)])  # both in the second epoch
 def test_a_dataset_that_shuffles_by_itself_is_not_gone_on_with(
     tmp_path: Path, count: int, seed: int | None
 ) -> None:
-    """Two orders of 12 examples agree once in 23! / 11! = 6e14 times."""
+    """By chance, two orders of 12 examples agree once in 23! / 11! = 6e14 times."""
     pytest.importorskip("zarr")
     with pytest.warns(UserWarning, match="cannot go on when it is cut off. .*seed=epoch"):
         run(shuffled(seed=seed), count, directory=tmp_path)
@@ -124,7 +124,7 @@ def test_a_dataset_that_shuffles_by_itself_is_not_gone_on_with(
 
 
 def test_in_memory_a_dataset_may_shuffle_by_itself() -> None:
-    assert run(shuffled(), 7).is_complete  # and nothing is warned of
+    assert run(shuffled(), 7).is_complete  # without a warning
 
 
 def test_an_order_that_only_this_process_knows_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_an_order_that_only_this_process_knows_is_not_gone_on_with(tmp_path: Pat
 
 
 def test_estimates_are_those_of_the_batch_in_memory() -> None:
-    """For each form of estimate, chains and groups: a MinibatchLogProb over that one batch."""
+    """Compares each form of estimate with a MinibatchLogProb over that batch."""
     state = tf.constant([0.5, -1.0, 2.0])
     streamed = target(num_groups=2)
     ready = streamed.bootstrap(state)
@@ -148,14 +148,14 @@ def test_estimates_are_those_of_the_batch_in_memory() -> None:
     for probe, with_scores in ((None, True), (None, False), (tf.ones([3]), False)):
         got = streamed.estimate(state, tf.constant([0, 0]), moved, probe, with_scores)
         same = resident.estimate(state, tf.constant([0, 0]), (), probe, with_scores)
-        # log prior + N/n sum, where the resident one has N = n
+        # the log prior plus N/n times the sum; the target in memory has N = n
         np.testing.assert_allclose(
             got.log_prob - prior, N / SIZE * (same.log_prob - prior), rtol=1e-5
         )
         np.testing.assert_allclose(
             got.gradient + state / 100, N / SIZE * (same.gradient + state / 100), rtol=1e-4
         )
-        if with_scores:  # sums over groups of two, scaled to the covariance of single ones
+        if with_scores:  # sums over groups of two, scaled to the covariance of single scores
             pairs = np.sum(batch.reshape(2, 2) - state.numpy()[:, None, None], axis=-1)
             np.testing.assert_allclose(got.scores, pairs / np.sqrt(2), rtol=1e-5, atol=1e-6)
         if probe is not None:
@@ -165,7 +165,7 @@ def test_estimates_are_those_of_the_batch_in_memory() -> None:
 
 
 def test_used_batches_are_freed_at_once() -> None:
-    """Not when the garbage collector comes: of a large dataset, memory were full before."""
+    """Waiting for the garbage collector would fill the memory with a large dataset."""
     streamed = target(batches_per_read=2)
     start = sgmcmc.SGLD(streamed, 0.01).bootstrap_results(tf.zeros([]))
     feed = Feed(streamed, start)
@@ -223,16 +223,16 @@ def test_the_full_log_posterior_is_a_pass_over_the_dataset() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (dict(dataset=X), TypeError, r"dataset is a ndarray; a tf\.data\.Dataset, or a callable"),
-        (dict(dataset=lambda epoch: X), TypeError, r"dataset\(0\) is a ndarray"),
+        (dict(dataset=X), TypeError, r"a callable, .* or a tf\.data\.Dataset. .* a ndarray"),
+        (dict(dataset=lambda epoch: X), TypeError, r"dataset\(0\) must be .* a ndarray"),
         (dict(dataset=EXAMPLES.batch(4)), ValueError, "drop_remainder"),
         (dict(dataset=lambda epoch: EXAMPLES), ValueError, "drop_remainder"),
-        (dict(dataset=lambda epoch: dataset(0).take(0)), ValueError, "has 0 batches of 4; 5"),
-        (dict(dataset=IN_ORDER.repeat()), ValueError, r"has no end; .*without \.repeat\(\)"),
-        (dict(dataset=IN_ORDER.repeat(2)), ValueError, "epoch 0 has 10 batches of 4; 5"),
-        (dict(num_examples=30), ValueError, "epoch 0 has 5 batches of 4; 7 are expected"),
-        (dict(num_examples=3), ValueError, "num_examples is 3; .*at least 4"),
-        (dict(batches_per_read=0), ValueError, "batches_per_read is 0"),
+        (dict(dataset=lambda epoch: dataset(0).take(0)), ValueError, "5 batches .* 0 has 0"),
+        (dict(dataset=IN_ORDER.repeat()), ValueError, r"without \.repeat\(\). Received: no end"),
+        (dict(dataset=IN_ORDER.repeat(2)), ValueError, "5 batches of 4 .* epoch 0 has 10"),
+        (dict(num_examples=30), ValueError, "7 batches of 4 .* epoch 0 has 5"),
+        (dict(num_examples=3), ValueError, "num_examples must be at least 4. Received: 3"),
+        (dict(batches_per_read=0), ValueError, "batches_per_read must be at least 1. Received: 0"),
     ],
 )
 def test_bad_input(change: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -255,5 +255,5 @@ def test_a_later_epoch_of_another_length() -> None:
     )
     lengths = [len(list(shorter(epoch))) for epoch in range(8)]
     bad = next(epoch for epoch, length in enumerate(lengths) if length != 5)
-    with pytest.raises(ValueError, match=f"epoch {bad} has {lengths[bad]} batches of 4; 5"):
+    with pytest.raises(ValueError, match=f"5 batches of 4 .* epoch {bad} has {lengths[bad]}"):
         list(streamed.reads())

@@ -1,4 +1,4 @@
-"""SVRG: when anchors move, what they say, exact moments and stationary laws, and bad input."""
+"""SVRG: when anchors move, their values, exact moments and stationary laws, and bad input."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ X = GENERATOR.standard_normal([30, 2])
 def student(
     batch_size: int = 4, num_examples: int = 30, dtype: tf.DType = tf.float64, **options: Any
 ) -> sgmcmc.MinibatchLogProb:
-    """Location of Student's t in two dimensions: scores are not linear."""
+    """A model of the location of Student's t in two dimensions; its scores are not linear."""
     return sgmcmc.MinibatchLogProb(
         lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),
         lambda theta, x: (
@@ -51,14 +51,11 @@ def likelihood_and_gradient(base: sgmcmc.MinibatchLogProb, theta: tf.Tensor) -> 
     return tfp.math.value_and_gradient(lambda t: base(t) - base.log_prior(t), theta)
 
 
-# Anchors
-
-
 @pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_anchors_move_when_they_should_and_across_calls(jit: bool) -> None:
-    """Estimate k has the anchor of estimate k - k mod 4, whose full gradient it carries.
+    """Estimate k uses the anchor of estimate k - k mod 4, with the full gradient there.
 
-    A second call of `sample_chain` goes on where the first one stopped, in the middle of a period.
+    A second call of `sample_chain` continues where the first one stopped, within a period.
     """
     base = student(chunk_size=16, replacement=True)
     kernel = sgmcmc.SGLD(sgmcmc.SVRG(base, update_every=4), step_size=0.01)
@@ -86,7 +83,7 @@ def test_anchors_move_when_they_should_and_across_calls(jit: bool) -> None:
     value, gradient = likelihood_and_gradient(base, tf.constant(states[at]))
     np.testing.assert_allclose(trace.anchor.log_likelihood, value, rtol=1e-11)
     np.testing.assert_allclose(trace.anchor.gradient, gradient, rtol=1e-9, atol=1e-9)
-    assert len(np.unique(trace.anchor.state[:, :, 0])) == 4 * 3  # each chain has its own
+    assert len(np.unique(trace.anchor.state[:, :, 0])) == 4 * 3  # one for each chain
 
 
 def test_a_full_pass_is_made_only_where_the_anchor_moves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +116,7 @@ def test_epochs_of_the_wrapped_target_go_on() -> None:
         gradients.append(found.gradient)
         carried = found.target_state
     assert int(carried.target_state.step) == 6
-    # With the five minibatches after the first, all examples but the five of the first are seen.
+    # The five minibatches after the first one hold all examples that the first one does not.
     others = base.draw(carried.target_state.key, tf.range(5, 30), [2]).numpy()
     rest = student(25, num_examples=30)
     seen, centre = (
@@ -127,15 +124,12 @@ def test_epochs_of_the_wrapped_target_go_on() -> None:
         for t in (theta[0], start[0])
     )
     _, full = likelihood_and_gradient(base, start[0])
-    expected = full + 6 / 5 * (seen - centre)  # N/n over five minibatches; log prior flat at zero
+    expected = full + 6 / 5 * (seen - centre)  # over five minibatches; the log prior is flat
     np.testing.assert_allclose(np.mean(gradients, axis=0)[0], expected, rtol=1e-9)
 
 
-# Moments, exactly
-
-
 def at_anchor(base: sgmcmc.MinibatchLogProb, anchor: np.ndarray, count: int) -> SVRGState:
-    """The target's state a step after its anchor."""
+    """Returns the state of the target one step after its anchor."""
     state = tf.constant(np.tile(anchor, [count, 1]))
     return SVRGState(
         Anchor(state, *likelihood_and_gradient(base, state)), tf.ones([], tf.int64), ()
@@ -146,7 +140,7 @@ def at_anchor(base: sgmcmc.MinibatchLogProb, anchor: np.ndarray, count: int) -> 
 def test_mean_and_covariance_over_all_minibatches(
     replacement: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mean is the full gradient, and the covariance c E[V hat], both to rounding."""
+    """The mean is the full gradient and the covariance is c E[V hat], up to rounding."""
     base = student(3, 5, replacement=replacement)
     target = sgmcmc.SVRG(base, update_every=5)
     count = give_every_minibatch(monkeypatch, base)
@@ -161,20 +155,17 @@ def test_mean_and_covariance_over_all_minibatches(
     fresh = target.estimate(state, [0, 0], target.bootstrap(state))  # the anchor moves here
     np.testing.assert_allclose(fresh.gradient, np.tile(gradient, [count, 1]), rtol=1e-10)
     np.testing.assert_array_equal(fresh.scores, np.zeros([count, 3, 2]))
-    with pytest.raises(AssertionError):  # an anchor whose gradient is that of another state
+    with pytest.raises(AssertionError):  # an anchor with the gradient of another state
         stale = carried._replace(
             anchor=carried.anchor._replace(gradient=1.1 * carried.anchor.gradient)
         )
         check_moments(target.estimate(state, [0, 0], stale), value, gradient)
 
 
-# Chains, parts, modes
-
-
 @pytest.mark.parametrize("chains", [(), pytest.param((4,), marks=pytest.mark.slow), (2, 3)])
 @pytest.mark.parametrize("shared", [False, True])
 def test_one_chain_and_many(chains: tuple[int, ...], shared: bool) -> None:
-    """The estimate is the plain one, less that at the anchor, plus the exact one there."""
+    """The estimate is the plain estimate minus the one at the anchor, plus the exact one."""
     base = student(shared_batch=shared)
     target = sgmcmc.SVRG(base, update_every=2)
     anchor, theta = (tf.constant(GENERATOR.standard_normal([*chains, 2])) for _ in range(2))
@@ -199,12 +190,9 @@ def test_parts_give_what_the_whole_gives() -> None:
     np.testing.assert_allclose(tf.stack(found.scores, -1), expected.scores, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("jit", "dtype"),
-    [
-        *(pytest.param(jit, tf.float64, marks=pytest.mark.slow) for jit in (False, True)),
-        pytest.param(True, tf.float32, marks=pytest.mark.slow),
-    ],
+    ("jit", "dtype"), [(False, tf.float64), (True, tf.float64), (True, tf.float32)]
 )
 def test_modes_agree(jit: bool, dtype: tf.DType) -> None:
     target = sgmcmc.SVRG(student(dtype=dtype, chunk_size=16, replacement=True), 2)
@@ -238,23 +226,22 @@ def test_hessian_product_is_that_of_the_same_minibatch() -> None:
     np.testing.assert_allclose(product, (up - down) / 2e-6, rtol=1e-6)
 
 
-# The stationary law, exactly
-
 LINEAR = LinearRegression(num_examples=12)
 STEP, PERIOD, CHAINS = 0.08, 6, 10_000
 
 
 def ends_of_periods(target: Any) -> np.ndarray:
-    """States that become anchors: `[CHAINS, 20, 2]`."""
+    """Returns the states that become anchors, `[CHAINS, 20, 2]`."""
     kernel = sgmcmc.SGLD(target, STEP)
     samples = run_chains(kernel, tf.zeros([CHAINS, 2]), 20 * PERIOD, 10 * PERIOD, 1, jit=False)
     return samples[:, PERIOD - 1 :: PERIOD]
 
 
 def test_law_of_sgld() -> None:
-    """Linear regression, seen once a period: false alarms 1e-6, power 6% of a variance.
+    """Checks SGLD on a linear regression, once in each period of the anchor.
 
-    The laws of another period and of exact gradients are rejected.
+    The false-alarm rate is 1e-6, and an error of 6% in a variance is found. The laws of another
+    period and of exact gradients are rejected.
     """
     base = LINEAR.target(3, replacement=True)
     samples = ends_of_periods(sgmcmc.SVRG(base, PERIOD))
@@ -268,7 +255,7 @@ def test_law_of_sgld() -> None:
 
 @pytest.mark.slow
 def test_an_anchor_that_stays_has_another_law() -> None:
-    """Negative control: the anchor moves at the first estimate only."""
+    """Negative control: the anchor moves only at the first estimate."""
     base = LINEAR.target(3, replacement=True)
     stuck = mutant(sgmcmc.SVRG, ("step % self.update_every == 0", "step < 1"))
     law = LINEAR.covariance(base, STEP, period=PERIOD)
@@ -276,15 +263,12 @@ def test_an_anchor_that_stays_has_another_law() -> None:
         check_covariance(ends_of_periods(stuck(base, PERIOD)), LINEAR.mean, law, 0.06)
 
 
-# Bad input
-
-
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (0, ValueError, "update_every is 0; at least 1 is expected"),
-        (2.0, TypeError, "update_every is 2.0; an integer is expected"),
-        (True, TypeError, "update_every is True; an integer is expected"),
+        (0, ValueError, "update_every must be at least 1. Received: 0"),
+        (2.0, TypeError, "update_every must be an integer. Received: 2.0"),
+        (True, TypeError, "update_every must be an integer. Received: True"),
     ],
 )
 def test_bad_periods(value: Any, error: type, message: str) -> None:
@@ -293,9 +277,9 @@ def test_bad_periods(value: Any, error: type, message: str) -> None:
 
 
 def test_bad_targets() -> None:
-    with pytest.raises(TypeError, match="target is a SVRG; a MinibatchLogProb, itself and not wr"):
+    with pytest.raises(TypeError, match="MinibatchLogProb that is not wrapped. Received: a SVRG"):
         sgmcmc.SVRG(sgmcmc.SVRG(student()), 2)
-    with pytest.raises(TypeError, match="target is a FullDataLogProb; a MinibatchLogProb"):
+    with pytest.raises(TypeError, match="must be a MinibatchLogProb .* a FullDataLogProb"):
         sgmcmc.SVRG(sgmcmc.FullDataLogProb(lambda theta: -(theta**2)), 2)
 
 

@@ -1,4 +1,4 @@
-"""Averages of a statistic over minibatches: the past ones, by default without the current."""
+"""Averages of a statistic over past minibatches, by default without the current one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.state import append_dims
+
 
 class AverageState(NamedTuple):
     """What an average carries between steps.
 
     Attributes:
-      value: the average itself; of a `History` the last statistics, the youngest first,
+      value: the average. A `History` has the last statistics here, the youngest first,
         `[chains..., lag + K, ...]`.
-      count: number of minibatches in it, `[chains...]`; of a `History`, whether a minibatch is
-        there (1 or 0), `[chains..., lag + K]`.
+      count: number of minibatches in the average, `[chains...]`. A `History` has 1 or 0 for each
+        slot, `[chains..., lag + K]`: whether it holds a minibatch.
     """
 
     value: tf.Tensor
@@ -26,11 +29,11 @@ class AverageState(NamedTuple):
 
 
 class Average(abc.ABC):
-    """Base class. A minibatch is left out of a chain's average where `accept` is False there."""
+    """Base class of averages. A chain leaves out a minibatch for which `accept` is False."""
 
     @abc.abstractmethod
     def init(self, statistic: tf.Tensor, chain_ndims: int) -> AverageState:
-        """The state before the first minibatch, for statistics like `statistic`."""
+        """Returns the state before the first minibatch, for statistics like `statistic`."""
 
     @abc.abstractmethod
     def update(
@@ -38,12 +41,12 @@ class Average(abc.ABC):
     ) -> tuple[tf.Tensor, AverageState]:
         """Returns the average to use at this step, and the next state.
 
-        Where there is no past, the current minibatch is included; an average of none is zero.
+        The current minibatch is included if there is no past. An average of nothing is zero.
         """
 
 
 class RunningMean(Average):
-    r"""The mean of all minibatches so far, or an exponential average of them.
+    r"""The mean, or an exponential average, of all minibatches so far.
 
     \[
     V_t = V_{t-1} + \kappa_t (\hat V_t - V_{t-1}), \qquad
@@ -51,15 +54,15 @@ class RunningMean(Average):
     \]
 
     Args:
-      decay: in [0, 1); None is the plain mean, \( \kappa_t = 1/t \).
+      decay: in [0, 1). None gives the plain mean, \( \kappa_t = 1/t \).
 
     Raises:
-      ValueError: `decay` out of range.
+      ValueError: `decay` is out of range.
     """
 
     def __init__(self, decay: float | None = None):
         if decay is not None and not 0 <= decay < 1:
-            raise ValueError(f"decay is {decay}; None or a number in [0, 1) is expected.")
+            raise ValueError(f"decay must be None or a number in [0, 1). Received: {decay}.")
         self.decay = decay
 
     def init(self, statistic: tf.Tensor, chain_ndims: int) -> AverageState:
@@ -72,11 +75,11 @@ class RunningMean(Average):
         kappa = 1 / tf.cast(own.count + 1, statistic.dtype)
         if self.decay is not None:
             kappa = tf.maximum(kappa, 1 - self.decay)
-        moved = own.value + _expand(kappa, statistic) * (statistic - own.value)
-        value = tf.where(_expand(accept, statistic), moved, own.value)
+        moved = own.value + append_dims(kappa, statistic) * (statistic - own.value)
+        value = tf.where(append_dims(accept, statistic), moved, own.value)
         used = value
         if not include_current:
-            used = tf.where(_expand(own.count == 0, value), value, own.value)
+            used = tf.where(append_dims(own.count == 0, value), value, own.value)
         return used, AverageState(value, own.count + tf.cast(accept, tf.int32))
 
 
@@ -87,24 +90,23 @@ class History(Average):
     V_t = \sum_{k=1}^K w_k \hat V_{t-k-\text{lag}} \Big/ \sum_{k=1}^K w_k
     \]
 
-    over those of them that have been; with the current minibatch included, it has \( w_1 \). With
-    a lag, the first minibatch stands for all that have not been.
+    The sum runs over the minibatches that have been seen. If the current minibatch is included, it
+    has the weight \( w_1 \). With a lag, the first minibatch stands for all earlier ones.
 
-    A young minibatch has pushed the momenta that V is applied to, and where scores are skewed, so
-    that their mean and covariance go together, this biases a sampler nearly as the current one
-    does. In a long average it drowns; in a short one let it grow old: on logistic regression
-    (D = 129, n = 500, K = 1) a lag of 4 took the slope of NOGIN's posterior means on the exact ones
-    from 2.3 to 1.1.
+    A young minibatch has pushed the momenta that V is applied to. If the mean and covariance of
+    scores depend on each other, this biases a sampler nearly as much as the current minibatch does.
+    A short average needs a lag: on a logistic regression (D = 129, n = 500, K = 1) a lag of 4
+    reduced the slope of NOGIN's posterior means against the exact ones from 2.3 to 1.1.
 
     Args:
-      weights: \( w_1, \dots, w_K \), of the youngest first; not negative, \( w_1 > 0 \). An integer
-        K stands for K equal ones.
-      lag: how many of the youngest minibatches to leave out, at least 0; they are kept, too.
+      weights: \( w_1, \dots, w_K \), the youngest minibatch first; not negative, \( w_1 > 0 \). An
+        integer K stands for K equal weights.
+      lag: how many of the youngest minibatches to leave out, at least 0. They are kept in memory.
 
     Raises:
-      ValueError: no weights, or a weight that makes no covariance; a negative lag. Estimators
-        refuse a lag beside the current minibatch.
-      TypeError: a lag that is no integer.
+      ValueError: there are no weights; a weight is negative or not finite; `lag` is negative.
+        Estimators also refuse a lag together with `include_current=True`.
+      TypeError: `lag` is not an integer.
     """
 
     def __init__(self, weights: int | Sequence[float], lag: int = 0):
@@ -113,15 +115,16 @@ class History(Average):
         except TypeError:
             values = np.asarray(weights, np.float64)
         if values.ndim != 1 or not len(values):
-            raise ValueError(f"weights is {weights}; one weight a minibatch, at least 1, expected.")
+            raise ValueError(
+                "weights must be a positive integer or a sequence of at least one number. "
+                f"Received: {weights}."
+            )
         if not np.all(np.isfinite(values) & (values >= 0)) or values[0] <= 0:
             raise ValueError(
-                f"weights is {weights}; finite weights of at least 0 are expected, the first "
-                "positive: with a negative one the average need not be a covariance."
+                f"weights must be finite and at least 0, the first positive. Received: {weights}. "
+                "With a negative weight the average need not be a covariance."
             )
-        if operator.index(lag) < 0:
-            raise ValueError(f"lag is {lag}; at least 0 is expected.")
-        self.weights, self.lag = values / values.sum(), lag
+        self.weights, self.lag = values / values.sum(), integer("lag", lag, least=0)
 
     def init(self, statistic: tf.Tensor, chain_ndims: int) -> AverageState:
         slots = self.lag + len(self.weights)
@@ -132,29 +135,29 @@ class History(Average):
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor, include_current: bool
     ) -> tuple[tf.Tensor, AverageState]:
         (value, weights), own = self.update_slots(own, statistic, accept, include_current)
-        return tf.reduce_sum(_expand(weights, value) * value, axis=accept.shape.rank), own
+        return tf.reduce_sum(append_dims(weights, value) * value, axis=accept.shape.rank), own
 
     def update_slots(
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor, include_current: bool
     ) -> tuple[tuple[tf.Tensor, tf.Tensor], AverageState]:
-        """As `update`, without the sum: statistics `[chains..., K, ...]`, and their weights."""
+        """Does `update` without the sum: returns statistics `[chains..., K, ...]` and weights."""
         axis = accept.shape.rank
-        kept = tf.where(_expand(accept, statistic), statistic, 0)
+        kept = tf.where(append_dims(accept, statistic), statistic, 0)
         present = tf.cast(accept, statistic.dtype)
-        # No slower than a ring: the past ones are still read, so XLA copies the value anyhow.
+        # A ring would not be faster: the old slots are still read, so XLA copies the value anyway.
         shifted = AverageState(_shift(kept, own.value, axis), _shift(present, own.count, axis))
         if self.lag:
             empty = tf.reduce_all(own.count == 0, axis=-1)
             new = AverageState(tf.expand_dims(kept, axis), present[..., tf.newaxis])
             shifted = tf.nest.map_structure(
-                lambda x, old: tf.where(_expand(empty, old), x, old), new, shifted
+                lambda x, old: tf.where(append_dims(empty, old), x, old), new, shifted
             )
         used = self._old_enough(shifted, axis)
         if not include_current:
             past = self._old_enough(own, axis)
             first = tf.reduce_all(past.count * self.weights == 0, axis=-1)
             used = tf.nest.map_structure(
-                lambda new, old: tf.where(_expand(first, new), new, old), used, past
+                lambda new, old: tf.where(append_dims(first, new), new, old), used, past
             )
         weights = used.count * tf.constant(self.weights, statistic.dtype)
         total = tf.reduce_sum(weights, axis=-1, keepdims=True)
@@ -166,11 +169,6 @@ class History(Average):
 
 
 def _shift(new: tf.Tensor, slots: tf.Tensor, axis: int) -> tf.Tensor:
-    """Puts `new` in the first place along `axis`; the last place's content is dropped."""
+    """Puts `new` into the first slot along `axis` and drops the content of the last slot."""
     kept = slots[(*[slice(None)] * axis, slice(-1))]
     return tf.concat([tf.expand_dims(new, axis), kept], axis=axis)
-
-
-def _expand(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Appends axes of size one until `x` has the rank of `like`."""
-    return x[(..., *[tf.newaxis] * (like.shape.rank - x.shape.rank))]

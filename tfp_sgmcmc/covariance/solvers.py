@@ -1,4 +1,4 @@
-"""Solving with, and taking the square root of, matrices that are known by their products."""
+"""Solves and square roots of matrices that are known by their products with vectors."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Solver(NamedTuple):
     """How (diag(a) + b Sigma) x = v is solved.
 
     Attributes:
-      method: `"cg"`, conjugate gradients, preconditioned by the matrix' diagonal; `"cholesky"`, a
-        factorisation each time (`full` and `block`); `"lagged_cholesky"`, conjugate gradients
-        preconditioned by an inverse that is made anew every `refactor_every` steps (`full` and
-        `block`): as exact as `"cg"`, in few iterations; `"woodbury"`, a factorisation of the size
-        of the kept rows (`low_rank`). `"auto"` takes `"cg"` where XLA compiles for a CPU, whose
-        factorisations are slow there, or where more rows are kept than they have entries, else a
-        factorisation.
-      tolerance: norm of the residual, relative to that of v, at which conjugate gradients stop;
-        None is 1e-5 in `float32` and 1e-10 in `float64`.
-      max_iterations: at which conjugate gradients stop in any case.
-      refactor_every: number of steps between factorisations of `"lagged_cholesky"`.
+      method: `"cg"`: conjugate gradients, preconditioned by the diagonal of the matrix.
+        `"cholesky"`: a factorisation at each solve (`full` and `block`). `"lagged_cholesky"`:
+        conjugate gradients, preconditioned by an inverse that is computed every `refactor_every`
+        steps (`full` and `block`); as exact as `"cg"`, in few iterations. `"woodbury"`: a
+        factorisation of the size of the kept rows (`low_rank`). `"auto"`: `"cg"` if XLA compiles
+        for a CPU, where factorisations are slow, or if there are more kept rows than entries in
+        one; otherwise a factorisation.
+      tolerance: relative norm of the residual at which conjugate gradients stop. None stands for
+        1e-5 in `float32` and 1e-10 in `float64`.
+      max_iterations: number of iterations after which conjugate gradients stop in any case.
+      refactor_every: number of steps between the factorisations of `"lagged_cholesky"`.
     """
 
     method: str = "auto"
@@ -38,7 +38,7 @@ class Solver(NamedTuple):
     refactor_every: int = 100
 
     def factorises(self, worthwhile: bool = True) -> bool:
-        """Whether the chosen method factorises at each solve; `"auto"` only if `worthwhile`."""
+        """Returns whether each solve factorises. `"auto"` does so only if it is `worthwhile`."""
         if self.method != "auto":
             return self.method in ("cholesky", "woodbury")
         is_slow = xla.compiles_for_cpu()
@@ -47,22 +47,19 @@ class Solver(NamedTuple):
     def conjugate_gradient(
         self, multiply: Product, rhs: tf.Tensor, precondition: Product
     ) -> tf.Tensor:
-        """Solves for every chain; all iterate until the last one has converged."""
+        """Solves for every chain. All chains iterate until the last one has converged."""
         tolerance = self.tolerance or (1e-10 if rhs.dtype == tf.float64 else 1e-5)
         target = tolerance**2 * _dot(rhs, rhs)
 
-        def unfinished(
-            i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, p: tf.Tensor, rho: tf.Tensor
-        ) -> tf.Tensor:
-            del x, p, rho
+        def unfinished(i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return (i < self.max_iterations) & tf.reduce_any(_dot(r, r) > target)
 
         def body(
             i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, p: tf.Tensor, rho: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
             q = multiply(p)
-            # A chain that has converged to r = 0 waits for the others: no 0 / 0 there, which is
-            # what tf.linalg.experimental.conjugate_gradient would compute.
+            # A chain that has converged to r = 0 waits for the others and must not compute 0 / 0,
+            # as tf.linalg.experimental.conjugate_gradient would.
             step = tf.math.divide_no_nan(rho, _dot(p, q))
             x, r = x + step * p, r - step * q
             z = precondition(r)
@@ -75,15 +72,17 @@ class Solver(NamedTuple):
 
 
 def as_solver(value: str | Solver) -> Solver:
-    """Returns a solver as it is, and a method's name as a solver by it; raises ValueError."""
+    """Returns `value`, or the solver whose method it names; raises ValueError for wrong options."""
     solver = value if isinstance(value, Solver) else Solver(value)
     if solver.method not in METHODS:
-        raise ValueError(f"solver is {solver.method!r}; one of {', '.join(METHODS)} is expected.")
+        raise ValueError(
+            f"solver must be one of {', '.join(METHODS)}. Received: {solver.method!r}."
+        )
     if solver.tolerance is not None and not 0 < solver.tolerance < 1:
-        raise ValueError(f"tolerance is {solver.tolerance}; a number in (0, 1) is expected.")
+        raise ValueError(f"tolerance must be in (0, 1). Received: {solver.tolerance}.")
     for name in ("max_iterations", "refactor_every"):
         if getattr(solver, name) < 1:
-            raise ValueError(f"{name} is {getattr(solver, name)}; at least 1 is expected.")
+            raise ValueError(f"{name} must be at least 1. Received: {getattr(solver, name)}.")
     return solver
 
 
@@ -97,15 +96,15 @@ def chebyshev_sqrt(
 ) -> tf.Tensor:
     r"""Returns \( (a I + b \Sigma)^{1/2} v \) by a Chebyshev series in products with Sigma.
 
-    The series interpolates max(a + b x, 0)^(1/2) at the Chebyshev points of [0, bound]. With ratio
-    k of the largest to the smallest value of a + b x there, its error falls as
-    \( ((\sqrt k - 1)/(\sqrt k + 1))^{degree} \).
+    The series interpolates max(a + b x, 0)^(1/2) at the Chebyshev points of [0, bound]. Its error
+    falls as \( ((\sqrt k - 1)/(\sqrt k + 1))^{degree} \), where k is the ratio of the largest to
+    the smallest value of a + b x on that interval.
 
     Args:
       multiply: product with Sigma, whose eigenvalues lie in [0, bound].
-      shift: a, at least 0; `[chains..., 1]` or a scalar, as are
-      scale: b, of either sign, and
-      bound: positive.
+      shift: a, at least 0; a scalar or `[chains..., 1]`.
+      scale: b, of either sign; a scalar or `[chains..., 1]`.
+      bound: a positive scalar or `[chains..., 1]`.
       vector: v, `[chains..., D]`.
       degree: number of terms.
     """
@@ -116,7 +115,7 @@ def chebyshev_sqrt(
     values = tf.sqrt(tf.maximum(shift + scale * bound * points, 0))  # [chains..., degree]
     series = tf.tensordot(values, tf.constant(to_series, vector.dtype), axes=1)
 
-    def mapped(x: tf.Tensor) -> tf.Tensor:  # Sigma, its eigenvalues moved to [-1, 1]
+    def mapped(x: tf.Tensor) -> tf.Tensor:  # Sigma with its eigenvalues moved to [-1, 1]
         return tf.math.divide_no_nan(2 * multiply(x), bound) - x
 
     def clenshaw(k: tf.Tensor, x: tf.Tensor, last: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -125,10 +124,7 @@ def chebyshev_sqrt(
 
     zero = tf.zeros_like(vector)
     _, x, last = tf.while_loop(
-        lambda k, *_: k > 0,
-        clenshaw,
-        (tf.constant(degree - 1), zero, zero),
-        parallel_iterations=1,
+        lambda k, *_: k > 0, clenshaw, (tf.constant(degree - 1), zero, zero), parallel_iterations=1
     )
     return series[..., :1] * vector + mapped(x) - last
 

@@ -1,4 +1,4 @@
-"""What is sampled: log posteriors, and how their gradients are estimated from few examples."""
+"""Targets: log posteriors, with gradients estimated from some of the examples."""
 
 from tfp_sgmcmc.targets.base import FullDataLogProb, GradientEstimate, Target, as_target
 from tfp_sgmcmc.targets.center import CenterReport, find_center

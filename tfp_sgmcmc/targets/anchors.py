@@ -1,7 +1,8 @@
-"""What targets share that estimate differences from an anchor, where the gradient is known."""
+"""The base class of targets that estimate differences from an anchor with a known gradient."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,17 +10,17 @@ import tensorflow as tf
 
 from tfp_sgmcmc.state import State, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
-from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.scores import combine_scores
 
 
 class Anchor(NamedTuple):
-    """A state, and the sum over all N examples there.
+    """A state with the sum of all N log likelihoods at it.
 
     Attributes:
-      state: where.
-      log_likelihood: sum of the N log likelihoods, `[chains...]`.
-      gradient: its gradient, structure and shapes of the state.
+      state: the state.
+      log_likelihood: the sum of the N log likelihoods, `[chains...]`.
+      gradient: gradient of the sum, in the structure and shapes of the state.
     """
 
     state: State
@@ -28,30 +29,25 @@ class Anchor(NamedTuple):
 
 
 def anchor_at(target: MinibatchLogProb, state: State) -> Anchor:
-    """Evaluates all examples at `state`, in chunks of bounded memory."""
+    """Returns the anchor at `state`, by a pass over the data in chunks of bounded memory."""
     return Anchor(state, *target.sum_over_chunks(state, target.chunk_size))
 
 
+# The anchor of an estimate, what the wrapped target carries, and a function that takes what the
+# wrapped target carries next and returns the target state.
+NextAnchor = tuple[Anchor, Any, Callable[[Any], Any]]
+
+
 class AnchoredTarget(Target):
-    r"""Wraps a `MinibatchLogProb`: minibatches estimate differences from an anchor \( \phi \).
+    """Base class of targets whose minibatches estimate differences from an anchor.
 
-    \[
-    g(\theta) = \nabla \log p(\theta) + \sum_{i=1}^N \nabla \log p(x_i \mid \phi)
-      + \frac N n \sum_{i \in S} s_i(\theta), \qquad
-    s_i(\theta) = \nabla \log p(x_i \mid \theta) - \nabla \log p(x_i \mid \phi)
-    \]
-
-    The s_i are the scores; V is their covariance, and cov(g) = c V with the c of the wrapped
-    target. The log posterior is estimated by differences, too.
+    Scores are the differences between the examples' gradients at the state and at the anchor. V is
+    their covariance, and cov(g) = c V with the c of the wrapped target. The log posterior is
+    estimated by differences, too.
     """
 
     def __init__(self, target: MinibatchLogProb):
-        if not isinstance(target, MinibatchLogProb):
-            hint = "" if not isinstance(target, Target) else ", itself and not wrapped already,"
-            raise TypeError(
-                f"target is a {type(target).__name__}; a MinibatchLogProb{hint} is expected."
-            )
-        self.target = target
+        self.target = checked_target(target)
         self.num_examples, self.num_scores = target.num_examples, target.num_scores
         self.noise_scale = target.noise_scale
 
@@ -61,6 +57,23 @@ class AnchoredTarget(Target):
     def chain_shape(self, state: State) -> Any:
         return self.target.chain_shape(state)
 
+    def estimate(
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
+    ) -> GradientEstimate:
+        anchor, inner, carry = self._next_anchor(state, target_state)
+        draw, inner = self.target.next_draw(seed, inner)
+        estimate = self._estimate_from(anchor, state, draw, probe, with_scores)
+        return estimate._replace(target_state=carry(inner))
+
+    @abc.abstractmethod
+    def _next_anchor(self, state: State, target_state: Any) -> NextAnchor:
+        """Returns the anchor of the estimate at `state`, and what to carry on."""
+
     def _estimate_from(
         self,
         anchor: Anchor,
@@ -69,7 +82,7 @@ class AnchoredTarget(Target):
         probe: State,
         with_scores: bool,
     ) -> GradientEstimate:
-        """The estimate by the minibatch that `draw` gives; its `target_state` is left empty."""
+        """Returns the estimate from the minibatch of `draw`, with an empty `target_state`."""
         base, n = self.target, self.target.batch_size
         prior, gradient, product = value_and_gradient(base.log_prior, state, probe, connected=False)
         batch = base.rows(draw(static_or_dynamic_shape(prior)))
@@ -91,8 +104,7 @@ class AnchoredTarget(Target):
 
         def scaled_sum(at: State, chains: Any, probe: State = None) -> tuple[Any, State, State]:
             def log_likelihood(s: State) -> tf.Tensor:
-                values = base.log_likelihood(s, batch, n, chains)
-                return self.num_examples / n * tf.reduce_sum(values, axis=-1)
+                return base.scaled_sum(s, batch, chains, self.num_examples)
 
             return value_and_gradient(log_likelihood, at, probe, connected=False)
 

@@ -1,4 +1,4 @@
-"""The interface between kernels and targets, and the target that uses the exact gradient."""
+"""The interface between kernels and targets, and the target that uses exact gradients."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import function
 from tfp_sgmcmc.state import State, call_with_state, part_names, static_or_dynamic_shape
 
 
 class GradientEstimate(NamedTuple):
-    """What a target says of the log posterior at one state.
+    """An estimate of the log posterior and its gradient at one state.
 
     Attributes:
-      gradient: estimate of the gradient of the log posterior (the sum over all N examples plus the
-        log prior); structure and shapes of the state.
+      gradient: estimate of the gradient of the log posterior (the log prior plus the sum over all N
+        examples), in the structure and shapes of the state.
       log_prob: estimate of the log posterior from the same examples, shape `[chains...]`.
       scores: rows whose sample covariance (divisor rows - 1) estimates V, the covariance of the
-        gradients of single examples' log likelihoods: those gradients, or scaled means of groups
-        of them, `[chains..., rows, event...]` a part; `()` where not asked for or where the target
-        has none.
-      hessian_product: product of the Hessian of the same estimate with the given probe, structure
-        of the state, or `()` where no probe was given.
-      target_state: the target's own state after this estimate.
+        gradients of single examples' log likelihoods. The rows are those gradients, or scaled means
+        of groups of them, `[chains..., rows, event...]` for each part. `()` if they were not asked
+        for, or if the target has none.
+      hessian_product: product of the Hessian of the same estimate with the given probe, in the
+        structure of the state. `()` if no probe was given.
+      target_state: what the target carries to the next step, or hands to the driver. It is the only
+        channel for either; the kernel keeps it in its results and does not read it.
       noise_scale: c in cov(gradient) = c V; 0 for an exact gradient.
     """
 
@@ -38,23 +40,25 @@ class GradientEstimate(NamedTuple):
 
 
 class Target(abc.ABC):
-    """A log posterior that gives estimates of its gradient.
+    """A log posterior that estimates its gradient.
 
-    A target holds no state that changes: what it carries from step to step is made by `bootstrap`,
-    goes into `estimate`, comes out of it, and is kept in the kernel's results.
+    A target holds no state that changes. `bootstrap` makes what the target carries from step to
+    step. `estimate` takes it as `target_state` and returns its next value in
+    `GradientEstimate.target_state`; in between it is kept in the kernel's results.
+
+    Attributes:
+      num_examples: N, the number of examples that the log posterior sums over.
+      num_scores: rows of `GradientEstimate.scores`; 0 for none, None if not known beforehand.
+      noise_scale: c in cov(gradient) = c V; 0 for an exact gradient, None if not known beforehand.
     """
 
-    #: N, the number of examples that the log posterior sums over.
     num_examples: int
-    #: Rows of `GradientEstimate.scores`; 0 for a target that has none, None where it is not known
-    #: beforehand.
     num_scores: int | None = 0
-    #: c in cov(gradient) = c V: 0 for an exact gradient, None where it is not known beforehand.
     noise_scale: float | None = None
 
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        """The exact log posterior, shape `[chains...]`."""
+        """Returns the exact log posterior, shape `[chains...]`."""
 
     @abc.abstractmethod
     def estimate(
@@ -68,37 +72,34 @@ class Target(abc.ABC):
         """Estimates the gradient of the log posterior.
 
         Args:
-          state: where; a tensor or a nest of tensors.
-          seed: `int32` tensor of shape `[2]`: names the minibatch.
+          state: the state of the chains, a tensor or a nest of tensors.
+          seed: `int32` tensor of shape `[2]` that names the minibatch.
           target_state: what `bootstrap` or the last estimate returned.
-          probe: structure of the state, or None; see `GradientEstimate.hessian_product`.
-          with_scores: whether to give scores, if the target has them; they cost more than the
-            gradient alone.
+          probe: a vector in the structure of the state, or None; see
+            `GradientEstimate.hessian_product`.
+          with_scores: whether to return scores, which cost more than the gradient alone.
         """
 
     @abc.abstractmethod
     def chain_shape(self, state: State) -> Any:
-        """Shape of the leading chain dimensions of `state`: static where known, else a tensor."""
+        """Returns the leading chain dimensions: a static shape if known, otherwise a tensor."""
 
     def bootstrap(self, state: State) -> Any:
-        """Returns the target's state before the first estimate; raises if it cannot estimate."""
+        """Returns the target state before the first estimate; raises if none is possible."""
         del state
         return ()
 
 
 class FullDataLogProb(Target):
-    """A plain `target_log_prob_fn` as a target: its estimate is the exact gradient."""
+    """A plain `target_log_prob_fn` as a target, whose estimate is the exact gradient."""
 
     num_examples = 1
     noise_scale = 0.0
 
     def __init__(self, target_log_prob_fn: Callable[..., tf.Tensor]):
-        if not callable(target_log_prob_fn):
-            raise TypeError(
-                f"target_log_prob_fn is a {type(target_log_prob_fn).__name__}; a callable that "
-                "takes the state parts and returns log probabilities is expected."
-            )
-        self._target_log_prob_fn = target_log_prob_fn
+        self._target_log_prob_fn = function(
+            "target_log_prob_fn", target_log_prob_fn, "state parts -> log probabilities"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         return self._target_log_prob_fn(*args, **kwargs)
@@ -126,21 +127,21 @@ class FullDataLogProb(Target):
 
 
 def as_target(target_log_prob_fn: Any, full_data_expected: bool = False) -> Target:
-    """Returns a target as it is, and wraps a plain callable into `FullDataLogProb`.
+    """Returns a target unchanged, and wraps a plain callable in `FullDataLogProb`.
 
-    Warns for a plain callable unless `full_data_expected`: a wrapper such as
-    `tfp.mcmc.TransformedTransitionKernel` hands kernels a closure around the target, and the
-    minibatches are lost with it.
+    Warns for a plain callable unless `full_data_expected`. A wrapper such as
+    `tfp.mcmc.TransformedTransitionKernel` passes kernels a closure around the target, which loses
+    the minibatches.
     """
     if isinstance(target_log_prob_fn, Target):
         return target_log_prob_fn
     target = FullDataLogProb(target_log_prob_fn)
     if not full_data_expected:
         warnings.warn(
-            "target_log_prob_fn is a plain callable, not a tfp_sgmcmc target: every step computes "
-            "its exact gradient. For minibatches pass a MinibatchLogProb (and for constrained "
-            "parameters give that its bijector; TransformedTransitionKernel hides the target). "
-            "To say that the full data is meant, pass FullDataLogProb(fn).",
+            "target_log_prob_fn is a plain callable, not a tfp_sgmcmc target, so every step "
+            "computes its exact gradient. For minibatches pass a MinibatchLogProb, with a bijector "
+            "for constrained parameters (TransformedTransitionKernel hides the target). For the "
+            "exact gradient pass FullDataLogProb(fn), which does not warn.",
             stacklevel=4,  # the line that makes the kernel
         )
     return target
@@ -152,9 +153,9 @@ def value_and_gradient(
     """Returns `fn(state)`, its gradient, and the Hessian times `probe` (`()` without a probe).
 
     Raises:
-      ValueError: if `connected` and `fn` does not depend on a part of the state.
+      ValueError: `connected` is True and `fn` does not depend on a part of the state.
     """
-    # New tensors: bijectors remember what they made of a tensor, under a tape that is gone.
+    # New tensors, because bijectors cache their results for a tensor under a tape that is gone.
     leaves = [tf.identity(x) for x in tf.nest.flatten(state)]
     unconnected = tf.UnconnectedGradients.NONE if connected else tf.UnconnectedGradients.ZERO
 
@@ -163,7 +164,7 @@ def value_and_gradient(
             tape.watch(leaves)
             value = fn(tf.nest.pack_sequence_as(state, leaves))
         gradient = tape.gradient(value, leaves, unconnected_gradients=unconnected)
-        # A lookup by tf.gather has tf.IndexedSlices for its gradient.
+        # The gradient of tf.gather is tf.IndexedSlices.
         return value, [g if g is None else tf.convert_to_tensor(g) for g in gradient]
 
     if probe is None:
@@ -181,30 +182,17 @@ def value_and_gradient(
 
 
 def check_connected(state: State, gradient: Sequence[Any]) -> State:
-    """Returns a tape's gradient by the parts, dense and packed as the state.
+    """Returns the gradients of a tape, one for each part, dense and packed as the state.
 
     Raises:
-      ValueError: it is None for a part.
+      ValueError: a gradient is None.
     """
     for name, g in zip(part_names(state), gradient, strict=True):
         if g is None:
             raise ValueError(
-                f"The log posterior does not depend on {name}: its gradient is None. "
-                "Use the part in log_prior_fn or log_likelihood_fn, or leave it out of the state."
+                "The log posterior must depend on every part of the state. Received: the gradient "
+                f"with respect to {name} is None. Use the part in log_prior_fn or "
+                "log_likelihood_fn, or leave it out of the state."
             )
-    # A lookup by tf.gather has tf.IndexedSlices for its gradient.
+    # The gradient of tf.gather is tf.IndexedSlices.
     return tf.nest.pack_sequence_as(state, [tf.convert_to_tensor(g) for g in gradient])
-
-
-@tf.custom_gradient
-def of_first_order(gradient: tf.Tensor, leaf: tf.Tensor) -> Any:
-    """Returns `gradient`, by `leaf`; raises rather than take its own gradient for zero."""
-
-    def second_order(_: tf.Tensor) -> Any:
-        raise NotImplementedError(
-            "A log posterior evaluated in chunks has first derivatives only; "
-            "chunk_size=num_examples evaluates it at once, with derivatives of every order."
-        )
-
-    del leaf
-    return tf.identity(gradient), second_order

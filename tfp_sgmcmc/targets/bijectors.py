@@ -1,4 +1,4 @@
-"""Bijectors part by part: constrained parameters behind an unconstrained state."""
+"""Bijectors for the parts of a state, which map them to constrained parameters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from tfp_sgmcmc.state import State
 
 
 def check_bijectors(bijector: Any) -> None:
-    """Raises TypeError unless `bijector` is None, a bijector or a nest of these."""
+    """Raises TypeError unless `bijector` is None, a bijector, or a nest of None and bijectors."""
     for leaf in tf.nest.flatten(bijector):
         if leaf is not None and not isinstance(leaf, tfp.bijectors.Bijector):
-            raise TypeError(f"bijector holds {leaf!r}; a tfp.bijectors.Bijector is expected.")
+            raise TypeError(
+                f"bijector must hold tfp.bijectors.Bijector or None. Received: {leaf!r}."
+            )
 
 
 def map_bijectors(
@@ -25,20 +27,21 @@ def map_bijectors(
     state: State,
     otherwise: Callable[[Any], Any] = lambda x: x,
 ) -> State:
-    """Applies `fn(bijector, part)`; a part without a bijector goes through `otherwise`.
+    """Applies `fn(bijector, part)` to each part, or `otherwise` if it has no bijector.
 
-    `target(*[x])` sees x alone, and `target(**named)` a dict where the state was a namedtuple: a
-    list of one part is taken as that part, and named parts go by name.
+    A list of one part is treated as that part, and a namedtuple as a dict, because
+    `target(*[x])` sees x alone and `target(**named)` sees a dict.
     """
-    called, bijector = as_called(state), as_called(bijector)
+    called, bijector = _as_called(state), _as_called(bijector)
     if bijector is None:
         return state
     try:
         matched = tree.map_structure_up_to(called, _check, called, bijector, check_types=False)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"bijector is {bijector}, which has not the structure of the state, "
-            f"{tf.nest.map_structure(lambda x: x.shape, state)}; None stands for no bijector."
+            "bijector must have the structure of the state, whose parts have shapes "
+            f"{tf.nest.map_structure(lambda x: x.shape, state)}; None stands for no bijector. "
+            f"Received: {bijector}."
         ) from error
     mapped = tree.map_structure_up_to(
         called, lambda x, b: otherwise(x) if b is None else fn(b, x), called, matched
@@ -48,15 +51,14 @@ def map_bijectors(
     return mapped if called is state else type(state)([mapped])
 
 
-def as_called(nest: Any) -> Any:
-    """A nest of parts as a function gets it that is called with them: by name, or one by one."""
+def _as_called(nest: Any) -> Any:
+    """Returns the parts as a function sees them: a dict for names, or a single part alone."""
     if hasattr(nest, "_asdict"):
         return nest._asdict()
     return nest[0] if isinstance(nest, list | tuple) and len(nest) == 1 else nest
 
 
 def _check(_: Any, bijector: Any) -> Any:
-    check_bijectors(bijector)
     if tf.nest.is_nested(bijector):
         raise ValueError("a nest for a part")
     return bijector

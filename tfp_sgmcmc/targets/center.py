@@ -1,4 +1,4 @@
-"""The center of control variates: a mode of the posterior, or near enough."""
+"""The center of control variates: a state near a mode of the posterior."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import one_of
 from tfp_sgmcmc.state import State, call_with_state, flatten_events, unflatten_events
 from tfp_sgmcmc.targets.base import value_and_gradient
-from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 
 _MAX_ITERATIONS = {"lbfgs": 100, "adam": 2000}
 _ROUNDS = 3
@@ -24,12 +25,12 @@ class CenterReport(NamedTuple):
 
     Attributes:
       converged: whether `offset` is at most the tolerance.
-      offset: the largest entry of the gradient, each divided by its standard deviation under the
-        posterior: of the order of the distance to the mode in standard deviations.
+      offset: the largest entry of the gradient, in units of its standard deviation under the
+        posterior. It is of the order of the distance to the mode in standard deviations.
       log_prob: log posterior at the center.
-      gradient_norm: Euclidean norm of its gradient there.
-      num_passes: gradients over all N examples that were evaluated.
-      num_minibatches: gradients of minibatches that were.
+      gradient_norm: Euclidean norm of the gradient of the log posterior at the center.
+      num_passes: number of gradients over all N examples that were evaluated.
+      num_minibatches: number of gradients of minibatches that were evaluated.
     """
 
     converged: bool
@@ -41,7 +42,7 @@ class CenterReport(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """Log posterior, gradient and its `unit`, standard deviations, at theta: vectors, `[D]`."""
+    """The log posterior at theta, its gradient, and the gradient's standard deviations, `unit`."""
 
     theta: tf.Tensor
     log_prob: tf.Tensor
@@ -65,82 +66,72 @@ def find_center(
 ) -> tuple[State, CenterReport]:
     r"""Finds a mode of the posterior, the center of a `ControlVariate`.
 
-    It is near enough where the gradient is small beside its standard deviations under the
-    posterior, which the scores \( s_i = \nabla \log p(x_i \mid \theta) \) of a minibatch tell:
-
     \[
     \max_j \; \frac{|\partial_j \log p(\theta \mid x_{1:N})|}{\sqrt{1 + \frac N n
       \sum_{i \in S} s_{ij}^2}} \le \text{tolerance}
     \]
 
-    (The 1 is for parameters of which no example says anything.) The same standard deviations are
-    the units in which L-BFGS works, on the exact log posterior. Adam follows minibatches, for
-    models of which a pass over the data is dear; it ends a few standard deviations away, in a few
-    passes' worth of minibatches, for which the tolerance must then be raised. All is evaluated in
-    the dtype of the state.
+    defines a state that is near enough: its gradient is small compared with the gradient's standard
+    deviations under the posterior. The scores \( s_i = \nabla \log p(x_i \mid \theta) \) of a
+    minibatch estimate these, and the 1 is for parameters that no example depends on. L-BFGS uses
+    the same standard deviations as units, and the exact log posterior. Adam uses minibatches, for
+    models in which a pass over the data is expensive. It ends a few standard deviations away, after
+    a few passes' worth of minibatches, so raise the tolerance. All is in the dtype of the state.
 
-    #### Example
-
-    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> tfd = tfp.distributions
-    >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
-    >>> target = sgmcmc.MinibatchLogProb(
-    ...     tfd.Normal(0., 10.).log_prob,
-    ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
-    ...     data=x, batch_size=50)
-    >>> center, report = sgmcmc.find_center(target, initial_state=tf.constant(0.))
-    >>> report.converged, bool(abs(center - x.mean()) < 0.01)
-    (True, True)
+    Examples:
+      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> tfd = tfp.distributions
+      >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
+      >>> target = sgmcmc.MinibatchLogProb(
+      ...     tfd.Normal(0., 10.).log_prob,
+      ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
+      ...     data=x, batch_size=50)
+      >>> center, report = sgmcmc.find_center(target, initial_state=tf.constant(0.))
+      >>> report.converged, bool(abs(center - x.mean()) < 0.01)
+      (True, True)
 
     Args:
       target: a `MinibatchLogProb`.
-      initial_state: where to start; no chain dimensions; unconstrained where the target has a
-        bijector.
-      method: `"lbfgs"`, or `"adam"`.
+      initial_state: where to start: one state without chain dimensions, unconstrained if the target
+        has a bijector.
+      method: `"lbfgs"` or `"adam"`.
       max_iterations: iterations of L-BFGS (default 100; each takes two to three passes over the
         data), or steps of Adam (default 2000).
-      tolerance: as above.
-      learning_rate: Adam's: a schedule, or a number that falls to zero along a cosine.
+      tolerance: the bound in the equation.
+      learning_rate: of Adam: a schedule, or a number that decays to zero along a cosine.
       seed: seed of the minibatches.
 
     Returns:
-      The center, in the structure of `initial_state`, and a `CenterReport`. Warns where it has not
-      converged: a `ControlVariate` is then as free of bias, but noisier.
+      The center, in the structure of `initial_state`, and a `CenterReport`. Warns if the search has
+      not converged. A `ControlVariate` at such a center has no bias, but more noise.
 
     Raises:
-      ValueError: an unknown method; a number that is not positive; an `initial_state` with chain
-        dimensions; a log posterior or gradient that is not finite at the start or the end.
-      TypeError: a target that is no `MinibatchLogProb`.
+      ValueError: `method` is unknown; a number is not positive; `initial_state` has chain
+        dimensions; the log posterior or its gradient is not finite at the start or the end.
+      TypeError: the target is not a `MinibatchLogProb`, or is wrapped.
     """
-    if not isinstance(target, MinibatchLogProb):
-        raise TypeError(f"target is a {type(target).__name__}; a MinibatchLogProb is expected.")
-    if method not in _MAX_ITERATIONS:
-        raise ValueError(f"method is {method!r}; 'lbfgs' or 'adam' is expected.")
+    checked_target(target)
+    one_of("method", method, [*_MAX_ITERATIONS])
     limit = _MAX_ITERATIONS[method] if max_iterations is None else max_iterations
     for name, value in (("max_iterations", limit), ("tolerance", tolerance)):
         if not value > 0:
-            raise ValueError(f"{name} is {value}; a positive number is expected.")
+            raise ValueError(f"{name} must be a positive number. Received: {value}.")
     state = tf.nest.map_structure(tf.convert_to_tensor, initial_state)
-    chains = tf.TensorShape(target.chain_shape(state))
-    if chains.rank:
-        raise ValueError(
-            f"log_prior_fn returns shape {chains} at initial_state; one state without chain "
-            "dimensions, at which it returns a scalar, is expected."
-        )
+    check_single_state("initial_state", target, state)
     seed = random.as_seed(seed)
 
     @tf.function(autograph=False)
     def log_posterior(theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         at = unflatten_events(theta, state, 0)
         log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(target, s), at)
-        return log_prob, _vector(gradient)
+        return log_prob, flatten_events(gradient, 0)
 
     @tf.function(autograph=False)
     def evaluate(theta: tf.Tensor) -> _Point:
         scores = target.estimate(unflatten_events(theta, state, 0), seed).scores
         squares = tf.nest.map_structure(lambda s: tf.reduce_mean(s**2, axis=0), scores)
-        unit = tf.sqrt(1 + target.num_examples * _vector(squares))
+        unit = tf.sqrt(1 + target.num_examples * flatten_events(squares, 0))
         return _Point(theta, *log_posterior(theta), unit)
 
     def climb(start: _Point, iterations: int) -> tuple[tf.Tensor, int, int]:
@@ -148,20 +139,21 @@ def find_center(
             log_prob, gradient = log_posterior(start.theta + u / start.unit)
             return -log_prob, -gradient / start.unit
 
-        # Run eagerly around what is compiled: its graph would take longer to build than to run.
+        # Eager, around compiled functions: its graph would take longer to build than to run.
         found = tfp.optimizer.lbfgs_minimize(
             descent,
             tf.zeros_like(start.theta),
-            tolerance=tolerance / 2,  # the units at the end are others
+            tolerance=tolerance / 2,  # the units change until the end
             max_iterations=iterations,
         )
         theta = start.theta + found.position / start.unit
         return theta, int(found.num_iterations), int(found.num_objective_evaluations)
 
-    point, num_passes, left = evaluate(_vector(state)), 1, limit
+    point, num_passes, left = evaluate(flatten_events(state, 0)), 1, limit
     _check_finite(point, "initial_state")
     if method == "adam":
-        point = evaluate(_vector(_adam(target, state, limit, learning_rate, seed)))
+        found = _adam(target, state, limit, learning_rate, seed)
+        point = evaluate(flatten_events(found, 0))
         num_passes, left = 2, 0
     for _ in range(_ROUNDS):  # each in the units of its start
         if left <= 0 or point.offset <= tolerance:
@@ -169,7 +161,7 @@ def find_center(
         theta, used, passes = climb(point, left)
         point = evaluate(theta)
         num_passes, left = num_passes + passes + 1, left - used
-    _check_finite(point, f"the state that {method!r} ended at")
+    _check_finite(point, f"the state at which {method!r} ended")
     report = CenterReport(
         converged=point.offset <= tolerance,
         offset=point.offset,
@@ -180,17 +172,23 @@ def find_center(
     )
     if not report.converged:
         warnings.warn(
-            f"find_center ended after {limit - left} iterations of {method!r} where the gradient "
-            f"is up to {report.offset:.3g} of its standard deviations (tolerance {tolerance:g}). A "
-            "ControlVariate there is free of bias, but noisier; for one nearer the mode give more "
-            "max_iterations, or start again from the center returned.",
+            f"find_center ended after {limit - left} iterations of {method!r} at a gradient of up "
+            f"to {report.offset:.3g} standard deviations (tolerance {tolerance:g}). A "
+            "ControlVariate there has no bias, but more noise. To come nearer to the mode, raise "
+            "max_iterations, or start again from the center that was returned.",
             stacklevel=2,
         )
     return unflatten_events(point.theta, state, 0), report
 
 
-def _vector(state: State) -> tf.Tensor:
-    return flatten_events(state, 0)
+def check_single_state(name: str, target: MinibatchLogProb, state: State) -> None:
+    """Raises ValueError if `state`, an argument called `name`, has chain dimensions."""
+    chains = tf.TensorShape(target.chain_shape(state))
+    if chains.rank:
+        raise ValueError(
+            f"{name} must be one state without chain dimensions, at which log_prior_fn returns a "
+            f"scalar. Received: a state at which it returns shape {chains}."
+        )
 
 
 def _check_finite(point: _Point, where: str) -> None:

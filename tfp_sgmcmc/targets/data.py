@@ -1,4 +1,4 @@
-"""The data of a target, and counts of them, checked before anything is computed."""
+"""The data of a target, checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -8,63 +8,35 @@ import tensorflow as tf
 
 
 def as_tensor(x: Any, dtype: Any) -> tf.Tensor:
-    """Returns `x` as a tensor, cast to `dtype` where it is floating and `dtype` is not None."""
+    """Returns `x` as a tensor, cast to `dtype` if it is floating and `dtype` is not None."""
     try:
         x = tf.convert_to_tensor(x)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"data holds a {type(x).__name__} that is not an array: {error}") from error
+        raise TypeError(
+            f"data must hold arrays. Received: a {type(x).__name__}: {error}"
+        ) from error
     if not (x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_bool):
-        raise TypeError(f"data holds an array of dtype {x.dtype.name}; numbers are expected.")
+        raise TypeError(f"data must hold numbers. Received: an array of dtype {x.dtype.name}.")
     return tf.cast(x, dtype) if dtype is not None and x.dtype.is_floating else x
 
 
 def leading_axis(data: Any) -> int:
-    """Returns N, the size of the leading axis that all leaves of `data` have."""
-    leaves = tf.nest.flatten(data)
-    shapes = [tuple(leaf.shape) for leaf in leaves]
-    if not leaves or any(len(shape) == 0 for shape in shapes):
+    """Returns N, the size of the leading axis of all leaves of `data`."""
+    shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten(data)]
+    sizes = {shape[:1] for shape in shapes}
+    if len(sizes) != 1 or () in sizes:
         raise ValueError(
-            f"data has arrays of shapes {shapes}; one leading axis of N examples is expected."
+            "data must have arrays with leading axes of N examples, which must be equal. "
+            f"Received: shapes {shapes}."
         )
-    sizes = {shape[0] for shape in shapes}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"data has arrays of shapes {shapes}: their leading axes, the number of examples N, "
-            "must be equal."
-        )
-    (size,) = sizes
+    ((size,),) = sizes
     if size == 0:
-        raise ValueError(f"data is empty: its arrays have shapes {shapes}.")
+        raise ValueError(f"data must not be empty. Received: shapes {shapes}.")
     return size
 
 
-def explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -> None:
-    """Raises an error that says what a user's function was given, where it is likely the cause.
-
-    Args:
-      name: of the function.
-      error: what it raised.
-      state: where.
-      batch: examples that it was called with; none for a prior.
-    """
-    parts, leaves = tf.nest.flatten(state), tf.nest.flatten(batch)
-    dtype, dtypes = parts[0].dtype.name, sorted({x.dtype.name for x in leaves})
-    if leaves and dtypes != [dtype]:
-        raise TypeError(
-            f"{name} failed for a state of dtype {dtype} and data of {dtypes}. If it mixes them: "
-            f"dtype='{dtype}' casts floating data; integer ones are never cast for you. It said: "
-            f"{error}"
-        ) from error
-    if isinstance(error, tf.errors.InvalidArgumentError):
-        shapes = ", ".join(str(x.shape) for x in parts)
-        examples = f" and examples of {', '.join(str(x.shape) for x in leaves)}" if leaves else ""
-        raise ValueError(
-            f"{name} failed for a state of shapes {shapes}{examples}. It said: {error.message}"
-        ) from error
-
-
 def assert_finite(x: tf.Tensor) -> None:
-    """Raises for NaN or infinity; looks at slices, so as not to take the memory of `x` again."""
+    """Raises ValueError for NaN or infinity; works in slices to save memory."""
     if not x.dtype.is_floating:
         return
     rows = max(1, 2**22 // max(1, x.shape[1:].num_elements()))
@@ -73,6 +45,6 @@ def assert_finite(x: tf.Tensor) -> None:
         if not tf.reduce_all(finite):
             row = start + int(tf.where(~finite)[0, 0])
             raise ValueError(
-                f"data has a NaN or infinite entry in an array of shape {tuple(x.shape)}, first "
-                f"in example {row}; remove or impute it."
+                f"data must be finite. Received: an array of shape {tuple(x.shape)} with a NaN or "
+                f"infinite entry, first in example {row}. Remove or impute it."
             )

@@ -10,33 +10,33 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 
 def comparable_target(target: Target) -> Target:
-    """Returns the target that `log_prob_differences` takes: the one given, or what it wraps.
+    """Returns the target that `log_prob_differences` takes: `target`, or the one that it wraps.
 
     Raises:
-      ValueError: a target that is neither exact nor a `MinibatchLogProb`, or one with a single
-        example a minibatch, which tells no variance.
+      ValueError: the target is neither exact nor a `MinibatchLogProb`, or its minibatches have a
+        single example, so that no variance can be estimated.
     """
     base = getattr(target, "target", target)
     if isinstance(base, MinibatchLogProb):
         if base.batch_size < 2:
             raise ValueError(
-                "batch_size is 1; at least 2 are expected, from which the variance of the "
-                "minibatch's estimates can be estimated."
+                "batch_size must be at least 2, so that the variance of the minibatch's estimates "
+                "can be estimated. Received: 1."
             )
         return base
     if base.num_scores == 0 and base.noise_scale == 0:
         return base
     raise ValueError(
-        f"The target, a {type(target).__name__}, tells no log likelihoods of single examples, from "
-        "which log posteriors could be compared; MinibatchLogProb, a target that wraps one as its "
-        "attribute `target`, or FullDataLogProb is expected."
+        "The target must be a MinibatchLogProb, a target that wraps one as its attribute `target`, "
+        "or a FullDataLogProb: comparing log posteriors takes log likelihoods of single examples. "
+        f"Received: a {type(target).__name__}."
     )
 
 
 def log_prob_differences(
     target: Target, states: State, seed: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    r"""Estimates \( \log p(\theta_{r+1} \mid x) - \log p(\theta_r \mid x) \), and its variance.
+    r"""Estimates \( \log p(\theta_{r+1} \mid x) - \log p(\theta_r \mid x) \) and its variance.
 
     \[
     D_r = \log \frac{p(\theta_{r+1})}{p(\theta_r)} + \frac N n \sum_{i \in S} d_{ri}, \quad
@@ -44,19 +44,18 @@ def log_prob_differences(
     \operatorname{var} D_r \approx c \operatorname{var}_{i \in S}(d_{ri})
     \]
 
-    All states of a chain see the same examples S: what is noisy is then the difference of two
-    states, which are near each other, and not the log likelihoods themselves. c is the target's
-    `noise_scale`; the variance in S has the divisor n - 1. For two draws of a nearly Gaussian
+    All states of a chain see the same examples S, so the estimate is as noisy as the difference of
+    two log likelihoods, which is small for states near each other. c is the target's
+    `noise_scale`, and the variance in S has the divisor n - 1. For two draws of a nearly Gaussian
     posterior of d parameters, tempered by T, var D is about 2 d T (N - n) / n.
 
     Args:
-      target: what `comparable_target` returned.
+      target: a target that `comparable_target` returned.
       states: R states along the first axis of every part, `[R, chains..., event...]`.
-      seed: `int32` tensor of shape `[2]`: names the minibatch.
+      seed: `int32` tensor of shape `[2]` that names the minibatch.
 
     Returns:
-      Differences and estimates of their variances, `[R - 1, chains...]`; the variances of an exact
-      target are zero.
+      Differences and estimated variances, `[R - 1, chains...]`; zero variances if exact.
     """
 
     def difference(x: tf.Tensor) -> tf.Tensor:
@@ -69,10 +68,10 @@ def log_prob_differences(
     log_prior = target.log_prior(states)
     shape = static_or_dynamic_shape(log_prior)
     indices = target.draw(seed, tf.range(n), shape[1:])
-    if indices.shape.rank > 1:  # a minibatch of each chain's own, copied for each of its states
+    if indices.shape.rank > 1:  # each chain has a minibatch, the same for all of its states
         indices = tf.broadcast_to(indices, tf.concat([shape, [n]], axis=0))
     terms = difference(target.log_likelihood(states, target.rows(indices), n, log_prior.shape))
-    assert target.noise_scale is not None  # as in every MinibatchLogProb
+    assert target.noise_scale is not None  # every MinibatchLogProb has one
     scale = target.num_examples / n
     differences = difference(log_prior) + scale * tf.reduce_sum(terms, axis=-1)
     variances = tf.math.reduce_variance(terms, axis=-1) * (n / (n - 1) * target.noise_scale)

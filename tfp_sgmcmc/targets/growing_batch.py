@@ -9,11 +9,11 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.state import State, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
-from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 
 
 class GrowingBatchState(NamedTuple):
-    """The minibatch size of the next step, kept real so that 1.1 x 1 grows; used rounded up."""
+    """The size of the next minibatch: a real number, so that 1.1 x 1 grows; used rounded up."""
 
     size: tf.Tensor
 
@@ -27,56 +27,53 @@ class GrowingBatch(Target):
       + \frac{N}{\lceil n_k \rceil} \sum_{i \in S_k} \nabla \log p(x_i \mid \theta)
     \]
 
-    Early steps are cheap and noisy, late ones use all the data. A step's minibatch is gathered in
-    chunks of the wrapped target's `batch_size`, of which a step takes as many as n_k needs: shapes
-    are static, and the cost is proportional to n_k. The last chunk's surplus has weight zero.
+    Early steps are cheap and noisy; late steps use all the data. A step gathers its minibatch in as
+    many chunks of the wrapped target's `batch_size` as n_k needs. Shapes are therefore static, and
+    the cost is proportional to n_k. Surplus examples of the last chunk have weight zero.
 
-    #### Example
-
-    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> tfd = tfp.distributions
-    >>> target = sgmcmc.MinibatchLogProb(
-    ...     tfd.Normal(0., 10.).log_prob,
-    ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
-    ...     data=np.ones([100], np.float32), batch_size=10)
-    >>> kernel = sgmcmc.SGLD(sgmcmc.GrowingBatch(target, growth=1.1), step_size=1e-3)
-    >>> results = kernel.bootstrap_results(tf.zeros([]))
-    >>> for i in range(3):
-    ...     _, results = kernel.one_step(tf.zeros([]), results, seed=i)
-    >>> round(float(results.target_state.size), 3)  # of the fourth step
-    1.331
+    Examples:
+      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> tfd = tfp.distributions
+      >>> target = sgmcmc.MinibatchLogProb(
+      ...     tfd.Normal(0., 10.).log_prob,
+      ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
+      ...     data=np.ones([100], np.float32), batch_size=10)
+      >>> kernel = sgmcmc.SGLD(sgmcmc.GrowingBatch(target, growth=1.1), step_size=1e-3)
+      >>> results = kernel.bootstrap_results(tf.zeros([]))
+      >>> for i in range(3):
+      ...     _, results = kernel.one_step(tf.zeros([]), results, seed=i)
+      >>> round(float(results.target_state.size), 3)  # the size at the fourth step
+      1.331
 
     Args:
-      target: a `MinibatchLogProb` that draws afresh every step; its `batch_size` is the chunk.
+      target: a `MinibatchLogProb` with `reshuffle="step"`; its `batch_size` is the chunk.
       growth: factor from one step to the next, at least 1.
       initial_size: n_1.
 
     Raises:
-      ValueError: `growth` below 1, `initial_size` not in 1 .. N, a target with epochs.
-      TypeError: a target that is no `MinibatchLogProb`.
+      ValueError: `growth` is below 1; `initial_size` is not in 1 .. N; the target has epochs.
+      TypeError: the target is not a `MinibatchLogProb`, or is wrapped already.
 
-    #### References
-
-    Y. He and X. Xin. Hybrid deterministic-stochastic gradient Langevin dynamics for Bayesian
-    learning. Communications in Information and Systems, 2013. Equation 2.5.
+    References:
+      Y. He and X. Xin. Hybrid deterministic-stochastic gradient Langevin dynamics for Bayesian
+      learning. Communications in Information and Systems, 2013. Equation 2.5.
     """
 
     def __init__(self, target: MinibatchLogProb, growth: float = 1.1, initial_size: float = 1.0):
-        if not isinstance(target, MinibatchLogProb):
-            raise TypeError(f"target is a {type(target).__name__}; a MinibatchLogProb is expected.")
+        self.target = checked_target(target)
         if target.reshuffle != "step":
             raise ValueError(
-                "target has reshuffle='epoch'; a growing minibatch is drawn afresh each step, so "
-                "reshuffle='step' is expected."
+                "target must have reshuffle='step', because a growing minibatch is drawn anew at "
+                "each step. Received: reshuffle='epoch'."
             )
         if not growth >= 1.0:
-            raise ValueError(f"growth is {growth}; a factor of at least 1 is expected.")
+            raise ValueError(f"growth must be a factor of at least 1. Received: {growth}.")
         if not 1 <= initial_size <= target.num_examples:
             raise ValueError(
-                f"initial_size is {initial_size}; 1 .. N = {target.num_examples} is expected."
+                f"initial_size must be in 1 .. N = {target.num_examples}. Received: {initial_size}."
             )
-        self.target, self.growth, self.initial_size = target, growth, initial_size
+        self.growth, self.initial_size = growth, initial_size
         self.num_examples = target.num_examples
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:

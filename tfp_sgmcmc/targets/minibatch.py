@@ -9,29 +9,24 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import count_of_examples
-from tfp_sgmcmc.state import (
-    State,
-    append_dims,
-    call_with_state,
-    state_from_call,
-    static_or_dynamic_shape,
-)
-from tfp_sgmcmc.targets.base import GradientEstimate, Target, of_first_order, value_and_gradient
-from tfp_sgmcmc.targets.bijectors import check_bijectors, map_bijectors
+from tfp_sgmcmc.checks import count_of_examples, function, one_of
+from tfp_sgmcmc.state import State, call_with_state, state_from_call, static_or_dynamic_shape
+from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.chain_groups import group_size, map_groups
-from tfp_sgmcmc.targets.data import as_tensor, assert_finite, explain_failure, leading_axis
+from tfp_sgmcmc.targets.chunked_sums import sum_over_chunks, with_given_gradient
+from tfp_sgmcmc.targets.data import as_tensor, assert_finite, leading_axis
+from tfp_sgmcmc.targets.model import ModelTarget
 from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
 
 
 class EpochState(NamedTuple):
-    """Where a chain stands in its epochs: the key of all permutations and the steps taken."""
+    """The position of the chains in their epochs: the seed of all permutations, and the steps."""
 
     key: tf.Tensor
     step: tf.Tensor
 
 
-class MinibatchLogProb(Target):
+class MinibatchLogProb(ModelTarget):
     r"""Log posterior of N examples, with gradient estimates from minibatches of n.
 
     \[
@@ -40,68 +35,65 @@ class MinibatchLogProb(Target):
     g(\theta) = \nabla \log p(\theta) + \frac N n \sum_{i \in S} \nabla \log p(x_i \mid \theta)
     \]
 
-    Nothing is averaged and nothing divided by N. `target(*state_parts)` is the first line, over all
-    examples in chunks of bounded memory, so that the same object serves
-    `tfp.mcmc.HamiltonianMonteCarlo`; `target.estimate(state, seed)` is the second. The covariance
-    of g is c V, with V the covariance of the single examples' scores and `noise_scale` c.
+    `target(*state_parts)` returns the log posterior. It sums over all examples in chunks of bounded
+    memory, so the same object serves `tfp.mcmc.HamiltonianMonteCarlo`. Nothing is averaged or
+    divided by N. `target.estimate(state, seed)` returns the gradient estimate g. The covariance of
+    g is c V, where V is the covariance of the single examples' scores and c is `noise_scale`.
 
-    #### Example
-
-    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> tfd = tfp.distributions
-    >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
-    >>> target = sgmcmc.MinibatchLogProb(
-    ...     log_prior_fn=tfd.Normal(0., 10.).log_prob,
-    ...     log_likelihood_fn=lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
-    ...     data=x, batch_size=50)
-    >>> theta = tf.zeros([3])  # three chains
-    >>> target(theta).shape, target.estimate(theta, seed=tf.constant([0, 1])).gradient.shape
-    (TensorShape([3]), TensorShape([3]))
+    Examples:
+      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> tfd = tfp.distributions
+      >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
+      >>> target = sgmcmc.MinibatchLogProb(
+      ...     tfd.Normal(0., 10.).log_prob,
+      ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
+      ...     data=x, batch_size=50)
+      >>> theta = tf.zeros([3])  # three chains
+      >>> target(theta).shape, target.estimate(theta, seed=tf.constant([0, 1])).gradient.shape
+      (TensorShape([3]), TensorShape([3]))
 
     Args:
-      log_prior_fn: `log_prior_fn(*state_parts)` returns the log prior, shape `[chains...]`; this
-        shape tells the chain dimensions. A dict or namedtuple is passed by name, and a minibatch
-        beside it as `batch`.
+      log_prior_fn: `log_prior_fn(*state_parts)` returns the log prior, shape `[chains...]`. This
+        shape defines the chain dimensions. The parts of a dict or namedtuple are passed by name,
+        and so is the minibatch, as `batch`.
       log_likelihood_fn: `log_likelihood_fn(*state_parts, batch)` returns the log likelihood of each
-        example, shape `[chains..., n]`. Leaves of `batch` have shape `[n, ...]` when all chains see
-        the same examples (`shared_batch`, or evaluation of all N) and `[chains..., n, ...]` when
-        each has its own; `tf.linalg.matvec(x, theta)` is right for both. It may be called with
-        part of the chains at a time (which is faster on a CPU), so it must not depend on which.
+        example, shape `[chains..., n]`. Leaves of `batch` have shape `[n, ...]` if all chains see
+        the same examples (with `shared_batch`, or in the sum over all N) and `[chains..., n, ...]`
+        otherwise; `tf.linalg.matvec(x, theta)` is right for both. The function may be called with
+        some of the chains at a time (which is faster on a CPU), so it must not depend on which.
       data: a nest of arrays with one leading axis N.
       batch_size: n.
       replacement: whether a minibatch is drawn with replacement.
-      shared_batch: whether all chains see the same minibatch (much cheaper; chains are then
-        dependent, each by itself is as good).
-      reshuffle: without replacement, when to take a fresh permutation of the data. `"step"`: every
-        step; minibatches of different steps are independent, as every formula with c V takes for
-        granted. `"epoch"`: a step goes on in the permutation where the last one ended, so that each
-        pass sees every example once; a minibatch that reaches over the end of a pass goes on in the
-        next permutation.
-      bijector: a `tfp.bijectors.Bijector`, or a nest of them (None for a part that is not
-        constrained) in the structure of the state. The state is then unconstrained,
-        `log_prior_fn` and `log_likelihood_fn` are given `constrain(state)`, and the log posterior
-        has the log Jacobian determinant.
+      shared_batch: whether all chains see the same minibatch. This is much cheaper, but makes the
+        chains dependent on each other.
+      reshuffle: when to take a new permutation of the data, without replacement. `"step"`: at every
+        step. Minibatches of different steps are then independent, as every formula with c V
+        assumes. `"epoch"`: a step continues in the permutation where the last step ended, so that
+        each pass sees every example once; a minibatch may end one pass and begin the next.
+      bijector: a `tfp.bijectors.Bijector`, or a nest of them in the structure of the state, with
+        None for a part that is not constrained. The state is then unconstrained, the functions
+        receive `constrain(state)`, and the log posterior includes the Jacobian's log determinant.
       dtype: floating leaves of `data` are cast to it; None keeps them.
-      chunk_size: examples evaluated at once by `target(*state_parts)`; by default all of up to
-        32 MB (and 131,072 examples), and chunks of about 4 MB of larger data. With a single chunk
-        the result has derivatives of every order, otherwise of first order.
-      num_examples: N as you know it; checked against `data`.
+      chunk_size: number of examples evaluated at once by `target(*state_parts)`. By default up to
+        32 MB (and 131,072 examples) are one chunk, and larger data have chunks of about 4 MB. With
+        a single chunk the result has derivatives of every order, otherwise of first order.
+      num_examples: N, if known; it is compared with `data`.
       score_fn: closed form of the scores, for samplers that use the covariance of the gradient
         noise: `score_fn(*state_parts, batch)` returns the gradient of each example's log
-        likelihood, `[chains..., n, event...]` a part. By default they are computed by
-        `tf.vectorized_map`, which takes the time of many gradients.
-      num_groups: give the means of so many equal groups of the minibatch instead of single
-        examples' scores, scaled so that their sample covariance estimates V just as well without
-        bias, at the price of about one gradient a group; divides n, at least 2.
+        likelihood, `[chains..., n, event...]` for each part. By default `tf.vectorized_map`
+        computes the scores, which takes the time of many gradients.
+      num_groups: number of equal groups of the minibatch, at least 2, that divides n. The means of
+        groups then replace the scores of single examples, scaled so that their sample covariance
+        estimates V without bias. This costs about one gradient for each group.
 
     Raises:
-      ValueError: data that are empty, have unequal leading axes, or NaN or infinite entries;
-        `batch_size` not in 1 .. N; `num_examples` that is not N; an unknown `reshuffle`;
-        `num_groups` that does not divide n; `score_fn` beside a bijector or `num_groups`. On the
-        first use: log priors and log likelihoods of the wrong shape, a part of the state that the
-        log posterior does not depend on.
-      TypeError: functions that are not callable, data that are not numeric.
+      ValueError: the data are empty, have unequal leading axes, or NaN or infinite entries;
+        `batch_size` is not in 1 .. N; `num_examples` is not N; `reshuffle` is unknown; `num_groups`
+        does not divide n; `score_fn` is given together with a bijector or `num_groups`. On the
+        first use: a log prior or log likelihood has the wrong shape, or the log posterior does not
+        depend on a part of the state.
+      TypeError: a function is not callable, or the data are not numeric.
     """
 
     def __init__(
@@ -121,74 +113,63 @@ class MinibatchLogProb(Target):
         score_fn: Callable[..., Any] | None = None,
         num_groups: int | None = None,
     ):
-        for name, fn in (("log_prior_fn", log_prior_fn), ("log_likelihood_fn", log_likelihood_fn)):
-            if not callable(fn):
-                raise TypeError(f"{name} is a {type(fn).__name__}; a callable is expected.")
-        if score_fn is not None and not callable(score_fn):
-            raise TypeError(f"score_fn is a {type(score_fn).__name__}; a callable is expected.")
-        if reshuffle not in ("step", "epoch"):
-            raise ValueError(f"reshuffle is {reshuffle!r}; 'step' or 'epoch' is expected.")
+        super().__init__(log_prior_fn, log_likelihood_fn, bijector)
+        self._score_fn = score_fn if score_fn is None else function("score_fn", score_fn)
+        one_of("reshuffle", reshuffle, ("step", "epoch"))
         if reshuffle == "epoch" and replacement:
-            raise ValueError("reshuffle='epoch' draws without replacement; replacement is True.")
-        check_bijectors(bijector)
+            raise ValueError(
+                "replacement must be False with reshuffle='epoch', which draws without "
+                "replacement. Received: True."
+            )
         if dtype is not None and not tf.as_dtype(dtype).is_floating:
-            raise TypeError(f"dtype is {tf.as_dtype(dtype).name}; a floating dtype is expected.")
+            raise TypeError(f"dtype must be floating. Received: {tf.as_dtype(dtype).name}.")
         self._data = tf.nest.map_structure(lambda x: as_tensor(x, dtype), data)
         self.num_examples = leading_axis(self._data)
         if num_examples is not None and num_examples != self.num_examples:
             raise ValueError(
-                f"num_examples is {num_examples}, but data has {self.num_examples} examples "
-                "(its leading axis)."
+                f"num_examples must be {self.num_examples}, the leading axis of data. "
+                f"Received: {num_examples}."
             )
         self.batch_size = count_of_examples("batch_size", batch_size, self.num_examples)
         for leaf in tf.nest.flatten(self._data):
             assert_finite(leaf)
-        self._log_prior_fn, self._log_likelihood_fn = log_prior_fn, log_likelihood_fn
         self.replacement, self.shared_batch, self.reshuffle = replacement, shared_batch, reshuffle
         total, n = self.num_examples, self.batch_size
         self.noise_scale = total * (total if replacement else total - n) / n
-        self.bijector, self._score_fn = bijector, score_fn
-        self.num_scores = self.batch_size if num_groups is None else num_groups
-        if not 1 <= self.num_scores <= self.batch_size or self.batch_size % self.num_scores:
+        if num_groups is not None and (num_groups < 2 or n % num_groups):
             raise ValueError(
-                f"num_groups is {num_groups}; a divisor of batch_size = {self.batch_size} is "
-                "expected."
+                f"num_groups must be a divisor of batch_size = {n} and at least 2. "
+                f"Received: {num_groups}."
             )
-        if num_groups is not None and num_groups < 2:
-            raise ValueError("num_groups is 1; a covariance needs at least 2 groups.")
-        self._group_size = self.batch_size // self.num_scores
         if score_fn is not None and (bijector is not None or num_groups is not None):
             raise ValueError(
-                "score_fn is given beside bijector or num_groups; it gives single examples' scores "
-                "of unconstrained parameters, so neither is expected."
+                "score_fn must be given without bijector and num_groups, because it returns single "
+                "examples' scores of unconstrained parameters. "
+                f"Received: bijector={bijector}, num_groups={num_groups}."
             )
+        self.num_scores = rows = n if num_groups is None else num_groups
+        self._group_size = n // rows
         self._row_bytes = sum(
             leaf.dtype.size * leaf.shape[1:].num_elements() for leaf in tf.nest.flatten(self._data)
         )
-        # A loop copies each chunk: twice the time of small data at once, though not of large data.
-        is_small = self.num_examples <= 2**17 and self.num_examples * self._row_bytes <= 2**25
-        rows = self.num_examples if is_small else 2**22 // max(1, self._row_bytes)
-        self.chunk_size = (
-            min(max(self.batch_size, rows), self.num_examples)
-            if chunk_size is None
-            else count_of_examples("chunk_size", chunk_size, self.num_examples)
+        # A loop copies each chunk, which takes small data twice as long as a single evaluation.
+        is_small = total <= 2**17 and total * self._row_bytes <= 2**25
+        if chunk_size is None:
+            chunk_size = total if is_small else min(max(n, 2**22 // max(1, self._row_bytes)), total)
+        self.chunk_size = count_of_examples("chunk_size", chunk_size, total)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        state = tf.nest.map_structure(tf.convert_to_tensor, state_from_call(args, kwargs))
+        if self.chunk_size >= self.num_examples:
+            return self.log_prior(state) + self._sum_of_slice(state, 0, self.num_examples)
+        return self.log_prior(state) + with_given_gradient(
+            lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )
 
-    def constrain(self, state: State) -> State:
-        """Maps an unconstrained state (or samples of it) to the parameters of the model."""
-        return self._map_bijectors(lambda b, x: b.forward(x), state)
-
-    def unconstrain(self, state: State) -> State:
-        """Maps parameters of the model to the unconstrained state that kernels move."""
-        return self._map_bijectors(lambda b, x: b.inverse(x), state)
-
-    def chain_shape(self, state: State) -> Any:
-        return static_or_dynamic_shape(self.log_prior(state))
-
     def bootstrap(self, state: State) -> Any:
-        # Raises here, before the first step, for what does not fit.
+        # Raises here, before the first step, if something does not fit.
         value_and_gradient(
-            lambda s: self.log_prior(s) + self._chunk_sum(s, 0, self.batch_size), state
+            lambda s: self.log_prior(s) + self._sum_of_slice(s, 0, self.batch_size), state
         )
         return _first_epoch() if self.reshuffle == "epoch" else ()
 
@@ -202,40 +183,53 @@ class MinibatchLogProb(Target):
     ) -> GradientEstimate:
         draw, target_state = self.next_draw(seed, target_state)
         noise_scale = tf.constant(self.noise_scale, tf.nest.flatten(state)[0].dtype)
+        size = None
+        if probe is None and not with_scores and not self.shared_batch:
+            size = group_size(self.chain_shape(state), self.batch_size * self._row_bytes)
+        if size is None:
+            estimate = self.estimate_from(
+                lambda chains: self.rows(draw(chains)), state, probe, with_scores, self.num_examples
+            )
+        else:
+            prior = value_and_gradient(self.log_prior, state, connected=False)[:2]
+            parts = map_groups(
+                lambda s, i: self.scaled_sum(s, self.rows(i), [size], self.num_examples),
+                state,
+                draw(prior[0].shape),
+                size,
+            )
+            log_prob, gradient = tf.nest.map_structure(tf.add, prior, parts)
+            estimate = GradientEstimate(gradient, log_prob)
+        return estimate._replace(target_state=target_state, noise_scale=noise_scale)
+
+    def estimate_from(
+        self, draw: Callable[[Any], Any], state: State, probe: State, with_scores: bool, total: int
+    ) -> GradientEstimate:
+        """Returns an estimate for N = `total` examples from the minibatch `draw(chain_shape)`."""
         if with_scores and probe is None:
             prior, gradient, _ = value_and_gradient(self.log_prior, state, connected=False)
-            batch = self.rows(draw(static_or_dynamic_shape(prior)))
+            batch = draw(static_or_dynamic_shape(prior))
             values, scores = self.scores(state, batch, prior.shape)
             log_prob, gradient, scores = combine_scores(
-                prior, gradient, values, scores, self.num_examples, self.batch_size
+                prior, gradient, values, scores, total, self.batch_size
             )
-            return GradientEstimate(gradient, log_prob, scores, (), target_state, noise_scale)
-        scale = self.num_examples / self.batch_size
-
-        def likelihood(state: State, indices: tf.Tensor, chain_shape: Any) -> tf.Tensor:
-            values = self.log_likelihood(state, self.rows(indices), self.batch_size, chain_shape)
-            return scale * tf.reduce_sum(values, axis=-1)
-
-        size = None
-        if probe is None and not self.shared_batch:
-            size = group_size(self.chain_shape(state), self.batch_size * self._row_bytes)
-        if size is not None:
-            prior = value_and_gradient(self.log_prior, state, connected=False)[:2]
-            in_groups = functools.partial(likelihood, chain_shape=[size])
-            parts = map_groups(in_groups, state, draw(prior[0].shape), size)
-            log_prob, gradient = tf.nest.map_structure(tf.add, prior, parts)
-            return GradientEstimate(gradient, log_prob, (), (), target_state, noise_scale)
+            return GradientEstimate(gradient, log_prob, scores)
 
         def log_prob_fn(state: State) -> tf.Tensor:
             log_prior = self.log_prior(state)
-            indices = draw(static_or_dynamic_shape(log_prior))
-            return log_prior + likelihood(state, indices, log_prior.shape)
+            batch = draw(static_or_dynamic_shape(log_prior))
+            return log_prior + self.scaled_sum(state, batch, log_prior.shape, total)
 
         log_prob, gradient, product = value_and_gradient(log_prob_fn, state, probe)
-        return GradientEstimate(gradient, log_prob, (), product, target_state, noise_scale)
+        return GradientEstimate(gradient, log_prob, (), product)
+
+    def scaled_sum(self, state: State, batch: Any, chain_shape: Any, total: int) -> tf.Tensor:
+        """Returns N/n times the sum of a minibatch's log likelihoods, with N = `total`."""
+        values = self.log_likelihood(state, batch, self.batch_size, chain_shape)
+        return total / self.batch_size * tf.reduce_sum(values, axis=-1)
 
     def scores(self, state: State, batch: Any, chain_shape: Any) -> tuple[tf.Tensor, State]:
-        """Log likelihoods of a minibatch and their gradients, single or summed over groups."""
+        """Returns log likelihoods of a minibatch, single or summed over groups, and gradients."""
         chain_ndims, n = len(chain_shape), self.batch_size
         if self._score_fn is not None:
             values = self.log_likelihood(state, batch, n, chain_shape)
@@ -250,145 +244,52 @@ class MinibatchLogProb(Target):
             0 if self.shared_batch else chain_ndims,
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        state = tf.nest.map_structure(tf.convert_to_tensor, state_from_call(args, kwargs))
-        if self.chunk_size >= self.num_examples:
-            return self.log_prior(state) + self._chunk_sum(state, 0, self.num_examples)
+    def sum_over_chunks(self, state: State, size: int) -> tuple[tf.Tensor, State]:
+        """Returns the sum of all log likelihoods and its gradient, `size` examples at a time."""
+        return sum_over_chunks(self._sum_of_slice, state, self.num_examples, size)
 
-        @tf.custom_gradient
-        def log_likelihood(*leaves: tf.Tensor) -> Any:
-            # Hidden from the caller's tape, which would otherwise keep every chunk in eager mode.
-            hidden = [tf.stop_gradient(x) for x in leaves]
-            value, gradient = self.sum_over_chunks(
-                tf.nest.pack_sequence_as(state, hidden), self.chunk_size
-            )
-
-            def vjp(upstream: tf.Tensor) -> list[tf.Tensor]:
-                pairs = zip(tf.nest.flatten(gradient), leaves, strict=True)
-                return [append_dims(upstream, g) * of_first_order(g, x) for g, x in pairs]
-
-            return value, vjp
-
-        return self.log_prior(state) + log_likelihood(*tf.nest.flatten(state))
-
-    def log_prior(self, state: State) -> tf.Tensor:
-        """Log prior of the (unconstrained) state with its Jacobian term, shape `[chains...]`."""
-        try:
-            result = call_with_state(self._log_prior_fn, self.constrain(state))
-        except tf.errors.InvalidArgumentError as error:
-            explain_failure("log_prior_fn", error, state)
-            raise
-        result = _returned("log_prior_fn", result)
-        for leaf in tf.nest.flatten(state):
-            if result.shape.rank is not None and result.shape.rank > leaf.shape.rank:
-                raise ValueError(
-                    f"log_prior_fn returned shape {result.shape} for a state part of shape "
-                    f"{leaf.shape}; [chains...], one number a chain, is expected "
-                    "(sum over the event dimensions, or wrap in tfd.Independent)."
-                )
-            if result.dtype != leaf.dtype:
-                raise TypeError(
-                    f"log_prior_fn returned {result.dtype.name} for a state part of dtype "
-                    f"{leaf.dtype.name}; give both the same dtype."
-                )
-        if self.bijector is None:
-            return result
-        terms = self._map_bijectors(
-            lambda b, x: b.forward_log_det_jacobian(x, x.shape.rank - result.shape.rank),
-            state,
-            otherwise=lambda x: tf.zeros([], x.dtype),
-        )
-        return result + tf.add_n([t + tf.zeros_like(result) for t in tf.nest.flatten(terms)])
-
-    def log_likelihood(
-        self, state: State, batch: Any, size: int, chain_shape: Any = None
-    ) -> tf.Tensor:
-        """Log likelihoods of a batch of `size` examples, checked to be `[chains..., size]`."""
-        if chain_shape is None:
-            chain_shape = self.log_prior(state).shape
-        try:
-            result = call_with_state(self._log_likelihood_fn, self.constrain(state), batch=batch)
-        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-            explain_failure("log_likelihood_fn", error, state, batch)
-            raise
-        result = _returned("log_likelihood_fn", result)
-        dtype = tf.nest.flatten(state)[0].dtype.name
-        if result.dtype.name != dtype:
-            raise TypeError(
-                f"log_likelihood_fn returned {result.dtype.name} for a state of dtype {dtype}; "
-                f"give both the same dtype (dtype='{dtype}' casts floating data)."
-            )
-        expected = tf.TensorShape(chain_shape).concatenate(size)
-        if not result.shape.is_compatible_with(expected):
-            raise ValueError(
-                f"log_likelihood_fn returned shape {result.shape}; {expected}, the log likelihood "
-                "of each example, [chains..., n], is expected: not their sum or mean, and without "
-                f"event dimensions. The chain dimensions, {tf.TensorShape(chain_shape)}, are what "
-                "log_prior_fn returned: it sums over event dimensions, too."
-            )
-        return result
-
-    def next_draw(
-        self, seed: tf.Tensor, target_state: Any
-    ) -> tuple[Callable[[Any], tf.Tensor], Any]:
-        """The draw of the next minibatch, chains' shape -> indices, and the state after it."""
-        seed = random.as_seed(seed)
-        if self.reshuffle == "step":
-            return functools.partial(self.draw, seed, tf.range(self.batch_size)), target_state
-        key, step = target_state or _first_epoch()
-        key = tf.where(step == 0, seed, key)
-        return functools.partial(self._epoch_draw, key, step), EpochState(key, step + 1)
-
-    def rows(self, indices: tf.Tensor) -> Any:
-        """The examples of the given indices, `[..., n]`: leaves `[..., n, ...]`."""
-        return tf.nest.map_structure(lambda x: tf.gather(x, indices), self._data)
-
-    def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any) -> tf.Tensor:
-        """Indices at `positions` of the sequence of examples that `seed` names."""
-        draw = random.uniform_indices if self.replacement else random.permuted_indices
-        return draw(seed, positions, self.num_examples, [] if self.shared_batch else chain_shape)
-
-    def _epoch_draw(self, key: tf.Tensor, step: tf.Tensor, chain_shape: Any) -> tf.Tensor:
-        chains = [] if self.shared_batch else chain_shape
-        return random.epoch_indices(key, step, self.batch_size, self.num_examples, chains)
-
-    def _chunk_sum(self, state: State, start: Any, size: int) -> tf.Tensor:
-        # tf.slice, whose size is static: XLA has no fixed shape for x[start : start + size].
+    def _sum_of_slice(self, state: State, start: Any, size: int) -> tf.Tensor:
+        # tf.slice has a static size: XLA knows no fixed shape for x[start : start + size].
         chunk = tf.nest.map_structure(
             lambda x: tf.slice(x, [start] + [0] * (x.shape.rank - 1), [size, *x.shape[1:]]),
             self._data,
         )
         return tf.reduce_sum(self.log_likelihood(state, chunk, size), axis=-1)
 
-    def sum_over_chunks(self, state: State, size: int) -> tuple[tf.Tensor, State]:
-        """Sum of all log likelihoods and its gradient, in one pass of `size` examples a time."""
-        first = self.num_examples % size or size
+    def rows(self, indices: tf.Tensor) -> Any:
+        """Returns the examples of the given indices, `[..., n]`, as leaves `[..., n, ...]`."""
+        return tf.nest.map_structure(lambda x: tf.gather(x, indices), self._data)
 
-        def chunk(start: Any, size: int) -> tuple[tf.Tensor, State]:
-            value, gradient, _ = value_and_gradient(
-                lambda s: self._chunk_sum(s, start, size), state, connected=False
-            )
-            return value, gradient
+    def next_draw(
+        self, seed: tf.Tensor, target_state: Any
+    ) -> tuple[Callable[[Any], tf.Tensor], Any]:
+        """Returns the next draw, a function chain shape -> indices, and the state after it."""
+        seed = random.as_seed(seed)
+        if self.reshuffle == "step":
+            return functools.partial(self.draw, seed, tf.range(self.batch_size)), target_state
+        key, step = target_state or _first_epoch()
+        key = tf.where(step == 0, seed, key)
 
-        def body(start: tf.Tensor, total: Any) -> tuple[tf.Tensor, Any]:
-            return start + size, tf.nest.map_structure(tf.add, total, chunk(start, size))
+        def draw(chain_shape: Any) -> tf.Tensor:
+            chains = [] if self.shared_batch else chain_shape
+            return random.epoch_indices(key, step, self.batch_size, self.num_examples, chains)
 
-        _, total = tf.while_loop(
-            lambda start, _: start < self.num_examples,
-            body,
-            (tf.constant(first), chunk(0, first)),
-            parallel_iterations=1,
+        return draw, EpochState(key, step + 1)
+
+    def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any) -> tf.Tensor:
+        """Returns the indices at `positions` of the sequence of examples that `seed` names."""
+        draw = random.uniform_indices if self.replacement else random.permuted_indices
+        return draw(seed, positions, self.num_examples, [] if self.shared_batch else chain_shape)
+
+
+def checked_target(target: Any) -> MinibatchLogProb:
+    """Returns `target` if it is a `MinibatchLogProb`; raises TypeError for anything else."""
+    if not isinstance(target, MinibatchLogProb):
+        raise TypeError(
+            "target must be a MinibatchLogProb that is not wrapped. "
+            f"Received: a {type(target).__name__}."
         )
-        return total
-
-    def _map_bijectors(self, fn: Callable[..., Any], state: State, **kwargs: Any) -> State:
-        return map_bijectors(self.bijector, fn, state, **kwargs)
-
-
-def _returned(name: str, value: Any) -> tf.Tensor:
-    if value is None:
-        raise TypeError(f"{name} returned None; log probabilities are expected.")
-    return tf.convert_to_tensor(value)
+    return target
 
 
 def _first_epoch() -> EpochState:

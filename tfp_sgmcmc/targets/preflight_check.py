@@ -1,4 +1,4 @@
-"""A check before a long run: does the minibatch gradient estimate the gradient it should?"""
+"""A check before a long run that minibatch gradients add up to the full gradient."""
 
 from __future__ import annotations
 
@@ -18,42 +18,39 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 def preflight(target: Any, state: State, rtol: float | None = None) -> None:
     r"""Checks a target at one state, by one pass over the data, before anything is sampled.
 
-    Over the minibatches \(B_1, ..., B_m\) of one pass (the last one may be short; at most 2001,
-    larger ones where `batch_size` would make more)
-
     \[
     \nabla \log p(\theta) + \sum_j \sum_{i \in B_j} \nabla \log p(x_i \mid \theta)
-      = \nabla \log p(\theta \mid x_{1:N}),
+      = \nabla \log p(\theta \mid x_{1:N})
     \]
 
-    which fails when `log_likelihood_fn` depends on the batch it is given: a mean over it, batch
-    normalisation, a class weight made from it. The right side is evaluated in chunks of another
-    size. A `ControlVariate` is checked at its center, too.
+    must hold for the minibatches \(B_1, ..., B_m\) of one pass. It fails if `log_likelihood_fn`
+    depends on the batch: by a mean over it, batch normalisation, or class weights made from it. The
+    right side is evaluated in chunks of another size. The last minibatch may be short, and
+    minibatches are enlarged if there would be more than 2001. A `ControlVariate` is checked at its
+    center, too.
 
-    #### Example
-
-    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> tfd = tfp.distributions
-    >>> def centred(theta, batch):  # a bug: the batch's own mean enters the likelihood
-    ...     return tfd.Normal(theta[..., None], 1.).log_prob(batch - tf.reduce_mean(batch))
-    >>> target = sgmcmc.MinibatchLogProb(
-    ...     tfd.Normal(0., 1.).log_prob, centred, np.arange(9., dtype=np.float32) ** 2, 4)
-    >>> sgmcmc.preflight(target, tf.constant(1.))  # doctest: +IGNORE_EXCEPTION_DETAIL
-    Traceback (most recent call last):
-      ...
-    ValueError: The minibatch log likelihoods of one pass do not add up to the full one ...
+    Examples:
+      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> tfd = tfp.distributions
+      >>> def centred(theta, batch):  # a bug: the batch's own mean enters the likelihood
+      ...     return tfd.Normal(theta[..., None], 1.).log_prob(batch - tf.reduce_mean(batch))
+      >>> target = sgmcmc.MinibatchLogProb(
+      ...     tfd.Normal(0., 1.).log_prob, centred, np.arange(9., dtype=np.float32) ** 2, 4)
+      >>> sgmcmc.preflight(target, tf.constant(1.))  # doctest: +IGNORE_EXCEPTION_DETAIL
+      Traceback (most recent call last):
+        ...
+      ValueError: The minibatch log likelihoods of one pass do not add up to the full one ...
 
     Args:
       target: what will be sampled: a target or a plain callable.
-      state: where; leading chain dimensions as in the run.
-      rtol: relative difference allowed in each part; by default 1e-3 for `float32` and 1e-8 for
-        `float64`.
+      state: the state at which to check, with leading chain dimensions as in the run.
+      rtol: allowed relative difference in each part; by default 1e-3 (`float64`: 1e-8).
 
     Raises:
-      ValueError: NaN or infinity in the log posterior or its gradient at `state`, or the two sides
-        differ; the part of the state is named.
-      TypeError: a target that is not callable.
+      ValueError: the log posterior or its gradient is NaN or infinite at `state`, or the two sides
+        differ. The message names the part of the state.
+      TypeError: the target is not callable.
     """
     target = as_target(target, full_data_expected=True)
     state = tf.nest.map_structure(tf.convert_to_tensor, state)
@@ -64,7 +61,7 @@ def preflight(target: Any, state: State, rtol: float | None = None) -> None:
     target.estimate(state, tf.constant([0, 0]), target.bootstrap(state))
     if isinstance(base, MinibatchLogProb):
         _compare(base, state, log_prob, gradient, rtol)
-    if isinstance(target, ControlVariate):  # the sums at both add up to those of the differences
+    if isinstance(target, ControlVariate):  # differences add up if the sums at both states do
         preflight(base, target.center, rtol)
 
 
@@ -72,7 +69,7 @@ def _compare(
     target: MinibatchLogProb, state: State, log_prob: tf.Tensor, gradient: Any, rtol: float | None
 ) -> None:
     size, total = target.batch_size, target.num_examples
-    size = max(size, total // 2000)  # bounds the time that tiny minibatches would take
+    size = max(size, total // 2000)  # bounds the time for tiny minibatches
     other = size if size < target.chunk_size else max(1, size // 2)
     prior = value_and_gradient(target.log_prior, state, connected=False)
     passed = tf.function(target.sum_over_chunks)(state, other)
@@ -81,11 +78,9 @@ def _compare(
     rtol = rtol if rtol is not None else {tf.float64: 1e-8}.get(dtype, 1e-3)
     parts = {"log posterior": (combined[0].numpy(), log_prob.numpy())}
     full = _by_part(state, gradient)
-    parts |= {
-        f"gradient of {name}": (value, full[name])
-        for name, value in _by_part(state, combined[1]).items()
-    }
-    # Near a mode the full gradient vanishes while its N terms do not: rounding is relative to them.
+    for name, value in _by_part(state, combined[1]).items():
+        parts[f"gradient of {name}"] = (value, full[name])
+    # Near a mode the gradient vanishes, but rounding is relative to its N terms, which do not.
     floor = np.abs(log_prob.numpy()).max() + 1.0
     for name, (got, expected) in parts.items():
         difference = np.max(np.abs(got - expected))
@@ -95,8 +90,8 @@ def _compare(
                 "The minibatch log likelihoods of one pass do not add up to the full one: "
                 f"{name} over all N = {total} examples differs by {difference:.3g} (allowed "
                 f"{allowed:.3g}) between batches of {other} and of {target.chunk_size}. "
-                "log_likelihood_fn must return each example's own log likelihood, whatever batch "
-                "it is in."
+                "log_likelihood_fn must return a log likelihood for each example that does not "
+                "depend on the rest of the batch."
             )
 
 
@@ -109,6 +104,6 @@ def _assert_finite(what: str, values: dict[str, np.ndarray]) -> None:
     for name, value in values.items():
         if not np.all(np.isfinite(value)):
             raise ValueError(
-                f"The {what} is NaN or infinite at the initial state ({name}); start elsewhere or "
+                f"The {what} is NaN or infinite at the initial state ({name}). Start elsewhere, or "
                 "check log_prior_fn and log_likelihood_fn for overflow."
             )

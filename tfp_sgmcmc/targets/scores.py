@@ -1,4 +1,4 @@
-"""Scores: gradients of single examples' log likelihoods, and what takes their place."""
+"""Scores: gradients of the log likelihoods of single examples or of groups of them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ def mapped_scores(
     batch_ndims: int,
     map_fn: Callable[[Callable[[Any], Any], Any], Any] = tf.vectorized_map,
 ) -> tuple[tf.Tensor, State]:
-    """Sums of log likelihoods over equal groups of a minibatch, and their gradients.
+    """Returns sums of log likelihoods over equal groups of a minibatch, and their gradients.
 
     Args:
-      log_likelihood_fn: `(state, batch) -> [chains..., m]`, the log likelihoods of m examples.
-      state: where; leading chain dimensions.
-      batch: leaves `[n, ...]`, or `[chains..., n, ...]` where each chain has its own.
-      num_rows: number of groups; n of them are single examples.
+      log_likelihood_fn: function (state, batch) -> `[chains..., m]`, the log likelihoods of m
+        examples.
+      state: the state of the chains.
+      batch: leaves `[n, ...]`, or `[chains..., n, ...]` if each chain has a different minibatch.
+      num_rows: number of groups; n groups are single examples.
       chain_ndims: number of chain dimensions of `state`.
       batch_ndims: number of chain dimensions of `batch`.
-      map_fn: function, elements -> its values, as of `tf.vectorized_map`.
+      map_fn: maps a function over elements, like `tf.vectorized_map`.
 
     Returns:
-      Sums, `[chains..., num_rows]`, and gradients, `[chains..., num_rows, event...]` a part.
+      Sums, `[chains..., num_rows]`, and for each part gradients, `[chains..., num_rows, event...]`.
     """
 
     def in_groups(x: tf.Tensor) -> tf.Tensor:
@@ -42,10 +43,9 @@ def mapped_scores(
         return _move_axis(x, batch_ndims, 0)
 
     def one(group: Any) -> tuple[tf.Tensor, State]:
-        value, gradient, _ = value_and_gradient(
+        return value_and_gradient(
             lambda s: tf.reduce_sum(log_likelihood_fn(s, group), axis=-1), state, connected=False
-        )
-        return value, gradient
+        )[:2]
 
     values, gradients = map_fn(one, tf.nest.map_structure(in_groups, batch))
     return _move_axis(values, 0, chain_ndims), tf.nest.map_structure(
@@ -61,13 +61,13 @@ def combine_scores(
     num_examples: int,
     batch_size: int,
 ) -> tuple[tf.Tensor, State, State]:
-    """Adds N/n times what a minibatch gave to what is known exactly.
+    """Adds N/n times the sums over a minibatch to a log posterior and gradient known so far.
 
     Args:
-      log_prob: `[chains...]`: the log prior, or more.
-      gradient: its gradient, in the structure of the state.
+      log_prob: the log prior, or more, `[chains...]`.
+      gradient: gradient of `log_prob`, in the structure of the state.
       values: log likelihoods, single or summed over groups, `[chains..., rows]`.
-      scores: their gradients, `[chains..., rows, event...]` a part.
+      scores: gradients of `values`, `[chains..., rows, event...]` for each part.
       num_examples: N.
       batch_size: n.
 
@@ -79,29 +79,29 @@ def combine_scores(
         lambda g, s: g + scale * tf.reduce_sum(s, axis=axis), gradient, scores
     )
     width = batch_size // values.shape[-1]
-    if width > 1:  # sums of groups so far; their covariance is `width` times that of one score
+    if width > 1:  # scores are sums over groups, with `width` times the covariance of one score
         scores = tf.nest.map_structure(lambda s: s / width**0.5, scores)
     return log_prob + scale * tf.reduce_sum(values, axis=-1), gradient, scores
 
 
 def check_scores(scores: State, state: State, num_rows: int, chain_ndims: int) -> State:
-    """Returns what a user's `score_fn` gave, packed as the state; raises for another shape."""
+    """Returns what a user's `score_fn` returned, packed as the state; checks the shapes."""
     if hasattr(state, "_asdict") and isinstance(scores, Mapping) and {*scores} == {*state._fields}:
-        scores = type(state)(**scores)  # by name: a dict's order is another
+        scores = type(state)(**scores)  # by name, because a dict has another order
     parts, given = tf.nest.flatten(state), tf.nest.flatten(scores)
     if len(parts) != len(given):
         raise ValueError(
-            f"score_fn returned {len(given)} arrays for a state of {len(parts)} parts; one for "
-            "each part is expected."
+            f"score_fn must return one array for each of the {len(parts)} parts of the state. "
+            f"Received: {len(given)} arrays."
         )
     given = [tf.convert_to_tensor(s, x.dtype) for s, x in zip(given, parts, strict=True)]
     for s, x in zip(given, parts, strict=True):
         expected = x.shape[:chain_ndims].concatenate(num_rows).concatenate(x.shape[chain_ndims:])
         if not s.shape.is_compatible_with(expected):
             raise ValueError(
-                f"score_fn returned shape {s.shape} for a state part of shape {x.shape}; "
-                f"{expected}, the gradient of each example's log likelihood, "
-                "[chains..., n, event...], is expected."
+                f"score_fn must return shape {expected} for a state part of shape {x.shape}: the "
+                "gradient of each example's log likelihood, [chains..., n, event...]. "
+                f"Received: shape {s.shape}."
             )
     return tf.nest.pack_sequence_as(state, given)
 

@@ -1,4 +1,4 @@
-"""SVRG: control variates whose anchor follows the chain."""
+"""SVRG: control variates with an anchor that follows the chain."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.state import State
-from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, anchor_at
-from tfp_sgmcmc.targets.base import GradientEstimate
+from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, NextAnchor, anchor_at
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 
@@ -30,43 +29,39 @@ class SVRG(AnchoredTarget):
     s_i(\theta) = \nabla \log p(x_i \mid \theta) - \nabla \log p(x_i \mid \tilde\theta)
     \]
 
-    Every chain has its own anchor \( \tilde\theta \), which becomes the state at the estimates
-    0, m, 2m, ... (all chains at the same ones); the full sum there takes a pass over the data, in
-    chunks of bounded memory. Unlike `ControlVariate` this needs no center, and follows chains that
-    are far from one. The s_i are also the scores; their covariance V grows from zero between one
-    anchor and the next, and an average of past minibatches, as samplers keep it, is that of all
-    distances.
+    Every chain has an anchor \( \tilde\theta \), which moves to the chain's state at the estimates
+    0, m, 2m, ... The full sum there takes a pass over the data, in chunks of bounded memory. Unlike
+    `ControlVariate` this needs no center, and it follows chains that are far from one. The s_i are
+    also the scores. Their covariance V grows from zero between one anchor and the next, and the
+    average over past minibatches that samplers keep is an average over these distances.
 
-    #### Example
-
-    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> tfd = tfp.distributions
-    >>> x = np.random.default_rng(0).standard_t(5., size=[1000]).astype(np.float32)
-    >>> target = sgmcmc.SVRG(sgmcmc.MinibatchLogProb(
-    ...     tfd.Normal(0., 10.).log_prob,
-    ...     lambda theta, batch: tfd.StudentT(5., theta[..., None], 1.).log_prob(batch),
-    ...     data=x, batch_size=50), update_every=20)
-    >>> kernel = sgmcmc.SGLD(target, step_size=1e-4)
-    >>> state, results = tf.zeros([3]), kernel.bootstrap_results(tf.zeros([3]))  # three chains
-    >>> state, results = kernel.one_step(state, results, seed=0)
-    >>> bool(tf.reduce_all(results.target_state.anchor.state == 0.))
-    True
+    Examples:
+      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> tfd = tfp.distributions
+      >>> x = np.random.default_rng(0).standard_t(5., size=[1000]).astype(np.float32)
+      >>> target = sgmcmc.SVRG(sgmcmc.MinibatchLogProb(
+      ...     tfd.Normal(0., 10.).log_prob,
+      ...     lambda theta, batch: tfd.StudentT(5., theta[..., None], 1.).log_prob(batch),
+      ...     data=x, batch_size=50), update_every=20)
+      >>> kernel = sgmcmc.SGLD(target, step_size=1e-4)
+      >>> state, results = tf.zeros([3]), kernel.bootstrap_results(tf.zeros([3]))  # three chains
+      >>> state, results = kernel.one_step(state, results, seed=0)
+      >>> bool(tf.reduce_all(results.target_state.anchor.state == 0.))
+      True
 
     Args:
       target: a `MinibatchLogProb`.
-      update_every: m, estimates from one anchor to the next; by default N/n, rounded up, so that
-        anchors cost half of what the minibatches at two states do.
+      update_every: m, the number of estimates from one anchor to the next. The default is N/n,
+        rounded up: anchors then cost half as much as minibatches, which need two states.
 
     Raises:
-      TypeError: a target that is no `MinibatchLogProb`, or is wrapped already; `update_every` that
-        is no integer.
-      ValueError: `update_every` below 1.
+      TypeError: the target is not a plain `MinibatchLogProb`; `update_every` is not an integer.
+      ValueError: `update_every` is below 1.
 
-    #### References
-
-    A. Dubey, S. J. Reddi, B. Poczos, A. J. Smola, E. P. Xing and S. A. Williamson. Variance
-    reduction in stochastic gradient Langevin dynamics. NeurIPS, 2016. Algorithm 2.
+    References:
+      A. Dubey, S. J. Reddi, B. Poczos, A. J. Smola, E. P. Xing and S. A. Williamson. Variance
+      reduction in stochastic gradient Langevin dynamics. NeurIPS, 2016. Algorithm 2.
     """
 
     def __init__(self, target: MinibatchLogProb, update_every: int | None = None):
@@ -80,19 +75,10 @@ class SVRG(AnchoredTarget):
         zeros = tf.nest.map_structure(tf.zeros_like, (self.target.log_prior(state), state))
         return SVRGState(Anchor(state, *zeros), tf.zeros([], tf.int64), inner)
 
-    def estimate(
-        self,
-        state: State,
-        seed: tf.Tensor,
-        target_state: Any = (),
-        probe: State = None,
-        with_scores: bool = True,
-    ) -> GradientEstimate:
+    def _next_anchor(self, state: State, target_state: Any) -> NextAnchor:
         last, step, inner = target_state or self.bootstrap(state)
         here = tf.nest.pack_sequence_as(last.state, tf.nest.flatten(state))
         anchor = tf.cond(
             step % self.update_every == 0, lambda: anchor_at(self.target, here), lambda: last
         )
-        draw, inner = self.target.next_draw(seed, inner)
-        estimate = self._estimate_from(anchor, state, draw, probe, with_scores)
-        return estimate._replace(target_state=SVRGState(anchor, step + 1, inner))
+        return anchor, inner, lambda inner: SVRGState(anchor, step + 1, inner)

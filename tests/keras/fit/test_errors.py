@@ -54,7 +54,7 @@ def fit(model, callback, **arguments):
         ({"prior": tfp.distributions.MultivariateNormalDiag([0.0])}, ValueError, "event shape"),
         ({"prior": tfp.distributions.Normal}, TypeError, "prior must .* Received: a _?[A-Z]"),
         ({"keep": 3}, TypeError, "keep must be a callable.*Received: a int"),
-        ({"seed": None}, ValueError, "seed is None"),
+        ({"seed": None}, ValueError, "seed must be an integer or a pair"),
     ],
 )
 def test_arguments(changes, error, words):

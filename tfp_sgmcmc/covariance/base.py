@@ -1,0 +1,213 @@
+"""The base class of the estimators of the covariance of the gradient noise."""
+
+from __future__ import annotations
+
+import abc
+import copy
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_sgmcmc.covariance.averages import Average, AverageState, History, RunningMean
+from tfp_sgmcmc.covariance.factored_scores import FactoredScores, count_rows
+from tfp_sgmcmc.covariance.matrices import Matrix
+from tfp_sgmcmc.covariance.operators import NoiseCovariance
+from tfp_sgmcmc.covariance.solvers import Solver, as_solver
+from tfp_sgmcmc.state import State, flatten_events
+
+
+class CovarianceState(NamedTuple):
+    """What an estimator carries between steps.
+
+    Attributes:
+      averages: an `AverageState` for each group of parts.
+      inverses: inverses that precondition conjugate gradients, `[chains..., D, D]` for each group;
+        empty unless the solver is `"lagged_cholesky"`.
+      step: number of updates.
+      num_skipped: number of minibatches left out for scores that are not finite, `[chains...]`.
+    """
+
+    averages: Sequence[AverageState]
+    inverses: Sequence[tf.Tensor]
+    step: tf.Tensor
+    num_skipped: tf.Tensor
+
+
+class CovarianceEstimator(abc.ABC):
+    r"""Base class of the estimators of \( \Sigma = c V \).
+
+    \[
+    \hat V = \frac{1}{n-1} \sum_{i=1}^n (s_i - \bar s)(s_i - \bar s)^T
+    \]
+
+    is the sample covariance of the scores \( s_1, \dots, s_n \) of a minibatch. V averages it over
+    minibatches; each kind of estimator keeps a different part of it.
+
+    Args:
+      average: an `Average`: `RunningMean()` (kappa_t = 1/t), `RunningMean(decay)` or `History`.
+        None leaves the choice to the sampler.
+      include_current: whether the average includes the minibatch that gives the gradient, as in
+        the papers. This biases samplers; see `tfp_sgmcmc.covariance`.
+      solver: a `Solver`, or the name of its method.
+
+    Raises:
+      ValueError: an option is unknown, or two options contradict each other.
+      TypeError: `average` is not an `Average`.
+    """
+
+    methods: tuple[str, ...] = ("auto",)
+    name = ""
+
+    def __init__(
+        self,
+        average: Average | None = None,
+        include_current: bool = False,
+        solver: str | Solver = "auto",
+    ):
+        if not isinstance(average, Average | None):
+            raise TypeError(f"average must be a RunningMean or a History. Received: {average!r}.")
+        if include_current and isinstance(average, History) and average.lag:
+            raise ValueError(
+                "average must have no lag when include_current is True. "
+                f"Received: lag {average.lag}."
+            )
+        self.average, self.include_current = average, include_current
+        self.solver = as_solver(solver)
+        if self.solver.method not in self.methods:
+            raise ValueError(
+                f"solver must be one of {', '.join(self.methods)} for covariance='{self.name}'. "
+                f"Received: {self.solver.method!r}."
+            )
+
+    def init(self, state: State, chain_ndims: int, num_scores: int | None) -> CovarianceState:
+        """Returns the estimator's state before the first step.
+
+        `num_scores` is the number of scores of a minibatch, or None if it is not known beforehand.
+
+        Raises:
+          ValueError: there are fewer than two scores; `low_rank` does not know their number;
+            `block` has a state of one part.
+        """
+        if num_scores is not None and num_scores < 2:
+            raise ValueError(
+                f"covariance='{self.name}' needs at least 2 scores from each minibatch (the "
+                f"target's batch_size or num_groups). Received: {num_scores}."
+            )
+        parts = tf.nest.flatten(state)
+        averages, inverses = [], []
+        for group in self.groups(parts):
+            flat = flatten_events([parts[i] for i in group], chain_ndims)
+            shape = self._shape(flat.shape[-1], num_scores)
+            zeros = tf.zeros(tf.concat([tf.shape(flat)[:-1], shape], axis=0), flat.dtype)
+            zeros = tf.ensure_shape(zeros, flat.shape[:-1].concatenate(shape))
+            averages.append(self._average.init(zeros, chain_ndims))
+            if self.solver.method == "lagged_cholesky":
+                inverses.append(zeros)
+        skipped = tf.zeros(tf.shape(parts[0])[:chain_ndims], tf.int32)
+        return CovarianceState(averages, inverses, tf.zeros([], tf.int32), skipped)
+
+    def evaluate(
+        self,
+        own: CovarianceState,
+        scores: State,
+        noise_scale: Any,
+        like: State,
+        chain_ndims: int,
+        system: Any = None,
+    ) -> tuple[NoiseCovariance, CovarianceState]:
+        """Returns Sigma at this step, and the estimator's next state.
+
+        Minibatches with scores that are not finite are left out, and counted in `num_skipped`.
+        Those with a single score, which has no covariance, are left out uncounted.
+
+        Args:
+          own: the state that `init` or the last call returned.
+          scores: the scores of this step's minibatch: for each part a tensor
+            `[chains..., rows, event...]`, or `FactoredScores`.
+          noise_scale: c.
+          like: the state of the chains.
+          chain_ndims: number of its leading chain dimensions.
+          system: the arguments (shift, scale) with which `NoiseCovariance.solve` will be called, or
+            a function of Sigma that returns them; for `"lagged_cholesky"`.
+        """
+        parts, rows = tf.nest.flatten(like), tf.nest.flatten(scores)
+        groups = self.groups(parts)
+        statistics, accept = [], tf.ones(tf.shape(parts[0])[:chain_ndims], tf.bool)
+        for group in groups:
+            statistics.append(self._statistic_of([rows[i] for i in group], chain_ndims))
+            variances = self._variances(statistics[-1])
+            accept &= tf.reduce_all(tf.math.is_finite(variances), axis=-1)
+        enough = count_rows(rows[0], chain_ndims) > 1
+        skipped = tf.cast(~accept & enough, tf.int32)
+        accept &= enough
+        updated = [
+            self._update(average, statistic, accept)
+            for average, statistic in zip(own.averages, statistics, strict=True)
+        ]
+        matrices = [matrix for matrix, _ in updated]
+        sigma = NoiseCovariance(matrices, groups, noise_scale, like, chain_ndims)
+        inverses = own.inverses
+        if inverses and system is not None:
+            inverses = tf.cond(
+                own.step % self.solver.refactor_every == 0,
+                lambda: sigma.inverses(*(system(sigma) if callable(system) else system)),
+                lambda: list(own.inverses),
+            )
+            sigma = sigma.preconditioned(inverses)
+        own = CovarianceState(
+            averages=[average for _, average in updated],
+            inverses=inverses,
+            step=own.step + 1,
+            num_skipped=own.num_skipped + skipped,
+        )
+        return sigma, own
+
+    def with_average(self, average: Average) -> CovarianceEstimator:
+        """Returns this estimator if it has an average, otherwise a copy that has `average`."""
+        if self.average is not None:
+            return self
+        other = copy.copy(self)
+        other.average = average
+        return other
+
+    @property
+    def _average(self) -> Average:
+        return self.average or RunningMean(0.99)
+
+    def groups(self, parts: Sequence[tf.Tensor]) -> list[list[int]]:
+        """Returns, for each matrix, the indices of the parts that it acts on."""
+        return [list(range(len(parts)))]
+
+    def _statistic_of(self, rows: Sequence[Any], chain_ndims: int) -> tf.Tensor:
+        rows = [x.rows() if isinstance(x, FactoredScores) else x for x in rows]
+        flat = flatten_events(rows, chain_ndims + 1)
+        return self._statistic(flat - tf.reduce_mean(flat, axis=-2, keepdims=True))
+
+    @abc.abstractmethod
+    def _shape(self, size: int, num_scores: int | None) -> list[int]:
+        """Returns the shape of the statistic for a group of D = `size` entries."""
+
+    @abc.abstractmethod
+    def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
+        """Returns what is averaged, from centred scores `[chains..., rows, D]`."""
+
+    @abc.abstractmethod
+    def _variances(self, statistic: tf.Tensor) -> tf.Tensor:
+        """Returns the variances, `[chains..., D]`; they are finite if the whole statistic is."""
+
+    def _update(
+        self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor
+    ) -> tuple[Matrix, AverageState]:
+        """Returns V of a group, and the next state of its average."""
+        value, own = self._average.update(own, statistic, accept, self.include_current)
+        return self._matrix(value), own
+
+    @abc.abstractmethod
+    def _matrix(self, value: Any) -> Matrix:
+        """Returns V of a group, from the average of its statistic."""
+
+
+def degrees_of_freedom(centred: tf.Tensor) -> tf.Tensor:
+    """Returns n - 1 for centred scores `[chains..., n, D]`."""
+    return tf.cast(tf.shape(centred)[-2] - 1, centred.dtype)

@@ -1,0 +1,22 @@
+"""Seeds, normals and minibatch indices: every random number of the library is drawn here.
+
+The same seed gives the same chain in the same mode on the same device. Normals differ between
+eager and compiled code; indices are integer hashes of the seed and are the same everywhere.
+"""
+
+from tfp_sgmcmc.random.indices import epoch_indices, permuted_indices, uniform_indices
+from tfp_sgmcmc.random.normals import normal, normal_like, rademacher_like
+from tfp_sgmcmc.random.seeds import as_seed, fold_in, numbered_seed, split
+
+__all__ = [
+    "as_seed",
+    "epoch_indices",
+    "fold_in",
+    "normal",
+    "normal_like",
+    "numbered_seed",
+    "permuted_indices",
+    "rademacher_like",
+    "split",
+    "uniform_indices",
+]

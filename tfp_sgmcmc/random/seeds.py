@@ -1,0 +1,68 @@
+"""Seeds, which are two 32-bit integers, and operations on such words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import xla
+
+xor = tf.bitwise.bitwise_xor
+GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive counters over the 32-bit words
+
+
+def as_seed(seed: Any) -> tf.Tensor:
+    """Returns `seed`, an integer or two integers, as an `int32` tensor of shape `[2]`.
+
+    Raises:
+      ValueError: `seed` is None (no hidden global state is used) or not one or two integers.
+    """
+    if seed is None:
+        raise ValueError(
+            "seed must be an integer or a pair of integers. Received: None. A step draws all of "
+            "its random numbers from the seed that it is given."
+        )
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        words = np.array([int(seed) >> 32, int(seed)], np.int64) & 0xFFFFFFFF
+        return tf.constant(words.astype(np.uint32).astype(np.int32))
+    seed = tf.convert_to_tensor(seed)
+    if not seed.dtype.is_integer or not seed.shape.is_compatible_with([2]):
+        raise ValueError(
+            "seed must be an integer or two integers (shape [2]). "
+            f"Received: dtype {seed.dtype.name}, shape {seed.shape}."
+        )
+    return tf.cast(seed, tf.int32)
+
+
+def split(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
+    """Returns `num` seeds that are independent of each other, made from `seed`."""
+    return tf.unstack(tf.random.split(seed, num=num, alg=xla.random_algorithm()))
+
+
+def fold_in(seed: tf.Tensor, data: Any) -> tf.Tensor:
+    """Returns the seed of number `data` in the sequence that `seed` starts."""
+    return tf.random.fold_in(seed, tf.cast(data, tf.int32), alg=xla.random_algorithm())
+
+
+def numbered_seed(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """Returns a seed `[..., 2]` for each of the `int32` numbers, the same in every mode.
+
+    Use it for indices, whose functions hash their seeds. Everything else takes `fold_in`.
+    """
+    high = seed[0] + tf.zeros_like(numbers)
+    return tf.stack([high, tf.bitwise.bitwise_xor(seed[1], numbers)], axis=-1)
+
+
+def word(value: int) -> tf.Tensor:
+    """Returns an integer, reduced modulo 2^32, as a `uint32` tensor."""
+    return tf.constant(value & 0xFFFFFFFF, tf.uint32)
+
+
+def mix(x: tf.Tensor, constant: Callable[[int], tf.Tensor] = word) -> tf.Tensor:
+    """Returns the finaliser of MurmurHash3, a bijection of words that spreads every bit."""
+    x = xor(x, tf.bitwise.right_shift(x, constant(16))) * constant(0x85EBCA6B)
+    x = xor(x, tf.bitwise.right_shift(x, constant(13))) * constant(0xC2B2AE35)
+    return xor(x, tf.bitwise.right_shift(x, constant(16)))

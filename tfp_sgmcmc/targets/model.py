@@ -1,0 +1,120 @@
+"""Targets that are made from a model: its log prior and the log likelihood of each example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_sgmcmc.checks import function
+from tfp_sgmcmc.state import State, call_with_state, static_or_dynamic_shape
+from tfp_sgmcmc.targets.base import Target
+from tfp_sgmcmc.targets.bijectors import check_bijectors, map_bijectors
+
+
+class ModelTarget(Target):
+    """Base class of targets made from a model; it checks what the model's functions return.
+
+    Arguments are those of `MinibatchLogProb`.
+    """
+
+    def __init__(
+        self,
+        log_prior_fn: Callable[..., tf.Tensor],
+        log_likelihood_fn: Callable[..., tf.Tensor],
+        bijector: Any,
+    ):
+        self._log_prior_fn = function("log_prior_fn", log_prior_fn)
+        self._log_likelihood_fn = function("log_likelihood_fn", log_likelihood_fn)
+        check_bijectors(bijector)
+        self.bijector = bijector
+
+    def constrain(self, state: State) -> State:
+        """Maps an unconstrained state (or samples of it) to the parameters of the model."""
+        return map_bijectors(self.bijector, lambda b, x: b.forward(x), state)
+
+    def unconstrain(self, state: State) -> State:
+        """Maps parameters of the model to the unconstrained state that kernels move."""
+        return map_bijectors(self.bijector, lambda b, x: b.inverse(x), state)
+
+    def chain_shape(self, state: State) -> Any:
+        return static_or_dynamic_shape(self.log_prior(state))
+
+    def log_prior(self, state: State) -> tf.Tensor:
+        """Returns the log prior of the unconstrained state, Jacobian included, `[chains...]`."""
+        try:
+            result = call_with_state(self._log_prior_fn, self.constrain(state))
+        except tf.errors.InvalidArgumentError as error:
+            _explain_failure("log_prior_fn", error, state)
+            raise
+        result = _returned("log_prior_fn", result, state)
+        for leaf in tf.nest.flatten(state):
+            if result.shape.rank is not None and result.shape.rank > leaf.shape.rank:
+                raise ValueError(
+                    "log_prior_fn must return shape [chains...], one number for each chain (sum "
+                    "over the event dimensions, or wrap the prior in tfd.Independent). Received: "
+                    f"shape {result.shape} for a state part of shape {leaf.shape}."
+                )
+        if self.bijector is None:
+            return result
+        terms = map_bijectors(
+            self.bijector,
+            lambda b, x: b.forward_log_det_jacobian(x, x.shape.rank - result.shape.rank),
+            state,
+            otherwise=lambda x: tf.zeros([], x.dtype),
+        )
+        return result + tf.add_n([t + tf.zeros_like(result) for t in tf.nest.flatten(terms)])
+
+    def log_likelihood(
+        self, state: State, batch: Any, size: int, chain_shape: Any = None
+    ) -> tf.Tensor:
+        """Returns the log likelihoods of a batch of `size` examples, `[chains..., size]`."""
+        if chain_shape is None:
+            chain_shape = self.log_prior(state).shape
+        try:
+            result = call_with_state(self._log_likelihood_fn, self.constrain(state), batch=batch)
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            _explain_failure("log_likelihood_fn", error, state, batch)
+            raise
+        result = _returned("log_likelihood_fn", result, state)
+        expected = tf.TensorShape(chain_shape).concatenate(size)
+        if not result.shape.is_compatible_with(expected):
+            raise ValueError(
+                f"log_likelihood_fn must return shape {expected}, [chains..., n]: the log "
+                "likelihood of each example, not their sum or mean, and without event dimensions. "
+                f"Received: shape {result.shape}. The chain dimensions "
+                f"{tf.TensorShape(chain_shape)} are the shape that log_prior_fn returned, which "
+                "must be summed over event dimensions, too."
+            )
+        return result
+
+
+def _returned(name: str, value: Any, state: State) -> tf.Tensor:
+    """Returns what a user's function returned as a tensor, checked to have the state's dtype."""
+    if value is None:
+        raise TypeError(f"{name} must return log probabilities. Received: None.")
+    result = tf.convert_to_tensor(value)
+    for dtype in [x.dtype.name for x in tf.nest.flatten(state) if x.dtype != result.dtype]:
+        raise TypeError(
+            f"{name} must return the dtype of the state part, {dtype}. Received: "
+            f"{result.dtype.name}. The target's argument dtype='{dtype}' casts floating data."
+        )
+    return result
+
+
+def _explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -> None:
+    """Raises an error that says what a user's function was given, if that is the likely cause."""
+    parts, leaves = tf.nest.flatten(state), tf.nest.flatten(batch)
+    dtype, dtypes = parts[0].dtype.name, sorted({x.dtype.name for x in leaves})
+    if leaves and dtypes != [dtype]:
+        raise TypeError(
+            f"{name} failed for a state of dtype {dtype} and data of {dtypes}. If it mixes them, "
+            f"dtype='{dtype}' casts floating data; integer data are never cast. It raised: {error}"
+        ) from error
+    if isinstance(error, tf.errors.InvalidArgumentError):
+        shapes = ", ".join(str(x.shape) for x in parts)
+        examples = f" and examples of {', '.join(str(x.shape) for x in leaves)}" if leaves else ""
+        raise ValueError(
+            f"{name} failed for a state of shapes {shapes}{examples}. It raised: {error.message}"
+        ) from error
