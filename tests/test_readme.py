@@ -1,4 +1,4 @@
-"""The README's examples run as they stand, and do what it says."""
+"""Tests that the examples of the README run and do what the README says."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def example(heading: str, shortened: dict | None = None, names: dict | None = None) -> dict:
-    """Runs the Python example under a heading of the README; returns its variables.
+    """Runs the Python example under a heading of the README and returns its variables.
 
-    `shortened` are pieces of it, and what takes their place; `names` is what there is before.
+    `shortened` maps pieces of the code to their replacements. `names` holds the variables that
+    exist before.
     """
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
@@ -33,7 +34,7 @@ def test_sample_chain_and_long_run(tmp_path, monkeypatch, capsys):
     names["sgmcmc"].check_finite(samples)
     mean = samples.mean(axis=(0, 1))
     accuracy = np.mean((names["data"]["x"] @ mean > 0) == names["data"]["y"])
-    assert accuracy > 0.97  # always saying "benign" is right for 0.63
+    assert accuracy > 0.97  # the constant answer "benign" reaches 0.63
     r_hat = names["tfp"].mcmc.potential_scale_reduction(samples).numpy()
     assert r_hat.max() < 1.1
 
@@ -42,13 +43,13 @@ def test_sample_chain_and_long_run(tmp_path, monkeypatch, capsys):
     long_run = np.asarray(names["result"].states)
     assert long_run.shape == (2_000, 4, 30)
     deviations = np.abs(long_run.mean(axis=(0, 1)) - mean) / samples.std(axis=(0, 1))
-    assert deviations.max() < 0.5  # both within their Monte Carlo errors of the posterior mean
+    assert deviations.max() < 0.5  # within the Monte Carlo errors of both means
     assert "R-hat" in capsys.readouterr().out
     assert names["result"].to_inference_data().posterior.sizes["draw"] == 2_000
 
 
 def test_fit_example():
-    """With 1,800 steps instead of 6,000: ten samples after the burn-in."""
+    """Takes 1,800 steps instead of 6,000, which gives ten samples after the burn-in."""
     shortened = {"epochs=200": "epochs=60", "num_burnin_steps=3000": "num_burnin_steps=1200"}
     names = example("With `model.fit`", shortened)
     probabilities, spread = names["mean"], names["standard_deviation"]
