@@ -19,14 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-<<<<<<< HEAD:benchmarks/cost/keras_scores.py
 from benchmarks.common import command_line
 from benchmarks.common.timing import in_turn
 from tfp_sgmcmc.covariance import Diag
-=======
-from benchmarks.environment import describe
-from tfp_sgmcmc.covariance import Diag
->>>>>>> w-covtargets:benchmarks/keras_scores.py
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores
 
