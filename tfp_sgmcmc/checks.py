@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -49,6 +50,40 @@ def count_of_examples(name: str, value: Any, num_examples: int) -> int:
             f"Received: {value}."
         )
     return int(value)
+
+
+def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
+    """Raises unless all numbers of a nest are as `expected`.
+
+    Args:
+      name: the argument's name, for messages.
+      value: numbers and arrays. Tensors whose values are known only when the program runs pass.
+      expected: `"a finite number"`, `"a positive finite number"` or
+        `"a finite number of at least 0"`.
+
+    Raises:
+      TypeError: an entry is not a number.
+      ValueError: a number is not as expected.
+    """
+    for leaf in tf.nest.flatten(value):
+        entries = tf.get_static_value(leaf) if tf.is_tensor(leaf) else np.asarray(leaf)
+        if entries is None:
+            continue
+        if not np.issubdtype(entries.dtype, np.number):
+            raise TypeError(f"{name} must be a number. Received: {leaf!r}.")
+        is_wrong = {
+            "a finite number": False,
+            "a positive finite number": entries <= 0,
+            "a finite number of at least 0": entries < 0,
+        }[expected]
+        if np.any(is_wrong | ~np.isfinite(entries)):
+            raise ValueError(f"{name} must be {expected}. Received: {entries}.")
+
+
+def require(name: str, value: Any, holds: bool, expected: str) -> None:
+    """Raises ValueError for `value` unless `holds`, a condition that is false for NaN."""
+    if not holds:
+        raise ValueError(f"{name} must be {expected}. Received: {value}.")
 
 
 def one_of(name: str, value: Any, options: Sequence[str]) -> str:
