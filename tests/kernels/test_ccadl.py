@@ -188,10 +188,10 @@ def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(friction=0.0), "friction is 0.0; a positive finite number"),
-        (dict(thermal_mass=-1.0), "thermal_mass is -1.0; a positive finite number"),
-        (dict(temperature=np.nan), "temperature is nan; a positive finite number"),
-        (dict(mass=0.0), "mass is 0.0; a positive finite number"),
+        (dict(friction=0.0), "friction must be a positive finite number. Received: 0.0"),
+        (dict(thermal_mass=-1.0), "thermal_mass must be a positive finite number. Received: -1.0"),
+        (dict(temperature=np.nan), "temperature must be a positive finite number. Received: nan"),
+        (dict(mass=0.0), "mass must be a positive finite number. Received: 0.0"),
         (dict(covariance="dense"), "covariance is 'dense'; one of full, block"),
         (dict(covariance=None), "covariance is None; one of full, block"),
     ],

@@ -213,7 +213,7 @@ def test_broken_steps_have_another_law(name: str) -> None:
 
 
 THERMOSTAT_MUTATIONS = {
-    "thermostat fed |p|": ('figures["kinetic_temperature"]', "tf.reduce_mean(tf.abs(p), -1)"),
+    "thermostat fed |p|": ("(heat - ", "(tf.reduce_mean(tf.abs(p), -1) - "),
     "thermostat off": ("xi + h / mu *", "xi + 0 *"),
 }
 

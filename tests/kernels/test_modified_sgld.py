@@ -224,25 +224,25 @@ def test_results_keep_their_structure_shapes_and_dtypes() -> None:
 def test_bad_input() -> None:
     target = MODEL.target(BATCH)
     for step_size in (0.0, -1.0, np.nan, [0.1, 0.0]):
-        with pytest.raises(ValueError, match="step_size is"):
+        with pytest.raises(ValueError, match="step_size must be a positive finite number"):
             sgmcmc.ModifiedSGLD(target, step_size)
     for temperature in (0.0, -1.0, np.inf):
-        with pytest.raises(ValueError, match="temperature is .* a positive finite number"):
+        with pytest.raises(ValueError, match="temperature must be a positive finite number"):
             sgmcmc.ModifiedSGLD(target, 0.1, temperature=temperature)
     with pytest.raises(ValueError, match="covariance is 'half'; one of full, block, diag"):
         sgmcmc.ModifiedSGLD(target, 0.1, "half")
-    with pytest.raises(ValueError, match="GrowingBatch, gives no scores"):
+    with pytest.raises(ValueError, match="a GrowingBatch, which gives none"):
         sgmcmc.ModifiedSGLD(sgmcmc.GrowingBatch(target), 0.1)
     state = tf.zeros([2, 3])
     for kernel, message in (
         (sgmcmc.ModifiedSGLD(target, 0.1, "block"), "'block' has one block for each part"),
         (sgmcmc.ModifiedSGLD(MODEL.target(1), 0.1), "at least 2 scores a minibatch"),
-        (sgmcmc.ModifiedSGLD(target, [0.1, 0.1]), r"step_size has shape \(2,\)"),
-        (sgmcmc.ModifiedSGLD(target, 0.1, temperature=np.ones([4])), "temperature has shape"),
+        (sgmcmc.ModifiedSGLD(target, [0.1, 0.1]), r"step_size must broadcast .*: shape \(2,\)"),
+        (sgmcmc.ModifiedSGLD(target, 0.1, temperature=np.ones([4])), "temperature must broadcast"),
     ):
         with pytest.raises(ValueError, match=message):
             kernel.bootstrap_results(state)
-    with pytest.raises(ValueError, match="the initial state, has NaN"):
+    with pytest.raises(ValueError, match="initial state must be finite. Received: NaN"):
         sgmcmc.ModifiedSGLD(target, 0.1).bootstrap_results(tf.constant([[np.nan] * 3]))
 
 

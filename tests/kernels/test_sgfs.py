@@ -393,5 +393,5 @@ def test_estimation_steps_average_and_do_not_move() -> None:
     state, _ = kernel.one_step(state, results, seed=3)
     np.testing.assert_array_equal(state, expected)
     assert np.abs(state - start).max() > 1e-3
-    with pytest.raises(ValueError, match="num_estimation_steps is -1"):
+    with pytest.raises(ValueError, match="num_estimation_steps must be at least 0. Received: -1"):
         sgmcmc.SGFS(target, alpha=1.0, num_estimation_steps=-1)

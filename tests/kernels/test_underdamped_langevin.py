@@ -247,7 +247,7 @@ def test_parameters_rebuild_the_kernel_and_unknown_schemes_are_refused() -> None
     assert copy.step_size == 0.02 and kernel.step_size == STEP
     assert copy.parameters == {**kernel.parameters, "step_size": 0.02}
     assert not kernel.is_calibrated
-    with pytest.raises(ValueError, match="scheme is 'abobo'; 'baoab' or 'obabo' is expected"):
+    with pytest.raises(ValueError, match="scheme must be 'baoab' or 'obabo'. Received: 'abobo'"):
         sgmcmc.UnderdampedLangevin(exact_target(), STEP, scheme="abobo")
-    with pytest.raises(ValueError, match="friction is 0.0; a positive finite number"):
+    with pytest.raises(ValueError, match="friction must be a positive finite .*: 0.0"):
         sgmcmc.UnderdampedLangevin(exact_target(), STEP, friction=0.0)

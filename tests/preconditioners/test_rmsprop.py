@@ -130,9 +130,9 @@ def test_at_a_zero_gradient_all_is_finite() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"decay": 1.0}, r"decay is 1.0; a number in \[0, 1\)"),
-        ({"epsilon": 0.0}, "epsilon is 0.0; a positive number"),
-        ({"epsilon": float("nan")}, "epsilon is nan; a positive number"),
+        ({"decay": 1.0}, r"decay must be a number in \[0, 1\). Received: 1.0"),
+        ({"epsilon": 0.0}, "epsilon must be a positive number. Received: 0.0"),
+        ({"epsilon": float("nan")}, "epsilon must be a positive number. Received: nan"),
     ],
 )
 def test_bad_arguments(arguments: Any, message: str) -> None:

@@ -31,8 +31,8 @@ class GradientNoise:
         if target.num_scores == 0 and not exact:
             raise ValueError(
                 "The target must give scores of single examples, from which the covariance of its "
-                f"gradient noise is estimated. Received: a {type(target).__name__}, which gives no "
-                "scores of single examples. Use MinibatchLogProb, ControlVariate or SVRG."
+                f"gradient noise is estimated. Received: a {type(target).__name__}, which gives "
+                "none. Use MinibatchLogProb, ControlVariate or SVRG."
             )
 
     def init(self, state: State, chain_ndims: int) -> CovarianceState:

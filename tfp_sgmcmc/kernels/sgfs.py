@@ -148,8 +148,8 @@ class SGFS(OverdampedKernel):
         if self._target.num_scores == 0 or isinstance(self._target, AnchoredTarget):
             raise ValueError(
                 "The target must give scores of single examples, whose covariance is the Fisher "
-                f"information. Received: a {type(self._target).__name__}, which gives no scores of "
-                "single examples, or differences of them. Use MinibatchLogProb."
+                f"information. Received: a {type(self._target).__name__}, which gives none, "
+                "or differences of them. Use MinibatchLogProb."
             )
         self._noise = GradientNoise(self._target, covariance, RunningMean())
         used = self._noise.covariance
