@@ -43,7 +43,7 @@ def test_cyclical() -> None:
 
 @pytest.mark.parametrize(("length", "num_exploring"), [(25, 10), (49, 7), (50, 40), (100, 10)])
 def test_the_phases_of_a_cycle_are_the_same_compiled(length: int, num_exploring: int) -> None:
-    """In quotients XLA rounded r_t below the ratio where it is equal to it."""
+    """With quotients, XLA rounded an r_t that equals the ratio to below it."""
     schedule = Cyclical(1.0, length, 1, num_exploring / length)
     for run in (schedule.is_sampling, tf.function(schedule.is_sampling, jit_compile=True)):
         found = [bool(run(tf.constant(t, tf.int64))) for t in range(length)]

@@ -1,4 +1,4 @@
-"""Wrong options, states and seeds of kernels raise in plain words before the first step."""
+"""Wrong options, states and seeds of kernels raise clear errors before the first step."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""One step of modified SGLD equals the formula of its docstring, with the step's own draws.
+"""One step of modified SGLD equals the formula of its docstring, for the draws of that step.
 
 theta <- theta + epsilon / 2 g + sqrt(epsilon T) (I - epsilon / (8 T) Sigma) z
 """
@@ -34,7 +34,7 @@ def gradient(theta: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 def covariance(s: np.ndarray, kept: str) -> np.ndarray:
-    """V of each chain, `[chains, 3, 3]`, or what an estimator keeps of it."""
+    """Returns V of each chain, `[chains, 3, 3]`, or the part that an estimator keeps."""
     v = np.stack([np.cov(rows, rowvar=False) for rows in s])
     mask = {
         "full": np.ones([3, 3]),
@@ -46,7 +46,7 @@ def covariance(s: np.ndarray, kept: str) -> np.ndarray:
 
 
 def as_estimator(kept: str) -> Any:
-    """By default `low_rank` lets minibatches grow old; here it takes the last one, too."""
+    """By default `low_rank` skips the latest minibatches. Here it uses the last one, too."""
     history = sgmcmc.covariance.History(4)
     return sgmcmc.covariance.LowRank(history) if kept == "low_rank" else kept
 
@@ -59,7 +59,7 @@ def step(
     epsilon: Any,
     temperature: Any = 1.0,
 ) -> np.ndarray:
-    """The docstring's formula; `epsilon` a number or one for each entry."""
+    """Returns the docstring's formula, where `epsilon` is a number or one for each entry."""
     root = np.sqrt(np.broadcast_to(epsilon, [3]))
     inner = root[:, np.newaxis] * sigma * root / (8 * temperature)
     injected = np.einsum("cij,cj->ci", np.eye(3) - inner, z)
@@ -67,7 +67,7 @@ def step(
 
 
 def run(kernel: Any, target: Any, state: Any, num_steps: int) -> list[Any]:
-    """For each step: (theta, its scores, z, theta after it, results)."""
+    """Yields (theta, its scores, z, the next theta, results) of each step."""
     results, steps = kernel.bootstrap_results(state), []
     for t in range(num_steps):
         batch_seed, noise_seed = random.split(SEED + t, 2)
@@ -99,7 +99,7 @@ def in_parts() -> list[tf.Tensor]:
     ],
 )
 def test_sigma_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
-    """The first step, which has no past, takes its own; the third averages two."""
+    """The first step uses its own minibatch, as there is no past. The third averages two."""
     target = make_target(parts=True, replacement=replacement)
     used = LowRank(History(4)) if kept == "low_rank" else kept
     kernel = sgmcmc.ModifiedSGLD(target, 0.02, used, temperature=0.7)
@@ -189,7 +189,7 @@ def test_an_exact_gradient_makes_it_sgld() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 def test_compiled_steps(jit: bool) -> None:
-    """Normals differ between modes; the formula holds in each with its own."""
+    """Normals differ between modes. The formula holds with each mode's draws."""
     target = make_target()
     kernel = sgmcmc.ModifiedSGLD(target, 0.02, temperature=0.7)
     state = tf.constant(START)

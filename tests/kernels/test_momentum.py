@@ -1,4 +1,4 @@
-"""What samplers with momenta share: mass, temperature, the first momenta, kinetic temperature."""
+"""The base of samplers with momenta: mass, temperature, first momenta, kinetic temperature."""
 
 from typing import Any
 
@@ -120,7 +120,7 @@ def test_momenta_that_do_not_fit_the_state(kernel: type) -> None:
     ids=["number", "list", "integer", "one a chain"],
 )
 def test_masses_broadcast_with_the_state(kernel: type, mass: Any, expected: Any) -> None:
-    """Seen in the kinetic temperature of the first momenta, p^T m^-1 p / d."""
+    """The kinetic temperature of the first momenta, p^T m^-1 p / d, shows the masses."""
     p = np.arange(1.0, 13.0).reshape(4, 3)
     results = first(kernel, tf.zeros([4, 3], tf.float64), mass=mass, initial_momentum=p)
     np.testing.assert_allclose(results.kinetic_temperature, np.mean(p**2 / expected, axis=-1))
@@ -209,7 +209,7 @@ def test_scaled() -> None:
 
 
 def test_kinetic_temperature_counts_entries_and_squares_momenta() -> None:
-    """By the squares of all entries of a chain: |p| in their place would heat it 2.5 times."""
+    """It averages the squares of all entries of a chain. |p| would heat the chain 2.5 times."""
     p = [tf.constant([[1.0], [2.0]]), tf.constant([[[3.0, 1.0]], [[0.0, 2.0]]])]
     assert degrees_of_freedom(p, chain_ndims=1) == 3
     found = kinetic_temperature(p, [tf.constant(2.0), tf.constant([1.0, 4.0])], chain_ndims=1)

@@ -1,4 +1,4 @@
-"""One step of SGFS equals the formula of its docstring, with the step's own draws.
+"""One step of SGFS equals the formula of its docstring, for the draws of that step.
 
 theta <- theta + 2 [gamma N V + 4 B / epsilon]^-1 (g + eta),  eta ~ N(0, 4 T B / epsilon),
 gamma = 1 + c / (N T)
@@ -44,7 +44,7 @@ def gradient(theta: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 def covariance(s: np.ndarray, kept: str = "full") -> np.ndarray:
-    """V of each chain, `[chains, 3, 3]`, or what an estimator keeps of it."""
+    """Returns V of each chain, `[chains, 3, 3]`, or the part that an estimator keeps."""
     return np.stack([np.cov(rows, rowvar=False) for rows in s]) * MASKS[kept]
 
 
@@ -56,13 +56,13 @@ def step(
     injected: Any,
     gamma: float = TOTAL / BATCH,
 ) -> np.ndarray:
-    """The docstring's formula; `injected` is 4 B / epsilon."""
+    """Returns the docstring's formula, where `injected` is 4 B / epsilon."""
     matrix = gamma * TOTAL * v + injected
     return theta + 2 * np.linalg.solve(matrix, (g + eta)[..., np.newaxis])[..., 0]
 
 
 def fisher_noise(v: np.ndarray, gamma: float = TOTAL / BATCH) -> tuple[np.ndarray, np.ndarray]:
-    """What is added to the diagonal, and 4 B / epsilon with it, for B = N V and epsilon = 0.5."""
+    """Returns the raised diagonal, and 4 B / epsilon with it, for B = N V and epsilon = 0.5."""
     added = LEAST * (gamma + 8) * TOTAL * np.einsum("cii->ci", v)
     return added, 8 * TOTAL * v + diagonal(added)
 
@@ -76,13 +76,13 @@ def times(matrix: np.ndarray, x: Any) -> np.ndarray:
 
 
 def as_estimator(kept: str) -> Any:
-    """By default `low_rank` lets minibatches grow old; here it takes the last one, too."""
+    """By default `low_rank` skips the latest minibatches. Here it uses the last one, too."""
     history = sgmcmc.covariance.History(4)
     return sgmcmc.covariance.LowRank(history) if kept == "low_rank" else kept
 
 
 class Step:
-    """A step that was taken, with its draws."""
+    """One step and its draws."""
 
     def __init__(self, kernel: Any, target: Any, state: Any, results: Any, seed: Any):
         batch_seed, self.noise_seed = random.split(random.as_seed(seed), 2)
@@ -120,9 +120,9 @@ def in_parts() -> list[tf.Tensor]:
     ],
 )
 def test_v_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
-    """The first step, which has no past, takes its own; the third the mean of two.
+    """The first step uses its own minibatch, as there is no past. The third averages two.
 
-    With replacement gamma is the paper's (N + n) / n, without it is N / n.
+    With replacement gamma is (N + n) / n as in the paper, without replacement N / n.
     """
     target = make_target(parts=True, replacement=replacement)
     kernel = sgmcmc.SGFS(target, 0.5, B=2.0, covariance=without_lag(kept))
@@ -150,7 +150,7 @@ def test_the_papers_average_includes_the_current_minibatch() -> None:
 
 @pytest.mark.parametrize("kept", ["full", "diag"])
 def test_diagonal_b(kept: str) -> None:
-    """One array for each part, or one that broadcasts with all."""
+    """B is one array for each part, or one that broadcasts with all."""
     target = make_target(parts=True)
     for B, entries in (([3.0, np.array([1.0, 2.0])], [3.0, 1.0, 2.0]), (np.ones([1]), np.ones(3))):
         kernel = sgmcmc.SGFS(target, alpha=2.0, B=B, covariance=kept)
@@ -166,7 +166,7 @@ def test_full_b() -> None:
     target = make_target(parts=True)
     kernel = sgmcmc.SGFS(target, 0.5, FullMatrix(FULL))
     (s,) = take(kernel, target, in_parts())
-    # The first of two draws; the second is for what B's diagonal may lack.
+    # The first of two draws. The second is for what is missing on B's diagonal.
     z = flat(random.normal_like(in_parts(), random.split(s.noise_seed, 2)[0]))
     eta = np.sqrt(8) * z @ np.linalg.cholesky(FULL).T
     expected = step(s.theta, s.gradient, eta, covariance(s.scores), 8 * FULL)
@@ -179,7 +179,7 @@ def without_lag(kept: str) -> Any:
 
 @pytest.mark.parametrize("kept", list(MASKS))
 def test_b_proportional_to_the_fisher_matrix(kept: str) -> None:
-    """B = N V: a root of V makes the noise, by Cholesky, elementwise, or of the kept scores."""
+    """With B = N V, a root of V makes the noise: by Cholesky, elementwise, or from kept scores."""
     target = make_target(parts=True)
     kernel = sgmcmc.SGFS(target, 0.5, "fisher", covariance=without_lag(kept))
     (s,) = take(kernel, target, in_parts())
@@ -187,7 +187,7 @@ def test_b_proportional_to_the_fisher_matrix(kept: str) -> None:
     added, injected = fisher_noise(v)
     if kept == "low_rank":
         centred = (s.scores - s.scores.mean(axis=1, keepdims=True)) / 2  # sqrt(n - 1)
-        # Four slots of five rows; as long as there is one minibatch, it is in the first.
+        # There are four slots of five rows. The only minibatch so far is in the first.
         seeds = random.split(s.noise_seed, 2)
         z = random.normal([2, 20], tf.float64, seeds[0]).numpy()[:, :5]
         eta = np.sqrt(8 * TOTAL) * np.einsum("cni,cn->ci", centred, z)
@@ -208,14 +208,14 @@ def test_b_proportional_to_the_fisher_matrix(kept: str) -> None:
     ids=["full", "diag", "full B"],
 )
 def test_without_injected_noise(kept: str, B: Any) -> None:
-    """alpha = 0: but for 1e-3, a step is g, preconditioned."""
+    """With alpha = 0, a step is the preconditioned g, except for 1e-3."""
     target = make_target()
     kernel = sgmcmc.SGFS(target, alpha=0.0, B=B, covariance=kept)
     (s,) = take(kernel, target, tf.constant(START))
     v = covariance(s.scores, kept)
     added = LEAST * TOTAL**2 / BATCH * np.einsum("cii->ci", v)
     z = s.z
-    if B != 1.0:  # the second of two draws; the first belongs to B
+    if B != 1.0:  # the second of two draws, as the first belongs to B
         z = random.normal([2, 3], tf.float64, random.split(s.noise_seed, 2)[1])
     expected = step(s.theta, s.gradient, np.sqrt(added) * z, v, diagonal(added))
     np.testing.assert_allclose(s.moved, expected, rtol=1e-7)
@@ -237,7 +237,7 @@ def test_entries_are_raised_one_by_one() -> None:
 
 @pytest.mark.parametrize("B", [1.0, "fisher"])
 def test_temperature(B: Any) -> None:
-    """Injected noise has T times the variance, and gamma falls towards 1."""
+    """The injected noise has T times the variance, and gamma falls towards 1."""
     target = make_target()
     kernel = sgmcmc.SGFS(target, 0.5, B, temperature=np.array([2.0, 0.5]))
     (s,) = take(kernel, target, tf.constant(START))
@@ -293,7 +293,7 @@ def test_solvers_agree(B: Any, alpha: float) -> None:
 
 
 def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
-    """Scores by `tf.vectorized_map`."""
+    """`tf.vectorized_map` computes the scores."""
     quadratic = MODEL.target(BATCH, tf.float64, parts=True)
     target = sgmcmc.MinibatchLogProb(
         lambda a, b: quadratic.log_prior([a, b]),
@@ -322,7 +322,7 @@ def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
     ],
 )
 def test_compiled_steps(B: Any, jit: bool) -> None:
-    """Normals differ between modes; the formula holds in each with its own."""
+    """Normals differ between modes. The formula holds with each mode's draws."""
     target = make_target()
     kernel = sgmcmc.SGFS(target, 0.5, B)
     state = tf.constant(START)
@@ -373,7 +373,7 @@ def test_parameters_rebuild_the_kernel() -> None:
 
 
 def test_estimation_steps_average_and_do_not_move() -> None:
-    """Three steps stand still; the fourth is that of a chain that averaged the same minibatches."""
+    """Three steps stand still. The fourth is that of a chain with the same average."""
     data = np.random.default_rng(3).standard_normal([40, 2])
     target = sgmcmc.MinibatchLogProb(
         lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),

@@ -1,7 +1,7 @@
-"""SGFS refuses what it cannot sample before the first step, and never hands out NaN.
+"""SGFS refuses what it cannot sample before the first step, and never returns NaN.
 
-A singular matrix is met where nothing is injected (alpha = 0), or in proportion to V: constant or
-collinear features, or fewer scores than entries.
+The matrix can be singular if no noise is injected (alpha = 0) or noise in proportion to V: with
+constant or collinear features, or fewer scores than entries.
 """
 
 from typing import Any
@@ -60,9 +60,7 @@ def test_options(options: dict[str, Any], error: type, message: str) -> None:
     ids=lambda target: type(target).__name__,
 )
 def test_targets_without_a_fisher_matrix(target: sgmcmc.targets.Target) -> None:
-    with pytest.raises(
-        ValueError, match="scores of single .* covariance.* which gives none"
-    ):
+    with pytest.raises(ValueError, match="scores of single .* covariance.* which gives none"):
         sgmcmc.SGFS(target, 0.1)
 
 
@@ -118,7 +116,7 @@ def test_few_scores_are_enough_for_diagonals_small_blocks_and_injected_noise() -
 
 
 def logistic(dtype: Any) -> sgmcmc.MinibatchLogProb:
-    """Five features: one of them constant, and one the sum of two others."""
+    """Returns a target with five features. One is constant, one the sum of two others."""
     generator = np.random.default_rng(0)
     x = generator.standard_normal([2000, 5])
     x[:, 1], x[:, 4] = 0.0, x[:, 2] + x[:, 3]
@@ -153,7 +151,7 @@ def logistic(dtype: Any) -> sgmcmc.MinibatchLogProb:
 def test_features_that_tell_nothing_or_the_same(
     options: dict[str, Any], dtype: Any, jit: bool
 ) -> None:
-    """The constant feature stays where it is, the collinear ones within posterior and prior."""
+    """The constant feature does not move. The collinear ones stay within posterior and prior."""
     kernel = sgmcmc.SGFS(logistic(dtype), **options)
     start = tf.constant([[0.0, 0.7, 0.1, 0.2, 0.3], [0.5, -0.7, 0.0, 0.0, 0.0]], dtype)
 
@@ -170,12 +168,12 @@ def test_features_that_tell_nothing_or_the_same(
     samples, num_frozen = (x.numpy() for x in run())
     np.testing.assert_array_equal(num_frozen, 1)
     np.testing.assert_array_equal(samples[:, :, 1], np.broadcast_to(start[:, 1], [2000, 2]))
-    # theta_2 + theta_4 and theta_3 + theta_4 make the likelihood; about 0.06 wide each.
+    # The likelihood depends on theta_2 + theta_4 and theta_3 + theta_4, each about 0.06 wide.
     identified = samples[100:, :, 2:4] + samples[100:, :, 4:]
     assert np.all(np.abs(np.mean(identified, axis=0)) < 0.3)
     deviations = np.std(identified, axis=0)
     assert np.all((deviations > 0.03) & (deviations < 0.15))
-    # Along (1, 1, -1) there is only the prior, which the least of injected noise explores.
+    # Only the prior acts along (1, 1, -1), and the least injected noise explores it.
     along = samples[:, :, 2:] @ np.array([1.0, 1.0, -1.0]) / 3**0.5
     assert np.all(np.abs(along) < 5)
     assert np.all((np.std(along, axis=0) > 0.6) & (np.std(along, axis=0) < 1.5))
@@ -190,7 +188,7 @@ def test_injected_noise_moves_them() -> None:
 
 
 def test_a_minibatch_that_is_not_finite_is_left_out() -> None:
-    """Its gradient counts as zero, its scores not at all."""
+    """Its gradient counts as zero, and its scores are ignored."""
     data = np.ones([4, 3], np.float32) * np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
     target = sgmcmc.MinibatchLogProb(
         lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1),

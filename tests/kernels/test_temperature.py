@@ -22,7 +22,7 @@ STATE = [tf.zeros([2]), tf.ones([2])]
 
 
 def results(kernel: type, temperature: Any) -> list[Any]:
-    """The temperatures before the first step, and after two."""
+    """Returns the temperatures in the results before the first step and after each of two steps."""
     covariance = {"covariance": "diag"} if kernel is sgmcmc.SGFS else {}
     made = kernel(TARGET, 1e-3, temperature=temperature, **covariance)
     state, found = STATE, [made.bootstrap_results(STATE)]

@@ -1,4 +1,4 @@
-"""Constant preconditioners against explicit matrices."""
+"""Constant preconditioners agree with explicit matrices."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_full_matrix() -> None:
 
 @pytest.mark.parametrize("chains", [(), (5,), (2, 3)])
 def test_full_matrix_over_parts_and_chains(chains: tuple[int, ...]) -> None:
-    """Entries are ordered as `tf.nest.flatten` orders the parts, row-major within a part."""
+    """Parts are in the order of `tf.nest.flatten`, with row-major entries."""
     state = {
         "b": GENERATOR.standard_normal([*chains, 2]),
         "a": GENERATOR.standard_normal([*chains]),
@@ -59,14 +59,14 @@ def test_full_matrix_over_parts_and_chains(chains: tuple[int, ...]) -> None:
 
 
 def inverse_in_float32(condition: float) -> np.ndarray:
-    """TensorFlow's `float32` inverse of a matrix of the given condition number."""
+    """Returns TensorFlow's `float32` inverse of a matrix of the given condition number."""
     basis, _ = np.linalg.qr(np.random.default_rng(1).standard_normal([60, 60]))
     hessian = (basis * np.geomspace(1.0, condition, 60)) @ basis.T
     return tf.linalg.inv(tf.constant(hessian, tf.float32)).numpy().astype(np.float64)
 
 
 def test_full_matrix_takes_a_float32_inverse() -> None:
-    """It is not symmetric to rounding; all operations are those of its symmetric part."""
+    """The inverse is not exactly symmetric. All operations use its symmetric part."""
     inverse = inverse_in_float32(1e5)
     assert np.abs(inverse - inverse.T).max() > 1e-5 * np.abs(inverse).max()
     symmetric = (inverse + inverse.T) / 2
@@ -76,7 +76,7 @@ def test_full_matrix_takes_a_float32_inverse() -> None:
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_full_matrix_refuses_a_small_asymmetry_in_any_unit(scale: float) -> None:
-    """One per cent of a correlation, of whatever unit the entries are."""
+    """An asymmetry of one per cent of a correlation is refused in any unit."""
     units = np.array([scale, 1.0, 1.0])
     asymmetric = SPD + np.sqrt(2.0) * 0.01 * np.outer([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])
     FullMatrix(SPD * np.outer(units, units))
