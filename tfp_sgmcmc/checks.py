@@ -71,13 +71,10 @@ def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
             continue
         if not np.issubdtype(entries.dtype, np.number):
             raise TypeError(f"{name} must be a number. Received: {leaf!r}.")
-        is_wrong = {
-            "a finite number": False,
-            "a positive finite number": entries <= 0,
-            "a finite number of at least 0": entries < 0,
-        }[expected]
-        if np.any(is_wrong | ~np.isfinite(entries)):
-            raise ValueError(f"{name} must be {expected}. Received: {entries}.")
+        is_wrong = ~np.isfinite(entries)
+        if expected != "a finite number":
+            is_wrong |= entries <= 0 if expected == "a positive finite number" else entries < 0
+        require(name, entries, not np.any(is_wrong), expected)
 
 
 def require(name: str, value: Any, holds: bool, expected: str) -> None:

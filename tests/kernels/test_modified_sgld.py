@@ -10,11 +10,13 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
+from tests.harness.by_hand import KEPT, ByHand, flat, two_parts
+from tests.harness.gaussian_mean import PRIOR_PRECISION, GaussianMean
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import History, LowRank
 
 MODEL = GaussianMean(num_examples=12)
+scores = ByHand(MODEL).scores
 BATCH = 5
 START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
 SEED = tf.constant([5, 6])
@@ -25,30 +27,13 @@ def make_target(dtype: Any = tf.float64, **options: Any) -> sgmcmc.MinibatchLogP
     return MODEL.target(BATCH, dtype, **options)
 
 
-def scores(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    return (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
-
-
 def gradient(theta: np.ndarray, s: np.ndarray) -> np.ndarray:
     return -theta @ PRIOR_PRECISION + 12 / BATCH * s.sum(axis=-2)
 
 
 def covariance(s: np.ndarray, kept: str) -> np.ndarray:
     """Returns V of each chain, `[chains, 3, 3]`, or the part that an estimator keeps."""
-    v = np.stack([np.cov(rows, rowvar=False) for rows in s])
-    mask = {
-        "full": np.ones([3, 3]),
-        "low_rank": np.ones([3, 3]),
-        "diag": np.eye(3),
-        "block": np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]]),
-    }
-    return v * mask[kept]
-
-
-def as_estimator(kept: str) -> Any:
-    """By default `low_rank` skips the latest minibatches. Here it uses the last one, too."""
-    history = sgmcmc.covariance.History(4)
-    return sgmcmc.covariance.LowRank(history) if kept == "low_rank" else kept
+    return np.stack([np.cov(rows, rowvar=False) for rows in s]) * KEPT[kept]
 
 
 def step(
@@ -79,14 +64,6 @@ def run(kernel: Any, target: Any, state: Any, num_steps: int) -> list[Any]:
     return steps
 
 
-def flat(state: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
-
-
-def in_parts() -> list[tf.Tensor]:
-    return [tf.constant(START[:, :1]), tf.constant(START[:, 1:])]
-
-
 @pytest.mark.parametrize(
     ("kept", "replacement"),
     [
@@ -103,7 +80,7 @@ def test_sigma_is_that_of_past_minibatches(kept: str, replacement: bool) -> None
     target = make_target(parts=True, replacement=replacement)
     used = LowRank(History(4)) if kept == "low_rank" else kept
     kernel = sgmcmc.ModifiedSGLD(target, 0.02, used, temperature=0.7)
-    steps = run(kernel, target, in_parts(), 3)
+    steps = run(kernel, target, two_parts(START), 3)
     v = [covariance(s, kept) for _, s, *_ in steps]
     # decay 0.99: the second minibatch weighs 1/2, as in a plain mean.
     for past, (theta, s, z, moved, results) in zip(
@@ -130,7 +107,7 @@ def test_the_current_minibatch_can_be_included() -> None:
 def test_steps_of_their_own_for_the_parts() -> None:
     target = make_target(parts=True)
     kernel = sgmcmc.ModifiedSGLD(target, [0.03, lambda t: 0.01], temperature=0.7)
-    theta, s, z, moved, results = run(kernel, target, in_parts(), 1)[0]
+    theta, s, z, moved, results = run(kernel, target, two_parts(START), 1)[0]
     sigma = SCALE[False] * covariance(s, "full")
     epsilon = np.array([0.03, 0.01, 0.01])
     expected = step(theta, gradient(theta, s), z, sigma, epsilon, 0.7)

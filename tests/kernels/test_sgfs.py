@@ -11,32 +11,24 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
+from tests.harness.by_hand import KEPT, ByHand, flat, two_parts
+from tests.harness.gaussian_mean import PRIOR_PRECISION, GaussianMean
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import History, LowRank
 from tfp_sgmcmc.preconditioners import FullMatrix
 
 MODEL = GaussianMean(num_examples=12)
+scores = ByHand(MODEL).scores
 TOTAL, BATCH = 12, 5
 START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
 SEED = tf.constant([5, 6])
 LEAST = 1e-3
 SCALE = {True: 12**2 / 5, False: 12 * 7 / 5}  # c, with and without replacement
 FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
-MASKS = {
-    "full": np.ones([3, 3]),
-    "low_rank": np.ones([3, 3]),
-    "diag": np.eye(3),
-    "block": np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]]),
-}
 
 
 def make_target(dtype: Any = tf.float64, **options: Any) -> sgmcmc.MinibatchLogProb:
     return MODEL.target(BATCH, dtype, **options)
-
-
-def scores(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    return (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
 
 
 def gradient(theta: np.ndarray, s: np.ndarray) -> np.ndarray:
@@ -45,7 +37,7 @@ def gradient(theta: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 def covariance(s: np.ndarray, kept: str = "full") -> np.ndarray:
     """Returns V of each chain, `[chains, 3, 3]`, or the part that an estimator keeps."""
-    return np.stack([np.cov(rows, rowvar=False) for rows in s]) * MASKS[kept]
+    return np.stack([np.cov(rows, rowvar=False) for rows in s]) * KEPT[kept]
 
 
 def step(
@@ -75,12 +67,6 @@ def times(matrix: np.ndarray, x: Any) -> np.ndarray:
     return np.einsum("cij,cj->ci", matrix, x)
 
 
-def as_estimator(kept: str) -> Any:
-    """By default `low_rank` skips the latest minibatches. Here it uses the last one, too."""
-    history = sgmcmc.covariance.History(4)
-    return sgmcmc.covariance.LowRank(history) if kept == "low_rank" else kept
-
-
 class Step:
     """One step and its draws."""
 
@@ -104,19 +90,11 @@ def take(kernel: Any, target: Any, state: Any, num_steps: int = 1) -> list[Step]
     return steps
 
 
-def flat(state: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
-
-
-def in_parts() -> list[tf.Tensor]:
-    return [tf.constant(START[:, :1]), tf.constant(START[:, 1:])]
-
-
 @pytest.mark.parametrize(
     ("kept", "replacement"),
     [
-        *((kept, False) for kept in MASKS),
-        *(pytest.param(kept, True, marks=[pytest.mark.slow] * (kept != "full")) for kept in MASKS),
+        *((kept, False) for kept in KEPT),
+        *(pytest.param(kept, True, marks=[pytest.mark.slow] * (kept != "full")) for kept in KEPT),
     ],
 )
 def test_v_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
@@ -127,7 +105,7 @@ def test_v_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
     target = make_target(parts=True, replacement=replacement)
     kernel = sgmcmc.SGFS(target, 0.5, B=2.0, covariance=without_lag(kept))
     gamma = (TOTAL + BATCH) / BATCH if replacement else TOTAL / BATCH
-    steps = take(kernel, target, in_parts(), 3)
+    steps = take(kernel, target, two_parts(START), 3)
     v = [covariance(s.scores, kept) for s in steps]
     for past, s in zip([v[0], v[0], (v[0] + v[1]) / 2], steps, strict=True):
         expected = step(s.theta, s.gradient, 4 * s.z, past, 16 * np.eye(3), gamma)
@@ -154,7 +132,7 @@ def test_diagonal_b(kept: str) -> None:
     target = make_target(parts=True)
     for B, entries in (([3.0, np.array([1.0, 2.0])], [3.0, 1.0, 2.0]), (np.ones([1]), np.ones(3))):
         kernel = sgmcmc.SGFS(target, alpha=2.0, B=B, covariance=kept)
-        (s,) = take(kernel, target, in_parts())
+        (s,) = take(kernel, target, two_parts(START))
         injected = 4 * np.array(entries)
         eta = np.sqrt(injected) * s.z
         expected = step(s.theta, s.gradient, eta, covariance(s.scores, kept), np.diag(injected))
@@ -165,9 +143,9 @@ def test_diagonal_b(kept: str) -> None:
 def test_full_b() -> None:
     target = make_target(parts=True)
     kernel = sgmcmc.SGFS(target, 0.5, FullMatrix(FULL))
-    (s,) = take(kernel, target, in_parts())
+    (s,) = take(kernel, target, two_parts(START))
     # The first of two draws. The second is for what is missing on B's diagonal.
-    z = flat(random.normal_like(in_parts(), random.split(s.noise_seed, 2)[0]))
+    z = flat(random.normal_like(two_parts(START), random.split(s.noise_seed, 2)[0]))
     eta = np.sqrt(8) * z @ np.linalg.cholesky(FULL).T
     expected = step(s.theta, s.gradient, eta, covariance(s.scores), 8 * FULL)
     np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
@@ -177,12 +155,12 @@ def without_lag(kept: str) -> Any:
     return LowRank(History(4)) if kept == "low_rank" else kept
 
 
-@pytest.mark.parametrize("kept", list(MASKS))
+@pytest.mark.parametrize("kept", list(KEPT))
 def test_b_proportional_to_the_fisher_matrix(kept: str) -> None:
     """With B = N V, a root of V makes the noise: by Cholesky, elementwise, or from kept scores."""
     target = make_target(parts=True)
     kernel = sgmcmc.SGFS(target, 0.5, "fisher", covariance=without_lag(kept))
-    (s,) = take(kernel, target, in_parts())
+    (s,) = take(kernel, target, two_parts(START))
     v = covariance(s.scores, kept)
     added, injected = fisher_noise(v)
     if kept == "low_rank":

@@ -13,11 +13,13 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.by_hand import ByHand, flat
 from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
 from tfp_sgmcmc import random
 from tfp_sgmcmc.preconditioners import Diagonal, FullMatrix, PositionDependent, RMSprop
 
 MODEL = GaussianMean(num_examples=12)
+gradient, log_prob = ByHand(MODEL).gradient, ByHand(MODEL).log_prob
 BATCH = 4
 FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
 START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
@@ -33,23 +35,6 @@ class Draws:
         self.batch = target.draw(batch_seed, tf.range(BATCH), chains).numpy()
         self.z = flat(random.normal_like(state, noise_seed))
         self.probe = flat(random.rademacher_like(state, probe_seed))
-
-
-def flat(state: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
-
-
-def gradient(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Returns g = grad log prior + N/n sum of scores."""
-    scores = (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
-    return -theta @ PRIOR_PRECISION + MODEL.num_examples / BATCH * scores.sum(axis=-2)
-
-
-def log_prob(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    residual = MODEL.data[indices] - theta[..., np.newaxis, :]
-    likelihood = -0.5 * np.sum(residual * (residual @ PRECISION), axis=(-1, -2))
-    prior = -0.5 * np.sum(theta * (theta @ PRIOR_PRECISION), axis=-1)
-    return prior + MODEL.num_examples / BATCH * likelihood
 
 
 def step(

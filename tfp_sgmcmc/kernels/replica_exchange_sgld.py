@@ -154,12 +154,8 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         self._temperatures = _checked_temperatures(temperatures)
         self._step_sizes(tf.zeros([], tf.int64), tf.float32)
         integer("swap_every", swap_every, least=1)
-        require(
-            "correction_factor",
-            correction_factor,
-            correction_factor >= 1,
-            "at least 1, the full correction",
-        )
+        expected = "at least 1, the full correction"
+        require("correction_factor", correction_factor, correction_factor >= 1, expected)
         self._compared = comparable_target(self._target)
 
     def _init_results(self, state: State) -> ReplicaExchangeSGLDResults:
@@ -290,8 +286,6 @@ def _checked_temperatures(temperatures: Any) -> np.ndarray:
             f"temperatures must be at least two numbers. Received: shape {values.shape}. Use SGLD "
             "to sample at one temperature."
         )
-    if not np.all(np.isfinite(values)) or np.any(values <= 0) or np.any(np.diff(values) <= 0):
-        raise ValueError(
-            f"temperatures must be positive finite numbers that increase. Received: {values}."
-        )
+    holds = np.all(np.isfinite(values)) and np.all(values > 0) and np.all(np.diff(values) > 0)
+    require("temperatures", values, holds, "positive finite numbers that increase")
     return values

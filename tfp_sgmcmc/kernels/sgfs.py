@@ -228,9 +228,8 @@ class SGFS(OverdampedKernel):
     def _injected(
         self, rate: tf.Tensor, step: tf.Tensor, state: State, chain_ndims: int
     ) -> InjectedNoise:
-        return injected_noise(
-            self._parameters["B"], rate, step, state, chain_ndims, self._target.num_examples
-        )
+        B, num_examples = self._parameters["B"], self._target.num_examples
+        return injected_noise(B, rate, step, state, chain_ndims, num_examples)
 
 
 def _count(entries: State, chain_ndims: int) -> tf.Tensor:
