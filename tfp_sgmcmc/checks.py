@@ -66,7 +66,8 @@ def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
       ValueError: a number is not as expected.
     """
     for leaf in tf.nest.flatten(value):
-        entries = tf.get_static_value(leaf) if tf.is_tensor(leaf) else np.asarray(leaf)
+        is_numpy = isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "dtype")
+        entries = np.asarray(leaf) if is_numpy else tf.get_static_value(tf.convert_to_tensor(leaf))
         if entries is None:
             continue
         if not np.issubdtype(entries.dtype, np.number):
@@ -77,7 +78,7 @@ def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
         require(name, entries, not np.any(is_wrong), expected)
 
 
-def require(name: str, value: Any, holds: bool, expected: str) -> None:
+def require(name: str, value: Any, holds: bool | np.bool_, expected: str) -> None:
     """Raises ValueError for `value` unless `holds`, a condition that is false for NaN."""
     if not holds:
         raise ValueError(f"{name} must be {expected}. Received: {value}.")

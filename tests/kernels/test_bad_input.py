@@ -27,6 +27,7 @@ SCHEDULE = sgmcmc.schedules.PolynomialDecay(0.1)
         ([0.1, -0.1], ValueError, "step_size must be .* Received: -0.1"),
         ({"a": np.array([0.1, 0.0])}, ValueError, r"step_size must be .* Received: \[0.1 0. \]"),
         (tf.constant(-1.0), ValueError, "step_size must be .* Received: -1.0"),
+        (tf.Variable(-1.0), ValueError, "step_size must be .* Received: -1.0"),
         ("small", TypeError, "step_size must be a number. Received: 'small'"),
         (None, TypeError, "step_size must be a number. Received: None"),
     ],
