@@ -66,7 +66,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
       parameters: the sampler's arguments by name. `target_log_prob_fn` and `step_size` are among
         them.
       positive: names of the arguments that must be positive and finite.
-      full_data_expected: whether a plain callable as target is no reason to warn.
+      full_data_expected: whether to accept a plain callable as target without a warning.
     """
 
     def __init__(

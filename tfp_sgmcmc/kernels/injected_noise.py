@@ -105,7 +105,7 @@ def _diagonal_draw(variances: State, seed: tf.Tensor) -> State:
 
 
 def raised_shift(matrix: NoiseCovariance, noise: InjectedNoise) -> tuple[State, State]:
-    """Returns the diagonal to add to `matrix` and a dense C, and where it raises that of C.
+    """Returns the diagonal to add to `matrix` and a dense C, and where it exceeds C's.
 
     Together with a dense C it makes up the diagonal of C, at least `LEAST` of the diagonal of
     `matrix`, or 1 where both are zero.

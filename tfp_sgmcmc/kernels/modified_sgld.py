@@ -50,7 +50,7 @@ class ModifiedSGLD(OverdampedKernel):
     \]
 
     The error of the samples' variance that gradient noise causes is then of second order in
-    epsilon. The error of the discretisation remains that of SGLD, of first order. Above u = 1 the
+    epsilon. The error of the discretisation is the same as in SGLD, of first order. Above u = 1 the
     correction is out of its range: at u = 1 it injects no noise, and above it injects more again.
     Above u = 2 the samples are worse than those of SGLD. Take a smaller step or a larger minibatch.
 

@@ -90,7 +90,7 @@ class SGFS(OverdampedKernel):
 
     Args:
       target_log_prob_fn: a target whose scores are those of its examples, `MinibatchLogProb`. The
-        scores of `ControlVariate` and `SVRG` are differences, whose covariance is no Fisher matrix.
+        scores of `ControlVariate` and `SVRG` are differences, with another covariance.
       step_size: epsilon: a positive number, `[chains...]` tensor or schedule. Give either this or
         `alpha`.
       B: the covariance of the injected noise, up to the factor 4 T/epsilon: a positive number, or

@@ -75,7 +75,7 @@ class FullMatrix(Preconditioner):
 
     Raises:
       ValueError: the matrix is not square, not symmetric or not positive definite. At the first
-        step: its size is not that of the state.
+        step: its size differs from the size of the state.
     """
 
     def __init__(self, matrix: Any):
