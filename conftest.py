@@ -1,7 +1,10 @@
 """Runs the whole suite, `python -m pytest`, on all cores if pytest-xdist is installed."""
 
+import doctest
+import functools
 import os
 import sys
+from typing import Any
 
 import pytest
 
@@ -37,3 +40,24 @@ def pytest_collection_finish() -> None:
         untuned.autotune.enabled = False
         iterate = tf.data.Dataset.__iter__
         tf.data.Dataset.__iter__ = lambda dataset: iterate(dataset.with_options(untuned))
+
+
+@functools.cache
+def _gaussian_mean_example() -> dict[str, Any]:
+    """Runs the docstring of `StochasticGradientKernel` up to its first call of `sample`."""
+    from tfp_sgmcmc.kernels.base import StochasticGradientKernel
+
+    names: dict[str, Any] = {}
+    for example in doctest.DocTestParser().get_examples(StochasticGradientKernel.__doc__ or ""):
+        if "= sample(" in example.source:
+            break
+        exec(example.source, names)
+    return names
+
+
+@pytest.fixture(autouse=True)
+def gaussian_mean_in_doctests_of_kernels(request: pytest.FixtureRequest) -> None:
+    """Gives the samplers' examples the names of the example in their base class."""
+    item = request.node
+    if isinstance(item, pytest.DoctestItem) and item.name.startswith("tfp_sgmcmc.kernels."):
+        item.dtest.globs.update(_gaussian_mean_example())

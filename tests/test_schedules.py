@@ -43,7 +43,7 @@ def test_cyclical() -> None:
 
 @pytest.mark.parametrize(("length", "num_exploring"), [(25, 10), (49, 7), (50, 40), (100, 10)])
 def test_the_phases_of_a_cycle_are_the_same_compiled(length: int, num_exploring: int) -> None:
-    """In quotients XLA rounded r_t below the ratio where it is equal to it."""
+    """With quotients, XLA rounded an r_t that equals the ratio to below it."""
     schedule = Cyclical(1.0, length, 1, num_exploring / length)
     for run in (schedule.is_sampling, tf.function(schedule.is_sampling, jit_compile=True)):
         found = [bool(run(tf.constant(t, tf.int64))) for t in range(length)]
@@ -80,18 +80,21 @@ def test_steps_of_every_dtype_compiled(schedule: object, dtype: tf.DType) -> Non
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PolynomialDecay(a=0.0), "a is 0.0; a positive number is expected"),
-        (lambda: PolynomialDecay(a=1.0, b=-1.0), "b is -1.0; a positive number"),
-        (lambda: PolynomialDecay(a=float("nan")), "a is nan; a positive number"),
-        (lambda: PolynomialDecay(a=1.0, gamma=-0.1), "gamma is -0.1; a number of at least 0"),
-        (lambda: PolynomialDecay.from_endpoints(1.0, 2.0, 10), "first is 1.0; a number above last"),
-        (lambda: PolynomialDecay.from_endpoints(1.0, 0.0, 10), "last is 0.0; a positive number"),
-        (lambda: PolynomialDecay.from_endpoints(1.0, 0.1, 1), "num_steps is 1; at least 2"),
-        (lambda: ConstantBelow(SCHEDULES[0], 0.0), "critical_value is 0.0; a positive number"),
-        (lambda: Cyclical(-1.0, 10, 2), "initial_value is -1.0; a positive number"),
-        (lambda: Cyclical(1.0, 10, 11), "num_cycles is 11; 1 .. num_steps"),
-        (lambda: Cyclical(1.0, 0, 1), "num_steps is 0; at least 1"),
-        (lambda: Cyclical(1.0, 10, 2, 1.0), r"exploration_ratio is 1.0; \[0, 1\)"),
+        (lambda: PolynomialDecay(a=0.0), "a must be a positive number. Received: 0.0"),
+        (lambda: PolynomialDecay(a=1.0, b=-1.0), "b must be a positive number. Received: -1.0"),
+        (lambda: PolynomialDecay(a=float("nan")), "a must be a positive number. Received: nan"),
+        (lambda: PolynomialDecay(a=1.0, gamma=-0.1), "gamma must be .* at least 0.*: -0.1"),
+        (
+            lambda: PolynomialDecay.from_endpoints(1.0, 2.0, 10),
+            "first must be .* last = 2.0.*: 1.0",
+        ),
+        (lambda: PolynomialDecay.from_endpoints(1.0, 0.0, 10), "last must be a positive .*: 0.0"),
+        (lambda: PolynomialDecay.from_endpoints(1.0, 0.1, 1), "num_steps must be .* 2 steps.*: 1"),
+        (lambda: ConstantBelow(SCHEDULES[0], 0.0), "critical_value must be a positive .*: 0.0"),
+        (lambda: Cyclical(-1.0, 10, 2), "initial_value must be a positive number. Received: -1.0"),
+        (lambda: Cyclical(1.0, 10, 11), "num_cycles must be in 1 .. num_steps. Received: 11"),
+        (lambda: Cyclical(1.0, 0, 1), "num_steps must be at least 1 step. Received: 0"),
+        (lambda: Cyclical(1.0, 10, 2, 1.0), r"exploration_ratio must be in \[0, 1\).*: 1.0"),
     ],
 )
 def test_bad_arguments(make: object, message: str) -> None:
@@ -100,5 +103,5 @@ def test_bad_arguments(make: object, message: str) -> None:
 
 
 def test_a_schedule_that_is_not_callable() -> None:
-    with pytest.raises(TypeError, match="schedule is 0.1; a callable from step to value"):
+    with pytest.raises(TypeError, match="schedule must be a callable, step -> value.*: a float"):
         ConstantBelow(0.1, 0.01)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -50,6 +51,38 @@ def count_of_examples(name: str, value: Any, num_examples: int) -> int:
             f"Received: {value}."
         )
     return int(value)
+
+
+def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
+    """Raises unless all numbers of a nest are as `expected`.
+
+    Args:
+      name: the argument's name, for messages.
+      value: numbers and arrays. Tensors whose values are known only when the program runs pass.
+      expected: `"a finite number"`, `"a positive finite number"` or
+        `"a finite number of at least 0"`.
+
+    Raises:
+      TypeError: an entry is not a number.
+      ValueError: a number is not as expected.
+    """
+    for leaf in tf.nest.flatten(value):
+        is_numpy = isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "dtype")
+        entries = np.asarray(leaf) if is_numpy else tf.get_static_value(tf.convert_to_tensor(leaf))
+        if entries is None:
+            continue
+        if not np.issubdtype(entries.dtype, np.number):
+            raise TypeError(f"{name} must be a number. Received: {leaf!r}.")
+        is_wrong = ~np.isfinite(entries)
+        if expected != "a finite number":
+            is_wrong |= entries <= 0 if expected == "a positive finite number" else entries < 0
+        require(name, entries, not np.any(is_wrong), expected)
+
+
+def require(name: str, value: Any, holds: bool | np.bool_, expected: str) -> None:
+    """Raises ValueError for `value` unless `holds`, a condition that is false for NaN."""
+    if not holds:
+        raise ValueError(f"{name} must be {expected}. Received: {value}.")
 
 
 def one_of(name: str, value: Any, options: Sequence[str]) -> str:

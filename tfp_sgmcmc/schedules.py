@@ -8,9 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import function, require
+
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Base class: a schedule is what its constructor was given, which `get_config` returns."""
+    """The base class of schedules, which `get_config` describes by their arguments."""
 
     def __init__(self, **config: Any):
         self._config = config
@@ -23,29 +25,29 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 class PolynomialDecay(Schedule):
     r"""\( \epsilon_t = a (b + t)^{-\gamma} \), with t = 0, 1, ... the step.
 
-    >>> schedule = PolynomialDecay(a=1., b=1., gamma=0.5)
-    >>> float(schedule(3))
-    0.5
+    Examples:
+      >>> schedule = PolynomialDecay(a=1., b=1., gamma=0.5)
+      >>> float(schedule(3))
+      0.5
 
     Args:
       a: scale, positive.
       b: offset, positive.
-      gamma: exponent. Welling & Teh need the sum of step sizes to diverge and that of their
-        squares to converge: 0.5 < gamma <= 1.
+      gamma: exponent. Welling and Teh require that the sum of the step sizes diverges and the sum
+        of their squares converges: 0.5 < gamma <= 1.
 
     Raises:
-      ValueError: `a` or `b` not positive, `gamma` negative.
+      ValueError: `a` or `b` is not positive, or `gamma` is negative.
 
-    #### References
-
-    M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
-    2011. Equation 2 and section 4.2.
+    References:
+      M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
+      2011. Equation 2 and section 4.2.
     """
 
     def __init__(self, a: float, b: float = 1.0, gamma: float = 0.55):
-        _require("a", a, a > 0, "a positive number")
-        _require("b", b, b > 0, "a positive number")
-        _require("gamma", gamma, gamma >= 0, "a number of at least 0")
+        require("a", a, a > 0, "a positive number")
+        require("b", b, b > 0, "a positive number")
+        require("gamma", gamma, gamma >= 0, "a number of at least 0")
         super().__init__(a=float(a), b=float(b), gamma=float(gamma))
         self.a, self.b, self.gamma = float(a), float(b), float(gamma)
 
@@ -53,18 +55,18 @@ class PolynomialDecay(Schedule):
     def from_endpoints(
         cls, first: float, last: float, num_steps: int, gamma: float = 0.55
     ) -> PolynomialDecay:
-        r"""The schedule with value `first` at step 0 and `last` at step `num_steps - 1`.
+        r"""Returns the schedule with value `first` at step 0 and `last` at step `num_steps - 1`.
 
         \( b = (T - 1) / ((\text{first}/\text{last})^{1/\gamma} - 1),\; a = \text{first}\,
         b^\gamma \).
 
         Raises:
-          ValueError: unless `first > last > 0`, `num_steps >= 2` and `gamma > 0`.
+          ValueError: not `first > last > 0`, `num_steps >= 2` and `gamma > 0`.
         """
-        _require("last", last, last > 0, "a positive number")
-        _require("first", first, first > last, f"a number above last = {last}")
-        _require("num_steps", num_steps, num_steps >= 2, "at least 2 steps")
-        _require("gamma", gamma, gamma > 0, "a positive number")
+        require("last", last, last > 0, "a positive number")
+        require("first", first, first > last, f"a number above last = {last}")
+        require("num_steps", num_steps, num_steps >= 2, "at least 2 steps")
+        require("gamma", gamma, gamma > 0, "a positive number")
         b = (num_steps - 1) / ((first / last) ** (1 / gamma) - 1)
         return cls(a=first * b**gamma, b=b, gamma=gamma)
 
@@ -76,27 +78,27 @@ class PolynomialDecay(Schedule):
 class ConstantBelow(Schedule):
     r"""\( \epsilon_t = \max(\text{schedule}(t), \text{critical\_value}) \).
 
-    Follows a decaying schedule until it falls to a critical value, and stays there: below it, the
-    chain would only mix more slowly.
+    Follows a decaying schedule until it falls to a critical value, and stays there. Below that
+    value the chain would only mix more slowly.
 
-    >>> float(ConstantBelow(PolynomialDecay(1., 1., 1.), 0.25)(100))
-    0.25
+    Examples:
+      >>> float(ConstantBelow(PolynomialDecay(1., 1., 1.), 0.25)(100))
+      0.25
 
     Args:
       schedule: any callable from step to value.
       critical_value: positive.
 
     Raises:
-      ValueError: `critical_value` not positive.
-      TypeError: `schedule` not callable.
+      ValueError: `critical_value` is not positive.
+      TypeError: `schedule` is not callable.
     """
 
     def __init__(self, schedule: Any, critical_value: float):
         if isinstance(schedule, dict):  # as deserialised
             schedule = keras.saving.deserialize_keras_object(schedule)
-        if not callable(schedule):
-            raise TypeError(f"schedule is {schedule!r}; a callable from step to value is expected.")
-        _require("critical_value", critical_value, critical_value > 0, "a positive number")
+        function("schedule", schedule, "step -> value")
+        require("critical_value", critical_value, critical_value > 0, "a positive number")
         super().__init__(critical_value=float(critical_value))
         self.schedule, self.critical_value = schedule, float(critical_value)
 
@@ -116,13 +118,15 @@ class Cyclical(Schedule):
 
     \[ \epsilon_t = \frac{\epsilon_0}{2} \left( \cos(\pi r_t) + 1 \right), \]
 
-    t = 0, 1, ... (the paper counts from 1). Steps with \( r_t < \beta \) explore, the others
-    sample: keep the states of `is_sampling` steps only. To explore without noise, as the paper
-    does, give the kernel `temperature=lambda t: tf.where(schedule.is_sampling(t), 1., 0.)`.
+    for t = 0, 1, ... (the paper counts from 1). Steps with \( r_t < \beta \) explore, the others
+    sample. Keep only the states of the steps where `is_sampling` is true. To explore without noise,
+    as in the paper, give the kernel
+    `temperature=lambda t: tf.where(schedule.is_sampling(t), 1., 0.)`.
 
-    >>> schedule = Cyclical(1., num_steps=8, num_cycles=2, exploration_ratio=0.5)
-    >>> [bool(schedule.is_sampling(t)) for t in range(5)]
-    [False, False, True, True, False]
+    Examples:
+      >>> schedule = Cyclical(1., num_steps=8, num_cycles=2, exploration_ratio=0.5)
+      >>> [bool(schedule.is_sampling(t)) for t in range(5)]
+      [False, False, True, True, False]
 
     Args:
       initial_value: \( \epsilon_0 \), positive.
@@ -131,21 +135,20 @@ class Cyclical(Schedule):
       exploration_ratio: \( \beta \), in [0, 1).
 
     Raises:
-      ValueError: an argument out of range.
+      ValueError: an argument is out of range.
 
-    #### References
-
-    R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson. Cyclical stochastic gradient MCMC for
-    Bayesian deep learning. ICLR, 2020. Equation 1 and algorithm 1.
+    References:
+      R. Zhang, C. Li, J. Zhang, C. Chen and A. G. Wilson. Cyclical stochastic gradient MCMC for
+      Bayesian deep learning. ICLR, 2020. Equation 1 and algorithm 1.
     """
 
     def __init__(
         self, initial_value: float, num_steps: int, num_cycles: int, exploration_ratio: float = 0.8
     ):
-        _require("initial_value", initial_value, initial_value > 0, "a positive number")
-        _require("num_steps", num_steps, num_steps >= 1, "at least 1 step")
-        _require("num_cycles", num_cycles, 1 <= num_cycles <= num_steps, "1 .. num_steps")
-        _require("exploration_ratio", exploration_ratio, 0 <= exploration_ratio < 1, "[0, 1)")
+        require("initial_value", initial_value, initial_value > 0, "a positive number")
+        require("num_steps", num_steps, num_steps >= 1, "at least 1 step")
+        require("num_cycles", num_cycles, 1 <= num_cycles <= num_steps, "in 1 .. num_steps")
+        require("exploration_ratio", exploration_ratio, 0 <= exploration_ratio < 1, "in [0, 1)")
         super().__init__(
             initial_value=float(initial_value),
             num_steps=int(num_steps),
@@ -157,12 +160,12 @@ class Cyclical(Schedule):
         self.cycle_length = -(-int(num_steps) // int(num_cycles))
 
     def position(self, step: Any) -> tf.Tensor:
-        """r_t, in [0, 1)."""
+        """Returns r_t, in [0, 1)."""
         return tf.cast(self._place(step), tf.float32) / self.cycle_length
 
     def is_sampling(self, step: Any) -> tf.Tensor:
-        """Whether a step belongs to the sampling phase of its cycle."""
-        # In whole steps: XLA rounds quotients otherwise than eager code does.
+        """Returns whether a step belongs to the sampling phase of its cycle."""
+        # Compares integers, because XLA rounds quotients differently from eager code.
         return self._place(step) >= math.ceil(round(self.exploration_ratio * self.cycle_length, 6))
 
     def _place(self, step: Any) -> tf.Tensor:
@@ -170,8 +173,3 @@ class Cyclical(Schedule):
 
     def __call__(self, step: Any) -> tf.Tensor:
         return self.initial_value / 2 * (tf.cos(math.pi * self.position(step)) + 1)
-
-
-def _require(name: str, value: Any, condition: bool, expected: str) -> None:
-    if not condition:  # also for NaN, whose comparisons are all false
-        raise ValueError(f"{name} is {value}; {expected} is expected.")

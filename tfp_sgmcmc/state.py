@@ -48,12 +48,38 @@ def map_parts(fn: Callable[..., tf.Tensor], *states: State) -> State:
     return tf.nest.pack_sequence_as(states[0], [fn(*parts) for parts in leaves])
 
 
-def match_structure(name: str, value: Any, state: State) -> Any:
-    """Returns the nest `value` if it has one entry for each part of the state.
+def by_part(
+    name: str, value: Any, state: State, evaluate: Callable[[Any], Any] = lambda v: v
+) -> State:
+    """Returns `value` as one tensor for each part of the state, of the state's dtype.
+
+    Args:
+      name: the name of `value`, for messages.
+      value: one value for all parts, or one for each in the structure of the state.
+      state: the state.
+      evaluate: a function that is applied to each value first.
 
     Raises:
-      ValueError: `value` has another structure.
+      ValueError: `value` has another structure, or a value does not broadcast to the shape of its
+        part.
     """
+
+    def convert(part: tf.Tensor, v: Any) -> tf.Tensor:
+        v = as_dtype(evaluate(v), part.dtype)
+        try:
+            shape = tf.broadcast_static_shape(v.shape, part.shape)
+            fits = part.shape.is_compatible_with(shape)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"{name} must broadcast to the shape of its state part, {part.shape}. Received: "
+                f"shape {v.shape}."
+            )
+        return v
+
+    if not tf.nest.is_nested(value):
+        return tf.nest.map_structure(lambda part: convert(part, value), state)
     try:
         picked = tree.map_structure_up_to(state, lambda _, v: v, state, value)
         left_over = len(tf.nest.flatten(picked)) != len(tf.nest.flatten(value))
@@ -64,20 +90,13 @@ def match_structure(name: str, value: Any, state: State) -> Any:
             f"{name} must have the structure of the state, whose parts have shapes "
             f"{tf.nest.map_structure(lambda x: x.shape, state)}. Received: {value}."
         )
-    return value
+    return tree.map_structure_up_to(state, convert, state, value)
 
 
-def check_broadcasts(name: str, value: tf.Tensor, part: tf.Tensor) -> None:
-    """Raises ValueError unless `value` broadcasts to the shape of a part of the state."""
-    try:
-        fits = part.shape.is_compatible_with(tf.broadcast_static_shape(value.shape, part.shape))
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"{name} must broadcast to the shape of its state part, {part.shape}. Received: shape "
-            f"{value.shape}."
-        )
+def as_dtype(value: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns `value` as a tensor of this dtype."""
+    # tf.cast would take a Python float through float32.
+    return tf.cast(value, dtype) if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
 
 
 def static_or_dynamic_shape(x: tf.Tensor) -> Any:

@@ -117,13 +117,13 @@ def test_the_reducer_is_the_mean_over_the_steps(every: int, jit: bool) -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ValueError, match="every is 0"):
+    with pytest.raises(ValueError, match="every must be at least 1. Received: 0"):
         sgmcmc.diagnostics.RejectionReducer(gaussian, every=0)
     x = tf.ones([3])
-    with pytest.raises(ValueError, match="RMSprop learns from gradients"):
+    with pytest.raises(ValueError, match="RMSprop must learn from gradient"):
         sgmcmc.diagnostics.rejection_probability(gaussian, x, x, 0.1, RMSprop())
     for bad in (0.0, -0.5, np.nan):
-        with pytest.raises(ValueError, match=f"step_size is {bad}; a positive finite number"):
+        with pytest.raises(ValueError, match=f"step_size must be a positive finite .*: {bad}"):
             sgmcmc.diagnostics.rejection_probability(gaussian, x, x, bad)
     no_inverse = sgmcmc.preconditioners.PositionDependent(
         lambda _, v: v, lambda _, z: z, tf.zeros_like

@@ -35,6 +35,20 @@ def two_parts(x: np.ndarray) -> list[tf.Tensor]:
     return [tf.constant(x[..., :1]), tf.constant(x[..., 1:])]
 
 
+KEPT = {  # entries of V that an estimator keeps, for a state of the parts of `two_parts`
+    "full": np.ones([3, 3]),
+    "low_rank": np.ones([3, 3]),
+    "diag": np.eye(3),
+    "block": np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]]),
+}
+
+
+def as_estimator(kept: str) -> Any:
+    """By default `low_rank` skips the latest minibatches. Here it uses the last one, too."""
+    history = sgmcmc.covariance.History(4)
+    return sgmcmc.covariance.LowRank(history) if kept == "low_rank" else kept
+
+
 class ByHand:
     """Computes estimates from given minibatches of a `GaussianMean`."""
 

@@ -1,4 +1,4 @@
-"""One step of CCAdL equals the formula of its docstring, with the step's own draws.
+"""One step of CCAdL equals the formula of its docstring, for the draws of that step.
 
 theta <- theta + h p / m
 p     <- p + h g(theta) - h^2 / (2 T) Sigma p / m - h xi p + sqrt(2 A T h m) z
@@ -97,7 +97,7 @@ def test_three_steps(name: str) -> None:
 
 @pytest.mark.parametrize("include_current", [False, True])
 def test_average_of_the_paper(include_current: bool) -> None:
-    """kappa_t = 1 / t, with the current minibatch as in the paper, or without it."""
+    """Weights kappa_t = 1 / t, with the current minibatch as in the paper, or without it."""
     target = MODEL.target(BATCH, tf.float64)
     covariance = Full(RunningMean(), include_current=include_current)
     kernel = sgmcmc.CCAdL(target, H, 3.0, covariance, initial_momentum=MOMENTUM)
@@ -188,10 +188,10 @@ def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(friction=0.0), "friction is 0.0; a positive finite number"),
-        (dict(thermal_mass=-1.0), "thermal_mass is -1.0; a positive finite number"),
-        (dict(temperature=np.nan), "temperature is nan; a positive finite number"),
-        (dict(mass=0.0), "mass is 0.0; a positive finite number"),
+        (dict(friction=0.0), "friction must be a positive finite number. Received: 0.0"),
+        (dict(thermal_mass=-1.0), "thermal_mass must be a positive finite number. Received: -1.0"),
+        (dict(temperature=np.nan), "temperature must be a positive finite number. Received: nan"),
+        (dict(mass=0.0), "mass must be a positive finite number. Received: 0.0"),
         (dict(covariance="dense"), "covariance must be one of full.* Received: 'dense'"),
         (dict(covariance=None), "covariance must be one of full.* Received: None"),
     ],

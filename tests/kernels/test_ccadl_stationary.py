@@ -1,8 +1,8 @@
-"""CCAdL dissipates the gradient's noise by its covariance, and has the law that follows.
+"""CCAdL dissipates the gradient noise by its covariance, and samples the law of its scheme.
 
-With a large thermal mass xi stays at its balance, and on the Gaussian-mean model (theta, p) has the
+With a large thermal mass xi stays at its mean. On the Gaussian-mean model (theta, p) then has the
 law of a linear scheme (`tests/harness/thermostats.py`), minibatch noise and bias included.
-False-alarm rate: 1e-6 a test; the power is stated at each check, which verifies it.
+False-alarm rate: 1e-6 for each test. The power is stated at each check, which verifies it.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ CHAINS = 4000
 def law(
     h: float = H, noise: np.ndarray = NOISE, friction: float = FRICTION, **options: Any
 ) -> tuple[float, np.ndarray]:
-    """xi and the covariance of (theta, p)."""
+    """The mean of xi and the covariance of (theta, p)."""
     options = {"known": NOISE, **options}
     return balanced(lambda xi: euler_law(HESSIAN, h, xi, friction, noise, **options))
 
@@ -53,7 +53,7 @@ def sample(
     return run_thermostat(kernel, tf.ones([chains, 3]), 200, 250, seed=1, first=first, jit=jit)
 
 
-# The law with a large thermal mass: xi varies by 1% there, and the law by less than 0.1%
+# The law with a large thermal mass, where xi varies by 1%, and the law by less than 0.1%
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def run() -> Run:
 
 
 def test_law_of_minibatch_chains(run: Run) -> None:
-    """Power 8% of a variance."""
+    """Power: 8% of a variance."""
     check(run, law()[1])
     check_means(run.kinetic_temperature.mean(axis=1), 1.0, 0.03)
 
@@ -81,7 +81,7 @@ def test_wrong_laws_are_rejected(wrong: dict[str, Any], run: Run) -> None:
 
 @pytest.mark.slow
 def test_estimated_covariance_mass_and_temperature() -> None:
-    """1/t averages, without replacement; they are unbiased, and good to 5% after the burn-in."""
+    """Averages with weights 1/t, without replacement. They are unbiased, with errors of 5%."""
     noise = MODEL.noise(5, replacement=False)
     options = dict(mass=MASS, temperature=1.5)
     xi, covariance = law(noise=noise, known=noise, **options)
@@ -99,7 +99,7 @@ def test_estimated_covariance_mass_and_temperature() -> None:
 
 @pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 0.7)])
 def test_closed_form_is_that_of_the_code(mass: Any, temperature: float) -> None:
-    """For xi = A, with a thermal mass that holds it there."""
+    """With xi = A, which a large thermal mass holds there."""
     matrices = linear_scheme(
         lambda quadratic, **momentum: sgmcmc.CCAdL(
             quadratic, H, 5.0, KnownCovariance(NOISE), 1e30, mass, temperature, **momentum
@@ -111,10 +111,10 @@ def test_closed_form_is_that_of_the_code(mass: Any, temperature: float) -> None:
 
 
 def test_order_of_the_error_of_theta() -> None:
-    """Of first order, whatever the shape of the noise, and without a part of the noise's size.
+    """The error is of first order, and depends neither on the shape nor on the size of the noise.
 
-    It is the thermostat's: it holds at T the momenta at the ends of steps, which are hotter than
-    theta by a factor 1 / (1 - h xi / 2). With xi fixed at A the error is of second order.
+    The thermostat causes it. It holds the momenta at the ends of steps at T, and they are hotter
+    than theta by a factor 1 / (1 - h xi / 2). With xi fixed at A the error is of second order.
     """
     posterior = np.linalg.inv(HESSIAN)
 
@@ -136,24 +136,24 @@ def test_order_of_the_error_of_theta() -> None:
 
 @pytest.fixture(scope="module")
 def thermal() -> Run:
-    """A thermal mass of one; 4000 chains of three coordinates."""
+    """Runs 4000 chains of three coordinates with a thermal mass of one."""
     covariance = KnownCovariance(NOISE / target().noise_scale)
     kernel = sgmcmc.CCAdL(target(), 0.01, 2.0, covariance, initial_momentum=1.0)
     return run_thermostat(kernel, tf.ones([CHAINS, 3]), 330, 1200, seed=2)
 
 
 def test_kinetic_temperature(thermal: Run) -> None:
-    """Mean T, at every step size; power 3%."""
+    """Its mean is T at every step size. Power: 3%."""
     check_means(thermal.kinetic_temperature.mean(axis=1), 1.0, 0.03)
 
 
 def test_kinetic_temperature_has_its_chi_square_law(thermal: Run) -> None:
-    """d K / T of independent chains at the last step; power: a Kolmogorov distance of 0.08."""
+    """Tests d K / T of independent last states. Power: a Kolmogorov distance of 0.08."""
     check_cdf(3 * thermal.kinetic_temperature[:, -1], stats.chi2(3).cdf, error=0.08)
 
 
 def test_thermostat_stays_at_the_friction(thermal: Run) -> None:
-    """A = 2, and O(h); power 4%. Control: SGNHT's takes up the mean noise in Sigma as well."""
+    """Its mean is A = 2, up to O(h). Power: 4%. Control: that of SGNHT absorbs the mean noise."""
     xi = thermal.thermostat.mean(axis=1)
     expected, _ = law(0.01, friction=2.0)
     np.testing.assert_allclose(expected, 2.0, rtol=0.03)
@@ -169,7 +169,7 @@ def test_thermostat_stays_at_the_friction(thermal: Run) -> None:
 def test_beyond_the_largest_stable_step_the_chain_is_lost_and_told_of(
     drag: float, is_stable: bool
 ) -> None:
-    """`drag` is h^2 / 2 times the largest eigenvalue of Sigma."""
+    """With `drag`, h^2 / 2 times the largest eigenvalue of Sigma."""
     h = np.float32((2 * drag / np.linalg.eigvalsh(NOISE)[-1]) ** 0.5)
     covariance = KnownCovariance(NOISE / target().noise_scale)
     kernel = sgmcmc.CCAdL(target(), h, 1.0, covariance)
@@ -199,7 +199,7 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_broken_steps_have_another_law(name: str) -> None:
-    """With xi held at A."""
+    """With xi held at A by a large thermal mass."""
     broken = mutant(sgmcmc.CCAdL, MUTATIONS[name])
     matrices = linear_scheme(
         lambda quadratic, **momentum: broken(
@@ -213,7 +213,7 @@ def test_broken_steps_have_another_law(name: str) -> None:
 
 
 THERMOSTAT_MUTATIONS = {
-    "thermostat fed |p|": ('figures["kinetic_temperature"]', "tf.reduce_mean(tf.abs(p), -1)"),
+    "thermostat fed |p|": ("(heat - ", "(tf.reduce_mean(tf.abs(p), -1) - "),
     "thermostat off": ("xi + h / mu *", "xi + 0 *"),
 }
 
@@ -226,7 +226,7 @@ THERMOSTAT_MUTATIONS = {
     ],
 )
 def test_broken_thermostats_are_rejected(name: str) -> None:
-    """A tenth of the chains; with Sigma at half its size, so that the thermostat has work to do."""
+    """Sigma is halved, so that the thermostat has to absorb the rest. A tenth of the chains."""
     broken = mutant(sgmcmc.CCAdL, THERMOSTAT_MUTATIONS[name])
     covariance = KnownCovariance(NOISE / 2 / target().noise_scale)
     kernels = (k(target(), 0.02, 1.0, covariance) for k in (sgmcmc.CCAdL, broken))

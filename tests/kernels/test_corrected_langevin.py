@@ -1,8 +1,8 @@
 """CorrectedLangevin leaves its target invariant, at large steps and with a moving M.
 
-Chains start in the exact target law and must stay in it: independent draws at every step count, so
-that tests have their stated false-alarm rate, 1e-6. Powers are verified by the checks. Mutations of
-the proposal go through the same checks and are rejected.
+Chains start in the exact target law and must stay in it. Their states are independent draws after
+every number of steps, so tests have their stated false-alarm rate, 1e-6. The checks verify their
+power. Mutations of the proposal go through the same checks and are rejected.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ GENERATOR = np.random.default_rng(0)
 
 
 def acceptance(kernel: Any, state: Any, seed: int = 3) -> np.ndarray:
-    """Acceptance probabilities of one step, `[chains]`."""
+    """Returns the acceptance probabilities of one step, `[chains]`."""
 
     @tf.function(autograph=False)
     def step(state: Any) -> tf.Tensor:
@@ -58,7 +58,7 @@ def moving(divergence: bool = True, log_det: float = 1.0, quadratic: float = 1.0
 
 
 class BackwardAtTheWrongEnd(LangevinProposal):
-    """Evaluates M of the way back where the way out started."""
+    """A proposal that evaluates M of the way back where the way out started."""
 
     def _matrix(self, state: Any, log_prob: tf.Tensor) -> Any:
         if getattr(self, "_start", None) is None:
@@ -92,13 +92,13 @@ def test_one_dimension_with_a_moving_matrix(num_steps: int) -> None:
 
 
 def test_any_drift_is_corrected() -> None:
-    """Without div M the proposal is worse, and the law the same."""
+    """Without div M the proposal is worse, but the law is the same."""
     kernel = sgmcmc.CorrectedLangevin(quartic, STEP, moving(divergence=False))
     check_cdf(skewed_samples(kernel, 10), LAW.cdf, DISTANCE)
 
 
 def test_the_step_is_large() -> None:
-    """So that the Metropolis test matters, and the mutations below show."""
+    """The Metropolis test then matters, and the mutations below are visible."""
     state = tf.constant(LAW.draw(CHAINS, seed=1), tf.float32)
     kernel = sgmcmc.CorrectedLangevin(quartic, STEP, moving())
     assert 0.3 < acceptance(kernel, state).mean() < 0.8
@@ -154,7 +154,7 @@ def gaussian_start() -> np.ndarray:
     ids=["identity", "diagonal", "full"],
 )
 def test_correlated_gaussian(step_size: float, preconditioner: Any) -> None:
-    """Power: 5% of a variance, after ten steps."""
+    """Tests the law after ten steps. Power: 5% of a variance."""
     kernel = sgmcmc.CorrectedLangevin(gaussian, step_size, preconditioner)
     start = tf.constant(gaussian_start(), tf.float32)
     assert 0.3 < acceptance(kernel, start).mean() < 0.8
@@ -187,9 +187,9 @@ def test_two_parts_with_step_sizes_of_their_own() -> None:
     [pytest.param(0.5, marks=pytest.mark.slow), 1.5, pytest.param(3.0, marks=pytest.mark.slow)],
 )
 def test_acceptance_rate_is_the_exact_one(step_size: float) -> None:
-    """E[min(1, r)] of N(0, 1) from the docstring's r, by quadrature over theta and z.
+    """It is E[min(1, r)] of N(0, 1), with the docstring's r, by quadrature over theta and z.
 
-    Power: 1% of acceptance.
+    Power: 1% of the acceptance rate.
     """
     kernel = sgmcmc.CorrectedLangevin(lambda x: -0.5 * x**2, step_size)
     start = tf.constant(np.random.default_rng(8).standard_normal(CHAINS), tf.float32)
@@ -217,7 +217,7 @@ def test_acceptance_rate_is_the_exact_one(step_size: float) -> None:
 
 
 def test_acceptance_ratio_by_hand() -> None:
-    """The docstring's log r for natural-gradient ICA, M as a matrix of its own."""
+    """Tests the docstring's log r for natural-gradient ICA, with M as an explicit matrix."""
 
     def log_prob(w: tf.Tensor) -> tf.Tensor:
         return -0.5 * tf.reduce_sum(w**2 + 0.1 * w**4, axis=[-2, -1])
@@ -259,10 +259,10 @@ def test_acceptance_ratio_by_hand() -> None:
     "adaptation", ["dual averaging", pytest.param("simple", marks=pytest.mark.slow)]
 )
 def test_step_size_adaptation_reaches_its_target(adaptation: str) -> None:
-    """64 chains; acceptance of the last 500 steps within 0.03 of the target.
+    """The acceptance rate of 64 chains in the last 500 steps is within 0.03 of the target.
 
-    Sampling error: 32,000 dependent decisions, standard error below 0.008 even at an
-    autocorrelation time of 8; 0.03 leaves room for the adaptation's own error.
+    The rate of 32,000 dependent decisions has a standard error below 0.008 even at an
+    autocorrelation time of 8. The rest of 0.03 allows for the error of the adaptation.
     """
     inner = sgmcmc.CorrectedLangevin(gaussian, step_size=0.01)
     if adaptation == "simple":

@@ -1,4 +1,4 @@
-"""`diag` and `low_rank` in 100,000 dimensions: a D x D matrix would have 40 GB."""
+"""`diag` and `low_rank` run in 100,000 dimensions, where a D x D matrix would take 40 GB."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""One step of modified SGLD equals the formula of its docstring, with the step's own draws.
+"""One step of modified SGLD equals the formula of its docstring, for the draws of that step.
 
 theta <- theta + epsilon / 2 g + sqrt(epsilon T) (I - epsilon / (8 T) Sigma) z
 """
@@ -10,11 +10,13 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
+from tests.harness.by_hand import KEPT, ByHand, flat, two_parts
+from tests.harness.gaussian_mean import PRIOR_PRECISION, GaussianMean
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import History, LowRank
 
 MODEL = GaussianMean(num_examples=12)
+scores = ByHand(MODEL).scores
 BATCH = 5
 START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
 SEED = tf.constant([5, 6])
@@ -25,30 +27,13 @@ def make_target(dtype: Any = tf.float64, **options: Any) -> sgmcmc.MinibatchLogP
     return MODEL.target(BATCH, dtype, **options)
 
 
-def scores(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    return (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
-
-
 def gradient(theta: np.ndarray, s: np.ndarray) -> np.ndarray:
     return -theta @ PRIOR_PRECISION + 12 / BATCH * s.sum(axis=-2)
 
 
 def covariance(s: np.ndarray, kept: str) -> np.ndarray:
-    """V of each chain, `[chains, 3, 3]`, or what an estimator keeps of it."""
-    v = np.stack([np.cov(rows, rowvar=False) for rows in s])
-    mask = {
-        "full": np.ones([3, 3]),
-        "low_rank": np.ones([3, 3]),
-        "diag": np.eye(3),
-        "block": np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]]),
-    }
-    return v * mask[kept]
-
-
-def as_estimator(kept: str) -> Any:
-    """By default `low_rank` lets minibatches grow old; here it takes the last one, too."""
-    history = sgmcmc.covariance.History(4)
-    return sgmcmc.covariance.LowRank(history) if kept == "low_rank" else kept
+    """Returns V of each chain, `[chains, 3, 3]`, or the part that an estimator keeps."""
+    return np.stack([np.cov(rows, rowvar=False) for rows in s]) * KEPT[kept]
 
 
 def step(
@@ -59,7 +44,7 @@ def step(
     epsilon: Any,
     temperature: Any = 1.0,
 ) -> np.ndarray:
-    """The docstring's formula; `epsilon` a number or one for each entry."""
+    """Returns the docstring's formula, where `epsilon` is a number or one for each entry."""
     root = np.sqrt(np.broadcast_to(epsilon, [3]))
     inner = root[:, np.newaxis] * sigma * root / (8 * temperature)
     injected = np.einsum("cij,cj->ci", np.eye(3) - inner, z)
@@ -67,7 +52,7 @@ def step(
 
 
 def run(kernel: Any, target: Any, state: Any, num_steps: int) -> list[Any]:
-    """For each step: (theta, its scores, z, theta after it, results)."""
+    """Yields (theta, its scores, z, the next theta, results) of each step."""
     results, steps = kernel.bootstrap_results(state), []
     for t in range(num_steps):
         batch_seed, noise_seed = random.split(SEED + t, 2)
@@ -77,14 +62,6 @@ def run(kernel: Any, target: Any, state: Any, num_steps: int) -> list[Any]:
         state, results = kernel.one_step(state, results, SEED + t)
         steps.append((theta, scores(theta, indices), z, flat(state), results))
     return steps
-
-
-def flat(state: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
-
-
-def in_parts() -> list[tf.Tensor]:
-    return [tf.constant(START[:, :1]), tf.constant(START[:, 1:])]
 
 
 @pytest.mark.parametrize(
@@ -99,11 +76,11 @@ def in_parts() -> list[tf.Tensor]:
     ],
 )
 def test_sigma_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
-    """The first step, which has no past, takes its own; the third averages two."""
+    """The first step uses its own minibatch, as there is no past. The third averages two."""
     target = make_target(parts=True, replacement=replacement)
     used = LowRank(History(4)) if kept == "low_rank" else kept
     kernel = sgmcmc.ModifiedSGLD(target, 0.02, used, temperature=0.7)
-    steps = run(kernel, target, in_parts(), 3)
+    steps = run(kernel, target, two_parts(START), 3)
     v = [covariance(s, kept) for _, s, *_ in steps]
     # decay 0.99: the second minibatch weighs 1/2, as in a plain mean.
     for past, (theta, s, z, moved, results) in zip(
@@ -130,7 +107,7 @@ def test_the_current_minibatch_can_be_included() -> None:
 def test_steps_of_their_own_for_the_parts() -> None:
     target = make_target(parts=True)
     kernel = sgmcmc.ModifiedSGLD(target, [0.03, lambda t: 0.01], temperature=0.7)
-    theta, s, z, moved, results = run(kernel, target, in_parts(), 1)[0]
+    theta, s, z, moved, results = run(kernel, target, two_parts(START), 1)[0]
     sigma = SCALE[False] * covariance(s, "full")
     epsilon = np.array([0.03, 0.01, 0.01])
     expected = step(theta, gradient(theta, s), z, sigma, epsilon, 0.7)
@@ -189,7 +166,7 @@ def test_an_exact_gradient_makes_it_sgld() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 def test_compiled_steps(jit: bool) -> None:
-    """Normals differ between modes; the formula holds in each with its own."""
+    """Normals differ between modes. The formula holds with each mode's draws."""
     target = make_target()
     kernel = sgmcmc.ModifiedSGLD(target, 0.02, temperature=0.7)
     state = tf.constant(START)
@@ -224,25 +201,25 @@ def test_results_keep_their_structure_shapes_and_dtypes() -> None:
 def test_bad_input() -> None:
     target = MODEL.target(BATCH)
     for step_size in (0.0, -1.0, np.nan, [0.1, 0.0]):
-        with pytest.raises(ValueError, match="step_size is"):
+        with pytest.raises(ValueError, match="step_size must be a positive finite number"):
             sgmcmc.ModifiedSGLD(target, step_size)
     for temperature in (0.0, -1.0, np.inf):
-        with pytest.raises(ValueError, match="temperature is .* a positive finite number"):
+        with pytest.raises(ValueError, match="temperature must be a positive finite number"):
             sgmcmc.ModifiedSGLD(target, 0.1, temperature=temperature)
     with pytest.raises(ValueError, match="covariance must be one of full, block, diag"):
         sgmcmc.ModifiedSGLD(target, 0.1, "half")
-    with pytest.raises(ValueError, match="GrowingBatch, gives no scores"):
+    with pytest.raises(ValueError, match="a GrowingBatch, which gives none"):
         sgmcmc.ModifiedSGLD(sgmcmc.GrowingBatch(target), 0.1)
     state = tf.zeros([2, 3])
     for kernel, message in (
         (sgmcmc.ModifiedSGLD(target, 0.1, "block"), "for a state of one part. .*='block'"),
         (sgmcmc.ModifiedSGLD(MODEL.target(1), 0.1), "at least 2 scores from each minibatch"),
-        (sgmcmc.ModifiedSGLD(target, [0.1, 0.1]), r"step_size has shape \(2,\)"),
-        (sgmcmc.ModifiedSGLD(target, 0.1, temperature=np.ones([4])), "temperature has shape"),
+        (sgmcmc.ModifiedSGLD(target, [0.1, 0.1]), r"step_size must broadcast .*: shape \(2,\)"),
+        (sgmcmc.ModifiedSGLD(target, 0.1, temperature=np.ones([4])), "temperature must broadcast"),
     ):
         with pytest.raises(ValueError, match=message):
             kernel.bootstrap_results(state)
-    with pytest.raises(ValueError, match="the initial state, has NaN"):
+    with pytest.raises(ValueError, match="initial state must be finite. Received: NaN"):
         sgmcmc.ModifiedSGLD(target, 0.1).bootstrap_results(tf.constant([[np.nan] * 3]))
 
 

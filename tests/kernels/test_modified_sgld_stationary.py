@@ -1,12 +1,12 @@
-"""Modified SGLD samples exactly its own stationary law, nearer to the posterior than SGLD's.
+"""Modified SGLD samples its exact stationary law, which is nearer to the posterior than SGLD's.
 
 On the Gaussian-mean model, with Sigma known, steps are linear with noise of constant covariance:
 
   S = F S F + epsilon T (I - epsilon / (8 T) Sigma)^2 + epsilon^2 / 4 Sigma,  F = I - epsilon / 2 A.
 
 False-alarm rate: 1e-6 a test. Power: an error of 5% in the variance of any whitened direction is
-found with probability 0.999, which the checks verify. What compiles to one program runs as one:
-`GROUPS` are groups of chains of the same run, the sound ones and the mutations.
+found with probability 0.999, which the checks verify. One compiled program runs all `GROUPS` of
+chains, the correct ones and the mutations.
 """
 
 from typing import Any
@@ -25,9 +25,9 @@ from tests.harness.statistics import Rejected, check_covariance
 MODEL = GaussianMean(num_examples=12)
 V = MODEL.score_covariance
 BATCH = 5
-NOISE = MODEL.noise(BATCH, replacement=True)  # which is quicker to draw
+NOISE = MODEL.noise(BATCH, replacement=True)  # quicker to draw
 STEP = 0.06  # the largest stable one is 0.12
-CHAINS = 5000  # in a group
+CHAINS = 5000  # in each group
 ERROR = 0.05
 IDENTITY = np.eye(3)
 
@@ -35,7 +35,7 @@ IDENTITY = np.eye(3)
 def modified_covariance(
     noise: np.ndarray, step_size: float, temperature: float = 1.0, assumed: Any = None
 ) -> np.ndarray:
-    """The stationary law, with `noise` the gradient's and `assumed` the sampler's Sigma."""
+    """Returns the stationary law if gradients have Sigma `noise` and the kernel uses `assumed`."""
     assumed = noise if assumed is None else assumed
     contraction = IDENTITY - step_size / 2 * MODEL.hessian
     root = IDENTITY - step_size / (8 * temperature) * assumed
@@ -78,7 +78,7 @@ class LastGroupsBroken(sgmcmc.ModifiedSGLD):
 
 @pytest.fixture(scope="module")
 def samples() -> dict[str, np.ndarray]:
-    """Of each group, `[CHAINS, 50, 3]`; 100 steps forget the start to 1e-8."""
+    """Returns samples of each group, `[CHAINS, 50, 3]`. 100 steps forget the start to 1e-8."""
     numbers = np.repeat(np.array(list(GROUPS.values()), np.float32), CHAINS, axis=0)
     step_size, temperature, factor = (x[:, np.newaxis] for x in numbers.T)
     kernel = LastGroupsBroken(
@@ -120,7 +120,7 @@ def test_wrong_laws_are_rejected(name: str, samples: dict[str, np.ndarray]) -> N
     ("kept", "replacement"), [("block", True), ("diag", True), ("low_rank", False)]
 )
 def test_law_where_parts_of_sigma_are_kept(kept: str, replacement: bool) -> None:
-    """`block` and `diag` leave out correlations; the law is exact for what they take Sigma for."""
+    """`block` and `diag` leave out correlations. The law is exact for the Sigma they assume."""
     masks = {
         "block": np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]]),
         "diag": IDENTITY,
@@ -136,7 +136,7 @@ def test_law_where_parts_of_sigma_are_kept(kept: str, replacement: bool) -> None
 
 @pytest.mark.slow
 def test_estimated_sigma() -> None:
-    """From past minibatches of five; its own fluctuations add 5e-4 of the variance here."""
+    """Sigma comes from past minibatches of five. Its errors add 5e-4 of the variance."""
     estimated = MODEL.target(BATCH, replacement=True)
     found = run_chains(sgmcmc.ModifiedSGLD(estimated, STEP), tf.ones([CHAINS, 3]), 50, 100, seed=3)
     law = modified_covariance(NOISE, STEP)
@@ -145,7 +145,7 @@ def test_estimated_sigma() -> None:
 
 @pytest.mark.slow
 def test_past_its_range_it_is_worse_than_sgld() -> None:
-    """Minibatches of two: u = epsilon s / (8 T) is 2.1 for the largest eigenvalue s of Sigma."""
+    """With minibatches of two, epsilon s / (8 T) is 2.1 for the largest eigenvalue s of Sigma."""
     noise, step_size = MODEL.noise(2, replacement=True), 0.11
     largest, direction = (x[..., -1] for x in np.linalg.eigh(noise))
     assert step_size * largest / 8 > 2
@@ -158,10 +158,9 @@ def test_past_its_range_it_is_worse_than_sgld() -> None:
 
 
 def test_gradient_noise_adds_an_error_of_second_order() -> None:
-    """What the noise adds to the law falls as epsilon^2, in SGLD as epsilon.
+    """The error that the noise adds to the law falls as epsilon^2, and in SGLD as epsilon.
 
-    The error of discretisation, all that is left where the gradient is exact, is of first order in
-    both.
+    The error of the discretisation, the only one with exact gradients, is of first order in both.
     """
     sizes, zero = (1e-4, 5e-5), np.zeros([3, 3])
     posterior = np.linalg.inv(MODEL.hessian)

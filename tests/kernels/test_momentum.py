@@ -1,4 +1,4 @@
-"""What samplers with momenta share: mass, temperature, the first momenta, kinetic temperature."""
+"""The base of samplers with momenta: mass, temperature, first momenta, kinetic temperature."""
 
 from typing import Any
 
@@ -84,10 +84,10 @@ def test_shapes_known_only_at_run_time(kernel: type) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ([1.0, np.nan, 0.0], ValueError, "initial_momentum is nan; finite numbers are expected"),
-        (tf.constant([np.inf]), ValueError, "initial_momentum is .*; finite numbers"),
-        ("fast", TypeError, "initial_momentum is 'fast'; numbers are expected"),
-        (lambda t: 1.0, TypeError, "initial_momentum is <function .*; numbers are expected"),
+        ([1.0, np.nan, 0.0], ValueError, "initial_momentum must be a finite number. Received: nan"),
+        (tf.constant([np.inf]), ValueError, "initial_momentum must be a finite number.*inf"),
+        ("fast", TypeError, "initial_momentum must be a number. Received: 'fast'"),
+        (lambda t: 1.0, TypeError, "initial_momentum must be a number. Received: <function"),
     ],
 )
 def test_momenta_that_are_no_numbers(kernel: type, given: Any, error: type, message: str) -> None:
@@ -97,11 +97,11 @@ def test_momenta_that_are_no_numbers(kernel: type, given: Any, error: type, mess
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_momenta_that_do_not_fit_the_state(kernel: type) -> None:
-    with pytest.raises(ValueError, match=r"initial_momentum has shape \(2,\), which does not broa"):
+    with pytest.raises(ValueError, match=r"initial_momentum must broadcast .*: shape \(2,\)"):
         first(kernel, tf.zeros([4, 3]), initial_momentum=[1.0, 2.0])
-    with pytest.raises(ValueError, match=r"initial_momentum has shape \(5, 4, 3\), which does not"):
+    with pytest.raises(ValueError, match=r"initial_momentum must broadcast .*: shape \(5, 4, 3\)"):
         first(kernel, tf.zeros([4, 3]), initial_momentum=np.zeros([5, 4, 3]))
-    with pytest.raises(ValueError, match="initial_momentum is .* not the structure of the state"):
+    with pytest.raises(ValueError, match="initial_momentum must have the structure of the state"):
         first(kernel, TWO, TWO_PARTS, initial_momentum=[1.0, 2.0, 3.0])
 
 
@@ -120,7 +120,7 @@ def test_momenta_that_do_not_fit_the_state(kernel: type) -> None:
     ids=["number", "list", "integer", "one a chain"],
 )
 def test_masses_broadcast_with_the_state(kernel: type, mass: Any, expected: Any) -> None:
-    """Seen in the kinetic temperature of the first momenta, p^T m^-1 p / d."""
+    """The kinetic temperature of the first momenta, p^T m^-1 p / d, shows the masses."""
     p = np.arange(1.0, 13.0).reshape(4, 3)
     results = first(kernel, tf.zeros([4, 3], tf.float64), mass=mass, initial_momentum=p)
     np.testing.assert_allclose(results.kinetic_temperature, np.mean(p**2 / expected, axis=-1))
@@ -137,11 +137,11 @@ def test_masses_of_parts(kernel: type) -> None:
 @pytest.mark.parametrize(
     ("mass", "error", "message"),
     [
-        (0.0, ValueError, "mass is 0.0; a positive finite number"),
-        ([1.0, -1.0, 1.0], ValueError, "mass is -1.0; a positive finite number"),
-        (np.array([1.0, np.inf, 1.0]), ValueError, r"mass is \[ 1. inf  1.\]; a positive finite"),
-        (lambda t: 1.0, TypeError, "mass is a schedule; numbers that stay the same"),
-        (None, TypeError, "mass is None; a number"),
+        (0.0, ValueError, "mass must be a positive finite number. Received: 0.0"),
+        ([1.0, -1.0, 1.0], ValueError, "mass must be a positive finite number. Received: -1.0"),
+        (np.array([1.0, np.inf, 1.0]), ValueError, r"mass must be a positive .*: \[ 1. inf  1.\]"),
+        (lambda t: 1.0, TypeError, "mass must be numbers that stay the same. Received: a sch"),
+        (None, TypeError, "mass must be a number. Received: None"),
     ],
 )
 def test_wrong_masses(kernel: type, mass: Any, error: type, message: str) -> None:
@@ -151,9 +151,9 @@ def test_wrong_masses(kernel: type, mass: Any, error: type, message: str) -> Non
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_masses_that_do_not_fit_the_state(kernel: type) -> None:
-    with pytest.raises(ValueError, match=r"mass has shape \(2,\), which does not broadcast"):
+    with pytest.raises(ValueError, match=r"mass must broadcast .* Received: shape \(2,\)"):
         first(kernel, tf.zeros([4, 3]), mass=[1.0, 2.0])
-    with pytest.raises(ValueError, match="mass is .* not the structure of the state"):
+    with pytest.raises(ValueError, match="mass must have the structure of the state"):
         first(kernel, TWO, TWO_PARTS, mass=[1.0])
 
 
@@ -164,11 +164,11 @@ def test_masses_that_do_not_fit_the_state(kernel: type) -> None:
 @pytest.mark.parametrize("name", ["friction", "temperature"])
 def test_numbers_that_no_sampler_takes(kernel: type, name: str) -> None:
     for value in (0.0, -1.0, float("nan"), np.array([1.0, 0.0])):
-        with pytest.raises(ValueError, match=f"{name} is .*; a positive finite number is expected"):
+        with pytest.raises(ValueError, match=f"{name} must be a positive finite .*: .*"):
             kernel(NORMAL, 0.1, **{name: value})
-    with pytest.raises(ValueError, match=f"{name} at step 0 is -1.0; a positive finite"):
+    with pytest.raises(ValueError, match=f"{name} at step 0 must be a positive finite .*: -1.0"):
         kernel(NORMAL, 0.1, **{name: lambda t: -1.0})
-    with pytest.raises(TypeError, match=f"{name} is None; a number is expected"):
+    with pytest.raises(TypeError, match=f"{name} must be a number. Received: None"):
         kernel(NORMAL, 0.1, **{name: None})
 
 
@@ -177,16 +177,16 @@ def test_numbers_that_no_sampler_takes(kernel: type, name: str) -> None:
 def test_numbers_that_do_not_fit_the_chains(kernel: type, name: str) -> None:
     for value in (np.ones([3]), np.ones([4, 1]), lambda t: tf.ones([5])):
         options = {"step_size": 0.1, name: value}
-        with pytest.raises(ValueError, match=rf"{name} has shape \(.*\); a scalar, or one number"):
+        with pytest.raises(ValueError, match=rf"{name} must be a scalar, or .*: shape \(.*\)"):
             kernel(NORMAL, **options).bootstrap_results(tf.zeros([4, 3]))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_nests_where_one_number_is_expected(kernel: type) -> None:
-    with pytest.raises(ValueError, match=r"step_size is \[0.1, 0.2\]; one number or schedule for "):
+    with pytest.raises(ValueError, match=r"step_size must be one number .*: \[0.1, 0.2\]"):
         kernel(TWO_PARTS, [0.1, 0.2])
     for name in ("friction", "temperature"):
-        with pytest.raises(ValueError, match=rf"{name} is \[1.0, 2.0\]; a number, or an array"):
+        with pytest.raises(ValueError, match=rf"{name} must be a number, or an .*: \[1.0, 2.0\]"):
             first(kernel, TWO, TWO_PARTS, **{name: [1.0, 2.0]})
 
 
@@ -209,7 +209,7 @@ def test_scaled() -> None:
 
 
 def test_kinetic_temperature_counts_entries_and_squares_momenta() -> None:
-    """By the squares of all entries of a chain: |p| in their place would heat it 2.5 times."""
+    """It averages the squares of all entries of a chain. |p| would heat the chain 2.5 times."""
     p = [tf.constant([[1.0], [2.0]]), tf.constant([[[3.0, 1.0]], [[0.0, 2.0]]])]
     assert degrees_of_freedom(p, chain_ndims=1) == 3
     found = kinetic_temperature(p, [tf.constant(2.0), tf.constant([1.0, 4.0])], chain_ndims=1)

@@ -1,4 +1,4 @@
-"""One step of NOGIN equals its docstring's formula, with the step's own draws.
+"""One step of NOGIN equals its docstring's formula, for the draws of that step.
 
 theta += h/2 p/m;  p += k;  p = (T m - C) (T m + C)^-1 p;  p += k;  theta += h/2 p/m
 k = h/2 g + lambda sqrt(T m) z,   C = T lambda^2 m + h^2/4 Sigma,   lambda^2 = tanh(friction h/2)
@@ -48,7 +48,7 @@ def step(
     mass: Any = 1.0,
     temperature: Any = 1.0,
 ) -> Step:
-    """Numbers or `[chains, 1]`; `gradient` and `covariance` (Sigma) are functions of theta."""
+    """Takes a step by hand. `gradient` and `covariance` (Sigma) are functions of theta."""
     at = theta + h / 2 * p / mass
     g, sigma = gradient(at), covariance(at)
     kinetic = np.mean(p * (p + h / 2 * g) / mass, axis=-1)
@@ -63,7 +63,7 @@ def step(
 
 
 def averaged(estimates: list[np.ndarray], decay: float = 0.99, current: bool = False) -> Any:
-    """V at a step, from the estimates of all minibatches so far, the step's own the last."""
+    """Returns V at a step from the estimates of all minibatches, the current one last."""
     average = estimates[0]
     for t, estimate in enumerate(estimates[1 : None if current else -1], start=2):
         average = average + max(1 / t, 1 - decay) * (estimate - average)
@@ -71,7 +71,7 @@ def averaged(estimates: list[np.ndarray], decay: float = 0.99, current: bool = F
 
 
 def equal_weights(estimates: list[np.ndarray]) -> np.ndarray:
-    """V of `low_rank`: up to four past minibatches."""
+    """Returns V of `low_rank`, from up to four past minibatches."""
     return np.mean(estimates[-5:-1] or estimates, axis=0)
 
 
@@ -155,7 +155,7 @@ def test_states_of_two_parts_with_a_block_each(structure: Any) -> None:
 
 
 def test_numbers_of_each_chain_and_schedules() -> None:
-    """Chains with numbers of their own; the schedule of the step size counts the steps."""
+    """Each chain has different numbers, and the schedule of the step size counts the steps."""
     frictions, temperatures = np.array([2.0, 5.0]), np.array([0.5, 3.0])
     noise = MODEL.noise(BATCH, replacement=False)
     target = MODEL.target(BATCH, tf.float64)
@@ -210,7 +210,7 @@ def test_a_plain_log_density_has_exact_gradients_and_no_sigma() -> None:
     ],
 )
 def test_every_mode_takes_the_step_of_its_own_draws(covariance: str, jit: bool) -> None:
-    """Normals differ between modes; the formula holds in each with its own. Two steps."""
+    """Normals differ between modes. The formula holds for two steps with each mode's draws."""
     target = MODEL.target(BATCH, tf.float64, replacement=True)
     kernel = sgmcmc.NOGIN(target, STEP, FRICTION, covariance, initial_momentum=MOMENTUM)
 
@@ -239,7 +239,7 @@ def test_every_mode_takes_the_step_of_its_own_draws(covariance: str, jit: bool) 
 
 
 def test_one_chain_and_many_agree() -> None:
-    """A chain whose minibatch is shared moves as it does by itself, given its own z."""
+    """A chain that shares its minibatch moves as it would alone with the same z."""
     noise = MODEL.noise(BATCH, replacement=False)
     target = MODEL.target(BATCH, tf.float64, shared_batch=True)
     known = KnownScores(target, noise / target.noise_scale)
@@ -261,7 +261,7 @@ def test_one_chain_and_many_agree() -> None:
 
 
 def test_a_minibatch_that_is_not_finite_is_skipped() -> None:
-    """The step goes on with g = 0 and the Sigma known so far, and counts."""
+    """The step uses g = 0 and the Sigma known so far, and counts the minibatch."""
     target = sgmcmc.MinibatchLogProb(
         lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1),
         lambda x, batch: tf.reduce_sum(tf.sqrt(x[..., tf.newaxis, :] - batch), axis=-1),
@@ -277,7 +277,7 @@ def test_a_minibatch_that_is_not_finite_is_skipped() -> None:
 
 
 def test_steps_of_estimation_move_nothing_and_teach_sigma() -> None:
-    """V is that of a chain that moves: the covariance of these scores does not depend on theta."""
+    """V equals that of a chain that moves, as these scores have one covariance everywhere."""
     target, state = MODEL.target(BATCH, tf.float64), tf.constant(START)
     kernel = sgmcmc.NOGIN(
         target, STEP, covariance=Full(RunningMean()), initial_momentum=tf.constant(MOMENTUM),
@@ -301,17 +301,17 @@ def test_steps_of_estimation_move_nothing_and_teach_sigma() -> None:
 
 def test_wrong_arguments() -> None:
     target = MODEL.target(BATCH)
-    with pytest.raises(ValueError, match="num_estimation_steps is -1; at least 0 is expected"):
+    with pytest.raises(ValueError, match="num_estimation_steps must be at least 0. Received: -1"):
         sgmcmc.NOGIN(target, STEP, num_estimation_steps=-1)
     with pytest.raises(ValueError, match="covariance must be one of full, block, diag, low_"):
         sgmcmc.NOGIN(target, STEP, covariance="fisher")
-    with pytest.raises(ValueError, match="friction is -1.0; a positive finite number"):
+    with pytest.raises(ValueError, match="friction must be a positive finite .*: -1.0"):
         sgmcmc.NOGIN(target, STEP, friction=-1.0)
     with pytest.raises(ValueError, match="needs at least 2 scores"):
         sgmcmc.NOGIN(MODEL.target(1), STEP).bootstrap_results(tf.zeros([3]))
     with pytest.raises(ValueError, match="for a state of one part. Received: covariance='block'"):
         sgmcmc.NOGIN(target, STEP, covariance="block").bootstrap_results(tf.zeros([3]))
-    with pytest.raises(ValueError, match="GrowingBatch, gives no scores of single examples"):
+    with pytest.raises(ValueError, match="scores of .* a GrowingBatch, which gives none"):
         sgmcmc.NOGIN(sgmcmc.GrowingBatch(target), STEP)
 
 

@@ -1,9 +1,9 @@
-"""NOGIN samples a Gaussian posterior exactly, with minibatches and steps near the largest stable.
+"""NOGIN samples a Gaussian posterior exactly, with minibatches and nearly unstable steps.
 
 On the Gaussian-mean model every step is linear and the gradient noise has one covariance Sigma.
-The closed forms at the top come from matrices that are read off the code: exact to rounding, no
-sampling. Then chains are held to them, with false-alarm rate 1e-6 a test and the power stated,
-which the checks verify themselves; broken samplers go through the same checks.
+The first tests read the matrices of a step off the code, and compare their law with closed forms to
+rounding, without sampling. Then chains are compared with them, with a false-alarm rate of 1e-6 for
+each test and a stated power, which the checks verify. Broken samplers go through the same checks.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ VARIANCE_ERROR = 0.08
 
 
 def limit(model: GaussianMean = MODEL, mass: Any = 1.0) -> float:
-    """The largest stable step: h^2 times the largest eigenvalue of m^-1 A is 4."""
+    """Returns the largest stable step, where h^2 times the largest eigenvalue of m^-1 A is 4."""
     scaled = model.hessian / np.broadcast_to(mass, [3])[:, np.newaxis]
     return 2 / np.sqrt(np.linalg.eigvals(scaled).real.max())
 
@@ -48,7 +48,7 @@ def scheme(
     kernel: Any = sgmcmc.NOGIN,
     **options: Any,
 ) -> LinearScheme:
-    """The matrices of NOGIN that takes Sigma for `noise`."""
+    """Returns the matrices of NOGIN whose Sigma is `noise`."""
     return linear_scheme(
         lambda target, **momentum: kernel(
             KnownScores(target, noise), step_size, friction, **options, **momentum
@@ -63,7 +63,7 @@ def exact(
     temperature: float = 1.0,
     model: GaussianMean = MODEL,
 ) -> np.ndarray:
-    """theta ~ N(., T A^-1), p ~ N(0, T (m^-1 - h^2/4 m^-1 A m^-1)^-1), independent."""
+    """Independent theta ~ N(., T A^-1) and p ~ N(0, T (m^-1 - h^2/4 m^-1 A m^-1)^-1)."""
     inverse_mass = np.diag(1 / np.broadcast_to(mass, [3]))
     drag = step_size**2 / 4 * inverse_mass @ model.hessian @ inverse_mass
     return temperature * block_diag(
@@ -116,7 +116,7 @@ def test_a_diagonal_sigma_has_the_law_of_its_diagonal(covariance: Any) -> None:
 
 
 def test_ten_examples_of_a_thousand_are_stable_and_exact() -> None:
-    """A step's gradient noise, h^2 Sigma, is then up to 500 times the momenta's variance."""
+    """The gradient noise of a step, h^2 Sigma, is up to 500 times the variance of the momenta."""
     model = GaussianMean(num_examples=1000)
     noise = model.noise(10, replacement=False)
     for of_limit in (0.5, 0.99):
@@ -128,7 +128,7 @@ def test_ten_examples_of_a_thousand_are_stable_and_exact() -> None:
 
 
 def test_without_its_correction_the_error_is_of_first_order() -> None:
-    """Sigma taken for nearly zero. With Sigma there is no error to halve."""
+    """With Sigma near zero in the kernel. With the right Sigma there is no error to halve."""
     posterior = np.linalg.inv(MODEL.hessian)
     errors = [
         np.linalg.norm(scheme(h, noise=1e-12 * NOISE).position(NOISE) - posterior)
@@ -176,7 +176,7 @@ LINEAR_MUTATIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", LINEAR_MUTATIONS)
 def test_laws_of_broken_samplers_are_not_exact(name: str, near_the_limit: Run) -> None:
-    """Neither to rounding, nor to the eye of the check that chains go through."""
+    """Both the comparison to rounding and the check for chains reject them."""
     matrices = scheme(**LINEAR_MUTATIONS[name])
     assert matrices.spectral_radius < 1
     law = matrices.covariance(NOISE)
@@ -222,7 +222,7 @@ def test_near_the_largest_stable_step_under_xla(near_the_limit: Run) -> None:
 
 
 def test_momenta_at_the_ends_of_a_step_are_hotter(near_the_limit: Run) -> None:
-    """Control: their temperature, p^T m^-1 p / d, is not T."""
+    """Control: the temperature p^T m^-1 p / d is not T."""
     p = near_the_limit.samples[..., 3:]
     with pytest.raises(Rejected):
         check_temperature(near_the_limit._replace(kinetic_temperature=np.mean(p**2, axis=-1)))
@@ -281,9 +281,9 @@ def test_all_examples_leave_no_noise() -> None:
     ids=["full", "low_rank"],
 )
 def test_estimated_covariance(covariance: Any) -> None:
-    """Each chain's Sigma is off at random, which leaves an error of second order in the law.
+    """Each chain's Sigma has a random error, which causes an error of second order in the law.
 
-    By about 3% after 500 minibatches, and 10% in 40; power: 12% of a variance.
+    Sigma is wrong by about 3% after 500 minibatches, by 10% after 40. Power: 12% of a variance.
     """
     kernel = sgmcmc.NOGIN(MODEL.target(BATCH, replacement=True), STEP, FRICTION, covariance)
     num_burnin = 500 if isinstance(covariance, Full) else BURNIN
@@ -293,7 +293,7 @@ def test_estimated_covariance(covariance: Any) -> None:
 
 @pytest.mark.slow
 def test_ten_examples_of_a_thousand_with_the_default_estimate() -> None:
-    """Sigma from past minibatches with decay 0.99. Power: 25% of a variance."""
+    """Sigma is averaged over past minibatches with decay 0.99. Power: 25% of a variance."""
     model = GaussianMean(num_examples=1000)
     h = 0.5 * limit(model)
     noise = model.noise(10, replacement=False)
@@ -305,7 +305,7 @@ def test_ten_examples_of_a_thousand_with_the_default_estimate() -> None:
 
 
 class Skewed(GaussianMean):
-    """One example lies far off: minibatches with it have noise of one sign and a large V."""
+    """One example lies far off. Minibatches with it have noise of one sign and a large V."""
 
     def __init__(self) -> None:
         super().__init__(num_examples=12)
@@ -315,9 +315,9 @@ class Skewed(GaussianMean):
 
 @pytest.mark.slow
 def test_the_minibatch_of_the_gradient_must_not_estimate_sigma() -> None:
-    """Its noise and its estimate of Sigma are dependent, which shifts the mean.
+    """The noise of a minibatch and its estimate of Sigma are dependent, which shifts the mean.
 
-    In posterior standard deviations; the standard errors are below 0.02.
+    Shifts are in posterior standard deviations, with standard errors below 0.02.
     """
     model = Skewed()
     whitener = np.linalg.cholesky(model.hessian).T
@@ -340,7 +340,7 @@ def test_the_minibatch_of_the_gradient_must_not_estimate_sigma() -> None:
 
 
 class FrozenPart(sgmcmc.NOGIN):
-    """The last entry of theta stays where it is."""
+    """A sampler that never moves the last entry of theta."""
 
     def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
         moved, results = super()._update(state, results, seed)
@@ -348,7 +348,7 @@ class FrozenPart(sgmcmc.NOGIN):
 
 
 class Copies(sgmcmc.NOGIN):
-    """All chains are the first one."""
+    """A sampler whose chains are copies of the first one."""
 
     def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
         moved, results = super()._update(state, results, seed)
@@ -373,7 +373,7 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_broken_samplers_are_rejected(name: str) -> None:
-    """A third of the chains is enough to see these."""
+    """A third of the chains is enough to reject these."""
     kernel = MUTATIONS[name](target(), STEP, FRICTION)
     run = run_phase_space(kernel, start(CHAINS // 3), 50, BURNIN, seed=7)
     with pytest.raises(Rejected):

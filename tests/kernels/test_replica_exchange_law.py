@@ -1,9 +1,9 @@
-"""Replica exchange SGLD between two modes: its law after k steps, bias included, on a grid.
+"""Replica exchange SGLD between two modes has the right law after k steps, bias included.
 
-Both replicas start in the lesser mode. Their joint law after any number of steps is known: moves
-are normal transitions and swaps have a known probability, each averaged over all the minibatches
-that there are. Samples are the last states of independent chains; the DKW inequality makes the
-false-alarm rate 1e-6 exactly, and a Kolmogorov distance of 2% is found with probability 0.999.
+Both replicas start in the smaller mode. Their joint law after any number of steps is known on a
+grid: moves are normal transitions and swaps have a known probability, each averaged over all
+minibatches. Samples are the last states of independent chains. The DKW inequality makes the
+false-alarm rate exactly 1e-6, and a Kolmogorov distance of 2% is found with probability 0.999.
 """
 
 import functools
@@ -40,7 +40,7 @@ def distance(first: GridLaw, second: GridLaw) -> float:
 
 
 def weight(law: GridLaw) -> float:
-    """Mass of the mode on the right."""
+    """Returns the mass of the mode on the right."""
     return float(1 - law.cdf(np.zeros(1))[0])
 
 
@@ -52,7 +52,7 @@ class Exact:
 
     @staticmethod
     def tilt(x: Any) -> Any:
-        """Log of the left component over the right one."""
+        """Returns the log ratio of the left component to the right one."""
         return np.log(3 / 7) - 5 * x / 0.49
 
     @classmethod
@@ -90,7 +90,7 @@ class Exact:
 
 
 def test_the_mixture_has_its_law_and_the_right_weights() -> None:
-    """0.700 of the mass is on the right; at these steps the scheme itself is off by 0.003."""
+    """0.700 of the mass is on the right. At these steps the bias of the scheme is 0.003."""
     law = Exact.law()
     assert abs(weight(law) - weight(density_law(Exact.log_prob, 16.0))) < 0.005
     check_cdf(Exact.samples(), law.cdf, DISTANCE)
@@ -110,7 +110,7 @@ def inverted(target: Any, states: Any, seed: Any) -> Any:
 
 
 def copied(states: tf.Tensor, swapped: tf.Tensor) -> tf.Tensor:
-    """The hot state is copied to the cold replica, and the cold one is lost."""
+    """A broken swap copies the hot state to the cold replica and loses the cold one."""
     return tf.stack([tf.where(swapped[0], states[1], states[0]), states[1]])
 
 
@@ -133,7 +133,7 @@ class Minibatch:
     steps, temperatures, num_steps, start = (0.01, 0.02), (1.0, 5.0), 200, -1.0
     delta, total, size, limit = 1 / 1.0 - 1 / 5.0, 6, 4, 3.5
     data = np.array([-0.5, 0.3, 0.8, 1.2, 1.8, 2.4])
-    # Minibatches in ascending order, each as often as its 6^4 orders have it.
+    # Minibatches in ascending order, with their multiplicity among the 6^4 ordered ones.
     minibatches, counts = np.unique(
         np.sort(np.array(list(itertools.product(data, repeat=size)))), axis=0, return_counts=True
     )
@@ -148,13 +148,13 @@ class Minibatch:
 
     @classmethod
     def gradients(cls, theta: np.ndarray) -> np.ndarray:
-        """Of all minibatches, `[minibatches, ...]`."""
+        """Returns values for all minibatches, `[minibatches, ...]`."""
         scores = 2 * theta * (cls.minibatches.sum(axis=1)[:, np.newaxis] - cls.size * theta**2)
         return 0.3 - theta + cls.total / cls.size * scores
 
     @classmethod
     def swap_probability(cls, cold: np.ndarray, hot: np.ndarray, factor: float) -> np.ndarray:
-        """Mean over minibatches of min(1, S); from exact energies for a factor of 0."""
+        """Returns the mean of min(1, S) over minibatches; a factor of 0 has exact energies."""
         if factor == 0:
             return metropolis(cls.delta * (cls.log_prob(hot) - cls.log_prob(cold)))
         prior = -0.5 * ((hot - 0.3) ** 2 - (cold - 0.3) ** 2)
@@ -199,7 +199,7 @@ class Minibatch:
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, np.inf])
 def test_minibatches_have_their_law(factor: float) -> None:
-    """Each of the two rules follows its own law, and not the other's."""
+    """Each of the two rules has its law, and is rejected by the law of the other."""
     drawn = Minibatch.samples(factor)
     check_cdf(drawn, Minibatch.law(factor).cdf, DISTANCE)
     with pytest.raises(Rejected):
@@ -207,7 +207,7 @@ def test_minibatches_have_their_law(factor: float) -> None:
 
 
 def test_the_correction_makes_noisy_swaps_as_good_as_exact_ones() -> None:
-    """Beside the bias that SGLD has with exact swaps."""
+    """Compares the bias with that of SGLD with exact swaps."""
     exact, corrected, not_corrected = (Minibatch.law(factor) for factor in (0.0, 1.0, np.inf))
     assert distance(corrected, exact) < 0.015 < 0.05 < distance(not_corrected, exact)
     posterior = weight(density_law(Minibatch.log_prob, Minibatch.limit))
@@ -216,6 +216,6 @@ def test_the_correction_makes_noisy_swaps_as_good_as_exact_ones() -> None:
 
 
 def test_the_grids_are_fine_enough() -> None:
-    """Fewer cells give the same distribution function to a tenth of what is tested."""
+    """With fewer cells the distribution function changes by a tenth of the tested distance."""
     assert distance(Exact.law(200), Exact.law()) < DISTANCE / 10
     assert distance(Minibatch.law(1.0, 140), Minibatch.law(1.0)) < DISTANCE / 10

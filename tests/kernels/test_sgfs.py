@@ -1,4 +1,4 @@
-"""One step of SGFS equals the formula of its docstring, with the step's own draws.
+"""One step of SGFS equals the formula of its docstring, for the draws of that step.
 
 theta <- theta + 2 [gamma N V + 4 B / epsilon]^-1 (g + eta),  eta ~ N(0, 4 T B / epsilon),
 gamma = 1 + c / (N T)
@@ -11,32 +11,24 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
+from tests.harness.by_hand import KEPT, ByHand, flat, two_parts
+from tests.harness.gaussian_mean import PRIOR_PRECISION, GaussianMean
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import History, LowRank
 from tfp_sgmcmc.preconditioners import FullMatrix
 
 MODEL = GaussianMean(num_examples=12)
+scores = ByHand(MODEL).scores
 TOTAL, BATCH = 12, 5
 START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
 SEED = tf.constant([5, 6])
 LEAST = 1e-3
 SCALE = {True: 12**2 / 5, False: 12 * 7 / 5}  # c, with and without replacement
 FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
-MASKS = {
-    "full": np.ones([3, 3]),
-    "low_rank": np.ones([3, 3]),
-    "diag": np.eye(3),
-    "block": np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]]),
-}
 
 
 def make_target(dtype: Any = tf.float64, **options: Any) -> sgmcmc.MinibatchLogProb:
     return MODEL.target(BATCH, dtype, **options)
-
-
-def scores(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    return (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
 
 
 def gradient(theta: np.ndarray, s: np.ndarray) -> np.ndarray:
@@ -44,8 +36,8 @@ def gradient(theta: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 def covariance(s: np.ndarray, kept: str = "full") -> np.ndarray:
-    """V of each chain, `[chains, 3, 3]`, or what an estimator keeps of it."""
-    return np.stack([np.cov(rows, rowvar=False) for rows in s]) * MASKS[kept]
+    """Returns V of each chain, `[chains, 3, 3]`, or the part that an estimator keeps."""
+    return np.stack([np.cov(rows, rowvar=False) for rows in s]) * KEPT[kept]
 
 
 def step(
@@ -56,13 +48,13 @@ def step(
     injected: Any,
     gamma: float = TOTAL / BATCH,
 ) -> np.ndarray:
-    """The docstring's formula; `injected` is 4 B / epsilon."""
+    """Returns the docstring's formula, where `injected` is 4 B / epsilon."""
     matrix = gamma * TOTAL * v + injected
     return theta + 2 * np.linalg.solve(matrix, (g + eta)[..., np.newaxis])[..., 0]
 
 
 def fisher_noise(v: np.ndarray, gamma: float = TOTAL / BATCH) -> tuple[np.ndarray, np.ndarray]:
-    """What is added to the diagonal, and 4 B / epsilon with it, for B = N V and epsilon = 0.5."""
+    """Returns the raised diagonal, and 4 B / epsilon with it, for B = N V and epsilon = 0.5."""
     added = LEAST * (gamma + 8) * TOTAL * np.einsum("cii->ci", v)
     return added, 8 * TOTAL * v + diagonal(added)
 
@@ -75,14 +67,8 @@ def times(matrix: np.ndarray, x: Any) -> np.ndarray:
     return np.einsum("cij,cj->ci", matrix, x)
 
 
-def as_estimator(kept: str) -> Any:
-    """By default `low_rank` lets minibatches grow old; here it takes the last one, too."""
-    history = sgmcmc.covariance.History(4)
-    return sgmcmc.covariance.LowRank(history) if kept == "low_rank" else kept
-
-
 class Step:
-    """A step that was taken, with its draws."""
+    """One step and its draws."""
 
     def __init__(self, kernel: Any, target: Any, state: Any, results: Any, seed: Any):
         batch_seed, self.noise_seed = random.split(random.as_seed(seed), 2)
@@ -104,30 +90,22 @@ def take(kernel: Any, target: Any, state: Any, num_steps: int = 1) -> list[Step]
     return steps
 
 
-def flat(state: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
-
-
-def in_parts() -> list[tf.Tensor]:
-    return [tf.constant(START[:, :1]), tf.constant(START[:, 1:])]
-
-
 @pytest.mark.parametrize(
     ("kept", "replacement"),
     [
-        *((kept, False) for kept in MASKS),
-        *(pytest.param(kept, True, marks=[pytest.mark.slow] * (kept != "full")) for kept in MASKS),
+        *((kept, False) for kept in KEPT),
+        *(pytest.param(kept, True, marks=[pytest.mark.slow] * (kept != "full")) for kept in KEPT),
     ],
 )
 def test_v_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
-    """The first step, which has no past, takes its own; the third the mean of two.
+    """The first step uses its own minibatch, as there is no past. The third averages two.
 
-    With replacement gamma is the paper's (N + n) / n, without it is N / n.
+    With replacement gamma is (N + n) / n as in the paper, without replacement N / n.
     """
     target = make_target(parts=True, replacement=replacement)
     kernel = sgmcmc.SGFS(target, 0.5, B=2.0, covariance=without_lag(kept))
     gamma = (TOTAL + BATCH) / BATCH if replacement else TOTAL / BATCH
-    steps = take(kernel, target, in_parts(), 3)
+    steps = take(kernel, target, two_parts(START), 3)
     v = [covariance(s.scores, kept) for s in steps]
     for past, s in zip([v[0], v[0], (v[0] + v[1]) / 2], steps, strict=True):
         expected = step(s.theta, s.gradient, 4 * s.z, past, 16 * np.eye(3), gamma)
@@ -150,11 +128,11 @@ def test_the_papers_average_includes_the_current_minibatch() -> None:
 
 @pytest.mark.parametrize("kept", ["full", "diag"])
 def test_diagonal_b(kept: str) -> None:
-    """One array for each part, or one that broadcasts with all."""
+    """B is one array for each part, or one that broadcasts with all."""
     target = make_target(parts=True)
     for B, entries in (([3.0, np.array([1.0, 2.0])], [3.0, 1.0, 2.0]), (np.ones([1]), np.ones(3))):
         kernel = sgmcmc.SGFS(target, alpha=2.0, B=B, covariance=kept)
-        (s,) = take(kernel, target, in_parts())
+        (s,) = take(kernel, target, two_parts(START))
         injected = 4 * np.array(entries)
         eta = np.sqrt(injected) * s.z
         expected = step(s.theta, s.gradient, eta, covariance(s.scores, kept), np.diag(injected))
@@ -165,9 +143,9 @@ def test_diagonal_b(kept: str) -> None:
 def test_full_b() -> None:
     target = make_target(parts=True)
     kernel = sgmcmc.SGFS(target, 0.5, FullMatrix(FULL))
-    (s,) = take(kernel, target, in_parts())
-    # The first of two draws; the second is for what B's diagonal may lack.
-    z = flat(random.normal_like(in_parts(), random.split(s.noise_seed, 2)[0]))
+    (s,) = take(kernel, target, two_parts(START))
+    # The first of two draws. The second is for what is missing on B's diagonal.
+    z = flat(random.normal_like(two_parts(START), random.split(s.noise_seed, 2)[0]))
     eta = np.sqrt(8) * z @ np.linalg.cholesky(FULL).T
     expected = step(s.theta, s.gradient, eta, covariance(s.scores), 8 * FULL)
     np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
@@ -177,17 +155,17 @@ def without_lag(kept: str) -> Any:
     return LowRank(History(4)) if kept == "low_rank" else kept
 
 
-@pytest.mark.parametrize("kept", list(MASKS))
+@pytest.mark.parametrize("kept", list(KEPT))
 def test_b_proportional_to_the_fisher_matrix(kept: str) -> None:
-    """B = N V: a root of V makes the noise, by Cholesky, elementwise, or of the kept scores."""
+    """With B = N V, a root of V makes the noise: by Cholesky, elementwise, or from kept scores."""
     target = make_target(parts=True)
     kernel = sgmcmc.SGFS(target, 0.5, "fisher", covariance=without_lag(kept))
-    (s,) = take(kernel, target, in_parts())
+    (s,) = take(kernel, target, two_parts(START))
     v = covariance(s.scores, kept)
     added, injected = fisher_noise(v)
     if kept == "low_rank":
         centred = (s.scores - s.scores.mean(axis=1, keepdims=True)) / 2  # sqrt(n - 1)
-        # Four slots of five rows; as long as there is one minibatch, it is in the first.
+        # There are four slots of five rows. The only minibatch so far is in the first.
         seeds = random.split(s.noise_seed, 2)
         z = random.normal([2, 20], tf.float64, seeds[0]).numpy()[:, :5]
         eta = np.sqrt(8 * TOTAL) * np.einsum("cni,cn->ci", centred, z)
@@ -208,14 +186,14 @@ def test_b_proportional_to_the_fisher_matrix(kept: str) -> None:
     ids=["full", "diag", "full B"],
 )
 def test_without_injected_noise(kept: str, B: Any) -> None:
-    """alpha = 0: but for 1e-3, a step is g, preconditioned."""
+    """With alpha = 0, a step is the preconditioned g, except for 1e-3."""
     target = make_target()
     kernel = sgmcmc.SGFS(target, alpha=0.0, B=B, covariance=kept)
     (s,) = take(kernel, target, tf.constant(START))
     v = covariance(s.scores, kept)
     added = LEAST * TOTAL**2 / BATCH * np.einsum("cii->ci", v)
     z = s.z
-    if B != 1.0:  # the second of two draws; the first belongs to B
+    if B != 1.0:  # the second of two draws, as the first belongs to B
         z = random.normal([2, 3], tf.float64, random.split(s.noise_seed, 2)[1])
     expected = step(s.theta, s.gradient, np.sqrt(added) * z, v, diagonal(added))
     np.testing.assert_allclose(s.moved, expected, rtol=1e-7)
@@ -237,7 +215,7 @@ def test_entries_are_raised_one_by_one() -> None:
 
 @pytest.mark.parametrize("B", [1.0, "fisher"])
 def test_temperature(B: Any) -> None:
-    """Injected noise has T times the variance, and gamma falls towards 1."""
+    """The injected noise has T times the variance, and gamma falls towards 1."""
     target = make_target()
     kernel = sgmcmc.SGFS(target, 0.5, B, temperature=np.array([2.0, 0.5]))
     (s,) = take(kernel, target, tf.constant(START))
@@ -293,7 +271,7 @@ def test_solvers_agree(B: Any, alpha: float) -> None:
 
 
 def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
-    """Scores by `tf.vectorized_map`."""
+    """`tf.vectorized_map` computes the scores."""
     quadratic = MODEL.target(BATCH, tf.float64, parts=True)
     target = sgmcmc.MinibatchLogProb(
         lambda a, b: quadratic.log_prior([a, b]),
@@ -322,7 +300,7 @@ def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
     ],
 )
 def test_compiled_steps(B: Any, jit: bool) -> None:
-    """Normals differ between modes; the formula holds in each with its own."""
+    """Normals differ between modes. The formula holds with each mode's draws."""
     target = make_target()
     kernel = sgmcmc.SGFS(target, 0.5, B)
     state = tf.constant(START)
@@ -373,7 +351,7 @@ def test_parameters_rebuild_the_kernel() -> None:
 
 
 def test_estimation_steps_average_and_do_not_move() -> None:
-    """Three steps stand still; the fourth is that of a chain that averaged the same minibatches."""
+    """Three steps stand still. The fourth is that of a chain with the same average."""
     data = np.random.default_rng(3).standard_normal([40, 2])
     target = sgmcmc.MinibatchLogProb(
         lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),
@@ -393,5 +371,5 @@ def test_estimation_steps_average_and_do_not_move() -> None:
     state, _ = kernel.one_step(state, results, seed=3)
     np.testing.assert_array_equal(state, expected)
     assert np.abs(state - start).max() > 1e-3
-    with pytest.raises(ValueError, match="num_estimation_steps is -1"):
+    with pytest.raises(ValueError, match="num_estimation_steps must be at least 0. Received: -1"):
         sgmcmc.SGFS(target, alpha=1.0, num_estimation_steps=-1)

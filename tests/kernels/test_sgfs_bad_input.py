@@ -1,7 +1,7 @@
-"""SGFS refuses what it cannot sample before the first step, and never hands out NaN.
+"""SGFS refuses what it cannot sample before the first step, and never returns NaN.
 
-A singular matrix is met where nothing is injected (alpha = 0), or in proportion to V: constant or
-collinear features, or fewer scores than entries.
+The matrix can be singular if no noise is injected (alpha = 0) or noise in proportion to V: with
+constant or collinear features, or fewer scores than entries.
 """
 
 from typing import Any
@@ -22,26 +22,26 @@ TARGET = MODEL.target(5)
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({}, ValueError, "step_size is None and alpha is None; one of both is expected"),
-        (dict(step_size=0.1, alpha=2.0), ValueError, "step_size is 0.1 and alpha is 2.0; one of"),
-        (dict(step_size=0.0), ValueError, "step_size is 0.0; a positive finite number"),
-        (dict(step_size="small"), TypeError, "step_size is b'small'; a number"),
-        (dict(alpha=-1.0), ValueError, "alpha is -1.0; a finite number of at least 0"),
-        (dict(alpha=np.inf), ValueError, "alpha is inf; a finite number"),
-        (dict(alpha=1.0, temperature=0.0), ValueError, "temperature is 0.0; a positive finite"),
-        (dict(alpha=1.0, B=0.0), ValueError, "B is 0.0; a positive finite number"),
-        (dict(alpha=1.0, B=[1.0, -1.0]), ValueError, "B is -1.0; a positive finite number"),
-        (dict(alpha=1.0, B="hessian"), ValueError, "B is 'hessian'; 'fisher', numbers or a Full"),
+        ({}, ValueError, "Either step_size or alpha .* Received: step_size=None, alpha=None"),
+        (dict(step_size=0.1, alpha=2.0), ValueError, "Either .*: step_size=0.1, alpha=2.0"),
+        (dict(step_size=0.0), ValueError, "step_size must be a positive finite .*: 0.0"),
+        (dict(step_size="small"), TypeError, "step_size must be a number. Received: 'small'"),
+        (dict(alpha=-1.0), ValueError, "alpha must be .* of at least 0.*: -1.0"),
+        (dict(alpha=np.inf), ValueError, "alpha must be .* of at least 0.*: inf"),
+        (dict(alpha=1.0, temperature=0.0), ValueError, "temperature must be a positive .*: 0.0"),
+        (dict(alpha=1.0, B=0.0), ValueError, "B must be a positive finite number. Received: 0.0"),
+        (dict(alpha=1.0, B=[1.0, -1.0]), ValueError, "B must be a positive finite .*: -1.0"),
+        (dict(alpha=1.0, B="hessian"), ValueError, "B must be 'fisher', numbers or a FullMatrix"),
         (dict(alpha=1.0, covariance="half"), ValueError, "covariance must be one of full, bl"),
         (
             dict(alpha=1.0, B=FullMatrix(np.eye(3)), covariance="diag"),
             ValueError,
-            "B is a FullMatrix beside covariance='diag'; 'full' is expected",
+            "must be 'full' if B is a FullMatrix. Received: covariance='diag'",
         ),
         (
             dict(alpha=1.0, B=FullMatrix(np.eye(3)), covariance="block"),
             ValueError,
-            "B is a FullMatrix beside covariance='block'",
+            "must be 'full' if B is a FullMatrix. Received: covariance='block'",
         ),
     ],
 )
@@ -60,7 +60,7 @@ def test_options(options: dict[str, Any], error: type, message: str) -> None:
     ids=lambda target: type(target).__name__,
 )
 def test_targets_without_a_fisher_matrix(target: sgmcmc.targets.Target) -> None:
-    with pytest.raises(ValueError, match="gives no scores of single examples, whose covariance"):
+    with pytest.raises(ValueError, match="scores of single .* covariance.* which gives none"):
         sgmcmc.SGFS(target, 0.1)
 
 
@@ -69,27 +69,27 @@ def test_targets_without_a_fisher_matrix(target: sgmcmc.targets.Target) -> None:
     [
         (MODEL.target(1), dict(alpha=1.0), "needs at least 2 scores .* Received: 1"),
         (TARGET, dict(alpha=1.0, covariance="block"), "'block', which has one block for each part"),
-        (TARGET, dict(alpha=np.ones([4])), r"alpha has shape \(4,\); a scalar, or one number for"),
-        (TARGET, dict(step_size=[0.1, 0.1, 0.1]), "step_size is .*a number, or an array"),
+        (TARGET, dict(alpha=np.ones([4])), r"alpha must be a scalar, or .*: shape \(4,\)"),
+        (TARGET, dict(step_size=[0.1, 0.1, 0.1]), "step_size must be a number, or an array"),
         (
             TARGET,
             dict(alpha=1.0, B=np.ones([3, 3])),
-            r"B has shape \(3, 3\), which does not broadcast .* given as FullMatrix\(B\)",
+            r"B must broadcast .* Received: shape \(3, 3\). Give .* as FullMatrix\(B\)",
         ),
         (
             TARGET,
             dict(alpha=1.0, B=FullMatrix(np.eye(2))),
-            r"matrix has shape \(2, 2\), but a chain's state has 3 entries",
+            r"a chain's state has 3 entries. Received: shape \(2, 2\)",
         ),
-        (MODEL.target(3), dict(alpha=0.0), "rank of at most 2, but with alpha = 0 or B = 'fisher'"),
+        (MODEL.target(3), dict(alpha=0.0), "with alpha = 0 or B = 'fisher' .* rank of at most 2"),
         (MODEL.target(3), dict(alpha=1.0, B="fisher"), "rank of at most 2"),
         (MODEL.target(3), dict(alpha=0.0, covariance="low_rank"), "rank of at most 2"),
-        (MODEL.target(8, num_groups=2), dict(alpha=0.0), "covariance of 2 scores .* num_groups"),
-        (MODEL.target(12), dict(alpha=0.0), "holds all its examples: neither"),
+        (MODEL.target(8, num_groups=2), dict(alpha=0.0), "Received: 2 scores .* num_groups"),
+        (MODEL.target(12), dict(alpha=0.0), "all its examples, which brings no noise"),
         (
             MODEL.target(12),
             dict(alpha=np.array([1.0, 0.0]), covariance="diag"),
-            "neither brings any noise",
+            "which brings no noise",
         ),
     ],
 )
@@ -116,7 +116,7 @@ def test_few_scores_are_enough_for_diagonals_small_blocks_and_injected_noise() -
 
 
 def logistic(dtype: Any) -> sgmcmc.MinibatchLogProb:
-    """Five features: one of them constant, and one the sum of two others."""
+    """Returns a target with five features. One is constant, one the sum of two others."""
     generator = np.random.default_rng(0)
     x = generator.standard_normal([2000, 5])
     x[:, 1], x[:, 4] = 0.0, x[:, 2] + x[:, 3]
@@ -151,7 +151,7 @@ def logistic(dtype: Any) -> sgmcmc.MinibatchLogProb:
 def test_features_that_tell_nothing_or_the_same(
     options: dict[str, Any], dtype: Any, jit: bool
 ) -> None:
-    """The constant feature stays where it is, the collinear ones within posterior and prior."""
+    """The constant feature does not move. The collinear ones stay within posterior and prior."""
     kernel = sgmcmc.SGFS(logistic(dtype), **options)
     start = tf.constant([[0.0, 0.7, 0.1, 0.2, 0.3], [0.5, -0.7, 0.0, 0.0, 0.0]], dtype)
 
@@ -168,12 +168,12 @@ def test_features_that_tell_nothing_or_the_same(
     samples, num_frozen = (x.numpy() for x in run())
     np.testing.assert_array_equal(num_frozen, 1)
     np.testing.assert_array_equal(samples[:, :, 1], np.broadcast_to(start[:, 1], [2000, 2]))
-    # theta_2 + theta_4 and theta_3 + theta_4 make the likelihood; about 0.06 wide each.
+    # The likelihood depends on theta_2 + theta_4 and theta_3 + theta_4, each about 0.06 wide.
     identified = samples[100:, :, 2:4] + samples[100:, :, 4:]
     assert np.all(np.abs(np.mean(identified, axis=0)) < 0.3)
     deviations = np.std(identified, axis=0)
     assert np.all((deviations > 0.03) & (deviations < 0.15))
-    # Along (1, 1, -1) there is only the prior, which the least of injected noise explores.
+    # Only the prior acts along (1, 1, -1), and the least injected noise explores it.
     along = samples[:, :, 2:] @ np.array([1.0, 1.0, -1.0]) / 3**0.5
     assert np.all(np.abs(along) < 5)
     assert np.all((np.std(along, axis=0) > 0.6) & (np.std(along, axis=0) < 1.5))
@@ -188,7 +188,7 @@ def test_injected_noise_moves_them() -> None:
 
 
 def test_a_minibatch_that_is_not_finite_is_left_out() -> None:
-    """Its gradient counts as zero, its scores not at all."""
+    """Its gradient counts as zero, and its scores are ignored."""
     data = np.ones([4, 3], np.float32) * np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
     target = sgmcmc.MinibatchLogProb(
         lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1),

@@ -1,4 +1,4 @@
-"""SGFS runs on a network of 23,860 parameters, and rises to where the posterior is."""
+"""SGFS runs on a network of 23,860 parameters, and reaches the posterior."""
 
 import numpy as np
 import pytest

@@ -1,15 +1,15 @@
-"""SGFS samples exactly its own stationary law, which is the posterior where it should be.
+"""SGFS samples its exact stationary law, which is the posterior under its assumptions.
 
 On the Gaussian-mean model, with V known, steps are linear with noise of constant covariance. With
 A the posterior's precision, Sigma the gradient noise, H = gamma N V + C and C = 4 B / epsilon,
 
   S = F S F^T + 4 H^-1 (Sigma + T C) H^-1,  F = I - 2 H^-1 A,
 
-which T A^-1 solves just where H = A + Sigma / T + C: where A = N V, with gamma as it is.
+T A^-1 solves this only if H = A + Sigma / T + C, which holds if A = N V.
 
 False-alarm rate: 1e-6 a test. Power: an error of 5% in the variance of any whitened direction is
-found with probability 0.999, which the checks verify. What compiles to one program runs as one:
-chains come in groups, each with numbers of its own.
+found with probability 0.999, which the checks verify. One compiled program runs several groups of
+chains with different numbers.
 """
 
 from typing import Any
@@ -26,11 +26,11 @@ from tests.harness.known_scores import KnownScores
 from tests.harness.statistics import Rejected, check_covariance
 from tfp_sgmcmc.preconditioners import FullMatrix
 
-CHAINS = 8000  # in a group
+CHAINS = 8000  # in each group
 ERROR = 0.05
 IDENTITY = np.eye(3)
 CG = sgmcmc.covariance.Full(solver="cg")  # quicker than many small factors
-LEAST = 1e-3  # of the diagonal of gamma N V: what C is raised to
+LEAST = 1e-3  # C is raised to this part of the diagonal of gamma N V
 MASKS = {
     "full": np.ones([3, 3]),
     "low_rank": np.ones([3, 3]),
@@ -41,10 +41,10 @@ FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
 
 
 class FisherMean(GaussianMean):
-    """The Gaussian-mean model with a flat prior, and data whose covariance is just P^-1.
+    """The Gaussian-mean model with a flat prior, and data whose covariance is exactly P^-1.
 
-    The covariance that minibatches see, that of the scores with divisor N where they are drawn with
-    replacement and N - 1 without, is then P, and N times it the posterior's precision.
+    The covariance of the scores in minibatches (with divisor N for draws with replacement, N - 1
+    without) is then P, and N P is the precision of the posterior.
     """
 
     def __init__(self, num_examples: int, replacement: bool):
@@ -85,7 +85,7 @@ def sgfs_covariance(
     injected: np.ndarray,
     temperature: float = 1.0,
 ) -> np.ndarray:
-    """The stationary law of the docstring; `fisher` is gamma N V, `injected` is C."""
+    """Returns the stationary law, where `fisher` is gamma N V and `injected` is C."""
     matrix = np.linalg.inv(fisher + injected)
     contraction = np.eye(len(hessian)) - 2 * matrix @ hessian
     assert np.max(np.abs(np.linalg.eigvals(contraction))) < 1
@@ -94,7 +94,7 @@ def sgfs_covariance(
 
 
 def raised(injected: np.ndarray, fisher: np.ndarray) -> np.ndarray:
-    """C, at least LEAST of the diagonal of gamma N V."""
+    """Returns C, which is at least LEAST of the diagonal of gamma N V."""
     lacking = np.maximum(LEAST * np.diag(fisher) - np.diag(injected), 0)
     return injected + np.diag(lacking)
 
@@ -107,13 +107,13 @@ def groups(samples: np.ndarray, num: int) -> list[np.ndarray]:
     return np.split(samples, num)
 
 
-# The law, bias included, of the model with a prior and data as they come: A is not N V.
+# The law, bias included, of the model with a prior and unadjusted data, where A is not N V.
 
 MODEL = GaussianMean(num_examples=12)
 V, BATCH = MODEL.score_covariance, 5
 NOISE = MODEL.noise(BATCH, replacement=True)
 C_WITH = 12**2 / BATCH
-ALPHAS = (5.0, 6.0)  # the largest stable step is near alpha = 4; 40 steps forget the start
+ALPHAS = (5.0, 6.0)  # near alpha = 4 steps become unstable; 40 forget the start
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_law_of_matrices_b(B: Any, matrix: np.ndarray) -> None:
         check_covariance(group, MODEL.mean, law, ERROR, f"alpha = {alpha}")
 
 
-# Exactness, where A = N V.
+# Exactness if A = N V.
 
 EXACT = {
     "drawn with replacement": (5, True, dict(covariance="full")),
@@ -172,7 +172,7 @@ def known_target(noise_scale: Any = None) -> KnownScores:
     return KnownScores(FISHER.target(5, replacement=True), PRECISION, noise_scale)
 
 
-# They differ from their neighbours by numbers only; steps by hand have diagonal B, too.
+# They differ from their neighbours only in numbers. Steps by hand cover diagonal B, too.
 FURTHER = ("larger minibatches", "diagonal B", "B = N V", "full B", "drawn with replacement")
 
 
@@ -194,7 +194,7 @@ def test_full_sgfs_samples_the_posterior_at_every_step_size(name: str) -> None:
 
 @pytest.mark.slow
 def test_all_examples() -> None:
-    """Their gradient is exact, and gamma 1."""
+    """With all examples the gradient is exact, and gamma is 1."""
     model = FisherMean(12, replacement=False)
     kernel = sgmcmc.SGFS(model.target(12), alpha=4.0, covariance=CG)  # V is exact, too
     samples = run_chains(kernel, tf.ones([CHAINS, 3]), 20, 40, seed=4, jit=False)
@@ -203,7 +203,7 @@ def test_all_examples() -> None:
 
 @pytest.mark.slow
 def test_temperature() -> None:
-    """The posterior's covariance, times T."""
+    """The covariance is T times that of the posterior."""
     temperatures = (0.6, 2.0)
     kernel = sgmcmc.SGFS(
         known_target(), alpha=1.0, covariance=CG, temperature=repeated(temperatures)
@@ -250,7 +250,7 @@ def test_mutations_are_rejected(name: str, mutated: dict[str, np.ndarray]) -> No
 
 
 class SecondHalfHasDivisorN(sgmcmc.covariance.Full):
-    """The mutation of half of the chains: n for n - 1."""
+    """Half of the chains are a mutation, with divisor n in place of n - 1."""
 
     def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
         factor = tf.constant(repeated([1.0, 4 / 5]))
@@ -259,7 +259,7 @@ class SecondHalfHasDivisorN(sgmcmc.covariance.Full):
 
 @pytest.mark.slow
 def test_v_estimated_from_minibatches_of_five() -> None:
-    """V_t, over 400 minibatches and more, is off by 4%: to first order that cancels over chains."""
+    """V_t over 400 minibatches has an error of 4%, which cancels over chains to first order."""
     kernel = sgmcmc.SGFS(
         FISHER.target(5, replacement=True), alpha=1.0, covariance=SecondHalfHasDivisorN(solver="cg")
     )
@@ -270,18 +270,18 @@ def test_v_estimated_from_minibatches_of_five() -> None:
         check_covariance(mutation, FISHER.mean, POSTERIOR, ERROR)
 
 
-# What SGFS-d does to a correlated posterior
+# SGFS-d on a correlated posterior
 
 
 def correlated(batch_size: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """A = N V of two parameters with correlation 0.9, Sigma, and c; N = 400."""
+    """Returns A = N V of two parameters with correlation 0.9, Sigma, and c, for N = 400."""
     hessian = 400 * np.array([[1.0, 0.9], [0.9, 1.0]])
     c = 400 * (400 - batch_size) / batch_size
     return hessian, c / 400 * hessian, c
 
 
 def test_sgfs_d_has_too_little_variance_where_the_posterior_is_correlated() -> None:
-    """As Ahn et al. (section 5) found; at alpha = 0 it is that of the conditional distributions."""
+    """Ahn et al. (section 5) found this. At alpha = 0 it is the conditional variance."""
     hessian, noise, c = correlated(batch_size=4)
     diagonal = (1 + c / 400) * np.diag(np.diag(hessian))
     conditional = 1 / np.diag(hessian)

@@ -1,4 +1,4 @@
-"""One step of SGHMC equals the formula of its docstring, with the step's own draws.
+"""One step of SGHMC equals the formula of its docstring, for the draws of that step.
 
   theta <- theta + h p / m
   p     <- p + h g(theta) - h A p / m + (2 h A T I - h^2 Sigma)^(1/2) z
@@ -50,7 +50,7 @@ def step(
     mass: Any = 1.0,
     temperature: Any = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The formula; `h`, `friction` and `temperature` may have one number a chain."""
+    """Returns the formula. `h`, `friction` and `temperature` can have one number for each chain."""
     h, friction, temperature = (np.reshape(x, [-1, 1]) for x in (h, friction, temperature))
     theta = theta + h * p / mass
     g = HAND.gradient(theta, draws.batch)
@@ -102,7 +102,7 @@ def test_options(name: str, covariance: str) -> None:
 
 
 def test_schedules() -> None:
-    """Step size, friction and temperature at steps 0, 1, 2."""
+    """Tests step size, friction and temperature at steps 0, 1 and 2."""
     target = MODEL.target(BATCH, tf.float64)
     kernel = sgmcmc.SGHMC(
         target,
@@ -123,7 +123,7 @@ def test_schedules() -> None:
 
 
 def test_covariance_is_that_of_the_minibatch_before() -> None:
-    """With a history of one, Sigma at the second step is c times the first one's covariance."""
+    """With a history of one, Sigma at the second step is c times the covariance of the first."""
     target = MODEL.target(BATCH, tf.float64)
     kernel = sgmcmc.SGHMC(target, H, 60.0, Full(History(1)))
     state, p = tf.constant(START[:1]), np.zeros([1, 3])
@@ -179,7 +179,7 @@ SMALLEST = H * np.linalg.eigvalsh(NOISE)[-1] / 2
     [*(pytest.param(jit, False, marks=pytest.mark.slow) for jit in (True, False)), (False, True)],
 )
 def test_small_friction_is_raised_and_counted_in_its_chain(jit: bool, diagonal: bool) -> None:
-    """One chain of each kind; that with enough friction takes the step it would take alone."""
+    """Of two chains, the one with enough friction takes the same step as alone."""
     target = MODEL.target(BATCH, tf.float64)
     noise = np.diag(np.diag(NOISE)) if diagonal else NOISE
     covariance = KnownDiagonal(np.diag(noise) / target.noise_scale) if diagonal else known(target)
@@ -209,7 +209,7 @@ def test_raised_friction_draws_the_noise_that_is_left() -> None:
     """At the smallest friction there is no noise along the leading eigenvector of Sigma.
 
     The covariance of 20,000 draws, whitened where there is noise, is the identity to 6 standard
-    errors (false alarm below 1e-7); the leading direction has less than 1% of the full noise.
+    errors (false alarm below 1e-7). The leading direction has less than 1% of the full noise.
     """
     target = MODEL.target(BATCH, replacement=True)
     noise = MODEL.noise(BATCH, replacement=True)
@@ -224,7 +224,7 @@ def test_raised_friction_draws_the_noise_that_is_left() -> None:
     _, results = kernel.one_step(state, results, SEED)
     batch_seed, _ = random.split(random.as_seed(SEED), 2)
     g = target.estimate(state, batch_seed).gradient
-    drawn = (results.momentum - H * g).numpy().astype(np.float64)  # from rest at theta = 0
+    drawn = (results.momentum - H * g).numpy().astype(np.float64)  # starts at rest at 0
     values, vectors = np.linalg.eigh(H * (values_of(noise)[-1] * np.eye(3) - noise) * H)
     along = drawn @ vectors
     assert np.var(along[:, 0]) < 0.01 * values[-1]
@@ -250,10 +250,10 @@ def refusing(dtype: Any = tf.float64) -> sgmcmc.SGHMC:
 def test_refused_friction_raises_with_both_numbers() -> None:
     kernel, state = refusing(), tf.constant(START)
     results = kernel.bootstrap_results(state)
-    numbers = rf"(?s)friction \(x\) is below.*{0.2 * SMALLEST:.4f}.*{SMALLEST:.3f}"
+    numbers = rf"(?s)friction \(x\) must be at least.*{0.2 * SMALLEST:.4f}.*{SMALLEST:.3f}"
     with pytest.raises(tf.errors.InvalidArgumentError, match=numbers):
         kernel.one_step(state, results, SEED)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="friction .x. is below"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="friction .x. must be at least"):
         tf.function(kernel.one_step, autograph=False)(state, results, SEED)
 
 
@@ -269,9 +269,9 @@ def test_refused_chain_stands_still_under_xla() -> None:
 
 
 def test_an_eigenvalue_beyond_the_bound_gives_no_wild_draw() -> None:
-    """Control: outside of its interval the series is off by orders of magnitude."""
-    sigma = np.diag([1.0, 0.5, 2.0])  # the largest eigenvalue is said to be 1
-    z = tf.constant([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], tf.float64)  # one chain does not see it
+    """Control: outside of its interval the series is wrong by orders of magnitude."""
+    sigma = np.diag([1.0, 0.5, 2.0])  # the kernel is told that the largest eigenvalue is 1
+    z = tf.constant([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], tf.float64)  # zero in one chain
     matrix = DenseMatrix(tf.constant(np.stack([sigma, sigma])), Solver())
     covariance = NoiseCovariance([matrix], [[0]], 1.0, z, chain_ndims=1)
     one = tf.ones([2], tf.float64)
@@ -300,7 +300,7 @@ def test_results_keep_their_structure_shapes_and_dtypes(covariance: Any) -> None
 
 @pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
-    """Normals and split seeds differ between modes; the formula holds in each with its own."""
+    """Normals and split seeds differ between modes. The formula holds with each mode's draws."""
     target = MODEL.target(BATCH, tf.float64)
     kernel = sgmcmc.SGHMC(target, H, 4.0, known(target), initial_momentum=MOMENTUM)
     state = tf.constant(START)
@@ -322,12 +322,12 @@ def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(friction=0.0), "friction is 0.0; a positive finite number"),
-        (dict(temperature=-1.0), "temperature is -1.0; a positive finite number"),
-        (dict(mass=0.0), "mass is 0.0; a positive finite number"),
-        (dict(step_size=[0.1, 0.2]), "step_size is .*; one number or schedule"),
+        (dict(friction=0.0), "friction must be a positive finite number. Received: 0.0"),
+        (dict(temperature=-1.0), "temperature must be a positive finite number. Received: -1.0"),
+        (dict(mass=0.0), "mass must be a positive finite number. Received: 0.0"),
+        (dict(step_size=[0.1, 0.2]), "step_size must be one number or schedule"),
         (dict(covariance="dense"), "covariance must be one of full, block"),
-        (dict(small_friction="raise"), "small_friction is 'raise'; 'increase' or 'refuse'"),
+        (dict(small_friction="raise"), "small_friction must be 'increase' or 'refuse'.*: 'raise'"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:
@@ -337,13 +337,13 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
 
 def test_frictions_that_do_not_fit_the_chains() -> None:
     kernel = sgmcmc.SGHMC(MODEL.target(BATCH), H, np.ones([3], np.float32))
-    with pytest.raises(ValueError, match=r"friction has shape \(3,\); a scalar, or one number"):
+    with pytest.raises(ValueError, match=r"friction must be a scalar, or .*: shape \(3,\)"):
         kernel.bootstrap_results(tf.zeros([2, 3]))
 
 
 def test_a_target_without_scores_wants_no_covariance() -> None:
     target = sgmcmc.GrowingBatch(MODEL.target(BATCH), growth=1.1)
-    with pytest.raises(ValueError, match="gives no scores of single examples"):
+    with pytest.raises(ValueError, match="scores of single examples.* which gives none"):
         sgmcmc.SGHMC(target, H)
     sgmcmc.SGHMC(target, H, covariance=None).bootstrap_results(tf.zeros([3]))
 

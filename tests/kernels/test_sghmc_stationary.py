@@ -1,10 +1,10 @@
-"""SGHMC samples exactly its own, biased, law of (theta, p) where that is known in closed form.
+"""SGHMC samples its exact, biased law of (theta, p) where the closed form is known.
 
 On the Gaussian-mean model a step is linear, and with Sigma known (or estimated without bias from
-other minibatches) the covariance W of the noise of p is 2 h A T I, whatever the minibatches. Mean
-and covariance of theta and p are held to the closed form, with false-alarm rate 1e-6 a test; an
-error of 5% in the variance of any whitened direction is found with probability 0.999, which the
-checks verify themselves.
+other minibatches) the covariance W of the noise of p is 2 h A T I for all minibatches. Mean and
+covariance of theta and p are compared with the closed form, with a false-alarm rate of 1e-6 for
+each test. An error of 5% in the variance of any whitened direction is found with probability 0.999,
+which the checks verify.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ def law(
     temperature: float = 1.0,
     left_over: Any = NONE,
 ) -> np.ndarray:
-    """Covariance of (theta, p); `left_over` is the part of Sigma that is not corrected for."""
+    """Returns the covariance of (theta, p). `left_over` is the uncorrected part of Sigma."""
     one, inverse = np.eye(3), np.eye(3) / mass
     damped = one - h * friction * inverse
     step = np.block([[one, h * inverse], [-h * HESSIAN, damped - h**2 * HESSIAN @ inverse]])
@@ -79,7 +79,7 @@ def test_known_covariance(samples: np.ndarray) -> None:
 
 
 def test_chains_are_uncorrelated(samples: np.ndarray) -> None:
-    """Positions of pairs of chains; power 10% of a variance."""
+    """Tests positions of pairs of chains. Power: 10% of a variance."""
     pairs = np.concatenate([samples[::2, :, :3], samples[1::2, :, :3]], axis=-1)
     joint = np.kron(np.eye(2), law()[:3, :3])
     check_covariance(pairs, np.tile(MODEL.mean, 2), joint, relative_error=0.1)
@@ -109,7 +109,7 @@ def test_without_covariance_the_noise_of_the_gradient_heats_the_chain() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [5, 12])
 def test_estimated_covariance(batch_size: int) -> None:
-    """The estimate is unbiased and made from other minibatches: the law is exact as well."""
+    """The estimate is unbiased and uses other minibatches, so the law is exact as well."""
     kernel = sgmcmc.SGHMC(target(batch_size, replacement=False), H, FRICTION, Full(RunningMean()))
     check(sample(kernel), law())
 
@@ -120,7 +120,7 @@ def test_estimated_covariance(batch_size: int) -> None:
 def code_matrices(
     h: float, corrected: bool, mass: Any = 1.0, temperature: float = 1.0
 ) -> LinearScheme:
-    """The matrices of the code's own step, in `float64`."""
+    """Returns the matrices of the coded step, in `float64`."""
     covariance = KnownCovariance(NOISE) if corrected else None
     return linear_scheme(
         lambda quadratic, **momentum: sgmcmc.SGHMC(
@@ -133,7 +133,7 @@ def code_matrices(
 @pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 1.0), (MASS, 0.7)])
 @pytest.mark.parametrize("corrected", [True, False])
 def test_closed_form_is_that_of_the_code(mass: Any, temperature: float, corrected: bool) -> None:
-    """So the law that chains are held to is that of the step that they take."""
+    """Chains are therefore compared with the law of the coded step."""
     matrices = code_matrices(H, corrected, mass, temperature)
     left_over = NONE if corrected else NOISE
     expected = law(H, FRICTION, mass, temperature, left_over)
@@ -147,7 +147,7 @@ def test_closed_form_is_that_of_the_code(mass: Any, temperature: float, correcte
 )
 @pytest.mark.parametrize("mass", [np.ones(3), MASS])
 def test_order_of_the_error(corrected: bool, block: slice, ratio: float, mass: np.ndarray) -> None:
-    """error(h) / error(h / 2), with covariances in units of the mass."""
+    """Returns error(h) / error(h / 2), with covariances in units of the mass."""
     limit = block_diag(np.linalg.inv(HESSIAN), np.diag(mass))
     errors = []
     for h in (2e-3, 1e-3):
@@ -188,7 +188,7 @@ def test_laws_of_broken_samplers_are_rejected(name: str, samples: np.ndarray) ->
 
 
 def test_broken_chains_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of the chains is enough to see these."""
+    """A tenth of the chains is enough to reject these."""
     state = tf.ones([CHAINS // 10, 3])
     parts = [state[:, :1], state[:, 1:]]
     kernels = {
@@ -215,7 +215,7 @@ def test_broken_chains_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def swapped() -> sgmcmc.MinibatchLogProb:
-    """The first two entries of the likelihood's gradient are exchanged."""
+    """Returns a target with the first two entries of the likelihood's gradient exchanged."""
     base = target()
 
     def log_likelihood(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""One step of SGLD equals the formula of its docstring, with the step's own draws.
+"""One step of SGLD equals the formula of its docstring, for the draws of that step.
 
   theta <- theta + epsilon_t / 2 (M g + T div M) + sqrt(epsilon_t T) M^(1/2) z
 
@@ -13,11 +13,13 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.by_hand import ByHand, flat
 from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
 from tfp_sgmcmc import random
 from tfp_sgmcmc.preconditioners import Diagonal, FullMatrix, PositionDependent, RMSprop
 
 MODEL = GaussianMean(num_examples=12)
+gradient, log_prob = ByHand(MODEL).gradient, ByHand(MODEL).log_prob
 BATCH = 4
 FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
 START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
@@ -35,23 +37,6 @@ class Draws:
         self.probe = flat(random.rademacher_like(state, probe_seed))
 
 
-def flat(state: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
-
-
-def gradient(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """g = grad log prior + N/n sum of scores."""
-    scores = (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
-    return -theta @ PRIOR_PRECISION + MODEL.num_examples / BATCH * scores.sum(axis=-2)
-
-
-def log_prob(theta: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    residual = MODEL.data[indices] - theta[..., np.newaxis, :]
-    likelihood = -0.5 * np.sum(residual * (residual @ PRECISION), axis=(-1, -2))
-    prior = -0.5 * np.sum(theta * (theta @ PRIOR_PRECISION), axis=-1)
-    return prior + MODEL.num_examples / BATCH * likelihood
-
-
 def step(
     theta: np.ndarray,
     g: np.ndarray,
@@ -62,7 +47,7 @@ def step(
     divergence: Any = 0.0,
     root: Any = None,
 ) -> np.ndarray:
-    """The docstring's formula; M by its matrix, or diagonal by chain."""
+    """Returns the docstring's formula, with M as a matrix, or as a diagonal for each chain."""
     matrix = np.eye(3) if matrix is None else matrix
     root = np.linalg.cholesky(matrix) if root is None else root
     drift = np.einsum("...ij,...j->...i", matrix, g) + temperature * divergence
@@ -97,7 +82,7 @@ def test_constant_preconditioners(preconditioner: Any, matrix: np.ndarray, repla
 
 
 def test_position_dependent_preconditioner() -> None:
-    """M = diag(1 + theta^2): S = M^(1/2) and div M = 2 theta."""
+    """With M = diag(1 + theta^2), S = M^(1/2) and div M = 2 theta."""
     preconditioner = PositionDependent(
         multiply_fn=lambda theta, v: (1 + theta**2) * v,
         sqrt_multiply_fn=lambda theta, z: tf.sqrt(1 + theta**2) * z,
@@ -116,13 +101,13 @@ def test_position_dependent_preconditioner() -> None:
 
 @pytest.mark.parametrize("gamma", [True, False])
 def test_rmsprop(gamma: bool) -> None:
-    """Three steps, each from the last one's mean of squares; from the second on div M counts."""
+    """Each step uses the last mean of squares. From the second on div M is not zero."""
     decay, epsilon, total = 0.5, 0.3, MODEL.num_examples
     target = MODEL.target(BATCH, tf.float64)
     kernel = sgmcmc.SGLD(target, 0.01, 0.7, RMSprop(decay, epsilon, gamma))
     state = tf.constant(START)
     results = kernel.bootstrap_results(state)
-    hessian = -PRIOR_PRECISION - total * PRECISION  # of every minibatch, here
+    hessian = -PRIOR_PRECISION - total * PRECISION  # the same for every minibatch here
     size, average = 0.0, np.zeros_like(START)
     for t in range(3):
         theta, seed = state.numpy(), SEED + t
@@ -224,7 +209,7 @@ def test_a_plain_log_density_is_followed_by_its_exact_gradient() -> None:
 
 
 def test_results_keep_their_structure_shapes_and_dtypes() -> None:
-    """As loops need it: one state with and one without chains, every kind of own state."""
+    """`tf.while_loop` needs this, with and without chains, for every state that is carried."""
     for dtype in (tf.float32, tf.float64):
         for state in (tf.zeros([3], dtype), tf.zeros([2, 5, 3], dtype)):
             target = MODEL.target(BATCH, dtype, reshuffle="epoch")
@@ -250,7 +235,7 @@ def test_seeds_decide_everything() -> None:
 
 @pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
-    """Normals and split seeds differ between modes; the formula holds in each with its own."""
+    """Normals and split seeds differ between modes. The formula holds with each mode's draws."""
     target = MODEL.target(BATCH, tf.float64, replacement=True)
     kernel = sgmcmc.SGLD(target, 0.01, 0.7, FullMatrix(FULL))
     state = tf.constant(START)

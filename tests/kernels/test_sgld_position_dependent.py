@@ -1,9 +1,9 @@
-"""SGLD with a position-dependent M: the drift div M, and what its absence does.
+"""SGLD with a position-dependent M, with and without the drift div M.
 
-The target is N(0, 1) with its exact gradient, so that the chain's law at any finite step size is
-the fixed point of a known normal transition, computed by quadrature. Samples are the last states of
-independent chains; the DKW inequality makes the false-alarm rate 1e-6 exactly. Power: a Kolmogorov
-distance of 1.5% is found with probability 0.999, which the check verifies itself.
+The target is N(0, 1) with its exact gradient. The chain's law at any finite step size is then the
+fixed point of a known normal transition, computed by quadrature. Samples are the last states of
+independent chains. The DKW inequality makes the false-alarm rate exactly 1e-6. A Kolmogorov
+distance of 1.5% is found with probability 0.999, which the check verifies.
 """
 
 from collections.abc import Callable
@@ -91,7 +91,7 @@ def test_the_chain_has_its_exact_law(with_divergence: np.ndarray) -> None:
 
 
 def test_without_divergence_the_law_is_another_one(without_divergence: np.ndarray) -> None:
-    """The mutation is rejected, and is what theory says it is."""
+    """The mutation is rejected, and has the law that theory predicts."""
     with pytest.raises(Rejected):
         check_cdf(without_divergence, euler_law(bounded, bounded_divergence, STEP).cdf, DISTANCE)
     check_cdf(without_divergence, euler_law(bounded, no_divergence, STEP).cdf, DISTANCE)
@@ -108,7 +108,7 @@ def test_temperature_multiplies_the_divergence() -> None:
 
 @pytest.mark.parametrize("gamma", [True, False])
 def test_rmsprop_without_memory_is_position_dependent(gamma: bool) -> None:
-    """decay=0 makes V_t = g(theta)^2, so that M depends on the position alone."""
+    """decay=0 makes V_t = g(theta)^2, so M depends only on the position."""
     drawn = samples(RMSprop(decay=0.0, epsilon=FLOOR, gamma=gamma))
     right, wrong = (
         euler_law(rms, divergence, STEP).cdf
@@ -121,10 +121,10 @@ def test_rmsprop_without_memory_is_position_dependent(gamma: bool) -> None:
 
 @pytest.mark.slow
 def test_rmsprop_with_memory_is_right_to_no_better_than_its_docstring_says() -> None:
-    """decay=0.9: p(theta) M^-0.9 in the limit of small steps, of variance 1.55, not N(0, 1).
+    """With decay=0.9 the limit of small steps is p(theta) M^-0.9, of variance 1.55, not N(0, 1).
 
-    Power: 10% of the variance. The step's own bias, about 0.02 (it is proportional to the step
-    size), is a quarter of the deviation allowed: it makes the false-alarm rate 1e-4 here.
+    Power: 10% of the variance. The bias of the step, about 0.02, is proportional to the step size.
+    It is a quarter of the deviation allowed, which makes the false-alarm rate 1e-4 here.
     """
     limit = density_law(lambda x: -0.5 * x**2 - 0.9 * np.log(rms(x)), limit=8.0).variance
     assert 1.4 < limit < 1.6
@@ -142,9 +142,9 @@ def test_rmsprop_with_memory_is_right_to_no_better_than_its_docstring_says() -> 
 def test_only_with_divergence_do_small_steps_lead_to_the_target(
     matrix: Callable, divergence: Callable
 ) -> None:
-    """Bias O(step) with div M; without it the limit is p / M, of 1.46 (or 1.6) times the variance.
+    """With div M the bias is O(step). Without it the variance is 1.46 (or 1.6) times too large.
 
-    Var under p / M: E[theta^2 / M] / E[1 / M] with moments 1, 3 (or E|theta|^3) of N(0, 1).
+    The limit is then p / M, of variance E[theta^2 / M] / E[1 / M] with moments of N(0, 1).
     """
     bias = [euler_law(matrix, divergence, h).variance - 1 for h in (0.2, 0.1)]
     assert 1.7 < bias[0] / bias[1] < 2.4 and abs(bias[1]) < 0.1
@@ -160,7 +160,7 @@ def test_only_with_divergence_do_small_steps_lead_to_the_target(
 
 
 def test_the_grid_is_fine_enough() -> None:
-    """Half the cells give the same distribution function to a hundredth of what is tested."""
+    """With half the cells the distribution function changes by 1% of the tested distance."""
     for matrix, divergence in ((bounded, bounded_divergence), (rms, rms_divergence)):
         fine, coarse = (euler_law(matrix, divergence, STEP, num_cells=n) for n in (1000, 500))
         np.testing.assert_allclose(

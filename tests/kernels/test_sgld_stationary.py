@@ -1,4 +1,4 @@
-"""SGLD samples exactly its own, biased, stationary law where that is known in closed form.
+"""SGLD samples its exact, biased stationary law where the closed form is known.
 
 On the Gaussian-mean model every step is linear with noise of constant covariance, so mean and
 covariance of the stationary law are known for every step size. False-alarm rate: 1e-6 a test.
@@ -29,7 +29,7 @@ VARIANCE_ERROR = 0.03
 
 
 def target(**options: Any) -> sgmcmc.MinibatchLogProb:
-    """With replacement, which compiles faster, unless told otherwise."""
+    """Returns the target, by default with replacement, which compiles faster."""
     return MODEL.target(BATCH, **{"replacement": True, **options})
 
 
@@ -44,7 +44,7 @@ def start(dtype: tf.DType = tf.float32) -> tf.Tensor:
 
 @pytest.fixture(scope="module")
 def without() -> np.ndarray:
-    """Samples without replacement and without preconditioner, `[CHAINS, 50, 3]`."""
+    """Returns samples without replacement and without preconditioner, `[CHAINS, 50, 3]`."""
     return run_chains(sgmcmc.SGLD(target(replacement=False), STEP), start(), 50, 60, seed=4)
 
 
@@ -101,7 +101,7 @@ def test_full_matrix_preconditioner_without_replacement() -> None:
     check(kernel, start(), law)
 
 
-@pytest.mark.slow  # below there is one beside other options
+@pytest.mark.slow  # a test below combines it with other options
 def test_temperature() -> None:
     kernel = sgmcmc.SGLD(target(), STEP, temperature=2.0)
     check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP, temperature=2.0))
@@ -126,7 +126,7 @@ def test_float64_two_parts_full_matrix_and_temperature() -> None:
 
 @pytest.mark.slow
 def test_one_long_chain() -> None:
-    """Power: 4% of a variance."""
+    """Tests the law. Power: 4% of a variance."""
     kernel = sgmcmc.SGLD(target(), STEP)
     blocks = run_blocks(kernel, tf.ones([3]), num_blocks=10_000, length=25, seed=2)
     law = sgld_covariance(MODEL.hessian, NOISE, STEP)
@@ -134,9 +134,9 @@ def test_one_long_chain() -> None:
 
 
 def test_chains_that_share_minibatches_share_just_that_noise() -> None:
-    """Each chain has the law of a chain by itself; together they vary with the shared noise.
+    """Each chain has the law of a single chain. Their covariance comes from the shared noise only.
 
-    The covariance C between two chains solves C = F C F^T + E/2 Sigma E/2: the same equation
+    The covariance C between two chains solves C = F C F^T + E/2 Sigma E/2, the same equation
     without injected noise (temperature 0). Power: 4% of a variance.
     """
     kernel = sgmcmc.SGLD(target(shared_batch=True), STEP)
@@ -153,10 +153,10 @@ def test_chains_that_share_minibatches_share_just_that_noise() -> None:
 
 @pytest.mark.slow
 def test_epochs_have_a_law_of_their_own() -> None:
-    """Reshuffled once an epoch, the minibatches of a pass are negatively dependent.
+    """With one shuffle for each epoch, the minibatches of a pass are negatively dependent.
 
-    The law at the ends of passes is therefore not that of independent minibatches (its noise adds
-    up to zero over a pass), and every formula with Sigma = c V would be wrong for it.
+    Their noise adds up to zero over a pass. The law at the ends of passes therefore differs from
+    that of independent minibatches, and formulas with Sigma = c V are wrong for it.
     """
     kernel = sgmcmc.SGLD(target(replacement=False, reshuffle="epoch"), STEP)
     passes = MODEL.num_examples // BATCH
@@ -211,7 +211,7 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_mutations_are_rejected(name: str) -> None:
-    """A fifth of the chains is enough to see these."""
+    """A fifth of the chains is enough to reject these."""
     mutation = MUTATIONS[name]
     kernel = sgmcmc.SGLD(
         target(**mutation.get("target", {})),
@@ -244,7 +244,7 @@ def test_wrong_laws_are_rejected(name: str, without: np.ndarray) -> None:
 
 
 def test_error_is_of_first_order() -> None:
-    """The law's bias halves with the step size: its distance from the posterior is O(epsilon)."""
+    """The bias of the law halves with the step size, so it is O(epsilon)."""
     posterior = np.linalg.inv(MODEL.hessian)
     bias = [
         np.linalg.norm(sgld_covariance(MODEL.hessian, NOISE, step) - posterior)

@@ -1,4 +1,4 @@
-"""One step of SGNHT equals the formulas of its docstring, with the step's own draws."""
+"""One step of SGNHT equals the formulas of its docstring, for the draws of that step."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ THERMOSTATS = ("scalar", "per_part", "per_coordinate")
 
 
 class Formula:
-    """The docstring's two schemes on two chains; xi as `[2, 3]`, one number a coordinate."""
+    """The docstring's two schemes on two chains, with one xi for each coordinate, `[2, 3]`."""
 
     def __init__(self, thermostat: str, mass: Any = 1.0, **numbers: Any):
         values = {"h": 0.05, "friction": 3.0, "temperature": 1.0, "mu": 1.0, **numbers}
@@ -78,7 +78,7 @@ OPTIONS = {
 @pytest.mark.parametrize(
     ("thermostat", "name"),
     [
-        # Of one thermostat all options; of several the one with different numbers in each chain.
+        # One thermostat is tested with all options, several with different numbers in each chain.
         *(("scalar", name) for name in OPTIONS),
         *(
             pytest.param(
@@ -128,7 +128,7 @@ def test_three_steps(scheme: str, thermostat: str, name: str) -> None:
 
 @pytest.mark.parametrize("xi", [0.0, -3.0, 1e-12])
 def test_exact_ornstein_uhlenbeck_step_without_friction_and_with_negative(xi: float) -> None:
-    """xi = 0: dp = sqrt(2 A) dW, of variance 2 A h; a huge thermal mass keeps it there."""
+    """With xi = 0, held by a huge thermal mass, dp = sqrt(2 A) dW has the variance 2 A h."""
     kernel = sgmcmc.SGNHT(
         sgmcmc.FullDataLogProb(lambda x: 0.0 * x), 0.1, 3.0, "adodab", thermal_mass=1e30,
         initial_momentum=2.0,
@@ -219,12 +219,12 @@ def test_every_mode_takes_the_step_of_its_own_draws(scheme: Any, jit: bool) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(friction=0.0), "friction is 0.0; a positive finite number"),
-        (dict(thermal_mass=-1.0), "thermal_mass is -1.0; a positive finite number"),
-        (dict(temperature=np.nan), "temperature is nan; a positive finite number"),
-        (dict(mass=0.0), "mass is 0.0; a positive finite number"),
-        (dict(scheme="badodab"), "scheme is 'badodab'; one of euler, adodab"),
-        (dict(thermostat="block"), "thermostat is 'block'; one of scalar, per_part, per_coord"),
+        (dict(friction=0.0), "friction must be a positive finite number. Received: 0.0"),
+        (dict(thermal_mass=-1.0), "thermal_mass must be a positive finite number. Received: -1.0"),
+        (dict(temperature=np.nan), "temperature must be a positive finite number. Received: nan"),
+        (dict(mass=0.0), "mass must be a positive finite number. Received: 0.0"),
+        (dict(scheme="badodab"), "scheme must be 'euler' or 'adodab'. Received: 'badodab'"),
+        (dict(thermostat="block"), "thermostat must be one of .*'per_part'.* Received: 'block'"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:
@@ -234,7 +234,7 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
 
 def test_thermal_masses_that_do_not_fit_the_chains() -> None:
     kernel = sgmcmc.SGNHT(MODEL.target(BATCH), 0.05, thermal_mass=np.ones([3], np.float32))
-    with pytest.raises(ValueError, match=r"thermal_mass has shape \(3,\); a scalar, or one number"):
+    with pytest.raises(ValueError, match=r"thermal_mass must be a scalar, or .*: shape \(3,\)"):
         kernel.bootstrap_results(tf.zeros([2, 3]))
 
 

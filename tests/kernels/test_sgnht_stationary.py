@@ -1,9 +1,9 @@
-"""SGNHT holds its temperature, finds the level of the noise, and has the law that follows.
+"""SGNHT holds its temperature, adapts to the noise, and samples the law of its scheme.
 
-The kinetic temperature is T in the mean for every step size, once the chain is stationary: xi
-would run away else. With a large thermal mass xi stays at its balance, and (theta, p) has the law
-of a linear scheme (`tests/harness/thermostats.py`), minibatch noise and bias included. False-alarm
-rate: 1e-6 a test; the power is stated at each check, which verifies it.
+In a stationary chain the mean kinetic temperature is T for every step size, because xi would drift
+otherwise. With a large thermal mass xi stays at its mean, and (theta, p) has the law of a linear
+scheme (`tests/harness/thermostats.py`), minibatch noise and bias included. False-alarm rate: 1e-6
+for each test. The power is stated at each check, which verifies it.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ LAWS = {"euler": euler_law, "adodab": adodab_law}
 
 
 def law(scheme: str, h: float = H, noise: np.ndarray = NOISE, **options: Any) -> Any:
-    """xi and the covariance of (theta, p)."""
+    """The mean of xi and the covariance of (theta, p)."""
     return balanced(lambda xi: LAWS[scheme](HESSIAN, h, xi, FRICTION, noise, **options))
 
 
@@ -51,7 +51,7 @@ def check(run: Run, covariance: np.ndarray, error: float) -> None:
 
 @pytest.mark.parametrize("scheme", [pytest.param("euler", marks=pytest.mark.slow), "adodab"])
 def test_law_of_minibatch_chains(scheme: Any) -> None:
-    """With a thermal mass of 100 xi varies by 1%, and the law by less than 0.1%; power 6%."""
+    """With a thermal mass of 100 xi varies by 1%, and the law by less than 0.1%. Power: 6%."""
     mass, temperature = (MASS, 1.5) if scheme == "adodab" else (1.0, 1.0)
     xi, covariance = law(scheme, mass=mass, temperature=temperature)
     kernel = sgmcmc.SGNHT(
@@ -74,7 +74,7 @@ def test_law_of_minibatch_chains(scheme: Any) -> None:
 @pytest.mark.parametrize("scheme", ["euler", "adodab"])
 @pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 0.7)])
 def test_closed_form_is_that_of_the_code(scheme: Any, mass: Any, temperature: float) -> None:
-    """For xi = A, with a thermal mass that holds it there."""
+    """With xi = A, which a large thermal mass holds there."""
     matrices = linear_scheme(
         lambda quadratic, **momentum: sgmcmc.SGNHT(
             quadratic, H, 5.0, scheme, thermal_mass=1e30, mass=mass, temperature=temperature,
@@ -87,10 +87,10 @@ def test_closed_form_is_that_of_the_code(scheme: Any, mass: Any, temperature: fl
 
 
 def test_order_of_the_error_of_theta() -> None:
-    """error(h) / error(h / 2), where the gradient has noise of the shape that xi dissipates.
+    """Tests error(h) / error(h / 2) for gradient noise of the shape that xi dissipates.
 
     On a Gaussian the splitting is exact without noise, and here of third order. Noise of another
-    shape leaves an error of first order to both.
+    shape causes an error of first order in both schemes.
     """
     posterior = np.linalg.inv(HESSIAN)
 
@@ -113,14 +113,14 @@ def test_order_of_the_error_of_theta() -> None:
 
 @pytest.fixture(scope="module", params=["euler", pytest.param("adodab", marks=pytest.mark.slow)])
 def thermal(request: pytest.FixtureRequest) -> tuple[str, Run]:
-    """20 coordinates; the gradient's noise adds s = h sigma^2 / (2 T) = 1 to the friction."""
+    """Runs 20 coordinates, where gradient noise adds s = h sigma^2 / (2 T) = 1 to the friction."""
     kernel = sgmcmc.SGNHT(NoisyQuadratic(4.0, 10.0), 0.02, 1.0, request.param, initial_momentum=1.0)
     run = run_thermostat(kernel, tf.zeros([2000, 20]), 400, 600, seed=2)
     return request.param, run
 
 
 def test_thermostat_comes_to_friction_and_noise(thermal: tuple[str, Run]) -> None:
-    """Mean A + s = 2 (and O(h^2)), variance T / (mu d); power 2% of the mean, 15% of the other."""
+    """Its mean is A + s = 2 + O(h^2), its variance T / (mu d). Power: 2% and 15%."""
     scheme, run = thermal
     hessian, noise = 4.0 * np.eye(1), 100.0 * np.eye(1)
     xi, _ = balanced(lambda xi: LAWS[scheme](hessian, 0.02, xi, 1.0, noise))
@@ -130,14 +130,14 @@ def test_thermostat_comes_to_friction_and_noise(thermal: tuple[str, Run]) -> Non
 
 
 def test_kinetic_temperature(thermal: tuple[str, Run]) -> None:
-    """After a Euler step T to all orders; after the splitting's kick T + h s and O(h^2)."""
+    """It is T after a Euler step, and T + h s + O(h^2) after the kick of the splitting."""
     scheme, run = thermal
     expected = 1.0 if scheme == "euler" else 1.0 + 0.02
     check_means(run.kinetic_temperature.mean(axis=1), expected, 0.01, "kinetic temperature")
 
 
 def test_kinetic_temperature_has_its_chi_square_law(thermal: tuple[str, Run]) -> None:
-    """d K / T of independent chains at the last step; power: a Kolmogorov distance of 0.11."""
+    """Tests d K / T of independent last states. Power: a Kolmogorov distance of 0.11."""
     _, run = thermal
     check_cdf(20 * run.kinetic_temperature[:, -1], stats.chi2(20).cdf, error=0.11)
 
@@ -145,9 +145,9 @@ def test_kinetic_temperature_has_its_chi_square_law(thermal: tuple[str, Run]) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("thermostat", ["per_part", "per_coordinate"])
 def test_thermostats_of_parts_and_coordinates_find_their_own_noise(thermostat: Any) -> None:
-    """Two parts with noise of s = 1 and s = 2: xi comes to 2 and 3; power 4%.
+    """In two parts with noise of s = 1 and s = 2, xi settles at 2 and 3. Power: 4%.
 
-    Control: one thermostat for both holds neither variance of theta, of 1 / 4.
+    Control: with one thermostat for both, neither variance of theta is 1 / 4.
     """
     parts = thermostat == "per_part"
     kernel = sgmcmc.SGNHT(
@@ -194,7 +194,7 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_broken_thermostats_are_rejected(name: str) -> None:
-    """By their temperature and by the level of xi, each with a tenth of the chains."""
+    """Their temperature and their xi are rejected, with a tenth of the chains."""
     broken = mutant(sgmcmc.SGNHT, MUTATIONS[name])
     kernel = broken(NoisyQuadratic(4.0, 10.0), 0.02, 1.0, initial_momentum=1.0)
     run = run_thermostat(kernel, tf.zeros([200, 20]), 400, 600, seed=2, jit=False)
@@ -219,7 +219,7 @@ LINEAR_MUTATIONS = {
 
 @pytest.mark.parametrize("name", LINEAR_MUTATIONS)
 def test_broken_steps_have_another_law(name: str) -> None:
-    """With xi held at A: the closed form above is not theirs."""
+    """With xi held at A. They violate the closed form above."""
     broken = mutant(sgmcmc.SGNHT, LINEAR_MUTATIONS[name])
     matrices = linear_scheme(
         lambda quadratic, **momentum: broken(

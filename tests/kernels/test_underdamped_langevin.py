@@ -96,7 +96,7 @@ def test_two_steps(scheme: str, replacement: bool, mass: Any, temperature: float
 
 
 class Textbook:
-    """The five-part schemes as they are written down, with exact gradients."""
+    """The five-part schemes in their usual form, with exact gradients."""
 
     def __init__(self, h: float, friction: float):
         self.h, self.friction = h, friction
@@ -131,7 +131,7 @@ def exact_target() -> sgmcmc.FullDataLogProb:
 
 
 def trajectory(scheme: str, momentum: np.ndarray, num_steps: int) -> tuple[list, list]:
-    """States of the kernel and the z of its steps."""
+    """Returns the states of the kernel and the z of its steps."""
     kernel = sgmcmc.UnderdampedLangevin(
         exact_target(), STEP, FRICTION, scheme, initial_momentum=momentum
     )
@@ -171,7 +171,7 @@ def test_one_gradient_a_step_gives_the_theta_of_obabo() -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_one_gradient_a_step_and_none_before_the_first(scheme: str) -> None:
-    """Counted where gradients are made, without scores."""
+    """Counts calls that compute gradients, and finds no scores."""
 
     class Counting(sgmcmc.MinibatchLogProb):
         calls = 0
@@ -224,7 +224,7 @@ def test_states_of_two_parts(scheme: str, structure: Any) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_takes_the_step_of_its_own_draws(scheme: str, jit: bool) -> None:
-    """Normals differ between modes; the formula holds in each with its own."""
+    """Normals differ between modes. The formula holds with each mode's draws."""
     target = MODEL.target(BATCH, tf.float64, replacement=True)
     kernel = sgmcmc.UnderdampedLangevin(target, STEP, FRICTION, scheme, initial_momentum=MOMENTUM)
 
@@ -247,7 +247,7 @@ def test_parameters_rebuild_the_kernel_and_unknown_schemes_are_refused() -> None
     assert copy.step_size == 0.02 and kernel.step_size == STEP
     assert copy.parameters == {**kernel.parameters, "step_size": 0.02}
     assert not kernel.is_calibrated
-    with pytest.raises(ValueError, match="scheme is 'abobo'; 'baoab' or 'obabo' is expected"):
+    with pytest.raises(ValueError, match="scheme must be 'baoab' or 'obabo'. Received: 'abobo'"):
         sgmcmc.UnderdampedLangevin(exact_target(), STEP, scheme="abobo")
-    with pytest.raises(ValueError, match="friction is 0.0; a positive finite number"):
+    with pytest.raises(ValueError, match="friction must be a positive finite .*: 0.0"):
         sgmcmc.UnderdampedLangevin(exact_target(), STEP, friction=0.0)

@@ -1,9 +1,9 @@
-"""Underdamped Langevin dynamics samples the law of its scheme: exact, or biased as it must be.
+"""Underdamped Langevin dynamics samples the exact law of its scheme, bias included.
 
 On the Gaussian-mean model every step is linear and the gradient noise has one covariance Sigma.
-The closed forms at the top come from matrices that are read off the code. Then chains are held to
-them, with false-alarm rate 1e-6 a test and a stated power, which the checks verify themselves;
-broken samplers go through the same checks.
+The first tests read the matrices of a step off the code and compare their law with closed forms.
+Then chains are compared with them, with a false-alarm rate of 1e-6 for each test and a stated
+power, which the checks verify. Broken samplers go through the same checks.
 """
 
 from typing import Any
@@ -47,7 +47,7 @@ def read(
 
 
 def temperature(name: str, h: float, noise: np.ndarray, mass: Any = 1.0) -> float:
-    """p^T m^-1 p / d before O, from the law of (theta, p) between steps."""
+    """Returns the mean of p^T m^-1 p / d before O, from the law of (theta, p) between steps."""
     law = read(name, h, mass=mass).covariance(noise)
     inverse_mass = np.diag(1 / np.broadcast_to(mass, [3]))
     if name == "baoab":
@@ -64,9 +64,9 @@ def temperature(name: str, h: float, noise: np.ndarray, mass: Any = 1.0) -> floa
 @pytest.mark.parametrize("friction", [0.3, 30.0])
 @pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 0.3)])
 def test_exact_gradients(of_limit: float, friction: float, mass: Any, temperature: float) -> None:
-    """BAOAB has no error in theta, OBABO that of the leapfrog: T (A - h^2/4 A m^-1 A)^-1.
+    """BAOAB has no error in theta. OBABO has that of the leapfrog, T (A - h^2/4 A m^-1 A)^-1.
 
-    Both at every friction. BAOAB's momenta between steps have the law N(0, T m).
+    Both hold at every friction. BAOAB's momenta between steps have the law N(0, T m).
     """
     mass = np.broadcast_to(mass, [3])
     h = of_limit * 2 / np.sqrt(np.linalg.eigvals(MODEL.hessian / mass[:, np.newaxis]).real.max())
@@ -93,7 +93,7 @@ def test_kinetic_temperature_is_exact_but_for_gradient_noise(name: str, mass: An
     [("obabo", NONE, 4.0), ("obabo", NOISE, 2.0), ("baoab", NOISE, 2.0)],
 )
 def test_order(name: str, noise: np.ndarray, ratio: float) -> None:
-    """error(h) / error(h/2): second order with exact gradients, first with noise."""
+    """The error is of second order with exact gradients, and of first order with noise."""
     errors = [np.linalg.norm(read(name, h).position(noise) - POSTERIOR) for h in (2e-3, 1e-3)]
     np.testing.assert_allclose(errors[0] / errors[1], ratio, rtol=0.01)
 
@@ -215,7 +215,7 @@ def test_wrong_laws_are_rejected(noisy_baoab: Run) -> None:
 
 
 class ForgetsMomentum(sgmcmc.UnderdampedLangevin):
-    """Momenta set to zero after each step: no gradient moves theta, which walks at random."""
+    """A sampler that zeroes momenta after each step, so that theta walks at random."""
 
     def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
         momentum = tf.nest.map_structure(tf.zeros_like, results.momentum)
@@ -223,7 +223,7 @@ class ForgetsMomentum(sgmcmc.UnderdampedLangevin):
 
 
 class FrozenPart(sgmcmc.UnderdampedLangevin):
-    """The last entry of theta stays where it is."""
+    """A sampler that never moves the last entry of theta."""
 
     def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
         moved, results = super()._update(state, results, seed)
@@ -231,7 +231,7 @@ class FrozenPart(sgmcmc.UnderdampedLangevin):
 
 
 class Copies(sgmcmc.UnderdampedLangevin):
-    """All chains are the first one."""
+    """A sampler whose chains are copies of the first one."""
 
     def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
         moved, results = super()._update(state, results, seed)
@@ -241,7 +241,7 @@ class Copies(sgmcmc.UnderdampedLangevin):
 
 @pytest.mark.parametrize("kernel", [ForgetsMomentum, FrozenPart, Copies])
 def test_broken_samplers_are_rejected(kernel: Any) -> None:
-    """A fifth of the chains is enough to see these."""
+    """A fifth of the chains is enough to reject these."""
     target = MODEL.target(BATCH, replacement=True)
     run = run_phase_space(kernel(target, STEP, FRICTION), start(CHAINS // 5), 50, BURNIN, seed=4)
     with pytest.raises(Rejected):

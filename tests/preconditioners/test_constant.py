@@ -1,4 +1,4 @@
-"""Constant preconditioners against explicit matrices."""
+"""Constant preconditioners agree with explicit matrices."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_full_matrix() -> None:
 
 @pytest.mark.parametrize("chains", [(), (5,), (2, 3)])
 def test_full_matrix_over_parts_and_chains(chains: tuple[int, ...]) -> None:
-    """Entries are ordered as `tf.nest.flatten` orders the parts, row-major within a part."""
+    """Parts are in the order of `tf.nest.flatten`, with row-major entries."""
     state = {
         "b": GENERATOR.standard_normal([*chains, 2]),
         "a": GENERATOR.standard_normal([*chains]),
@@ -59,14 +59,14 @@ def test_full_matrix_over_parts_and_chains(chains: tuple[int, ...]) -> None:
 
 
 def inverse_in_float32(condition: float) -> np.ndarray:
-    """TensorFlow's `float32` inverse of a matrix of the given condition number."""
+    """Returns TensorFlow's `float32` inverse of a matrix of the given condition number."""
     basis, _ = np.linalg.qr(np.random.default_rng(1).standard_normal([60, 60]))
     hessian = (basis * np.geomspace(1.0, condition, 60)) @ basis.T
     return tf.linalg.inv(tf.constant(hessian, tf.float32)).numpy().astype(np.float64)
 
 
 def test_full_matrix_takes_a_float32_inverse() -> None:
-    """It is not symmetric to rounding; all operations are those of its symmetric part."""
+    """The inverse is not exactly symmetric. All operations use its symmetric part."""
     inverse = inverse_in_float32(1e5)
     assert np.abs(inverse - inverse.T).max() > 1e-5 * np.abs(inverse).max()
     symmetric = (inverse + inverse.T) / 2
@@ -76,34 +76,34 @@ def test_full_matrix_takes_a_float32_inverse() -> None:
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_full_matrix_refuses_a_small_asymmetry_in_any_unit(scale: float) -> None:
-    """One per cent of a correlation, of whatever unit the entries are."""
+    """An asymmetry of one per cent of a correlation is refused in any unit."""
     units = np.array([scale, 1.0, 1.0])
     asymmetric = SPD + np.sqrt(2.0) * 0.01 * np.outer([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])
     FullMatrix(SPD * np.outer(units, units))
-    with pytest.raises(ValueError, match="matrix is not symmetric"):
+    with pytest.raises(ValueError, match="matrix must be symmetric"):
         FullMatrix(asymmetric * np.outer(units, units))
 
 
 def test_scales_that_are_no_numbers() -> None:
-    with pytest.raises(TypeError, match="scale is 'large'; positive numbers are expected"):
+    with pytest.raises(TypeError, match="scale must be a number. Received: 'large'"):
         Diagonal("large")
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Diagonal(0.0), "scale is 0.0; positive finite entries are expected"),
-        (lambda: Diagonal([1.0, -2.0]), "scale is -2.0; positive finite"),
-        (lambda: Diagonal({"a": float("nan")}), "scale is nan; positive finite"),
-        (lambda: Diagonal(np.array([1.0, np.inf])), "scale is .*inf.*; positive finite"),
-        (lambda: FullMatrix(np.ones([2, 3])), r"matrix has shape \(2, 3\); a square \[D, D\]"),
-        (lambda: FullMatrix([1.0, 2.0]), r"matrix has shape \(2,\)"),
-        (lambda: FullMatrix([[1.0, 0.5], [0.0, 1.0]]), "matrix is not symmetric"),
+        (lambda: Diagonal(0.0), "scale must be a positive finite number. Received: 0.0"),
+        (lambda: Diagonal([1.0, -2.0]), "scale must be a positive finite number. Received: -2.0"),
+        (lambda: Diagonal({"a": float("nan")}), "scale must be a positive finite .*: nan"),
+        (lambda: Diagonal(np.array([1.0, np.inf])), "scale must be a positive finite .*: .*inf.*"),
+        (lambda: FullMatrix(np.ones([2, 3])), r"matrix must be square, \[D, D\].*: shape \(2, 3\)"),
+        (lambda: FullMatrix([1.0, 2.0]), r"matrix must be square, .* Received: shape \(2,\)"),
+        (lambda: FullMatrix([[1.0, 0.5], [0.0, 1.0]]), "matrix must be symmetric"),
         (
             lambda: FullMatrix([[1.0, 2.0], [2.0, 1.0]]),
-            "matrix is not positive definite: its smallest eigenvalue is -1",
+            "matrix must be positive definite.* smallest eigenvalue is -1",
         ),
-        (lambda: FullMatrix([[np.nan]]), "matrix has NaN or infinite entries"),
+        (lambda: FullMatrix([[np.nan]]), "matrix must be finite. Received: NaN"),
     ],
 )
 def test_bad_arguments(make: Any, message: str) -> None:
@@ -112,18 +112,18 @@ def test_bad_arguments(make: Any, message: str) -> None:
 
 
 def test_full_matrix_of_another_size_than_the_state() -> None:
-    with pytest.raises(ValueError, match=r"matrix has shape \(3, 3\), but .* 2 entries"):
+    with pytest.raises(ValueError, match=r"2 entries. Received: shape \(3, 3\)"):
         local(FullMatrix(SPD), tf.zeros([2]))
 
 
 @pytest.mark.parametrize(
     ("scale", "message"),
     [
-        ([1.0, 2.0], r"scale is \[1.0, 2.0\], which has not the structure of the state"),
-        (np.ones([2]), r"scale has shape \(2,\), which does not broadcast to .* shape \(3,\)"),
-        ({"a": 1.0}, "scale is {'a': 1.0}, which has not the structure of the state"),
-        ({"a": 1.0, "b": 1.0, "c": 1.0}, "which has not the structure of the state"),
-        ({"a": np.ones([4, 3]), "b": 1.0}, r"scale has shape \(4, 3\), which does not broadcast"),
+        ([1.0, 2.0], r"scale must have the structure of the state, .* Received: \[1.0, 2.0\]"),
+        (np.ones([2]), r"scale must broadcast .* \(3,\). Received: shape \(2,\)"),
+        ({"a": 1.0}, "scale must have the structure of the state, .* Received: {'a': 1.0}"),
+        ({"a": 1.0, "b": 1.0, "c": 1.0}, "scale must have the structure of the state"),
+        ({"a": np.ones([4, 3]), "b": 1.0}, r"scale must broadcast .* Received: shape \(4, 3\)"),
     ],
 )
 def test_diagonal_of_another_shape_than_the_state(scale: Any, message: str) -> None:

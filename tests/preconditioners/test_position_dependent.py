@@ -1,4 +1,4 @@
-"""The natural gradient of ICA against explicit matrices and finite differences."""
+"""The natural gradient of ICA agrees with explicit matrices and finite differences."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ GENERATOR = np.random.default_rng(0)
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_natural_gradient_ica(size: int) -> None:
-    """M(W) G = G W^T W as a d^2 x d^2 matrix, and div M = (d + 1) W by finite differences."""
+    """Compares M(W) with a d^2 x d^2 matrix, and div M = (d + 1) W with finite differences."""
     w = GENERATOR.standard_normal([size, size])
     preconditioner = NaturalGradientICA()
 
@@ -42,7 +42,7 @@ def test_natural_gradient_ica_by_chain() -> None:
 
 
 def test_natural_gradient_ica_compiles() -> None:
-    """Every operation has a kernel in XLA, and gives there what it gives outside."""
+    """Every operation compiles under XLA, with the same results."""
     w, v = (tf.constant(GENERATOR.standard_normal([4, 3, 3])) for _ in range(2))
 
     def operations(w: tf.Tensor, v: tf.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""RMSprop against its formulas, and its first steps.
+"""RMSprop follows its formulas, from the first steps on.
 
 s_t = 1 + decay s_{t-1},  V_t = V_{t-1} + ((g / N)^2 - V_{t-1}) / s_t,  M = 1 / (epsilon + sqrt V)
 """
@@ -19,14 +19,14 @@ TOTAL = 20  # N
 
 
 class FromZero(RMSprop):
-    """The scheme of Li et al., V_t = decay V + (1 - decay) (g / N)^2 with V_0 = 0, with div M."""
+    """The scheme of Li et al. with div M: V_t = decay V + (1 - decay) (g / N)^2, V_0 = 0."""
 
     def init(self, state: Any) -> SquaredGradients:
         return super().init(state)._replace(size=tf.constant(1 / (1 - self.decay), state.dtype))
 
 
 def info(gradient: Any, curvature: float = -1.0) -> GradientInfo:
-    """What a step learns where the Hessian is `curvature` times the identity."""
+    """Returns the information of a step if the Hessian is `curvature` times the identity."""
     gradient = tf.convert_to_tensor(gradient)
     probe = tf.ones_like(gradient)
     return GradientInfo(gradient, TOTAL, probe, curvature * probe)
@@ -57,15 +57,15 @@ def test_average_and_matrix(decay: float) -> None:
     "hessian", [[[-3.0]], np.diag([-3.0, -20.0]), [[-30.0, 8.0], [8.0, -10.0]]]
 )
 def test_divergence(hessian: Any, decay: float, steps: str) -> None:
-    """With g(theta) = H theta + b and V_{t-1} held fixed.
+    """Tests div M for g(theta) = H theta + b, with V_{t-1} held fixed.
 
-    With a diagonal Hessian every probe gives div M; with any other, the mean over all probes, which
-    are equally likely, does.
+    With a diagonal Hessian every probe gives div M. With any other, the mean over all probes, which
+    are equally likely, gives it.
     """
     hessian = np.array(hessian)
     size = len(hessian)
     theta, shift = GENERATOR.standard_normal(size), GENERATOR.standard_normal(size)
-    share = 0.65 if steps == "settled" else 1.0  # of the weights' sum in the end, 1 / (1 - decay)
+    share = 0.65 if steps == "settled" else 1.0  # of the final sum of the weights, 1 / (1 - decay)
     own = SquaredGradients(
         tf.constant(GENERATOR.uniform(0.5, 2.0, size)), tf.constant(share / (1 - decay), tf.float64)
     )
@@ -90,7 +90,7 @@ def test_divergence(hessian: Any, decay: float, steps: str) -> None:
 @pytest.mark.parametrize(("decay", "first"), [(0.0, 1), (0.5, 2), (0.9, 10), (0.99, 100)])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 def test_divergence_is_left_out_of_the_first_steps(decay: float, first: int, dtype: Any) -> None:
-    """It counts from the first t with decay^t <= 1/e, which is 1 / (1 - decay) here."""
+    """div M is used from the first t with decay^t <= 1/e, which is 1 / (1 - decay) here."""
     assert decay**first <= np.exp(-1) < decay ** (first - 1)
     preconditioner, state = RMSprop(decay), tf.ones([1], dtype)
     own = preconditioner.init(state)
@@ -101,7 +101,7 @@ def test_divergence_is_left_out_of_the_first_steps(decay: float, first: int, dty
 
 @pytest.mark.parametrize("decay", [0.9, 0.99])
 def test_young_averages_bound_the_drift(decay: float) -> None:
-    """|M g| <= N sqrt(s_t) for all gradients so far, however small; V_0 = 0 lets div M explode."""
+    """|M g| <= N sqrt(s_t) even for tiny gradients. With V_0 = 0, div M would explode."""
     smallness = np.geomspace(1e-6, 1.0, 7)
 
     def drifts(preconditioner: RMSprop) -> np.ndarray:
@@ -130,9 +130,9 @@ def test_at_a_zero_gradient_all_is_finite() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"decay": 1.0}, r"decay is 1.0; a number in \[0, 1\)"),
-        ({"epsilon": 0.0}, "epsilon is 0.0; a positive number"),
-        ({"epsilon": float("nan")}, "epsilon is nan; a positive number"),
+        ({"decay": 1.0}, r"decay must be a number in \[0, 1\). Received: 1.0"),
+        ({"epsilon": 0.0}, "epsilon must be a positive number. Received: 0.0"),
+        ({"epsilon": float("nan")}, "epsilon must be a positive number. Received: nan"),
     ],
 )
 def test_bad_arguments(arguments: Any, message: str) -> None:

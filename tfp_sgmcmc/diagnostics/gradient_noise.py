@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
-from tfp_sgmcmc.kernels.base import check_step_size, value_at
+from tfp_sgmcmc.kernels.settings import check_positive, value_at
 from tfp_sgmcmc.preconditioners import Diagonal, FullMatrix, LocalMatrix, as_preconditioner
 from tfp_sgmcmc.state import State, flatten_events, map_parts, sum_events
 from tfp_sgmcmc.targets.base import GradientEstimate
@@ -186,7 +186,7 @@ def _scaled_matrix(
     like, chain_ndims = estimate.gradient, estimate.log_prob.shape.rank
     if any(callable(s) and not tf.is_tensor(s) for s in tf.nest.flatten(step_size)):
         raise TypeError("step_size is a schedule; its value at the step in question is expected.")
-    check_step_size(step_size)
+    check_positive("step_size", step_size)
     root = map_parts(tf.sqrt, value_at(step_size, tf.zeros([], tf.int64), like))
     matrix = preconditioner
     if not isinstance(matrix, LocalMatrix):

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.checks import integer
-from tfp_sgmcmc.kernels.base import check_step_size, value_at
+from tfp_sgmcmc.kernels.settings import check_positive, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
 from tfp_sgmcmc.state import State, call_with_state, map_parts
 from tfp_sgmcmc.targets.base import as_target, value_and_gradient
@@ -66,7 +66,7 @@ def rejection_probability(
     2011. Figure 2, right.
     """
     target, matrices = as_target(target_log_prob_fn, True), as_preconditioner(preconditioner)
-    check_step_size(step_size)
+    check_positive("step_size", step_size)
 
     def at(x: State) -> tuple[tf.Tensor, State, LocalMatrix]:
         """log p at x, mean of q from there, M."""

@@ -12,7 +12,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.diagnostics.stein import gradient_at
 from tfp_sgmcmc.kernels import momentum as momentum_kernels
-from tfp_sgmcmc.kernels.base import check_step_size, value_at
+from tfp_sgmcmc.kernels.settings import check_positive, value_at
 from tfp_sgmcmc.state import State, map_parts, sum_events
 from tfp_sgmcmc.targets.base import as_target
 
@@ -46,7 +46,7 @@ def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 
     B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015.
     """
     momentum = tf.nest.map_structure(tf.convert_to_tensor, momentum)
-    check_step_size(mass, "mass")
+    check_positive("mass", mass)
     mass = value_at(mass, tf.zeros([], tf.int64), momentum, "mass")
     return momentum_kernels.kinetic_temperature(momentum, mass, chain_ndims)
 

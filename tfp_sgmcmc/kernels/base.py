@@ -1,34 +1,84 @@
-"""What all stochastic-gradient kernels share, so that a sampler writes only its update."""
+"""The base of all stochastic-gradient kernels, so that a sampler writes only its update."""
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
-import tree
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.state import State, check_broadcasts, match_structure, part_names
-from tfp_sgmcmc.targets.base import as_target
-
-StepSize = Any  # number, tensor, callable step -> value, or a nest of these
+from tfp_sgmcmc.kernels.settings import StepSize, check_positive
+from tfp_sgmcmc.state import State, part_names, squared_norm
+from tfp_sgmcmc.targets.base import GradientEstimate, as_target
 
 
 class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     """A kernel that moves by gradient estimates of a target and has no Metropolis test.
 
-    A sampler's constructor hands its own arguments to this one as `parameters`, by name; the
-    sampler then defines `_init_results(state)` and `_update(state, results, seed)`. States are
-    checked and converted here.
+    A sampler passes the arguments of its constructor, `locals()`, to this one. It defines
+    `_init_results(state)`, which returns the results before the first step, and
+    `_update(state, results, seed)`, which takes a step. States and seeds are checked and converted
+    before they get there.
+
+    The results of a sampler are a `NamedTuple` that holds all that the sampler remembers. They
+    have these fields and those that the sampler's page lists:
+
+      target_log_prob: estimate of the log posterior from the minibatch of the step, at the state
+        where the step took its gradient, `[chains...]`.
+      gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
+      step_size: the step size that the step used: a scalar, an array that broadcasts with the
+        state parts, or one of these for each part if it was given so.
+      temperature: the temperature that the step used, in the same form.
+      step: number of steps taken.
+      target_state: what the target carries between steps.
+
+    Examples:
+      The mean of 1,000 numbers. The target is the log posterior, estimated from 50 of them:
+
+      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> tfd = tfp.distributions
+      >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
+      >>> target = sgmcmc.MinibatchLogProb(
+      ...     log_prior_fn=tfd.Normal(0., 10.).log_prob,
+      ...     log_likelihood_fn=lambda theta, batch:
+      ...         tfd.Normal(theta[..., None], 1.).log_prob(batch),
+      ...     data=x, batch_size=50)
+
+      Any sampler then runs in `tfp.mcmc.sample_chain`, compiled by XLA:
+
+      >>> @tf.function(jit_compile=True)
+      ... def sample(kernel):
+      ...     return tfp.mcmc.sample_chain(
+      ...         num_results=2000, num_burnin_steps=500, current_state=tf.zeros([]),
+      ...         kernel=kernel, trace_fn=lambda _, results: results, seed=[0, 1])
+      >>> samples, results = sample(sgmcmc.SGLD(target, step_size=1e-4))
+      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      True
+      >>> results.gradient_norm.shape
+      TensorShape([2000])
+
+    Args:
+      parameters: the sampler's arguments by name. `target_log_prob_fn` and `step_size` are among
+        them.
+      positive: names of the arguments that must be positive and finite.
+      full_data_expected: whether to accept a plain callable as target without a warning.
     """
 
-    def __init__(self, parameters: dict[str, Any]):
+    def __init__(
+        self,
+        parameters: dict[str, Any],
+        positive: Sequence[str] = ("step_size",),
+        full_data_expected: bool = False,
+    ):
         self._parameters = {k: v for k, v in parameters.items() if k not in ("self", "__class__")}
-        self._target = as_target(self._parameters["target_log_prob_fn"])
-        self._check_step_size()
+        self._target = as_target(self._parameters["target_log_prob_fn"], full_data_expected)
+        for name in positive:
+            check_positive(name, self._parameters[name])
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -46,29 +96,21 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     def step_size(self) -> StepSize:
         return self._parameters["step_size"]
 
-    def _check_step_size(self) -> None:
-        check_step_size(self.step_size)
-
-    def _reported(self, name: str, values: State) -> Any:
-        """Returns the values used of the parameter `name`: one for each part only if given so."""
-        is_one = not tf.nest.is_nested(self._parameters[name])
-        return tf.nest.flatten(values)[0] if is_one else values
-
-    # AutoGraph would read all that these call, for seconds, and find nothing to convert.
+    # AutoGraph would spend seconds reading all that these call, and find nothing to convert.
     @tf.autograph.experimental.do_not_convert
     def bootstrap_results(self, init_state: State) -> Any:
-        """Returns the results before the first step: nothing drawn yet, so its figures are zero.
+        """Returns the results before the first step, whose figures about a step are zero.
 
         Raises:
-          ValueError: NaN or infinity in `init_state`, or a step size of another structure.
-          TypeError: a state part that is not floating.
+          ValueError: `init_state` has NaN or infinite entries, or an argument does not fit it.
+          TypeError: a part of the state is not floating.
         """
         with tf.name_scope(type(self).__name__ + ".bootstrap_results"):
             return self._init_results(convert_state(init_state, initial=True))
 
     @tf.autograph.experimental.do_not_convert
     def one_step(self, current_state: State, previous_kernel_results: Any, seed: Any = None) -> Any:
-        """Takes one step; `seed` (an integer, or two) is required and names all its draws."""
+        """Takes one step. `seed`, an integer or two, is required and determines all its draws."""
         with tf.name_scope(type(self).__name__ + ".one_step"):
             state = convert_state(current_state)
             return self._update(state, previous_kernel_results, random.as_seed(seed))
@@ -79,75 +121,71 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     @abc.abstractmethod
     def _update(self, state: State, results: Any, seed: tf.Tensor) -> tuple[State, Any]: ...
 
+    def _zeros(self, state: State) -> tf.Tensor:
+        """Returns a zero for each chain, `[chains...]`."""
+        return tf.zeros(self._target.chain_shape(state), tf.nest.flatten(state)[0].dtype)
+
+    def _first_figures(
+        self, state: State, zeros: tf.Tensor, step_size: State, temperature: State
+    ) -> dict[str, Any]:
+        """Returns the fields that all results have, before the first step."""
+        return dict(
+            target_log_prob=zeros,
+            gradient_norm=zeros,
+            step_size=self._reported("step_size", step_size),
+            temperature=self._reported("temperature", temperature),
+            step=tf.zeros([], tf.int64),
+            target_state=self._target.bootstrap(state),
+        )
+
+    def _figures(
+        self, estimate: GradientEstimate, step_size: State, temperature: State, last: Any
+    ) -> dict[str, Any]:
+        """Returns these fields after a step. `last` are the results before it."""
+        chain_ndims = estimate.log_prob.shape.rank
+        return dict(
+            target_log_prob=estimate.log_prob,
+            gradient_norm=tf.sqrt(squared_norm(estimate.gradient, chain_ndims)),
+            step_size=self._reported("step_size", step_size),
+            temperature=self._reported("temperature", temperature),
+            step=last.step + 1,
+            target_state=estimate.target_state,
+        )
+
+    def _reported(self, name: str, values: State) -> Any:
+        """Returns what a step used of the argument `name`, by part only if it was given so."""
+        is_by_part = tf.nest.is_nested(self._parameters[name])
+        return values if is_by_part else tf.nest.flatten(values)[0]
+
 
 def convert_state(state: State, initial: bool = False) -> State:
     """Returns `state` as tensors; raises for parts that no Langevin step can move.
 
-    An `initial` state must also be finite; of a chain that breaks down later the user is told by
-    `tfp_sgmcmc.diagnostics.check_finite`.
+    Only an `initial` state must be finite: `tfp_sgmcmc.diagnostics.check_finite` tells the user
+    when a chain breaks down later.
     """
 
     def convert(name: str, x: Any) -> tf.Tensor:
         try:
             x = tf.convert_to_tensor(x)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"{name} is {x!r}; a tensor of numbers is expected.") from error
+            raise TypeError(f"{name} must be a tensor of numbers. Received: {x!r}.") from error
         if not x.dtype.is_floating:
             raise TypeError(
-                f"{name} has dtype {x.dtype.name}; a floating dtype is expected "
-                "(an integer state cannot follow a gradient)."
+                f"{name} must have a floating dtype, because an integer state cannot follow a "
+                f"gradient. Received: dtype {x.dtype.name}."
             )
         value = tf.get_static_value(x) if initial else None
         if value is not None and not np.all(np.isfinite(value)):
-            raise ValueError(f"{name}, the initial state, has NaN or infinite entries.")
+            raise ValueError(
+                f"The initial state must be finite. Received: NaN or infinite entries in {name}."
+            )
         return x
 
     leaves = [convert(n, x) for n, x in zip(part_names(state), tf.nest.flatten(state), strict=True)]
     if not leaves:
-        raise ValueError("The state has no parts; at least one tensor is expected.")
+        raise ValueError("The state must have at least one part. Received: an empty state.")
     if len({x.dtype for x in leaves}) > 1:
         dtypes = [x.dtype.name for x in leaves]
-        raise TypeError(f"The state's parts have dtypes {dtypes}; one dtype for all is expected.")
+        raise TypeError(f"The state's parts must have one dtype. Received: {dtypes}.")
     return tf.nest.pack_sequence_as(state, leaves)
-
-
-def check_step_size(
-    step_size: StepSize, name: str = "step_size", zero_allowed: bool = False
-) -> None:
-    """Raises ValueError for a step size (or schedule at step 0) that is not positive and finite."""
-    for leaf in tf.nest.flatten(step_size):
-        label = name
-        if callable(leaf) and not tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
-            leaf, label = leaf(tf.zeros([], tf.int64)), f"{name} at step 0"
-        if leaf is None:
-            raise TypeError(f"{label} is None; a number is expected.")
-        value = tf.get_static_value(tf.convert_to_tensor(leaf))
-        if value is None:
-            continue
-        if not np.issubdtype(np.asarray(value).dtype, np.number):
-            raise TypeError(f"{label} is {value!r}; a number is expected.")
-        if not np.all(np.isfinite(value)) or np.any(value < 0 if zero_allowed else value <= 0):
-            kind = "finite number of at least 0" if zero_allowed else "positive finite number"
-            raise ValueError(f"{label} is {value}; a {kind} is expected.")
-
-
-def value_at(value: StepSize, step: tf.Tensor, state: State, name: str = "step_size") -> State:
-    """Evaluates numbers and schedules at `step`, broadcast to the structure of `state`.
-
-    Raises:
-      ValueError: a nest that has not the structure of the state, or a tensor that does not
-        broadcast to the shape of its part.
-    """
-
-    def at_step(v: Any, x: tf.Tensor) -> tf.Tensor:
-        v = v(step) if callable(v) and not tf.is_tensor(v) else v
-        # tf.cast would take a Python float through float32.
-        v = tf.cast(v, x.dtype) if tf.is_tensor(v) else tf.convert_to_tensor(v, x.dtype)
-        check_broadcasts(name, v, x)
-        return v
-
-    if not tf.nest.is_nested(value):
-        return tf.nest.map_structure(lambda x: at_step(value, x), state)
-    return tree.map_structure_up_to(
-        state, lambda x, v: at_step(v, x), state, match_structure(name, value, state)
-    )

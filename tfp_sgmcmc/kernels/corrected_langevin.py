@@ -8,14 +8,15 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.kernels.base import check_step_size, convert_state, value_at
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel
+from tfp_sgmcmc.kernels.settings import is_schedule, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
 from tfp_sgmcmc.state import State, call_with_state, map_parts, squared_norm
-from tfp_sgmcmc.targets.base import as_target, value_and_gradient
+from tfp_sgmcmc.targets.base import value_and_gradient
 
 
 class LangevinProposalResults(NamedTuple):
-    """Results of a proposal, as `tfp.mcmc.MetropolisHastings` wants them.
+    """Results of a proposal in the form that `tfp.mcmc.MetropolisHastings` expects.
 
     Attributes:
       log_acceptance_correction: log q(theta | theta') - log q(theta' | theta), `[chains...]`.
@@ -30,45 +31,27 @@ class LangevinProposalResults(NamedTuple):
     step_size: Any
 
 
-class LangevinProposal(tfp.mcmc.TransitionKernel):
-    """The proposal of `CorrectedLangevin`; on its own, it leaves nothing invariant."""
+class LangevinProposal(StochasticGradientKernel):
+    """The proposal of `CorrectedLangevin`, which leaves no law invariant without the test."""
 
     def __init__(self, target_log_prob_fn: Any, step_size: Any, preconditioner: Any = None):
-        self._parameters = {
-            "target_log_prob_fn": target_log_prob_fn,
-            "step_size": step_size,
-            "preconditioner": preconditioner,
-        }
-        self._target = as_target(target_log_prob_fn, full_data_expected=True)
+        super().__init__(locals(), full_data_expected=True)
         self._preconditioner = as_preconditioner(preconditioner)
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return dict(self._parameters)
-
-    @property
-    def is_calibrated(self) -> bool:
-        return False
-
-    def bootstrap_results(self, init_state: State) -> LangevinProposalResults:
-        state = convert_state(init_state, initial=True)
+    def _init_results(self, state: State) -> LangevinProposalResults:
         log_prob, gradient = self._exact(state)
         self._matrix(state, log_prob)
         step_size = tf.nest.map_structure(
-            lambda s: tf.convert_to_tensor(s, log_prob.dtype), self._parameters["step_size"]
+            lambda s: tf.convert_to_tensor(s, log_prob.dtype), self.step_size
         )
         value_at(step_size, tf.zeros([], tf.int64), state)
         return LangevinProposalResults(tf.zeros_like(log_prob), log_prob, gradient, step_size)
 
-    def one_step(
-        self,
-        current_state: State,
-        previous_kernel_results: LangevinProposalResults,
-        seed: Any = None,
+    def _update(
+        self, state: State, results: LangevinProposalResults, seed: tf.Tensor
     ) -> tuple[State, LangevinProposalResults]:
-        state, results = convert_state(current_state), previous_kernel_results
         epsilon = value_at(results.step_size, tf.zeros([], tf.int64), state)
-        noise = random.normal_like(state, random.as_seed(seed))
+        noise = random.normal_like(state, seed)
         forward = self._matrix(state, results.target_log_prob)
         mean = self._mean(state, results.grads_target_log_prob, epsilon, forward)
         proposed = map_parts(
@@ -79,10 +62,10 @@ class LangevinProposal(tfp.mcmc.TransitionKernel):
         back_mean = self._mean(proposed, gradient, epsilon, backward)
         residual = map_parts(lambda x, m, e: (x - m) / tf.sqrt(e), state, back_mean, epsilon)
         chain_ndims = log_prob.shape.rank
-        # Twice the log density of q, less what is the same both ways: -log det M - residual^T M^-1
-        # residual; forward the residual is S z, whose quadratic form is z^T z.
+        # Twice the log density of q, up to a constant: -log det M - residual^T M^-1 residual. The
+        # forward residual is S z, whose quadratic form is z^T z.
         log_forward = -forward.log_det - squared_norm(noise, chain_ndims)
-        assert backward.inverse_quadratic is not None  # as `_matrix` has checked
+        assert backward.inverse_quadratic is not None  # `_matrix` has checked this
         log_backward = -backward.log_det - backward.inverse_quadratic(residual)
         return proposed, LangevinProposalResults(
             0.5 * (log_backward - log_forward), log_prob, gradient, results.step_size
@@ -95,8 +78,9 @@ class LangevinProposal(tfp.mcmc.TransitionKernel):
         matrix, _ = self._preconditioner.evaluate(state, log_prob.shape.rank)
         if matrix.inverse_quadratic is None or matrix.log_det is None:
             raise ValueError(
-                "The preconditioner gives no log determinant or no quadratic form of its inverse, "
-                "which the acceptance ratio needs: pass inverse_quadratic_fn and log_det_fn."
+                "The preconditioner must give its log determinant and the quadratic form of its "
+                "inverse, which the acceptance ratio needs. Received: one that gives no log "
+                "determinant or no quadratic form. Pass inverse_quadratic_fn and log_det_fn."
             )
         return matrix
 
@@ -124,66 +108,54 @@ class CorrectedLangevin(tfp.mcmc.TransitionKernel):
       + \tfrac1{2\epsilon} \lVert \theta' - \mu(\theta) \rVert^2_{M(\theta)^{-1}} .
     \]
 
-    The chain leaves the posterior invariant at every step size. Results are those of
-    `tfp.mcmc.MetropolisHastings`, and hold the step size where
-    `tfp.mcmc.DualAveragingStepSizeAdaptation` and `SimpleStepSizeAdaptation` look for it; 0.574 is
-    the acceptance to aim at.
+    The chain leaves the posterior invariant at every step size. Its results are those of
+    `tfp.mcmc.MetropolisHastings`. They hold the step size where
+    `tfp.mcmc.DualAveragingStepSizeAdaptation` and `SimpleStepSizeAdaptation` look for it. Aim at an
+    acceptance rate of 0.574.
 
-    #### Example
+    Examples:
+      With `target` and `sample` as in `StochasticGradientKernel`; every step uses all data:
 
-    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
-    >>> kernel = tfp.mcmc.DualAveragingStepSizeAdaptation(
-    ...     sgmcmc.CorrectedLangevin(tfp.distributions.Normal(0., 1.).log_prob, step_size=1.),
-    ...     num_adaptation_steps=200, target_accept_prob=0.574)
-    >>> @tf.function(jit_compile=True)
-    ... def run(seed):
-    ...     return tfp.mcmc.sample_chain(
-    ...         500, tf.zeros([100]), kernel=kernel, num_burnin_steps=200, seed=seed,
-    ...         trace_fn=lambda _, r: r.inner_results.is_accepted)
-    >>> samples, accepted = run(tf.constant([0, 1]))
-    >>> bool(abs(tf.math.reduce_std(samples) - 1.) < 0.05)
-    True
-    >>> 0.4 < float(tf.reduce_mean(tf.cast(accepted, tf.float32))) < 0.75
-    True
+      >>> kernel = tfp.mcmc.DualAveragingStepSizeAdaptation(
+      ...     sgmcmc.CorrectedLangevin(target, step_size=1e-3),
+      ...     num_adaptation_steps=400, target_accept_prob=0.574)
+      >>> samples, results = sample(kernel)
+      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      True
+      >>> accepted = results.inner_results.is_accepted
+      >>> 0.4 < float(tf.reduce_mean(tf.cast(accepted, tf.float32))) < 0.75
+      True
 
     Args:
-      target_log_prob_fn: a target or a plain callable; its exact value and gradient are used.
-      step_size: epsilon, positive: a number, or a nest of them in the structure of the state.
+      target_log_prob_fn: a target or a plain callable. Its exact value and gradient are used.
+      step_size: epsilon, positive: a number, or a nest of numbers in the structure of the state.
       preconditioner: M: None, a positive number or array, or a preconditioner that knows its log
         determinant and inverse (`Diagonal`, `FullMatrix`, `PositionDependent`).
 
     Raises:
-      ValueError: a step size that is not positive and finite; at bootstrap, NaN or infinity in the
-        state, a preconditioner without log determinant.
-      TypeError: a step size that is a schedule; at bootstrap, a state that is not floating.
+      ValueError: the step size is not positive and finite. At bootstrap: the state has NaN or
+        infinity, or the preconditioner gives no log determinant.
+      TypeError: the step size is a schedule. At bootstrap: the state is not floating.
 
-    #### References
-
-    G. O. Roberts and O. Stramer. Langevin diffusions and Metropolis-Hastings algorithms.
-    Methodology and Computing in Applied Probability, 2002.
-    M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
-    2011. Equations 17-19.
+    References:
+      G. O. Roberts and O. Stramer. Langevin diffusions and Metropolis-Hastings algorithms.
+      Methodology and Computing in Applied Probability, 2002.
+      M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
+      2011. Equations 17-19.
     """
 
     def __init__(self, target_log_prob_fn: Any, step_size: Any, preconditioner: Any = None):
-        self._parameters = {
-            "target_log_prob_fn": target_log_prob_fn,
-            "step_size": step_size,
-            "preconditioner": preconditioner,
-        }
-        if any(callable(s) and not tf.is_tensor(s) for s in tf.nest.flatten(step_size)):
+        if any(map(is_schedule, tf.nest.flatten(step_size))):
             raise TypeError(
-                "step_size is a schedule; a corrected chain has one step size, which "
-                "tfp.mcmc.DualAveragingStepSizeAdaptation can find."
+                "step_size must be one number for the whole corrected chain. Received: a schedule. "
+                "tfp.mcmc.DualAveragingStepSizeAdaptation can find a good step size."
             )
-        check_step_size(step_size)
-        self._impl = tfp.mcmc.MetropolisHastings(
-            LangevinProposal(target_log_prob_fn, step_size, preconditioner)
-        )
+        self._proposal = LangevinProposal(target_log_prob_fn, step_size, preconditioner)
+        self._impl = tfp.mcmc.MetropolisHastings(self._proposal)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        return dict(self._parameters)
+        return self._proposal.parameters
 
     @property
     def is_calibrated(self) -> bool:
@@ -191,7 +163,7 @@ class CorrectedLangevin(tfp.mcmc.TransitionKernel):
 
     @property
     def step_size(self) -> Any:
-        return self._parameters["step_size"]
+        return self._proposal.step_size
 
     def bootstrap_results(self, init_state: State) -> Any:
         """Evaluates the log posterior and its gradient at `init_state`."""

@@ -1,8 +1,8 @@
 """The noise that Fisher scoring injects, of covariance C, and systems with C and the Fisher matrix.
 
-A Fisher matrix estimated from few scores, or of constant or collinear features, is singular. So C
-is at least `LEAST` of its diagonal: the sampler then injects as much noise as it adds to the
-matrix, which leaves the samples' law what it is.
+A Fisher matrix estimated from few scores, or from constant or collinear features, is singular. C is
+therefore at least `LEAST` of its diagonal. The sampler then injects as much noise as it adds to the
+matrix, so the samples keep their law.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.covariance import NoiseCovariance
-from tfp_sgmcmc.kernels.base import value_at
+from tfp_sgmcmc.covariance import CovarianceEstimator, Diag, NoiseCovariance
 from tfp_sgmcmc.kernels.momentum import scaled
+from tfp_sgmcmc.kernels.settings import value_at
 from tfp_sgmcmc.preconditioners import FullMatrix
 from tfp_sgmcmc.state import (
     State,
@@ -25,6 +26,7 @@ from tfp_sgmcmc.state import (
     squared_norm,
     unflatten_events,
 )
+from tfp_sgmcmc.targets.base import Target
 
 LEAST = 1e-3
 
@@ -33,12 +35,12 @@ class InjectedNoise(NamedTuple):
     """The covariance C = rate B, before it is raised: a multiple of V, a diagonal, or dense.
 
     Attributes:
-      multiple: how many times V is in C, a scalar or `[chains...]`.
+      multiple: the factor of V in C, a scalar or `[chains...]`.
       diagonal: the diagonal of C, in the structure and shapes of the state; zeros for a multiple of
         V.
-      dense: C where it is a dense matrix over all entries, `[D, D]` or `[chains..., D, D]`.
-      draw: `draw(matrix, share, shift, seed)` returns a draw from N(0, C), C raised: what is not
-        `share` of `matrix` (of which multiples of V are made) and not dense is in `shift`.
+      dense: C if it is a dense matrix over all entries, `[D, D]` or `[chains..., D, D]`.
+      draw: `draw(matrix, share, shift, seed)` returns a draw from N(0, C) with C raised. C is the
+        sum of `share` times `matrix` (if it is a multiple of V), `dense` and the diagonal `shift`.
     """
 
     multiple: tf.Tensor
@@ -53,7 +55,7 @@ def injected_noise(
     """Returns C = rate B for numbers, a `FullMatrix`, or `"fisher"`, which is B = N V.
 
     Raises:
-      ValueError: a B that does not fit the state.
+      ValueError: B does not fit the state.
     """
     if isinstance(B, str):
         return InjectedNoise(
@@ -67,7 +69,7 @@ def injected_noise(
     try:
         diagonal = value_at(B, step, state, "B")
     except ValueError as error:
-        raise ValueError(f"{error} A matrix over all entries is given as FullMatrix(B).") from error
+        raise ValueError(f"{error} Give a matrix over all entries as FullMatrix(B).") from error
     return InjectedNoise(
         multiple=tf.zeros_like(rate),
         diagonal=map_parts(lambda x, b: scaled(rate, b + tf.zeros_like(x)), state, diagonal),
@@ -103,28 +105,27 @@ def _diagonal_draw(variances: State, seed: tf.Tensor) -> State:
 
 
 def raised_shift(matrix: NoiseCovariance, noise: InjectedNoise) -> tuple[State, State]:
-    """The diagonal that is added to `matrix`, beside a dense C, and where it is more than C's.
+    """Returns the diagonal to add to `matrix` and a dense C, and where it exceeds C's.
 
-    That is the diagonal of C, at least `LEAST` of the diagonal of `matrix`, but 1 where both are
-    zero; and beside a dense C, what the diagonal of that lacks.
+    Together with a dense C it makes up the diagonal of C, at least `LEAST` of the diagonal of
+    `matrix`, or 1 where both are zero.
     """
-    own = noise.diagonal
+    diagonal, given = matrix.diag_part(), noise.diagonal
 
     def shift(m: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
         raised = tf.maximum(LEAST * m, c)
         return tf.where(m + c > 0, raised if noise.dense is None else raised - c, 1)
 
-    diagonal = matrix.diag_part()
-    return map_parts(shift, diagonal, own), map_parts(lambda m, c: LEAST * m > c, diagonal, own)
+    return map_parts(shift, diagonal, given), map_parts(lambda m, c: LEAST * m > c, diagonal, given)
 
 
 def solve(
     matrix: NoiseCovariance, noise: InjectedNoise, shift: State, v: State, chain_ndims: int
 ) -> tuple[State, State]:
-    """Returns (matrix + C)^-1 v, and which of its entries could not be had, and are zero.
+    """Returns (matrix + C)^-1 v, and which of its entries are unknown and set to zero.
 
-    Those are the ones where the diagonals of `matrix` and C are both zero; and all of a chain, if
-    its system could not be solved in this precision.
+    They are the entries where the diagonals of `matrix` and C are both zero, and all entries of a
+    chain whose system could not be solved in this precision.
     """
     lost = map_parts(lambda m, c: m + c <= 0, matrix.diag_part(), noise.diagonal)
     if noise.dense is not None:
@@ -133,3 +134,34 @@ def solve(
     failed = ~tf.math.is_finite(squared_norm(x, chain_ndims))
     lost = tf.nest.map_structure(lambda a: a | append_dims(failed, a), lost)
     return map_parts(lambda a, x: tf.where(~a, x, 0), lost, x), lost
+
+
+def check_regular(
+    covariance: CovarianceEstimator,
+    target: Target,
+    rate: tf.Tensor,
+    is_fisher: bool,
+    state: State,
+    chain_ndims: int,
+) -> None:
+    """Raises ValueError if the matrix of the first step must be singular."""
+    value = tf.get_static_value(rate)
+    is_zero = value is not None and bool(np.any(value == 0))
+    if is_zero and target.noise_scale == 0:
+        raise ValueError(
+            "alpha must be positive if the target's minibatch holds all its examples, which brings "
+            "no noise. Received: alpha = 0. Use a positive alpha or a smaller minibatch."
+        )
+    rows, parts = target.num_scores, tf.nest.flatten(state)
+    if rows is None or not (is_zero or is_fisher) or isinstance(covariance, Diag):
+        return
+    for group in covariance.groups(parts):
+        size = sum(parts[i].shape[chain_ndims:].num_elements() for i in group)
+        if rows <= size:
+            raise ValueError(
+                f"The target must give more than {size} scores, because with alpha = 0 or "
+                f"B = 'fisher' a matrix of {size} entries is solved with. Received: {rows} scores "
+                f"(its batch_size or num_groups), whose covariance has a rank of at most "
+                f"{rows - 1}. Use more scores, a positive alpha with another B, or "
+                "covariance='diag'."
+            )

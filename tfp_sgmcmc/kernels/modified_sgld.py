@@ -8,25 +8,17 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
-from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, check_step_size, value_at
 from tfp_sgmcmc.kernels.noise import GradientNoise
-from tfp_sgmcmc.state import State, map_parts, squared_norm
+from tfp_sgmcmc.kernels.overdamped import OverdampedKernel
+from tfp_sgmcmc.kernels.settings import StepSize
+from tfp_sgmcmc.state import State, map_parts
 
 
 class ModifiedSGLDResults(NamedTuple):
-    """Results of a step of `ModifiedSGLD`.
+    """Results of a step of `ModifiedSGLD`: the fields of `StochasticGradientKernel` and one more.
 
     Attributes:
-      target_log_prob: the minibatch estimate of the log posterior at the state that the step left,
-        `[chains...]`.
-      gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
-      step_size: the epsilon that the step used; a scalar, or one for each state part where they
-        were given so.
-      temperature: the T that the step used; a scalar, or one for each state part where they were
-        given so.
-      step: number of steps taken.
-      target_state: what the target carries between steps.
-      covariance_state: what the covariance estimator carries; its `num_skipped` counts minibatches
+      covariance_state: what the covariance estimator carries. Its `num_skipped` counts minibatches
         whose scores were not finite.
     """
 
@@ -39,7 +31,7 @@ class ModifiedSGLDResults(NamedTuple):
     covariance_state: CovarianceState
 
 
-class ModifiedSGLD(StochasticGradientKernel):
+class ModifiedSGLD(OverdampedKernel):
     r"""Modified SGLD (mSGLD): SGLD without the first-order error that noisy gradients cause.
 
     \[
@@ -49,63 +41,48 @@ class ModifiedSGLD(StochasticGradientKernel):
     \]
 
     g is the target's gradient estimate with covariance Sigma, T the temperature. The noise of g
-    adds \( \epsilon^2 \Sigma / 4 \) to the variance of a step, and the injected noise has that less
-    to first order, so that along an eigenvector of Sigma with eigenvalue s both make up
+    adds \( \epsilon^2 \Sigma / 4 \) to the variance of a step. The injected noise is smaller by
+    the same amount to first order. Along an eigenvector of Sigma with eigenvalue s, the two sum to
 
     \[
     \epsilon T (1 + u^2), \quad u = \frac{\epsilon s}{8 T},
-    \qquad \text{in the place of SGLD's } \epsilon T (1 + 2u) .
+    \qquad \text{where SGLD has } \epsilon T (1 + 2u) .
     \]
 
-    What gradient noise adds to the variance of the samples is then of second order in epsilon.
-    What discretisation adds is SGLD's, of first order. Above u = 1 the correction is past its
-    range (it injects more noise than at u = 1, where it injects none), and above u = 2 the samples
-    are worse than SGLD's: take a smaller step or a larger minibatch.
+    The error of the samples' variance that gradient noise causes is then of second order in
+    epsilon. The error of the discretisation is the same as in SGLD, of first order. Above u = 1 the
+    correction is out of its range: at u = 1 it injects no noise, and above it injects more again.
+    Above u = 2 the samples are worse than those of SGLD. Take a smaller step or a larger minibatch.
 
-    With steps of their own for the parts, \( \epsilon \Sigma \) stands for
-    \( E^{1/2} \Sigma E^{1/2} \), E the diagonal matrix of the steps.
+    If the parts have different steps, \( \epsilon \Sigma \) stands for
+    \( E^{1/2} \Sigma E^{1/2} \), where E is the diagonal matrix of the steps.
 
-    #### Example
+    Examples:
+      With `target` and `sample` as in `StochasticGradientKernel`:
 
-    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> tfd = tfp.distributions
-    >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
-    >>> target = sgmcmc.MinibatchLogProb(
-    ...     log_prior_fn=tfd.Normal(0., 10.).log_prob,
-    ...     log_likelihood_fn=lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
-    ...     data=x, batch_size=50)
-    >>> @tf.function(jit_compile=True)
-    ... def run(seed):
-    ...     return tfp.mcmc.sample_chain(
-    ...         num_results=2000, num_burnin_steps=200, current_state=tf.zeros([]),
-    ...         kernel=sgmcmc.ModifiedSGLD(target, step_size=1e-4),
-    ...         trace_fn=None, seed=seed)
-    >>> samples = run(tf.constant([0, 1]))
-    >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
-    True
+      >>> samples, results = sample(sgmcmc.ModifiedSGLD(target, step_size=1e-4))
+      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      True
 
     Args:
-      target_log_prob_fn: a target that gives scores, such as `MinibatchLogProb`; a plain callable
-        is taken with its exact gradient, and Sigma = 0, which is SGLD.
+      target_log_prob_fn: a target that gives scores, such as `MinibatchLogProb`. The exact gradient
+        of a plain callable is used, with Sigma = 0, which gives SGLD.
       step_size: epsilon: a positive number or tensor that broadcasts with the state parts, a
         schedule (a callable from step to value), or a nest of these in the structure of the state.
       covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
-        `tfp_sgmcmc.covariance`, which by default averages past minibatches with decay 0.99.
-      temperature: T, positive: a number, a tensor that broadcasts with the state parts, or a
-        schedule.
+        `tfp_sgmcmc.covariance`. By default past minibatches are averaged with decay 0.99.
+      temperature: T, positive, in the same form as `step_size`.
 
     Raises:
-      ValueError: a step size or temperature that is not positive and finite, an unknown
-        covariance, a target without scores; at bootstrap, a state with NaN or infinity, fewer than
-        two scores, `"block"` for one part.
-      TypeError: a target that is not callable; at bootstrap, a state that is not floating.
+      ValueError: the step size or temperature is not positive and finite, the covariance is
+        unknown, or the target gives no scores. At bootstrap: the state has NaN or infinity, there
+        are fewer than two scores, or `"block"` is given for a state of one part.
+      TypeError: the target is not callable. At bootstrap: the state is not floating.
 
-    #### References
-
-    S. J. Vollmer, K. C. Zygalakis and Y. W. Teh. Exploration of the (non-)asymptotic bias and
-    variance of stochastic gradient Langevin dynamics. Journal of Machine Learning Research 17(159),
-    2016. There h is epsilon, T is 1.
+    References:
+      S. J. Vollmer, K. C. Zygalakis and Y. W. Teh. Exploration of the (non-)asymptotic bias and
+      variance of stochastic gradient Langevin dynamics. Journal of Machine Learning Research
+      17(159), 2016. The paper writes h for epsilon and has T = 1.
     """
 
     def __init__(
@@ -115,23 +92,13 @@ class ModifiedSGLD(StochasticGradientKernel):
         covariance: Any = "full",
         temperature: StepSize = 1.0,
     ):
-        super().__init__(locals())
-        check_step_size(temperature, "temperature")
+        super().__init__(locals(), positive=("step_size", "temperature"))
         self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
 
     def _init_results(self, state: State) -> ModifiedSGLDResults:
-        step = tf.zeros([], tf.int64)
-        zeros = tf.zeros(self._target.chain_shape(state), tf.nest.flatten(state)[0].dtype)
-        temperature = value_at(self._parameters["temperature"], step, state, "temperature")
-        return ModifiedSGLDResults(
-            target_log_prob=zeros,
-            gradient_norm=zeros,
-            step_size=self._reported("step_size", value_at(self.step_size, step, state)),
-            temperature=self._reported("temperature", temperature),
-            step=step,
-            target_state=self._target.bootstrap(state),
-            covariance_state=self._noise.init(state, zeros.shape.rank),
-        )
+        figures = self._start(state)
+        covariance_state = self._noise.init(state, figures["target_log_prob"].shape.rank)
+        return ModifiedSGLDResults(**figures, covariance_state=covariance_state)
 
     def _update(
         self, state: State, results: ModifiedSGLDResults, seed: tf.Tensor
@@ -140,8 +107,7 @@ class ModifiedSGLD(StochasticGradientKernel):
         estimate, sigma, covariance_state = self._noise.estimate(
             state, batch_seed, results.target_state, results.covariance_state
         )
-        epsilon = value_at(self.step_size, results.step, state)
-        temperature = value_at(self._parameters["temperature"], results.step, state, "temperature")
+        epsilon, temperature = self._settings(results.step, state, estimate.log_prob.shape.rank)
 
         noise = map_parts(
             lambda z, eps, t: tf.sqrt(eps / t) * z,
@@ -153,11 +119,6 @@ class ModifiedSGLD(StochasticGradientKernel):
         )  # fmt: skip
 
         return state, ModifiedSGLDResults(
-            target_log_prob=estimate.log_prob,
-            gradient_norm=tf.sqrt(squared_norm(estimate.gradient, estimate.log_prob.shape.rank)),
-            step_size=self._reported("step_size", epsilon),
-            temperature=self._reported("temperature", temperature),
-            step=results.step + 1,
-            target_state=estimate.target_state,
+            **self._figures(estimate, epsilon, temperature, results),
             covariance_state=covariance_state,
         )

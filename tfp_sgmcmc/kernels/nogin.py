@@ -9,28 +9,22 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
-from tfp_sgmcmc.kernels.base import StepSize, check_step_size
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, degrees_of_freedom, scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
+from tfp_sgmcmc.kernels.settings import StepSize
 from tfp_sgmcmc.state import State, map_parts, sum_events
 
 
 class NOGINResults(NamedTuple):
-    """Results of a step of `NOGIN`.
+    """Results of a step of `NOGIN`: the fields of `MomentumKernel` and one more.
 
     Attributes:
-      target_log_prob: the minibatch estimate of the log posterior at the middle of the step, where
-        the gradient was taken, `[chains...]`.
-      gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
-      step_size: the h that the step used.
-      temperature: the T that the step used.
+      target_log_prob: the minibatch estimate of the log posterior in the middle of the step, where
+        the gradient is taken, `[chains...]`.
       kinetic_temperature: p^T m^-1 (p + h/2 g) / d in the middle of the step, before its noise,
-        `[chains...]`. Its mean is T for a Gaussian posterior, at every step size and with every
-        noise (g's own is averaged out of it), which that of p^T m^-1 p / d is not.
-      momentum: p, in the structure of the state.
-      step: number of steps taken.
-      target_state: what the target carries between steps.
-      covariance_state: what the covariance estimator carries; its `num_skipped` counts minibatches
+        `[chains...]`. For a Gaussian posterior its mean is T at every step size and with every
+        noise, because the noise of g averages out. The mean of p^T m^-1 p / d is higher.
+      covariance_state: what the covariance estimator carries. Its `num_skipped` counts minibatches
         whose scores were not finite.
     """
 
@@ -38,10 +32,10 @@ class NOGINResults(NamedTuple):
     gradient_norm: tf.Tensor
     step_size: tf.Tensor
     temperature: tf.Tensor
-    kinetic_temperature: tf.Tensor
-    momentum: State
     step: tf.Tensor
     target_state: Any
+    momentum: State
+    kinetic_temperature: tf.Tensor
     covariance_state: CovarianceState
 
 
@@ -63,58 +57,44 @@ class NOGIN(MomentumKernel):
     \]
 
     g is the target's gradient estimate with covariance Sigma, z standard normal, m the mass. With
-    a Gaussian posterior and Gaussian noise of constant covariance the law of theta is exact at
-    every stable step; in general its error is of second order in h, whatever the noise, while it
-    is known well. The momenta at the ends of a step are hotter than T for that: in a direction of
-    curvature a, their law is N(0, T m / (1 - h^2 a / 4 m)).
+    a Gaussian posterior and Gaussian noise of constant covariance, the law of theta is exact at
+    every stable step. In general its error is of second order in h for any noise of known
+    covariance. The momenta at the ends of a step are hotter than T: in a direction of curvature a,
+    their law is N(0, T m / (1 - h^2 a / 4 m)).
 
-    #### Example
+    Examples:
+      With `target` and `sample` as in `StochasticGradientKernel`:
 
-    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> tfd = tfp.distributions
-    >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
-    >>> target = sgmcmc.MinibatchLogProb(
-    ...     log_prior_fn=tfd.Normal(0., 10.).log_prob,
-    ...     log_likelihood_fn=lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
-    ...     data=x, batch_size=50)
-    >>> @tf.function(jit_compile=True)
-    ... def run(seed):
-    ...     return tfp.mcmc.sample_chain(
-    ...         num_results=2000, num_burnin_steps=200, current_state=tf.zeros([]),
-    ...         kernel=sgmcmc.NOGIN(target, step_size=0.03, friction=10.),
-    ...         trace_fn=None, seed=seed)
-    >>> samples = run(tf.constant([0, 1]))
-    >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
-    True
+      >>> samples, results = sample(sgmcmc.NOGIN(target, step_size=0.03, friction=10.))
+      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      True
 
     Args:
-      target_log_prob_fn: a target that gives scores, such as `MinibatchLogProb`; a plain callable
-        is taken with its exact gradient, and Sigma = 0.
+      target_log_prob_fn: a target that gives scores, such as `MinibatchLogProb`. The exact gradient
+        of a plain callable is used, with Sigma = 0.
       step_size: h: a positive number, `[chains...]` tensor or schedule.
       friction: positive, in units of inverse time.
       covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
-        `tfp_sgmcmc.covariance`, which by default averages past minibatches with decay 0.99.
+        `tfp_sgmcmc.covariance`. By default past minibatches are averaged with decay 0.99.
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
-      initial_momentum: arrays that broadcast with the state parts; None starts at rest.
-      num_estimation_steps: steps at the start that average Sigma and move nothing. The first Sigma
-        is that of n examples; where n is less than the number D of entries, it knows nothing of
-        most directions, and their noise goes into the momenta undamped: with D = 129, n = 10 and
-        h = 0.03 it threw a logistic regression by 50 posterior standard deviations in ten steps.
-        As many steps as bring ten examples an entry, 10 D / n, are enough.
+      initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
+      num_estimation_steps: number of steps at the start that average Sigma and do not move the
+        state. The first Sigma is estimated from n examples. If n is less than the number D of
+        entries, it is zero in most directions, and their noise heats the momenta. With D = 129,
+        n = 10 and h = 0.03 that threw a logistic regression by 50 posterior standard deviations in
+        ten steps. 10 D / n steps, which use ten examples for each entry, are enough.
 
     Raises:
-      ValueError: a step size, friction, mass or temperature that is not positive and finite, a
-        negative num_estimation_steps, an unknown covariance, a target without scores; at
-        bootstrap, a state or momentum with NaN or infinity, fewer than two scores, `"block"` for
-        one part.
-      TypeError: a target that is not callable; at bootstrap, a state that is not floating.
+      ValueError: the step size, friction, mass or temperature is not positive and finite,
+        num_estimation_steps is negative, the covariance is unknown, the target gives no scores, or
+        the momentum has NaN or infinity. At bootstrap: the state has NaN or infinity, there are
+        fewer than two scores, or `"block"` is given for a state of one part.
+      TypeError: the target is not callable. At bootstrap: the state is not floating.
 
-    #### References
-
-    C. Matthews and J. Weare. Langevin Markov chain Monte Carlo with stochastic gradients.
-    arXiv:1805.08863, 2018. Algorithm 1.
+    References:
+      C. Matthews and J. Weare. Langevin Markov chain Monte Carlo with stochastic gradients.
+      arXiv:1805.08863, 2018. Algorithm 1.
     """
 
     def __init__(
@@ -129,12 +109,11 @@ class NOGIN(MomentumKernel):
         num_estimation_steps: int = 0,
     ):
         super().__init__(locals())
-        check_step_size(friction, "friction")
         integer("num_estimation_steps", num_estimation_steps, 0)
         self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
 
     def _init_results(self, state: State) -> NOGINResults:
-        figures = self._first_figures(state, "friction", "temperature")
+        figures = self._start(state, "friction")
         chain_ndims = figures["target_log_prob"].shape.rank
         return NOGINResults(**figures, covariance_state=self._noise.init(state, chain_ndims))
 
@@ -143,9 +122,8 @@ class NOGIN(MomentumKernel):
     ) -> tuple[State, NOGINResults]:
         batch_seed, noise_seed = random.split(seed, 2)
         chain_ndims = results.target_log_prob.shape.rank
-        h, friction, temperature = (
-            self._number(name, results.step, state, chain_ndims)
-            for name in ("step_size", "friction", "temperature")
+        h, friction, temperature = self._numbers(
+            results.step, state, chain_ndims, "step_size", "friction", "temperature"
         )
         mass = self._mass(state)
         lambda2 = tf.tanh(friction * h / 2)
@@ -154,8 +132,9 @@ class NOGIN(MomentumKernel):
         shift = map_parts(lambda m, x: scaled(1 + lambda2, m + tf.zeros_like(x)), mass, state)
         scale = h**2 / (4 * temperature)
         estimate, sigma, covariance_state = self._noise.estimate(
-            theta, batch_seed, results.target_state, results.covariance_state, (shift, scale)
+            theta, batch_seed, results.target_state, results.covariance_state
         )
+        sigma, covariance_state = self._noise.prepare(sigma, shift, scale, covariance_state)
         energy = map_parts(
             lambda p, g, m: p * (p + scaled(h / 2, g)) / m,
             results.momentum, estimate.gradient, mass,
@@ -174,8 +153,10 @@ class NOGIN(MomentumKernel):
             for new, old in ((theta, state), (p, results.momentum))
         )
 
-        figures = self._figures(estimate, h, temperature, p, results)
-        figures["kinetic_temperature"] = sum_events(energy, chain_ndims) / degrees_of_freedom(
-            state, chain_ndims
+        heat = sum_events(energy, chain_ndims) / degrees_of_freedom(state, chain_ndims)
+        return theta, NOGINResults(
+            **self._figures(estimate, h, temperature, results),
+            momentum=p,
+            kinetic_temperature=heat,
+            covariance_state=covariance_state,
         )
-        return theta, NOGINResults(**figures, covariance_state=covariance_state)

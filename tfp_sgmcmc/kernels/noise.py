@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -14,15 +13,15 @@ from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 
 class GradientNoise:
-    """A target's estimates, each with Sigma as known from past minibatches.
+    """Gradient estimates of a target, with their covariance Sigma from past minibatches.
 
     Args:
       target: the target.
-      covariance: as samplers take it: a name, or an estimator of `tfp_sgmcmc.covariance`.
-      average: the sampler's choice for an estimator that names none.
+      covariance: the sampler's argument: a name, or an estimator of `tfp_sgmcmc.covariance`.
+      average: the average for an estimator that names none.
 
     Raises:
-      ValueError: an unknown name; a target whose gradients are neither exact nor have scores.
+      ValueError: the name is unknown, or the target has noisy gradients but no scores.
     """
 
     def __init__(self, target: Target, covariance: Any, average: Average):
@@ -31,39 +30,57 @@ class GradientNoise:
         self.covariance = as_covariance(covariance, average, exact)
         if target.num_scores == 0 and not exact:
             raise ValueError(
-                f"The target, a {type(target).__name__}, gives no scores of single examples, from "
-                "which the covariance of its gradient noise could be estimated; "
-                "MinibatchLogProb, ControlVariate or SVRG is expected."
+                "The target must give scores of single examples, from which the covariance of its "
+                f"gradient noise is estimated. Received: a {type(target).__name__}, which gives "
+                "none. Use MinibatchLogProb, ControlVariate or SVRG."
             )
 
     def init(self, state: State, chain_ndims: int) -> CovarianceState:
-        """The estimator's state before the first step; raises for what does not fit."""
+        """Returns the estimator's state before the first step; raises for what does not fit."""
         return self.covariance.init(state, chain_ndims, self._target.num_scores)
 
     def estimate(
-        self,
-        state: State,
-        seed: tf.Tensor,
-        target_state: Any,
-        own: CovarianceState,
-        system: Any = None,
-        multiple: Callable[[Any], Any] | None = None,
+        self, state: State, seed: tf.Tensor, target_state: Any, last: CovarianceState
     ) -> tuple[GradientEstimate, NoiseCovariance, CovarianceState]:
-        """Returns the estimate at `state`, Sigma, and the estimator's next state.
+        """Returns the estimate at `state`, Sigma = c V, and the estimator's next state.
 
-        A function `multiple` of c gives `multiple(c) V` in the place of Sigma = c V.
-
-        In a chain in which the minibatch has scores that are not finite, the gradient is zero and
-        Sigma learns nothing from it; `CovarianceState.num_skipped` counts these minibatches.
+        In a chain whose minibatch has scores that are not finite, the gradient is zero and Sigma
+        learns nothing. `CovarianceState.num_skipped` counts these minibatches.
         """
         estimate = self._target.estimate(state, seed, target_state)
+        return self.learn(estimate, estimate.noise_scale, state, last)
+
+    def learn(
+        self, estimate: GradientEstimate, scale: Any, state: State, last: CovarianceState
+    ) -> tuple[GradientEstimate, NoiseCovariance, CovarianceState]:
+        """Returns what `estimate` returns, with `scale` V in place of Sigma."""
         chain_ndims = estimate.log_prob.shape.rank
-        scale = estimate.noise_scale if multiple is None else multiple(estimate.noise_scale)
-        sigma, after = self.covariance.evaluate(
-            own, estimate.scores, scale, state, chain_ndims, system
-        )
-        taken = after.num_skipped == own.num_skipped
+        matrix, after = self.covariance.evaluate(last, estimate.scores, scale, state, chain_ndims)
+        taken = after.num_skipped == last.num_skipped
         gradient = tf.nest.map_structure(
             lambda g: tf.where(append_dims(taken, g), g, 0), estimate.gradient
         )
-        return estimate._replace(gradient=gradient), sigma, after
+        return estimate._replace(gradient=gradient), matrix, after
+
+    def prepare(
+        self, matrix: NoiseCovariance, shift: State, scale: Any, after: CovarianceState
+    ) -> tuple[NoiseCovariance, CovarianceState]:
+        """Prepares the solution of systems with diag(shift) + scale matrix.
+
+        The solver `"lagged_cholesky"` inverts this sum every `refactor_every` steps, and
+        preconditions conjugate gradients by the last inverse. Other solvers need no preparation.
+
+        Args:
+          matrix: what `estimate` or `learn` returned.
+          shift: the diagonal, as in `NoiseCovariance.solve`.
+          scale: a number or `[chains...]`.
+          after: the estimator's state that was returned with `matrix`.
+        """
+        if not after.inverses:
+            return matrix, after
+        inverses = tf.cond(
+            (after.step - 1) % self.covariance.solver.refactor_every == 0,
+            lambda: matrix.inverses(shift, scale),
+            lambda: list(after.inverses),
+        )
+        return matrix.preconditioned(inverses), after._replace(inverses=inverses)

@@ -9,34 +9,34 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel
+from tfp_sgmcmc.checks import integer, require
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel
+from tfp_sgmcmc.kernels.settings import StepSize, setting_at
 from tfp_sgmcmc.kernels.sgld import SGLD, SGLDResults
-from tfp_sgmcmc.state import State, append_dims, map_parts
+from tfp_sgmcmc.state import State, append_dims, as_dtype, map_parts
 from tfp_sgmcmc.targets.differences import comparable_target, log_prob_differences
 
 
 class ReplicaExchangeSGLDResults(NamedTuple):
-    """Results of a step of `ReplicaExchangeSGLD`.
+    """Results of a step of `ReplicaExchangeSGLD` with R replicas.
 
-    With R replicas, of which replica 1 is the state itself. Fields about neighbours (r, r+1) keep,
-    where they are not marked otherwise, the values of the last step in which swaps were proposed.
+    Replica 1 is the state itself. The fields of `SGLDResults` have a leading dimension of R, and
+    `temperatures` replaces `temperature`. Fields about neighbours (r, r+1) keep the values of the
+    last step in which swaps were proposed, except where stated otherwise.
 
     Attributes:
       target_log_prob: the minibatch estimates of the log posterior at the states that the step
         left, before a swap, `[R, chains...]`.
-      gradient_norm: Euclidean norms of the gradient estimates there, `[R, chains...]`.
       step_size: the epsilons that the step used, `[R]`.
-      step: number of steps taken.
-      target_state: what the target carries between steps.
-      preconditioner_state: what the preconditioner carries between steps; it stays with the
+      preconditioner_state: what the preconditioner carries between steps. It stays with the
         temperature when states are swapped.
-      hot_states: the states of replicas 2 .. R after the step, `[R - 1, chains..., event...]` a
-        part.
-      temperatures: `[R]`.
+      hot_states: the states of replicas 2 .. R after the step, `[R - 1, chains..., event...]` for
+        each part.
+      temperatures: T_1 .. T_R, `[R]`.
       is_swap_proposed: whether this step proposed to swap neighbours, `[R - 1]`.
       is_swap_accepted: whether this step swapped them, `[R - 1, chains...]`.
-      log_swap_ratio: log S, the noisy and corrected log acceptance ratio, `[R - 1, chains...]`;
-        all neighbours are compared, those not proposed for swapping too.
+      log_swap_ratio: log S, the noisy and corrected log acceptance ratio, `[R - 1, chains...]`, of
+        all neighbours, even if their swap was not proposed.
       log_swap_variance: the estimated variance of its noise, `[R - 1, chains...]`.
       num_swaps_proposed: number of swaps proposed so far, `[R - 1]`.
       num_swaps_accepted: number of swaps made so far, `[R - 1, chains...]`.
@@ -61,88 +61,84 @@ class ReplicaExchangeSGLDResults(NamedTuple):
 class ReplicaExchangeSGLD(StochasticGradientKernel):
     r"""SGLD at temperatures \( T_1 < \dots < T_R \), whose neighbours exchange their states.
 
-    Every step moves each replica by `SGLD` at its own temperature,
+    Every step moves each replica by `SGLD` at its temperature,
 
     \[
-    \theta_r \leftarrow \theta_r + \frac{\epsilon_r}{2} g(\theta_r) + \sqrt{\epsilon_r T_r}\, z_r,
+    \theta_r \leftarrow \theta_r + \frac{\epsilon_r}{2} g(\theta_r) + \sqrt{\epsilon_r T_r}\, z_r .
     \]
 
-    and every `swap_every`-th one then proposes to swap neighbours: pairs (1, 2), (3, 4), ... and
-    (2, 3), (4, 5), ... in turn. A pair of a chain is swapped with probability min(1, S),
+    Every `swap_every`-th step then proposes to swap neighbours: alternately the pairs (1, 2),
+    (3, 4), ... and (2, 3), (4, 5), ... A pair of a chain is swapped with probability min(1, S),
 
     \[
     \log S = \delta D - \frac{\delta^2 \sigma^2}{2 F}, \qquad
     \delta = \frac{1}{T_r} - \frac{1}{T_{r+1}},
     \]
 
-    D estimating \( \log p(\theta_{r+1} \mid x) - \log p(\theta_r \mid x) \) with variance
-    \( \sigma^2 \). Hot replicas cross between modes; replica 1, the state of the chain, samples
+    where D estimates \( \log p(\theta_{r+1} \mid x) - \log p(\theta_r \mid x) \) with variance
+    \( \sigma^2 \). Hot replicas cross between modes. Replica 1, the state of the chain, samples
     \( p(\theta \mid x)^{1 / T_1} \). As in `tfp.mcmc.ReplicaExchangeMC`, all replicas start at the
-    initial state, and the hot ones are kept in the results.
+    initial state, and the results keep the hot ones.
 
-    With F = 1 and Gaussian noise of known variance a swap is exact, however large the noise
-    (Ceperley & Dewing): S has no bias, and min(1, S) is in detailed balance with the replicas' law.
-    Noise only costs acceptances: where D = 0, a share 2 Phi(-s/2) of the swaps is made, s = delta
-    sigma. F > 1 makes more of them, with a bias; infinity leaves the correction out.
+    With F = 1 and Gaussian noise of known variance, swaps are exact for any noise (Ceperley and
+    Dewing): S has no bias, and min(1, S) is in detailed balance with the replicas' law. Noise only
+    costs acceptances. Where D = 0, a share 2 Phi(-s/2) of the swaps is made, s = delta sigma.
+    F > 1 accepts more swaps, with a bias. An infinite F turns the correction off.
 
-    Both states are compared on one minibatch, drawn for the swap alone: neither the noise of the
-    gradients nor what the two states share enters D. sigma^2, the variance of that difference, is
-    estimated from the same n examples. (Energies from two minibatches would have sigma^2 =
-    sigma_1^2 + sigma_2^2, as in the paper.) The bias that remains is SGLD's own; that of noise
-    which is not Gaussian; and that of the estimated sigma^2, a factor of about exp(s^4 / (4 n)) in
-    S. Keep `log_swap_variance`, the estimated s^2, below about 4, where a third of the swaps at
-    D = 0 is made. In a nearly Gaussian posterior of d parameters sigma^2 is about
-    2 d T (N - n) / n: the smaller the minibatches, the nearer to each other temperatures must be.
+    Both states are compared on one minibatch, which is drawn for the swap alone. D therefore
+    contains neither the noise of the gradients nor the noise that the two states share. Its
+    variance sigma^2 is estimated from the same n examples. (The paper uses energies from two
+    minibatches, with sigma^2 = sigma_1^2 + sigma_2^2.) Three biases remain: that of SGLD, that of
+    noise which is not Gaussian, and that of the estimated sigma^2, a factor of about
+    exp(s^4 / (4 n)) in S. Keep `log_swap_variance`, the estimated s^2, below about 4, where a third
+    of the swaps at D = 0 is made. In a nearly Gaussian posterior of d parameters sigma^2 is about
+    2 d T (N - n) / n, so smaller minibatches need temperatures that are closer to each other.
 
-    #### Example
+    Examples:
+      theta and -theta explain these data equally well:
 
-    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> tfd = tfp.distributions
-    >>> x = np.random.default_rng(0).normal(1., 1., size=[100]).astype(np.float32)
-    >>> target = sgmcmc.MinibatchLogProb(  # theta and -theta explain the data equally well
-    ...     log_prior_fn=tfd.Normal(0., 1.).log_prob,
-    ...     log_likelihood_fn=lambda theta, batch:
-    ...         tfd.Normal(theta[..., None] ** 2, 1.).log_prob(batch),
-    ...     data=x, batch_size=20)
-    >>> kernel = sgmcmc.ReplicaExchangeSGLD(
-    ...     target, step_size=1e-3, temperatures=[1., 4., 16.])
-    >>> @tf.function(jit_compile=True)
-    ... def run(seed):
-    ...     return tfp.mcmc.sample_chain(
-    ...         num_results=20_000, num_burnin_steps=200, current_state=tf.ones([]), kernel=kernel,
-    ...         trace_fn=lambda _, results: results.is_swap_accepted, seed=seed)
-    >>> samples, swapped = run(tf.constant([0, 1]))
-    >>> 0.3 < float(tf.reduce_mean(tf.cast(samples > 0., tf.float32))) < 0.7
-    True
+      >>> data = np.random.default_rng(0).normal(1., 1., size=[100]).astype(np.float32)
+      >>> two_modes = sgmcmc.MinibatchLogProb(
+      ...     log_prior_fn=tfd.Normal(0., 1.).log_prob,
+      ...     log_likelihood_fn=lambda theta, batch:
+      ...         tfd.Normal(theta[..., None] ** 2, 1.).log_prob(batch),
+      ...     data=data, batch_size=20)
+      >>> kernel = sgmcmc.ReplicaExchangeSGLD(
+      ...     two_modes, step_size=1e-3, temperatures=[1., 4., 16.])
+      >>> @tf.function(jit_compile=True)
+      ... def sample_modes():
+      ...     return tfp.mcmc.sample_chain(
+      ...         20_000, tf.ones([]), kernel=kernel, trace_fn=None, seed=[0, 1])
+      >>> 0.3 < float(tf.reduce_mean(tf.cast(sample_modes() > 0., tf.float32))) < 0.7
+      True
 
     Args:
-      target_log_prob_fn: a `MinibatchLogProb`, or a target that wraps one; a plain callable is
-        taken with its exact gradient and value. It is called with states that have the replicas
-        as one more leading dimension.
-      step_size: epsilon: a positive number or a schedule, for all replicas or, of shape `[R]`, for
-        each. The temperature multiplies the noise alone: a step that is stable for the cold replica
-        is so for the hot ones, except where they find a log posterior that is steeper.
-      temperatures: T, at least two positive numbers, increasing; the first is that of the samples,
-        1 for the posterior.
+      target_log_prob_fn: a `MinibatchLogProb`, or a target that wraps one. The exact gradient and
+        value of a plain callable are used. It is called with states that have the replicas as an
+        additional first dimension.
+      step_size: epsilon: a positive number or a schedule, for all replicas or, with shape `[R]`,
+        for each. The temperature multiplies only the noise. A step that is stable for the cold
+        replica is therefore stable for the hot ones, unless they find a steeper log posterior.
+      temperatures: T, at least two positive increasing numbers. The first is the temperature of the
+        samples, 1 for the posterior.
       swap_every: number of steps from one proposal of swaps to the next.
       correction_factor: F, at least 1.
       preconditioner: M of `SGLD`, for all replicas.
 
     Raises:
-      ValueError: temperatures that are fewer than two, not positive and finite or not increasing;
-        a step size that is not positive and finite, or not one or R of them; `swap_every` below 1,
-        F below 1; a target whose values cannot be compared on one minibatch; at bootstrap, a state
-        with NaN or infinity.
-      TypeError: a target that is not callable, `swap_every` that is not an integer; at bootstrap,
-        a state that is not floating.
+      ValueError: there are fewer than two temperatures, or they are not positive, finite and
+        increasing; the step size is not positive and finite, or not one or R numbers; `swap_every`
+        or F is below 1; or the target's values cannot be compared on one minibatch. At bootstrap:
+        the state has NaN or infinity.
+      TypeError: the target is not callable, or `swap_every` is not an integer. At bootstrap: the
+        state is not floating.
 
-    #### References
+    References:
+      W. Deng, Q. Feng, L. Gao, F. Liang and G. Lin. Non-convex learning via replica exchange
+      stochastic gradient MCMC. ICML, 2020. Algorithm 1.
 
-    W. Deng, Q. Feng, L. Gao, F. Liang and G. Lin. Non-convex learning via replica exchange
-    stochastic gradient MCMC. ICML, 2020. Algorithm 1.
-    D. M. Ceperley and M. Dewing. The penalty method for random walks with uncertain energies.
-    Journal of Chemical Physics 110, 1999.
+      D. M. Ceperley and M. Dewing. The penalty method for random walks with uncertain energies.
+      Journal of Chemical Physics 110, 1999.
     """
 
     def __init__(
@@ -157,15 +153,9 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         super().__init__(locals())
         self._temperatures = _checked_temperatures(temperatures)
         self._step_sizes(tf.zeros([], tf.int64), tf.float32)
-        if not isinstance(swap_every, int | np.integer) or isinstance(swap_every, bool):
-            raise TypeError(f"swap_every is {swap_every!r}; an integer is expected.")
-        if swap_every < 1:
-            raise ValueError(f"swap_every is {swap_every}; at least 1 step is expected.")
-        if not correction_factor >= 1:
-            raise ValueError(
-                f"correction_factor is {correction_factor}; at least 1, the full correction, is "
-                "expected."
-            )
+        integer("swap_every", swap_every, least=1)
+        expected = "at least 1, the full correction"
+        require("correction_factor", correction_factor, correction_factor >= 1, expected)
         self._compared = comparable_target(self._target)
 
     def _init_results(self, state: State) -> ReplicaExchangeSGLDResults:
@@ -223,7 +213,7 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
     def _swap(
         self, states: State, proposed: tf.Tensor, seed: tf.Tensor
     ) -> tuple[State, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """States after the swaps of proposed pairs, those swapped, log S and its variance."""
+        """Returns the states after the swaps, whether pairs were swapped, log S, its variance."""
         batch_seed, uniform_seed = random.split(seed, 2)
         difference, variance = log_prob_differences(self._compared, states, batch_seed)
         inverse = tf.constant(1 / self._temperatures, difference.dtype)
@@ -237,7 +227,7 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         return exchange(states, accepted), accepted, ratio, variance
 
     def _sgld(self, states: State, step: tf.Tensor) -> tuple[SGLD, tf.Tensor]:
-        """The kernel that moves all replicas, and their step sizes, `[R]`."""
+        """Returns the kernel that moves all replicas, and their step sizes, `[R]`."""
         dtype = tf.nest.flatten(states)[0].dtype
         step_sizes = self._step_sizes(step, dtype)
         temperatures = tf.constant(self._temperatures, dtype)
@@ -254,21 +244,20 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         return sgld, step_sizes
 
     def _step_sizes(self, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        value = self.step_size(step) if callable(self.step_size) else self.step_size
-        value = tf.cast(value, dtype) if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
+        value = as_dtype(setting_at(self.step_size, step), dtype)
         num_replicas = len(self._temperatures)
         if value.shape.rank == 0:
             return tf.fill([num_replicas], value)
         if not value.shape.is_compatible_with([num_replicas]):
             raise ValueError(
-                f"step_size has shape {value.shape}; one number, or one for each of the "
-                f"{num_replicas} temperatures, is expected."
+                "step_size must be one number, or one for each of the "
+                f"{num_replicas} temperatures. Received: shape {value.shape}."
             )
         return value
 
 
 def _shared(inner: SGLDResults, step_sizes: tf.Tensor) -> dict[str, Any]:
-    """Returns the fields that results of `SGLD` have too, with a step size for each replica."""
+    """Returns the fields that `SGLDResults` has too, with a step size for each replica."""
     fields = inner._replace(step_size=step_sizes)._asdict()
     del fields["temperature"]  # `temperatures` holds those of the replicas
     return fields
@@ -291,15 +280,12 @@ def _checked_temperatures(temperatures: Any) -> np.ndarray:
     try:
         values = np.asarray(temperatures, np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"temperatures is {temperatures!r}; numbers are expected.") from error
+        raise ValueError(f"temperatures must be numbers. Received: {temperatures!r}.") from error
     if values.ndim != 1 or len(values) < 2:
         raise ValueError(
-            f"temperatures has shape {values.shape}; at least two numbers are expected "
-            "(SGLD samples at one temperature)."
+            f"temperatures must be at least two numbers. Received: shape {values.shape}. Use SGLD "
+            "to sample at one temperature."
         )
-    if not np.all(np.isfinite(values)) or np.any(values <= 0) or np.any(np.diff(values) <= 0):
-        raise ValueError(
-            f"temperatures is {values}; positive finite numbers are expected, each larger than the "
-            "one before."
-        )
+    holds = np.all(np.isfinite(values)) and np.all(values > 0) and np.all(np.diff(values) > 0)
+    require("temperatures", values, holds, "positive finite numbers that increase")
     return values

@@ -7,8 +7,9 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.kernels.base import StepSize, check_step_size
+from tfp_sgmcmc.checks import one_of
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
+from tfp_sgmcmc.kernels.settings import StepSize
 from tfp_sgmcmc.state import State, map_parts
 
 SCHEMES = ("euler", "adodab")
@@ -16,35 +17,26 @@ THERMOSTATS = ("scalar", "per_part", "per_coordinate")
 
 
 class SGNHTResults(NamedTuple):
-    """Results of a step of `SGNHT`.
+    """Results of a step of `SGNHT`: the fields of `MomentumKernel` and one more.
 
     Attributes:
-      target_log_prob: the minibatch estimate of the log posterior at the state that the step
-        reached, `[chains...]`.
-      gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
-      step_size: the h that the step used.
-      temperature: the T that the step used.
-      kinetic_temperature: p^T m^-1 p / d after the step, `[chains...]`.
-      momentum: p, in the structure of the state.
-      step: number of steps taken.
-      target_state: what the target carries between steps.
-      thermostat: xi: `[chains...]`; that for each part of the state where there is one a part;
-        structure and shapes of the state where there is one a coordinate.
+      thermostat: xi, `[chains...]`. With a thermostat for each part, one of these for each part.
+        With one for each coordinate, it has the structure and shapes of the state.
     """
 
     target_log_prob: tf.Tensor
     gradient_norm: tf.Tensor
     step_size: tf.Tensor
     temperature: tf.Tensor
-    kinetic_temperature: tf.Tensor
-    momentum: State
     step: tf.Tensor
     target_state: Any
+    momentum: State
+    kinetic_temperature: tf.Tensor
     thermostat: State
 
 
 class SGNHT(MomentumKernel):
-    r"""Stochastic gradient Nose-Hoover thermostat: a friction that finds the noise's level itself.
+    r"""Stochastic gradient Nose-Hoover thermostat, whose friction adapts to the gradient noise.
 
     \[
     \begin{aligned}
@@ -55,11 +47,12 @@ class SGNHT(MomentumKernel):
     \]
 
     g is the target's gradient estimate at the new theta, m the mass, A the friction (an inverse
-    time) and the first value of xi, mu the thermal mass, d the number of coordinates. Where the
-    momenta are hotter than T, xi grows: it comes to A + s where the noise of g has the constant
-    covariance (2 s T / h) m, and the law of theta is then right for small h, with nothing known of
-    s. Noise of another shape, or that depends on theta, is not dissipated rightly. The momenta that
-    are held at T, those after a step, are hotter than theta by a factor of about 1 + h xi / 2.
+    time) and the first value of xi, mu the thermal mass, d the number of coordinates. xi grows
+    while the momenta are hotter than T. If the noise of g has the constant covariance
+    (2 s T / h) m, xi settles at A + s, and the law of theta is right for small h although s is
+    unknown. Noise of another shape, or noise that depends on theta, is dissipated wrongly. The
+    momenta after a step are held at T, and are hotter than theta by a factor of about
+    1 + h xi / 2.
 
     `scheme="adodab"` is a symmetric splitting of the same dynamics,
 
@@ -72,57 +65,47 @@ class SGNHT(MomentumKernel):
     \end{aligned}
     \]
 
-    whose error for such noise is of second order in h; that of the Euler scheme is of first. It is
-    the BADODAB of Leimkuhler and Shang, whose half steps B before and after share one gradient:
-    theta has the same values, and p is given after the whole B, where it is hotter by a term of
-    first order.
+    whose error for such noise is of second order in h. The error of the Euler scheme is of first
+    order. It equals the BADODAB of Leimkuhler and Shang, whose neighbouring half steps B share one
+    gradient and are merged here. theta has the same values. The results have p after the whole B,
+    where it is hotter by a term of first order.
 
-    #### Example
+    Examples:
+      With `target` and `sample` as in `StochasticGradientKernel`:
 
-    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> tfd = tfp.distributions
-    >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
-    >>> target = sgmcmc.MinibatchLogProb(
-    ...     log_prior_fn=tfd.Normal(0., 10.).log_prob,
-    ...     log_likelihood_fn=lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
-    ...     data=x, batch_size=50)
-    >>> @tf.function(jit_compile=True)
-    ... def run(seed):
-    ...     return tfp.mcmc.sample_chain(
-    ...         num_results=2000, num_burnin_steps=500, current_state=tf.zeros([]),
-    ...         kernel=sgmcmc.SGNHT(target, step_size=0.003, friction=30., scheme="adodab"),
-    ...         trace_fn=lambda _, results: results.thermostat, seed=seed)
-    >>> samples, thermostat = run(tf.constant([0, 1]))
-    >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02), thermostat.shape
-    (True, TensorShape([2000]))
+      >>> kernel = sgmcmc.SGNHT(target, step_size=0.003, friction=30., scheme="adodab")
+      >>> samples, results = sample(kernel)
+      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      True
+      >>> results.thermostat.shape
+      TensorShape([2000])
 
     Args:
-      target_log_prob_fn: a target, such as `MinibatchLogProb`; a plain callable is taken with its
-        exact gradient.
+      target_log_prob_fn: a target, such as `MinibatchLogProb`. The exact gradient of a plain
+        callable is used.
       step_size: h: a positive number, `[chains...]` tensor or schedule.
-      friction: A, likewise: the noise that is drawn, and the first xi.
+      friction: A, in the same form. It sets the noise that is drawn and the first xi.
       scheme: `"euler"` or `"adodab"`.
-      thermostat: `"scalar"`, one xi a chain; `"per_part"`, one for each part of the state; or
-        `"per_coordinate"`: each holds the temperature of what it acts on, of d coordinates.
+      thermostat: `"scalar"`, one xi for each chain; `"per_part"`, one for each part of the state;
+        or `"per_coordinate"`. Each xi holds the temperature of the d coordinates that it acts on.
       thermal_mass: mu: a positive number, `[chains...]` tensor or schedule. xi has the variance
         T / (mu d) in the limit of small steps.
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
-      initial_momentum: arrays that broadcast with the state parts; None starts at rest.
+      initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
 
     Raises:
-      ValueError: a step size, friction, mass or temperature that is not positive and finite, an
-        unknown option; at bootstrap, a state or momentum with NaN or infinity.
-      TypeError: a target that is not callable; at bootstrap, a state that is not floating.
+      ValueError: the step size, friction, mass or temperature is not positive and finite, an option
+        is unknown, or the momentum has NaN or infinity. At bootstrap: the state has NaN or
+        infinity, or an argument does not fit it.
+      TypeError: the target is not callable. At bootstrap: the state is not floating.
 
-    #### References
+    References:
+      N. Ding, Y. Fang, R. Babbush, C. Chen, R. D. Skeel and H. Neven. Bayesian sampling using
+      stochastic gradient thermostats. NIPS, 2014. Algorithm 2 (with theta moved first).
 
-    N. Ding, Y. Fang, R. Babbush, C. Chen, R. D. Skeel and H. Neven. Bayesian sampling using
-    stochastic gradient thermostats. NIPS, 2014. Algorithm 2 (with theta moved first).
-
-    B. Leimkuhler and X. Shang. Adaptive thermostats for noisy gradient systems. SIAM Journal on
-    Scientific Computing 38(2), 2016. The method BADODAB.
+      B. Leimkuhler and X. Shang. Adaptive thermostats for noisy gradient systems. SIAM Journal on
+      Scientific Computing 38(2), 2016. The method BADODAB.
     """
 
     def __init__(
@@ -137,20 +120,14 @@ class SGNHT(MomentumKernel):
         temperature: StepSize = 1.0,
         initial_momentum: Any = None,
     ):
-        super().__init__(locals())
-        check_step_size(friction, "friction")
-        check_step_size(thermal_mass, "thermal_mass")
-        for name, value, known in (
-            ("scheme", scheme, SCHEMES),
-            ("thermostat", thermostat, THERMOSTATS),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}; one of {', '.join(known)} is expected.")
+        super().__init__(locals(), positive=["thermal_mass"])
+        one_of("scheme", scheme, SCHEMES)
+        one_of("thermostat", thermostat, THERMOSTATS)
 
     def _init_results(self, state: State) -> SGNHTResults:
-        figures = self._first_figures(state, "friction", "temperature", "thermal_mass")
+        figures = self._start(state, "friction", "thermal_mass")
         chain_ndims = figures["target_log_prob"].shape.rank
-        friction = self._number("friction", figures["step"], state, chain_ndims)
+        (friction,) = self._numbers(figures["step"], state, chain_ndims, "friction")
         thermostat = tf.nest.map_structure(
             lambda k: scaled(friction, tf.ones_like(k)),
             self._temperatures(state, self._mass(state), chain_ndims),
@@ -162,9 +139,8 @@ class SGNHT(MomentumKernel):
     ) -> tuple[State, SGNHTResults]:
         batch_seed, noise_seed = random.split(seed, 2)
         chain_ndims = results.target_log_prob.shape.rank
-        h, friction, temperature, mu = (
-            self._number(name, results.step, state, chain_ndims)
-            for name in ("step_size", "friction", "temperature", "thermal_mass")
+        h, friction, temperature, mu = self._numbers(
+            results.step, state, chain_ndims, "step_size", "friction", "temperature", "thermal_mass"
         )
         mass, xi, p = self._mass(state), results.thermostat, results.momentum
         noise = map_parts(
@@ -205,11 +181,14 @@ class SGNHT(MomentumKernel):
             p = map_parts(lambda p, g: p + scaled(h, g), p, estimate.gradient)
 
         return theta, SGNHTResults(
-            **self._figures(estimate, h, temperature, p, results), thermostat=xi
+            **self._figures(estimate, h, temperature, results),
+            momentum=p,
+            kinetic_temperature=kinetic_temperature(p, mass, chain_ndims),
+            thermostat=xi,
         )
 
     def _temperatures(self, p: State, mass: State, chain_ndims: int) -> State:
-        """The kinetic temperature that each thermostat holds."""
+        """Returns the kinetic temperature that each thermostat holds."""
         if self._parameters["thermostat"] == "scalar":
             return kinetic_temperature(p, mass, chain_ndims)
         if self._parameters["thermostat"] == "per_part":
@@ -217,13 +196,13 @@ class SGNHT(MomentumKernel):
         return map_parts(lambda p, m: p**2 / m, p, mass)
 
     def _by_part(self, xi: State, state: State) -> State:
-        """The xi that acts on each part of the state."""
+        """Returns the xi that acts on each part of the state."""
         if self._parameters["thermostat"] == "scalar":
             return tf.nest.map_structure(lambda _: xi, state)
         return xi
 
 
 def _mean_decay(x: tf.Tensor) -> tf.Tensor:
-    """(1 - exp(-x)) / x, the mean of exp(-x t) over 0 < t < 1, for x of either sign or zero."""
+    """Returns (1 - exp(-x)) / x, the mean of exp(-x t) over 0 < t < 1, for every x."""
     divisor = tf.where(x == 0, tf.ones_like(x), x)
     return tf.where(x == 0, tf.ones_like(x), -tf.math.expm1(-x) / divisor)

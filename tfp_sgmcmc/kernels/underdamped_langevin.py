@@ -7,36 +7,29 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.kernels.base import StepSize, check_step_size
+from tfp_sgmcmc.checks import one_of
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
+from tfp_sgmcmc.kernels.settings import StepSize
 from tfp_sgmcmc.state import State, map_parts
 
 
 class UnderdampedLangevinResults(NamedTuple):
-    """Results of a step of `UnderdampedLangevin`.
+    """Results of a step of `UnderdampedLangevin`: the fields of `MomentumKernel`.
 
     Attributes:
-      target_log_prob: the estimate of the log posterior where the step took its gradient,
-        `[chains...]`.
-      gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
-      step_size: the h that the step used.
-      temperature: the T that the step used.
-      kinetic_temperature: p^T m^-1 p / d of the momenta that the next (`"baoab"`) or this
-        (`"obabo"`) step's O finds, `[chains...]`. Its mean is T for a Gaussian posterior with exact
-        gradients, at every step size; gradient noise raises it.
-      momentum: p, in the structure of the state.
-      step: number of steps taken.
-      target_state: what the target carries between steps.
+      kinetic_temperature: p^T m^-1 p / d of the momenta before the next (`"baoab"`) or this
+        (`"obabo"`) step's O, `[chains...]`. For a Gaussian posterior with exact gradients its mean
+        is T at every step size. Gradient noise raises it.
     """
 
     target_log_prob: tf.Tensor
     gradient_norm: tf.Tensor
     step_size: tf.Tensor
     temperature: tf.Tensor
-    kinetic_temperature: tf.Tensor
-    momentum: State
     step: tf.Tensor
     target_state: Any
+    momentum: State
+    kinetic_temperature: tf.Tensor
 
 
 class UnderdampedLangevin(MomentumKernel):
@@ -49,52 +42,47 @@ class UnderdampedLangevin(MomentumKernel):
       + \sqrt{T (1 - e^{-2\, \text{friction}\, h})\, m}\; z
     \]
 
-    A step is, from left to right, `"baoab"`: \( A_{h/2} O_h A_{h/2} B_h \); `"obabo"`:
-    \( A_h B_{h/2} O_h B_{h/2} \), both B with the same g. They take one gradient a step and give
-    the theta of \( B_{h/2} A_{h/2} O_h A_{h/2} B_{h/2} \) and of \( O_{h/2} B_{h/2} A_h B_{h/2}
-    O_{h/2} \), whose neighbouring half steps are merged here. The momenta in the results are ahead
-    of those schemes' own: by half a kick, and for `"obabo"` by half an O besides.
+    A step is, from left to right, \( A_{h/2} O_h A_{h/2} B_h \) for `"baoab"`, and
+    \( A_h B_{h/2} O_h B_{h/2} \), both B with the same g, for `"obabo"`. They take one gradient a
+    step. theta is the same as in \( B_{h/2} A_{h/2} O_h A_{h/2} B_{h/2} \) and
+    \( O_{h/2} B_{h/2} A_h B_{h/2} O_{h/2} \), whose neighbouring half steps are merged here. The
+    momenta in the results are half a kick ahead of these schemes, and for `"obabo"` also half an O.
 
     g is the target's gradient estimate, z standard normal, m the mass. With exact gradients the
-    error is of second order in h, and for a Gaussian posterior `"baoab"` has none in theta. The
-    noise of minibatches is not corrected for, and makes the variance too large by an error of first
-    order in h: use `NOGIN` for that, or exact or variance-reduced gradients here.
+    error is of second order in h. For a Gaussian posterior `"baoab"` then has no error in theta.
+    The noise of minibatches is not corrected, and makes the variance too large by an error of first
+    order in h. Use exact or variance-reduced gradients, or `NOGIN`, which corrects it.
 
-    #### Example
+    Examples:
+      With `target` and `sample` as in `StochasticGradientKernel`:
 
-    >>> import tensorflow as tf, tensorflow_probability as tfp
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> target = sgmcmc.FullDataLogProb(lambda theta: -0.5 * theta**2)
-    >>> @tf.function(jit_compile=True)
-    ... def run(seed):
-    ...     return tfp.mcmc.sample_chain(
-    ...         num_results=1000, num_burnin_steps=100, current_state=tf.zeros([100]),
-    ...         kernel=sgmcmc.UnderdampedLangevin(target, step_size=1.5),
-    ...         trace_fn=lambda _, results: results.kinetic_temperature, seed=seed)
-    >>> samples, temperature = run(tf.constant([0, 1]))
-    >>> bool(abs(tf.math.reduce_variance(samples) - 1) < 0.03), temperature.shape
-    (True, TensorShape([1000, 100]))
+      >>> exact = sgmcmc.FullDataLogProb(target)
+      >>> kernel = sgmcmc.UnderdampedLangevin(exact, step_size=0.04, friction=10.)
+      >>> samples, results = sample(kernel)
+      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      True
+      >>> bool(abs(tf.reduce_mean(results.kinetic_temperature) - 1) < 0.2)
+      True
 
     Args:
-      target_log_prob_fn: a target, such as `MinibatchLogProb`; a plain callable is taken with its
-        exact gradient.
+      target_log_prob_fn: a target, such as `MinibatchLogProb`. The exact gradient of a plain
+        callable is used.
       step_size: h: a positive number, `[chains...]` tensor or schedule.
       friction: positive, in units of inverse time.
       scheme: `"baoab"` or `"obabo"`.
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
-      initial_momentum: arrays that broadcast with the state parts; None starts at rest.
+      initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
 
     Raises:
-      ValueError: a step size, friction, mass or temperature that is not positive and finite, an
-        unknown scheme, a momentum with NaN or infinity; at bootstrap, a state with NaN or infinity,
-        arguments that do not fit the state.
-      TypeError: a target that is not callable; at bootstrap, a state that is not floating.
+      ValueError: the step size, friction, mass or temperature is not positive and finite, the
+        scheme is unknown, or the momentum has NaN or infinity. At bootstrap: the state has NaN or
+        infinity, or an argument does not fit it.
+      TypeError: the target is not callable. At bootstrap: the state is not floating.
 
-    #### References
-
-    B. Leimkuhler and C. Matthews. Rational construction of stochastic numerical methods for
-    molecular sampling. Applied Mathematics Research eXpress, 2013.
+    References:
+      B. Leimkuhler and C. Matthews. Rational construction of stochastic numerical methods for
+      molecular sampling. Applied Mathematics Research eXpress, 2013.
     """
 
     def __init__(
@@ -108,21 +96,18 @@ class UnderdampedLangevin(MomentumKernel):
         initial_momentum: Any = None,
     ):
         super().__init__(locals())
-        check_step_size(friction, "friction")
-        if scheme not in ("baoab", "obabo"):
-            raise ValueError(f"scheme is {scheme!r}; 'baoab' or 'obabo' is expected.")
+        one_of("scheme", scheme, ["baoab", "obabo"])
 
     def _init_results(self, state: State) -> UnderdampedLangevinResults:
-        return UnderdampedLangevinResults(**self._first_figures(state, "friction", "temperature"))
+        return UnderdampedLangevinResults(**self._start(state, "friction"))
 
     def _update(
         self, state: State, results: UnderdampedLangevinResults, seed: tf.Tensor
     ) -> tuple[State, UnderdampedLangevinResults]:
         batch_seed, noise_seed = random.split(seed, 2)
         chain_ndims = results.target_log_prob.shape.rank
-        h, friction, temperature = (
-            self._number(name, results.step, state, chain_ndims)
-            for name in ("step_size", "friction", "temperature")
+        h, friction, temperature = self._numbers(
+            results.step, state, chain_ndims, "step_size", "friction", "temperature"
         )
         mass, z = self._mass(state), random.normal_like(state, noise_seed)
         decay = tf.exp(-friction * h)
@@ -153,6 +138,8 @@ class UnderdampedLangevin(MomentumKernel):
             before_o = b(p, estimate.gradient, h / 2)
             p = b(o(before_o), estimate.gradient, h / 2)
 
-        figures = self._figures(estimate, h, temperature, p, results)
-        figures["kinetic_temperature"] = kinetic_temperature(before_o, mass, chain_ndims)
-        return theta, UnderdampedLangevinResults(**figures)
+        return theta, UnderdampedLangevinResults(
+            **self._figures(estimate, h, temperature, results),
+            momentum=p,
+            kinetic_temperature=kinetic_temperature(before_o, mass, chain_ndims),
+        )

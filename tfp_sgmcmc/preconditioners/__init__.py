@@ -4,7 +4,7 @@ The dynamics that leave exp(log p) invariant are
 
   d theta = 1/2 (M grad log p + div M) dt + M^(1/2) dW,   (div M)_i = sum_j d M_ij / d theta_j.
 
-A preconditioner is evaluated at a state and gives a `LocalMatrix`, the few operations with M that
+A preconditioner is evaluated at a state and returns a `LocalMatrix`, the operations with M that
 samplers need. Without the drift div M, a position-dependent M samples another distribution.
 """
 
@@ -12,15 +12,6 @@ from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Precondit
 from tfp_sgmcmc.preconditioners.constant import Diagonal, FullMatrix, as_preconditioner
 from tfp_sgmcmc.preconditioners.position_dependent import NaturalGradientICA, PositionDependent
 from tfp_sgmcmc.preconditioners.rmsprop import RMSprop
-from tfp_sgmcmc.state import (
-    check_broadcasts,
-    flatten_events,
-    match_structure,
-    squared_norm,
-    sum_entries,
-    sum_events,
-    unflatten_events,
-)
 
 __all__ = [
     "Diagonal",
@@ -32,11 +23,4 @@ __all__ = [
     "Preconditioner",
     "RMSprop",
     "as_preconditioner",
-    "check_broadcasts",
-    "flatten_events",
-    "match_structure",
-    "squared_norm",
-    "sum_entries",
-    "sum_events",
-    "unflatten_events",
 ]

@@ -1,4 +1,4 @@
-"""What a preconditioner is, and what it gives to samplers."""
+"""The interface between preconditioners and samplers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tfp_sgmcmc.state import State
 
 
 class LocalMatrix(NamedTuple):
-    """Operations with M at one state; every argument and result has the structure of the state.
+    """Operations with M at one state, on vectors in the structure of the state.
 
     Attributes:
       multiply: v -> M v.
       sqrt_multiply: z -> S z with S S^T = M.
-      divergence: div M at the state, or None where it is zero.
-      inverse_quadratic: v -> v^T M^-1 v, shape `[chains...]`, or None where it is not known.
-      log_det: log det M, shape `[chains...]` or broadcastable to it, or None likewise.
+      divergence: div M at the state, or None if it is zero.
+      inverse_quadratic: v -> v^T M^-1 v, shape `[chains...]`, or None if it is unknown.
+      log_det: log det M, shape `[chains...]` or broadcastable to it, or None if it is unknown.
     """
 
     multiply: Callable[[State], State]
@@ -30,13 +30,13 @@ class LocalMatrix(NamedTuple):
 
 
 class GradientInfo(NamedTuple):
-    """What an adaptive preconditioner may learn from at a step.
+    """What an adaptive preconditioner can learn from at a step.
 
     Attributes:
       gradient: the gradient estimate of the log posterior (a sum over N examples).
       num_examples: N.
-      probe: random signs, and `hessian_product`, the estimate's Hessian times `probe`, for
-        preconditioners with `needs_curvature`.
+      probe: random signs, for preconditioners with `needs_curvature`.
+      hessian_product: the estimate's Hessian times `probe`, for the same preconditioners.
     """
 
     gradient: State
@@ -46,13 +46,17 @@ class GradientInfo(NamedTuple):
 
 
 class Preconditioner(abc.ABC):
-    """Base class. `chain_ndims` is the number of leading chain dimensions of the state."""
+    """The base class of preconditioners.
+
+    `chain_ndims` is the number of leading chain dimensions of the state. A preconditioner that
+    learns keeps what it has learnt in `own`, which kernels carry from step to step.
+    """
 
     #: Whether `evaluate` uses Hessian products.
     needs_curvature = False
 
     def init(self, state: State) -> Any:
-        """The preconditioner's own state before the first step."""
+        """Returns `own` before the first step."""
         del state
         return ()
 
@@ -60,4 +64,4 @@ class Preconditioner(abc.ABC):
     def evaluate(
         self, state: State, chain_ndims: int, own: Any = (), info: GradientInfo | None = None
     ) -> tuple[LocalMatrix, Any]:
-        """Returns M at `state`, and the preconditioner's own next state."""
+        """Returns M at `state`, and the next `own`."""

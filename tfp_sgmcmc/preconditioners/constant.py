@@ -1,4 +1,4 @@
-"""Matrices that do not change: diagonal and full."""
+"""Constant matrices: diagonal and full."""
 
 from __future__ import annotations
 
@@ -7,55 +7,49 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tree
 
+from tfp_sgmcmc.checks import numbers
 from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
 from tfp_sgmcmc.state import (
     State,
-    check_broadcasts,
+    by_part,
     flatten_events,
-    match_structure,
     squared_norm,
     sum_events,
     unflatten_events,
 )
 
-# Of (M_ii M_jj)^(1/2). `float32` inverses by tf.linalg.inv reach 4e-4 at condition number 10^5.
+# The asymmetry allowed, relative to (M_ii M_jj)^(1/2). `float32` inverses from tf.linalg.inv reach
+# 4e-4 at condition number 10^5.
 _ASYMMETRY = 1e-3
 
 
 class Diagonal(Preconditioner):
     """M = diag(scale): a constant scalar or diagonal matrix.
 
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> m, _ = sgmcmc.preconditioners.Diagonal([4., 9.]).evaluate(tf.zeros([2]), chain_ndims=0)
-    >>> m.sqrt_multiply(tf.ones([2])).numpy()
-    array([2., 3.], dtype=float32)
+    Examples:
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> m, _ = sgmcmc.preconditioners.Diagonal([4., 9.]).evaluate(tf.zeros([2]), chain_ndims=0)
+      >>> m.sqrt_multiply(tf.ones([2])).numpy()
+      array([2., 3.], dtype=float32)
 
     Args:
-      scale: positive number or array that broadcasts with every state part, or a nest of them in
+      scale: a positive number or array that broadcasts with every state part, or a nest of them in
         the structure of the state.
 
     Raises:
-      ValueError: an entry that is not positive and finite.
+      TypeError: an entry is not a number.
+      ValueError: an entry is not positive and finite.
     """
 
     def __init__(self, scale: Any):
-        # A list is a nest only where the state is one: `_scales` decides at the first state.
-        for leaf in tf.nest.flatten(scale):
-            value = tf.get_static_value(leaf) if tf.is_tensor(leaf) else np.asarray(leaf)
-            if value is None:  # known when the program runs
-                continue
-            if not np.issubdtype(value.dtype, np.number):
-                raise TypeError(f"scale is {leaf!r}; positive numbers are expected.")
-            if not np.all((value > 0) & np.isfinite(value)):
-                raise ValueError(f"scale is {leaf}; positive finite entries are expected.")
+        numbers("scale", scale, "a positive finite number")
         self.scale = scale
 
     def evaluate(
         self, state: State, chain_ndims: int, own: Any = (), info: GradientInfo | None = None
     ) -> tuple[LocalMatrix, Any]:
-        scales = self._scales(state)
+        scales = by_part("scale", self.scale, state)
         log_scales = tf.nest.map_structure(
             lambda s, x: tf.math.log(s) + tf.zeros_like(x), scales, state
         )
@@ -68,51 +62,37 @@ class Diagonal(Preconditioner):
             log_det=sum_events(log_scales, chain_ndims),
         ), own
 
-    def _scales(self, state: State) -> State:
-        scale = self.scale
-
-        def convert(x: tf.Tensor, s: Any) -> tf.Tensor:
-            s = tf.cast(s, x.dtype) if tf.is_tensor(s) else tf.convert_to_tensor(s, x.dtype)
-            check_broadcasts("scale", s, x)
-            return s
-
-        if not (tf.nest.is_nested(state) and tf.nest.is_nested(scale)):
-            return tf.nest.map_structure(lambda x: convert(x, scale), state)
-        return tree.map_structure_up_to(
-            state, convert, state, match_structure("scale", scale, state)
-        )
-
 
 class FullMatrix(Preconditioner):
     """M = a constant symmetric positive definite matrix over the whole state.
 
-    Its Cholesky factor is taken once, here. Entries across the diagonal may differ by 0.001
-    (M_ii M_jj)^(1/2), as those of a `float32` inverse do, and are averaged.
+    The constructor computes its Cholesky factor. Entries M_ij and M_ji may differ by 0.001
+    (M_ii M_jj)^(1/2), as in a `float32` inverse, and are averaged.
 
     Args:
-      matrix: `[D, D]`; D is the number of entries of all state parts of one chain, in the order of
-        `tf.nest.flatten` and row-major within a part.
+      matrix: `[D, D]`, where D is the number of entries of all state parts of one chain, in the
+        order of `tf.nest.flatten` and row-major within a part.
 
     Raises:
-      ValueError: not square, not symmetric, not positive definite, or (at the first step) of
-        another size than the state.
+      ValueError: the matrix is not square, not symmetric or not positive definite. At the first
+        step: its size differs from the size of the state.
     """
 
     def __init__(self, matrix: Any):
         matrix = np.asarray(matrix, np.float64)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-            raise ValueError(f"matrix has shape {matrix.shape}; a square [D, D] is expected.")
+            raise ValueError(f"matrix must be square, [D, D]. Received: shape {matrix.shape}.")
         if not np.all(np.isfinite(matrix)):
-            raise ValueError("matrix has NaN or infinite entries.")
+            raise ValueError("matrix must be finite. Received: NaN or infinite entries.")
         scale = np.sqrt(np.abs(np.diag(matrix)))
         if np.any(np.abs(matrix - matrix.T) > _ASYMMETRY * np.outer(scale, scale)):
-            raise ValueError("matrix is not symmetric.")
+            raise ValueError("matrix must be symmetric. Received: a matrix that is not.")
         matrix = (matrix + matrix.T) / 2
         try:
             factor = np.linalg.cholesky(matrix)
         except np.linalg.LinAlgError as error:
             raise ValueError(
-                "matrix is not positive definite: its smallest eigenvalue is "
+                "matrix must be positive definite. Received: a matrix whose smallest eigenvalue is "
                 f"{np.linalg.eigvalsh(matrix)[0]:.3g}."
             ) from error
         self.matrix, self._factor = matrix, factor
@@ -126,7 +106,8 @@ class FullMatrix(Preconditioner):
         size = flatten_events(state, chain_ndims).shape[-1]
         if size != len(self.matrix):
             raise ValueError(
-                f"matrix has shape {self.matrix.shape}, but a chain's state has {size} entries."
+                f"matrix must have shape [{size}, {size}], because a chain's state has {size} "
+                f"entries. Received: shape {self.matrix.shape}."
             )
 
         def times(matrix: np.ndarray) -> Callable[[State], State]:
@@ -150,7 +131,7 @@ class FullMatrix(Preconditioner):
 
 
 def as_preconditioner(value: Any) -> Preconditioner:
-    """Returns a preconditioner as it is, None as the identity, and numbers as `Diagonal`."""
+    """Returns a preconditioner unchanged, the identity for None, and `Diagonal` for numbers."""
     if isinstance(value, Preconditioner):
         return value
     return Diagonal(1.0 if value is None else value)

@@ -14,15 +14,15 @@ from tfp_sgmcmc.state import State
 class PositionDependent(Preconditioner):
     """M(theta), given as functions of the state.
 
-    Every vector has the structure and shape of the state, chain dimensions included.
+    Vectors have the structure and shape of the state, including its chain dimensions.
 
     Args:
       multiply_fn: `(state, v) -> M v`.
       sqrt_multiply_fn: `(state, z) -> S z` with S S^T = M.
       divergence_fn: `state -> div M`, the vector of sums over j of d M_ij / d theta_j.
-      inverse_quadratic_fn: `(state, v) -> v^T M^-1 v`, shape `[chains...]`; only corrected kernels
-        need it, and
-      log_det_fn: `state -> log det M`, shape `[chains...]`.
+      inverse_quadratic_fn: `(state, v) -> v^T M^-1 v`, shape `[chains...]`. Only corrected kernels
+        need it.
+      log_det_fn: `state -> log det M`, shape `[chains...]`. Only corrected kernels need it.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class NaturalGradientICA(PositionDependent):
     The state is one matrix W, `[chains..., d, d]`. S Z = Z W, (div M)(W) = (d + 1) W,
     log det M = 2 d log |det W|.
 
-    #### References
+    References:
+      S. Amari, A. Cichocki and H. Yang. A new algorithm for blind signal separation. NIPS, 1996.
 
-    S. Amari, A. Cichocki and H. Yang. A new algorithm for blind signal separation. NIPS, 1996.
-    M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
-    2011. Section 5.3.
+      M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
+      2011. Section 5.3.
     """
 
     def __init__(self) -> None:
@@ -76,6 +76,6 @@ class NaturalGradientICA(PositionDependent):
 
 
 def _log_abs_det(w: tf.Tensor) -> tf.Tensor:
-    """log |det W|; `tf.linalg.slogdet` has no kernel in XLA."""
+    """Returns log |det W|, by QR because `tf.linalg.slogdet` has no kernel in XLA."""
     diagonal = tf.linalg.diag_part(tf.linalg.qr(w).r)
     return tf.reduce_sum(tf.math.log(tf.abs(diagonal)), axis=-1)

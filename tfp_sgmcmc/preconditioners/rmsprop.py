@@ -7,16 +7,17 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import require
 from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
 from tfp_sgmcmc.state import State
 
 
 class SquaredGradients(NamedTuple):
-    """What `RMSprop` carries between steps.
+    """The average that `RMSprop` carries between steps.
 
     Attributes:
-      average: V, structure and shapes of the state.
-      size: s, the number of gradients that the average amounts to; a scalar.
+      average: V, in the structure and shapes of the state.
+      size: s, the number of gradients that the average is worth, a scalar.
     """
 
     average: State
@@ -32,55 +33,53 @@ class RMSprop(Preconditioner):
     M_t = \operatorname{diag}\bigl(1 / (\epsilon + \sqrt{V_t})\bigr)
     \]
 
-    with g the gradient estimate and s_0 = 0: V_t is the mean of the squared gradients so far, with
-    weights that decay by `decay` a step. With V_{t-1} held fixed,
+    where g is the gradient estimate and s_0 = 0. V_t is the mean of the squared gradients so far,
+    with weights that decay by `decay` at each step. With V_{t-1} held fixed,
 
     \[
     (\operatorname{div} M)_i = - \frac{g_i H_{ii} / N^2}
       {s_t \sqrt{V_i}\, (\epsilon + \sqrt{V_i})^2}, \qquad H = \nabla g .
     \]
 
-    div M is taken as zero while decay^t > 1/e, for about the first 1/(1 - decay) steps: an average
-    of few gradients is now and then nearly zero by chance, and the term then throws a chain
-    hundreds of posterior standard deviations off. From then on the diagonal of H is estimated
-    without bias by z * (H z) with random signs z; this costs about two gradients more a step.
+    div M is taken as zero while decay^t > 1/e, for about the first 1/(1 - decay) steps. An average
+    of few gradients is nearly zero now and then by chance, and the term would then throw a chain
+    hundreds of posterior standard deviations off. After that, z * (H z) with random signs z
+    estimates the diagonal of H without bias. This costs about two more gradients for each step.
 
     Li et al. start from V_0 = 0 with 1 - decay in place of 1/s_t, which makes the first steps
-    larger by a factor of up to (1 - decay)^-1/2; average the likelihood's gradients alone, while g
-    here includes the prior; and leave div M out, which `gamma=False` does too: right only in the
-    limit decay -> 1.
+    larger by a factor of up to (1 - decay)^-1/2. They average the gradients of the likelihood
+    alone, while g here includes the prior. They leave out div M, as `gamma=False` does here, which
+    is right only in the limit decay -> 1.
 
     Two limits remain. An entry whose first gradient is small by chance takes a wide first step, of
-    deviation (step_size N / |g|)^(1/2). And V_{t-1} depends on earlier states, for which no term
-    corrects. The chain is right for small steps when decay = 0, or when 1/(1 - decay) is many times
-    the number of steps in which the chain crosses the posterior, so that V hardly moves; in between
-    M follows the chain, and the limit of small steps is proportional to
-    \( p(\theta) M(\theta)^{-\text{decay}} \): on N(0, 1) with epsilon = 0.5, decay = 0.9 gives a
-    variance of 1.5. On the posterior of `python -m tfp_sgmcmc`, crossed in some 3000 steps, the
-    relative error of the mean is 0.12, 0.055 and 0.029 with decay 0.99, 0.999 and 0.9999, and 0.022
-    with the constant M to which they lead; `gamma` makes no difference there.
+    standard deviation (step_size N / |g|)^(1/2). And V_{t-1} depends on earlier states, which no
+    term corrects. The chain is right for small steps if decay = 0, or if 1/(1 - decay) is many
+    times the number of steps in which the chain crosses the posterior, so that V hardly moves. In
+    between, M follows the chain, and the limit of small steps is proportional to
+    \( p(\theta) M(\theta)^{-\text{decay}} \). On N(0, 1) with epsilon = 0.5, decay = 0.9 gives a
+    variance of 1.5. On the posterior of `python -m tfp_sgmcmc`, which a chain crosses in some 3000
+    steps, the relative error of the mean is 0.12, 0.055 and 0.029 with decay 0.99, 0.999 and
+    0.9999, and 0.022 with the constant M that they approach. `gamma` makes no difference there.
 
     Args:
-      decay: of the weights of past squared gradients, in [0, 1).
-      epsilon: bounds M from above by 1/epsilon.
+      decay: decay of the weights of past squared gradients, in [0, 1).
+      epsilon: positive; it bounds M from above by 1/epsilon.
       gamma: whether to include div M.
 
     Raises:
-      ValueError: `decay` or `epsilon` out of range.
+      ValueError: `decay` or `epsilon` is out of range.
 
-    #### References
+    References:
+      C. Li, C. Chen, D. Carlson and L. Carin. Preconditioned stochastic gradient Langevin dynamics
+      for deep neural networks. AAAI, 2016. Algorithm 1, equations 3-5.
 
-    C. Li, C. Chen, D. Carlson and L. Carin. Preconditioned stochastic gradient Langevin dynamics
-    for deep neural networks. AAAI, 2016. Algorithm 1, equations 3-5.
-    D. P. Kingma and J. Ba. Adam: a method for stochastic optimization. ICLR, 2015. Section 3: the
-    correction of the initial bias, 1/s_t in place of 1 - decay.
+      D. P. Kingma and J. Ba. Adam: a method for stochastic optimization. ICLR, 2015. Section 3 has
+      the correction of the initial bias, 1/s_t in place of 1 - decay.
     """
 
     def __init__(self, decay: float = 0.99, epsilon: float = 1e-5, gamma: bool = True):
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay is {decay}; a number in [0, 1) is expected.")
-        if not epsilon > 0:
-            raise ValueError(f"epsilon is {epsilon}; a positive number is expected.")
+        require("decay", decay, 0 <= decay < 1, "a number in [0, 1)")
+        require("epsilon", epsilon, epsilon > 0, "a positive number")
         self.decay, self.epsilon, self.gamma = decay, epsilon, gamma
         self.needs_curvature = gamma
 
@@ -92,7 +91,10 @@ class RMSprop(Preconditioner):
         self, state: State, chain_ndims: int, own: Any = (), info: GradientInfo | None = None
     ) -> tuple[LocalMatrix, SquaredGradients]:
         if info is None:
-            raise ValueError("RMSprop learns from gradients; it has no M for a corrected kernel.")
+            raise ValueError(
+                "RMSprop must learn from gradient estimates, which a corrected kernel does not "
+                "have. Received: no gradient. Use a preconditioner that depends on the state only."
+            )
         total, size = info.num_examples, 1 + self.decay * own.size
         average = tf.nest.map_structure(
             lambda v, g: v + ((g / total) ** 2 - v) / size, own.average, info.gradient

@@ -273,7 +273,7 @@ class TestNonFinite:
     def test_of_the_initial_weights(self):
         model = make_model()
         model.layers[0].bias.assign([np.nan])
-        with pytest.raises(ValueError, match="initial state, has NaN"):
+        with pytest.raises(ValueError, match="initial state must be finite"):
             fit(model, sampler())
 
 

@@ -1,0 +1,35 @@
+"""The base of samplers without momenta: step size and temperature, one for each state part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel
+from tfp_sgmcmc.kernels.settings import value_at
+from tfp_sgmcmc.state import State
+
+
+class OverdampedKernel(StochasticGradientKernel):
+    """A kernel that moves theta along its gradient, at the state where the step begins.
+
+    Besides those of `StochasticGradientKernel`, `parameters` has `temperature`. Step size and
+    temperature are numbers or tensors that broadcast with the state parts, schedules, or nests of
+    these in the structure of the state. The results of `StochasticGradientKernel` are about the
+    state that the step left.
+    """
+
+    def _settings(self, step: tf.Tensor, state: State, chain_ndims: int) -> tuple[State, State]:
+        """Returns epsilon and T at `step`, one for each part of the state."""
+        del chain_ndims
+        return (
+            value_at(self.step_size, step, state),
+            value_at(self._parameters["temperature"], step, state, "temperature"),
+        )
+
+    def _start(self, state: State) -> dict[str, Any]:
+        """Returns the fields that all results have, before the first step."""
+        zeros = self._zeros(state)
+        settings = self._settings(tf.zeros([], tf.int64), state, zeros.shape.rank)
+        return self._first_figures(state, zeros, *settings)
