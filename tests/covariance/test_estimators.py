@@ -163,7 +163,8 @@ def largest(name: str) -> int:
     def run(scores: tf.Tensor, seed: tf.Tensor) -> Any:
         own = estimator.init(state, 0, FEW)
         for _ in range(2):
-            sigma, own = estimator.evaluate(own, scores, 2.0, state, 0, system=(1.0, 1.0))
+            sigma, own = estimator.evaluate(own, scores, 2.0, state, 0)
+            sigma, own = estimator.prepare(own, sigma, 1.0, 1.0)
         value, v = sigma.power_iteration(scores[0])
         return (
             own, sigma.solve(1.0, 0.5, v), sigma.multiply(v), sigma.diag_part(),
@@ -183,22 +184,17 @@ def test_full_forms_one() -> None:
     assert largest("full") >= LARGE**2
 
 
-@pytest.mark.parametrize("as_function", [False, True])
-def test_lagged_cholesky_factorises_every_k_steps_and_is_exact_in_between(
-    as_function: bool,
-) -> None:
+def test_lagged_cholesky_factorises_every_k_steps_and_is_exact_in_between() -> None:
     """Inverses belong to the systems of steps 0, 3, 6; solutions belong to each step."""
     estimator = Block(RunningMean(0.5), solver=Solver("lagged_cholesky", refactor_every=3))
     like = tensors(draw(2))
     own = estimator.init(like, 1, ROWS)
     scale = np.array([0.3, 2.0])
-    system: Any = (0.5, tf.constant(scale))
-    if as_function:
-        system = lambda sigma: (0.5, tf.constant(scale))  # noqa: E731
     inverses = [np.empty([2, k, k]) for k in (2, 1, 4)]
     for step in range(8):
         scores, v = draw(2, ROWS), draw(2)
-        sigma, own = estimator.evaluate(own, tensors(scores), SCALE, like, 1, system)
+        sigma, own = estimator.evaluate(own, tensors(scores), SCALE, like, 1)
+        sigma, own = estimator.prepare(own, sigma, 0.5, tf.constant(scale))
         matrix = 0.5 * np.eye(SIZE) + scale[:, np.newaxis, np.newaxis] * explicit(
             sigma.multiply, (2,)
         )

@@ -137,7 +137,7 @@ def test_prepared_systems_are_solved_in_one_iteration(mode: str) -> None:
     def solve(is_prepared: bool) -> Any:
         _, sigma, after = noise.estimate(state, SEEDS[0], (), noise.init(state, 1))
         if is_prepared:
-            sigma, after = noise.prepare(sigma, 2.0, 0.3, after)
+            sigma, after = noise.covariance.prepare(after, sigma, 2.0, 0.3)
         solution = sigma.solve(2.0, 0.3, v)
         return 2.0 * solution + 0.3 * sigma.multiply(solution) - v
 

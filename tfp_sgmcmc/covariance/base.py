@@ -114,7 +114,6 @@ class CovarianceEstimator(abc.ABC):
         noise_scale: Any,
         like: State,
         chain_ndims: int,
-        system: Any = None,
     ) -> tuple[NoiseCovariance, CovarianceState]:
         """Returns Sigma at this step, and the estimator's next state.
 
@@ -128,8 +127,6 @@ class CovarianceEstimator(abc.ABC):
           noise_scale: c.
           like: the state of the chains.
           chain_ndims: number of its leading chain dimensions.
-          system: the arguments (shift, scale) with which `NoiseCovariance.solve` will be called, or
-            a function of Sigma that returns them; for `"lagged_cholesky"`.
         """
         parts, rows = tf.nest.flatten(like), tf.nest.flatten(scores)
         groups = self.groups(parts)
@@ -147,21 +144,34 @@ class CovarianceEstimator(abc.ABC):
         ]
         matrices = [matrix for matrix, _ in updated]
         sigma = NoiseCovariance(matrices, groups, noise_scale, like, chain_ndims)
-        inverses = own.inverses
-        if inverses and system is not None:
-            inverses = tf.cond(
-                own.step % self.solver.refactor_every == 0,
-                lambda: sigma.inverses(*(system(sigma) if callable(system) else system)),
-                lambda: list(own.inverses),
-            )
-            sigma = sigma.preconditioned(inverses)
-        own = CovarianceState(
+        return sigma, own._replace(
             averages=[average for _, average in updated],
-            inverses=inverses,
             step=own.step + 1,
             num_skipped=own.num_skipped + skipped,
         )
-        return sigma, own
+
+    def prepare(
+        self, own: CovarianceState, matrix: NoiseCovariance, shift: State, scale: Any
+    ) -> tuple[NoiseCovariance, CovarianceState]:
+        """Prepares the solution of systems with diag(shift) + scale matrix.
+
+        The solver `"lagged_cholesky"` inverts this sum every `refactor_every` steps, and
+        preconditions conjugate gradients by the last inverse. Other solvers need no preparation.
+
+        Args:
+          own: the state that `evaluate` returned with `matrix`.
+          matrix: what `evaluate` returned.
+          shift: the diagonal, as in `NoiseCovariance.solve`.
+          scale: a number or `[chains...]`.
+        """
+        if not own.inverses:
+            return matrix, own
+        inverses = tf.cond(
+            (own.step - 1) % self.solver.refactor_every == 0,
+            lambda: matrix.inverses(shift, scale),
+            lambda: list(own.inverses),
+        )
+        return matrix.preconditioned(inverses), own._replace(inverses=inverses)
 
     def with_average(self, average: Average) -> CovarianceEstimator:
         """Returns this estimator if it has an average, otherwise a copy that has `average`."""

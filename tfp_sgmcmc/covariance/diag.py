@@ -57,7 +57,6 @@ class Zero(Diag):
         noise_scale: Any,
         like: State,
         chain_ndims: int,
-        system: Any = None,
     ) -> tuple[NoiseCovariance, CovarianceState]:
         parts = tf.nest.flatten(like)
         zeros = [DiagonalMatrix(tf.zeros_like(flatten_events([x], chain_ndims))) for x in parts]

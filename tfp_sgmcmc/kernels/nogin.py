@@ -134,7 +134,9 @@ class NOGIN(MomentumKernel):
         estimate, sigma, covariance_state = self._noise.estimate(
             theta, batch_seed, results.target_state, results.covariance_state
         )
-        sigma, covariance_state = self._noise.prepare(sigma, shift, scale, covariance_state)
+        sigma, covariance_state = self._noise.covariance.prepare(
+            covariance_state, sigma, shift, scale
+        )
         energy = map_parts(
             lambda p, g, m: p * (p + scaled(h / 2, g)) / m,
             results.momentum, estimate.gradient, mass,

@@ -61,26 +61,3 @@ class GradientNoise:
             lambda g: tf.where(append_dims(taken, g), g, 0), estimate.gradient
         )
         return estimate._replace(gradient=gradient), matrix, after
-
-    def prepare(
-        self, matrix: NoiseCovariance, shift: State, scale: Any, after: CovarianceState
-    ) -> tuple[NoiseCovariance, CovarianceState]:
-        """Prepares the solution of systems with diag(shift) + scale matrix.
-
-        The solver `"lagged_cholesky"` inverts this sum every `refactor_every` steps, and
-        preconditions conjugate gradients by the last inverse. Other solvers need no preparation.
-
-        Args:
-          matrix: what `estimate` or `learn` returned.
-          shift: the diagonal, as in `NoiseCovariance.solve`.
-          scale: a number or `[chains...]`.
-          after: the estimator's state that was returned with `matrix`.
-        """
-        if not after.inverses:
-            return matrix, after
-        inverses = tf.cond(
-            (after.step - 1) % self.covariance.solver.refactor_every == 0,
-            lambda: matrix.inverses(shift, scale),
-            lambda: list(after.inverses),
-        )
-        return matrix.preconditioned(inverses), after._replace(inverses=inverses)

@@ -194,7 +194,9 @@ class SGFS(OverdampedKernel):
             estimate, scale, state, results.covariance_state
         )
         shift, raised = raised_shift(matrix, injected)
-        matrix, covariance_state = self._noise.prepare(matrix, shift, 1.0, covariance_state)
+        matrix, covariance_state = self._noise.covariance.prepare(
+            covariance_state, matrix, shift, 1.0
+        )
         eta = injected.draw(matrix, injected.multiple / scale, shift, noise_seed)
         force = map_parts(lambda g, x: g + scaled(tf.sqrt(temperature), x), estimate.gradient, eta)
         change, lost = solve(matrix, injected, shift, force, chain_ndims)
