@@ -8,7 +8,7 @@ import tree
 
 
 def variable_names(nest: Any, root: str) -> list[str]:
-    """Names for the leaves, in the order of `tf.nest.flatten`, as ArviZ and zarr can hold them.
+    """Returns names that ArviZ and zarr allow for the leaves, in the order of `tf.nest.flatten`.
 
     >>> variable_names({"w": [1, 2], "b": {"x/y": 3}}, "state")
     ['b.x.y', 'w.0', 'w.1']
@@ -16,7 +16,7 @@ def variable_names(nest: Any, root: str) -> list[str]:
     (['state.0', 'state.1'], ['state'])
 
     Raises:
-      ValueError: two leaves of the same name.
+      ValueError: two leaves have the same name.
     """
     names = []
     for path, _ in tree.flatten_with_path(nest):
@@ -25,5 +25,5 @@ def variable_names(nest: Any, root: str) -> list[str]:
         names.append(".".join(keys if is_named else [root, *keys]))
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"Two arrays would be called {twice[0]!r}; give the parts other keys.")
+        raise ValueError(f"Two arrays are named {twice[0]!r}. Give the parts other keys.")
     return names

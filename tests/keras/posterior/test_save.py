@@ -1,9 +1,11 @@
 """Posteriors and models in files, and posteriors for ArviZ."""
 
+import base64
 import io
 import json
 import sys
 import zipfile
+import zlib
 
 import keras
 import numpy as np
@@ -13,7 +15,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 
-# Keras' own way to NumPy, in model.save, is not that of NumPy 2.
+# Keras converts to NumPy in model.save in a way that NumPy 2 warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
 
 tfd = tfp.distributions
@@ -42,13 +44,13 @@ def network(fn=heteroscedastic_normal, units=2, width=4, dtype=None, body="body"
     model = keras.Sequential([keras.Input([3]), *layers], name="net")
     loss = sgmcmc.keras.NegativeLogLikelihood(fn)
     model.compile(loss=loss, run_eagerly=True)
-    model.optimizer.build(model.trainable_variables)  # as fit does
+    model.optimizer.build(model.trainable_variables)  # fit does this
     return model
 
 
 @pytest.fixture(scope="module")
 def posterior():
-    """Of the weights and the moving statistics, as a fit of two chains leaves them."""
+    """Samples of weights and moving statistics, as a fit of two chains leaves them."""
     model = network()
     norm = model.get_layer("norm")
     variables = [*model.trainable_variables, norm.moving_mean, norm.moving_variance]
@@ -64,12 +66,12 @@ def check_equal(loaded, posterior):
 
 
 def test_model_and_posterior_come_back_as_they_were(posterior, tmp_path):
-    """The likelihood's function is registered, so that it comes back by itself."""
+    """The likelihood's function is registered, so that Keras loads it."""
     posterior.model.save(tmp_path / "model.keras")
     posterior.save(tmp_path / "posterior.npz")
     model = keras.models.load_model(tmp_path / "model.keras")
     assert model.loss.make_distribution_fn is heteroscedastic_normal
-    model.compile(loss=model.loss, run_eagerly=True)  # how it ran is not saved
+    model.compile(loss=model.loss, run_eagerly=True)  # Keras does not save run_eagerly
     loaded = Posterior.load(tmp_path / "posterior.npz", model)
     check_equal(loaded, posterior)
     assert [v.path for v in loaded.variables][::7] == ["body/kernel", "norm/moving_variance"]
@@ -80,9 +82,8 @@ def test_model_and_posterior_come_back_as_they_were(posterior, tmp_path):
 
 
 def test_the_file_is_numpy_s_without_pickle(posterior, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "tfp_sgmcmc.keras.posterior.archive._PIECE_BYTES", 3 * C * 12 * 4
-    )  # 3 of 4 kernels
+    three_kernels_of_four = 3 * C * 12 * 4
+    monkeypatch.setattr("tfp_sgmcmc.storage.archive._PIECE_BYTES", three_kernels_of_four)
     posterior.save(tmp_path / "posterior.npz")
     assert [p.name for p in tmp_path.iterdir()] == ["posterior.npz"]
     with np.load(tmp_path / "posterior.npz", allow_pickle=False) as file:
@@ -99,9 +100,31 @@ def test_bfloat16_comes_back_bit_by_bit(tmp_path):
     own = Posterior(model, model.trainable_variables, samples)
     own.save(tmp_path / "posterior")
     check_equal(Posterior.load(tmp_path / "posterior", model), own)
-    wide = Posterior(model, own.variables, [s.astype(np.float32) for s in samples])  # as in zarr
+    # From zarr, samples come in single precision.
+    wide = Posterior(model, own.variables, [s.astype(np.float32) for s in samples])
     wide.save(tmp_path / "wide")
     assert (tmp_path / "wide").read_bytes() == (tmp_path / "posterior").read_bytes()
+
+
+# A file that version 0.1.0 wrote, compressed.
+OLD = (
+    "c-jl_W@Zs#00EW2ve*wR?_Zh<WP>m_5ND(&rlc0>WfkY=RV$_C7v(0FC|M~em82EK7pLbY=O*iArxqm^>jmT&m!uYD<`*g"
+    "HC@7Vs78Pga=K&QO0(p6*x$(&viJ5uDKmj9=bYf9vVp2{jh#y_8RFGJb0WuS0l|In4ywn_!A;lSq1*sqvKr;+ufdVNdm0"
+    "$s-q_mv;#1ca@rP|oq0HEu286ZHBA?jwQ*ncQsWe{O7(90{RWMmLvXn`t$(Ubi`eFGvH8Oj){)l*W7lZ(`?6x3}>jns7%"
+    ")PcS%DN4+X&o2V{94PLVm{Xhz6bCy9$kzZm2<Q!vvov)SY8A);TnFqK4g`2JGKnzb4tf}9U}Qjz2#`iyW>jCdKt0EbqH!"
+    "OP1cyO@H!B-RhzSUDfOI9;OaOD%d6@"
+)
+
+
+def test_a_posterior_of_version_0_1_0(tmp_path):
+    (tmp_path / "posterior.npz").write_bytes(zlib.decompress(base64.b85decode(OLD)))
+    head = keras.layers.Dense(1, name="head", use_bias=False, dtype="bfloat16")
+    model = keras.Sequential([keras.Input([1]), head], name="net")
+    loaded = Posterior.load(tmp_path / "posterior.npz", model)
+    assert loaded.num_chains == 2 and loaded.variables == [head.kernel]
+    expected = np.array([[[[1.5]], [[-2.0]]]]).astype(tf.bfloat16.as_numpy_dtype)
+    np.testing.assert_array_equal(loaded.samples[0], expected)
+    assert loaded.samples[0].dtype == expected.dtype
 
 
 @pytest.mark.parametrize(
@@ -120,7 +143,7 @@ def test_bfloat16_comes_back_bit_by_bit(tmp_path):
 )
 def test_samples_of_another_model_are_refused(posterior, tmp_path, other, words):
     posterior.save(tmp_path / "posterior.npz")
-    with pytest.raises(ValueError, match=f"of another model.*{words}"):
+    with pytest.raises(ValueError, match=f"of another model: .*{words}"):
         Posterior.load(tmp_path / "posterior.npz", network(**other))
 
 
@@ -130,12 +153,12 @@ def test_a_model_that_trains_more_is_refused(posterior, tmp_path):
     model.add(keras.layers.Dense(1, name="more"))
     with pytest.raises(ValueError, match="more/kernel is in the model only"):
         Posterior.load(tmp_path / "posterior.npz", model)
-    model.get_layer("more").trainable = False  # not sampled, and so not missed
+    model.get_layer("more").trainable = False  # then no samples are expected
     assert len(Posterior.load(tmp_path / "posterior.npz", model)) == 4
 
 
 def damaged(data):
-    """Files, by what is wrong with them."""
+    """Returns files by the damage that they have."""
     middle = bytearray(data)
     middle[len(data) // 2] ^= 1  # a bit of a sample
     other = io.BytesIO()
