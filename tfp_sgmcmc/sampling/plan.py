@@ -1,4 +1,4 @@
-"""Which steps a run takes, and how many of them in one call."""
+"""The steps of a run, and how many of them one call takes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class Plan(NamedTuple):
     """The steps of a run.
 
     Attributes:
-      num_results: R, draws to keep.
-      num_burnin_steps: b; the first draw is kept after b + 1 steps.
+      num_results: number of draws to keep.
+      num_burnin_steps: number of steps before the one of the first draw.
       stride: steps from one kept draw to the next.
     """
 
@@ -23,7 +23,7 @@ class Plan(NamedTuple):
         return self.num_burnin_steps + 1 + (self.num_results - 1) * self.stride
 
     def next(self, step: int, done: int, max_rows: int, max_steps: int) -> tuple[int, int]:
-        """Returns how many draws the next call keeps, and the steps to the first of them.
+        """Returns the number of draws that the next call keeps, and of steps to the first of them.
 
         >>> plan = Plan(num_results=10, num_burnin_steps=5, stride=2)
         >>> plan.next(step=0, done=0, max_rows=100, max_steps=4)  # 4 steps, nothing kept
@@ -32,10 +32,10 @@ class Plan(NamedTuple):
         (4, 2)
 
         Args:
-          step: steps taken.
-          done: draws kept.
-          max_rows: draws that a call can keep.
-          max_steps: steps that a call should take.
+          step: number of steps taken.
+          done: number of draws kept.
+          max_rows: largest number of draws that a call can keep.
+          max_steps: number of steps that a call should take.
         """
         first = self.num_burnin_steps + 1 + done * self.stride - step
         if first > max_steps:
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 
 
 class Pace:
-    """Steps a call, so that it takes `seconds`; it begins with one step."""
+    """The number of steps in a call that takes `seconds`; it begins with one step."""
 
     _MOST_GROWTH = 8
 
@@ -54,6 +54,6 @@ class Pace:
         self.max_steps = 1
 
     def took(self, steps: int, seconds: float) -> None:
-        """Tells how long the last call took."""
+        """Learns how long the last call took."""
         wanted = int(self._seconds * steps / max(seconds, 1e-9))
         self.max_steps = max(1, min(wanted, self._MOST_GROWTH * self.max_steps, 2**30))
