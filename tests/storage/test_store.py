@@ -33,10 +33,7 @@ def rows(count: int, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
             "w": rng.normal(size=[count, 2, 3, 5]).astype(np.float32),
             "b": np.asarray(tf.cast(rng.normal(size=[count, 2, 3]), tf.bfloat16)),
         },
-        "sample_stats": {
-            "step_size": np.zeros(count),
-            "accepted": rng.random([count, 2, 3]) < 0.5,
-        },
+        "sample_stats": {"step_size": np.zeros(count), "accepted": rng.random([count, 2, 3]) < 0.5},
     }
 
 

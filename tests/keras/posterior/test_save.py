@@ -130,10 +130,7 @@ def test_a_posterior_of_version_0_1_0(tmp_path):
 @pytest.mark.parametrize(
     "other, words",
     [
-        (
-            dict(body="trunk"),
-            "trunk/kernel is in the model only.*body/kernel is in the file only",
-        ),
+        (dict(body="trunk"), "trunk/kernel is in the model only.*body/kernel is in the file only"),
         (
             dict(width=5),
             r"body/kernel is float32 \(3, 4\) in the file, float32 \(3, 5\) in the model",
