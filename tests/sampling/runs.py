@@ -68,6 +68,12 @@ class Walk(tfp.mcmc.TransitionKernel):
         return moved, {**previous_kernel_results, "number": number}
 
 
+def assert_equal(x: Any, y: Any) -> None:
+    tf.nest.assert_same_structure(x, y)
+    for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def killed_run(directory: str | os.PathLike[str] | None, num_results: int) -> sgmcmc.SampleResult:
     """Runs under XLA and writes a checkpoint every few milliseconds."""
     return sgmcmc.sample(

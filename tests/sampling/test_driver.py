@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tests.sampling.runs import Walk, quick_kernel, state, trace
+from tests.sampling.runs import Walk, assert_equal, quick_kernel, state, trace
 from tfp_sgmcmc import random
 from tfp_sgmcmc.sampling import loop, progress, steps
 
@@ -41,12 +41,6 @@ def by_hand(made: Any, num_steps: int, jit_compile: bool) -> tuple[Any, Any]:
 def full() -> Any:
     """Returns 23 draws with their traces, without XLA."""
     return sgmcmc.sample(quick_kernel(), state(), 23, trace_fn=trace, jit_compile=False, **QUIET)
-
-
-def assert_equal(x: Any, y: Any) -> None:
-    tf.nest.assert_same_structure(x, y)
-    for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def assert_rounded_alike(x: Any, y: Any) -> None:
@@ -225,7 +219,7 @@ def test_ctrl_c_returns_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_ctrl_c_raises() -> None:
     with progress.held_back() as interrupt:
         signal.raise_signal(signal.SIGINT)
-        assert interrupt.asked
+        assert interrupt.is_set()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -283,11 +277,7 @@ class Changing:
     [
         (dict(num_results=0), ValueError, "num_results must be at least 1. Received: 0"),
         (dict(num_results=2.0), TypeError, "num_results must be an integer. Received: 2.0"),
-        (
-            dict(num_burnin_steps=-1),
-            ValueError,
-            "num_burnin_steps must be at least 0. Received: -1",
-        ),
+        (dict(num_burnin_steps=-1), ValueError, "num_burnin_steps must be .* Received: -1"),
         (dict(num_steps_between_results=-1), ValueError, "between_results must be .* Received: -1"),
         (dict(num_chains=0), ValueError, "num_chains must be at least 1. Received: 0"),
         (dict(seed=None), ValueError, "seed is None"),
@@ -304,11 +294,7 @@ class Changing:
         (dict(trace_fn=Changing(tf.zeros([3]))), ValueError, r"called again, trace: float32 \[3\]"),
         (dict(trace_fn=Changing(())), ValueError, "called again, nothing"),
         (dict(trace_fn=lambda s, r: {"a": None}), ValueError, "must return a nest .* {'a': None}"),
-        (
-            dict(trace_fn=lambda s, r: "x"),
-            ValueError,
-            "trace_fn must return numbers. Received: string",
-        ),
+        (dict(trace_fn=lambda s, r: "x"), ValueError, "must return numbers. Received: string"),
     ],
 )
 def test_bad_input(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.sampling.runs import Walk, kernel, killed_run, quick_kernel, state, trace
+from tests.sampling.runs import Walk, assert_equal, kernel, killed_run, quick_kernel, state, trace
 from tfp_sgmcmc.sampling import driver, steps
 from tfp_sgmcmc.storage import store
 from tfp_sgmcmc.storage.directory import RunDirectory
@@ -46,12 +46,6 @@ def walk(num_results: int, **options: Any) -> Any:
 @pytest.fixture(scope="module")
 def walk_in_memory() -> Any:
     return walk(30)
-
-
-def assert_equal(x: Any, y: Any) -> None:
-    tf.nest.assert_same_structure(x, y)
-    for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def assert_same_run(result: Any, expected: Any) -> None:

@@ -167,9 +167,7 @@ def test_bad_input() -> None:
     for bad in ([], {}, [{}], {"step_size": []}):
         with pytest.raises(ValueError, match="at least one combination"):
             tuned(candidates=bad)
-    with pytest.raises(
-        ValueError, match="num_steps must be at least 8 for each of the 50 .* Received: 399"
-    ):
+    with pytest.raises(ValueError, match="num_steps must be at least 8 for each .* Received: 399"):
         tuned(num_steps=399)
     with pytest.raises(ValueError, match="num_results must be at least 2. Received: 1"):
         tuned(num_results=1)
@@ -185,7 +183,5 @@ def test_bad_input() -> None:
         tuned(candidates={"h": [0.1, 0.2]})
     with pytest.raises(TypeError, match="num_steps must be an integer. Received: 800.5"):
         tuned(num_steps=800.5)
-    with pytest.raises(
-        TypeError, match="make_kernel_fn must return a tfp.mcmc.* Received: a NoneType"
-    ):
+    with pytest.raises(TypeError, match="make_kernel_fn must be a tfp.mcmc.* Received: a None"):
         tuned(make_kernel_fn=lambda step_size: None)

@@ -89,7 +89,7 @@ def test_another_version_of_the_library_is_refused(
 
 def test_resume_says_what_is_wanted(tmp_path: Path) -> None:
     for resume in ("must", True):
-        with pytest.raises(ValueError, match="holds no run to go on with"):
+        with pytest.raises(ValueError, match="holds no run, but resume is"):
             RunDirectory(tmp_path / "a", resume)
     make_run(tmp_path / "a")
     for resume in ("never", False):

@@ -15,8 +15,8 @@ from tfp_sgmcmc.targets.base import Target
 class PeriodicReducer(tfp.experimental.mcmc.Reducer):
     """Looks at every `every`-th state of a chain on a target.
 
-    A subclass defines `_start`, which returns the reducer's state before the first step, and
-    `_look`, which updates it by a state of the chain. The reducer's state has a field `num_steps`.
+    A subclass defines `_start`, which returns the reducer's state before the first step from zeros
+    in the shape of the chains, and `_look`, which updates it. It has a field `num_steps`.
     """
 
     def __init__(self, target: Target, every: int):
@@ -40,18 +40,10 @@ class PeriodicReducer(tfp.experimental.mcmc.Reducer):
         """Returns the reducer's state after a step of the chain."""
         own = current_reducer_state._replace(num_steps=current_reducer_state.num_steps + 1)
         state = tf.nest.map_structure(tf.convert_to_tensor, new_chain_state)
-        return tf.cond(
-            own.num_steps % self._period(own) == 0,
-            lambda: self._look(own, state, previous_kernel_results),
-            lambda: own,
-        )
-
-    def _period(self, own: Any) -> Any:
-        del own
-        return self._every
+        is_due = own.num_steps % getattr(own, "every", self._every) == 0
+        return tf.cond(is_due, lambda: self._look(own, state, previous_kernel_results), lambda: own)
 
     def _start(self, state: State, zeros: tf.Tensor) -> Any:
-        """Returns the reducer's state; `zeros` has the shape of the chains."""
         raise NotImplementedError
 
     def _look(self, own: Any, state: State, results: Any) -> Any:

@@ -197,7 +197,7 @@ def _variables(result: Any) -> dict[str, np.ndarray]:
         data = result.to_inference_data() if hasattr(result, "to_inference_data") else result
         if not hasattr(data, "posterior"):
             raise TypeError(
-                "result must be what `sample` returned, an arviz.InferenceData or a dict of arrays. "
+                "result must come from `sample`, or be an arviz.InferenceData or a dict of arrays. "
                 f"Received: a {type(result).__name__}."
             )
         posterior = data.posterior

@@ -104,9 +104,6 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
         self.finalize(own._replace(samples=two, gradients=two))
         return own
 
-    def _period(self, own: SteinState) -> tf.Tensor:
-        return own.every
-
     def _look(self, own: SteinState, state: State, results: Any) -> SteinState:
         """Keeps a state, and makes room for it before."""
         own = tf.cond(own.num_kept == self._size, lambda: self._halved(own), lambda: own)

@@ -70,7 +70,7 @@ class Comparison:
           seeds: for each candidate, the seed that names its minibatches.
           map_fn: takes one candidate after the other, as `map` does, or several at a time.
         """
-        rows = [self._rows(x) for x in states]
+        rows = [_rows(x, 1 + self._chain_ndims) for x in states]
         finite = [bool(np.isfinite(x).all()) for x in rows]
         scores = np.full(len(rows), np.inf)
         if not any(finite):
@@ -88,14 +88,11 @@ class Comparison:
 
     def gradients(self, states: State, seed: tf.Tensor) -> np.ndarray:
         """Returns gradients at the states of all chains, `[results * chains, D]`."""
-        if self._is_exact:
-            return self._rows(self._at_all(states))
         ndims = 1 + self._chain_ndims
+        if self._is_exact:
+            return _rows(self._at_all(states), ndims)
         pooled = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[ndims:]]), states)
         return _rows(self._at_minibatches(pooled, seed), 1)
-
-    def _rows(self, states: State) -> np.ndarray:
-        return _rows(states, 1 + self._chain_ndims)
 
 
 def spread(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:

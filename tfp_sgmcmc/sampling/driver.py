@@ -18,12 +18,11 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import function, integer
 from tfp_sgmcmc.sampling.feed import Feed
 from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
-from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
-from tfp_sgmcmc.sampling.plan import Plan
+from tfp_sgmcmc.sampling.loop import Loop, Position, check_kernel, start_of
 from tfp_sgmcmc.sampling.progress import progress
-from tfp_sgmcmc.sampling.records import MemoryRecords, open_records
+from tfp_sgmcmc.sampling.records import MemoryRecords, Records, open_records
 from tfp_sgmcmc.sampling.result import SampleResult, Timings, kept_arrays
-from tfp_sgmcmc.sampling.steps import take_steps
+from tfp_sgmcmc.sampling.steps import Plan, take_steps
 from tfp_sgmcmc.storage.directory import Resume, RunDirectory
 from tfp_sgmcmc.storage.fingerprint import describe_kernel
 from tfp_sgmcmc.targets import preflight
@@ -151,16 +150,9 @@ def sample(
         chain_shape = chain_shape_of(kernel, position) if num_chains is None else (num_chains,)
         kept = kept_arrays(loop.kept, chain_shape)
         attributes = {"tuning_steps": plan.num_burnin_steps}
-        if run is None:
-            records: Any = MemoryRecords(kept, num_results)
-        else:
-            fingerprint = {
-                **describe_kernel(kernel),
-                "seed": seed.numpy().tolist(),
-                "num_burnin_steps": plan.num_burnin_steps,
-                "num_steps_between_results": plan.stride - 1,
-                "jit_compile": jit_compile,
-            }
+        records: Records = MemoryRecords(kept, num_results)
+        if run is not None:
+            fingerprint = _fingerprint(kernel, plan, seed, jit_compile)
             records, position = open_records(run, kept, fingerprint, attributes, position)
         first_step, sampling_began = int(position.step), time.perf_counter()
         if records.num_draws < num_results:
@@ -193,10 +185,7 @@ def sample(
 def _check_arguments(
     kernel: Any, trace_fn: Any, checkpoint_seconds: float, directory: Any, resume: Any
 ) -> None:
-    if not isinstance(kernel, tfp.mcmc.TransitionKernel):
-        raise TypeError(
-            f"kernel must be a tfp.mcmc.TransitionKernel. Received: a {type(kernel).__name__}."
-        )
+    check_kernel("kernel", kernel)
     if trace_fn is not None:
         function("trace_fn", trace_fn, "state, kernel results -> nest of tensors")
     if not checkpoint_seconds > 0:
@@ -210,6 +199,18 @@ def _check_arguments(
         )
 
 
+def _fingerprint(
+    kernel: tfp.mcmc.TransitionKernel, plan: Plan, seed: tf.Tensor, jit_compile: bool
+) -> dict[str, Any]:
+    return {
+        **describe_kernel(kernel),
+        "seed": seed.numpy().tolist(),
+        "num_burnin_steps": plan.num_burnin_steps,
+        "num_steps_between_results": plan.stride - 1,
+        "jit_compile": jit_compile,
+    }
+
+
 def _check_target(kernel: tfp.mcmc.TransitionKernel, start: Position) -> None:
     target = target_of(kernel)
     if isinstance(target, StreamedLogProb):
@@ -218,9 +219,5 @@ def _check_target(kernel: tfp.mcmc.TransitionKernel, start: Position) -> None:
         preflight(target, start.state)
 
 
-def _repeated(state: Any, num_chains: int) -> Any:
-    def repeat(x: Any) -> tf.Tensor:
-        x = tf.convert_to_tensor(x)
-        return tf.broadcast_to(x, [num_chains, *x.shape])
-
-    return tf.nest.map_structure(repeat, state)
+def _repeated(state: Any, count: int) -> Any:
+    return tf.nest.map_structure(lambda x: tf.broadcast_to(x, [count, *np.shape(x)]), state)

@@ -180,6 +180,15 @@ class Loop:
         return state, trace, sizes
 
 
+def check_kernel(name: str, kernel: Any) -> tfp.mcmc.TransitionKernel:
+    """Returns `kernel`, or raises TypeError if it is something else."""
+    if not isinstance(kernel, tfp.mcmc.TransitionKernel):
+        raise TypeError(
+            f"{name} must be a tfp.mcmc.TransitionKernel. Received: a {type(kernel).__name__}."
+        )
+    return kernel
+
+
 def start_of(kernel: tfp.mcmc.TransitionKernel, state: Any) -> Position:
     """Returns the position before the first step."""
     state = tf.nest.map_structure(tf.convert_to_tensor, state)
@@ -198,22 +207,17 @@ def _spec(x: Any) -> Any:
 
 
 def _check_trace(expected: Any, kept: Any) -> None:
-    names = [
-        [(path, x.dtype.name, tuple(x.shape)) for path, x in tree.flatten_with_path(nest[1])]
-        for nest in (expected, kept)
-    ]
-    if names[0] != names[1]:
+    first, now = (_listed(nest[1]) for nest in (expected, kept))
+    if first != now:
         raise ValueError(
             "trace_fn must return the same structure, shapes and dtypes each time. Received: "
-            f"{_listed(names[0])}, and when called again, {_listed(names[1])}."
+            f"{first}, and when called again, {now}."
         )
 
 
-def _listed(leaves: list[Any]) -> str:
-    return (
-        ", ".join(
-            f"trace{''.join(f'[{k!r}]' for k in path)}: {dtype} {list(shape)}"
-            for path, dtype, shape in leaves
-        )
-        or "nothing"
-    )
+def _listed(trace: Any) -> str:
+    leaves = [
+        f"trace{''.join(f'[{k!r}]' for k in path)}: {x.dtype.name} {list(x.shape)}"
+        for path, x in tree.flatten_with_path(trace)
+    ]
+    return ", ".join(leaves) or "nothing"

@@ -64,30 +64,23 @@ def health(position: Position) -> dict[str, Any]:
     return {"rms": f"{mean**0.5:.5g}"}
 
 
-class Interrupt:
-    """Whether Ctrl-C was pressed."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-
 @contextlib.contextmanager
-def held_back() -> Generator[Interrupt]:
-    """Notes the first Ctrl-C instead of raising `KeyboardInterrupt`; a second one raises.
+def held_back() -> Generator[threading.Event]:
+    """Sets an event at the first Ctrl-C instead of raising `KeyboardInterrupt`; a second raises.
 
     So a write is never cut off in the middle. Only the main thread receives signals, so nothing
     changes in other threads.
     """
-    interrupt = Interrupt()
+    interrupt = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
     before = signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: FrameType | None) -> None:
-        if interrupt.asked:
+        if interrupt.is_set():
             raise KeyboardInterrupt
-        interrupt.asked = True
+        interrupt.set()
 
     signal.signal(signal.SIGINT, note)
     try:

@@ -59,6 +59,9 @@ class DirectoryRecords:
         return [self._run.draws(k.group, k.name).first(count) for k in self._kept]
 
 
+Records = MemoryRecords | DirectoryRecords
+
+
 def open_records(
     run: RunDirectory,
     kept: Sequence[Kept],

@@ -1,11 +1,11 @@
-"""The steps of a run: calls of the compiled loop, commits in between, and what ends a run early."""
+"""The steps of a run: how many one call takes, commits in between, and what ends a run early."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -14,11 +14,64 @@ import tree
 from tfp_sgmcmc.diagnostics import NonFiniteChainError, check_finite
 from tfp_sgmcmc.sampling.feed import Feed
 from tfp_sgmcmc.sampling.loop import Loop, Position
-from tfp_sgmcmc.sampling.plan import Pace, Plan
 from tfp_sgmcmc.sampling.progress import held_back
-from tfp_sgmcmc.sampling.records import DirectoryRecords, MemoryRecords
+from tfp_sgmcmc.sampling.records import Records
 
 _SECONDS_A_CALL = 1.0
+
+
+class Plan(NamedTuple):
+    """The steps of a run.
+
+    Attributes:
+      num_results: number of draws to keep.
+      num_burnin_steps: number of steps before the one of the first draw.
+      stride: steps from one kept draw to the next.
+    """
+
+    num_results: int
+    num_burnin_steps: int
+    stride: int
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_burnin_steps + 1 + (self.num_results - 1) * self.stride
+
+    def next(self, step: int, done: int, max_rows: int, max_steps: int) -> tuple[int, int]:
+        """Returns the number of draws that the next call keeps, and of steps to the first of them.
+
+        >>> plan = Plan(num_results=10, num_burnin_steps=5, stride=2)
+        >>> plan.next(step=0, done=0, max_rows=100, max_steps=4)  # 4 steps, nothing kept
+        (0, 4)
+        >>> plan.next(step=4, done=0, max_rows=100, max_steps=8)  # steps 6, 8, 10, 12 are kept
+        (4, 2)
+
+        Args:
+          step: number of steps taken.
+          done: number of draws kept.
+          max_rows: largest number of draws that a call can keep.
+          max_steps: number of steps that a call should take.
+        """
+        first = self.num_burnin_steps + 1 + done * self.stride - step
+        if first > max_steps:
+            return 0, max_steps
+        rows = 1 + (max_steps - first) // self.stride
+        return min(rows, max_rows, self.num_results - done), first
+
+
+class Pace:
+    """The number of steps in a call that takes `seconds`; it begins with one step."""
+
+    _MOST_GROWTH = 8
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self.max_steps = 1
+
+    def took(self, steps: int, seconds: float) -> None:
+        """Learns how long the last call took."""
+        wanted = int(self._seconds * steps / max(seconds, 1e-9))
+        self.max_steps = max(1, min(wanted, self._MOST_GROWTH * self.max_steps, 2**30))
 
 
 def take_steps(
@@ -26,7 +79,7 @@ def take_steps(
     plan: Plan,
     seed: tf.Tensor,
     position: Position,
-    records: MemoryRecords | DirectoryRecords,
+    records: Records,
     feed: Feed,
     show: Callable[[Position], None],
     checkpoint_seconds: float,
@@ -39,7 +92,7 @@ def take_steps(
     pace = Pace(min(_SECONDS_A_CALL, checkpoint_seconds))
     committed = time.perf_counter()
     with held_back() as interrupt:
-        while records.num_draws < plan.num_results and not interrupt.asked:
+        while records.num_draws < plan.num_results and not interrupt.is_set():
             began, step = time.perf_counter(), int(position.step)
             results, most = feed(position.results)
             max_steps = min(pace.max_steps, most or pace.max_steps)
@@ -73,12 +126,7 @@ def _carried(position: Position, is_broken: bool = False) -> dict[str, Any]:
     return {**position._asdict(), "is_broken": np.bool_(is_broken)}
 
 
-def _fail(
-    loop: Loop,
-    position: Position,
-    draws: list[np.ndarray],
-    records: MemoryRecords | DirectoryRecords,
-) -> NoReturn:
+def _fail(loop: Loop, position: Position, draws: list[np.ndarray], records: Records) -> NoReturn:
     """Keeps the draws that are finite, and raises."""
     num_states = len(tree.flatten(loop.kept[0]))
     good, part = len(draws[0]), ()

@@ -14,7 +14,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random, xla
 from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.sampling.comparison import Comparison
-from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
+from tfp_sgmcmc.sampling.loop import Loop, Position, check_kernel, start_of
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import as_target
 
@@ -138,37 +138,31 @@ def tune(
     run_seed, score_seed = random.split(seed, 2)
     programs = _Programs(make_kernel_fn, num_results, jit_compile)
     compare = Comparison(target, chain_ndims, exact_gradients, scale, jit_compile)
-    positions = {index: programs.start(c, initial_state) for index, c in left}
-    for index, candidate in left:
-        programs.trace(candidate, positions[index])
+    positions = [programs.start(c, initial_state) for _, c in left]
+    for (_, candidate), position in zip(left, positions, strict=True):
+        programs.trace(candidate, position)
     rounds: list[TuningRound] = []
     with ThreadPoolExecutor(num_parallel) as pool:
         map_fn = map if num_parallel == 1 else pool.map
         for number, size in enumerate(sizes):
             stride = num_steps // (len(sizes) * size) // num_results
-            moved = map_fn(
-                programs.advance,
-                [candidate for _, candidate in left],
-                [positions[index] for index, _ in left],
-                [random.fold_in(run_seed, index) for index, _ in left],
-                [stride] * size,
-            )
-            ends, states = zip(*moved, strict=True)
-            positions = {index: end for (index, _), end in zip(left, ends, strict=True)}
+            indices, tried = zip(*left, strict=True)
+            seeds = [random.fold_in(run_seed, index) for index in indices]
+            moved = map_fn(programs.advance, tried, positions, seeds, [stride] * size)
+            positions, states = zip(*moved, strict=True)
             round_seed = random.fold_in(score_seed, number)
-            seeds = [random.fold_in(round_seed, index) for index, _ in left]
+            seeds = [random.fold_in(round_seed, index) for index in indices]
             scores = compare(states, seeds, map_fn)
-            rounds.append(TuningRound([c for _, c in left], scores, stride * num_results))
+            rounds.append(TuningRound([*tried], scores, stride * num_results))
             if not np.any(np.isfinite(scores)):
                 raise ValueError(
-                    "The chains of all candidates became NaN or infinite: "
-                    f"{[dict(c) for _, c in left]}. Smaller step sizes are the usual cure."
+                    f"The chains of all candidates became NaN or infinite: {[*tried]}. Smaller "
+                    "step sizes are the usual cure."
                 )
-            order = np.argsort(scores, kind="stable")
-            left = [left[i] for i in order[: int(np.ceil(size / reduction))]]
-    ((index, best),) = left[:1]
+            order = np.argsort(scores, kind="stable")[: int(np.ceil(size / reduction))]
+            left, positions = [left[i] for i in order], [positions[i] for i in order]
     taken = sum(len(r.candidates) * r.num_steps for r in rounds)
-    return TuningResult(best, rounds, positions[index].state, taken)
+    return TuningResult(left[0][1], rounds, positions[0].state, taken)
 
 
 def _combinations(candidates: Any) -> list[Candidate]:
@@ -246,15 +240,9 @@ class _Programs:
         return key, {k: tf.constant(v, dtype) for k, v in floats.items()}
 
     def _kernel_fn(self, others: Candidate, has_floats: bool) -> Callable[[Any], Any]:
-        made = None if has_floats else self._make_kernel_fn(**others)
+        def make(**values: tf.Tensor) -> tfp.mcmc.TransitionKernel:
+            kernel = self._make_kernel_fn(**values, **others)
+            return check_kernel("The result of make_kernel_fn", kernel)
 
-        def kernel_of(values: Any) -> tfp.mcmc.TransitionKernel:
-            kernel = self._make_kernel_fn(**values, **others) if made is None else made
-            if not isinstance(kernel, tfp.mcmc.TransitionKernel):
-                raise TypeError(
-                    "make_kernel_fn must return a tfp.mcmc.TransitionKernel. Received: a "
-                    f"{type(kernel).__name__}."
-                )
-            return kernel
-
-        return kernel_of
+        made = None if has_floats else make()
+        return lambda values: make(**values) if made is None else made

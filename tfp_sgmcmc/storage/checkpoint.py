@@ -46,15 +46,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(path: Path, header: Mapping[str, Any], nests: Mapping[str, Any]) -> None:
-    """Writes a checkpoint, whole or not at all; see `archive.write`.
-
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder) / "checkpoint.npz"
-    ...     save(path, {"seed": 1}, {"state": {"w": np.ones(3, np.float32)}, "step": np.int64(5)})
-    ...     loaded = load(path)
-    >>> loaded.header["seed"], loaded.restore("state", {"w": np.zeros(3, np.float32)})
-    (1, {'w': array([1., 1., 1.], dtype=float32)})
+    """Writes a checkpoint, whole or not at all; see `archive.write` and `Checkpoint.restore`.
 
     Args:
       path: the file; an existing one is replaced.
@@ -86,10 +78,7 @@ def load(path: Path) -> Checkpoint:
     Raises:
       ValueError: the file is damaged, or was written in another format.
     """
-    advice = (
-        " The run cannot go on from this checkpoint. The draws in samples.zarr beside it can still "
-        "be read."
-    )
+    advice = " The run cannot go on from it. The draws in samples.zarr beside it can still be read."
     with archive.reading(path, "a run", advice) as (contents, array):
         if (version := contents["format"]) == FORMAT_VERSION:
             leaves = {

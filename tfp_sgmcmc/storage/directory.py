@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from tfp_sgmcmc import __version__
@@ -90,9 +89,7 @@ class RunDirectory:
             raise ValueError(f"The directory {self.path} cannot be used: {error}.") from error
         if resume in ("must", True) and not self.has_run:
             self.close()
-            raise ValueError(
-                f"The directory {self.path} holds no run to go on with, but resume is {resume!r}."
-            )
+            raise ValueError(f"The directory {self.path} holds no run, but resume is {resume!r}.")
         if resume in ("never", False) and self.has_run:
             self.close()
             raise ValueError(
@@ -217,12 +214,7 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @contextlib.contextmanager

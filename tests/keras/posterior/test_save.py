@@ -1,11 +1,9 @@
 """Posteriors and models in files, and posteriors for ArviZ."""
 
-import base64
 import io
 import json
 import sys
 import zipfile
-import zlib
 
 import keras
 import numpy as np
@@ -106,18 +104,13 @@ def test_bfloat16_comes_back_bit_by_bit(tmp_path):
     assert (tmp_path / "wide").read_bytes() == (tmp_path / "posterior").read_bytes()
 
 
-# A file that version 0.1.0 wrote, compressed.
-OLD = (
-    "c-jl_W@Zs#00EW2ve*wR?_Zh<WP>m_5ND(&rlc0>WfkY=RV$_C7v(0FC|M~em82EK7pLbY=O*iArxqm^>jmT&m!uYD<`*g"
-    "HC@7Vs78Pga=K&QO0(p6*x$(&viJ5uDKmj9=bYf9vVp2{jh#y_8RFGJb0WuS0l|In4ywn_!A;lSq1*sqvKr;+ufdVNdm0"
-    "$s-q_mv;#1ca@rP|oq0HEu286ZHBA?jwQ*ncQsWe{O7(90{RWMmLvXn`t$(Ubi`eFGvH8Oj){)l*W7lZ(`?6x3}>jns7%"
-    ")PcS%DN4+X&o2V{94PLVm{Xhz6bCy9$kzZm2<Q!vvov)SY8A);TnFqK4g`2JGKnzb4tf}9U}Qjz2#`iyW>jCdKt0EbqH!"
-    "OP1cyO@H!B-RhzSUDfOI9;OaOD%d6@"
-)
-
-
 def test_a_posterior_of_version_0_1_0(tmp_path):
-    (tmp_path / "posterior.npz").write_bytes(zlib.decompress(base64.b85decode(OLD)))
+    variables = [{"path": "head/kernel", "shape": [1, 1], "dtype": "bfloat16"}]
+    header = {"format": "tfp_sgmcmc.keras.Posterior", "version": 1, "num_chains": 2}
+    with zipfile.ZipFile(tmp_path / "posterior.npz", "w") as file:
+        file.writestr("header.json", json.dumps({**header, "variables": variables}))
+        with file.open("0.npy", "w", force_zip64=True) as entry:
+            np.save(entry, np.array([[[[0x3FC0]], [[0xC000]]]], np.uint16))
     head = keras.layers.Dense(1, name="head", use_bias=False, dtype="bfloat16")
     model = keras.Sequential([keras.Input([1]), head], name="net")
     loaded = Posterior.load(tmp_path / "posterior.npz", model)
