@@ -283,7 +283,7 @@ class Changing:
         (dict(seed=None), ValueError, "seed is None"),
         (dict(kernel="SGLD"), TypeError, "kernel must be a tfp.mcmc.* Received: a str"),
         (dict(trace_fn=3), TypeError, "trace_fn must be a callable, .* Received: a int"),
-        (dict(resume="must"), ValueError, "if directory is None, .* Received: 'must'"),
+        (dict(resume="must"), ValueError, "if directory is None. Received: 'must'"),
         (dict(resume="again"), ValueError, "resume must be .* Received: 'again'"),
         (dict(checkpoint_seconds=0), ValueError, "checkpoint_seconds must be .* Received: 0"),
         (
@@ -293,7 +293,11 @@ class Changing:
         ),
         (dict(trace_fn=Changing(tf.zeros([3]))), ValueError, r"called again, trace: float32 \[3\]"),
         (dict(trace_fn=Changing(())), ValueError, "called again, nothing"),
-        (dict(trace_fn=lambda s, r: {"a": None}), ValueError, "must return a nest .* {'a': None}"),
+        (
+            dict(trace_fn=lambda s, r: {"a": None}),
+            ValueError,
+            "must return tensors. Received: {'a': None}",
+        ),
         (dict(trace_fn=lambda s, r: "x"), ValueError, "must return numbers. Received: string"),
     ],
 )

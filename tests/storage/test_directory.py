@@ -177,7 +177,7 @@ def test_a_full_disk_loses_nothing_that_was_safe(
     make_run(tmp_path)
     owner, name = {
         "chunk": (DrawStore, "_write"),
-        "flush": (store, "_sync"),
+        "flush": (store, "sync"),
         "checkpoint": (archive, "_write_array"),
     }[place]
     with RunDirectory(tmp_path) as run:

@@ -282,7 +282,7 @@ def test_a_store_with_fewer_draws_than_committed_is_refused(
         ({"w": Variable((3, 0), "float32")}, "nothing to store"),
         (
             {"w": Variable((3,), "float32", 1), "b": Variable((), "float32", 0)},
-            r"the same number of chains. Received: \[1, 3\]",
+            r"posterior must have equally many chains. Received: \[1, 3\]",
         ),
     ],
 )
@@ -304,5 +304,5 @@ def test_draws_that_do_not_fit(tmp_path: Path) -> None:
         store.append(draws)
     draws = rows(3)
     draws["posterior"]["w"] = draws["posterior"]["w"][:2]
-    with pytest.raises(ValueError, match=r"the same number of draws. Received: \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"equally many draws. Received: \[2, 3\]"):
         store.append(draws)

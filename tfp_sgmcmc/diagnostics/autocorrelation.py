@@ -26,10 +26,11 @@ def integrated_autocorrelation_time(
     about the mean of all chains and averaged over chains, so that chains that have not met count as
     slow chains.
 
-    >>> import numpy as np
-    >>> x = np.random.default_rng(0).standard_normal([1000, 20])
-    >>> bool(abs(integrated_autocorrelation_time(x, chain_ndims=1) - 1) < 0.1)
-    True
+    Examples:
+      >>> import numpy as np
+      >>> x = np.random.default_rng(0).standard_normal([1000, 20])
+      >>> bool(abs(integrated_autocorrelation_time(x, chain_ndims=1) - 1) < 0.1)
+      True
 
     The standard error is about \( \tau \sqrt{2 (2W + 1) / T} \), where T counts the results of all
     chains. Fewer than 50 tau results say little.
@@ -89,11 +90,12 @@ def autocorrelation_time_unit_cost(
     seconds. Lower is better. The estimator of tau (the window, the mean over chains) is not the
     paper's. ATUC does not show bias: a chain may be fast and wrong.
 
-    >>> import numpy as np
-    >>> x = np.random.default_rng(0).standard_normal([1000, 20])
-    >>> cost = autocorrelation_time_unit_cost(x, seconds_per_result=0.5, chain_ndims=1)
-    >>> bool(abs(cost - 0.5) < 0.05)
-    True
+    Examples:
+      >>> import numpy as np
+      >>> x = np.random.default_rng(0).standard_normal([1000, 20])
+      >>> cost = autocorrelation_time_unit_cost(x, seconds_per_result=0.5, chain_ndims=1)
+      >>> bool(abs(cost - 0.5) < 0.05)
+      True
 
     Args:
       samples: a nest of arrays `[results, chains..., event...]`.

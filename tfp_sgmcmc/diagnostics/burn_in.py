@@ -35,22 +35,23 @@ class SamplingThresholdReducer(PeriodicReducer):
     At every `every`-th state it draws another minibatch with scores, and computes
     `sampling_threshold` at the step size in the kernel's results. No states are kept.
 
-    >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-    >>> import tfp_sgmcmc as sgmcmc
-    >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
-    >>> target = sgmcmc.MinibatchLogProb(
-    ...     log_prior_fn=tfp.distributions.Normal(0., 10.).log_prob,
-    ...     log_likelihood_fn=lambda theta, batch: -0.5 * (batch - theta[..., None])**2,
-    ...     data=x, batch_size=50, replacement=True)
-    >>> schedule = sgmcmc.schedules.PolynomialDecay(a=1e-3, b=1., gamma=0.55)
-    >>> @tf.function(jit_compile=True)
-    ... def run(seed):
-    ...     found, _, _ = tfp.experimental.mcmc.sample_fold(
-    ...         500, tf.zeros([4]), kernel=sgmcmc.SGLD(target, schedule),
-    ...         reducer=sgmcmc.diagnostics.SamplingThresholdReducer(target, 0.3, seed=1), seed=seed)
-    ...     return found
-    >>> run(tf.constant([0, 1])).first_step.shape
-    TensorShape([4])
+    Examples:
+      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
+      >>> target = sgmcmc.MinibatchLogProb(
+      ...     log_prior_fn=tfp.distributions.Normal(0., 10.).log_prob,
+      ...     log_likelihood_fn=lambda theta, batch: -0.5 * (batch - theta[..., None])**2,
+      ...     data=x, batch_size=50, replacement=True)
+      >>> schedule = sgmcmc.schedules.PolynomialDecay(a=1e-3, b=1., gamma=0.55)
+      >>> @tf.function(jit_compile=True)
+      ... def run(seed):
+      ...     found, _, _ = tfp.experimental.mcmc.sample_fold(
+      ...         500, tf.zeros([4]), kernel=sgmcmc.SGLD(target, schedule), seed=seed,
+      ...         reducer=sgmcmc.diagnostics.SamplingThresholdReducer(target, 0.3, seed=1))
+      ...     return found
+      >>> run(tf.constant([0, 1])).first_step.shape
+      TensorShape([4])
 
     Args:
       target: the kernel's target, which must give scores.

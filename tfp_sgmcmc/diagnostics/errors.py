@@ -12,8 +12,9 @@ def relative_mean_error(estimate: Any, reference: Any) -> float:
 
     \[ E_1 = \sum_i |\hat\mu_i - \mu_i| \Big/ \sum_i |\mu_i| \]
 
-    >>> relative_mean_error([1., 2.2], [1., 2.])
-    0.06666666666666672
+    Examples:
+      >>> relative_mean_error([1., 2.2], [1., 2.])
+      0.06666666666666672
 
     Args:
       estimate: estimated mean, `[D]`.
@@ -34,8 +35,9 @@ def relative_covariance_error(estimate: Any, reference: Any) -> float:
 
     \[ E_2 = \sum_{ij} |\hat C_{ij} - C_{ij}| \Big/ \sum_{ij} |C_{ij}| \]
 
-    >>> relative_covariance_error([[2., 0.], [0., 1.]], [[1., 0.], [0., 1.]])
-    0.5
+    Examples:
+      >>> relative_covariance_error([[2., 0.], [0., 1.]], [[1., 0.], [0., 1.]])
+      0.5
 
     Args:
       estimate: estimated covariance, `[D, D]`.
@@ -54,8 +56,9 @@ def squared_variance_error(samples: Any, variances: Any) -> Any:
 
     Its mean over independent chains contains both bias and Monte Carlo error.
 
-    >>> squared_variance_error([[0., 0.], [2., 4.]], variances=[1., 2.])  # estimates: 1 and 4
-    0.5
+    Examples:
+      >>> squared_variance_error([[0., 0.], [2., 4.]], variances=[1., 2.])  # estimates: 1 and 4
+      0.5
 
     Args:
       samples: `[results, chains..., D]`.

@@ -26,13 +26,14 @@ class NonFiniteChainError(FloatingPointError):
 def check_finite(samples: Any) -> None:
     """Raises `NonFiniteChainError` with the results before if a chain became NaN or infinite.
 
-    >>> import numpy as np
-    >>> chain = np.array([[0., 1.], [2., 3.], [np.nan, 4.]])
-    >>> try:
-    ...     check_finite({"w": chain})
-    ... except NonFiniteChainError as error:
-    ...     print(error.step, error.part, error.samples["w"].shape)
-    2 ('w',) (2, 2)
+    Examples:
+      >>> import numpy as np
+      >>> chain = np.array([[0., 1.], [2., 3.], [np.nan, 4.]])
+      >>> try:
+      ...     check_finite({"w": chain})
+      ... except NonFiniteChainError as error:
+      ...     print(error.step, error.part, error.samples["w"].shape)
+      2 ('w',) (2, 2)
 
     Args:
       samples: a nest of arrays `[num_results, ...]`, as `tfp.mcmc.sample_chain` returns.

@@ -43,17 +43,18 @@ def sampling_threshold(
     iteration over n D numbers. It converges from below: 20 iterations were 1.6 % short for n = 500
     Gaussian scores in D = 129 dimensions, a flat spectrum.
 
-    >>> import numpy as np, tensorflow as tf, tfp_sgmcmc as sgmcmc
-    >>> x = np.random.default_rng(0).normal(2., 1., size=[1000, 2]).astype(np.float32)
-    >>> target = sgmcmc.MinibatchLogProb(
-    ...     log_prior_fn=lambda theta: tf.zeros(theta.shape[:-1]),
-    ...     log_likelihood_fn=lambda theta, batch: -0.5 * tf.reduce_sum(
-    ...         (batch - theta[..., None, :])**2, axis=-1),
-    ...     data=x, batch_size=50, replacement=True)
-    >>> estimate = target.estimate(tf.zeros([2]), seed=tf.constant([0, 1]))
-    >>> alpha = sgmcmc.diagnostics.sampling_threshold(estimate, step_size=1e-5, seed=2)
-    >>> 0.05 < float(alpha) < 0.1  # epsilon/4 N^2/n = 0.05
-    True
+    Examples:
+      >>> import numpy as np, tensorflow as tf, tfp_sgmcmc as sgmcmc
+      >>> x = np.random.default_rng(0).normal(2., 1., size=[1000, 2]).astype(np.float32)
+      >>> target = sgmcmc.MinibatchLogProb(
+      ...     log_prior_fn=lambda theta: tf.zeros(theta.shape[:-1]),
+      ...     log_likelihood_fn=lambda theta, batch: -0.5 * tf.reduce_sum(
+      ...         (batch - theta[..., None, :])**2, axis=-1),
+      ...     data=x, batch_size=50, replacement=True)
+      >>> estimate = target.estimate(tf.zeros([2]), seed=tf.constant([0, 1]))
+      >>> alpha = sgmcmc.diagnostics.sampling_threshold(estimate, step_size=1e-5, seed=2)
+      >>> 0.05 < float(alpha) < 0.1  # epsilon/4 N^2/n = 0.05
+      True
 
     Args:
       estimate: the result of `target.estimate`, with scores.
@@ -118,11 +119,12 @@ def gradient_noise_share(
     gives. It costs one pass over the scores. With M = I it is the ratio of the two total variances,
     \( \frac{\epsilon^2}{4} \operatorname{tr} \Sigma \) and \( \epsilon T D \).
 
-    >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
-    >>> estimate = sgmcmc.GradientEstimate(  # V = diag(2, 8), c = 2
-    ...     tf.zeros([2]), tf.zeros([]), tf.constant([[1., 2.], [-1., -2.]]), noise_scale=2.)
-    >>> float(sgmcmc.diagnostics.gradient_noise_share(estimate, step_size=0.4))  # 0.1 * 20 / 2 = 1
-    0.5
+    Examples:
+      >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
+      >>> estimate = sgmcmc.GradientEstimate(  # V = diag(2, 8), c = 2
+      ...     tf.zeros([2]), tf.zeros([]), tf.constant([[1., 2.], [-1., -2.]]), noise_scale=2.)
+      >>> float(sgmcmc.diagnostics.gradient_noise_share(estimate, step_size=0.4))  # 0.1 * 20/2 = 1
+      0.5
 
     Args:
       estimate: the result of `target.estimate`, with scores.
@@ -134,8 +136,7 @@ def gradient_noise_share(
       The share, in [0, 1), `[chains...]`; NaN for a minibatch of a single score.
 
     Raises:
-      ValueError: an argument is refused, as in `sampling_threshold`.
-      TypeError: an argument is refused, as in `sampling_threshold`.
+      ValueError, TypeError: `sampling_threshold` would refuse the arguments.
 
     References:
       M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,

@@ -17,8 +17,9 @@ def amari_distance(w: Any, v: Any) -> Any:
 
     It is zero if the sources differ only in order and scale, and at most 2 d (d - 1).
 
-    >>> amari_distance([[0., 3.], [-1., 0.]], [[1., 0.], [0., 1.]])
-    0.0
+    Examples:
+      >>> amari_distance([[0., 3.], [-1., 0.]], [[1., 0.], [0., 1.]])
+      0.0
 
     Args:
       w: W, `[..., d, d]`.
@@ -44,8 +45,9 @@ def instability_index(samples: Any, data: Any, *, weights: Any = None, mean: Any
     The variances of W are taken over the posterior and those of x over the data. Row i of W gives
     source i. The sources must keep their order within the samples.
 
-    >>> instability_index([[[1., 0.], [0., 1.]], [[3., 0.], [0., 1.]]], [[1., 2.], [-1., 2.]])
-    array([0.5, 0. ])
+    Examples:
+      >>> instability_index([[[1., 0.], [0., 1.]], [[3., 0.], [0., 1.]]], [[1., 2.], [-1., 2.]])
+      array([0.5, 0. ])
 
     Args:
       samples: samples of W, `[results, chains..., d, d]`.

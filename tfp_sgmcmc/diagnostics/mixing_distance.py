@@ -22,8 +22,9 @@ def indices_by_distance(step_sizes: Any, distance: float) -> np.ndarray:
     State t is kept if the step to it takes the sum of the step sizes over a multiple of `distance`.
     The kept states have equal weights.
 
-    >>> indices_by_distance([0.4, 0.4, 0.4, 0.2, 0.2, 0.2, 0.2], distance=0.5)
-    array([1, 2, 4, 6])
+    Examples:
+      >>> indices_by_distance([0.4, 0.4, 0.4, 0.2, 0.2, 0.2, 0.2], distance=0.5)
+      array([1, 2, 4, 6])
 
     Args:
       step_sizes: epsilon, `[T]`.
@@ -69,14 +70,15 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
 
     It finalises to its state. A step larger than the distance counts as the distance.
 
-    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
-    >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
-    >>> kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(a=0.5))
-    >>> found, _, _ = tfp.experimental.mcmc.sample_fold(
-    ...     20, tf.zeros([3]), kernel=kernel,
-    ...     reducer=sgmcmc.diagnostics.MixingDistanceReducer(distance=1., size=100), seed=[0, 1])
-    >>> found.samples[:found.num_kept].shape  # the steps add up to 3.7
-    TensorShape([3, 3])
+    Examples:
+      >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+      >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
+      >>> kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(a=0.5))
+      >>> found, _, _ = tfp.experimental.mcmc.sample_fold(
+      ...     20, tf.zeros([3]), kernel=kernel,
+      ...     reducer=sgmcmc.diagnostics.MixingDistanceReducer(distance=1., size=100), seed=[0, 1])
+      >>> found.samples[:found.num_kept].shape  # the steps add up to 3.7
+      TensorShape([3, 3])
 
     Args:
       distance: the mixing distance, at least as large as the largest step.

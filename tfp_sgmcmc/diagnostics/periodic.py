@@ -15,8 +15,8 @@ from tfp_sgmcmc.targets.base import Target
 class PeriodicReducer(tfp.experimental.mcmc.Reducer):
     """Looks at every `every`-th state of a chain on a target.
 
-    A subclass defines `_start`, which returns the reducer's state before the first step from zeros
-    in the shape of the chains, and `_look`, which updates it. It has a field `num_steps`.
+    A subclass defines `_start`, `_look` and, where needed, `_skip`. The reducer's state has a field
+    `num_steps`, and a field `every` if the period changes.
     """
 
     def __init__(self, target: Target, every: int):
@@ -41,13 +41,24 @@ class PeriodicReducer(tfp.experimental.mcmc.Reducer):
         own = current_reducer_state._replace(num_steps=current_reducer_state.num_steps + 1)
         state = tf.nest.map_structure(tf.convert_to_tensor, new_chain_state)
         is_due = own.num_steps % getattr(own, "every", self._every) == 0
-        return tf.cond(is_due, lambda: self._look(own, state, previous_kernel_results), lambda: own)
+        return tf.cond(
+            is_due,
+            lambda: self._look(own, state, previous_kernel_results),
+            lambda: self._skip(own, state),
+        )
 
     def _start(self, state: State, zeros: tf.Tensor) -> Any:
+        """Returns the reducer's state before the first step; `zeros` has the chains' shape."""
         raise NotImplementedError
 
     def _look(self, own: Any, state: State, results: Any) -> Any:
+        """Returns the reducer's state after a step that is looked at."""
         raise NotImplementedError
+
+    def _skip(self, own: Any, state: State) -> Any:
+        """Returns the reducer's state after another step."""
+        del state
+        return own
 
 
 def target_state_of(results: Any) -> Any:

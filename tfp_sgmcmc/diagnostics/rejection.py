@@ -37,12 +37,13 @@ def rejection_probability(
     In single precision, a difference of log posteriors has an error of about 1e-7 of their size,
     and so has the probability. Use `float64` if N is large.
 
-    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
-    >>> normal = tfp.distributions.Normal(tf.constant(0., tf.float64), 1.)
-    >>> steps = tf.constant([0., 0.5], tf.float64), tf.constant([1., -0.5], tf.float64)
-    >>> found = sgmcmc.diagnostics.rejection_probability(normal.log_prob, *steps, step_size=0.8)
-    >>> found.numpy().round(6)
-    array([0.095163, 0.      ])
+    Examples:
+      >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+      >>> normal = tfp.distributions.Normal(tf.constant(0., tf.float64), 1.)
+      >>> steps = tf.constant([0., 0.5], tf.float64), tf.constant([1., -0.5], tf.float64)
+      >>> found = sgmcmc.diagnostics.rejection_probability(normal.log_prob, *steps, step_size=0.8)
+      >>> found.numpy().round(6)
+      array([0.095163, 0.      ])
 
     Args:
       target_log_prob_fn: a target or a plain callable.
@@ -117,13 +118,14 @@ class RejectionReducer(PeriodicReducer):
     It finalises to the mean, `[chains...]`, which is NaN if no step was tested. It must see every
     step.
 
-    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
-    >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
-    >>> reducer = sgmcmc.diagnostics.RejectionReducer(target)
-    >>> rejected, _, _ = tfp.experimental.mcmc.sample_fold(
-    ...     20, tf.zeros([3]), kernel=sgmcmc.SGLD(target, 0.1), reducer=reducer, seed=[0, 1])
-    >>> rejected.shape, bool(tf.reduce_all(rejected < 0.05))
-    (TensorShape([3]), True)
+    Examples:
+      >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+      >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
+      >>> reducer = sgmcmc.diagnostics.RejectionReducer(target)
+      >>> rejected, _, _ = tfp.experimental.mcmc.sample_fold(
+      ...     20, tf.zeros([3]), kernel=sgmcmc.SGLD(target, 0.1), reducer=reducer, seed=[0, 1])
+      >>> rejected.shape, bool(tf.reduce_all(rejected < 0.05))
+      (TensorShape([3]), True)
 
     Args:
       target_log_prob_fn: a target or a plain callable.
@@ -146,16 +148,6 @@ class RejectionReducer(PeriodicReducer):
         super().__init__(as_target(target_log_prob_fn, full_data_expected=True), every)
         self._preconditioner, self._step_size_fn = preconditioner, step_size_fn
 
-    def one_step(
-        self,
-        new_chain_state: State,
-        current_reducer_state: Any,
-        previous_kernel_results: Any = None,
-    ) -> RejectionState:
-        """Returns the reducer's state after a step of the chain."""
-        own = super().one_step(new_chain_state, current_reducer_state, previous_kernel_results)
-        return own._replace(last=tf.nest.map_structure(tf.identity, new_chain_state))
-
     def _start(self, state: State, zeros: tf.Tensor) -> RejectionState:
         return RejectionState(state, zeros, tf.zeros([], tf.int64), tf.zeros([], tf.int64))
 
@@ -163,7 +155,12 @@ class RejectionReducer(PeriodicReducer):
         probability = rejection_probability(
             self._target, own.last, state, self._step_size_fn(results), self._preconditioner
         )
-        return own._replace(total=own.total + probability, num_tested=own.num_tested + 1)
+        return self._skip(own, state)._replace(
+            total=own.total + probability, num_tested=own.num_tested + 1
+        )
+
+    def _skip(self, own: RejectionState, state: State) -> RejectionState:
+        return own._replace(last=state)
 
     def finalize(self, final_reducer_state: RejectionState) -> tf.Tensor:
         """Returns the mean, `[chains...]`."""

@@ -89,7 +89,8 @@ class Report:
                 'figure needs matplotlib. Install it by python -m pip install "tfp_sgmcmc[demo]"'
             ) from error
         worst = sorted(self.rows, key=lambda r: -np.nan_to_num(r.rhat, nan=np.inf))[:3]
-        lines = [part for line in str(self).split("\n") for part in _wrapped(line) or [""]]
+        wrap = textwrap.TextWrapper(90, drop_whitespace=False).wrap
+        lines = [part for line in str(self).split("\n") for part in wrap(line) or [""]]
         heights = [0.15 * len(lines), *[2.5] * len(worst)]  # inches
         page = Figure(figsize=(8.3, sum(heights)), layout="constrained")
         panels = page.subplots(len(heights), 1, height_ratios=heights, squeeze=False)
@@ -115,21 +116,22 @@ def report(
     gradients that are too noisy, which a comparison of chains does not show. In large variables,
     1000 entries are checked.
 
-    >>> import numpy as np, tensorflow as tf, tfp_sgmcmc as sgmcmc
-    >>> draws = np.random.default_rng(0).standard_normal([500, 4, 3])
-    >>> good = sgmcmc.report({"w": draws}, lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1))
-    >>> good.problems
-    ()
-    >>> print(sgmcmc.report({"w": 0 * draws + [1, 2, 3]}))
-    Verdict: do not trust these draws yet.
-    - w: 3 entries never move.
-    <BLANKLINE>
-    variable                  entries   R-hat    draws     time
-    w                               3     nan        1      nan
-    <BLANKLINE>
-    draws: number of independent draws, all chains together
-    time: number of results between two independent draws of a chain
-    Bias was not checked. Give target_log_prob_fn to check the temperature.
+    Examples:
+      >>> import numpy as np, tensorflow as tf, tfp_sgmcmc as sgmcmc
+      >>> draws = np.random.default_rng(0).standard_normal([500, 4, 3])
+      >>> good = sgmcmc.report({"w": draws}, lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1))
+      >>> good.problems
+      ()
+      >>> print(sgmcmc.report({"w": 0 * draws + [1, 2, 3]}))
+      Verdict: do not trust these draws yet.
+      - w: 3 entries never move.
+      <BLANKLINE>
+      variable                  entries   R-hat    draws     time
+      w                               3     nan        1      nan
+      <BLANKLINE>
+      draws: number of independent draws, all chains together
+      time: number of results between two independent draws of a chain
+      Bias was not checked. Give target_log_prob_fn to check the temperature.
 
     Args:
       result: the result of `sample` or another object with `to_inference_data`, an
@@ -183,10 +185,6 @@ def report(
                 "not spread yet."
             )
     return Report(tuple(problems), tuple(rows), found)
-
-
-def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, 90, drop_whitespace=False)
 
 
 def _variables(result: Any) -> dict[str, np.ndarray]:

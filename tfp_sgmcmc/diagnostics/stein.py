@@ -51,12 +51,13 @@ def squared_kernel_stein_discrepancy(
     the samples, U stays unbiased, and V grows by
     \( c^{2 \beta} \operatorname{tr} \operatorname{cov}(g) / n \).
 
-    >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
-    >>> x = tf.random.stateless_normal([1000, 2], seed=[0, 1])
-    >>> right = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, -x)
-    >>> wrong = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x + 0.5, -(x + 0.5))
-    >>> bool(abs(right) < 0.01), bool(wrong > 0.1)
-    (True, True)
+    Examples:
+      >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
+      >>> x = tf.random.stateless_normal([1000, 2], seed=[0, 1])
+      >>> right = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, -x)
+      >>> wrong = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x + 0.5, -(x + 0.5))
+      >>> bool(abs(right) < 0.01), bool(wrong > 0.1)
+      (True, True)
 
     Args:
       samples: theta, a nest of parts `[n, chains..., event...]`, best scaled so that the
@@ -159,9 +160,10 @@ def squared_kernel_stein_discrepancy(
 def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> State:
     """Computes the gradients of the log posterior at samples, one result after the other.
 
-    >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
-    >>> sgmcmc.diagnostics.gradients_at(lambda x: -0.5 * x**2, tf.constant([1., -2.])).numpy()
-    array([-1.,  2.], dtype=float32)
+    Examples:
+      >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
+      >>> sgmcmc.diagnostics.gradients_at(lambda x: -0.5 * x**2, tf.constant([1., -2.])).numpy()
+      array([-1.,  2.], dtype=float32)
 
     Args:
       target_log_prob_fn: a target or a plain callable.

@@ -44,13 +44,14 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
     so many. It finalises to their squared discrepancy, `[chains...]`, which is NaN for fewer than
     two states.
 
-    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
-    >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
-    >>> squares, _, _ = tfp.experimental.mcmc.sample_fold(
-    ...     20, tf.zeros([3, 2]), kernel=sgmcmc.SGLD(target, 1.),
-    ...     reducer=sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(target, size=10), seed=[0, 1])
-    >>> squares.shape
-    TensorShape([3])
+    Examples:
+      >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+      >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+      >>> squares, _, _ = tfp.experimental.mcmc.sample_fold(
+      ...     20, tf.zeros([3, 2]), kernel=sgmcmc.SGLD(target, 1.), seed=[0, 1],
+      ...     reducer=sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(target, size=10))
+      >>> squares.shape
+      TensorShape([3])
 
     Args:
       target_log_prob_fn: the kernel's target, or a plain callable.

@@ -23,10 +23,11 @@ def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 
     hold it at each step, as `kinetic_temperature`. The mean over a chain that is not kept is
     `tfp.experimental.mcmc.ExpectationsReducer(lambda _, r: r.kinetic_temperature)`.
 
-    >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
-    >>> p = tf.constant([[1., 2.], [3., 1.]])  # two chains, d = 2
-    >>> sgmcmc.diagnostics.kinetic_temperature(p, mass=2., chain_ndims=1).numpy()
-    array([1.25, 2.5 ], dtype=float32)
+    Examples:
+      >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
+      >>> p = tf.constant([[1., 2.], [3., 1.]])  # two chains, d = 2
+      >>> sgmcmc.diagnostics.kinetic_temperature(p, mass=2., chain_ndims=1).numpy()
+      array([1.25, 2.5 ], dtype=float32)
 
     Args:
       momentum: p, a nest of parts `[chains..., event...]`.
@@ -61,10 +62,11 @@ def configurational_temperature(samples: State, gradients: State, *, chain_ndims
     at the state, such as that of a minibatch that had no part in the step to the state. Gradient
     noise and large steps heat the chain, so that T_c is above the temperature asked for.
 
-    >>> import numpy as np, tfp_sgmcmc as sgmcmc
-    >>> theta = 2 * np.random.default_rng(0).standard_normal([10000, 3])  # of N(0, 1), T = 4
-    >>> bool(abs(sgmcmc.diagnostics.configurational_temperature(theta, gradients=-theta) - 4) < 0.1)
-    True
+    Examples:
+      >>> import numpy as np, tfp_sgmcmc as sgmcmc
+      >>> theta = 2 * np.random.default_rng(0).standard_normal([10000, 3])  # of N(0, 1), T = 4
+      >>> sgmcmc.diagnostics.configurational_temperature(theta, gradients=-theta).round(1)
+      np.float64(4.0)
 
     Args:
       samples: a nest of parts `[results, chains..., event...]`.
@@ -120,14 +122,15 @@ class ConfigurationalTemperatureReducer(PeriodicReducer):
     At every `every`-th state it draws another minibatch for the gradient. It finalises to the
     temperature, `[chains...]`, which is NaN if fewer than two states were looked at.
 
-    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
-    >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
-    >>> temperature, _, _ = tfp.experimental.mcmc.sample_fold(
-    ...     20, tf.zeros([3, 10]), kernel=sgmcmc.SGLD(target, 0.1),
-    ...     reducer=sgmcmc.diagnostics.ConfigurationalTemperatureReducer(target, seed=1),
-    ...     seed=[0, 1])
-    >>> temperature.shape
-    TensorShape([3])
+    Examples:
+      >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+      >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+      >>> temperature, _, _ = tfp.experimental.mcmc.sample_fold(
+      ...     20, tf.zeros([3, 10]), kernel=sgmcmc.SGLD(target, 0.1),
+      ...     reducer=sgmcmc.diagnostics.ConfigurationalTemperatureReducer(target, seed=1),
+      ...     seed=[0, 1])
+      >>> temperature.shape
+      TensorShape([3])
 
     Args:
       target_log_prob_fn: the kernel's target, or a plain callable.

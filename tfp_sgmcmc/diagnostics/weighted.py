@@ -22,8 +22,9 @@ def weighted_expectation(values: Any, step_sizes: Any) -> Any:
     \( \sum_t \epsilon_t \sum_t \epsilon_t^{-1} / T^2 \geq 1 \) times as large, in the limit of
     small steps and long chains.
 
-    >>> weighted_expectation([1., 2., 4.], step_sizes=[2., 1., 1.])
-    2.0
+    Examples:
+      >>> weighted_expectation([1., 2., 4.], step_sizes=[2., 1., 1.])
+      2.0
 
     Args:
       values: f at each state: a nest of arrays `[T, ...]`.
@@ -62,8 +63,9 @@ def effective_number_of_steps(step_sizes: Any) -> Any:
 
     Correlations between states, which this does not contain, lower the effective number further.
 
-    >>> effective_number_of_steps([1., 1., 1., 1.]), effective_number_of_steps([3., 1.])
-    (4.0, 1.6)
+    Examples:
+      >>> effective_number_of_steps([1., 1., 1., 1.]), effective_number_of_steps([3., 1.])
+      (4.0, 1.6)
 
     Args:
       step_sizes: epsilon, `[T]` or `[T, chains...]`.
@@ -102,15 +104,16 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
     It finalises to the expectation, in the structure of f. Its state holds the two sums from which
     `effective_number_of_steps` follows.
 
-    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
-    >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
-    >>> kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(a=0.5))
-    >>> reducer = sgmcmc.diagnostics.WeightedExpectationReducer(
-    ...     lambda x: {"mean": x, "square": x**2})
-    >>> found, _, _ = tfp.experimental.mcmc.sample_fold(
-    ...     20, tf.zeros([3]), kernel=kernel, reducer=reducer, seed=[0, 1])
-    >>> found["square"].shape
-    TensorShape([3])
+    Examples:
+      >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+      >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
+      >>> kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(a=0.5))
+      >>> reducer = sgmcmc.diagnostics.WeightedExpectationReducer(
+      ...     lambda x: {"mean": x, "square": x**2})
+      >>> found, _, _ = tfp.experimental.mcmc.sample_fold(
+      ...     20, tf.zeros([3]), kernel=kernel, reducer=reducer, seed=[0, 1])
+      >>> found["square"].shape
+      TensorShape([3])
 
     Args:
       fn: f, state -> a nest of tensors; None means the state itself.
@@ -180,7 +183,7 @@ def checked_step_sizes(step_sizes: Any) -> np.ndarray:
 
 
 def _arrays(values: Any) -> Any:
-    """Returns a list of numbers as an array, because it is no nest here."""
+    """Returns a list of numbers as an array, so that it does not count as a nest."""
     if isinstance(values, list) and all(np.ndim(x) == 0 for x in values):
         return np.asarray(values)
     return values

@@ -54,15 +54,14 @@ def sample(
     in several. The number of results and the number of steps in a compiled call do not matter.
 
     Before the first step, `preflight` checks that the target's minibatches add up to its full data.
-    With a `directory`, draws are written to disk as they come, and memory does not grow with their
-    number. When a run is cut off, even by `kill -9`, the same call goes on from the last checkpoint
-    bit for bit. A finished run goes on when more results are asked for. Ctrl-C ends a run after the
-    steps that are under way, and the results so far are returned.
-
+    Ctrl-C ends a run after the steps that are under way, and the results so far are returned.
     `sgmcmc.report(result, target)` then says on one page whether the draws can be trusted.
 
-    The draws are a zarr store, `directory / "samples.zarr"`, which other programs can open during
-    and after the run: `xarray.open_zarr(path, group="posterior")`, or for ArviZ
+    With a `directory`, draws are written to disk as they come, and memory does not grow with their
+    number. When a run is cut off, even by `kill -9`, the same call goes on from the last checkpoint
+    bit for bit. A finished run goes on when more results are asked for. The draws are a zarr store,
+    `directory / "samples.zarr"`, which other programs can open during and after the run:
+    `xarray.open_zarr(path, group="posterior")`, or for ArviZ
     `arviz.InferenceData.from_datatree(xarray.open_datatree(path, engine="zarr"))`.
 
     Examples:
@@ -189,13 +188,10 @@ def _check_arguments(
     if trace_fn is not None:
         function("trace_fn", trace_fn, "state, kernel results -> nest of tensors")
     if not checkpoint_seconds > 0:
-        raise ValueError(
-            f"checkpoint_seconds must be a positive number. Received: {checkpoint_seconds}."
-        )
+        raise ValueError(f"checkpoint_seconds must be positive. Received: {checkpoint_seconds}.")
     if directory is None and resume not in ("auto", "never", False):
         raise ValueError(
-            "resume must be 'auto', 'never' or False if directory is None, because there is no run "
-            f"to go on with. Received: {resume!r}."
+            f"resume must be 'auto', 'never' or False if directory is None. Received: {resume!r}."
         )
 
 

@@ -79,10 +79,8 @@ _REPEATABLE = (
 def _are_same(batches: list[Any], others: list[Any]) -> bool:
     """Returns whether all bits are the same, also those of NaNs."""
 
-    def bits(x: Any) -> np.ndarray:
-        return np.asarray(x).view(np.uint8)
-
-    return all(np.array_equal(bits(x), bits(y)) for x, y in zip(batches, others, strict=True))
+    pairs = zip(batches, others, strict=True)
+    return all(np.array_equal(*(np.asarray(x).view(np.uint8) for x in pair)) for pair in pairs)
 
 
 def _index(leaves: list[Any], wanted: Any) -> int:

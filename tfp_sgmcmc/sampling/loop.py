@@ -170,9 +170,7 @@ class Loop:
         try:
             trace = tf.nest.map_structure(tf.convert_to_tensor, trace)
         except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"trace_fn must return a nest of tensors. Received: {trace!r}."
-            ) from error
+            raise ValueError(f"trace_fn must return tensors. Received: {trace!r}.") from error
         for x in tf.nest.flatten(trace):
             if x.dtype in (tf.string, tf.resource, tf.variant):
                 raise ValueError(f"trace_fn must return numbers. Received: {x.dtype.name}.")

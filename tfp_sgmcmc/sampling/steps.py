@@ -84,11 +84,7 @@ def take_steps(
     show: Callable[[Position], None],
     checkpoint_seconds: float,
 ) -> Position:
-    """Takes the steps that are left, or those before Ctrl-C; returns where the chain ends.
-
-    Raises:
-      NonFiniteChainError: a state became NaN or infinite.
-    """
+    """Takes the steps that are left, or those before Ctrl-C; returns the last position."""
     pace = Pace(min(_SECONDS_A_CALL, checkpoint_seconds))
     committed = time.perf_counter()
     with held_back() as interrupt:

@@ -17,12 +17,10 @@ import tensorflow as tf
 _PIECE_BYTES = 2**26  # of an array, in memory at once while it is written
 
 
-def write(
-    path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, Any]
-) -> None:
+def write(path: str | os.PathLike[str], header: dict[str, Any], arrays: Mapping[str, Any]) -> None:
     """Writes a new file, flushes it to the disk and then gives it the name `path`.
 
-    Whenever the process or the machine stops, the file at `path` is the old or the new one, whole.
+    So the file at `path` is complete, the old or the new one, even if the machine stops.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -52,16 +50,16 @@ def write(
     except BaseException:
         new.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 @contextlib.contextmanager
 def reading(
     path: str | os.PathLike[str], writer: str, advice: str = ""
 ) -> Generator[tuple[dict[str, Any], Callable[[str, str], np.ndarray]]]:
-    """Opens a file for reading; gives its header, and a function name, dtype -> array.
+    """Opens a file; gives its header and a function that reads an array by its name and dtype.
 
-    Any error in the context, such as a KeyError of the header, means that the file is damaged.
+    An error within the context, such as a missing key of the header, counts as damage.
 
     Args:
       path: the file.
@@ -87,13 +85,13 @@ def reading(
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Returns a dtype by its name, also those that NumPy alone does not know (`bfloat16`)."""
+    """Returns the dtype of a name, including names that NumPy does not know, such as bfloat16."""
     return np.dtype(tf.as_dtype(name).as_numpy_dtype)
 
 
-def sync_directory(path: Path) -> None:
-    """Flushes the names in a directory to the disk."""
-    if os.name != "posix":  # elsewhere directories cannot be opened
+def sync(path: Path) -> None:
+    """Flushes a file, or the names in a directory, to the disk."""
+    if os.name != "posix" and path.is_dir():  # other systems cannot open directories
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfp_sgmcmc import __version__
+from tfp_sgmcmc.checks import one_of
 from tfp_sgmcmc.storage import checkpoint
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same
 from tfp_sgmcmc.storage.store import DrawStore, Groups, Variable
@@ -31,20 +32,21 @@ class RunDirectory:
     whenever and however the process stops, even by `kill -9`. A lock, which the system releases
     when the process ends, keeps a second process out.
 
-    >>> import tempfile, numpy as np
-    >>> variables = {"posterior": {"w": Variable((3,), "float32")}}
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with RunDirectory(folder) as run:
-    ...         assert run.start(variables, {"seed": 0}) is None  # a new run
-    ...         run.append({"posterior": {"w": np.ones([5, 3], np.float32)}})
-    ...         run.commit({"state": np.arange(2)})
-    ...     with RunDirectory(folder) as run:
-    ...         saved = run.start(variables, {"seed": 0})
-    ...         state = saved.restore("state", np.zeros(2, np.int64))
-    ...         run.append({"posterior": {"w": np.ones([1, 3], np.float32)}})
-    ...         run.commit({"state": state + 1}, finish=True)
-    ...         run.num_draws, run.draws("posterior", "w")
-    (6, StoredDraws(shape=(6, 3), dtype=float32))
+    Examples:
+      >>> import tempfile, numpy as np
+      >>> variables = {"posterior": {"w": Variable((3,), "float32")}}
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     with RunDirectory(folder) as run:
+      ...         assert run.start(variables, {"seed": 0}) is None  # a new run
+      ...         run.append({"posterior": {"w": np.ones([5, 3], np.float32)}})
+      ...         run.commit({"state": np.arange(2)})
+      ...     with RunDirectory(folder) as run:
+      ...         saved = run.start(variables, {"seed": 0})
+      ...         state = saved.restore("state", np.zeros(2, np.int64))
+      ...         run.append({"posterior": {"w": np.ones([1, 3], np.float32)}})
+      ...         run.commit({"state": state + 1}, finish=True)
+      ...         run.num_draws, run.draws("posterior", "w")
+      (6, StoredDraws(shape=(6, 3), dtype=float32))
 
     Args:
       path: the directory, which is made if it does not exist.
@@ -57,10 +59,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str], resume: Resume = "auto"):
-        if resume not in ("auto", "must", "never", True, False):
-            raise ValueError(
-                f"resume must be 'auto', 'must', 'never', True or False. Received: {resume!r}."
-            )
+        if not isinstance(resume, bool):
+            one_of("resume", resume, ("auto", "must", "never"))
         try:
             self.path = Path(path)
         except TypeError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
-import os
 import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_sgmcmc import __version__
-from tfp_sgmcmc.storage.archive import sync_directory
+from tfp_sgmcmc.storage.archive import sync
 from tfp_sgmcmc.storage.stored_draws import StoredDraws
 
 _CHUNK_BYTES = 2**23  # of a chunk of all arrays together; fewer draws wait in memory
@@ -111,9 +110,7 @@ class DrawStore:
         """Adds draws: group -> name -> array `[rows, *shape]`, with the same number of rows."""
         counts = {len(x) for members in draws.values() for x in members.values()}
         if len(counts) != 1:
-            raise ValueError(
-                f"All arrays must have the same number of draws. Received: {sorted(counts)}."
-            )
+            raise ValueError(f"Arrays must have equally many draws. Received: {sorted(counts)}.")
         (count,) = counts
         numbers = np.arange(self.num_draws, self.num_draws + count)
         total = self._num_tail + count
@@ -145,16 +142,16 @@ class DrawStore:
         if not self._unsynced:
             return
         for path in sorted(self._unsynced):
-            _sync(path)
+            sync(path)
         with warnings.catch_warnings():  # other readers may not know consolidated metadata
             warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
             for group in (*self.variables, None):
                 self._zarr.consolidate_metadata(self.path, path=group)
         for group in ("", *self.variables):
-            _sync(self.path / group / "zarr.json")
+            sync(self.path / group / "zarr.json")
         for folder in {p.parent for p in self._unsynced} | {self.path / g for g in self.variables}:
-            sync_directory(folder)
-        sync_directory(self.path)
+            sync(folder)
+        sync(self.path)
         self._unsynced.clear()
 
     def draws(self, group: str, name: str) -> StoredDraws:
@@ -267,8 +264,7 @@ class DrawStore:
         if shape[axis] < whole or array.dtype != variable.stored_dtype:
             raise ValueError(
                 f"The array {path} must have at least {whole} draws of "
-                f"{variable.stored_dtype.name}. Received: {shape[axis]} draws of "
-                f"{array.dtype.name}."
+                f"{variable.stored_dtype.name}. Received: {shape[axis]} of {array.dtype.name}."
             )
         if shape[axis] > whole + self._num_tail:
             shape[axis] = whole + self._num_tail
@@ -348,15 +344,7 @@ def _check(group: str, members: Mapping[str, Variable]) -> None:
             raise ValueError(f"{group}/{name} has shape {variable.shape} and nothing to store.")
     counts = {_num_chains(v) for v in members.values()} - {0}
     if len(counts) > 1:
-        raise ValueError(
-            f"The arrays of {group} must have the same number of chains. Received: "
-            f"{sorted(counts)}."
-        )
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+        raise ValueError(f"{group} must have equally many chains. Received: {sorted(counts)}.")
 
 
 def _zarr() -> ModuleType:
@@ -365,7 +353,6 @@ def _zarr() -> ModuleType:
         import zarr.codecs
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "Draws on disk need zarr, which is not installed. Install it by "
-            'python -m pip install "tfp_sgmcmc[results]"'
+            'Draws on disk need zarr. Install it by python -m pip install "tfp_sgmcmc[results]"'
         ) from error
     return zarr

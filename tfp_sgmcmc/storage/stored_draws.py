@@ -11,7 +11,7 @@ import numpy as np
 class StoredDraws:
     """An array `[num_draws, chains..., event...]` on disk.
 
-    An index such as `x[-1]`, `x[1000:2000]` or `x[::10, 0]` reads the draws that it names, in
+    An index such as `x[-1]`, `x[1000:2000]` or `x[::10, 0]` reads only the draws that it names, in
     pieces of bounded size. `np.asarray(x)` reads all draws.
 
     Args:
