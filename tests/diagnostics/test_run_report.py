@@ -117,5 +117,5 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match=r"w must have shape .* Received: shape \(3, 2\)"):
         sgmcmc.report({"w": np.ones([3, 2])})
     for bad in ([np.ones([5, 2])], np.ones([5, 2]), None):
-        with pytest.raises(TypeError, match=f"result must come .* Received: a {type(bad).__name__}"):
+        with pytest.raises(TypeError, match=f"result must .* Received: a {type(bad).__name__}"):
             sgmcmc.report(bad)

@@ -119,7 +119,7 @@ NUM_CHAINS, SIZE = 8000, 25
 
 @pytest.mark.slow
 def test_of_a_biased_chain_it_is_larger() -> None:
-    """The mean is zero for exact draws, and S^2 of the law for others; 25 % of it are found.
+    """The mean is zero for exact draws, S^2 of the law for others. An error of 25 % is found.
 
     A step of 2 takes SGLD on N(0, 1) to theta' = (2 T)^1/2 z from anywhere. So the draws are
     independent, from N(0, 2) at T = 1 and from the target at T = 1/2. S^2 is found by quadrature.

@@ -143,7 +143,7 @@ def test_preconditioners_are_tuned() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("exact_gradients", [False, True])
 def test_batch_sizes_and_minibatch_gradients(exact_gradients: bool) -> None:
-    """Minibatches of one of the 12 examples make the variance twice the posterior's."""
+    """Minibatches of one of the 12 examples make the variance about twice the posterior's."""
     model = GaussianMean(num_examples=12)
 
     def make_kernel_fn(batch_size: int) -> sgmcmc.SGLD:

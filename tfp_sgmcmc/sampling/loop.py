@@ -135,7 +135,8 @@ class Loop:
             )
             return tensors, write(arrays, tf.cast(at, tf.int32), tensors)
 
-        is_nested = self._trace_fn is not None and stride > 1
+        # XLA takes long to divide by a number that it does not know, so not at each step.
+        is_nested = tf.is_tensor(stride) or (self._trace_fn is not None and stride > 1)
         tensors, arrays = tf.while_loop(
             lambda x, _: x[0] < end,
             row if is_nested else and_write,

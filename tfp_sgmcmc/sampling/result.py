@@ -165,13 +165,9 @@ class SampleResult:
             x = np.asarray(x, variable.stored_dtype)
             entry = dimensions(name, variable), flatten_chains(x, variable)
             variables.setdefault(group, {})[name] = entry
-        groups = {
-            group: _with_coordinates(xarray.Dataset(members, attrs=attributes))
-            for group, members in variables.items()
-        }
+        groups = dict[str, Any]()
+        for group, members in variables.items():
+            data = xarray.Dataset(members, attrs=attributes)
+            axes = {"chain", "draw"} & set(data.sizes)
+            groups[group] = data.assign_coords({a: np.arange(data.sizes[a]) for a in axes})
         return arviz.InferenceData(**groups)
-
-
-def _with_coordinates(data: Any) -> Any:
-    sizes = {name: data.sizes[name] for name in ("chain", "draw") if name in data.sizes}
-    return data.assign_coords({name: np.arange(size) for name, size in sizes.items()})

@@ -104,8 +104,7 @@ def check_same(what: str, saved: Mapping[str, Any], expected: Mapping[str, Any])
         more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
         raise ValueError(
             f"{what} belongs to another run, and this run cannot go on from it. It has "
-            + "; ".join(differences[:3])
-            + f"{more}."
+            f"{'; '.join(differences[:3])}{more}."
         )
 
 
