@@ -1,4 +1,4 @@
-"""check_finite says where a chain broke down and keeps what came before."""
+"""check_finite says where a chain broke down, and keeps the results before."""
 
 import numpy as np
 import pytest

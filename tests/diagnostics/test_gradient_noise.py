@@ -1,4 +1,4 @@
-"""alpha is the largest ratio of gradient noise to injected noise, and finds the end of burn-in."""
+"""alpha is the largest ratio of gradient noise to injected noise, and ends burn-in."""
 
 from typing import Any
 
@@ -12,6 +12,11 @@ import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.known_scores import KnownScores
 from tfp_sgmcmc.covariance.factored_scores import OuterProducts
+from tfp_sgmcmc.diagnostics import (
+    SamplingThresholdReducer,
+    gradient_noise_share,
+    sampling_threshold,
+)
 
 GENERATOR = np.random.default_rng(0)
 SCORES = GENERATOR.standard_normal([2, 7, 3]) * [1.0, 2.0, 0.5]  # [chains, n, D]
@@ -39,7 +44,7 @@ def estimate(parts: bool = False, **changes: Any) -> sgmcmc.GradientEstimate:
 
 
 def ratios(step: np.ndarray, matrix: np.ndarray, temperature: float, chain: int) -> np.ndarray:
-    """Eigenvalues of gradient noise against injected noise, from the covariances of one step."""
+    """Returns eigenvalues of gradient noise against injected noise, from one step."""
     step = np.diag(np.broadcast_to(step, [3]))
     noise = step @ matrix @ SIGMA[chain] @ matrix @ step / 4
     return eigh(noise, temperature * np.sqrt(step) @ matrix @ np.sqrt(step), eigvals_only=True)
@@ -59,12 +64,10 @@ def test_ratios_of_the_variances_of_one_step(name: str, parts: bool) -> None:
     preconditioner, matrix = PRECONDITIONERS[name]
     if parts and name == "diagonal":
         preconditioner = [DIAGONAL[:1], DIAGONAL[1:]]
-    alpha = sgmcmc.diagnostics.sampling_threshold(
+    alpha = sampling_threshold(
         estimate(parts), 0.1, preconditioner, seed=1, temperature=2.0, num_iterations=ENOUGH
     )
-    share = sgmcmc.diagnostics.gradient_noise_share(
-        estimate(parts), 0.1, preconditioner, temperature=2.0
-    )
+    share = gradient_noise_share(estimate(parts), 0.1, preconditioner, temperature=2.0)
     for chain in range(2):
         expected = ratios(0.1, matrix, 2.0, chain)
         np.testing.assert_allclose(alpha[chain], expected.max(), rtol=1e-9)
@@ -72,7 +75,7 @@ def test_ratios_of_the_variances_of_one_step(name: str, parts: bool) -> None:
 
 
 def test_step_sizes_of_parts() -> None:
-    found = sgmcmc.diagnostics.sampling_threshold(
+    found = sampling_threshold(
         estimate(parts=True), [0.1, 0.4], DIAGONAL[0], seed=1, num_iterations=ENOUGH
     )
     step = np.array([0.1, 0.4, 0.4])
@@ -81,17 +84,17 @@ def test_step_sizes_of_parts() -> None:
 
 
 def test_a_matrix_at_the_state() -> None:
-    """ICA's M(W) G = G W^T W, at a W for each chain; D = 4."""
+    """M(W) G = G W^T W for ICA, at a W for each chain; D = 4."""
     w, scores = GENERATOR.standard_normal([2, 2, 2]), GENERATOR.standard_normal([2, 9, 2, 2])
     found = sgmcmc.GradientEstimate(
         tf.constant(w), tf.zeros([2], tf.float64), tf.constant(scores), noise_scale=SCALE
     )
     natural = sgmcmc.preconditioners.NaturalGradientICA()
     with pytest.raises(TypeError, match="NaturalGradientICA, whose M depends on the state"):
-        sgmcmc.diagnostics.sampling_threshold(found, 0.1, natural, seed=0)
+        sampling_threshold(found, 0.1, natural, seed=0)
     matrix, _ = natural.evaluate(tf.constant(w), chain_ndims=1)
-    alpha = sgmcmc.diagnostics.sampling_threshold(found, 0.1, matrix, seed=0, num_iterations=ENOUGH)
-    share = sgmcmc.diagnostics.gradient_noise_share(found, 0.1, matrix)
+    alpha = sampling_threshold(found, 0.1, matrix, seed=0, num_iterations=ENOUGH)
+    share = gradient_noise_share(found, 0.1, matrix)
     for chain in range(2):
         explicit = np.kron(np.eye(2), w[chain].T @ w[chain])
         sigma = SCALE * np.cov(scores[chain].reshape(9, 4), rowvar=False)
@@ -109,12 +112,8 @@ def test_the_formula_in_the_papers_notation() -> None:
     v_s = (tf.transpose(centred) @ centred).numpy() / n
     root = np.linalg.cholesky(FULL)
     paper = epsilon * 12**2 / (4 * n) * np.linalg.eigvalsh(root.T @ v_s @ root).max()
-    ours = sgmcmc.diagnostics.sampling_threshold(
-        found,
-        epsilon,
-        sgmcmc.preconditioners.FullMatrix(FULL),
-        seed=1,
-        num_iterations=ENOUGH,
+    ours = sampling_threshold(
+        found, epsilon, sgmcmc.preconditioners.FullMatrix(FULL), seed=1, num_iterations=ENOUGH
     )
     np.testing.assert_allclose(ours, paper * n / (n - 1), rtol=1e-9)
 
@@ -122,8 +121,7 @@ def test_the_formula_in_the_papers_notation() -> None:
 def test_few_iterations_come_from_below() -> None:
     exact = np.array([ratios(0.1, np.eye(3), 1.0, chain).max() for chain in range(2)])
     found = [
-        sgmcmc.diagnostics.sampling_threshold(estimate(), 0.1, seed=3, num_iterations=k).numpy()
-        for k in (1, 2, 5, 10)
+        sampling_threshold(estimate(), 0.1, seed=3, num_iterations=k).numpy() for k in (1, 2, 5, 10)
     ]
     assert np.all(np.diff([*found, exact], axis=0) > 0)
     np.testing.assert_allclose(found[-1], exact, rtol=0.01)
@@ -134,8 +132,8 @@ def test_eager_graph_and_xla_agree(jit: bool | None) -> None:
     def both(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         found = estimate(parts=True)
         return (
-            sgmcmc.diagnostics.sampling_threshold(found, step, 0.3, seed=1, num_iterations=50),
-            sgmcmc.diagnostics.gradient_noise_share(found, step, 0.3),
+            sampling_threshold(found, step, 0.3, seed=1, num_iterations=50),
+            gradient_noise_share(found, step, 0.3),
         )
 
     run = both if jit is None else tf.function(both, jit_compile=jit, autograph=False)
@@ -153,8 +151,8 @@ def test_factored_scores() -> None:
     )
     dense = found._replace(scores=factored.rows())
     for fn in (
-        lambda x: sgmcmc.diagnostics.sampling_threshold(x, 0.1, 0.5, seed=1),
-        lambda x: sgmcmc.diagnostics.gradient_noise_share(x, 0.1, 0.5),
+        lambda x: sampling_threshold(x, 0.1, 0.5, seed=1),
+        lambda x: gradient_noise_share(x, 0.1, 0.5),
     ):
         assert fn(dense) > 0
         np.testing.assert_allclose(fn(found), fn(dense))
@@ -163,16 +161,14 @@ def test_factored_scores() -> None:
 def test_exact_gradients_have_no_noise() -> None:
     target = sgmcmc.FullDataLogProb(lambda x: -(x**2))
     found = target.estimate(tf.zeros([4]), tf.constant([0, 1]))
-    np.testing.assert_array_equal(
-        sgmcmc.diagnostics.sampling_threshold(found, 0.1, seed=1), np.zeros(4)
-    )
-    np.testing.assert_array_equal(sgmcmc.diagnostics.gradient_noise_share(found, 0.1), np.zeros(4))
+    np.testing.assert_array_equal(sampling_threshold(found, 0.1, seed=1), np.zeros(4))
+    np.testing.assert_array_equal(gradient_noise_share(found, 0.1), np.zeros(4))
 
 
 def test_a_single_score_has_no_covariance() -> None:
     single = estimate(scores=tf.constant(SCORES[:, :1]))
-    assert np.all(np.isnan(sgmcmc.diagnostics.sampling_threshold(single, 0.1, seed=1)))
-    assert np.all(np.isnan(sgmcmc.diagnostics.gradient_noise_share(single, 0.1)))
+    assert np.all(np.isnan(sampling_threshold(single, 0.1, seed=1)))
+    assert np.all(np.isnan(gradient_noise_share(single, 0.1)))
 
 
 def test_bad_input() -> None:
@@ -182,21 +178,19 @@ def test_bad_input() -> None:
     growing = sgmcmc.GrowingBatch(target).estimate(theta, seed)
     for bare in (without, growing):
         with pytest.raises(ValueError, match="has no scores"):
-            sgmcmc.diagnostics.sampling_threshold(bare, 0.1, seed=1)
+            sampling_threshold(bare, 0.1, seed=1)
         with pytest.raises(ValueError, match="has no scores"):
-            sgmcmc.diagnostics.gradient_noise_share(bare, 0.1)
+            gradient_noise_share(bare, 0.1)
     with pytest.raises(TypeError, match="RMSprop, whose M depends"):
-        sgmcmc.diagnostics.gradient_noise_share(estimate(), 0.1, sgmcmc.preconditioners.RMSprop())
-    with pytest.raises(TypeError, match="step_size is a schedule"):
-        sgmcmc.diagnostics.sampling_threshold(
-            estimate(), sgmcmc.schedules.PolynomialDecay(1.0), seed=1
-        )
+        gradient_noise_share(estimate(), 0.1, sgmcmc.preconditioners.RMSprop())
+    with pytest.raises(TypeError, match="step_size must be the value at one step"):
+        sampling_threshold(estimate(), sgmcmc.schedules.PolynomialDecay(1.0), seed=1)
     with pytest.raises(ValueError, match="num_iterations must be at least 1. Received: 0"):
-        sgmcmc.diagnostics.sampling_threshold(estimate(), 0.1, seed=1, num_iterations=0)
-    with pytest.raises(ValueError, match="temperature is 0"):
-        sgmcmc.diagnostics.sampling_threshold(estimate(), 0.1, seed=1, temperature=0.0)
+        sampling_threshold(estimate(), 0.1, seed=1, num_iterations=0)
+    with pytest.raises(ValueError, match="temperature must be a positive number. Received: 0"):
+        sampling_threshold(estimate(), 0.1, seed=1, temperature=0.0)
     with pytest.raises(ValueError, match="seed must be an integer or a pair"):
-        sgmcmc.diagnostics.sampling_threshold(estimate(), 0.1, seed=None)
+        sampling_threshold(estimate(), 0.1, seed=None)
 
 
 def test_the_noise_scale_of_a_growing_batch() -> None:
@@ -208,7 +202,7 @@ def test_the_noise_scale_of_a_growing_batch() -> None:
         np.testing.assert_allclose(found.noise_scale, expected)
 
 
-# The end of burn-in, on scores whose covariance is known, so that alpha is known at every step.
+# The end of burn-in, with known covariance of the scores, so that alpha is known at every step.
 TARGET = KnownScores(
     GaussianMean(num_examples=12).target(4, replacement=True),
     np.diag([1.0, 4.0, 9.0]),
@@ -228,7 +222,7 @@ def check_end_of_burn_in(found: Any, every: int) -> None:
 
 
 def test_the_end_of_burn_in_within_a_compiled_chain() -> None:
-    reducer = sgmcmc.diagnostics.SamplingThresholdReducer(TARGET, THRESHOLD, seed=1, every=7)
+    reducer = SamplingThresholdReducer(TARGET, THRESHOLD, seed=1, every=7)
 
     @tf.function(jit_compile=True, autograph=False)
     def run(seed: tf.Tensor) -> Any:
@@ -245,7 +239,7 @@ def test_the_end_of_burn_in_within_a_compiled_chain() -> None:
 
 @pytest.mark.parametrize(("every", "threshold"), [(1, THRESHOLD), (1, 1e-6)])
 def test_the_end_of_burn_in(every: int, threshold: float) -> None:
-    reducer = sgmcmc.diagnostics.SamplingThresholdReducer(
+    reducer = SamplingThresholdReducer(
         TARGET, threshold, seed=1, every=every, num_iterations=8, step_size_fn=lambda r: r
     )
     state = tf.zeros([2, 3])
@@ -255,27 +249,24 @@ def test_the_end_of_burn_in(every: int, threshold: float) -> None:
     found = reducer.finalize(found)
     if threshold == THRESHOLD:
         check_end_of_burn_in(found, every)
-    else:  # it is not reached
+    else:  # the threshold is not reached
         np.testing.assert_array_equal(found.first_step, [0, 0])
 
 
 @pytest.mark.parametrize("step_size", [0.0, -0.5, float("nan")])
 def test_step_sizes_out_of_range(step_size: float) -> None:
-    for figure in (
-        lambda *a: sgmcmc.diagnostics.sampling_threshold(*a, seed=1),
-        sgmcmc.diagnostics.gradient_noise_share,
-    ):
+    for figure in (lambda *a: sampling_threshold(*a, seed=1), gradient_noise_share):
         with pytest.raises(ValueError, match=f"step_size must be a positive .*: {step_size}"):
             figure(estimate(), step_size)
 
 
 def test_bad_input_of_the_reducer() -> None:
     target = GaussianMean(num_examples=12).target(4)
-    with pytest.raises(TypeError, match="target is a function"):
-        sgmcmc.diagnostics.SamplingThresholdReducer(lambda x: x, 0.1, seed=1)
-    with pytest.raises(ValueError, match="threshold is 0"):
-        sgmcmc.diagnostics.SamplingThresholdReducer(target, 0.0, seed=1)
+    with pytest.raises(TypeError, match="target must be a Target. Received: a function"):
+        SamplingThresholdReducer(lambda x: x, 0.1, seed=1)
+    with pytest.raises(ValueError, match="threshold must be a positive number. Received: 0"):
+        SamplingThresholdReducer(target, 0.0, seed=1)
     with pytest.raises(ValueError, match="every must be at least 1. Received: 0"):
-        sgmcmc.diagnostics.SamplingThresholdReducer(target, 0.1, seed=1, every=0)
+        SamplingThresholdReducer(target, 0.1, seed=1, every=0)
     with pytest.raises(ValueError, match="seed must be an integer or a pair"):
-        sgmcmc.diagnostics.SamplingThresholdReducer(target, 0.1, seed=None)
+        SamplingThresholdReducer(target, 0.1, seed=None)

@@ -1,6 +1,6 @@
 """The kernel Stein discrepancy, by definition, by Stein's identity, and in the mean.
 
-False-alarm rate: 1e-6 a test; powers are stated there.
+The false-alarm rate is 1e-6 a test. The tests state their powers.
 """
 
 from typing import Any
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.statistics import Rejected, check_means
+from tfp_sgmcmc.diagnostics import gradients_at, squared_kernel_stein_discrepancy
 
 GENERATOR = np.random.default_rng(0)
 C, BETA = 1.3, -0.4
@@ -20,7 +20,7 @@ C, BETA = 1.3, -0.4
 def stein_kernel(
     x: np.ndarray, y: np.ndarray, g: np.ndarray, h: np.ndarray, m: np.ndarray | None = None
 ) -> float:
-    """k_0 of two points, from differences of the kernel along the rows of M."""
+    """Returns k_0 of two points, from differences of the kernel along the rows of M."""
     m = np.eye(len(x)) if m is None else m
     step, g, h = 1e-3 * m, m @ g, m @ h
 
@@ -47,7 +47,7 @@ def test_by_definition(statistic: Any, chunk_size: int | None) -> None:
     """Two chains, two parts, weights, and chunks that divide n = 7 or do not."""
     x, g = np.random.default_rng(1).standard_normal([2, 7, 2, 3])
     w = np.arange(1.0, 8.0)
-    found = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
+    found = squared_kernel_stein_discrepancy(
         [x[..., 0], x[..., 1:]],
         [g[..., 0], g[..., 1:]],
         chain_ndims=1,
@@ -63,9 +63,7 @@ def test_by_definition(statistic: Any, chunk_size: int | None) -> None:
 
 
 def discrepancy(x: Any, g: Any, **options: Any) -> np.ndarray:
-    return sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
-        x, g, scale=C, exponent=BETA, **options
-    ).numpy()
+    return squared_kernel_stein_discrepancy(x, g, scale=C, exponent=BETA, **options).numpy()
 
 
 @pytest.mark.parametrize("statistic", ["U", "V"])
@@ -75,9 +73,9 @@ def test_a_preconditioner_by_definition(statistic: Any) -> None:
     found = discrepancy(x, g, chain_ndims=1, statistic=statistic, preconditioner=m, chunk_size=3)
     for chain in range(2):
         expected = by_definition(x[:, chain], g[:, chain], np.ones(7), statistic, m)
-        # U is near zero, and differences of steps of 1e-3 are wrong by some 1e-6.
+        # U is near zero, and differences with steps of 1e-3 have errors of about 1e-6.
         np.testing.assert_allclose(found[chain], expected, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match=r"preconditioner has shape \(3,\); \[3, 3\]"):
+    with pytest.raises(ValueError, match=r"must have shape \[3, 3\]. Received: \(3,\)"):
         discrepancy(x, g, chain_ndims=1, preconditioner=np.ones(3))
 
 
@@ -88,9 +86,7 @@ def test_two_points_by_hand() -> None:
     """
     between = 6 / 2**0.5 + 2 / 2**1.5 - 3 / 2**2.5
     x, g = np.array([[0.0], [1.0]]), np.array([[2.0], [3.0]])
-    found = [
-        sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, g, statistic=s) for s in ("U", "V")
-    ]
+    found = [squared_kernel_stein_discrepancy(x, g, statistic=s) for s in ("U", "V")]
     np.testing.assert_allclose(found, [between, (2 * between + 5 + 10) / 4])
 
 
@@ -102,7 +98,7 @@ def test_steins_identity() -> None:
         points = np.append(grid, y)[:, np.newaxis]
 
         def mean(slope: float, points: np.ndarray = points) -> float:
-            """Of k_0 over the grid, with the gradients of N(0, 1 / slope)."""
+            """Returns the mean of k_0 over the grid, with the gradients of N(0, 1 / slope)."""
             weights = np.append(density / density.sum(), 0.0)
             both = np.append(density / density.sum(), 1.0)  # (grid + y): 1/4 (gg + 2 gy + yy)
             gradients = -slope * points
@@ -118,7 +114,7 @@ def test_steins_identity() -> None:
 
 
 def expected_square(shift: float, scale: float) -> float:
-    """S^2 of N(shift, scale^2) against N(0, 1), by quadrature."""
+    """Returns S^2 of N(shift, scale^2) against N(0, 1), by quadrature."""
     grid = np.linspace(-8, 8, 321) * scale + shift
     weights = np.exp(-0.5 * ((grid - shift) / scale) ** 2)
     x = grid[:, np.newaxis]
@@ -129,12 +125,12 @@ NUM_SETS, SIZE = 3000, 25
 
 
 def sets(shift: float = 0.0, scale: float = 1.0, dimension: int = 1) -> np.ndarray:
-    """`[SIZE, NUM_SETS, dimension]`: many sets of independent draws."""
+    """Returns many sets of independent draws, `[SIZE, NUM_SETS, dimension]`."""
     return shift + scale * GENERATOR.standard_normal([SIZE, NUM_SETS, dimension])
 
 
 def test_of_exact_draws_it_falls_as_one_over_n() -> None:
-    """V has the mean E[k_0(x, x)] / n, U has the mean zero. An error of 7 % of V is found."""
+    """V has mean E[k_0(x, x)] / n, and U has mean zero. An error of 7 % of V is found."""
     x = sets(dimension=3)
     expected = C ** (2 * BETA) * (3 - 2 * BETA * 3 / C**2) / SIZE  # d c^2b - 2 b d c^(2b - 2)
     v, u = (discrepancy(x, -x, chain_ndims=1, statistic=s) for s in ("V", "U"))
@@ -144,7 +140,7 @@ def test_of_exact_draws_it_falls_as_one_over_n() -> None:
 
 @pytest.mark.parametrize(("shift", "scale"), [(0.5, 1.0), (0.0, 0.7), (0.0, 1.4)])
 def test_of_other_draws_it_does_not(shift: float, scale: float) -> None:
-    """U has the mean S^2 of the law that was drawn from; an error of 30 % is found."""
+    """U has mean S^2 of the law of the draws. An error of 30 % is found."""
     x, expected = sets(shift, scale), expected_square(shift, scale)
     assert expected > 0.02
     found = discrepancy(x, -x, chain_ndims=1)
@@ -154,7 +150,7 @@ def test_of_other_draws_it_does_not(shift: float, scale: float) -> None:
 
 
 def test_gradient_noise_leaves_u_without_bias() -> None:
-    """It adds its variance over n to V, times c^2b."""
+    """It adds c^2b times its variance over n to V."""
     x, deviation = sets(0.5), 2.0
     g = -x + deviation * GENERATOR.standard_normal(x.shape)
     expected = expected_square(0.5, 1.0)
@@ -166,11 +162,11 @@ def test_gradient_noise_leaves_u_without_bias() -> None:
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_compiled(jit: bool) -> None:
-    """In single precision, of a set far from zero; memory is bounded by the chunks."""
+    """Single precision suffices for a set far from zero; chunks bound the memory."""
     x = GENERATOR.standard_normal([50, 2, 3])
 
     def of(x: tf.Tensor) -> tf.Tensor:
-        return sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
+        return squared_kernel_stein_discrepancy(
             x + 100.0, -x, chain_ndims=1, statistic="V", chunk_size=8
         )
 
@@ -183,29 +179,29 @@ def test_gradients_at_samples() -> None:
     target = model.target(4, dtype=tf.float64, parts=True)
     x = GENERATOR.standard_normal([3, 2, 3])
     parts = [x[..., :1], x[..., 1:]]
-    exact = sgmcmc.diagnostics.gradients_at(target, parts)
+    exact = gradients_at(target, parts)
     expected = (model.mean - x) @ model.hessian
     np.testing.assert_allclose(np.concatenate(exact, axis=-1), expected)
-    noisy = np.concatenate(sgmcmc.diagnostics.gradients_at(target, parts, seed=1), axis=-1)
-    again = np.concatenate(sgmcmc.diagnostics.gradients_at(target, parts, seed=1), axis=-1)
+    noisy = np.concatenate(gradients_at(target, parts, seed=1), axis=-1)
+    again = np.concatenate(gradients_at(target, parts, seed=1), axis=-1)
     np.testing.assert_array_equal(noisy, again)
     differences = (noisy - expected).reshape(6, 3)
-    assert len(np.unique(differences.round(9), axis=0)) == 6  # a minibatch of its own for each
+    assert len(np.unique(differences.round(9), axis=0)) == 6  # each has another minibatch
 
 
 def test_bad_input() -> None:
     x = np.ones([4, 2])
     for bad, match in (
-        (dict(scale=0.0), "scale is 0"),
-        (dict(exponent=-1.0), "exponent is -1"),
-        (dict(statistic="W"), "statistic is 'W'"),
-        (dict(weights=np.ones(3)), r"weights have shape \(3,\); \[4\]"),
-        (dict(chunk_size=0), "chunk_size is 0"),
+        (dict(scale=0.0), "scale must be a positive number. Received: 0"),
+        (dict(exponent=-1.0), "exponent must be between -1 and 0. Received: -1"),
+        (dict(statistic="W"), "statistic must be 'U' or 'V'. Received: 'W'"),
+        (dict(weights=np.ones(3)), r"weights must have shape \[4\], .* Received: \(3,\)"),
+        (dict(chunk_size=0), "chunk_size must be at least 1. Received: 0"),
     ):
         with pytest.raises(ValueError, match=match):
-            sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, x, **bad)
-    with pytest.raises(ValueError, match="samples are empty"):
-        sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x[:0], x[:0])
-    assert np.isnan(sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x[:1], x[:1]))
+            squared_kernel_stein_discrepancy(x, x, **bad)
+    with pytest.raises(ValueError, match="samples must not be empty"):
+        squared_kernel_stein_discrepancy(x[:0], x[:0])
+    assert np.isnan(squared_kernel_stein_discrepancy(x[:1], x[:1]))
     with pytest.raises(ValueError, match="equal shapes"):
-        sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, np.ones([4, 3]))
+        squared_kernel_stein_discrepancy(x, np.ones([4, 3]))

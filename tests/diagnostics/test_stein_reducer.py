@@ -1,6 +1,6 @@
-"""The Stein discrepancy of states spread over a chain: which they are, and what it is in the mean.
+"""The reducer of the Stein discrepancy: the states that it keeps, and its mean.
 
-False-alarm rate: 1e-6 a test; powers are stated there.
+The false-alarm rate is 1e-6 a test. The tests state their powers.
 """
 
 from typing import Any
@@ -13,13 +13,14 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.statistics import Rejected, check_means
+from tfp_sgmcmc.diagnostics import KernelSteinDiscrepancyReducer, squared_kernel_stein_discrepancy
 
 MODEL = GaussianMean(num_examples=12)
 NORMAL = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
 
 
 def thinned(num_steps: int, size: int, every: int) -> np.ndarray:
-    """Indices of the states kept: every k-th, k doubled until there is room for them."""
+    """Returns indices of the states kept: every k-th, with k doubled until they fit."""
     while num_steps // every > size:
         every *= 2
     return np.arange(every, num_steps + 1, every) - 1
@@ -40,8 +41,8 @@ M = np.array([[2.0, 0.3, -0.5], [0.3, 1.0, 0.2], [-0.5, 0.2, 0.4]])
     ids=["not full", "V", "halved often", "least", "given gradients"],
 )
 def test_it_is_the_function_of_the_thinned_chain(options: dict[str, Any]) -> None:
-    """Full, halved once and often, of odd and even sizes."""
-    reducer = sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(
+    """The buffer is not full, halved once or often, and of odd or even size."""
+    reducer = KernelSteinDiscrepancyReducer(
         lambda a, b: -0.25 * a**4 - 0.5 * tf.reduce_sum(b**2, axis=-1), **options
     )
     x = np.random.default_rng(0).standard_normal([40, 2, 3])
@@ -55,7 +56,7 @@ def test_it_is_the_function_of_the_thinned_chain(options: dict[str, Any]) -> Non
         own = advance(parts(state), own, parts(gradient))
     kept = thinned(40, options["size"], options.get("every", 1))
     names = options.keys() - {"size", "every", "gradient_fn"}
-    expected = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
+    expected = squared_kernel_stein_discrepancy(
         x[kept], gradients[kept], chain_ndims=1, **{k: options[k] for k in names}
     )
     np.testing.assert_allclose(reducer.finalize(own), expected, rtol=1e-10, atol=1e-13)
@@ -63,7 +64,7 @@ def test_it_is_the_function_of_the_thinned_chain(options: dict[str, Any]) -> Non
 
 def test_at_any_time_the_states_are_evenly_spread() -> None:
     for size, every in ((2, 1), (5, 1), (6, 3)):
-        reducer = sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(NORMAL, size, every=every)
+        reducer = KernelSteinDiscrepancyReducer(NORMAL, size, every=every)
         advance = tf.function(reducer.one_step, autograph=False)
         own = reducer.initialize(tf.zeros([1]))
         assert np.isnan(reducer.finalize(own))
@@ -79,22 +80,20 @@ def test_at_any_time_the_states_are_evenly_spread() -> None:
 def test_each_state_has_a_minibatch_of_its_own() -> None:
     target = MODEL.target(4, dtype=tf.float64)
     state = tf.constant(np.tile(MODEL.mean, [2, 1]))
-    reducer = sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(target, 10, seed=3)
+    reducer = KernelSteinDiscrepancyReducer(target, 10, seed=3)
     advance = tf.function(reducer.one_step, autograph=False)
     own = reducer.initialize(state)
     for _ in range(10):
         own = advance(state, own)
     rows = own.gradients.numpy().reshape(20, 3)
     assert len(np.unique(rows.round(9), axis=0)) > 15
-    expected = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
-        own.samples, own.gradients, chain_ndims=1
-    )
+    expected = squared_kernel_stein_discrepancy(own.samples, own.gradients, chain_ndims=1)
     np.testing.assert_allclose(reducer.finalize(own), expected)
 
 
 @pytest.mark.slow
 def test_with_reductions_in_sample_chain() -> None:
-    reducer = sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(NORMAL, 8)
+    reducer = KernelSteinDiscrepancyReducer(NORMAL, 8)
     kernel = tfp.experimental.mcmc.WithReductions(sgmcmc.SGLD(NORMAL, 1.0), reducer)
 
     @tf.function(jit_compile=True, autograph=False)
@@ -111,7 +110,7 @@ def test_with_reductions_in_sample_chain() -> None:
 
     states, found = run(tf.constant([0, 1]))
     x = states.numpy()[thinned(20, 8, 1)]
-    expected = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, -x, chain_ndims=1)
+    expected = squared_kernel_stein_discrepancy(x, -x, chain_ndims=1)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
@@ -120,10 +119,10 @@ NUM_CHAINS, SIZE = 8000, 25
 
 @pytest.mark.slow
 def test_of_a_biased_chain_it_is_larger() -> None:
-    """Exact: mean zero. Biased: S^2 of its law, by quadrature. An error of 25 % of that is found.
+    """The mean is zero for exact draws, S^2 of the law for others. An error of 25 % is found.
 
-    A step of 2 takes SGLD on N(0, 1) to theta' = (2 T)^1/2 z, wherever it was: to independent draws
-    of N(0, 2) at T = 1, and of the target at T = 1/2.
+    A step of 2 takes SGLD on N(0, 1) to theta' = (2 T)^1/2 z from anywhere. So the draws are
+    independent, from N(0, 2) at T = 1 and from the target at T = 1/2. S^2 is found by quadrature.
     """
 
     @tf.function(jit_compile=True, autograph=False)
@@ -132,13 +131,13 @@ def test_of_a_biased_chain_it_is_larger() -> None:
             60,
             tf.zeros([NUM_CHAINS, 1]),
             kernel=sgmcmc.SGLD(NORMAL, 2.0, temperature),
-            reducer=sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(NORMAL, SIZE),
+            reducer=KernelSteinDiscrepancyReducer(NORMAL, SIZE),
             seed=seed,
         )[0]
 
     biased, exact = (run(tf.constant(t), tf.constant([0, 1])).numpy() for t in (1.0, 0.5))
     grid = np.linspace(-10, 10, 401)[:, np.newaxis]
-    expected = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(
+    expected = squared_kernel_stein_discrepancy(
         grid, -grid, weights=np.exp(-(grid[:, 0] ** 2) / 4), statistic="V"
     ).numpy()
     assert expected > 0.05
@@ -149,17 +148,17 @@ def test_of_a_biased_chain_it_is_larger() -> None:
 
 
 def test_bad_input() -> None:
-    make = sgmcmc.diagnostics.KernelSteinDiscrepancyReducer
+    make = KernelSteinDiscrepancyReducer
     for bad, match in (
-        (dict(size=1), "size is 1; .*at least 2"),
-        (dict(size=4, every=0), "every is 0"),
+        (dict(size=1), "size must be at least 2. Received: 1"),
+        (dict(size=4, every=0), "every must be at least 1. Received: 0"),
     ):
         with pytest.raises(ValueError, match=match):
             make(NORMAL, **bad)
     for bad, match in (
-        (dict(scale=0.0), "scale is 0"),
-        (dict(statistic="W"), "statistic is 'W'"),
-        (dict(preconditioner=np.eye(2)), r"\[3, 3\] is expected"),
+        (dict(scale=0.0), "scale must be a positive number. Received: 0"),
+        (dict(statistic="W"), "statistic must be 'U' or 'V'. Received: 'W'"),
+        (dict(preconditioner=np.eye(2)), r"must have shape \[3, 3\]. Received: \(2, 2\)"),
     ):
         with pytest.raises(ValueError, match=match):
             make(NORMAL, 4, **bad).initialize(tf.zeros([3]))

@@ -1,6 +1,6 @@
-"""Temperatures against definitions, and of chains whose temperature is known in closed form.
+"""Temperatures against definitions, and for chains with a known temperature.
 
-False-alarm rate: 1e-6 a test. Power: 3 % of a temperature is found with probability 0.999.
+The false-alarm rate is 1e-6 a test. An error of 3 % is found with probability 0.999.
 """
 
 from typing import Any
@@ -13,6 +13,11 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import GaussianMean, sgld_covariance
 from tests.harness.statistics import Rejected, check_means
+from tfp_sgmcmc.diagnostics import (
+    ConfigurationalTemperatureReducer,
+    configurational_temperature,
+    kinetic_temperature,
+)
 
 GENERATOR = np.random.default_rng(0)
 MODEL = GaussianMean(num_examples=12)
@@ -21,23 +26,23 @@ BATCH, STEP = 4, 0.08
 
 def test_kinetic_temperature() -> None:
     p = [GENERATOR.standard_normal([5, 2]), GENERATOR.standard_normal([5, 2, 3])]
-    found = sgmcmc.diagnostics.kinetic_temperature(p, mass=[2.0, np.ones(3) * 0.5], chain_ndims=2)
+    found = kinetic_temperature(p, mass=[2.0, np.ones(3) * 0.5], chain_ndims=2)
     assert found.shape == [5, 2]
     expected = (p[0] ** 2 / 2 + (p[1] ** 2 / 0.5).sum(axis=-1)) / 4
     np.testing.assert_allclose(found, expected)
     with pytest.raises(ValueError, match="mass must broadcast"):
-        sgmcmc.diagnostics.kinetic_temperature(p[1], mass=np.ones(2))
+        kinetic_temperature(p[1], mass=np.ones(2))
 
 
 def test_configurational_temperature() -> None:
     x, g = GENERATOR.standard_normal([2, 9, 2, 3])
-    found = sgmcmc.diagnostics.configurational_temperature(
+    found = configurational_temperature(
         {"a": x[..., 0], "b": x[..., 1:]}, {"a": g[..., 0], "b": g[..., 1:]}, chain_ndims=1
     )
     for chain in range(2):
         across = [np.cov(x[:, chain, i], g[:, chain, i])[0, 1] for i in range(3)]
         np.testing.assert_allclose(found[chain], -np.mean(across))
-    alone = sgmcmc.diagnostics.configurational_temperature(x[:, 0], g[:, 0])
+    alone = configurational_temperature(x[:, 0], g[:, 0])
     np.testing.assert_allclose(alone, found[0])
 
 
@@ -45,16 +50,16 @@ NUM_STEPS = 100
 
 
 def stationary(temperature: float, matrix: float) -> np.ndarray:
-    """Covariance of the states of SGLD."""
+    """Returns the stationary covariance of the states of SGLD."""
     noise = MODEL.noise(BATCH, replacement=True)
     return sgld_covariance(MODEL.hessian, noise, STEP, matrix, temperature)
 
 
 def law(temperature: float, matrix: float) -> float:
-    """E[T_c] of SGLD: tr(A E[C]) / d, with C the sample covariance of a stationary chain.
+    """Returns E[T_c] of SGLD, tr(A E[C]) / d, where C is the sample covariance of a chain.
 
-    E[C] = T / (T - 1) (S - W), with S the stationary covariance and W that of a chain's own mean,
-    1 / T^2 sum_st F^|s - t| S.
+    For a stationary chain, E[C] = T / (T - 1) (S - W), where S is the stationary covariance and W
+    the covariance of the chain's mean, 1 / T^2 sum_st F^|s - t| S.
     """
     covariance = stationary(temperature, matrix)
     step, power = np.eye(3) - STEP / 2 * matrix * MODEL.hessian, np.eye(3)
@@ -67,13 +72,10 @@ def law(temperature: float, matrix: float) -> float:
 
 
 def of_chains(temperature: float, matrix: float) -> tuple[np.ndarray, np.ndarray]:
-    """T_c of each of many chains: by the reducer, and by the function from exact gradients.
-
-    They start in their stationary law.
-    """
+    """Returns T_c of many stationary chains, by the reducer and from exact gradients."""
     target = MODEL.target(BATCH, replacement=True)
     kernel = sgmcmc.SGLD(target, STEP, temperature, preconditioner=matrix)
-    reducer = sgmcmc.diagnostics.ConfigurationalTemperatureReducer(target, seed=5)
+    reducer = ConfigurationalTemperatureReducer(target, seed=5)
     deviations = np.linalg.cholesky(stationary(temperature, matrix))
     start = MODEL.mean + GENERATOR.standard_normal([2000, 3]) @ deviations.T
 
@@ -90,7 +92,7 @@ def of_chains(temperature: float, matrix: float) -> tuple[np.ndarray, np.ndarray
 
     found, samples = (x.numpy() for x in run(tf.constant([0, 1])))
     gradients = (MODEL.mean - samples) @ MODEL.hessian
-    return found, sgmcmc.diagnostics.configurational_temperature(samples, gradients, chain_ndims=1)
+    return found, configurational_temperature(samples, gradients, chain_ndims=1)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +102,14 @@ def test_of_sgld_in_closed_form(temperature: float, matrix: float) -> None:
     expected = law(temperature, matrix)
     for found in of_chains(temperature, matrix):
         check_means(found, [expected], 0.03 * expected)
-        with pytest.raises(Rejected):  # the temperature asked for: these steps are large
+        with pytest.raises(Rejected):  # steps are large, so the chain is hotter than asked for
             check_means(found, [temperature], 0.03 * expected)
 
 
 @pytest.mark.parametrize(("every", "jit"), [(1, None), (3, False)])
 def test_the_reducer_is_the_function(every: int, jit: bool | None) -> None:
     target = sgmcmc.FullDataLogProb(lambda a, b: -0.25 * a**4 - 0.5 * tf.reduce_sum(b**2, axis=-1))
-    reducer = sgmcmc.diagnostics.ConfigurationalTemperatureReducer(target, seed=1, every=every)
+    reducer = ConfigurationalTemperatureReducer(target, seed=1, every=every)
     a, b = GENERATOR.standard_normal([10, 2]), GENERATOR.standard_normal([10, 2, 3])
     advance = reducer.one_step
     if jit is not None:
@@ -117,24 +119,22 @@ def test_the_reducer_is_the_function(every: int, jit: bool | None) -> None:
     for x, y in zip(a, b, strict=True):
         own = advance([tf.constant(x), tf.constant(y)], own)
     seen = slice(every - 1, None, every)
-    expected = sgmcmc.diagnostics.configurational_temperature(
+    expected = configurational_temperature(
         [a[seen], b[seen]], [-(a[seen] ** 3), -b[seen]], chain_ndims=1
     )
     np.testing.assert_allclose(reducer.finalize(own), expected)
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ValueError, match=r"shape \(3, 2\) and gradients \(3,\)"):
-        sgmcmc.diagnostics.configurational_temperature(np.ones([3, 2]), np.ones(3))
+    with pytest.raises(ValueError, match=r"Received: shapes \(3, 2\) and \(3,\)"):
+        configurational_temperature(np.ones([3, 2]), np.ones(3))
     with pytest.raises(ValueError, match="at least 2 results"):
-        sgmcmc.diagnostics.configurational_temperature(np.ones([1, 2]), np.ones([1, 2]))
+        configurational_temperature(np.ones([1, 2]), np.ones([1, 2]))
     with pytest.raises(ValueError, match="with 2 dimensions of chains"):
-        sgmcmc.diagnostics.configurational_temperature(
-            np.ones([3, 2]), np.ones([3, 2]), chain_ndims=2
-        )
+        configurational_temperature(np.ones([3, 2]), np.ones([3, 2]), chain_ndims=2)
     with pytest.raises(ValueError, match="mass must be a positive finite number. Received: -1.0"):
-        sgmcmc.diagnostics.kinetic_temperature(np.ones([3, 2]), mass=-1.0)
+        kinetic_temperature(np.ones([3, 2]), mass=-1.0)
     with pytest.raises(ValueError, match="every must be at least 1. Received: 0"):
-        sgmcmc.diagnostics.ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=1, every=0)
+        ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=1, every=0)
     with pytest.raises(ValueError, match="seed must be an integer or a pair"):
-        sgmcmc.diagnostics.ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=None)
+        ConfigurationalTemperatureReducer(lambda x: -(x**2), seed=None)

@@ -1,11 +1,11 @@
-"""Weights by step size: against definitions, and against the exact variance of both means.
+"""Weights by step size against definitions, and against the exact variance of both means.
 
 On N(0, 1/A) a step of SGLD with minibatches is linear in one dimension,
 
   theta' = (1 - epsilon_t A / 2) theta + (epsilon_t^2 / 4 Sigma + epsilon_t)^(1/2) xi_t,
 
-so that a chain is theta = L xi with a known triangular L, and the variance of every linear estimate
-w . theta is |L^T w|^2: no chain is drawn.
+so that a chain is theta = L xi with a known triangular L, and the variance of a linear estimate
+w . theta is |L^T w|^2. No chain is drawn.
 """
 
 from typing import Any
@@ -16,6 +16,13 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.diagnostics import (
+    MixingDistanceReducer,
+    WeightedExpectationReducer,
+    effective_number_of_steps,
+    indices_by_distance,
+    weighted_expectation,
+)
 
 GENERATOR = np.random.default_rng(0)
 A, SIGMA = 2.0, 3.0
@@ -25,7 +32,7 @@ STEPS = SCHEDULE(tf.range(NUM_STEPS)).numpy().astype(np.float64)
 
 
 def chain_of_noises(steps: np.ndarray) -> np.ndarray:
-    """L, `[T, T]`: the chain that starts at 0, by the noises of its steps."""
+    """Returns L, `[T, T]`: the chain that starts at 0, as a function of its noises."""
     chain, theta = np.zeros([len(steps), len(steps)], np.float32), np.zeros(len(steps))
     for t, epsilon in enumerate(steps):
         theta = (1 - epsilon * A / 2) * theta
@@ -38,13 +45,13 @@ CHAIN = chain_of_noises(STEPS)
 
 
 def test_the_weighted_mean_beats_the_plain_mean_by_the_factor_of_theory() -> None:
-    """Plain over weighted variance: sum epsilon sum 1/epsilon / T^2, for a chain that starts at 0.
+    """The ratio of plain to weighted variance is sum epsilon sum 1/epsilon / T^2.
 
-    Weighted, it is 4 / (A^2 sum epsilon), that of a mean over time. A finite time takes
-    3 / (A sum epsilon) off that, 4 % here, and the finite steps add less.
+    The weighted variance is 4 / (A^2 sum epsilon), as for a mean over time. For a chain that starts
+    at 0, a finite time lowers it by 3 / (A sum epsilon), 4 % here, and finite steps add less.
     """
     finite_time = 3 / (A * STEPS.sum())
-    weighted = np.sum(sgmcmc.diagnostics.weighted_expectation(CHAIN, STEPS) ** 2)
+    weighted = np.sum(weighted_expectation(CHAIN, STEPS) ** 2)
     plain = np.sum(CHAIN.mean(axis=0, dtype=np.float64) ** 2)
     factor = STEPS.sum() * (1 / STEPS).sum() / NUM_STEPS**2
     assert factor > 1.35
@@ -53,13 +60,13 @@ def test_the_weighted_mean_beats_the_plain_mean_by_the_factor_of_theory() -> Non
 
 
 def test_states_kept_by_distance_are_as_good_as_weights() -> None:
-    """They lie at equal distances in time, here of a fifth of the time of correlation, 2/A.
+    """They lie at equal distances in time, here a fifth of the correlation time 2/A.
 
-    So coarse a sum over exp(-|t| A/2) exceeds the integral by (1/5)^2 / 12, and its points lie half
-    a distance further from the start.
+    The sum over exp(-|t| A/2) on such a grid exceeds the integral by (1/5)^2 / 12, and its points
+    lie half a distance further from the start.
     """
-    kept = sgmcmc.diagnostics.indices_by_distance(STEPS, distance=0.2)
-    weighted = np.sum(sgmcmc.diagnostics.weighted_expectation(CHAIN, STEPS) ** 2)
+    kept = indices_by_distance(STEPS, distance=0.2)
+    weighted = np.sum(weighted_expectation(CHAIN, STEPS) ** 2)
     collected = np.sum(CHAIN[kept].mean(axis=0, dtype=np.float64) ** 2)
     np.testing.assert_allclose(collected, weighted, rtol=0.2**2 / 12 + 0.1 / STEPS.sum())
     assert len(kept) < NUM_STEPS / 10
@@ -68,20 +75,20 @@ def test_states_kept_by_distance_are_as_good_as_weights() -> None:
 def test_against_the_definition() -> None:
     values = {"a": GENERATOR.standard_normal([9, 2, 3]), "b": GENERATOR.standard_normal([9, 2])}
     steps = GENERATOR.uniform(size=[9])
-    found = sgmcmc.diagnostics.weighted_expectation(values, steps)
+    found = weighted_expectation(values, steps)
     for name, x in values.items():
         np.testing.assert_allclose(found[name], np.average(x, axis=0, weights=steps))
     by_chain = GENERATOR.uniform(size=[9, 2])
-    found = sgmcmc.diagnostics.weighted_expectation(values, by_chain)
+    found = weighted_expectation(values, by_chain)
     for chain in range(2):
         expected = np.average(values["a"][:, chain], axis=0, weights=by_chain[:, chain])
         np.testing.assert_allclose(found["a"][chain], expected)
     expected = by_chain.sum(axis=0) ** 2 / (by_chain**2).sum(axis=0)
-    np.testing.assert_allclose(sgmcmc.diagnostics.effective_number_of_steps(by_chain), expected)
+    np.testing.assert_allclose(effective_number_of_steps(by_chain), expected)
 
 
 def run(reducer: Any, num_steps: int = 50) -> tuple[Any, np.ndarray]:
-    """What a reducer finds in a compiled chain, and the same chain, `[T, chains, D]`."""
+    """Returns the reducers' results on a compiled chain, and the chain, `[T, chains, D]`."""
     target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
     schedule = sgmcmc.schedules.PolynomialDecay(a=0.5)
     tracer = tfp.experimental.mcmc.TracingReducer(trace_fn=lambda x, _: x, size=num_steps)
@@ -106,21 +113,17 @@ def test_reducers_see_what_functions_see() -> None:
     steps = sgmcmc.schedules.PolynomialDecay(a=0.5)(tf.range(num_steps)).numpy()
     (mean, squares, collected, full), chain = run(
         [
-            sgmcmc.diagnostics.WeightedExpectationReducer(),
-            sgmcmc.diagnostics.WeightedExpectationReducer(
-                lambda x: {"norm": tf.reduce_sum(x**2, axis=-1)}
-            ),
-            sgmcmc.diagnostics.MixingDistanceReducer(distance=0.8, size=num_steps),
-            sgmcmc.diagnostics.MixingDistanceReducer(distance=0.8, size=size),
+            WeightedExpectationReducer(),
+            WeightedExpectationReducer(lambda x: {"norm": tf.reduce_sum(x**2, axis=-1)}),
+            MixingDistanceReducer(distance=0.8, size=num_steps),
+            MixingDistanceReducer(distance=0.8, size=size),
         ],
         num_steps,
     )
-    np.testing.assert_allclose(
-        mean, sgmcmc.diagnostics.weighted_expectation(chain, steps), rtol=1e-4
-    )
-    norm = sgmcmc.diagnostics.weighted_expectation((chain**2).sum(axis=-1), steps)
+    np.testing.assert_allclose(mean, weighted_expectation(chain, steps), rtol=1e-4)
+    norm = weighted_expectation((chain**2).sum(axis=-1), steps)
     np.testing.assert_allclose(squares["norm"], norm, rtol=1e-4)
-    kept = sgmcmc.diagnostics.indices_by_distance(steps, distance=0.8)
+    kept = indices_by_distance(steps, distance=0.8)
     assert int(collected.num_kept) == len(kept) > size == int(full.num_kept)
     np.testing.assert_array_equal(collected.samples[: len(kept)], chain[kept])
     np.testing.assert_array_equal(collected.samples[len(kept) :], 0)
@@ -128,9 +131,9 @@ def test_reducers_see_what_functions_see() -> None:
 
 
 def test_collection_by_distance_does_not_drift_in_single_precision() -> None:
-    """A hundred equal steps to a distance, twenty times."""
+    """The chain travels twenty distances of a hundred equal steps each."""
     step, num_steps = np.float32(1e-4), 2000
-    reducer = sgmcmc.diagnostics.MixingDistanceReducer(1e-2, size=100, step_size_fn=lambda r: r)
+    reducer = MixingDistanceReducer(1e-2, size=100, step_size_fn=lambda r: r)
     start = reducer.initialize(tf.zeros([]), step)
 
     @tf.function(autograph=False, jit_compile=True)
@@ -141,44 +144,44 @@ def test_collection_by_distance_does_not_drift_in_single_precision() -> None:
             (tf.constant(0), start),
         )[1]
 
-    found, expected = run(), sgmcmc.diagnostics.indices_by_distance(np.full(num_steps, step), 1e-2)
+    found, expected = run(), indices_by_distance(np.full(num_steps, step), 1e-2)
     assert len(expected) == 20
     np.testing.assert_array_equal(found.samples[: int(found.num_kept)], expected)
 
 
 def test_the_reducer_weights_chains_by_steps_of_their_own() -> None:
     values, steps = GENERATOR.standard_normal([5, 2, 3]), GENERATOR.uniform(size=[5, 2])
-    reducer = sgmcmc.diagnostics.WeightedExpectationReducer(step_size_fn=lambda r: r)
+    reducer = WeightedExpectationReducer(step_size_fn=lambda r: r)
     own = reducer.initialize(values[0], steps[0])
     for x, step in zip(values, steps, strict=True):
         own = reducer.one_step(tf.constant(x), own, tf.constant(step))
-    expected = sgmcmc.diagnostics.weighted_expectation(values, steps)
+    expected = weighted_expectation(values, steps)
     np.testing.assert_allclose(reducer.finalize(own), expected)
     number = own.total**2 / own.total_squares
-    np.testing.assert_allclose(number, sgmcmc.diagnostics.effective_number_of_steps(steps))
+    np.testing.assert_allclose(number, effective_number_of_steps(steps))
 
 
 def test_bad_input() -> None:
     for bad in ([], [1.0, -1.0], [np.nan, 1.0], [0.0, 0.0], 1.0):
-        with pytest.raises(ValueError, match="step_sizes have"):
-            sgmcmc.diagnostics.weighted_expectation(np.ones(2), bad)
-        with pytest.raises(ValueError, match="step_sizes have"):
-            sgmcmc.diagnostics.effective_number_of_steps(bad)
-        with pytest.raises(ValueError, match="step_sizes have"):
-            sgmcmc.diagnostics.indices_by_distance(bad, 1.0)
-    with pytest.raises(ValueError, match=r"values have shape \(3,\) and step_sizes \(2,\)"):
-        sgmcmc.diagnostics.weighted_expectation(np.ones(3), [1.0, 1.0])
-    with pytest.raises(ValueError, match=r"step_sizes have shape \(2, 1\); \[T\]"):
-        sgmcmc.diagnostics.indices_by_distance(np.ones([2, 1]), 1.0)
-    with pytest.raises(ValueError, match="the largest step is 0.5"):
-        sgmcmc.diagnostics.indices_by_distance([0.1, 0.5], 0.4)
-    with pytest.raises(ValueError, match="distance is 0"):
-        sgmcmc.diagnostics.MixingDistanceReducer(0.0, 3)
-    with pytest.raises(ValueError, match="size is 0"):
-        sgmcmc.diagnostics.MixingDistanceReducer(1.0, 0)
-    reducer = sgmcmc.diagnostics.MixingDistanceReducer(1.0, 3, step_size_fn=lambda r: r)
+        with pytest.raises(ValueError, match="step_sizes must"):
+            weighted_expectation(np.ones(2), bad)
+        with pytest.raises(ValueError, match="step_sizes must"):
+            effective_number_of_steps(bad)
+        with pytest.raises(ValueError, match="step_sizes must"):
+            indices_by_distance(bad, 1.0)
+    with pytest.raises(ValueError, match=r"step_sizes, \(2,\). Received: \(3,\)"):
+        weighted_expectation(np.ones(3), [1.0, 1.0])
+    with pytest.raises(ValueError, match=r"step_sizes must have shape \[T\]. Received: \(2, 1\)"):
+        indices_by_distance(np.ones([2, 1]), 1.0)
+    with pytest.raises(ValueError, match="at least the largest step, 0.5. Received: 0.4"):
+        indices_by_distance([0.1, 0.5], 0.4)
+    with pytest.raises(ValueError, match="distance must be a positive number. Received: 0"):
+        MixingDistanceReducer(0.0, 3)
+    with pytest.raises(ValueError, match="size must be at least 1. Received: 0"):
+        MixingDistanceReducer(1.0, 0)
+    reducer = MixingDistanceReducer(1.0, 3, step_size_fn=lambda r: r)
     with pytest.raises(ValueError, match="one number for all chains"):
         reducer.initialize(tf.ones([2]), tf.ones([2]))
-    weighted = sgmcmc.diagnostics.WeightedExpectationReducer(step_size_fn=lambda r: r)
-    with pytest.raises(ValueError, match="step sizes of their own"):
+    weighted = WeightedExpectationReducer(step_size_fn=lambda r: r)
+    with pytest.raises(ValueError, match="one step size for all parts"):
         weighted.initialize([tf.ones([2]), tf.ones([2])], [0.1, 0.2])

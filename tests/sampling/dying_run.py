@@ -1,8 +1,8 @@
-"""A short run, ended by `os._exit` at each of its writes in turn; see `test_crash.py`.
+"""A short run that `os._exit` ends at each of its writes in turn; see `test_crash.py`.
 
-`python -m tests.sampling.dying_run FOLDER FIRST STEP [mutated]` has it die at points FIRST,
-FIRST + STEP, ... and prints how many there were. The mutated run commits its state before the draws
-that led to it.
+`python -m tests.sampling.dying_run FOLDER FIRST STEP [mutated]` ends it at points FIRST,
+FIRST + STEP, ... and prints the number of points. The mutated run commits its state before the
+draws that led to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VARIABLES = {
 
 
 def walk(state: Any, count: int) -> list[Any]:
-    """The next states; only the checkpoint carries them from one process to the next."""
+    """Returns the next states; only the checkpoint carries them from process to process."""
     states = []
     for _ in range(count):
         state = state * 1.5 - 0.25
@@ -74,7 +74,7 @@ def in_child(action: Callable[[], None]) -> int:
 
 
 def die_at(path: Path, count: int, mutated: bool) -> None:
-    """Runs until a file below `path` is opened to write, renamed or removed for the n-th time."""
+    """Runs until a file below `path` is written, renamed or removed for the n-th time."""
     seen = 0
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -113,7 +113,7 @@ def main(folder: str, first: int, step: int, mutated: bool) -> None:
 
 
 if __name__ == "__main__":
-    assert zarr.codecs  # imported here, before any fork
+    assert zarr.codecs  # imported before any fork
     store._CHUNK_ROWS = 4
-    os.fsync = lambda descriptor: None  # a process that dies loses nothing that it wrote
+    os.fsync = lambda descriptor: None  # only a machine that stops needs it
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), "mutated" in sys.argv[4:])

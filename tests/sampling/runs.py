@@ -16,7 +16,7 @@ tfd = tfp.distributions
 
 
 def target(**options: Any) -> sgmcmc.MinibatchLogProb:
-    """A normal mean of three entries, and the logarithm of its standard deviation."""
+    """Returns a target for a normal mean of three entries and the log standard deviation."""
     x = np.random.default_rng(0).normal(2.0, 1.0, size=[40, 3]).astype(np.float32)
 
     def log_prior(mean: tf.Tensor, log_sd: tf.Tensor) -> tf.Tensor:
@@ -34,12 +34,12 @@ def state() -> dict[str, tf.Tensor]:
 
 
 def kernel() -> sgmcmc.NOGIN:
-    """With momenta, a covariance that is learnt, and an epoch of data: all must be carried over."""
+    """Returns a kernel with momenta, a learnt covariance and epochs, which must be carried over."""
     return sgmcmc.NOGIN(target(reshuffle="epoch"), step_size=0.02, friction=1.0)
 
 
 def quick_kernel() -> sgmcmc.SGNHT:
-    """With momenta and a thermostat; quick to trace, for its draws are with replacement."""
+    """Returns a kernel with momenta and a thermostat; drawing with replacement traces fast."""
     return sgmcmc.SGNHT(target(replacement=True), step_size=0.02)
 
 
@@ -48,7 +48,7 @@ def trace(state: Any, results: Any) -> dict[str, tf.Tensor]:
 
 
 class Walk(tfp.mcmc.TransitionKernel):
-    """x <- growth x + a normal number; a kernel that costs nothing, and is not of this library."""
+    """x <- growth x + a normal number: a cheap kernel that is not part of the library."""
 
     is_calibrated = False
 
@@ -68,8 +68,14 @@ class Walk(tfp.mcmc.TransitionKernel):
         return moved, {**previous_kernel_results, "number": number}
 
 
+def assert_equal(x: Any, y: Any) -> None:
+    tf.nest.assert_same_structure(x, y)
+    for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def killed_run(directory: str | os.PathLike[str] | None, num_results: int) -> sgmcmc.SampleResult:
-    """A run under XLA that writes a checkpoint every few milliseconds."""
+    """Runs under XLA and writes a checkpoint every few milliseconds."""
     return sgmcmc.sample(
         sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda x: -tf.reduce_sum(x**2)), 0.1),
         tf.zeros([3]),

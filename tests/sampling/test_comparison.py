@@ -1,4 +1,4 @@
-"""Scores of `tune`: the same in all units, with a minibatch for each state."""
+"""The scores of `tune` do not depend on units, and use a minibatch for each state."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def gaussian(precision: np.ndarray) -> sgmcmc.FullDataLogProb:
 
 
 def scores(states: list[np.ndarray], units: np.ndarray = ONES) -> np.ndarray:
-    """Of states theta as `units theta`."""
+    """Returns the scores of states in other units."""
     target = gaussian(np.diag((units * DEVIATIONS) ** -2))
     return Comparison(target, 1, True, 1.0, False)([tf.constant(x * units) for x in states], SEEDS)
 
@@ -44,7 +44,7 @@ def test_scores_are_the_same_in_all_units() -> None:
 
 
 def test_the_narrowest_direction_does_not_decide_alone() -> None:
-    """Half a deviation off where the posterior is narrow is better than not spread elsewhere.
+    """An offset in a narrow direction is better than states that have not spread in a wide one.
 
     The two directions are mixed, so that deviations alone do not tell them apart.
     """
@@ -64,7 +64,7 @@ def test_the_narrowest_direction_does_not_decide_alone() -> None:
 
 
 def test_chains_that_overshoot_do_not_win() -> None:
-    """Their U is far below zero; those of good chains are about zero."""
+    """Their U-statistic is far below zero, and good chains have one near zero."""
     turns = np.power(-2.0, np.arange(60))[:, np.newaxis, np.newaxis] * np.ones([60, 1, 2])
     x = turns.reshape(-1, 2)
     assert squared_discrepancy(x, -x) < -1e6
@@ -83,7 +83,7 @@ def test_states_that_are_not_finite_have_an_infinite_score() -> None:
 
 @pytest.mark.parametrize("jit_compile", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_state_has_a_minibatch_of_its_own(jit_compile: bool) -> None:
-    """Also where the target's chains share one, and the states are the same."""
+    """This holds even if the target's chains share minibatches and the states are equal."""
     model = GaussianMean(num_examples=12)
     target = model.target(2, shared_batch=True)
     size = len(model.mean)
@@ -92,14 +92,14 @@ def test_each_state_has_a_minibatch_of_its_own(jit_compile: bool) -> None:
     compare = Comparison(target, 1, False, 1.0, jit_compile)
     found = compare.gradients(states, SEEDS[0])
     assert found.shape == (40, size)
-    # Of 40 draws of 66 pairs, about 30 differ; with one for all chains there were 8 at most.
+    # About 30 of 40 draws of 66 pairs differ. If chains shared minibatches, at most 8 would.
     assert len(np.unique(found[:, 0].round(3))) > 20
     np.testing.assert_array_equal(found, compare.gradients(states, SEEDS[0]))
     exact = Comparison(target, 1, True, 1.0, jit_compile).gradients(states, SEEDS[0])
     np.testing.assert_allclose(exact, 0 * exact, atol=1e-2)
 
 
-def test_of_few_states_deviations_alone_are_used() -> None:
+def test_few_states_give_no_correlation() -> None:
     x = draws().reshape(-1, 2)[:19]
     deviations, correlation = spread([x])
     np.testing.assert_allclose(deviations, x.std(axis=0))

@@ -1,8 +1,8 @@
-"""A run that dies at any moment goes on to the draws of one that does not.
+"""A run that dies at any moment goes on and gives the draws of a run that does not die.
 
-A child process does the same short run again and again, and dies the first, second, third, ... time
-that it opens, renames or removes a file below its directory. After each death another process goes
-on to the end, and its draws are compared with what they must be.
+A child process repeats the same short run, and dies at its first, second, third, ... time of
+opening, renaming or removing a file below its directory. After each death another process goes on
+to the end, and its draws are compared with the known ones.
 """
 
 import os
@@ -25,7 +25,7 @@ def deaths(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize(
     ("first", "step", "at_least"),
-    [(3, 29, 6), pytest.param(1, 1, 170, marks=pytest.mark.slow)],  # the last: all there are
+    [(3, 29, 6), pytest.param(1, 1, 170, marks=pytest.mark.slow)],  # the last covers all points
 )
 def test_a_death_at_a_write_rename_or_removal(
     tmp_path: Path, first: int, step: int, at_least: int

@@ -1,4 +1,4 @@
-"""`sample` takes the steps that a loop by hand takes, whatever it compiles into one call."""
+"""`sample` takes the same steps as a loop by hand, however many it compiles into one call."""
 
 import signal
 import sys
@@ -12,21 +12,21 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tests.sampling.runs import Walk, quick_kernel, state, trace
+from tests.sampling.runs import Walk, assert_equal, quick_kernel, state, trace
 from tfp_sgmcmc import random
-from tfp_sgmcmc.sampling import driver, loop, progress
+from tfp_sgmcmc.sampling import loop, progress, steps
 
 SEED = 7
 QUIET: dict[str, Any] = dict(seed=SEED, progress_bar=False, preflight_check=False)
 
 
 def by_hand(made: Any, num_steps: int, jit_compile: bool) -> tuple[Any, Any]:
-    """States and traces after each step, of compiled single steps."""
+    """Returns states and traces after each step, from compiled single steps."""
     current = state()
     step = tf.function(
         lambda s, r, seed: made.one_step(s, r, seed=seed), jit_compile=jit_compile, autograph=False
     )
-    # In the mode of the steps: seeds too differ between XLA and without.
+    # Seeds also differ between XLA and other modes.
     seeds = tf.function(
         lambda t: random.fold_in(random.as_seed(SEED), t), jit_compile=jit_compile, autograph=False
     )
@@ -39,18 +39,12 @@ def by_hand(made: Any, num_steps: int, jit_compile: bool) -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def full() -> Any:
-    """23 draws with their traces, without XLA."""
+    """Returns 23 draws with their traces, without XLA."""
     return sgmcmc.sample(quick_kernel(), state(), 23, trace_fn=trace, jit_compile=False, **QUIET)
 
 
-def assert_equal(x: Any, y: Any) -> None:
-    tf.nest.assert_same_structure(x, y)
-    for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def assert_rounded_alike(x: Any, y: Any) -> None:
-    """A step within a loop may be rounded elsewhere than a single one: a hundred roundings."""
+    """Allows a hundred roundings, because a step in a loop may be rounded differently."""
     for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
@@ -128,15 +122,15 @@ def test_the_length_of_a_call_has_no_influence(
     calls = []
     real = loop.Loop.__call__
 
-    def counted(self: Any, position: Any, rows: int, first: int) -> Any:
+    def counted(self: Any, position: Any, rows: int, *arguments: Any) -> Any:
         calls.append(rows)
-        return real(self, position, rows, first)
+        return real(self, position, rows, *arguments)
 
     monkeypatch.setattr(loop.Loop, "__call__", counted)
-    monkeypatch.setattr(driver.Pace, "took", lambda self, steps, seconds: None)
+    monkeypatch.setattr(steps.Pace, "took", lambda self, steps, seconds: None)
     for most_steps, most_rows in ((1000, 7),) if jit_compile else ((3, 100), (1000, 7), (17, 2)):
         monkeypatch.setattr(
-            driver.Pace, "__init__", lambda self, s, n=most_steps: setattr(self, "max_steps", n)
+            steps.Pace, "__init__", lambda self, s, n=most_steps: setattr(self, "max_steps", n)
         )
         monkeypatch.setattr(loop, "_BUFFER_ROWS", most_rows)
         calls.clear()
@@ -151,7 +145,7 @@ def test_a_kernel_of_tensorflow_probability() -> None:
         hmc, tf.zeros([4, 2]), 400, num_burnin_steps=20, jit_compile=False, **QUIET
     )
     assert result.states.shape == (400, 4, 2) and result.weights is None
-    # 3,200 draws whose autocorrelation is below zero: their variance within 6 standard errors.
+    # There are 3,200 draws with a negative autocorrelation: 6 standard errors of the variance.
     np.testing.assert_allclose(result.states.var(), 1.0, atol=6 * np.sqrt(2 / 3200))
     data = result.to_inference_data()
     assert data.posterior["state"].dims == ("chain", "draw", "state_dim_0")
@@ -194,7 +188,7 @@ def test_a_chain_that_breaks_down_keeps_what_came_before() -> None:
 
 
 def after_calls(count: int, action: Callable[[], None]) -> Callable[..., Any]:
-    """A `health` that acts when it was called `count` times."""
+    """Returns a `health` that acts at its call number `count`."""
     calls = 0
 
     def health(position: Any) -> dict[str, Any]:
@@ -225,7 +219,7 @@ def test_ctrl_c_returns_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_ctrl_c_raises() -> None:
     with progress.held_back() as interrupt:
         signal.raise_signal(signal.SIGINT)
-        assert interrupt.asked
+        assert interrupt.is_set()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -262,14 +256,14 @@ def test_the_target_is_checked_before() -> None:
 
 
 def test_nothing_is_warned_of() -> None:
-    """`sample_chain` warns of every kernel that is not calibrated."""
+    """`sample_chain` warns about every kernel that is not calibrated."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sgmcmc.sample(Walk(), tf.zeros([2]), 3, jit_compile=False, **QUIET)
 
 
 class Changing:
-    """A trace that has another form when it is called again."""
+    """A trace function whose result has another form at its second call."""
 
     def __init__(self, second: Any):
         self._values = [tf.zeros([2]), second]
@@ -281,26 +275,30 @@ class Changing:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        (dict(num_results=0), ValueError, "num_results is 0; at least 1"),
-        (dict(num_results=2.0), TypeError, "num_results is 2.0; an integer"),
-        (dict(num_burnin_steps=-1), ValueError, "num_burnin_steps is -1; at least 0"),
-        (dict(num_steps_between_results=-1), ValueError, "num_steps_between_results is -1"),
-        (dict(num_chains=0), ValueError, "num_chains is 0; at least 1"),
+        (dict(num_results=0), ValueError, "num_results must be at least 1. Received: 0"),
+        (dict(num_results=2.0), TypeError, "num_results must be an integer. Received: 2.0"),
+        (dict(num_burnin_steps=-1), ValueError, "num_burnin_steps must be .* Received: -1"),
+        (dict(num_steps_between_results=-1), ValueError, "between_results must be .* Received: -1"),
+        (dict(num_chains=0), ValueError, "num_chains must be at least 1. Received: 0"),
         (dict(seed=None), ValueError, "seed must be an integer or a pair"),
-        (dict(kernel="SGLD"), TypeError, "kernel is a str"),
-        (dict(trace_fn=3), TypeError, "trace_fn is a int"),
-        (dict(resume="must"), ValueError, "resume is 'must', but directory is None"),
-        (dict(resume="again"), ValueError, "resume is 'again'"),
-        (dict(checkpoint_seconds=0), ValueError, "checkpoint_seconds is 0"),
+        (dict(kernel="SGLD"), TypeError, "kernel must be a tfp.mcmc.* Received: a str"),
+        (dict(trace_fn=3), TypeError, "trace_fn must be a callable, .* Received: a int"),
+        (dict(resume="must"), ValueError, "if directory is None. Received: 'must'"),
+        (dict(resume="again"), ValueError, "resume must be .* Received: 'again'"),
+        (dict(checkpoint_seconds=0), ValueError, "checkpoint_seconds must be .* Received: 0"),
         (
             dict(trace_fn=Changing({"a": tf.zeros([2])})),
             ValueError,
-            r"returned trace: float32 \[2\] and, called again, trace\['a'\]: float32",
+            r"Received: trace: float32 \[2\], and when called again, trace\['a'\]: float32",
         ),
         (dict(trace_fn=Changing(tf.zeros([3]))), ValueError, r"called again, trace: float32 \[3\]"),
         (dict(trace_fn=Changing(())), ValueError, "called again, nothing"),
-        (dict(trace_fn=lambda s, r: {"a": None}), ValueError, "trace_fn returned {'a': None}; a"),
-        (dict(trace_fn=lambda s, r: "x"), ValueError, "trace_fn returned string; numbers"),
+        (
+            dict(trace_fn=lambda s, r: {"a": None}),
+            ValueError,
+            "must return tensors. Received: {'a': None}",
+        ),
+        (dict(trace_fn=lambda s, r: "x"), ValueError, "must return numbers. Received: string"),
     ],
 )
 def test_bad_input(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -1,4 +1,4 @@
-"""A run on disk goes on bit for bit, after whatever ended it."""
+"""A run on disk goes on bit for bit, whatever ended it."""
 
 import subprocess
 import sys
@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.sampling.runs import Walk, kernel, killed_run, quick_kernel, state, trace
-from tfp_sgmcmc.sampling import driver
+from tests.sampling.runs import Walk, assert_equal, kernel, killed_run, quick_kernel, state, trace
+from tfp_sgmcmc.sampling import driver, steps
 from tfp_sgmcmc.storage import store
 from tfp_sgmcmc.storage.directory import RunDirectory
 
@@ -36,7 +36,7 @@ def in_memory() -> Any:
 
 
 def walk(num_results: int, **options: Any) -> Any:
-    """A run that takes no time to trace."""
+    """Runs a kernel that is traced at once."""
     return sgmcmc.sample(
         Walk(), {"x": tf.zeros([3]), "y": tf.zeros([])}, num_results,
         **OPTIONS | {"trace_fn": lambda state, results: results["number"]} | options,
@@ -46,12 +46,6 @@ def walk(num_results: int, **options: Any) -> Any:
 @pytest.fixture(scope="module")
 def walk_in_memory() -> Any:
     return walk(30)
-
-
-def assert_equal(x: Any, y: Any) -> None:
-    tf.nest.assert_same_structure(x, y)
-    for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def assert_same_run(result: Any, expected: Any) -> None:
@@ -85,7 +79,7 @@ class Stopped(Exception):
 
 
 def on_call(count: int, real: Callable[..., Any]) -> Callable[..., Any]:
-    """`real`, which raises at the call of the given number."""
+    """Returns `real`, which raises at call number `count`."""
     calls = 0
 
     def patched(*args: Any, **kwargs: Any) -> Any:
@@ -109,7 +103,7 @@ def test_a_run_that_failed_goes_on(
         "commit": (driver.RunDirectory, "commit"),
     }[place]
     monkeypatch.setattr(
-        driver.Pace, "took", lambda self, steps, seconds: setattr(self, "max_steps", 7)
+        steps.Pace, "took", lambda self, steps, seconds: setattr(self, "max_steps", 7)
     )
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(owner, name, on_call(3, getattr(owner, name)))
@@ -119,7 +113,7 @@ def test_a_run_that_failed_goes_on(
 
 
 def killed(folder: Path, seed: int, kills: int) -> None:
-    """Kills a run, as `kill -9`, at random moments after its first checkpoint; then compares."""
+    """Kills a run, like `kill -9`, at random moments after its first checkpoint; compares."""
     rng = np.random.default_rng(seed)
     command = [sys.executable, "-m", "tests.sampling.runs", str(folder)]
     checkpoint, num_killed = folder / "checkpoint.npz", 0
@@ -138,14 +132,14 @@ def killed(folder: Path, seed: int, kills: int) -> None:
     with RunDirectory(folder) as run:  # the lock is gone with the process
         assert run.has_run
     reached = sgmcmc.storage.checkpoint.load(checkpoint).header["num_draws"]
-    assert reached > 100 * kills  # the runs between the kills did go on
+    assert reached > 100 * kills  # the run went on between the kills
     result = killed_run(folder, reached + 500)
     expected = killed_run(None, reached + 500)
     assert_equal(np.asarray(result.states), expected.states)
     assert_equal(np.asarray(result.trace), expected.trace)
 
 
-@pytest.mark.slow  # the fast tests die at every write, rename and removal instead
+@pytest.mark.slow  # the fast tests end at every write, rename and removal instead
 def test_twenty_kills_at_random_moments(tmp_path: Path) -> None:
     killed(tmp_path / "run", seed=1, kills=20)
 
@@ -173,7 +167,7 @@ def test_a_run_of_something_else_is_refused(
         options |= {"trace_fn": lambda s, r: {"norm": r.gradient_norm, "double": 2.0 * s["mean"]}}
     elif "step_size" in change:
         made = sgmcmc.SGNHT(made.target_log_prob_fn, **change)
-    with pytest.raises(ValueError, match=f"is of another run, .*{message}"):
+    with pytest.raises(ValueError, match=f"belongs to another run, .*{message}"):
         sgmcmc.sample(made, state(), 3, directory=run_of_three, **options)
 
 
@@ -205,7 +199,7 @@ def test_a_chain_that_broke_down_on_disk(tmp_path: Path) -> None:
         sgmcmc.sample(Walk(growth=100.0), tf.ones([2]), 1000, **options)
     assert caught.value.samples.shape == (caught.value.step, 2)
     assert np.isfinite(np.asarray(caught.value.samples)).all()
-    with pytest.raises(ValueError, match=f"after {caught.value.step} results; it cannot go on"):
+    with pytest.raises(ValueError, match=f"cannot go on, .* after {caught.value.step} results"):
         sgmcmc.sample(Walk(growth=100.0), tf.ones([2]), 1000, **options)
 
 

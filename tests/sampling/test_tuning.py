@@ -1,4 +1,4 @@
-"""`tune` finds the settings that are known to be good, within its budget, again and again."""
+"""`tune` finds the settings that are known to be good, within its budget and reproducibly."""
 
 import threading
 from typing import Any
@@ -12,8 +12,8 @@ from tests.harness.gaussian_mean import GaussianMean
 from tfp_sgmcmc import random
 
 NORMAL = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
-# On N(0, I) SGLD's variance is 1 / (1 - epsilon / 4): 40 at 3.9. From 4 on it diverges; with steps
-# of 1e-5 it stays where it starts.
+# On N(0, I) the variance of SGLD is 1 / (1 - epsilon / 4), which is 40 at 3.9. SGLD diverges from 4
+# on. With steps of 1e-5 it stays where it starts.
 STEP_SIZES = [1e-5, 3.9, 0.3, 6.0]
 
 
@@ -51,8 +51,8 @@ def test_rounds_halve_within_the_budget(found: Any) -> None:
     assert np.isinf(first.scores[3])  # it has diverged
     best = np.argsort(first.scores)[:2]
     assert [c["step_size"] for c in second.candidates] == [STEP_SIZES[i] for i in best]
-    # What a good chain's states give is zero in the mean, with a deviation of about 2 over their
-    # effective number: 600 steps of 4 chains that forget in 2 / 0.3 steps each.
+    # A good chain's score has mean zero and a deviation of about 2 over the effective number of
+    # states: 600 steps of 4 chains that forget in 2 / 0.3 steps each.
     assert abs(second.scores[0]) < 0.1 < second.scores[1]
 
 
@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_result(short: Any) -> None:
 
 @pytest.mark.slow
 def test_candidates_in_parallel_give_the_same_result(found: Any) -> None:
-    """In three threads, which XLA compiles for; kernels are made in the first thread."""
+    """Three threads compile and run; kernels are made in the first thread."""
 
     def make_kernel_fn(step_size: Any) -> sgmcmc.SGLD:
         assert threading.current_thread() is threading.main_thread()
@@ -82,7 +82,7 @@ def test_candidates_in_parallel_give_the_same_result(found: Any) -> None:
 
 
 def test_a_candidate_goes_on_where_it_was(short: Any) -> None:
-    """The best one's chains are those of all its steps in a row, by the seeds of its own."""
+    """The best candidate's chains are those of all its steps in a row with its seeds."""
     assert short.best == {"step_size": 0.3}
     seed = random.fold_in(random.split(random.as_seed(0), 2)[0], STEP_SIZES.index(0.3))
     kernel, state = langevin(0.3), tf.ones([4, 2])
@@ -101,7 +101,7 @@ def test_one_program_serves_all_floats() -> None:
         return sgmcmc.UnderdampedLangevin(NORMAL, step_size, friction)
 
     found = tuned(make_kernel_fn, {"step_size": [1e-5, 0.5], "friction": [0.5, 1.0]})
-    assert len(made) == 2  # traced for the first results, and for the steps
+    assert len(made) == 2  # one trace for the first results and one for the steps
     assert found.best["step_size"] == 0.5
     assert len(found.rounds[0].candidates) == 4
 
@@ -127,7 +127,7 @@ def test_makers_that_refuse_tensors_are_given_floats() -> None:
 
 @pytest.mark.slow
 def test_preconditioners_are_tuned() -> None:
-    """A number is checked where it is known; a matrix is made of numbers, not of tensors."""
+    """A tensor can be a number that is not checked, but not an entry of a matrix."""
 
     def scalar(scale: Any) -> sgmcmc.SGLD:
         return sgmcmc.SGLD(NORMAL, 0.3, preconditioner=scale)
@@ -143,7 +143,7 @@ def test_preconditioners_are_tuned() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("exact_gradients", [False, True])
 def test_batch_sizes_and_minibatch_gradients(exact_gradients: bool) -> None:
-    """Minibatches of one of 12, and not of 12, make the variance about twice the posterior's."""
+    """Minibatches of one of the 12 examples make the variance about twice the posterior's."""
     model = GaussianMean(num_examples=12)
 
     def make_kernel_fn(batch_size: int) -> sgmcmc.SGLD:
@@ -167,13 +167,13 @@ def test_bad_input() -> None:
     for bad in ([], {}, [{}], {"step_size": []}):
         with pytest.raises(ValueError, match="at least one combination"):
             tuned(candidates=bad)
-    with pytest.raises(ValueError, match="num_steps is 399 .* 8 steps for each of them"):
+    with pytest.raises(ValueError, match="num_steps must be at least 8 for each .* Received: 399"):
         tuned(num_steps=399)
-    with pytest.raises(ValueError, match="num_results is 1; at least 2"):
+    with pytest.raises(ValueError, match="num_results must be at least 2. Received: 1"):
         tuned(num_results=1)
-    with pytest.raises(ValueError, match="reduction is 1"):
+    with pytest.raises(ValueError, match="reduction must be a number above 1. Received: 1.0"):
         tuned(reduction=1.0)
-    with pytest.raises(ValueError, match="num_parallel is 0"):
+    with pytest.raises(ValueError, match="num_parallel must be at least 1. Received: 0"):
         tuned(num_parallel=0)
     with pytest.raises(ValueError, match="seed must be an integer or a pair"):
         tuned(seed=None)
@@ -181,7 +181,7 @@ def test_bad_input() -> None:
         tuned(candidates={"step_size": [6.0, 7.0]}, jit_compile=False)
     with pytest.raises(TypeError, match="unexpected keyword argument 'h'"):
         tuned(candidates={"h": [0.1, 0.2]})
-    with pytest.raises(TypeError, match="num_steps is 800.5; an integer"):
+    with pytest.raises(TypeError, match="num_steps must be an integer. Received: 800.5"):
         tuned(num_steps=800.5)
-    with pytest.raises(TypeError, match="make_kernel_fn returned a NoneType; a tfp.mcmc.Trans"):
+    with pytest.raises(TypeError, match="make_kernel_fn must be a tfp.mcmc.* Received: a None"):
         tuned(make_kernel_fn=lambda step_size: None)

@@ -1,4 +1,4 @@
-"""A run's directory: one process, nothing foreign, and no draw lost that was said to be safe."""
+"""The directory of a run admits one process, leaves other files alone and loses no safe draw."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfp_sgmcmc.storage import checkpoint, store
+from tfp_sgmcmc.storage import archive, store
 from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.storage.store import DrawStore, Variable
 
@@ -44,7 +44,7 @@ def test_a_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_run_without_draws_goes_on_with_one_that_is_zero(tmp_path: Path) -> None:
-    """A chunk of zeros (the number of the first draw is one) is a file like any other."""
+    """A chunk of zeros, such as the number of the first draw, is a file like any other."""
     make_run(tmp_path, count=0)
     with RunDirectory(tmp_path) as run:
         run.start(VARIABLES, {"seed": [0, 1]})
@@ -89,15 +89,15 @@ def test_another_version_of_the_library_is_refused(
 
 def test_resume_says_what_is_wanted(tmp_path: Path) -> None:
     for resume in ("must", True):
-        with pytest.raises(ValueError, match="holds no run to go on with"):
+        with pytest.raises(ValueError, match="holds no run, but resume is"):
             RunDirectory(tmp_path / "a", resume)
     make_run(tmp_path / "a")
     for resume in ("never", False):
         with pytest.raises(ValueError, match="holds a run already"):
             RunDirectory(tmp_path / "a", resume)
-    with pytest.raises(TypeError, match="directory is a int; a path"):
+    with pytest.raises(TypeError, match="directory must be a path, .* Received: a int"):
         RunDirectory(3)  # ty: ignore[invalid-argument-type]
-    with pytest.raises(ValueError, match="resume is 'yes'"):
+    with pytest.raises(ValueError, match="resume must be .* Received: 'yes'"):
         RunDirectory(tmp_path / "a", resume="yes")  # ty: ignore[invalid-argument-type]
 
 
@@ -116,7 +116,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
         assert child.stdout.readline() == b"held\n"
         with pytest.raises(ValueError, match=f"in use by process {child.pid}"):
             RunDirectory(tmp_path)
-        child.kill()  # as kill -9
+        child.kill()  # like kill -9
     make_run(tmp_path)
 
 
@@ -126,7 +126,7 @@ def test_files_of_something_else_are_left_alone(tmp_path: Path) -> None:
         (folder / "samples.zarr").mkdir(parents=True)
         (folder / "samples.zarr" / "zarr.json").write_bytes(b"{}")
         (folder / name).write_bytes(content)
-        with pytest.raises(ValueError, match="holds files that are of no run"):
+        with pytest.raises(ValueError, match="directory must be new, empty or hold a run"):
             RunDirectory(folder)
         assert sorted(p.name for p in folder.iterdir()) == sorted([name, "samples.zarr"])
         assert (folder / name).read_bytes() == content
@@ -156,7 +156,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_draws_without_their_checkpoint_are_left_alone(tmp_path: Path) -> None:
-    """A run that lost its checkpoint is not one that was cut off before its first."""
+    """A run that lost its checkpoint differs from a run that ended before its first one."""
     make_run(tmp_path)
     (tmp_path / "checkpoint.npz").unlink()
     before = content(tmp_path)
@@ -177,8 +177,8 @@ def test_a_full_disk_loses_nothing_that_was_safe(
     make_run(tmp_path)
     owner, name = {
         "chunk": (DrawStore, "_write"),
-        "flush": (store, "_sync"),
-        "checkpoint": (checkpoint.np, "savez"),
+        "flush": (store, "sync"),
+        "checkpoint": (archive, "_write_array"),
     }[place]
     with RunDirectory(tmp_path) as run:
         run.start(VARIABLES, {"seed": [0, 1]})
@@ -196,7 +196,7 @@ def test_a_full_disk_loses_nothing_that_was_safe(
 
 
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """The limit on the size of a file stands in for the disk's: EFBIG in place of ENOSPC."""
+    """A limit on the size of files stands in for a full disk: EFBIG instead of ENOSPC."""
     resource = pytest.importorskip("resource")
     assert resource.RLIMIT_FSIZE is not None
     code = (

@@ -1,7 +1,7 @@
-"""Whether a chain can be trusted: noise and temperatures, errors with and without a reference.
+"""Figures that say whether a chain can be trusted, from its draws or while it runs.
 
-What a diagnostic finds from arrays, its reducer (for `tfp.experimental.mcmc.WithReductions` and
-`sample_fold`) finds as the chain runs, which is then not kept.
+A function computes a diagnostic from arrays. Its reducer (for `sample_fold` and `WithReductions` of
+`tfp.experimental.mcmc`) computes it during a run that keeps no draws.
 """
 
 from tfp_sgmcmc.diagnostics.autocorrelation import (

@@ -1,4 +1,4 @@
-"""Errors of estimated posterior moments against reference ones."""
+"""Errors of estimated posterior moments against reference moments."""
 
 from __future__ import annotations
 
@@ -8,79 +8,80 @@ import numpy as np
 
 
 def relative_mean_error(estimate: Any, reference: Any) -> float:
-    r"""E1, the relative error of a posterior mean.
+    r"""Computes E1, the relative error of a posterior mean.
 
     \[ E_1 = \sum_i |\hat\mu_i - \mu_i| \Big/ \sum_i |\mu_i| \]
 
-    >>> relative_mean_error([1., 2.2], [1., 2.])
-    0.06666666666666672
+    Examples:
+      >>> relative_mean_error([1., 2.2], [1., 2.])
+      0.06666666666666672
 
     Args:
       estimate: estimated mean, `[D]`.
       reference: reference mean, `[D]`.
 
     Raises:
-      ValueError: unequal shapes, or a reference that is zero throughout.
+      ValueError: the shapes differ, or all entries of the reference are zero.
 
-    #### References
-
-    S. Ahn, A. Korattikara and M. Welling. Bayesian posterior sampling via stochastic gradient
-    Fisher scoring. ICML, 2012. Equation 14.
+    References:
+      S. Ahn, A. Korattikara and M. Welling. Bayesian posterior sampling via stochastic gradient
+      Fisher scoring. ICML, 2012. Equation 14.
     """
     return _relative_error("mean", estimate, reference)
 
 
 def relative_covariance_error(estimate: Any, reference: Any) -> float:
-    r"""E2, the relative error of a posterior covariance.
+    r"""Computes E2, the relative error of a posterior covariance; see `relative_mean_error`.
 
     \[ E_2 = \sum_{ij} |\hat C_{ij} - C_{ij}| \Big/ \sum_{ij} |C_{ij}| \]
 
-    >>> relative_covariance_error([[2., 0.], [0., 1.]], [[1., 0.], [0., 1.]])
-    0.5
+    Examples:
+      >>> relative_covariance_error([[2., 0.], [0., 1.]], [[1., 0.], [0., 1.]])
+      0.5
 
     Args:
       estimate: estimated covariance, `[D, D]`.
       reference: reference covariance, `[D, D]`.
 
     Raises:
-      ValueError: as `relative_mean_error`, where the source is given.
+      ValueError: the shapes differ, or all entries of the reference are zero.
     """
     return _relative_error("covariance", estimate, reference)
 
 
 def squared_variance_error(samples: Any, variances: Any) -> Any:
-    r"""The squared relative error of the variances that a chain gives.
+    r"""Computes the mean squared relative error of the variances that a chain gives.
 
     \[ \frac1D \sum_{i=1}^D \left( \frac{\hat v_i}{v_i} - 1 \right)^2 \]
 
-    Its mean over independent chains is the mean squared error, bias and Monte Carlo error together.
+    Its mean over independent chains contains both bias and Monte Carlo error.
 
-    >>> squared_variance_error([[0., 0.], [2., 4.]], variances=[1., 2.])  # found: 1 and 4
-    0.5
+    Examples:
+      >>> squared_variance_error([[0., 0.], [2., 4.]], variances=[1., 2.])  # estimates: 1 and 4
+      0.5
 
     Args:
       samples: `[results, chains..., D]`.
-      variances: reference, `[D]`, positive.
+      variances: positive reference variances, `[D]`.
 
     Returns:
-      A number, or `[chains...]`: infinite for a chain that has NaN or infinite entries.
+      A number, or `[chains...]`; infinite for a chain with NaN or infinite entries.
 
     Raises:
-      ValueError: a reference of another shape, or not positive.
+      ValueError: the reference has another shape, or is not positive.
 
-    #### References
-
-    C. Matthews and J. Weare. Langevin Markov chain Monte Carlo with stochastic gradients.
-    arXiv:1805.08863, 2018. Section 5.1.
+    References:
+      C. Matthews and J. Weare. Langevin Markov chain Monte Carlo with stochastic gradients.
+      arXiv:1805.08863, 2018. Section 5.1.
     """
     samples, variances = np.asarray(samples, np.float64), np.asarray(variances, np.float64)
     if samples.ndim < 2 or samples.shape[-1:] != variances.shape:
         raise ValueError(
-            f"samples have shape {samples.shape} and variances {variances.shape}; [results, "
-            "chains..., D] and [D] are expected."
+            "samples must have shape [results, chains..., D] and variances [D]. Received: shapes "
+            f"{samples.shape} and {variances.shape}."
         )
     if not np.all(variances > 0):
-        raise ValueError(f"variances are {variances}; positive numbers are expected.")
+        raise ValueError(f"variances must be positive numbers. Received: {variances}.")
     with np.errstate(all="ignore"):
         errors = np.mean((samples.var(axis=0) / variances - 1) ** 2, axis=-1)
     errors = np.where(np.isfinite(errors), errors, np.inf)
@@ -91,10 +92,10 @@ def _relative_error(what: str, estimate: Any, reference: Any) -> float:
     estimate, reference = np.asarray(estimate, np.float64), np.asarray(reference, np.float64)
     if estimate.shape != reference.shape:
         raise ValueError(
-            f"The estimated {what} has shape {estimate.shape} and the reference "
-            f"{reference.shape}; equal shapes are expected."
+            f"The estimated {what} must have the shape of the reference, {reference.shape}. "
+            f"Received: shape {estimate.shape}."
         )
     scale = np.sum(np.abs(reference))
     if scale == 0:
-        raise ValueError(f"The reference {what} is zero; no error is relative to it.")
+        raise ValueError(f"The reference {what} must not be zero.")
     return float(np.sum(np.abs(estimate - reference)) / scale)

@@ -1,4 +1,4 @@
-"""Chains that turned NaN: where, and what was sampled before."""
+"""Detects chains that became NaN or infinite, and keeps the results before."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class NonFiniteChainError(FloatingPointError):
     """A chain became NaN or infinite.
 
     Attributes:
-      step: index along the first axis of the first result that is not finite.
-      part: path of the state part within the state, a tuple of keys (`()` for a single tensor).
-      samples: all results before that one, in the structure that was checked.
+      step: index of the first result that is not finite.
+      part: path of the part in the state, a tuple of keys (`()` for a single tensor).
+      samples: all results before it, in the structure that was checked.
     """
 
     def __init__(self, message: str, step: int, part: tuple[Any, ...], samples: Any):
@@ -24,15 +24,16 @@ class NonFiniteChainError(FloatingPointError):
 
 
 def check_finite(samples: Any) -> None:
-    """Raises `NonFiniteChainError` if a chain became NaN or infinite, and keeps what came before.
+    """Raises `NonFiniteChainError` with the results before if a chain became NaN or infinite.
 
-    >>> import numpy as np
-    >>> chain = np.array([[0., 1.], [2., 3.], [np.nan, 4.]])
-    >>> try:
-    ...     check_finite({"w": chain})
-    ... except NonFiniteChainError as error:
-    ...     print(error.step, error.part, error.samples["w"].shape)
-    2 ('w',) (2, 2)
+    Examples:
+      >>> import numpy as np
+      >>> chain = np.array([[0., 1.], [2., 3.], [np.nan, 4.]])
+      >>> try:
+      ...     check_finite({"w": chain})
+      ... except NonFiniteChainError as error:
+      ...     print(error.step, error.part, error.samples["w"].shape)
+      2 ('w',) (2, 2)
 
     Args:
       samples: a nest of arrays `[num_results, ...]`, as `tfp.mcmc.sample_chain` returns.

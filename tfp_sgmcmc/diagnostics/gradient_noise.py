@@ -1,4 +1,4 @@
-"""Whether injected noise outweighs gradient noise: the sampling threshold of Langevin dynamics."""
+"""The ratio of gradient noise to injected noise in a step of Langevin dynamics."""
 
 from __future__ import annotations
 
@@ -25,58 +25,58 @@ def sampling_threshold(
     temperature: float = 1.0,
     num_iterations: int = 20,
 ) -> tf.Tensor:
-    r"""The sampling threshold alpha: gradient noise over injected noise, where it is largest.
+    r"""Estimates the sampling threshold alpha, the largest ratio of gradient to injected noise.
 
     \[ \alpha = \frac{\epsilon}{4 T} \lambda_{max} \left( M^{1/2} \Sigma M^{1/2} \right) \]
 
-    A step of SGLD has gradient noise of covariance \( \frac{\epsilon^2}{4} M \Sigma M \), with
-    \( \Sigma = c V \) the covariance of the gradient estimate, and injected noise of covariance
-    \( \epsilon T M \); alpha is the largest ratio of their variances in any direction. Where
-    alpha << 1, the chain is in its sampling phase. At another step size a, alpha is a / epsilon
-    times as large.
+    A step of SGLD has gradient noise with covariance \( \frac{\epsilon^2}{4} M \Sigma M \), where
+    \( \Sigma = c V \) is the covariance of the gradient estimate, and injected noise with
+    covariance \( \epsilon T M \). alpha is the largest ratio of their variances in any direction.
+    If alpha << 1, the chain is in its sampling phase. alpha is proportional to the step size.
 
-    In the paper's notation, \( \alpha = \frac{\epsilon N^2}{4n} \lambda_{max} (M^{1/2} V_s M^{1/2})
-    \): its \( \frac{N^2}{n} V_s \) is Sigma for minibatches drawn with replacement, with divisor n
-    in \( V_s \); V here has n - 1, and c is `noise_scale`, which knows how minibatches are drawn.
+    The paper writes \( \alpha = \frac{\epsilon N^2}{4n} \lambda_{max} (M^{1/2} V_s M^{1/2}) \).
+    Its \( \frac{N^2}{n} V_s \) is Sigma for minibatches drawn with replacement, and \( V_s \) has
+    divisor n. V here has divisor n - 1, and c is `noise_scale`, which depends on how minibatches
+    are drawn.
 
-    The eigenvalue is that of the Gram matrix of the centred scores, C M C^T, by power iteration, of
-    n D numbers an iteration; it comes from below (20 iterations were 1.6 % short for n = 500
-    Gaussian scores in D = 129 dimensions, a flat spectrum).
+    The eigenvalue is computed from the Gram matrix of the centred scores, C M C^T, by power
+    iteration over n D numbers. It converges from below: 20 iterations were 1.6 % short for n = 500
+    Gaussian scores in D = 129 dimensions, a flat spectrum.
 
-    >>> import numpy as np, tensorflow as tf, tfp_sgmcmc as sgmcmc
-    >>> x = np.random.default_rng(0).normal(2., 1., size=[1000, 2]).astype(np.float32)
-    >>> target = sgmcmc.MinibatchLogProb(
-    ...     log_prior_fn=lambda theta: tf.zeros(theta.shape[:-1]),
-    ...     log_likelihood_fn=lambda theta, batch: -0.5 * tf.reduce_sum(
-    ...         (batch - theta[..., None, :])**2, axis=-1),
-    ...     data=x, batch_size=50, replacement=True)
-    >>> estimate = target.estimate(tf.zeros([2]), seed=tf.constant([0, 1]))
-    >>> alpha = sgmcmc.diagnostics.sampling_threshold(estimate, step_size=1e-5, seed=2)
-    >>> 0.05 < float(alpha) < 0.1  # epsilon/4 N^2/n = 0.05
-    True
+    Examples:
+      >>> import numpy as np, tensorflow as tf, tfp_sgmcmc as sgmcmc
+      >>> x = np.random.default_rng(0).normal(2., 1., size=[1000, 2]).astype(np.float32)
+      >>> target = sgmcmc.MinibatchLogProb(
+      ...     log_prior_fn=lambda theta: tf.zeros(theta.shape[:-1]),
+      ...     log_likelihood_fn=lambda theta, batch: -0.5 * tf.reduce_sum(
+      ...         (batch - theta[..., None, :])**2, axis=-1),
+      ...     data=x, batch_size=50, replacement=True)
+      >>> estimate = target.estimate(tf.zeros([2]), seed=tf.constant([0, 1]))
+      >>> alpha = sgmcmc.diagnostics.sampling_threshold(estimate, step_size=1e-5, seed=2)
+      >>> 0.05 < float(alpha) < 0.1  # epsilon/4 N^2/n = 0.05
+      True
 
     Args:
-      estimate: with its scores, as `target.estimate` returns it.
+      estimate: the result of `target.estimate`, with scores.
       step_size: epsilon: a positive number, or a nest in the structure of the state. It may differ
         between entries that M does not mix.
-      preconditioner: M: None, a positive number or array, `Diagonal` or `FullMatrix`; of another
-        preconditioner the `LocalMatrix` at the state.
-      seed: an integer, or two; names the vector that the iteration begins with.
+      preconditioner: M: None, a positive number or array, `Diagonal` or `FullMatrix`. For another
+        preconditioner, give its `LocalMatrix` at the state.
+      seed: an integer or two, which names the vector that the iteration begins with.
       temperature: T.
-      num_iterations: of the power iteration.
+      num_iterations: number of power iterations.
 
     Returns:
-      alpha, `[chains...]`; NaN from a minibatch of a single score, which has no covariance.
+      alpha, `[chains...]`; NaN for a minibatch of a single score, which has no covariance.
 
     Raises:
-      ValueError: an estimate without scores whose gradient is not exact; a step size that is not
-        positive and finite; `temperature` or `num_iterations` out of range.
-      TypeError: a preconditioner whose M depends on the state; a step size that is a schedule.
+      ValueError: the estimate has no scores and its gradient is not exact; the step size is not
+        positive and finite; `temperature` or `num_iterations` is out of range.
+      TypeError: the preconditioner's M depends on the state; the step size is a schedule.
 
-    #### References
-
-    M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
-    2011. Equations 8-10.
+    References:
+      M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
+      2011. Equations 8-10.
     """
     integer("num_iterations", num_iterations, 1)
     if _is_exact(estimate):
@@ -86,7 +86,7 @@ def sampling_threshold(
     rows = [_centred(s, chain_ndims) for s in tf.nest.flatten(estimate.scores)]
 
     def gram_product(u: tf.Tensor) -> tf.Tensor:
-        """C M C^T u, u of shape `[chains..., n]`."""
+        """Returns C M C^T u for u of shape `[chains..., n]`."""
         v = _as_state([tf.linalg.matvec(r, u, transpose_a=True) for r in rows], like)
         parts = zip(rows, tf.nest.flatten(multiply(v)), strict=True)
         flat = [(r, flatten_events([x], chain_ndims)) for r, x in parts]
@@ -108,40 +108,39 @@ def gradient_noise_share(
     *,
     temperature: float = 1.0,
 ) -> tf.Tensor:
-    r"""The fraction of a Langevin step's variance that is gradient noise.
+    r"""Computes the fraction of a Langevin step's variance that is gradient noise.
 
     \[
     \frac{\bar\alpha}{1 + \bar\alpha}, \qquad
     \bar\alpha = \frac{\epsilon}{4 T D} \operatorname{tr} \left( M^{1/2} \Sigma M^{1/2} \right)
     \]
 
-    \( \bar\alpha \) is the mean, over directions, of the ratio of which `sampling_threshold` gives
-    the maximum; it costs no more than to look at the scores once. With M = I it is the ratio of the
-    two total variances, \( \frac{\epsilon^2}{4} \operatorname{tr} \Sigma \) and \( \epsilon T D \).
+    \( \bar\alpha \) is the mean over directions of the ratio whose maximum `sampling_threshold`
+    gives. It costs one pass over the scores. With M = I it is the ratio of the two total variances,
+    \( \frac{\epsilon^2}{4} \operatorname{tr} \Sigma \) and \( \epsilon T D \).
 
-    >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
-    >>> estimate = sgmcmc.GradientEstimate(  # V = diag(2, 8), c = 2
-    ...     tf.zeros([2]), tf.zeros([]), tf.constant([[1., 2.], [-1., -2.]]), noise_scale=2.)
-    >>> float(sgmcmc.diagnostics.gradient_noise_share(estimate, step_size=0.4))  # 0.1 * 20 / 2 = 1
-    0.5
+    Examples:
+      >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
+      >>> estimate = sgmcmc.GradientEstimate(  # V = diag(2, 8), c = 2
+      ...     tf.zeros([2]), tf.zeros([]), tf.constant([[1., 2.], [-1., -2.]]), noise_scale=2.)
+      >>> float(sgmcmc.diagnostics.gradient_noise_share(estimate, step_size=0.4))  # 0.1 * 20/2 = 1
+      0.5
 
     Args:
-      estimate: with its scores, as `target.estimate` returns it.
-      step_size: as of `sampling_threshold`.
-      preconditioner: as of `sampling_threshold`.
+      estimate: the result of `target.estimate`, with scores.
+      step_size: epsilon, as in `sampling_threshold`.
+      preconditioner: M, as in `sampling_threshold`.
       temperature: T.
 
     Returns:
-      The share, in [0, 1), `[chains...]`; NaN likewise.
+      The share, in [0, 1), `[chains...]`; NaN for a minibatch of a single score.
 
     Raises:
-      ValueError: as `sampling_threshold`.
-      TypeError: likewise.
+      ValueError, TypeError: `sampling_threshold` would refuse the arguments.
 
-    #### References
-
-    M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
-    2011. Figure 2, left: both variances, by iteration.
+    References:
+      M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
+      2011. Figure 2, left: both variances, by iteration.
     """
     if _is_exact(estimate):
         return tf.zeros_like(estimate.log_prob)
@@ -154,7 +153,7 @@ def gradient_noise_share(
             x = _as_state(row, like)
             return sum_events(map_parts(tf.multiply, x, multiply(x)), chain_ndims)
 
-        # [n, chains..., D]: one row of all chains at a time is a state.
+        # Rows are [n, chains..., D], so that one row of all chains is a state.
         rows = [_centred(s, chain_ndims) for s in scores]
         rows = [tf.transpose(r, [chain_ndims, *range(chain_ndims), chain_ndims + 1]) for r in rows]
         trace = tf.reduce_sum(tf.vectorized_map(quadratic, rows), axis=0)
@@ -173,19 +172,19 @@ def _is_exact(estimate: GradientEstimate) -> bool:
     if tf.get_static_value(tf.convert_to_tensor(estimate.noise_scale)) == 0:
         return True
     raise ValueError(
-        "The estimate has no scores, from which the covariance of its gradient noise could be "
-        "estimated: one of a target that gives them (MinibatchLogProb, ControlVariate, SVRG), made "
-        "with with_scores=True, is expected."
+        "estimate must have scores, which give the covariance of its gradient noise. Received: an "
+        "estimate that has no scores. Use with_scores=True and a target that gives scores "
+        "(MinibatchLogProb, ControlVariate, SVRG)."
     )
 
 
 def _scaled_matrix(
     estimate: GradientEstimate, step_size: Any, preconditioner: Any
 ) -> Callable[[State], State]:
-    """v -> E^(1/2) M E^(1/2) v, with E = diag(step_size)."""
+    """Returns the function v -> E^(1/2) M E^(1/2) v, with E = diag(step_size)."""
     like, chain_ndims = estimate.gradient, estimate.log_prob.shape.rank
     if any(callable(s) and not tf.is_tensor(s) for s in tf.nest.flatten(step_size)):
-        raise TypeError("step_size is a schedule; its value at the step in question is expected.")
+        raise TypeError("step_size must be the value at one step. Received: a schedule.")
     check_positive("step_size", step_size)
     root = map_parts(tf.sqrt, value_at(step_size, tf.zeros([], tf.int64), like))
     matrix = preconditioner
@@ -193,22 +192,23 @@ def _scaled_matrix(
         constant = as_preconditioner(preconditioner)
         if not isinstance(constant, Diagonal | FullMatrix):
             raise TypeError(
-                f"preconditioner is a {type(constant).__name__}, whose M depends on the state or "
-                "on past gradients; the LocalMatrix that its `evaluate` returns is expected."
+                "preconditioner must have a fixed M. Received: "
+                f"{type(constant).__name__}, whose M depends on the state or on past gradients. "
+                "Give the LocalMatrix that its `evaluate` returns."
             )
         matrix, _ = constant.evaluate(like, chain_ndims)
     return lambda v: map_parts(tf.multiply, matrix.multiply(map_parts(tf.multiply, v, root)), root)
 
 
 def _ratio(estimate: GradientEstimate, of_v: tf.Tensor, temperature: Any) -> tf.Tensor:
-    """From a figure of M^(1/2) V M^(1/2) that of the ratio of the variances."""
+    """Returns the ratio of variances that follows from a figure of M^(1/2) V M^(1/2)."""
     if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; a positive number is expected.")
+        raise ValueError(f"temperature must be a positive number. Received: {temperature}.")
     return tf.cast(estimate.noise_scale, of_v.dtype) / (4 * temperature) * of_v
 
 
 def _centred(scores: Any, chain_ndims: int) -> tf.Tensor:
-    """C, `[chains..., n, D]`, with V = C^T C."""
+    """Returns C, `[chains..., n, D]`, with V = C^T C."""
     scores = scores.rows() if isinstance(scores, FactoredScores) else scores
     rows = flatten_events([scores], chain_ndims + 1)
     freedom = tf.cast(tf.shape(rows)[-2] - 1, rows.dtype)
@@ -216,7 +216,7 @@ def _centred(scores: Any, chain_ndims: int) -> tf.Tensor:
 
 
 def _variances(scores: Any, chain_ndims: int) -> tf.Tensor:
-    """The diagonal of V, `[chains..., D]`."""
+    """Returns the diagonal of V, `[chains..., D]`."""
     if isinstance(scores, FactoredScores):
         return scores.variances()
     return tf.reduce_sum(tf.square(_centred(scores, chain_ndims)), axis=-2)
@@ -227,6 +227,6 @@ def _unit(u: tf.Tensor) -> tf.Tensor:
 
 
 def _as_state(parts: list[tf.Tensor], like: State) -> State:
-    """Parts `[chains..., D]` in the structure and shapes of the state."""
+    """Returns parts `[chains..., D]` in the structure and shapes of the state."""
     pairs = zip(parts, tf.nest.flatten(like), strict=True)
     return tf.nest.pack_sequence_as(like, [tf.reshape(x, tf.shape(g)) for x, g in pairs])

@@ -1,4 +1,4 @@
-"""Independent component analysis: distances of unmixing matrices, and how stable a source is."""
+"""Independent component analysis: distances of unmixing matrices, stability of sources."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import numpy as np
 
 
 def amari_distance(w: Any, v: Any) -> Any:
-    r"""The Amari distance of two unmixing matrices.
+    r"""Computes the Amari distance of two unmixing matrices.
 
     \[
     \sum_i \left( \frac{\sum_j |P_{ij}|}{\max_j |P_{ij}|} - 1 \right)
       + \sum_j \left( \frac{\sum_i |P_{ij}|}{\max_i |P_{ij}|} - 1 \right), \qquad P = W V^{-1}
     \]
 
-    It is zero where sources are the same but for their order and scale, and at most 2 d (d - 1).
+    It is zero if the sources differ only in order and scale, and at most 2 d (d - 1).
 
-    >>> amari_distance([[0., 3.], [-1., 0.]], [[1., 0.], [0., 1.]])
-    0.0
+    Examples:
+      >>> amari_distance([[0., 3.], [-1., 0.]], [[1., 0.], [0., 1.]])
+      0.0
 
     Args:
       w: W, `[..., d, d]`.
-      v: V, `[..., d, d]`, of full rank.
+      v: V, `[..., d, d]`, with full rank.
 
     Returns:
       Distances, `[...]`.
 
-    #### References
-
-    S. Amari, A. Cichocki and H. Yang. A new algorithm for blind signal separation. NIPS, 1996.
+    References:
+      S. Amari, A. Cichocki and H. Yang. A new algorithm for blind signal separation. NIPS, 1996.
     """
     p = np.abs(np.asarray(w, np.float64) @ np.linalg.inv(np.asarray(v, np.float64)))
     rows, columns = (np.sum(p / p.max(axis=k, keepdims=True), axis=(-2, -1)) for k in (-1, -2))
@@ -38,40 +38,40 @@ def amari_distance(w: Any, v: Any) -> Any:
 
 
 def instability_index(samples: Any, data: Any, *, weights: Any = None, mean: Any = None) -> Any:
-    r"""The instability of each source: how far the posterior leaves it undetermined.
+    r"""Computes the instability of each source, which the posterior leaves undetermined.
 
     \[ I_i = \frac1d \sum_{j=1}^d \operatorname{var}(W_{ij}) \operatorname{var}(x_j) \]
 
-    with variances of W over the posterior and of x over the data. A row of W is what makes source
-    i; sources must not change places within the samples.
+    The variances of W are taken over the posterior and those of x over the data. Row i of W gives
+    source i. The sources must keep their order within the samples.
 
-    >>> instability_index([[[1., 0.], [0., 1.]], [[3., 0.], [0., 1.]]], [[1., 2.], [-1., 2.]])
-    array([0.5, 0. ])
+    Examples:
+      >>> instability_index([[[1., 0.], [0., 1.]], [[3., 0.], [0., 1.]]], [[1., 2.], [-1., 2.]])
+      array([0.5, 0. ])
 
     Args:
-      samples: of W, `[results, chains..., d, d]`.
+      samples: samples of W, `[results, chains..., d, d]`.
       data: x, `[N, d]`.
-      weights: of the results, `[results]`, such as step sizes; None is the same for each.
-      mean: of W, `[d, d]`, about which the variances are taken, such as the mean over chains; None
-        is each chain's own.
+      weights: weights of the results, `[results]`, such as step sizes; None weights all equally.
+      mean: the mean of W about which variances are taken, `[d, d]`, such as the mean over chains;
+        None uses each chain's mean.
 
     Returns:
       I, `[chains..., d]`.
 
     Raises:
-      ValueError: shapes that do not belong together.
+      ValueError: the shapes do not fit together.
 
-    #### References
-
-    M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
-    2011. Section 5.3.
+    References:
+      M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
+      2011. Section 5.3.
     """
     samples, data = np.asarray(samples, np.float64), np.asarray(data)
     size = data.shape[-1]
     if samples.ndim < 3 or data.ndim != 2 or samples.shape[-2:] != (size, size):
         raise ValueError(
-            f"samples have shape {samples.shape} and data {data.shape}; [results, chains..., d, d] "
-            "and [N, d] are expected."
+            "samples must have shape [results, chains..., d, d] and data [N, d]. Received: shapes "
+            f"{samples.shape} and {data.shape}."
         )
     center = np.average(samples, axis=0, weights=weights) if mean is None else np.asarray(mean)
     variances = np.average((samples - center) ** 2, axis=0, weights=weights)

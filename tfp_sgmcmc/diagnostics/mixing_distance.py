@@ -1,4 +1,4 @@
-"""Collection of states by distance in time, where the step size decays."""
+"""Selects states at equal distances in time from a chain whose step size decays."""
 
 from __future__ import annotations
 
@@ -13,51 +13,50 @@ from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
 from tfp_sgmcmc.state import State
 
-_ROUNDING = 1 + 1e-6  # of steps in single precision
+_ROUNDING = 1 + 1e-6  # allows for steps in single precision
 
 
 def indices_by_distance(step_sizes: Any, distance: float) -> np.ndarray:
-    """Which states to keep, so that equal sums of step sizes lie between them.
+    """Returns which states to keep so that equal sums of step sizes lie between them.
 
     State t is kept if the step to it takes the sum of the step sizes over a multiple of `distance`.
-    The states kept all count alike.
+    The kept states have equal weights.
 
-    >>> indices_by_distance([0.4, 0.4, 0.4, 0.2, 0.2, 0.2, 0.2], distance=0.5)
-    array([1, 2, 4, 6])
+    Examples:
+      >>> indices_by_distance([0.4, 0.4, 0.4, 0.2, 0.2, 0.2, 0.2], distance=0.5)
+      array([1, 2, 4, 6])
 
     Args:
       step_sizes: epsilon, `[T]`.
-      distance: the mixing distance, no smaller than any step.
+      distance: the mixing distance, at least as large as the largest step.
 
     Returns:
-      Indices into the chain, increasing.
+      Increasing indices into the chain.
 
     Raises:
-      ValueError: a distance that is not positive, or smaller than a step.
+      ValueError: the distance is not positive, or is smaller than a step.
 
-    #### References
-
-    M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
-    2011. Section 5.3.1.
+    References:
+      M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
+      2011. Section 5.3.1.
     """
     weights = checked_step_sizes(step_sizes)
     if weights.ndim != 1:
-        raise ValueError(f"step_sizes have shape {weights.shape}; [T] is expected.")
+        raise ValueError(f"step_sizes must have shape [T]. Received: {weights.shape}.")
     if not weights.max() <= distance * _ROUNDING:
         raise ValueError(
-            f"distance is {distance}, but the largest step is {weights.max()}; a distance of at "
-            "least that is expected."
+            f"distance must be at least the largest step, {weights.max()}. Received: {distance}."
         )
     passed = np.floor(np.cumsum(weights) / distance * _ROUNDING)
     return np.flatnonzero(np.diff(passed, prepend=0.0))
 
 
 class MixingDistanceState(NamedTuple):
-    """What `MixingDistanceReducer` carries, and finds.
+    """The state and result of `MixingDistanceReducer`.
 
     Attributes:
-      samples: the states kept, `[size, ...]` a part; zeros from `num_kept` on.
-      num_kept: how many they are.
+      samples: the kept states, in parts `[size, ...]`; zeros from `num_kept` on.
+      num_kept: number of states kept.
       travelled: sum of all step sizes, in double precision.
     """
 
@@ -67,26 +66,27 @@ class MixingDistanceState(NamedTuple):
 
 
 class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
-    """Keeps the states of `indices_by_distance`, and no others.
+    """Keeps only the states that `indices_by_distance` selects.
 
-    It finalises to its state. A step larger than the distance counts as one of that size.
+    It finalises to its state. A step larger than the distance counts as the distance.
 
-    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
-    >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
-    >>> kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(a=0.5))
-    >>> found, _, _ = tfp.experimental.mcmc.sample_fold(
-    ...     20, tf.zeros([3]), kernel=kernel,
-    ...     reducer=sgmcmc.diagnostics.MixingDistanceReducer(distance=1., size=100), seed=[0, 1])
-    >>> found.samples[:found.num_kept].shape  # the steps add up to 3.7
-    TensorShape([3, 3])
+    Examples:
+      >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+      >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
+      >>> kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(a=0.5))
+      >>> found, _, _ = tfp.experimental.mcmc.sample_fold(
+      ...     20, tf.zeros([3]), kernel=kernel,
+      ...     reducer=sgmcmc.diagnostics.MixingDistanceReducer(distance=1., size=100), seed=[0, 1])
+      >>> found.samples[:found.num_kept].shape  # the steps add up to 3.7
+      TensorShape([3, 3])
 
     Args:
-      distance: the mixing distance, no smaller than any step.
-      size: keeps at most so many states: the first ones.
+      distance: the mixing distance, at least as large as the largest step.
+      size: largest number of states kept; later states are dropped.
       step_size_fn: kernel results -> epsilon, one number for all chains.
 
     Raises:
-      ValueError: `distance` not positive, `size` below 1; step sizes that differ between chains.
+      ValueError: `distance` is not positive, `size` is below 1, or chains differ in step size.
     """
 
     def __init__(
@@ -96,18 +96,18 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
         step_size_fn: Callable[[Any], Any] = lambda results: results.step_size,
     ):
         if not distance > 0:
-            raise ValueError(f"distance is {distance}; a positive number is expected.")
+            raise ValueError(f"distance must be a positive number. Received: {distance}.")
         self._distance, self._size = distance, integer("size", size, 1)
         self._step_size_fn = step_size_fn
 
     def initialize(
         self, initial_chain_state: State, initial_inner_kernel_results: Any = None
     ) -> MixingDistanceState:
-        """The reducer's state before the first step; the initial state is not kept."""
+        """Returns the reducer's state before the first step; the initial state is not kept."""
         epsilon = self._step_size_fn(initial_inner_kernel_results)
         if tf.nest.is_nested(epsilon) or tf.convert_to_tensor(epsilon).shape.rank:
             raise ValueError(
-                f"The step size is {epsilon}; one number for all chains and parts is expected."
+                f"The step size must be one number for all chains and parts. Received: {epsilon}."
             )
         samples = tf.nest.map_structure(
             lambda x: tf.zeros(tf.concat([[self._size], tf.shape(x)], axis=0), x.dtype),
@@ -121,7 +121,7 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
         current_reducer_state: MixingDistanceState,
         previous_kernel_results: Any = None,
     ) -> MixingDistanceState:
-        """Keeps a new state, if the step to it took the sum over a multiple of the distance."""
+        """Keeps a state if the step to it took the sum over a multiple of the distance."""
         own = current_reducer_state
         epsilon = tf.cast(self._step_size_fn(previous_kernel_results), tf.float64)
         travelled = own.travelled + tf.minimum(epsilon, self._distance)

@@ -1,4 +1,4 @@
-"""How far samples are from the target, with no reference: the kernel Stein discrepancy."""
+"""The kernel Stein discrepancy: the distance of samples from the target without a reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.checks import integer, one_of
 from tfp_sgmcmc.state import State, call_with_state, flatten_events
 from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
 
@@ -26,7 +26,7 @@ def squared_kernel_stein_discrepancy(
     statistic: Literal["U", "V"] = "U",
     chunk_size: int | None = None,
 ) -> tf.Tensor:
-    r"""The squared kernel Stein discrepancy, with the inverse multiquadric kernel.
+    r"""Estimates the squared kernel Stein discrepancy, with the inverse multiquadric kernel.
 
     \[
     S^2 = \sum_{ij} w_i w_j k_0(\theta_i, \theta_j), \qquad
@@ -38,75 +38,75 @@ def squared_kernel_stein_discrepancy(
       - 4 \beta (\beta - 1) q^{\beta - 2} |x - y|^2
     \]
 
-    g is the gradient of the log posterior, whose constant of normalisation it does not need. With
-    a preconditioner M, k_0 is that of the diffusion \( g^T M f + \nabla \cdot (M f) \): M g stands
-    for g, \( \operatorname{tr} M^2 \) for d, and |M (x - y)| and M (x - y) for the distance and the
-    difference that follow. Where M is the posterior's covariance, deviations count as they do in
-    its moments; without, the narrowest direction counts most.
-    `"V"` is this sum. Of n independent draws of the target it has the mean E[k_0(x, x)] / n, so
-    that S goes to zero as 1 / sqrt(n); of other samples, it does not go to zero. `"U"` leaves out
-    the pairs i = j, and is without bias: its mean is zero on the target, so that it is now and then
-    negative. Estimates of g from minibatches that are independent of each other and of the samples
-    leave U without bias, and to V they add
+    g is the gradient of the log posterior, which does not depend on the normalising constant. With
+    a preconditioner M, k_0 is the kernel of the diffusion \( g^T M f + \nabla \cdot (M f) \): M g
+    replaces g, \( \operatorname{tr} M^2 \) replaces d, and M (x - y) replaces x - y outside of q.
+    If M is the posterior's covariance, deviations count as they do in its moments. Without M, the
+    narrowest direction counts most.
+
+    The statistic `"V"` is this sum. For n independent draws from the target its mean is
+    E[k_0(x, x)] / n, so that S goes to zero as 1 / sqrt(n). For other samples it does not go to
+    zero. `"U"` leaves out the pairs i = j and is unbiased. Its mean is zero on the target, so it
+    can be negative. If g is estimated from minibatches that are independent of each other and of
+    the samples, U stays unbiased, and V grows by
     \( c^{2 \beta} \operatorname{tr} \operatorname{cov}(g) / n \).
 
-    >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
-    >>> x = tf.random.stateless_normal([1000, 2], seed=[0, 1])
-    >>> right = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, -x)
-    >>> wrong = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x + 0.5, -(x + 0.5))
-    >>> bool(abs(right) < 0.01), bool(wrong > 0.1)
-    (True, True)
+    Examples:
+      >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
+      >>> x = tf.random.stateless_normal([1000, 2], seed=[0, 1])
+      >>> right = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, -x)
+      >>> wrong = sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x + 0.5, -(x + 0.5))
+      >>> bool(abs(right) < 0.01), bool(wrong > 0.1)
+      (True, True)
 
     Args:
-      samples: theta, `[n, chains..., event...]` a part; best scaled so that the posterior's
-        deviations are about `scale`. In single precision, distances below about 1e-3 of the
-        samples' spread are lost.
+      samples: theta, a nest of parts `[n, chains..., event...]`, best scaled so that the
+        posterior's deviations are about `scale`. In single precision, distances below about 1e-3 of
+        the samples' spread are lost.
       gradients: g at the samples, or estimates, in the same shapes; see `gradients_at`.
-      chain_ndims: number of dimensions behind the first that count chains.
-      weights: w, `[n]`, not negative, such as step sizes; they are divided by their sum. None is
-        1/n for each.
-      preconditioner: M, `[D, D]`, symmetric and positive definite; None is the identity.
+      chain_ndims: number of dimensions after the first that count chains.
+      weights: w, `[n]`, not negative, such as step sizes; they are divided by their sum. None
+        weights all samples equally.
+      preconditioner: M, `[D, D]`, symmetric and positive definite; None means the identity.
       scale: c, positive.
       exponent: beta, in (-1, 0), where S detects samples that do not converge to the target.
       statistic: `"U"` or `"V"`.
-      chunk_size: rows of the n x n pairs that are in memory at once; by default 4 million pairs
-        of all chains together.
+      chunk_size: rows of the n x n pairs that are in memory at once. None allows 4 million pairs of
+        all chains together.
 
     Returns:
-      S squared, a scalar or `[chains...]`; `"U"` of a single sample is NaN.
+      S squared, a scalar or `[chains...]`; `"U"` is NaN for a single sample.
 
     Raises:
-      ValueError: no samples, unequal shapes, or a preconditioner of another; `scale`, `exponent`,
-        `statistic` or `chunk_size` out of range.
+      ValueError: there are no samples; shapes do not fit; `scale`, `exponent`, `statistic` or
+        `chunk_size` is out of range.
 
-    #### References
-
-    J. Gorham and L. Mackey. Measuring sample quality with kernels. ICML, 2017.
-    J. Gorham, A. Duncan, S. Vollmer and L. Mackey. Measuring sample quality with diffusions. Annals
-    of Applied Probability, 2019. The preconditioner.
-    Q. Liu, J. Lee and M. Jordan. A kernelized Stein discrepancy for goodness-of-fit tests. ICML,
-    2016. Both statistics.
+    References:
+      J. Gorham and L. Mackey. Measuring sample quality with kernels. ICML, 2017.
+      J. Gorham, A. Duncan, S. Vollmer and L. Mackey. Measuring sample quality with diffusions.
+      Annals of Applied Probability, 2019. The preconditioner.
+      Q. Liu, J. Lee and M. Jordan. A kernelized Stein discrepancy for goodness-of-fit tests. ICML,
+      2016. Both statistics.
     """
     if not scale > 0:
-        raise ValueError(f"scale is {scale}; a positive number is expected.")
+        raise ValueError(f"scale must be a positive number. Received: {scale}.")
     if not -1 < exponent < 0:
-        raise ValueError(f"exponent is {exponent}; a number between -1 and 0 is expected.")
-    if statistic not in ("U", "V"):
-        raise ValueError(f"statistic is {statistic!r}; 'U' or 'V' is expected.")
+        raise ValueError(f"exponent must be between -1 and 0. Received: {exponent}.")
+    one_of("statistic", statistic, ("U", "V"))
     x, g = (_rows(nest, chain_ndims) for nest in (samples, gradients))
     if x.shape != g.shape:
         raise ValueError(
-            f"samples have entries of shape {x.shape} and gradients of {g.shape} ([chains..., n, "
-            "D]); equal shapes are expected."
+            "samples and gradients must have equal shapes [chains..., n, D] of entries. Received: "
+            f"{x.shape} and {g.shape}."
         )
     n, size = x.shape[-2:]
     if n == 0:
-        raise ValueError("samples are empty; at least one is expected, and two for 'U'.")
+        raise ValueError("samples must not be empty. Two are needed for 'U', and one for 'V'.")
     w = tf.ones([n], x.dtype) if weights is None else tf.convert_to_tensor(weights, x.dtype)
     if w.shape != [n]:
-        raise ValueError(f"weights have shape {w.shape}; [{n}], one for each sample, is expected.")
+        raise ValueError(f"weights must have shape [{n}], as samples. Received: {w.shape}.")
     w /= tf.reduce_sum(w)
-    x -= tf.reduce_mean(x, axis=-2, keepdims=True)  # only differences count; small ones stay exact
+    x -= tf.reduce_mean(x, axis=-2, keepdims=True)  # keeps small differences exact
     if chunk_size is not None:
         integer("chunk_size", chunk_size, 1)
     num_rows = min(n, chunk_size or max(1, _CHUNK // (n * x.shape[:-2].num_elements())))
@@ -115,15 +115,17 @@ def squared_kernel_stein_discrepancy(
     if preconditioner is not None:
         m = tf.convert_to_tensor(preconditioner, x.dtype)
         if m.shape != [size, size]:
-            raise ValueError(f"preconditioner has shape {m.shape}; [{size}, {size}] is expected.")
+            raise ValueError(
+                f"preconditioner must have shape [{size}, {size}]. Received: {m.shape}."
+            )
         g, mx, trace = tf.matmul(g, m), tf.matmul(x, m), tf.reduce_sum(m**2)
     squares, m_squares = (tf.reduce_sum(a**2, axis=-1) for a in (x, mx))
     along = tf.reduce_sum(g * mx, axis=-1)
     beta, c2 = exponent, scale**2
 
     def rows_sum(start: tf.Tensor) -> tf.Tensor:
-        """Sum over j, and over `num_rows` rows i that begin at `start`."""
-        # The last chunk begins where it still fits; rows that were already counted get no weight.
+        """Returns the sum over j, and over the `num_rows` rows i that begin at `start`."""
+        # The last chunk begins early enough to fit. Rows that were counted before get no weight.
         first = tf.minimum(start, n - num_rows)
         y, my, h, y2, my2, hy, v = (
             _slice(a, first, num_rows, axis)
@@ -156,16 +158,17 @@ def squared_kernel_stein_discrepancy(
 
 
 def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> State:
-    """The gradients of the log posterior at samples, one result after the other.
+    """Computes the gradients of the log posterior at samples, one result after the other.
 
-    >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
-    >>> sgmcmc.diagnostics.gradients_at(lambda x: -0.5 * x**2, tf.constant([1., -2.])).numpy()
-    array([-1.,  2.], dtype=float32)
+    Examples:
+      >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
+      >>> sgmcmc.diagnostics.gradients_at(lambda x: -0.5 * x**2, tf.constant([1., -2.])).numpy()
+      array([-1.,  2.], dtype=float32)
 
     Args:
       target_log_prob_fn: a target or a plain callable.
-      samples: `[n, chains..., event...]` a part.
-      seed: None for exact gradients, over all examples; an integer, or two, that names minibatches.
+      samples: a nest of parts `[n, chains..., event...]`.
+      seed: an integer or two, which names minibatches; None takes exact gradients.
 
     Returns:
       Gradients, in the structure and shapes of the samples.
@@ -190,7 +193,7 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
 def gradient_at(
     target: Target, state: State, seed: Any, number: tf.Tensor, target_state: Any = ()
 ) -> State:
-    """The gradient at one state: exact, or of the minibatch that a seed and a number name."""
+    """Returns the gradient at a state, exact or of the minibatch that seed and number name."""
     if seed is None:
         return value_and_gradient(lambda s: call_with_state(target, s), state)[1]
     drawn = random.fold_in(random.as_seed(seed), number)
@@ -198,20 +201,20 @@ def gradient_at(
 
 
 def _rows(nest: State, chain_ndims: int) -> tf.Tensor:
-    """`[chains..., n, D]` of parts `[n, chains..., event...]`."""
+    """Returns parts `[n, chains..., event...]` as one array `[chains..., n, D]`."""
     parts = [tf.convert_to_tensor(x) for x in tf.nest.flatten(nest)]
     flat = flatten_events(parts, 1 + chain_ndims)
     return tf.transpose(flat, [*range(1, 1 + chain_ndims), 0, 1 + chain_ndims])
 
 
 def _distances(y: tf.Tensor, x: tf.Tensor, y2: tf.Tensor, x2: tf.Tensor) -> tf.Tensor:
-    """Squared ones, of all rows of y to all of x, whose squared norms are given."""
+    """Returns squared distances of all rows of y to all rows of x, from their squared norms."""
     both = y2[..., :, tf.newaxis] + x2[..., tf.newaxis, :]
     return tf.maximum(both - 2 * tf.matmul(y, x, transpose_b=True), 0)
 
 
 def _slice(x: tf.Tensor, start: tf.Tensor, size: int, axis: int) -> tf.Tensor:
-    """`size` entries of an axis, which XLA knows to be so many."""
+    """Returns `size` entries of an axis, with a static shape for XLA."""
     begin, shape = [0] * x.shape.rank, list(x.shape)
     begin[axis], shape[axis] = start, size
     return tf.slice(x, begin, shape)

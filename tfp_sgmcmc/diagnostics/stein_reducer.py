@@ -1,4 +1,4 @@
-"""The kernel Stein discrepancy of a chain that is not kept, from states spread evenly over it."""
+"""The kernel Stein discrepancy of a chain that is not kept, from evenly spread states."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer, target_state_of
 from tfp_sgmcmc.diagnostics.stein import gradient_at, squared_kernel_stein_discrepancy
 from tfp_sgmcmc.state import State, append_dims
 from tfp_sgmcmc.targets.base import as_target
 
 
 class SteinState(NamedTuple):
-    """What `KernelSteinDiscrepancyReducer` carries.
+    """The state of `KernelSteinDiscrepancyReducer`.
 
     Attributes:
-      samples: the states kept, `[size, chains..., event...]` a part: those after steps `every`,
-        `2 every`, ...; what lies from `num_kept` on has no meaning.
-      gradients: of the log posterior there, likewise.
-      num_kept: how many they are.
-      every: steps from one to the next.
-      num_steps: steps seen.
+      samples: the states after steps `every`, `2 every`, and so on, in parts
+        `[size, chains..., event...]`; entries from `num_kept` on have no meaning.
+      gradients: gradients of the log posterior at the samples, in the same shapes.
+      num_kept: number of states kept.
+      every: number of steps from one kept state to the next.
+      num_steps: number of steps.
     """
 
     samples: State
@@ -34,42 +34,43 @@ class SteinState(NamedTuple):
     num_steps: tf.Tensor
 
 
-class KernelSteinDiscrepancyReducer(tfp.experimental.mcmc.Reducer):
-    r"""`squared_kernel_stein_discrepancy` of a chain that is not kept.
+class KernelSteinDiscrepancyReducer(PeriodicReducer):
+    r"""Computes the `squared_kernel_stein_discrepancy` of a chain that is not kept.
 
-    The discrepancy is a sum over all pairs of states, which no fixed memory gives exactly. So at
-    most `size` states are kept, with their gradients. When there is no room for another, every
-    second one is dropped, and from then on twice as many steps lie between those kept: at any time
-    they are `every, 2 every, 3 every, ...` steps from the start, at least `size / 2` of them once
-    there were so many. It finalises to the squared discrepancy of these, `[chains...]`; NaN of
-    fewer than two.
+    The discrepancy is a sum over all pairs of states, which cannot be computed in fixed memory. So
+    at most `size` states are kept, with their gradients. When there is no room for another, every
+    second state is dropped and `every` is doubled. So the kept states are always those after
+    `every`, `2 every`, `3 every` and so on steps, and at least `size / 2` of them once there were
+    so many. It finalises to their squared discrepancy, `[chains...]`, which is NaN for fewer than
+    two states.
 
-    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
-    >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
-    >>> squares, _, _ = tfp.experimental.mcmc.sample_fold(
-    ...     20, tf.zeros([3, 2]), kernel=sgmcmc.SGLD(target, 1.),
-    ...     reducer=sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(target, size=10), seed=[0, 1])
-    >>> squares.shape
-    TensorShape([3])
+    Examples:
+      >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+      >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+      >>> squares, _, _ = tfp.experimental.mcmc.sample_fold(
+      ...     20, tf.zeros([3, 2]), kernel=sgmcmc.SGLD(target, 1.), seed=[0, 1],
+      ...     reducer=sgmcmc.diagnostics.KernelSteinDiscrepancyReducer(target, size=10))
+      >>> squares.shape
+      TensorShape([3])
 
     Args:
       target_log_prob_fn: the kernel's target, or a plain callable.
-      size: keeps at most so many states; finalising takes time in proportion to its square.
-      seed: an integer, or two: names a minibatch of its own for each state's gradient. None takes
-        exact gradients, over all examples. (Of a target that goes through its data in epochs, the
-        minibatch is that of the next step: take `every` as long as chains need to forget.)
-      every: steps from one state kept to the next, at first.
-      gradient_fn: kernel results -> gradient of the log posterior at the new state, in place of
-        both: of `CorrectedLangevin`, `lambda r: r.accepted_results.grads_target_log_prob`. The
-        estimate that a step was taken with is of the state before, and none of these.
-      preconditioner: as of `squared_kernel_stein_discrepancy`.
-      scale: likewise.
-      exponent: likewise.
-      statistic: likewise.
+      size: largest number of states kept; finalising takes time in proportion to its square.
+      seed: an integer or two, which names a separate minibatch for each state's gradient. None
+        takes exact gradients, over all examples. (A target that goes through its data in epochs
+        uses the minibatch of the next step. Then let `every` be as long as chains need to forget.)
+      every: number of steps from one kept state to the next, at first.
+      gradient_fn: kernel results -> gradient of the log posterior at the new state, which replaces
+        both. For `CorrectedLangevin`: `lambda r: r.accepted_results.grads_target_log_prob`. The
+        estimate that a step uses does not qualify, because it belongs to the state before.
+      preconditioner: M, as in `squared_kernel_stein_discrepancy`.
+      scale: c, as in `squared_kernel_stein_discrepancy`.
+      exponent: beta, as in `squared_kernel_stein_discrepancy`.
+      statistic: `"U"` or `"V"`, as in `squared_kernel_stein_discrepancy`.
 
     Raises:
-      ValueError: `size` below 2, or `every` below 1; before the first step, what
-        `squared_kernel_stein_discrepancy` raises.
+      ValueError: `size` is below 2, `every` is below 1, or `squared_kernel_stein_discrepancy`
+        refuses the options, which is checked before the first step.
     """
 
     def __init__(
@@ -85,44 +86,31 @@ class KernelSteinDiscrepancyReducer(tfp.experimental.mcmc.Reducer):
         exponent: float = -0.5,
         statistic: Literal["U", "V"] = "U",
     ):
-        self._target = as_target(target_log_prob_fn, full_data_expected=True)
-        self._size, self._every = integer("size", size, 2), integer("every", every, 1)
+        super().__init__(as_target(target_log_prob_fn, full_data_expected=True), every)
+        self._size = integer("size", size, 2)
         self._seed = None if seed is None else random.as_seed(seed)
         self._gradient_fn = gradient_fn
         self._options: dict[str, Any] = dict(
             preconditioner=preconditioner, scale=scale, exponent=exponent, statistic=statistic
         )
 
-    def initialize(
-        self, initial_chain_state: State, initial_inner_kernel_results: Any = None
-    ) -> SteinState:
-        """The reducer's state before the first step; the initial state does not count."""
-        del initial_inner_kernel_results
-        zeros = tf.nest.map_structure(
-            lambda x: tf.zeros(tf.concat([[self._size], tf.shape(x)], axis=0), x.dtype),
-            tf.nest.map_structure(tf.convert_to_tensor, initial_chain_state),
+    def _start(self, state: State, zeros: tf.Tensor) -> SteinState:
+        slots = tf.nest.map_structure(
+            lambda x: tf.zeros(tf.concat([[self._size], tf.shape(x)], axis=0), x.dtype), state
         )
         zero, every = tf.zeros([], tf.int64), tf.constant(self._every, tf.int64)
-        own = SteinState(zeros, zeros, tf.zeros([], tf.int32), every, zero)
-        # Raises for options that do not fit; two rows show it, all pairs of `size` would take long.
-        two = tf.nest.map_structure(lambda x: x[:2], zeros)
+        own = SteinState(slots, slots, tf.zeros([], tf.int32), every, zero)
+        # Raises if the options do not fit. Two rows suffice; all pairs of `size` would take long.
+        two = tf.nest.map_structure(lambda x: x[:2], slots)
         self.finalize(own._replace(samples=two, gradients=two))
         return own
 
-    def one_step(
-        self,
-        new_chain_state: State,
-        current_reducer_state: SteinState,
-        previous_kernel_results: Any = None,
-    ) -> SteinState:
-        """Keeps a new state, if it is its turn, and makes room for it before."""
-        own = current_reducer_state._replace(num_steps=current_reducer_state.num_steps + 1)
-        is_full = (own.num_kept == self._size) & (own.num_steps % own.every == 0)
-        own = tf.cond(is_full, lambda: self._halved(own), lambda: own)
+    def _look(self, own: SteinState, state: State, results: Any) -> SteinState:
+        """Keeps a state, and makes room for it before."""
+        own = tf.cond(own.num_kept == self._size, lambda: self._halved(own), lambda: own)
 
         def keep() -> SteinState:
-            state = tf.nest.map_structure(tf.convert_to_tensor, new_chain_state)
-            gradient = self._gradient(state, own.num_steps, previous_kernel_results)
+            gradient = self._gradient(state, own.num_steps, results)
 
             def write(kept: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
                 return tf.tensor_scatter_nd_update(kept, [[own.num_kept]], [x])
@@ -133,15 +121,15 @@ class KernelSteinDiscrepancyReducer(tfp.experimental.mcmc.Reducer):
                 num_kept=own.num_kept + 1,
             )
 
-        return tf.cond(own.num_steps % own.every == 0, keep, lambda: own)
+        return tf.cond(own.num_steps % own.every == 0, keep, lambda: own)  # `every` may have grown
 
     def finalize(self, final_reducer_state: SteinState) -> tf.Tensor:
-        """The squared discrepancy, `[chains...]`."""
+        """Returns the squared discrepancy, `[chains...]`."""
         own = final_reducer_state
         is_kept = tf.range(tf.nest.flatten(own.samples)[0].shape[0]) < own.num_kept
 
         def filled(x: tf.Tensor) -> tf.Tensor:
-            """With copies of the first state, which have no weight and are not far from others."""
+            """Fills up with the first state, which is not far away; its copies have no weight."""
             return tf.where(append_dims(is_kept, x), x, x[:1])
 
         samples, gradients = tf.nest.map_structure(filled, (own.samples, own.gradients))
@@ -155,7 +143,7 @@ class KernelSteinDiscrepancyReducer(tfp.experimental.mcmc.Reducer):
         )
 
     def _halved(self, own: SteinState) -> SteinState:
-        """Without every second state: the second, fourth, ... stay."""
+        """Keeps the second, fourth, sixth and so on state."""
         num_kept = self._size // 2
         second = tf.minimum(2 * tf.range(self._size) + 1, 2 * num_kept - 1)
         samples, gradients = tf.nest.map_structure(
@@ -166,5 +154,4 @@ class KernelSteinDiscrepancyReducer(tfp.experimental.mcmc.Reducer):
     def _gradient(self, state: State, step: tf.Tensor, results: Any) -> State:
         if self._gradient_fn is not None:
             return self._gradient_fn(results)
-        own = getattr(results, "target_state", ())
-        return gradient_at(self._target, state, self._seed, step, own)
+        return gradient_at(self._target, state, self._seed, step, target_state_of(results))

@@ -1,4 +1,4 @@
-"""The temperature at which a chain really is: of its momenta, and of its states."""
+"""The temperature of a chain, from its momenta and from its states."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer, target_state_of
 from tfp_sgmcmc.diagnostics.stein import gradient_at
 from tfp_sgmcmc.kernels import momentum as momentum_kernels
 from tfp_sgmcmc.kernels.settings import check_positive, value_at
@@ -18,20 +17,20 @@ from tfp_sgmcmc.targets.base import as_target
 
 
 def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 0) -> tf.Tensor:
-    r"""The kinetic temperature of momenta, \( p^T m^{-1} p / d \).
+    r"""Returns the kinetic temperature of momenta, \( p^T m^{-1} p / d \).
 
-    In equilibrium its mean is T, and its variance 2 T^2 / d. The results of samplers with momenta
-    have it at each step, as `kinetic_temperature`;
-    `tfp.experimental.mcmc.ExpectationsReducer(lambda _, r: r.kinetic_temperature)` is its mean over
-    a chain that is not kept.
+    In equilibrium its mean is T and its variance 2 T^2 / d. The results of samplers with momenta
+    hold it at each step, as `kinetic_temperature`. The mean over a chain that is not kept is
+    `tfp.experimental.mcmc.ExpectationsReducer(lambda _, r: r.kinetic_temperature)`.
 
-    >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
-    >>> p = tf.constant([[1., 2.], [3., 1.]])  # two chains, d = 2
-    >>> sgmcmc.diagnostics.kinetic_temperature(p, mass=2., chain_ndims=1).numpy()
-    array([1.25, 2.5 ], dtype=float32)
+    Examples:
+      >>> import tensorflow as tf, tfp_sgmcmc as sgmcmc
+      >>> p = tf.constant([[1., 2.], [3., 1.]])  # two chains, d = 2
+      >>> sgmcmc.diagnostics.kinetic_temperature(p, mass=2., chain_ndims=1).numpy()
+      array([1.25, 2.5 ], dtype=float32)
 
     Args:
-      momentum: p, `[chains..., event...]` a part.
+      momentum: p, a nest of parts `[chains..., event...]`.
       mass: m, a positive number, or a nest of them in the structure of the momenta.
       chain_ndims: number of leading dimensions that count chains (or steps).
 
@@ -39,11 +38,10 @@ def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 
       Temperatures, `[chains...]`.
 
     Raises:
-      ValueError: a mass that is not positive and finite.
+      ValueError: a mass is not positive and finite.
 
-    #### References
-
-    B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015.
+    References:
+      B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015.
     """
     momentum = tf.nest.map_structure(tf.convert_to_tensor, momentum)
     check_positive("mass", mass)
@@ -52,7 +50,7 @@ def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 
 
 
 def configurational_temperature(samples: State, gradients: State, *, chain_ndims: int = 0) -> Any:
-    r"""The temperature of states, from the gradients of the log posterior there.
+    r"""Returns the temperature of states, from the gradients of the log posterior there.
 
     \[
     T_c = - \frac1d \sum_{i=1}^d \widehat{\operatorname{cov}}\left( \theta_i, g_i \right), \qquad
@@ -60,39 +58,39 @@ def configurational_temperature(samples: State, gradients: State, *, chain_ndims
     \text{ under } p(\theta)^{1/T}, \text{ for every } a
     \]
 
-    with sample covariances over the chain. g may be an estimate of the gradient that is unbiased
-    given the state: a minibatch's, but one that had no part in the step to that state. Gradient
-    noise and large steps heat the chain, and T_c is above the temperature asked for.
+    The sample covariances are taken over the chain. g may be an unbiased estimate of the gradient
+    at the state, such as that of a minibatch that had no part in the step to the state. Gradient
+    noise and large steps heat the chain, so that T_c is above the temperature asked for.
 
-    >>> import numpy as np, tfp_sgmcmc as sgmcmc
-    >>> theta = 2 * np.random.default_rng(0).standard_normal([10000, 3])  # of N(0, 1), T = 4
-    >>> bool(abs(sgmcmc.diagnostics.configurational_temperature(theta, gradients=-theta) - 4) < 0.1)
-    True
+    Examples:
+      >>> import numpy as np, tfp_sgmcmc as sgmcmc
+      >>> theta = 2 * np.random.default_rng(0).standard_normal([10000, 3])  # of N(0, 1), T = 4
+      >>> sgmcmc.diagnostics.configurational_temperature(theta, gradients=-theta).round(1)
+      np.float64(4.0)
 
     Args:
-      samples: `[results, chains..., event...]` a part.
-      gradients: of the log posterior, or estimates, at the samples, in the same shapes.
+      samples: a nest of parts `[results, chains..., event...]`.
+      gradients: gradients of the log posterior at the samples, or estimates, in the same shapes.
       chain_ndims: number of dimensions behind the first that count chains.
 
     Returns:
       A number, or `[chains...]`.
 
     Raises:
-      ValueError: unequal shapes, fewer than two samples.
+      ValueError: shapes differ, or there are fewer than two samples.
 
-    #### References
-
-    O. G. Jepps, G. Ayton and D. J. Evans. Microscopic expressions for the thermodynamic
-    temperature. Physical Review E, 2000. With the vector field theta - a.
+    References:
+      O. G. Jepps, G. Ayton and D. J. Evans. Microscopic expressions for the thermodynamic
+      temperature. Physical Review E, 2000. With the vector field theta - a.
     """
     total, size = 0.0, 0
     pairs = zip(tf.nest.flatten(samples), tf.nest.flatten(gradients), strict=True)
     for x, g in ((np.asarray(x, np.float64), np.asarray(g, np.float64)) for x, g in pairs):
         if x.shape != g.shape or x.ndim < 1 + chain_ndims or len(x) < 2:
             raise ValueError(
-                f"samples have shape {x.shape} and gradients {g.shape}; equal shapes [results, "
-                f"chains..., event...] with {chain_ndims} dimensions of chains and at least 2 "
-                "results are expected."
+                "samples and gradients must have equal shapes [results, chains..., event...] with "
+                f"{chain_ndims} dimensions of chains and at least 2 results. Received: shapes "
+                f"{x.shape} and {g.shape}."
             )
         covariance = np.sum((x - x.mean(axis=0)) * (g - g.mean(axis=0)), axis=0) / (len(x) - 1)
         total = total + np.sum(covariance, axis=tuple(range(chain_ndims, covariance.ndim)))
@@ -101,14 +99,14 @@ def configurational_temperature(samples: State, gradients: State, *, chain_ndims
 
 
 class TemperatureState(NamedTuple):
-    """What `ConfigurationalTemperatureReducer` carries.
+    """The state of `ConfigurationalTemperatureReducer`.
 
     Attributes:
-      mean_state: of the states looked at.
-      mean_gradient: of the gradients there.
+      mean_state: mean of the states looked at.
+      mean_gradient: mean of the gradients there.
       product: sum of the products of their deviations, `[chains...]`.
       count: number of states looked at.
-      num_steps: steps seen.
+      num_steps: number of steps.
     """
 
     mean_state: State
@@ -118,76 +116,59 @@ class TemperatureState(NamedTuple):
     num_steps: tf.Tensor
 
 
-class ConfigurationalTemperatureReducer(tfp.experimental.mcmc.Reducer):
-    """`configurational_temperature` of a chain that is not kept.
+class ConfigurationalTemperatureReducer(PeriodicReducer):
+    """Computes the `configurational_temperature` of a chain that is not kept.
 
-    At every `every`-th state it draws a minibatch of its own for the gradient. It finalises to the
-    temperature, `[chains...]`; NaN where fewer than two states were looked at.
+    At every `every`-th state it draws another minibatch for the gradient. It finalises to the
+    temperature, `[chains...]`, which is NaN if fewer than two states were looked at.
 
-    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
-    >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
-    >>> temperature, _, _ = tfp.experimental.mcmc.sample_fold(
-    ...     20, tf.zeros([3, 10]), kernel=sgmcmc.SGLD(target, 0.1),
-    ...     reducer=sgmcmc.diagnostics.ConfigurationalTemperatureReducer(target, seed=1),
-    ...     seed=[0, 1])
-    >>> temperature.shape
-    TensorShape([3])
+    Examples:
+      >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+      >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+      >>> temperature, _, _ = tfp.experimental.mcmc.sample_fold(
+      ...     20, tf.zeros([3, 10]), kernel=sgmcmc.SGLD(target, 0.1),
+      ...     reducer=sgmcmc.diagnostics.ConfigurationalTemperatureReducer(target, seed=1),
+      ...     seed=[0, 1])
+      >>> temperature.shape
+      TensorShape([3])
 
     Args:
       target_log_prob_fn: the kernel's target, or a plain callable.
-      seed: an integer, or two; names the minibatches.
-      every: looks at every so many-th state.
+      seed: an integer or two, which names the minibatches.
+      every: number of steps between the states that are looked at.
 
     Raises:
-      ValueError: `every` below 1.
+      ValueError: `every` is below 1.
     """
 
     def __init__(self, target_log_prob_fn: Any, *, seed: Any, every: int = 1):
-        self._target = as_target(target_log_prob_fn, full_data_expected=True)
-        self._seed, self._every = random.as_seed(seed), integer("every", every, 1)
+        super().__init__(as_target(target_log_prob_fn, full_data_expected=True), every)
+        self._seed = random.as_seed(seed)
 
-    def initialize(
-        self, initial_chain_state: State, initial_inner_kernel_results: Any = None
-    ) -> TemperatureState:
-        """The reducer's state before the first step; the initial state does not count."""
-        del initial_inner_kernel_results
-        state = tf.nest.map_structure(tf.convert_to_tensor, initial_chain_state)
-        zeros, zero = tf.nest.map_structure(tf.zeros_like, state), tf.zeros([], tf.int64)
-        product = tf.zeros(self._target.chain_shape(state), tf.nest.flatten(state)[0].dtype)
-        return TemperatureState(zeros, zeros, product, zero, zero)
+    def _start(self, state: State, zeros: tf.Tensor) -> TemperatureState:
+        mean, zero = tf.nest.map_structure(tf.zeros_like, state), tf.zeros([], tf.int64)
+        return TemperatureState(mean, mean, zeros, zero, zero)
 
-    def one_step(
-        self,
-        new_chain_state: State,
-        current_reducer_state: TemperatureState,
-        previous_kernel_results: Any = None,
-    ) -> TemperatureState:
-        """Looks at a new state, if it is its turn (Welford's recursion)."""
-        own = current_reducer_state._replace(num_steps=current_reducer_state.num_steps + 1)
-        chain_ndims = own.product.shape.rank
+    def _look(self, own: TemperatureState, state: State, results: Any) -> TemperatureState:
+        """Updates means and product by Welford's recursion."""
+        gradient = gradient_at(
+            self._target, state, self._seed, own.num_steps, target_state_of(results)
+        )
+        count = own.count + 1
 
-        def look() -> TemperatureState:
-            state = tf.nest.map_structure(tf.convert_to_tensor, new_chain_state)
-            target_state = getattr(previous_kernel_results, "target_state", ())
-            gradient = gradient_at(self._target, state, self._seed, own.num_steps, target_state)
-            count = own.count + 1
+        def moved(mean: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+            return mean + (x - mean) / tf.cast(count, x.dtype)
 
-            def moved(mean: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-                return mean + (x - mean) / tf.cast(count, x.dtype)
-
-            mean_state = map_parts(moved, own.mean_state, state)
-            mean_gradient = map_parts(moved, own.mean_gradient, gradient)
-            product = map_parts(
-                lambda x, m, g, n: (x - m) * (g - n),
-                state, own.mean_state, gradient, mean_gradient,
-            )  # fmt: skip
-            product = own.product + sum_events(product, chain_ndims)
-            return TemperatureState(mean_state, mean_gradient, product, count, own.num_steps)
-
-        return tf.cond(own.num_steps % self._every == 0, look, lambda: own)
+        mean_state = map_parts(moved, own.mean_state, state)
+        mean_gradient = map_parts(moved, own.mean_gradient, gradient)
+        product = map_parts(
+            lambda x, m, g, n: (x - m) * (g - n), state, own.mean_state, gradient, mean_gradient
+        )
+        product = own.product + sum_events(product, own.product.shape.rank)
+        return TemperatureState(mean_state, mean_gradient, product, count, own.num_steps)
 
     def finalize(self, final_reducer_state: TemperatureState) -> tf.Tensor:
-        """The temperature, `[chains...]`."""
+        """Returns the temperature, `[chains...]`."""
         own = final_reducer_state
         chain_ndims = own.product.shape.rank
         size = momentum_kernels.degrees_of_freedom(own.mean_state, chain_ndims)

@@ -1,4 +1,4 @@
-"""Expectations from chains whose step size decays, in which a step counts by its size."""
+"""Expectations from chains whose step size decays, weighted by the step sizes."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from tfp_sgmcmc.state import State, append_dims
 
 
 def weighted_expectation(values: Any, step_sizes: Any) -> Any:
-    r"""The expectation of f from a chain with decaying steps, each weighted by its size.
+    r"""Computes the expectation of f from a chain, with each state weighted by its step size.
 
     \[ E[f] \approx \sum_t \epsilon_t f(\theta_t) \Big/ \sum_t \epsilon_t \]
 
-    Small steps are nearly copies of each other: time is the sum of the step sizes, and this is the
-    mean over time. Against it, the plain mean has the variance
-    \( \sum_t \epsilon_t \sum_t \epsilon_t^{-1} / T^2 \geq 1 \) times as large (in the limit of
-    small steps and long chains).
+    States that are a small step apart are nearly copies of each other. Time is the sum of the step
+    sizes, and this is the mean over time. The variance of the plain mean is
+    \( \sum_t \epsilon_t \sum_t \epsilon_t^{-1} / T^2 \geq 1 \) times as large, in the limit of
+    small steps and long chains.
 
-    >>> weighted_expectation([1., 2., 4.], step_sizes=[2., 1., 1.])
-    2.0
+    Examples:
+      >>> weighted_expectation([1., 2., 4.], step_sizes=[2., 1., 1.])
+      2.0
 
     Args:
       values: f at each state: a nest of arrays `[T, ...]`.
-      step_sizes: epsilon, `[T]`, or `[T, chains...]` where chains have steps of their own.
+      step_sizes: epsilon, `[T]`, or `[T, chains...]` if the steps differ between chains.
 
     Returns:
       A nest of arrays `[...]`, in double precision.
 
     Raises:
-      ValueError: step sizes that are negative or not finite, or of another length than the values.
+      ValueError: step sizes are negative or not finite, or their shape does not fit the values.
 
-    #### References
-
-    M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
-    2011. Equation 11.
+    References:
+      M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
+      2011. Equation 11.
     """
     weights = checked_step_sizes(step_sizes)
 
@@ -46,8 +46,8 @@ def weighted_expectation(values: Any, step_sizes: Any) -> Any:
         x = np.asarray(x, np.float64)
         if x.shape[: weights.ndim] != weights.shape:
             raise ValueError(
-                f"values have shape {x.shape} and step_sizes {weights.shape}; values whose shape "
-                "begins with that of step_sizes are expected."
+                f"The shape of values must begin with the shape of step_sizes, {weights.shape}. "
+                f"Received: {x.shape}."
             )
         w = weights.reshape(weights.shape + (1,) * (x.ndim - weights.ndim))
         result = np.sum(w * x, axis=0) / np.sum(w, axis=0)
@@ -57,14 +57,15 @@ def weighted_expectation(values: Any, step_sizes: Any) -> Any:
 
 
 def effective_number_of_steps(step_sizes: Any) -> Any:
-    r"""How many equal weights the step sizes are worth.
+    r"""Computes the number of equal weights that the step sizes are worth.
 
     \[ \Bigl( \sum_t \epsilon_t \Bigr)^2 \Big/ \sum_t \epsilon_t^2 \]
 
-    It knows nothing of correlations between states; with them, no more steps than these count.
+    Correlations between states, which this does not contain, lower the effective number further.
 
-    >>> effective_number_of_steps([1., 1., 1., 1.]), effective_number_of_steps([3., 1.])
-    (4.0, 1.6)
+    Examples:
+      >>> effective_number_of_steps([1., 1., 1., 1.]), effective_number_of_steps([3., 1.])
+      (4.0, 1.6)
 
     Args:
       step_sizes: epsilon, `[T]` or `[T, chains...]`.
@@ -73,11 +74,10 @@ def effective_number_of_steps(step_sizes: Any) -> Any:
       A number, or `[chains...]`.
 
     Raises:
-      ValueError: step sizes that are negative or not finite.
+      ValueError: step sizes are negative or not finite.
 
-    #### References
-
-    L. Kish. Survey Sampling. Wiley, 1965. Section 11.7.
+    References:
+      L. Kish. Survey Sampling. Wiley, 1965. Section 11.7.
     """
     weights = checked_step_sizes(step_sizes)
     result = np.sum(weights, axis=0) ** 2 / np.sum(weights**2, axis=0)
@@ -85,10 +85,10 @@ def effective_number_of_steps(step_sizes: Any) -> Any:
 
 
 class WeightedMean(NamedTuple):
-    """What `WeightedExpectationReducer` carries.
+    """The state of `WeightedExpectationReducer`.
 
     Attributes:
-      mean: of f, weighted, so far.
+      mean: the weighted mean of f.
       total: sum of the step sizes: a scalar or `[chains...]`.
       total_squares: sum of their squares.
     """
@@ -99,23 +99,24 @@ class WeightedMean(NamedTuple):
 
 
 class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
-    """`weighted_expectation` of a chain that is not kept.
+    """Computes the `weighted_expectation` of a chain that is not kept.
 
-    It finalises to the expectation, in the structure of f. Its state has both sums of which
-    `effective_number_of_steps` is made.
+    It finalises to the expectation, in the structure of f. Its state holds the two sums from which
+    `effective_number_of_steps` follows.
 
-    >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
-    >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
-    >>> kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(a=0.5))
-    >>> reducer = sgmcmc.diagnostics.WeightedExpectationReducer(
-    ...     lambda x: {"mean": x, "square": x**2})
-    >>> found, _, _ = tfp.experimental.mcmc.sample_fold(
-    ...     20, tf.zeros([3]), kernel=kernel, reducer=reducer, seed=[0, 1])
-    >>> found["square"].shape
-    TensorShape([3])
+    Examples:
+      >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+      >>> target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
+      >>> kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(a=0.5))
+      >>> reducer = sgmcmc.diagnostics.WeightedExpectationReducer(
+      ...     lambda x: {"mean": x, "square": x**2})
+      >>> found, _, _ = tfp.experimental.mcmc.sample_fold(
+      ...     20, tf.zeros([3]), kernel=kernel, reducer=reducer, seed=[0, 1])
+      >>> found["square"].shape
+      TensorShape([3])
 
     Args:
-      fn: f, state -> a nest of tensors; None is the state itself.
+      fn: f, state -> a nest of tensors; None means the state itself.
       step_size_fn: kernel results -> epsilon, a scalar or `[chains...]`.
     """
 
@@ -130,7 +131,7 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
     def initialize(
         self, initial_chain_state: State, initial_inner_kernel_results: Any = None
     ) -> WeightedMean:
-        """The reducer's state before the first step; the initial state does not count."""
+        """Returns the reducer's state before the first step; the initial state does not count."""
         mean = tf.nest.map_structure(tf.zeros_like, self._values(initial_chain_state))
         total = tf.zeros_like(self._step_size(initial_inner_kernel_results, mean))
         return WeightedMean(mean, total, total)
@@ -152,7 +153,7 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
         return WeightedMean(mean, total, own.total_squares + epsilon**2)
 
     def finalize(self, final_reducer_state: WeightedMean) -> Any:
-        """The expectation."""
+        """Returns the expectation."""
         return final_reducer_state.mean
 
     def _values(self, state: State) -> Any:
@@ -163,24 +164,26 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
         epsilon = self._step_size_fn(results)
         if tf.nest.is_nested(epsilon):
             raise ValueError(
-                "The parts of the state have step sizes of their own; step_size_fn is expected to "
-                "return the one that counts."
+                "step_size_fn must return one step size for all parts of the state. Received: "
+                f"{epsilon}."
             )
         return tf.cast(epsilon, tf.nest.flatten(like)[0].dtype)
 
 
 def checked_step_sizes(step_sizes: Any) -> np.ndarray:
-    """Step sizes `[T]` or `[T, chains...]` in double precision; raises ValueError for others."""
+    """Returns step sizes `[T]` or `[T, chains...]` in double precision, or raises ValueError."""
     weights = np.asarray(step_sizes, np.float64)
     if not weights.ndim or not len(weights):
-        raise ValueError(f"step_sizes have shape {weights.shape}; one for each state is expected.")
+        raise ValueError(f"step_sizes must hold one number for each state. Received: {weights}.")
     if not np.all((weights >= 0) & np.isfinite(weights)) or not np.all(weights.sum(axis=0) > 0):
-        raise ValueError("step_sizes have entries that are negative or not finite, or are all 0.")
+        raise ValueError(
+            f"step_sizes must be finite, not negative, not all 0. Received: {weights}."
+        )
     return weights
 
 
 def _arrays(values: Any) -> Any:
-    """A list of numbers is an array here, not a nest."""
+    """Returns a list of numbers as an array, so that it does not count as a nest."""
     if isinstance(values, list) and all(np.ndim(x) == 0 for x in values):
         return np.asarray(values)
     return values

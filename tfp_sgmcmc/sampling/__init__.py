@@ -1,4 +1,4 @@
-"""Runs: the driver `sample`, and the choice of a kernel's settings by `tune`."""
+"""Runs of a kernel: the driver `sample`, and `tune`, which chooses a kernel's settings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def __getattr__(name: str) -> Any:
         from tfp_sgmcmc.targets import StreamedLogProb
 
         warnings.warn(
-            "tfp_sgmcmc.sampling.StreamedLogProb is now tfp_sgmcmc.StreamedLogProb; the old name "
-            "goes in the next release.",
+            "tfp_sgmcmc.sampling.StreamedLogProb is now tfp_sgmcmc.StreamedLogProb. The old name "
+            "will be removed in the next release.",
             DeprecationWarning,
             stacklevel=2,
         )

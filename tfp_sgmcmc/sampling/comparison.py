@@ -1,4 +1,4 @@
-"""How `tune` compares candidates: by Stein discrepancies of their states."""
+"""The scores by which `tune` compares candidates: Stein discrepancies of their states."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from tfp_sgmcmc.diagnostics import gradients_at, squared_kernel_stein_discrepanc
 from tfp_sgmcmc.state import State, flatten_events
 from tfp_sgmcmc.targets import FullDataLogProb, Target
 
-# Rows for each column that a correlation is estimated from.
-_ROWS_A_COLUMN = 10
+_ROWS_A_COLUMN = 10  # fewest rows for each column to estimate a correlation from
 _LEAST_VARIANCE = 1e-12  # relative to the largest
 
 
 class Comparison:
     """Squared kernel Stein discrepancies of several candidates' states.
 
-    They are absolute values of the U-statistic: what it estimates is not negative. It can be: by a
-    little in chains that are good, and without bound where steps overshoot, as the gradients at
-    successive states then have opposite signs.
+    A score is the absolute value of the U-statistic. The statistic estimates a number that is not
+    negative, but can itself be negative: slightly for good chains, and without bound if steps
+    overshoot, because the gradients at successive states then have opposite signs.
 
     Parameters are divided by their deviations, and the discrepancy's preconditioner is their
-    correlation (see `spread`), for all candidates the same: else the narrowest direction of a
-    posterior would decide alone, which in its mean and covariance hardly counts. Gradients from
-    minibatches are those of a minibatch of its own for each state, be it of a target whose chains
-    share them; else they were not independent, and the discrepancy biased.
+    correlation (see `spread`), the same for all candidates. Otherwise the narrowest direction of a
+    posterior would decide alone, although its mean and covariance hardly depend on it. Each state
+    gets a separate minibatch, even if the target's chains share them. Otherwise the gradients would
+    not be independent, and the discrepancy would be biased.
 
     Args:
-      target: whose gradients are taken.
+      target: the target whose gradients are taken.
       chain_ndims: number of leading axes of its states that count chains.
-      exact_gradients: whether over all examples.
-      scale: c of the kernel.
+      exact_gradients: whether gradients are taken over all examples.
+      scale: c of the discrepancy's kernel.
       jit_compile: whether XLA compiles the gradients from minibatches.
     """
 
@@ -64,14 +63,14 @@ class Comparison:
         seeds: Sequence[tf.Tensor],
         map_fn: Callable[[Callable[[int], float], Iterable[int]], Iterable[float]] = map,
     ) -> np.ndarray:
-        """The lower the better; infinite where states or gradients are not finite.
+        """Returns the scores: lower is better, infinite if states or gradients are not finite.
 
         Args:
-          states: of each candidate, `[results, chains..., event...]` a part.
-          seeds: that name the minibatches of each.
-          map_fn: takes the candidates one after the other, as `map`, or several at a time.
+          states: for each candidate, a nest of parts `[results, chains..., event...]`.
+          seeds: for each candidate, the seed that names its minibatches.
+          map_fn: takes one candidate after the other, as `map` does, or several at a time.
         """
-        rows = [self._rows(x) for x in states]
+        rows = [_rows(x, 1 + self._chain_ndims) for x in states]
         finite = [bool(np.isfinite(x).all()) for x in rows]
         scores = np.full(len(rows), np.inf)
         if not any(finite):
@@ -88,21 +87,18 @@ class Comparison:
         return scores
 
     def gradients(self, states: State, seed: tf.Tensor) -> np.ndarray:
-        """Gradients at the states of all chains, `[results * chains, D]`."""
-        if self._is_exact:
-            return self._rows(self._at_all(states))
+        """Returns gradients at the states of all chains, `[results * chains, D]`."""
         ndims = 1 + self._chain_ndims
+        if self._is_exact:
+            return _rows(self._at_all(states), ndims)
         pooled = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[ndims:]]), states)
         return _rows(self._at_minibatches(pooled, seed), 1)
 
-    def _rows(self, states: State) -> np.ndarray:
-        return _rows(states, 1 + self._chain_ndims)
-
 
 def spread(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Deviations and correlation of one candidate's states: of those whose variance is the median.
+    """Returns deviations and correlation of the states whose total variance is the median.
 
-    States of some candidates have not spread yet, and those of others have spread too far.
+    The states of some candidates have not spread yet, and others have spread too far.
 
     >>> x = np.random.default_rng(0).normal(size=[1000, 2]) * [1.0, 5.0]
     >>> deviations, correlation = spread([x, 0.01 * x, 100.0 * x])
@@ -110,15 +106,15 @@ def spread(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
     (array([1. , 4.9]), array([[1., 0.], [0., 1.]]))
 
     Args:
-      rows: states of each candidate, `[n, D]`.
+      rows: for each candidate, its states `[n, D]`.
 
     Returns:
-      `[D]`, and `[D, D]` or, where n is below 10 D, None.
+      Deviations `[D]`, and the correlation `[D, D]`, or None if n is below 10 D.
     """
     variances = [np.var(x, axis=0) for x in rows]
     middle = np.argsort([v.sum() for v in variances], kind="stable")[(len(rows) - 1) // 2]
     x, most = rows[middle], variances[middle].max()
-    # Parameters that hardly moved are divided by something, too.
+    # Parameters that hardly moved must be divided by a positive number as well.
     least = _LEAST_VARIANCE * most if most > 0 else 1.0
     deviations = np.sqrt(np.maximum(variances[middle], least))
     if len(x) < _ROWS_A_COLUMN * x.shape[1]:

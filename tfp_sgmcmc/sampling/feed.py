@@ -1,4 +1,4 @@
-"""Minibatches for a running chain: the driver's side of `StreamedLogProb`."""
+"""Supplies a running chain with the minibatches of a `StreamedLogProb`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
 
 
 class Feed:
-    """Exchanges the batches in a kernel's results when its steps have used them.
+    """Replaces the batches in a kernel's results when its steps have used them.
 
     Args:
-      target: whose batches they are; with any other there is nothing to do.
-      results: of the kernel, where the run starts or goes on.
-      must_repeat: whether to warn of a dataset with which the run could not go on.
+      target: the kernel's target; nothing is done if it is not a `StreamedLogProb`.
+      results: the kernel's results where the run starts or goes on.
+      must_repeat: whether to warn if the dataset would not let the run go on.
 
     Raises:
-      ValueError: the dataset gives other batches now than those in the results, of which some were
-        used.
+      ValueError: some batches in the results were used, and the dataset now gives other batches.
     """
 
     def __init__(self, target: Target | None, results: Any, must_repeat: bool = False):
@@ -32,23 +31,23 @@ class Feed:
         found: list[StreamState] = []
         tree.traverse(lambda x: found.append(x) if isinstance(x, StreamState) else None, results)
         leaves, batches = tree.flatten(results), tree.flatten(found[0].batches)
-        # Where they are, found once: `tree.traverse` leaves reference cycles behind, which hold
-        # what it saw, batches of many megabytes, until the garbage collector comes.
+        # Found only once, because `tree.traverse` leaves reference cycles, which hold batches of
+        # many megabytes until the garbage collector runs.
         self._batches = [_index(leaves, x) for x in batches]
         self._position = _index(leaves, found[0].position)
         self._must_repeat = must_repeat
         step, size = int(found[0].position), self._target.batches_per_read
-        start = max(step - 1, 0) // size * size  # of the batches in the results
+        start = max(step - 1, 0) // size * size  # first step of the batches in the results
         self._reads = self._target.reads(start)
         if step and not _are_same(batches, tree.flatten(next(self._reads))):
             raise ValueError(
                 f"The run cannot go on from step {step}: the dataset gives other batches now than "
-                f"it gave before (those of the steps {start} .. {start + size - 1} were compared). "
+                f"before (the batches of steps {start} .. {start + size - 1} were compared). "
                 f"{_REPEATABLE}"
             )
 
     def __call__(self, results: Any) -> tuple[Any, int | None]:
-        """Returns results that have batches left, and for how many steps (None: for ever)."""
+        """Returns results with unused batches, and for how many steps (None for no limit)."""
         if self._target is None:
             return results, None
         leaves = tree.flatten(results)
@@ -57,7 +56,7 @@ class Feed:
         if used == 0:
             new = tree.flatten(next(self._reads))
             before = [leaves[at] for at in self._batches]
-            # Before the first step, they were read once already.
+            # The batches before the first step were read once already.
             if step == 0 and self._must_repeat and not _are_same(before, new):
                 warnings.warn(
                     "The dataset gives other batches when it is read again, so that this run "
@@ -71,19 +70,18 @@ class Feed:
 
 
 _REPEATABLE = (
-    "The order of an epoch has to depend on its number alone, as that of "
-    "`lambda epoch: examples.shuffle(buffer_size, seed=epoch).batch(n, drop_remainder=True)`, "
-    "given in place of a dataset that shuffles by itself."
+    "The order of an epoch must depend only on its number. Instead of a dataset that shuffles by "
+    "itself, give a function such as "
+    "`lambda epoch: examples.shuffle(buffer_size, seed=epoch).batch(n, drop_remainder=True)`."
 )
 
 
 def _are_same(batches: list[Any], others: list[Any]) -> bool:
-    """Whether all bits are; a NaN is one like any other number."""
+    """Returns whether all bits are the same, also those of NaNs."""
 
-    def bits(x: Any) -> np.ndarray:
-        return np.asarray(x).view(np.uint8)
-
-    return all(np.array_equal(bits(x), bits(y)) for x, y in zip(batches, others, strict=True))
+    pairs = zip(batches, others, strict=True)
+    bits = ([np.asarray(x).view(np.uint8) for x in pair] for pair in pairs)
+    return all(np.array_equal(x, y) for x, y in bits)
 
 
 def _index(leaves: list[Any], wanted: Any) -> int:

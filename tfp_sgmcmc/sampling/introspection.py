@@ -1,4 +1,4 @@
-"""What the driver reads off a kernel: its target, its chains, and its log posterior."""
+"""What the driver reads from a kernel: its target, its chains and its log posterior."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tfp_sgmcmc.targets.base import as_target
 
 
 def target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
-    """The target that estimates gradients for a kernel, or for the one it wraps."""
+    """Returns the target that estimates gradients for a kernel or the kernel that it wraps."""
     found = _target_of(kernel)
     return None if isinstance(found, FullDataLogProb) else found
 
 
 def chain_shape_of(kernel: tfp.mcmc.TransitionKernel, start: Position) -> tuple[int, ...]:
-    """Shape of the leading axes of the state that count chains."""
+    """Returns the shape of the leading axes of the state that count chains."""
     target = _target_of(kernel)
     if target is not None:
         return tuple(tf.TensorShape(target.chain_shape(start.state)))
@@ -29,7 +29,7 @@ def chain_shape_of(kernel: tfp.mcmc.TransitionKernel, start: Position) -> tuple[
 
 
 def _target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
-    """Likewise, and a plain callable that a kernel of this library was given."""
+    """Returns the target as `target_of`, also if it is a plain callable of our kernels."""
     for name, value in getattr(kernel, "parameters", {}).items():
         if isinstance(kernel, StochasticGradientKernel) and name == "target_log_prob_fn":
             return as_target(value, full_data_expected=True)
@@ -41,7 +41,7 @@ def _target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
 
 
 def log_prob_of(results: Any) -> Any:
-    """The log posterior in a kernel's results, or in those of the kernel it wraps, or None."""
+    """Returns the log posterior in the results of a kernel or the one it wraps, or None."""
     if hasattr(results, "target_log_prob"):
         return results.target_log_prob
     for name in ("accepted_results", "inner_results"):

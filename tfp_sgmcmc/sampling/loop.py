@@ -1,4 +1,4 @@
-"""The compiled part of a run: many steps of a kernel in one call, compiled once."""
+"""The compiled part of a run: many steps of a kernel in one call."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import tree
 
 from tfp_sgmcmc import random
 
-# Kept draws of one call. Both sizes are the same in every run, so that each compiles alike.
+# Limits of the draws that one call keeps, the same in all runs, so that each compiles alike.
 _BUFFER_BYTES = 2**24
 _BUFFER_ROWS = 2**17
 
 
 class Position(NamedTuple):
-    """Where a chain is: all that its next step depends on, beside the seed.
+    """Where a chain is: all that its next step depends on, except the seed.
 
     Attributes:
-      step: steps taken, `int64`.
-      state: of the chain.
-      results: of the kernel.
+      step: number of steps taken, `int64`.
+      state: the chain's state.
+      results: the kernel's results.
     """
 
     step: Any
@@ -31,18 +31,18 @@ class Position(NamedTuple):
 
 
 class Loop:
-    """Steps of a kernel, step t of which draws from `fold_in(seed, t)`.
+    """Steps of a kernel, of which step t draws from `fold_in(seed, t)`.
 
-    A call takes `first + (rows - 1) * stride` steps and returns the state, the trace and the step
-    size after `first` of them and after every `stride` more. Neither number is compiled in.
+    A call takes `first + (rows - 1) * stride` steps. It keeps the state, the trace and the step
+    size after the first `first` steps and after every `stride` more. The seed is that of the whole
+    chain, and `values` are for `kernel_fn`. Only a stride that is an integer is compiled in.
 
     Args:
-      kernel: whose steps are taken.
+      kernel_fn: values -> kernel; called when a call is traced.
       trace_fn: state, results -> nest of tensors; or None.
-      seed: of the whole chain.
-      stride: steps from one kept draw to the next.
-      start: state and results, of the structure, shapes and dtypes of all that follow.
-      jit_compile: whether XLA compiles.
+      start: a position with the structure, shapes and dtypes of all positions.
+      jit_compile: whether XLA compiles the steps.
+      slots: rows that one call can keep; None chooses.
 
     Raises:
       ValueError: `trace_fn` returns something else when it is called again.
@@ -50,14 +50,13 @@ class Loop:
 
     def __init__(
         self,
-        kernel: tfp.mcmc.TransitionKernel,
+        kernel_fn: Callable[[Any], tfp.mcmc.TransitionKernel],
         trace_fn: Callable[[Any, Any], Any] | None,
-        seed: tf.Tensor,
-        stride: int,
         start: Position,
         jit_compile: bool,
+        slots: int | None = None,
     ):
-        self._kernel, self._trace_fn, self._seed, self._stride = kernel, trace_fn, seed, stride
+        self._kernel_fn, self._trace_fn = kernel_fn, trace_fn
         self._start, self._jit_compile = start, jit_compile
         #: What is kept of a draw, as TensorSpecs: state, trace, step size.
         self.kept = (
@@ -66,40 +65,50 @@ class Loop:
             .structured_outputs
         )
         sizes = [spec.dtype.size * spec.shape.num_elements() for spec in tree.flatten(self.kept)]
-        #: Rows that one call can return.
-        self.slots = max(1, min(_BUFFER_ROWS, _BUFFER_BYTES // max(1, sum(sizes))))
+        #: Rows that one call can keep.
+        self.slots = slots or max(1, min(_BUFFER_ROWS, _BUFFER_BYTES // max(1, sum(sizes))))
         self._compiled = tf.function(self._steps, autograph=False, jit_compile=jit_compile)
 
-    def __call__(self, position: Position, rows: int, first: int) -> tuple[Position, Any, bool]:
+    def __call__(
+        self, position: Position, rows: int, first: int, stride: Any, seed: Any, values: Any = ()
+    ) -> tuple[Position, Any, bool]:
         """Takes steps; `rows = 0` takes none.
 
         Returns:
-          The new position; what was kept, `kept` with an axis of at least `rows` in front; and
-          whether all states in it, and the last one, are finite.
+          The new position; what was kept, in the structure of `kept` with an axis of at least
+          `rows` in front; and whether the last state and all kept states are finite.
         """
-        flat = tree.flatten(tuple(position))
+        numbers = tf.constant(rows), tf.constant(first, tf.int64)
         tensors, kept, is_finite = self._compiled(
-            [x for x in flat if x is not None], tf.constant(rows), tf.constant(first, tf.int64)
+            _tensors(position), *numbers, stride, seed, values
         )
         return self._pack(tensors), kept, bool(is_finite)
+
+    def trace(self, position: Position, stride: Any, seed: Any, values: Any = ()) -> None:
+        """Traces, but does not compile, what a call runs."""
+        numbers = tf.constant(0), tf.constant(0, tf.int64)
+        self._compiled.get_concrete_function(_tensors(position), *numbers, stride, seed, values)
 
     def _pack(self, tensors: list[tf.Tensor]) -> Position:
         left = iter(tensors)
         flat = [None if x is None else next(left) for x in tree.flatten(tuple(self._start))]
         return Position(*tree.unflatten_as(tuple(self._start), flat))
 
-    def _steps(self, tensors: list[tf.Tensor], rows: tf.Tensor, first: tf.Tensor) -> Any:
-        # XLA wants a size that it knows; elsewhere unused rows would take time.
+    def _steps(
+        self, tensors: list[tf.Tensor], rows: Any, first: Any, stride: Any, seed: Any, values: Any
+    ) -> Any:
+        kernel = self._kernel_fn(values)
+        # XLA needs a static size. Without XLA, unused rows would cost time.
         size = self.slots if self._jit_compile else tf.maximum(rows, 1)
         arrays = [
             tf.TensorArray(spec.dtype, size, element_shape=spec.shape)
             for spec in tree.flatten(self.kept)
         ]
-        stride, begin = self._stride, tensors[0]
+        begin = tensors[0]
         end = begin + tf.where(rows > 0, first + (tf.cast(rows, tf.int64) - 1) * stride, 0)
 
         def step(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            return self._one_step(self._pack(tensors))
+            return self._one_step(kernel, self._pack(tensors), seed)
 
         def write(arrays: list[Any], at: tf.Tensor, tensors: list[tf.Tensor]) -> list[Any]:
             _, state, results = self._pack(tensors)
@@ -109,8 +118,8 @@ class Loop:
             return [a.write(at, x) for a, x in pairs]
 
         def and_write(tensors: list[tf.Tensor], arrays: list[Any]) -> Any:
-            # Each step writes where the next row is to be, and the row's own step does so last:
-            # that costs less than a second loop, if there is no trace to compute.
+            # Each step writes to the next row, and the step that the row keeps does so last. This
+            # costs less than a second loop if there is no trace to compute.
             tensors = step(tensors)
             beyond = tf.maximum(tensors[0] - begin - first, 0)
             return tensors, write(
@@ -126,7 +135,8 @@ class Loop:
             )
             return tensors, write(arrays, tf.cast(at, tf.int32), tensors)
 
-        is_nested = self._trace_fn is not None and stride > 1
+        # XLA takes long to divide by a number that it does not know, so not at each step.
+        is_nested = tf.is_tensor(stride) or (self._trace_fn is not None and stride > 1)
         tensors, arrays = tf.while_loop(
             lambda x, _: x[0] < end,
             row if is_nested else and_write,
@@ -138,15 +148,19 @@ class Loop:
         finite = [tf.reduce_all(tf.math.is_finite(x)) for x in states if x.dtype.is_floating]
         return tensors, kept, tf.reduce_all([tf.constant(True), *finite])
 
-    def _one_step(self, position: Position) -> list[tf.Tensor]:
+    def _one_step(
+        self, kernel: tfp.mcmc.TransitionKernel, position: Position, seed: tf.Tensor
+    ) -> list[tf.Tensor]:
         step, state, results = position
-        seed = random.fold_in(self._seed, step)
-        moved = Position(step + 1, *self._kernel.one_step(state, results, seed=seed))
+        moved_state, results = kernel.one_step(state, results, seed=random.fold_in(seed, step))
         try:
+            # Some kernels return a list for a tuple.
+            state = tf.nest.pack_sequence_as(state, tf.nest.flatten(moved_state))
+            moved = Position(step + 1, state, results)
             tf.nest.assert_same_structure(tuple(self._start), tuple(moved))
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"{type(self._kernel).__name__}.one_step returned another structure than its "
+                f"{type(kernel).__name__}.one_step must return the structure of the state and of "
                 f"bootstrap_results: {error}"
             ) from error
         pairs = zip(tree.flatten(tuple(self._start)), tree.flatten(tuple(moved)), strict=True)
@@ -157,18 +171,25 @@ class Loop:
         try:
             trace = tf.nest.map_structure(tf.convert_to_tensor, trace)
         except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"trace_fn returned {trace!r}; a nest of tensors is expected."
-            ) from error
+            raise ValueError(f"trace_fn must return tensors. Received: {trace!r}.") from error
         for x in tf.nest.flatten(trace):
             if x.dtype in (tf.string, tf.resource, tf.variant):
-                raise ValueError(f"trace_fn returned {x.dtype.name}; numbers are expected.")
+                raise ValueError(f"trace_fn must return numbers. Received: {x.dtype.name}.")
         sizes = tf.nest.map_structure(tf.convert_to_tensor, getattr(results, "step_size", ()))
         return state, trace, sizes
 
 
+def check_kernel(name: str, kernel: Any) -> tfp.mcmc.TransitionKernel:
+    """Returns `kernel`, or raises TypeError if it is something else."""
+    if not isinstance(kernel, tfp.mcmc.TransitionKernel):
+        raise TypeError(
+            f"{name} must be a tfp.mcmc.TransitionKernel. Received: a {type(kernel).__name__}."
+        )
+    return kernel
+
+
 def start_of(kernel: tfp.mcmc.TransitionKernel, state: Any) -> Position:
-    """The position before the first step."""
+    """Returns the position before the first step."""
     state = tf.nest.map_structure(tf.convert_to_tensor, state)
     results = tree.map_structure(
         lambda x: None if x is None else tf.convert_to_tensor(x), kernel.bootstrap_results(state)
@@ -176,27 +197,26 @@ def start_of(kernel: tfp.mcmc.TransitionKernel, state: Any) -> Position:
     return Position(tf.zeros([], tf.int64), state, results)
 
 
+def _tensors(position: Position) -> list[tf.Tensor]:
+    return [x for x in tree.flatten(tuple(position)) if x is not None]
+
+
 def _spec(x: Any) -> Any:
     return x if x is None else tf.TensorSpec(x.shape, x.dtype)
 
 
 def _check_trace(expected: Any, kept: Any) -> None:
-    names = [
-        [(path, x.dtype.name, tuple(x.shape)) for path, x in tree.flatten_with_path(nest[1])]
-        for nest in (expected, kept)
-    ]
-    if names[0] != names[1]:
+    first, now = (_listed(nest[1]) for nest in (expected, kept))
+    if first != now:
         raise ValueError(
-            f"trace_fn returned {_listed(names[0])} and, called again, {_listed(names[1])}; the "
-            "same structure, shapes and dtypes are expected each time."
+            "trace_fn must return the same structure, shapes and dtypes each time. Received: "
+            f"{first}, and when called again, {now}."
         )
 
 
-def _listed(leaves: list[Any]) -> str:
-    return (
-        ", ".join(
-            f"trace{''.join(f'[{k!r}]' for k in path)}: {dtype} {list(shape)}"
-            for path, dtype, shape in leaves
-        )
-        or "nothing"
-    )
+def _listed(trace: Any) -> str:
+    leaves = [
+        f"trace{''.join(f'[{k!r}]' for k in path)}: {x.dtype.name} {list(x.shape)}"
+        for path, x in tree.flatten_with_path(trace)
+    ]
+    return ", ".join(leaves) or "nothing"

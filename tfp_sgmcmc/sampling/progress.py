@@ -1,4 +1,4 @@
-"""A progress bar, and a Ctrl-C that waits for the end of a chunk of steps."""
+"""A progress bar, and a Ctrl-C that waits for the end of a call."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import tree
 
 from tfp_sgmcmc.sampling.introspection import log_prob_of
 from tfp_sgmcmc.sampling.loop import Position
@@ -22,12 +23,12 @@ def progress(
     """Shows steps taken, steps a second, the time left and the log posterior.
 
     Args:
-      wanted: None shows a bar where tqdm is installed.
-      total: steps of the run.
-      initial: steps taken before.
+      wanted: whether to show a bar; None shows it if tqdm is installed.
+      total: number of steps of the run.
+      initial: number of steps taken before.
 
     Raises:
-      ModuleNotFoundError: a bar is wanted, and tqdm is not installed.
+      ModuleNotFoundError: `wanted` is True, and tqdm is not installed.
     """
     try:
         if wanted is False:
@@ -36,7 +37,7 @@ def progress(
     except ModuleNotFoundError as error:
         if wanted:
             raise ModuleNotFoundError(
-                "progress_bar is True, but tqdm is not installed: python -m pip install tqdm"
+                "progress_bar=True needs tqdm, which is not installed: python -m pip install tqdm"
             ) from error
         yield lambda position: None
         return
@@ -50,45 +51,36 @@ def progress(
 
 
 def health(position: Position) -> dict[str, Any]:
-    """One figure that leaves its range when a chain breaks down.
+    """Returns a figure that shows when a chain breaks down.
 
-    The log posterior, its mean over chains, as the kernel last estimated it; for a kernel whose
-    results have none, the root mean square of the state.
+    This is the mean over chains of the log posterior that the kernel last estimated, or the root
+    mean square of the state if the kernel's results have no estimate.
     """
     log_prob = log_prob_of(position.results)
     if log_prob is not None:
         return {"log_prob": f"{float(np.mean(np.asarray(log_prob, np.float64))):.5g}"}
-    import tree
-
     leaves = [np.asarray(x, np.float64) for x in tree.flatten(position.state)]
     mean = sum(np.sum(x**2) for x in leaves) / sum(x.size for x in leaves)
     return {"rms": f"{mean**0.5:.5g}"}
 
 
-class Interrupt:
-    """Whether Ctrl-C was pressed."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-
 @contextlib.contextmanager
-def held_back() -> Generator[Interrupt]:
-    """Notes the first Ctrl-C instead of raising `KeyboardInterrupt`; a second one raises.
+def held_back() -> Generator[threading.Event]:
+    """Sets an event at the first Ctrl-C instead of raising `KeyboardInterrupt`; a second raises.
 
-    So what is written is never cut off in the middle. Elsewhere than in the main thread, which
-    alone gets signals, nothing changes.
+    So a write is never cut off in the middle. Only the main thread receives signals, so nothing
+    changes in other threads.
     """
-    interrupt = Interrupt()
+    interrupt = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
     before = signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: FrameType | None) -> None:
-        if interrupt.asked:
+        if interrupt.is_set():
             raise KeyboardInterrupt
-        interrupt.asked = True
+        interrupt.set()
 
     signal.signal(signal.SIGINT, note)
     try:

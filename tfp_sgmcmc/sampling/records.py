@@ -6,19 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
+import tree
 
+from tfp_sgmcmc.sampling.loop import Position
 from tfp_sgmcmc.sampling.result import Kept
+from tfp_sgmcmc.storage.archive import numpy_dtype
 from tfp_sgmcmc.storage.directory import RunDirectory
 
 
 class MemoryRecords:
-    """Draws in arrays that are made once, for all of them."""
+    """Draws in memory, in arrays that are allocated once."""
 
     num_draws = 0
 
     def __init__(self, kept: Sequence[Kept], num_results: int):
         self._arrays = [
-            np.empty([num_results, *k.variable.shape], _numpy_dtype(k.variable.dtype)) for k in kept
+            np.empty([num_results, *k.variable.shape], numpy_dtype(k.variable.dtype)) for k in kept
         ]
 
     def append(self, rows: Sequence[np.ndarray]) -> None:
@@ -28,10 +32,10 @@ class MemoryRecords:
         self.num_draws = stop
 
     def commit(self, nests: dict[str, Any], finish: bool = False) -> None:
-        """There is nothing to make safe."""
+        """Does nothing, because draws in memory cannot be made safe."""
 
     def draws(self, count: int) -> list[Any]:
-        """The first `count` draws of each array."""
+        """Returns the first `count` draws of each array."""
         return [array[:count] for array in self._arrays]
 
 
@@ -46,10 +50,7 @@ class DirectoryRecords:
         return self._run.num_draws
 
     def append(self, rows: Sequence[np.ndarray]) -> None:
-        groups: dict[str, dict[str, np.ndarray]] = {}
-        for k, x in zip(self._kept, rows, strict=True):
-            groups.setdefault(k.group, {})[k.name] = x
-        self._run.append(groups)
+        self._run.append(_grouped(self._kept, rows))
 
     def commit(self, nests: dict[str, Any], finish: bool = False) -> None:
         self._run.commit(nests, finish)
@@ -58,7 +59,41 @@ class DirectoryRecords:
         return [self._run.draws(k.group, k.name).first(count) for k in self._kept]
 
 
-def _numpy_dtype(name: str) -> Any:
-    import tensorflow as tf  # knows bfloat16
+Records = MemoryRecords | DirectoryRecords
 
-    return tf.as_dtype(name).as_numpy_dtype
+
+def open_records(
+    run: RunDirectory,
+    kept: Sequence[Kept],
+    fingerprint: dict[str, Any],
+    attributes: dict[str, Any],
+    start: Position,
+) -> tuple[DirectoryRecords, Position]:
+    """Opens the draws in a directory; returns them and the position, `start` for a new run.
+
+    Raises:
+      ValueError: the directory holds another run, or one whose chain became NaN or infinite.
+    """
+    variables = _grouped(kept, [k.variable for k in kept])
+    saved = run.start(variables, fingerprint, attributes)
+    records = DirectoryRecords(kept, run)
+    if saved is None:
+        return records, start
+    if saved.restore("is_broken", np.bool_(False)):
+        raise ValueError(
+            f"The run in {run.path} cannot go on, because its chain became NaN or infinite after "
+            f"{run.num_draws} results. Start another run with a smaller step_size."
+        )
+    restored = {name: saved.restore(name, nest) for name, nest in start._asdict().items()}
+    position = tree.map_structure(
+        lambda x: None if x is None else tf.convert_to_tensor(x), restored
+    )
+    return records, Position(**position)
+
+
+def _grouped(kept: Sequence[Kept], values: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Returns group -> name -> value."""
+    groups: dict[str, dict[str, Any]] = {}
+    for k, x in zip(kept, values, strict=True):
+        groups.setdefault(k.group, {})[k.name] = x
+    return groups

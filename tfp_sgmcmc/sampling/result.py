@@ -1,4 +1,4 @@
-"""What a run returns."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import numpy as np
 import tree
 
 from tfp_sgmcmc import __version__
-from tfp_sgmcmc.storage.names import variable_names
 from tfp_sgmcmc.storage.store import Variable, dimensions, flatten_chains
 
 
 class Timings(NamedTuple):
-    """Where the time of this call went.
+    """The times that a call of `sample` took.
 
     Attributes:
-      compile_seconds: tracing and compiling.
-      seconds: taking steps, and keeping what they gave.
-      steps_per_second: of this call; NaN where it took no step.
+      compile_seconds: time for tracing and compiling.
+      seconds: time for taking steps and keeping draws.
+      steps_per_second: steps a second of this call; NaN if it took no step.
     """
 
     compile_seconds: float
@@ -31,7 +30,7 @@ class Timings(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """An array of which each draw is kept: where, under which name, and its form."""
+    """An array of draws: its group, its name, and the form of one draw."""
 
     group: str
     name: str
@@ -39,9 +38,9 @@ class Kept(NamedTuple):
 
 
 def kept_arrays(kept: Any, chain_shape: tuple[int, ...]) -> list[Kept]:
-    """Names and forms for what `Loop` keeps: state, trace and step size, as TensorSpecs.
+    """Returns names and forms for what `Loop` keeps: state, trace and step size, as TensorSpecs.
 
-    An array of several chains is one whose shape begins with that of the chains.
+    An array whose shape begins with the shape of the chains is an array of all chains.
     """
     states, trace, step_size = kept
     stats = variable_names(trace, "trace")
@@ -61,22 +60,43 @@ def kept_arrays(kept: Any, chain_shape: tuple[int, ...]) -> list[Kept]:
     return [Kept(*entry) for entry in zip(groups, names, forms, strict=True)]
 
 
+def variable_names(nest: Any, root: str) -> list[str]:
+    """Returns names that ArviZ and zarr allow for the leaves, in the order of `tf.nest.flatten`.
+
+    >>> variable_names({"w": [1, 2], "b": {"x/y": 3}}, "state")
+    ['b.x.y', 'w.0', 'w.1']
+    >>> variable_names([1, 2], "state"), variable_names(1, "state")
+    (['state.0', 'state.1'], ['state'])
+
+    Raises:
+      ValueError: two leaves have the same name.
+    """
+    names = []
+    for path, _ in tree.flatten_with_path(nest):
+        keys = [str(key).replace("/", ".") for key in path]
+        is_named = path and isinstance(path[0], str)
+        names.append(".".join(keys if is_named else [root, *keys]))
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"Two arrays are named {twice[0]!r}. Give the parts other keys.")
+    return names
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class SampleResult:
-    """Draws, and how they came about.
+    """The draws of a run, and how it went.
 
     Attributes:
       states: the draws, in the structure of the state, `[num_results, chains..., event...]`: NumPy
-        arrays, or where a directory was given arrays that read what is indexed (`np.asarray` reads
-        all).
-      trace: what `trace_fn` returned, likewise; None without one.
-      weights: step sizes, for averages weighted by them, `[num_results, ...]`; None where the
-        kernel's results have no `step_size`.
-      is_complete: False after Ctrl-C: then there are fewer draws than asked for.
-      final_state: of the chain.
-      final_kernel_results: likewise.
-      timings: seconds.
-      directory: where the draws are, or None.
+        arrays, or with a directory arrays that read only what is indexed (`np.asarray` reads all).
+      trace: what `trace_fn` returned, in arrays as in `states`; None without `trace_fn`.
+      weights: step sizes, for averages weighted by them, `[num_results, ...]`; None if the kernel's
+        results have no `step_size`.
+      is_complete: False if Ctrl-C ended the run before all draws were taken.
+      final_state: the chain's last state.
+      final_kernel_results: the kernel's last results.
+      timings: the times that the call took.
+      directory: the directory with the draws, or None.
     """
 
     states: Any
@@ -95,7 +115,7 @@ class SampleResult:
         return len(tree.flatten(self.states)[0])
 
     def __repr__(self) -> str:
-        """A line for each array; the arrays themselves would fill pages."""
+        """Returns a line for each array, because the arrays would fill pages."""
         state = "complete" if self.is_complete else "interrupted"
         where = "" if self.directory is None else f", in {self.directory}"
         arrays = [
@@ -107,8 +127,8 @@ class SampleResult:
     def to_inference_data(self) -> Any:
         """Returns an `arviz.InferenceData` with groups `posterior` and `sample_stats`.
 
-        Arrays are named by the keys of their nests: `w.kernel`, `state.0`. Draws in a directory
-        are read when they are used.
+        Arrays are named by the keys of their nests, such as `w.kernel` or `state.0`. Draws in a
+        directory are read when they are used.
 
         Raises:
           ModuleNotFoundError: ArviZ and xarray are not installed.
@@ -117,12 +137,12 @@ class SampleResult:
             import xarray
 
             with warnings.catch_warnings():
-                # ArviZ 0.23 says at its import that 1.0 will be another package.
+                # ArviZ 0.23 warns at its import that 1.0 will be another package.
                 warnings.simplefilter("ignore", FutureWarning)
                 import arviz
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "to_inference_data needs ArviZ and xarray: "
+                "to_inference_data needs ArviZ and xarray. Install them by "
                 'python -m pip install "tfp_sgmcmc[results]"'
             ) from error
         if self.directory is not None:
@@ -145,13 +165,9 @@ class SampleResult:
             x = np.asarray(x, variable.stored_dtype)
             entry = dimensions(name, variable), flatten_chains(x, variable)
             variables.setdefault(group, {})[name] = entry
-        groups = {
-            group: _with_coordinates(xarray.Dataset(members, attrs=attributes))
-            for group, members in variables.items()
-        }
+        groups = dict[str, Any]()
+        for group, members in variables.items():
+            data = xarray.Dataset(members, attrs=attributes)
+            axes = {"chain", "draw"} & set(data.sizes)
+            groups[group] = data.assign_coords({a: np.arange(data.sizes[a]) for a in axes})
         return arviz.InferenceData(**groups)
-
-
-def _with_coordinates(data: Any) -> Any:
-    sizes = {name: data.sizes[name] for name in ("chain", "draw") if name in data.sizes}
-    return data.assign_coords({name: np.arange(size) for name, size in sizes.items()})

@@ -1,1 +1,1 @@
-"""Runs on disk: the directory, its checkpoints, its draws, and what identifies a run."""
+"""What a run keeps on disk: its directory, checkpoints and draws, in files without pickle."""

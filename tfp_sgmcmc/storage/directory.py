@@ -1,4 +1,4 @@
-"""The directory of a run: one process, draws and the checkpoint that says how many there are."""
+"""The directory of a run: its draws, its checkpoint, and a lock for one process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import os
 import shutil
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from tfp_sgmcmc import __version__
+from tfp_sgmcmc.checks import one_of
 from tfp_sgmcmc.storage import checkpoint
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same
 from tfp_sgmcmc.storage.store import DrawStore, Groups, Variable
@@ -27,45 +27,46 @@ Resume = Literal["auto", "must", "never"] | bool
 class RunDirectory:
     """A directory that holds one run: its draws, and all that is needed to go on with it.
 
-    `commit` flushes the chunks of draws first and writes the checkpoint then, which counts the
-    draws; on going on, draws beyond that number are cut off. So draws and checkpoint agree
-    whenever the process stopped, be it by `kill -9`. A lock, which goes with the process, keeps a
-    second one out.
+    `commit` first flushes the chunks of draws and then writes the checkpoint, which holds their
+    number. A run that goes on drops draws beyond that number. So draws and checkpoint agree
+    whenever and however the process stops, even by `kill -9`. A lock, which the system releases
+    when the process ends, keeps a second process out.
 
-    >>> import tempfile, numpy as np
-    >>> variables = {"posterior": {"w": Variable((3,), "float32")}}
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with RunDirectory(folder) as run:
-    ...         assert run.start(variables, {"seed": 0}) is None  # a new run
-    ...         run.append({"posterior": {"w": np.ones([5, 3], np.float32)}})
-    ...         run.commit({"state": np.arange(2)})
-    ...     with RunDirectory(folder) as run:
-    ...         saved = run.start(variables, {"seed": 0})
-    ...         state = saved.restore("state", np.zeros(2, np.int64))
-    ...         run.append({"posterior": {"w": np.ones([1, 3], np.float32)}})
-    ...         run.commit({"state": state + 1}, finish=True)
-    ...         run.num_draws, run.draws("posterior", "w")
-    (6, StoredDraws(shape=(6, 3), dtype=float32))
+    Examples:
+      >>> import tempfile, numpy as np
+      >>> variables = {"posterior": {"w": Variable((3,), "float32")}}
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     with RunDirectory(folder) as run:
+      ...         assert run.start(variables, {"seed": 0}) is None  # a new run
+      ...         run.append({"posterior": {"w": np.ones([5, 3], np.float32)}})
+      ...         run.commit({"state": np.arange(2)})
+      ...     with RunDirectory(folder) as run:
+      ...         saved = run.start(variables, {"seed": 0})
+      ...         state = saved.restore("state", np.zeros(2, np.int64))
+      ...         run.append({"posterior": {"w": np.ones([1, 3], np.float32)}})
+      ...         run.commit({"state": state + 1}, finish=True)
+      ...         run.num_draws, run.draws("posterior", "w")
+      (6, StoredDraws(shape=(6, 3), dtype=float32))
 
     Args:
-      path: made if it does not exist.
-      resume: "auto" goes on with a run where there is one; "must" or True wants one; "never" or
-        False wants none.
+      path: the directory, which is made if it does not exist.
+      resume: "auto" goes on with a run if `path` holds one; "must" or True raises if it holds none;
+        "never" or False raises if it holds one.
 
     Raises:
-      ValueError: `path` cannot be written, holds files of something else, is held by another
-        process, has lost its checkpoint, or holds a run (or none) against `resume`.
+      ValueError: `path` cannot be written, holds other files, is in use by another process, has
+        lost its checkpoint, or does not agree with `resume`.
     """
 
     def __init__(self, path: str | os.PathLike[str], resume: Resume = "auto"):
-        if resume not in ("auto", "must", "never", True, False):
-            raise ValueError(f"resume is {resume!r}; 'auto', 'must' or 'never' is expected.")
+        if not isinstance(resume, bool):
+            one_of("resume", resume, ("auto", "must", "never"))
         try:
             self.path = Path(path)
         except TypeError as error:
             raise TypeError(
-                f"directory is a {type(path).__name__}; a path, as a string or a pathlib.Path, is "
-                "expected."
+                "directory must be a path, as a string or a pathlib.Path. Received: a "
+                f"{type(path).__name__}."
             ) from error
         self.num_committed = 0
         self._fingerprint: dict[str, Any] = {}
@@ -80,26 +81,27 @@ class RunDirectory:
                 self.close()
                 raise ValueError(
                     f"{self.path / CHECKPOINT} is missing, and the run cannot go on without it. "
-                    f"The draws are in {self.path / SAMPLES}; restore it from a copy, or start in "
-                    "another directory."
+                    f"The draws are in {self.path / SAMPLES}. Restore the checkpoint from a copy, "
+                    "or start in another directory."
                 )
             self._sign()
         except OSError as error:
             raise ValueError(f"The directory {self.path} cannot be used: {error}.") from error
         if resume in ("must", True) and not self.has_run:
             self.close()
-            raise ValueError(f"The directory {self.path} holds no run to go on with.")
+            raise ValueError(f"The directory {self.path} holds no run, but resume is {resume!r}.")
         if resume in ("never", False) and self.has_run:
             self.close()
             raise ValueError(
-                f"The directory {self.path} holds a run already; resume='auto' goes on with it."
+                f"The directory {self.path} holds a run already, but resume is {resume!r}. "
+                "resume='auto' goes on with the run."
             )
 
     def saved(self) -> Checkpoint | None:
-        """The checkpoint of the run that is there, not compared with anything yet.
+        """Returns the checkpoint of the run, or None; its fingerprint is not compared.
 
         Raises:
-          ValueError: it is damaged.
+          ValueError: the checkpoint is damaged.
         """
         if self.has_run and self._saved is None:
             self._saved = checkpoint.load(self.path / CHECKPOINT)
@@ -111,16 +113,16 @@ class RunDirectory:
         fingerprint: Mapping[str, Any],
         attributes: Mapping[str, Any] | None = None,
     ) -> Checkpoint | None:
-        """Opens the run that is there and returns its checkpoint, or makes a new one: None.
+        """Opens the run and returns its checkpoint, or makes a new run and returns None.
 
         Args:
-          variables: group -> name -> `Variable`; groups as ArviZ calls them, `posterior`,
+          variables: group -> name -> `Variable`, with ArviZ's names for groups: `posterior`,
             `sample_stats`.
-          fingerprint: what must be the same for the run to go on: name -> JSON value.
-          attributes: of the groups; strings and numbers.
+          fingerprint: name -> JSON value; a run goes on only if all are the same.
+          attributes: strings and numbers that are attached to each group.
 
         Raises:
-          ValueError: the run there has another fingerprint or other variables, or is damaged.
+          ValueError: the run has another fingerprint or other variables, or is damaged.
         """
         described = {
             f"{group}/{name}": f"{v.dtype} {list(v.shape)}"
@@ -128,10 +130,10 @@ class RunDirectory:
             for name, v in members.items()
         }
         own = {"library version": __version__, **fingerprint, **described}
-        self._fingerprint = json.loads(json.dumps(own))  # as it will be read: no tuples
+        self._fingerprint = json.loads(json.dumps(own))  # JSON turns tuples into lists
         with self._plainly():
             if not self.has_run:
-                # Of a start that was cut off before its first commit.
+                # An earlier start may have ended before its first commit.
                 shutil.rmtree(self.path / SAMPLES, ignore_errors=True)
                 self._store = DrawStore(self.path / SAMPLES, variables, attributes)
                 return None
@@ -151,32 +153,32 @@ class RunDirectory:
     @property
     def store(self) -> DrawStore:
         if self._store is None:
-            raise ValueError("The run was not started.")
+            raise ValueError("start must be called before draws are added or read.")
         return self._store
 
     @property
     def num_draws(self) -> int:
-        """Draws so far, those since the last commit included."""
+        """Number of draws, including those since the last commit."""
         return self.store.num_draws
 
     def append(self, draws: Groups) -> None:
-        """Adds draws: group -> name -> array `[rows, *shape]`, equally many rows in all.
+        """Adds draws: group -> name -> array `[rows, *shape]`, with the same number of rows.
 
         Raises:
-          OSError: they cannot be written; the message says how many draws are safe.
+          OSError: the draws cannot be written; the message says how many are safe.
         """
         with self._plainly():
             self.store.append(draws)
 
     def commit(self, nests: Mapping[str, Any], finish: bool = False) -> None:
-        """Makes the draws so far safe, with the state that follows them.
+        """Makes all draws safe, together with the state that follows them.
 
         Args:
-          nests: name -> nest of arrays, as `Checkpoint.restore` gives them back.
-          finish: whether draws that fill no chunk go into the store, too, for others to read.
+          nests: name -> nest of arrays, which `Checkpoint.restore` returns.
+          finish: whether to write draws that do not fill a chunk as well, for other readers.
 
         Raises:
-          OSError: as in `append`; the last checkpoint is still there.
+          OSError: the disk cannot be written; the previous checkpoint is still there.
         """
         store = self.store
         with self._plainly():
@@ -190,34 +192,29 @@ class RunDirectory:
                 self._sign()
 
     def draws(self, group: str, name: str) -> StoredDraws:
-        """Draws on disk, `[num_draws, chains..., event...]`: all, after a finishing commit."""
+        """Returns the draws on disk, `[num_draws, chains..., event...]`: all, after `finish`."""
         return self.store.draws(group, name)
 
     def close(self) -> None:
-        """Lets another process have the directory."""
+        """Releases the directory for other processes."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def _sign(self) -> None:
-        """Writes into the lock's file who holds it, and whether there is a checkpoint."""
+        """Writes into the lock file which process holds it, and whether there is a checkpoint."""
         text = f"{_SIGNATURE}{os.getpid()}\n{_COMMITTED if self.has_run else ''}".encode()
         if self._lock is None:
             (self.path / LOCK).write_bytes(text)
             return
-        # In this order: on a full disk, what is there is left.
+        # Writing before truncating leaves the old text in place on a full disk.
         os.pwrite(self._lock, text, 0)
         os.ftruncate(self._lock, len(text))
 
     def __enter__(self) -> RunDirectory:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @contextlib.contextmanager
@@ -238,13 +235,13 @@ def _refuse_foreign(path: Path) -> None:
     is_ours = lock.is_file() and lock.read_bytes()[: len(_SIGNATURE)] == _SIGNATURE.encode()
     if names not in ([], [LOCK]) and not is_ours:
         raise ValueError(
-            f"The directory {path} holds files that are of no run ({', '.join(names[:3])}"
-            f"{', ...' if len(names) > 3 else ''}); an empty or new one is expected."
+            f"directory must be new, empty or hold a run. Received: {path}, which holds other "
+            f"files ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})."
         )
 
 
 def _lock(path: Path) -> tuple[int | None, str]:
-    """Locks a file until it is closed, or the process ends in whatever way; returns its text."""
+    """Locks a file until it is closed or the process ends; returns descriptor and text."""
     try:
         import fcntl
     except ModuleNotFoundError:  # Windows
@@ -257,7 +254,7 @@ def _lock(path: Path) -> tuple[int | None, str]:
         holder = text.removeprefix(_SIGNATURE).partition("\n")[0]
         os.close(descriptor)
         raise ValueError(
-            f"The directory {path.parent} is in use by process {holder or 'unknown'}; a run is "
-            "written by one process."
+            f"The directory {path.parent} is in use by process {holder or 'unknown'}. Only one "
+            "process may write a run."
         ) from None
     return descriptor, text

@@ -1,4 +1,4 @@
-"""What the driver reads off a kernel: its target, its chains, and what makes it this kernel."""
+"""The fingerprint of a kernel: what must be the same for a run to go on."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from tfp_sgmcmc.schedules import Schedule
 from tfp_sgmcmc.targets import MinibatchLogProb, Target
 
 _DESCRIBED_ENTRIES = 100
-_MOST_BYTES = 2**26  # of data, that a checksum is made from
+_MOST_BYTES = 2**26  # of the data that a checksum is made from
 
 
 def describe_kernel(kernel: tfp.mcmc.TransitionKernel, prefix: str = "kernel") -> dict[str, Any]:
-    """Class, numbers and options of a kernel and what it holds, as JSON values by name.
+    """Returns the class, numbers and options of a kernel and its parts, as JSON values by name.
 
-    Functions are described by their type alone, large arrays and the data of a target by a
-    checksum.
+    Functions are described by their type only, large arrays and the data of a target by a checksum.
     """
     described: dict[str, Any] = {prefix: type(kernel).__name__}
     for name, value in getattr(kernel, "parameters", {}).items():
@@ -53,7 +52,7 @@ def _describe_target(target: Target, key: str) -> dict[str, Any]:
 
 
 def _some_rows(target: MinibatchLogProb) -> Any:
-    """The data of a target, or of large data rows spread evenly."""
+    """Returns the data of a target, or evenly spread rows if the data are large."""
     row_bytes = sum(np.asarray(x).nbytes for x in tf.nest.flatten(target.rows(tf.constant([0]))))
     count = min(target.num_examples, max(1, _MOST_BYTES // max(1, row_bytes)))
     return target.rows(tf.constant(np.linspace(0, target.num_examples - 1, count).astype(np.int64)))

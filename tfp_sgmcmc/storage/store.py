@@ -1,11 +1,10 @@
-"""Draws on disk as they come, in arrays that xarray and ArviZ read as they are."""
+"""Draws written to disk during a run, in zarr arrays that xarray and ArviZ open."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import math
-import os
 import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_sgmcmc import __version__
-from tfp_sgmcmc.storage.checkpoint import sync_directory
+from tfp_sgmcmc.storage.archive import sync
 from tfp_sgmcmc.storage.stored_draws import StoredDraws
 
-_CHUNK_BYTES = 2**23  # of one draw of every array: rows that fill less wait in memory
+_CHUNK_BYTES = 2**23  # of a chunk of all arrays together; fewer draws wait in memory
 _CHUNK_ROWS = 10_000
 _CHECKSUM_BYTES = 4
 
@@ -26,12 +25,12 @@ Groups = Mapping[str, Mapping[str, Any]]
 
 
 class Variable(NamedTuple):
-    """What one draw of an array looks like.
+    """Shape and dtype of one draw of an array.
 
     Attributes:
       shape: `[chains..., event...]`.
-      dtype: NumPy's name of it.
-      chain_ndims: how many leading axes of `shape` count chains; None where chains share the draw.
+      dtype: NumPy's name of the dtype.
+      chain_ndims: number of leading axes of `shape` that count chains; None if chains share draws.
     """
 
     shape: tuple[int, ...]
@@ -48,7 +47,7 @@ class Variable(NamedTuple):
 
     @property
     def stored_dtype(self) -> np.dtype:
-        """On disk; what zarr does not know (`bfloat16`, ...) becomes `float32`, exactly."""
+        """The dtype on disk: `float32` for dtypes that zarr does not know, such as `bfloat16`."""
         is_known = self.dtype in np.sctypeDict and np.dtype(self.dtype).kind != "V"
         return np.dtype(self.dtype if is_known else np.float32)
 
@@ -56,22 +55,22 @@ class Variable(NamedTuple):
 class DrawStore:
     """A zarr store of arrays `[chain, draw, event...]`, in groups, that grows along `draw`.
 
-    Whole chunks only are written while a run goes on, each into a file of its own that appears
-    under its name when it is complete; so nothing written before is touched. Draws that do not
-    fill a chunk are in `tail`, which a checkpoint has to hold. `finish` writes them, too; that last
-    chunk alone is written anew when the run goes on. Every chunk carries a checksum.
+    During a run only whole chunks are written. Each is a separate file, which appears under its
+    name when it is complete, so that earlier files are never touched. The draws that do not fill a
+    chunk are in `tail`, which the checkpoint must hold. `finish` writes them as well, and a run
+    that goes on writes only that last chunk again. Every chunk carries a checksum.
 
-    What xarray sees are the draws as of the last `sync`.
+    xarray sees the draws that were written before the last `sync`.
 
     Args:
-      path: of the store.
+      path: the store.
       variables: group -> name -> `Variable`.
-      attributes: of the groups; strings and numbers.
-      committed: draws and tail of the checkpoint; the store is made anew without.
+      attributes: strings and numbers that are attached to each group.
+      committed: number of draws and tail in the checkpoint; None makes a new store.
 
     Raises:
-      ValueError: a name that zarr or xarray cannot hold; a store that lacks committed draws.
-      ModuleNotFoundError: without zarr.
+      ValueError: zarr or xarray cannot hold a name, or the store lacks committed draws.
+      ModuleNotFoundError: zarr is not installed.
     """
 
     def __init__(
@@ -101,19 +100,17 @@ class DrawStore:
 
     @property
     def tail(self) -> dict[str, dict[str, np.ndarray]]:
-        """Draws that fill no chunk yet, in the layout of `append`."""
+        """The draws that do not fill a chunk yet, in the layout of `append`."""
         return {
             group: {n: x for n, x in tails.items() if n != "draw"}
             for group, tails in self._tail.items()
         }
 
     def append(self, draws: Groups) -> None:
-        """Adds draws: group -> name -> array `[rows, *shape]`, equally many rows in all."""
+        """Adds draws: group -> name -> array `[rows, *shape]`, with the same number of rows."""
         counts = {len(x) for members in draws.values() for x in members.values()}
         if len(counts) != 1:
-            raise ValueError(
-                f"Arrays of {sorted(counts)} draws were given; one number is expected."
-            )
+            raise ValueError(f"Arrays must have equally many draws. Received: {sorted(counts)}.")
         (count,) = counts
         numbers = np.arange(self.num_draws, self.num_draws + count)
         total = self._num_tail + count
@@ -123,8 +120,8 @@ class DrawStore:
                 new = numbers if name == "draw" else np.asarray(draws[group][name])
                 if new.shape[1:] != variable.shape:
                     raise ValueError(
-                        f"Draws of {group}/{name} have shape {new.shape[1:]}; {variable.shape} is "
-                        "expected."
+                        f"Draws of {group}/{name} must have shape {variable.shape}. Received: "
+                        f"{new.shape[1:]}."
                     )
                 rows = np.concatenate([self._tail[group][name], new.astype(variable.stored_dtype)])
                 if whole:
@@ -134,31 +131,31 @@ class DrawStore:
         self._num_tail = total - whole
 
     def finish(self) -> None:
-        """Writes the tail, which stays in memory for a run that goes on."""
+        """Writes the tail, and keeps it in memory for a run that goes on."""
         if self._num_tail:
             for group, tails in self._tail.items():
                 for name, rows in tails.items():
                     self._write(group, name, rows)
 
     def sync(self) -> None:
-        """Flushes what was written to the disk, and shows it to readers."""
+        """Flushes to the disk what was written, and shows it to readers."""
         if not self._unsynced:
             return
         for path in sorted(self._unsynced):
-            _sync(path)
-        with warnings.catch_warnings():  # that other readers may not know consolidated metadata
+            sync(path)
+        with warnings.catch_warnings():  # other readers may not know consolidated metadata
             warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
             for group in (*self.variables, None):
                 self._zarr.consolidate_metadata(self.path, path=group)
         for group in ("", *self.variables):
-            _sync(self.path / group / "zarr.json")
+            sync(self.path / group / "zarr.json")
         for folder in {p.parent for p in self._unsynced} | {self.path / g for g in self.variables}:
-            sync_directory(folder)
-        sync_directory(self.path)
+            sync(folder)
+        sync(self.path)
         self._unsynced.clear()
 
     def draws(self, group: str, name: str) -> StoredDraws:
-        """The draws of an array that are on disk, `[draws, chains..., event...]`."""
+        """Returns the draws of an array that are on disk, `[draws, chains..., event...]`."""
         array = self._arrays[group][name]
         chain_shape = self.variables[group][name].chain_shape
         return StoredDraws(array, chain_shape, array.shape[_draw_axis(chain_shape)])
@@ -210,7 +207,7 @@ class DrawStore:
             shape=(*lead, 0, *event),
             chunks=(*lead, self._rows, *event),
             dtype=variable.stored_dtype,
-            # Random numbers hardly compress, and a file of known size shows that it is whole.
+            # Random numbers hardly compress, and a known size shows whether a file is whole.
             compressors=[self._zarr.codecs.Crc32cCodec()],
             chunk_key_encoding={"name": "default", "separator": "."},
             dimension_names=dimensions(name, variable),
@@ -221,7 +218,7 @@ class DrawStore:
         for group in ("", *self.variables):
             with _named(self.path / group):
                 self._zarr.open_group(self.path, path=group, mode="r+")
-        for leftover in self.path.glob("**/*.partial"):  # of a write that was cut off
+        for leftover in self.path.glob("**/*.partial"):  # a write was cut off
             leftover.unlink()
         self._arrays, self._tail = {}, {}
         tails = {len(x) for members in tail.values() for x in members.values()}
@@ -235,12 +232,12 @@ class DrawStore:
             self.path / g / n / "zarr.json" for g, m in self._arrays.items() for n in m
         }
         if not all(self._has_tail(group, name) for group, m in self._arrays.items() for name in m):
-            # The run was cut off, or the last chunk is damaged: the checkpoint has its draws.
+            # The run was cut off, or the last chunk is damaged. The checkpoint has its draws.
             self.finish()
             self.sync()
 
     def _has_tail(self, group: str, name: str) -> bool:
-        """Whether the tail is on disk, whole."""
+        """Returns whether the whole tail is on disk."""
         array, axis = self._arrays[group][name], _draw_axis(self.variables[group][name].chain_shape)
         chunk = self.path / group / name / _chunk_key(array, axis, self._num_whole // self._rows)
         return not self._num_tail or (
@@ -248,10 +245,10 @@ class DrawStore:
         )
 
     def _open_array(self, group: str, name: str, variable: Variable) -> Any:
-        """Opens an array whose whole chunks are all there, without draws beyond the committed."""
+        """Opens an array, checks that no chunk is missing, and drops uncommitted draws."""
         path, axis = self.path / group / name, _draw_axis(variable.chain_shape)
         with _named(path):
-            # Chunks of zeros, too, are files; open_array would not take this over.
+            # Chunks of zeros are files as well; open_array does not take this setting.
             array = self._zarr.open_array(path, mode="r+")
             array = array.with_config({"write_empty_chunks": True})
             self._rows = array.chunks[axis]
@@ -260,14 +257,14 @@ class DrawStore:
             chunk = path / _chunk_key(array, axis, number)
             if _size(chunk) != expected:
                 raise ValueError(
-                    f"{chunk} is damaged: it has {_size(chunk)} bytes, {expected} are expected "
+                    f"{chunk} is damaged: it must have {expected} bytes. Received: {_size(chunk)} "
                     f"(draws {number * self._rows} .. {(number + 1) * self._rows - 1}). Restore it "
                     "from a copy, or start in another directory."
                 )
         if shape[axis] < whole or array.dtype != variable.stored_dtype:
             raise ValueError(
-                f"The array {path} has {shape[axis]} draws of {array.dtype.name}; at least {whole} "
-                f"of {variable.stored_dtype.name} are expected."
+                f"The array {path} must have at least {whole} draws of "
+                f"{variable.stored_dtype.name}. Received: {shape[axis]} of {array.dtype.name}."
             )
         if shape[axis] > whole + self._num_tail:
             shape[axis] = whole + self._num_tail
@@ -275,7 +272,7 @@ class DrawStore:
         return array
 
     def _write(self, group: str, name: str, rows: np.ndarray) -> None:
-        """Writes rows from the first that is in no whole chunk on."""
+        """Writes rows, which begin after the last whole chunk."""
         array, variable = self._arrays[group][name], self.variables[group][name]
         axis, start = _draw_axis(variable.chain_shape), self._num_whole
         stop = start + len(rows)
@@ -289,13 +286,13 @@ class DrawStore:
 
 
 def dimensions(name: str, variable: Variable) -> tuple[str, ...]:
-    """Names of the axes of an array as xarray sees it."""
+    """Returns the names that xarray shows for the axes of an array."""
     lead = () if variable.chain_shape is None else ("chain",)
     return (*lead, "draw", *(f"{name}_dim_{i}" for i in range(len(variable.event_shape))))
 
 
 def flatten_chains(rows: np.ndarray, variable: Variable) -> np.ndarray:
-    """Draws `[draw, chains..., event...]` as `[chain, draw, event...]`."""
+    """Returns draws `[draw, chains..., event...]` as `[chain, draw, event...]`."""
     if variable.chain_shape is None:
         return rows
     chains = math.prod(variable.chain_shape)
@@ -322,7 +319,7 @@ def _size(path: Path) -> int:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Generator[None]:
-    """Says which part of the store cannot be opened."""
+    """Names the part of the store that cannot be opened."""
     try:
         yield
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -340,21 +337,14 @@ def _check(group: str, members: Mapping[str, Variable]) -> None:
     for name, variable in members.items():
         if not name or "/" in name or name.startswith((".", "__")) or name in ("chain", "draw"):
             raise ValueError(
-                f"{name!r} cannot name an array of {group}: zarr makes groups at '/', keeps names "
-                "that begin with '.' or '__' for itself, and 'chain' and 'draw' are dimensions."
+                f"{name!r} cannot name an array of {group}. A name must not be empty or contain "
+                "'/', must not begin with '.' or '__', and must not be 'chain' or 'draw'."
             )
         if 0 in variable.shape:
-            raise ValueError(f"{group}/{name} has shape {variable.shape}: nothing to store.")
+            raise ValueError(f"{group}/{name} has shape {variable.shape} and nothing to store.")
     counts = {_num_chains(v) for v in members.values()} - {0}
     if len(counts) > 1:
-        raise ValueError(
-            f"The arrays of {group} have {sorted(counts)} chains; one number is expected."
-        )
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+        raise ValueError(f"{group} must have equally many chains. Received: {sorted(counts)}.")
 
 
 def _zarr() -> ModuleType:
@@ -363,7 +353,6 @@ def _zarr() -> ModuleType:
         import zarr.codecs
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "Draws are kept on disk by zarr, which is not installed: "
-            'python -m pip install "tfp_sgmcmc[results]"'
+            'Draws on disk need zarr. Install it by python -m pip install "tfp_sgmcmc[results]"'
         ) from error
     return zarr

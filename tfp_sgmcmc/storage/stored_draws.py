@@ -1,4 +1,4 @@
-"""Draws on disk as an array that reads what is asked for."""
+"""Draws on disk, as an array that reads only what is indexed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import numpy as np
 
 
 class StoredDraws:
-    """An array `[num_draws, chains..., event...]` that lies on disk.
+    """An array `[num_draws, chains..., event...]` on disk.
 
-    An index reads the draws that it names, in pieces of bounded size: `x[-1]`, `x[1000:2000]`,
-    `x[::10, 0]`. `np.asarray(x)` reads all of them. A piece whose checksum is wrong raises
-    ValueError.
+    An index such as `x[-1]`, `x[1000:2000]` or `x[::10, 0]` reads only the draws that it names, in
+    pieces of bounded size. `np.asarray(x)` reads all draws.
 
     Args:
-      array: zarr array `[chain, draw, event...]`, or `[draw, event...]` where chains share draws.
-      chain_shape: what the axis of chains is unfolded to; None without one.
-      num_draws: those beyond are not shown.
+      array: zarr array `[chain, draw, event...]`, or `[draw, event...]` if chains share draws.
+      chain_shape: the shape of the chains; None if there is no axis of chains.
+      num_draws: number of draws that are shown.
+
+    Raises:
+      ValueError: when draws are read, if the checksum of a piece is wrong.
     """
 
     def __init__(self, array: Any, chain_shape: tuple[int, ...] | None, num_draws: int):
@@ -36,7 +38,7 @@ class StoredDraws:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError("Draws on disk become an array by a copy only; copy is False.")
+            raise ValueError("copy must be True or None for draws on disk. Received: copy=False.")
         result = np.empty(self.shape, dtype or self.dtype)
         for start in range(0, len(self), self._block):
             stop = min(start + self._block, len(self))
@@ -66,7 +68,7 @@ class StoredDraws:
         return np.concatenate(pieces)[:: 1 if asked.step > 0 else -1]
 
     def first(self, count: int) -> StoredDraws:
-        """The first `count` draws."""
+        """Returns the first `count` draws."""
         return StoredDraws(self._array, self._chain_shape, min(count, len(self)))
 
     def _rows(self, start: int, stop: int) -> np.ndarray:
@@ -74,7 +76,7 @@ class StoredDraws:
             rows = self._array[(*self._lead, slice(start, stop))]
         except (ValueError, OSError) as error:
             raise ValueError(
-                f"The draws {start} .. {stop - 1} of {self._array.store_path} cannot be read; the "
+                f"The draws {start} .. {stop - 1} of {self._array.store_path} cannot be read. The "
                 f"file is damaged or missing ({error})."
             ) from error
         if self._lead:

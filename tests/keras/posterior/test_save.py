@@ -13,7 +13,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 
-# Keras' own way to NumPy, in model.save, is not that of NumPy 2.
+# Keras converts to NumPy in model.save in a way that NumPy 2 warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
 
 tfd = tfp.distributions
@@ -42,13 +42,13 @@ def network(fn=heteroscedastic_normal, units=2, width=4, dtype=None, body="body"
     model = keras.Sequential([keras.Input([3]), *layers], name="net")
     loss = sgmcmc.keras.NegativeLogLikelihood(fn)
     model.compile(loss=loss, run_eagerly=True)
-    model.optimizer.build(model.trainable_variables)  # as fit does
+    model.optimizer.build(model.trainable_variables)  # fit does this
     return model
 
 
 @pytest.fixture(scope="module")
 def posterior():
-    """Of the weights and the moving statistics, as a fit of two chains leaves them."""
+    """Samples of weights and moving statistics, as a fit of two chains leaves them."""
     model = network()
     norm = model.get_layer("norm")
     variables = [*model.trainable_variables, norm.moving_mean, norm.moving_variance]
@@ -64,12 +64,12 @@ def check_equal(loaded, posterior):
 
 
 def test_model_and_posterior_come_back_as_they_were(posterior, tmp_path):
-    """The likelihood's function is registered, so that it comes back by itself."""
+    """The likelihood's function is registered, so that Keras loads it."""
     posterior.model.save(tmp_path / "model.keras")
     posterior.save(tmp_path / "posterior.npz")
     model = keras.models.load_model(tmp_path / "model.keras")
     assert model.loss.make_distribution_fn is heteroscedastic_normal
-    model.compile(loss=model.loss, run_eagerly=True)  # how it ran is not saved
+    model.compile(loss=model.loss, run_eagerly=True)  # Keras does not save run_eagerly
     loaded = Posterior.load(tmp_path / "posterior.npz", model)
     check_equal(loaded, posterior)
     assert [v.path for v in loaded.variables][::7] == ["body/kernel", "norm/moving_variance"]
@@ -80,9 +80,8 @@ def test_model_and_posterior_come_back_as_they_were(posterior, tmp_path):
 
 
 def test_the_file_is_numpy_s_without_pickle(posterior, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "tfp_sgmcmc.keras.posterior.archive._PIECE_BYTES", 3 * C * 12 * 4
-    )  # 3 of 4 kernels
+    three_kernels_of_four = 3 * C * 12 * 4
+    monkeypatch.setattr("tfp_sgmcmc.storage.archive._PIECE_BYTES", three_kernels_of_four)
     posterior.save(tmp_path / "posterior.npz")
     assert [p.name for p in tmp_path.iterdir()] == ["posterior.npz"]
     with np.load(tmp_path / "posterior.npz", allow_pickle=False) as file:
@@ -99,18 +98,32 @@ def test_bfloat16_comes_back_bit_by_bit(tmp_path):
     own = Posterior(model, model.trainable_variables, samples)
     own.save(tmp_path / "posterior")
     check_equal(Posterior.load(tmp_path / "posterior", model), own)
-    wide = Posterior(model, own.variables, [s.astype(np.float32) for s in samples])  # as in zarr
+    # From zarr, samples come in single precision.
+    wide = Posterior(model, own.variables, [s.astype(np.float32) for s in samples])
     wide.save(tmp_path / "wide")
     assert (tmp_path / "wide").read_bytes() == (tmp_path / "posterior").read_bytes()
+
+
+def test_a_posterior_of_version_0_1_0(tmp_path):
+    variables = [{"path": "head/kernel", "shape": [1, 1], "dtype": "bfloat16"}]
+    header = {"format": "tfp_sgmcmc.keras.Posterior", "version": 1, "num_chains": 2}
+    with zipfile.ZipFile(tmp_path / "posterior.npz", "w") as file:
+        file.writestr("header.json", json.dumps({**header, "variables": variables}))
+        with file.open("0.npy", "w", force_zip64=True) as entry:
+            np.save(entry, np.array([[[[0x3FC0]], [[0xC000]]]], np.uint16))
+    head = keras.layers.Dense(1, name="head", use_bias=False, dtype="bfloat16")
+    model = keras.Sequential([keras.Input([1]), head], name="net")
+    loaded = Posterior.load(tmp_path / "posterior.npz", model)
+    assert loaded.num_chains == 2 and loaded.variables == [head.kernel]
+    expected = np.array([[[[1.5]], [[-2.0]]]]).astype(tf.bfloat16.as_numpy_dtype)
+    np.testing.assert_array_equal(loaded.samples[0], expected)
+    assert loaded.samples[0].dtype == expected.dtype
 
 
 @pytest.mark.parametrize(
     "other, words",
     [
-        (
-            dict(body="trunk"),
-            "trunk/kernel is in the model only.*body/kernel is in the file only",
-        ),
+        (dict(body="trunk"), "trunk/kernel is in the model only.*body/kernel is in the file only"),
         (
             dict(width=5),
             r"body/kernel is float32 \(3, 4\) in the file, float32 \(3, 5\) in the model",
@@ -120,7 +133,7 @@ def test_bfloat16_comes_back_bit_by_bit(tmp_path):
 )
 def test_samples_of_another_model_are_refused(posterior, tmp_path, other, words):
     posterior.save(tmp_path / "posterior.npz")
-    with pytest.raises(ValueError, match=f"of another model.*{words}"):
+    with pytest.raises(ValueError, match=f"of another model: .*{words}"):
         Posterior.load(tmp_path / "posterior.npz", network(**other))
 
 
@@ -130,12 +143,12 @@ def test_a_model_that_trains_more_is_refused(posterior, tmp_path):
     model.add(keras.layers.Dense(1, name="more"))
     with pytest.raises(ValueError, match="more/kernel is in the model only"):
         Posterior.load(tmp_path / "posterior.npz", model)
-    model.get_layer("more").trainable = False  # not sampled, and so not missed
+    model.get_layer("more").trainable = False  # then no samples are expected
     assert len(Posterior.load(tmp_path / "posterior.npz", model)) == 4
 
 
 def damaged(data):
-    """Files, by what is wrong with them."""
+    """Returns files by the damage that they have."""
     middle = bytearray(data)
     middle[len(data) // 2] ^= 1  # a bit of a sample
     other = io.BytesIO()

@@ -1,4 +1,4 @@
-"""What the driver reads off a kernel: how many chains it has, and whether it is the same one."""
+"""What the driver reads from a kernel: the shape of its chains, and its fingerprint."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ def nogin(covariance: Any) -> sgmcmc.NOGIN:
 @pytest.mark.parametrize("given", [normal, sgmcmc.FullDataLogProb(normal), target()])
 @pytest.mark.parametrize("chains", [(), (4,), (2, 3)])
 def test_replicas_are_no_chains(given: Any, chains: tuple[int, ...]) -> None:
-    """Their results have the replicas in front of the chains."""
+    """Replicas come before the chains in the kernel's results."""
     kernel = sgmcmc.ReplicaExchangeSGLD(given, 0.1, [1.0, 2.0, 4.0])
     start = start_of(kernel, tf.zeros([*chains, 2]))
     assert start.results.target_log_prob.shape == (3, *chains)

@@ -1,0 +1,66 @@
+"""The base of reducers that look at some states of a chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.state import State
+from tfp_sgmcmc.targets.base import Target
+
+
+class PeriodicReducer(tfp.experimental.mcmc.Reducer):
+    """Looks at every `every`-th state of a chain on a target.
+
+    A subclass defines `_start`, `_look` and, where needed, `_skip`. The reducer's state has a field
+    `num_steps`, and a field `every` if the period changes.
+    """
+
+    def __init__(self, target: Target, every: int):
+        self._target, self._every = target, integer("every", every, 1)
+
+    def initialize(
+        self, initial_chain_state: State, initial_inner_kernel_results: Any = None
+    ) -> Any:
+        """Returns the reducer's state before the first step; the initial state does not count."""
+        del initial_inner_kernel_results
+        state = tf.nest.map_structure(tf.convert_to_tensor, initial_chain_state)
+        chain_shape = self._target.chain_shape(state)
+        return self._start(state, tf.zeros(chain_shape, tf.nest.flatten(state)[0].dtype))
+
+    def one_step(
+        self,
+        new_chain_state: State,
+        current_reducer_state: Any,
+        previous_kernel_results: Any = None,
+    ) -> Any:
+        """Returns the reducer's state after a step of the chain."""
+        own = current_reducer_state._replace(num_steps=current_reducer_state.num_steps + 1)
+        state = tf.nest.map_structure(tf.convert_to_tensor, new_chain_state)
+        is_due = own.num_steps % getattr(own, "every", self._every) == 0
+        return tf.cond(
+            is_due,
+            lambda: self._look(own, state, previous_kernel_results),
+            lambda: self._skip(own, state),
+        )
+
+    def _start(self, state: State, zeros: tf.Tensor) -> Any:
+        """Returns the reducer's state before the first step; `zeros` has the chains' shape."""
+        raise NotImplementedError
+
+    def _look(self, own: Any, state: State, results: Any) -> Any:
+        """Returns the reducer's state after a step that is looked at."""
+        raise NotImplementedError
+
+    def _skip(self, own: Any, state: State) -> Any:
+        """Returns the reducer's state after another step."""
+        del state
+        return own
+
+
+def target_state_of(results: Any) -> Any:
+    """Returns what the target carries in a kernel's results, `()` if it carries nothing."""
+    return getattr(results, "target_state", ())

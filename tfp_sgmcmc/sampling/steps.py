@@ -1,0 +1,149 @@
+"""The steps of a run: how many one call takes, commits in between, and what ends a run early."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import tensorflow as tf
+import tree
+
+from tfp_sgmcmc.diagnostics import NonFiniteChainError, check_finite
+from tfp_sgmcmc.sampling.feed import Feed
+from tfp_sgmcmc.sampling.loop import Loop, Position
+from tfp_sgmcmc.sampling.progress import held_back
+from tfp_sgmcmc.sampling.records import Records
+
+_SECONDS_A_CALL = 1.0
+
+
+class Plan(NamedTuple):
+    """The steps of a run.
+
+    Attributes:
+      num_results: number of draws to keep.
+      num_burnin_steps: number of steps before the one of the first draw.
+      stride: steps from one kept draw to the next.
+    """
+
+    num_results: int
+    num_burnin_steps: int
+    stride: int
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_burnin_steps + 1 + (self.num_results - 1) * self.stride
+
+    def next(self, step: int, done: int, max_rows: int, max_steps: int) -> tuple[int, int]:
+        """Returns the number of draws that the next call keeps, and of steps to the first of them.
+
+        >>> plan = Plan(num_results=10, num_burnin_steps=5, stride=2)
+        >>> plan.next(step=0, done=0, max_rows=100, max_steps=4)  # 4 steps, nothing kept
+        (0, 4)
+        >>> plan.next(step=4, done=0, max_rows=100, max_steps=8)  # steps 6, 8, 10, 12 are kept
+        (4, 2)
+
+        Args:
+          step: number of steps taken.
+          done: number of draws kept.
+          max_rows: largest number of draws that a call can keep.
+          max_steps: number of steps that a call should take.
+        """
+        first = self.num_burnin_steps + 1 + done * self.stride - step
+        if first > max_steps:
+            return 0, max_steps
+        rows = 1 + (max_steps - first) // self.stride
+        return min(rows, max_rows, self.num_results - done), first
+
+
+class Pace:
+    """The number of steps in a call that takes `seconds`; it begins with one step."""
+
+    _MOST_GROWTH = 8
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self.max_steps = 1
+
+    def took(self, steps: int, seconds: float) -> None:
+        """Learns how long the last call took."""
+        wanted = int(self._seconds * steps / max(seconds, 1e-9))
+        self.max_steps = max(1, min(wanted, self._MOST_GROWTH * self.max_steps, 2**30))
+
+
+def take_steps(
+    loop: Loop,
+    plan: Plan,
+    seed: tf.Tensor,
+    position: Position,
+    records: Records,
+    feed: Feed,
+    show: Callable[[Position], None],
+    checkpoint_seconds: float,
+) -> Position:
+    """Takes the steps that are left, or those before Ctrl-C; returns the last position."""
+    pace = Pace(min(_SECONDS_A_CALL, checkpoint_seconds))
+    committed = time.perf_counter()
+    with held_back() as interrupt:
+        while records.num_draws < plan.num_results and not interrupt.is_set():
+            began, step = time.perf_counter(), int(position.step)
+            results, most = feed(position.results)
+            max_steps = min(pace.max_steps, most or pace.max_steps)
+            rows, first = plan.next(step, records.num_draws, loop.slots, max_steps)
+            moved, kept, is_finite = loop(
+                position._replace(results=results), max(rows, 1), first, plan.stride, seed
+            )
+            draws = [np.asarray(x)[:rows] for x in tree.flatten(kept)]
+            if not is_finite:
+                _fail(loop, moved, draws, records)
+            if rows:
+                records.append(draws)
+            position = moved
+            show(position)
+            now = time.perf_counter()
+            pace.took(int(position.step) - step, now - began)
+            if now - committed >= checkpoint_seconds:
+                records.commit(_carried(position))
+                committed = time.perf_counter()
+        records.commit(_carried(position), finish=True)
+    if records.num_draws < plan.num_results:
+        warnings.warn(
+            f"Interrupted: {records.num_draws} of {plan.num_results} results are returned.",
+            stacklevel=3,
+        )
+    return position
+
+
+def _carried(position: Position, is_broken: bool = False) -> dict[str, Any]:
+    """Returns what the next step needs, and whether the chain broke down."""
+    return {**position._asdict(), "is_broken": np.bool_(is_broken)}
+
+
+def _fail(loop: Loop, position: Position, draws: list[np.ndarray], records: Records) -> NoReturn:
+    """Keeps the draws that are finite, and raises."""
+    num_states = len(tree.flatten(loop.kept[0]))
+    good, part = len(draws[0]), ()
+    last = tf.nest.map_structure(lambda x: np.asarray(x)[np.newaxis], position.state)
+    for rows in (last, tree.unflatten_as(loop.kept[0], draws[:num_states])):
+        try:
+            check_finite(rows)
+        except NonFiniteChainError as error:
+            part = error.part
+            if rows is not last:
+                good = error.step
+    if good:
+        records.append([x[:good] for x in draws])
+    records.commit(_carried(position, is_broken=True), finish=True)
+    name = "the state" + "".join(f"[{key!r}]" for key in part)
+    count = records.num_draws
+    where = f"after result {count - 1}" if count else "before the first result"
+    raise NonFiniteChainError(
+        f"{name} became NaN or infinite {where}, by step {int(position.step)}. The {count} results "
+        "before it are in the error's `samples`. A smaller step_size is the usual cure.",
+        count,
+        part,
+        tree.unflatten_as(loop.kept[0], records.draws(count)[:num_states]),
+    )
