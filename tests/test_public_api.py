@@ -59,7 +59,7 @@ def test_old_names_of_diagnostics_still_work_and_say_where_they_are(name: str) -
 
 
 def test_the_old_home_of_streamed_log_prob_still_works() -> None:
-    with pytest.warns(DeprecationWarning, match="is now tfp_sgmcmc.StreamedLogProb;"):
+    with pytest.warns(DeprecationWarning, match="is now tfp_sgmcmc.StreamedLogProb"):
         found = sgmcmc.sampling.StreamedLogProb
     assert found is sgmcmc.StreamedLogProb
 
