@@ -155,7 +155,7 @@ def nogin(target):
         (nogin, 5, {}, True),
         (nogin, N, {}, False),
         (nogin, 5, {"check_num_examples": False}, False),
-        (small_models.sgld(), 5, {}, False),
+        (small_models.sgld(0.01), 5, {}, False),
     ],
 )
 def test_a_kernel_that_expects_independent_batches_says_so(
