@@ -65,7 +65,7 @@ def test_each_chain_is_that_of_a_fit_of_its_own(three_chains, chain):
     own_logs = fit(own, alone)
     assert all(s.shape[:2] == (5, C) for s in callback.samples)
     moving, own_moving = (c.non_trainable_samples.values() for c in (callback, alone))
-    assert all(np.ptp(values, axis=0).min() > 1e-4 for values in own_moving)
+    assert all(np.ptp(values, axis=0).min() > 1e-4 for values in own_moving)  # they move
     for together, single in ((callback.samples, alone.samples), (moving, own_moving)):
         assert_close([s[:, chain] for s in together], single, rtol=2e-4, atol=2e-5)
     assert len(callback.non_trainable_samples) == 2
