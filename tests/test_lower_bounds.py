@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def bounds(lines: list[str], operator: str) -> dict[str, Version]:
-    """Version by package; of requirements for every Python."""
+    """Returns the versions of the packages that every Python needs."""
     requirements = [Requirement(line) for line in lines]
     return {
         r.name: Version(s.version)

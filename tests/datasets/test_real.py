@@ -13,7 +13,10 @@ def both(data):
     return np.concatenate([data.y_train, data.y_test])
 
 
-def check_types(data, dtype=np.float32):
+def check(data, train_shape=None, test_shape=None, dtype=np.float32):
+    """Checks the types, and those shapes that are given."""
+    assert train_shape is None or data.x_train.shape == train_shape
+    assert test_shape is None or data.x_test.shape == test_shape
     assert isinstance(data, datasets.Dataset)
     assert data.x_train.dtype == data.x_test.dtype == dtype
     assert data.y_train.dtype == data.y_test.dtype == np.int32
@@ -22,8 +25,7 @@ def check_types(data, dtype=np.float32):
 
 def test_mnist(load):
     data = load("mnist")
-    check_types(data)
-    assert data.x_train.shape == (60000, 784) and data.x_test.shape == (10000, 784)
+    check(data, (60000, 784), (10000, 784))
     assert (data.x_train.min(), data.x_train.max()) == (0, 1)
     assert data.y_train[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
     assert data.y_test[:5].tolist() == [7, 2, 1, 0, 4]
@@ -38,15 +40,13 @@ def test_mnist(load):
 def test_mnist_images(load):
     flat = load("mnist")
     images = datasets.mnist(flatten=False, dtype=np.float64)
-    check_types(images, np.float64)
-    assert images.x_test.shape == (10000, 28, 28)
+    check(images, test_shape=(10000, 28, 28), dtype=np.float64)
     np.testing.assert_allclose(images.x_test.reshape(10000, -1), flat.x_test, rtol=1e-7)
 
 
 def test_mnist_7v9_pixels(load):
     mnist, data = load("mnist"), load("mnist_7v9", projection=None, intercept=False)
-    check_types(data)
-    assert data.x_train.shape == (12214, 784) and data.x_test.shape == (2037, 784)
+    check(data, (12214, 784), (2037, 784))
     assert np.bincount(data.y_train).tolist() == [5949, 6265]
     assert np.bincount(data.y_test).tolist() == [1009, 1028]
     np.testing.assert_array_equal(data.x_train[0], mnist.x_train[4])
@@ -56,8 +56,7 @@ def test_mnist_7v9_pixels(load):
 def test_mnist_7v9_random_projection(load):
     pixels = load("mnist_7v9", projection=None, intercept=False)
     data = load("mnist_7v9")
-    check_types(data)
-    assert data.x_train.shape == (12214, 51) and data.x_test.shape == (2037, 51)
+    check(data, (12214, 51), (2037, 51))
     assert (data.x_train[:, 0] == 1).all() and (data.x_test[:, 0] == 1).all()
     np.testing.assert_array_equal(data.y_train, pixels.y_train)
     # Both parts have the same linear map, without a shift, with entries of variance 1 / 50.
@@ -75,8 +74,7 @@ def test_mnist_7v9_random_projection(load):
 @pytest.mark.slow
 def test_mnist_7v9_principal_components(load):
     data = load("mnist_7v9", projection="pca", num_features=100, intercept=False)
-    check_types(data)
-    assert data.x_train.shape == (12214, 100)
+    check(data, (12214, 100))
     covariance = np.cov(data.x_train.T, dtype=np.float64)
     variances = np.diag(covariance)
     assert (np.diff(variances) <= 0).all()
@@ -87,8 +85,7 @@ def test_mnist_7v9_principal_components(load):
 
 def test_a9a(load):
     data = load("a9a")
-    check_types(data)
-    assert data.x_train.shape == (32561, 123) and data.x_test.shape == (16281, 123)
+    check(data, (32561, 123), (16281, 123))
     assert np.bincount(data.y_train).tolist() == [24720, 7841]
     assert np.bincount(data.y_test).tolist() == [12435, 3846]
     assert np.unique(data.x_train).tolist() == [0, 1]
@@ -99,8 +96,7 @@ def test_a9a(load):
 
 def test_a9a_random_split(load):
     official, data = load("a9a"), load("a9a", split="random")
-    check_types(data)
-    assert data.x_train.shape == (26048, 123) and data.x_test.shape == (6513, 123)
+    check(data, (26048, 123), (6513, 123))
     assert np.bincount(both(data)).tolist() == [24720, 7841]
     np.testing.assert_array_equal(
         data.x_train.sum(axis=0) + data.x_test.sum(axis=0), official.x_train.sum(axis=0)
@@ -109,8 +105,7 @@ def test_a9a_random_split(load):
 
 def test_connect4(load):
     data = load("connect4")
-    check_types(data)
-    assert data.x_train.shape == (54045, 126) and data.x_test.shape == (13512, 126)
+    check(data, (54045, 126), (13512, 126))
     assert np.bincount(both(data)).tolist() == [44473, 16635, 6449]
     squares = data.x_train.reshape(-1, 42, 3)
     assert (squares.sum(axis=2) == 1).all()
@@ -133,8 +128,7 @@ def test_splits_repeat_with_their_seed(load):
 
 def test_letter(load):
     data = load("letter")
-    check_types(data)
-    assert data.x_train.shape == (16000, 16) and data.x_test.shape == (4000, 16)
+    check(data, (16000, 16), (4000, 16))
     assert [chr(65 + i) for i in data.y_train[:3]] == ["T", "I", "D"]
     first = [2, 8, 3, 5, 1, 8, 13, 0, 6, 6, 10, 8, 0, 8, 0, 8]
     np.testing.assert_allclose((data.x_train[0] + 1) * 7.5, first, atol=1e-5)
@@ -151,8 +145,7 @@ def test_letter(load):
 @pytest.mark.slow
 def test_kddcup99(load):
     data = load("kddcup99")
-    check_types(data)
-    assert data.x_train.shape == (395216, 118) and data.x_test.shape == (98805, 118)
+    check(data, (395216, 118), (98805, 118))
     counts = dict(zip(LABELS, np.bincount(both(data)).tolist(), strict=True))
     assert counts["smurf."] == 280790 and counts["neptune."] == 107201
     assert counts["normal."] == 97278 and counts["spy."] == 2
@@ -178,8 +171,7 @@ def test_kddcup99_binary(load):
 
 def test_sensit_acoustic(load):
     data = load("sensit_acoustic")
-    check_types(data)
-    assert data.x_train.shape == (78823, 50) and data.x_test.shape == (19705, 50)
+    check(data, (78823, 50), (19705, 50))
     assert np.unique(data.y_train).tolist() == [0, 1, 2]
 
 
@@ -189,7 +181,7 @@ def test_sensit_acoustic(load):
 )
 def test_nogin_regressions(load, name, rows, features, zeros, ones):
     data = load(name)
-    check_types(data)
+    check(data)
     assert data.x_train.shape[1] == features + 1
     assert np.bincount(both(data)).tolist() == [zeros, ones]
     assert len(data.y_test) == -(-rows // 5)
@@ -200,8 +192,7 @@ def test_nogin_regressions(load, name, rows, features, zeros, ones):
 
 def test_nogin_regressions_as_in_the_file(load):
     raw = load("german", test_fraction=0, intercept=False, scale=False, dtype=np.float64)
-    check_types(raw, np.float64)
-    assert raw.x_train.shape == (1000, 24) and raw.x_test.shape == (0, 24)
+    check(raw, (1000, 24), (0, 24), np.float64)
     # The first row of UCI's german.data-numeric.
     assert raw.x_train[0, :10].tolist() == [1, 6, 4, 12, 5, 5, 3, 4, 1, 67]
     assert raw.y_train[:4].tolist() == [1, 0, 1, 1]

@@ -10,9 +10,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
+from tests.keras.small_models import assert_close, sgld
 from tfp_sgmcmc.keras.model import replicas
 
 if "ON_TWO_REPLICAS" not in os.environ:
@@ -27,10 +28,6 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=[N, 3]).astype(np.float32)
 Y = RNG.integers(0, 4, size=[N])
 WEIGHTS = RNG.uniform(0.2, 3.0, size=[N]).astype(np.float32)
-
-
-def sgld(target):
-    return sgmcmc.SGLD(target, step_size=0.01)
 
 
 def sgnht(target):
@@ -52,38 +49,23 @@ class Scale(keras.layers.Layer):
 
 
 def classifier(strategy, *hidden, **compiled):
-    keras.utils.set_random_seed(1)
     with strategy.scope() if strategy else contextlib.nullcontext():
+        keras.utils.set_random_seed(1)
         layers = [layer() for layer in hidden]
         layers += [keras.layers.Dense(4, kernel_regularizer=keras.regularizers.L2(0.02))]
-        model = keras.Sequential([keras.Input([3]), *layers])
-        model.compile(
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            **{"run_eagerly": True, **compiled},
-        )
-    return model
+        arguments = {"run_eagerly": True, **compiled}
+        return small_models.sequential(*layers, metrics=["accuracy"], **arguments)
 
 
-def sampler(make_kernel_fn=sgld, num_examples=N, **arguments):
-    prior = tfp.distributions.Normal(0.0, 1.0)
-    return sgmcmc.keras.SamplerCallback(
-        make_kernel_fn, num_examples, prior, **{"num_burnin_steps": 0, "seed": 3, **arguments}
-    )
+def sampler(make_kernel_fn=None, num_examples=N, **arguments):
+    prior = small_models.standard_normal()
+    arguments = {"seed": 3, **arguments}
+    return small_models.sampler(make_kernel_fn or sgld(0.01), num_examples, prior, **arguments)
 
 
 def fit(model, callback, rows=N, **arguments):
-    history = model.fit(
-        X[:rows], Y[:rows], **{"batch_size": 4, "epochs": 1, **arguments},
-        shuffle=False, verbose=0, callbacks=[callback],
-    )  # fmt: skip
-    return history.history
-
-
-def assert_equal_chains(some, others):
-    for a, b in zip(some, others, strict=True):
-        assert a.shape == b.shape
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    arguments = {"batch_size": 4, **arguments}
+    return small_models.fit(model, callback, X[:rows], Y[:rows], **arguments)
 
 
 def assert_copies_are_equal(model, callback):
@@ -99,7 +81,7 @@ def assert_copies_are_equal(model, callback):
     "make_kernel_fn, rows, hidden, compiled",
     [
         (sgnht, 5, (), {"run_eagerly": False}),
-        (sgld, N, (lambda: keras.layers.Dense(5, "tanh"),), {}),
+        (sgld(0.01), N, (lambda: keras.layers.Dense(5, "tanh"),), {}),
     ],
     ids=["graph", "eager"],
 )
@@ -113,7 +95,7 @@ def test_chain_is_that_of_one_device(make_kernel_fn, rows, hidden, compiled):
         runs.append((callback.samples, logs))
     (alone, own_logs), (together, logs) = runs
     assert len(together[0]) == 2
-    assert_equal_chains(together, alone)
+    assert_close(together, alone)
     assert logs.keys() == own_logs.keys() >= {"loss", "accuracy", "step_size", "temperature"}
     for name, values in logs.items():
         np.testing.assert_allclose(values, own_logs[name], rtol=1e-5, err_msg=name)
@@ -128,7 +110,7 @@ def test_shares_that_are_not_summed_are_seen(monkeypatch):
     monkeypatch.setattr(replicas, "total", lambda values: values)
     fit(model, together)
     with pytest.raises(AssertionError):
-        assert_equal_chains(together.samples, alone.samples)
+        assert_close(together.samples, alone.samples)
     with pytest.raises(AssertionError):
         assert_copies_are_equal(model, together)
 
@@ -147,7 +129,7 @@ def test_scores_are_those_of_all_rows(make_kernel_fn, hidden):
         classifier(strategy, *hidden).fit(data, shuffle=False, verbose=0, callbacks=[run])
         runs.append((run.samples, tf.nest.flatten(run._recorder.chain.state.results)))
     for alone, together in zip(*runs, strict=True):
-        assert_equal_chains(together, alone)
+        assert_close(together, alone)
 
 
 def test_layers_see_the_rows_of_a_replica():
@@ -161,12 +143,12 @@ def test_layers_see_the_rows_of_a_replica():
     fit(classifier(None, *hidden), alone, batch_size=3, rows=3, epochs=2)
     twice = np.concatenate([X[:3], X[:3]]), np.concatenate([Y[:3], Y[:3]])
     model = classifier(MIRRORED, *hidden)
-    model.fit(*twice, batch_size=6, epochs=2, shuffle=False, verbose=0, callbacks=[together])
-    assert_equal_chains(together.samples, alone.samples)
+    small_models.fit(model, together, *twice, batch_size=6, epochs=2)
+    assert_close(together.samples, alone.samples)
     statistics = [run.non_trainable_samples.values() for run in (alone, together)]
     assert len(statistics[0]) == 2
-    assert_equal_chains(*statistics)
-    assert_equal_chains([together.predict(X).mean], [alone.predict(X).mean])
+    assert_close(*statistics)
+    assert_close([together.predict(X).mean], [alone.predict(X).mean])
     assert_copies_are_equal(model, together)
 
 
@@ -210,7 +192,7 @@ def test_a_saved_chain_goes_on(tmp_path):
         keras.utils.clear_session()
         saved = sampler(num_examples=4, directory=tmp_path, seconds_between_commits=0.0)
         fit(classifier(MIRRORED), saved, rows=4, epochs=epochs)
-    assert_equal_chains([np.asarray(s) for s in saved.samples], once.samples)
+    assert_close([np.asarray(s) for s in saved.samples], once.samples)
 
 
 @pytest.mark.parametrize(

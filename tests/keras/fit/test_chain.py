@@ -9,6 +9,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
+from tests.keras.small_models import affine, assert_close, assert_equal, linear, sgld
 
 N = 40
 RNG = np.random.default_rng(0)
@@ -16,31 +18,19 @@ X = RNG.normal(size=[N, 3]).astype(np.float32)
 Y = RNG.integers(0, 4, size=[N])
 
 
-def sampler(burnin=0, between=0, step_size=1e-3, seed=0, **arguments):
-    return sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGLD(target, step_size=step_size),
-        num_examples=N,
-        prior=tfp.distributions.Normal(0.0, 1.0),
-        num_burnin_steps=burnin,
-        num_steps_between_results=between,
-        seed=seed,
-        **arguments,
-    )
+def sampler(burnin=0, between=0, **arguments):
+    arguments |= {"num_burnin_steps": burnin, "num_steps_between_results": between}
+    return small_models.sampler(sgld(), N, small_models.standard_normal(), **arguments)
 
 
 def classifier(**compiled):
     keras.utils.set_random_seed(1)
-    layers = [keras.Input([3]), keras.layers.Dense(5, "tanh"), keras.layers.Dense(4)]
-    model = keras.Sequential(layers)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(loss=loss, **compiled)
-    return model
+    layers = keras.layers.Dense(5, "tanh"), keras.layers.Dense(4)
+    return small_models.sequential(*layers, **compiled)
 
 
 def fit(model, callback, epochs=3, batch_size=4):
-    model.fit(
-        X, Y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback]
-    )
+    small_models.fit(model, callback, X, Y, batch_size=batch_size, epochs=epochs)
     return callback.samples
 
 
@@ -76,10 +66,8 @@ def test_burnin_thinning_and_executions(
     """Kept are the states that `sample_chain` keeps, bit for bit equal to those of single steps."""
     model = classifier(jit_compile=jit_compile, steps_per_execution=steps_per_execution)
     got = fit(model, sampler(burnin, between))
-    for some, every in zip(got, every_step, strict=True):
-        np.testing.assert_array_equal(some, every[burnin :: between + 1])
-    for weight, every in zip(model.get_weights(), every_step, strict=True):
-        np.testing.assert_array_equal(weight, every[-1])
+    assert_equal(got, [every[burnin :: between + 1] for every in every_step])
+    assert_equal(model.get_weights(), [every[-1] for every in every_step])
 
 
 def test_no_sample_before_the_end_of_burnin():
@@ -93,8 +81,7 @@ def test_second_fit_goes_on(jit_compile, every_step):
     assert len(callback.samples[0]) == 2  # steps 3 and 7 of 10
     model.steps_per_execution = 3
     fit(model, callback, epochs=2)
-    for some, every in zip(callback.samples, every_step, strict=True):
-        np.testing.assert_array_equal(some, every[2::4])
+    assert_equal(callback.samples, [every[2::4] for every in every_step])
 
 
 def test_seed():
@@ -112,8 +99,7 @@ def test_eager_and_graph_give_the_same_chain():
     """Both draw Philox numbers, but may round sums differently."""
     eager = fit(classifier(run_eagerly=True, steps_per_execution=3), sampler(), 1, 8)
     graph = fit(classifier(jit_compile=False, steps_per_execution=3), sampler(), 1, 8)
-    for a, b in zip(eager, graph, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert_close(eager, graph, rtol=1e-4, atol=1e-5)
 
 
 def test_kernel_results_are_carried_between_steps():
@@ -121,14 +107,10 @@ def test_kernel_results_are_carried_between_steps():
 
     The loss is linear, so the gradient is the same everywhere.
     """
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, use_bias=False)])
-    model.compile(loss=lambda y, f: -f, jit_compile=True, steps_per_execution=3)
+    model = linear(lambda y, f: -f, 1, jit_compile=True, steps_per_execution=3)
     initial = model.get_weights()[0]
-    callback = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGLD(target, lambda t: 1e-3 * (1.0 + tf.cast(t, tf.float32)), 0.0),
-        N, None, 0, seed=0,
-    )  # fmt: skip
+    kernel = sgld(lambda t: 1e-3 * (1.0 + tf.cast(t, tf.float32)), temperature=0.0)
+    callback = small_models.sampler(kernel, N)
     model.fit(X, Y, batch_size=N, epochs=4, verbose=0, callbacks=[callback])
     moves = np.diff(np.concatenate([[initial], callback.samples[0]]), axis=0)
     gradient = X.sum(axis=0)[:, None]
@@ -159,18 +141,10 @@ class TestStationaryLaw:
     def fit(self, y):
         """Runs at EPS, then at three times EPS, in one compiled program."""
         step_size = tf.Variable(self.EPS)
-        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
-        model.compile(
-            loss=lambda y, f: 0.5 * tf.square(y - f), steps_per_execution=1000, jit_compile=True
-        )
-        callback = sgmcmc.keras.SamplerCallback(
-            lambda target: sgmcmc.SGLD(target, lambda _: step_size.read_value()),
-            num_examples=N,
-            prior=tfp.distributions.Normal(0.0, 0.5),
-            num_burnin_steps=1000,
-            seed=3,
-            check_num_examples=False,
-        )
+        model = affine(small_models.unit_normal, 1, steps_per_execution=1000, jit_compile=True)
+        kernel, prior = sgld(lambda _: step_size.read_value()), tfp.distributions.Normal(0.0, 0.5)
+        arguments = {"num_burnin_steps": 1000, "check_num_examples": False}
+        callback = small_models.sampler(kernel, N, prior, seed=3, **arguments)
         data = tf.data.Dataset.from_tensors((X, y[:, None])).repeat()
         steps = self.S + 1000
         for value in (self.EPS, 3 * self.EPS):

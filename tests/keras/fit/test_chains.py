@@ -1,33 +1,31 @@
 """Several chains in one `fit`: each equals the chain of a separate fit."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import scipy.stats
-import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
+from tests.keras.small_models import assert_close, assert_equal, sequential, sgld
 
 N, C = 40, 3
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[N, 3]).astype(np.float32)
 Y = RNG.integers(0, 4, size=[N])
-NORMAL = tfp.distributions.Normal(0.0, 1.0)
+fit = functools.partial(small_models.fit, x=X, y=Y, batch_size=8)
 
 
-def sampler(temperature=1.0, num_chains=C, **arguments):
-    return sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGLD(target, step_size=0.01, temperature=temperature),
-        N, NORMAL, num_burnin_steps=0, num_chains=num_chains, **{"seed": 0, **arguments},
-    )  # fmt: skip
+def sampler(temperature=1.0, **arguments):
+    kernel, prior = sgld(0.01, temperature), small_models.standard_normal()
+    return small_models.sampler(kernel, N, prior, **{"num_chains": C, **arguments})
 
 
 def classifier(*hidden, **compiled):
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([3]), *hidden, keras.layers.Dense(4)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(loss=loss, metrics=["accuracy"], **compiled)
-    return model
+    return sequential(*hidden, keras.layers.Dense(4), metrics=["accuracy"], **compiled)
 
 
 def hidden(dropout=0.0):
@@ -35,12 +33,6 @@ def hidden(dropout=0.0):
     layers = [keras.layers.Dense(5, "tanh", kernel_regularizer=regularizer)]
     layers += [keras.layers.BatchNormalization(momentum=0.5)]
     return layers + ([keras.layers.Dropout(dropout)] if dropout else [])
-
-
-def fit(model, callback, epochs=1, batch_size=8):
-    return model.fit(
-        X, Y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback]
-    )
 
 
 def starts(model, seed=2):
@@ -60,7 +52,7 @@ def three_chains(request):
     """Returns model, callback and logs of chains at temperature 0 from different starts."""
     model = classifier(*hidden(), **request.param)
     callback = sampler(temperature=0.0, initial_states=starts(model))
-    return model, callback, fit(model, callback).history
+    return model, callback, fit(model, callback)
 
 
 @pytest.mark.parametrize("chain", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -70,19 +62,14 @@ def test_each_chain_is_that_of_a_fit_of_its_own(three_chains, chain):
     own, alone = classifier(*hidden(), run_eagerly=True), sampler(0.0, num_chains=None)
     for variable, start in zip(own.trainable_variables, starts(model), strict=True):
         variable.assign(start[chain])
-    own_logs = fit(own, alone).history
-    for together, single in zip(callback.samples, alone.samples, strict=True):
-        assert together.shape == (5, C, *single.shape[1:])
-        np.testing.assert_allclose(together[:, chain], single, rtol=2e-4, atol=2e-5)
-    for together, single in zip(
-        callback.non_trainable_samples.values(), alone.non_trainable_samples.values(),
-        strict=True,
-    ):  # fmt: skip
-        assert np.ptp(single, axis=0).min() > 1e-4  # they move
-        np.testing.assert_allclose(together[:, chain], single, rtol=2e-4, atol=2e-5)
+    own_logs = fit(own, alone)
+    assert all(s.shape[:2] == (5, C) for s in callback.samples)
+    moving, own_moving = (c.non_trainable_samples.values() for c in (callback, alone))
+    assert all(np.ptp(values, axis=0).min() > 1e-4 for values in own_moving)  # they move
+    for together, single in ((callback.samples, alone.samples), (moving, own_moving)):
+        assert_close([s[:, chain] for s in together], single, rtol=2e-4, atol=2e-5)
     assert len(callback.non_trainable_samples) == 2
-    for variable, values in zip(model.trainable_variables, callback.samples, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), values[-1, 0])
+    assert_equal(model.trainable_variables, [s[-1, 0] for s in callback.samples])
     if chain == 0:  # the logs are those of chain 0
         for name, values in own_logs.items():
             np.testing.assert_allclose(logs[name], values, rtol=1e-4)
@@ -117,8 +104,7 @@ def test_chains_start_at_draws_of_the_initializers():
         callback = sampler(temperature=0.0, seed=seed)
         callback.set_model(model)
         runs.append([v.numpy() for v in callback._recorder.chain.state.read()])
-    for value, start in zip(initial, runs[0], strict=True):
-        np.testing.assert_array_equal(start[0], value)
+    assert_equal([start[0] for start in runs[0]], initial)
     kernel = runs[0][0]
     assert kernel.shape == (C, 3, 50)
     # He's normal is truncated, with variance 2/3; 150 entries, p = 1e-6, 5.5 sds of the mean.
@@ -132,7 +118,7 @@ def test_chains_start_at_draws_of_the_initializers():
 def test_initializers_of_other_names_and_nested_layers():
     inner = keras.Sequential([keras.layers.LSTM(3), keras.layers.Dense(2)])
     model = keras.Sequential([keras.Input([4, 2]), inner])
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(loss=small_models.CROSSENTROPY)
     callback = sampler()
     callback.set_model(model)
     paths = [v.path for v in model.trainable_variables]
@@ -153,8 +139,7 @@ def test_chains_start_at_the_weights_that_the_model_has_when_it_first_samples():
     clone.set_weights(model.get_weights())
     fit(model, callback)
     fit(clone, fresh)
-    for a, b in zip(callback.samples, fresh.samples, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(callback.samples, fresh.samples)
 
 
 def test_starts_without_chains_are_refused():
@@ -204,9 +189,8 @@ def test_dropout_differs_between_chains():
     first, second, third = kernels(0.5)
     assert np.abs(first - second).max() > 1e-4
     assert np.abs(second - third).max() > 1e-4
-    first, second, third = kernels(0.0)
-    np.testing.assert_allclose(first, second, atol=1e-6)
-    np.testing.assert_allclose(second, third, atol=1e-6)
+    same = kernels(0.0)
+    assert_close(same[:-1], same[1:], rtol=1e-7)
 
 
 def test_prediction_averages_over_chains(three_chains):
@@ -234,8 +218,7 @@ def test_further_fits_go_on():
     fit(model, callback)
     other, once = classifier(jit_compile=False), sampler()
     fit(other, once, epochs=2)
-    for a, b in zip(callback.samples, once.samples, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(callback.samples, once.samples)
 
 
 def test_a_chain_that_breaks_down_is_found_where_it_is():
@@ -247,5 +230,4 @@ def test_a_chain_that_breaks_down_is_found_where_it_is():
     with pytest.raises(sgmcmc.NonFiniteChainError) as error:
         fit(model, callback)
     assert error.value.step <= 2
-    for weight, value in zip(model.get_weights(), initial, strict=True):
-        np.testing.assert_array_equal(weight, value)
+    assert_equal(model.get_weights(), initial)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras.small_models import affine, linear, sampler, sgld, unit_normal
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 
 N, B, D = 12, 4, 2
@@ -16,27 +17,13 @@ Y = X[:, :1]
 
 def fit(make_kernel_fn, epochs=4, compiled=None, callbacks=(), **arguments):
     """Returns a chain of 3 steps an epoch on a Gaussian linear regression, and its logs."""
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([D]), keras.layers.Dense(1, use_bias=False)])
-    model.compile(loss=lambda y, f: 0.5 * tf.square(y - f), **(compiled or {"run_eagerly": True}))
-    callback = sgmcmc.keras.SamplerCallback(
-        make_kernel_fn,
-        **{"num_examples": N, "prior": None, "num_burnin_steps": 0, "seed": 0, **arguments},
-    )
+    model = linear(unit_normal, 1, inputs=D, **(compiled or {}))
+    callback = sampler(make_kernel_fn, N, **arguments)
     history = model.fit(
-        X,
-        Y,
-        batch_size=B,
-        shuffle=False,
-        epochs=epochs,
-        verbose=0,
+        X, Y, batch_size=B, shuffle=False, epochs=epochs, verbose=0,
         callbacks=[callback, *callbacks],
-    )
+    )  # fmt: skip
     return callback, history.history
-
-
-def sgld(step_size=1e-3, **arguments):
-    return lambda target: sgmcmc.SGLD(target, step_size, **arguments)
 
 
 @pytest.mark.parametrize("between", [0, 1, 4])
@@ -55,10 +42,8 @@ def test_a_sample_is_never_thought_not_due(burnin, between):
 
 def test_burnin_by_epochs():
     for fits in ([3], [1, 2]):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input([D]), keras.layers.Dense(1)])
-        model.compile(loss=lambda y, f: 0.5 * tf.square(y - f), run_eagerly=True)
-        callback = sgmcmc.keras.SamplerCallback(sgld(), N, None, 0, 1, seed=0, num_burnin_epochs=2)
+        model = affine(unit_normal, 1, inputs=D)
+        callback = sampler(sgld(), N, num_steps_between_results=1, num_burnin_epochs=2)
         for epochs in fits:
             model.fit(X, Y, batch_size=B, epochs=epochs, verbose=0, callbacks=[callback])
         assert list(callback.sample_steps) == [6, 8]  # 3 steps an epoch
@@ -148,7 +133,7 @@ def test_momenta_log_their_temperature():
 )
 def test_bad_arguments(arguments, error, words):
     with pytest.raises(error, match=words):
-        sgmcmc.keras.SamplerCallback(sgld(), N, None, 0, seed=0, **arguments)
+        sampler(sgld(), N, **arguments)
 
 
 def test_a_kernel_without_a_threshold():
@@ -161,17 +146,10 @@ def test_samples_of_large_variables_are_those_of_their_steps():
     inputs = 10_001
     x = np.random.default_rng(1).normal(size=[N, inputs]).astype(np.float32)
 
-    def samples(**arguments):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input([inputs]), keras.layers.Dense(1, use_bias=False)])
-        model.compile(
-            loss=lambda y, f: 0.5 * tf.square(y - f),
-            jit_compile=True,
-            steps_per_execution=arguments.pop("steps_per_execution"),
-        )
-        callback = sgmcmc.keras.SamplerCallback(
-            sgld(1e-6), N, None, **{"num_burnin_steps": 0, "seed": 0, **arguments}
-        )
+    def samples(steps_per_execution, **arguments):
+        compiled = {"jit_compile": True, "steps_per_execution": steps_per_execution}
+        model = linear(unit_normal, 1, inputs=inputs, **compiled)
+        callback = sampler(sgld(1e-6), N, **arguments)
         model.fit(x, Y, batch_size=B, shuffle=False, epochs=3, verbose=0, callbacks=[callback])
         return callback.samples[0], callback.sample_steps
 

@@ -10,9 +10,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
+from tests.keras.small_models import BINARY_CROSSENTROPY, assert_equal, sequential
 
 N, B, EPOCHS = 12, 4, (2, 1)  # two fits, 3 steps an epoch
 RNG = np.random.default_rng(0)
@@ -22,30 +23,15 @@ Y = (X[:, :1] > 0).astype(np.float32)
 
 def make_model():
     keras.utils.set_random_seed(1)
-    layers = [
-        keras.layers.Dropout(0.2),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dense(1),
-    ]
-    model = keras.Sequential([keras.Input([2]), *layers])
-    loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    model.compile(loss=loss, run_eagerly=True)
-    return model
+    layers = keras.layers.Dropout(0.2), keras.layers.BatchNormalization(), keras.layers.Dense(1)
+    return sequential(*layers, loss=BINARY_CROSSENTROPY, inputs=2)
 
 
 def sampler(directory, **changes):
-    return sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGNHT(target, step_size=1e-2, friction=1.0),
-        **{
-            "num_examples": N,
-            "prior": tfp.distributions.Normal(0.0, 1.0),
-            "num_burnin_steps": 1,
-            "num_steps_between_results": 1,
-            "seed": 0,
-            "directory": directory,
-            "seconds_between_commits": 0.0,
-            **changes,
-        },
+    arguments = {"num_burnin_steps": 1, "num_steps_between_results": 1, "directory": directory}
+    arguments |= {"prior": small_models.standard_normal(), "seconds_between_commits": 0.0}
+    return small_models.sampler(
+        lambda target: sgmcmc.SGNHT(target, step_size=1e-2, friction=1.0), N, **arguments | changes
     )
 
 
@@ -64,12 +50,6 @@ def left(model, callback):
     moving = callback.non_trainable_samples.values()
     samples = [np.asarray(s) for s in (*callback.samples, *moving)]
     return [*samples, callback.sample_steps, *model.get_weights()]
-
-
-def assert_same(one, other):
-    assert len(one) == len(other)
-    for a, b in zip(one, other, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 class Snapshots(keras.callbacks.Callback):
@@ -93,13 +73,13 @@ def in_memory():
 def test_a_script_run_again_leaves_the_same_chain(tmp_path, in_memory):
     run, snapshots = tmp_path / "run", tmp_path / "snapshots"
     expected = script(run, [Snapshots(run, snapshots)])
-    assert_same(expected, in_memory)
+    assert_equal(expected, in_memory)
     assert list(expected[-7]) == [1, 3, 5, 7]  # steps, before the six weights
     folders = sorted(snapshots.iterdir())
     assert len(folders) == 3  # in the middle of each epoch
     for folder in folders:
-        assert_same(script(folder), expected)
-    assert_same(script(run), expected)  # nothing was left to do
+        assert_equal(script(folder), expected)
+    assert_equal(script(run), expected)  # nothing was left to do
 
 
 @pytest.mark.slow
@@ -113,14 +93,14 @@ def test_chains_go_on(tmp_path):
                       callbacks=[callback])  # fmt: skip
         return left(model, callback)
 
-    assert_same(fits(tmp_path / "twice", 1, 2), fits(tmp_path / "once", 2))
+    assert_equal(fits(tmp_path / "twice", 1, 2), fits(tmp_path / "once", 2))
 
 
 @pytest.mark.slow
 def test_another_seed_leaves_another_chain(tmp_path, in_memory):
     """Negative control of the comparison."""
     with pytest.raises(AssertionError):
-        assert_same(in_memory, script(tmp_path, seed=1))
+        assert_equal(in_memory, script(tmp_path, seed=1))
 
 
 def test_resident_batches_go_on_where_they_were(tmp_path):
@@ -131,7 +111,7 @@ def test_resident_batches_go_on_where_they_were(tmp_path):
             model.fit(data, epochs=epochs, verbose=0, callbacks=[callback])
         return left(model, callback)
 
-    assert_same(fits(tmp_path / "twice", 1, 2), fits(tmp_path / "once", 2))
+    assert_equal(fits(tmp_path / "twice", 1, 2), fits(tmp_path / "once", 2))
 
 
 def test_samples_can_be_read_by_others(tmp_path):
@@ -211,16 +191,14 @@ def test_another_kernel_is_refused(tmp_path):
 
 def test_another_model_is_refused(tmp_path):
     make_model().fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path)])
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, name="other")])
-    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), run_eagerly=True)
+    model = sequential(keras.layers.Dense(1, name="other"), loss=BINARY_CROSSENTROPY, inputs=2)
     with pytest.raises(ValueError, match="must be a run of this model"):
         model.fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path)])
 
 
 def test_a_model_that_is_not_built_is_refused(tmp_path):
     model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), run_eagerly=True)
+    model.compile(loss=BINARY_CROSSENTROPY, run_eagerly=True)
     with pytest.raises(ValueError, match="must be built before fit"):
         model.fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path)])
 
@@ -236,7 +214,7 @@ def test_backup_and_restore(tmp_path, in_memory):
     ):
         with pytest.raises(ValueError, match=words):
             make_model().fit(X, Y, batch_size=B, verbose=0, callbacks=callbacks)
-    assert_same(script(tmp_path / "b", [backup]), in_memory)
+    assert_equal(script(tmp_path / "b", [backup]), in_memory)
 
 
 @pytest.mark.slow
@@ -255,7 +233,7 @@ def test_killed_at_random_moments(tmp_path):
         "    begun.wait(); time.sleep(float(seconds)); os.kill(os.getpid(), signal.SIGKILL)\n"
         "if float(seconds):\n"
         "    threading.Thread(target=kill, daemon=True).start()\n"
-        "found = script(directory, [Begun()], num_examples=N)\n"
+        "found = script(directory, [Begun()])\n"
         "np.savez(output, *found)\n"
     )
 
@@ -272,4 +250,4 @@ def test_killed_at_random_moments(tmp_path):
     assert killed >= 3
     assert run(tmp_path / "killed", tmp_path / "killed.npz", 0).returncode == 0
     with np.load(tmp_path / "whole.npz") as whole, np.load(tmp_path / "killed.npz") as other:
-        assert_same([whole[k] for k in whole], [other[k] for k in other])
+        assert_equal([whole[k] for k in whole], [other[k] for k in other])

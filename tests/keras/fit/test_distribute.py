@@ -5,13 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
 
 N = 12
 X = np.random.default_rng(0).normal(size=[N, 3]).astype(np.float32)
@@ -19,23 +18,20 @@ X = np.random.default_rng(0).normal(size=[N, 3]).astype(np.float32)
 
 def fit(strategy):
     with strategy.scope():
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
-        model.compile(
-            loss=lambda y, f: 0.5 * tf.square(y - f), jit_compile=False, steps_per_execution=2
-        )
-    callback = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGNHT(target, 0.01), N, tfp.distributions.Normal(0.0, 1.0), 0, seed=0
+        compiled = {"jit_compile": False, "steps_per_execution": 2}
+        model = small_models.affine(small_models.unit_normal, 2, **compiled)
+    callback = small_models.sampler(
+        lambda target: sgmcmc.SGNHT(target, 0.01), N, small_models.standard_normal()
     )
-    model.fit(X, X[:, :2], batch_size=4, shuffle=False, verbose=0, callbacks=[callback])
+    small_models.fit(model, callback, X, X[:, :2], batch_size=4)
     return callback.samples
 
 
 def test_one_device_strategy_changes_nothing():
     strategies = tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy("CPU:0")
-    for a, b in zip(*map(fit, strategies), strict=True):
-        assert len(a) == 3
-        np.testing.assert_array_equal(a, b)
+    some, others = map(fit, strategies)
+    assert [len(samples) for samples in some] == [3, 3]
+    small_models.assert_equal(some, others)
 
 
 def on_two_replicas(*arguments):

@@ -1,5 +1,7 @@
 """Refused arguments and models with their messages, and chains that turn NaN."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -7,33 +9,22 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
+from tests.keras.small_models import assert_close, assert_equal, sgld, unit_normal
 
 N = 12
 X = np.random.default_rng(0).normal(size=[N, 2]).astype(np.float32)
 Y = X[:, :1]
 
 
-def unit_normal(y, f):
-    return 0.5 * tf.square(y - f)
+sampler = functools.partial(small_models.sampler, make_kernel_fn=sgld(), num_examples=N)
+fit = functools.partial(small_models.fit, x=X, y=Y, batch_size=2)
 
 
-def sampler(make_kernel_fn=lambda target: sgmcmc.SGLD(target, step_size=1e-3), **changes):
-    arguments = {"num_examples": N, "prior": None, "num_burnin_steps": 0, "seed": 0, **changes}
-    return sgmcmc.keras.SamplerCallback(make_kernel_fn, **arguments)
-
-
-def make_model(layers=None, **compiled):
+def make_model(*layers, **compiled):
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([2]), *(layers or [keras.layers.Dense(1)])])
-    model.compile(**{"loss": unit_normal, "run_eagerly": True, **compiled})
-    return model
-
-
-def fit(model, callback, **arguments):
-    return model.fit(
-        **{"x": X, "y": Y, "batch_size": 2, "shuffle": False, "verbose": 0, **arguments},
-        callbacks=[callback],
-    )
+    arguments = {"loss": unit_normal, "run_eagerly": True, **compiled}
+    return small_models.sequential(*layers or [keras.layers.Dense(1)], inputs=2, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +80,11 @@ def compiled(model, **arguments):
     "make, words",
     [
         (lambda: keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]), "not compiled"),
-        (lambda: make_model([keras.layers.Rescaling(2.0)]), "no trainable weights"),
+        (lambda: make_model(keras.layers.Rescaling(2.0)), "no trainable weights"),
         (lambda: make_model(loss=None), "without a loss"),
         (lambda: compiled(OwnStep([keras.layers.Dense(1)])), "overrides train_step"),
         (lambda: compiled(OwnLoss([keras.layers.Dense(1)])), "overrides compute_loss"),
-        (lambda: make_model([keras.layers.Dense(1, **NON_NEGATIVE)]), "constraint"),
+        (lambda: make_model(keras.layers.Dense(1, **NON_NEGATIVE)), "constraint"),
         (lambda: make_model(optimizer=keras.optimizers.SGD(use_ema=True)), "use_ema"),
         (lambda: make_model(loss=LossWithOwnCall()), "overrides __call__"),
         (lambda: make_model(loss=lambda y, f: tf.reduce_mean((y - f) ** 2)), "each example"),
@@ -131,7 +122,7 @@ def test_other_backends(monkeypatch):
 )
 def test_kernels(make_kernel_fn, error, words):
     with pytest.raises(error, match=words):
-        fit(make_model(), sampler(make_kernel_fn))
+        fit(make_model(), sampler(make_kernel_fn=make_kernel_fn))
 
 
 class Ascent(tfp.mcmc.TransitionKernel):
@@ -154,14 +145,14 @@ class Ascent(tfp.mcmc.TransitionKernel):
 
 @pytest.mark.parametrize("compiled", [{}, {"run_eagerly": False, "jit_compile": True}])
 def test_a_kernel_of_another_library_samples_if_its_results_hold_the_target_state(compiled):
-    callback = sampler(Ascent)
+    callback = sampler(make_kernel_fn=Ascent)
     fit(make_model(**compiled), callback, epochs=2)
-    as_sgld = sampler(lambda target: sgmcmc.SGLD(target, step_size=2e-3, temperature=0.0))
+    as_sgld = sampler(make_kernel_fn=sgld(2e-3, temperature=0.0))
     fit(make_model(**compiled), as_sgld, epochs=2)
-    for got, expected in zip(callback.samples, as_sgld.samples, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    assert_close(callback.samples, as_sgld.samples)
     with pytest.raises(ValueError, match="results must hold the estimate's target_state"):
-        fit(make_model(**compiled), sampler(lambda t: Ascent(t, keeps_target_state=False)))
+        forgetful = functools.partial(Ascent, keeps_target_state=False)
+        fit(make_model(**compiled), sampler(make_kernel_fn=forgetful))
 
 
 def test_prior_that_is_no_scalar():
@@ -206,27 +197,23 @@ class TestNumExamples:
         assert len(callback.samples[0]) == 4
 
 
-class TestNonFinite:
-    @staticmethod
-    def kernel(target):
-        """Returns a kernel whose step size, and so whose state, is NaN from step 7 on."""
-        nan_at_7 = lambda t: tf.where(t < 7, 1e-3, np.nan)  # noqa: E731
-        return sgmcmc.SGLD(target, nan_at_7)
+# The step size, and so the state, is NaN from step 7 on.
+NAN_AT_7 = sgld(lambda t: tf.where(t < 7, 1e-3, np.nan))
 
+
+class TestNonFinite:
     @pytest.mark.parametrize("steps_per_execution", [1, 5])
     def test_of_a_sample(self, steps_per_execution):
-        model, callback = make_model(steps_per_execution=steps_per_execution), sampler(self.kernel)
+        model = make_model(steps_per_execution=steps_per_execution)
+        callback = sampler(make_kernel_fn=NAN_AT_7)
         with pytest.raises(sgmcmc.NonFiniteChainError, match="by step 7 of the chain") as caught:
             fit(model, callback, epochs=5)
         assert caught.value.step == 7
         assert caught.value.part == (model.trainable_variables[0].path,)
         assert len(callback.samples[0]) == 7
-        for w, s, e in zip(
-            model.get_weights(), callback.samples, caught.value.samples, strict=True
-        ):
-            assert np.isfinite(s).all()
-            np.testing.assert_array_equal(w, s[-1])
-            np.testing.assert_array_equal(e, s)
+        assert all(np.isfinite(s).all() for s in callback.samples)
+        assert_equal(model.get_weights(), [s[-1] for s in callback.samples])
+        assert_equal(caught.value.samples, callback.samples)
         assert "train_step" not in vars(model)
         with pytest.raises(ValueError, match="make a new callback"):
             fit(model, callback)
@@ -239,8 +226,7 @@ class TestNonFinite:
         with pytest.raises(sgmcmc.NonFiniteChainError, match="The loss or its gradient") as caught:
             fit(model, callback)
         assert (caught.value.step, caught.value.part, len(callback.samples[0])) == (0, (), 0)
-        for w, start in zip(model.get_weights(), initial, strict=True):
-            np.testing.assert_array_equal(w, start)
+        assert_equal(model.get_weights(), initial)
 
     @pytest.mark.parametrize(
         "mode",
@@ -252,14 +238,14 @@ class TestNonFinite:
     )
     def test_during_burnin(self, mode):
         """No sample has a NaN, but the loss after 8 steps is one."""
-        model, callback = make_model(**mode), sampler(self.kernel, num_burnin_steps=100)
+        model = make_model(**mode)
+        callback = sampler(make_kernel_fn=NAN_AT_7, num_burnin_steps=100)
         initial = model.get_weights()
         with pytest.raises(sgmcmc.NonFiniteChainError, match="where the chain began") as caught:
             fit(model, callback, epochs=5)
         assert caught.value.step == 8
         assert len(callback.samples[0]) == 0
-        for w, i in zip(model.get_weights(), initial, strict=True):
-            np.testing.assert_array_equal(w, i)
+        assert_equal(model.get_weights(), initial)
 
     def test_of_the_data(self):
         x = X.copy()
@@ -283,8 +269,7 @@ def test_only_fit_samples(method):
     before = model.get_weights()
     with pytest.raises(ValueError, match=f"must be given to fit. Received: by {method}"):
         getattr(model, method)(X, callbacks=[callback], verbose=0)
-    for a, b in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(model.get_weights(), before)
 
 
 @pytest.mark.parametrize("same", [True, False])

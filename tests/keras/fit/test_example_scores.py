@@ -3,15 +3,16 @@
 The scores of logistic regression, sum_i log sigmoid(y_i (w x_i + b)), are (t_i - p_i) (x_i, 1).
 """
 
+import functools
 import warnings
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
+from tests.keras.small_models import BINARY_CROSSENTROPY, assert_close
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 N, D = 13, 3
@@ -42,25 +43,17 @@ class ByHand(Target):
         return GradientEstimate(gradient, tf.zeros([]), scores, noise_scale=noise_scale)
 
 
-def make_model(**compiled):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([D]), keras.layers.Dense(1)])
-    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), **compiled)
-    return model
+make_model = functools.partial(small_models.affine, BINARY_CROSSENTROPY, 1)
 
 
 def sampler(make_kernel_fn, num_examples=N, **arguments):
-    prior = tfp.distributions.Normal(0.0, 1.0)
-    return sgmcmc.keras.SamplerCallback(
-        make_kernel_fn, num_examples, prior, num_burnin_steps=0, seed=0, **arguments
-    )
+    prior = small_models.standard_normal()
+    return small_models.sampler(make_kernel_fn, num_examples, prior, **arguments)
 
 
 def fit(model, callback, batch_size, epochs=1, num_examples=N):
     x, t = X[:num_examples], T[:num_examples]
-    model.fit(
-        x, t, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback]
-    )
+    small_models.fit(model, callback, x, t, batch_size=batch_size, epochs=epochs)
     return callback.samples
 
 
@@ -97,14 +90,11 @@ FIXED = (6, 2, 12)
 @pytest.mark.parametrize(
     "name, covariance, sizes",
     [
-        *(
-            ("NOGIN", covariance, SHORT_LAST)
-            for covariance in ("diag", "block", "full", "low_rank")
-        ),
+        *(("NOGIN", kind, SHORT_LAST) for kind in ("diag", "block", "full", "low_rank")),
         ("SGFS", "diag", SHORT_LAST),
         *(
-            pytest.param("SGFS", covariance, SHORT_LAST, marks=pytest.mark.slow)
-            for covariance in ("block", "full", "low_rank")
+            pytest.param("SGFS", kind, SHORT_LAST, marks=pytest.mark.slow)
+            for kind in ("block", "full", "low_rank")
         ),
         *((name, "diag", FIXED) for name in ("SGHMC", "CCAdL", "ModifiedSGLD")),
     ],
@@ -115,9 +105,8 @@ def test_chain_is_that_of_formulas(name, covariance, sizes):
     start = [tf.constant(w) for w in model.get_weights()]
     expected = chain_by_hand(make_kernel_fn, start, *sizes)
     samples = fit(model, sampler(make_kernel_fn, sizes[-1]), *sizes)
-    for got, want in zip(samples, expected, strict=True):
-        assert np.abs(np.diff(want, axis=0)).min() > 1e-5
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert all(np.abs(np.diff(want, axis=0)).min() > 1e-5 for want in expected)
+    assert_close(samples, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +120,7 @@ def test_compiled_chain_is_that_of_formulas(jit_compile):
     compiled = tf.function(jit_compile=jit_compile, autograph=False)
     expected = chain_by_hand(make_kernel_fn, start, *FIXED, compiled)
     samples = fit(model, sampler(make_kernel_fn, 12), *FIXED)
-    for got, want in zip(samples, expected, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert_close(samples, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_last_batch_of_one_example_moves_the_chain_and_not_the_covariance():
@@ -167,7 +155,7 @@ def nogin(target):
         (nogin, 5, {}, True),
         (nogin, N, {}, False),
         (nogin, 5, {"check_num_examples": False}, False),
-        (lambda target: sgmcmc.SGLD(target, 0.01), 5, {}, False),
+        (small_models.sgld(0.01), 5, {}, False),
     ],
 )
 def test_a_kernel_that_expects_independent_batches_says_so(

@@ -4,24 +4,20 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_probability as tfp
 
-import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
+from tests.keras.small_models import CROSSENTROPY, assert_close, assert_equal, sequential
 from tfp_sgmcmc.keras.fit.chain import Chain
 
 N = 20
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[N, 3]).astype(np.float32)
 Y = RNG.integers(0, 4, size=[N])
-CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def sampler(step_size=1e-3, temperature=1.0, **arguments):
-    return sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGLD(target, step_size, temperature),
-        **{"num_examples": N, "prior": tfp.distributions.Normal(0.0, 1.0), "num_burnin_steps": 0,
-           "seed": 0, **arguments},
-    )  # fmt: skip
+    arguments = {"num_examples": N, "prior": small_models.standard_normal(), **arguments}
+    return small_models.sampler(small_models.sgld(step_size, temperature), **arguments)
 
 
 class WithoutTrainingArgument(keras.Model):
@@ -50,10 +46,13 @@ def functional():
     return keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Dense(5, "tanh")(inputs)))
 
 
+def two_layers(**compiled):
+    keras.utils.set_random_seed(1)
+    return sequential(keras.layers.Dense(5), keras.layers.Dense(4), **compiled)
+
+
 MODELS = {
-    "sequential": lambda: keras.Sequential(
-        [keras.Input([3]), keras.layers.Dense(5), keras.layers.Dense(4)]
-    ),
+    "sequential": two_layers,
     "unbuilt": lambda: keras.Sequential([keras.layers.Dense(5), keras.layers.Dense(4)]),
     "functional": functional,
     "subclassed": WithoutTrainingArgument,
@@ -100,10 +99,8 @@ def test_dropout_is_active_where_the_call_context_says_so():
 
 def test_embedding_outside_xla():
     """Gradients of lookups come as slices and must reach the kernel as tensors."""
-    model = keras.Sequential(
-        [keras.Input([2], dtype="int32"), keras.layers.Embedding(6, 3), keras.layers.Flatten(),
-         keras.layers.Dense(4)]
-    )  # fmt: skip
+    layers = keras.layers.Embedding(6, 3), keras.layers.Flatten(), keras.layers.Dense(4)
+    model = keras.Sequential([keras.Input([2], dtype="int32"), *layers])
     model.compile(loss=CROSSENTROPY, jit_compile=False)
     callback = sampler(prior=None, temperature=0.0)
     before = model.get_weights()[0]
@@ -113,7 +110,7 @@ def test_embedding_outside_xla():
 
 
 def test_frozen_layers_stay():
-    model = MODELS["sequential"]()
+    model = two_layers()
     model.layers[0].trainable = False
     model.compile(loss=CROSSENTROPY, run_eagerly=True)
     frozen = model.layers[0].get_weights()
@@ -121,8 +118,7 @@ def test_frozen_layers_stay():
     model.fit(X, Y, verbose=0, callbacks=[callback])
     assert [s.shape for s in callback.samples] == [(1, 5, 4), (1, 4)]
     assert callback.non_trainable_samples == {}
-    for now, then in zip(model.layers[0].get_weights(), frozen, strict=True):
-        np.testing.assert_array_equal(now, then)
+    assert_equal(model.layers[0].get_weights(), frozen)
 
 
 def two_outputs():
@@ -135,7 +131,7 @@ def two_outputs():
     model = keras.Model(inputs, outputs)
     model.compile(
         optimizer=keras.optimizers.SGD(0.0),
-        loss={"a": CROSSENTROPY, "b": lambda y, f: 0.5 * tf.square(y - f)},
+        loss={"a": CROSSENTROPY, "b": small_models.unit_normal},
         loss_weights={"a": 1.0, "b": 0.3},
         metrics={"a": ["accuracy"], "b": ["mae"]},
         weighted_metrics={"b": ["mse"]},
@@ -146,12 +142,9 @@ def two_outputs():
 
 
 def one_output(reduction):
-    model = MODELS["sequential"]()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
-    model.compile(
-        optimizer=keras.optimizers.SGD(0.0), loss=loss, metrics=["accuracy"], run_eagerly=True
-    )
-    return model, Y
+    sgd = keras.optimizers.SGD(0.0)
+    return two_layers(loss=loss, optimizer=sgd, metrics=["accuracy"], run_eagerly=True), Y
 
 
 class Size(keras.layers.Layer):
@@ -231,9 +224,9 @@ def generator():
 )
 def test_data(data, arguments, from_arrays):
     """The chain equals the chain of the same batches from arrays."""
-    for a, b in zip(samples_of(x=data(), **arguments), from_arrays, strict=True):
-        assert len(a) == 8
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    samples = samples_of(x=data(), **arguments)
+    assert [len(s) for s in samples] == [8] * 4
+    assert_close(samples, from_arrays)
 
 
 @pytest.fixture(scope="module")
@@ -241,21 +234,16 @@ def from_arrays():
     return samples_of(x=X, y=Y, batch_size=5)
 
 
-def samples_of(**data):
-    keras.utils.set_random_seed(1)
-    model = MODELS["sequential"]()
-    model.compile(loss=CROSSENTROPY, run_eagerly=True, steps_per_execution=2)
-    callback = sampler()
-    model.fit(**data, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
+def samples_of(x, y=None, **arguments):
+    callback, model = sampler(), two_layers(run_eagerly=True, steps_per_execution=2)
+    small_models.fit(model, callback, x, y, epochs=2, **arguments)
     return callback.samples
 
 
 # Keras 3 causes this warning with NumPy 2.4 when it saves a model.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_other_callbacks(tmp_path, capsys):
-    keras.utils.set_random_seed(1)
-    model = MODELS["sequential"]()
-    model.compile(loss=CROSSENTROPY, metrics=["accuracy"], run_eagerly=True)
+    model = two_layers(metrics=["accuracy"], run_eagerly=True)
     callback = sampler(step_size=1e-4)
     others = [
         keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=2),
@@ -270,19 +258,15 @@ def test_other_callbacks(tmp_path, capsys):
     assert capsys.readouterr().out.count("accuracy") == num_epochs
     assert len((tmp_path / "log.csv").read_text().splitlines()) == num_epochs + 1
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(loaded.get_weights(), model.get_weights())
     model.load_weights(tmp_path / "1.weights.h5")
-    for weight, samples in zip(model.get_weights(), callback.samples, strict=True):
-        np.testing.assert_array_equal(weight, samples[1])
+    assert_equal(model.get_weights(), [s[1] for s in callback.samples])
 
 
 # The callback of Keras makes an array of a tf.Variable, which does not take `copy`.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_tensorboard(tmp_path):
-    model = MODELS["sequential"]()
-    model.compile(loss=CROSSENTROPY, run_eagerly=True)
-    callback = sampler()
+    model, callback = two_layers(), sampler()
     board = keras.callbacks.TensorBoard(tmp_path, update_freq="batch")
     model.fit(X, Y, batch_size=5, verbose=0, callbacks=[callback, board])
     assert len(callback.samples[0]) == 4
@@ -309,15 +293,9 @@ def test_a_step_is_traced_once(steps_per_execution, monkeypatch):
     traces = []
     step = Chain.step
     monkeypatch.setattr(Chain, "step", lambda *a: traces.append(a) or step(*a))
-    hidden = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
-    model = keras.Sequential([keras.Input([3]), *hidden, keras.layers.Dense(4)])
-    model.compile(
-        "adam",
-        CROSSENTROPY,
-        metrics=["accuracy"],
-        jit_compile=False,
-        steps_per_execution=steps_per_execution,
-    )
+    layers = keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), keras.layers.Dense(4)
+    compiled = {"jit_compile": False, "steps_per_execution": steps_per_execution}
+    model = sequential(*layers, optimizer="adam", metrics=["accuracy"], **compiled)
     callback = sampler()
     model.fit(X, Y, batch_size=10, verbose=0, callbacks=[callback])
     assert len(traces) == 1
@@ -325,8 +303,7 @@ def test_a_step_is_traced_once(steps_per_execution, monkeypatch):
 
 
 def test_further_fits_trace_nothing_anew_until_compile():
-    model = keras.Sequential([keras.Input([3]), CountsTraces(4)])
-    model.compile(loss=CROSSENTROPY, jit_compile=False)
+    model = sequential(CountsTraces(4), jit_compile=False)
     callback = sampler()
 
     def traces_of_a_fit() -> int:

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
@@ -25,12 +25,13 @@ MIXED = pytest.mark.parametrize("policy", ROUNDING)
 
 def classifier(policy):
     keras.utils.set_random_seed(1)
-    layers = [keras.Input([3]), keras.layers.Dense(4, bias_initializer="normal", dtype=policy)]
-    model = keras.Sequential(layers)
-    model.compile(
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True
-    )
-    return model
+    dense = keras.layers.Dense(4, bias_initializer="normal", dtype=policy)
+    return small_models.sequential(dense)
+
+
+def sampler(make_kernel_fn):
+    prior = small_models.standard_normal()
+    return small_models.sampler(make_kernel_fn, N, prior, check_num_examples=False)
 
 
 def scores(kernel, bias):
@@ -96,11 +97,8 @@ def test_noise_and_state_are_single(policy):
     for temperature in (0.0, 1.0):
         model = classifier(policy)
         initial = [tf.constant(w) for w in model.get_weights()]
-        callback = sgmcmc.keras.SamplerCallback(
-            lambda target, t=temperature: sgmcmc.SGLD(target, EPS, t),
-            N, tfp.distributions.Normal(0.0, 1.0), 0, seed=0, check_num_examples=False,
-        )  # fmt: skip
-        model.fit(X, Y, batch_size=B, shuffle=False, verbose=0, callbacks=[callback])
+        callback = sampler(small_models.sgld(EPS, temperature))
+        small_models.fit(model, callback, X, Y, batch_size=B)
         runs.append(callback)
     seed = sgmcmc.random.fold_in(sgmcmc.random.as_seed(0), 0)
     noise = sgmcmc.random.normal_like(initial, sgmcmc.random.split(seed, 3)[1])
@@ -115,10 +113,7 @@ def test_noise_and_state_are_single(policy):
 
 
 def test_covariance_is_kept_in_single_precision():
-    callback = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGHMC(target, EPS, covariance="diag"), N, None, 0, seed=0,
-        check_num_examples=False,
-    )  # fmt: skip
+    callback = sampler(lambda target: sgmcmc.SGHMC(target, EPS, covariance="diag"))
     model = classifier("mixed_bfloat16")
     model.fit(X, Y, batch_size=B, verbose=0, callbacks=[callback])
     results = tf.nest.flatten(callback._recorder.chain.state.results)
@@ -127,9 +122,7 @@ def test_covariance_is_kept_in_single_precision():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_in_half_precision_are_refused(dtype):
-    prior = tfp.distributions.Normal(0.0, 1.0)
-    callback = sgmcmc.keras.SamplerCallback(lambda t: sgmcmc.SGLD(t, EPS), N, prior, 0, seed=0)
     with pytest.raises(
         ValueError, match=f"kernel must be .*Received: {dtype}.*policy 'mixed_{dtype}'"
     ):
-        callback.set_model(classifier(dtype))
+        sampler(small_models.sgld(EPS)).set_model(classifier(dtype))

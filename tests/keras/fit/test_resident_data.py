@@ -1,5 +1,7 @@
 """Data that stay on the device: their batches, and chains that equal those of plain `fit`."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
+from tests.keras.small_models import BINARY_CROSSENTROPY, affine, assert_close, assert_equal, sgld
 
 N, B = 20, 6
 RNG = np.random.default_rng(0)
@@ -16,30 +20,22 @@ EAGERLY = {"run_eagerly": True}
 WEIGHT = RNG.uniform(0.5, 2.0, size=[N]).astype(np.float32)
 
 
-def sampler(**arguments):
-    return sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGLD(target, step_size=1e-2),
-        **{"num_examples": N, "prior": None, "num_burnin_steps": 0, "seed": 3, **arguments},
-    )
+sampler = functools.partial(small_models.sampler, sgld(1e-2), N, seed=3)
+classifier = functools.partial(affine, BINARY_CROSSENTROPY, 1, inputs=2, metrics=["mse"])
 
 
-def classifier(**compiled):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-    loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    model.compile(loss=loss, metrics=["mse"], **compiled)
-    return model
+def batches_of(data, steps):
+    """Returns the batches that resident data have at the given steps."""
+    batches = [data.batch(tf.constant(t, tf.int64)) for t in steps]
+    return [tuple(np.asarray(a) for a in batch if a is not None) for batch in batches]
 
 
 class Batches(keras.utils.PyDataset):
-    """Passes the batches of resident data through Keras one by one."""
+    """Passes batches through Keras one by one."""
 
-    def __init__(self, data, num_steps):
+    def __init__(self, batches):
         super().__init__()
-        self.batches = [
-            tuple(np.asarray(a) for a in data.batch(tf.constant(t, tf.int64)) if a is not None)
-            for t in range(num_steps)
-        ]
+        self.batches = batches
 
     def __len__(self):
         return len(self.batches)
@@ -63,16 +59,14 @@ def test_chain_and_logs_are_those_of_the_same_batches_one_by_one(reshuffle, comp
     )
     logs = classifier(**compiled).fit(data, epochs=2, verbose=0, callbacks=[resident]).history
     single = sampler(check_num_examples=False)
-    batches = Batches(data, 8)
-    model = classifier(**compiled)
-    expected = model.fit(batches, shuffle=False, verbose=0, callbacks=[single])
-    for ours, every in zip(resident.samples, single.samples, strict=True):
-        np.testing.assert_allclose(ours, every[1::2], rtol=1e-5, atol=1e-6)
+    batches = Batches(batches_of(data, range(8)))
+    expected = small_models.fit(classifier(**compiled), single, batches, None)
+    assert_close(resident.samples, [every[1::2] for every in single.samples])
     np.testing.assert_array_equal(resident.sample_steps, range(1, 8, 2))
-    assert logs.keys() == expected.history.keys()
+    assert logs.keys() == expected.keys()
     # The mean over an epoch of 8 steps equals the mean of the two epochs of 4 steps.
     for name in ("loss", "mse"):
-        np.testing.assert_allclose(np.mean(logs[name]), expected.history[name][0], rtol=1e-4)
+        np.testing.assert_allclose(np.mean(logs[name]), expected[name][0], rtol=1e-4)
 
 
 def test_an_epoch_takes_each_example_once_before_any_comes_again():
@@ -102,14 +96,14 @@ def test_the_law_of_nogin_on_a_gaussian_is_the_posterior():
     y = np.random.default_rng(0).normal(size=[num_examples, 1]).astype(np.float32)
 
     def ratio_and_z(**reshuffle):
-        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
         loss = sgmcmc.keras.NegativeLogLikelihood(lambda f: tfp.distributions.Normal(f, 1.0))
-        model.compile(loss=loss, jit_compile=True)
+        model = small_models.linear(loss, 1, inputs=1, jit_compile=True)
         h, friction = 0.5 / num_examples**0.5, num_examples**0.5
-        callback = sgmcmc.keras.SamplerCallback(
+        callback = small_models.sampler(
             lambda target: sgmcmc.NOGIN(target, h, friction, num_estimation_steps=200),
-            *(num_examples, None, 2000, 3),
-            seed=0,
+            num_examples,
+            num_burnin_steps=2000,
+            num_steps_between_results=3,
         )
         numbers = {"steps_per_call": num_steps, "steps_per_epoch": num_steps}
         data = callback.resident(np.ones_like(y), y, batch_size=5, **reshuffle, **numbers)
@@ -142,14 +136,7 @@ def test_a_second_fit_goes_on_and_does_not_retrace():
             model.fit(data, epochs=epochs, verbose=0, callbacks=[callback])
             counts.append(len(traces))
     assert counts[0] == 0 < counts[1] == counts[2]
-    for a, b in zip(whole.samples, halves.samples, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-class Given(Batches):
-    def __init__(self, batches):
-        keras.utils.PyDataset.__init__(self)
-        self.batches = batches
+    assert_equal(whole.samples, halves.samples)
 
 
 @pytest.mark.parametrize(
@@ -170,12 +157,10 @@ def test_each_fit_has_the_data_that_it_is_given(compiled):
             expected += plain
         else:
             model.fit(data, verbose=0, callbacks=[ours])
-            expected += Batches(data, step + 3).batches[step:]
-    model = classifier(**compiled)
-    model.fit(Given(expected), shuffle=False, verbose=0, callbacks=[single])
+            expected += batches_of(data, range(step, step + 3))
+    small_models.fit(classifier(**compiled), single, Batches(expected), None)
     np.testing.assert_array_equal(ours.sample_steps, range(10))
-    for a, b in zip(ours.samples, single.samples, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert_close(ours.samples, single.samples)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +178,8 @@ def test_data_and_weights_that_are_not_meant(own, arguments, words):
 def test_several_inputs_and_chains():
     a, b = keras.Input([2], name="a"), keras.Input([2], name="b")
     model = keras.Model([a, b], keras.layers.Dense(1)(keras.layers.Add()([a, b])))
-    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=False)
-    callback = sampler(num_chains=2, prior=tfp.distributions.Normal(0.0, 1.0))
+    model.compile(loss=BINARY_CROSSENTROPY, jit_compile=False)
+    callback = sampler(num_chains=2, prior=small_models.standard_normal())
     data = callback.resident([X, X**2], Y, batch_size=B)
     model.fit(data, epochs=2, verbose=0, callbacks=[callback])
     assert callback.samples[0].shape == (6, 2, 2, 1)

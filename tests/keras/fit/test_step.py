@@ -11,6 +11,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
+from tests.keras.small_models import CROSSENTROPY, affine, assert_close, sequential
 
 tfd = tfp.distributions
 
@@ -23,22 +25,9 @@ WEIGHTS = RNG.uniform(0.2, 3.0, size=[B]).astype(np.float32)
 REDUCTIONS = ["sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", "none", None]
 
 
-def classifier(**compiled):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
-    model.compile(run_eagerly=True, **compiled)
-    return model
-
-
-def sampler(num_examples=N, prior=None, temperature=0.0):
-    return sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGLD(target, step_size=EPS, temperature=temperature),
-        num_examples=num_examples,
-        prior=prior,
-        num_burnin_steps=0,
-        seed=0,
-        check_num_examples=False,
-    )
+def sampler(prior=None, temperature=0.0):
+    kernel = small_models.sgld(EPS, temperature)
+    return small_models.sampler(kernel, N, prior, check_num_examples=False)
 
 
 def expected(initial, log_posterior):
@@ -62,9 +51,8 @@ def check_step(model, fit_arguments, log_posterior, **arguments):
     model.fit(*fit_arguments[:2], **fit_arguments[2], callbacks=[callback], verbose=0)
     want = expected(initial, log_posterior)
     assert all(np.abs(w - i).max() > 1e-4 for w, i in zip(want, initial, strict=True))
-    for got, sample, w in zip(model.get_weights(), callback.samples, want, strict=True):
-        np.testing.assert_allclose(got, w, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(sample[-1], got)
+    assert_close(model.get_weights(), want)
+    small_models.assert_equal([s[-1] for s in callback.samples], model.get_weights())
 
 
 @pytest.mark.parametrize(
@@ -79,7 +67,7 @@ def test_reduction_has_no_influence(reduction, weighted):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
     weights = WEIGHTS if weighted else np.ones([B], np.float32)
     check_step(
-        classifier(loss=loss),
+        affine(loss),
         (X, CLASSES, {"batch_size": B, "sample_weight": WEIGHTS if weighted else None}),
         lambda *theta: -N / B * tf.reduce_sum(weights * sparse_nll(*theta)),
     )
@@ -90,21 +78,20 @@ def test_class_weight():
     class_weight = {0: 0.5, 1: 2.0, 2: 1.0, 3: 4.0}
     weights = np.array([class_weight[c] for c in CLASSES], np.float32)
     check_step(
-        classifier(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        affine(),
         (X, CLASSES, {"batch_size": B, "class_weight": class_weight}),
         lambda *theta: -N / B * tf.reduce_sum(weights * sparse_nll(*theta)),
     )
 
 
 def test_scale_of_a_short_last_batch_is_its_own():
-    model = classifier(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model = affine()
     initial = model.get_weights()
     callback = sampler()
-    model.fit(X, CLASSES, batch_size=5, shuffle=False, verbose=0, callbacks=[callback])
+    small_models.fit(model, callback, X, CLASSES, batch_size=5)
     first = expected(initial, lambda *t: -N / 5 * tf.reduce_sum(sparse_nll(*t)[:5]))
     second = expected(first, lambda *t: -N / 3 * tf.reduce_sum(sparse_nll(*t)[5:]))
-    for samples, one, two in zip(callback.samples, first, second, strict=True):
-        np.testing.assert_allclose(samples, [one, two], rtol=1e-5, atol=1e-6)
+    assert_close(callback.samples, list(zip(first, second, strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -114,36 +101,34 @@ def test_scale_of_a_short_last_batch_is_its_own():
 )
 def test_outputs_of_an_example_are_summed(loss):
     """Outputs are summed even where the Poisson loss of Keras takes their mean."""
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, "softplus")])
-    model.compile(loss=loss, run_eagerly=True)
     counts = RNG.poisson(2.0, size=[B, 4]).astype(np.float32)
 
     def log_posterior(kernel, bias):
         rate = tf.nn.softplus(X @ kernel + bias)
         return N / B * tf.reduce_sum(counts * tf.math.log(rate + 1e-7) - rate)
 
+    model = affine(loss, activation="softplus")
     check_step(model, (X, counts, {"batch_size": B}), log_posterior)
 
 
 def test_priors():
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def likelihood(*theta):
         return -N / B * tf.reduce_sum(sparse_nll(*theta))
 
+    def narrow(*theta):
+        return likelihood(*theta) - sum(tf.reduce_sum((w - 1.0) ** 2) / 0.5 for w in theta)
+
+    def of_bias(bias):
+        return -3 * tf.reduce_sum(tf.abs(bias - 7.0))
+
     data = (X, CLASSES, {"batch_size": B})
+    check_step(affine(), data, narrow, prior=tfd.Normal(1.0, 0.5))
     check_step(
-        classifier(loss=loss),
+        affine(),
         data,
-        lambda *t: likelihood(*t) - sum(tf.reduce_sum((w - 1.0) ** 2) / 0.5 for w in t),
-        prior=tfd.Normal(1.0, 0.5),
-    )
-    check_step(
-        classifier(loss=loss),
-        data,
-        lambda kernel, bias: likelihood(kernel, bias) - 3 * tf.reduce_sum(tf.abs(bias - 7.0)),
-        prior=lambda state: -3 * tf.reduce_sum(tf.abs(state[1] - 7.0)),
+        lambda kernel, bias: likelihood(kernel, bias) + of_bias(bias),
+        prior=lambda state: of_bias(state[1]),
     )
 
 
@@ -154,13 +139,8 @@ def test_regularizers_and_add_loss_count_n_fold():
             return super().call(inputs)
 
     keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [keras.Input([3]), Penalised(4, bias_regularizer=keras.regularizers.L2(0.1))]
-    )
+    model = sequential(Penalised(4, bias_regularizer=keras.regularizers.L2(0.1)))
     model.layers[0].bias.assign([1.0, -1.0, 2.0, 0.5])
-    model.compile(
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True
-    )
 
     def log_posterior(kernel, bias):
         penalty = 0.1 * tf.reduce_sum(bias**2) + tf.reduce_sum(kernel**4)
@@ -174,17 +154,10 @@ def test_masked_sequences_sum_over_their_steps(reduction):
     tokens = np.array([[1, 2, 0, 0], [3, 0, 0, 0], [2, 2, 1, 3]])
     classes = RNG.integers(0, 2, size=tokens.shape)
     keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [
-            keras.Input([4], dtype="int32"),
-            keras.layers.Embedding(4, 3, mask_zero=True),
-            keras.layers.Dense(2),
-        ]
-    )
-    model.compile(
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction),
-        run_eagerly=True,
-    )
+    layers = keras.layers.Embedding(4, 3, mask_zero=True), keras.layers.Dense(2)
+    model = keras.Sequential([keras.Input([4], dtype="int32"), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+    model.compile(loss=loss, run_eagerly=True)
 
     def log_posterior(embedding, kernel, bias):
         logits = tf.gather(embedding, tokens) @ kernel + bias
@@ -197,14 +170,11 @@ def test_masked_sequences_sum_over_their_steps(reduction):
 def test_several_outputs_with_loss_weights_and_sample_weights():
     keras.utils.set_random_seed(1)
     inputs = keras.Input([3])
-    outputs = {
-        "kind": keras.layers.Dense(4, name="kind")(inputs),
-        "value": keras.layers.Dense(4, name="value")(inputs),
-    }
+    outputs = {n: keras.layers.Dense(4, name=n)(inputs) for n in ("kind", "value")}
     model = keras.Model(inputs, outputs)
     model.compile(
         loss={
-            "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "kind": CROSSENTROPY,
             "value": lambda y, f: tf.reduce_mean(tf.square(y - f), axis=-1),
         },
         loss_weights={"kind": 0.5, "value": 3.0},
@@ -226,12 +196,10 @@ def test_several_outputs_with_loss_weights_and_sample_weights():
 )
 def test_noise_is_drawn_from_the_seed_and_the_step(mode):
     """Steps at temperature 1 minus those at 0 from the same states are sqrt(eps) z."""
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), **mode)
+    model = affine(**mode)
     initial = model.get_weights()
     callback = sampler(temperature=1.0)
-    model.fit(X, CLASSES, batch_size=B, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
+    small_models.fit(model, callback, X, CLASSES, batch_size=B, epochs=2)
 
     @tf.function(autograph=False, **mode)
     def noise(step):

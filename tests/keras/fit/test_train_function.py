@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[40, 3]).astype(np.float32)
@@ -23,19 +24,12 @@ class Boom(Exception):
 
 
 def make_model(run_eagerly=True):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
-    model.compile(
-        optimizer=keras.optimizers.SGD(0.1),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=False,
-        run_eagerly=run_eagerly,
-    )
-    return model
+    compiled = {"jit_compile": False, "run_eagerly": run_eagerly}
+    return small_models.affine(optimizer=keras.optimizers.SGD(0.1), **compiled)
 
 
-def make_sampler(kernel=lambda target: sgmcmc.SGLD(target, step_size=1e-4)):
-    return sgmcmc.keras.SamplerCallback(kernel, 40, None, 0, seed=0)
+def make_sampler(kernel=None):
+    return small_models.sampler(kernel or small_models.sgld(1e-4), num_examples=40)
 
 
 def assert_trains_as_ever(model):
@@ -48,8 +42,7 @@ def assert_trains_as_ever(model):
         for m in (model, untouched)
     ]
     assert histories[0] == histories[1]
-    for a, b in zip(model.get_weights(), untouched.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    small_models.assert_equal(model.get_weights(), untouched.get_weights())
 
 
 def raising(hook, error, at=2):

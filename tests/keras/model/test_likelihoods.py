@@ -11,7 +11,9 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tests.keras.small_models import linear, unit_normal
+from tests.keras import small_models
+from tests.keras.small_models import affine, assert_close, linear, unit_normal
+from tests.keras.small_models import heteroscedastic_normal as heteroscedastic
 
 tfd = tfp.distributions
 NegativeLogLikelihood = sgmcmc.keras.NegativeLogLikelihood
@@ -24,11 +26,6 @@ WEIGHTS = RNG.uniform(0.2, 3.0, size=[B]).astype(np.float32)
 CLASSES = RNG.integers(0, 4, size=[B])
 LOGITS = RNG.normal(size=[B, 4]).astype(np.float32)
 OUTPUTS = RNG.normal(size=[B, 2]).astype(np.float32)
-
-
-@keras.saving.register_keras_serializable("tests")
-def heteroscedastic(out):
-    return tfd.Normal(out[..., :1], tf.nn.softplus(out[..., 1:]))
 
 
 def softplus(x):
@@ -142,10 +139,8 @@ class TestSaving:
 def step(model, y=Y, x=X, sample_weight=None, num_chains=None):
     """Returns the gradient of the negative log likelihood that one noiseless step followed."""
     initial = model.get_weights()
-    callback = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGLD(target, EPS, temperature=0.0),
-        N, None, 0, seed=0, num_chains=num_chains, initial_states="model", check_num_examples=False,
-    )  # fmt: skip
+    arguments = {"initial_states": "model", "check_num_examples": False, "num_chains": num_chains}
+    callback = small_models.sampler(small_models.sgld(EPS, temperature=0.0), N, **arguments)
     model.fit(x, y, B, verbose=0, sample_weight=sample_weight, callbacks=[callback])
     return [(w - s[0]) * 2 / EPS for w, s in zip(initial, callback.samples, strict=True)]
 
@@ -171,18 +166,16 @@ def gradient_by_hand(model, weights=1.0):
     ids=["unweighted", "weighted", "compiled"],
 )
 def test_one_step_of_a_linear_model(mode, weights):
-    model = linear(NegativeLogLikelihood(heteroscedastic), 2, use_bias=True, **mode)
+    model = affine(NegativeLogLikelihood(heteroscedastic), 2, **mode)
     expected = gradient_by_hand(model, 1.0 if weights is None else weights)
-    for got, want in zip(step(model, Y[:, 0], sample_weight=weights), expected, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
-        assert np.abs(want).max() > 1.0
+    assert_close(step(model, Y[:, 0], sample_weight=weights), expected, rtol=1e-3, atol=1e-3)
+    assert all(np.abs(want).max() > 1.0 for want in expected)
 
 
 def test_one_step_of_several_chains():
-    model = linear(NegativeLogLikelihood(heteroscedastic), 2, use_bias=True)
-    expected = gradient_by_hand(model)
-    for got, want in zip(step(model, num_chains=2), expected, strict=True):
-        np.testing.assert_allclose(got, np.stack([want, want]), rtol=1e-3, atol=1e-3)
+    model = affine(NegativeLogLikelihood(heteroscedastic), 2)
+    expected = [np.stack([want, want]) for want in gradient_by_hand(model)]
+    assert_close(step(model, num_chains=2), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_beside_a_crossentropy_in_several_outputs():
@@ -191,12 +184,8 @@ def test_beside_a_crossentropy_in_several_outputs():
     dense = functools.partial(keras.layers.Dense, use_bias=False)
     outputs = {"kind": dense(4, name="kind")(inputs), "value": dense(2, name="value")(inputs)}
     model = keras.Model(inputs, outputs)
-    crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(
-        loss={"kind": crossentropy, "value": NegativeLogLikelihood(heteroscedastic)},
-        loss_weights={"kind": 0.5, "value": 3.0},
-        run_eagerly=True,
-    )
+    losses = {"kind": small_models.CROSSENTROPY, "value": NegativeLogLikelihood(heteroscedastic)}
+    model.compile(loss=losses, loss_weights={"kind": 0.5, "value": 3.0}, run_eagerly=True)
     kind, value = map(tf.constant, model.get_weights())
     with tf.GradientTape() as tape:
         tape.watch([kind, value])
@@ -207,8 +196,7 @@ def test_beside_a_crossentropy_in_several_outputs():
     expected = tape.gradient(total, [kind, value])
     weights = {"kind": np.ones([B], np.float32), "value": WEIGHTS}
     gradients = step(model, {"kind": CLASSES, "value": Y}, X, weights)
-    for got, want in zip(gradients, expected, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+    assert_close(gradients, expected, rtol=1e-3, atol=1e-3)
 
 
 def masked_sequences(fn):
@@ -244,11 +232,11 @@ def test_binary_crossentropy_of_several_labels_is_a_sum(form):
         "function": keras.losses.binary_crossentropy,
         "string": "binary_crossentropy",
     }[form]
-    model = linear(loss, 4, "sigmoid", use_bias=True)
+    model = affine(loss, 4, "sigmoid")
     kernel, bias = model.get_weights()
     slopes = N / B * (1 / (1 + np.exp(-X @ kernel - bias)) - labels)
-    for got, want in zip(step(model, labels), [X.T @ slopes, slopes.sum(axis=0)], strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+    expected = [X.T @ slopes, slopes.sum(axis=0)]
+    assert_close(step(model, labels), expected, rtol=1e-3, atol=1e-3)
 
 
 class OwnError(keras.losses.MeanSquaredError):
@@ -276,8 +264,7 @@ ACCEPTED = [
 
 
 def attach(loss):
-    callback = sgmcmc.keras.SamplerCallback(lambda t: sgmcmc.SGLD(t, EPS), N, None, 0, seed=0)
-    callback.set_model(linear(loss, 1))
+    small_models.sampler(small_models.sgld(), N).set_model(linear(loss, 1))
 
 
 def name(loss):

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras.small_models import sampler, sgld
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
 
 tfd = tfp.distributions
@@ -161,7 +162,7 @@ JOINT = tfd.JointDistributionSequential([STANDARD])
 )
 def test_what_the_constructor_refuses(prior, error, words):
     with pytest.raises(error, match=words):
-        sgmcmc.keras.SamplerCallback(lambda t: sgmcmc.SGLD(t, 0.1), 8, prior, 0, seed=0)
+        sampler(sgld(), 8, prior)
 
 
 def normal(shape):
@@ -193,7 +194,7 @@ def fit(model, make_kernel_fn, prior=None, **arguments):
     """Returns the states before and after one batch of all 8 examples."""
     x = np.ones([8, 3], np.float32)
     initial = model.get_weights()
-    callback = sgmcmc.keras.SamplerCallback(make_kernel_fn, 8, prior, 0, seed=0, **arguments)
+    callback = sampler(make_kernel_fn, 8, prior, **arguments)
     model.fit(x, np.zeros([8, 2]), batch_size=8, verbose=0, callbacks=[callback])
     return initial, [s[0] for s in callback.samples]
 
@@ -206,11 +207,8 @@ def test_a_step_by_a_dict_of_priors(model):
     """With a flat likelihood, a step is eps/2 times the gradient of the log prior."""
     model.set_weights(VALUES)
     model.compile(loss=flat, run_eagerly=True)
-    initial, moved = fit(
-        model,
-        lambda target: sgmcmc.SGLD(target, 0.1, temperature=0.0),
-        {"bias": None, "conv*": tfd.Normal(0.0, 0.5), "*": tfd.Normal(3.0, 1.0)},
-    )
+    prior = {"bias": None, "conv*": tfd.Normal(0.0, 0.5), "*": tfd.Normal(3.0, 1.0)}
+    initial, moved = fit(model, sgld(0.1, temperature=0.0), prior)
     gradients = [-initial[0] / 0.25, 0.0, 3.0 - initial[2], 0.0]
     for before, after, g in zip(initial, moved, gradients, strict=True):
         np.testing.assert_allclose(after, before + 0.05 * g, rtol=1e-5)
@@ -220,14 +218,14 @@ def test_a_model_whose_weights_come_with_the_first_batch():
     model = keras.Sequential([keras.layers.Dense(2, name="a"), keras.layers.Dense(2, name="b")])
     model.compile(loss=flat, run_eagerly=True)
     with pytest.raises(ValueError, match="matches .*b/kernel, .*b/bias"):
-        fit(model, lambda target: sgmcmc.SGLD(target, 0.1), {"a": STANDARD})
+        fit(model, sgld(0.1), {"a": STANDARD})
 
 
 STEPS = {"conv*": 1e-2, "head/kernel": np.float32([[1e-3], [2e-3]]), "head/bias": 4e-3}
 KERNELS = {
-    "step sizes": lambda target, steps: sgmcmc.SGLD(target, steps, temperature=0.0),
-    "diagonal": lambda target, steps: sgmcmc.SGLD(
-        target, 1.0, temperature=0.0, preconditioner=sgmcmc.preconditioners.Diagonal(steps)
+    "step sizes": lambda steps: sgld(steps, temperature=0.0),
+    "diagonal": lambda steps: sgld(
+        1.0, temperature=0.0, preconditioner=sgmcmc.preconditioners.Diagonal(steps)
     ),
 }
 
@@ -239,13 +237,8 @@ def test_each_variable_has_its_own_step(model, kernel, num_chains):
     model.set_weights(VALUES)
     model.compile(loss=flat, run_eagerly=True)
     steps = sgmcmc.keras.by_variable(model, STEPS)
-    initial, moved = fit(
-        model,
-        lambda target: KERNELS[kernel](target, steps),
-        STANDARD,
-        num_chains=num_chains,
-        initial_states="model",
-    )
+    arguments = {"num_chains": num_chains, "initial_states": "model"}
+    initial, moved = fit(model, KERNELS[kernel](steps), STANDARD, **arguments)
     for before, after, eps in zip(initial, moved, steps, strict=True):
         want = np.broadcast_to(before * (1 - eps / 2), after.shape)
         np.testing.assert_allclose(after, want, rtol=1e-6)

@@ -9,7 +9,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tests.keras.small_models import linear
+from tests.keras import small_models
+from tests.keras.small_models import CROSSENTROPY, linear
 from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
 
 tfd = tfp.distributions
@@ -21,11 +22,10 @@ LOGITS = X @ KERNELS
 CLASSES = np.random.default_rng(1).integers(0, 4, size=[N])
 BITS = RNG.integers(0, 2, size=[N, 4]).astype(np.float32)
 WEIGHTS = RNG.uniform(0.2, 3.0, size=[N])
-SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def posterior_of(model, kernels=KERNELS, num_chains=None):
-    return sgmcmc.keras.Posterior(model, model.trainable_variables, [kernels], num_chains)
+    return small_models.posterior_of(model, [kernels], num_chains)
 
 
 def density(log_likelihood, weights=None):
@@ -56,14 +56,11 @@ def error_by_hand(confidence, hit, weights):
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 @pytest.mark.parametrize("form", ["sparse", "column", "one-hot", "string"])
 def test_classification(form, weights):
+    one_hot_loss = keras.losses.CategoricalCrossentropy(from_logits=True)
     loss, activation, y = {
-        "sparse": (SPARSE, None, CLASSES),
-        "column": (SPARSE, None, CLASSES[:, None]),
-        "one-hot": (
-            keras.losses.CategoricalCrossentropy(from_logits=True),
-            None,
-            np.eye(4)[CLASSES],
-        ),
+        "sparse": (CROSSENTROPY, None, CLASSES),
+        "column": (CROSSENTROPY, None, CLASSES[:, None]),
+        "one-hot": (one_hot_loss, None, np.eye(4)[CLASSES]),
         "string": ("crossentropy", "softmax", CLASSES),
     }[form]
     found = posterior_of(linear(loss, activation=activation)).evaluate(X, y, weights, batch_size=4)
@@ -81,7 +78,7 @@ def test_classification(form, weights):
 
 def test_binary_outputs_by_entry():
     """The likelihood sums over the entries of an output; Keras takes their mean."""
-    model = linear(keras.losses.BinaryCrossentropy(from_logits=True))
+    model = linear(small_models.BINARY_CROSSENTROPY)
     found = posterior_of(model).evaluate(X, BITS, batch_size=4)
     assert found.log_predictive_density == pytest.approx(density(of_bits(LOGITS)), rel=1e-5)
     p = scipy.special.expit(LOGITS).mean(axis=0)
@@ -118,10 +115,10 @@ def test_several_outputs_with_loss_weights():
     dense = [keras.layers.Dense(n, use_bias=False, name=k) for k, n in (("a", 4), ("b", 1))]
     model = keras.Model(inputs, [layer(inputs) for layer in dense])
     normal = sgmcmc.keras.NegativeLogLikelihood(lambda out: tfd.Normal(out, 1.0))
-    model.compile(loss=[SPARSE, normal], loss_weights=[0.5, 2.0], run_eagerly=True)
+    model.compile(loss=[CROSSENTROPY, normal], loss_weights=[0.5, 2.0], run_eagerly=True)
     values = RNG.normal(size=[S, 3, 1]).astype(np.float32)
     y = RNG.normal(size=[N, 1]).astype(np.float32)
-    posterior = sgmcmc.keras.Posterior(model, model.trainable_variables, [KERNELS, values])
+    posterior = small_models.posterior_of(model, [KERNELS, values])
     log_p = 0.5 * of_classes(LOGITS) + 2 * scipy.stats.norm(X @ values, 1.0).logpdf(y)[..., 0]
     np.testing.assert_allclose(posterior.log_likelihood(X, [CLASSES, y]), log_p, rtol=1e-4)
     found = posterior.evaluate(X, [CLASSES, y])
@@ -187,11 +184,11 @@ def test_a_loss_that_is_no_likelihood():
 )
 def test_unfit_data(y, weights, words):
     with pytest.raises(ValueError, match=words):
-        posterior_of(linear(SPARSE)).evaluate(X, y, weights)
+        posterior_of(linear()).evaluate(X, y, weights)
 
 
 def test_lists_are_no_arrays():
-    posterior = posterior_of(linear(SPARSE))
+    posterior = posterior_of(linear())
     with pytest.raises(TypeError, match="Received: a float"):
         posterior.predict(X.tolist())
     with pytest.raises(TypeError, match="Received: a int"):
@@ -199,7 +196,7 @@ def test_lists_are_no_arrays():
 
 
 def test_labels_of_another_rank_spoil_nothing():
-    posterior = posterior_of(linear(SPARSE, run_eagerly=False, jit_compile=False))
+    posterior = posterior_of(linear(run_eagerly=False, jit_compile=False))
     expected = posterior.evaluate(X, CLASSES[:, None])
     assert posterior.evaluate(X, CLASSES) == expected
     assert posterior.evaluate(X, CLASSES[:, None]) == expected

@@ -7,18 +7,18 @@ import scipy.special
 import scipy.stats
 
 import tfp_sgmcmc as sgmcmc
-from tests.keras.small_models import linear, unit_normal
+from tests.keras import small_models
+from tests.keras.small_models import CROSSENTROPY, assert_equal, linear, unit_normal
 
 N, C = 30, 2
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[N, 3]).astype(np.float32)
 NEW = RNG.normal(size=[7, 3]).astype(np.float32)
 KERNELS = RNG.normal(size=[5, 3, 4]).astype(np.float32)
-CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def posterior_of(model, kernels=KERNELS, num_chains=None):
-    return sgmcmc.keras.Posterior(model, model.trainable_variables, [kernels], num_chains)
+    return small_models.posterior_of(model, [kernels], num_chains)
 
 
 class Lazy:
@@ -60,7 +60,7 @@ CASES = {
     "string": ("sparse_categorical_crossentropy", "softmax", categorical),
     "one-hot": (keras.losses.CategoricalCrossentropy(from_logits=True), None, categorical),
     "divergence": (keras.losses.KLDivergence(), "softmax", categorical),
-    "binary": (keras.losses.BinaryCrossentropy(from_logits=True), None, bernoulli),
+    "binary": (small_models.BINARY_CROSSENTROPY, None, bernoulli),
     "binary string": ("binary_crossentropy", "sigmoid", bernoulli),
     "no probabilities": (unit_normal, None, None),
 }
@@ -81,12 +81,12 @@ def test_entropies_of_each_loss_before_any_fit(name):
 
 
 def test_no_entropies_of_outputs_as_they_are():
-    prediction = posterior_of(linear(CROSSENTROPY)).predict(NEW, activation=None)
+    prediction = posterior_of(linear()).predict(NEW, activation=None)
     check(prediction, NEW @ KERNELS, None)
 
 
 def test_samples_that_agree_leave_no_information_and_sure_ones_that_do_not_leave_all():
-    model = linear(CROSSENTROPY, 2)
+    model = linear(units=2)
     alike = np.tile(KERNELS[:1, :, :2], [6, 1, 1])
     prediction = posterior_of(model, alike).predict(NEW)
     np.testing.assert_allclose(prediction.mutual_information, 0, atol=1e-6)
@@ -101,7 +101,7 @@ def test_chunks_of_samples_that_are_only_sliced(monkeypatch):
     """A compiled model reads the 8 draws of 2 chains 3 at a time."""
     kernels = RNG.normal(size=[8, C, 3, 4]).astype(np.float32)
     p = scipy.special.softmax((NEW @ kernels).reshape(-1, 7, 4), axis=-1)
-    model = linear(CROSSENTROPY, jit_compile=True)
+    model = linear(jit_compile=True)
     whole = posterior_of(model, kernels, C).predict(NEW)
     check(whole, p, categorical(p))
     monkeypatch.setattr("tfp_sgmcmc.keras.posterior.sample_loops._CHUNK_BYTES", 3 * C * 12 * 4)
@@ -116,11 +116,9 @@ def test_chunks_of_samples_that_are_only_sliced(monkeypatch):
 def test_samples_in_zarr(tmp_path):
     zarr = pytest.importorskip("zarr")
     stored = zarr.create_array(tmp_path, data=KERNELS, chunks=(2, 3, 4))
-    model = linear(CROSSENTROPY)
+    model = linear()
     posterior = posterior_of(model, stored)
-    expected = posterior_of(model).predict(NEW)
-    for got, want in zip(posterior.predict(NEW), expected, strict=True):
-        np.testing.assert_array_equal(got, want)
+    assert_equal(posterior.predict(NEW), posterior_of(model).predict(NEW))
     posterior.save(tmp_path / "posterior.npz")
     loaded = sgmcmc.keras.Posterior.load(tmp_path / "posterior.npz", model)
     np.testing.assert_array_equal(loaded.samples[0], KERNELS)
@@ -129,8 +127,7 @@ def test_samples_in_zarr(tmp_path):
 def test_means_of_half_precision_outputs_are_not():
     """A running mean of 1000 samples in bfloat16 would stop changing after a few samples."""
     layer = keras.layers.Dense(1, use_bias=False, dtype="mixed_bfloat16")
-    model = keras.Sequential([keras.Input([3]), layer])
-    model.compile(loss=unit_normal)
+    model = small_models.sequential(layer, loss=unit_normal, run_eagerly=False)
     kernels = np.linspace(0, 1, 1000, dtype=np.float32)[:, None, None] * np.ones([3, 1], np.float32)
     prediction = posterior_of(model, kernels).predict(np.ones([1, 3], np.float32))
     np.testing.assert_allclose(prediction.mean, [[1.5]], atol=0.01)  # 2^-8 is bfloat16's unit
@@ -144,15 +141,11 @@ def fitted():
     inputs = keras.Input([3])
     hidden = keras.layers.BatchNormalization(name="norm")(inputs)
     hidden = keras.layers.Dropout(0.5, seed=1)(hidden)
-    dense = {
-        "kind": keras.layers.Dense(4, name="kind"),
-        "value": keras.layers.Dense(1, name="value"),
-    }
-    model = keras.Model(inputs, {name: layer(hidden) for name, layer in dense.items()})
+    outputs = {n: keras.layers.Dense(u, name=n)(hidden) for n, u in (("kind", 4), ("value", 1))}
+    model = keras.Model(inputs, outputs)
     model.compile(loss={"kind": CROSSENTROPY, "value": unit_normal}, jit_compile=False)
-    callback = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGLD(target, 1e-2), N, None, 2, seed=0, num_chains=C
-    )
+    numbers = {"num_burnin_steps": 2, "num_chains": C}
+    callback = small_models.sampler(small_models.sgld(1e-2), N, **numbers)
     y = {"kind": RNG.integers(0, 4, size=[N]), "value": X[:, :1]}
     model.fit(X, y, batch_size=10, epochs=2, verbose=0, callbacks=[callback])
     return callback
@@ -183,13 +176,11 @@ def test_the_callback_s_own_methods_are_the_posterior_s(fitted):
     whole, pair = fitted.posterior.predict(NEW), fitted.predict(NEW)
     assert isinstance(pair, sgmcmc.keras.Prediction)
     for got, want in zip(pair, whole[:2], strict=True):
-        for name in want:
-            np.testing.assert_array_equal(got[name], want[name])
+        assert_equal([got[name] for name in want], want.values())
     outputs = fitted.outputs(NEW)
     np.testing.assert_array_equal(outputs["kind"], fitted.posterior.outputs(NEW)["kind"])
     count = len(fitted.samples)
-    for got, want in zip(fitted.samples, fitted.posterior.samples[:count], strict=True):
-        np.testing.assert_array_equal(got, want)
+    assert_equal(fitted.samples, fitted.posterior.samples[:count])
 
 
 def test_fewer_samples(fitted):
@@ -202,7 +193,7 @@ def test_fewer_samples(fitted):
 
 
 def test_another_loss_makes_other_probabilities():
-    model = linear(CROSSENTROPY)
+    model = linear()
     posterior = posterior_of(model)
     assert posterior.predict(NEW).entropy is not None
     model.compile(loss=unit_normal, run_eagerly=True)
@@ -221,9 +212,8 @@ def test_another_loss_makes_other_probabilities():
     ],
 )
 def test_unfit_samples(samples, num_chains, words):
-    model = linear(CROSSENTROPY)
     with pytest.raises(ValueError, match=words):
-        sgmcmc.keras.Posterior(model, model.trainable_variables, samples, num_chains)
+        small_models.posterior_of(linear(), samples, num_chains)
 
 
 def test_a_model_that_is_not_compiled():
@@ -243,4 +233,4 @@ def test_a_model_that_is_not_compiled():
 )
 def test_unfit_arguments(arguments, error, words):
     with pytest.raises(error, match=words):
-        posterior_of(linear(CROSSENTROPY)).predict(NEW, **arguments)
+        posterior_of(linear()).predict(NEW, **arguments)

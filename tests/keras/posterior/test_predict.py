@@ -7,7 +7,8 @@ import scipy.special
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.keras.small_models import sequential, unit_normal
+from tests.keras import small_models
+from tests.keras.small_models import CROSSENTROPY, affine, sequential, sgld, unit_normal
 
 N = 30
 RNG = np.random.default_rng(0)
@@ -16,11 +17,9 @@ Y = RNG.integers(0, 4, size=[N])
 NEW = RNG.normal(size=[7, 3]).astype(np.float32)
 
 
-def sample(model, x=X, y=Y, temperature=1.0, step_size=1e-2, burnin=2, batch_size=10):
-    callback = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGLD(target, step_size, temperature), N, None, burnin, seed=0
-    )
-    model.fit(x, y, batch_size=batch_size, epochs=2, verbose=0, shuffle=False, callbacks=[callback])
+def sample(model, x=X, y=Y, kernel=None, burnin=2, batch_size=10):
+    callback = small_models.sampler(kernel or sgld(1e-2), N, num_burnin_steps=burnin)
+    small_models.fit(model, callback, x, y, batch_size=batch_size, epochs=2)
     return callback
 
 
@@ -48,7 +47,7 @@ CROSSENTROPIES = {
 @pytest.mark.parametrize("name", CROSSENTROPIES)
 def test_probabilities_are_averaged_not_logits(name):
     loss, y, softmax = CROSSENTROPIES[name]
-    callback = sample(sequential(keras.layers.Dense(4), loss=loss(from_logits=True)), y=y)
+    callback = sample(affine(loss(from_logits=True)), y=y)
     f = logits(callback)
     check(callback.predict(NEW), softmax(f, axis=-1) if softmax else scipy.special.expit(f))
     check(callback.predict(NEW, activation=None), f)
@@ -56,9 +55,7 @@ def test_probabilities_are_averaged_not_logits(name):
 
 
 def test_probabilities_are_not_activated_again():
-    callback = sample(
-        sequential(keras.layers.Dense(4, "softmax"), loss="sparse_categorical_crossentropy")
-    )
+    callback = sample(affine("sparse_categorical_crossentropy", activation="softmax"))
     check(callback.predict(NEW), scipy.special.softmax(logits(callback), axis=-1))
 
 
@@ -73,14 +70,14 @@ def test_probabilities_are_not_activated_again():
 def test_modes_and_batches(mode, monkeypatch):
     """Rows and samples come in several pieces, of which the last is shorter."""
     monkeypatch.setattr("tfp_sgmcmc.keras.posterior.sample_loops._CHUNK_BYTES", 3 * 16 * 4)
-    callback = sample(sequential(keras.layers.Dense(4), loss=unit_normal, **mode), y=np.eye(4)[Y])
+    callback = sample(affine(unit_normal, **mode), y=np.eye(4)[Y])
     assert len(callback.samples[0]) == 4
     check(callback.predict(NEW, batch_size=3), logits(callback))
     check(callback.predict(NEW[:1], batch_size=3), logits(callback, NEW[:1]))
 
 
 def test_one_sample_has_no_spread():
-    callback = sample(sequential(keras.layers.Dense(4), loss=unit_normal), y=np.eye(4)[Y], burnin=5)
+    callback = sample(affine(unit_normal), y=np.eye(4)[Y], burnin=5)
     assert np.all(callback.predict(NEW).standard_deviation == 0)
 
 
@@ -92,13 +89,7 @@ def test_several_inputs_and_outputs():
         "value": keras.layers.Dense(1, use_bias=False, name="value")(inputs["b"]),
     }
     model = keras.Model(inputs, outputs)
-    model.compile(
-        loss={
-            "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            "value": unit_normal,
-        },
-        jit_compile=False,
-    )
+    model.compile(loss={"kind": CROSSENTROPY, "value": unit_normal}, jit_compile=False)
     callback = sample(model, x={"a": X, "b": 2 * X}, y={"kind": Y, "value": X[:, :1]})
     prediction = callback.predict({"a": NEW, "b": NEW + 1})
     kernels = dict(zip([v.path for v in model.trainable_variables], callback.samples, strict=True))
@@ -141,7 +132,7 @@ def test_dropout_is_active_while_sampling_and_off_in_predict(mode):
         **mode,
     )
     initial = model.get_weights()[0]
-    callback = sample(model, x, Y, temperature=0.0, step_size=2 / N, burnin=0, batch_size=15)
+    callback = sample(model, x, Y, sgld(2 / N, temperature=0.0), burnin=0, batch_size=15)
     (kernels,) = callback.samples
     moves = -np.diff(np.concatenate([[initial], kernels]), axis=0)[..., 0]  # mean of the masks
     kept = moves * 15 / 2  # an input that passes counts twice
@@ -153,7 +144,7 @@ def test_dropout_is_active_while_sampling_and_off_in_predict(mode):
 
 
 def test_errors():
-    model = sequential(keras.layers.Dense(4), loss=unit_normal)
+    model = affine(unit_normal)
     with pytest.raises(ValueError, match="no samples yet"):
         sample(model, y=np.eye(4)[Y], burnin=6).predict(NEW)
     callback = sample(model, y=np.eye(4)[Y])

@@ -12,6 +12,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
+from tests.keras.small_models import assert_equal, heteroscedastic_normal
 
 # Keras converts to NumPy in model.save in a way that NumPy 2 warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
@@ -22,11 +24,6 @@ N, C = 20, 2
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[N, 3]).astype(np.float32)
 Y = RNG.normal(size=[N, 1]).astype(np.float32)
-
-
-@keras.saving.register_keras_serializable("tests")
-def heteroscedastic_normal(out):
-    return tfd.Normal(out[..., :1], tf.nn.softplus(out[..., 1:]))
 
 
 def not_registered(out):
@@ -58,9 +55,8 @@ def posterior():
 
 def check_equal(loaded, posterior):
     assert loaded.num_chains == posterior.num_chains
-    for got, want in zip(loaded.samples, posterior.samples, strict=True):
-        assert got.dtype == want.dtype
-        np.testing.assert_array_equal(got, want)
+    assert [s.dtype for s in loaded.samples] == [s.dtype for s in posterior.samples]
+    assert_equal(loaded.samples, posterior.samples)
 
 
 def test_model_and_posterior_come_back_as_they_were(posterior, tmp_path):
@@ -75,8 +71,7 @@ def test_model_and_posterior_come_back_as_they_were(posterior, tmp_path):
     assert [v.path for v in loaded.variables][::7] == ["body/kernel", "norm/moving_variance"]
     assert all(v is w for v, w in zip(loaded.variables, model.trainable_variables, strict=False))
     assert loaded.evaluate(X, Y) == posterior.evaluate(X, Y)
-    for got, want in zip(loaded.predict(X)[:2], posterior.predict(X)[:2], strict=True):
-        np.testing.assert_array_equal(got, want)
+    assert_equal(loaded.predict(X)[:2], posterior.predict(X)[:2])
 
 
 def test_the_file_is_numpy_s_without_pickle(posterior, tmp_path, monkeypatch):
@@ -95,7 +90,7 @@ def test_bfloat16_comes_back_bit_by_bit(tmp_path):
     model = network(dtype="bfloat16")
     bfloat16 = tf.bfloat16.as_numpy_dtype
     samples = [RNG.normal(size=[3, *v.shape]).astype(bfloat16) for v in model.trainable_variables]
-    own = Posterior(model, model.trainable_variables, samples)
+    own = small_models.posterior_of(model, samples)
     own.save(tmp_path / "posterior")
     check_equal(Posterior.load(tmp_path / "posterior", model), own)
     # From zarr, samples come in single precision.
