@@ -1,13 +1,22 @@
-"""Draws and estimates of one step on the Gaussian-mean model, in NumPy."""
+"""Steps of kernels with their draws, and estimates on the Gaussian-mean model in NumPy."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
 from tfp_sgmcmc import random
+
+MODEL = GaussianMean(num_examples=12)
+START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
+MOMENTUM = np.array([[0.2, 1.0, -0.4], [0.3, -1.5, 0.8]])
+MASS = np.array([0.5, 1.0, 2.0])
+FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
+SEED = tf.constant([5, 6])
 
 
 class Draws(NamedTuple):
@@ -17,12 +26,57 @@ class Draws(NamedTuple):
     z: np.ndarray
 
 
-def draws(target: sgmcmc.MinibatchLogProb, state: Any, seed: Any) -> Draws:
-    """Returns the draws of a kernel that splits its seed in two, for the minibatch and for z."""
-    batch_seed, noise_seed = random.split(random.as_seed(seed), 2)
-    positions = tf.range(target.batch_size)
-    batch = target.draw(batch_seed, positions, target.chain_shape(state))
-    return Draws(batch.numpy(), flat(random.normal_like(state, noise_seed)))
+class Step(NamedTuple):
+    """A step from theta to `moved`, both `[chains..., D]`, its draws, and its results."""
+
+    theta: np.ndarray
+    draws: Draws
+    moved: np.ndarray
+    results: Any
+
+
+def draws(target: sgmcmc.MinibatchLogProb, state: Any, seed: Any, num_seeds: int = 2) -> Draws:
+    """Returns the draws of a kernel that splits its seed, for the minibatch, z and more."""
+    batch, z = _draw(target, state, random.as_seed(seed), num_seeds)
+    return Draws(batch.numpy(), flat(z))
+
+
+def _draw(target: Any, state: Any, seed: tf.Tensor, num_seeds: int) -> tuple[tf.Tensor, Any]:
+    batch_seed, noise_seed, *_ = random.split(seed, num_seeds)
+    batch = target.draw(batch_seed, tf.range(target.batch_size), target.chain_shape(state))
+    return batch, random.normal_like(state, noise_seed)
+
+
+def take(
+    kernel: Any, target: Any, state: Any, num_steps: int = 1, num_seeds: int = 2
+) -> list[Step]:
+    """Takes steps with the seeds SEED, SEED + 1 and so on."""
+    results, steps = kernel.bootstrap_results(state), []
+    for t in range(num_steps):
+        theta, drawn = flat(state), draws(target, state, SEED + t, num_seeds)
+        state, results = kernel.one_step(state, results, SEED + t)
+        steps.append(Step(theta, drawn, flat(state), results))
+    return steps
+
+
+def compiled(kernel: Any, target: Any, jit: bool, num_seeds: int = 2) -> Callable[..., Step]:
+    """Returns a compiled step, a function of a state, a seed and, after the first, results.
+
+    Normals and split seeds differ between modes, so the draws come from the same program.
+    """
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def traced(state: Any, seed: tf.Tensor, results: Any) -> Any:
+        before = kernel.bootstrap_results(state) if results is None else results
+        moved, after = kernel.one_step(state, before, seed)
+        tf.nest.assert_same_structure(before, after)
+        return moved, after, _draw(target, state, seed, num_seeds)
+
+    def step(state: Any, seed: tf.Tensor = SEED, results: Any = None) -> Step:
+        moved, results, (batch, z) = traced(state, seed, results)
+        return Step(flat(state), Draws(batch.numpy(), flat(z)), flat(moved), results)
+
+    return step
 
 
 def flat(state: Any) -> np.ndarray:
@@ -30,9 +84,15 @@ def flat(state: Any) -> np.ndarray:
     return np.concatenate([np.asarray(x) for x in tf.nest.flatten(state)], axis=-1)
 
 
-def two_parts(x: np.ndarray) -> list[tf.Tensor]:
+STRUCTURES = pytest.mark.parametrize(
+    "structure", [[0, 0], (0, 0), {"a": 0, "b": 0}, {"b": 0, "a": 0}], ids=str
+)
+
+
+def two_parts(x: np.ndarray, structure: Any = None) -> Any:
     """Splits a state of D entries into parts of size 1 and D - 1; the inverse of `flat`."""
-    return [tf.constant(x[..., :1]), tf.constant(x[..., 1:])]
+    parts = [tf.constant(x[..., :1]), tf.constant(x[..., 1:])]
+    return tf.nest.pack_sequence_as([0, 0] if structure is None else structure, parts)
 
 
 KEPT = {  # entries of V that an estimator keeps, for a state of the parts of `two_parts`
@@ -74,3 +134,6 @@ class ByHand:
         centred = self.scores(theta, batch)
         centred = centred - centred.mean(axis=-2, keepdims=True)
         return np.einsum("...ni,...nj->...ij", centred, centred) / (batch.shape[-1] - 1)
+
+
+HAND = ByHand(MODEL)

@@ -83,6 +83,13 @@ class GaussianMean:
             )
         return sgmcmc.MinibatchLogProb(*functions, self.data, batch_size, dtype=dtype, **options)
 
+    def exact_target(self, dtype: Any = tf.float64) -> sgmcmc.FullDataLogProb:
+        """Returns the log posterior, up to a constant, with exact gradients."""
+        hessian, mean = (tf.constant(x, dtype) for x in (self.hessian, self.mean))
+        return sgmcmc.FullDataLogProb(
+            lambda x: -0.5 * tf.reduce_sum((x - mean) * ((x - mean) @ hessian), axis=-1)
+        )
+
 
 def sgld_covariance(
     hessian: np.ndarray,

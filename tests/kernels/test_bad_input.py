@@ -9,14 +9,18 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.by_hand import MODEL
 from tfp_sgmcmc.preconditioners import FullMatrix, PositionDependent, RMSprop
 
 NORMAL = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
 TWO_PARTS = sgmcmc.FullDataLogProb(lambda a, b: -0.5 * tf.reduce_sum(a**2 + b**2, axis=-1))
+TARGET = MODEL.target(4)
+ONES = np.ones([3], np.float32)
+KERNELS = [sgmcmc.SGLD, sgmcmc.ModifiedSGLD, sgmcmc.CorrectedLangevin]
 SCHEDULE = sgmcmc.schedules.PolynomialDecay(0.1)
 
 
-@pytest.mark.parametrize("kernel", [sgmcmc.SGLD, sgmcmc.CorrectedLangevin])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     ("step_size", "error", "message"),
     [
@@ -52,7 +56,7 @@ def test_temperatures(temperature: float) -> None:
         sgmcmc.SGLD(NORMAL, 0.1, temperature)
 
 
-@pytest.mark.parametrize("kernel", [sgmcmc.SGLD, sgmcmc.CorrectedLangevin])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     ("state", "error", "message"),
     [
@@ -76,7 +80,7 @@ def test_states(kernel: type, state: Any, error: type, message: str) -> None:
         kernel(NORMAL, 0.1).bootstrap_results(state)
 
 
-@pytest.mark.parametrize("kernel", [sgmcmc.SGLD, sgmcmc.CorrectedLangevin])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     ("step_size", "message"),
     [
@@ -131,6 +135,69 @@ def test_a_missing_seed_and_unknown_options(kernel: type) -> None:
         made.one_step(state, made.bootstrap_results(state))
     with pytest.raises(TypeError, match="unexpected keyword argument 'momentum'"):
         kernel(NORMAL, 0.1, momentum=0.9)
+
+
+# Kernels with a covariance, momenta or a thermostat
+
+
+POSITIVE = "a positive finite number. Received: "
+THERMOSTATS = [sgmcmc.SGNHT, sgmcmc.CCAdL]
+MOMENTA = [*THERMOSTATS, sgmcmc.SGHMC, sgmcmc.NOGIN, sgmcmc.UnderdampedLangevin]
+SCORED = [*THERMOSTATS[1:], sgmcmc.ModifiedSGLD, sgmcmc.SGHMC, sgmcmc.NOGIN]
+REFUSED: list[tuple[list[Any], str, Any, str]] = [
+    (MOMENTA, "friction", 0.0, POSITIVE + "0.0"),
+    ([sgmcmc.NOGIN], "friction", -1.0, POSITIVE + "-1.0"),
+    (MOMENTA, "mass", 0.0, POSITIVE + "0.0"),
+    (THERMOSTATS, "thermal_mass", -1.0, POSITIVE + "-1.0"),
+    (THERMOSTATS, "temperature", np.nan, POSITIVE + "nan"),
+    ([sgmcmc.SGHMC, sgmcmc.ModifiedSGLD], "temperature", -1.0, POSITIVE + "-1.0"),
+    ([sgmcmc.ModifiedSGLD], "temperature", 0.0, POSITIVE + "0.0"),
+    ([sgmcmc.ModifiedSGLD], "temperature", np.inf, POSITIVE + "inf"),
+    (SCORED, "covariance", "dense", "one of full, block, diag, low_.* Received: 'dense'"),
+    ([sgmcmc.CCAdL], "covariance", None, "one of full.* Received: None"),
+    ([sgmcmc.SGHMC], "step_size", [0.1, 0.2], "one number or schedule"),
+    ([sgmcmc.SGHMC], "small_friction", "raise", "'increase' or 'refuse'.*: 'raise'"),
+    ([sgmcmc.SGNHT], "scheme", "badodab", "'euler' or 'adodab'. Received: 'badodab'"),
+    ([sgmcmc.SGNHT], "thermostat", "block", "one of .*'per_part'.* Received: 'block'"),
+    (MOMENTA[4:], "scheme", "abobo", "'baoab' or 'obabo'. Received: 'abobo'"),
+    ([sgmcmc.SGFS, sgmcmc.NOGIN], "num_estimation_steps", -1, "at least 0. Received: -1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name", "value", "expected"),
+    [(kernel, *row) for kernels, *row in REFUSED for kernel in kernels],
+)
+def test_options(kernel: type, name: str, value: Any, expected: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be {expected}"):
+        kernel(TARGET, **{"step_size": 0.05, name: value})
+
+
+@pytest.mark.parametrize("kernel", [sgmcmc.ModifiedSGLD, sgmcmc.SGHMC, sgmcmc.NOGIN])
+def test_targets_without_scores(kernel: type) -> None:
+    with pytest.raises(ValueError, match="scores of single examples.* GrowingBatch, which gives n"):
+        kernel(sgmcmc.GrowingBatch(TARGET), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "target", "options", "message"),
+    [
+        (sgmcmc.SGHMC, TARGET, dict(friction=ONES), r"friction must be a scalar, .*\(3,\)"),
+        (sgmcmc.SGNHT, TARGET, dict(thermal_mass=ONES), r"thermal_mass must be a sc.*\(3,\)"),
+        (sgmcmc.ModifiedSGLD, TARGET, dict(temperature=np.ones([4])), "temperature must broadcast"),
+        *(
+            (kernel, TARGET, dict(covariance="block"), "for a state of one part. .*='block'")
+            for kernel in (sgmcmc.ModifiedSGLD, sgmcmc.NOGIN)
+        ),
+        (sgmcmc.ModifiedSGLD, MODEL.target(1), {}, "at least 2 scores from each minibatch"),
+        (sgmcmc.NOGIN, MODEL.target(1), {}, "needs at least 2 scores"),
+    ],
+)
+def test_options_that_do_not_fit_the_state(
+    kernel: type, target: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        kernel(target, 0.05, **options).bootstrap_results(tf.zeros([2, 3]))
 
 
 # A plain callable means the full data

@@ -316,10 +316,3 @@ def test_rejected_chains_stay_and_keep_their_results() -> None:
     gradient = -(moved.numpy() - MEAN) @ PRECISION
     np.testing.assert_allclose(kept.grads_target_log_prob, gradient)
     tf.nest.assert_same_structure(before, after)
-
-
-def test_parameters_rebuild_the_kernel() -> None:
-    kernel = sgmcmc.CorrectedLangevin(gaussian, 0.1, preconditioner=2.0)
-    copy = kernel.copy(step_size=0.2)
-    assert copy.step_size == 0.2 and copy.parameters["preconditioner"] == 2.0
-    assert kernel.is_calibrated and kernel.step_size == 0.1

@@ -10,30 +10,16 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.by_hand import KEPT, ByHand, flat, two_parts
-from tests.harness.gaussian_mean import PRIOR_PRECISION, GaussianMean
+from tests.harness import by_hand
+from tests.harness.by_hand import HAND, KEPT, MODEL, SEED, START, flat, take, two_parts
 from tfp_sgmcmc import random
-from tfp_sgmcmc.covariance import History, LowRank
 
-MODEL = GaussianMean(num_examples=12)
-scores = ByHand(MODEL).scores
 BATCH = 5
-START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
-SEED = tf.constant([5, 6])
 SCALE = {True: 12**2 / 5, False: 12 * 7 / 5}  # c, with and without replacement
 
 
 def make_target(dtype: Any = tf.float64, **options: Any) -> sgmcmc.MinibatchLogProb:
     return MODEL.target(BATCH, dtype, **options)
-
-
-def gradient(theta: np.ndarray, s: np.ndarray) -> np.ndarray:
-    return -theta @ PRIOR_PRECISION + 12 / BATCH * s.sum(axis=-2)
-
-
-def covariance(s: np.ndarray, kept: str) -> np.ndarray:
-    """Returns V of each chain, `[chains, 3, 3]`, or the part that an estimator keeps."""
-    return np.stack([np.cov(rows, rowvar=False) for rows in s]) * KEPT[kept]
 
 
 def step(
@@ -47,72 +33,60 @@ def step(
     """Returns the docstring's formula, where `epsilon` is a number or one for each entry."""
     root = np.sqrt(np.broadcast_to(epsilon, [3]))
     inner = root[:, np.newaxis] * sigma * root / (8 * temperature)
-    injected = np.einsum("cij,cj->ci", np.eye(3) - inner, z)
+    injected = np.einsum("...ij,...j->...i", np.eye(3) - inner, z)
     return theta + root**2 / 2 * g + np.sqrt(temperature) * root * injected
 
 
-def run(kernel: Any, target: Any, state: Any, num_steps: int) -> list[Any]:
-    """Yields (theta, its scores, z, the next theta, results) of each step."""
-    results, steps = kernel.bootstrap_results(state), []
-    for t in range(num_steps):
-        batch_seed, noise_seed = random.split(SEED + t, 2)
-        theta = flat(state)
-        indices = target.draw(batch_seed, tf.range(BATCH), [len(theta)]).numpy()
-        z = flat(random.normal_like(state, noise_seed))
-        state, results = kernel.one_step(state, results, SEED + t)
-        steps.append((theta, scores(theta, indices), z, flat(state), results))
-    return steps
+def expected(found: by_hand.Step, v: np.ndarray, epsilon: Any, temperature: Any = 1.0) -> Any:
+    """Returns the formula for a step without replacement, where Sigma is c V."""
+    g = HAND.gradient(found.theta, found.draws.batch)
+    return step(found.theta, g, found.draws.z, SCALE[False] * v, epsilon, temperature)
+
+
+def covariance(found: by_hand.Step) -> np.ndarray:
+    """Returns V of the minibatch of a step, `[chains, 3, 3]`."""
+    return HAND.covariance(found.theta, found.draws.batch)
 
 
 @pytest.mark.parametrize(
     ("kept", "replacement"),
     [
-        *((kept, False) for kept in ("full", "block", "diag", "low_rank")),
-        ("full", True),
-        *(
-            pytest.param(kept, True, marks=pytest.mark.slow)
-            for kept in ("block", "diag", "low_rank")
-        ),
+        *((kept, False) for kept in KEPT),
+        *(pytest.param(kept, True, marks=[pytest.mark.slow] * (kept != "full")) for kept in KEPT),
     ],
 )
 def test_sigma_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
     """The first step uses its own minibatch, as there is no past. The third averages two."""
     target = make_target(parts=True, replacement=replacement)
-    used = LowRank(History(4)) if kept == "low_rank" else kept
-    kernel = sgmcmc.ModifiedSGLD(target, 0.02, used, temperature=0.7)
-    steps = run(kernel, target, two_parts(START), 3)
-    v = [covariance(s, kept) for _, s, *_ in steps]
+    kernel = sgmcmc.ModifiedSGLD(target, 0.02, by_hand.as_estimator(kept), temperature=0.7)
+    steps = take(kernel, target, two_parts(START), 3)
+    v = [covariance(s) * KEPT[kept] for s in steps]
     # decay 0.99: the second minibatch weighs 1/2, as in a plain mean.
-    for past, (theta, s, z, moved, results) in zip(
-        [v[0], v[0], (v[0] + v[1]) / 2], steps, strict=True
-    ):
-        g = gradient(theta, s)
-        expected = step(theta, g, z, SCALE[replacement] * past, 0.02, 0.7)
-        np.testing.assert_allclose(moved, expected, rtol=1e-10)
-        np.testing.assert_allclose(results.gradient_norm, np.linalg.norm(g, axis=-1))
-        assert results.step_size.numpy() == 0.02
-    assert results.step.numpy() == 3 and results.step.dtype == tf.int64
+    for past, s in zip([v[0], v[0], (v[0] + v[1]) / 2], steps, strict=True):
+        g = HAND.gradient(s.theta, s.draws.batch)
+        moved = step(s.theta, g, s.draws.z, SCALE[replacement] * past, 0.02, 0.7)
+        np.testing.assert_allclose(s.moved, moved, rtol=1e-10)
+        np.testing.assert_allclose(s.results.gradient_norm, np.linalg.norm(g, axis=-1))
+        assert s.results.step_size.numpy() == 0.02
+    assert steps[-1].results.step.numpy() == 3 and steps[-1].results.step.dtype == tf.int64
 
 
 def test_the_current_minibatch_can_be_included() -> None:
     target = make_target()
     estimator = sgmcmc.covariance.Full(include_current=True)
-    steps = run(sgmcmc.ModifiedSGLD(target, 0.02, estimator), target, tf.constant(START), 2)
-    v = [covariance(s, "full") for _, s, *_ in steps]
-    theta, s, z, moved, _ = steps[1]
-    expected = step(theta, gradient(theta, s), z, SCALE[False] * (v[0] + v[1]) / 2, 0.02)
-    np.testing.assert_allclose(moved, expected, rtol=1e-10)
+    kernel = sgmcmc.ModifiedSGLD(target, 0.02, estimator)
+    first, second = take(kernel, target, tf.constant(START), 2)
+    v = (covariance(first) + covariance(second)) / 2
+    np.testing.assert_allclose(second.moved, expected(second, v, 0.02), rtol=1e-10)
 
 
 def test_steps_of_their_own_for_the_parts() -> None:
     target = make_target(parts=True)
     kernel = sgmcmc.ModifiedSGLD(target, [0.03, lambda t: 0.01], temperature=0.7)
-    theta, s, z, moved, results = run(kernel, target, two_parts(START), 1)[0]
-    sigma = SCALE[False] * covariance(s, "full")
+    (s,) = take(kernel, target, two_parts(START))
     epsilon = np.array([0.03, 0.01, 0.01])
-    expected = step(theta, gradient(theta, s), z, sigma, epsilon, 0.7)
-    np.testing.assert_allclose(moved, expected, rtol=1e-8)
-    np.testing.assert_allclose(results.step_size, [0.03, 0.01])
+    np.testing.assert_allclose(s.moved, expected(s, covariance(s), epsilon, 0.7), rtol=1e-8)
+    np.testing.assert_allclose(s.results.step_size, [0.03, 0.01])
 
 
 def test_schedules_of_step_size_and_temperature() -> None:
@@ -123,34 +97,23 @@ def test_schedules_of_step_size_and_temperature() -> None:
         "diag",
         temperature=lambda t: tf.cast(t + 1, tf.float64),
     )
-    steps = run(kernel, target, tf.constant(START), 2)
-    v = covariance(steps[0][1], "diag")
-    for t, (theta, s, z, moved, results) in enumerate(steps):
+    steps = take(kernel, target, tf.constant(START), 2)
+    v = covariance(steps[0]) * np.eye(3)
+    for t, s in enumerate(steps):
         epsilon = 0.02 / (t + 1)
-        expected = step(theta, gradient(theta, s), z, SCALE[False] * v, epsilon, t + 1.0)
-        np.testing.assert_allclose(moved, expected, rtol=1e-10)
-        np.testing.assert_allclose(results.step_size, epsilon)
+        np.testing.assert_allclose(s.moved, expected(s, v, epsilon, t + 1.0), rtol=1e-10)
+        np.testing.assert_allclose(s.results.step_size, epsilon)
 
 
 def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
-    quadratic = MODEL.target(BATCH, tf.float64, parts=True)
-    target = sgmcmc.MinibatchLogProb(
-        lambda a, b: quadratic.log_prior([a, b]),
-        lambda a, b, batch: quadratic.log_likelihood([a, b], batch, batch.shape[-2]),
-        MODEL.data,
-        BATCH,
-        chunk_size=BATCH,
-    )
+    """`tf.vectorized_map` computes the scores."""
+    target = make_target(parts=True, score_fn=None, chunk_size=BATCH)
     kernel = sgmcmc.ModifiedSGLD(target, 0.02)
-    state = {"b": tf.constant(START[0, 1:]), "a": tf.constant(START[0, :1])}
-    moved, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
-    batch_seed, noise_seed = random.split(SEED, 2)
-    s = scores(START[:1], target.draw(batch_seed, tf.range(BATCH), []).numpy())
-    z = flat(random.normal_like(state, noise_seed))[np.newaxis]
-    sigma = SCALE[False] * covariance(s, "full")
-    expected = step(START[:1], gradient(START[:1], s), z, sigma, 0.02)[0]
-    assert list(moved) == ["b", "a"]
-    np.testing.assert_allclose(flat(moved), expected, rtol=1e-10)
+    state = two_parts(START[0], {"b": 0, "a": 0})
+    got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
+    (s,) = take(kernel, target, state)
+    assert list(got) == ["b", "a"]
+    np.testing.assert_allclose(flat(got), expected(s, covariance(s), 0.02), rtol=1e-10)
     assert results.target_log_prob.shape == []
 
 
@@ -166,66 +129,7 @@ def test_an_exact_gradient_makes_it_sgld() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 def test_compiled_steps(jit: bool) -> None:
-    """Normals differ between modes. The formula holds with each mode's draws."""
     target = make_target()
     kernel = sgmcmc.ModifiedSGLD(target, 0.02, temperature=0.7)
-    state = tf.constant(START)
-
-    @tf.function(jit_compile=jit, autograph=False)
-    def compiled(state: tf.Tensor, seed: tf.Tensor) -> Any:
-        before = kernel.bootstrap_results(state)
-        moved, after = kernel.one_step(state, before, seed)
-        tf.nest.assert_same_structure(before, after)
-        batch_seed, noise_seed = random.split(seed, 2)
-        indices = target.draw(batch_seed, tf.range(BATCH), [2])
-        return moved, indices, random.normal_like(state, noise_seed)
-
-    moved, indices, z = (x.numpy() for x in compiled(state, SEED))
-    s = scores(START, indices)
-    expected = step(START, gradient(START, s), z, SCALE[False] * covariance(s, "full"), 0.02, 0.7)
-    np.testing.assert_allclose(moved, expected, rtol=1e-10)
-
-
-def test_results_keep_their_structure_shapes_and_dtypes() -> None:
-    for dtype, kept in ((tf.float32, "low_rank"), (tf.float64, "diag")):
-        state = tf.zeros([2, 4, 3], dtype)
-        kernel = sgmcmc.ModifiedSGLD(make_target(dtype, reshuffle="epoch"), 0.01, kept)
-        before = kernel.bootstrap_results(state)
-        moved, after = kernel.one_step(state, before, SEED)
-        assert moved.shape == state.shape and moved.dtype == dtype
-        tf.nest.assert_same_structure(before, after)
-        for x, y in zip(tf.nest.flatten(before), tf.nest.flatten(after), strict=True):
-            assert (x.shape, x.dtype) == (y.shape, y.dtype)
-
-
-def test_bad_input() -> None:
-    target = MODEL.target(BATCH)
-    for step_size in (0.0, -1.0, np.nan, [0.1, 0.0]):
-        with pytest.raises(ValueError, match="step_size must be a positive finite number"):
-            sgmcmc.ModifiedSGLD(target, step_size)
-    for temperature in (0.0, -1.0, np.inf):
-        with pytest.raises(ValueError, match="temperature must be a positive finite number"):
-            sgmcmc.ModifiedSGLD(target, 0.1, temperature=temperature)
-    with pytest.raises(ValueError, match="covariance must be one of full, block, diag"):
-        sgmcmc.ModifiedSGLD(target, 0.1, "half")
-    with pytest.raises(ValueError, match="a GrowingBatch, which gives none"):
-        sgmcmc.ModifiedSGLD(sgmcmc.GrowingBatch(target), 0.1)
-    state = tf.zeros([2, 3])
-    for kernel, message in (
-        (sgmcmc.ModifiedSGLD(target, 0.1, "block"), "for a state of one part. .*='block'"),
-        (sgmcmc.ModifiedSGLD(MODEL.target(1), 0.1), "at least 2 scores from each minibatch"),
-        (sgmcmc.ModifiedSGLD(target, [0.1, 0.1]), r"step_size must broadcast .*: shape \(2,\)"),
-        (sgmcmc.ModifiedSGLD(target, 0.1, temperature=np.ones([4])), "temperature must broadcast"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            kernel.bootstrap_results(state)
-    with pytest.raises(ValueError, match="initial state must be finite. Received: NaN"):
-        sgmcmc.ModifiedSGLD(target, 0.1).bootstrap_results(tf.constant([[np.nan] * 3]))
-
-
-def test_parameters_rebuild_the_kernel() -> None:
-    kernel = sgmcmc.ModifiedSGLD(MODEL.target(BATCH), 0.01, "diag", 0.5)
-    copy = kernel.copy(step_size=0.02)
-    assert copy.step_size == 0.02 and kernel.step_size == 0.01
-    assert list(copy.parameters) == ["target_log_prob_fn", "step_size", "covariance", "temperature"]
-    assert copy.parameters["covariance"] == "diag" and not copy.is_calibrated
+    s = by_hand.compiled(kernel, target, jit)(tf.constant(START))
+    np.testing.assert_allclose(s.moved, expected(s, covariance(s), 0.02, 0.7), rtol=1e-10)

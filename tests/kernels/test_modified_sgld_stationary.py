@@ -17,9 +17,11 @@ import tensorflow as tf
 from scipy.linalg import solve_discrete_lyapunov
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.by_hand import KEPT
 from tests.harness.chains import run_chains
 from tests.harness.gaussian_mean import GaussianMean, sgld_covariance
 from tests.harness.known_scores import KnownScores
+from tests.harness.mutation import last_groups_broken
 from tests.harness.statistics import Rejected, check_covariance
 
 MODEL = GaussianMean(num_examples=12)
@@ -67,21 +69,12 @@ GROUPS = {
 SOUND = list(GROUPS)[:4]
 
 
-class LastGroupsBroken(sgmcmc.ModifiedSGLD):
-    def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
-        moved, results = super()._update(state, results, seed)
-        before, groups = tf.split(state, len(GROUPS)), tf.split(moved, len(GROUPS))
-        groups[-2] = tf.concat([before[-2][:, :1], groups[-2][:, 1:]], axis=-1)
-        groups[-1] = tf.broadcast_to(groups[-1][:1], tf.shape(groups[-1]))
-        return tf.concat(groups, axis=0), results
-
-
 @pytest.fixture(scope="module")
 def samples() -> dict[str, np.ndarray]:
     """Returns samples of each group, `[CHAINS, 50, 3]`. 100 steps forget the start to 1e-8."""
     numbers = np.repeat(np.array(list(GROUPS.values()), np.float32), CHAINS, axis=0)
     step_size, temperature, factor = (x[:, np.newaxis] for x in numbers.T)
-    kernel = LastGroupsBroken(
+    kernel = last_groups_broken(sgmcmc.ModifiedSGLD, len(GROUPS))(
         target(noise_scale=12**2 / 5 * factor[:, 0]), step_size, temperature=temperature
     )
     found = run_chains(kernel, tf.ones([len(numbers), 3]), 50, 100, seed=1)
@@ -121,16 +114,11 @@ def test_wrong_laws_are_rejected(name: str, samples: dict[str, np.ndarray]) -> N
 )
 def test_law_where_parts_of_sigma_are_kept(kept: str, replacement: bool) -> None:
     """`block` and `diag` leave out correlations. The law is exact for the Sigma they assume."""
-    masks = {
-        "block": np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]]),
-        "diag": IDENTITY,
-        "low_rank": np.ones([3, 3]),
-    }
     kernel = sgmcmc.ModifiedSGLD(target(replacement, parts=True), STEP, kept, temperature=1.5)
     state = [tf.ones([CHAINS, 1]), tf.ones([CHAINS, 2])]
     found = run_chains(kernel, state, 50, 80, seed=2, jit=False)
     noise = MODEL.noise(BATCH, replacement)
-    law = modified_covariance(noise, STEP, 1.5, assumed=noise * masks[kept])
+    law = modified_covariance(noise, STEP, 1.5, assumed=noise * KEPT[kept])
     check_covariance(found, MODEL.mean, law, ERROR)
 
 

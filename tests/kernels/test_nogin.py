@@ -12,21 +12,15 @@ import tensorflow as tf
 from scipy.linalg import block_diag
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.by_hand import ByHand, draws, flat
-from tests.harness.gaussian_mean import GaussianMean
+from tests.harness import by_hand
+from tests.harness.by_hand import HAND, MASS, MODEL, MOMENTUM, SEED, START, flat, two_parts
 from tests.harness.known_scores import KnownScores
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import Full, History, LowRank, RunningMean
 
-MODEL = GaussianMean(num_examples=12)
-HAND = ByHand(MODEL)
 BATCH = 4
 SCALE = 12 * (12 - BATCH) / BATCH  # c
 STEP, FRICTION = 0.2, 3.0
-START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
-MOMENTUM = np.array([[1.0, 2.0, -0.5], [-1.0, 0.3, 0.2]])
-MASS = np.array([0.5, 1.0, 2.0])
-SEED = tf.constant([5, 6])
 
 
 class Step(NamedTuple):
@@ -99,12 +93,9 @@ def test_six_steps(name: str, mass: Any, temperature: float) -> None:
         target, STEP, FRICTION, covariance, mass, temperature, initial_momentum=MOMENTUM
     )
     state = tf.constant(START)
-    results = kernel.bootstrap_results(state)
-    np.testing.assert_array_equal(results.momentum, MOMENTUM)
+    np.testing.assert_array_equal(kernel.bootstrap_results(state).momentum, MOMENTUM)
     theta, p, estimates = START, MOMENTUM, []
-    for t in range(6):
-        batch, z = draws(target, state, SEED + t)
-        state, results = kernel.one_step(state, results, SEED + t)
+    for t, (_, (batch, z), moved, results) in enumerate(by_hand.take(kernel, target, state, 6)):
 
         def sigma(at: np.ndarray, batch: np.ndarray = batch) -> np.ndarray:
             estimates.append(HAND.covariance(at, batch))
@@ -115,7 +106,7 @@ def test_six_steps(name: str, mass: Any, temperature: float) -> None:
 
         hand = step(theta, p, z, gradient, sigma, mass=mass, temperature=temperature)
         theta, p = hand.theta, hand.p
-        np.testing.assert_allclose(state, theta, rtol=1e-8)
+        np.testing.assert_allclose(moved, theta, rtol=1e-8)
         np.testing.assert_allclose(results.momentum, p, rtol=1e-8, atol=1e-10)
         np.testing.assert_allclose(results.target_log_prob, HAND.log_prob(hand.at, batch))
         np.testing.assert_allclose(results.gradient_norm, np.linalg.norm(hand.g, axis=-1))
@@ -125,21 +116,13 @@ def test_six_steps(name: str, mass: Any, temperature: float) -> None:
         assert not np.any(results.covariance_state.num_skipped)
 
 
-@pytest.mark.parametrize(
-    "structure", [[0, 0], (0, 0), {"a": 0, "b": 0}], ids=["list", "tuple", "dict"]
-)
+@by_hand.STRUCTURES
 def test_states_of_two_parts_with_a_block_each(structure: Any) -> None:
+    state, momentum, mass = (two_parts(x, structure) for x in (START, MOMENTUM, MASS))
     target = MODEL.target(BATCH, tf.float64, parts=True)
-
-    def parts(x: np.ndarray) -> Any:
-        return tf.nest.pack_sequence_as(structure, [tf.constant(x[..., :1]), x[..., 1:]])
-
-    kernel = sgmcmc.NOGIN(
-        target, STEP, FRICTION, "block", parts(MASS), initial_momentum=parts(MOMENTUM)
-    )
-    state = tf.nest.map_structure(tf.convert_to_tensor, parts(START))
+    kernel = sgmcmc.NOGIN(target, STEP, FRICTION, "block", mass, initial_momentum=momentum)
     got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
-    batch, z = draws(target, state, SEED)
+    batch, z = by_hand.draws(target, state, SEED)
     blocks = block_diag(1, np.ones([2, 2]))
     hand = step(
         START, MOMENTUM, z,
@@ -168,12 +151,9 @@ def test_numbers_of_each_chain_and_schedules() -> None:
         temperature=lambda t: tf.constant(temperatures),
         initial_momentum=MOMENTUM,
     )
-    state = tf.constant(START)
-    results = kernel.bootstrap_results(state)
     theta, p = START, MOMENTUM
-    for t in range(2):
-        batch, z = draws(target, state, SEED + t)
-        state, results = kernel.one_step(state, results, SEED + t)
+    steps_taken = by_hand.take(kernel, target, tf.constant(START), 2)
+    for t, (_, (batch, z), moved, results) in enumerate(steps_taken):
         hand = step(
             theta, p, z,
             lambda at, batch=batch: HAND.gradient(at, batch),
@@ -183,7 +163,7 @@ def test_numbers_of_each_chain_and_schedules() -> None:
             temperature=temperatures[:, np.newaxis],
         )  # fmt: skip
         theta, p = hand.theta, hand.p
-        np.testing.assert_allclose(state, theta, rtol=1e-9)
+        np.testing.assert_allclose(moved, theta, rtol=1e-9)
         np.testing.assert_allclose(results.momentum, p, rtol=1e-9)
         np.testing.assert_allclose(results.step_size, steps[t])
 
@@ -210,23 +190,14 @@ def test_a_plain_log_density_has_exact_gradients_and_no_sigma() -> None:
     ],
 )
 def test_every_mode_takes_the_step_of_its_own_draws(covariance: str, jit: bool) -> None:
-    """Normals differ between modes. The formula holds for two steps with each mode's draws."""
     target = MODEL.target(BATCH, tf.float64, replacement=True)
     kernel = sgmcmc.NOGIN(target, STEP, FRICTION, covariance, initial_momentum=MOMENTUM)
 
-    @tf.function(jit_compile=jit, autograph=False)
-    def one_step(state: tf.Tensor, results: Any, seed: tf.Tensor) -> Any:
-        batch_seed, noise_seed = random.split(seed, 2)
-        batch = target.draw(batch_seed, tf.range(BATCH), [2])
-        draws = batch, random.normal_like(state, noise_seed)
-        return *kernel.one_step(state, results, seed), *draws
-
-    theta, p, first = START, MOMENTUM, []
-    state = tf.constant(START)
-    results = kernel.bootstrap_results(state)
+    one_step = by_hand.compiled(kernel, target, jit)
+    theta, p, moved, first = START, MOMENTUM, START, []
+    results = kernel.bootstrap_results(tf.constant(START))
     for t in range(2):
-        state, results, batch, z = one_step(state, results, SEED + t)
-        batch, z = batch.numpy(), z.numpy()
+        _, (batch, z), moved, results = one_step(tf.constant(moved), SEED + t, results)
 
         def sigma(at: np.ndarray, batch: np.ndarray = batch) -> np.ndarray:
             first.append(144 / BATCH * HAND.covariance(at, batch))
@@ -234,7 +205,7 @@ def test_every_mode_takes_the_step_of_its_own_draws(covariance: str, jit: bool) 
 
         hand = step(theta, p, z, lambda at, batch=batch: HAND.gradient(at, batch), sigma)
         theta, p = hand.theta, hand.p
-        np.testing.assert_allclose(state, theta, rtol=1e-7)
+        np.testing.assert_allclose(moved, theta, rtol=1e-7)
         np.testing.assert_allclose(results.momentum, p, rtol=1e-7)
 
 
@@ -297,26 +268,3 @@ def test_steps_of_estimation_move_nothing_and_teach_sigma() -> None:
     np.testing.assert_allclose(learned.value, expected.value, rtol=1e-9)
     state, _ = kernel.one_step(state, results, tf.constant([0, 3]))
     assert np.abs(state - START).min() > 1e-3
-
-
-def test_wrong_arguments() -> None:
-    target = MODEL.target(BATCH)
-    with pytest.raises(ValueError, match="num_estimation_steps must be at least 0. Received: -1"):
-        sgmcmc.NOGIN(target, STEP, num_estimation_steps=-1)
-    with pytest.raises(ValueError, match="covariance must be one of full, block, diag, low_"):
-        sgmcmc.NOGIN(target, STEP, covariance="fisher")
-    with pytest.raises(ValueError, match="friction must be a positive finite .*: -1.0"):
-        sgmcmc.NOGIN(target, STEP, friction=-1.0)
-    with pytest.raises(ValueError, match="needs at least 2 scores"):
-        sgmcmc.NOGIN(MODEL.target(1), STEP).bootstrap_results(tf.zeros([3]))
-    with pytest.raises(ValueError, match="for a state of one part. Received: covariance='block'"):
-        sgmcmc.NOGIN(target, STEP, covariance="block").bootstrap_results(tf.zeros([3]))
-    with pytest.raises(ValueError, match="scores of .* a GrowingBatch, which gives none"):
-        sgmcmc.NOGIN(sgmcmc.GrowingBatch(target), STEP)
-
-
-def test_parameters_rebuild_the_kernel() -> None:
-    kernel = sgmcmc.NOGIN(MODEL.target(BATCH), STEP, covariance="diag", mass=2.0)
-    copy = kernel.copy(step_size=0.02)
-    assert copy.parameters == {**kernel.parameters, "step_size": 0.02}
-    assert kernel.step_size == STEP and not kernel.is_calibrated

@@ -11,22 +11,20 @@ import tensorflow as tf
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
+from tests.harness.by_hand import FULL, HAND, MODEL, SEED, STRUCTURES, flat, two_parts
+from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION
 from tests.harness.statistics import Rejected, check_means
 from tfp_sgmcmc import random
 from tfp_sgmcmc.kernels import replica_exchange_sgld
 from tfp_sgmcmc.kernels.replica_exchange_sgld import exchange
-from tfp_sgmcmc.preconditioners import FullMatrix, RMSprop
+from tfp_sgmcmc.preconditioners import FullMatrix
 
-MODEL = GaussianMean(num_examples=12)
 BATCH = 4
 C = 12 * (12 - BATCH) / BATCH  # without replacement
 TEMPERATURES = np.array([1.0, 1.2, 2.0])
 STEPS = np.array([0.01, 0.02, 0.03])
 FACTOR = 2.0
-FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
 START = np.random.default_rng(0).normal(1.0, 0.3, size=[3, 40, 3])  # R = 3, 40 chains
-SEED = tf.constant([5, 6])
 QUADRATIC = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
 
 
@@ -39,8 +37,7 @@ def log_prob(theta: np.ndarray, examples: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def moved(theta: np.ndarray, indices: np.ndarray, z: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """Returns theta + eps / 2 M g + sqrt(eps T) M^(1/2) z for each replica."""
-    scores = (MODEL.data[indices] - theta[..., np.newaxis, :]) @ PRECISION
-    g = -theta @ PRIOR_PRECISION + MODEL.num_examples / BATCH * scores.sum(axis=-2)
+    g = HAND.gradient(theta, indices)
     epsilon, temperature = STEPS[:, np.newaxis, np.newaxis], TEMPERATURES[:, np.newaxis, np.newaxis]
     noise = z @ np.linalg.cholesky(matrix).T
     return theta + epsilon / 2 * g @ matrix + np.sqrt(epsilon * temperature) * noise
@@ -267,35 +264,11 @@ def test_a_hot_replica_that_breaks_down_is_never_swapped_in() -> None:
     np.testing.assert_allclose(after[0], 2.0)
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
-@pytest.mark.parametrize("shape", [[3], [2, 5, 3]])
-def test_results_keep_their_structure_shapes_and_dtypes(shape: list[int], dtype: Any) -> None:
-    """`tf.while_loop` needs this, for every state that targets and preconditioners carry."""
-    target = MODEL.target(BATCH, dtype, reshuffle="epoch")
-    schedule = sgmcmc.schedules.PolynomialDecay(0.01)
-    kernel = sgmcmc.ReplicaExchangeSGLD(target, schedule, TEMPERATURES, 2, preconditioner=RMSprop())
-    state = tf.zeros(shape, dtype)
-    before = kernel.bootstrap_results(state)
-    state, after = kernel.one_step(state, before, SEED)
-    assert state.shape == shape and after.hot_states.shape == [2, *shape]
-    assert after.target_log_prob.shape == [3, *shape[:-1]]
-    assert after.log_swap_ratio.shape == [2, *shape[:-1]]
-    tf.nest.assert_same_structure(before, after)
-    for x, y in zip(tf.nest.flatten(before), tf.nest.flatten(after), strict=True):
-        assert (x.shape, x.dtype) == (y.shape, y.dtype)
-
-
-def parts_of(theta: Any, structure: Any) -> Any:
-    return tf.nest.pack_sequence_as(structure, [theta[..., :1], theta[..., 1:]])
-
-
-@pytest.mark.parametrize(
-    "structure", [[0, 0], (0, 0), {"a": 0, "b": 0}], ids=["list", "tuple", "dict"]
-)
+@STRUCTURES
 def test_states_of_two_parts(structure: Any) -> None:
     """A swap exchanges the whole state, both parts of a chain together."""
     quadratic = MODEL.target(BATCH, tf.float64, parts=True)
-    states = parts_of(tf.constant(START), structure)
+    states = two_parts(START, structure)
     kernel = sgmcmc.ReplicaExchangeSGLD(quadratic, 1e-30, TEMPERATURES)
     state = tf.nest.map_structure(lambda x: x[0], states)
     results = kernel.bootstrap_results(state)
@@ -304,9 +277,8 @@ def test_states_of_two_parts(structure: Any) -> None:
     assert type(got) is type(structure)
     accepted = results.is_swap_accepted.numpy()[0]
     assert 3 < accepted.sum() < 37
-    whole = np.concatenate([x.numpy() for x in tf.nest.flatten(got)], axis=-1)
     expected = np.where(accepted[:, np.newaxis], START[1], START[0])
-    np.testing.assert_allclose(whole, expected, rtol=1e-10)
+    np.testing.assert_allclose(flat(got), expected, rtol=1e-10)
 
 
 @pytest.mark.slow
@@ -333,15 +305,6 @@ def test_a_chain_goes_on_from_the_state_that_it_is_given() -> None:
     np.testing.assert_allclose([state, results.hot_states[0]], [0.0, 3.0], atol=1e-4)
 
 
-def test_seeds_decide_everything() -> None:
-    kernel = sgmcmc.ReplicaExchangeSGLD(MODEL.target(BATCH), 0.01, TEMPERATURES)
-    state = tf.constant(START[0], tf.float32)
-    results = kernel.bootstrap_results(state)
-    first, again, other = (kernel.one_step(state, results, seed)[0].numpy() for seed in (1, 1, 2))
-    np.testing.assert_array_equal(first, again)
-    assert not np.any(first == other)
-
-
 @pytest.mark.parametrize("kind", ["shared", "growing", "control variate"])
 def test_swaps_compare_log_likelihoods_however_gradients_are_estimated(kind: str) -> None:
     base = MODEL.target(BATCH, tf.float64, shared_batch=kind == "shared")
@@ -356,13 +319,6 @@ def test_swaps_compare_log_likelihoods_however_gradients_are_estimated(kind: str
     expected = log_ratio(START, MODEL.data[batch], 1.0)
     np.testing.assert_allclose(results.log_swap_ratio, expected, rtol=1e-7, atol=1e-9)
     assert batch.shape == ((BATCH,) if kind == "shared" else (40, BATCH))
-
-
-def test_parameters_rebuild_the_kernel() -> None:
-    kernel = sgmcmc.ReplicaExchangeSGLD(QUADRATIC, 0.1, [1.0, 2.0], swap_every=2)
-    copy = kernel.copy(step_size=0.2)
-    assert copy.step_size == 0.2 and kernel.step_size == 0.1
-    assert copy.parameters["swap_every"] == 2 and not kernel.is_calibrated
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,11 @@ import tensorflow as tf
 from scipy.linalg import solve_discrete_lyapunov
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.by_hand import FULL, KEPT
 from tests.harness.chains import run_chains
 from tests.harness.gaussian_mean import PRECISION, GaussianMean
 from tests.harness.known_scores import KnownScores
+from tests.harness.mutation import last_groups_broken
 from tests.harness.statistics import Rejected, check_covariance
 from tfp_sgmcmc.preconditioners import FullMatrix
 
@@ -31,13 +33,6 @@ ERROR = 0.05
 IDENTITY = np.eye(3)
 CG = sgmcmc.covariance.Full(solver="cg")  # quicker than many small factors
 LEAST = 1e-3  # C is raised to this part of the diagonal of gamma N V
-MASKS = {
-    "full": np.ones([3, 3]),
-    "low_rank": np.ones([3, 3]),
-    "diag": IDENTITY,
-    "block": np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]]),
-}
-FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
 
 
 class FisherMean(GaussianMean):
@@ -116,17 +111,14 @@ C_WITH = 12**2 / BATCH
 ALPHAS = (5.0, 6.0)  # near alpha = 4 steps become unstable; 40 forget the start
 
 
-@pytest.mark.parametrize(
-    "kept",
-    ["full", "diag", "block", "low_rank"],
-)
+@pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.slow
 def test_law_of_every_kind_of_covariance(kept: str) -> None:
     target = KnownScores(MODEL.target(BATCH, parts=True, replacement=True), V * 11 / 12)
     kernel = sgmcmc.SGFS(target, alpha=repeated(ALPHAS), covariance=kept, temperature=1.5)
     state = [tf.ones([2 * CHAINS, 1]), tf.ones([2 * CHAINS, 2])]
     samples = run_chains(kernel, state, 30, 40, seed=1, jit=kept == "full")
-    fisher = (12 + C_WITH / 1.5) * V * 11 / 12 * MASKS[kept]
+    fisher = (12 + C_WITH / 1.5) * V * 11 / 12 * KEPT[kept]
     for alpha, group in zip(ALPHAS, groups(samples, 2), strict=True):
         law = sgfs_covariance(MODEL.hessian, NOISE, fisher, alpha**2 * IDENTITY, 1.5)
         check_covariance(group, MODEL.mean, law, ERROR, f"alpha = {alpha}")
@@ -223,20 +215,11 @@ MUTATIONS = {
 }
 
 
-class LastGroupsBroken(sgmcmc.SGFS):
-    def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
-        moved, results = super()._update(state, results, seed)
-        before, parts = tf.split(state, len(MUTATIONS)), tf.split(moved, len(MUTATIONS))
-        parts[-2] = tf.concat([before[-2][:, :1], parts[-2][:, 1:]], axis=-1)
-        parts[-1] = tf.broadcast_to(parts[-1][:1], tf.shape(parts[-1]))
-        return tf.concat(parts, axis=0), results
-
-
 @pytest.fixture(scope="module")
 def mutated() -> dict[str, np.ndarray]:
     scales = [m.get("noise_scale", C_WITH) for m in MUTATIONS.values()]
     temperature = repeated([m.get("temperature", 1.0) for m in MUTATIONS.values()])
-    kernel = LastGroupsBroken(
+    kernel = last_groups_broken(sgmcmc.SGFS, len(MUTATIONS))(
         known_target(repeated(scales)), alpha=1.0, covariance=CG, temperature=temperature
     )
     samples = run_chains(kernel, tf.ones([len(temperature), 3]), 20, 40, seed=6, jit=False)

@@ -15,8 +15,7 @@ from scipy.linalg import sqrtm
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness import by_hand
-from tests.harness.by_hand import flat
-from tests.harness.gaussian_mean import GaussianMean
+from tests.harness.by_hand import HAND, MASS, MODEL, MOMENTUM, SEED, START, flat, two_parts
 from tests.harness.known_covariance import KnownCovariance, KnownDiagonal
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import Full, History
@@ -25,14 +24,8 @@ from tfp_sgmcmc.covariance.operators import NoiseCovariance
 from tfp_sgmcmc.covariance.solvers import Solver
 from tfp_sgmcmc.kernels.sghmc import _draw
 
-MODEL = GaussianMean(num_examples=12)
-HAND = by_hand.ByHand(MODEL)
 BATCH = 4
 NOISE = MODEL.noise(BATCH, replacement=False)
-START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
-MOMENTUM = np.array([[0.2, 1.0, -0.4], [0.0, -1.5, 0.8]])
-MASS = np.array([0.5, 1.0, 2.0])
-SEED = tf.constant([5, 6])
 H = 0.04
 
 
@@ -89,10 +82,9 @@ def test_options(name: str, covariance: str) -> None:
         options.get("temperature", 1.0),
         initial_momentum=MOMENTUM,
     )
-    state = tf.constant(START)
-    got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
-    theta, p = step(START, MOMENTUM, by_hand.draws(target, state, SEED), noise=noise, **options)
-    np.testing.assert_allclose(got, theta, rtol=1e-12)
+    ((_, draws, moved, results),) = by_hand.take(kernel, target, tf.constant(START))
+    theta, p = step(START, MOMENTUM, draws, noise=noise, **options)
+    np.testing.assert_allclose(moved, theta, rtol=1e-12)
     np.testing.assert_allclose(results.momentum, p, rtol=1e-7)
     energy = p**2 / options.get("mass", 1.0)
     np.testing.assert_allclose(results.kinetic_temperature, energy.mean(axis=-1), rtol=1e-7)
@@ -111,45 +103,30 @@ def test_schedules() -> None:
         known(target),
         temperature=lambda t: 1.0 + tf.cast(t, tf.float64),
     )
-    state, p = tf.constant(START), np.zeros_like(START)
-    results = kernel.bootstrap_results(state)
-    for t in range(3):
-        theta, seed = state.numpy(), SEED + t
-        draws = by_hand.draws(target, state, seed)
-        state, results = kernel.one_step(state, results, seed)
-        theta, p = step(theta, p, draws, 0.04 / (1 + t), 4.0 + t, temperature=1.0 + t)
-        np.testing.assert_allclose(state, theta, rtol=1e-7)
-        np.testing.assert_allclose(results.momentum, p, rtol=1e-7)
+    p = np.zeros_like(START)
+    for t, found in enumerate(by_hand.take(kernel, target, tf.constant(START), 3)):
+        theta, p = step(found.theta, p, found.draws, 0.04 / (1 + t), 4.0 + t, temperature=1.0 + t)
+        np.testing.assert_allclose(found.moved, theta, rtol=1e-7)
+        np.testing.assert_allclose(found.results.momentum, p, rtol=1e-7)
 
 
 def test_covariance_is_that_of_the_minibatch_before() -> None:
     """With a history of one, Sigma at the second step is c times the covariance of the first."""
     target = MODEL.target(BATCH, tf.float64)
     kernel = sgmcmc.SGHMC(target, H, 60.0, Full(History(1)))
-    state, p = tf.constant(START[:1]), np.zeros([1, 3])
-    results = kernel.bootstrap_results(state)
-    last = None
-    for t in range(3):
-        theta, seed = state.numpy(), SEED + t
-        draws = by_hand.draws(target, state, seed)
-        state, results = kernel.one_step(state, results, seed)
-        own = np.cov(HAND.scores(theta + H * p, draws.batch)[0], rowvar=False) * target.noise_scale
-        theta, p = step(theta, p, draws, friction=60.0, noise=own if last is None else last)
+    p, last = np.zeros([1, 3]), None
+    for theta, draws, _, results in by_hand.take(kernel, target, tf.constant(START[:1]), 3):
+        own = HAND.covariance(theta + H * p, draws.batch)[0] * target.noise_scale
+        _, p = step(theta, p, draws, friction=60.0, noise=own if last is None else last)
         last = own
         np.testing.assert_allclose(results.momentum, p, rtol=1e-6)
 
 
-@pytest.mark.parametrize("structure", [[0, 0], (0, 0), {"a": 0, "b": 0}, {"b": 0, "a": 0}], ids=str)
+@by_hand.STRUCTURES
 def test_states_of_two_parts(structure: Any) -> None:
-    def parts(x: np.ndarray) -> Any:
-        return tf.nest.pack_sequence_as(
-            structure, [tf.constant(x[..., :1]), tf.constant(x[..., 1:])]
-        )
-
+    state, momentum, mass = (two_parts(x, structure) for x in (START, MOMENTUM, MASS))
     target = MODEL.target(BATCH, tf.float64, parts=True)
-    mass = tf.nest.pack_sequence_as(structure, [MASS[:1], MASS[1:]])
-    kernel = sgmcmc.SGHMC(target, H, 4.0, known(target), mass, initial_momentum=parts(MOMENTUM))
-    state = parts(START)
+    kernel = sgmcmc.SGHMC(target, H, 4.0, known(target), mass, initial_momentum=momentum)
     got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
     theta, p = step(START, MOMENTUM, by_hand.draws(target, state, SEED), mass=MASS)
     tf.nest.assert_same_structure(got, structure)
@@ -225,7 +202,7 @@ def test_raised_friction_draws_the_noise_that_is_left() -> None:
     batch_seed, _ = random.split(random.as_seed(SEED), 2)
     g = target.estimate(state, batch_seed).gradient
     drawn = (results.momentum - H * g).numpy().astype(np.float64)  # starts at rest at 0
-    values, vectors = np.linalg.eigh(H * (values_of(noise)[-1] * np.eye(3) - noise) * H)
+    values, vectors = np.linalg.eigh(H * (np.linalg.eigvalsh(noise)[-1] * np.eye(3) - noise) * H)
     along = drawn @ vectors
     assert np.var(along[:, 0]) < 0.01 * values[-1]
     np.testing.assert_allclose(
@@ -233,10 +210,6 @@ def test_raised_friction_draws_the_noise_that_is_left() -> None:
         np.eye(2),
         atol=6 * np.sqrt(2 / chains),
     )
-
-
-def values_of(matrix: np.ndarray) -> np.ndarray:
-    return np.linalg.eigvalsh(matrix)
 
 
 def refusing(dtype: Any = tf.float64) -> sgmcmc.SGHMC:
@@ -282,74 +255,16 @@ def test_an_eigenvalue_beyond_the_bound_gives_no_wild_draw() -> None:
     np.testing.assert_allclose(got[1], [1.0, np.sqrt(1.5), 0.0], rtol=1e-6)
 
 
-# Modes, results, arguments
-
-
-@pytest.mark.parametrize("covariance", ["full", "diag", "low_rank", None])
-def test_results_keep_their_structure_shapes_and_dtypes(covariance: Any) -> None:
-    for dtype, shape in ((tf.float32, [3]), (tf.float64, [2, 5, 3])):
-        kernel = sgmcmc.SGHMC(MODEL.target(BATCH, dtype), H, 4.0, covariance)
-        state = tf.zeros(shape, dtype)
-        before = kernel.bootstrap_results(state)
-        moved, after = kernel.one_step(state, before, SEED)
-        assert moved.shape == state.shape and moved.dtype == dtype
-        tf.nest.assert_same_structure(before, after)
-        for x, y in zip(tf.nest.flatten(before), tf.nest.flatten(after), strict=True):
-            assert (x.shape, x.dtype) == (y.shape, y.dtype)
-
-
 @pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
-    """Normals and split seeds differ between modes. The formula holds with each mode's draws."""
     target = MODEL.target(BATCH, tf.float64)
     kernel = sgmcmc.SGHMC(target, H, 4.0, known(target), initial_momentum=MOMENTUM)
-    state = tf.constant(START)
-
-    @tf.function(jit_compile=jit, autograph=False)
-    def run(state: tf.Tensor, seed: tf.Tensor) -> Any:
-        moved, results = kernel.one_step(state, kernel.bootstrap_results(state), seed)
-        batch_seed, noise_seed = random.split(seed, 2)
-        indices = target.draw(batch_seed, tf.range(BATCH), [2])
-        return moved, results.momentum, indices, random.normal_like(state, noise_seed)
-
-    moved, momentum, indices, z = (x.numpy() for x in run(state, SEED))
-    draws = by_hand.Draws(indices, z)
+    _, draws, moved, results = by_hand.compiled(kernel, target, jit)(tf.constant(START))
     theta, p = step(START, MOMENTUM, draws)
     np.testing.assert_allclose(moved, theta, rtol=1e-10)
-    np.testing.assert_allclose(momentum, p, rtol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(friction=0.0), "friction must be a positive finite number. Received: 0.0"),
-        (dict(temperature=-1.0), "temperature must be a positive finite number. Received: -1.0"),
-        (dict(mass=0.0), "mass must be a positive finite number. Received: 0.0"),
-        (dict(step_size=[0.1, 0.2]), "step_size must be one number or schedule"),
-        (dict(covariance="dense"), "covariance must be one of full, block"),
-        (dict(small_friction="raise"), "small_friction must be 'increase' or 'refuse'.*: 'raise'"),
-    ],
-)
-def test_bad_arguments(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sgmcmc.SGHMC(MODEL.target(BATCH), **{"step_size": H, **options})
-
-
-def test_frictions_that_do_not_fit_the_chains() -> None:
-    kernel = sgmcmc.SGHMC(MODEL.target(BATCH), H, np.ones([3], np.float32))
-    with pytest.raises(ValueError, match=r"friction must be a scalar, or .*: shape \(3,\)"):
-        kernel.bootstrap_results(tf.zeros([2, 3]))
+    np.testing.assert_allclose(results.momentum, p, rtol=1e-7)
 
 
 def test_a_target_without_scores_wants_no_covariance() -> None:
     target = sgmcmc.GrowingBatch(MODEL.target(BATCH), growth=1.1)
-    with pytest.raises(ValueError, match="scores of single examples.* which gives none"):
-        sgmcmc.SGHMC(target, H)
     sgmcmc.SGHMC(target, H, covariance=None).bootstrap_results(tf.zeros([3]))
-
-
-def test_parameters_rebuild_the_kernel() -> None:
-    kernel = sgmcmc.SGHMC(MODEL.target(BATCH), 0.01, 2.0, None, temperature=0.5)
-    copy = kernel.copy(friction=3.0)
-    assert copy.parameters["friction"] == 3.0 and copy.parameters["temperature"] == 0.5
-    assert copy.target_log_prob_fn is kernel.target_log_prob_fn

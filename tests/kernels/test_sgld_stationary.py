@@ -6,6 +6,7 @@ Power: an error of 3% in the variance of any whitened direction is found with pr
 which the checks verify themselves. The mutations at the end go through the same check.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,23 +15,24 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.by_hand import FULL
 from tests.harness.chains import by_chain, run_blocks, run_chains
 from tests.harness.gaussian_mean import GaussianMean, sgld_covariance, sgld_epoch_covariance
 from tests.harness.statistics import Rejected, check_covariance
+from tfp_sgmcmc.preconditioners import FullMatrix, PositionDependent, Preconditioner
 
 MODEL = GaussianMean(num_examples=12)
 STEP = 0.08  # the slowest direction contracts by 0.69 a step: 60 steps forget the start to 1e-9
 BATCH = 4
 NOISE = MODEL.noise(BATCH, replacement=True)
 NOISE_WITHOUT = MODEL.noise(BATCH, replacement=False)
-FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
 CHAINS = 10_000
 VARIANCE_ERROR = 0.03
 
 
 def target(**options: Any) -> sgmcmc.MinibatchLogProb:
     """Returns the target, by default with replacement, which compiles faster."""
-    return MODEL.target(BATCH, **{"replacement": True, **options})
+    return MODEL.target(**{"batch_size": BATCH, "replacement": True, **options})
 
 
 def check(kernel: sgmcmc.SGLD, state: object, covariance: np.ndarray) -> None:
@@ -59,11 +61,6 @@ def test_chains_with_minibatches_of_their_own_are_uncorrelated(without: np.ndarr
     check_covariance(pairs, np.tile(MODEL.mean, 2), joint, relative_error=0.05)
 
 
-def test_with_replacement() -> None:
-    kernel = sgmcmc.SGLD(target(), STEP)
-    check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP))
-
-
 def test_sample_chain_under_xla() -> None:
     kernel = sgmcmc.SGLD(target(), STEP)
 
@@ -78,50 +75,44 @@ def test_sample_chain_under_xla() -> None:
     check_covariance(samples, MODEL.mean, law, VARIANCE_ERROR)
 
 
-@pytest.mark.slow
-def test_all_examples_add_no_noise() -> None:
-    kernel = sgmcmc.SGLD(MODEL.target(MODEL.num_examples), STEP)
-    check(kernel, start(), sgld_covariance(MODEL.hessian, np.zeros([3, 3]), STEP))
+SCALE = np.array([1.2, 0.5, 0.8])
+LAWS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # The options of the target, of the kernel, and of the law.
+    "with replacement": ({}, {}, {}),
+    "all examples, which add no noise": (
+        dict(batch_size=12, replacement=False), {}, dict(noise=np.zeros([3, 3]))
+    ),
+    "diagonal preconditioner": ({}, dict(preconditioner=SCALE), dict(matrix=np.diag(SCALE))),
+    "full matrix without replacement": (
+        dict(replacement=False),
+        dict(preconditioner=FullMatrix(FULL)),
+        dict(noise=NOISE_WITHOUT, matrix=FULL),
+    ),
+    "temperature": ({}, dict(temperature=2.0), dict(temperature=2.0)),
+    "two parts with step sizes of their own": (
+        dict(parts=True), dict(step_size=[0.1, 0.06]), dict(step_size=[0.1, 0.06, 0.06])
+    ),
+    "float64, two parts, full matrix and temperature": (
+        dict(dtype=tf.float64, parts=True),
+        dict(temperature=0.5, preconditioner=FullMatrix(FULL)),
+        dict(temperature=0.5, matrix=FULL),
+    ),
+}  # fmt: skip
+# The last case combines the temperature with other options.
+FURTHER = ("all examples, which add no noise", "full matrix without replacement", "temperature")
 
 
-def test_diagonal_preconditioner() -> None:
-    scale = np.array([1.2, 0.5, 0.8])
-    kernel = sgmcmc.SGLD(target(), STEP, preconditioner=scale)
-    check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP, np.diag(scale)))
-
-
-@pytest.mark.slow
-def test_full_matrix_preconditioner_without_replacement() -> None:
-    kernel = sgmcmc.SGLD(
-        target(replacement=False),
-        STEP,
-        preconditioner=sgmcmc.preconditioners.FullMatrix(FULL),
-    )
-    law = sgld_covariance(MODEL.hessian, NOISE_WITHOUT, STEP, FULL)
-    check(kernel, start(), law)
-
-
-@pytest.mark.slow  # a test below combines it with other options
-def test_temperature() -> None:
-    kernel = sgmcmc.SGLD(target(), STEP, temperature=2.0)
-    check(kernel, start(), sgld_covariance(MODEL.hessian, NOISE, STEP, temperature=2.0))
-
-
-def test_two_parts_with_step_sizes_of_their_own() -> None:
-    kernel = sgmcmc.SGLD(target(parts=True), step_size=[0.1, 0.06])
-    state = [tf.ones([CHAINS, 1]), tf.ones([CHAINS, 2])]
-    check(kernel, state, sgld_covariance(MODEL.hessian, NOISE, [0.1, 0.06, 0.06]))
-
-
-def test_float64_two_parts_full_matrix_and_temperature() -> None:
-    kernel = sgmcmc.SGLD(
-        target(dtype=tf.float64, parts=True),
-        STEP,
-        temperature=0.5,
-        preconditioner=sgmcmc.preconditioners.FullMatrix(FULL),
-    )
-    state = [tf.ones([CHAINS, 1], tf.float64), tf.ones([CHAINS, 2], tf.float64)]
-    check(kernel, state, sgld_covariance(MODEL.hessian, NOISE, STEP, FULL, temperature=0.5))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in LAWS]
+)
+def test_laws(name: str) -> None:
+    of_target, of_kernel, of_law = LAWS[name]
+    state = start(of_target.get("dtype", tf.float32))
+    if of_target.get("parts"):
+        state = [state[:, :1], state[:, 1:]]
+    kernel = sgmcmc.SGLD(target(**of_target), **{"step_size": STEP, **of_kernel})
+    law = {"noise": NOISE, "step_size": STEP, **of_law}
+    check(kernel, state, sgld_covariance(MODEL.hessian, **law))
 
 
 @pytest.mark.slow
@@ -170,42 +161,27 @@ def test_epochs_have_a_law_of_their_own() -> None:
 
 
 def broken_identity(
-    multiply: float = 1.0, sqrt: float = 1.0
-) -> sgmcmc.preconditioners.Preconditioner:
-    return sgmcmc.preconditioners.PositionDependent(
+    multiply: float = 1.0, sqrt: Callable[[tf.Tensor], tf.Tensor] = tf.identity
+) -> Preconditioner:
+    return PositionDependent(
         multiply_fn=lambda _, v: multiply * v,
-        sqrt_multiply_fn=lambda _, z: sqrt * z,
-        divergence_fn=tf.zeros_like,
-    )
-
-
-def noise_not_preconditioned() -> sgmcmc.preconditioners.Preconditioner:
-    return sgmcmc.preconditioners.PositionDependent(
-        multiply_fn=lambda _, v: 0.7 * v,
-        sqrt_multiply_fn=lambda _, z: z,
-        divergence_fn=tf.zeros_like,
-    )
-
-
-def same_noise_in_all_chains() -> sgmcmc.preconditioners.Preconditioner:
-    return sgmcmc.preconditioners.PositionDependent(
-        multiply_fn=lambda _, v: v,
-        sqrt_multiply_fn=lambda _, z: z[:1] + tf.zeros_like(z),
+        sqrt_multiply_fn=lambda _, z: sqrt(z),
         divergence_fn=tf.zeros_like,
     )
 
 
 MUTATIONS = {
-    "noise of twice the variance": dict(preconditioner=broken_identity(sqrt=2**0.5)),
+    "noise of twice the variance": dict(preconditioner=broken_identity(sqrt=lambda z: 2**0.5 * z)),
     "no 1/2 on the drift": dict(preconditioner=broken_identity(multiply=2.0)),
-    "noise not preconditioned": dict(preconditioner=noise_not_preconditioned(), matrix=0.7),
+    "noise not preconditioned": dict(preconditioner=broken_identity(multiply=0.7), matrix=0.7),
     "gradient not scaled by N/n": dict(target=dict(likelihood_scale=BATCH / 12)),
     "gradient divided by N": dict(target=dict(likelihood_scale=1 / 12)),
     "drawn without replacement": dict(target=dict(replacement=False)),
     "chains that are copies": dict(
-        preconditioner=same_noise_in_all_chains(), target=dict(shared_batch=True)
+        preconditioner=broken_identity(sqrt=lambda z: z[:1] + tf.zeros_like(z)),
+        target=dict(shared_batch=True),
     ),
-    "frozen chain": dict(preconditioner=broken_identity(multiply=0.0, sqrt=0.0)),
+    "frozen chain": dict(preconditioner=broken_identity(multiply=0.0, sqrt=tf.zeros_like)),
 }
 
 

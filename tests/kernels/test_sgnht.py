@@ -8,18 +8,11 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness import by_hand
-from tests.harness.by_hand import flat, two_parts
-from tests.harness.gaussian_mean import GaussianMean
+from tests.harness.by_hand import HAND, MASS, MODEL, MOMENTUM, SEED, START, flat, two_parts
 from tfp_sgmcmc import random
 from tfp_sgmcmc.kernels.sgnht import _mean_decay
 
-MODEL = GaussianMean(num_examples=12)
-HAND = by_hand.ByHand(MODEL)
 BATCH = 4
-START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
-MOMENTUM = np.array([[0.2, 1.0, -0.4], [0.3, -1.5, 0.8]])
-MASS = np.array([0.5, 1.0, 2.0])
-SEED = tf.constant([5, 6])
 THERMOSTATS = ("scalar", "per_part", "per_coordinate")
 
 
@@ -105,14 +98,11 @@ def test_three_steps(scheme: str, thermostat: str, name: str) -> None:
         initial_momentum=two_parts(MOMENTUM),
     )
     formula = Formula(thermostat, **options)
-    state, theta, p = two_parts(START), START, MOMENTUM
-    xi = formula.friction + np.zeros([2, 3])
-    results = kernel.bootstrap_results(state)
-    for t in range(3):
-        draws = by_hand.draws(target, state, SEED + t)
-        state, results = kernel.one_step(state, results, SEED + t)
+    theta, p, xi = START, MOMENTUM, formula.friction + np.zeros([2, 3])
+    steps = by_hand.take(kernel, target, two_parts(START), 3)
+    for _, draws, moved, results in steps:
         theta, p, xi = getattr(formula, scheme)(theta, p, xi, draws)
-        np.testing.assert_allclose(flat(state), theta, rtol=1e-11)
+        np.testing.assert_allclose(moved, theta, rtol=1e-11)
         np.testing.assert_allclose(flat(results.momentum), p, rtol=1e-10)
         expected = {
             "scalar": xi[:, 0],
@@ -123,7 +113,7 @@ def test_three_steps(scheme: str, thermostat: str, name: str) -> None:
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11), results.thermostat, expected
         )
         np.testing.assert_allclose(results.kinetic_temperature, (p**2 / mass).mean(axis=-1))
-    assert results.step.numpy() == 3
+    assert steps[-1].results.step.numpy() == 3
 
 
 @pytest.mark.parametrize("xi", [0.0, -3.0, 1e-12])
@@ -164,35 +154,15 @@ def test_schedules() -> None:
         thermal_mass=lambda t: 1.0 + tf.cast(t, tf.float64),
         temperature=lambda t: 2.0 - 0.5 * tf.cast(t, tf.float64),
     )
-    state, theta, p, xi = two_parts(START), START, np.zeros([2, 3]), np.full([2, 3], 3.0)
-    results = kernel.bootstrap_results(state)
-    for t in range(3):
-        draws = by_hand.draws(target, state, SEED + t)
-        state, results = kernel.one_step(state, results, SEED + t)
+    theta, p, xi = START, np.zeros([2, 3]), np.full([2, 3], 3.0)
+    for t, found in enumerate(by_hand.take(kernel, target, two_parts(START), 3)):
         formula = Formula(
             "scalar", h=0.05 / (1 + t), friction=3.0 + t, mu=1.0 + t, temperature=2.0 - 0.5 * t
         )
-        theta, p, xi = formula.euler(theta, p, xi, draws)
-        np.testing.assert_allclose(flat(state), theta, rtol=1e-10)
-        np.testing.assert_allclose(flat(results.momentum), p, rtol=1e-10)
-        np.testing.assert_allclose(results.step_size, 0.05 / (1 + t))
-
-
-@pytest.mark.parametrize("scheme", ["euler", "adodab"])
-@pytest.mark.parametrize("thermostat", THERMOSTATS)
-def test_results_keep_their_structure_shapes_and_dtypes(scheme: Any, thermostat: Any) -> None:
-    for dtype, shape in ((tf.float32, []), (tf.float64, [2, 5])):
-        kernel = sgmcmc.SGNHT(MODEL.target(BATCH, dtype, parts=True), 0.05, 3.0, scheme, thermostat)
-        state = {"a": tf.zeros([*shape, 1], dtype), "b": tf.zeros([*shape, 2], dtype)}
-        before = kernel.bootstrap_results(state)
-        moved, after = kernel.one_step(state, before, SEED)
-        tf.nest.assert_same_structure(moved, state)
-        tf.nest.assert_same_structure(before, after)
-        for x, y in zip(tf.nest.flatten(before), tf.nest.flatten(after), strict=True):
-            assert (x.shape, x.dtype) == (y.shape, y.dtype)
-        assert tf.nest.flatten(after.thermostat)[0].shape == [*shape] + [1] * (
-            thermostat == "per_coordinate"
-        )
+        theta, p, xi = formula.euler(theta, p, xi, found.draws)
+        np.testing.assert_allclose(found.moved, theta, rtol=1e-10)
+        np.testing.assert_allclose(flat(found.results.momentum), p, rtol=1e-10)
+        np.testing.assert_allclose(found.results.step_size, 0.05 / (1 + t))
 
 
 @pytest.mark.slow
@@ -200,46 +170,7 @@ def test_results_keep_their_structure_shapes_and_dtypes(scheme: Any, thermostat:
 def test_every_mode_takes_the_step_of_its_own_draws(scheme: Any, jit: bool) -> None:
     target = MODEL.target(BATCH, tf.float64, parts=True)
     kernel = sgmcmc.SGNHT(target, 0.05, 3.0, scheme, initial_momentum=two_parts(MOMENTUM))
-    state = two_parts(START)
-
-    @tf.function(jit_compile=jit, autograph=False)
-    def run(state: Any, seed: tf.Tensor) -> Any:
-        moved, results = kernel.one_step(state, kernel.bootstrap_results(state), seed)
-        batch_seed, noise_seed = random.split(seed, 2)
-        indices = target.draw(batch_seed, tf.range(BATCH), [2])
-        return moved, results.momentum, indices, random.normal_like(state, noise_seed)
-
-    moved, momentum, indices, z = run(state, SEED)
-    draws = by_hand.Draws(indices.numpy(), flat(z))
+    _, draws, moved, results = by_hand.compiled(kernel, target, jit)(two_parts(START))
     theta, p, _ = getattr(Formula("scalar"), scheme)(START, MOMENTUM, np.full([2, 3], 3.0), draws)
-    np.testing.assert_allclose(flat(moved), theta, rtol=1e-10)
-    np.testing.assert_allclose(flat(momentum), p, rtol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(friction=0.0), "friction must be a positive finite number. Received: 0.0"),
-        (dict(thermal_mass=-1.0), "thermal_mass must be a positive finite number. Received: -1.0"),
-        (dict(temperature=np.nan), "temperature must be a positive finite number. Received: nan"),
-        (dict(mass=0.0), "mass must be a positive finite number. Received: 0.0"),
-        (dict(scheme="badodab"), "scheme must be 'euler' or 'adodab'. Received: 'badodab'"),
-        (dict(thermostat="block"), "thermostat must be one of .*'per_part'.* Received: 'block'"),
-    ],
-)
-def test_bad_arguments(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sgmcmc.SGNHT(MODEL.target(BATCH), **{"step_size": 0.05, **options})
-
-
-def test_thermal_masses_that_do_not_fit_the_chains() -> None:
-    kernel = sgmcmc.SGNHT(MODEL.target(BATCH), 0.05, thermal_mass=np.ones([3], np.float32))
-    with pytest.raises(ValueError, match=r"thermal_mass must be a scalar, or .*: shape \(3,\)"):
-        kernel.bootstrap_results(tf.zeros([2, 3]))
-
-
-def test_parameters_rebuild_the_kernel() -> None:
-    kernel = sgmcmc.SGNHT(MODEL.target(BATCH), 0.01, 2.0, "adodab", "per_part")
-    copy = kernel.copy(friction=3.0)
-    assert copy.parameters["friction"] == 3.0 and copy.parameters["scheme"] == "adodab"
-    assert copy.target_log_prob_fn is kernel.target_log_prob_fn
+    np.testing.assert_allclose(moved, theta, rtol=1e-10)
+    np.testing.assert_allclose(flat(results.momentum), p, rtol=1e-10)

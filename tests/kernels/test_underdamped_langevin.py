@@ -12,24 +12,18 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.by_hand import ByHand, draws, flat
-from tests.harness.gaussian_mean import GaussianMean
+from tests.harness import by_hand
+from tests.harness.by_hand import HAND, MASS, MODEL, MOMENTUM, SEED, START, flat, two_parts
 from tfp_sgmcmc import random
 
-MODEL = GaussianMean(num_examples=12)
-HAND = ByHand(MODEL)
 BATCH = 4
 STEP, FRICTION = 0.05, 3.0
-START = np.array([[0.3, -0.5, 1.0], [2.0, 0.1, -0.7]])  # two chains
-MOMENTUM = np.array([[1.0, 2.0, -0.5], [-1.0, 0.3, 0.2]])
-SEED = tf.constant([5, 6])
 SCHEMES = ("baoab", "obabo")
 
 
 class Step(NamedTuple):
     theta: np.ndarray
     p: np.ndarray
-    at: np.ndarray
     g: np.ndarray
     before_o: np.ndarray
 
@@ -61,31 +55,27 @@ def step(
         g = gradient(theta)
         before_o = p + h / 2 * g
         p = o(before_o) + h / 2 * g
-    return Step(theta, p, theta, g, before_o)
+    return Step(theta, p, g, before_o)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), ([0.5, 1.0, 2.0], 0.7)])
+@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 0.7)])
 def test_two_steps(scheme: str, replacement: bool, mass: Any, temperature: float) -> None:
     target = MODEL.target(BATCH, tf.float64, replacement=replacement)
-    mass = np.asarray(mass)
     kernel = sgmcmc.UnderdampedLangevin(
         target, STEP, FRICTION, scheme, mass, temperature, initial_momentum=MOMENTUM
     )
     state = tf.constant(START)
-    results = kernel.bootstrap_results(state)
-    np.testing.assert_array_equal(results.momentum, MOMENTUM)
+    np.testing.assert_array_equal(kernel.bootstrap_results(state).momentum, MOMENTUM)
     theta, p = START, MOMENTUM
-    for t in range(2):
-        batch, z = draws(target, state, SEED + t)
-        state, results = kernel.one_step(state, results, SEED + t)
+    for t, (_, (batch, z), moved, results) in enumerate(by_hand.take(kernel, target, state, 2)):
         expected = step(
             scheme, theta, p, z, lambda x, batch=batch: HAND.gradient(x, batch),
             mass=mass, temperature=temperature,
         )  # fmt: skip
         theta, p = expected.theta, expected.p
-        np.testing.assert_allclose(state, theta, rtol=1e-10)
+        np.testing.assert_allclose(moved, theta, rtol=1e-10)
         np.testing.assert_allclose(results.momentum, p, rtol=1e-10)
         np.testing.assert_allclose(results.target_log_prob, HAND.log_prob(theta, batch))
         np.testing.assert_allclose(results.gradient_norm, np.linalg.norm(expected.g, axis=-1))
@@ -123,17 +113,10 @@ class Textbook:
         return theta, p + h / 2 * self.g(theta)
 
 
-def exact_target() -> sgmcmc.FullDataLogProb:
-    hessian, mean = tf.constant(MODEL.hessian), tf.constant(MODEL.mean)
-    return sgmcmc.FullDataLogProb(
-        lambda x: -0.5 * tf.reduce_sum((x - mean) * ((x - mean) @ hessian), axis=-1)
-    )
-
-
 def trajectory(scheme: str, momentum: np.ndarray, num_steps: int) -> tuple[list, list]:
     """Returns the states of the kernel and the z of its steps."""
     kernel = sgmcmc.UnderdampedLangevin(
-        exact_target(), STEP, FRICTION, scheme, initial_momentum=momentum
+        MODEL.exact_target(), STEP, FRICTION, scheme, initial_momentum=momentum
     )
     state = tf.constant(START)
     results = kernel.bootstrap_results(state)
@@ -197,23 +180,16 @@ def test_one_gradient_a_step_and_none_before_the_first(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize(
-    "structure", [[0, 0], (0, 0), {"a": 0, "b": 0}], ids=["list", "tuple", "dict"]
-)
+@by_hand.STRUCTURES
 def test_states_of_two_parts(scheme: str, structure: Any) -> None:
+    state, momentum, mass = (two_parts(x, structure) for x in (START, MOMENTUM, MASS))
     target = MODEL.target(BATCH, tf.float64, parts=True)
-
-    def parts(x: np.ndarray) -> Any:
-        return tf.nest.pack_sequence_as(structure, [tf.constant(x[..., :1]), x[..., 1:]])
-
-    mass = np.array([0.5, 1.0, 2.0])
     kernel = sgmcmc.UnderdampedLangevin(
-        target, STEP, FRICTION, scheme, parts(mass), initial_momentum=parts(MOMENTUM)
+        target, STEP, FRICTION, scheme, mass, initial_momentum=momentum
     )
-    state = tf.nest.map_structure(tf.convert_to_tensor, parts(START))
     got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
-    batch, z = draws(target, state, SEED)
-    expected = step(scheme, START, MOMENTUM, z, lambda x: HAND.gradient(x, batch), mass=mass)
+    batch, z = by_hand.draws(target, state, SEED)
+    expected = step(scheme, START, MOMENTUM, z, lambda x: HAND.gradient(x, batch), mass=MASS)
     for found in (got, results.momentum):
         tf.nest.assert_same_structure(found, structure)
         assert type(found) is type(structure)
@@ -224,30 +200,10 @@ def test_states_of_two_parts(scheme: str, structure: Any) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_takes_the_step_of_its_own_draws(scheme: str, jit: bool) -> None:
-    """Normals differ between modes. The formula holds with each mode's draws."""
     target = MODEL.target(BATCH, tf.float64, replacement=True)
     kernel = sgmcmc.UnderdampedLangevin(target, STEP, FRICTION, scheme, initial_momentum=MOMENTUM)
 
-    @tf.function(jit_compile=jit, autograph=False)
-    def run(state: tf.Tensor, seed: tf.Tensor) -> Any:
-        moved, results = kernel.one_step(state, kernel.bootstrap_results(state), seed)
-        batch_seed, noise_seed = random.split(seed, 2)
-        batch = target.draw(batch_seed, tf.range(BATCH), [2])
-        return moved, results.momentum, batch, random.normal_like(state, noise_seed)
-
-    moved, p, batch, z = (x.numpy() for x in run(tf.constant(START), SEED))
+    _, (batch, z), moved, results = by_hand.compiled(kernel, target, jit)(tf.constant(START))
     expected = step(scheme, START, MOMENTUM, z, lambda x: HAND.gradient(x, batch))
     np.testing.assert_allclose(moved, expected.theta, rtol=1e-10)
-    np.testing.assert_allclose(p, expected.p, rtol=1e-10)
-
-
-def test_parameters_rebuild_the_kernel_and_unknown_schemes_are_refused() -> None:
-    kernel = sgmcmc.UnderdampedLangevin(exact_target(), STEP, friction=2.0, scheme="obabo")
-    copy = kernel.copy(step_size=0.02)
-    assert copy.step_size == 0.02 and kernel.step_size == STEP
-    assert copy.parameters == {**kernel.parameters, "step_size": 0.02}
-    assert not kernel.is_calibrated
-    with pytest.raises(ValueError, match="scheme must be 'baoab' or 'obabo'. Received: 'abobo'"):
-        sgmcmc.UnderdampedLangevin(exact_target(), STEP, scheme="abobo")
-    with pytest.raises(ValueError, match="friction must be a positive finite .*: 0.0"):
-        sgmcmc.UnderdampedLangevin(exact_target(), STEP, friction=0.0)
+    np.testing.assert_allclose(results.momentum, expected.p, rtol=1e-10)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import GaussianMean
-from tests.harness.mutation import mutant
+from tests.harness.mutation import changed, copies, forgets_momentum, frozen_part, mutant
 from tests.harness.phase_space import LinearScheme, Run, linear_scheme, run_phase_space
 from tests.harness.statistics import Rejected, check_covariance, check_means
 
@@ -105,13 +105,6 @@ def start(chains: int = CHAINS) -> tf.Tensor:
     return tf.ones([chains, 3])
 
 
-def exact_target() -> sgmcmc.FullDataLogProb:
-    hessian, mean = (tf.constant(x, tf.float32) for x in (MODEL.hessian, MODEL.mean))
-    return sgmcmc.FullDataLogProb(
-        lambda x: -0.5 * tf.reduce_sum((x - mean) * ((x - mean) @ hessian), axis=-1)
-    )
-
-
 def check(run: Run, law: np.ndarray) -> None:
     mean = np.concatenate([MODEL.mean, np.zeros(3)])
     check_covariance(run.samples, mean, law, VARIANCE_ERROR)
@@ -156,7 +149,7 @@ def test_exact_gradients_with_steps_frictions_and_temperatures_of_each_chain(nam
         return np.repeat(np.float32(values), CHAINS)
 
     kernel = sgmcmc.UnderdampedLangevin(
-        exact_target(),
+        MODEL.exact_target(tf.float32),
         each(of_limit) * np.float32(LIMIT),
         each(frictions),
         name,
@@ -214,32 +207,15 @@ def test_wrong_laws_are_rejected(noisy_baoab: Run) -> None:
             check_temperature(noisy_baoab, expected)
 
 
-class ForgetsMomentum(sgmcmc.UnderdampedLangevin):
-    """A sampler that zeroes momenta after each step, so that theta walks at random."""
-
-    def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
-        momentum = tf.nest.map_structure(tf.zeros_like, results.momentum)
-        return super()._update(state, results._replace(momentum=momentum), seed)
-
-
-class FrozenPart(sgmcmc.UnderdampedLangevin):
-    """A sampler that never moves the last entry of theta."""
-
-    def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
-        moved, results = super()._update(state, results, seed)
-        return tf.concat([moved[..., :2], state[..., 2:]], axis=-1), results
-
-
-class Copies(sgmcmc.UnderdampedLangevin):
-    """A sampler whose chains are copies of the first one."""
-
-    def _update(self, state: Any, results: Any, seed: tf.Tensor) -> Any:
-        moved, results = super()._update(state, results, seed)
-        momentum = results.momentum[:1] + tf.zeros_like(moved)
-        return moved[:1] + tf.zeros_like(moved), results._replace(momentum=momentum)
-
-
-@pytest.mark.parametrize("kernel", [ForgetsMomentum, FrozenPart, Copies])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        forgets_momentum(sgmcmc.UnderdampedLangevin),
+        changed(sgmcmc.UnderdampedLangevin, frozen_part),
+        changed(sgmcmc.UnderdampedLangevin, copies),
+    ],
+    ids=["no momentum", "frozen part", "copies"],
+)
 def test_broken_samplers_are_rejected(kernel: Any) -> None:
     """A fifth of the chains is enough to reject these."""
     target = MODEL.target(BATCH, replacement=True)
