@@ -10,6 +10,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import GaussianMean
+from tests.targets.logistic_regression import log_likelihood
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 
@@ -23,11 +24,6 @@ GAUSSIAN = GaussianMean(num_examples=1000)
 
 def regression(dtype: tf.DType = tf.float64, batch_size: int = 100, **options: Any) -> Any:
     """A logistic regression with features of very different scales and a flat prior."""
-
-    def log_likelihood(theta: tf.Tensor, batch: Any) -> tf.Tensor:
-        logits = tf.linalg.matvec(batch["x"], theta)
-        return batch["y"] * logits - tf.math.softplus(logits)
-
     return sgmcmc.MinibatchLogProb(
         lambda theta: -1e-8 * tf.reduce_sum(theta**2, axis=-1),
         log_likelihood,
@@ -176,11 +172,6 @@ def test_parts_matrices_and_bijectors() -> None:
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sgmcmc.find_center(**{"target": regression(), "initial_state": np.zeros(3), **options})
-
-
-def test_bad_targets() -> None:
-    with pytest.raises(TypeError, match="target must be a MinibatchLogProb .* a function"):
-        sgmcmc.find_center(lambda theta: -(theta**2), np.zeros(3))
 
 
 def test_a_search_that_leaves_the_finite() -> None:

@@ -193,17 +193,6 @@ def test_mean_over_every_subset_is_the_full_gradient() -> None:
     np.testing.assert_allclose(np.mean(list(by_batch.values())), -0.3 + np.sum(data - 0.3))
 
 
-def test_hessian_product_is_that_of_the_same_minibatch() -> None:
-    target = regression(batch_size=5)
-    theta, probe = GENERATOR.standard_normal([2, 4, D])
-    seed = tf.constant([1, 2])
-    estimate = target.estimate(tf.constant(theta), seed, probe=tf.constant(probe))
-    h = 1e-6
-    up, down = (target.estimate(tf.constant(theta + s * probe), seed) for s in (h, -h))
-    difference = (up.gradient - down.gradient) / (2 * h)
-    np.testing.assert_allclose(estimate.hessian_product, difference, rtol=1e-6, atol=1e-6)
-
-
 def test_chains_share_minibatches_or_have_their_own() -> None:
     theta = tf.constant(np.tile(GENERATOR.standard_normal(D), [2, 4, 1]))
     for shared in (True, False):
