@@ -267,11 +267,3 @@ def test_states_of_another_size_than_the_data_allow() -> None:
     prior = target(log_prior_fn=lambda t: tf.linalg.matvec(tf.eye(2), t)[..., 0])
     with pytest.raises(ValueError, match=r"log_prior_fn failed for a state of shapes \(3,\)\. It"):
         sgmcmc.SGLD(prior, 0.1).bootstrap_results(tf.zeros([3]))
-
-
-def test_a_plain_callable_is_checked_before_a_run() -> None:
-    sgmcmc.preflight(log_prior, tf.constant(0.5))
-    with pytest.raises(ValueError, match="The log posterior is NaN"):
-        sgmcmc.preflight(tf.math.log, tf.constant(-1.0))
-    with pytest.raises(TypeError, match="target_log_prob_fn must be a callable, .* a int"):
-        sgmcmc.preflight(3, tf.constant(0.5))

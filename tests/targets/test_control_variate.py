@@ -127,6 +127,7 @@ def test_made_inside_a_compiled_function() -> None:
 @pytest.mark.parametrize("kind", [pytest.param(list, marks=pytest.mark.slow), tuple, dict])
 def test_parts_and_bijectors(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """A location [2] and a positive scale [] have an unconstrained center, like the state."""
+    four = tf.constant(4.0, tf.float64)
 
     def pack(loc: Any, scale: Any) -> Any:
         return {"loc": loc, "scale": scale} if kind is dict else kind([loc, scale])
@@ -134,11 +135,7 @@ def test_parts_and_bijectors(kind: type, monkeypatch: pytest.MonkeyPatch) -> Non
     base = sgmcmc.MinibatchLogProb(
         lambda loc, scale: log_prior(loc) - scale,
         lambda loc, scale, batch: tf.reduce_sum(
-            tfd.StudentT(
-                tf.constant(4.0, tf.float64),
-                loc[..., tf.newaxis, :],
-                scale[..., tf.newaxis, tf.newaxis],
-            ).log_prob(batch),
+            tfd.StudentT(four, loc[..., None, :], scale[..., None, None]).log_prob(batch),
             axis=-1,
         ),
         X[:5],

@@ -38,6 +38,7 @@ BUGS = {
         tf.reduce_mean(normal(t, x), axis=-1, keepdims=True) / size_of(x) + 0 * normal(t, x)
     ),
     "batch normalised": lambda t, x: normal(t, x - tf.reduce_mean(x, axis=-1, keepdims=True)),
+    "shifted by the first example": lambda t, x: normal(t, x - x[..., :1]),
     "weighted by the batch": lambda t, x: normal(t, x) * tf.reduce_max(x, axis=-1, keepdims=True),
 }
 
@@ -49,11 +50,17 @@ def test_likelihoods_that_depend_on_the_batch(name: str, batch_size: int) -> Non
         sgmcmc.preflight(target(BUGS[name], batch_size), tf.constant([0.7, -0.2]))
 
 
-def test_the_wrapped_target_of_a_growing_batch_is_checked() -> None:
-    wrapped = sgmcmc.GrowingBatch(target(BUGS["divided by n"]))
-    with pytest.raises(ValueError, match="do not add up"):
-        sgmcmc.preflight(wrapped, tf.constant(0.7))
-    sgmcmc.preflight(sgmcmc.GrowingBatch(target(normal)), tf.constant(0.7))
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [
+        (sgmcmc.GrowingBatch, "divided by n"),
+        pytest.param(sgmcmc.SVRG, "shifted by the first example", marks=pytest.mark.slow),
+    ],
+)
+def test_wrapped_targets_are_checked(wrap: Any, name: str) -> None:
+    with pytest.raises(ValueError, match="do not add up to the full one"):
+        sgmcmc.preflight(wrap(target(BUGS[name])), tf.constant(0.7))
+    sgmcmc.preflight(wrap(target(normal)), tf.constant(0.7))
 
 
 def test_the_part_whose_gradient_is_nan_is_named() -> None:
@@ -125,7 +132,7 @@ def test_small_errors_of_float64_are_seen() -> None:
 def test_dict_states_bijectors_and_chains_pass() -> None:
     model = sgmcmc.MinibatchLogProb(
         lambda loc, scale: -0.5 * loc**2 - scale,
-        lambda loc, scale, x: tfd.Normal(loc[..., None], scale[..., None]).log_prob(x),
+        lambda loc, scale, batch: tfd.Normal(loc[..., None], scale[..., None]).log_prob(batch),
         X,
         7,
         bijector={"loc": None, "scale": tfb.Softplus()},
@@ -133,11 +140,13 @@ def test_dict_states_bijectors_and_chains_pass() -> None:
     sgmcmc.preflight(model, {"loc": tf.zeros([2, 3]), "scale": tf.ones([2, 3])})
 
 
-def test_plain_targets_pass_if_finite() -> None:
-    fn = sgmcmc.FullDataLogProb(lambda x: tf.math.log(x))
+@pytest.mark.parametrize("fn", [tf.math.log, sgmcmc.FullDataLogProb(tf.math.log)])
+def test_plain_targets_pass_if_finite(fn: Any) -> None:
     sgmcmc.preflight(fn, tf.constant(2.0))
-    with pytest.raises(ValueError, match="NaN or infinite"):
+    with pytest.raises(ValueError, match="The log posterior is NaN or infinite"):
         sgmcmc.preflight(fn, tf.constant(-2.0))
+    with pytest.raises(TypeError, match="target_log_prob_fn must be a callable, .* a int"):
+        sgmcmc.preflight(3, tf.constant(0.5))
 
 
 def test_tolerance_is_taken() -> None:

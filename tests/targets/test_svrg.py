@@ -211,17 +211,3 @@ def test_an_anchor_that_stays_has_another_law() -> None:
 def test_bad_periods(value: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         sgmcmc.SVRG(regression(), value)
-
-
-@pytest.mark.slow
-def test_preflight_checks_the_wrapped_target() -> None:
-    state = tf.zeros([3, 2], tf.float64)
-    sgmcmc.preflight(sgmcmc.SVRG(regression()), state)
-    wrong = sgmcmc.MinibatchLogProb(
-        log_prior,
-        lambda theta, x: tf.reduce_sum(theta[..., tf.newaxis, :] * (x - x[..., :1, :]), axis=-1),
-        X,
-        4,
-    )
-    with pytest.raises(ValueError, match="do not add up to the full one"):
-        sgmcmc.preflight(sgmcmc.SVRG(wrong), state)
