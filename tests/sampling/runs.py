@@ -69,9 +69,7 @@ class Walk(tfp.mcmc.TransitionKernel):
 
 
 def assert_equal(x: Any, y: Any) -> None:
-    tf.nest.assert_same_structure(x, y)
-    for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
-        np.testing.assert_array_equal(a, b)
+    tf.nest.map_structure(np.testing.assert_array_equal, x, y)
 
 
 def killed_run(directory: str | os.PathLike[str] | None, num_results: int) -> sgmcmc.SampleResult:
