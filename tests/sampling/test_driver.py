@@ -13,7 +13,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tests.sampling.runs import Walk, assert_equal, quick_kernel, state, trace
+from tests.sampling.runs import Walk, assert_equal, at_call, quick_kernel, state, trace
 from tfp_sgmcmc import random
 from tfp_sgmcmc.sampling import loop, progress, steps
 
@@ -179,25 +179,10 @@ def test_a_chain_that_breaks_down_keeps_what_came_before() -> None:
     assert caught.value.step == 0 and len(caught.value.samples) == 0
 
 
-def after_calls(count: int, action: Callable[[], None]) -> Callable[..., Any]:
-    """Returns a `health` that acts at its call number `count`."""
-    calls = 0
-
-    def health(position: Any) -> dict[str, Any]:
-        nonlocal calls
-        calls += 1
-        if calls == count:
-            action()
-        return {}
-
-    return health
-
-
 def test_ctrl_c_returns_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(
-        progress, "health", after_calls(3, lambda: signal.raise_signal(signal.SIGINT))
-    )
+    health = at_call(3, lambda: signal.raise_signal(signal.SIGINT), lambda position: {})
+    monkeypatch.setattr(progress, "health", health)
     with pytest.warns(UserWarning, match=r"Interrupted: \d+ of 100000000 results"):
         result = sgmcmc.sample(Walk(), tf.zeros([2]), 10**8, **EAGER | {"progress_bar": True})
     assert not result.is_complete and 3 <= result.num_results < 10**6

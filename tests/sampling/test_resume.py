@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,16 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.sampling.runs import Walk, assert_equal, kernel, killed_run, quick_kernel, state, trace
+from tests.sampling.runs import (
+    Walk,
+    assert_equal,
+    at_call,
+    kernel,
+    killed_run,
+    quick_kernel,
+    state,
+    trace,
+)
 from tfp_sgmcmc.sampling import driver, steps
 from tfp_sgmcmc.storage import store
 from tfp_sgmcmc.storage.directory import RunDirectory
@@ -79,18 +87,8 @@ class Stopped(Exception):
     pass
 
 
-def on_call(count: int, real: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `real`, which raises at call number `count`."""
-    calls = 0
-
-    def patched(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == count:
-            raise Stopped
-        return real(*args, **kwargs)
-
-    return patched
+def stop() -> None:
+    raise Stopped
 
 
 @pytest.mark.parametrize("place", ["loop", "append", "write", "commit"])
@@ -107,7 +105,7 @@ def test_a_run_that_failed_goes_on(
         steps.Pace, "took", lambda self, steps, seconds: setattr(self, "max_steps", 7)
     )
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(owner, name, on_call(3, getattr(owner, name)))
+        patch.setattr(owner, name, at_call(3, stop, getattr(owner, name)))
         walk(30, directory=tmp_path, checkpoint_seconds=1e-9)
     assert_same_run(walk(30, directory=tmp_path, resume="must"), walk_in_memory)
 

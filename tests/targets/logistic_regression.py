@@ -37,5 +37,15 @@ def regression(
     )
 
 
+def in_parts(batch_size: int) -> sgmcmc.MinibatchLogProb:
+    """The same model for a state of two parts."""
+    return sgmcmc.MinibatchLogProb(
+        lambda a, b: log_prior(tf.stack([a, b], axis=-1)),
+        lambda a, b, batch: log_likelihood(tf.stack([a, b], axis=-1), batch),
+        {"x": X, "y": Y},
+        batch_size,
+    )
+
+
 def at(theta: np.ndarray, *chains: int, dtype: tf.DType = tf.float64) -> tf.Tensor:
     return tf.constant(np.broadcast_to(theta, [*chains, *theta.shape]), dtype)

@@ -49,7 +49,7 @@ def test_one_chain_and_many(chains: tuple[int, ...], shared: bool, kind: Any) ->
 )
 def test_modes_agree(jit: bool, dtype: tf.DType, kind: Any) -> None:
     """Compares three steps, within which the anchor of SVRG moves."""
-    base = regression(dtype=dtype, chunk_size=16, replacement=True)
+    base = regression(dtype=dtype, chunk_size=16, replacement=kind is sgmcmc.SVRG)
     target = kind(base, at(CENTER, dtype=dtype) if kind is sgmcmc.ControlVariate else 2)
     states = tf.constant(GENERATOR.standard_normal([3, 6, 2]), dtype)
 
@@ -81,5 +81,5 @@ def test_hessian_product_is_that_of_the_same_minibatch(kind: Any) -> None:
 
     found = estimate(theta, probe=tf.constant(probe))
     up, down = (estimate(theta + h * probe).gradient for h in (1e-6, -1e-6))
-    np.testing.assert_allclose(found.hessian_product, (up - down) / 2e-6, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(found.hessian_product, (up - down) / 2e-6, rtol=1e-6)
     np.testing.assert_allclose(found.gradient, estimate(theta).gradient, rtol=1e-10)

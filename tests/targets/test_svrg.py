@@ -14,25 +14,9 @@ from tests.harness.gaussian_mean import sgld_covariance
 from tests.harness.linear_regression import LinearRegression
 from tests.harness.mutation import mutant
 from tests.harness.statistics import Rejected, check_covariance
-from tests.targets.logistic_regression import (
-    GENERATOR,
-    X,
-    Y,
-    log_likelihood,
-    log_prior,
-    regression,
-)
+from tests.targets.logistic_regression import GENERATOR, in_parts, regression
 from tfp_sgmcmc.targets.anchors import Anchor
 from tfp_sgmcmc.targets.svrg import SVRGState
-
-
-def in_parts(batch_size: int) -> sgmcmc.MinibatchLogProb:
-    return sgmcmc.MinibatchLogProb(
-        lambda a, b: log_prior(tf.stack([a, b], axis=-1)),
-        lambda a, b, batch: log_likelihood(tf.stack([a, b], axis=-1), batch),
-        {"x": X, "y": Y},
-        batch_size,
-    )
 
 
 def likelihood_and_gradient(base: sgmcmc.MinibatchLogProb, theta: tf.Tensor) -> Any:
