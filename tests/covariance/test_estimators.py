@@ -31,10 +31,11 @@ def draw(*leading: int, dtype: Any = np.float64) -> dict[str, np.ndarray]:
     return draw_parts(GENERATOR, *leading, dtype=dtype)
 
 
-def covariance(scores: Any) -> np.ndarray:
-    """Returns sample covariances, `[..., 7, 7]`, of scores `[..., ROWS, 7]`."""
+def covariance(parts: Any, name: str = "full") -> np.ndarray:
+    """Returns what a kind keeps of sample covariances, `[chains..., 7, 7]`."""
+    scores = flat(parts, parts["b"].ndim).astype(np.float64)
     centred = scores - scores.mean(axis=-2, keepdims=True)
-    return np.swapaxes(centred, -1, -2) @ centred / (scores.shape[-2] - 1)
+    return np.where(kept(name), np.swapaxes(centred, -1, -2) @ centred / (ROWS - 1), 0)
 
 
 @pytest.mark.parametrize("chains", [(), (4,), (2, 3)])
@@ -49,13 +50,11 @@ def test_sigma_is_c_times_the_average_of_past_sample_covariances(
     for step in range(5):
         scores = draw(*chains, ROWS)
         sigma, own = estimator.evaluate(own, tensors(scores), SCALE, like, len(chains))
-        seen.append(covariance(flat(scores, len(chains) + 1)))
+        seen.append(covariance(scores, name))
         v = seen[0] if step < 2 else (2 * seen[-2] + seen[-3]) / 3
-        expected = np.where(kept(name), SCALE * v, 0)
-        np.testing.assert_allclose(
-            explicit(sigma.multiply, chains), expected, rtol=1e-10, atol=1e-12
-        )
-        diagonal = np.diagonal(expected, axis1=-2, axis2=-1)
+        found = explicit(sigma.multiply, chains)
+        np.testing.assert_allclose(found, SCALE * v, rtol=1e-10, atol=1e-12)
+        diagonal = np.diagonal(SCALE * v, axis1=-2, axis2=-1)
         found = flat(sigma.diag_part(), len(chains))
         np.testing.assert_allclose(found, diagonal, rtol=1e-10)
     assert own.step == 5 and np.all(own.num_skipped.numpy() == 0)
@@ -74,9 +73,8 @@ def test_the_current_minibatch_is_left_out_unless_asked_for(
         sigma, own = estimator.evaluate(own, tensors(scores), 1.0, like, 0)
     used, unused = batches[::-1] if include_current else batches
     found = explicit(sigma.multiply, ())
-    expected = [np.where(kept(name), covariance(flat(b, 1)), 0) for b in (used, unused)]
-    np.testing.assert_allclose(found, expected[0], rtol=1e-10, atol=1e-12)
-    assert not np.allclose(found, expected[1], rtol=0.1)
+    np.testing.assert_allclose(found, covariance(used, name), rtol=1e-10, atol=1e-12)
+    assert not np.allclose(found, covariance(unused, name), rtol=0.1)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +94,7 @@ def test_scores_that_are_not_finite_are_left_out_of_their_chain(
     estimator = KINDS[name](History(2) if name == "low_rank" else RunningMean())
     like = tensors(draw(3, dtype=np.float32))
     batches = [draw(3, ROWS, dtype=np.float32) for _ in range(3)]
-    first, second = (covariance(flat(b, 2).astype(np.float64)) for b in batches[:2])
+    first, second = (covariance(b, name) for b in batches[:2])
     expected = (first + second) / 2
     expected[1] = first[1]
     batches[1]["w"][1, 2, 0, 1] = bad
@@ -105,17 +103,15 @@ def test_scores_that_are_not_finite_are_left_out_of_their_chain(
         own = estimator.init(like, 1, ROWS)
         for scores in batches:
             sigma, own = estimator.evaluate(own, scores, 1.0, like, 1)
-        columns = [
-            sigma.multiply(tf.nest.map_structure(lambda x, e=e: e * tf.ones_like(x), like))
-            for e in (1.0, -2.0)
-        ]
-        return columns, own.num_skipped
+        ones = tf.nest.map_structure(tf.ones_like, like)
+        minus_two = tf.nest.map_structure(lambda x: -2.0 * x, ones)
+        return [sigma.multiply(v) for v in (ones, minus_two)], own.num_skipped
 
     if jit:
         run = tf.function(run, jit_compile=True, autograph=False)
     columns, skipped = run(tensors(batches))
     np.testing.assert_array_equal(skipped, [0, 1, 0])
-    expected = np.where(kept(name), expected, 0).sum(axis=-1)
+    expected = expected.sum(axis=-1)
     np.testing.assert_allclose(flat(columns[0], 1), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(flat(columns[1], 1), -2 * expected, rtol=1e-4, atol=1e-5)
 
@@ -131,25 +127,21 @@ def test_nothing_is_known_of_chains_without_any_finite_minibatch(name: str) -> N
     np.testing.assert_array_equal(explicit(sigma.multiply, ()), 0)
     scores = draw(ROWS)
     sigma, own = estimator.evaluate(own, tensors(scores), 1.0, like, 0)
-    expected = np.where(kept(name), covariance(flat(scores, 1)), 0)
-    np.testing.assert_allclose(explicit(sigma.multiply, ()), expected, rtol=1e-10, atol=1e-12)
+    found = explicit(sigma.multiply, ())
+    np.testing.assert_allclose(found, covariance(scores, name), rtol=1e-10, atol=1e-12)
     assert own.num_skipped == 1
 
 
 def test_low_rank_is_full_with_the_same_history() -> None:
     low_rank, full = LowRank(History([3.0, 1.0])), Full(History([3.0, 1.0]))
     like = tensors(draw(2))
-    states = [e.init(like, 1, ROWS) for e in (low_rank, full)]
+    first, second = (e.init(like, 1, ROWS) for e in (low_rank, full))
     for _ in range(4):
         scores = tensors(draw(2, ROWS))
-        (a, first), (b, second) = (
-            e.evaluate(own, scores, SCALE, like, 1)
-            for e, own in zip((low_rank, full), states, strict=True)
-        )
-        states = [first, second]
-        np.testing.assert_allclose(
-            explicit(a.multiply, (2,)), explicit(b.multiply, (2,)), rtol=1e-10, atol=1e-12
-        )
+        one, first = low_rank.evaluate(first, scores, SCALE, like, 1)
+        other, second = full.evaluate(second, scores, SCALE, like, 1)
+        found, expected = (explicit(sigma.multiply, (2,)) for sigma in (one, other))
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
 LARGE, FEW = 3000, 4
@@ -195,9 +187,8 @@ def test_lagged_cholesky_factorises_every_k_steps_and_is_exact_in_between() -> N
         scores, v = draw(2, ROWS), draw(2)
         sigma, own = estimator.evaluate(own, tensors(scores), SCALE, like, 1)
         sigma, own = estimator.prepare(own, sigma, 0.5, tf.constant(scale))
-        matrix = 0.5 * np.eye(SIZE) + scale[:, np.newaxis, np.newaxis] * explicit(
-            sigma.multiply, (2,)
-        )
+        scaled = scale[:, np.newaxis, np.newaxis] * explicit(sigma.multiply, (2,))
+        matrix = 0.5 * np.eye(SIZE) + scaled
         found = sigma.solve(0.5, tf.constant(scale), tensors(v))
         expected = np.linalg.solve(matrix, flat(v, 1)[..., np.newaxis])[..., 0]
         np.testing.assert_allclose(flat(found, 1), expected, rtol=1e-8, atol=1e-9)
@@ -260,9 +251,8 @@ def test_unknown_covariances(value: Any) -> None:
 )
 def test_a_solver_beside_the_wrong_kind(kind: Any, solver: Any, methods: str) -> None:
     name = solver if isinstance(solver, str) else solver.method
-    with pytest.raises(ValueError, match=f"for covariance='{kind.name}'. Received: '{name}'"):
-        kind(solver=solver)
-    with pytest.raises(ValueError, match=methods):
+    message = f"{methods} covariance='{kind.name}'. Received: '{name}'"
+    with pytest.raises(ValueError, match=message):
         kind(solver=solver)
 
 

@@ -60,18 +60,17 @@ def test_closed_forms(
 
 
 @pytest.mark.parametrize("positions", [1, 6])
-@pytest.mark.parametrize("kind", [OuterProducts, Lookups])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_number_of_rows_known_at_run_time_only(
-    kind: Any, positions: int, chunk_rows: int | None
+    make: Any, positions: int, chunk_rows: int | None
 ) -> None:
-    maker = outer_products if kind is OuterProducts else lookups
-    full, rows = maker(positions=positions)
+    full, rows = make(positions=positions)
     inputs, gradients = full._inputs, full._gradients
     specs = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in (inputs, gradients)]
 
     @tf.function(jit_compile=True, autograph=False, input_signature=specs)
     def variances(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-        return kind(inputs, gradients, full._event_shape, SCALE).variances()
+        return type(full)(inputs, gradients, full._event_shape, SCALE).variances()
 
     for n in (N, 3):
         expected = rows[:n].var(axis=0, ddof=1).ravel()
@@ -91,19 +90,17 @@ def test_variances_of_equal_scores_are_zero_and_never_negative() -> None:
 def test_estimators_take_them_for_what_they_are(name: str, chains: tuple[int, ...]) -> None:
     """The state has another part with its scores in a tensor."""
     factored, rows = outer_products(*chains, positions=2)
-    bias = GENERATOR.normal(size=[*chains, N, OUTPUTS])
-    like = [
-        tf.zeros([*chains, 2, 2, OUTPUTS], tf.float64),
-        tf.zeros([*chains, OUTPUTS], tf.float64),
-    ]
+    bias = tf.constant(GENERATOR.normal(size=[*chains, N, OUTPUTS]))
+    shapes = ([2, 2, OUTPUTS], [OUTPUTS])
+    like = [tf.zeros([*chains, *shape], tf.float64) for shape in shapes]
     estimator = KINDS[name](History(1))
     own = estimator.init(like, len(chains), N)
     v = [tf.random.stateless_normal(x.shape, [0, 1], dtype=tf.float64) for x in like]
-    sigma, _ = estimator.evaluate(own, [factored, tf.constant(bias)], 2.0, like, len(chains))
-    other, _ = estimator.evaluate(
-        own, [tf.constant(rows), tf.constant(bias)], 2.0, like, len(chains)
-    )
-    for x, y in zip(sigma.multiply(v), other.multiply(v), strict=True):
+    products = []
+    for scores in (factored, tf.constant(rows)):
+        sigma, _ = estimator.evaluate(own, [scores, bias], 2.0, like, len(chains))
+        products.append(sigma.multiply(v))
+    for x, y in zip(*products, strict=True):
         assert float(tf.reduce_max(tf.abs(x))) > 0.1
         np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
 

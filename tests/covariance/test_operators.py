@@ -119,12 +119,8 @@ def test_sample_is_the_root_times_the_normals_of_the_seed(kind: str) -> None:
     like = tensors(draw_parts(GENERATOR, 2))
     numbers = (1.0, 0.5, tf.constant(bound))
     z = random.normal_like(like, seed)
-    for x, y in zip(
-        tf.nest.flatten(sigma.sample(*numbers, seed)),
-        tf.nest.flatten(sigma.sqrt_multiply(*numbers, z)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(x, y)
+    drawn, root = sigma.sample(*numbers, seed), sigma.sqrt_multiply(*numbers, z)
+    tf.nest.map_structure(np.testing.assert_array_equal, drawn, root)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -32,9 +32,7 @@ def solve_counting(solver: Solver, matrix: np.ndarray, v: np.ndarray, inverse: A
         return tf.linalg.matvec(tf.constant(matrix), x)
 
     def precondition(r: tf.Tensor) -> tf.Tensor:
-        if inverse is None:
-            return r
-        return tf.linalg.matvec(tf.constant(inverse), r)
+        return r if inverse is None else tf.linalg.matvec(tf.constant(inverse), r)
 
     return solver.conjugate_gradient(multiply, tf.constant(v), precondition).numpy(), count
 
@@ -96,9 +94,8 @@ def test_tolerance_and_max_iterations() -> None:
 def test_an_inverse_saves_iterations() -> None:
     """The exact inverse takes one iteration; that of a matrix a few percent off takes few."""
     matrix, v = definite(40, 1e4), GENERATOR.standard_normal(40)
-    nearby = matrix + 0.03 * scipy.linalg.sqrtm(matrix) @ definite(40, 3.0) @ (
-        scipy.linalg.sqrtm(matrix)
-    )
+    root = scipy.linalg.sqrtm(matrix)
+    nearby = matrix + 0.03 * root @ definite(40, 3.0) @ root
     _, plain = solve_counting(Solver(), matrix, v)
     x, exact = solve_counting(Solver(), matrix, v, np.linalg.inv(matrix))
     y, lagged = solve_counting(Solver(), matrix, v, np.linalg.inv(nearby))
@@ -141,13 +138,12 @@ def test_one_entry() -> None:
     """Every method solves a system with D = 1."""
     one = tf.constant([[2.0]], tf.float64)
     v, shift, scale = (tf.constant(x, tf.float64) for x in ([3.0], [1.0], 0.5))
-    for method in ("cg", "cholesky", "lagged_cholesky"):
-        x = DenseMatrix(one, Solver(method)).solve(shift, scale, v)
-        np.testing.assert_allclose(x, [1.5], rtol=1e-12)
-    for method in ("cg", "woodbury"):
-        weights = tf.constant([0.5], tf.float64)
-        x = LowRankMatrix(one, weights, Solver(method)).solve(shift, scale, v)
-        np.testing.assert_allclose(x, [1.5], rtol=1e-12)
+    weights = tf.constant([0.5], tf.float64)
+    for matrix in (
+        *(DenseMatrix(one, Solver(method)) for method in ("cg", "cholesky", "lagged_cholesky")),
+        *(LowRankMatrix(one, weights, Solver(method)) for method in ("cg", "woodbury")),
+    ):
+        np.testing.assert_allclose(matrix.solve(shift, scale, v), [1.5], rtol=1e-12)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -168,13 +164,10 @@ def test_error_of_the_series_is_that_of_chebyshev_interpolation(
     shift, scale = (1.0, condition - 1) if sign > 0 else (condition, 1 - condition)
     exact = scipy.linalg.sqrtm(shift * np.eye(size) + scale * sigma)
     rho = (condition**0.5 + 1) / (condition**0.5 - 1)
-    numbers = (tf.constant(x, tf.float64) for x in (shift, scale, 1.0))
-    numbers = list(numbers)
-    errors = {}
+    numbers = [tf.constant(x, tf.float64) for x in (shift, scale, 1.0)]
+    eye, errors = tf.eye(size, dtype=tf.float64), {}
     for degree in (4, 8, 16, 32):
-        root = chebyshev_sqrt(
-            lambda x: x @ tf.constant(sigma), *numbers, tf.eye(size, dtype=tf.float64), degree
-        )
+        root = chebyshev_sqrt(lambda x: x @ tf.constant(sigma), *numbers, eye, degree)
         errors[degree] = np.linalg.norm(root - exact, 2)
         bound = 4 * (condition + 1) ** 0.5 * rho ** (1 - degree) / (rho - 1)
         assert errors[degree] <= bound + 1e-12 * condition
@@ -207,11 +200,8 @@ def test_the_root_of_numbers_for_each_chain_and_of_zero() -> None:
     ],
 )
 def test_solvers_that_are_none(solver: Any, message: str) -> None:
-    for make in (
-        as_solver,
-        lambda s: Full(solver=s),
-        lambda s: LowRank(solver=s),
-        lambda s: Diag(solver=s),
-    ):
+    with pytest.raises(ValueError, match=message):
+        as_solver(solver)
+    for kind in (Full, LowRank, Diag):
         with pytest.raises(ValueError, match=message):
-            make(solver)
+            kind(solver=solver)

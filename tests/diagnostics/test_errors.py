@@ -28,10 +28,8 @@ def test_relative_covariance_error() -> None:
 
 def test_errors_do_not_change_with_the_scale() -> None:
     estimate, reference = GENERATOR.standard_normal([2, 7])
-    np.testing.assert_allclose(
-        relative_mean_error(1e6 * estimate, 1e6 * reference),
-        relative_mean_error(estimate, reference),
-    )
+    expected = relative_mean_error(estimate, reference)
+    np.testing.assert_allclose(relative_mean_error(1e6 * estimate, 1e6 * reference), expected)
 
 
 def test_squared_variance_error() -> None:
@@ -43,9 +41,8 @@ def test_squared_variance_error() -> None:
         np.testing.assert_allclose(found[chain], expected)
     samples[4, 0, 1], samples[5, 1, 2] = np.nan, np.inf
     np.testing.assert_array_equal(squared_variance_error(samples, variances), [np.inf] * 2)
-    with pytest.raises(
-        ValueError, match=r"variances \[D\]. Received: shapes \(9, 2, 3\) and \(2,\)"
-    ):
+    message = r"variances \[D\]. Received: shapes \(9, 2, 3\) and \(2,\)"
+    with pytest.raises(ValueError, match=message):
         squared_variance_error(samples, variances[:2])
     with pytest.raises(ValueError, match="variances must be positive numbers"):
         squared_variance_error(samples, [1.0, 0.0, 1.0])
@@ -55,9 +52,8 @@ def test_squared_variance_error() -> None:
     ("error", "what"), [(relative_mean_error, "mean"), (relative_covariance_error, "covariance")]
 )
 def test_bad_input(error: object, what: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"estimated {what} must .* \(3,\). Received: shape \(2,\)"
-    ):
+    message = rf"estimated {what} must .* \(3,\). Received: shape \(2,\)"
+    with pytest.raises(ValueError, match=message):
         error(np.ones(2), np.ones(3))
     with pytest.raises(ValueError, match=f"The reference {what} must not be zero"):
         error(np.ones(2), np.zeros(2))

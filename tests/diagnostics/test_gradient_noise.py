@@ -1,14 +1,15 @@
 """alpha is the largest ratio of gradient noise to injected noise, and ends burn-in."""
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_probability as tfp
 from scipy.linalg import eigh
 
 import tfp_sgmcmc as sgmcmc
+from tests.diagnostics.folds import fold
 from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.known_scores import KnownScores
 from tfp_sgmcmc.covariance.factored_scores import OuterProducts
@@ -26,21 +27,18 @@ SIGMA = SCALE * V
 FULL = np.array([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.1], [0.2, 0.1, 0.8]])
 DIAGONAL = np.array([1.2, 0.5, 0.8])
 ENOUGH = 60  # iterations
+FIGURES = (lambda *arguments: sampling_threshold(*arguments, seed=1), gradient_noise_share)
 
 
 def estimate(parts: bool = False, **changes: Any) -> sgmcmc.GradientEstimate:
     scores = tf.constant(SCORES)
-    gradient = tf.zeros([2, 3], tf.float64)
-    found = sgmcmc.GradientEstimate(
-        gradient, tf.zeros([2], tf.float64), scores, noise_scale=SCALE
-    )._replace(**changes)
+    zeros = tf.zeros([2, 3], tf.float64)
+    found = sgmcmc.GradientEstimate(zeros, zeros[:, 0], scores, noise_scale=SCALE)
+    found = found._replace(**changes)
     if not parts:
         return found
-    shapes = ([2, 1, 1], [2, 2])
-    return found._replace(
-        gradient=[tf.zeros(s, tf.float64) for s in shapes],
-        scores=[scores[..., :1, tf.newaxis], scores[..., 1:]],
-    )
+    split = [zeros[:, :1, tf.newaxis], zeros[:, 1:]]
+    return found._replace(gradient=split, scores=[scores[..., :1, tf.newaxis], scores[..., 1:]])
 
 
 def ratios(step: np.ndarray, matrix: np.ndarray, temperature: float, chain: int) -> np.ndarray:
@@ -131,10 +129,8 @@ def test_few_iterations_come_from_below() -> None:
 def test_eager_graph_and_xla_agree(jit: bool | None) -> None:
     def both(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         found = estimate(parts=True)
-        return (
-            sampling_threshold(found, step, 0.3, seed=1, num_iterations=50),
-            gradient_noise_share(found, step, 0.3),
-        )
+        alpha = sampling_threshold(found, step, 0.3, seed=1, num_iterations=50)
+        return alpha, gradient_noise_share(found, step, 0.3)
 
     run = both if jit is None else tf.function(both, jit_compile=jit, autograph=False)
     alpha, share = run(tf.constant(0.1, tf.float64))
@@ -150,25 +146,21 @@ def test_factored_scores() -> None:
         tf.zeros([3, 2], tf.float64), tf.zeros([], tf.float64), factored, noise_scale=SCALE
     )
     dense = found._replace(scores=factored.rows())
-    for fn in (
-        lambda x: sampling_threshold(x, 0.1, 0.5, seed=1),
-        lambda x: gradient_noise_share(x, 0.1, 0.5),
-    ):
-        assert fn(dense) > 0
-        np.testing.assert_allclose(fn(found), fn(dense))
+    for figure in FIGURES:
+        assert figure(dense, 0.1, 0.5) > 0
+        np.testing.assert_allclose(figure(found, 0.1, 0.5), figure(dense, 0.1, 0.5))
 
 
 def test_exact_gradients_have_no_noise() -> None:
     target = sgmcmc.FullDataLogProb(lambda x: -(x**2))
     found = target.estimate(tf.zeros([4]), tf.constant([0, 1]))
-    np.testing.assert_array_equal(sampling_threshold(found, 0.1, seed=1), np.zeros(4))
-    np.testing.assert_array_equal(gradient_noise_share(found, 0.1), np.zeros(4))
+    for figure in FIGURES:
+        np.testing.assert_array_equal(figure(found, 0.1), np.zeros(4))
 
 
 def test_a_single_score_has_no_covariance() -> None:
     single = estimate(scores=tf.constant(SCORES[:, :1]))
-    assert np.all(np.isnan(sampling_threshold(single, 0.1, seed=1)))
-    assert np.all(np.isnan(gradient_noise_share(single, 0.1)))
+    assert all(np.all(np.isnan(figure(single, 0.1))) for figure in FIGURES)
 
 
 def test_bad_input() -> None:
@@ -176,21 +168,20 @@ def test_bad_input() -> None:
     target, theta, seed = model.target(4), tf.zeros([3]), tf.constant([0, 1])
     without = target.estimate(theta, seed, with_scores=False)
     growing = sgmcmc.GrowingBatch(target).estimate(theta, seed)
-    for bare in (without, growing):
+    for bare, figure in itertools.product((without, growing), FIGURES):
         with pytest.raises(ValueError, match="has no scores"):
-            sampling_threshold(bare, 0.1, seed=1)
-        with pytest.raises(ValueError, match="has no scores"):
-            gradient_noise_share(bare, 0.1)
+            figure(bare, 0.1)
     with pytest.raises(TypeError, match="RMSprop, whose M depends"):
         gradient_noise_share(estimate(), 0.1, sgmcmc.preconditioners.RMSprop())
     with pytest.raises(TypeError, match="step_size must be the value at one step"):
         sampling_threshold(estimate(), sgmcmc.schedules.PolynomialDecay(1.0), seed=1)
-    with pytest.raises(ValueError, match="num_iterations must be at least 1. Received: 0"):
-        sampling_threshold(estimate(), 0.1, seed=1, num_iterations=0)
-    with pytest.raises(ValueError, match="temperature must be a positive number. Received: 0"):
-        sampling_threshold(estimate(), 0.1, seed=1, temperature=0.0)
-    with pytest.raises(ValueError, match="seed must be an integer or a pair"):
-        sampling_threshold(estimate(), 0.1, seed=None)
+    for bad, message in (
+        (dict(num_iterations=0), "num_iterations must be at least 1. Received: 0"),
+        (dict(temperature=0.0), "temperature must be a positive number. Received: 0"),
+        (dict(seed=None), "seed must be an integer or a pair"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sampling_threshold(estimate(), 0.1, **{"seed": 1, **bad})
 
 
 def test_the_noise_scale_of_a_growing_batch() -> None:
@@ -223,24 +214,14 @@ def check_end_of_burn_in(found: Any, every: int) -> None:
 
 def test_the_end_of_burn_in_within_a_compiled_chain() -> None:
     reducer = SamplingThresholdReducer(TARGET, THRESHOLD, seed=1, every=7)
-
-    @tf.function(jit_compile=True, autograph=False)
-    def run(seed: tf.Tensor) -> Any:
-        return tfp.experimental.mcmc.sample_fold(
-            NUM_STEPS,
-            tf.zeros([2, 3]),
-            kernel=sgmcmc.SGLD(TARGET, SCHEDULE),
-            reducer=reducer,
-            seed=seed,
-        )[0]
-
-    check_end_of_burn_in(run(tf.constant([0, 1])), every=7)
+    found = fold(sgmcmc.SGLD(TARGET, SCHEDULE), tf.zeros([2, 3]), NUM_STEPS, reducer)
+    check_end_of_burn_in(found, every=7)
 
 
-@pytest.mark.parametrize(("every", "threshold"), [(1, THRESHOLD), (1, 1e-6)])
-def test_the_end_of_burn_in(every: int, threshold: float) -> None:
+@pytest.mark.parametrize("threshold", [THRESHOLD, 1e-6])
+def test_the_end_of_burn_in(threshold: float) -> None:
     reducer = SamplingThresholdReducer(
-        TARGET, threshold, seed=1, every=every, num_iterations=8, step_size_fn=lambda r: r
+        TARGET, threshold, seed=1, every=1, num_iterations=8, step_size_fn=lambda r: r
     )
     state = tf.zeros([2, 3])
     found, advance = reducer.initialize(state), tf.function(reducer.one_step, autograph=False)
@@ -248,14 +229,14 @@ def test_the_end_of_burn_in(every: int, threshold: float) -> None:
         found = advance(state, found, SCHEDULE(step))
     found = reducer.finalize(found)
     if threshold == THRESHOLD:
-        check_end_of_burn_in(found, every)
+        check_end_of_burn_in(found, every=1)
     else:  # the threshold is not reached
         np.testing.assert_array_equal(found.first_step, [0, 0])
 
 
 @pytest.mark.parametrize("step_size", [0.0, -0.5, float("nan")])
 def test_step_sizes_out_of_range(step_size: float) -> None:
-    for figure in (lambda *a: sampling_threshold(*a, seed=1), gradient_noise_share):
+    for figure in FIGURES:
         with pytest.raises(ValueError, match=f"step_size must be a positive .*: {step_size}"):
             figure(estimate(), step_size)
 
@@ -264,9 +245,10 @@ def test_bad_input_of_the_reducer() -> None:
     target = GaussianMean(num_examples=12).target(4)
     with pytest.raises(TypeError, match="target must be a Target. Received: a function"):
         SamplingThresholdReducer(lambda x: x, 0.1, seed=1)
-    with pytest.raises(ValueError, match="threshold must be a positive number. Received: 0"):
-        SamplingThresholdReducer(target, 0.0, seed=1)
-    with pytest.raises(ValueError, match="every must be at least 1. Received: 0"):
-        SamplingThresholdReducer(target, 0.1, seed=1, every=0)
-    with pytest.raises(ValueError, match="seed must be an integer or a pair"):
-        SamplingThresholdReducer(target, 0.1, seed=None)
+    for bad, message in (
+        (dict(threshold=0.0), "threshold must be a positive number. Received: 0"),
+        (dict(every=0), "every must be at least 1. Received: 0"),
+        (dict(seed=None), "seed must be an integer or a pair"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SamplingThresholdReducer(target, **{"threshold": 0.1, "seed": 1, **bad})

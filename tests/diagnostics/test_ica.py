@@ -40,9 +40,8 @@ def test_instability_index_with_weights_and_a_mean() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(
-        ValueError, match=r"data \[N, d\]. Received: shapes \(5, 3, 3\) and \(9, 2\)"
-    ):
+    message = r"data \[N, d\]. Received: shapes \(5, 3, 3\) and \(9, 2\)"
+    with pytest.raises(ValueError, match=message):
         instability_index(np.ones([5, 3, 3]), np.ones([9, 2]))
     with pytest.raises(np.linalg.LinAlgError):
         amari_distance(np.eye(2), np.ones([2, 2]))

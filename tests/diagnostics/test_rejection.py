@@ -1,7 +1,5 @@
 """Rejection probabilities agree with the rejections of CorrectedLangevin."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -75,24 +73,19 @@ def test_states_that_cannot_be_accepted() -> None:
     np.testing.assert_array_equal(found, [0.0, 1.0, 1.0])
 
 
-def states_and_steps(num_steps: int) -> tuple[Any, list[tf.Tensor], list[Any]]:
-    """Returns a target, and states and results of a chain of SGLD with a schedule."""
-    target = MODEL.target(4, dtype=tf.float64)
-    kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(0.2), preconditioner=0.7)
-    states = [tf.ones([2, 3], tf.float64)]
-    results = [kernel.bootstrap_results(states[0])]
-    for seed in range(num_steps):
-        state, result = kernel.one_step(states[-1], results[-1], seed=seed)
-        states.append(state)
-        results.append(result)
-    return target, states, results
-
-
 @pytest.mark.parametrize(
     ("every", "jit"), [(3, True), pytest.param(1, False, marks=pytest.mark.slow)]
 )
 def test_the_reducer_is_the_mean_over_the_steps(every: int, jit: bool) -> None:
-    target, states, results = states_and_steps(10)
+    """Follows a chain of SGLD whose step size has a schedule."""
+    target = MODEL.target(4, dtype=tf.float64)
+    kernel = sgmcmc.SGLD(target, sgmcmc.schedules.PolynomialDecay(0.2), preconditioner=0.7)
+    states = [tf.ones([2, 3], tf.float64)]
+    results = [kernel.bootstrap_results(states[0])]
+    for seed in range(10):
+        state, result = kernel.one_step(states[-1], results[-1], seed=seed)
+        states.append(state)
+        results.append(result)
     reducer = RejectionReducer(target, 0.7, every=every)
     advance = tf.function(reducer.one_step, jit_compile=jit, autograph=False)
     own = reducer.initialize(states[0], results[0])

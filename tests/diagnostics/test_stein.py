@@ -17,6 +17,10 @@ GENERATOR = np.random.default_rng(0)
 C, BETA = 1.3, -0.4
 
 
+def discrepancy(x: Any, g: Any, **options: Any) -> np.ndarray:
+    return squared_kernel_stein_discrepancy(x, g, scale=C, exponent=BETA, **options).numpy()
+
+
 def stein_kernel(
     x: np.ndarray, y: np.ndarray, g: np.ndarray, h: np.ndarray, m: np.ndarray | None = None
 ) -> float:
@@ -47,23 +51,12 @@ def test_by_definition(statistic: Any, chunk_size: int | None) -> None:
     """Two chains, two parts, weights, and chunks that divide n = 7 or do not."""
     x, g = np.random.default_rng(1).standard_normal([2, 7, 2, 3])
     w = np.arange(1.0, 8.0)
-    found = squared_kernel_stein_discrepancy(
-        [x[..., 0], x[..., 1:]],
-        [g[..., 0], g[..., 1:]],
-        chain_ndims=1,
-        weights=w,
-        scale=C,
-        exponent=BETA,
-        statistic=statistic,
-        chunk_size=chunk_size,
-    )
+    parts = ([y[..., 0], y[..., 1:]] for y in (x, g))
+    options = dict(chain_ndims=1, weights=w, statistic=statistic, chunk_size=chunk_size)
+    found = discrepancy(*parts, **options)
     for chain in range(2):
         expected = by_definition(x[:, chain], g[:, chain], w, statistic)
         np.testing.assert_allclose(found[chain], expected, rtol=1e-5)
-
-
-def discrepancy(x: Any, g: Any, **options: Any) -> np.ndarray:
-    return squared_kernel_stein_discrepancy(x, g, scale=C, exponent=BETA, **options).numpy()
 
 
 @pytest.mark.parametrize("statistic", ["U", "V"])
@@ -102,10 +95,8 @@ def test_steins_identity() -> None:
             weights = np.append(density / density.sum(), 0.0)
             both = np.append(density / density.sum(), 1.0)  # (grid + y): 1/4 (gg + 2 gy + yy)
             gradients = -slope * points
-            total, own = (
-                4 * discrepancy(points, gradients, weights=both, statistic="V"),
-                discrepancy(points, gradients, weights=weights, statistic="V"),
-            )
+            total = 4 * discrepancy(points, gradients, weights=both, statistic="V")
+            own = discrepancy(points, gradients, weights=weights, statistic="V")
             alone = discrepancy(points[-1:], gradients[-1:], statistic="V")
             return float(total - own - alone) / 2
 
@@ -166,9 +157,8 @@ def test_compiled(jit: bool) -> None:
     x = GENERATOR.standard_normal([50, 2, 3])
 
     def of(x: tf.Tensor) -> tf.Tensor:
-        return squared_kernel_stein_discrepancy(
-            x + 100.0, -x, chain_ndims=1, statistic="V", chunk_size=8
-        )
+        options: dict[str, Any] = dict(chain_ndims=1, statistic="V", chunk_size=8)
+        return squared_kernel_stein_discrepancy(x + 100.0, -x, **options)
 
     found = tf.function(of, jit_compile=jit, autograph=False)(tf.constant(x, tf.float32))
     np.testing.assert_allclose(found, of(tf.constant(x)), rtol=1e-3)

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.diagnostics.folds import fold
 from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.statistics import Rejected, check_means
 from tfp_sgmcmc.diagnostics import KernelSteinDiscrepancyReducer, squared_kernel_stein_discrepancy
@@ -124,18 +125,15 @@ def test_of_a_biased_chain_it_is_larger() -> None:
     A step of 2 takes SGLD on N(0, 1) to theta' = (2 T)^1/2 z from anywhere. So the draws are
     independent, from N(0, 2) at T = 1 and from the target at T = 1/2. S^2 is found by quadrature.
     """
-
-    @tf.function(jit_compile=True, autograph=False)
-    def run(temperature: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        return tfp.experimental.mcmc.sample_fold(
-            60,
+    biased, exact = (
+        fold(
+            sgmcmc.SGLD(NORMAL, 2.0, temperature),
             tf.zeros([NUM_CHAINS, 1]),
-            kernel=sgmcmc.SGLD(NORMAL, 2.0, temperature),
-            reducer=KernelSteinDiscrepancyReducer(NORMAL, SIZE),
-            seed=seed,
-        )[0]
-
-    biased, exact = (run(tf.constant(t), tf.constant([0, 1])).numpy() for t in (1.0, 0.5))
+            60,
+            KernelSteinDiscrepancyReducer(NORMAL, SIZE),
+        )
+        for temperature in (1.0, 0.5)
+    )
     grid = np.linspace(-10, 10, 401)[:, np.newaxis]
     expected = squared_kernel_stein_discrepancy(
         grid, -grid, weights=np.exp(-(grid[:, 0] ** 2) / 4), statistic="V"
@@ -148,17 +146,16 @@ def test_of_a_biased_chain_it_is_larger() -> None:
 
 
 def test_bad_input() -> None:
-    make = KernelSteinDiscrepancyReducer
     for bad, match in (
         (dict(size=1), "size must be at least 2. Received: 1"),
-        (dict(size=4, every=0), "every must be at least 1. Received: 0"),
+        (dict(every=0), "every must be at least 1. Received: 0"),
     ):
         with pytest.raises(ValueError, match=match):
-            make(NORMAL, **bad)
+            KernelSteinDiscrepancyReducer(NORMAL, **{"size": 4, **bad})
     for bad, match in (
         (dict(scale=0.0), "scale must be a positive number. Received: 0"),
         (dict(statistic="W"), "statistic must be 'U' or 'V'. Received: 'W'"),
         (dict(preconditioner=np.eye(2)), r"must have shape \[3, 3\]. Received: \(2, 2\)"),
     ):
         with pytest.raises(ValueError, match=match):
-            make(NORMAL, 4, **bad).initialize(tf.zeros([3]))
+            KernelSteinDiscrepancyReducer(NORMAL, 4, **bad).initialize(tf.zeros([3]))

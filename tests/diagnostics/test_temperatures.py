@@ -3,14 +3,12 @@
 The false-alarm rate is 1e-6 a test. An error of 3 % is found with probability 0.999.
 """
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.diagnostics.folds import fold, states
 from tests.harness.gaussian_mean import GaussianMean, sgld_covariance
 from tests.harness.statistics import Rejected, check_means
 from tfp_sgmcmc.diagnostics import (
@@ -36,9 +34,8 @@ def test_kinetic_temperature() -> None:
 
 def test_configurational_temperature() -> None:
     x, g = GENERATOR.standard_normal([2, 9, 2, 3])
-    found = configurational_temperature(
-        {"a": x[..., 0], "b": x[..., 1:]}, {"a": g[..., 0], "b": g[..., 1:]}, chain_ndims=1
-    )
+    parts = ({"a": y[..., 0], "b": y[..., 1:]} for y in (x, g))
+    found = configurational_temperature(*parts, chain_ndims=1)
     for chain in range(2):
         across = [np.cov(x[:, chain, i], g[:, chain, i])[0, 1] for i in range(3)]
         np.testing.assert_allclose(found[chain], -np.mean(across))
@@ -78,20 +75,9 @@ def of_chains(temperature: float, matrix: float) -> tuple[np.ndarray, np.ndarray
     reducer = ConfigurationalTemperatureReducer(target, seed=5)
     deviations = np.linalg.cholesky(stationary(temperature, matrix))
     start = MODEL.mean + GENERATOR.standard_normal([2000, 3]) @ deviations.T
-
-    @tf.function(jit_compile=True, autograph=False)
-    def run(seed: tf.Tensor) -> Any:
-        found, _, _ = tfp.experimental.mcmc.sample_fold(
-            NUM_STEPS,
-            tf.constant(start, tf.float32),
-            kernel=kernel,
-            reducer=[reducer, tfp.experimental.mcmc.TracingReducer(lambda x, _: x, NUM_STEPS)],
-            seed=seed,
-        )
-        return found
-
-    found, samples = (x.numpy() for x in run(tf.constant([0, 1])))
-    gradients = (MODEL.mean - samples) @ MODEL.hessian
+    reducers = [reducer, states(NUM_STEPS)]
+    found, samples = fold(kernel, tf.constant(start, tf.float32), NUM_STEPS, reducers)
+    gradients = (MODEL.mean - samples.numpy()) @ MODEL.hessian
     return found, configurational_temperature(samples, gradients, chain_ndims=1)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.diagnostics.folds import fold, states
 from tfp_sgmcmc.diagnostics import (
     MixingDistanceReducer,
     WeightedExpectationReducer,
@@ -87,39 +87,21 @@ def test_against_the_definition() -> None:
     np.testing.assert_allclose(effective_number_of_steps(by_chain), expected)
 
 
-def run(reducer: Any, num_steps: int = 50) -> tuple[Any, np.ndarray]:
-    """Returns the reducers' results on a compiled chain, and the chain, `[T, chains, D]`."""
-    target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
-    schedule = sgmcmc.schedules.PolynomialDecay(a=0.5)
-    tracer = tfp.experimental.mcmc.TracingReducer(trace_fn=lambda x, _: x, size=num_steps)
-
-    @tf.function(jit_compile=True, autograph=False)
-    def compiled(seed: tf.Tensor) -> Any:
-        found, _, _ = tfp.experimental.mcmc.sample_fold(
-            num_steps,
-            tf.ones([2, 3]),
-            kernel=sgmcmc.SGLD(target, schedule),
-            reducer=[*reducer, tracer],
-            seed=seed,
-        )
-        return found
-
-    *found, chain = compiled(tf.constant([0, 1]))
-    return found, chain.numpy()
-
-
 def test_reducers_see_what_functions_see() -> None:
     num_steps, size = 50, 6
-    steps = sgmcmc.schedules.PolynomialDecay(a=0.5)(tf.range(num_steps)).numpy()
-    (mean, squares, collected, full), chain = run(
-        [
-            WeightedExpectationReducer(),
-            WeightedExpectationReducer(lambda x: {"norm": tf.reduce_sum(x**2, axis=-1)}),
-            MixingDistanceReducer(distance=0.8, size=num_steps),
-            MixingDistanceReducer(distance=0.8, size=size),
-        ],
-        num_steps,
-    )
+    target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+    schedule = sgmcmc.schedules.PolynomialDecay(a=0.5)
+    steps = schedule(tf.range(num_steps)).numpy()
+    reducers = [
+        WeightedExpectationReducer(),
+        WeightedExpectationReducer(lambda x: {"norm": tf.reduce_sum(x**2, axis=-1)}),
+        MixingDistanceReducer(distance=0.8, size=num_steps),
+        MixingDistanceReducer(distance=0.8, size=size),
+        states(num_steps),
+    ]
+    kernel = sgmcmc.SGLD(target, schedule)
+    mean, squares, collected, full, chain = fold(kernel, tf.ones([2, 3]), num_steps, reducers)
+    chain = chain.numpy()
     np.testing.assert_allclose(mean, weighted_expectation(chain, steps), rtol=1e-4)
     norm = weighted_expectation((chain**2).sum(axis=-1), steps)
     np.testing.assert_allclose(squares["norm"], norm, rtol=1e-4)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -69,9 +71,19 @@ class Walk(tfp.mcmc.TransitionKernel):
 
 
 def assert_equal(x: Any, y: Any) -> None:
-    tf.nest.assert_same_structure(x, y)
-    for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
-        np.testing.assert_array_equal(a, b)
+    tf.nest.map_structure(np.testing.assert_array_equal, x, y)
+
+
+def at_call(count: int, action: Callable[[], None], real: Callable[..., Any]) -> Any:
+    """Returns `real`, which acts before its call number `count`."""
+    calls = itertools.count(1)
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == count:
+            action()
+        return real(*args, **kwargs)
+
+    return patched
 
 
 def killed_run(directory: str | os.PathLike[str] | None, num_results: int) -> sgmcmc.SampleResult:

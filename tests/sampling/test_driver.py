@@ -1,5 +1,6 @@
 """`sample` takes the same steps as a loop by hand, however many it compiles into one call."""
 
+import functools
 import signal
 import sys
 import warnings
@@ -12,27 +13,24 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tests.sampling.runs import Walk, assert_equal, quick_kernel, state, trace
+from tests.sampling.runs import Walk, assert_equal, at_call, quick_kernel, state, trace
 from tfp_sgmcmc import random
 from tfp_sgmcmc.sampling import loop, progress, steps
 
 SEED = 7
 QUIET: dict[str, Any] = dict(seed=SEED, progress_bar=False, preflight_check=False)
+EAGER = QUIET | dict(jit_compile=False)
 
 
 def by_hand(made: Any, num_steps: int, jit_compile: bool) -> tuple[Any, Any]:
     """Returns states and traces after each step, from compiled single steps."""
     current = state()
-    step = tf.function(
-        lambda s, r, seed: made.one_step(s, r, seed=seed), jit_compile=jit_compile, autograph=False
-    )
-    # Seeds also differ between XLA and other modes.
-    seeds = tf.function(
-        lambda t: random.fold_in(random.as_seed(SEED), t), jit_compile=jit_compile, autograph=False
-    )
+    in_mode = functools.partial(tf.function, jit_compile=jit_compile, autograph=False)
+    step = in_mode(made.one_step)
+    seeds = in_mode(lambda t: random.fold_in(random.as_seed(SEED), t))  # which differ under XLA
     results, kept = made.bootstrap_results(current), []
     for t in range(num_steps):
-        current, results = step(current, results, seeds(tf.constant(t, tf.int64)))
+        current, results = step(current, results, seed=seeds(tf.constant(t, tf.int64)))
         kept.append((current, trace(current, results)))
     return tf.nest.map_structure(lambda *x: np.stack(x), *kept)
 
@@ -40,7 +38,7 @@ def by_hand(made: Any, num_steps: int, jit_compile: bool) -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def full() -> Any:
     """Returns 23 draws with their traces, without XLA."""
-    return sgmcmc.sample(quick_kernel(), state(), 23, trace_fn=trace, jit_compile=False, **QUIET)
+    return sgmcmc.sample(quick_kernel(), state(), 23, trace_fn=trace, **EAGER)
 
 
 def assert_rounded_alike(x: Any, y: Any) -> None:
@@ -73,7 +71,7 @@ def test_a_walk_is_that_of_eager_steps_to_the_last_bit() -> None:
     for t in range(9):
         x, results = walk.one_step(x, results, seed=random.fold_in(random.as_seed(SEED), t))
         states.append(x)
-    result = sgmcmc.sample(Walk(), tf.zeros([2]), 9, jit_compile=False, **QUIET)
+    result = sgmcmc.sample(Walk(), tf.zeros([2]), 9, **EAGER)
     np.testing.assert_array_equal(result.states, np.stack(states))
     assert result.final_kernel_results == {"number": 9, "nothing": None, "empty": ()}
 
@@ -84,7 +82,7 @@ def test_burn_in_and_thinning_choose_among_the_steps(
 ) -> None:
     thinned = sgmcmc.sample(
         quick_kernel(), state(), 6, num_burnin_steps=5, num_steps_between_results=2,
-        trace_fn=trace_fn, jit_compile=False, **QUIET,
+        trace_fn=trace_fn, **EAGER,
     )  # fmt: skip
     assert_equal(thinned.states, tf.nest.map_structure(lambda x: x[5:21:3], full.states))
     if trace_fn is None:
@@ -141,9 +139,7 @@ def test_the_length_of_a_call_has_no_influence(
 
 def test_a_kernel_of_tensorflow_probability() -> None:
     hmc = tfp.mcmc.HamiltonianMonteCarlo(lambda x: -0.5 * tf.reduce_sum(x**2, -1), 0.5, 3)
-    result = sgmcmc.sample(
-        hmc, tf.zeros([4, 2]), 400, num_burnin_steps=20, jit_compile=False, **QUIET
-    )
+    result = sgmcmc.sample(hmc, tf.zeros([4, 2]), 400, num_burnin_steps=20, **EAGER)
     assert result.states.shape == (400, 4, 2) and result.weights is None
     # There are 3,200 draws with a negative autocorrelation: 6 standard errors of the variance.
     np.testing.assert_allclose(result.states.var(), 1.0, atol=6 * np.sqrt(2 / 3200))
@@ -152,9 +148,7 @@ def test_a_kernel_of_tensorflow_probability() -> None:
 
 
 def test_chains_begin_together_and_differ() -> None:
-    result = sgmcmc.sample(
-        quick_kernel(), state(), 5, num_chains=3, trace_fn=trace, jit_compile=False, **QUIET
-    )
+    result = sgmcmc.sample(quick_kernel(), state(), 5, num_chains=3, trace_fn=trace, **EAGER)
     assert result.states["mean"].shape == (5, 3, 3) and result.states["log_sd"].shape == (5, 3)
     assert result.trace["norm"].shape == (5, 3) and result.weights.shape == (5,)
     assert len(np.unique(result.states["log_sd"][-1])) == 3
@@ -175,44 +169,25 @@ def test_chains_begin_together_and_differ() -> None:
 
 def test_a_chain_that_breaks_down_keeps_what_came_before() -> None:
     with pytest.raises(sgmcmc.NonFiniteChainError, match="smaller step_size") as caught:
-        sgmcmc.sample(Walk(growth=100.0), {"a": tf.ones([2])}, 1000, jit_compile=False, **QUIET)
+        sgmcmc.sample(Walk(growth=100.0), {"a": tf.ones([2])}, 1000, **EAGER)
     error = caught.value
     assert error.part == ("a",) and 15 < error.step < 21  # 1e38 after 19 steps
     assert error.samples["a"].shape == (error.step, 2)
     assert np.isfinite(error.samples["a"]).all()
     with pytest.raises(sgmcmc.NonFiniteChainError, match="before the first result") as caught:
-        sgmcmc.sample(
-            Walk(growth=100.0), tf.ones([]), 10, num_burnin_steps=500, jit_compile=False, **QUIET
-        )
+        sgmcmc.sample(Walk(growth=100.0), tf.ones([]), 10, num_burnin_steps=500, **EAGER)
     assert caught.value.step == 0 and len(caught.value.samples) == 0
-
-
-def after_calls(count: int, action: Callable[[], None]) -> Callable[..., Any]:
-    """Returns a `health` that acts at its call number `count`."""
-    calls = 0
-
-    def health(position: Any) -> dict[str, Any]:
-        nonlocal calls
-        calls += 1
-        if calls == count:
-            action()
-        return {}
-
-    return health
 
 
 def test_ctrl_c_returns_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(
-        progress, "health", after_calls(3, lambda: signal.raise_signal(signal.SIGINT))
-    )
+    health = at_call(3, lambda: signal.raise_signal(signal.SIGINT), lambda position: {})
+    monkeypatch.setattr(progress, "health", health)
     with pytest.warns(UserWarning, match=r"Interrupted: \d+ of 100000000 results"):
-        result = sgmcmc.sample(
-            Walk(), tf.zeros([2]), 10**8, jit_compile=False, **QUIET | {"progress_bar": True}
-        )
+        result = sgmcmc.sample(Walk(), tf.zeros([2]), 10**8, **EAGER | {"progress_bar": True})
     assert not result.is_complete and 3 <= result.num_results < 10**6
     assert signal.getsignal(signal.SIGINT) is before
-    again = sgmcmc.sample(Walk(), tf.zeros([2]), result.num_results, jit_compile=False, **QUIET)
+    again = sgmcmc.sample(Walk(), tf.zeros([2]), result.num_results, **EAGER)
     assert_equal(again.states, result.states)
 
 
@@ -227,17 +202,17 @@ def test_a_second_ctrl_c_raises() -> None:
 def test_the_progress_bar(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = QUIET | {"progress_bar": True}
+    options = EAGER | {"progress_bar": True}
     chain = sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda x: -(x**2)), 0.01)
-    sgmcmc.sample(chain, tf.ones([]), 30, num_burnin_steps=3, jit_compile=False, **options)
+    sgmcmc.sample(chain, tf.ones([]), 30, num_burnin_steps=3, **options)
     shown = capsys.readouterr().err
     assert "33.0/33.0" in shown and "step/s" in shown and "log_prob=-" in shown
-    sgmcmc.sample(Walk(), tf.zeros([2]), 3, jit_compile=False, **options)
+    sgmcmc.sample(Walk(), tf.zeros([2]), 3, **options)
     assert "rms=" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "tqdm", None)
     with pytest.raises(ModuleNotFoundError, match="python -m pip install tqdm"):
-        sgmcmc.sample(Walk(), tf.zeros([2]), 3, jit_compile=False, **options)
-    sgmcmc.sample(Walk(), tf.zeros([2]), 3, jit_compile=False, **options | {"progress_bar": None})
+        sgmcmc.sample(Walk(), tf.zeros([2]), 3, **options)
+    sgmcmc.sample(Walk(), tf.zeros([2]), 3, **options | {"progress_bar": None})
     assert capsys.readouterr().err == ""
 
 
@@ -249,17 +224,17 @@ def test_the_target_is_checked_before() -> None:
         4,
         replacement=True,
     )
-    options = dict(seed=0, progress_bar=False, jit_compile=False)
+    kernel = sgmcmc.SGLD(wrong, 1e-6)
     with pytest.raises(ValueError, match="do not add up to the full one"):
-        sgmcmc.sample(sgmcmc.SGLD(wrong, 1e-6), tf.zeros([]), 2, **options)
-    sgmcmc.sample(sgmcmc.SGLD(wrong, 1e-6), tf.zeros([]), 2, preflight_check=False, **options)
+        sgmcmc.sample(kernel, tf.zeros([]), 2, seed=0, progress_bar=False, jit_compile=False)
+    sgmcmc.sample(kernel, tf.zeros([]), 2, **EAGER)
 
 
 def test_nothing_is_warned_of() -> None:
     """`sample_chain` warns about every kernel that is not calibrated."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sgmcmc.sample(Walk(), tf.zeros([2]), 3, jit_compile=False, **QUIET)
+        sgmcmc.sample(Walk(), tf.zeros([2]), 3, **EAGER)
 
 
 class Changing:
@@ -302,9 +277,9 @@ class Changing:
     ],
 )
 def test_bad_input(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    arguments = dict(kernel=Walk(), initial_state=tf.zeros([2]), num_results=2, jit_compile=False)
+    arguments = dict(kernel=Walk(), initial_state=tf.zeros([2]), num_results=2)
     with pytest.raises(error, match=message):
-        sgmcmc.sample(**arguments | QUIET | options)
+        sgmcmc.sample(**arguments | EAGER | options)
 
 
 def test_a_state_of_integers() -> None:
@@ -314,6 +289,6 @@ def test_a_state_of_integers() -> None:
         ) -> Any:
             return random.uniform_indices(seed, tf.range(2), 2), previous_kernel_results
 
-    result = sgmcmc.sample(Coin(), tf.zeros([2], tf.int32), 50, jit_compile=False, **QUIET)
+    result = sgmcmc.sample(Coin(), tf.zeros([2], tf.int32), 50, **EAGER)
     assert result.states.dtype == np.int32
     assert set(np.unique(result.states)) == {0, 1}

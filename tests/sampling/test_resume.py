@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,26 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.sampling.runs import Walk, assert_equal, kernel, killed_run, quick_kernel, state, trace
+from tests.sampling.runs import (
+    Walk,
+    assert_equal,
+    at_call,
+    kernel,
+    killed_run,
+    quick_kernel,
+    state,
+    trace,
+)
 from tfp_sgmcmc.sampling import driver, steps
 from tfp_sgmcmc.storage import store
 from tfp_sgmcmc.storage.directory import RunDirectory
 
 pytest.importorskip("zarr")
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONS: dict[str, Any] = dict(
+EAGER: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
+OPTIONS: dict[str, Any] = EAGER | dict(
     trace_fn=trace, seed=3, num_burnin_steps=4, num_steps_between_results=1, num_chains=2,
-    jit_compile=False, progress_bar=False, preflight_check=False,
+    preflight_check=False,
 )  # fmt: skip
 
 
@@ -78,18 +87,8 @@ class Stopped(Exception):
     pass
 
 
-def on_call(count: int, real: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `real`, which raises at call number `count`."""
-    calls = 0
-
-    def patched(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == count:
-            raise Stopped
-        return real(*args, **kwargs)
-
-    return patched
+def stop() -> None:
+    raise Stopped
 
 
 @pytest.mark.parametrize("place", ["loop", "append", "write", "commit"])
@@ -106,18 +105,17 @@ def test_a_run_that_failed_goes_on(
         steps.Pace, "took", lambda self, steps, seconds: setattr(self, "max_steps", 7)
     )
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(owner, name, on_call(3, getattr(owner, name)))
+        patch.setattr(owner, name, at_call(3, stop, getattr(owner, name)))
         walk(30, directory=tmp_path, checkpoint_seconds=1e-9)
-    result = walk(30, directory=tmp_path, resume="must")
-    assert_same_run(result, walk_in_memory)
+    assert_same_run(walk(30, directory=tmp_path, resume="must"), walk_in_memory)
 
 
 def killed(folder: Path, seed: int, kills: int) -> None:
     """Kills a run, like `kill -9`, at random moments after its first checkpoint; compares."""
     rng = np.random.default_rng(seed)
     command = [sys.executable, "-m", "tests.sampling.runs", str(folder)]
-    checkpoint, num_killed = folder / "checkpoint.npz", 0
-    while num_killed < kills:
+    checkpoint = folder / "checkpoint.npz"
+    for _ in range(kills):
         before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         child = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
         while child.poll() is None:
@@ -128,7 +126,6 @@ def killed(folder: Path, seed: int, kills: int) -> None:
             time.sleep(0.01)
         _, message = child.communicate()
         assert child.returncode == -9, message.decode()
-        num_killed += 1
     with RunDirectory(folder) as run:  # the lock is gone with the process
         assert run.has_run
     reached = sgmcmc.storage.checkpoint.load(checkpoint).header["num_draws"]
@@ -179,22 +176,18 @@ def run_of_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_results_of_another_shape_are_refused(tmp_path: Path) -> None:
-    options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
-
     class Longer(Walk):
         def bootstrap_results(self, init_state: Any) -> Any:
             return {**super().bootstrap_results(init_state), "nothing": tf.zeros([2])}
 
     Longer.__name__ = "Walk"
-    sgmcmc.sample(Walk(), tf.zeros([2]), 3, directory=tmp_path, **options)
+    sgmcmc.sample(Walk(), tf.zeros([2]), 3, directory=tmp_path, **EAGER)
     with pytest.raises(ValueError, match=r"results\['nothing'\]: None, but here float32 \[2\]"):
-        sgmcmc.sample(Longer(), tf.zeros([2]), 5, directory=tmp_path, **options)
+        sgmcmc.sample(Longer(), tf.zeros([2]), 5, directory=tmp_path, **EAGER)
 
 
 def test_a_chain_that_broke_down_on_disk(tmp_path: Path) -> None:
-    options: dict[str, Any] = dict(
-        seed=0, jit_compile=False, progress_bar=False, directory=tmp_path, trace_fn=lambda s, r: s
-    )
+    options = EAGER | dict(directory=tmp_path, trace_fn=lambda s, r: s)
     with pytest.raises(sgmcmc.NonFiniteChainError) as caught:
         sgmcmc.sample(Walk(growth=100.0), tf.ones([2]), 1000, **options)
     assert caught.value.samples.shape == (caught.value.step, 2)
@@ -220,11 +213,10 @@ def test_bfloat16_goes_on(tmp_path: Path) -> None:
             noise = tf.cast(sgmcmc.random.normal([2], tf.float32, seed), tf.bfloat16)
             return current_state / 2 + noise, previous_kernel_results
 
-    options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
     start = tf.zeros([2], tf.bfloat16)
     for count in (3, 7):
-        result = sgmcmc.sample(Halving(), start, count, directory=tmp_path, **options)
-    expected = sgmcmc.sample(Halving(), start, 7, **options)
+        result = sgmcmc.sample(Halving(), start, count, directory=tmp_path, **EAGER)
+    expected = sgmcmc.sample(Halving(), start, 7, **EAGER)
     assert expected.states.dtype == tf.bfloat16.as_numpy_dtype
     np.testing.assert_array_equal(result.states, expected.states.astype(np.float32))
     assert result.final_state.dtype == tf.bfloat16

@@ -22,10 +22,9 @@ def langevin(step_size: Any) -> sgmcmc.SGLD:
 
 
 def tuned(make_kernel_fn: Any = langevin, candidates: Any = None, **changes: Any) -> Any:
-    arguments = dict(num_steps=2400, seed=0, num_results=50)
+    arguments = dict(num_steps=2400, seed=0, num_results=50) | changes
     candidates = {"step_size": STEP_SIZES} if candidates is None else candidates
-    target = arguments.pop("target", NORMAL)
-    return sgmcmc.tune(make_kernel_fn, candidates, target, tf.ones([4, 2]), **(arguments | changes))
+    return sgmcmc.tune(make_kernel_fn, candidates, NORMAL, tf.ones([4, 2]), **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -163,25 +162,28 @@ def test_batch_sizes_and_minibatch_gradients(exact_gradients: bool) -> None:
     assert found.best == {"batch_size": 12}
 
 
-def test_bad_input() -> None:
-    for bad in ([], {}, [{}], {"step_size": []}):
-        with pytest.raises(ValueError, match="at least one combination"):
-            tuned(candidates=bad)
-    with pytest.raises(ValueError, match="num_steps must be at least 8 for each .* Received: 399"):
-        tuned(num_steps=399)
-    with pytest.raises(ValueError, match="num_results must be at least 2. Received: 1"):
-        tuned(num_results=1)
-    with pytest.raises(ValueError, match="reduction must be a number above 1. Received: 1.0"):
-        tuned(reduction=1.0)
-    with pytest.raises(ValueError, match="num_parallel must be at least 1. Received: 0"):
-        tuned(num_parallel=0)
-    with pytest.raises(ValueError, match="seed must be an integer or a pair"):
-        tuned(seed=None)
-    with pytest.raises(ValueError, match="all candidates became NaN"):
-        tuned(candidates={"step_size": [6.0, 7.0]}, jit_compile=False)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'h'"):
-        tuned(candidates={"h": [0.1, 0.2]})
-    with pytest.raises(TypeError, match="num_steps must be an integer. Received: 800.5"):
-        tuned(num_steps=800.5)
-    with pytest.raises(TypeError, match="make_kernel_fn must be a tfp.mcmc.* Received: a None"):
-        tuned(make_kernel_fn=lambda step_size: None)
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (dict(candidates=[]), ValueError, "at least one combination"),
+        (dict(candidates={}), ValueError, "at least one combination"),
+        (dict(candidates=[{}]), ValueError, "at least one combination"),
+        (dict(candidates={"step_size": []}), ValueError, "at least one combination"),
+        (dict(num_steps=399), ValueError, "num_steps must be at least 8 for each .* Received: 399"),
+        (dict(num_results=1), ValueError, "num_results must be at least 2. Received: 1"),
+        (dict(reduction=1.0), ValueError, "reduction must be a number above 1. Received: 1.0"),
+        (dict(num_parallel=0), ValueError, "num_parallel must be at least 1. Received: 0"),
+        (dict(seed=None), ValueError, "seed must be an integer or a pair"),
+        (dict(candidates={"step_size": [6.0, 7.0]}), ValueError, "all candidates became NaN"),
+        (dict(candidates={"h": [0.1, 0.2]}), TypeError, "unexpected keyword argument 'h'"),
+        (dict(num_steps=800.5), TypeError, "num_steps must be an integer. Received: 800.5"),
+        (
+            dict(make_kernel_fn=lambda step_size: None),
+            TypeError,
+            "make_kernel_fn must be a tfp.mcmc.* Received: a None",
+        ),
+    ],
+)
+def test_bad_input(changes: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        tuned(jit_compile=False, **changes)

@@ -31,6 +31,12 @@ def make_run(path: Path, count: int = 5) -> None:
         run.commit({"step": np.int64(count)}, finish=True)
 
 
+def assert_holds(path: Path, count: int) -> None:
+    with RunDirectory(path) as run:
+        run.start(VARIABLES, {"seed": [0, 1]})
+        np.testing.assert_array_equal(run.draws("posterior", "w"), rows(count)["posterior"]["w"])
+
+
 def test_a_run_goes_on(tmp_path: Path) -> None:
     make_run(tmp_path / "new" / "run")
     with RunDirectory(tmp_path / "new" / "run", resume="must") as run:
@@ -40,7 +46,7 @@ def test_a_run_goes_on(tmp_path: Path) -> None:
         run.append(rows(4, first=5))
         assert (run.num_draws, run.num_committed) == (9, 5)
         run.commit({"step": np.int64(9)}, finish=True)
-        np.testing.assert_array_equal(run.draws("posterior", "w"), rows(9)["posterior"]["w"])
+    assert_holds(tmp_path / "new" / "run", 9)
 
 
 def test_a_run_without_draws_goes_on_with_one_that_is_zero(tmp_path: Path) -> None:
@@ -106,12 +112,8 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
         "import sys; from tfp_sgmcmc.storage.directory import RunDirectory\n"
         "run = RunDirectory(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as child:
+    command, pipe = [sys.executable, "-c", code, tmp_path], subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"held\n"
         with pytest.raises(ValueError, match=f"in use by process {child.pid}"):
@@ -187,12 +189,9 @@ def test_a_full_disk_loses_nothing_that_was_safe(
             run.append(rows(6, first=5))
             run.commit({"step": np.int64(11)})
     assert caught.value.errno == errno.ENOSPC
-    assert f"No space left on device: the run in {tmp_path} stopped. 5 draws are safe" in str(
-        caught.value
-    )
-    with RunDirectory(tmp_path) as run:
-        run.start(VARIABLES, {"seed": [0, 1]})
-        np.testing.assert_array_equal(run.draws("posterior", "w"), rows(5)["posterior"]["w"])
+    message = f"No space left on device: the run in {tmp_path} stopped. 5 draws are safe"
+    assert message in str(caught.value)
+    assert_holds(tmp_path, 5)
 
 
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
@@ -219,9 +218,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
         [sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "5 draws are safe there" in child.stdout, child.stdout + child.stderr
-    with RunDirectory(tmp_path) as run:
-        run.start(VARIABLES, {"seed": [0, 1]})
-        np.testing.assert_array_equal(run.draws("posterior", "w"), rows(5)["posterior"]["w"])
+    assert_holds(tmp_path, 5)
 
 
 def test_without_zarr_the_line_that_installs_it_is_given(

@@ -42,8 +42,10 @@ def joined(pieces: list[dict[str, dict[str, np.ndarray]]]) -> dict[str, dict[str
 
 
 @pytest.fixture
-def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns the path of a store with short chunks."""
     monkeypatch.setattr(store_module, "_CHUNK_ROWS", 4)
+    return tmp_path / "s.zarr"
 
 
 def assert_holds(store: DrawStore, expected: dict[str, dict[str, np.ndarray]]) -> None:
@@ -53,11 +55,9 @@ def assert_holds(store: DrawStore, expected: dict[str, dict[str, np.ndarray]]) -
 
 
 @pytest.mark.parametrize("counts", [[11], [3, 3, 3], [4, 1, 8], [0, 5]])
-def test_what_is_appended_is_read_back(
-    tmp_path: Path, short_chunks: None, counts: list[int]
-) -> None:
+def test_what_is_appended_is_read_back(path: Path, counts: list[int]) -> None:
     pieces = [rows(n, i) for i, n in enumerate(counts)]
-    store = DrawStore(tmp_path / "s.zarr", VARIABLES)
+    store = DrawStore(path, VARIABLES)
     for piece in pieces:
         store.append(piece)
         assert store.num_draws - len(store.tail["posterior"]["w"]) == store.num_draws // 4 * 4
@@ -67,14 +67,12 @@ def test_what_is_appended_is_read_back(
     assert_holds(store, joined(pieces))
 
 
-def test_only_the_part_of_a_chunk_that_was_open_is_written_again(
-    tmp_path: Path, short_chunks: None
-) -> None:
-    store = DrawStore(tmp_path / "s.zarr", VARIABLES)
+def test_only_the_part_of_a_chunk_that_was_open_is_written_again(path: Path) -> None:
+    store = DrawStore(path, VARIABLES)
     store.append(rows(10))
     store.finish()
     store.sync()
-    folder = tmp_path / "s.zarr" / "posterior" / "w"
+    folder = path / "posterior" / "w"
     before = {p.name: p.stat().st_mtime_ns for p in folder.glob("c.*")}
     store.append(rows(7, 1))
     store.sync()
@@ -83,28 +81,28 @@ def test_only_the_part_of_a_chunk_that_was_open_is_written_again(
     assert sorted(set(after) - set(before)) == ["c.0.3.0"]
 
 
-def test_going_on_drops_what_was_not_committed(tmp_path: Path, short_chunks: None) -> None:
-    first = DrawStore(tmp_path / "s.zarr", VARIABLES)
+def test_going_on_drops_what_was_not_committed(path: Path) -> None:
+    first = DrawStore(path, VARIABLES)
     first.append(rows(6))
     first.sync()
     tail = first.tail
     first.append(rows(9, 1))  # some of its chunks reach the disk
-    (tmp_path / "s.zarr" / "posterior" / "w" / "c.0.9.0.1234.partial").write_bytes(b"torn")
-    again = DrawStore(tmp_path / "s.zarr", VARIABLES, committed=(6, tail))
+    (path / "posterior" / "w" / "c.0.9.0.1234.partial").write_bytes(b"torn")
+    again = DrawStore(path, VARIABLES, committed=(6, tail))
     assert again.num_draws == 6
     assert_holds(again, rows(6))
     again.append(rows(3, 2))
     again.finish()
     assert_holds(again, joined([rows(6), rows(3, 2)]))
-    assert not list(tmp_path.glob("**/*.partial"))
+    assert not list(path.parent.glob("**/*.partial"))
 
 
-def test_readers_see_the_draws_of_the_last_sync(tmp_path: Path, short_chunks: None) -> None:
-    store = DrawStore(tmp_path / "s.zarr", VARIABLES)
+def test_readers_see_the_draws_of_the_last_sync(path: Path) -> None:
+    store = DrawStore(path, VARIABLES)
     store.append(rows(9))
     store.sync()
     store.append(rows(9, 1))
-    seen = xarray.open_zarr(tmp_path / "s.zarr", group="posterior")
+    seen = xarray.open_zarr(path, group="posterior")
     assert dict(seen.sizes) == {"chain": 6, "draw": 8, "w_dim_0": 5}
     np.testing.assert_array_equal(seen.draw, np.arange(8))
     np.testing.assert_array_equal(seen.chain, np.arange(6))
@@ -112,15 +110,15 @@ def test_readers_see_the_draws_of_the_last_sync(tmp_path: Path, short_chunks: No
     np.testing.assert_array_equal(seen.w, expected)
 
 
-def test_arviz_opens_the_store(tmp_path: Path, short_chunks: None) -> None:
+def test_arviz_opens_the_store(path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # ArviZ 1.0 will be another package
         arviz = pytest.importorskip("arviz")
-    store = DrawStore(tmp_path / "s.zarr", VARIABLES, {"tuning_steps": 5})
+    store = DrawStore(path, VARIABLES, {"tuning_steps": 5})
     store.append(rows(200))
     store.finish()
     store.sync()
-    tree = xarray.open_datatree(tmp_path / "s.zarr", engine="zarr")
+    tree = xarray.open_datatree(path, engine="zarr")
     data = arviz.InferenceData.from_datatree(tree)
     assert data.groups() == ["posterior", "sample_stats"]
     assert data.posterior.attrs["tuning_steps"] == 5
@@ -167,8 +165,7 @@ def store_of_11(tmp_path_factory: pytest.TempPathFactory) -> DrawStore:
 
 @pytest.mark.parametrize("index", INDICES, ids=str)
 def test_stored_draws_are_indexed_as_arrays(store_of_11: DrawStore, index: Any) -> None:
-    store = store_of_11
-    stored, array = store.draws("posterior", "w"), rows(11)["posterior"]["w"]
+    stored, array = store_of_11.draws("posterior", "w"), rows(11)["posterior"]["w"]
     np.testing.assert_array_equal(stored[index], array[index])
     assert stored.shape == array.shape and len(stored) == 11 and stored.dtype == array.dtype
 
@@ -177,11 +174,9 @@ def test_stored_draws_are_read_as_they_are_indexed(
     store_of_11: DrawStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = store_of_11.draws("posterior", "w")
+    kind, real = type(stored), type(stored)._rows
     read: list[tuple[int, int]] = []
-    real = type(stored)._rows
-    monkeypatch.setattr(
-        type(stored), "_rows", lambda self, a, b: read.append((a, b)) or real(self, a, b)
-    )
+    monkeypatch.setattr(kind, "_rows", lambda self, a, b: read.append((a, b)) or real(self, a, b))
     stored[9], stored[0:3]
     assert [span for span in read if span != (0, 0)] == [(9, 10), (0, 3)]
     read.clear()
@@ -201,8 +196,7 @@ def stored(path: Path) -> tuple[int, dict[str, dict[str, np.ndarray]]]:
     return 10, store.tail
 
 
-def test_damaged_chunks_are_named(tmp_path: Path, short_chunks: None) -> None:
-    path = tmp_path / "s.zarr"
+def test_damaged_chunks_are_named(path: Path) -> None:
     committed = stored(path)
     chunk = path / "posterior" / "w" / "c.0.1.0"
     content = chunk.read_bytes()
@@ -212,17 +206,13 @@ def test_damaged_chunks_are_named(tmp_path: Path, short_chunks: None) -> None:
         store.draws("posterior", "w")[2:]
     for damage in (lambda: chunk.write_bytes(content[:-1]), chunk.unlink):
         damage()
-        with pytest.raises(
-            ValueError, match=r"c\.0\.1\.0 is damaged: it must have 484 bytes. Received: (483|0) "
-        ):
+        message = r"c\.0\.1\.0 is damaged: it must have 484 bytes. Received: (483|0) "
+        with pytest.raises(ValueError, match=message):
             DrawStore(path, VARIABLES, committed=committed)
 
 
-def test_the_last_chunk_is_made_anew_from_the_checkpoint(
-    tmp_path: Path, short_chunks: None
-) -> None:
+def test_the_last_chunk_is_made_anew_from_the_checkpoint(path: Path) -> None:
     """A run that was cut off has not written it, and zarr reads zeros for a missing chunk."""
-    path = tmp_path / "s.zarr"
     committed = stored(path)
     last = path / "posterior" / "w" / "c.0.2.0"
     assert not last.exists()
@@ -246,10 +236,7 @@ CUT_OFF = b'{"zarr_format": 3'
         ("", CUT_OFF),
     ],
 )
-def test_damaged_metadata_are_named(
-    tmp_path: Path, short_chunks: None, place: str, content: bytes | None
-) -> None:
-    path = tmp_path / "s.zarr"
+def test_damaged_metadata_are_named(path: Path, place: str, content: bytes | None) -> None:
     committed = stored(path)
     file = path / place / "zarr.json"
     file.unlink() if content is None else file.write_bytes(content)
@@ -259,10 +246,7 @@ def test_damaged_metadata_are_named(
     assert sorted(path.rglob("*")) == files
 
 
-def test_a_store_with_fewer_draws_than_committed_is_refused(
-    tmp_path: Path, short_chunks: None
-) -> None:
-    path = tmp_path / "s.zarr"
+def test_a_store_with_fewer_draws_than_committed_is_refused(path: Path) -> None:
     count, tail = stored(path)
     (path / "sample_stats" / "accepted" / "c.0.2").write_bytes(b"0" * 28)
     for name in ("w", "b"):
@@ -287,20 +271,19 @@ def test_a_store_with_fewer_draws_than_committed_is_refused(
     ],
 )
 def test_variables_that_cannot_be_stored(
-    tmp_path: Path, variables: dict[str, Variable], message: str
+    path: Path, variables: dict[str, Variable], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        DrawStore(tmp_path / "s.zarr", {"posterior": variables})
-    assert not (tmp_path / "s.zarr").exists()
+        DrawStore(path, {"posterior": variables})
+    assert not (path).exists()
 
 
-def test_draws_that_do_not_fit(tmp_path: Path) -> None:
-    store = DrawStore(tmp_path / "s.zarr", VARIABLES)
+def test_draws_that_do_not_fit(path: Path) -> None:
+    store = DrawStore(path, VARIABLES)
     draws = rows(3)
     draws["posterior"]["w"] = draws["posterior"]["w"][..., :4]
-    with pytest.raises(
-        ValueError, match=r"posterior/w must have shape \(2, 3, 5\). Received: \(2, 3, 4\)"
-    ):
+    message = r"posterior/w must have shape \(2, 3, 5\). Received: \(2, 3, 4\)"
+    with pytest.raises(ValueError, match=message):
         store.append(draws)
     draws = rows(3)
     draws["posterior"]["w"] = draws["posterior"]["w"][:2]

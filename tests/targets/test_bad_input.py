@@ -134,9 +134,18 @@ def test_log_priors_with_event_dimensions() -> None:
 
 
 @pytest.mark.parametrize("name", ["log_prior_fn", "log_likelihood_fn"])
-def test_functions_that_return_nothing(name: str) -> None:
-    bad = target(**{name: lambda *_: None})
-    with pytest.raises(TypeError, match=f"{name} must return .* Received: None"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: None, "Received: None"),
+        (lambda x: tf.cast(x, tf.float64), "float32. Received: float64"),
+    ],
+    ids=["nothing", "another dtype than the state"],
+)
+def test_results_of_functions(name: str, change: Any, message: str) -> None:
+    right = {"log_prior_fn": log_prior, "log_likelihood_fn": log_likelihood}[name]
+    bad = target(**{name: lambda *arguments: change(right(*arguments))})
+    with pytest.raises(TypeError, match=f"{name} must return .* {message}"):
         sgmcmc.SGLD(bad, 0.1).bootstrap_results(tf.constant(0.5))
 
 
@@ -156,15 +165,6 @@ def test_data_and_state_of_different_dtypes(data: Any, state: tf.Tensor, advice:
     if data.dtype.kind == "f":
         cast = target(data=data, dtype=state.dtype)
         assert cast(state).dtype == state.dtype
-
-
-def test_functions_of_another_dtype_than_the_state() -> None:
-    wide = target(log_likelihood_fn=lambda t, x: tf.cast(log_likelihood(t, x), tf.float64))
-    with pytest.raises(TypeError, match="log_likelihood_fn must .* float32. Received: float64"):
-        sgmcmc.SGLD(wide, 0.1).bootstrap_results(tf.constant(0.5))
-    wide = target(log_prior_fn=lambda t: tf.cast(log_prior(t), tf.float64))
-    with pytest.raises(TypeError, match="log_prior_fn must return .* float32. Received: float64"):
-        sgmcmc.SGLD(wide, 0.1).bootstrap_results(tf.constant(0.5))
 
 
 def test_errors_of_the_users_function_are_passed_on() -> None:
@@ -218,6 +218,35 @@ def test_bijectors_of_another_structure_than_the_state(bijector: Any) -> None:
             bad.constrain(state)
 
 
+def control_variate(of: Any) -> Any:
+    return sgmcmc.ControlVariate(of, tf.constant(0.5))
+
+
+def center(of: Any) -> Any:
+    return sgmcmc.find_center(of, np.zeros(3))
+
+
+FULL_DATA = sgmcmc.FullDataLogProb(log_prior)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "given", "message"),
+    [
+        (control_variate, control_variate(target()), "MinibatchLogProb that is not wrapped"),
+        (control_variate, sgmcmc.SVRG(target()), "MinibatchLogProb that is not wrapped"),
+        (control_variate, sgmcmc.GrowingBatch(target()), "MinibatchLogProb that is not wrapped"),
+        (control_variate, log_prior, "target must be a MinibatchLogProb .* a function"),
+        (sgmcmc.SVRG, sgmcmc.SVRG(target()), "that is not wrapped. Received: a SVRG"),
+        (sgmcmc.SVRG, FULL_DATA, "must be a MinibatchLogProb .* a FullDataLogProb"),
+        (sgmcmc.GrowingBatch, FULL_DATA, "must be a MinibatchLogProb .* a FullDataLogProb"),
+        (center, log_prior, "target must be a MinibatchLogProb .* a function"),
+    ],
+)
+def test_targets_that_are_not_minibatches(wrap: Any, given: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        wrap(given)
+
+
 @pytest.mark.parametrize("given", ["a name", 3.0, None])
 def test_targets_that_are_not_callable(given: Any) -> None:
     for kernel in (sgmcmc.SGLD, sgmcmc.CorrectedLangevin):
@@ -238,11 +267,3 @@ def test_states_of_another_size_than_the_data_allow() -> None:
     prior = target(log_prior_fn=lambda t: tf.linalg.matvec(tf.eye(2), t)[..., 0])
     with pytest.raises(ValueError, match=r"log_prior_fn failed for a state of shapes \(3,\)\. It"):
         sgmcmc.SGLD(prior, 0.1).bootstrap_results(tf.zeros([3]))
-
-
-def test_a_plain_callable_is_checked_before_a_run() -> None:
-    sgmcmc.preflight(log_prior, tf.constant(0.5))
-    with pytest.raises(ValueError, match="The log posterior is NaN"):
-        sgmcmc.preflight(tf.math.log, tf.constant(-1.0))
-    with pytest.raises(TypeError, match="target_log_prob_fn must be a callable, .* a int"):
-        sgmcmc.preflight(3, tf.constant(0.5))

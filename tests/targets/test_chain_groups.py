@@ -33,10 +33,8 @@ def seen(chains: list[Any]) -> sgmcmc.MinibatchLogProb:
 @pytest.mark.parametrize("num_chains", [20, 21])
 def test_groups_are_all_chains_at_once(num_chains: int) -> None:
     """XLA takes an even number of chains in pairs; estimates are the same up to rounding."""
-    state = [
-        tf.constant(GENERATOR.standard_normal([num_chains, D])),
-        tf.constant(GENERATOR.standard_normal([num_chains])),
-    ]
+    shapes = ([num_chains, D], [num_chains])
+    state = [tf.constant(GENERATOR.standard_normal(shape)) for shape in shapes]
     chains: list[int] = []
     target = seen(chains)
 

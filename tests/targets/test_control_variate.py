@@ -14,43 +14,10 @@ from tests.harness.gaussian_mean import GaussianMean, sgld_covariance
 from tests.harness.linear_regression import LinearRegression
 from tests.harness.mutation import mutant
 from tests.harness.statistics import Rejected, check_covariance
+from tests.targets.logistic_regression import CENTER, THETA, X, at, log_prior, regression, score
 from tfp_sgmcmc.targets.anchors import AnchoredTarget
 
 tfb, tfd = tfp.bijectors, tfp.distributions
-
-GENERATOR = np.random.default_rng(0)
-X = GENERATOR.standard_normal([30, 2])
-Y = GENERATOR.integers(0, 2, 30).astype(np.float64)
-CENTER = np.array([0.4, -0.2])
-THETA = np.array([0.9, 0.3])
-
-
-def log_prior(theta: tf.Tensor) -> tf.Tensor:
-    return -0.5 * tf.reduce_sum(theta**2, axis=-1)
-
-
-def log_likelihood(theta: tf.Tensor, batch: Any) -> tf.Tensor:
-    logits = tf.linalg.matvec(batch["x"], theta)
-    return batch["y"] * logits - tf.math.softplus(logits)
-
-
-def score(theta: tf.Tensor, batch: Any) -> tf.Tensor:
-    logits = tf.linalg.matvec(batch["x"], theta)
-    return (batch["y"] - tf.sigmoid(logits))[..., tf.newaxis] * batch["x"]
-
-
-def regression(
-    batch_size: int = 4, num_examples: int = 30, dtype: tf.DType = tf.float64, **options: Any
-) -> sgmcmc.MinibatchLogProb:
-    """A logistic regression, whose scores are not linear in theta."""
-    data = {"x": X[:num_examples], "y": Y[:num_examples]}
-    return sgmcmc.MinibatchLogProb(
-        log_prior, log_likelihood, data, batch_size, dtype=dtype, **options
-    )
-
-
-def at(theta: np.ndarray, *chains: int, dtype: tf.DType = tf.float64) -> tf.Tensor:
-    return tf.constant(np.broadcast_to(theta, [*chains, *theta.shape]), dtype)
 
 
 @pytest.mark.parametrize(
@@ -145,57 +112,6 @@ def test_every_pass_of_epochs_adds_up_to_the_full_gradient() -> None:
     assert int(carried.step) == 12
 
 
-def test_hessian_product_is_that_of_the_same_minibatch() -> None:
-    target = sgmcmc.ControlVariate(regression(), CENTER)
-    theta, probe = GENERATOR.standard_normal([2, 4, 2])
-    estimate = target.estimate(tf.constant(theta), [1, 2], probe=tf.constant(probe))
-    h = 1e-6
-    up, down = (target.estimate(tf.constant(theta + s * probe), [1, 2]).gradient for s in (h, -h))
-    np.testing.assert_allclose(estimate.hessian_product, (up - down) / (2 * h), rtol=1e-6)
-    np.testing.assert_allclose(
-        estimate.gradient, target.estimate(tf.constant(theta), [1, 2]).gradient, rtol=1e-10
-    )
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("chains", [(), pytest.param((4,), marks=pytest.mark.slow), (2, 3)])
-def test_chains(chains: tuple[int, ...], shared: bool) -> None:
-    """The estimate is the plain estimate minus the one at the center, plus the exact one."""
-    base = regression(shared_batch=shared)
-    target = sgmcmc.ControlVariate(base, CENTER)
-    theta = GENERATOR.standard_normal([*chains, 2])
-    seed = tf.constant([1, 2])
-    estimate = target.estimate(tf.constant(theta), seed)
-    here, there = (base.estimate(t, seed) for t in (tf.constant(theta), at(CENTER, *chains)))
-    exact, full = tfp.math.value_and_gradient(base, tf.constant(CENTER))
-    np.testing.assert_allclose(
-        estimate.gradient, here.gradient - there.gradient + full, rtol=1e-9, atol=1e-12
-    )
-    np.testing.assert_allclose(estimate.log_prob, here.log_prob - there.log_prob + exact)
-    np.testing.assert_allclose(estimate.scores, here.scores - there.scores, atol=1e-12)
-    assert estimate.scores.shape == (*chains, 4, 2)
-    np.testing.assert_allclose(target(tf.constant(theta)), base(tf.constant(theta)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("jit", "dtype"), [(False, tf.float64), (True, tf.float64), (True, tf.float32)]
-)
-def test_modes_agree(jit: bool, dtype: tf.DType) -> None:
-    target = sgmcmc.ControlVariate(regression(dtype=dtype, chunk_size=7), at(CENTER, dtype=dtype))
-    theta = tf.constant(GENERATOR.standard_normal([6, 2]), dtype)
-
-    def estimate(theta: tf.Tensor) -> Any:
-        return target.estimate(theta, [1, 2])
-
-    eager = tf.nest.flatten(estimate(theta))
-    compiled = tf.nest.flatten(tf.function(estimate, jit_compile=jit, autograph=False)(theta))
-    assert len(eager) == len(compiled) == 4 and {x.dtype for x in eager} == {dtype}
-    tolerance = 1e-10 if dtype == tf.float64 else 1e-4
-    for x, y in zip(eager, compiled, strict=True):
-        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
-
-
 def test_made_inside_a_compiled_function() -> None:
     base = regression()
 
@@ -211,6 +127,7 @@ def test_made_inside_a_compiled_function() -> None:
 @pytest.mark.parametrize("kind", [pytest.param(list, marks=pytest.mark.slow), tuple, dict])
 def test_parts_and_bijectors(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """A location [2] and a positive scale [] have an unconstrained center, like the state."""
+    four = tf.constant(4.0, tf.float64)
 
     def pack(loc: Any, scale: Any) -> Any:
         return {"loc": loc, "scale": scale} if kind is dict else kind([loc, scale])
@@ -218,11 +135,7 @@ def test_parts_and_bijectors(kind: type, monkeypatch: pytest.MonkeyPatch) -> Non
     base = sgmcmc.MinibatchLogProb(
         lambda loc, scale: log_prior(loc) - scale,
         lambda loc, scale, batch: tf.reduce_sum(
-            tfd.StudentT(
-                tf.constant(4.0, tf.float64),
-                loc[..., tf.newaxis, :],
-                scale[..., tf.newaxis, tf.newaxis],
-            ).log_prob(batch),
+            tfd.StudentT(four, loc[..., None, :], scale[..., None, None]).log_prob(batch),
             axis=-1,
         ),
         X[:5],
@@ -334,15 +247,6 @@ def test_states_that_do_not_fit_the_center(state: Any, message: str) -> None:
     kernel = sgmcmc.SGLD(sgmcmc.ControlVariate(regression(), CENTER), 0.1)
     with pytest.raises(ValueError, match=message):
         kernel.bootstrap_results(state)
-
-
-def test_bad_targets() -> None:
-    control = sgmcmc.ControlVariate(regression(), CENTER)
-    for wrapped in (control, sgmcmc.SVRG(regression()), sgmcmc.GrowingBatch(regression())):
-        with pytest.raises(TypeError, match="MinibatchLogProb that is not wrapped"):
-            sgmcmc.ControlVariate(wrapped, CENTER)
-    with pytest.raises(TypeError, match="target must be a MinibatchLogProb .* a function"):
-        sgmcmc.ControlVariate(lambda theta: -(theta**2), CENTER)
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ BUGS = {
         tf.reduce_mean(normal(t, x), axis=-1, keepdims=True) / size_of(x) + 0 * normal(t, x)
     ),
     "batch normalised": lambda t, x: normal(t, x - tf.reduce_mean(x, axis=-1, keepdims=True)),
+    "shifted by the first example": lambda t, x: normal(t, x - x[..., :1]),
     "weighted by the batch": lambda t, x: normal(t, x) * tf.reduce_max(x, axis=-1, keepdims=True),
 }
 
@@ -49,41 +50,38 @@ def test_likelihoods_that_depend_on_the_batch(name: str, batch_size: int) -> Non
         sgmcmc.preflight(target(BUGS[name], batch_size), tf.constant([0.7, -0.2]))
 
 
-def test_the_wrapped_target_of_a_growing_batch_is_checked() -> None:
-    wrapped = sgmcmc.GrowingBatch(target(BUGS["divided by n"]))
-    with pytest.raises(ValueError, match="do not add up"):
-        sgmcmc.preflight(wrapped, tf.constant(0.7))
-    sgmcmc.preflight(sgmcmc.GrowingBatch(target(normal)), tf.constant(0.7))
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [
+        (sgmcmc.GrowingBatch, "divided by n"),
+        pytest.param(sgmcmc.SVRG, "shifted by the first example", marks=pytest.mark.slow),
+    ],
+)
+def test_wrapped_targets_are_checked(wrap: Any, name: str) -> None:
+    with pytest.raises(ValueError, match="do not add up to the full one"):
+        sgmcmc.preflight(wrap(target(BUGS[name])), tf.constant(0.7))
+    sgmcmc.preflight(wrap(target(normal)), tf.constant(0.7))
 
 
 def test_the_part_whose_gradient_is_nan_is_named() -> None:
     """sqrt(b) has a value at 0, but no gradient."""
     broken = sgmcmc.MinibatchLogProb(
         lambda a, b: -(a**2) - b**2,
-        lambda a, b, x: normal(a, x) + tf.sqrt(tf.abs(b) * 0.0)[..., tf.newaxis],
+        lambda a, b, batch: normal(a, batch) + tf.sqrt(b * 0.0)[..., tf.newaxis],
         X,
         7,
     )
-    message = r"gradient of the log posterior is NaN or infinite .* \({}\)"
-    with pytest.raises(ValueError, match=message.format(r"state\[1\]")):
-        sgmcmc.preflight(broken, [tf.constant(1.0), tf.constant(0.0)])
-    with pytest.raises(ValueError, match=message.format(r"state\['b'\]")):
-        sgmcmc.preflight(
-            sgmcmc.MinibatchLogProb(
-                lambda a, b: -(a**2) - b**2,
-                lambda a, b, batch: normal(a, batch) + tf.sqrt(b * 0.0)[..., tf.newaxis],
-                X,
-                7,
-            ),
-            {"a": tf.constant(1.0), "b": tf.constant(0.0)},
-        )
+    a, b = tf.constant(1.0), tf.constant(0.0)
+    for state, name in (([a, b], r"state\[1\]"), ({"a": a, "b": b}, r"state\['b'\]")):
+        message = rf"gradient of the log posterior is NaN or infinite .* \({name}\)"
+        with pytest.raises(ValueError, match=message):
+            sgmcmc.preflight(broken, state)
 
 
 def test_an_infinite_log_posterior() -> None:
+    infinite = target(lambda t, x: tf.math.log(t)[..., tf.newaxis] + 0 * x)
     with pytest.raises(ValueError, match="The log posterior is NaN or infinite at the initial"):
-        sgmcmc.preflight(
-            target(lambda t, x: tf.math.log(t)[..., tf.newaxis] + 0 * x), tf.constant(-1.0)
-        )
+        sgmcmc.preflight(infinite, tf.constant(-1.0))
 
 
 STATES = [0.3, [0.3, -2.0], [[0.1, 0.2], [3.0, 100.0]]]
@@ -134,9 +132,7 @@ def test_small_errors_of_float64_are_seen() -> None:
 def test_dict_states_bijectors_and_chains_pass() -> None:
     model = sgmcmc.MinibatchLogProb(
         lambda loc, scale: -0.5 * loc**2 - scale,
-        lambda loc, scale, batch: tfd.Normal(loc[..., tf.newaxis], scale[..., tf.newaxis]).log_prob(
-            batch
-        ),
+        lambda loc, scale, batch: tfd.Normal(loc[..., None], scale[..., None]).log_prob(batch),
         X,
         7,
         bijector={"loc": None, "scale": tfb.Softplus()},
@@ -144,11 +140,13 @@ def test_dict_states_bijectors_and_chains_pass() -> None:
     sgmcmc.preflight(model, {"loc": tf.zeros([2, 3]), "scale": tf.ones([2, 3])})
 
 
-def test_plain_targets_pass_if_finite() -> None:
-    fn = sgmcmc.FullDataLogProb(lambda x: tf.math.log(x))
+@pytest.mark.parametrize("fn", [tf.math.log, sgmcmc.FullDataLogProb(tf.math.log)])
+def test_plain_targets_pass_if_finite(fn: Any) -> None:
     sgmcmc.preflight(fn, tf.constant(2.0))
-    with pytest.raises(ValueError, match="NaN or infinite"):
+    with pytest.raises(ValueError, match="The log posterior is NaN or infinite"):
         sgmcmc.preflight(fn, tf.constant(-2.0))
+    with pytest.raises(TypeError, match="target_log_prob_fn must be a callable, .* a int"):
+        sgmcmc.preflight(3, tf.constant(0.5))
 
 
 def test_tolerance_is_taken() -> None:

@@ -228,21 +228,21 @@ def test_closed_form_of_a_wrong_shape(fn: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "error", "message"),
     [
-        (dict(num_groups=4), "num_groups must be a divisor of batch_size = 6 .* Received: 4"),
-        (dict(num_groups=1), "num_groups must be .* at least 2. Received: 1"),
-        (dict(num_groups=0), "num_groups must be a divisor .* Received: 0"),
-        (dict(num_groups=12), "num_groups must be a divisor .* Received: 12"),
-        (dict(score_fn=closed_form, num_groups=3), "score_fn must be given without"),
-        (dict(score_fn=closed_form, bijector={"w": None, "b": tfb.Exp()}), "score_fn must be"),
+        (dict(num_groups=4), ValueError, "num_groups must be a divisor of batch_size = 6.*: 4"),
+        (dict(num_groups=1), ValueError, "num_groups must be .* at least 2. Received: 1"),
+        (dict(num_groups=0), ValueError, "num_groups must be a divisor .* Received: 0"),
+        (dict(num_groups=12), ValueError, "num_groups must be a divisor .* Received: 12"),
+        (dict(score_fn=closed_form, num_groups=3), ValueError, "score_fn must be given without"),
+        (
+            dict(score_fn=closed_form, bijector={"w": None, "b": tfb.Exp()}),
+            ValueError,
+            "score_fn must be",
+        ),
+        (dict(score_fn=X), TypeError, "score_fn must be a callable. Received: a ndarray"),
     ],
 )
-def test_options_that_do_not_go_together(options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_options(options: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
         regression(**options)
-
-
-def test_scores_are_given_by_a_function() -> None:
-    with pytest.raises(TypeError, match="score_fn must be a callable. Received: a ndarray"):
-        regression(score_fn=X)

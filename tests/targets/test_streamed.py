@@ -21,6 +21,7 @@ tfd = tfp.distributions
 
 N, SIZE = 23, 4  # five batches, and three examples that an epoch leaves out
 X = np.random.default_rng(0).normal(2.0, 1.0, size=[N]).astype(np.float32)
+PRIOR = tfd.Normal(0.0, 10.0).log_prob
 EXAMPLES = tf.data.Dataset.from_tensor_slices(X)
 CHECKED: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
 OPTIONS: dict[str, Any] = CHECKED | dict(preflight_check=False)
@@ -30,14 +31,19 @@ def log_likelihood(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
     return tfd.Normal(theta[..., tf.newaxis], 1.0).log_prob(batch)
 
 
+def shuffled(**options: Any) -> tf.data.Dataset:
+    return EXAMPLES.shuffle(N, **options).batch(SIZE, drop_remainder=True)
+
+
 def dataset(epoch: int) -> tf.data.Dataset:
-    examples = tf.data.Dataset.from_tensor_slices(X).shuffle(N, seed=epoch)
-    return examples.batch(SIZE, drop_remainder=True)
+    return shuffled(seed=epoch)
 
 
-def target(of: Any = dataset, **options: Any) -> sgmcmc.StreamedLogProb:
-    prior = tfd.Normal(0.0, 10.0).log_prob
-    return sgmcmc.StreamedLogProb(prior, log_likelihood, of, N, **options)
+def target(**options: Any) -> sgmcmc.StreamedLogProb:
+    arguments: dict[str, Any] = dict(
+        log_prior_fn=PRIOR, log_likelihood_fn=log_likelihood, dataset=dataset, num_examples=N
+    )
+    return sgmcmc.StreamedLogProb(**arguments | options)
 
 
 def batches(count: int, of: Callable[[int], tf.data.Dataset] = dataset) -> list[np.ndarray]:
@@ -67,7 +73,7 @@ def test_each_step_uses_the_next_batch(batches_per_read: int) -> None:
 
 
 def run(of: Any, num_results: int, **options: Any) -> Any:
-    kernel = sgmcmc.SGLD(target(of, batches_per_read=3), 0.01)
+    kernel = sgmcmc.SGLD(target(dataset=of, batches_per_read=3), 0.01)
     return sgmcmc.sample(kernel, tf.zeros([2]), num_results, **OPTIONS, **options)
 
 
@@ -96,10 +102,6 @@ def test_a_dataset_is_read_anew_in_each_epoch() -> None:
     np.testing.assert_allclose(run(IN_ORDER, 12).states, expected, rtol=1e-4, atol=1e-5)
 
 
-def shuffled(**options: Any) -> tf.data.Dataset:
-    return EXAMPLES.shuffle(N, **options).batch(SIZE, drop_remainder=True)
-
-
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -114,10 +116,8 @@ def test_a_dataset_that_shuffles_by_itself_is_not_gone_on_with(
         run(shuffled(seed=seed), count, directory=tmp_path)
     before = content(tmp_path)
     first = count - count % 3 if count % 3 else count - 3
-    with pytest.raises(
-        ValueError,
-        match=rf"cannot go on from step {count}: .* steps {first} \.\. {first + 2} .*seed=epoch",
-    ):
+    message = rf"cannot go on from step {count}: .* steps {first} \.\. {first + 2} .*seed=epoch"
+    with pytest.raises(ValueError, match=message):
         run(shuffled(seed=seed), 14, directory=tmp_path)
     assert content(tmp_path) == before
     assert run(shuffled(seed=seed), count, directory=tmp_path).num_results == count
@@ -142,9 +142,9 @@ def test_estimates_are_those_of_the_batch_in_memory() -> None:
     moved = StreamState(ready.batches, tf.constant(7, tf.int64))
     (batch,) = batches(8)[7:]
     resident = sgmcmc.MinibatchLogProb(
-        tfd.Normal(0.0, 10.0).log_prob, log_likelihood, batch, SIZE, shared_batch=True, num_groups=2
+        PRIOR, log_likelihood, batch, SIZE, shared_batch=True, num_groups=2
     )
-    prior = tfd.Normal(0.0, 10.0).log_prob(state)
+    prior = PRIOR(state)
     for probe, with_scores in ((None, True), (None, False), (tf.ones([3]), False)):
         got = streamed.estimate(state, tf.constant([0, 0]), moved, probe, with_scores)
         same = resident.estimate(state, tf.constant([0, 0]), (), probe, with_scores)
@@ -196,9 +196,7 @@ def test_before_a_run_the_first_batch_is_checked(
         raise AssertionError("the whole dataset is read")
 
     monkeypatch.setattr(sgmcmc.StreamedLogProb, "__call__", read_all)
-    function: Callable[..., tf.Tensor] = centred if is_wrong else log_likelihood
-    prior = tfd.Normal(0.0, 10.0).log_prob
-    kernel = sgmcmc.SGLD(sgmcmc.StreamedLogProb(prior, function, dataset, N), 0.01)
+    kernel = sgmcmc.SGLD(target(**{"log_likelihood_fn": centred} if is_wrong else {}), 0.01)
     if is_wrong:
         with pytest.raises(ValueError, match="do not add up"):
             sgmcmc.sample(kernel, tf.zeros([]), 2, **CHECKED)
@@ -213,7 +211,7 @@ def test_the_full_log_posterior_is_a_pass_over_the_dataset() -> None:
         tape.watch(theta)
         value = target()(theta)
     by_formula = N / len(seen) * np.sum(tfd.Normal(theta[:, None], 1.0).log_prob(seen), -1)
-    np.testing.assert_allclose(value, by_formula + tfd.Normal(0.0, 10.0).log_prob(theta), rtol=1e-5)
+    np.testing.assert_allclose(value, by_formula + PRIOR(theta), rtol=1e-5)
     gradient = N / len(seen) * np.sum(seen - theta.numpy()[:, None], -1) - theta / 100
     np.testing.assert_allclose(tape.gradient(value, theta), gradient, rtol=1e-4)
     with pytest.raises(ValueError, match=r"outside of tf\.function"):
@@ -236,24 +234,15 @@ def test_the_full_log_posterior_is_a_pass_over_the_dataset() -> None:
     ],
 )
 def test_bad_input(change: dict[str, Any], error: type[Exception], message: str) -> None:
-    arguments: dict[str, Any] = dict(
-        log_prior_fn=tfd.Normal(0.0, 10.0).log_prob,
-        log_likelihood_fn=log_likelihood,
-        dataset=dataset,
-        num_examples=N,
-    )
     with pytest.raises(error, match=message):
-        sgmcmc.StreamedLogProb(**arguments | change)
+        target(**change)
 
 
 def test_a_later_epoch_of_another_length() -> None:
     def shorter(epoch: int) -> tf.data.Dataset:
         return dataset(epoch).filter(lambda x: epoch < 2 or x[0] > X.min())  # unknown cardinality
 
-    streamed = sgmcmc.StreamedLogProb(
-        tfd.Normal(0.0, 10.0).log_prob, log_likelihood, shorter, N, batches_per_read=4
-    )
     lengths = [len(list(shorter(epoch))) for epoch in range(8)]
     bad = next(epoch for epoch, length in enumerate(lengths) if length != 5)
     with pytest.raises(ValueError, match=f"5 batches of 4 .* epoch {bad} has {lengths[bad]}"):
-        list(streamed.reads())
+        list(target(dataset=shorter, batches_per_read=4).reads())

@@ -14,37 +14,9 @@ from tests.harness.gaussian_mean import sgld_covariance
 from tests.harness.linear_regression import LinearRegression
 from tests.harness.mutation import mutant
 from tests.harness.statistics import Rejected, check_covariance
+from tests.targets.logistic_regression import GENERATOR, in_parts, regression
 from tfp_sgmcmc.targets.anchors import Anchor
 from tfp_sgmcmc.targets.svrg import SVRGState
-
-GENERATOR = np.random.default_rng(0)
-X = GENERATOR.standard_normal([30, 2])
-
-
-def student(
-    batch_size: int = 4, num_examples: int = 30, dtype: tf.DType = tf.float64, **options: Any
-) -> sgmcmc.MinibatchLogProb:
-    """A model of the location of Student's t in two dimensions; its scores are not linear."""
-    return sgmcmc.MinibatchLogProb(
-        lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),
-        lambda theta, x: (
-            -2.5 * tf.reduce_sum(tf.math.log1p((x - theta[..., tf.newaxis, :]) ** 2 / 4.0), axis=-1)
-        ),
-        X[:num_examples],
-        batch_size,
-        dtype=dtype,
-        **options,
-    )
-
-
-def in_parts(batch_size: int) -> sgmcmc.MinibatchLogProb:
-    base = student(batch_size)
-    return sgmcmc.MinibatchLogProb(
-        lambda a, b: base._log_prior_fn(tf.stack([a, b], axis=-1)),
-        lambda a, b, batch: base._log_likelihood_fn(tf.stack([a, b], axis=-1), batch),
-        X,
-        batch_size,
-    )
 
 
 def likelihood_and_gradient(base: sgmcmc.MinibatchLogProb, theta: tf.Tensor) -> Any:
@@ -57,7 +29,7 @@ def test_anchors_move_when_they_should_and_across_calls(jit: bool) -> None:
 
     A second call of `sample_chain` continues where the first one stopped, within a period.
     """
-    base = student(chunk_size=16, replacement=True)
+    base = regression(chunk_size=16, replacement=True)
     kernel = sgmcmc.SGLD(sgmcmc.SVRG(base, update_every=4), step_size=0.01)
 
     @tf.function(jit_compile=jit, autograph=False)
@@ -87,7 +59,7 @@ def test_anchors_move_when_they_should_and_across_calls(jit: bool) -> None:
 
 
 def test_a_full_pass_is_made_only_where_the_anchor_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = student()
+    base = regression()
     target, passes = sgmcmc.SVRG(base, update_every=3), []
     full = base.sum_over_chunks
     monkeypatch.setattr(base, "sum_over_chunks", lambda *args: passes.append(0) or full(*args))
@@ -100,12 +72,12 @@ def test_a_full_pass_is_made_only_where_the_anchor_moves(monkeypatch: pytest.Mon
 
 
 def test_by_default_anchors_move_once_a_pass() -> None:
-    assert sgmcmc.SVRG(student(4)).update_every == 8
-    assert sgmcmc.SVRG(student(30)).update_every == 1
+    assert sgmcmc.SVRG(regression(4)).update_every == 8
+    assert sgmcmc.SVRG(regression(30)).update_every == 1
 
 
 def test_epochs_of_the_wrapped_target_go_on() -> None:
-    base = student(5, reshuffle="epoch", shared_batch=True)
+    base = regression(5, reshuffle="epoch", shared_batch=True)
     target = sgmcmc.SVRG(base, update_every=6)
     estimate = tf.function(target.estimate, autograph=False)
     start, theta = tf.ones([2, 2], tf.float64), tf.zeros([2, 2], tf.float64)
@@ -118,13 +90,15 @@ def test_epochs_of_the_wrapped_target_go_on() -> None:
     assert int(carried.target_state.step) == 6
     # The five minibatches after the first one hold all examples that the first one does not.
     others = base.draw(carried.target_state.key, tf.range(5, 30), [2]).numpy()
-    rest = student(25, num_examples=30)
+    rest = regression(25, num_examples=30)
     seen, centre = (
         np.sum(rest.scores(t, rest.rows(tf.constant(others)), [])[1].numpy(), axis=-2)
         for t in (theta[0], start[0])
     )
     _, full = likelihood_and_gradient(base, start[0])
-    expected = full + 6 / 5 * (seen - centre)  # over five minibatches; the log prior is flat
+    expected = full + 6 / 5 * (
+        seen - centre
+    )  # over five minibatches; the log prior is flat at theta
     np.testing.assert_allclose(np.mean(gradients, axis=0)[0], expected, rtol=1e-9)
 
 
@@ -141,7 +115,7 @@ def test_mean_and_covariance_over_all_minibatches(
     replacement: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mean is the full gradient and the covariance is c E[V hat], up to rounding."""
-    base = student(3, 5, replacement=replacement)
+    base = regression(3, 5, replacement=replacement)
     target = sgmcmc.SVRG(base, update_every=5)
     count = give_every_minibatch(monkeypatch, base)
     theta, anchor = GENERATOR.standard_normal([2, 2])
@@ -162,25 +136,8 @@ def test_mean_and_covariance_over_all_minibatches(
         check_moments(target.estimate(state, [0, 0], stale), value, gradient)
 
 
-@pytest.mark.parametrize("chains", [(), pytest.param((4,), marks=pytest.mark.slow), (2, 3)])
-@pytest.mark.parametrize("shared", [False, True])
-def test_one_chain_and_many(chains: tuple[int, ...], shared: bool) -> None:
-    """The estimate is the plain estimate minus the one at the anchor, plus the exact one."""
-    base = student(shared_batch=shared)
-    target = sgmcmc.SVRG(base, update_every=2)
-    anchor, theta = (tf.constant(GENERATOR.standard_normal([*chains, 2])) for _ in range(2))
-    carried = target.estimate(anchor, [1, 1], with_scores=False).target_state
-    estimate = target.estimate(theta, [1, 2], carried)
-    here, there = (base.estimate(t, [1, 2]) for t in (theta, anchor))
-    exact, full = tfp.math.value_and_gradient(base, anchor)
-    np.testing.assert_allclose(estimate.gradient, here.gradient - there.gradient + full)
-    np.testing.assert_allclose(estimate.log_prob, here.log_prob - there.log_prob + exact)
-    np.testing.assert_allclose(estimate.scores, here.scores - there.scores, atol=1e-12)
-    assert estimate.noise_scale == base.noise_scale
-
-
 def test_parts_give_what_the_whole_gives() -> None:
-    whole, parts = sgmcmc.SVRG(student(4), 2), sgmcmc.SVRG(in_parts(4), 2)
+    whole, parts = sgmcmc.SVRG(regression(4), 2), sgmcmc.SVRG(in_parts(4), 2)
     first, then = GENERATOR.standard_normal([2, 3, 2])
     carried = whole.estimate(tf.constant(first), [1, 1]).target_state
     carried_parts = parts.estimate(list(tf.unstack(first, axis=-1)), [1, 1]).target_state
@@ -188,42 +145,6 @@ def test_parts_give_what_the_whole_gives() -> None:
     found = parts.estimate(list(tf.unstack(then, axis=-1)), [1, 2], carried_parts)
     np.testing.assert_allclose(tf.stack(found.gradient, -1), expected.gradient, rtol=1e-10)
     np.testing.assert_allclose(tf.stack(found.scores, -1), expected.scores, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("jit", "dtype"), [(False, tf.float64), (True, tf.float64), (True, tf.float32)]
-)
-def test_modes_agree(jit: bool, dtype: tf.DType) -> None:
-    target = sgmcmc.SVRG(student(dtype=dtype, chunk_size=16, replacement=True), 2)
-    states = tf.constant(GENERATOR.standard_normal([3, 6, 2]), dtype)
-
-    def gradients(states: tf.Tensor) -> list[tf.Tensor]:
-        carried, found = target.bootstrap(states[0]), []
-        for k in range(3):
-            estimate = target.estimate(states[k], [1, k], carried, with_scores=False)
-            carried = estimate.target_state
-            found += [estimate.gradient, estimate.log_prob, carried.anchor.gradient]
-        return found
-
-    tolerance = 1e-10 if dtype == tf.float64 else 1e-4
-    compiled = tf.function(gradients, jit_compile=jit, autograph=False)(states)
-    for x, y in zip(gradients(states), compiled, strict=True):
-        assert x.dtype == y.dtype == dtype
-        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
-
-
-def test_hessian_product_is_that_of_the_same_minibatch() -> None:
-    target = sgmcmc.SVRG(student(), update_every=2)
-    theta, probe = GENERATOR.standard_normal([2, 4, 2])
-    carried = target.estimate(tf.zeros([4, 2], tf.float64), [1, 1], with_scores=False).target_state
-
-    def estimate(state: np.ndarray, **options: Any) -> Any:
-        return target.estimate(tf.constant(state), [1, 2], carried, with_scores=False, **options)
-
-    product = estimate(theta, probe=tf.constant(probe)).hessian_product
-    up, down = (estimate(theta + h * probe).gradient for h in (1e-6, -1e-6))
-    np.testing.assert_allclose(product, (up - down) / 2e-6, rtol=1e-6)
 
 
 LINEAR = LinearRegression(num_examples=12)
@@ -273,25 +194,4 @@ def test_an_anchor_that_stays_has_another_law() -> None:
 )
 def test_bad_periods(value: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
-        sgmcmc.SVRG(student(), value)
-
-
-def test_bad_targets() -> None:
-    with pytest.raises(TypeError, match="MinibatchLogProb that is not wrapped. Received: a SVRG"):
-        sgmcmc.SVRG(sgmcmc.SVRG(student()), 2)
-    with pytest.raises(TypeError, match="must be a MinibatchLogProb .* a FullDataLogProb"):
-        sgmcmc.SVRG(sgmcmc.FullDataLogProb(lambda theta: -(theta**2)), 2)
-
-
-@pytest.mark.slow
-def test_preflight_checks_the_wrapped_target() -> None:
-    state = tf.zeros([3, 2], tf.float64)
-    sgmcmc.preflight(sgmcmc.SVRG(student()), state)
-    wrong = sgmcmc.MinibatchLogProb(
-        student().log_prior,
-        lambda theta, x: tf.reduce_sum(theta[..., tf.newaxis, :] * (x - x[..., :1, :]), axis=-1),
-        X,
-        4,
-    )
-    with pytest.raises(ValueError, match="do not add up to the full one"):
-        sgmcmc.preflight(sgmcmc.SVRG(wrong), state)
+        sgmcmc.SVRG(regression(), value)
