@@ -34,8 +34,7 @@ class Diagonal(Preconditioner):
       array([2., 3.], dtype=float32)
 
     Args:
-      scale: a positive number or array that broadcasts with every state part, or a nest of them in
-        the structure of the state.
+      scale: a positive number or array that broadcasts with every state part, or a nest of them.
 
     Raises:
       TypeError: an entry is not a number.
@@ -66,8 +65,8 @@ class Diagonal(Preconditioner):
 class FullMatrix(Preconditioner):
     """M = a constant symmetric positive definite matrix over the whole state.
 
-    The constructor computes its Cholesky factor. Entries M_ij and M_ji may differ by 0.001
-    (M_ii M_jj)^(1/2), as in a `float32` inverse, and are averaged.
+    Entries M_ij and M_ji, which are averaged, may differ by 0.001 (M_ii M_jj)^(1/2), as in a
+    `float32` inverse. The constructor computes the Cholesky factor.
 
     Args:
       matrix: `[D, D]`, where D is the number of entries of all state parts of one chain, in the
