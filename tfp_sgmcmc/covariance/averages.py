@@ -20,8 +20,8 @@ class AverageState(NamedTuple):
     Attributes:
       value: the average. A `History` has the last statistics, `[chains..., lag + K, ...]`, the
         youngest first.
-      count: number of minibatches in the average, `[chains...]`. A `History` has 1 for
-        each slot that holds a minibatch, and 0 for the others, `[chains..., lag + K]`.
+      count: number of minibatches in the average, `[chains...]`. A `History` has 1 for each slot
+        that holds a minibatch, and 0 for the others, `[chains..., lag + K]`.
     """
 
     value: tf.Tensor

@@ -21,7 +21,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
 
     A sampler passes the arguments of its constructor, `locals()`, to this one. It defines
     `_init_results(state)`, which returns the results before the first step, and
-    `_update(state, results, seed)`, which takes a step. Both get checked and converted states.
+    `_update(state, results, seed)`, which takes a step. Both get checked states and seeds.
 
     The results of a sampler are a `NamedTuple` that holds all that the sampler remembers. They
     have these fields and those that the sampler's page lists:

@@ -73,7 +73,7 @@ class CCAdL(MomentumKernel):
       friction: A, in the same form. It sets the noise that is drawn and the first xi.
       covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
         `tfp_sgmcmc.covariance`. By default past minibatches are averaged with decay 0.99.
-      thermal_mass: mu, in the same form. For small steps xi has the variance T / (mu d).
+      thermal_mass: mu, in the form of `step_size`. For small steps xi has the variance T / (mu d).
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.

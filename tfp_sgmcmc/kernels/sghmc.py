@@ -52,8 +52,9 @@ class SGHMC(MomentumKernel):
 
     g is the target's gradient estimate with covariance Sigma, at the new theta; m the mass; A the
     friction, in units of mass by time. The drawn noise is smaller by the noise that g adds to the
-    momenta. If Sigma is known, the law is therefore the same as with exact gradients: for a
-    Gaussian posterior, theta has an error of second order in h, and p is hotter by one of first.
+    momenta. If Sigma is known, the law is therefore the same as with exact gradients. For a
+    Gaussian posterior theta has an error of second order in h. The momenta are hotter than T by a
+    term of first order.
 
     The noise exists only if \( A T \ge h \lambda_{\max}(\Sigma) / 2 \). In a chain with a smaller
     A, the smallest possible friction is used (`small_friction="increase"`), or the step is refused

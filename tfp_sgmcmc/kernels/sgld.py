@@ -56,7 +56,7 @@ class SGLD(OverdampedKernel):
       step_size: epsilon: a positive number or tensor that broadcasts with the state parts, a
         schedule (a callable from step to value), or a nest of these in the structure of the state.
       temperature: T, in the same form, at least 0. 0 gives gradient ascent.
-      preconditioner: M: one of `tfp_sgmcmc.preconditioners`, or a positive number or array.
+      preconditioner: M: a `Preconditioner`, or a positive number or array (scalar or diagonal).
 
     Raises:
       ValueError: the step size is not positive and finite, or the temperature is negative. At

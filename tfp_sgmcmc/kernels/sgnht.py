@@ -64,9 +64,9 @@ class SGNHT(MomentumKernel):
     \end{aligned}
     \]
 
-    whose error for such noise is of second order in h. The Euler scheme's is of first order. It
-    equals the BADODAB of Leimkuhler and Shang, whose neighbouring half steps B share one gradient
-    and are merged here. The results have p after the whole B, hotter by a term of first order.
+    whose error for such noise is of second order in h. The Euler scheme's is of first order. theta
+    is the same as in the BADODAB of Leimkuhler and Shang, whose neighbouring half steps B share one
+    gradient and are merged here. p, after the whole B, is hotter by a term of first order.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
@@ -85,7 +85,7 @@ class SGNHT(MomentumKernel):
       scheme: `"euler"` or `"adodab"`.
       thermostat: `"scalar"`, one xi for each chain; `"per_part"`, one for each part of the state;
         or `"per_coordinate"`. Each xi holds the temperature of the d coordinates that it acts on.
-      thermal_mass: mu, in the form of h. For small steps xi has the variance T / (mu d).
+      thermal_mass: mu, in the form of `step_size`. For small steps xi has the variance T / (mu d).
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.

@@ -17,16 +17,16 @@ class GradientEstimate(NamedTuple):
     """An estimate of the log posterior and its gradient at one state.
 
     Attributes:
-      gradient: of the log posterior (the log prior plus the sum over all N examples), in the
-        structure and shapes of the state.
+      gradient: estimated gradient of the log posterior (the log prior plus the sum over all N
+        examples), in the structure and shapes of the state.
       log_prob: the log posterior, estimated from the same examples, `[chains...]`.
       scores: rows whose sample covariance (divisor rows - 1) estimates V, the covariance of the
         gradients of single examples' log likelihoods. The rows are those gradients, or scaled means
         of groups of them, `[chains..., rows, event...]` for each part. `()` if not asked for, or if
         the target has none.
       hessian_product: the estimate's Hessian times the probe, or `()` if no probe was given.
-      target_state: what the target carries to the next step, or hands to the driver. The kernel
-        keeps it in its results and does not read it.
+      target_state: what the target carries to the next step or hands to the driver, by this channel
+        alone. The kernel keeps it in its results and does not read it.
       noise_scale: c in cov(gradient) = c V; 0 for an exact gradient.
     """
 

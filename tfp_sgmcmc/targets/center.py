@@ -87,7 +87,7 @@ def find_center(
 
     Args:
       target: a `MinibatchLogProb`.
-      initial_state: one state without chain dimensions (unconstrained, with a bijector).
+      initial_state: the start, one state without chain dimensions, unconstrained with a bijector.
       method: `"lbfgs"` or `"adam"`.
       max_iterations: iterations of L-BFGS (default 100; each takes two to three passes over the
         data), or steps of Adam (default 2000).

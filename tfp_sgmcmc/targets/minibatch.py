@@ -71,7 +71,8 @@ class MinibatchLogProb(ModelTarget):
         each other.
       reshuffle: when to take a new permutation of the data, without replacement. `"step"`: at every
         step, so that minibatches are independent, as every formula with c V assumes. `"epoch"`:
-        each pass sees every example once; a minibatch may end one pass and begin the next.
+        after each pass, which sees every example once; a minibatch may end one pass and begin the
+        next.
       bijector: a `tfp.bijectors.Bijector`, or a nest of them in the structure of the state, with
         None for a part that is not constrained. The state is then unconstrained, the functions
         receive `constrain(state)`, and the log posterior includes the Jacobian's log determinant.
@@ -116,11 +117,9 @@ class MinibatchLogProb(ModelTarget):
         super().__init__(log_prior_fn, log_likelihood_fn, bijector)
         self._score_fn = score_fn if score_fn is None else function("score_fn", score_fn)
         one_of("reshuffle", reshuffle, ("step", "epoch"))
-        if reshuffle == "epoch" and replacement:
-            raise ValueError(
-                "replacement must be False with reshuffle='epoch', which draws without "
-                "replacement. Received: True."
-            )
+        allowed = reshuffle == "step" or not replacement
+        expected = "False with reshuffle='epoch', which draws without replacement"
+        require("replacement", replacement, allowed, expected)
         if dtype is not None and not tf.as_dtype(dtype).is_floating:
             raise TypeError(f"dtype must be floating. Received: {tf.as_dtype(dtype).name}.")
         self._data = tf.nest.map_structure(lambda x: as_tensor(x, dtype), data)
