@@ -56,8 +56,9 @@ def _gaussian_mean_example() -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def gaussian_mean_in_doctests_of_kernels(request: pytest.FixtureRequest) -> None:
-    """Gives the samplers' examples the names of the example in their base class."""
+def gaussian_mean_in_doctests(request: pytest.FixtureRequest) -> None:
+    """Gives the examples of samplers and targets the names of the example in the samplers' base."""
     item = request.node
-    if isinstance(item, pytest.DoctestItem) and item.name.startswith("tfp_sgmcmc.kernels."):
+    rooms = ("tfp_sgmcmc.kernels.", "tfp_sgmcmc.targets.")
+    if isinstance(item, pytest.DoctestItem) and item.name.startswith(rooms):
         item.dtest.globs.update(_gaussian_mean_example())

@@ -10,61 +10,38 @@ import tensorflow as tf
 
 
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Returns `value` if it is an integer from `least` to `most`.
+    """Returns `value` if it is an integer from `least` to `most` (None: without a limit).
+
+    Raises TypeError for what is not an integer, and ValueError for an integer out of range.
 
     Examples:
       >>> integer("num_results", 3, least=1)
       3
-
-    Args:
-      name: the argument's name, for messages.
-      value: the argument.
-      least: the smallest integer allowed.
-      most: the largest integer allowed. None sets no limit.
-
-    Raises:
-      TypeError: `value` is not an integer.
-      ValueError: `value` is out of range.
     """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an integer. Received: {value!r}.")
-    if value < least or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"in {least} .. {most}"
-        raise ValueError(f"{name} must be {bounds}. Received: {value}.")
-    return int(value)
+    bounds = f"at least {least}" if most is None else f"in {least} .. {most}"
+    return _integer(name, value, least, most, "an integer", bounds)
 
 
 def count_of_examples(name: str, value: Any, num_examples: int) -> int:
-    """Returns `value` if it is an integer in 1 .. N, the number of examples in the data.
+    """Does the same as `integer` for 1 .. N, the number of examples in the data."""
+    bounds = f"in 1 .. N = {num_examples}"
+    expected = f"{bounds}, the number of examples in the data"
+    return _integer(name, value, 1, num_examples, f"an integer {bounds}", expected)
 
-    Raises:
-      TypeError: `value` is not an integer.
-      ValueError: `value` is out of range.
-    """
+
+def _integer(name: str, value: Any, least: int, most: int | None, kind: str, bounds: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(
-            f"{name} must be an integer in 1 .. N = {num_examples}. Received: {value!r}."
-        )
-    if not 1 <= value <= num_examples:
-        raise ValueError(
-            f"{name} must be in 1 .. N = {num_examples}, the number of examples in the data. "
-            f"Received: {value}."
-        )
+        raise TypeError(f"{name} must be {kind}. Received: {value!r}.")
+    require(name, value, value >= least and (most is None or value <= most), bounds)
     return int(value)
 
 
 def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
-    """Raises unless all numbers of a nest are as `expected`.
+    """Raises unless all numbers of a nest are as `expected`, or known only when the program runs.
 
-    Args:
-      name: the argument's name, for messages.
-      value: numbers and arrays. Tensors whose values are known only when the program runs pass.
-      expected: `"a finite number"`, `"a positive finite number"` or
-        `"a finite number of at least 0"`.
-
-    Raises:
-      TypeError: an entry is not a number.
-      ValueError: a number is not as expected.
+    `expected` is one of the messages `"a finite number"`, `"a positive finite number"` and
+    `"a finite number of at least 0"`. Raises TypeError for an entry that is not a number, and
+    ValueError for a number that is not as expected.
     """
     for leaf in tf.nest.flatten(value):
         is_numpy = isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "dtype")
@@ -85,12 +62,14 @@ def require(name: str, value: Any, holds: bool | np.bool_, expected: str) -> Non
         raise ValueError(f"{name} must be {expected}. Received: {value}.")
 
 
-def one_of(name: str, value: Any, options: Sequence[str]) -> str:
-    """Returns `value` if it is one of the strings `options`.
+def positive(name: str, value: Any) -> float:
+    """Returns `value` as a float if it is positive; raises ValueError otherwise."""
+    require(name, value, value > 0, "a positive number")
+    return float(value)
 
-    Raises:
-      ValueError: `value` is anything else.
-    """
+
+def one_of(name: str, value: Any, options: Sequence[str]) -> str:
+    """Returns `value` if it is one of the strings `options`; raises ValueError otherwise."""
     if not isinstance(value, str) or value not in options:
         expected = " or ".join(map(repr, options)) if len(options) == 2 else f"one of {[*options]}"
         raise ValueError(f"{name} must be {expected}. Received: {value!r}.")
@@ -98,15 +77,9 @@ def one_of(name: str, value: Any, options: Sequence[str]) -> str:
 
 
 def function(name: str, value: Any, signature: str = "") -> Any:
-    """Returns `value` if it can be called.
+    """Returns `value` if it can be called; raises TypeError otherwise.
 
-    Args:
-      name: the argument's name, for messages.
-      value: the argument.
-      signature: what the function takes and returns, such as "target -> kernel".
-
-    Raises:
-      TypeError: `value` is not callable.
+    `signature` says what the function takes and returns, such as "target -> kernel".
     """
     if not callable(value):
         expected = f"a callable, {signature}" if signature else "a callable"

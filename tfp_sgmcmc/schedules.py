@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import function, require
+from tfp_sgmcmc.checks import function, positive, require
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
@@ -45,11 +45,9 @@ class PolynomialDecay(Schedule):
     """
 
     def __init__(self, a: float, b: float = 1.0, gamma: float = 0.55):
-        require("a", a, a > 0, "a positive number")
-        require("b", b, b > 0, "a positive number")
+        self.a, self.b, self.gamma = positive("a", a), positive("b", b), float(gamma)
         require("gamma", gamma, gamma >= 0, "a number of at least 0")
-        super().__init__(a=float(a), b=float(b), gamma=float(gamma))
-        self.a, self.b, self.gamma = float(a), float(b), float(gamma)
+        super().__init__(a=self.a, b=self.b, gamma=self.gamma)
 
     @classmethod
     def from_endpoints(
@@ -63,10 +61,10 @@ class PolynomialDecay(Schedule):
         Raises:
           ValueError: not `first > last > 0`, `num_steps >= 2` and `gamma > 0`.
         """
-        require("last", last, last > 0, "a positive number")
+        positive("last", last)
         require("first", first, first > last, f"a number above last = {last}")
         require("num_steps", num_steps, num_steps >= 2, "at least 2 steps")
-        require("gamma", gamma, gamma > 0, "a positive number")
+        positive("gamma", gamma)
         b = (num_steps - 1) / ((first / last) ** (1 / gamma) - 1)
         return cls(a=first * b**gamma, b=b, gamma=gamma)
 
@@ -98,9 +96,8 @@ class ConstantBelow(Schedule):
         if isinstance(schedule, dict):  # as deserialised
             schedule = keras.saving.deserialize_keras_object(schedule)
         function("schedule", schedule, "step -> value")
-        require("critical_value", critical_value, critical_value > 0, "a positive number")
-        super().__init__(critical_value=float(critical_value))
-        self.schedule, self.critical_value = schedule, float(critical_value)
+        self.schedule, self.critical_value = schedule, positive("critical_value", critical_value)
+        super().__init__(critical_value=self.critical_value)
 
     def get_config(self) -> dict[str, Any]:
         schedule = keras.saving.serialize_keras_object(self.schedule)
@@ -145,18 +142,17 @@ class Cyclical(Schedule):
     def __init__(
         self, initial_value: float, num_steps: int, num_cycles: int, exploration_ratio: float = 0.8
     ):
-        require("initial_value", initial_value, initial_value > 0, "a positive number")
+        self.initial_value = positive("initial_value", initial_value)
         require("num_steps", num_steps, num_steps >= 1, "at least 1 step")
         require("num_cycles", num_cycles, 1 <= num_cycles <= num_steps, "in 1 .. num_steps")
         require("exploration_ratio", exploration_ratio, 0 <= exploration_ratio < 1, "in [0, 1)")
+        self.exploration_ratio = float(exploration_ratio)
         super().__init__(
-            initial_value=float(initial_value),
+            initial_value=self.initial_value,
             num_steps=int(num_steps),
             num_cycles=int(num_cycles),
-            exploration_ratio=float(exploration_ratio),
+            exploration_ratio=self.exploration_ratio,
         )
-        self.initial_value = float(initial_value)
-        self.exploration_ratio = float(exploration_ratio)
         self.cycle_length = -(-int(num_steps) // int(num_cycles))
 
     def position(self, step: Any) -> tf.Tensor:

@@ -53,15 +53,9 @@ def by_part(
 ) -> State:
     """Returns `value` as one tensor for each part of the state, of the state's dtype.
 
-    Args:
-      name: the name of `value`, for messages.
-      value: one value for all parts, or one for each in the structure of the state.
-      state: the state.
-      evaluate: a function that is applied to each value first.
-
-    Raises:
-      ValueError: `value` has another structure, or a value does not broadcast to the shape of its
-        part.
+    `value` is one for all parts, or has the structure of the state, and `evaluate` is applied to
+    each first. Raises ValueError for another structure, and for a value that does not broadcast to
+    the shape of its part.
     """
 
     def convert(part: tf.Tensor, v: Any) -> tf.Tensor:

@@ -8,6 +8,7 @@ earlier minibatches. That average is the default; `include_current=True` follows
 
 from typing import Any
 
+from tfp_sgmcmc.checks import require
 from tfp_sgmcmc.covariance.averages import Average, History, RunningMean
 from tfp_sgmcmc.covariance.base import CovarianceEstimator, CovarianceState
 from tfp_sgmcmc.covariance.diag import Diag, Zero
@@ -39,19 +40,14 @@ def as_covariance(
     """Returns the estimator that `value` names, or `value` if it is an estimator.
 
     Args:
-      value: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or a `CovarianceEstimator`.
+      value: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or a `CovarianceEstimator`. Anything else
+        raises ValueError.
       average: the sampler's choice for an estimator without an average.
       exact: whether gradients are exact, which makes Sigma zero.
-
-    Raises:
-      ValueError: `value` is an unknown name or not an estimator.
     """
     if not isinstance(value, CovarianceEstimator):
-        if not isinstance(value, str) or value not in KINDS:
-            raise ValueError(
-                f"covariance must be one of {', '.join(KINDS)}, or an estimator of "
-                f"tfp_sgmcmc.covariance. Received: {value!r}."
-            )
+        expected = f"one of {', '.join(KINDS)}, or an estimator of tfp_sgmcmc.covariance"
+        require("covariance", repr(value), isinstance(value, str) and value in KINDS, expected)
         value = KINDS[value]()
     if exact:
         return Zero()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.checks import integer, require
 from tfp_sgmcmc.state import append_dims
 
 
@@ -18,10 +18,10 @@ class AverageState(NamedTuple):
     """What an average carries between steps.
 
     Attributes:
-      value: the average. A `History` has the last statistics here, the youngest first,
-        `[chains..., lag + K, ...]`.
-      count: number of minibatches in the average, `[chains...]`. A `History` has 1 or 0 for each
-        slot, `[chains..., lag + K]`: whether it holds a minibatch.
+      value: the average. A `History` has the last statistics, `[chains..., lag + K, ...]`, the
+        youngest first.
+      count: number of minibatches in the average, `[chains...]`. A `History` has 1 for each slot
+        that holds a minibatch, and 0 for the others, `[chains..., lag + K]`.
     """
 
     value: tf.Tensor
@@ -54,15 +54,12 @@ class RunningMean(Average):
     \]
 
     Args:
-      decay: in [0, 1). None gives the plain mean, \( \kappa_t = 1/t \).
-
-    Raises:
-      ValueError: `decay` is out of range.
+      decay: in [0, 1), or None for the plain mean, \( \kappa_t = 1/t \). Otherwise ValueError.
     """
 
     def __init__(self, decay: float | None = None):
-        if decay is not None and not 0 <= decay < 1:
-            raise ValueError(f"decay must be None or a number in [0, 1). Received: {decay}.")
+        holds = decay is None or 0 <= decay < 1
+        require("decay", decay, holds, "None or a number in [0, 1)")
         self.decay = decay
 
     def init(self, statistic: tf.Tensor, chain_ndims: int) -> AverageState:
@@ -93,10 +90,10 @@ class History(Average):
     The sum runs over the minibatches that have been seen. If the current minibatch is included, it
     has the weight \( w_1 \). With a lag, the first minibatch stands for all earlier ones.
 
-    A young minibatch has pushed the momenta that V is applied to. If the mean and covariance of
-    scores depend on each other, this biases a sampler nearly as much as the current minibatch does.
-    A short average needs a lag: on a logistic regression (D = 129, n = 500, K = 1) a lag of 4
-    reduced the slope of NOGIN's posterior means against the exact ones from 2.3 to 1.1.
+    A young minibatch has pushed the momenta that V is applied to. Where the mean and covariance of
+    scores depend on each other, it biases a sampler nearly as much as the current one. A short
+    average needs a lag: on a logistic regression (D = 129, n = 500, K = 1) a lag of 4 reduced the
+    slope of NOGIN's posterior means against the exact ones from 2.3 to 1.1.
 
     Args:
       weights: \( w_1, \dots, w_K \), the youngest minibatch first; not negative, \( w_1 > 0 \). An
@@ -114,11 +111,8 @@ class History(Average):
             values = np.ones(max(operator.index(weights), 0))  # ty: ignore[invalid-argument-type]
         except TypeError:
             values = np.asarray(weights, np.float64)
-        if values.ndim != 1 or not len(values):
-            raise ValueError(
-                "weights must be a positive integer or a sequence of at least one number. "
-                f"Received: {weights}."
-            )
+        expected = "a positive integer or a sequence of at least one number"
+        require("weights", weights, values.ndim == 1 and len(values) > 0, expected)
         if not np.all(np.isfinite(values) & (values >= 0)) or values[0] <= 0:
             raise ValueError(
                 f"weights must be finite and at least 0, the first positive. Received: {weights}. "

@@ -84,10 +84,8 @@ class CovarianceEstimator(abc.ABC):
         """Returns the estimator's state before the first step.
 
         `num_scores` is the number of scores of a minibatch, or None if it is not known beforehand.
-
-        Raises:
-          ValueError: there are fewer than two scores; `low_rank` does not know their number;
-            `block` has a state of one part.
+        Raises ValueError if it is below two, for `low_rank` without it, and for `block` with a
+        state of one part.
         """
         if num_scores is not None and num_scores < 2:
             raise ValueError(
@@ -108,22 +106,16 @@ class CovarianceEstimator(abc.ABC):
         return CovarianceState(averages, inverses, tf.zeros([], tf.int32), skipped)
 
     def evaluate(
-        self,
-        own: CovarianceState,
-        scores: State,
-        noise_scale: Any,
-        like: State,
-        chain_ndims: int,
+        self, own: CovarianceState, scores: State, noise_scale: Any, like: State, chain_ndims: int
     ) -> tuple[NoiseCovariance, CovarianceState]:
         """Returns Sigma at this step, and the estimator's next state.
 
-        Minibatches with scores that are not finite are left out, and counted in `num_skipped`.
-        Those with a single score, which has no covariance, are left out uncounted.
+        Minibatches with scores that are not finite are left out and counted in `num_skipped`. Those
+        with a single score, which has no covariance, are left out uncounted.
 
         Args:
           own: the state that `init` or the last call returned.
-          scores: the scores of this step's minibatch: for each part a tensor
-            `[chains..., rows, event...]`, or `FactoredScores`.
+          scores: for each part a tensor `[chains..., rows, event...]`, or `FactoredScores`.
           noise_scale: c.
           like: the state of the chains.
           chain_ndims: number of its leading chain dimensions.
@@ -142,27 +134,18 @@ class CovarianceEstimator(abc.ABC):
             self._update(average, statistic, accept)
             for average, statistic in zip(own.averages, statistics, strict=True)
         ]
-        matrices = [matrix for matrix, _ in updated]
-        sigma = NoiseCovariance(matrices, groups, noise_scale, like, chain_ndims)
-        return sigma, own._replace(
-            averages=[average for _, average in updated],
-            step=own.step + 1,
-            num_skipped=own.num_skipped + skipped,
-        )
+        sigma = NoiseCovariance([v for v, _ in updated], groups, noise_scale, like, chain_ndims)
+        averages, num_skipped = [average for _, average in updated], own.num_skipped + skipped
+        return sigma, own._replace(averages=averages, step=own.step + 1, num_skipped=num_skipped)
 
     def prepare(
         self, own: CovarianceState, matrix: NoiseCovariance, shift: State, scale: Any
     ) -> tuple[NoiseCovariance, CovarianceState]:
-        """Prepares the solution of systems with diag(shift) + scale matrix.
+        """Prepares solutions with diag(shift) + scale matrix, after `evaluate` returned `matrix`.
 
         The solver `"lagged_cholesky"` inverts this sum every `refactor_every` steps, and
         preconditions conjugate gradients by the last inverse. Other solvers need no preparation.
-
-        Args:
-          own: the state that `evaluate` returned with `matrix`.
-          matrix: what `evaluate` returned.
-          shift: the diagonal, as in `NoiseCovariance.solve`.
-          scale: a number or `[chains...]`.
+        `shift` and `scale` are as in `NoiseCovariance.solve`.
         """
         if not own.inverses:
             return matrix, own

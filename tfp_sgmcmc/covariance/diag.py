@@ -15,10 +15,7 @@ from tfp_sgmcmc.state import State, flatten_events
 
 
 class Diag(CovarianceEstimator):
-    """The diagonal of V; no D x D matrix is formed.
-
-    Arguments and exceptions are those of `CovarianceEstimator`.
-    """
+    """The diagonal of V, without a D x D matrix; arguments are those of `CovarianceEstimator`."""
 
     name = "diag"
 
@@ -51,12 +48,7 @@ class Zero(Diag):
         return CovarianceState([], [], tf.zeros([], tf.int32), skipped)
 
     def evaluate(
-        self,
-        own: CovarianceState,
-        scores: State,
-        noise_scale: Any,
-        like: State,
-        chain_ndims: int,
+        self, own: CovarianceState, scores: State, noise_scale: Any, like: State, chain_ndims: int
     ) -> tuple[NoiseCovariance, CovarianceState]:
         parts = tf.nest.flatten(like)
         zeros = [DiagonalMatrix(tf.zeros_like(flatten_events([x], chain_ndims))) for x in parts]

@@ -205,11 +205,7 @@ def count_rows(scores: Any, chain_ndims: int) -> Any:
 
 
 def pad_rows(rows: tf.Tensor, num_rows: int) -> tf.Tensor:
-    """Appends rows of zeros to `rows`, up to the shape `[chains..., num_rows, D]`.
-
-    Raises:
-      ValueError: `rows` is known to have more than `num_rows` rows.
-    """
+    """Appends rows of zeros up to `[chains..., num_rows, D]`; raises ValueError for too many."""
     *leading, given, size = rows.shape
     if given == num_rows:
         return rows

@@ -16,9 +16,9 @@ from tfp_sgmcmc.covariance.solvers import Solver
 class LowRank(CovarianceEstimator):
     """V as the centred scores of the last minibatches; no D x D matrix is formed.
 
-    For each chain the scores of K + lag minibatches are kept in memory, and those of K are used: n
-    rows of D numbers for each minibatch. V is noisy unless K n is much larger than D. Noise biases
-    samplers that solve with V (NOGIN, SGFS): keep more minibatches, or take smaller steps.
+    Each chain keeps the scores of K + lag minibatches, n rows of D numbers each, and uses those of
+    K. V is noisy unless K n is much larger than D. Noise biases samplers that solve with V (NOGIN,
+    SGFS): keep more minibatches, or take smaller steps.
 
     Arguments and exceptions are those of `CovarianceEstimator`, but `average` is a `History`; None
     stands for `History(4, lag=4)`, or `History(4)` if `include_current` is True.

@@ -43,8 +43,8 @@ class NoiseCovariance:
     def solve(self, shift: State, scale: Any, v: State) -> State:
         """Returns (diag(shift) + scale Sigma)^-1 v.
 
-        `shift` is positive: a number, or a nest that broadcasts with the state. `scale` is at least
-        0: a number, or `[chains...]`.
+        `shift` > 0 is a number, or a nest that broadcasts with the state; `scale` >= 0 a number or
+        `[chains...]`.
         """
         scale = self._number(scale) * self._noise_scale
         return self._map(lambda m, x, a: m.solve(a, scale, x), v, self._broadcast(shift))
@@ -80,9 +80,9 @@ class NoiseCovariance:
     def sqrt_multiply(self, shift: Any, scale: Any, bound: Any, z: State) -> State:
         """Returns S z with S S^T = shift I + scale Sigma.
 
-        The arguments are numbers, or `[chains...]`. `scale` may be negative; eigenvalues of S S^T
-        that would be negative count as zero. `bound` is at least the largest eigenvalue of Sigma; a
-        diagonal Sigma ignores it.
+        Arguments are numbers or `[chains...]`. With a negative `scale`, eigenvalues of S S^T that
+        would be negative count as zero. `bound` is at least Sigma's largest eigenvalue; a diagonal
+        Sigma ignores it.
         """
         shift, c = self._number(shift), self._noise_scale
         scale, bound = self._number(scale) * c, tf.math.divide_no_nan(self._number(bound), c)
@@ -95,8 +95,8 @@ class NoiseCovariance:
     def power_iteration(self, v: State, num_iterations: int = 2) -> tuple[tf.Tensor, State]:
         """Estimates the largest eigenvalue of Sigma, `[chains...]`, from below, and its vector.
 
-        The iteration begins at `v`. Few iterations are enough if the unit vector that is returned
-        is carried from step to step. A diagonal Sigma gives the exact value, and `v` unchanged.
+        The iteration begins at `v`. Few iterations are enough if the unit vector is carried from
+        step to step. A diagonal Sigma gives the exact value, and `v` unchanged.
         """
 
         def norm(v: State) -> tf.Tensor:

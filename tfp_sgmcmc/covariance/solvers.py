@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import xla
+from tfp_sgmcmc.checks import require
 
 Product = Callable[[tf.Tensor], tf.Tensor]  # [chains..., D] -> [chains..., D]
 
@@ -41,8 +42,7 @@ class Solver(NamedTuple):
         """Returns whether each solve factorises. `"auto"` does so only if it is `worthwhile`."""
         if self.method != "auto":
             return self.method in ("cholesky", "woodbury")
-        is_slow = xla.compiles_for_cpu()
-        return worthwhile and not is_slow
+        return worthwhile and not xla.compiles_for_cpu()
 
     def conjugate_gradient(
         self, multiply: Product, rhs: tf.Tensor, precondition: Product
@@ -74,15 +74,12 @@ class Solver(NamedTuple):
 def as_solver(value: str | Solver) -> Solver:
     """Returns `value`, or the solver whose method it names; raises ValueError for wrong options."""
     solver = value if isinstance(value, Solver) else Solver(value)
-    if solver.method not in METHODS:
-        raise ValueError(
-            f"solver must be one of {', '.join(METHODS)}. Received: {solver.method!r}."
-        )
-    if solver.tolerance is not None and not 0 < solver.tolerance < 1:
-        raise ValueError(f"tolerance must be in (0, 1). Received: {solver.tolerance}.")
+    known = solver.method in METHODS
+    require("solver", repr(solver.method), known, f"one of {', '.join(METHODS)}")
+    in_range = solver.tolerance is None or 0 < solver.tolerance < 1
+    require("tolerance", solver.tolerance, in_range, "in (0, 1)")
     for name in ("max_iterations", "refactor_every"):
-        if getattr(solver, name) < 1:
-            raise ValueError(f"{name} must be at least 1. Received: {getattr(solver, name)}.")
+        require(name, getattr(solver, name), getattr(solver, name) >= 1, "at least 1")
     return solver
 
 
@@ -100,13 +97,9 @@ def chebyshev_sqrt(
     falls as \( ((\sqrt k - 1)/(\sqrt k + 1))^{degree} \), where k is the ratio of the largest to
     the smallest value of a + b x on that interval.
 
-    Args:
-      multiply: product with Sigma, whose eigenvalues lie in [0, bound].
-      shift: a, at least 0; a scalar or `[chains..., 1]`.
-      scale: b, of either sign; a scalar or `[chains..., 1]`.
-      bound: a positive scalar or `[chains..., 1]`.
-      vector: v, `[chains..., D]`.
-      degree: number of terms.
+    `multiply` is the product with Sigma, whose eigenvalues lie in [0, bound]. `shift`, a >= 0,
+    `scale`, b of either sign, and `bound` are scalars or `[chains..., 1]`, `vector` is v,
+    `[chains..., D]`, and `degree` the number of terms.
     """
     angles = np.pi * (np.arange(degree) + 0.5) / degree
     points = tf.constant((np.cos(angles) + 1) / 2, vector.dtype)

@@ -21,14 +21,13 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
 
     A sampler passes the arguments of its constructor, `locals()`, to this one. It defines
     `_init_results(state)`, which returns the results before the first step, and
-    `_update(state, results, seed)`, which takes a step. States and seeds are checked and converted
-    before they get there.
+    `_update(state, results, seed)`, which takes a step. Both get checked states and seeds.
 
     The results of a sampler are a `NamedTuple` that holds all that the sampler remembers. They
     have these fields and those that the sampler's page lists:
 
-      target_log_prob: estimate of the log posterior from the minibatch of the step, at the state
-        where the step took its gradient, `[chains...]`.
+      target_log_prob: the minibatch's estimate of the log posterior at the state where the step
+        took its gradient, `[chains...]`.
       gradient_norm: Euclidean norm of the gradient estimate there, `[chains...]`.
       step_size: the step size that the step used: a scalar, an array that broadcasts with the
         state parts, or one of these for each part if it was given so.
@@ -63,8 +62,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
       TensorShape([2000])
 
     Args:
-      parameters: the sampler's arguments by name. `target_log_prob_fn` and `step_size` are among
-        them.
+      parameters: the sampler's arguments by name, with `target_log_prob_fn` and `step_size`.
       positive: names of the arguments that must be positive and finite.
       full_data_expected: whether to accept a plain callable as target without a warning.
     """

@@ -51,13 +51,12 @@ class CCAdL(MomentumKernel):
     friction (an inverse time) and the first value of xi, mu the thermal mass, d the number of
     coordinates. The friction by Sigma dissipates the heat that the noise of g brings, even if that
     noise depends on theta and direction. The thermostat absorbs the rest, such as errors of Sigma.
-    The error is of first order in h: the momenta after a step are held at T, and are hotter than
-    theta by a factor of about 1 + h xi / 2, so theta is colder than T by that factor.
+    The error is of first order in h: the momenta after a step are held at T, and theta is colder by
+    a factor of about 1 + h xi / 2.
 
     The momenta are stable where all eigenvalues of \( \tfrac{h^2}{2T} \Sigma m^{-1} + h \xi \) are
-    below 2. A good step keeps them well below 1. With larger ones the chain overflows within some
-    steps, which `tfp_sgmcmc.diagnostics.check_finite` reports. Make h smaller, or minibatches
-    larger.
+    below 2. A good step keeps them well below 1. Above 2 the chain overflows within some steps,
+    which `tfp_sgmcmc.diagnostics.check_finite` reports. Make h smaller, or minibatches larger.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
@@ -69,23 +68,20 @@ class CCAdL(MomentumKernel):
       TensorShape([2000])
 
     Args:
-      target_log_prob_fn: a target that gives scores, such as `MinibatchLogProb`. The exact gradient
-        of a plain callable is used, with Sigma = 0.
+      target_log_prob_fn: a target that gives scores, or a callable (exact gradients, Sigma = 0).
       step_size: h: a positive number, `[chains...]` tensor or schedule.
       friction: A, in the same form. It sets the noise that is drawn and the first xi.
       covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
         `tfp_sgmcmc.covariance`. By default past minibatches are averaged with decay 0.99.
-      thermal_mass: mu: a positive number, `[chains...]` tensor or schedule. xi has the variance
-        T / (mu d) in the limit of small steps.
+      thermal_mass: mu, in the form of `step_size`. For small steps xi has the variance T / (mu d).
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
 
     Raises:
       ValueError: the step size, friction, mass or temperature is not positive and finite, the
-        covariance is unknown, the target gives no scores, or the momentum has NaN or infinity. At
-        bootstrap: the state has NaN or infinity, there are fewer than two scores, or `"block"` is
-        given for a state of one part.
+        covariance is unknown, the target gives no scores, or the momentum is not finite. At
+        bootstrap: the state is not finite or has one part for `"block"`; scores are fewer than two.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:
@@ -110,15 +106,9 @@ class CCAdL(MomentumKernel):
         self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
 
     def _init_results(self, state: State) -> CCAdLResults:
-        figures = self._start(state, "friction", "thermal_mass")
-        zeros, step = figures["target_log_prob"], figures["step"]
-        chain_ndims = zeros.shape.rank
-        (friction,) = self._numbers(step, state, chain_ndims, "friction")
-        return CCAdLResults(
-            **figures,
-            thermostat=friction + zeros,
-            covariance_state=self._noise.init(state, chain_ndims),
-        )
+        figures, friction = self._start(state, "thermal_mass")
+        covariance_state = self._noise.init(state, friction.shape.rank)
+        return CCAdLResults(**figures, thermostat=friction, covariance_state=covariance_state)
 
     def _update(
         self, state: State, results: CCAdLResults, seed: tf.Tensor
@@ -126,7 +116,7 @@ class CCAdL(MomentumKernel):
         batch_seed, noise_seed = random.split(seed, 2)
         chain_ndims = results.target_log_prob.shape.rank
         h, friction, temperature, mu = self._numbers(
-            results.step, state, chain_ndims, "step_size", "friction", "temperature", "thermal_mass"
+            results.step, state, chain_ndims, "thermal_mass"
         )
         mass, xi, p = self._mass(state), results.thermostat, results.momentum
 

@@ -109,9 +109,8 @@ class CorrectedLangevin(tfp.mcmc.TransitionKernel):
     \]
 
     The chain leaves the posterior invariant at every step size. Its results are those of
-    `tfp.mcmc.MetropolisHastings`. They hold the step size where
-    `tfp.mcmc.DualAveragingStepSizeAdaptation` and `SimpleStepSizeAdaptation` look for it. Aim at an
-    acceptance rate of 0.574.
+    `tfp.mcmc.MetropolisHastings`, with the step size where `DualAveragingStepSizeAdaptation` and
+    `SimpleStepSizeAdaptation` of `tfp.mcmc` look for it. Aim at an acceptance rate of 0.574.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`; every step uses all data:
@@ -133,8 +132,8 @@ class CorrectedLangevin(tfp.mcmc.TransitionKernel):
         determinant and inverse (`Diagonal`, `FullMatrix`, `PositionDependent`).
 
     Raises:
-      ValueError: the step size is not positive and finite. At bootstrap: the state has NaN or
-        infinity, or the preconditioner gives no log determinant.
+      ValueError: the step size is not positive and finite. At bootstrap: the state is not finite,
+        or the preconditioner gives no log determinant.
       TypeError: the step size is a schedule. At bootstrap: the state is not floating.
 
     References:

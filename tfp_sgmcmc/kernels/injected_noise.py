@@ -1,8 +1,7 @@
 """The noise that Fisher scoring injects, of covariance C, and systems with C and the Fisher matrix.
 
-A Fisher matrix estimated from few scores, or from constant or collinear features, is singular. C is
-therefore at least `LEAST` of its diagonal. The sampler then injects as much noise as it adds to the
-matrix, so the samples keep their law.
+A Fisher matrix of few scores, or of constant or collinear features, is singular. C is therefore at
+least `LEAST` of its diagonal, in the matrix and in the noise, so the samples keep their law.
 """
 
 from __future__ import annotations
@@ -36,32 +35,26 @@ class InjectedNoise(NamedTuple):
 
     Attributes:
       multiple: the factor of V in C, a scalar or `[chains...]`.
-      diagonal: the diagonal of C, in the structure and shapes of the state; zeros for a multiple of
-        V.
-      dense: C if it is a dense matrix over all entries, `[D, D]` or `[chains..., D, D]`.
+      diagonal: the diagonal of C, in the structure of the state; zeros for a multiple of V.
       draw: `draw(matrix, share, shift, seed)` returns a draw from N(0, C) with C raised. C is the
         sum of `share` times `matrix` (if it is a multiple of V), `dense` and the diagonal `shift`.
+      dense: C if it is a dense matrix over all entries, `[D, D]` or `[chains..., D, D]`.
     """
 
     multiple: tf.Tensor
     diagonal: State
-    dense: tf.Tensor | None
     draw: Callable[[NoiseCovariance, tf.Tensor, State, tf.Tensor], State]
+    dense: tf.Tensor | None = None
 
 
 def injected_noise(
     B: Any, rate: tf.Tensor, step: tf.Tensor, state: State, chain_ndims: int, num_examples: int
 ) -> InjectedNoise:
-    """Returns C = rate B for numbers, a `FullMatrix`, or `"fisher"`, which is B = N V.
-
-    Raises:
-      ValueError: B does not fit the state.
-    """
+    """Returns C = rate B for numbers, a `FullMatrix`, or `"fisher"`, which is B = N V."""
     if isinstance(B, str):
         return InjectedNoise(
             multiple=num_examples * rate,
             diagonal=tf.nest.map_structure(tf.zeros_like, state),
-            dense=None,
             draw=lambda matrix, share, shift, seed: matrix.draw(shift, share, seed),
         )
     if isinstance(B, FullMatrix):
@@ -73,7 +66,6 @@ def injected_noise(
     return InjectedNoise(
         multiple=tf.zeros_like(rate),
         diagonal=map_parts(lambda x, b: scaled(rate, b + tf.zeros_like(x)), state, diagonal),
-        dense=None,
         draw=lambda _, share, shift, seed: _diagonal_draw(shift, seed),
     )
 
@@ -107,8 +99,7 @@ def _diagonal_draw(variances: State, seed: tf.Tensor) -> State:
 def raised_shift(matrix: NoiseCovariance, noise: InjectedNoise) -> tuple[State, State]:
     """Returns the diagonal to add to `matrix` and a dense C, and where it exceeds C's.
 
-    Together with a dense C it makes up the diagonal of C, at least `LEAST` of the diagonal of
-    `matrix`, or 1 where both are zero.
+    With a dense C it is C's diagonal, at least `LEAST` of `matrix`'s, or 1 where both are zero.
     """
     diagonal, given = matrix.diag_part(), noise.diagonal
 
@@ -124,8 +115,8 @@ def solve(
 ) -> tuple[State, State]:
     """Returns (matrix + C)^-1 v, and which of its entries are unknown and set to zero.
 
-    They are the entries where the diagonals of `matrix` and C are both zero, and all entries of a
-    chain whose system could not be solved in this precision.
+    Those have zeros on the diagonals of `matrix` and C, or belong to a chain whose system could not
+    be solved in this precision.
     """
     lost = map_parts(lambda m, c: m + c <= 0, matrix.diag_part(), noise.diagonal)
     if noise.dense is not None:

@@ -41,18 +41,17 @@ class ModifiedSGLD(OverdampedKernel):
     \]
 
     g is the target's gradient estimate with covariance Sigma, T the temperature. The noise of g
-    adds \( \epsilon^2 \Sigma / 4 \) to the variance of a step. The injected noise is smaller by
-    the same amount to first order. Along an eigenvector of Sigma with eigenvalue s, the two sum to
+    adds \( \epsilon^2 \Sigma / 4 \) to the variance of a step. The injected noise has that much
+    less, to first order. Along an eigenvector of Sigma with eigenvalue s, the two sum to
 
     \[
     \epsilon T (1 + u^2), \quad u = \frac{\epsilon s}{8 T},
     \qquad \text{where SGLD has } \epsilon T (1 + 2u) .
     \]
 
-    The error of the samples' variance that gradient noise causes is then of second order in
-    epsilon. The error of the discretisation is the same as in SGLD, of first order. Above u = 1 the
-    correction is out of its range: at u = 1 it injects no noise, and above it injects more again.
-    Above u = 2 the samples are worse than those of SGLD. Take a smaller step or a larger minibatch.
+    Gradient noise then causes an error of second order in the samples' variance. The error of the
+    discretisation is of first order, as in SGLD. At u = 1 no noise is injected, and above it more
+    again. Above u = 2 the samples are worse than SGLD's: take smaller steps or larger minibatches.
 
     If the parts have different steps, \( \epsilon \Sigma \) stands for
     \( E^{1/2} \Sigma E^{1/2} \), where E is the diagonal matrix of the steps.
@@ -65,8 +64,8 @@ class ModifiedSGLD(OverdampedKernel):
       True
 
     Args:
-      target_log_prob_fn: a target that gives scores, such as `MinibatchLogProb`. The exact gradient
-        of a plain callable is used, with Sigma = 0, which gives SGLD.
+      target_log_prob_fn: a target that gives scores. For a plain callable the gradient is exact
+        and Sigma = 0, which gives SGLD.
       step_size: epsilon: a positive number or tensor that broadcasts with the state parts, a
         schedule (a callable from step to value), or a nest of these in the structure of the state.
       covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
@@ -75,8 +74,8 @@ class ModifiedSGLD(OverdampedKernel):
 
     Raises:
       ValueError: the step size or temperature is not positive and finite, the covariance is
-        unknown, or the target gives no scores. At bootstrap: the state has NaN or infinity, there
-        are fewer than two scores, or `"block"` is given for a state of one part.
+        unknown, or the target gives no scores. At bootstrap: the state is not finite, there are
+        fewer than two scores, or `"block"` is given for a state of one part.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:

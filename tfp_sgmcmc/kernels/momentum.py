@@ -16,12 +16,10 @@ from tfp_sgmcmc.state import State, append_dims, map_parts, sum_events
 class MomentumKernel(StochasticGradientKernel):
     """A kernel with momenta p, whose law is N(0, T m) in the limit of small steps.
 
-    Besides those of `StochasticGradientKernel`, `parameters` has `friction`, `mass`, `temperature`
-    and `initial_momentum`. Step size, friction and temperature are numbers, `[chains...]` tensors
-    or schedules. Different masses, in place of different step sizes, adapt the steps to the parts.
-
-    The results of `StochasticGradientKernel` are about the state that the step reached. The
-    results of these samplers have two more fields:
+    `parameters` also has `friction`, `mass`, `temperature` and `initial_momentum`. Step size,
+    friction and temperature are numbers, `[chains...]` tensors or schedules. Different masses, in
+    place of different step sizes, adapt the steps to the parts. The results are about the state
+    that the step reached, and have two more fields:
 
       momentum: p, in the structure of the state.
       kinetic_temperature: p^T m^-1 p / d after the step, with d coordinates, `[chains...]`.
@@ -38,8 +36,7 @@ class MomentumKernel(StochasticGradientKernel):
         if tf.nest.is_nested(parameters["step_size"]):
             raise ValueError(
                 "step_size must be one number or schedule for all parts. Received: "
-                f"{parameters['step_size']}. A mass m makes the steps of its part smaller by "
-                "sqrt(m)."
+                f"{parameters['step_size']}. A mass m divides the steps of its part by sqrt(m)."
             )
         if parameters["initial_momentum"] is not None:
             numbers("initial_momentum", parameters["initial_momentum"])
@@ -48,27 +45,29 @@ class MomentumKernel(StochasticGradientKernel):
         """Returns the masses, in the structure of the state."""
         return value_at(self._parameters["mass"], tf.zeros([], tf.int64), state, "mass")
 
-    def _start(self, state: State, *names: str) -> dict[str, Any]:
-        """Returns the fields that the results of all these samplers have, before the first step.
+    def _start(self, state: State, *names: str) -> tuple[dict[str, Any], tf.Tensor]:
+        """Returns the fields that all results have, and the friction, `[chains...]`, at step 0.
 
-        The arguments `names` are evaluated, so that one of a wrong shape raises here.
+        The further arguments `names` are evaluated, so that one of a wrong shape raises here.
         """
         step, zeros = tf.zeros([], tf.int64), self._zeros(state)
         chain_ndims = zeros.shape.rank
-        settings = self._numbers(step, state, chain_ndims, "step_size", "temperature", *names)
+        h, friction, temperature, *_ = self._numbers(step, state, chain_ndims, *names)
         given = self._parameters["initial_momentum"]
         given = value_at(0.0 if given is None else given, step, state, "initial_momentum")
         momentum = map_parts(lambda x, p: tf.broadcast_to(p, tf.shape(x)), state, given)
-        return dict(
-            **self._first_figures(state, zeros, *settings[:2]),
+        fields = dict(
+            **self._first_figures(state, zeros, h, temperature),
             momentum=momentum,
             kinetic_temperature=kinetic_temperature(momentum, self._mass(state), chain_ndims),
         )
+        return fields, friction + zeros
 
     def _numbers(
         self, step: tf.Tensor, state: State, chain_ndims: int, *names: str
     ) -> list[tf.Tensor]:
-        """Returns the arguments `names` at `step`, scalars or `[chains...]`."""
+        """Returns h, friction, temperature and `names` at `step`, scalars or `[chains...]`."""
+        names = ("step_size", "friction", "temperature", *names)
         return [number_at(self._parameters[n], step, state, chain_ndims, n) for n in names]
 
 

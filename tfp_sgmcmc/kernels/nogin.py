@@ -19,8 +19,7 @@ class NOGINResults(NamedTuple):
     """Results of a step of `NOGIN`: the fields of `MomentumKernel` and one more.
 
     Attributes:
-      target_log_prob: the minibatch estimate of the log posterior in the middle of the step, where
-        the gradient is taken, `[chains...]`.
+      target_log_prob: the minibatch's estimate in the middle of the step, where g is taken.
       kinetic_temperature: p^T m^-1 (p + h/2 g) / d in the middle of the step, before its noise,
         `[chains...]`. For a Gaussian posterior its mean is T at every step size and with every
         noise, because the noise of g averages out. The mean of p^T m^-1 p / d is higher.
@@ -70,8 +69,7 @@ class NOGIN(MomentumKernel):
       True
 
     Args:
-      target_log_prob_fn: a target that gives scores, such as `MinibatchLogProb`. The exact gradient
-        of a plain callable is used, with Sigma = 0.
+      target_log_prob_fn: a target that gives scores, or a callable (exact gradients, Sigma = 0).
       step_size: h: a positive number, `[chains...]` tensor or schedule.
       friction: positive, in units of inverse time.
       covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
@@ -80,16 +78,16 @@ class NOGIN(MomentumKernel):
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
       num_estimation_steps: number of steps at the start that average Sigma and do not move the
-        state. The first Sigma is estimated from n examples. If n is less than the number D of
-        entries, it is zero in most directions, and their noise heats the momenta. With D = 129,
-        n = 10 and h = 0.03 that threw a logistic regression by 50 posterior standard deviations in
-        ten steps. 10 D / n steps, which use ten examples for each entry, are enough.
+        state. The first Sigma, from n examples, is zero in most directions if n is less than the
+        number D of entries, and their noise heats the momenta. With D = 129, n = 10, h = 0.03 that
+        threw a logistic regression by 50 posterior standard deviations in ten steps. 10 D / n
+        steps, which use ten examples for each entry, are enough.
 
     Raises:
       ValueError: the step size, friction, mass or temperature is not positive and finite,
         num_estimation_steps is negative, the covariance is unknown, the target gives no scores, or
-        the momentum has NaN or infinity. At bootstrap: the state has NaN or infinity, there are
-        fewer than two scores, or `"block"` is given for a state of one part.
+        the momentum is not finite. At bootstrap: the state is not finite, or has one part for
+        `"block"`; there are fewer than two scores.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:
@@ -113,18 +111,16 @@ class NOGIN(MomentumKernel):
         self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
 
     def _init_results(self, state: State) -> NOGINResults:
-        figures = self._start(state, "friction")
-        chain_ndims = figures["target_log_prob"].shape.rank
-        return NOGINResults(**figures, covariance_state=self._noise.init(state, chain_ndims))
+        figures, friction = self._start(state)
+        covariance_state = self._noise.init(state, friction.shape.rank)
+        return NOGINResults(**figures, covariance_state=covariance_state)
 
     def _update(
         self, state: State, results: NOGINResults, seed: tf.Tensor
     ) -> tuple[State, NOGINResults]:
         batch_seed, noise_seed = random.split(seed, 2)
         chain_ndims = results.target_log_prob.shape.rank
-        h, friction, temperature = self._numbers(
-            results.step, state, chain_ndims, "step_size", "friction", "temperature"
-        )
+        h, friction, temperature = self._numbers(results.step, state, chain_ndims)
         mass = self._mass(state)
         lambda2 = tf.tanh(friction * h / 2)
 

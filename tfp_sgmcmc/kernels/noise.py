@@ -15,13 +15,9 @@ from tfp_sgmcmc.targets.base import GradientEstimate, Target
 class GradientNoise:
     """Gradient estimates of a target, with their covariance Sigma from past minibatches.
 
-    Args:
-      target: the target.
-      covariance: the sampler's argument: a name, or an estimator of `tfp_sgmcmc.covariance`.
-      average: the average for an estimator that names none.
-
-    Raises:
-      ValueError: the name is unknown, or the target has noisy gradients but no scores.
+    `covariance` is the sampler's argument, a name or an estimator of `tfp_sgmcmc.covariance`.
+    `average` is for an estimator that names none. Raises ValueError for an unknown name, and for a
+    target that has noisy gradients but no scores.
     """
 
     def __init__(self, target: Target, covariance: Any, average: Average):

@@ -14,10 +14,9 @@ from tfp_sgmcmc.state import State
 class OverdampedKernel(StochasticGradientKernel):
     """A kernel that moves theta along its gradient, at the state where the step begins.
 
-    Besides those of `StochasticGradientKernel`, `parameters` has `temperature`. Step size and
-    temperature are numbers or tensors that broadcast with the state parts, schedules, or nests of
-    these in the structure of the state. The results of `StochasticGradientKernel` are about the
-    state that the step left.
+    `parameters` also has `temperature`. Step size and temperature are numbers or tensors that
+    broadcast with the state parts, schedules, or nests of these in the structure of the state. The
+    results are about the state that the step left.
     """
 
     def _settings(self, step: tf.Tensor, state: State, chain_ndims: int) -> tuple[State, State]:

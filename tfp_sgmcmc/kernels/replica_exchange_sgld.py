@@ -25,13 +25,11 @@ class ReplicaExchangeSGLDResults(NamedTuple):
     last step in which swaps were proposed, except where stated otherwise.
 
     Attributes:
-      target_log_prob: the minibatch estimates of the log posterior at the states that the step
-        left, before a swap, `[R, chains...]`.
+      target_log_prob: the minibatch estimates at the states that the step left, before a swap,
+        `[R, chains...]`.
       step_size: the epsilons that the step used, `[R]`.
-      preconditioner_state: what the preconditioner carries between steps. It stays with the
-        temperature when states are swapped.
-      hot_states: the states of replicas 2 .. R after the step, `[R - 1, chains..., event...]` for
-        each part.
+      preconditioner_state: what the preconditioner carries. Swaps leave it with its temperature.
+      hot_states: states of replicas 2 .. R after the step, parts `[R - 1, chains..., event...]`.
       temperatures: T_1 .. T_R, `[R]`.
       is_swap_proposed: whether this step proposed to swap neighbours, `[R - 1]`.
       is_swap_accepted: whether this step swapped them, `[R - 1, chains...]`.
@@ -85,14 +83,14 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
     costs acceptances. Where D = 0, a share 2 Phi(-s/2) of the swaps is made, s = delta sigma.
     F > 1 accepts more swaps, with a bias. An infinite F turns the correction off.
 
-    Both states are compared on one minibatch, which is drawn for the swap alone. D therefore
-    contains neither the noise of the gradients nor the noise that the two states share. Its
-    variance sigma^2 is estimated from the same n examples. (The paper uses energies from two
-    minibatches, with sigma^2 = sigma_1^2 + sigma_2^2.) Three biases remain: that of SGLD, that of
-    noise which is not Gaussian, and that of the estimated sigma^2, a factor of about
-    exp(s^4 / (4 n)) in S. Keep `log_swap_variance`, the estimated s^2, below about 4, where a third
-    of the swaps at D = 0 is made. In a nearly Gaussian posterior of d parameters sigma^2 is about
-    2 d T (N - n) / n, so smaller minibatches need temperatures that are closer to each other.
+    Both states are compared on one minibatch, which is drawn for the swap alone. D therefore lacks
+    the noise of the gradients and the noise that the two states share. Its variance sigma^2 is
+    estimated from the same n examples. (The paper uses energies from two minibatches, with
+    sigma^2 = sigma_1^2 + sigma_2^2.) Three biases remain, from SGLD, from noise that is not
+    Gaussian, and from the estimated sigma^2, a factor of about exp(s^4 / (4 n)) in S. Keep
+    `log_swap_variance`, the estimated s^2, below about 4, where a third of the swaps at D = 0 is
+    made. In a nearly Gaussian posterior of d parameters sigma^2 is about 2 d T (N - n) / n, so
+    smaller minibatches need closer temperatures.
 
     Examples:
       theta and -theta explain these data equally well:
@@ -113,9 +111,8 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
       True
 
     Args:
-      target_log_prob_fn: a `MinibatchLogProb`, or a target that wraps one. The exact gradient and
-        value of a plain callable are used. It is called with states that have the replicas as an
-        additional first dimension.
+      target_log_prob_fn: a `MinibatchLogProb`, a target that wraps one, or a callable (exact).
+        It is called with states that have the replicas as an additional first dimension.
       step_size: epsilon: a positive number or a schedule, for all replicas or, with shape `[R]`,
         for each. The temperature multiplies only the noise. A step that is stable for the cold
         replica is therefore stable for the hot ones, unless they find a steeper log posterior.
@@ -128,9 +125,9 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
     Raises:
       ValueError: there are fewer than two temperatures, or they are not positive, finite and
         increasing; the step size is not positive and finite, or not one or R numbers; `swap_every`
-        or F is below 1; or the target's values cannot be compared on one minibatch. At bootstrap:
-        the state has NaN or infinity.
-      TypeError: the target is not callable, or `swap_every` is not an integer. At bootstrap: the
+        or F is below 1; one minibatch cannot compare values of the target. At bootstrap: the state
+        is not finite.
+      TypeError: the target is not callable; `swap_every` is not an integer. At bootstrap: the
         state is not floating.
 
     References:
@@ -248,11 +245,9 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         num_replicas = len(self._temperatures)
         if value.shape.rank == 0:
             return tf.fill([num_replicas], value)
-        if not value.shape.is_compatible_with([num_replicas]):
-            raise ValueError(
-                "step_size must be one number, or one for each of the "
-                f"{num_replicas} temperatures. Received: shape {value.shape}."
-            )
+        fits = value.shape.is_compatible_with([num_replicas])
+        expected = f"one number, or one for each of the {num_replicas} temperatures"
+        require("step_size", f"shape {value.shape}", fits, expected)
         return value
 
 

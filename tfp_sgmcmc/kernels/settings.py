@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import numbers
+from tfp_sgmcmc.checks import numbers, require
 from tfp_sgmcmc.state import State, as_dtype, by_part
 
 StepSize = Any  # number, tensor, callable step -> value, or a nest of these
@@ -23,12 +23,7 @@ def setting_at(value: Any, step: tf.Tensor) -> Any:
 
 
 def check_positive(name: str, value: StepSize, zero_allowed: bool = False) -> None:
-    """Raises for a setting (a schedule at step 0) that is not positive and finite.
-
-    Raises:
-      TypeError: an entry is not a number.
-      ValueError: a number is not positive (with `zero_allowed`: is negative) or not finite.
-    """
+    """Raises as `numbers` does for a setting (a schedule at step 0) that is not positive."""
     expected = "a finite number of at least 0" if zero_allowed else "a positive finite number"
     for leaf in tf.nest.flatten(value):
         if is_schedule(leaf):
@@ -38,33 +33,21 @@ def check_positive(name: str, value: StepSize, zero_allowed: bool = False) -> No
 
 
 def value_at(value: StepSize, step: tf.Tensor, state: State, name: str = "step_size") -> State:
-    """Evaluates numbers and schedules at `step`, one for each part of `state`.
-
-    Raises:
-      ValueError: a nest must have the structure of the state, and each value must broadcast to
-        the shape of its part.
-    """
+    """Evaluates numbers and schedules at `step`, one for each part; raises as `by_part` does."""
     return by_part(name, value, state, lambda v: setting_at(v, step))
 
 
 def number_at(
     value: StepSize, step: tf.Tensor, state: State, chain_ndims: int, name: str
 ) -> tf.Tensor:
-    """Evaluates a number or schedule at `step`: a scalar or `[chains...]`.
-
-    Raises:
-      ValueError: the value has another shape, or is a nest.
-    """
+    """Evaluates a number or schedule at `step`: a scalar or `[chains...]`; raises otherwise."""
     part, value = tf.nest.flatten(state)[0], setting_at(value, step)
-    if tf.nest.is_nested(value):
+    expected = "a number, or an array or tensor of one number for each chain"
+    require(name, value, not tf.nest.is_nested(value), expected)
+    value, chains = as_dtype(value, part.dtype), part.shape[:chain_ndims]
+    if value.shape.rank and not value.shape.is_compatible_with(chains):
         raise ValueError(
-            f"{name} must be a number, or an array or tensor of one number for each chain. "
-            f"Received: {value}."
-        )
-    value = as_dtype(value, part.dtype)
-    if value.shape.rank and not value.shape.is_compatible_with(part.shape[:chain_ndims]):
-        raise ValueError(
-            f"{name} must be a scalar, or have one number for each chain, shape "
-            f"{part.shape[:chain_ndims]}. Received: shape {value.shape}."
+            f"{name} must be a scalar, or have one number for each chain, shape {chains}. "
+            f"Received: shape {value.shape}."
         )
     return value

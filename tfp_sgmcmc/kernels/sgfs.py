@@ -58,12 +58,11 @@ class SGFS(OverdampedKernel):
     \qquad \gamma = 1 + \frac{c}{N T}
     \]
 
-    g is the target's gradient estimate with covariance c V, V the covariance of the single
-    examples' scores, \( V_t \) its average over minibatches (with weights \( \kappa_t = 1/t \)), T
-    the temperature. N V estimates the precision of the posterior, and c V is the covariance of the
-    minibatch noise. For examples drawn with replacement, \( c = N^2/n \) and, at T = 1,
-    \( \gamma = (N + n)/n \) as in the paper. Without replacement, \( c = N(N - n)/n \) and
-    \( \gamma = N/n \).
+    g is the target's gradient estimate with covariance c V (the minibatch noise), V the covariance
+    of the single examples' scores, \( V_t \) its average over minibatches (with weights
+    \( \kappa_t = 1/t \)), T the temperature. N V estimates the precision of the posterior. With
+    replacement \( c = N^2/n \) and, at T = 1, \( \gamma = (N + n)/n \) as in the paper. Without,
+    \( c = N(N - n)/n \) and \( \gamma = N/n \).
 
     The matrix balances drift and noise. With `"full"`, a Gaussian posterior of precision N V and
     Gaussian noise of constant covariance, the law of the samples is exact at *every* step size,
@@ -72,14 +71,13 @@ class SGFS(OverdampedKernel):
     correlations out of the matrix but not out of the noise. At large steps their samples have too
     little variance where the posterior is correlated: at alpha = 0 and n << N, SGFS-d has the
     variances \( T / (N V_{ii}) \), those of each parameter with all others held fixed. As epsilon
-    falls, these errors vanish, and the samples become those of SGLD with preconditioner
-    \( B^{-1} \).
+    falls, these errors vanish, leaving SGLD with preconditioner \( B^{-1} \).
 
     V may be singular. Where \( 4B/\epsilon \) is less than 1e-3 of the diagonal of
-    \( \gamma N V \), it is raised to that, both in the matrix and in the noise (with `B="fisher"`
-    that much is added). At alpha = 0 some noise is therefore injected, and the law stays exact.
-    In directions that only the prior determines, a step is stable if the prior's precision is below
-    the raised \( 4B/\epsilon \). Parameters whose scores never vary do not move at alpha = 0.
+    \( \gamma N V \), it is raised to that, in the matrix and in the noise (with `B="fisher"`, that
+    much is added). The law stays exact, with some injected noise at alpha = 0. In directions that
+    only the prior determines, a step is stable if the prior's precision is below the raised
+    \( 4B/\epsilon \). Parameters whose scores never vary do not move at alpha = 0.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
@@ -91,8 +89,7 @@ class SGFS(OverdampedKernel):
     Args:
       target_log_prob_fn: a target whose scores are those of its examples, `MinibatchLogProb`. The
         scores of `ControlVariate` and `SVRG` are differences, with another covariance.
-      step_size: epsilon: a positive number, `[chains...]` tensor or schedule. Give either this or
-        `alpha`.
+      step_size: epsilon: a positive number, `[chains...]` tensor or schedule. Or give `alpha`.
       B: the covariance of the injected noise, up to the factor 4 T/epsilon: a positive number, or
         arrays that broadcast with the state parts, for a scalar or diagonal matrix; a
         `tfp_sgmcmc.preconditioners.FullMatrix` (with `covariance="full"`); or `"fisher"`, which is
@@ -106,18 +103,16 @@ class SGFS(OverdampedKernel):
       num_estimation_steps: number of steps at the start that average V and do not move the state.
         At large epsilon the first steps solve with a V of few examples. Where few of these have
         large scores (such as the misclassified ones at the mode of a logistic regression), that can
-        throw a chain far: in 129 dimensions, with n = 500 and alpha = 0, by 2,000 posterior
-        standard deviations, but not at all with 10 steps of estimation. An alpha that falls from a
-        positive value works as well.
+        throw a chain far: with D = 129, n = 500 and alpha = 0, by 2,000 posterior standard
+        deviations, but not at all after 10 steps of estimation. A falling alpha works as well.
 
     Raises:
       ValueError: both or neither of `step_size` and `alpha` are given; one of them, B or T is out
         of range; a FullMatrix is given with another covariance than `"full"`; the covariance or B
-        is unknown; the target gives no scores. At bootstrap: the state has NaN or infinity; there
-        are fewer than two scores; `"block"` is given for a state of one part; B has the wrong size;
-        with alpha = 0 or `B="fisher"`, the matrix of the first step must be singular (except for
-        `"diag"`, because there are not more scores than entries); or with alpha = 0 there is no
-        minibatch noise.
+        is unknown; the target gives no scores. At bootstrap: the state is not finite; there are
+        fewer than two scores; `"block"` is given for a state of one part; B has the wrong size;
+        with alpha = 0 there is no minibatch noise; or, with alpha = 0 or `B="fisher"` and another
+        covariance than `"diag"`, scores are not more than entries, so the first matrix is singular.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:

@@ -20,8 +20,7 @@ class SGHMCResults(NamedTuple):
 
     Attributes:
       friction: the A that the step used, `[chains...]`.
-      num_small_friction: number of steps so far in which the given friction was too small,
-        `[chains...]`.
+      num_small_friction: number of steps with too small a friction so far, `[chains...]`.
       covariance_state: what the covariance estimator carries; `()` without a covariance.
       eigenvector: estimate of the leading eigenvector of Sigma, in the structure of the state.
     """
@@ -54,14 +53,13 @@ class SGHMC(MomentumKernel):
     g is the target's gradient estimate with covariance Sigma, at the new theta; m the mass; A the
     friction, in units of mass by time. The drawn noise is smaller by the noise that g adds to the
     momenta. If Sigma is known, the law is therefore the same as with exact gradients. For a
-    Gaussian posterior its error is of second order in h for theta. The momenta are hotter than T by
-    a term of first order.
+    Gaussian posterior theta has an error of second order in h. The momenta are hotter than T by a
+    term of first order.
 
     The noise exists only if \( A T \ge h \lambda_{\max}(\Sigma) / 2 \). In a chain with a smaller
     A, the smallest possible friction is used (`small_friction="increase"`), or the step is refused
-    (`"refuse"`). With `covariance=None` Sigma is taken as zero, as is often done in practice. Any
-    friction is then possible, no scores are computed, and theta is hotter than T by a term of first
-    order, about h Sigma / (2 A).
+    (`"refuse"`). With `covariance=None` Sigma is taken as zero, as is often done. Any friction is
+    then possible, no scores are computed, and theta is hotter than T by about h Sigma / (2 A).
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
@@ -73,26 +71,23 @@ class SGHMC(MomentumKernel):
       0
 
     Args:
-      target_log_prob_fn: a target that gives scores, such as `MinibatchLogProb`. The exact gradient
-        of a plain callable is used, with Sigma = 0.
+      target_log_prob_fn: a target that gives scores, or a callable (exact gradients, Sigma = 0).
       step_size: h: a positive number, `[chains...]` tensor or schedule.
       friction: A, in the same form.
       covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
-        `tfp_sgmcmc.covariance`. By default past minibatches are averaged with decay 0.99. None
-        stands for Sigma = 0.
+        `tfp_sgmcmc.covariance` (by default past minibatches, decay 0.99). None: Sigma = 0.
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
       small_friction: what to do in a chain whose friction is too small, `"increase"` or `"refuse"`.
-        A refused step raises `tf.errors.InvalidArgumentError`, which has both numbers. XLA cannot
-        raise, so there the chain stands still instead. The results count both. (The largest
-        eigenvalue of Sigma from the first few minibatches is too large.)
+        Refusing raises `tf.errors.InvalidArgumentError` with both numbers. XLA cannot raise, so the
+        chain stands still there. The results count both. (The first few minibatches overestimate
+        the largest eigenvalue of Sigma.)
 
     Raises:
       ValueError: the step size, friction, mass or temperature is not positive and finite, an option
-        is unknown, the target gives no scores, or the momentum has NaN or infinity. At bootstrap:
-        the state has NaN or infinity, there are fewer than two scores, or `"block"` is given for a
-        state of one part.
+        is unknown, the target gives no scores, or the momentum is not finite. At bootstrap: the
+        state is not finite, or has one part for `"block"`; there are fewer than two scores.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:
@@ -118,15 +113,12 @@ class SGHMC(MomentumKernel):
             self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
 
     def _init_results(self, state: State) -> SGHMCResults:
-        figures = self._start(state, "friction")
-        zeros, step = figures["target_log_prob"], figures["step"]
-        chain_ndims = zeros.shape.rank
-        (friction,) = self._numbers(step, state, chain_ndims, "friction")
+        figures, friction = self._start(state)
         return SGHMCResults(
             **figures,
-            friction=friction + zeros,
-            num_small_friction=tf.zeros_like(zeros, tf.int32),
-            covariance_state=self._noise.init(state, chain_ndims) if self._noise else (),
+            friction=friction,
+            num_small_friction=tf.zeros_like(friction, tf.int32),
+            covariance_state=self._noise.init(state, friction.shape.rank) if self._noise else (),
             eigenvector=tf.nest.map_structure(tf.ones_like, state) if self._noise else (),
         )
 
@@ -135,9 +127,7 @@ class SGHMC(MomentumKernel):
     ) -> tuple[State, SGHMCResults]:
         batch_seed, noise_seed = random.split(seed, 2)
         chain_ndims = results.target_log_prob.shape.rank
-        h, friction, temperature = self._numbers(
-            results.step, state, chain_ndims, "step_size", "friction", "temperature"
-        )
+        h, friction, temperature = self._numbers(results.step, state, chain_ndims)
         mass = self._mass(state)
         z = random.normal_like(state, noise_seed)
 
@@ -199,8 +189,8 @@ def _largest_eigenvalue(
 ) -> tuple[tf.Tensor, State]:
     """Returns the largest eigenvalue of Sigma, `[chains...]`, and its eigenvector.
 
-    The iteration begins at the last eigenvector. A share of the gradient, which has a part in every
-    direction of Sigma, is added so that no direction is lost.
+    The iteration begins at the last eigenvector, plus a share of the gradient, which has a part in
+    every direction of Sigma.
     """
     norm = tf.sqrt(squared_norm(gradient, chain_ndims))
     fresh = tf.math.divide_no_nan(tf.constant(0.1, norm.dtype), norm)

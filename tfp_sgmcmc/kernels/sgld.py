@@ -38,11 +38,11 @@ class SGLD(OverdampedKernel):
       + \sqrt{\epsilon_t T}\, M^{1/2} z, \qquad z \sim N(0, I)
     \]
 
-    g is the target's gradient estimate (a sum over all N examples that is not divided by N), M the
+    g is the target's gradient estimate (a sum over all N examples, not divided by N), M the
     preconditioner (the identity by default), \( (\operatorname{div} M)_i = \sum_j \partial M_{ij} /
-    \partial \theta_j \), T the temperature. There is no Metropolis test, so the chain samples
-    \( p(\theta \mid x)^{1/T} \) only in the limit of small steps. At a finite step its variance is
-    too large, because of the discretisation and of the noise of g.
+    \partial \theta_j \), T the temperature. Without a Metropolis test, the chain samples
+    \( p(\theta \mid x)^{1/T} \) only in the limit of small steps. At a finite step the
+    discretisation and the noise of g make its variance too large.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
@@ -52,17 +52,15 @@ class SGLD(OverdampedKernel):
       True
 
     Args:
-      target_log_prob_fn: a target, such as `MinibatchLogProb`. The exact gradient of a plain
-        callable is used.
+      target_log_prob_fn: a target such as `MinibatchLogProb`, or a callable (exact gradients).
       step_size: epsilon: a positive number or tensor that broadcasts with the state parts, a
         schedule (a callable from step to value), or a nest of these in the structure of the state.
       temperature: T, in the same form, at least 0. 0 gives gradient ascent.
-      preconditioner: M: a `tfp_sgmcmc.preconditioners.Preconditioner`, or a positive number or
-        array for a scalar or diagonal matrix.
+      preconditioner: M: a `Preconditioner`, or a positive number or array (scalar or diagonal).
 
     Raises:
       ValueError: the step size is not positive and finite, or the temperature is negative. At
-        bootstrap: the state has NaN or infinity, or an argument does not fit it.
+        bootstrap: the state is not finite, or an argument does not fit it.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:

@@ -20,8 +20,8 @@ class SGNHTResults(NamedTuple):
     """Results of a step of `SGNHT`: the fields of `MomentumKernel` and one more.
 
     Attributes:
-      thermostat: xi, `[chains...]`. With a thermostat for each part, one of these for each part.
-        With one for each coordinate, it has the structure and shapes of the state.
+      thermostat: xi, `[chains...]`, one of these for each part, or one number for each coordinate
+        in the structure and shapes of the state.
     """
 
     target_log_prob: tf.Tensor
@@ -51,8 +51,7 @@ class SGNHT(MomentumKernel):
     while the momenta are hotter than T. If the noise of g has the constant covariance
     (2 s T / h) m, xi settles at A + s, and the law of theta is right for small h although s is
     unknown. Noise of another shape, or noise that depends on theta, is dissipated wrongly. The
-    momenta after a step are held at T, and are hotter than theta by a factor of about
-    1 + h xi / 2.
+    momenta after a step are held at T, and theta is colder by a factor of about 1 + h xi / 2.
 
     `scheme="adodab"` is a symmetric splitting of the same dynamics,
 
@@ -65,10 +64,9 @@ class SGNHT(MomentumKernel):
     \end{aligned}
     \]
 
-    whose error for such noise is of second order in h. The error of the Euler scheme is of first
-    order. It equals the BADODAB of Leimkuhler and Shang, whose neighbouring half steps B share one
-    gradient and are merged here. theta has the same values. The results have p after the whole B,
-    where it is hotter by a term of first order.
+    whose error for such noise is of second order in h. The Euler scheme's is of first order. theta
+    is the same as in the BADODAB of Leimkuhler and Shang, whose neighbouring half steps B share one
+    gradient and are merged here. p, after the whole B, is hotter by a term of first order.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
@@ -81,23 +79,21 @@ class SGNHT(MomentumKernel):
       TensorShape([2000])
 
     Args:
-      target_log_prob_fn: a target, such as `MinibatchLogProb`. The exact gradient of a plain
-        callable is used.
+      target_log_prob_fn: a target such as `MinibatchLogProb`, or a callable (exact gradients).
       step_size: h: a positive number, `[chains...]` tensor or schedule.
       friction: A, in the same form. It sets the noise that is drawn and the first xi.
       scheme: `"euler"` or `"adodab"`.
       thermostat: `"scalar"`, one xi for each chain; `"per_part"`, one for each part of the state;
         or `"per_coordinate"`. Each xi holds the temperature of the d coordinates that it acts on.
-      thermal_mass: mu: a positive number, `[chains...]` tensor or schedule. xi has the variance
-        T / (mu d) in the limit of small steps.
+      thermal_mass: mu, in the form of `step_size`. For small steps xi has the variance T / (mu d).
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
 
     Raises:
       ValueError: the step size, friction, mass or temperature is not positive and finite, an option
-        is unknown, or the momentum has NaN or infinity. At bootstrap: the state has NaN or
-        infinity, or an argument does not fit it.
+        is unknown, or the momentum is not finite. At bootstrap: the state is not finite, or an
+        argument does not fit it.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:
@@ -125,13 +121,9 @@ class SGNHT(MomentumKernel):
         one_of("thermostat", thermostat, THERMOSTATS)
 
     def _init_results(self, state: State) -> SGNHTResults:
-        figures = self._start(state, "friction", "thermal_mass")
-        chain_ndims = figures["target_log_prob"].shape.rank
-        (friction,) = self._numbers(figures["step"], state, chain_ndims, "friction")
-        thermostat = tf.nest.map_structure(
-            lambda k: scaled(friction, tf.ones_like(k)),
-            self._temperatures(state, self._mass(state), chain_ndims),
-        )
+        figures, friction = self._start(state, "thermal_mass")
+        like = self._temperatures(state, self._mass(state), friction.shape.rank)
+        thermostat = tf.nest.map_structure(lambda k: scaled(friction, tf.ones_like(k)), like)
         return SGNHTResults(**figures, thermostat=thermostat)
 
     def _update(
@@ -140,7 +132,7 @@ class SGNHT(MomentumKernel):
         batch_seed, noise_seed = random.split(seed, 2)
         chain_ndims = results.target_log_prob.shape.rank
         h, friction, temperature, mu = self._numbers(
-            results.step, state, chain_ndims, "step_size", "friction", "temperature", "thermal_mass"
+            results.step, state, chain_ndims, "thermal_mass"
         )
         mass, xi, p = self._mass(state), results.thermostat, results.momentum
         noise = map_parts(

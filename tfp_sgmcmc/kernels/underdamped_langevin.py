@@ -17,9 +17,9 @@ class UnderdampedLangevinResults(NamedTuple):
     """Results of a step of `UnderdampedLangevin`: the fields of `MomentumKernel`.
 
     Attributes:
-      kinetic_temperature: p^T m^-1 p / d of the momenta before the next (`"baoab"`) or this
-        (`"obabo"`) step's O, `[chains...]`. For a Gaussian posterior with exact gradients its mean
-        is T at every step size. Gradient noise raises it.
+      kinetic_temperature: p^T m^-1 p / d before the next (`"baoab"`) or this (`"obabo"`) step's O,
+        `[chains...]`. For a Gaussian posterior with exact gradients its mean is T at every step
+        size. Gradient noise raises it.
     """
 
     target_log_prob: tf.Tensor
@@ -49,9 +49,9 @@ class UnderdampedLangevin(MomentumKernel):
     momenta in the results are half a kick ahead of these schemes, and for `"obabo"` also half an O.
 
     g is the target's gradient estimate, z standard normal, m the mass. With exact gradients the
-    error is of second order in h. For a Gaussian posterior `"baoab"` then has no error in theta.
-    The noise of minibatches is not corrected, and makes the variance too large by an error of first
-    order in h. Use exact or variance-reduced gradients, or `NOGIN`, which corrects it.
+    error is of second order in h, and zero in theta for `"baoab"` and a Gaussian posterior. The
+    noise of minibatches makes the variance too large by an error of first order in h. Use exact or
+    variance-reduced gradients, or `NOGIN`, which corrects it.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
@@ -65,8 +65,7 @@ class UnderdampedLangevin(MomentumKernel):
       True
 
     Args:
-      target_log_prob_fn: a target, such as `MinibatchLogProb`. The exact gradient of a plain
-        callable is used.
+      target_log_prob_fn: a target such as `MinibatchLogProb`, or a callable (exact gradients).
       step_size: h: a positive number, `[chains...]` tensor or schedule.
       friction: positive, in units of inverse time.
       scheme: `"baoab"` or `"obabo"`.
@@ -76,8 +75,8 @@ class UnderdampedLangevin(MomentumKernel):
 
     Raises:
       ValueError: the step size, friction, mass or temperature is not positive and finite, the
-        scheme is unknown, or the momentum has NaN or infinity. At bootstrap: the state has NaN or
-        infinity, or an argument does not fit it.
+        scheme is unknown, or the momentum is not finite. At bootstrap: the state is not finite, or
+        an argument does not fit it.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:
@@ -99,16 +98,14 @@ class UnderdampedLangevin(MomentumKernel):
         one_of("scheme", scheme, ["baoab", "obabo"])
 
     def _init_results(self, state: State) -> UnderdampedLangevinResults:
-        return UnderdampedLangevinResults(**self._start(state, "friction"))
+        return UnderdampedLangevinResults(**self._start(state)[0])
 
     def _update(
         self, state: State, results: UnderdampedLangevinResults, seed: tf.Tensor
     ) -> tuple[State, UnderdampedLangevinResults]:
         batch_seed, noise_seed = random.split(seed, 2)
         chain_ndims = results.target_log_prob.shape.rank
-        h, friction, temperature = self._numbers(
-            results.step, state, chain_ndims, "step_size", "friction", "temperature"
-        )
+        h, friction, temperature = self._numbers(results.step, state, chain_ndims)
         mass, z = self._mass(state), random.normal_like(state, noise_seed)
         decay = tf.exp(-friction * h)
         spread = tf.sqrt(-temperature * tf.math.expm1(-2 * friction * h))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import numbers
+from tfp_sgmcmc.checks import numbers, require
 from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
 from tfp_sgmcmc.state import (
     State,
@@ -34,8 +34,7 @@ class Diagonal(Preconditioner):
       array([2., 3.], dtype=float32)
 
     Args:
-      scale: a positive number or array that broadcasts with every state part, or a nest of them in
-        the structure of the state.
+      scale: a positive number or array that broadcasts with every state part, or one for each part.
 
     Raises:
       TypeError: an entry is not a number.
@@ -66,8 +65,8 @@ class Diagonal(Preconditioner):
 class FullMatrix(Preconditioner):
     """M = a constant symmetric positive definite matrix over the whole state.
 
-    The constructor computes its Cholesky factor. Entries M_ij and M_ji may differ by 0.001
-    (M_ii M_jj)^(1/2), as in a `float32` inverse, and are averaged.
+    Entries M_ij and M_ji, which are averaged, may differ by 0.001 (M_ii M_jj)^(1/2), as in a
+    `float32` inverse. The constructor computes the Cholesky factor.
 
     Args:
       matrix: `[D, D]`, where D is the number of entries of all state parts of one chain, in the
@@ -82,11 +81,10 @@ class FullMatrix(Preconditioner):
         matrix = np.asarray(matrix, np.float64)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"matrix must be square, [D, D]. Received: shape {matrix.shape}.")
-        if not np.all(np.isfinite(matrix)):
-            raise ValueError("matrix must be finite. Received: NaN or infinite entries.")
+        require("matrix", "NaN or infinite entries", np.all(np.isfinite(matrix)), "finite")
         scale = np.sqrt(np.abs(np.diag(matrix)))
-        if np.any(np.abs(matrix - matrix.T) > _ASYMMETRY * np.outer(scale, scale)):
-            raise ValueError("matrix must be symmetric. Received: a matrix that is not.")
+        is_symmetric = np.all(np.abs(matrix - matrix.T) <= _ASYMMETRY * np.outer(scale, scale))
+        require("matrix", "a matrix that is not", is_symmetric, "symmetric")
         matrix = (matrix + matrix.T) / 2
         try:
             factor = np.linalg.cholesky(matrix)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import require
+from tfp_sgmcmc.checks import positive, require
 from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
 from tfp_sgmcmc.state import State
 
@@ -41,15 +41,14 @@ class RMSprop(Preconditioner):
       {s_t \sqrt{V_i}\, (\epsilon + \sqrt{V_i})^2}, \qquad H = \nabla g .
     \]
 
-    div M is taken as zero while decay^t > 1/e, for about the first 1/(1 - decay) steps. An average
-    of few gradients is nearly zero now and then by chance, and the term would then throw a chain
+    div M is taken as zero while decay^t > 1/e, for about the first 1/(1 - decay) steps, because an
+    average of few gradients is sometimes nearly zero by chance, and the term would throw a chain
     hundreds of posterior standard deviations off. After that, z * (H z) with random signs z
-    estimates the diagonal of H without bias. This costs about two more gradients for each step.
+    estimates the diagonal of H without bias, for about two more gradients in each step.
 
     Li et al. start from V_0 = 0 with 1 - decay in place of 1/s_t, which makes the first steps
-    larger by a factor of up to (1 - decay)^-1/2. They average the gradients of the likelihood
-    alone, while g here includes the prior. They leave out div M, as `gamma=False` does here, which
-    is right only in the limit decay -> 1.
+    larger by a factor of up to (1 - decay)^-1/2. They average the gradients of the likelihood, and
+    not the prior's. They leave out div M (`gamma=False`), which is right only as decay -> 1.
 
     Two limits remain. An entry whose first gradient is small by chance takes a wide first step, of
     standard deviation (step_size N / |g|)^(1/2). And V_{t-1} depends on earlier states, which no
@@ -57,9 +56,9 @@ class RMSprop(Preconditioner):
     times the number of steps in which the chain crosses the posterior, so that V hardly moves. In
     between, M follows the chain, and the limit of small steps is proportional to
     \( p(\theta) M(\theta)^{-\text{decay}} \). On N(0, 1) with epsilon = 0.5, decay = 0.9 gives a
-    variance of 1.5. On the posterior of `python -m tfp_sgmcmc`, which a chain crosses in some 3000
-    steps, the relative error of the mean is 0.12, 0.055 and 0.029 with decay 0.99, 0.999 and
-    0.9999, and 0.022 with the constant M that they approach. `gamma` makes no difference there.
+    variance of 1.5. On the posterior of `python -m tfp_sgmcmc`, crossed in some 3000 steps, the
+    relative error of the mean is 0.12, 0.055 and 0.029 with decay 0.99, 0.999 and 0.9999, and 0.022
+    with the constant M that they approach. `gamma` makes no difference there.
 
     Args:
       decay: decay of the weights of past squared gradients, in [0, 1).
@@ -79,7 +78,7 @@ class RMSprop(Preconditioner):
 
     def __init__(self, decay: float = 0.99, epsilon: float = 1e-5, gamma: bool = True):
         require("decay", decay, 0 <= decay < 1, "a number in [0, 1)")
-        require("epsilon", epsilon, epsilon > 0, "a positive number")
+        positive("epsilon", epsilon)
         self.decay, self.epsilon, self.gamma = decay, epsilon, gamma
         self.needs_curvature = gamma
 

@@ -65,12 +65,8 @@ def epoch_indices(
     The minibatch holds the entries tB, ..., tB + B - 1 of the sequence, so it may end one
     permutation and begin the next. It is a function of (seed, step) alone.
 
-    Args:
-      seed: as for `permuted_indices`.
-      step: t, an `int64` scalar.
-      batch_size: B, at most N.
-      num_examples: N.
-      chain_shape: leading shape, as for `permuted_indices`.
+    `step` is t, an `int64` scalar, `batch_size` B, at most N, and `num_examples` N. `seed` and
+    `chain_shape` are the same as for `permuted_indices`.
     """
     start = step * batch_size
     first = tf.cast(start // num_examples, tf.int32)
@@ -111,7 +107,7 @@ def _permuted(keys: list[tf.Tensor], positions: tf.Tensor, num_examples: int) ->
     is_full = a * b == num_examples
     # XLA stores what leaves a loop. On a CPU it would otherwise compute an index anew for each
     # number that is gathered by it, which takes four times as long for 64 chains of 100 x 10.
-    if not is_full or (xla.compiles_for_cpu()):
+    if not is_full or xla.compiles_for_cpu():
         again = (lambda x: x - outside) if is_full else permute  # a full grid never runs it
         (result,) = tf.while_loop(
             lambda x: tf.reduce_any(x >= outside),

@@ -1,10 +1,9 @@
 """Normals, and random signs, in the structure of a state.
 
-Measured facts shape this module. Under XLA the generators of `tf.random` cost 4 to 100 ns a normal:
-their words are not vectorised or only half used, and the inverse error function alone takes 5 ns.
-So 32-bit normals are made by Threefry-2x32 and Box-Muller, written in operations that XLA fuses
-into one vectorised loop with what uses them: 2 to 3 ns. Elsewhere small draws come from Philox,
-which has a kernel there, and large draws on a CPU come from a compiled function.
+Under XLA the generators of `tf.random` cost 4 to 100 ns a normal: their words are not vectorised or
+only half used, and the inverse error function alone takes 5 ns. So 32-bit normals are made by
+Threefry-2x32 and Box-Muller, which XLA fuses into one vectorised loop with what uses them: 2 to 3
+ns. Elsewhere small draws come from Philox, and large draws on a CPU from a compiled function.
 """
 
 from __future__ import annotations
@@ -109,9 +108,8 @@ def _threefry(
 def _box_muller(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Turns two `uint32` words into a `float32` normal, sqrt(-2 log u) sin(pi w).
 
-    u is uniform in (0, 1] and w in [-1/2, 1/2]. Over that half turn the sine has the same law as
-    over a whole one. The polynomials are minimax; the logarithm has an error below 2e-7, and the
-    sine a relative error of 6e-9.
+    u is uniform in (0, 1] and w in [-1/2, 1/2], where the sine has the same law as over a whole
+    turn. The minimax polynomials have an error below 2e-7 (log) and a relative 6e-9 (sine).
     """
     shifted = tf.bitcast(tf.bitwise.right_shift(x, word(1)), tf.int32)
     u = tf.cast(shifted, tf.float32) * 2.0**-31 + 2.0**-32

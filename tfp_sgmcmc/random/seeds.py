@@ -17,8 +17,7 @@ GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive counters over th
 def as_seed(seed: Any) -> tf.Tensor:
     """Returns `seed`, an integer or two integers, as an `int32` tensor of shape `[2]`.
 
-    Raises:
-      ValueError: `seed` is None (no hidden global state is used) or not one or two integers.
+    Raises ValueError for anything else, and for None, because no hidden global state is used.
     """
     if seed is None:
         raise ValueError(

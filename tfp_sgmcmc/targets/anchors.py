@@ -10,17 +10,14 @@ import tensorflow as tf
 
 from tfp_sgmcmc.state import State, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
-from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
+from tfp_sgmcmc.targets.minibatch import Draw, MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.scores import combine_scores
 
 
 class Anchor(NamedTuple):
     """A state with the sum of all N log likelihoods at it.
 
-    Attributes:
-      state: the state.
-      log_likelihood: the sum of the N log likelihoods, `[chains...]`.
-      gradient: gradient of the sum, in the structure and shapes of the state.
+    The sum is `[chains...]`, and its gradient has the structure and shapes of the state.
     """
 
     state: State
@@ -41,9 +38,8 @@ NextAnchor = tuple[Anchor, Any, Callable[[Any], Any]]
 class AnchoredTarget(Target):
     """Base class of targets whose minibatches estimate differences from an anchor.
 
-    Scores are the differences between the examples' gradients at the state and at the anchor. V is
-    their covariance, and cov(g) = c V with the c of the wrapped target. The log posterior is
-    estimated by differences, too.
+    Scores are the differences between the examples' gradients at the state and at the anchor, V is
+    their covariance, c the wrapped target's. The log posterior is estimated by differences, too.
     """
 
     def __init__(self, target: MinibatchLogProb):
@@ -75,12 +71,7 @@ class AnchoredTarget(Target):
         """Returns the anchor of the estimate at `state`, and what to carry on."""
 
     def _estimate_from(
-        self,
-        anchor: Anchor,
-        state: State,
-        draw: Callable[[Any], tf.Tensor],
-        probe: State,
-        with_scores: bool,
+        self, anchor: Anchor, state: State, draw: Draw, probe: State, with_scores: bool
     ) -> GradientEstimate:
         """Returns the estimate from the minibatch of `draw`, with an empty `target_state`."""
         base, n = self.target, self.target.batch_size

@@ -17,17 +17,16 @@ class GradientEstimate(NamedTuple):
     """An estimate of the log posterior and its gradient at one state.
 
     Attributes:
-      gradient: estimate of the gradient of the log posterior (the log prior plus the sum over all N
+      gradient: estimated gradient of the log posterior (the log prior plus the sum over all N
         examples), in the structure and shapes of the state.
-      log_prob: estimate of the log posterior from the same examples, shape `[chains...]`.
+      log_prob: the log posterior, estimated from the same examples, `[chains...]`.
       scores: rows whose sample covariance (divisor rows - 1) estimates V, the covariance of the
         gradients of single examples' log likelihoods. The rows are those gradients, or scaled means
-        of groups of them, `[chains..., rows, event...]` for each part. `()` if they were not asked
-        for, or if the target has none.
-      hessian_product: product of the Hessian of the same estimate with the given probe, in the
-        structure of the state. `()` if no probe was given.
-      target_state: what the target carries to the next step, or hands to the driver. It is the only
-        channel for either; the kernel keeps it in its results and does not read it.
+        of groups of them, `[chains..., rows, event...]` for each part. `()` if not asked for, or if
+        the target has none.
+      hessian_product: the estimate's Hessian times the probe, or `()` if no probe was given.
+      target_state: what the target carries to the next step or hands to the driver, by this channel
+        alone. The kernel keeps it in its results and does not read it.
       noise_scale: c in cov(gradient) = c V; 0 for an exact gradient.
     """
 
@@ -42,9 +41,8 @@ class GradientEstimate(NamedTuple):
 class Target(abc.ABC):
     """A log posterior that estimates its gradient.
 
-    A target holds no state that changes. `bootstrap` makes what the target carries from step to
-    step. `estimate` takes it as `target_state` and returns its next value in
-    `GradientEstimate.target_state`; in between it is kept in the kernel's results.
+    A target holds no state that changes. What it carries from step to step is made by `bootstrap`,
+    taken by `estimate` as `target_state`, and returned in `GradientEstimate.target_state`.
 
     Attributes:
       num_examples: N, the number of examples that the log posterior sums over.
@@ -75,8 +73,7 @@ class Target(abc.ABC):
           state: the state of the chains, a tensor or a nest of tensors.
           seed: `int32` tensor of shape `[2]` that names the minibatch.
           target_state: what `bootstrap` or the last estimate returned.
-          probe: a vector in the structure of the state, or None; see
-            `GradientEstimate.hessian_product`.
+          probe: a vector for `GradientEstimate.hessian_product`, structured as the state, or None.
           with_scores: whether to return scores, which cost more than the gradient alone.
         """
 
@@ -129,9 +126,8 @@ class FullDataLogProb(Target):
 def as_target(target_log_prob_fn: Any, full_data_expected: bool = False) -> Target:
     """Returns a target unchanged, and wraps a plain callable in `FullDataLogProb`.
 
-    Warns for a plain callable unless `full_data_expected`. A wrapper such as
-    `tfp.mcmc.TransformedTransitionKernel` passes kernels a closure around the target, which loses
-    the minibatches.
+    Warns of a plain callable unless `full_data_expected`, because wrappers such as
+    `tfp.mcmc.TransformedTransitionKernel` pass kernels a closure, which loses the minibatches.
     """
     if isinstance(target_log_prob_fn, Target):
         return target_log_prob_fn
@@ -152,8 +148,7 @@ def value_and_gradient(
 ) -> tuple[tf.Tensor, State, State]:
     """Returns `fn(state)`, its gradient, and the Hessian times `probe` (`()` without a probe).
 
-    Raises:
-      ValueError: `connected` is True and `fn` does not depend on a part of the state.
+    Raises ValueError if `connected` and `fn` does not depend on a part of the state.
     """
     # New tensors, because bijectors cache their results for a tensor under a tape that is gone.
     leaves = [tf.identity(x) for x in tf.nest.flatten(state)]
@@ -182,11 +177,7 @@ def value_and_gradient(
 
 
 def check_connected(state: State, gradient: Sequence[Any]) -> State:
-    """Returns the gradients of a tape, one for each part, dense and packed as the state.
-
-    Raises:
-      ValueError: a gradient is None.
-    """
+    """Returns a tape's gradients, dense and packed as the state; raises ValueError for a None."""
     for name, g in zip(part_names(state), gradient, strict=True):
         if g is None:
             raise ValueError(

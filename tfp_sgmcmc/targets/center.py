@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import one_of
+from tfp_sgmcmc.checks import one_of, positive
 from tfp_sgmcmc.state import State, call_with_state, flatten_events, unflatten_events
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
@@ -26,7 +26,7 @@ class CenterReport(NamedTuple):
     Attributes:
       converged: whether `offset` is at most the tolerance.
       offset: the largest entry of the gradient, in units of its standard deviation under the
-        posterior. It is of the order of the distance to the mode in standard deviations.
+        posterior: about the distance to the mode in standard deviations.
       log_prob: log posterior at the center.
       gradient_norm: Euclidean norm of the gradient of the log posterior at the center.
       num_passes: number of gradients over all N examples that were evaluated.
@@ -79,22 +79,15 @@ def find_center(
     a few passes' worth of minibatches, so raise the tolerance. All is in the dtype of the state.
 
     Examples:
-      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-      >>> import tfp_sgmcmc as sgmcmc
-      >>> tfd = tfp.distributions
-      >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
-      >>> target = sgmcmc.MinibatchLogProb(
-      ...     tfd.Normal(0., 10.).log_prob,
-      ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
-      ...     data=x, batch_size=50)
+      With `x` and `target` as in `MinibatchLogProb`:
+
       >>> center, report = sgmcmc.find_center(target, initial_state=tf.constant(0.))
       >>> report.converged, bool(abs(center - x.mean()) < 0.01)
       (True, True)
 
     Args:
       target: a `MinibatchLogProb`.
-      initial_state: where to start: one state without chain dimensions, unconstrained if the target
-        has a bijector.
+      initial_state: the start, one state without chain dimensions, unconstrained with a bijector.
       method: `"lbfgs"` or `"adam"`.
       max_iterations: iterations of L-BFGS (default 100; each takes two to three passes over the
         data), or steps of Adam (default 2000).
@@ -104,7 +97,7 @@ def find_center(
 
     Returns:
       The center, in the structure of `initial_state`, and a `CenterReport`. Warns if the search has
-      not converged. A `ControlVariate` at such a center has no bias, but more noise.
+      not converged: a `ControlVariate` at such a center has no bias, but more noise.
 
     Raises:
       ValueError: `method` is unknown; a number is not positive; `initial_state` has chain
@@ -114,9 +107,8 @@ def find_center(
     checked_target(target)
     one_of("method", method, [*_MAX_ITERATIONS])
     limit = _MAX_ITERATIONS[method] if max_iterations is None else max_iterations
-    for name, value in (("max_iterations", limit), ("tolerance", tolerance)):
-        if not value > 0:
-            raise ValueError(f"{name} must be a positive number. Received: {value}.")
+    positive("max_iterations", limit)
+    positive("tolerance", tolerance)
     state = tf.nest.map_structure(tf.convert_to_tensor, initial_state)
     check_single_state("initial_state", target, state)
     seed = random.as_seed(seed)

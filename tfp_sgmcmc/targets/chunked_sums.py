@@ -16,8 +16,8 @@ def sum_over_chunks(
 ) -> tuple[tf.Tensor, State]:
     """Returns a sum over all examples and its gradient, in one pass.
 
-    `fn(state, start, size)` returns the sum over the examples `start .. start + size - 1`, shape
-    `[chains...]`. Chunks have `size` examples; the first one may have fewer.
+    `fn(state, start, size)` returns the sum over `size` examples from `start` on, `[chains...]`.
+    Chunks have `size` examples; the first one may have fewer.
     """
     first = num_examples % size or size
 

@@ -24,10 +24,10 @@ class ControlVariate(AnchoredTarget):
 
     The estimate has no bias for any center \( \hat\theta \), and no noise at the center: the
     covariance of g is c V, where V is the covariance of the s_i and of the order of the squared
-    distance to the center. With the mode of a posterior of d parameters as the center, minibatches
-    of a few times d examples have little noise in the region of the posterior, however large N is.
-    The s_i are also the scores that samplers receive. The constructor evaluates the sum over all N
-    examples once; an estimate evaluates its minibatch at two states.
+    distance to the center. Centered at the mode of a posterior of d parameters, minibatches of a
+    few times d examples have little noise in its region, however large N is. The s_i are also the
+    scores that samplers receive. The constructor evaluates the sum over all N examples once; an
+    estimate evaluates its minibatch at two states.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
@@ -50,7 +50,7 @@ class ControlVariate(AnchoredTarget):
     Args:
       target: a `MinibatchLogProb`.
       center: one state without chain dimensions, such as `find_center` returns, in the structure
-        and dtype of the states that will be sampled (unconstrained if the target has a bijector).
+        and dtype of the states to sample (unconstrained if the target has a bijector).
 
     Raises:
       TypeError: the target is not a plain `MinibatchLogProb`; the center is not floating.

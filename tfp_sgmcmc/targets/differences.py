@@ -12,9 +12,8 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 def comparable_target(target: Target) -> Target:
     """Returns the target that `log_prob_differences` takes: `target`, or the one that it wraps.
 
-    Raises:
-      ValueError: the target is neither exact nor a `MinibatchLogProb`, or its minibatches have a
-        single example, so that no variance can be estimated.
+    Raises ValueError if it is neither exact nor a `MinibatchLogProb` with at least two examples in
+    a minibatch, from which the variance is estimated.
     """
     base = getattr(target, "target", target)
     if isinstance(base, MinibatchLogProb):
@@ -49,13 +48,8 @@ def log_prob_differences(
     `noise_scale`, and the variance in S has the divisor n - 1. For two draws of a nearly Gaussian
     posterior of d parameters, tempered by T, var D is about 2 d T (N - n) / n.
 
-    Args:
-      target: a target that `comparable_target` returned.
-      states: R states along the first axis of every part, `[R, chains..., event...]`.
-      seed: `int32` tensor of shape `[2]` that names the minibatch.
-
-    Returns:
-      Differences and estimated variances, `[R - 1, chains...]`; zero variances if exact.
+    `target` is what `comparable_target` returned. `states` has R states along the first axis of
+    every part. Both results are `[R - 1, chains...]`; the variances of an exact target are zero.
     """
 
     def difference(x: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import require
 from tfp_sgmcmc.state import State, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
@@ -27,18 +28,13 @@ class GrowingBatch(Target):
       + \frac{N}{\lceil n_k \rceil} \sum_{i \in S_k} \nabla \log p(x_i \mid \theta)
     \]
 
-    Early steps are cheap and noisy; late steps use all the data. A step gathers its minibatch in as
-    many chunks of the wrapped target's `batch_size` as n_k needs. Shapes are therefore static, and
-    the cost is proportional to n_k. Surplus examples of the last chunk have weight zero.
+    Early steps are cheap and noisy; late steps use all the data. A step gathers its minibatch in
+    chunks of the wrapped target's `batch_size`, with weight zero for surplus examples of the last.
+    Shapes are therefore static, and the cost is proportional to n_k.
 
     Examples:
-      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-      >>> import tfp_sgmcmc as sgmcmc
-      >>> tfd = tfp.distributions
-      >>> target = sgmcmc.MinibatchLogProb(
-      ...     tfd.Normal(0., 10.).log_prob,
-      ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
-      ...     data=np.ones([100], np.float32), batch_size=10)
+      With `target` as in `MinibatchLogProb`:
+
       >>> kernel = sgmcmc.SGLD(sgmcmc.GrowingBatch(target, growth=1.1), step_size=1e-3)
       >>> results = kernel.bootstrap_results(tf.zeros([]))
       >>> for i in range(3):
@@ -67,14 +63,10 @@ class GrowingBatch(Target):
                 "target must have reshuffle='step', because a growing minibatch is drawn anew at "
                 "each step. Received: reshuffle='epoch'."
             )
-        if not growth >= 1.0:
-            raise ValueError(f"growth must be a factor of at least 1. Received: {growth}.")
-        if not 1 <= initial_size <= target.num_examples:
-            raise ValueError(
-                f"initial_size must be in 1 .. N = {target.num_examples}. Received: {initial_size}."
-            )
+        self.num_examples = total = target.num_examples
+        require("growth", growth, growth >= 1.0, "a factor of at least 1")
+        require("initial_size", initial_size, 1 <= initial_size <= total, f"in 1 .. N = {total}")
         self.growth, self.initial_size = growth, initial_size
-        self.num_examples = target.num_examples
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         return self.target(*args, **kwargs)

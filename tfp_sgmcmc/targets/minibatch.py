@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import count_of_examples, function, one_of
+from tfp_sgmcmc.checks import count_of_examples, function, one_of, require
 from tfp_sgmcmc.state import State, call_with_state, state_from_call, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.chain_groups import group_size, map_groups
@@ -17,6 +17,8 @@ from tfp_sgmcmc.targets.chunked_sums import sum_over_chunks, with_given_gradient
 from tfp_sgmcmc.targets.data import as_tensor, assert_finite, leading_axis
 from tfp_sgmcmc.targets.model import ModelTarget
 from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
+
+Draw = Callable[[Any], tf.Tensor]  # chain shape -> indices
 
 
 class EpochState(NamedTuple):
@@ -36,9 +38,9 @@ class MinibatchLogProb(ModelTarget):
     \]
 
     `target(*state_parts)` returns the log posterior. It sums over all examples in chunks of bounded
-    memory, so the same object serves `tfp.mcmc.HamiltonianMonteCarlo`. Nothing is averaged or
-    divided by N. `target.estimate(state, seed)` returns the gradient estimate g. The covariance of
-    g is c V, where V is the covariance of the single examples' scores and c is `noise_scale`.
+    memory, so it serves `tfp.mcmc.HamiltonianMonteCarlo`. Nothing is averaged or divided by N.
+    `target.estimate(state, seed)` returns the estimate g. Its covariance is c V, where V is the
+    covariance of the single examples' scores and c is `noise_scale`.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
@@ -54,23 +56,23 @@ class MinibatchLogProb(ModelTarget):
       (TensorShape([3]), TensorShape([3]))
 
     Args:
-      log_prior_fn: `log_prior_fn(*state_parts)` returns the log prior, shape `[chains...]`. This
-        shape defines the chain dimensions. The parts of a dict or namedtuple are passed by name,
-        and so is the minibatch, as `batch`.
-      log_likelihood_fn: `log_likelihood_fn(*state_parts, batch)` returns the log likelihood of each
-        example, shape `[chains..., n]`. Leaves of `batch` have shape `[n, ...]` if all chains see
-        the same examples (with `shared_batch`, or in the sum over all N) and `[chains..., n, ...]`
-        otherwise; `tf.linalg.matvec(x, theta)` is right for both. The function may be called with
-        some of the chains at a time (which is faster on a CPU), so it must not depend on which.
+      log_prior_fn: `log_prior_fn(*state_parts)` returns the log prior, whose shape defines the
+        chain dimensions, `[chains...]`. The parts of a dict or namedtuple are passed by name, and
+        so is the minibatch, as `batch`.
+      log_likelihood_fn: `log_likelihood_fn(*state_parts, batch)` returns each example's log
+        likelihood, `[chains..., n]`. Leaves of `batch` have shape `[n, ...]` if all chains see the
+        same examples (with `shared_batch`, or in the sum over all N) and `[chains..., n, ...]`
+        otherwise; `tf.linalg.matvec(x, theta)` is right for both. It may be called with some of the
+        chains at a time (which is faster on a CPU), and must not depend on which.
       data: a nest of arrays with one leading axis N.
       batch_size: n.
       replacement: whether a minibatch is drawn with replacement.
-      shared_batch: whether all chains see the same minibatch. This is much cheaper, but makes the
-        chains dependent on each other.
+      shared_batch: whether all chains see the same minibatch: much cheaper, but they then depend on
+        each other.
       reshuffle: when to take a new permutation of the data, without replacement. `"step"`: at every
-        step. Minibatches of different steps are then independent, as every formula with c V
-        assumes. `"epoch"`: a step continues in the permutation where the last step ended, so that
-        each pass sees every example once; a minibatch may end one pass and begin the next.
+        step, so that minibatches are independent, as every formula with c V assumes. `"epoch"`:
+        after each pass, which sees every example once; a minibatch may end one pass and begin the
+        next.
       bijector: a `tfp.bijectors.Bijector`, or a nest of them in the structure of the state, with
         None for a part that is not constrained. The state is then unconstrained, the functions
         receive `constrain(state)`, and the log posterior includes the Jacobian's log determinant.
@@ -81,18 +83,17 @@ class MinibatchLogProb(ModelTarget):
       num_examples: N, if known; it is compared with `data`.
       score_fn: closed form of the scores, for samplers that use the covariance of the gradient
         noise: `score_fn(*state_parts, batch)` returns the gradient of each example's log
-        likelihood, `[chains..., n, event...]` for each part. By default `tf.vectorized_map`
-        computes the scores, which takes the time of many gradients.
-      num_groups: number of equal groups of the minibatch, at least 2, that divides n. The means of
-        groups then replace the scores of single examples, scaled so that their sample covariance
-        estimates V without bias. This costs about one gradient for each group.
+        likelihood, `[chains..., n, event...]` for each part. The default, `tf.vectorized_map` of a
+        gradient, takes the time of many gradients.
+      num_groups: number of equal groups of the minibatch, at least 2, that divides n. Their means
+        replace the scores of single examples, scaled so that their sample covariance estimates V
+        without bias. This costs about one gradient for each group.
 
     Raises:
-      ValueError: the data are empty, have unequal leading axes, or NaN or infinite entries;
-        `batch_size` is not in 1 .. N; `num_examples` is not N; `reshuffle` is unknown; `num_groups`
-        does not divide n; `score_fn` is given together with a bijector or `num_groups`. On the
-        first use: a log prior or log likelihood has the wrong shape, or the log posterior does not
-        depend on a part of the state.
+      ValueError: the data are empty, not finite, or have unequal leading axes; `batch_size` is not
+        in 1 .. N; `num_examples` is not N; `reshuffle` is unknown; `num_groups` does not divide n;
+        `score_fn` is given with a bijector or `num_groups`. On the first use: a log prior or log
+        likelihood has the wrong shape, or a part of the state has no effect on the log posterior.
       TypeError: a function is not callable, or the data are not numeric.
     """
 
@@ -116,31 +117,23 @@ class MinibatchLogProb(ModelTarget):
         super().__init__(log_prior_fn, log_likelihood_fn, bijector)
         self._score_fn = score_fn if score_fn is None else function("score_fn", score_fn)
         one_of("reshuffle", reshuffle, ("step", "epoch"))
-        if reshuffle == "epoch" and replacement:
-            raise ValueError(
-                "replacement must be False with reshuffle='epoch', which draws without "
-                "replacement. Received: True."
-            )
+        allowed = reshuffle == "step" or not replacement
+        expected = "False with reshuffle='epoch', which draws without replacement"
+        require("replacement", replacement, allowed, expected)
         if dtype is not None and not tf.as_dtype(dtype).is_floating:
             raise TypeError(f"dtype must be floating. Received: {tf.as_dtype(dtype).name}.")
         self._data = tf.nest.map_structure(lambda x: as_tensor(x, dtype), data)
         self.num_examples = leading_axis(self._data)
-        if num_examples is not None and num_examples != self.num_examples:
-            raise ValueError(
-                f"num_examples must be {self.num_examples}, the leading axis of data. "
-                f"Received: {num_examples}."
-            )
+        expected = f"{self.num_examples}, the leading axis of data"
+        require("num_examples", num_examples, num_examples in (None, self.num_examples), expected)
         self.batch_size = count_of_examples("batch_size", batch_size, self.num_examples)
         for leaf in tf.nest.flatten(self._data):
             assert_finite(leaf)
         self.replacement, self.shared_batch, self.reshuffle = replacement, shared_batch, reshuffle
         total, n = self.num_examples, self.batch_size
         self.noise_scale = total * (total if replacement else total - n) / n
-        if num_groups is not None and (num_groups < 2 or n % num_groups):
-            raise ValueError(
-                f"num_groups must be a divisor of batch_size = {n} and at least 2. "
-                f"Received: {num_groups}."
-            )
+        divides = num_groups is None or (num_groups >= 2 and n % num_groups == 0)
+        require("num_groups", num_groups, divides, f"a divisor of batch_size = {n} and at least 2")
         if score_fn is not None and (bijector is not None or num_groups is not None):
             raise ValueError(
                 "score_fn must be given without bijector and num_groups, because it returns single "
@@ -260,10 +253,8 @@ class MinibatchLogProb(ModelTarget):
         """Returns the examples of the given indices, `[..., n]`, as leaves `[..., n, ...]`."""
         return tf.nest.map_structure(lambda x: tf.gather(x, indices), self._data)
 
-    def next_draw(
-        self, seed: tf.Tensor, target_state: Any
-    ) -> tuple[Callable[[Any], tf.Tensor], Any]:
-        """Returns the next draw, a function chain shape -> indices, and the state after it."""
+    def next_draw(self, seed: tf.Tensor, target_state: Any) -> tuple[Draw, Any]:
+        """Returns the next draw, and the target state after it."""
         seed = random.as_seed(seed)
         if self.reshuffle == "step":
             return functools.partial(self.draw, seed, tf.range(self.batch_size)), target_state

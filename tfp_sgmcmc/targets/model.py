@@ -14,10 +14,7 @@ from tfp_sgmcmc.targets.bijectors import check_bijectors, map_bijectors
 
 
 class ModelTarget(Target):
-    """Base class of targets made from a model; it checks what the model's functions return.
-
-    Arguments are those of `MinibatchLogProb`.
-    """
+    """Checks what the functions of a model return. Arguments are those of `MinibatchLogProb`."""
 
     def __init__(
         self,

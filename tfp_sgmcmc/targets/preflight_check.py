@@ -25,9 +25,8 @@ def preflight(target: Any, state: State, rtol: float | None = None) -> None:
 
     must hold for the minibatches \(B_1, ..., B_m\) of one pass. It fails if `log_likelihood_fn`
     depends on the batch: by a mean over it, batch normalisation, or class weights made from it. The
-    right side is evaluated in chunks of another size. The last minibatch may be short, and
-    minibatches are enlarged if there would be more than 2001. A `ControlVariate` is checked at its
-    center, too.
+    right side takes chunks of another size. The last minibatch may be short, and minibatches are
+    enlarged if there would be more than 2001. A `ControlVariate` is checked at its center, too.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp

@@ -22,18 +22,16 @@ def mapped_scores(
 ) -> tuple[tf.Tensor, State]:
     """Returns sums of log likelihoods over equal groups of a minibatch, and their gradients.
 
+    Shapes are `[chains..., num_rows]`, and `[chains..., num_rows, event...]` for each part.
+
     Args:
-      log_likelihood_fn: function (state, batch) -> `[chains..., m]`, the log likelihoods of m
-        examples.
+      log_likelihood_fn: (state, batch) -> `[chains..., m]`, the log likelihoods of m examples.
       state: the state of the chains.
       batch: leaves `[n, ...]`, or `[chains..., n, ...]` if each chain has a different minibatch.
       num_rows: number of groups; n groups are single examples.
       chain_ndims: number of chain dimensions of `state`.
       batch_ndims: number of chain dimensions of `batch`.
       map_fn: maps a function over elements, like `tf.vectorized_map`.
-
-    Returns:
-      Sums, `[chains..., num_rows]`, and for each part gradients, `[chains..., num_rows, event...]`.
     """
 
     def in_groups(x: tf.Tensor) -> tf.Tensor:
@@ -63,16 +61,8 @@ def combine_scores(
 ) -> tuple[tf.Tensor, State, State]:
     """Adds N/n times the sums over a minibatch to a log posterior and gradient known so far.
 
-    Args:
-      log_prob: the log prior, or more, `[chains...]`.
-      gradient: gradient of `log_prob`, in the structure of the state.
-      values: log likelihoods, single or summed over groups, `[chains..., rows]`.
-      scores: gradients of `values`, `[chains..., rows, event...]` for each part.
-      num_examples: N.
-      batch_size: n.
-
-    Returns:
-      Log posterior, gradient, and scores whose sample covariance estimates V.
+    `values` and their gradients `scores` are those of `mapped_scores`. Returns the log posterior,
+    its gradient, and scores whose sample covariance estimates V.
     """
     scale, axis = num_examples / batch_size, log_prob.shape.rank
     gradient = tf.nest.map_structure(

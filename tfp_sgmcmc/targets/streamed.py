@@ -36,18 +36,16 @@ class StreamedLogProb(Target):
     Each step uses the next batch, for all chains, epoch after epoch. `sgmcmc.sample` reads
     `batches_per_read` batches at a time, in advance. Other drivers cycle through the first ones.
 
-    A `tf.data.Dataset` is iterated anew in each epoch. A run that resumes in the middle of an epoch
-    skips the batches that it has used, which is exact, bit for bit, if the batches come in the same
-    order each time. A `shuffle` in the dataset changes the order: the chain is as good, but it
-    cannot be resumed. `sgmcmc.sample` warns of this when a run in a directory starts. On resuming
-    it compares the batches of the last read with those of the checkpoint, and refuses if they
-    differ. A function of the epoch, as in the example, shuffles each epoch and can be resumed.
+    A `tf.data.Dataset` is iterated anew in each epoch. A run that resumes within an epoch skips the
+    batches that it has used, which is exact, bit for bit, if batches come in the same order each
+    time. A `shuffle` in the dataset changes the order: the chain is as good, but cannot be resumed.
+    `sgmcmc.sample` warns of this when a run in a directory starts, and on resuming refuses batches
+    that differ from those of the checkpoint's last read. A function of the epoch, as in the
+    example, shuffles each epoch and can be resumed.
 
     Examples:
-      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-      >>> import tfp_sgmcmc as sgmcmc
-      >>> tfd = tfp.distributions
-      >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
+      With `x` and `tfd` as in `MinibatchLogProb`:
+
       >>> examples = tf.data.Dataset.from_tensor_slices(x)
       >>> target = sgmcmc.StreamedLogProb(
       ...     tfd.Normal(0., 10.).log_prob,
@@ -63,8 +61,8 @@ class StreamedLogProb(Target):
       log_prior_fn: see `MinibatchLogProb`.
       log_likelihood_fn: see `MinibatchLogProb`.
       dataset: a `tf.data.Dataset` of batches of n examples, one epoch long; or a function from the
-        number of the epoch to such a dataset. The contents and the order of the batches should be
-        random: shuffle the files if the dataset is not shuffled.
+        epoch's number to one. Contents and order of the batches should be random: shuffle the files
+        if the dataset is not shuffled.
       num_examples: N; an epoch has N/n batches, rounded down.
       batches_per_read: K, the number of batches in the kernel's results, and so in checkpoints.
         Memory holds a few times as many.

@@ -32,19 +32,13 @@ class SVRG(AnchoredTarget):
     Every chain has an anchor \( \tilde\theta \), which moves to the chain's state at the estimates
     0, m, 2m, ... The full sum there takes a pass over the data, in chunks of bounded memory. Unlike
     `ControlVariate` this needs no center, and it follows chains that are far from one. The s_i are
-    also the scores. Their covariance V grows from zero between one anchor and the next, and the
-    average over past minibatches that samplers keep is an average over these distances.
+    also the scores. Their covariance V grows from zero between one anchor and the next, and
+    samplers average it over these distances.
 
     Examples:
-      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
-      >>> import tfp_sgmcmc as sgmcmc
-      >>> tfd = tfp.distributions
-      >>> x = np.random.default_rng(0).standard_t(5., size=[1000]).astype(np.float32)
-      >>> target = sgmcmc.SVRG(sgmcmc.MinibatchLogProb(
-      ...     tfd.Normal(0., 10.).log_prob,
-      ...     lambda theta, batch: tfd.StudentT(5., theta[..., None], 1.).log_prob(batch),
-      ...     data=x, batch_size=50), update_every=20)
-      >>> kernel = sgmcmc.SGLD(target, step_size=1e-4)
+      With `target` as in `MinibatchLogProb`:
+
+      >>> kernel = sgmcmc.SGLD(sgmcmc.SVRG(target, update_every=20), step_size=1e-4)
       >>> state, results = tf.zeros([3]), kernel.bootstrap_results(tf.zeros([3]))  # three chains
       >>> state, results = kernel.one_step(state, results, seed=0)
       >>> bool(tf.reduce_all(results.target_state.anchor.state == 0.))
