@@ -17,6 +17,7 @@ from tfp_sgmcmc import __version__
 from tfp_sgmcmc.storage.archive import sync
 from tfp_sgmcmc.storage.stored_draws import StoredDraws
 
+LIBRARY = {"inference_library": "tfp_sgmcmc", "inference_library_version": __version__}
 _CHUNK_BYTES = 2**23  # of a chunk of all arrays together; fewer draws wait in memory
 _CHUNK_ROWS = 10_000
 _CHECKSUM_BYTES = 4
@@ -161,12 +162,8 @@ class DrawStore:
         return StoredDraws(array, chain_shape, array.shape[_draw_axis(chain_shape)])
 
     def _create(self, attributes: dict[str, Any]) -> None:
-        attributes = {
-            "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
-            "inference_library": "tfp_sgmcmc",
-            "inference_library_version": __version__,
-            **attributes,
-        }
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        attributes = {"created_at": now, **LIBRARY, **attributes}
         sizes = [
             v.stored_dtype.itemsize * math.prod(v.shape)
             for members in self.variables.values()
