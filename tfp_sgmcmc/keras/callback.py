@@ -173,8 +173,12 @@ class SamplerCallback(keras.callbacks.Callback):
             )
         self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
         self._seed = random.as_seed(seed)
-        self._num_chains = _integer_or_none("num_chains", num_chains, 1)
-        self._num_groups = _integer_or_none("num_groups", num_groups, 2)
+        self._num_chains = (
+            None if num_chains is None else checks.integer("num_chains", num_chains, 1)
+        )
+        self._num_groups = (
+            None if num_groups is None else checks.integer("num_groups", num_groups, 2)
+        )
         self._initial_states = initial_states
         self._recorder = Recorder(
             self._collection,
@@ -333,14 +337,18 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._is_fit = True
-        check_callbacks(self._callback_list, self, self._recorder.is_stored)
+        stored = isinstance(self._recorder.samples, StoredSampleLog)
+        check_callbacks(self._callback_list, self, stored)
         initial_epoch = self._recorder.begin_fit(self.params["epochs"])
         internals.begin_at_epoch(self.model, initial_epoch)
         compilation = (*internals.compilation(self.model), self._most_steps)
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
             self._train_function = BatchTrainFunction(
-                self.model, self._train_step, self._prepare, self._after_execution
+                self.model,
+                self._train_step,
+                self._prepare,
+                lambda: self._recorder.after_execution(self._most_steps),
             )
         if self._callback_list is not None:
             guard(self._callback_list, "on_train_batch_begin", self._train_function.restore)
@@ -403,15 +411,8 @@ class SamplerCallback(keras.callbacks.Callback):
         )
         self._recorder.start(chain)
 
-    def _after_execution(self) -> None:
-        self._recorder.after_execution(self._most_steps)
-
     @property
     def _most_steps(self) -> int:
         """Steps of the longest execution, whichever data come."""
         steps_per_call = max((data.steps_per_call for data in self._resident), default=1)
         return self.model.steps_per_execution * steps_per_call
-
-
-def _integer_or_none(name: str, value: int | None, least: int) -> int | None:
-    return None if value is None else checks.integer(name, value, least)

@@ -85,10 +85,6 @@ class Recorder:
         self._initial: list[tuple[keras.Variable, np.ndarray]] = []
 
     @property
-    def is_stored(self) -> bool:
-        return isinstance(self.samples, StoredSampleLog)
-
-    @property
     def trainable_values(self) -> list[Any]:
         """Samples of the trainable variables, `[num_kept, chains..., ...]`."""
         if self.chain is None:
@@ -215,11 +211,10 @@ class Recorder:
 
     def _commit(self, finish: bool = False) -> None:
         chain = self.chain
-        if not isinstance(self.samples, StoredSampleLog):
+        if not isinstance(self.samples, StoredSampleLog) or chain is None:
             return
-        if chain is None or not chain.state.has_run:
-            return
-        if finish or time.monotonic() - self._committed_at >= self._seconds:
+        is_due = finish or time.monotonic() - self._committed_at >= self._seconds
+        if chain.state.has_run and is_due:
             place = max(self._place, self._saved)._asdict()
             numbers = {name: np.int64(n) for name, n in place.items()}
             nests = {"chain": chain.state.saved(), "place": numbers}

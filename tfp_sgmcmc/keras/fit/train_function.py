@@ -97,12 +97,9 @@ def check_callbacks(
     sampler: keras.callbacks.Callback,
     stored: bool,
 ) -> None:
-    """Raises ValueError if the callbacks of a fit do not go with a sampler.
+    """Raises ValueError if other callbacks of a fit do not go with the sampler among them.
 
-    Args:
-      callback_list: the callbacks of the fit.
-      sampler: the sampler among them.
-      stored: whether the sampler saves its chain.
+    A sampler is `stored` if it saves its chain.
     """
     callbacks = callback_list.callbacks if callback_list else [sampler]
     name = type(sampler).__name__

@@ -41,11 +41,7 @@ class ExampleScores:
         self._prepared = False
 
     def num_scores(self, num_rows: Any) -> int | None:
-        """Returns the largest number of scores of a batch, or None if it is not known.
-
-        Args:
-          num_rows: the batch's rows on each replica.
-        """
+        """Returns the largest number of scores for a replica's rows, or None if it is not known."""
         if not isinstance(num_rows, int):
             return self._num_groups
         num_rows *= replicas.count()
@@ -104,10 +100,7 @@ class ExampleScores:
         rows, width = self._grouping(num_rows)
         found = factors(taps, by_deltas)
         if self._num_groups is not None:
-            found = {
-                key: tuple(_in_groups(x, rows, width) for x in tensors)
-                for key, tensors in found.items()
-            }
+            found = tf.nest.map_structure(lambda x: _in_groups(x, rows, width), found)
         scores = iter(self._mapped(log_likelihood_fn, leaves, batch, rows, width))
         tensors = [
             (next(scores),) if i in self._mapped_variables else found[id(variable)]
@@ -120,11 +113,8 @@ class ExampleScores:
     ) -> list[tf.Tensor | FactoredScores]:
         """Returns the scores for each variable.
 
-        Args:
-          tensors: what `gradient_and_factors` returned, from all replicas, with leading axes of
-            chains if there are several.
-          num_rows: rows of the batch on all replicas.
-          num_examples: N.
+        `gradient_and_factors` returned the `tensors`, here from all replicas, with leading axes of
+        chains if there are several. `num_rows` counts the batch's rows on all replicas.
         """
         dtype = tensors[0][-1].dtype
         width = tf.cast(self._grouping(num_rows)[1], dtype)
