@@ -22,10 +22,8 @@ def progress(
 ) -> Generator[Callable[[Position], None]]:
     """Shows steps taken, steps a second, the time left and the log posterior.
 
-    Args:
-      wanted: whether to show a bar; None shows it if tqdm is installed.
-      total: number of steps of the run.
-      initial: number of steps taken before.
+    None for `wanted` shows the bar if tqdm is installed. Of `total` steps, `initial` were taken
+    before.
 
     Raises:
       ModuleNotFoundError: `wanted` is True, and tqdm is not installed.

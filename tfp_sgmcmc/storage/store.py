@@ -164,11 +164,8 @@ class DrawStore:
     def _create(self, attributes: dict[str, Any]) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat()
         attributes = {"created_at": now, **LIBRARY, **attributes}
-        sizes = [
-            v.stored_dtype.itemsize * math.prod(v.shape)
-            for members in self.variables.values()
-            for v in members.values()
-        ]
+        variables = [v for members in self.variables.values() for v in members.values()]
+        sizes = [v.stored_dtype.itemsize * math.prod(v.shape) for v in variables]
         self._rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // sum(sizes)))
         root = self._zarr.create_group(self.path, zarr_format=3)
         self._arrays: dict[str, dict[str, Any]] = {}
@@ -225,10 +222,9 @@ class DrawStore:
             numbers = {"draw": np.arange(self._num_whole, num_draws)}
             self._tail[group] = {**tail[group], **numbers}
             self._arrays[group] = {n: self._open_array(group, n, v) for n, v in members.items()}
-        self._unsynced |= {
-            self.path / g / n / "zarr.json" for g, m in self._arrays.items() for n in m
-        }
-        if not all(self._has_tail(group, name) for group, m in self._arrays.items() for name in m):
+        entries = [(group, name) for group, m in self._arrays.items() for name in m]
+        self._unsynced |= {self.path / group / name / "zarr.json" for group, name in entries}
+        if not all(self._has_tail(group, name) for group, name in entries):
             # The run was cut off, or the last chunk is damaged. The checkpoint has its draws.
             self.finish()
             self.sync()
