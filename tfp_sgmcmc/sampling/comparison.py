@@ -31,8 +31,7 @@ class Comparison:
     Args:
       target: the target whose gradients are taken.
       chain_ndims: number of leading axes of its states that count chains.
-      exact_gradients: whether gradients are taken over all examples.
-      scale: c of the discrepancy's kernel.
+      exact_gradients, scale: see `tune`.
       jit_compile: whether XLA compiles the gradients from minibatches.
     """
 

@@ -121,9 +121,8 @@ class Loop:
             # costs less than a second loop if there is no trace to compute.
             tensors = step(tensors)
             beyond = tf.maximum(tensors[0] - begin - first, 0)
-            return tensors, write(
-                arrays, tf.cast((beyond + stride - 1) // stride, tf.int32), tensors
-            )
+            at = (beyond + stride - 1) // stride
+            return tensors, write(arrays, tf.cast(at, tf.int32), tensors)
 
         def row(tensors: list[tf.Tensor], arrays: list[Any]) -> Any:
             taken = tensors[0] - begin

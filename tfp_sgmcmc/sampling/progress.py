@@ -22,8 +22,8 @@ def progress(
 ) -> Generator[Callable[[Position], None]]:
     """Shows steps taken, steps a second, the time left and the log posterior.
 
-    None for `wanted` shows the bar if tqdm is installed. Of `total` steps, `initial` were taken
-    before.
+    If `wanted` is None, it does so if tqdm is installed. The run has `total` steps, of which
+    `initial` were taken before.
 
     Raises:
       ModuleNotFoundError: `wanted` is True, and tqdm is not installed.

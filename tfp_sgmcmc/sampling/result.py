@@ -47,13 +47,12 @@ def kept_arrays(kept: Any, chain_shape: tuple[int, ...]) -> list[Kept]:
     groups = ["posterior"] * len(tree.flatten(states)) + ["sample_stats"] * len(stats + sizes)
     names = [*variable_names(states, "state"), *stats, *sizes]
     ndims = len(chain_shape)
-
-    def form(spec: Any) -> Variable:
+    found = []
+    for group, name, spec in zip(groups, names, tree.flatten(kept), strict=True):
         shape = tuple(spec.shape)
-        return Variable(shape, spec.dtype.name, ndims if shape[:ndims] == chain_shape else None)
-
-    forms = [form(spec) for spec in tree.flatten(kept)]
-    return [Kept(*entry) for entry in zip(groups, names, forms, strict=True)]
+        chain_ndims = ndims if shape[:ndims] == chain_shape else None
+        found.append(Kept(group, name, Variable(shape, spec.dtype.name, chain_ndims)))
+    return found
 
 
 def variable_names(nest: Any, root: str) -> list[str]:

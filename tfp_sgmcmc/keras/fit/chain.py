@@ -111,9 +111,9 @@ class Chain:
     def uses_noise_covariance(self) -> bool:
         """Whether the kernel makes up for the covariance of the gradient noise."""
         found: list[CovarianceState] = []
+        results = self.state.results
         tree.traverse(
-            lambda x: found.append(x) if isinstance(x, CovarianceState) else None,
-            self.state.results,
+            lambda x: found.append(x) if isinstance(x, CovarianceState) else None, results
         )
         return any(tf.nest.flatten(list(x.averages)) for x in found)
 
@@ -125,9 +125,8 @@ class Chain:
             self.step(batch, is_resident=True)
             return [i + 1]
 
-        tf.while_loop(
-            lambda i: i < num_steps, step, [tf.zeros([], tf.int64)], parallel_iterations=1
-        )
+        start = [tf.zeros([], tf.int64)]
+        tf.while_loop(lambda i: i < num_steps, step, start, parallel_iterations=1)
         return self._logs(self.model.get_metrics_result(), self.state.read_results())
 
     def step(self, batch: tuple[Any, Any, Any], is_resident: bool = False) -> dict[str, tf.Tensor]:

@@ -47,12 +47,11 @@ class Recorder:
 
     Attributes:
       chain: the chain, or None until the model is built.
-      samples: the samples so far, in memory or on a disk.
       failed: whether the chain has become NaN or infinite.
 
     Args:
       collection: which states are kept.
-      samples: where they go.
+      samples: the samples so far, in memory or on a disk.
       seconds_between_commits: least time between saves to a `StoredSampleLog`, which happen at the
         ends of epochs.
       num_burnin_epochs: epochs before the first sample.

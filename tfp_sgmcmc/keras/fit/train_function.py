@@ -108,19 +108,17 @@ def check_callbacks(
         raise ValueError(
             f"fit must have one {name}, which samples num_chains chains. Received: {given}."
         )
-    for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.BackupAndRestore):
-            continue
-        if not stored:
-            raise ValueError(
-                "BackupAndRestore saves the model's weights alone, from which a chain cannot go "
-                f"on. Give {name} a directory, which saves all of the chain."
-            )
-        if callbacks.index(callback) > callbacks.index(sampler):
-            raise ValueError(
-                f"BackupAndRestore must come before {name} in callbacks, or be left out. Received: "
-                f"it comes after, and would overwrite what {name} restores."
-            )
+    are_backups = [isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks]
+    if any(are_backups) and not stored:
+        raise ValueError(
+            "BackupAndRestore saves the model's weights alone, from which a chain cannot go on. "
+            f"Give {name} a directory, which saves all of the chain."
+        )
+    if any(are_backups[callbacks.index(sampler) :]):
+        raise ValueError(
+            f"BackupAndRestore must come before {name} in callbacks, or be left out. Received: it "
+            f"comes after, and would overwrite what {name} restores."
+        )
 
 
 def guard(owner: Any, name: str, restore: Callable[[], None]) -> None:

@@ -82,12 +82,8 @@ class ExampleScores:
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tuple[tf.Tensor, ...]]]:
         """Returns the log posterior, its gradient, and tensors that `scores` turns into scores.
 
-        Args:
-          log_prob_fn: state -> log posterior, estimated from the batch.
-          log_likelihood_fn: (state, batch, number of rows) -> log likelihood of all rows together.
-          state: values of the trainable variables.
-          batch: `(x, y, sample_weight)`.
-          num_rows: rows of the batch.
+        `log_prob_fn` maps the state to the log posterior, estimated from the batch.
+        `log_likelihood_fn` maps (state, batch, number of rows) to the log likelihood of all rows.
         """
         leaves = [tf.identity(x) for x in state]
         with tf.GradientTape(watch_accessed_variables=False) as tape:

@@ -67,19 +67,6 @@ def tapped(layers: Sequence[keras.Layer], tape: tf.GradientTape) -> Generator[li
             vars(layer).pop("call", None)
 
 
-def linear_layers(model: keras.Model) -> list[keras.Layer]:
-    """Returns the trainable layers of a model that can be tapped."""
-    return [
-        layer
-        for layer in internals.layers(model)
-        if type(layer) in _LINEAR
-        and layer.trainable_variables
-        and "call" not in vars(layer)
-        and getattr(layer, "groups", 1) == 1
-        and getattr(layer, "data_format", "channels_last") == "channels_last"
-    ]
-
-
 def factors(
     taps: Sequence[Tap], gradients: Sequence[tf.Tensor | None]
 ) -> dict[int, tuple[tf.Tensor, ...]]:
@@ -158,7 +145,15 @@ def tapped_layers(model: keras.Model, x: Any) -> list[keras.Layer]:
     change them before use, or that are called in loops. Only shapes and dtypes of `x` are used.
     """
     leaves = keras.tree.flatten(x)
-    layers = linear_layers(model)
+    layers = [
+        layer
+        for layer in internals.layers(model)
+        if type(layer) in _LINEAR
+        and layer.trainable_variables
+        and "call" not in vars(layer)
+        and getattr(layer, "groups", 1) == 1
+        and getattr(layer, "data_format", "channels_last") == "channels_last"
+    ]
     if not all(tf.is_tensor(x) and x.shape[1:].is_fully_defined() for x in leaves):
         return []
     generator = np.random.default_rng(0)
