@@ -173,12 +173,11 @@ class SamplerCallback(keras.callbacks.Callback):
             )
         self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
         self._seed = random.as_seed(seed)
-        self._num_chains = (
-            None if num_chains is None else checks.integer("num_chains", num_chains, 1)
-        )
-        self._num_groups = (
-            None if num_groups is None else checks.integer("num_groups", num_groups, 2)
-        )
+        if num_chains is not None:
+            num_chains = checks.integer("num_chains", num_chains, 1)
+        if num_groups is not None:
+            num_groups = checks.integer("num_groups", num_groups, 2)
+        self._num_chains, self._num_groups = num_chains, num_groups
         self._initial_states = initial_states
         self._recorder = Recorder(
             self._collection,
@@ -345,10 +344,7 @@ class SamplerCallback(keras.callbacks.Callback):
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
             self._train_function = BatchTrainFunction(
-                self.model,
-                self._train_step,
-                self._prepare,
-                lambda: self._recorder.after_execution(self._most_steps),
+                self.model, self._train_step, self._prepare, self._after_execution
             )
         if self._callback_list is not None:
             guard(self._callback_list, "on_train_batch_begin", self._train_function.restore)
@@ -410,6 +406,9 @@ class SamplerCallback(keras.callbacks.Callback):
             self._monitor,
         )
         self._recorder.start(chain)
+
+    def _after_execution(self) -> None:
+        self._recorder.after_execution(self._most_steps)
 
     @property
     def _most_steps(self) -> int:

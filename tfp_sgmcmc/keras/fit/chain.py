@@ -111,9 +111,9 @@ class Chain:
     def uses_noise_covariance(self) -> bool:
         """Whether the kernel makes up for the covariance of the gradient noise."""
         found: list[CovarianceState] = []
-        results = self.state.results
         tree.traverse(
-            lambda x: found.append(x) if isinstance(x, CovarianceState) else None, results
+            lambda x: found.append(x) if isinstance(x, CovarianceState) else None,
+            self.state.results,
         )
         return any(tf.nest.flatten(list(x.averages)) for x in found)
 

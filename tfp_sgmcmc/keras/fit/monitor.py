@@ -66,7 +66,7 @@ class NoiseMonitor:
     ) -> tf.Tensor:
         """Looks at the `state` before a step if a look is due; `results` are those after the step.
 
-        It takes the first step to keep, as far as is known, and returns it.
+        Returns the first step to keep, given what was known of it before the step as `first`.
 
         Raises:
           ValueError: the sampling threshold is not defined for the kernel.
