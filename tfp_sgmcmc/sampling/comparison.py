@@ -64,10 +64,9 @@ class Comparison:
     ) -> np.ndarray:
         """Returns the scores: lower is better, infinite if states or gradients are not finite.
 
-        Args:
-          states: for each candidate, a nest of parts `[results, chains..., event...]`.
-          seeds: for each candidate, the seed that names its minibatches.
-          map_fn: takes one candidate after the other, as `map` does, or several at a time.
+        Each candidate has a nest of parts `[results, chains..., event...]`, and a seed that names
+        its minibatches. `map_fn` takes them one after the other, as `map` does, or several at a
+        time.
         """
         rows = [_rows(x, 1 + self._chain_ndims) for x in states]
         finite = [bool(np.isfinite(x).all()) for x in rows]

@@ -104,10 +104,9 @@ class RingBuffer:
     def read(
         self, num_taken: int, num_kept: int, before: int
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns new samples, `[num_new, ...]` for each variable, and the steps that left them.
+        """Returns the samples after the first `num_taken`, `[num_new, ...]` each, and their steps.
 
-        They follow the `num_taken` samples that were read earlier. Samples that the step `before`
-        or a later one left are not returned.
+        Samples that the step `before` or a later one left are not returned.
         """
         if num_kept == num_taken:
             return [], np.zeros([0], np.int64)

@@ -108,13 +108,14 @@ def check_callbacks(
         raise ValueError(
             f"fit must have one {name}, which samples num_chains chains. Received: {given}."
         )
-    are_backups = [isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks]
-    if any(are_backups) and not stored:
+    kind = keras.callbacks.BackupAndRestore
+    backups = [i for i, c in enumerate(callbacks) if isinstance(c, kind)]
+    if backups and not stored:
         raise ValueError(
             "BackupAndRestore saves the model's weights alone, from which a chain cannot go on. "
             f"Give {name} a directory, which saves all of the chain."
         )
-    if any(are_backups[callbacks.index(sampler) :]):
+    if backups and backups[-1] > callbacks.index(sampler):
         raise ValueError(
             f"BackupAndRestore must come before {name} in callbacks, or be left out. Received: it "
             f"comes after, and would overwrite what {name} restores."

@@ -109,8 +109,8 @@ class ExampleScores:
     ) -> list[tf.Tensor | FactoredScores]:
         """Returns the scores for each variable.
 
-        `gradient_and_factors` returned the `tensors`, here from all replicas, with leading axes of
-        chains if there are several. `num_rows` counts the batch's rows on all replicas.
+        `tensors` come from `gradient_and_factors` on all replicas, with leading axes of chains if
+        there are several. `num_rows` counts the batch's rows on all replicas.
         """
         dtype = tensors[0][-1].dtype
         width = tf.cast(self._grouping(num_rows)[1], dtype)
