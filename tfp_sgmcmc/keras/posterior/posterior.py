@@ -99,8 +99,8 @@ class Posterior:
         Raises:
           ValueError: `activation` is an unknown string, or "auto" for a model that is not compiled.
         """
-        predict = self._function(Predictor, activation)
-        return predict(self.samples, self.num_chains, x, batch_size)
+        predictor = self._function(Predictor, activation)
+        return predictor(self.samples, self.num_chains, x, batch_size)
 
     def outputs(self, x: Any, batch_size: int = 32, activation: Activation = "auto") -> Any:
         """Returns the model's outputs for each sample, `[num_kept, rows, ...]`.
