@@ -36,8 +36,8 @@ ALLOWED_IN_CORE = {"tensorflow", "tensorflow_probability", "keras", "numpy", "tr
 # What only the extras install, imported inside the functions that need it.
 LAZY = {
     "diagnostics": {"matplotlib"},
-    "storage": {"zarr"},
-    "sampling": {"arviz", "tqdm", "xarray"},
+    "storage": {"arviz", "zarr"},
+    "sampling": {"tqdm", "xarray"},
 }
 # The order within `keras/`.
 KERAS_ROOMS = ["model", "posterior", "fit", "callback"]

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import require
+
 
 def integrated_autocorrelation_time(
     samples: Any, *, chain_ndims: int = 0, window: float = 5.0
@@ -51,8 +53,7 @@ def integrated_autocorrelation_time(
       A. Sokal. Monte Carlo methods in statistical mechanics: foundations and new algorithms.
       Functional Integration, 1997. Section 3.
     """
-    if not window > 0:
-        raise ValueError(f"window must be a positive number. Received: {window}.")
+    require("window", window, window > 0, "a positive number")
 
     def time(x: Any) -> Any:
         x = np.asarray(x, np.float64)
@@ -114,7 +115,6 @@ def autocorrelation_time_unit_cost(
       S. Ahn, A. Korattikara and M. Welling. Bayesian posterior sampling via stochastic gradient
       Fisher scoring. ICML, 2012.
     """
-    if not seconds_per_result > 0:
-        raise ValueError(f"seconds_per_result must be positive. Received: {seconds_per_result}.")
+    require("seconds_per_result", seconds_per_result, seconds_per_result > 0, "positive")
     times = integrated_autocorrelation_time(samples, chain_ndims=chain_ndims, window=window)
     return tf.nest.map_structure(lambda t: t * seconds_per_result, times)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics.gradient_noise import sampling_threshold
-from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer, target_state_of
+from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import Target
 
@@ -101,7 +101,7 @@ class SamplingThresholdReducer(PeriodicReducer):
     ) -> SamplingThresholdState:
         seeds = random.split(random.fold_in(self._seed, own.num_steps), 2)
         alpha = sampling_threshold(
-            self._target.estimate(state, seeds[0], target_state_of(results)),
+            self._target.estimate(state, seeds[0], getattr(results, "target_state", ())),
             self._step_size_fn(results),
             self._preconditioner,
             seed=seeds[1],

@@ -38,19 +38,18 @@ def check_finite(samples: Any) -> None:
     Args:
       samples: a nest of arrays `[num_results, ...]`, as `tfp.mcmc.sample_chain` returns.
     """
-    first: tuple[int, tuple[Any, ...], tuple[int, ...]] | None = None
+    found = []
     for path, leaf in tree.flatten_with_path(samples):
         bad = ~np.isfinite(np.asarray(leaf))
         if bad.any():
-            where = tuple(int(i) for i in np.argwhere(bad)[0])
-            if first is None or where[0] < first[0]:
-                first = where[0], path, where[1:]
-    if first is None:
+            step, *entry = np.argwhere(bad)[0].tolist()
+            found.append((step, path, entry))
+    if not found:
         return
-    step, path, entry = first
+    step, path, entry = min(found, key=lambda x: x[0])
     name = "the state" + "".join(f"[{key!r}]" for key in path)
     raise NonFiniteChainError(
-        f"{name} became NaN or infinite at result {step} (entry {list(entry)}). The {step} results "
+        f"{name} became NaN or infinite at result {step} (entry {entry}). The {step} results "
         "before it are in the error's `samples`. A smaller step_size is the usual cure.",
         step,
         path,

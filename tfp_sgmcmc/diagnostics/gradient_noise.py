@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.checks import integer, require
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.kernels.settings import check_positive, value_at
 from tfp_sgmcmc.preconditioners import Diagonal, FullMatrix, LocalMatrix, as_preconditioner
@@ -86,7 +86,8 @@ def sampling_threshold(
     rows = [_centred(s, chain_ndims) for s in tf.nest.flatten(estimate.scores)]
 
     def gram_product(u: tf.Tensor) -> tf.Tensor:
-        """Returns C M C^T u for u of shape `[chains..., n]`."""
+        """Returns C M C^T u / |u| for u of shape `[chains..., n]`."""
+        u = tf.math.divide_no_nan(u, tf.norm(u, axis=-1, keepdims=True))
         v = _as_state([tf.linalg.matvec(r, u, transpose_a=True) for r in rows], like)
         parts = zip(rows, tf.nest.flatten(multiply(v)), strict=True)
         flat = [(r, flatten_events([x], chain_ndims)) for r, x in parts]
@@ -95,7 +96,7 @@ def sampling_threshold(
     u = random.normal_like(rows[0][..., 0], random.as_seed(seed))
     _, u = tf.while_loop(
         lambda i, _: i < num_iterations,
-        lambda i, u: (i + 1, gram_product(_unit(u))),
+        lambda i, u: (i + 1, gram_product(u)),
         (tf.constant(0), u),
     )
     return _ratio(estimate, tf.norm(u, axis=-1), temperature)
@@ -202,8 +203,7 @@ def _scaled_matrix(
 
 def _ratio(estimate: GradientEstimate, of_v: tf.Tensor, temperature: Any) -> tf.Tensor:
     """Returns the ratio of variances that follows from a figure of M^(1/2) V M^(1/2)."""
-    if not temperature > 0:
-        raise ValueError(f"temperature must be a positive number. Received: {temperature}.")
+    require("temperature", temperature, temperature > 0, "a positive number")
     return tf.cast(estimate.noise_scale, of_v.dtype) / (4 * temperature) * of_v
 
 
@@ -220,10 +220,6 @@ def _variances(scores: Any, chain_ndims: int) -> tf.Tensor:
     if isinstance(scores, FactoredScores):
         return scores.variances()
     return tf.reduce_sum(tf.square(_centred(scores, chain_ndims)), axis=-2)
-
-
-def _unit(u: tf.Tensor) -> tf.Tensor:
-    return tf.math.divide_no_nan(u, tf.norm(u, axis=-1, keepdims=True))
 
 
 def _as_state(parts: list[tf.Tensor], like: State) -> State:

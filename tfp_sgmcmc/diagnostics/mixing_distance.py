@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.checks import integer, require
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
 from tfp_sgmcmc.state import State
 
@@ -95,8 +95,7 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
         size: int,
         step_size_fn: Callable[[Any], Any] = lambda results: results.step_size,
     ):
-        if not distance > 0:
-            raise ValueError(f"distance must be a positive number. Received: {distance}.")
+        require("distance", distance, distance > 0, "a positive number")
         self._distance, self._size = distance, integer("size", size, 1)
         self._step_size_fn = step_size_fn
 

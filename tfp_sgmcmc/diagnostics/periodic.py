@@ -59,8 +59,3 @@ class PeriodicReducer(tfp.experimental.mcmc.Reducer):
         """Returns the reducer's state after another step."""
         del state
         return own
-
-
-def target_state_of(results: Any) -> Any:
-    """Returns what the target carries in a kernel's results, `()` if it carries nothing."""
-    return getattr(results, "target_state", ())

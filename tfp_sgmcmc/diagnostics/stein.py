@@ -7,7 +7,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer, one_of
+from tfp_sgmcmc.checks import integer, one_of, require
 from tfp_sgmcmc.state import State, call_with_state, flatten_events
 from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
 
@@ -88,10 +88,8 @@ def squared_kernel_stein_discrepancy(
       Q. Liu, J. Lee and M. Jordan. A kernelized Stein discrepancy for goodness-of-fit tests. ICML,
       2016. Both statistics.
     """
-    if not scale > 0:
-        raise ValueError(f"scale must be a positive number. Received: {scale}.")
-    if not -1 < exponent < 0:
-        raise ValueError(f"exponent must be between -1 and 0. Received: {exponent}.")
+    require("scale", scale, scale > 0, "a positive number")
+    require("exponent", exponent, -1 < exponent < 0, "between -1 and 0")
     one_of("statistic", statistic, ("U", "V"))
     x, g = (_rows(nest, chain_ndims) for nest in (samples, gradients))
     if x.shape != g.shape:
@@ -127,12 +125,8 @@ def squared_kernel_stein_discrepancy(
         """Returns the sum over j, and over the `num_rows` rows i that begin at `start`."""
         # The last chunk begins early enough to fit. Rows that were counted before get no weight.
         first = tf.minimum(start, n - num_rows)
-        y, my, h, y2, my2, hy, v = (
-            _slice(a, first, num_rows, axis)
-            for a, axis in zip(
-                (x, mx, g, squares, m_squares, along, w), (-2, -2, -2, -1, -1, -1, -1), strict=True
-            )
-        )
+        y, my, h = (_slice(a, first, num_rows, -2) for a in (x, mx, g))
+        y2, my2, hy, v = (_slice(a, first, num_rows, -1) for a in (squares, m_squares, along, w))
         v = tf.where(first + tf.range(num_rows) >= start, v, 0)
         distance = _distances(y, x, y2, squares)
         m_distance = distance if mx is x else _distances(my, mx, my2, m_squares)
@@ -152,9 +146,8 @@ def squared_kernel_stein_discrepancy(
     if statistic == "V":
         return total
     same = c2**beta * (tf.reduce_sum(g**2, axis=-1) - 2 * beta * trace / c2)
-    return (total - tf.linalg.matvec(same[..., tf.newaxis, :], w**2)[..., 0]) / (
-        1 - tf.reduce_sum(w**2)
-    )
+    same = tf.linalg.matvec(same[..., tf.newaxis, :], w**2)[..., 0]
+    return (total - same) / (1 - tf.reduce_sum(w**2))
 
 
 def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> State:
@@ -175,28 +168,32 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
     """
     target = as_target(target_log_prob_fn, full_data_expected=True)
     samples = tf.nest.map_structure(tf.convert_to_tensor, samples)
-
-    def at(number_and_state: tuple[tf.Tensor, State]) -> State:
-        number, state = number_and_state
-        return gradient_at(target, state, seed, number)
-
     numbers = tf.range(tf.nest.flatten(samples)[0].shape[0])
     like = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), samples)
 
     @tf.function(autograph=False)  # a loop in eager mode takes as long as many gradients
     def run(samples: State) -> State:
-        return tf.map_fn(at, (numbers, samples), fn_output_signature=like, parallel_iterations=1)
+        return tf.map_fn(
+            lambda pair: gradient_at(target, pair[1], seed, pair[0]),
+            (numbers, samples),
+            fn_output_signature=like,
+            parallel_iterations=1,
+        )
 
     return run(samples)
 
 
 def gradient_at(
-    target: Target, state: State, seed: Any, number: tf.Tensor, target_state: Any = ()
+    target: Target, state: State, seed: Any, number: tf.Tensor, results: Any = ()
 ) -> State:
-    """Returns the gradient at a state, exact or of the minibatch that seed and number name."""
+    """Returns the gradient at a state, exact or of the minibatch that seed and number name.
+
+    `results` are those of the kernel that led there, which may carry a state of the target.
+    """
     if seed is None:
         return value_and_gradient(lambda s: call_with_state(target, s), state)[1]
     drawn = random.fold_in(random.as_seed(seed), number)
+    target_state = getattr(results, "target_state", ())
     return target.estimate(state, drawn, target_state, with_scores=False).gradient
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import integer
-from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer, target_state_of
+from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.diagnostics.stein import gradient_at, squared_kernel_stein_discrepancy
 from tfp_sgmcmc.state import State, append_dims
 from tfp_sgmcmc.targets.base import as_target
@@ -110,7 +110,10 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
         own = tf.cond(own.num_kept == self._size, lambda: self._halved(own), lambda: own)
 
         def keep() -> SteinState:
-            gradient = self._gradient(state, own.num_steps, results)
+            if self._gradient_fn is None:
+                gradient = gradient_at(self._target, state, self._seed, own.num_steps, results)
+            else:
+                gradient = self._gradient_fn(results)
 
             def write(kept: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
                 return tf.tensor_scatter_nd_update(kept, [[own.num_kept]], [x])
@@ -150,8 +153,3 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
             lambda x: tf.gather(x, second), (own.samples, own.gradients)
         )
         return SteinState(samples, gradients, tf.constant(num_kept), 2 * own.every, own.num_steps)
-
-    def _gradient(self, state: State, step: tf.Tensor, results: Any) -> State:
-        if self._gradient_fn is not None:
-            return self._gradient_fn(results)
-        return gradient_at(self._target, state, self._seed, step, target_state_of(results))

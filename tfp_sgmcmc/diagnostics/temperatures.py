@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer, target_state_of
+from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.diagnostics.stein import gradient_at
 from tfp_sgmcmc.kernels import momentum as momentum_kernels
 from tfp_sgmcmc.kernels.settings import check_positive, value_at
@@ -151,9 +151,7 @@ class ConfigurationalTemperatureReducer(PeriodicReducer):
 
     def _look(self, own: TemperatureState, state: State, results: Any) -> TemperatureState:
         """Updates means and product by Welford's recursion."""
-        gradient = gradient_at(
-            self._target, state, self._seed, own.num_steps, target_state_of(results)
-        )
+        gradient = gradient_at(self._target, state, self._seed, own.num_steps, results)
         count = own.count + 1
 
         def moved(mean: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

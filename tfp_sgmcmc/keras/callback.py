@@ -173,8 +173,11 @@ class SamplerCallback(keras.callbacks.Callback):
             )
         self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
         self._seed = random.as_seed(seed)
-        self._num_chains = _integer_or_none("num_chains", num_chains, 1)
-        self._num_groups = _integer_or_none("num_groups", num_groups, 2)
+        if num_chains is not None:
+            num_chains = checks.integer("num_chains", num_chains, 1)
+        if num_groups is not None:
+            num_groups = checks.integer("num_groups", num_groups, 2)
+        self._num_chains, self._num_groups = num_chains, num_groups
         self._initial_states = initial_states
         self._recorder = Recorder(
             self._collection,
@@ -333,7 +336,8 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._is_fit = True
-        check_callbacks(self._callback_list, self, self._recorder.is_stored)
+        stored = isinstance(self._recorder.samples, StoredSampleLog)
+        check_callbacks(self._callback_list, self, stored)
         initial_epoch = self._recorder.begin_fit(self.params["epochs"])
         internals.begin_at_epoch(self.model, initial_epoch)
         compilation = (*internals.compilation(self.model), self._most_steps)
@@ -411,7 +415,3 @@ class SamplerCallback(keras.callbacks.Callback):
         """Steps of the longest execution, whichever data come."""
         steps_per_call = max((data.steps_per_call for data in self._resident), default=1)
         return self.model.steps_per_execution * steps_per_call
-
-
-def _integer_or_none(name: str, value: int | None, least: int) -> int | None:
-    return None if value is None else checks.integer(name, value, least)

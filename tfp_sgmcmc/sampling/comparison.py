@@ -31,8 +31,7 @@ class Comparison:
     Args:
       target: the target whose gradients are taken.
       chain_ndims: number of leading axes of its states that count chains.
-      exact_gradients: whether gradients are taken over all examples.
-      scale: c of the discrepancy's kernel.
+      exact_gradients, scale: see `tune`.
       jit_compile: whether XLA compiles the gradients from minibatches.
     """
 
@@ -65,10 +64,9 @@ class Comparison:
     ) -> np.ndarray:
         """Returns the scores: lower is better, infinite if states or gradients are not finite.
 
-        Args:
-          states: for each candidate, a nest of parts `[results, chains..., event...]`.
-          seeds: for each candidate, the seed that names its minibatches.
-          map_fn: takes one candidate after the other, as `map` does, or several at a time.
+        Each candidate has a nest of parts `[results, chains..., event...]`, and a seed that names
+        its minibatches. `map_fn` takes them one after the other, as `map` does, or several at a
+        time.
         """
         rows = [_rows(x, 1 + self._chain_ndims) for x in states]
         finite = [bool(np.isfinite(x).all()) for x in rows]

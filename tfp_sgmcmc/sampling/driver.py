@@ -15,10 +15,10 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import function, integer
+from tfp_sgmcmc.checks import function, integer, require
 from tfp_sgmcmc.sampling.feed import Feed
 from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
-from tfp_sgmcmc.sampling.loop import Loop, Position, check_kernel, start_of
+from tfp_sgmcmc.sampling.loop import Loop, check_kernel, start_of
 from tfp_sgmcmc.sampling.progress import progress
 from tfp_sgmcmc.sampling.records import MemoryRecords, Records, open_records
 from tfp_sgmcmc.sampling.result import SampleResult, Timings, kept_arrays
@@ -135,27 +135,38 @@ def sample(
     )
     seed = random.as_seed(seed)
     if num_chains is not None:
-        initial_state = _repeated(initial_state, integer("num_chains", num_chains, 1))
+        integer("num_chains", num_chains, 1)
+        initial_state = tf.nest.map_structure(
+            lambda x: tf.broadcast_to(x, [num_chains, *np.shape(x)]), initial_state
+        )
 
     with contextlib.ExitStack() as stack:
         run = None
         if directory is not None:
             run = stack.enter_context(RunDirectory(directory, resume))
         began = time.perf_counter()
-        position = start_of(kernel, initial_state)
-        if preflight_check and (run is None or not run.has_run):
-            _check_target(kernel, position)
+        position, target = start_of(kernel, initial_state), target_of(kernel)
+        if target is not None and preflight_check and (run is None or not run.has_run):
+            # The whole data of a stream may be too large for a check.
+            is_streamed = isinstance(target, StreamedLogProb)
+            preflight(target.of_one_batch if is_streamed else target, position.state)
         loop = Loop(lambda _: kernel, trace_fn, position, jit_compile)
         chain_shape = chain_shape_of(kernel, position) if num_chains is None else (num_chains,)
         kept = kept_arrays(loop.kept, chain_shape)
         attributes = {"tuning_steps": plan.num_burnin_steps}
         records: Records = MemoryRecords(kept, num_results)
         if run is not None:
-            fingerprint = _fingerprint(kernel, plan, seed, jit_compile)
+            fingerprint = {
+                **describe_kernel(kernel),
+                "seed": seed.numpy().tolist(),
+                "num_burnin_steps": plan.num_burnin_steps,
+                "num_steps_between_results": plan.stride - 1,
+                "jit_compile": jit_compile,
+            }
             records, position = open_records(run, kept, fingerprint, attributes, position)
         first_step, sampling_began = int(position.step), time.perf_counter()
         if records.num_draws < num_results:
-            feed = Feed(target_of(kernel), position.results, run is not None)
+            feed = Feed(target, position.results, run is not None)
             loop(position, 0, 1, plan.stride, seed)  # compiles
             sampling_began = time.perf_counter()
             bar = stack.enter_context(progress(progress_bar, plan.num_steps, first_step))
@@ -187,33 +198,8 @@ def _check_arguments(
     check_kernel("kernel", kernel)
     if trace_fn is not None:
         function("trace_fn", trace_fn, "state, kernel results -> nest of tensors")
-    if not checkpoint_seconds > 0:
-        raise ValueError(f"checkpoint_seconds must be positive. Received: {checkpoint_seconds}.")
+    require("checkpoint_seconds", checkpoint_seconds, checkpoint_seconds > 0, "positive")
     if directory is None and resume not in ("auto", "never", False):
         raise ValueError(
             f"resume must be 'auto', 'never' or False if directory is None. Received: {resume!r}."
         )
-
-
-def _fingerprint(
-    kernel: tfp.mcmc.TransitionKernel, plan: Plan, seed: tf.Tensor, jit_compile: bool
-) -> dict[str, Any]:
-    return {
-        **describe_kernel(kernel),
-        "seed": seed.numpy().tolist(),
-        "num_burnin_steps": plan.num_burnin_steps,
-        "num_steps_between_results": plan.stride - 1,
-        "jit_compile": jit_compile,
-    }
-
-
-def _check_target(kernel: tfp.mcmc.TransitionKernel, start: Position) -> None:
-    target = target_of(kernel)
-    if isinstance(target, StreamedLogProb):
-        target = target.of_one_batch  # the whole data may be too large for a check
-    if target is not None:
-        preflight(target, start.state)
-
-
-def _repeated(state: Any, count: int) -> Any:
-    return tf.nest.map_structure(lambda x: tf.broadcast_to(x, [count, *np.shape(x)]), state)

@@ -78,7 +78,6 @@ _REPEATABLE = (
 
 def _are_same(batches: list[Any], others: list[Any]) -> bool:
     """Returns whether all bits are the same, also those of NaNs."""
-
     pairs = zip(batches, others, strict=True)
     bits = ([np.asarray(x).view(np.uint8) for x in pair] for pair in pairs)
     return all(np.array_equal(x, y) for x, y in bits)

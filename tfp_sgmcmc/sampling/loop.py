@@ -79,9 +79,8 @@ class Loop:
           `rows` in front; and whether the last state and all kept states are finite.
         """
         numbers = tf.constant(rows), tf.constant(first, tf.int64)
-        tensors, kept, is_finite = self._compiled(
-            _tensors(position), *numbers, stride, seed, values
-        )
+        given = _tensors(position), *numbers, stride, seed, values
+        tensors, kept, is_finite = self._compiled(*given)
         return self._pack(tensors), kept, bool(is_finite)
 
     def trace(self, position: Position, stride: Any, seed: Any, values: Any = ()) -> None:
@@ -122,9 +121,8 @@ class Loop:
             # costs less than a second loop if there is no trace to compute.
             tensors = step(tensors)
             beyond = tf.maximum(tensors[0] - begin - first, 0)
-            return tensors, write(
-                arrays, tf.cast((beyond + stride - 1) // stride, tf.int32), tensors
-            )
+            at = (beyond + stride - 1) // stride
+            return tensors, write(arrays, tf.cast(at, tf.int32), tensors)
 
         def row(tensors: list[tf.Tensor], arrays: list[Any]) -> Any:
             taken = tensors[0] - begin
@@ -191,10 +189,13 @@ def check_kernel(name: str, kernel: Any) -> tfp.mcmc.TransitionKernel:
 def start_of(kernel: tfp.mcmc.TransitionKernel, state: Any) -> Position:
     """Returns the position before the first step."""
     state = tf.nest.map_structure(tf.convert_to_tensor, state)
-    results = tree.map_structure(
-        lambda x: None if x is None else tf.convert_to_tensor(x), kernel.bootstrap_results(state)
-    )
+    results = as_tensors(kernel.bootstrap_results(state))
     return Position(tf.zeros([], tf.int64), state, results)
+
+
+def as_tensors(nest: Any) -> Any:
+    """Returns a nest whose leaves are tensors or None."""
+    return tree.map_structure(lambda x: None if x is None else tf.convert_to_tensor(x), nest)
 
 
 def _tensors(position: Position) -> list[tf.Tensor]:

@@ -22,10 +22,8 @@ def progress(
 ) -> Generator[Callable[[Position], None]]:
     """Shows steps taken, steps a second, the time left and the log posterior.
 
-    Args:
-      wanted: whether to show a bar; None shows it if tqdm is installed.
-      total: number of steps of the run.
-      initial: number of steps taken before.
+    If `wanted` is None, it does so if tqdm is installed. The run has `total` steps, of which
+    `initial` were taken before.
 
     Raises:
       ModuleNotFoundError: `wanted` is True, and tqdm is not installed.

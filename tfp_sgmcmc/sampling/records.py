@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-import tree
 
-from tfp_sgmcmc.sampling.loop import Position
+from tfp_sgmcmc.sampling.loop import Position, as_tensors
 from tfp_sgmcmc.sampling.result import Kept
 from tfp_sgmcmc.storage.archive import numpy_dtype
 from tfp_sgmcmc.storage.directory import RunDirectory
@@ -85,10 +83,7 @@ def open_records(
             f"{run.num_draws} results. Start another run with a smaller step_size."
         )
     restored = {name: saved.restore(name, nest) for name, nest in start._asdict().items()}
-    position = tree.map_structure(
-        lambda x: None if x is None else tf.convert_to_tensor(x), restored
-    )
-    return records, Position(**position)
+    return records, Position(**as_tensors(restored))
 
 
 def _grouped(kept: Sequence[Kept], values: Sequence[Any]) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from tfp_sgmcmc import __version__
-from tfp_sgmcmc.storage.store import Variable, dimensions, flatten_chains
+from tfp_sgmcmc.storage.arviz_import import import_arviz
+from tfp_sgmcmc.storage.store import LIBRARY, Variable, dimensions, flatten_chains
 
 
 class Timings(NamedTuple):
@@ -43,21 +42,17 @@ def kept_arrays(kept: Any, chain_shape: tuple[int, ...]) -> list[Kept]:
     An array whose shape begins with the shape of the chains is an array of all chains.
     """
     states, trace, step_size = kept
-    stats = variable_names(trace, "trace")
-    sizes = [
-        name if name not in stats else f"{name}.used"
-        for name in variable_names(step_size, "step_size")
-    ]
+    stats, sizes = variable_names(trace, "trace"), variable_names(step_size, "step_size")
+    sizes = [f"{name}.used" if name in stats else name for name in sizes]
     groups = ["posterior"] * len(tree.flatten(states)) + ["sample_stats"] * len(stats + sizes)
     names = [*variable_names(states, "state"), *stats, *sizes]
     ndims = len(chain_shape)
-
-    def form(spec: Any) -> Variable:
+    found = []
+    for group, name, spec in zip(groups, names, tree.flatten(kept), strict=True):
         shape = tuple(spec.shape)
-        return Variable(shape, spec.dtype.name, ndims if shape[:ndims] == chain_shape else None)
-
-    forms = [form(spec) for spec in tree.flatten(kept)]
-    return [Kept(*entry) for entry in zip(groups, names, forms, strict=True)]
+        chain_ndims = ndims if shape[:ndims] == chain_shape else None
+        found.append(Kept(group, name, Variable(shape, spec.dtype.name, chain_ndims)))
+    return found
 
 
 def variable_names(nest: Any, root: str) -> list[str]:
@@ -133,18 +128,9 @@ class SampleResult:
         Raises:
           ModuleNotFoundError: ArviZ and xarray are not installed.
         """
-        try:
-            import xarray
+        arviz = import_arviz()
+        import xarray
 
-            with warnings.catch_warnings():
-                # ArviZ 0.23 warns at its import that 1.0 will be another package.
-                warnings.simplefilter("ignore", FutureWarning)
-                import arviz
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "to_inference_data needs ArviZ and xarray. Install them by "
-                'python -m pip install "tfp_sgmcmc[results]"'
-            ) from error
         if self.directory is not None:
             read = xarray.open_datatree(self.directory / "samples.zarr", engine="zarr")
             groups: dict[str, Any] = {
@@ -152,11 +138,6 @@ class SampleResult:
                 for name, group in read.children.items()
             }
             return arviz.InferenceData(**groups)
-        attributes = {
-            "inference_library": "tfp_sgmcmc",
-            "inference_library_version": __version__,
-            **self._attributes,
-        }
         trace = () if self.trace is None else self.trace
         weights = () if self.weights is None else self.weights
         leaves = tree.flatten((self.states, trace, weights))
@@ -167,7 +148,7 @@ class SampleResult:
             variables.setdefault(group, {})[name] = entry
         groups = dict[str, Any]()
         for group, members in variables.items():
-            data = xarray.Dataset(members, attrs=attributes)
+            data = xarray.Dataset(members, attrs={**LIBRARY, **self._attributes})
             axes = {"chain", "draw"} & set(data.sizes)
             groups[group] = data.assign_coords({a: np.arange(data.sizes[a]) for a in axes})
         return arviz.InferenceData(**groups)

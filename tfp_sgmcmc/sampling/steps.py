@@ -40,17 +40,14 @@ class Plan(NamedTuple):
     def next(self, step: int, done: int, max_rows: int, max_steps: int) -> tuple[int, int]:
         """Returns the number of draws that the next call keeps, and of steps to the first of them.
 
+        The chain has taken `step` steps, and `done` draws are kept. The call can keep `max_rows`
+        draws, and should take `max_steps` steps.
+
         >>> plan = Plan(num_results=10, num_burnin_steps=5, stride=2)
         >>> plan.next(step=0, done=0, max_rows=100, max_steps=4)  # 4 steps, nothing kept
         (0, 4)
         >>> plan.next(step=4, done=0, max_rows=100, max_steps=8)  # steps 6, 8, 10, 12 are kept
         (4, 2)
-
-        Args:
-          step: number of steps taken.
-          done: number of draws kept.
-          max_rows: largest number of draws that a call can keep.
-          max_steps: number of steps that a call should take.
         """
         first = self.num_burnin_steps + 1 + done * self.stride - step
         if first > max_steps:

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random, xla
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.checks import integer, require
 from tfp_sgmcmc.sampling.comparison import Comparison
 from tfp_sgmcmc.sampling.loop import Loop, Position, check_kernel, start_of
 from tfp_sgmcmc.state import State
@@ -123,8 +123,7 @@ def tune(
     integer("num_steps", num_steps, 1)
     integer("num_results", num_results, 2)
     left = list(enumerate(_combinations(candidates)))
-    if not reduction > 1:
-        raise ValueError(f"reduction must be a number above 1. Received: {reduction}.")
+    require("reduction", reduction, reduction > 1, "a number above 1")
     sizes = _sizes(len(left), reduction)
     if num_steps // (len(sizes) * sizes[0]) < num_results:
         raise ValueError(

@@ -59,12 +59,8 @@ def reading(
 ) -> Generator[tuple[dict[str, Any], Callable[[str, str], np.ndarray]]]:
     """Opens a file; gives its header and a function that reads an array by its name and dtype.
 
-    An error within the context, such as a missing key of the header, counts as damage.
-
-    Args:
-      path: the file.
-      writer: who writes such files, for the message.
-      advice: what to do about a damaged file, for the message.
+    An error within the context, such as a missing key of the header, counts as damage. Its message
+    says who the `writer` of such files is, and gives `advice`.
 
     Raises:
       FileNotFoundError: `path` does not exist.

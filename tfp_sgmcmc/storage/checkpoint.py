@@ -28,37 +28,30 @@ class Checkpoint(NamedTuple):
     leaves: dict[str, Any]
 
     def restore(self, name: str, like: Any) -> Any:
-        """Returns nest `name` as NumPy arrays in the structure of `like`.
+        """Returns the nest that was saved as `name`, as NumPy arrays in the structure of `like`.
 
-        Args:
-          name: key of the nest when it was saved.
-          like: nest of arrays, tensors, variables or None.
+        `like` is a nest of arrays, tensors, variables or None.
 
         Raises:
           ValueError: the leaves saved differ from those of `like` in name, shape or dtype.
         """
         expected = {n: describe(x) for n, x in names_and_leaves({name: like}).items()}
         saved = {n: x for n, x in self.leaves.items() if n == name or n.startswith(f"{name}[")}
-        check_same(
-            f"The checkpoint {self.path}", {n: describe(x) for n, x in saved.items()}, expected
-        )
+        described = {n: describe(x) for n, x in saved.items()}
+        check_same(f"The checkpoint {self.path}", described, expected)
         return tree.unflatten_as(like, [saved[n] for n in expected])
 
 
 def save(path: Path, header: Mapping[str, Any], nests: Mapping[str, Any]) -> None:
     """Writes a checkpoint, whole or not at all; see `archive.write` and `Checkpoint.restore`.
 
-    Args:
-      path: the file; an existing one is replaced.
-      header: values that JSON can hold.
-      nests: name -> nest of arrays, tensors, or None.
+    JSON must be able to hold the header. The nests are of arrays, tensors, or None, by name.
 
     Raises:
       TypeError: a leaf holds Python objects.
     """
-    leaves = {
-        name: None if x is None else np.asarray(x) for name, x in names_and_leaves(nests).items()
-    }
+    named = names_and_leaves(nests).items()
+    leaves = {name: None if x is None else np.asarray(x) for name, x in named}
     for name, x in leaves.items():
         if x is not None and x.dtype.hasobject:
             raise TypeError(f"{name} must hold numbers. Received: Python objects.")
@@ -67,9 +60,8 @@ def save(path: Path, header: Mapping[str, Any], nests: Mapping[str, Any]) -> Non
         "header": dict(header),
         "leaves": [[name, None if x is None else x.dtype.name] for name, x in leaves.items()],
     }
-    archive.write(
-        path, contents, {str(i): x for i, x in enumerate(leaves.values()) if x is not None}
-    )
+    arrays = {str(i): x for i, x in enumerate(leaves.values()) if x is not None}
+    archive.write(path, contents, arrays)
 
 
 def load(path: Path) -> Checkpoint:
@@ -120,7 +112,6 @@ def describe(leaf: Any) -> str:
     """Returns dtype and shape of a leaf, such as `float32 [3, 2]`."""
     if leaf is None:
         return "None"
-    if not hasattr(leaf, "dtype"):
-        leaf = np.asarray(leaf)
+    leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     dtype = leaf.dtype if isinstance(leaf.dtype, str) else leaf.dtype.name
     return f"{dtype} {list(leaf.shape)}"

@@ -17,6 +17,7 @@ from tfp_sgmcmc import __version__
 from tfp_sgmcmc.storage.archive import sync
 from tfp_sgmcmc.storage.stored_draws import StoredDraws
 
+LIBRARY = {"inference_library": "tfp_sgmcmc", "inference_library_version": __version__}
 _CHUNK_BYTES = 2**23  # of a chunk of all arrays together; fewer draws wait in memory
 _CHUNK_ROWS = 10_000
 _CHECKSUM_BYTES = 4
@@ -161,17 +162,10 @@ class DrawStore:
         return StoredDraws(array, chain_shape, array.shape[_draw_axis(chain_shape)])
 
     def _create(self, attributes: dict[str, Any]) -> None:
-        attributes = {
-            "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
-            "inference_library": "tfp_sgmcmc",
-            "inference_library_version": __version__,
-            **attributes,
-        }
-        sizes = [
-            v.stored_dtype.itemsize * math.prod(v.shape)
-            for members in self.variables.values()
-            for v in members.values()
-        ]
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        attributes = {"created_at": now, **LIBRARY, **attributes}
+        variables = [v for members in self.variables.values() for v in members.values()]
+        sizes = [v.stored_dtype.itemsize * math.prod(v.shape) for v in variables]
         self._rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // sum(sizes)))
         root = self._zarr.create_group(self.path, zarr_format=3)
         self._arrays: dict[str, dict[str, Any]] = {}
@@ -228,10 +222,9 @@ class DrawStore:
             numbers = {"draw": np.arange(self._num_whole, num_draws)}
             self._tail[group] = {**tail[group], **numbers}
             self._arrays[group] = {n: self._open_array(group, n, v) for n, v in members.items()}
-        self._unsynced |= {
-            self.path / g / n / "zarr.json" for g, m in self._arrays.items() for n in m
-        }
-        if not all(self._has_tail(group, name) for group, m in self._arrays.items() for name in m):
+        entries = [(group, name) for group, m in self._arrays.items() for name in m]
+        self._unsynced |= {self.path / group / name / "zarr.json" for group, name in entries}
+        if not all(self._has_tail(group, name) for group, name in entries):
             # The run was cut off, or the last chunk is damaged. The checkpoint has its draws.
             self.finish()
             self.sync()

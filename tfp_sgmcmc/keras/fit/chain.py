@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,15 +62,11 @@ class Chain:
 
     Args:
       model: a compiled and built model.
-      make_kernel_fn: target -> kernel.
-      num_examples: N.
       log_prior_fn: list of values -> log prior.
       collection: which states are kept.
-      seed: names all draws; step t draws from `fold_in(seed, t)`.
-      num_chains: C, or None for a single chain whose samples have no axis of chains.
-      initial_states: where the chains start (see `stacked_starts`).
-      num_groups: number of groups of a batch's scores (see `ExampleScores`).
       monitor: monitor of the gradient noise.
+      make_kernel_fn, num_examples, seed, num_chains, initial_states, num_groups: see
+        `SamplerCallback`.
 
     Raises:
       ValueError: unfit `initial_states`, or a kernel over another target.
@@ -90,11 +87,12 @@ class Chain:
         monitor: NoiseMonitor | None = None,
     ):
         self.model, self._make_kernel_fn = model, make_kernel_fn
-        self._num_examples, self._log_prior_fn = num_examples, log_prior_fn
         self._seed, self._monitor = seed.numpy(), monitor
+        self._make_target = functools.partial(
+            ModelLogProb, model, num_examples, log_prior_fn, num_chains=num_chains
+        )
+        self.kernel_description = describe_kernel(_checked(make_kernel_fn(self._make_target())))
         self._scores = ExampleScores(model, num_groups)
-        target = ModelLogProb(model, num_examples, log_prior_fn, None, num_chains)
-        self.kernel_description = describe_kernel(_checked(make_kernel_fn(target)))
         starts: list[tf.Tensor] = []
         if num_chains is not None:
             variables = list(model.trainable_variables)
@@ -127,9 +125,8 @@ class Chain:
             self.step(batch, is_resident=True)
             return [i + 1]
 
-        tf.while_loop(
-            lambda i: i < num_steps, step, [tf.zeros([], tf.int64)], parallel_iterations=1
-        )
+        start = [tf.zeros([], tf.int64)]
+        tf.while_loop(lambda i: i < num_steps, step, start, parallel_iterations=1)
         return self._logs(self.model.get_metrics_result(), self.state.read_results())
 
     def step(self, batch: tuple[Any, Any, Any], is_resident: bool = False) -> dict[str, tf.Tensor]:
@@ -176,11 +173,7 @@ class Chain:
         return self._logs(metrics, results)
 
     def create(self, x: Any) -> None:
-        """Creates what the step reads and the first batch determines, unless it is there.
-
-        Args:
-          x: the inputs of a batch, or their specification.
-        """
+        """Creates what the step reads and a batch's inputs, or their specification, determine."""
         state = self.state
         if state.num_chains is not None and state.others is None:
             with tf.init_scope():
@@ -200,16 +193,8 @@ class Chain:
         self.rings.create([(v, tf.TensorSpec([*shape, *v.shape], v.dtype)) for v in recorded])
 
     def _target(self, batch: Any, num_rows: int | None = None) -> ModelLogProb:
-        return ModelLogProb(
-            self.model,
-            self._num_examples,
-            self._log_prior_fn,
-            batch,
-            self.state.num_chains,
-            self.state.read_others(),
-            self._scores,
-            num_rows,
-        )
+        others, scores = self.state.read_others(), self._scores
+        return self._make_target(batch, others=others, scores=scores, num_rows=num_rows)
 
     def _shown(self, forward: internals.Forward) -> internals.Forward:
         """Returns the forward pass that the logs are made from: that of the first chain."""

@@ -44,10 +44,8 @@ class ChainState:
         batch shows which they are.
 
     Args:
-      model: a compiled and built model.
-      num_chains: C, or None for a single chain without an axis of chains.
+      model, num_chains, first_kept: see `Chain` and `Status`.
       starts: first values of the trainable variables, `[C, ...]` each. Only with `num_chains`.
-      first_kept: see `Status`.
       monitored: variables of the noise monitor, which are saved as well.
     """
 

@@ -49,10 +49,9 @@ def stacked_starts(
                 f"The layer of {variable.path} must have an initializer of this variable, from "
                 "which chains can start. Pass initial_states='model', or arrays [num_chains, ...]."
             )
-        draws = [value]
-        for chain in range(1, num_chains):
-            draws.append(_draw(initializers[id(variable)], value, _integer(seed, i, chain)))
-        stacked.append(tf.stack(draws))
+        seeds = [_integer(seed, i, chain) for chain in range(1, num_chains)]
+        draws = [_draw(initializers[id(variable)], value, s) for s in seeds]
+        stacked.append(tf.stack([value, *draws]))
     return stacked
 
 

@@ -64,18 +64,9 @@ class NoiseMonitor:
         seed: tf.Tensor,
         first: tf.Tensor,
     ) -> tf.Tensor:
-        """Looks at the state that a step started from, if a look is due.
+        """Looks at the `state` before a step if a look is due; `results` are those after the step.
 
-        Args:
-          target: the target of the step.
-          kernel: the kernel that took it.
-          state: the state before it.
-          results: the kernel's results after it.
-          seed: the seed of the step.
-          first: the first step to keep, as far as is known.
-
-        Returns:
-          The first step to keep.
+        Returns the first step to keep, given what was known of it before the step as `first`.
 
         Raises:
           ValueError: the sampling threshold is not defined for the kernel.
@@ -101,12 +92,9 @@ class NoiseMonitor:
             heat = tf.nest.map_structure(  # both figures depend on epsilon / T alone
                 lambda s: s / tf.cast(temperature, s.dtype), results.step_size
             )
-            alpha = sampling_threshold(estimate, heat, matrix, seed=seed)
-            share = gradient_noise_share(estimate, heat, matrix)
-            return (
-                tf.cast(tf.reduce_max(alpha), tf.float32),
-                tf.cast(tf.reduce_mean(share), tf.float32),
-            )
+            alpha = tf.reduce_max(sampling_threshold(estimate, heat, matrix, seed=seed))
+            share = tf.reduce_mean(gradient_noise_share(estimate, heat, matrix))
+            return tf.cast(alpha, tf.float32), tf.cast(share, tf.float32)
 
         old = self.alpha.read_value(), self.share.read_value()
         alpha, share = tf.cond(step % self._every == 0, look, lambda: old)
@@ -132,9 +120,9 @@ def noise_monitor(
     Raises:
       ValueError: a number is out of range.
     """
-    if threshold is not None and not threshold > 0:
-        raise ValueError(f"sampling_threshold must be a positive number. Received: {threshold}.")
-    if every is None and threshold is None:
+    if threshold is not None:
+        checks.require("sampling_threshold", threshold, threshold > 0, "a positive number")
+    elif every is None:
         return None
     every = _EVERY if every is None else checks.integer("noise_every", every, 1)
     return NoiseMonitor(every, threshold, num_burnin_steps)

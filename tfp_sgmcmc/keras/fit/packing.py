@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 class Packing:
-    """Packs tensors of known shapes and dtypes into fewer tensors.
+    """Packs tensors of the shapes and dtypes of `like` (tensors or specifications) into fewer.
 
     Each variable that a compiled step reads and writes costs some 17 microseconds on a CPU, however
     small it is. So small tensors of one dtype are laid end to end. Large ones stay as they are.
@@ -35,9 +35,6 @@ class Packing:
     >>> tensors = [tf.zeros([2, 3]), tf.zeros([], tf.int64), tf.ones([])]
     >>> [part.shape for part in Packing(tensors).parts]
     [(7,), (1,)]
-
-    Args:
-      like: tensors, or specifications, of these shapes and dtypes.
     """
 
     def __init__(self, like: Sequence[tf.Tensor]):
@@ -82,11 +79,7 @@ class Packing:
 
 
 class PackedVariables:
-    """Variables that hold a nest of tensors.
-
-    Args:
-      nest: the first values, of known shapes.
-    """
+    """Variables that hold a nest of tensors of known shapes."""
 
     def __init__(self, nest: Any):
         self._like = tf.nest.map_structure(tf.convert_to_tensor, nest)

@@ -47,12 +47,11 @@ class Recorder:
 
     Attributes:
       chain: the chain, or None until the model is built.
-      samples: the samples so far, in memory or on a disk.
       failed: whether the chain has become NaN or infinite.
 
     Args:
       collection: which states are kept.
-      samples: where they go.
+      samples: the samples so far, in memory or on a disk.
       seconds_between_commits: least time between saves to a `StoredSampleLog`, which happen at the
         ends of epochs.
       num_burnin_epochs: epochs before the first sample.
@@ -83,10 +82,6 @@ class Recorder:
         self._epochs_asked = 0
         self._committed_at = -np.inf
         self._initial: list[tuple[keras.Variable, np.ndarray]] = []
-
-    @property
-    def is_stored(self) -> bool:
-        return isinstance(self.samples, StoredSampleLog)
 
     @property
     def trainable_values(self) -> list[Any]:
@@ -215,11 +210,10 @@ class Recorder:
 
     def _commit(self, finish: bool = False) -> None:
         chain = self.chain
-        if not isinstance(self.samples, StoredSampleLog):
+        if not isinstance(self.samples, StoredSampleLog) or chain is None:
             return
-        if chain is None or not chain.state.has_run:
-            return
-        if finish or time.monotonic() - self._committed_at >= self._seconds:
+        is_due = finish or time.monotonic() - self._committed_at >= self._seconds
+        if chain.state.has_run and is_due:
             place = max(self._place, self._saved)._asdict()
             numbers = {name: np.int64(n) for name, n in place.items()}
             nests = {"chain": chain.state.saved(), "place": numbers}

@@ -28,10 +28,7 @@ class ResidentData(keras.utils.PyDataset):
 
     Args:
       arrays: `(x, y, sample_weight)`, each a nest of arrays `[N, ...]` or None.
-      batch_size: B.
-      reshuffle: `"step"` or `"epoch"`.
-      steps_per_call: the largest number of steps of one call.
-      steps_per_epoch: steps of an epoch of `fit`. None takes floor(N / B).
+      batch_size, reshuffle, steps_per_call, steps_per_epoch: see `SamplerCallback.resident`.
       seed: names the order of the examples.
       num_examples: N as the callback was given it.
 
@@ -52,9 +49,8 @@ class ResidentData(keras.utils.PyDataset):
     ):
         super().__init__()
         self._arrays = map_arrays(lambda a: as_tensor(a, keras.config.floatx()), arrays)
-        self.num_examples = leading_axis(
-            [a for a in keras.tree.flatten(self._arrays) if a is not None]
-        )
+        given = [a for a in keras.tree.flatten(self._arrays) if a is not None]
+        self.num_examples = leading_axis(given)
         if self.num_examples != num_examples:
             raise ValueError(
                 f"x must have num_examples = {num_examples} rows. Received: {self.num_examples}."
@@ -105,11 +101,7 @@ class ResidentData(keras.utils.PyDataset):
 
 
 def data_asked(batch: tuple[Any, Any, Any], made: Sequence[ResidentData]) -> ResidentData | None:
-    """Returns the resident data that a batch belongs to; None for any other batch.
-
-    Args:
-      batch: `(x, y, sample_weight)` as `fit` has it.
-      made: the data that the callback has made.
+    """Returns which of the data that the callback `made` a batch of `fit` belongs to, or None.
 
     Raises:
       ValueError: resident data of another callback, or weights that Keras cannot apply to them.

@@ -40,10 +40,8 @@ class Collection(NamedTuple):
         first, between = self.num_burnin_steps, self.num_steps_between_results
         if self.is_open:  # any step may be the first, once burn-in has lasted long enough
             return num_after > max(first, num_before)
-        before, after = (
-            max(n - first + between, 0) // (between + 1) for n in (num_before, num_after)
-        )
-        return after > before
+        due = [max(n - first + between, 0) // (between + 1) for n in (num_before, num_after)]
+        return due[1] > due[0]
 
     def is_kept(self, first: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Returns whether the state that step number `step` leaves is kept."""
@@ -75,18 +73,9 @@ class RingBuffer:
         first: tf.Tensor,
         num_kept: tf.Tensor,
     ) -> tf.Tensor:
-        """Writes the values of variables that `step` left.
+        """Writes the values that `step` left; returns the number of states kept, this one included.
 
-        The next step overwrites them unless they are kept.
-
-        Args:
-          step: number of the step.
-          moved: variables and values.
-          first: the first step to keep.
-          num_kept: states kept so far.
-
-        Returns:
-          The number of states kept, this one included.
+        The next step overwrites them unless they are kept. `first` is the first step to keep.
         """
         self.create(moved)
         is_kept = self._collection.is_kept(first, step)
@@ -115,15 +104,9 @@ class RingBuffer:
     def read(
         self, num_taken: int, num_kept: int, before: int
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns new samples, and the steps that left them.
+        """Returns the samples after the first `num_taken`, `[num_new, ...]` each, and their steps.
 
-        Args:
-          num_taken: samples that were read earlier.
-          num_kept: samples kept so far.
-          before: only samples that a step before this one left are returned.
-
-        Returns:
-          An array `[num_new, ...]` for each recorded variable, and the steps, `[num_new]`.
+        Samples that the step `before` or a later one left are not returned.
         """
         if num_kept == num_taken:
             return [], np.zeros([0], np.int64)

@@ -51,7 +51,7 @@ class SampleLog:
 class StoredSampleLog:
     """Samples on a disk, with all that a chain needs to go on from them.
 
-    Its methods are those of `SampleLog`; arrays read from the disk what is sliced out of them.
+    It is used as `SampleLog` is. Arrays read from the disk what is sliced out of them.
 
     Args:
       path: a directory, which is made if there is none.
@@ -70,15 +70,10 @@ class StoredSampleLog:
         num_chains: int | None,
     ):
         self._path, self._fingerprint, self._num_chains = path, fingerprint, num_chains
-        self._opened_run: RunDirectory | None = None
+        self._run: RunDirectory  # opened by the first fit
         self._is_open = False
         self._numbers: dict[int, int] = {}  # positions of the model's variables, by id
         self._names: list[str] = []  # names of the recorded variables; none before the first sample
-
-    @property
-    def _run(self) -> RunDirectory:
-        assert self._opened_run is not None  # opened by the first fit
-        return self._opened_run
 
     def open(
         self, model: keras.Model, kernel_description: Mapping[str, Any]
@@ -101,7 +96,7 @@ class StoredSampleLog:
         except BaseException:
             run.close()
             raise
-        self._opened_run, self._is_open = run, True
+        self._run, self._is_open = run, True
         return saved, recorded
 
     def close(self) -> None:
@@ -122,7 +117,6 @@ class StoredSampleLog:
 
     @property
     def steps(self) -> np.ndarray:
-        """The steps that left the samples, counted from 0, `[num_samples]`."""
         if not self._names:
             return np.zeros([0], np.int64)
         self._run.store.finish()
@@ -131,7 +125,6 @@ class StoredSampleLog:
     def append(
         self, recorded: Sequence[keras.Variable], values: list[np.ndarray], steps: np.ndarray
     ) -> None:
-        """Adds new samples of the recorded variables, with the steps that left them."""
         self._start_new(recorded)
         posterior = dict(zip(self._names, values, strict=True))
         self._run.append({"posterior": posterior, "sample_stats": {"step": steps}})

@@ -97,12 +97,9 @@ def check_callbacks(
     sampler: keras.callbacks.Callback,
     stored: bool,
 ) -> None:
-    """Raises ValueError if the callbacks of a fit do not go with a sampler.
+    """Raises ValueError if other callbacks of a fit do not go with the sampler among them.
 
-    Args:
-      callback_list: the callbacks of the fit.
-      sampler: the sampler among them.
-      stored: whether the sampler saves its chain.
+    A sampler is `stored` if it saves its chain.
     """
     callbacks = callback_list.callbacks if callback_list else [sampler]
     name = type(sampler).__name__
@@ -111,19 +108,18 @@ def check_callbacks(
         raise ValueError(
             f"fit must have one {name}, which samples num_chains chains. Received: {given}."
         )
-    for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.BackupAndRestore):
-            continue
-        if not stored:
-            raise ValueError(
-                "BackupAndRestore saves the model's weights alone, from which a chain cannot go "
-                f"on. Give {name} a directory, which saves all of the chain."
-            )
-        if callbacks.index(callback) > callbacks.index(sampler):
-            raise ValueError(
-                f"BackupAndRestore must come before {name} in callbacks, or be left out. Received: "
-                f"it comes after, and would overwrite what {name} restores."
-            )
+    kind = keras.callbacks.BackupAndRestore
+    backups = [i for i, c in enumerate(callbacks) if isinstance(c, kind)]
+    if backups and not stored:
+        raise ValueError(
+            "BackupAndRestore saves the model's weights alone, from which a chain cannot go on. "
+            f"Give {name} a directory, which saves all of the chain."
+        )
+    if backups and backups[-1] > callbacks.index(sampler):
+        raise ValueError(
+            f"BackupAndRestore must come before {name} in callbacks, or be left out. Received: it "
+            f"comes after, and would overwrite what {name} restores."
+        )
 
 
 def guard(owner: Any, name: str, restore: Callable[[], None]) -> None:

@@ -84,10 +84,7 @@ def negative_log_likelihoods(model: keras.Model, y: Any, outputs: Any) -> tf.Ten
 
 
 def labels(model: keras.Model, y: Any, outputs: Any) -> dict[int, Any]:
-    """Returns the labels that the compiled loss compares with each output, by place of the output.
-
-    Places are those of `classes`.
-    """
+    """Returns the labels that the compiled loss compares outputs with, by place (see `classes`)."""
     found: list[Any] = []
 
     def record(y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:

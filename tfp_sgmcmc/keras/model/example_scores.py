@@ -41,11 +41,7 @@ class ExampleScores:
         self._prepared = False
 
     def num_scores(self, num_rows: Any) -> int | None:
-        """Returns the largest number of scores of a batch, or None if it is not known.
-
-        Args:
-          num_rows: the batch's rows on each replica.
-        """
+        """Returns the largest number of scores for a replica's rows, or None if it is not known."""
         if not isinstance(num_rows, int):
             return self._num_groups
         num_rows *= replicas.count()
@@ -86,12 +82,8 @@ class ExampleScores:
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tuple[tf.Tensor, ...]]]:
         """Returns the log posterior, its gradient, and tensors that `scores` turns into scores.
 
-        Args:
-          log_prob_fn: state -> log posterior, estimated from the batch.
-          log_likelihood_fn: (state, batch, number of rows) -> log likelihood of all rows together.
-          state: values of the trainable variables.
-          batch: `(x, y, sample_weight)`.
-          num_rows: rows of the batch.
+        `log_prob_fn` maps the state to the log posterior, estimated from the batch.
+        `log_likelihood_fn` maps (state, batch, number of rows) to the log likelihood of all rows.
         """
         leaves = [tf.identity(x) for x in state]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -104,10 +96,7 @@ class ExampleScores:
         rows, width = self._grouping(num_rows)
         found = factors(taps, by_deltas)
         if self._num_groups is not None:
-            found = {
-                key: tuple(_in_groups(x, rows, width) for x in tensors)
-                for key, tensors in found.items()
-            }
+            found = tf.nest.map_structure(lambda x: _in_groups(x, rows, width), found)
         scores = iter(self._mapped(log_likelihood_fn, leaves, batch, rows, width))
         tensors = [
             (next(scores),) if i in self._mapped_variables else found[id(variable)]
@@ -120,11 +109,8 @@ class ExampleScores:
     ) -> list[tf.Tensor | FactoredScores]:
         """Returns the scores for each variable.
 
-        Args:
-          tensors: what `gradient_and_factors` returned, from all replicas, with leading axes of
-            chains if there are several.
-          num_rows: rows of the batch on all replicas.
-          num_examples: N.
+        `tensors` come from `gradient_and_factors` on all replicas, with leading axes of chains if
+        there are several. `num_rows` counts the batch's rows on all replicas.
         """
         dtype = tensors[0][-1].dtype
         width = tf.cast(self._grouping(num_rows)[1], dtype)

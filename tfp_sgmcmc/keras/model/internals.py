@@ -49,11 +49,6 @@ class Forward(NamedTuple):
 
 def check_model(model: keras.Model) -> None:
     """Raises ValueError unless the model is compiled and has the training step of `keras.Model`."""
-    if not model.compiled:
-        raise ValueError(
-            "model must be compiled with a loss before fit. Received: a model that is not "
-            "compiled. Call model.compile(loss=...)."
-        )
     for name in ("train_step", "compute_loss"):
         if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name):
             raise ValueError(
@@ -61,16 +56,17 @@ def check_model(model: keras.Model) -> None:
                 f"which overrides {name}, so that no log likelihood can be read from it. Pass the "
                 "negative log likelihood to model.compile(loss=...)."
             )
+    if not model.compiled or model._compile_loss is None:
+        received = "compiled without a loss" if model.compiled else "not compiled"
+        raise ValueError(
+            "model must be compiled with a loss, the negative log likelihood. Received: a model "
+            f"that is {received}. Call model.compile(loss=...) before fit."
+        )
     if getattr(model.optimizer, "use_ema", False):
         raise ValueError(
             "The model's optimizer must have use_ema=False. Received: use_ema=True, which would "
             "replace the weights by their averages after fit. Sampling does not use the "
             "optimizer, so compile with any other."
-        )
-    if model._compile_loss is None:
-        raise ValueError(
-            "model must be compiled with a loss, the negative log likelihood. Received: a model "
-            "that is compiled without a loss. Call model.compile(loss=...)."
         )
 
 
@@ -116,12 +112,8 @@ def forward(
     given = {id(v): value for v, value in mapping}
 
     def assigned(variables: list[keras.Variable]) -> dict[int, tf.Tensor]:
-        values = {i: scope.get_current_value(v) for i, v in enumerate(variables)}
-        return {
-            i: x
-            for i, x in values.items()
-            if x is not None and x is not given.get(id(variables[i]))
-        }
+        found = [(i, scope.get_current_value(v), id(v)) for i, v in enumerate(variables)]
+        return {i: x for i, x, key in found if x is not None and x is not given.get(key)}
 
     updates, metrics = assigned(model.non_trainable_variables), assigned(model.metrics_variables)
     return Forward(outputs, losses, updates, metrics, marks(outputs))

@@ -67,32 +67,15 @@ def tapped(layers: Sequence[keras.Layer], tape: tf.GradientTape) -> Generator[li
             vars(layer).pop("call", None)
 
 
-def linear_layers(model: keras.Model) -> list[keras.Layer]:
-    """Returns the trainable layers of a model that can be tapped."""
-    return [
-        layer
-        for layer in internals.layers(model)
-        if type(layer) in _LINEAR
-        and layer.trainable_variables
-        and "call" not in vars(layer)
-        and getattr(layer, "groups", 1) == 1
-        and getattr(layer, "data_format", "channels_last") == "channels_last"
-    ]
-
-
 def factors(
     taps: Sequence[Tap], gradients: Sequence[tf.Tensor | None]
 ) -> dict[int, tuple[tf.Tensor, ...]]:
     """Returns factors of the scores of the tapped layers' variables, by `id` of the variable.
 
-    Args:
-      taps: the calls in one forward pass.
-      gradients: gradients of the log likelihood with respect to their deltas.
-
-    Returns:
-      For a kernel or a table, inputs `[n, positions, inputs]` (indices `[n, positions]`) and
-      gradients `[n, positions, outputs]`. For a bias, gradients alone. The calls of a shared layer
-      are concatenated along the positions.
+    `gradients` of the log likelihood are those with respect to the taps' deltas. The factors for a
+    kernel or a table are inputs `[n, positions, inputs]` (indices `[n, positions]`) and gradients
+    `[n, positions, outputs]`. For a bias, they are gradients alone. The calls of a shared layer are
+    concatenated along the positions.
     """
     calls: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
     layers = {id(tap.layer): tap.layer for tap in taps}
@@ -159,14 +142,18 @@ def tapped_layers(model: keras.Model, x: Any) -> list[keras.Layer]:
 
     Random batches of two and of three rows test this: each call must see one row for each example,
     and the scores must add up to the gradient. So the test excludes layers that share weights, that
-    change them before use, or that are called in loops.
-
-    Args:
-      model: a built model.
-      x: a batch of its inputs, of which shapes and dtypes are used.
+    change them before use, or that are called in loops. Only shapes and dtypes of `x` are used.
     """
     leaves = keras.tree.flatten(x)
-    layers = linear_layers(model)
+    layers = [
+        layer
+        for layer in internals.layers(model)
+        if type(layer) in _LINEAR
+        and layer.trainable_variables
+        and "call" not in vars(layer)
+        and getattr(layer, "groups", 1) == 1
+        and getattr(layer, "data_format", "channels_last") == "channels_last"
+    ]
     if not all(tf.is_tensor(x) and x.shape[1:].is_fully_defined() for x in leaves):
         return []
     generator = np.random.default_rng(0)

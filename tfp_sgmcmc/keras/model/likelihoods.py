@@ -86,10 +86,8 @@ class NegativeLogLikelihood(keras.losses.Loss):
                 f"shape {distribution.event_shape}. Received: shape {y_true.shape}. Only a last "
                 "axis of length 1 may be missing or added."
             )
-        mask = internals.mask(y_pred)
-        kept = (
-            rows if mask is None else mask.shape
-        )  # Keras multiplies what this returns by the mask
+        mask = internals.mask(y_pred)  # Keras multiplies what this returns by the mask
+        kept = rows if mask is None else mask.shape
         if kept.rank > batch.rank:
             raise ValueError(
                 "The distribution must have a log probability for each entry of the outputs' mask "

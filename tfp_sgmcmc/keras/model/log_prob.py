@@ -18,9 +18,7 @@ from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 
 
 class Evaluation(NamedTuple):
-    """What one evaluation of the model on a batch gives besides the gradient.
-
-    It leaves an estimate as `GradientEstimate.target_state`, and a step in the kernel's results.
+    """What one evaluation of the model on a batch gives, and a step leaves in the kernel's results.
 
     Attributes:
       log_prob: estimate of the log posterior, `[chains...]`.
@@ -167,15 +165,11 @@ class ModelLogProb(Target):
         if not scored:
             return GradientEstimate(gradient, log_prob, (), replicas.total(more), evaluation)
         factors = replicas.gathered(more, axis=lead)
+        scores = self._scores.scores(factors, self.num_rows, self.num_examples)
         total = tf.constant(self.num_examples, state[0].dtype)
         rows = tf.cast(self.num_rows, total.dtype)
-        return GradientEstimate(
-            gradient,
-            log_prob,
-            self._scores.scores(factors, self.num_rows, self.num_examples),
-            target_state=evaluation,
-            noise_scale=total * tf.maximum(total - rows, 0) / rows,
-        )
+        scale = total * tf.maximum(total - rows, 0) / rows
+        return GradientEstimate(gradient, log_prob, scores, (), evaluation, noise_scale=scale)
 
     def _log_likelihood(self, forward: internals.Forward, batch: Any, rows: Any) -> tf.Tensor:
         """Returns the sum over a batch's rows, each with its share of the regularisers."""

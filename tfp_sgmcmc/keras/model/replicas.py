@@ -21,11 +21,9 @@ _WITH_COPIES = (
 
 
 def check_distribution(model: keras.Model, **single: Any) -> None:
-    """Raises ValueError unless chains, and `fit`, support how the model is distributed.
+    """Raises ValueError unless chains, and `fit`, support how a compiled model is distributed.
 
-    Args:
-      model: a compiled model.
-      single: options that only a model on a single replica can have, by name; None if not given.
+    Only a model on a single replica can have the options `single` (None if not given).
     """
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1:

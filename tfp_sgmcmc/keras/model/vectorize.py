@@ -30,11 +30,7 @@ def mapped(fn: Callable[[Any], Any], elements: Any, vectorize: bool = True) -> A
     """Maps by `tf.vectorized_map`, or by a loop if vectorization is disabled or unsupported.
 
     It is unsupported if a layer has a loop or a branch that TensorFlow does not vectorize.
-
-    Args:
-      fn: maps one element, a nest of tensors, to a nest of tensors.
-      elements: the nest of all elements, with leaves `[n, ...]`.
-      vectorize: whether to try `tf.vectorized_map`.
+    `elements` is a nest with leaves `[n, ...]`.
     """
     if vectorize:
         # If `fn` itself raises, the loop below raises the same.

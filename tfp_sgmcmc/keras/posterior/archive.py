@@ -47,9 +47,7 @@ def read(
         if (header["format"], header["version"]) != (_FORMAT, _VERSION):
             raise ValueError(f"its format is {header['format']!r} {header['version']!r}")
         num_chains = header["num_chains"]
-        described: list[Description] = [
-            (v["path"], tuple(v["shape"]), v["dtype"]) for v in header["variables"]
-        ]
+        described = [(v["path"], tuple(v["shape"]), v["dtype"]) for v in header["variables"]]
         variables = _matching(described, model)
         samples = [array(str(i), v.dtype) for i, v in enumerate(variables or ())]
     if variables is None:
@@ -82,17 +80,13 @@ def _matching(described: list[Description], model: keras.Model) -> list[keras.Va
 
 def _difference(described: list[Description], model: keras.Model) -> str:
     there = {path: f"{dtype} {shape}" for path, shape, dtype in described}
-    here = {}
-    said = []
+    here, said = {}, []
     for variable in model.variables:
         path, shape, dtype = _description(variable, model)
         here[path] = f"{dtype} {shape}"
         if path not in there and variable.trainable:
             said.append(f"{path} is in the model only")
     said += [f"{path} is in the file only" for path in there if path not in here]
-    said += [
-        f"{path} is {there[path]} in the file, {here[path]} in the model"
-        for path in there
-        if path in here and here[path] != there[path]
-    ]
+    pairs = [(path, there[path], here[path]) for path in there if path in here]
+    said += [f"{path} is {x} in the file, {y} in the model" for path, x, y in pairs if x != y]
     return "; ".join(said) or "several variables share a path"

@@ -46,11 +46,7 @@ class Running(NamedTuple):
 
 
 class Evaluator:
-    """Scores a model's compiled loss and probabilities over samples of its variables.
-
-    Args:
-      model: a compiled and built model.
-      variables: the variables that are sampled.
+    """Scores a model's compiled loss and probabilities over samples of the variables.
 
     Raises:
       ValueError: the model's loss is not a negative log likelihood.

@@ -13,8 +13,8 @@ import numpy as np
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import archive, sample_arrays
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator
-from tfp_sgmcmc.keras.posterior.inference_data import inference_data
 from tfp_sgmcmc.keras.posterior.predict import Activation, PosteriorPrediction, Predictor
+from tfp_sgmcmc.storage.arviz_import import import_arviz
 
 
 class Posterior:
@@ -178,10 +178,25 @@ class Posterior:
             `log_likelihood` then has it as "y", for `arviz.loo` and the like.
 
         Raises:
-          ImportError: ArviZ is not installed.
+          ModuleNotFoundError: ArviZ is not installed.
           ValueError: several variables share a path.
         """
-        return inference_data(self.variables, self.samples, self.num_chains, log_likelihood)
+        arviz = import_arviz()
+
+        def by_chain(values: Any) -> np.ndarray:
+            values = np.asarray(values[:])
+            return values[np.newaxis] if self.num_chains is None else np.swapaxes(values, 0, 1)
+
+        pairs = zip(self.variables, self.samples, strict=True)
+        trained = [(v.path, s) for v, s in pairs if v.trainable]
+        arrays = {path.replace("/", "."): by_chain(s) for path, s in trained}
+        if len(arrays) < len(trained):
+            raise ValueError(
+                "Several variables share a path. Give their layers names that differ. Received: "
+                f"{', '.join(path for path, _ in trained)}."
+            )
+        by_example = None if log_likelihood is None else {"y": by_chain(log_likelihood)}
+        return arviz.from_dict(posterior=arrays, log_likelihood=by_example)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the samples, but not the model, to a file that by convention is named `.npz`.

@@ -69,16 +69,7 @@ class Moments(NamedTuple):
 
 
 class Predictor:
-    """Averages `activation(model(x))` over samples of the model's variables.
-
-    Args:
-      model: a built model, which must be compiled if `activation` is "auto".
-      variables: the variables that are sampled.
-      activation: "auto", None or a callable on the outputs; see `Posterior.predict`.
-
-    Raises:
-      ValueError: `activation` is an unknown string, or "auto" for a model without a loss.
-    """
+    """Averages `activation(model(x))` over samples of the variables; see `Posterior.predict`."""
 
     def __init__(self, model: keras.Model, variables: list[keras.Variable], activation: Activation):
         if isinstance(activation, str) and activation != "auto":

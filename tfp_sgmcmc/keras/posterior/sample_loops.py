@@ -2,7 +2,7 @@
 
 The loops take samples in chunks and rows in batches. Samples are arrays `[num_kept, ...]`, or
 `[num_kept, num_chains, ...]` with chains. Only their `shape`, `dtype` and slices are used, so that
-they may be on disk.
+they may be on disk. The model's `run_eagerly` and `jit_compile` decide how loops are compiled.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ _CHUNK_BYTES = 2**26  # size of the samples that a compiled function gets at onc
 class Fold:
     """Carries a state through all samples, for each batch of rows.
 
-    Args:
-      model: the model, whose `run_eagerly` and `jit_compile` decide how loops are compiled.
-      update: a function (state, values of the variables, batch) -> state. Given the state None, it
-        returns the initial state, in which no sample counts.
+    `update` is a function (state, values of the variables, batch) -> state. Given the state None,
+    it returns the initial state, in which no sample counts.
     """
 
     def __init__(self, model: keras.Model, update: Callable[[Any, list[tf.Tensor], Any], Any]):
@@ -40,10 +38,8 @@ class Fold:
         parts = batches(data, batch_size)
         states: list[Any] = [None] * len(parts)
         for chunk in chunks(samples, num_chains):
-            states = [
-                self._add(state, chunk, _tensors(batch))
-                for state, batch in zip(states, parts, strict=True)
-            ]
+            pairs = zip(states, map(_tensors, parts), strict=True)
+            states = [self._add(state, chunk, batch) for state, batch in pairs]
         return states
 
     def _add_chunk(self, state: Any, chunk: list[tf.Tensor], batch: Any) -> Any:
@@ -58,12 +54,7 @@ class Fold:
 
 
 class Each:
-    """Evaluates a function for each sample and each batch of rows.
-
-    Args:
-      model: the model, whose `run_eagerly` and `jit_compile` decide how loops are compiled.
-      fn: a function (values of the variables, batch) -> nest of tensors `[rows, ...]`.
-    """
+    """Evaluates `fn`, a function (values of the variables, batch) -> nest of `[rows, ...]`."""
 
     def __init__(self, model: keras.Model, fn: Callable[[list[tf.Tensor], Any], Any]):
         self._fn = fn
@@ -122,17 +113,13 @@ def num_rows(data: Any) -> int:
 
 def chunks(samples: Sequence[Any], num_chains: int | None) -> Iterator[list[tf.Tensor]]:
     """Yields samples `[n * num_chains, ...]`, with n as large as a chunk allows."""
-    size = max(1, _CHUNK_BYTES // sum(bytes_of_one(s) for s in samples))
+    sizes = [math.prod(s.shape[1:]) * np.dtype(s.dtype).itemsize for s in samples]
+    size = max(1, _CHUNK_BYTES // sum(sizes))
     for start in range(0, samples[0].shape[0], size):
         parts = [np.asarray(s[start : start + size]) for s in samples]
         if num_chains is not None:
             parts = [p.reshape(-1, *p.shape[2:]) for p in parts]
         yield [tf.convert_to_tensor(p) for p in parts]
-
-
-def bytes_of_one(samples: Any) -> int:
-    """Returns the size in bytes of one entry along the first axis."""
-    return math.prod(samples.shape[1:]) * np.dtype(samples.dtype).itemsize
 
 
 def running_mean(old: Any, new: Any, count: tf.Tensor) -> Any:
