@@ -53,19 +53,12 @@ class Exact(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A timed run.
+    """A timed run."""
 
-    Attributes:
-      samples: draws, `[T, chains, D]`.
-      thinning: steps from one draw to the next.
-      seconds: seconds of all steps.
-      examples: examples that a step evaluates.
-    """
-
-    samples: np.ndarray
-    thinning: int
-    seconds: float
-    examples: int
+    samples: np.ndarray  # draws, [T, chains, D]
+    thinning: int  # steps from one draw to the next
+    seconds: float  # seconds of all steps
+    examples: int  # examples that a step evaluates
 
 
 class Costs(NamedTuple):

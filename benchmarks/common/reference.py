@@ -16,23 +16,15 @@ Moments = tuple[np.ndarray, np.ndarray]
 
 
 class Reference(NamedTuple):
-    """Moments of an exact posterior, and how well they are known.
+    """Moments of an exact posterior, and how well they are known."""
 
-    Attributes:
-      mean: posterior mean, `[D]`.
-      covariance: posterior covariance, `[D, D]`.
-      r_hat: the largest split R-hat of all parameters.
-      acceptance: rate of acceptance.
-      mean_floor: estimate of the error E1 of `mean`: half the E1 between two halves of the chains.
-      covariance_floor: estimate of the error E2 of `covariance`, made in the same way.
-    """
-
-    mean: np.ndarray
-    covariance: np.ndarray
-    r_hat: float
-    acceptance: float
+    mean: np.ndarray  # posterior mean, [D]
+    covariance: np.ndarray  # posterior covariance, [D, D]
+    r_hat: float  # the largest split R-hat of all parameters
+    acceptance: float  # rate of acceptance
+    # Estimate of the error E1 of `mean`: half the E1 between two halves of the chains.
     mean_floor: float
-    covariance_floor: float
+    covariance_floor: float  # estimate of the error E2 of `covariance`, made in the same way
 
     def errors(self, samples: Any) -> tuple[float, float]:
         """Returns E1 and E2 of samples `[num_results, num_chains, D]`."""

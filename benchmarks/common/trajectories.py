@@ -19,20 +19,14 @@ RATIO = 2**0.25  # of the numbers of draws of two records
 
 
 class Curve(NamedTuple):
-    """Errors of the second half of the draws so far, recorded at geometric intervals.
+    """Errors of the second half of the draws so far, recorded at geometric intervals."""
 
-    Attributes:
-      passes: passes over the data so far, `[records]`. They include burn-in and the work before the
-        first step.
-      seconds: seconds so far, for the same work, without compilation, `[records]`.
-      mean_error: E1, `[records]`.
-      covariance_error: E2, `[records]`. It is infinite while there are too few draws.
-    """
-
+    # Passes over the data so far, [records]. They include burn-in and the work before the first
+    # step.
     passes: np.ndarray
-    seconds: np.ndarray
-    mean_error: np.ndarray
-    covariance_error: np.ndarray
+    seconds: np.ndarray  # seconds so far, for the same work, without compilation, [records]
+    mean_error: np.ndarray  # E1, [records]
+    covariance_error: np.ndarray  # E2, [records]. It is infinite while there are too few draws.
 
     def cost(self, error: str, bound: float) -> Cost:
         """Returns the cost until `error` fell below `bound` for good; infinite if it did not."""
@@ -41,23 +35,14 @@ class Curve(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A finished chain.
+    """A finished chain."""
 
-    Attributes:
-      curve: the errors.
-      draws: the second half of the draws, `[S, D]`.
-      seconds: seconds of the second half.
-      steps: steps of the second half.
-      examples: examples whose gradient the second half evaluated.
-      failed: whether the chain became infinite. The curve ends before that.
-    """
-
-    curve: Curve
-    draws: np.ndarray
-    seconds: float
-    steps: int
-    examples: int
-    failed: bool
+    curve: Curve  # the errors
+    draws: np.ndarray  # the second half of the draws, [S, D]
+    seconds: float  # seconds of the second half
+    steps: int  # steps of the second half
+    examples: int  # examples whose gradient the second half evaluated
+    failed: bool  # whether the chain became infinite. The curve ends before that.
 
     def effective_sample_sizes(self) -> np.ndarray:
         """Returns the sizes for the second half, `[D]`, at the rate of its last 5,000 draws."""

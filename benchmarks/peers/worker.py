@@ -20,25 +20,15 @@ STEP_SIZE = 2e-4  # epsilon of theta + epsilon/2 gradient + N(0, epsilon)
 
 
 class Case(NamedTuple):
-    """A chain to be timed.
+    """A chain to be timed."""
 
-    Attributes:
-      batch_size: n.
-      num_chains: number of chains; 1 stands for a state without chain dimension.
-      shared_batch: whether all chains share minibatches.
-      replacement: whether minibatches are drawn with replacement.
-      keep_all: whether every state is returned, or only the last.
-      num_steps: steps of a call.
-      sampler: name of the sampler.
-    """
-
-    batch_size: int
-    num_chains: int
-    shared_batch: bool
-    replacement: bool
-    keep_all: bool
-    num_steps: int
-    sampler: str = "SGLD"
+    batch_size: int  # n
+    num_chains: int  # number of chains; 1 stands for a state without chain dimension
+    shared_batch: bool  # whether all chains share minibatches
+    replacement: bool  # whether minibatches are drawn with replacement
+    keep_all: bool  # whether every state is returned, or only the last
+    num_steps: int  # steps of a call
+    sampler: str = "SGLD"  # name of the sampler
 
 
 Runner = Callable[[int], Any]  # seed -> last states; [D] or [chains, D] for logistic regression

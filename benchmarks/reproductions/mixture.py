@@ -59,17 +59,11 @@ class Posterior(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Everything that was measured.
+    """Everything that was measured."""
 
-    Attributes:
-      posterior: the exact posterior.
-      step_sizes: the values of h.
-      squared_errors: by sampler and batch size, `[step sizes, runs]`; infinite for runs that became
-        infinite.
-    """
-
-    posterior: Posterior
-    step_sizes: tuple[float, ...]
+    posterior: Posterior  # the exact posterior
+    step_sizes: tuple[float, ...]  # the values of h
+    # By sampler and batch size, [step sizes, runs]; infinite for runs that became infinite.
     squared_errors: dict[tuple[str, int], NDArray[np.float64]]
 
     def mean_squared_errors(self, sampler: str, batch_size: int) -> NDArray[np.float64]:

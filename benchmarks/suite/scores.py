@@ -25,26 +25,20 @@ RESOLUTION = 0.1  # of biases of temperature and variance; smaller ones are nois
 
 
 class Scores(NamedTuple):
-    """Scores for each seed, `[seeds]`; lower is better.
+    """Scores for each seed, `[seeds]`; lower is better."""
 
-    Attributes:
-      mean_error: E1 after `NUM_PASSES` passes over the data (Ahn et al. 2012, equation 14).
-      covariance_error: E2 after as many passes.
-      variance_bias: |mean over coordinates of E (theta - exact mean)^2 / exact variance - 1|,
-        at least `RESOLUTION`.
-      matched_bias: the same bias of the samples from the first `SECONDS` of computing.
-      seconds_per_effective_sample: seconds for the median coordinate.
-      stein_discrepancy: the squared kernel Stein discrepancy (V statistic) of samples in units of
-        the exact standard deviations.
-      temperature_error: |kinetic temperature - 1|, at least `RESOLUTION`; NaN without momenta.
-    """
-
+    # E1 after `NUM_PASSES` passes over the data (Ahn et al. 2012, equation 14).
     mean_error: np.ndarray
-    covariance_error: np.ndarray
+    covariance_error: np.ndarray  # E2 after as many passes
+    # |mean over coordinates of E (theta - exact mean)^2 / exact variance - 1|, at least
+    # `RESOLUTION`.
     variance_bias: np.ndarray
-    matched_bias: np.ndarray
-    seconds_per_effective_sample: np.ndarray
+    matched_bias: np.ndarray  # the same bias of the samples from the first `SECONDS` of computing
+    seconds_per_effective_sample: np.ndarray  # seconds for the median coordinate
+    # The squared kernel Stein discrepancy (V statistic) of samples in units of the exact standard
+    # deviations.
     stein_discrepancy: np.ndarray
+    # |kinetic temperature - 1|, at least `RESOLUTION`; NaN without momenta.
     temperature_error: np.ndarray
 
 
