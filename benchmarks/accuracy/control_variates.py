@@ -32,7 +32,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
-from benchmarks.common.chains import compiled, effective_sizes
+from benchmarks.common.chains import compiled, effective_sizes, timed
 from benchmarks.common.logistic import as_batch, score
 from benchmarks.common.problems import correlated, make_target
 from benchmarks.common.reference import logistic_laplace
@@ -101,11 +101,7 @@ def sample(
 ) -> Run:
     """Runs all chains twice, compiled. The first run is burn-in, and the second is timed."""
     run = compiled(kernel, num_results, thinning, num_burnin_steps=0)
-    first = run(start, kernel.bootstrap_results(start), tf.constant([seed, 0]))
-    begin = time.perf_counter()
-    second = run(first.all_states[-1], first.final_kernel_results, tf.constant([seed, 1]))
-    samples = second.all_states.numpy()
-    seconds = time.perf_counter() - begin
+    samples, _, seconds = timed(run, start, kernel.bootstrap_results(start), seed, 1, 1)
     sgmcmc.check_finite(samples)
     return Run(samples, thinning, seconds, examples)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 from benchmarks.common.samplers import ON_ALL_DATA, ON_MINIBATCHES
+from benchmarks.suite.device import named_choice
 
 VARIABLE = "TFP_SGMCMC_PROFILE"
 
@@ -71,15 +71,8 @@ PROFILES = {"fast": FAST, "regular": REGULAR, "large": LARGE}
 
 
 def chosen() -> Profile:
-    """Returns the profile that the environment variable names.
-
-    Raises:
-      ValueError: an unknown profile.
-    """
-    name = os.environ.get(VARIABLE, "fast")
-    if name not in PROFILES:
-        raise ValueError(f"{VARIABLE} must be one of {', '.join(PROFILES)}. Received: {name!r}.")
-    return PROFILES[name]
+    """Returns the profile that the environment variable names."""
+    return PROFILES[named_choice(VARIABLE, tuple(PROFILES))]
 
 
 PROFILE = chosen()

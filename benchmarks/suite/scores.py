@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import problems
-from benchmarks.common.chains import compiled
+from benchmarks.common.chains import compiled, timed
 from benchmarks.common.reference import Reference
 from benchmarks.suite import chains
 
@@ -60,17 +59,10 @@ def measure(
     run(start, results, tf.constant([0, 0]))  # compiles
     samples, temperatures, seconds = [], [], []
     for seed in seeds:
-        last = run(start, results, tf.constant([seed, 0]))
-        blocks, begin = [], 0.0
-        for i in range(1, 2 * NUM_BLOCKS):
-            if i == NUM_BLOCKS:
-                blocks, begin = [], time.perf_counter()
-            last = run(last.all_states[-1], last.final_kernel_results, tf.constant([seed, i]))
-            blocks.append((last.all_states.numpy(), last.trace.numpy()))
-        seconds.append(time.perf_counter() - begin)
-        states, traces = zip(*blocks, strict=True)
-        samples.append(np.concatenate(states))
+        states, traces, took = timed(run, start, results, seed, NUM_BLOCKS, NUM_BLOCKS)
+        samples.append(states)
         temperatures.append(np.mean(traces))
+        seconds.append(took)
     return score(
         np.stack(samples, axis=1), np.array(seconds), np.array(temperatures), reference, target,
         SECONDS[problem],
