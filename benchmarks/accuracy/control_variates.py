@@ -120,12 +120,7 @@ def samplers(
     In units of `scale`, the posterior precision has eigenvalues from 1/3 to 3, and the covariance
     of the noise of plain minibatches is N/n times that. Steps are near the largest at which the
     biases of mean and standard deviation stay small. Plain SGLD has a larger step, as it would take
-    ten times as long there.
-
-    Args:
-      plain: the target.
-      control: the target with control variates.
-      scale: a typical standard deviation of a parameter given all others.
+    ten times as long there. `scale` is a typical conditional standard deviation of a parameter.
     """
     n = plain.batch_size
     noise = plain.num_examples / n

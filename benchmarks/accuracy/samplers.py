@@ -25,12 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-import datasets
 import tfp_sgmcmc as sgmcmc
-from benchmarks.common import command_line
+from benchmarks.common import command_line, problems
 from benchmarks.common.chains import compiled, effective_sizes, timed
-from benchmarks.common.problems import PRIOR_PRECISION, make_target
-from benchmarks.common.reference import Reference, exact_posterior, logistic_laplace, moments
+from benchmarks.common.reference import Reference, moments
 from benchmarks.common.samplers import samplers
 
 COLUMNS = {
@@ -101,14 +99,8 @@ def run(
     Args:
       only: names, or beginnings of names, of samplers.
     """
-    x, y, _, _ = datasets.mnist_7v9(projection="pca", num_features=128)
-    target = make_target(x, y, batch_size)
-    reference = exact_posterior(
-        target,
-        logistic_laplace(x, y, PRIOR_PRECISION),
-        num_results=num_reference_results,
-        seed=seed,
-    )
+    target = problems.make_target(*problems.data("mnist_7v9"), batch_size)
+    reference = problems.reference("mnist_7v9", num_reference_results, seed)
     print(reference)
     for name, make_kernel in samplers(target).items():
         if only and not name.startswith(only):

@@ -155,20 +155,13 @@ def errors_of(draws: np.ndarray, reference: Reference) -> tuple[float, float]:
 
 
 def first_below(costs: np.ndarray, errors: np.ndarray, bound: float) -> float:
-    """Returns the cost after which all errors are below the bound.
+    """Returns the cost after which all errors are below the bound, or infinity if there is none.
 
-    Costs between two records are interpolated on a log-log line.
+    Costs ascend, and are interpolated between two records on a log-log line. NaN is not below any
+    bound.
 
     >>> round(first_below(np.array([1., 10., 100.]), np.array([1., .1, .01]), bound=.05), 3)
     20.0
-
-    Args:
-      costs: ascending costs, `[records]`.
-      errors: errors at these costs; NaN is not below any bound.
-      bound: a positive bound.
-
-    Returns:
-      The cost, or infinity if the last error is not below the bound or there are no errors.
     """
     below = np.asarray(errors) < bound
     if not len(below) or not below[-1]:

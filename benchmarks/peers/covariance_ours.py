@@ -8,7 +8,8 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common.chains import compiled
 from benchmarks.common.environment import versions
-from benchmarks.common.logistic import as_batch, gaussian_log_prior, log_likelihood, score
+from benchmarks.common.logistic import score
+from benchmarks.common.problems import make_target
 from benchmarks.peers.covariance_settings import DECAY, FRICTION, PRIOR_PRECISION, STEP_SIZES
 from benchmarks.peers.worker import Case, Runner, serve
 
@@ -19,13 +20,9 @@ def make_runner(case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
     The options are `diag`, for a diagonal covariance, and `closed`, for scores in closed form.
     """
     name, *options = case.sampler.split()
-    target = sgmcmc.MinibatchLogProb(
-        lambda theta: gaussian_log_prior(theta, PRIOR_PRECISION),
-        log_likelihood,
-        as_batch(x, y),
-        case.batch_size,
-        replacement=case.replacement,
-        score_fn=score if "closed" in options else None,
+    score_fn = score if "closed" in options else None
+    target = make_target(
+        x, y, case.batch_size, PRIOR_PRECISION, score_fn, replacement=case.replacement
     )
     kinds = {"full": sgmcmc.covariance.Full, "diag": sgmcmc.covariance.Diag}
     kind = kinds["diag" if "diag" in options else "full"]

@@ -66,14 +66,11 @@ class Result(NamedTuple):
     # By sampler and batch size, [step sizes, runs]; infinite for runs that became infinite.
     squared_errors: dict[tuple[str, int], NDArray[np.float64]]
 
-    def mean_squared_errors(self, sampler: str, batch_size: int) -> NDArray[np.float64]:
-        """Returns the mean squared errors, one for each step size."""
-        return self.squared_errors[sampler, batch_size].mean(axis=1)
-
     def best(self, sampler: str, batch_size: int) -> tuple[float, NDArray[np.float64]]:
         """Returns the step size with the smallest mean, and its squared errors, `[runs]`."""
-        best = int(np.argmin(self.mean_squared_errors(sampler, batch_size)))
-        return self.step_sizes[best], self.squared_errors[sampler, batch_size][best]
+        errors = self.squared_errors[sampler, batch_size]
+        best = int(np.argmin(errors.mean(axis=1)))
+        return self.step_sizes[best], errors[best]
 
 
 def log_prior(theta: tf.Tensor) -> tf.Tensor:

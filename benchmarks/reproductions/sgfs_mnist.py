@@ -141,10 +141,7 @@ def errors(
 def averaged_errors(outputs: np.ndarray, y: np.ndarray, num_epochs: int) -> np.ndarray:
     """Returns the errors of the mean over the second half of the states so far, after each epoch.
 
-    Args:
-      outputs: class probabilities by each state, `[states, rows, classes]`.
-      y: labels, `[rows]`.
-      num_epochs: number of epochs of the chain.
+    `outputs` are the class probabilities by each state, `[states, rows, classes]`.
     """
     ends = len(outputs) * np.arange(1, num_epochs + 1) // num_epochs
     return np.array([_error(outputs[end // 2 : end].mean(axis=0), y) for end in ends])
