@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import os
 import sys
@@ -14,6 +15,8 @@ from typing import NoReturn
 from tfp_sgmcmc import __version__
 from tfp_sgmcmc.demo.problems import QUESTIONS, Problem, load
 from tfp_sgmcmc.demo.samplers import SAMPLERS
+
+_say = functools.partial(print, flush=True)
 
 _EXTRAS = ("matplotlib", "tqdm", "sklearn", "scipy", "pooch")
 
@@ -147,7 +150,8 @@ def _run(options: argparse.Namespace) -> int:
     classifiers = classifier.compare(problem, options.seed, shortening)
     _say(f"\n{report.table(report.CLASSIFIER, classifiers.rows)}\n")
 
-    paths = figures.save(options.output, comparison, classifiers, _title(options, problem))
+    title = f"{options.data}, {len(problem.x_train)} examples"
+    paths = figures.save(options.output, comparison, classifiers, title)
     results = {
         "version": __version__,
         "data": options.data,
@@ -164,14 +168,6 @@ def _run(options: argparse.Namespace) -> int:
     _say("Written: " + ", ".join(map(str, [options.output / "results.json", *paths])))
     _say(f"{results['seconds']:.0f} s in all")
     return 0
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
-def _title(options: argparse.Namespace, problem: Problem) -> str:
-    return f"{options.data}, {len(problem.x_train)} examples"
 
 
 def _check_extras() -> None:

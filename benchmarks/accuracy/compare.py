@@ -77,21 +77,13 @@ class Row(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Everything that was measured.
+    """Everything that was measured."""
 
-    Attributes:
-      title: the posterior in words.
-      reference: the exact moments.
-      rows: the lines of the table.
-      curves: errors against cost, by sampler.
-      failed: names of the samplers that became infinite.
-    """
-
-    title: str
-    reference: Reference
-    rows: list[Row]
-    curves: dict[str, list[Curve]]
-    failed: list[str]
+    title: str  # the posterior in words
+    reference: Reference  # the exact moments
+    rows: list[Row]  # the lines of the table
+    curves: dict[str, list[Curve]]  # errors against cost, by sampler
+    failed: list[str]  # names of the samplers that became infinite
 
 
 def run(

@@ -32,7 +32,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
-from benchmarks.common.chains import compiled, effective_sizes
+from benchmarks.common.chains import compiled, effective_sizes, timed
 from benchmarks.common.logistic import as_batch, score
 from benchmarks.common.problems import correlated, make_target
 from benchmarks.common.reference import logistic_laplace
@@ -53,19 +53,12 @@ class Exact(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A timed run.
+    """A timed run."""
 
-    Attributes:
-      samples: draws, `[T, chains, D]`.
-      thinning: steps from one draw to the next.
-      seconds: seconds of all steps.
-      examples: examples that a step evaluates.
-    """
-
-    samples: np.ndarray
-    thinning: int
-    seconds: float
-    examples: int
+    samples: np.ndarray  # draws, [T, chains, D]
+    thinning: int  # steps from one draw to the next
+    seconds: float  # seconds of all steps
+    examples: int  # examples that a step evaluates
 
 
 class Costs(NamedTuple):
@@ -108,11 +101,7 @@ def sample(
 ) -> Run:
     """Runs all chains twice, compiled. The first run is burn-in, and the second is timed."""
     run = compiled(kernel, num_results, thinning, num_burnin_steps=0)
-    first = run(start, kernel.bootstrap_results(start), tf.constant([seed, 0]))
-    begin = time.perf_counter()
-    second = run(first.all_states[-1], first.final_kernel_results, tf.constant([seed, 1]))
-    samples = second.all_states.numpy()
-    seconds = time.perf_counter() - begin
+    samples, _, seconds = timed(run, start, kernel.bootstrap_results(start), seed, 1, 1)
     sgmcmc.check_finite(samples)
     return Run(samples, thinning, seconds, examples)
 
@@ -131,12 +120,7 @@ def samplers(
     In units of `scale`, the posterior precision has eigenvalues from 1/3 to 3, and the covariance
     of the noise of plain minibatches is N/n times that. Steps are near the largest at which the
     biases of mean and standard deviation stay small. Plain SGLD has a larger step, as it would take
-    ten times as long there.
-
-    Args:
-      plain: the target.
-      control: the target with control variates.
-      scale: a typical standard deviation of a parameter given all others.
+    ten times as long there. `scale` is a typical conditional standard deviation of a parameter.
     """
     n = plain.batch_size
     noise = plain.num_examples / n

@@ -19,19 +19,16 @@ that becomes infinite has NaN in all columns.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-import datasets
 import tfp_sgmcmc as sgmcmc
-from benchmarks.common import command_line
-from benchmarks.common.chains import compiled, effective_sizes
-from benchmarks.common.problems import PRIOR_PRECISION, make_target
-from benchmarks.common.reference import Reference, exact_posterior, logistic_laplace, moments
+from benchmarks.common import command_line, problems
+from benchmarks.common.chains import compiled, effective_sizes, timed
+from benchmarks.common.reference import Reference, moments
 from benchmarks.common.samplers import samplers
 
 COLUMNS = {
@@ -68,14 +65,7 @@ def measure(
     """Runs one chain from the exact mean in ten blocks. The first is burn-in and compiles."""
     run = compiled(kernel, num_steps // thinning // 10, thinning)
     start = tf.constant(reference.mean, tf.float32)
-    last = run(start, kernel.bootstrap_results(start), tf.constant([seed, 0]))
-    blocks = []
-    begin = time.perf_counter()
-    for i in range(1, 10):
-        last = run(last.all_states[-1], last.final_kernel_results, tf.constant([seed, i]))
-        blocks.append(last.all_states.numpy())
-    seconds = time.perf_counter() - begin
-    samples = np.concatenate(blocks)
+    samples, _, seconds = timed(run, start, kernel.bootstrap_results(start), seed, 1, 9)
     sgmcmc.check_finite(samples)
     mean, covariance = moments(samples)
     deviations = np.sqrt(np.diag(covariance)), np.sqrt(np.diag(reference.covariance))
@@ -109,14 +99,8 @@ def run(
     Args:
       only: names, or beginnings of names, of samplers.
     """
-    x, y, _, _ = datasets.mnist_7v9(projection="pca", num_features=128)
-    target = make_target(x, y, batch_size)
-    reference = exact_posterior(
-        target,
-        logistic_laplace(x, y, PRIOR_PRECISION),
-        num_results=num_reference_results,
-        seed=seed,
-    )
+    target = problems.make_target(*problems.data("mnist_7v9"), batch_size)
+    reference = problems.reference("mnist_7v9", num_reference_results, seed)
     print(reference)
     for name, make_kernel in samplers(target).items():
         if only and not name.startswith(only):

@@ -45,7 +45,6 @@ def run(
     alpha: float = 100.0,
     solver: str = "auto",
     seed: int = 0,
-    num_examples: int | None = None,
     jit_compile: bool = False,
 ) -> Result:
     """Samples the posterior with N(0, 1) priors on all parameters."""
@@ -55,8 +54,6 @@ def run(
     import tfp_sgmcmc as sgmcmc
 
     x, y, x_test, y_test = datasets.mnist()
-    if num_examples is not None:
-        x, y = x[:num_examples], y[:num_examples]
 
     def layers(parts: tuple[Any, ...]) -> Any:
         if kind == "diag":

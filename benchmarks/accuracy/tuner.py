@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
+from benchmarks.common.chains import compiled
 from benchmarks.common.problems import projected_mnist_7v9
 from benchmarks.common.reference import Reference
 
@@ -67,7 +67,7 @@ def run(
 
     def tune(number: int) -> Any:
         return sgmcmc.tune(
-            lambda step_size: sgmcmc.SGLD(target, step_size),
+            make_kernel,
             {"step_size": CANDIDATES},
             target,
             start,
@@ -75,23 +75,17 @@ def run(
             seed=[seed, number],
         )
 
-    @tf.function(jit_compile=True)
-    def sgld(step_size: tf.Tensor, seed: tf.Tensor) -> Any:
-        return tfp.mcmc.sample_chain(
-            num_steps // thinning,
-            start,
-            kernel=sgmcmc.SGLD(target, step_size),
-            num_burnin_steps=num_burnin_steps,
-            num_steps_between_results=thinning - 1,
-            trace_fn=None,
-            seed=seed,
-        )
+    def make_kernel(step_size: tf.Tensor) -> sgmcmc.SGLD:
+        return sgmcmc.SGLD(target, step_size)
+
+    sgld = compiled(make_kernel, num_steps // thinning, thinning, num_burnin_steps)
 
     def errors(step_size: float) -> np.ndarray:
         """Returns E1 and E2, `[repeats, 2]`."""
         found = []
         for repeat in range(repeats):
-            samples = sgld(tf.constant(step_size, tf.float32), tf.constant([seed, repeat])).numpy()
+            step = tf.constant(step_size, tf.float32)
+            samples = sgld(start, None, tf.constant([seed, repeat]), step).all_states.numpy()
             if not np.isfinite(samples).all():
                 return np.full([repeats, 2], np.inf)
             found.append(reference.errors(samples))

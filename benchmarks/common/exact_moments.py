@@ -26,22 +26,20 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common.chains import compiled
 from benchmarks.common.posteriors import Posterior, whitened_hmc
-from benchmarks.common.reference import Moments, Reference, summarized
+from benchmarks.common.reference import NUM_CHAINS, Moments, Reference, summarized
 
 STEP_SIZE = 0.3  # in standard deviations; five such steps make draws nearly independent
 LEAPFROG_STEPS = 5
 
 
-def exact_moments(
-    p: Posterior, *, num_results: int, num_chains: int = 32, seed: int = 0
-) -> Reference:
+def exact_moments(p: Posterior, *, num_results: int) -> Reference:
     """Returns moments from chains that start from Laplace's approximation.
 
     Burn-in takes a fifth of `num_results` in addition.
     """
     target = p.target(1)
     kernel = whitened_hmc(p, target, STEP_SIZE, LEAPFROG_STEPS)
-    z = np.random.default_rng(seed).standard_normal([num_chains, len(p.mode)])
+    z = np.random.default_rng(0).standard_normal([NUM_CHAINS, len(p.mode)])
     start = p.mode + z @ np.linalg.cholesky(p.covariance).T
     run = compiled(
         kernel,
@@ -49,7 +47,7 @@ def exact_moments(
         num_burnin_steps=num_results // 5,
         trace_fn=lambda _, results: results.inner_results.is_accepted,
     )
-    found = run(tf.constant(start, tf.float32), None, tf.constant([seed, 1]))
+    found = run(tf.constant(start, tf.float32), None, tf.constant([0, 1]))
     gradients = np.asarray(sgmcmc.diagnostics.gradients_at(target, found.all_states))
     samples = found.all_states.numpy()
     halves = [controlled_moments(p, samples[:, i::2], gradients[:, i::2]) for i in range(2)]
@@ -57,13 +55,7 @@ def exact_moments(
 
 
 def exact(p: Posterior, num_results: int, kept: Path | None = None) -> Reference:
-    """Returns and prints the exact moments.
-
-    Args:
-      p: the posterior.
-      num_results: draws of each chain.
-      kept: a file to which the moments are written, or from which they are read if it exists.
-    """
+    """Returns and prints the exact moments, read from the file `kept`, or written if it is new."""
     if kept is not None and kept.exists():
         with np.load(kept) as file:
             found = Reference(**{name: file[name] for name in file})

@@ -9,12 +9,7 @@ import tensorflow as tf
 
 
 def log_likelihood(theta: tf.Tensor, batch: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Returns log p(y | x, theta) of each example.
-
-    Args:
-      theta: weights, `[chains..., D]`.
-      batch: features `x` and labels `y` in {0., 1.}.
-    """
+    """Returns log p(y | x, theta) of each example for weights `[chains..., D]`, y in {0., 1.}."""
     logits = tf.linalg.matvec(batch["x"], theta)
     return batch["y"] * logits - tf.math.softplus(logits)
 

@@ -40,25 +40,15 @@ class Cost(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A sampler, its start and its costs.
+    """A sampler, its start and its costs."""
 
-    Attributes:
-      make_kernel: step h -> kernel.
-      unit: the unit of h.
-      count: results of a step -> examples whose gradient the step evaluated.
-      examples: the largest value of `count`.
-      thinning: steps from one draw to the next.
-      start: first state, `[D]`.
-      once: cost of the work before the first step.
-    """
-
-    make_kernel: Callable[[Any], Any]
-    unit: float
-    count: Callable[[Any], Any]
-    examples: int
-    thinning: int
-    start: np.ndarray
-    once: Cost = Cost(0.0, 0.0)
+    make_kernel: Callable[[Any], Any]  # step h -> kernel
+    unit: float  # the unit of h
+    count: Callable[[Any], Any]  # results of a step -> examples whose gradient the step evaluated
+    examples: int  # the largest value of `count`
+    thinning: int  # steps from one draw to the next
+    start: np.ndarray  # first state, [D]
+    once: Cost = Cost(0.0, 0.0)  # cost of the work before the first step
 
 
 def methods(p: Posterior, batch_size: int) -> dict[str, Method]:

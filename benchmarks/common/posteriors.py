@@ -13,7 +13,6 @@ from scipy.special import expit
 import datasets
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import problems
-from benchmarks.common.logistic import as_batch, gaussian_log_prior, log_likelihood, score
 from benchmarks.common.reference import logistic_laplace
 
 
@@ -31,13 +30,8 @@ class Posterior(NamedTuple):
 
         The exact log posterior evaluates all data at once, which is faster than chunks.
         """
-        return sgmcmc.MinibatchLogProb(
-            lambda theta: gaussian_log_prior(theta, self.prior_precision),
-            log_likelihood,
-            as_batch(self.x, self.y),
-            batch_size,
-            chunk_size=len(self.x),
-            score_fn=score,
+        return problems.make_target(
+            self.x, self.y, batch_size, self.prior_precision, chunk_size=len(self.x)
         )
 
     def curvatures(self) -> np.ndarray:
@@ -45,12 +39,7 @@ class Posterior(NamedTuple):
         return 1 / np.linalg.eigvalsh(self.covariance)[::-1]
 
     def noise(self, scale: float, centered: bool) -> float:
-        """Returns the largest eigenvalue of Sigma = scale V at a draw.
-
-        Args:
-          scale: the factor c of Sigma = c V.
-          centered: whether the gradients have control variates.
-        """
+        """Returns the largest eigenvalue of Sigma = scale V; `centered` is for control variates."""
         rng = np.random.default_rng(0)
         theta = rng.multivariate_normal(self.mode, self.covariance)
         rows = rng.choice(len(self.x), min(len(self.x), 20_000), replace=False)

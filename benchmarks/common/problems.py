@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +18,21 @@ CORRELATION = 0.5  # of neighbours among the features of `correlated`
 
 
 def make_target(
-    x: np.ndarray, y: np.ndarray, batch_size: int, prior_precision: float = PRIOR_PRECISION
+    x: np.ndarray,
+    y: np.ndarray,
+    batch_size: int,
+    prior_precision: float = PRIOR_PRECISION,
+    score_fn: Any = score,
+    **options: Any,
 ) -> sgmcmc.MinibatchLogProb:
-    """Returns the log posterior, which computes scores in closed form."""
+    """Returns the log posterior, which by default computes scores in closed form."""
     return sgmcmc.MinibatchLogProb(
         lambda theta: gaussian_log_prior(theta, prior_precision),
         log_likelihood,
         as_batch(x, y),
         batch_size,
-        score_fn=score,
+        score_fn=score_fn,
+        **options,
     )
 
 
@@ -36,11 +43,11 @@ def data(problem: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.cache
-def reference(problem: str) -> Reference:
-    """Returns the exact posterior, which is known far better than a benchmark's run needs."""
+def reference(problem: str, num_results: int = 200, seed: int = 0) -> Reference:
+    """Returns the exact posterior, by default far better known than the suite needs."""
     x, y = data(problem)
-    target = make_target(x, y, BATCH_SIZE)
-    return exact_posterior(target, logistic_laplace(x, y, PRIOR_PRECISION), num_results=200)
+    target, guess = make_target(x, y, BATCH_SIZE), logistic_laplace(x, y, PRIOR_PRECISION)
+    return exact_posterior(target, guess, num_results=num_results, seed=seed)
 
 
 def _synthetic() -> tuple[np.ndarray, np.ndarray]:

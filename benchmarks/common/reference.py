@@ -12,27 +12,20 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common.chains import compiled
 
+NUM_CHAINS = 32
 Moments = tuple[np.ndarray, np.ndarray]
 
 
 class Reference(NamedTuple):
-    """Moments of an exact posterior, and how well they are known.
+    """Moments of an exact posterior, and how well they are known."""
 
-    Attributes:
-      mean: posterior mean, `[D]`.
-      covariance: posterior covariance, `[D, D]`.
-      r_hat: the largest split R-hat of all parameters.
-      acceptance: rate of acceptance.
-      mean_floor: estimate of the error E1 of `mean`: half the E1 between two halves of the chains.
-      covariance_floor: estimate of the error E2 of `covariance`, made in the same way.
-    """
-
-    mean: np.ndarray
-    covariance: np.ndarray
-    r_hat: float
-    acceptance: float
+    mean: np.ndarray  # posterior mean, [D]
+    covariance: np.ndarray  # posterior covariance, [D, D]
+    r_hat: float  # the largest split R-hat of all parameters
+    acceptance: float  # rate of acceptance
+    # Estimate of the error E1 of `mean`: half the E1 between two halves of the chains.
     mean_floor: float
-    covariance_floor: float
+    covariance_floor: float  # estimate of the error E2 of `covariance`, made in the same way
 
     def errors(self, samples: Any) -> tuple[float, float]:
         """Returns E1 and E2 of samples `[num_results, num_chains, D]`."""
@@ -74,14 +67,7 @@ def relative_errors(found: Moments, exact: Moments) -> tuple[float, float]:
 def summarized(
     found: Moments, halves: Sequence[Moments], samples: np.ndarray, acceptance: Any
 ) -> Reference:
-    """Returns moments with their diagnostics.
-
-    Args:
-      found: mean and covariance from all chains.
-      halves: mean and covariance from each half of the chains.
-      samples: draws, `[num_results, num_chains, D]`.
-      acceptance: whether each proposal was accepted.
-    """
+    """Returns moments with their diagnostics; `samples` are `[num_results, num_chains, D]`."""
     floors = relative_errors(halves[0], halves[1])
     return Reference(
         *found,
@@ -95,10 +81,7 @@ def summarized(
 def logistic_laplace(x: np.ndarray, y: np.ndarray, prior_precision: float = 1.0) -> Moments:
     """Returns the Laplace approximation of a logistic regression, found by Newton's method.
 
-    Args:
-      x: features, `[N, D]`.
-      y: labels in {0, 1}, `[N]`.
-      prior_precision: the prior is N(0, I / prior_precision).
+    The labels are in {0, 1}, and the prior is N(0, I / prior_precision).
 
     Raises:
       ValueError: Newton's method has not converged.
@@ -122,25 +105,16 @@ def exact_posterior(
     guess: Moments,
     *,
     num_results: int,
-    num_chains: int = 32,
     step_size: float = 0.3,
     num_leapfrog_steps: int = 5,
     seed: int = 0,
 ) -> Reference:
     """Samples a target whose state is one vector by HMC in whitened coordinates.
 
-    Chains start from the guess. A pilot run takes a quarter of the draws and drops the first half
-    of them. Its mean and covariance replace the guess before the run that counts.
-
-    Args:
-      target: returns the exact log posterior when it is called with the state.
-      guess: mean `[D]` and covariance `[D, D]`, for example Laplace's approximation.
-      num_results: draws of each chain.
-      num_chains: number of chains.
-      step_size: the leapfrog step in units of standard deviations. Draws are nearly independent
-        when all leapfrog steps together make about 1.5.
-      num_leapfrog_steps: gradients of a draw.
-      seed: seed of the starts and of both runs.
+    Chains start from the guess, for example Laplace's approximation. A pilot run takes a quarter of
+    the draws and drops the first half of them. Its mean and covariance replace the guess before the
+    run that counts. `step_size` is in units of standard deviations; draws are nearly independent
+    when all leapfrog steps together make about 1.5.
     """
 
     def run(scale: Moments, start: Any, num_results: int, stream: int) -> tuple[np.ndarray, Any]:
@@ -159,7 +133,7 @@ def exact_posterior(
         flat = unwhiten(tf.reshape(z, [-1, z.shape[-1]]))
         return tf.reshape(flat, z.shape).numpy(), found.trace
 
-    start = tf.random.stateless_normal([num_chains, len(guess[0])], [seed, 0])
+    start = tf.random.stateless_normal([NUM_CHAINS, len(guess[0])], [seed, 0])
     pilot, _ = run(guess, start, num_results // 4, 1)
     better = moments(pilot[len(pilot) // 2 :])
     start = np.linalg.solve(np.linalg.cholesky(better[1]), (pilot[-1] - better[0]).T).T

@@ -21,12 +21,9 @@ def in_turn(
     repeats: int,
     after_first: Callable[[], Any] = lambda: None,
 ) -> dict[Side, list[float]]:
-    """Returns what each side measured in each repeat; a first round is not counted, as it compiles.
+    """Returns what each side measured in each repeat.
 
-    Args:
-      sides: functions that run once and return a time.
-      repeats: counted rounds.
-      after_first: called between the first round and the counted ones.
+    A first round is not counted, as it compiles. `after_first` is called after it.
     """
     for measure in sides.values():
         measure()

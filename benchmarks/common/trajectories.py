@@ -8,31 +8,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 
-from benchmarks.common.chains import effective_sizes
+from benchmarks.common.chains import compiled, effective_sizes
 from benchmarks.common.methods import Cost, Method
 from benchmarks.common.reference import Reference
 
 BLOCK_EXAMPLES = 400_000  # examples that a compiled call evaluates, roughly
+LEAST_BLOCKS = 4  # compiled calls of a chain
 RATIO = 2**0.25  # of the numbers of draws of two records
 
 
 class Curve(NamedTuple):
-    """Errors of the second half of the draws so far, recorded at geometric intervals.
+    """Errors of the second half of the draws so far, recorded at geometric intervals."""
 
-    Attributes:
-      passes: passes over the data so far, `[records]`. They include burn-in and the work before the
-        first step.
-      seconds: seconds so far, for the same work, without compilation, `[records]`.
-      mean_error: E1, `[records]`.
-      covariance_error: E2, `[records]`. It is infinite while there are too few draws.
-    """
-
+    # Passes over the data so far, [records]. They include burn-in and the work before the first
+    # step.
     passes: np.ndarray
-    seconds: np.ndarray
-    mean_error: np.ndarray
-    covariance_error: np.ndarray
+    seconds: np.ndarray  # seconds so far, for the same work, without compilation, [records]
+    mean_error: np.ndarray  # E1, [records]
+    covariance_error: np.ndarray  # E2, [records]. It is infinite while there are too few draws.
 
     def cost(self, error: str, bound: float) -> Cost:
         """Returns the cost until `error` fell below `bound` for good; infinite if it did not."""
@@ -41,23 +35,14 @@ class Curve(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A finished chain.
+    """A finished chain."""
 
-    Attributes:
-      curve: the errors.
-      draws: the second half of the draws, `[S, D]`.
-      seconds: seconds of the second half.
-      steps: steps of the second half.
-      examples: examples whose gradient the second half evaluated.
-      failed: whether the chain became infinite. The curve ends before that.
-    """
-
-    curve: Curve
-    draws: np.ndarray
-    seconds: float
-    steps: int
-    examples: int
-    failed: bool
+    curve: Curve  # the errors
+    draws: np.ndarray  # the second half of the draws, [S, D]
+    seconds: float  # seconds of the second half
+    steps: int  # steps of the second half
+    examples: int  # examples whose gradient the second half evaluated
+    failed: bool  # whether the chain became infinite. The curve ends before that.
 
     def effective_sample_sizes(self) -> np.ndarray:
         """Returns the sizes for the second half, `[D]`, at the rate of its last 5,000 draws."""
@@ -77,23 +62,15 @@ class Runner:
         per_draw = method.examples * method.thinning
         self.num_results = int(np.clip(BLOCK_EXAMPLES // per_draw, 1, 500))
 
-        @tf.function(jit_compile=True, autograph=False)
-        def block(state: tf.Tensor, results: Any, h: tf.Tensor, seed: tf.Tensor) -> Any:
-            return tfp.mcmc.sample_chain(
-                self.num_results,
-                state,
-                previous_kernel_results=results,
-                kernel=method.make_kernel(h),
-                num_burnin_steps=method.thinning - 1,
-                num_steps_between_results=method.thinning - 1,
-                trace_fn=lambda _, results: method.count(results),
-                return_final_kernel_results=True,
-                seed=seed,
-            )
-
-        self._block = block
+        self._block = compiled(
+            method.make_kernel,
+            self.num_results,
+            method.thinning,
+            trace_fn=lambda _, results: method.count(results),
+        )
         begin = time.process_time()
-        self._block(*self._first(1.0), tf.constant([0, 0]))
+        state, results, h = self._first(1.0)
+        self._block(state, results, tf.constant([0, 0]), h)
         self.compile_seconds = time.process_time() - begin
 
     def _first(self, factor: float) -> tuple[Any, Any, Any]:
@@ -114,20 +91,15 @@ class Runner:
         seconds: float,
         reference: Reference,
         bounds: tuple[float, float] = (0.0, 0.0),
-        least_blocks: int = 4,
     ) -> Trajectory:
         """Runs a chain from the method's start, at a step of `factor` units.
 
         Args:
-          factor: h / unit.
-          seed: seed of the chain.
           seconds: processor seconds after which the chain ends, unless it has run fewer than
-            `least_blocks` calls. If its errors are then less than 4 times the bounds, it may take
-            16 times as long, because errors fall with the square root of the cost.
-          reference: the exact moments.
+            `LEAST_BLOCKS` compiled calls. If its errors are then less than 4 times the bounds, it
+            may take 16 times as long, because errors fall with the square root of the cost.
           bounds: bounds of E1 and E2. The chain ends once both errors have stayed below them for
             the second half of the cost.
-          least_blocks: least number of compiled calls.
         """
         state, results, h = self._first(factor)
         once, used = self.method.once, 0.0
@@ -135,11 +107,11 @@ class Runner:
         edges, failed = [0], False
         while (
             used < seconds
-            or len(draws) < least_blocks
+            or len(draws) < LEAST_BLOCKS
             or (used < 16 * seconds and np.all(np.array(records[-1][2:]) < 4 * np.array(bounds)))
         ):
             begin = time.process_time()
-            last = self._block(state, results, h, tf.constant([seed, len(draws)]))
+            last = self._block(state, results, tf.constant([seed, len(draws)]), h)
             drawn = last.all_states.numpy()
             used += time.process_time() - begin
             state, results = last.all_states[-1], last.final_kernel_results
@@ -183,20 +155,13 @@ def errors_of(draws: np.ndarray, reference: Reference) -> tuple[float, float]:
 
 
 def first_below(costs: np.ndarray, errors: np.ndarray, bound: float) -> float:
-    """Returns the cost after which all errors are below the bound.
+    """Returns the cost after which all errors are below the bound, or infinity if there is none.
 
-    Costs between two records are interpolated on a log-log line.
+    Costs ascend, and are interpolated between two records on a log-log line. NaN is not below any
+    bound.
 
     >>> round(first_below(np.array([1., 10., 100.]), np.array([1., .1, .01]), bound=.05), 3)
     20.0
-
-    Args:
-      costs: ascending costs, `[records]`.
-      errors: errors at these costs; NaN is not below any bound.
-      bound: a positive bound.
-
-    Returns:
-      The cost, or infinity if the last error is not below the bound or there are no errors.
     """
     below = np.asarray(errors) < bound
     if not len(below) or not below[-1]:

@@ -82,14 +82,9 @@ def memory(batch_size: int, num_results: int) -> str:
         watcher = threading.Thread(target=watch, args=[Path(folder) / "checkpoint.npz"])
         watcher.start()
         result = sgmcmc.sample(
-            kernel,
-            initial,
-            num_results,
-            seed=0,
-            directory=folder,
-            progress_bar=False,
+            kernel, initial, num_results, seed=0, directory=folder, progress_bar=False,
             checkpoint_seconds=1.0,
-        )
+        )  # fmt: skip
         added = peak() - before
         watcher.join()
     size = num_results * initial.nbytes / 1e6

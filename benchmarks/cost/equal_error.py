@@ -337,9 +337,6 @@ def since(winners: dict[int, str]) -> str:
 
     >>> since({4: "all data", 5: "control variates", 6: "control variates"})
     'synthetic: control variates from N = 10^5 on; all data at N = 10^4'
-
-    Args:
-      winners: the winner at each k.
     """
     last = winners[max(winners)]
     first = min(k for k in winners if all(winners[j] == last for j in winners if j >= k))

@@ -81,14 +81,8 @@ def compare(
 
 
 def show(rows: list[tuple[float, ...]]) -> None:
-    columns = {
-        "n": "d",
-        "steps a call": "d",
-        "fit, us": ".1f",
-        "sample_chain": ".1f",
-        "rate": ".2f",
-    }
-    command_line.print_table(columns, rows)
+    columns = {"n": "d", "steps a call": "d", "fit, us": ".1f", "sample_chain": ".1f"}
+    command_line.print_table({**columns, "rate": ".2f"}, rows)
 
 
 if __name__ == "__main__":

@@ -27,20 +27,13 @@ from benchmarks.common.memory import peak, start_peak
 
 
 class Result(NamedTuple):
-    """Everything that was measured.
+    """Everything that was measured."""
 
-    Attributes:
-      gigabytes: data that the steps read, in units of 10^9 bytes.
-      seconds: seconds of the steps and the reading.
-      megabytes_before: resident memory before the target was made.
-      megabytes: peak of resident memory.
-      distance: distance of the mean of the draws' second half from the parameter behind the data.
-    """
-
-    gigabytes: float
-    seconds: float
-    megabytes_before: float
-    megabytes: float
+    gigabytes: float  # data that the steps read, in units of 10^9 bytes
+    seconds: float  # seconds of the steps and the reading
+    megabytes_before: float  # resident memory before the target was made
+    megabytes: float  # peak of resident memory
+    # Distance of the mean of the draws' second half from the parameter behind the data.
     distance: float
 
 

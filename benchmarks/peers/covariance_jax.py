@@ -73,7 +73,7 @@ def make_runner(case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
         return last[0]
 
     on_device = jnp.asarray(x), jnp.asarray(y)
-    return lambda seed: np.asarray(run(jax.random.key(seed), *on_device))
+    return lambda seed: [np.asarray(run(jax.random.key(seed), *on_device))]
 
 
 if __name__ == "__main__":

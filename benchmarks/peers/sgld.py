@@ -38,7 +38,7 @@ def run(
         the default.
       steps: steps of one chain in a call.
     """
-    ours, peer = "benchmarks.peers.sgld_ours", "benchmarks.peers.sgld_blackjax"
+    ours, peer = "benchmarks.peers.steps_ours", "benchmarks.peers.steps_blackjax"
     for cores, (here, blackjax) in sides(blackjax_python, ours, peer, one_core_only):
         for n in batch_sizes:
             for chains, shared, keep_all in LAYOUTS:

@@ -31,11 +31,7 @@ def sides(
 ) -> Iterator[tuple[int, list[Worker]]]:
     """Yields the number of cores and both sides, on all cores and (on Linux) on one.
 
-    Args:
-      peer_python: the interpreter of the other library.
-      ours: the module that serves timings of this library.
-      peer: the module that serves timings of the other library.
-      one_core_only: leaves out the timings on all cores.
+    `ours` and `peer` are the modules that serve timings, the latter by `peer_python`.
     """
     if not peer_python.exists():
         sys.exit(

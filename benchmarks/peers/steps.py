@@ -36,25 +36,15 @@ MOST_STEPS = {"posteriors": 500}  # of a call, as this loop is not compiled
 
 
 class Row(NamedTuple):
-    """A line of the table.
+    """A line of the table."""
 
-    Attributes:
-      model: name of the model in `DATA`.
-      sampler: name of the sampler, or SGD.
-      n: size of a minibatch.
-      chains: number of chains.
-      shared: whether all chains share minibatches.
-      steps: steps of a call.
-      most: the largest acceptable ratio; NaN if there is none.
-    """
-
-    model: str
-    sampler: str
-    n: int
-    chains: int
-    shared: bool
-    steps: int
-    most: float = math.nan
+    model: str  # name of the model in `DATA`
+    sampler: str  # name of the sampler, or SGD
+    n: int  # size of a minibatch
+    chains: int  # number of chains
+    shared: bool  # whether all chains share minibatches
+    steps: int  # steps of a call
+    most: float = math.nan  # the largest acceptable ratio; NaN if there is none
 
     @property
     def case(self) -> Case:

@@ -1,4 +1,4 @@
-"""BlackJAX's samplers, written as in its documentation: a side of `steps.py`.
+"""BlackJAX's samplers, written as in its documentation: a side of `steps.py` and of `sgld.py`.
 
 Runs with BlackJAX's interpreter. The loop is one `jax.lax.scan`, which is compiled once. BlackJAX's
 `sghmc` takes many steps on one minibatch and keeps no momentum. So that all sides do the same, its
@@ -20,7 +20,7 @@ from blackjax.util import generate_gaussian_noise
 
 from benchmarks.common.environment import versions
 from benchmarks.peers.steps_jax import log_likelihood, log_prior, minibatch, runner, sgd
-from benchmarks.peers.steps_settings import FRICTIONS, STEP_SIZES, accuracy, model
+from benchmarks.peers.steps_settings import FRICTIONS, STEP_SIZES, model
 from benchmarks.peers.worker import Case, Runner, serve
 
 
@@ -54,23 +54,30 @@ def make_runner(case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
         def one_chain(key: jax.Array, noise_key: jax.Array, state: Any) -> Any:
             return sampler.step(noise_key, state, minibatch(key, case.batch_size, *data), h)
 
-        def step(state: Any, key: jax.Array) -> tuple[Any, None]:
+        def move(state: Any, key: jax.Array) -> Any:
             key, noise_key = jax.random.split(key)
             if chains == 1:
-                return one_chain(key, noise_key, state), None
+                return one_chain(key, noise_key, state)
             noise_keys = jax.random.split(noise_key, chains)
             if case.shared_batch:
                 batch = minibatch(key, case.batch_size, *data)
-                return jax.vmap(lambda k, s: sampler.step(k, s, batch, h))(noise_keys, state), None
-            return jax.vmap(one_chain)(jax.random.split(key, chains), noise_keys, state), None
+                return jax.vmap(lambda k, s: sampler.step(k, s, batch, h))(noise_keys, state)
+            return jax.vmap(one_chain)(jax.random.split(key, chains), noise_keys, state)
+
+        def position(state: Any) -> Any:
+            return state if case.sampler == "SGLD" else state[0]
+
+        def step(state: Any, key: jax.Array) -> tuple[Any, Any]:
+            state = move(state, key)
+            return state, position(state) if case.keep_all else None
 
         key, init_key = jax.random.split(key)
         state = parts if case.sampler == "SGLD" else sampler.init(parts, init_key)
-        state, _ = jax.lax.scan(step, state, jax.random.split(key, case.num_steps))
-        return state if case.sampler == "SGLD" else state[0]
+        state, positions = jax.lax.scan(step, state, jax.random.split(key, case.num_steps))
+        return positions if case.keep_all else position(state)
 
     return runner(run, case, x, y)
 
 
 if __name__ == "__main__":
-    serve(make_runner, versions("blackjax", "jax"), accuracy)
+    serve(make_runner, versions("blackjax", "jax", "jaxlib"))

@@ -37,7 +37,8 @@ def runner(run: Callable[..., list[jax.Array]], case: Case, x: np.ndarray, y: np
     start = [jnp.asarray(part) for part in first_state(x, case.num_chains)]
     data = jnp.asarray(x), jnp.asarray(y)
     return lambda seed: [
-        np.asarray(part) for part in compiled(jax.random.PRNGKey(seed), start, *data)
+        np.asarray(part[-1] if case.keep_all else part)
+        for part in compiled(jax.random.PRNGKey(seed), start, *data)
     ]
 
 

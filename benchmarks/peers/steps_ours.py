@@ -1,4 +1,7 @@
-"""This library's samplers in `sample_chain`, and SGD in a TensorFlow loop: a side of `steps.py`."""
+"""This library's samplers in `sample_chain`, and SGD in a TensorFlow loop.
+
+A side of `steps.py` and of `sgld.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.common import logistic
 from benchmarks.common.chains import compiled
 from benchmarks.common.environment import versions
-from benchmarks.peers.steps_settings import FRICTIONS, STEP_SIZES, accuracy, first_state, model
+from benchmarks.peers.steps_settings import FRICTIONS, STEP_SIZES, first_state, model
 from benchmarks.peers.worker import Case, Runner, serve
 
 
@@ -55,7 +58,8 @@ def make_runner(case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
         "SGNHT": lambda: sgmcmc.SGNHT(target, h, friction),
     }[case.sampler]()
 
-    run = compiled(kernel, 1, num_burnin_steps=case.num_steps - 1)
+    num_results = case.num_steps if case.keep_all else 1
+    run = compiled(kernel, num_results, num_burnin_steps=case.num_steps - num_results)
 
     def runner(seed: int) -> list[np.ndarray]:
         return [part.numpy()[-1] for part in run(start, None, tf.constant([0, seed])).all_states]
@@ -89,4 +93,4 @@ def sgd(case: Case, start: list[tf.Tensor], x: np.ndarray, y: np.ndarray) -> Run
 
 
 if __name__ == "__main__":
-    serve(make_runner, versions("tensorflow", "tensorflow-probability"), accuracy)
+    serve(make_runner, versions("tensorflow", "tensorflow-probability"))

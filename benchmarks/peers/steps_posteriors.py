@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.common.environment import num_cores, versions
-from benchmarks.peers.steps_settings import FRICTIONS, STEP_SIZES, accuracy, first_state, model
+from benchmarks.peers.steps_settings import FRICTIONS, STEP_SIZES, first_state, model
 from benchmarks.peers.worker import Case, Runner, serve
 
 
@@ -89,4 +89,4 @@ def make_runner(case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
 
 
 if __name__ == "__main__":
-    serve(make_runner, versions("posteriors", "torch"), accuracy)
+    serve(make_runner, versions("posteriors", "torch"))

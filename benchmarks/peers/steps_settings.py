@@ -1,17 +1,15 @@
-"""Settings that all sides of `steps.py` share: step sizes, first states, and the accuracy."""
+"""Settings that all sides share: step sizes, first states, and the accuracy."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.peers.worker import STEP_SIZE
-
 WIDTHS = (784, 100, 10)
 NUM_INNER_STEPS = 10  # from one draw of momenta to the next, in SGMCMCJax's SGHMC
 
-# epsilon of theta + epsilon/2 gradient for SGD and SGLD, and h for the others.
+# epsilon of theta + epsilon/2 gradient (+ N(0, epsilon)) for SGD and SGLD, and h for the others.
 STEP_SIZES = {
-    "logistic": {"SGD": STEP_SIZE, "SGLD": STEP_SIZE, "SGHMC": 0.003, "SGNHT": 0.003},
+    "logistic": {"SGD": 2e-4, "SGLD": 2e-4, "SGHMC": 0.003, "SGNHT": 0.003},
     "network": {"SGD": 3e-6, "SGLD": 3e-6, "SGHMC": 5e-4, "SGNHT": 5e-4},
 }
 FRICTIONS = {"logistic": 50.0, "network": 200.0}

@@ -14,7 +14,7 @@ from sgmcmcjax import kernels
 
 from benchmarks.common.environment import versions
 from benchmarks.peers.steps_jax import log_likelihood, log_prior, runner
-from benchmarks.peers.steps_settings import FRICTIONS, NUM_INNER_STEPS, STEP_SIZES, accuracy, model
+from benchmarks.peers.steps_settings import FRICTIONS, NUM_INNER_STEPS, STEP_SIZES, model
 from benchmarks.peers.worker import Case, Runner, serve
 
 
@@ -60,4 +60,4 @@ def make_runner(case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
 
 
 if __name__ == "__main__":
-    serve(make_runner, versions("sgmcmcjax", "jax"), accuracy)
+    serve(make_runner, versions("sgmcmcjax", "jax"))

@@ -15,45 +15,27 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.peers.steps_settings import accuracy
+
 ROOT = Path(__file__).resolve().parents[2]
-STEP_SIZE = 2e-4  # epsilon of theta + epsilon/2 gradient + N(0, epsilon)
 
 
 class Case(NamedTuple):
-    """A chain to be timed.
+    """A chain to be timed."""
 
-    Attributes:
-      batch_size: n.
-      num_chains: number of chains; 1 stands for a state without chain dimension.
-      shared_batch: whether all chains share minibatches.
-      replacement: whether minibatches are drawn with replacement.
-      keep_all: whether every state is returned, or only the last.
-      num_steps: steps of a call.
-      sampler: name of the sampler.
-    """
-
-    batch_size: int
-    num_chains: int
-    shared_batch: bool
-    replacement: bool
-    keep_all: bool
-    num_steps: int
-    sampler: str = "SGLD"
+    batch_size: int  # n
+    num_chains: int  # number of chains; 1 stands for a state without chain dimension
+    shared_batch: bool  # whether all chains share minibatches
+    replacement: bool  # whether minibatches are drawn with replacement
+    keep_all: bool  # whether every state is returned, or only the last
+    num_steps: int  # steps of a call
+    sampler: str = "SGLD"  # name of the sampler
 
 
-Runner = Callable[[int], Any]  # seed -> last states; [D] or [chains, D] for logistic regression
+Runner = Callable[[int], list[np.ndarray]]  # seed -> parts of the last states of all chains
 
 
-def linear_accuracy(last: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
-    """Returns the share of examples that the last states of logistic regression classify."""
-    return float(np.mean((last @ x.T > 0) == (y > 0.5)))
-
-
-def serve(
-    make_runner: Callable[[Case, np.ndarray, np.ndarray], Runner],
-    versions: str,
-    accuracy: Callable[[Any, np.ndarray, np.ndarray], float] = linear_accuracy,
-) -> None:
+def serve(make_runner: Callable[[Case, np.ndarray, np.ndarray], Runner], versions: str) -> None:
     """Answers requests from standard input until it ends; the first one of a case also compiles.
 
     The data are in the file that the command line names. An answer also gives the accuracy of the

@@ -38,21 +38,13 @@ PRIOR_PRECISION = 0.5
 
 
 class Learning(NamedTuple):
-    """A chain on its way to its plateau; arrays have one entry for each record.
+    """A chain on its way to its plateau; arrays have one entry for each record."""
 
-    Attributes:
-      sweeps: sweeps through the training data so far.
-      accuracy: test accuracy of the averaged predictions.
-      log_joint: log p(theta, data) / N at the state of the record.
-      accuracy_at: sweeps until the accuracy reaches its plateau.
-      log_joint_at: sweeps until the log joint reaches its plateau.
-    """
-
-    sweeps: np.ndarray
-    accuracy: np.ndarray
-    log_joint: np.ndarray
-    accuracy_at: float
-    log_joint_at: float
+    sweeps: np.ndarray  # sweeps through the training data so far
+    accuracy: np.ndarray  # test accuracy of the averaged predictions
+    log_joint: np.ndarray  # log p(theta, data) / N at the state of the record
+    accuracy_at: float  # sweeps until the accuracy reaches its plateau
+    log_joint_at: float  # sweeps until the log joint reaches its plateau
 
 
 class Posterior(NamedTuple):

@@ -38,31 +38,22 @@ BURNIN_TIME = 40.0  # a thermostat relaxes within a time of mu xi / T, which is 
 
 
 class Row(NamedTuple):
-    """One sampler at one step size and friction.
+    """One sampler at one step size and friction."""
 
-    Attributes:
-      sampler: name of the sampler.
-      step_size: h.
-      friction: A.
-      squared_error: the square of the error above, without the bias of Monte Carlo noise. It can be
-        negative if the error is below the noise.
-      standard_error: standard error of `squared_error`.
-      variances: variances of mu and gamma, relative to those of the posterior.
-      autocorrelation_time: autocorrelation times of mu and gamma, in steps.
-    """
-
-    sampler: str
-    step_size: float
-    friction: float
+    sampler: str  # name of the sampler
+    step_size: float  # h
+    friction: float  # A
+    # The square of the error above, without the bias of Monte Carlo noise. It can be negative if
+    # the error is below the noise.
     squared_error: float
-    standard_error: float
-    variances: np.ndarray
-    autocorrelation_time: np.ndarray
+    standard_error: float  # standard error of `squared_error`
+    variances: np.ndarray  # variances of mu and gamma, relative to those of the posterior
+    autocorrelation_time: np.ndarray  # autocorrelation times of mu and gamma, in steps
 
 
-def model(seed: int = 0) -> tuple[sgmcmc.MinibatchLogProb, list[Any]]:
+def model() -> tuple[sgmcmc.MinibatchLogProb, list[Any]]:
     """Returns the target of (mu, gamma), and the exact marginals."""
-    x = np.random.default_rng(seed).standard_normal(NUM_EXAMPLES)
+    x = np.random.default_rng(0).standard_normal(NUM_EXAMPLES)
     precision, shape = NUM_EXAMPLES + 1, 1 + NUM_EXAMPLES / 2
     location = x.sum() / precision
     rate = 1 + 0.5 * (np.sum(x**2) - precision * location**2)

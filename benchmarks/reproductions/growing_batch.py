@@ -30,19 +30,12 @@ LONG_CHAINS = 4  # of the constant minibatch at equal passes, with a thousand ti
 
 
 class Curve(NamedTuple):
-    """The progress of chains, with one entry for each record.
+    """The progress of chains, with one entry for each record."""
 
-    Attributes:
-      steps: steps so far, `[records]`.
-      passes: passes over the data so far, `[records]`.
-      log_joint: log p(theta, data) / N at the state of the record, `[records, chains]`.
-      accuracy: test accuracy of that state, `[records, chains]`.
-    """
-
-    steps: np.ndarray
-    passes: np.ndarray
-    log_joint: np.ndarray
-    accuracy: np.ndarray
+    steps: np.ndarray  # steps so far, [records]
+    passes: np.ndarray  # passes over the data so far, [records]
+    log_joint: np.ndarray  # log p(theta, data) / N at the state of the record, [records, chains]
+    accuracy: np.ndarray  # test accuracy of that state, [records, chains]
 
 
 class Result(NamedTuple):

@@ -44,27 +44,17 @@ PRIOR_SCALE = 1.0  # standard deviation of every entry of W
 
 
 class Posterior(NamedTuple):
-    """Estimates from the samples of W.
+    """Estimates from the samples of W."""
 
-    Attributes:
-      mean: posterior mean, `[d, d]`.
-      deviation: standard deviations of the entries, `[d, d]`.
-      mean_error: Monte Carlo error of `mean`, from the spread of the chains, `[d, d]`.
-      instability: I, `[d]`.
-      instability_error: Monte Carlo error of `instability`, from the spread of the chains, `[d]`.
-      weights: weights of the draws, `[draws]`.
-      amari: Amari distances of the draws from the exact chain's mean, `[draws, chains]`.
-      passes: passes over the data of each chain.
-    """
-
-    mean: np.ndarray
-    deviation: np.ndarray
-    mean_error: np.ndarray
-    instability: np.ndarray
+    mean: np.ndarray  # posterior mean, [d, d]
+    deviation: np.ndarray  # standard deviations of the entries, [d, d]
+    mean_error: np.ndarray  # Monte Carlo error of `mean`, from the spread of the chains, [d, d]
+    instability: np.ndarray  # I, [d]
+    # Monte Carlo error of `instability`, from the spread of the chains, [d].
     instability_error: np.ndarray
-    weights: np.ndarray
-    amari: np.ndarray
-    passes: float
+    weights: np.ndarray  # weights of the draws, [draws]
+    amari: np.ndarray  # Amari distances of the draws from the exact chain's mean, [draws, chains]
+    passes: float  # passes over the data of each chain
 
     @property
     def mean_amari(self) -> float:
@@ -72,21 +62,13 @@ class Posterior(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Both posteriors, and their common start.
+    """Both posteriors, and their common start."""
 
-    Attributes:
-      stochastic: the posterior by SGLD.
-      corrected: the posterior by the exact chain.
-      acceptance: acceptance rate of the exact chain.
-      start: FastICA's estimate of W, scaled to the likelihood's sources.
-      kurtosis: excess kurtosis of the sources of `start`, `[d]`.
-    """
-
-    stochastic: Posterior
-    corrected: Posterior
-    acceptance: float
-    start: np.ndarray
-    kurtosis: np.ndarray
+    stochastic: Posterior  # the posterior by SGLD
+    corrected: Posterior  # the posterior by the exact chain
+    acceptance: float  # acceptance rate of the exact chain
+    start: np.ndarray  # FastICA's estimate of W, scaled to the likelihood's sources
+    kurtosis: np.ndarray  # excess kurtosis of the sources of `start`, [d]
 
 
 def log_likelihood(w: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

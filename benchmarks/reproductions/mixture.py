@@ -59,27 +59,18 @@ class Posterior(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Everything that was measured.
+    """Everything that was measured."""
 
-    Attributes:
-      posterior: the exact posterior.
-      step_sizes: the values of h.
-      squared_errors: by sampler and batch size, `[step sizes, runs]`; infinite for runs that became
-        infinite.
-    """
-
-    posterior: Posterior
-    step_sizes: tuple[float, ...]
+    posterior: Posterior  # the exact posterior
+    step_sizes: tuple[float, ...]  # the values of h
+    # By sampler and batch size, [step sizes, runs]; infinite for runs that became infinite.
     squared_errors: dict[tuple[str, int], NDArray[np.float64]]
-
-    def mean_squared_errors(self, sampler: str, batch_size: int) -> NDArray[np.float64]:
-        """Returns the mean squared errors, one for each step size."""
-        return self.squared_errors[sampler, batch_size].mean(axis=1)
 
     def best(self, sampler: str, batch_size: int) -> tuple[float, NDArray[np.float64]]:
         """Returns the step size with the smallest mean, and its squared errors, `[runs]`."""
-        best = int(np.argmin(self.mean_squared_errors(sampler, batch_size)))
-        return self.step_sizes[best], self.squared_errors[sampler, batch_size][best]
+        errors = self.squared_errors[sampler, batch_size]
+        best = int(np.argmin(errors.mean(axis=1)))
+        return self.step_sizes[best], errors[best]
 
 
 def log_prior(theta: tf.Tensor) -> tf.Tensor:

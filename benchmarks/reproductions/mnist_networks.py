@@ -36,27 +36,16 @@ Predictor = Callable[[np.ndarray], np.ndarray]  # images -> class probabilities
 
 
 class Setting(NamedTuple):
-    """A network, and how it is trained and sampled.
+    """A network, and how it is trained and sampled."""
 
-    Attributes:
-      layers: () -> the layers.
-      prior_scale: s; the prior of a weight into a unit with k inputs is N(0, s^2 / k).
-      learning_rate: h^2 N, the learning rate of SGD on the mean of the log posterior.
-      momentum: 1 - h A, the momentum of SGD.
-      temperature: the temperature of the second chain; the first one has 1.
-      num_epochs: epochs of Adam, and of each chain.
-      num_burnin_epochs: epochs of a chain that the average leaves out.
-      jit_compile: whether XLA compiles; its convolutions are slow on CPUs.
-    """
-
-    layers: Callable[[], list[keras.Layer]]
-    prior_scale: float
-    learning_rate: float
-    momentum: float
-    temperature: float
-    num_epochs: int
-    num_burnin_epochs: int
-    jit_compile: bool
+    layers: Callable[[], list[keras.Layer]]  # () -> the layers
+    prior_scale: float  # s; the prior of a weight into a unit with k inputs is N(0, s^2 / k)
+    learning_rate: float  # h^2 N, the learning rate of SGD on the mean of the log posterior
+    momentum: float  # 1 - h A, the momentum of SGD
+    temperature: float  # the temperature of the second chain; the first one has 1
+    num_epochs: int  # epochs of Adam, and of each chain
+    num_burnin_epochs: int  # epochs of a chain that the average leaves out
+    jit_compile: bool  # whether XLA compiles; its convolutions are slow on CPUs
 
 
 def _dense() -> list[keras.Layer]:
@@ -101,23 +90,14 @@ SETTINGS = {
 
 
 class Classifier(NamedTuple):
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-      network: its name.
-      method: what made its predictions.
-      temperature: of the chain; None for Adam.
-      validation: scores on the validation part.
-      test: scores on the test part.
-      reliability: of the predictions on the test part.
-    """
-
-    network: str
-    method: str
-    temperature: float | None
-    validation: Scores
-    test: Scores
-    reliability: Reliability
+    network: str  # its name
+    method: str  # what made its predictions
+    temperature: float | None  # of the chain; None for Adam
+    validation: Scores  # scores on the validation part
+    test: Scores  # scores on the test part
+    reliability: Reliability  # of the predictions on the test part
 
 
 def network(setting: Setting, steps: int, seed: int) -> keras.Model:

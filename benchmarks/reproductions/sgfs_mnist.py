@@ -45,18 +45,12 @@ class Errors(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A method at its chosen learning rate.
+    """A method at its chosen learning rate."""
 
-    Attributes:
-      learning_rate: the chosen learning rate.
-      validation: validation error after the last epoch, by learning rate; infinite if a chain
-        became infinite.
-      test: test errors, `[seeds, epochs]`.
-    """
-
-    learning_rate: float
+    learning_rate: float  # the chosen learning rate
+    # Validation error after the last epoch, by learning rate; infinite if a chain became infinite.
     validation: dict[float, float]
-    test: np.ndarray
+    test: np.ndarray  # test errors, [seeds, epochs]
 
 
 def projected_digits() -> Digits:
@@ -89,16 +83,12 @@ def network(num_examples: int, learning_rate: float, steps: int, seed: int) -> k
 
 
 class Method(NamedTuple):
-    """A way to train or sample.
+    """A way to train or sample."""
 
-    Attributes:
-      grid: learning rates to choose from.
-      kernel: (target, epsilon) -> kernel; None stands for SGD.
-      num_groups: groups of a minibatch whose scores replace those of its examples.
-    """
-
-    grid: tuple[float, ...]
+    grid: tuple[float, ...]  # learning rates to choose from
+    # (target, epsilon) -> kernel; None stands for SGD
     kernel: Callable[[Any, float], Any] | None = None
+    # Groups of a minibatch whose scores replace those of its examples.
     num_groups: int | None = None
 
 
@@ -151,10 +141,7 @@ def errors(
 def averaged_errors(outputs: np.ndarray, y: np.ndarray, num_epochs: int) -> np.ndarray:
     """Returns the errors of the mean over the second half of the states so far, after each epoch.
 
-    Args:
-      outputs: class probabilities by each state, `[states, rows, classes]`.
-      y: labels, `[rows]`.
-      num_epochs: number of epochs of the chain.
+    `outputs` are the class probabilities by each state, `[states, rows, classes]`.
     """
     ends = len(outputs) * np.arange(1, num_epochs + 1) // num_epochs
     return np.array([_error(outputs[end // 2 : end].mean(axis=0), y) for end in ends])

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from benchmarks.suite.profiles import PROFILE
 
 Table = dict[tuple[str, str], dict[str, float]]
+
+
+def tracked(score: str) -> Callable[..., float]:
+    """Returns a benchmark that asv gives the table and the parameters."""
+
+    def track(self: Any, table: Table, problem: str, method: str) -> float:
+        return table[problem, method][score]
+
+    return track
 
 
 class Accuracy:
@@ -35,23 +47,10 @@ class Accuracy:
         if (problem, method) not in table:
             raise NotImplementedError(f"the data of {problem} are not available")
 
-    def track_mean_error(self, table: Table, problem: str, method: str) -> float:
-        return table[problem, method]["mean_error"]
-
-    def track_covariance_error(self, table: Table, problem: str, method: str) -> float:
-        return table[problem, method]["covariance_error"]
-
-    def track_variance_bias(self, table: Table, problem: str, method: str) -> float:
-        return table[problem, method]["variance_bias"]
-
-    def track_matched_bias(self, table: Table, problem: str, method: str) -> float:
-        return table[problem, method]["matched_bias"]
-
-    def track_seconds_per_effective_sample(self, table: Table, problem: str, method: str) -> float:
-        return table[problem, method]["seconds_per_effective_sample"]
-
-    def track_stein_discrepancy(self, table: Table, problem: str, method: str) -> float:
-        return table[problem, method]["stein_discrepancy"]
-
-    def track_temperature_error(self, table: Table, problem: str, method: str) -> float:
-        return table[problem, method]["temperature_error"]
+    track_mean_error = tracked("mean_error")
+    track_covariance_error = tracked("covariance_error")
+    track_variance_bias = tracked("variance_bias")
+    track_matched_bias = tracked("matched_bias")
+    track_seconds_per_effective_sample = tracked("seconds_per_effective_sample")
+    track_stein_discrepancy = tracked("stein_discrepancy")
+    track_temperature_error = tracked("temperature_error")

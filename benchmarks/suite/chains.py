@@ -18,15 +18,10 @@ MAX_TREE_DEPTH = 3
 
 
 class Method(NamedTuple):
-    """A way to sample a posterior.
+    """A way to sample a posterior."""
 
-    Attributes:
-      make_kernel: () -> kernel.
-      examples: examples that a step evaluates; the largest number for NUTS.
-    """
-
-    make_kernel: Callable[[], Any]
-    examples: int
+    make_kernel: Callable[[], Any]  # () -> kernel
+    examples: int  # examples that a step evaluates; the largest number for NUTS
 
 
 def methods(problem: str, batch_size: int) -> tuple[sgmcmc.MinibatchLogProb, dict[str, Method]]:

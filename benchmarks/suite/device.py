@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 VARIABLE = "TFP_SGMCMC_DEVICE"
 DEVICES = ("CPU", "GPU")
 
 
 def chosen() -> str:
-    """Returns the device that the environment variable names.
+    """Returns the device that the environment variable names."""
+    return named_choice(VARIABLE, DEVICES)
+
+
+def named_choice(variable: str, choices: Sequence[str]) -> str:
+    """Returns what an environment variable names, or the first choice if it is not set.
 
     Raises:
-      ValueError: an unknown device.
+      ValueError: the variable names none of the choices.
     """
-    name = os.environ.get(VARIABLE, "CPU")
-    if name not in DEVICES:
-        raise ValueError(f"{VARIABLE} must be one of {', '.join(DEVICES)}. Received: {name!r}.")
+    name = os.environ.get(variable, choices[0])
+    if name not in choices:
+        raise ValueError(f"{variable} must be one of {', '.join(choices)}. Received: {name!r}.")
     return name
 
 

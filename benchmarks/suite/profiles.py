@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 from benchmarks.common.samplers import ON_ALL_DATA, ON_MINIBATCHES
+from benchmarks.suite.device import named_choice
 
 VARIABLE = "TFP_SGMCMC_PROFILE"
 
@@ -16,34 +16,23 @@ FEW = ("SGLD, eps 2e-5", "SGHMC", "SGNHT", "NOGIN diag")
 
 
 class Profile(NamedTuple):
-    """Parameters of the benchmarks.
+    """Parameters of the benchmarks."""
 
-    Attributes:
-      samplers: samplers whose steps are timed, with all of `chains` and `batch_sizes`.
-      chains: numbers of chains.
-      batch_sizes: sizes of minibatches.
-      compiled: samplers whose compilation is timed.
-      problems: posteriors on which samples are compared with exact moments.
-      scored: samplers and baselines that are compared. `low_rank` keeps more scores here than there
-        are dimensions and takes as long as all others together, so only "large" has it.
-      num_examples: N, at D = 10.
-      dimensions: D, at N = 1000.
-      scaled_chains: numbers of chains, at N = 1000 and D = 10.
-      fitted: how a Keras network is fitted: by SGD, or by the callback with a sampler.
-      steps_per_execution: arguments of `compile`.
-    """
-
+    # Samplers whose steps are timed, with all of `chains` and `batch_sizes`.
     samplers: tuple[str, ...]
-    chains: tuple[int, ...]
-    batch_sizes: tuple[int, ...]
-    compiled: tuple[str, ...]
-    problems: tuple[str, ...]
+    chains: tuple[int, ...]  # numbers of chains
+    batch_sizes: tuple[int, ...]  # sizes of minibatches
+    compiled: tuple[str, ...]  # samplers whose compilation is timed
+    problems: tuple[str, ...]  # posteriors on which samples are compared with exact moments
+    # Samplers and baselines that are compared. `low_rank` keeps more scores here than there are
+    # dimensions and takes as long as all others together, so only "large" has it.
     scored: tuple[str, ...]
-    num_examples: tuple[int, ...]
-    dimensions: tuple[int, ...]
-    scaled_chains: tuple[int, ...]
+    num_examples: tuple[int, ...]  # N, at D = 10
+    dimensions: tuple[int, ...]  # D, at N = 1000
+    scaled_chains: tuple[int, ...]  # numbers of chains, at N = 1000 and D = 10
+    # How a Keras network is fitted: by SGD, or by the callback with a sampler.
     fitted: tuple[str, ...]
-    steps_per_execution: tuple[int, ...]
+    steps_per_execution: tuple[int, ...]  # arguments of `compile`
 
 
 FAST = Profile(
@@ -82,15 +71,8 @@ PROFILES = {"fast": FAST, "regular": REGULAR, "large": LARGE}
 
 
 def chosen() -> Profile:
-    """Returns the profile that the environment variable names.
-
-    Raises:
-      ValueError: an unknown profile.
-    """
-    name = os.environ.get(VARIABLE, "fast")
-    if name not in PROFILES:
-        raise ValueError(f"{VARIABLE} must be one of {', '.join(PROFILES)}. Received: {name!r}.")
-    return PROFILES[name]
+    """Returns the profile that the environment variable names."""
+    return PROFILES[named_choice(VARIABLE, tuple(PROFILES))]
 
 
 PROFILE = chosen()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import problems
-from benchmarks.common.chains import compiled
+from benchmarks.common.chains import compiled, timed
 from benchmarks.common.reference import Reference
 from benchmarks.suite import chains
 
@@ -25,26 +24,20 @@ RESOLUTION = 0.1  # of biases of temperature and variance; smaller ones are nois
 
 
 class Scores(NamedTuple):
-    """Scores for each seed, `[seeds]`; lower is better.
+    """Scores for each seed, `[seeds]`; lower is better."""
 
-    Attributes:
-      mean_error: E1 after `NUM_PASSES` passes over the data (Ahn et al. 2012, equation 14).
-      covariance_error: E2 after as many passes.
-      variance_bias: |mean over coordinates of E (theta - exact mean)^2 / exact variance - 1|,
-        at least `RESOLUTION`.
-      matched_bias: the same bias of the samples from the first `SECONDS` of computing.
-      seconds_per_effective_sample: seconds for the median coordinate.
-      stein_discrepancy: the squared kernel Stein discrepancy (V statistic) of samples in units of
-        the exact standard deviations.
-      temperature_error: |kinetic temperature - 1|, at least `RESOLUTION`; NaN without momenta.
-    """
-
+    # E1 after `NUM_PASSES` passes over the data (Ahn et al. 2012, equation 14).
     mean_error: np.ndarray
-    covariance_error: np.ndarray
+    covariance_error: np.ndarray  # E2 after as many passes
+    # |mean over coordinates of E (theta - exact mean)^2 / exact variance - 1|, at least
+    # `RESOLUTION`.
     variance_bias: np.ndarray
-    matched_bias: np.ndarray
-    seconds_per_effective_sample: np.ndarray
+    matched_bias: np.ndarray  # the same bias of the samples from the first `SECONDS` of computing
+    seconds_per_effective_sample: np.ndarray  # seconds for the median coordinate
+    # The squared kernel Stein discrepancy (V statistic) of samples in units of the exact standard
+    # deviations.
     stein_discrepancy: np.ndarray
+    # |kinetic temperature - 1|, at least `RESOLUTION`; NaN without momenta.
     temperature_error: np.ndarray
 
 
@@ -66,17 +59,10 @@ def measure(
     run(start, results, tf.constant([0, 0]))  # compiles
     samples, temperatures, seconds = [], [], []
     for seed in seeds:
-        last = run(start, results, tf.constant([seed, 0]))
-        blocks, begin = [], 0.0
-        for i in range(1, 2 * NUM_BLOCKS):
-            if i == NUM_BLOCKS:
-                blocks, begin = [], time.perf_counter()
-            last = run(last.all_states[-1], last.final_kernel_results, tf.constant([seed, i]))
-            blocks.append((last.all_states.numpy(), last.trace.numpy()))
-        seconds.append(time.perf_counter() - begin)
-        states, traces = zip(*blocks, strict=True)
-        samples.append(np.concatenate(states))
+        states, traces, took = timed(run, start, results, seed, NUM_BLOCKS, NUM_BLOCKS)
+        samples.append(states)
         temperatures.append(np.mean(traces))
+        seconds.append(took)
     return score(
         np.stack(samples, axis=1), np.array(seconds), np.array(temperatures), reference, target,
         SECONDS[problem],

@@ -13,17 +13,11 @@ import tfp_sgmcmc as sgmcmc
 
 
 class Chains(NamedTuple):
-    """Draws and the time that they took.
+    """Draws and the time that they took."""
 
-    Attributes:
-      samples: draws after burn-in, `[num_results, chains, D]`, `float64`.
-      seconds: run time of all steps, burn-in included, without compilation.
-      compile_seconds: time of tracing and compiling.
-    """
-
-    samples: np.ndarray
-    seconds: float
-    compile_seconds: float
+    samples: np.ndarray  # draws after burn-in, [num_results, chains, D], `float64`
+    seconds: float  # run time of all steps, burn-in included, without compilation
+    compile_seconds: float  # time of tracing and compiling
 
     @property
     def mean(self) -> np.ndarray:

@@ -27,32 +27,20 @@ LEARNING_RATE = 1.0
 
 
 class Schedule(NamedTuple):
-    """The batch size and the numbers of epochs.
+    """The batch size and the numbers of epochs."""
 
-    Attributes:
-      batch_size: examples in a batch, 32 for small data and more for large data.
-      steps: batches in an epoch.
-      shared: epochs of Adam from which both networks start.
-      epochs: epochs after that, by Adam or by sampling.
-    """
-
-    batch_size: int
-    steps: int
-    shared: int
-    epochs: int
+    batch_size: int  # examples in a batch, 32 for small data and more for large data
+    steps: int  # batches in an epoch
+    shared: int  # epochs of Adam from which both networks start
+    epochs: int  # epochs after that, by Adam or by sampling
 
 
 class Classifiers(NamedTuple):
-    """Everything that part 2 measured.
+    """Everything that part 2 measured."""
 
-    Attributes:
-      rows: rows of the table, as dicts from column to value.
-      labels: classes of the test part, `[N]`.
-      probabilities: class probabilities by Adam and by the posterior average, `[N, num_classes]`.
-    """
-
-    rows: list[dict[str, Any]]
-    labels: np.ndarray
+    rows: list[dict[str, Any]]  # rows of the table, as dicts from column to value
+    labels: np.ndarray  # classes of the test part, [N]
+    # Class probabilities by Adam and by the posterior average, [N, num_classes].
     probabilities: dict[str, np.ndarray]
 
 

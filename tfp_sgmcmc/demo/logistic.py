@@ -30,21 +30,13 @@ TARGET_ACCEPTANCE = 0.9
 
 
 class Comparison(NamedTuple):
-    """Everything that part 1 measured.
+    """Everything that part 1 measured."""
 
-    Attributes:
-      rows: rows of the table, as dicts from column to value.
-      reference: diagnostics of the reference, by name.
-      pilot: the normal approximation.
-      sampled: chains of the sampler.
-      hmc: chains of the reference.
-    """
-
-    rows: list[dict[str, Any]]
-    reference: dict[str, float]
-    pilot: Pilot
-    sampled: chains.Chains
-    hmc: chains.Chains
+    rows: list[dict[str, Any]]  # rows of the table, as dicts from column to value
+    reference: dict[str, float]  # diagnostics of the reference, by name
+    pilot: Pilot  # the normal approximation
+    sampled: chains.Chains  # chains of the sampler
+    hmc: chains.Chains  # chains of the reference
 
 
 def compare(problem: Problem, sampler_name: str, seed: int, shortening: int) -> Comparison:

@@ -10,23 +10,14 @@ import numpy as np
 
 
 class Problem(NamedTuple):
-    """A data set, ready for both parts of the demonstration.
+    """A data set, ready for both parts of the demonstration."""
 
-    Attributes:
-      question: the question that the logistic regression answers.
-      x_train: features of the training part, standardised, `[N, D]`, `float32`.
-      y_train: classes of the training part, `[N]`, `int32`.
-      x_test: features of the test part, standardised by the training part.
-      y_test: classes of the test part.
-      is_yes: whether the answer to `question` is yes, for each class, `[num_classes]`.
-    """
-
-    question: str
-    x_train: np.ndarray
-    y_train: np.ndarray
-    x_test: np.ndarray
-    y_test: np.ndarray
-    is_yes: np.ndarray
+    question: str  # the question that the logistic regression answers
+    x_train: np.ndarray  # features of the training part, standardised, [N, D], `float32`
+    y_train: np.ndarray  # classes of the training part, [N], `int32`
+    x_test: np.ndarray  # features of the test part, standardised by the training part
+    y_test: np.ndarray  # classes of the test part
+    is_yes: np.ndarray  # whether the answer to `question` is yes, for each class, [num_classes]
 
 
 class Question(NamedTuple):

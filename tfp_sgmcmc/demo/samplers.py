@@ -14,23 +14,15 @@ EXCESS = 0.05  # of the variance, in the worst direction, by which step sizes ar
 
 
 class Pilot(NamedTuple):
-    """The normal approximation at the mode, from which step sizes and preconditioners are set.
+    """The normal approximation at the mode, from which step sizes and preconditioners are set."""
 
-    Attributes:
-      mode: mode of the log posterior, `[D]`.
-      hessian: Hessian of minus the log posterior at the mode, `[D, D]`.
-      score_variance: variance of the single examples' scores at the mode, `[D]`.
-      num_examples: N.
-      batch_size: n.
-      noise: largest eigenvalue of the covariance of the gradient noise, in coordinates in which the
-        normal approximation has the covariance I; the median over draws of the approximation.
-    """
-
-    mode: np.ndarray
-    hessian: np.ndarray
-    score_variance: np.ndarray
-    num_examples: int
-    batch_size: int
+    mode: np.ndarray  # mode of the log posterior, [D]
+    hessian: np.ndarray  # Hessian of minus the log posterior at the mode, [D, D]
+    score_variance: np.ndarray  # variance of the single examples' scores at the mode, [D]
+    num_examples: int  # N
+    batch_size: int  # n
+    # Largest eigenvalue of the covariance of the gradient noise, in coordinates in which the normal
+    # approximation has the covariance I; the median over draws of the approximation.
     noise: float
 
     @property
@@ -59,19 +51,15 @@ class Pilot(NamedTuple):
 
 
 class Sampler(NamedTuple):
-    """A choice of the option `--sampler`.
+    """A choice of the option `--sampler`."""
 
-    Attributes:
-      label: the name in the printed table.
-      kernel: `(target, pilot, num_steps) -> kernel`.
-      all_data: whether a step takes all data, at least in the end. The sampler then takes
-        proportionally fewer steps.
-      is_whitened: whether the target has coordinates in which the normal approximation is N(0, I).
-    """
-
-    label: str
+    label: str  # the name in the printed table
+    # `(target, pilot, num_steps) -> kernel`
     kernel: Callable[[sgmcmc.MinibatchLogProb, Pilot, int], Any]
+    # Whether a step takes all data, at least in the end. The sampler then takes proportionally
+    # fewer steps.
     all_data: bool = False
+    # Whether the target has coordinates in which the normal approximation is N(0, I).
     is_whitened: bool = False
 
 
