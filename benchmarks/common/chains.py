@@ -22,7 +22,8 @@ def compiled(
 
     Args:
       kernel: the kernel, or a function that makes it from the settings. It starts anew if `results`
-        is None.
+        is None. Then the final results are not returned, so that XLA leaves out what only they
+        need, such as the norm of each gradient.
       num_results: draws of a call, `thinning` steps apart.
       num_burnin_steps: steps before those that lead to the first draw. None makes the first draw
         `thinning` steps after the start.
@@ -39,8 +40,8 @@ def compiled(
             kernel=kernel(*settings) if settings else kernel,
             num_burnin_steps=burnin,
             num_steps_between_results=thinning - 1,
-            trace_fn=trace_fn,
-            return_final_kernel_results=True,
+            trace_fn=trace_fn or (lambda *_: ()),
+            return_final_kernel_results=results is not None,
             seed=seed,
         )
 
