@@ -132,6 +132,11 @@ def test_importing_the_package_loads_no_tensorflow() -> None:
     assert not loaded & {"tensorflow", "keras", "numpy", "tensorflow_probability"}
 
 
+def test_runs_on_disk_and_the_registry_load_no_tensorflow() -> None:
+    loaded = loaded_after("import tfp_sgmcmc.samplers, tfp_sgmcmc.storage.directory")
+    assert not loaded & {"tensorflow", "keras", "tensorflow_probability"}
+
+
 def test_the_core_loads_nothing_optional() -> None:
     """What only the extras install (or only the demonstration needs) stays out."""
     loaded = loaded_after(

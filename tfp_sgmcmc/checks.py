@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -43,6 +42,8 @@ def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
     `"a finite number of at least 0"`. Raises TypeError for an entry that is not a number, and
     ValueError for a number that is not as expected.
     """
+    import tensorflow as tf  # here, as reading a run on disk needs the other checks without it
+
     for leaf in tf.nest.flatten(value):
         is_numpy = isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "dtype")
         entries = np.asarray(leaf) if is_numpy else tf.get_static_value(tf.convert_to_tensor(leaf))

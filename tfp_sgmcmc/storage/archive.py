@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+_NUMPY_NAMES = {np.dtype(code).name for code in "?bhilqBHILQefdFD"}
 _PIECE_BYTES = 2**26  # of an array, in memory at once while it is written
 
 
@@ -82,6 +82,10 @@ def reading(
 
 def numpy_dtype(name: str) -> np.dtype:
     """Returns the dtype of a name, including names that NumPy does not know, such as bfloat16."""
+    if name in _NUMPY_NAMES:
+        return np.dtype(name)
+    import tensorflow as tf  # here, as most runs can be read without it
+
     return np.dtype(tf.as_dtype(name).as_numpy_dtype)
 
 
