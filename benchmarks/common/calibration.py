@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from sklearn.metrics import accuracy_score, log_loss
 
-from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
+from tfp_sgmcmc.keras import expected_calibration_error
 
 NUM_BINS = 15  # of equal width, from 0 to 1, as in `expected_calibration_error`
 

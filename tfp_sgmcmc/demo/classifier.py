@@ -131,13 +131,11 @@ def _fit(
 
 def _scores(labels: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
     classes = range(probabilities.shape[1])
-    logits = np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))
+    confidence, predicted = probabilities.max(axis=1), probabilities.argmax(axis=1)
     return {
-        "accuracy": float(accuracy_score(labels, probabilities.argmax(axis=1))),
+        "accuracy": float(accuracy_score(labels, predicted)),
         "negative_log_likelihood": float(log_loss(labels, probabilities, labels=classes)),
-        "expected_calibration_error": float(
-            tfp.stats.expected_calibration_error(
-                NUM_BINS, logits=logits.astype(np.float32), labels_true=labels
-            )
+        "expected_calibration_error": sgmcmc.keras.expected_calibration_error(
+            confidence, predicted == labels, num_bins=NUM_BINS
         ),
     }

@@ -4,6 +4,7 @@ from tfp_sgmcmc.keras.callback import SamplerCallback
 from tfp_sgmcmc.keras.model.likelihoods import NegativeLogLikelihood
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.patterns import by_variable
+from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction, Prediction
@@ -17,4 +18,5 @@ __all__ = [
     "Prediction",
     "SamplerCallback",
     "by_variable",
+    "expected_calibration_error",
 ]

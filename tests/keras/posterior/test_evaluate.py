@@ -11,7 +11,7 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import CROSSENTROPY, linear
-from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
+from tfp_sgmcmc.keras import expected_calibration_error
 
 tfd = tfp.distributions
 N, S = 9, 5
