@@ -106,7 +106,7 @@ class ModifiedSGLD(OverdampedKernel):
         estimate, sigma, covariance_state = self._noise.estimate(
             state, batch_seed, results.target_state, results.covariance_state
         )
-        epsilon, temperature = self._settings(results.step, state, estimate.log_prob.shape.rank)
+        epsilon, temperature = self._settings(results.step, state)
 
         noise = map_parts(
             lambda z, eps, t: tf.sqrt(eps / t) * z,

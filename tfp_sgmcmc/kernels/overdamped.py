@@ -19,9 +19,8 @@ class OverdampedKernel(StochasticGradientKernel):
     results are about the state that the step left.
     """
 
-    def _settings(self, step: tf.Tensor, state: State, chain_ndims: int) -> tuple[State, State]:
+    def _settings(self, step: tf.Tensor, state: State) -> tuple[State, State]:
         """Returns epsilon and T at `step`, one for each part of the state."""
-        del chain_ndims
         return (
             value_at(self.step_size, step, state),
             value_at(self._parameters["temperature"], step, state, "temperature"),
@@ -29,6 +28,5 @@ class OverdampedKernel(StochasticGradientKernel):
 
     def _start(self, state: State) -> dict[str, Any]:
         """Returns the fields that all results have, before the first step."""
-        zeros = self._zeros(state)
-        settings = self._settings(tf.zeros([], tf.int64), state, zeros.shape.rank)
-        return self._first_figures(state, zeros, *settings)
+        settings = self._settings(tf.zeros([], tf.int64), state)
+        return self._first_figures(state, self._zeros(state), *settings)

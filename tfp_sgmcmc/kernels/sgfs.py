@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.covariance import Block, CovarianceState, Full, RunningMean
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.kernels.injected_noise import (
     InjectedNoise,
     check_regular,
@@ -18,7 +19,6 @@ from tfp_sgmcmc.kernels.injected_noise import (
 )
 from tfp_sgmcmc.kernels.momentum import scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
-from tfp_sgmcmc.kernels.overdamped import OverdampedKernel
 from tfp_sgmcmc.kernels.settings import StepSize, check_positive, number_at
 from tfp_sgmcmc.preconditioners import FullMatrix
 from tfp_sgmcmc.state import State, map_parts, sum_events
@@ -48,7 +48,7 @@ class SGFSResults(NamedTuple):
     covariance_state: CovarianceState
 
 
-class SGFS(OverdampedKernel):
+class SGFS(StochasticGradientKernel):
     r"""Stochastic gradient Fisher scoring, tempered.
 
     \[
@@ -159,15 +159,14 @@ class SGFS(OverdampedKernel):
             check_positive("B", B)
 
     def _init_results(self, state: State) -> SGFSResults:
-        figures = self._start(state)
-        zeros, step = figures["target_log_prob"], figures["step"]
+        zeros, step = self._zeros(state), tf.zeros([], tf.int64)
         chain_ndims = zeros.shape.rank
-        rate = self._rate(step, state, chain_ndims)
+        epsilon, rate, temperature = self._numbers(step, state, chain_ndims)
         self._injected(rate, step, state, chain_ndims)
         is_fisher = isinstance(self._parameters["B"], str)
         check_regular(self._noise.covariance, self._target, rate, is_fisher, state, chain_ndims)
         return SGFSResults(
-            **figures,
+            **self._first_figures(state, zeros, epsilon, temperature),
             num_raised=tf.zeros_like(zeros, tf.int32),
             num_frozen=tf.zeros_like(zeros, tf.int32),
             covariance_state=self._noise.init(state, chain_ndims),
@@ -178,8 +177,7 @@ class SGFS(OverdampedKernel):
     ) -> tuple[State, SGFSResults]:
         batch_seed, noise_seed = random.split(seed, 2)
         chain_ndims = results.target_log_prob.shape.rank
-        epsilon, temperature = self._settings(results.step, state, chain_ndims)
-        rate = self._rate(results.step, state, chain_ndims)
+        epsilon, rate, temperature = self._numbers(results.step, state, chain_ndims)
         injected = self._injected(rate, results.step, state, chain_ndims)
 
         estimate = self._target.estimate(state, batch_seed, results.target_state)
@@ -205,22 +203,21 @@ class SGFS(OverdampedKernel):
             covariance_state=covariance_state,
         )
 
-    def _settings(self, step: tf.Tensor, state: State, chain_ndims: int) -> tuple[State, State]:
-        """Returns epsilon and T at `step`, scalars or `[chains...]`."""
+    def _numbers(
+        self, step: tf.Tensor, state: State, chain_ndims: int
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns epsilon, 4 / epsilon = alpha^2 and T at `step`, scalars or `[chains...]`."""
+
+        def number(name: str) -> tf.Tensor:
+            return number_at(self._parameters[name], step, state, chain_ndims, name)
+
         if self.step_size is None:
-            epsilon = 4 / self._rate(step, state, chain_ndims)
+            rate = number("alpha") ** 2
+            epsilon = 4 / rate
         else:
-            epsilon = self._number("step_size", step, state, chain_ndims)
-        return epsilon, self._number("temperature", step, state, chain_ndims)
-
-    def _rate(self, step: tf.Tensor, state: State, chain_ndims: int) -> tf.Tensor:
-        """Returns 4 / epsilon = alpha^2 at `step`."""
-        if self.step_size is None:
-            return self._number("alpha", step, state, chain_ndims) ** 2
-        return 4 / self._number("step_size", step, state, chain_ndims)
-
-    def _number(self, name: str, step: tf.Tensor, state: State, chain_ndims: int) -> tf.Tensor:
-        return number_at(self._parameters[name], step, state, chain_ndims, name)
+            epsilon = number("step_size")
+            rate = 4 / epsilon
+        return epsilon, rate, number("temperature")
 
     def _injected(
         self, rate: tf.Tensor, step: tf.Tensor, state: State, chain_ndims: int

@@ -109,7 +109,7 @@ class SGLD(OverdampedKernel):
                 estimate.gradient, self._target.num_examples, probe, estimate.hessian_product
             ),
         )
-        epsilon, temperature = self._settings(results.step, state, chain_ndims)
+        epsilon, temperature = self._settings(results.step, state)
 
         drift = matrix.multiply(estimate.gradient)
         if matrix.divergence is not None:
