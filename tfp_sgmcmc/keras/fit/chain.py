@@ -58,6 +58,8 @@ class Chain:
     Attributes:
       state: all that a step changes.
       rings: the states to keep, on the device.
+      uses_noise_covariance: whether the kernel makes up for the covariance of the gradient noise;
+        known when the first batch comes.
       kernel_description: what identifies the kernel.
 
     Args:
@@ -92,7 +94,7 @@ class Chain:
             ModelLogProb, model, num_examples, log_prior_fn, num_chains=num_chains
         )
         self.kernel_description = describe_kernel(_checked(make_kernel_fn(self._make_target())))
-        self._scores = ExampleScores(model, num_groups)
+        self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
         starts: list[tf.Tensor] = []
         if num_chains is not None:
             variables = list(model.trainable_variables)
@@ -106,16 +108,6 @@ class Chain:
         self.state = ChainState(model, num_chains, starts, collection.first, monitored)
         with model.distribute_strategy.scope():
             self.rings = RingBuffer(collection)
-
-    @property
-    def uses_noise_covariance(self) -> bool:
-        """Whether the kernel makes up for the covariance of the gradient noise."""
-        found: list[CovarianceState] = []
-        tree.traverse(
-            lambda x: found.append(x) if isinstance(x, CovarianceState) else None,
-            self.state.results,
-        )
-        return any(tf.nest.flatten(list(x.averages)) for x in found)
 
     def steps(self, data: ResidentData, num_steps: tf.Tensor) -> dict[str, tf.Tensor]:
         """Takes many steps on batches drawn here; returns the logs after the last."""
@@ -184,7 +176,9 @@ class Chain:
             # In an init_scope, the tapes of a kernel that wants a gradient here do not record.
             with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
                 kernel = self._make_kernel_fn(self._target(None, known_rows(x)))
-                state.create_results(kernel.bootstrap_results(state.read()))
+                results = kernel.bootstrap_results(state.read())
+                self.uses_noise_covariance = _has_noise_covariance(results)
+                state.create_results(results)
 
     def create_rings(self, x: Any) -> None:
         """Creates the rings that the first step would create when it writes to them."""
@@ -230,6 +224,13 @@ def _checked(kernel: Any) -> tfp.mcmc.TransitionKernel:
     if given is not None and (isinstance(given, FullDataLogProb) or not isinstance(given, Target)):
         raise ValueError(_NO_ESTIMATE.format(type(kernel).__name__))
     return kernel
+
+
+def _has_noise_covariance(results: Any) -> bool:
+    """Returns whether a kernel's results hold averages of the covariance of the gradient noise."""
+    found: list[CovarianceState] = []
+    tree.traverse(lambda x: found.append(x) if isinstance(x, CovarianceState) else None, results)
+    return any(tf.nest.flatten(list(x.averages)) for x in found)
 
 
 def _take_evaluation(results: Any) -> tuple[Evaluation, Any]:
