@@ -100,7 +100,10 @@ def _sample(
     sampler: Sampler, x: Any, y: Any, pilot: Pilot, state: Any, num_steps: int, seed: Any, name: str
 ) -> chains.Chains:
     """Runs a sampler, with a tenth of the steps as burn-in."""
-    bijector = _unwhiten(np.linalg.cholesky(pilot.covariance)) if sampler.is_whitened else None
+    bijector = None
+    if sampler.is_whitened:
+        bijector = _unwhiten(np.linalg.cholesky(pilot.covariance))
+        pilot = pilot._replace(noise=_whitened_noise(x, y, pilot))
     kernel = sampler.kernel(_target(x, y, pilot, bijector), pilot, num_steps)
     start = state if bijector is None else bijector.inverse(state)
     run = chains.run(kernel, start, num_steps, THINNING, num_steps // 10, seed, name)
@@ -134,11 +137,17 @@ def _pilot(x: np.ndarray, y: np.ndarray, batch_size: int) -> Pilot:
     p, x = fit.predict_proba(x)[:, 1], x.astype(np.float64)
     hessian = (x * (p * (1 - p))[:, None]).T @ x + np.eye(x.shape[1]) / PRIOR_SCALE**2
     variance = np.var(x * (y - p)[:, None], axis=0, ddof=1)
-    draws = np.random.default_rng(0).multivariate_normal(fit.coef_[0], np.linalg.inv(hessian), 20)
-    factor, scale = np.linalg.cholesky(np.linalg.inv(hessian)), len(x) / batch_size - 1
+    return Pilot(fit.coef_[0], hessian, variance, len(x), batch_size)
+
+
+def _whitened_noise(x: np.ndarray, y: np.ndarray, pilot: Pilot) -> float:
+    """Returns `Pilot.noise`, which takes passes over the data."""
+    x, covariance = x.astype(np.float64), pilot.covariance
+    draws = np.random.default_rng(0).multivariate_normal(pilot.mode, covariance, 20)
+    factor, scale = np.linalg.cholesky(covariance), len(x) / pilot.batch_size - 1
     scores = ((x * (y - expit(x @ draw))[:, None]) @ factor for draw in draws)
     noises = [len(x) * scale * np.linalg.eigvalsh(np.cov(s, rowvar=False))[-1] for s in scores]
-    return Pilot(fit.coef_[0], hessian, variance, len(x), batch_size, float(np.median(noises)))
+    return float(np.median(noises))
 
 
 def _hamiltonian(

@@ -22,8 +22,9 @@ class Pilot(NamedTuple):
     num_examples: int  # N
     batch_size: int  # n
     # Largest eigenvalue of the covariance of the gradient noise, in coordinates in which the normal
-    # approximation has the covariance I; the median over draws of the approximation.
-    noise: float
+    # approximation has the covariance I; the median over draws of the approximation. Only samplers
+    # in these coordinates need it, and it is NaN for others.
+    noise: float = np.nan
 
     @property
     def covariance(self) -> np.ndarray:
