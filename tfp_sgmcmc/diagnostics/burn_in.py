@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import positive
 from tfp_sgmcmc.diagnostics.gradient_noise import sampling_threshold
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.state import State
@@ -82,10 +83,8 @@ class SamplingThresholdReducer(PeriodicReducer):
     ):
         if not isinstance(target, Target):
             raise TypeError(f"target must be a Target. Received: a {type(target).__name__}.")
-        if not threshold > 0:
-            raise ValueError(f"threshold must be a positive number. Received: {threshold}.")
         super().__init__(target, every)
-        self._threshold = threshold
+        self._threshold = positive("threshold", threshold)
         self._preconditioner, self._temperature = preconditioner, temperature
         self._seed, self._num_iterations = random.as_seed(seed), num_iterations
         self._step_size_fn = step_size_fn

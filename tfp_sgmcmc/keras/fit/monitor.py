@@ -121,7 +121,7 @@ def noise_monitor(
       ValueError: a number is out of range.
     """
     if threshold is not None:
-        checks.require("sampling_threshold", threshold, threshold > 0, "a positive number")
+        checks.positive("sampling_threshold", threshold)
     elif every is None:
         return None
     every = _EVERY if every is None else checks.integer("noise_every", every, 1)

@@ -7,7 +7,8 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
+
+from tfp_sgmcmc.storage.archive import numpy_dtype
 
 
 def checked(
@@ -23,7 +24,7 @@ def checked(
     chains = [] if num_chains is None else [num_chains]
     arrays = []
     for variable, values in zip(variables, samples, strict=True):
-        dtype = np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
+        dtype = numpy_dtype(variable.dtype)
         if dtype.itemsize < 4 and values.dtype == np.float32:
             values = _Narrowed(values, dtype)
         expected = (max(length, 1), *chains, *variable.shape)
