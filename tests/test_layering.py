@@ -16,6 +16,7 @@ PACKAGE = ROOT / "tfp_sgmcmc"
 ROOMS = [
     "xla",
     "checks",
+    "memory",
     "state",
     "random",
     "schedules",

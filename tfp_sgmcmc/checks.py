@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,10 +63,41 @@ def require(name: str, value: Any, holds: bool | np.bool_, expected: str) -> Non
         raise ValueError(f"{name} must be {expected}. Received: {value}.")
 
 
+def number(
+    name: str,
+    value: Any,
+    expected: str = "a finite number",
+    holds: Callable[[float], bool] = lambda x: True,
+) -> float:
+    """Returns `value`, one real number, as a float if it is finite and `holds` is true of it.
+
+    Raises TypeError for what is not one number, and ValueError for another number.
+
+    Examples:
+      >>> number("decay", 0.5, "in (0, 1)", lambda x: 0 < x < 1)
+      0.5
+    """
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError, NotImplementedError):  # ragged, or a symbolic tensor
+        found = np.asarray(None)
+    if found.shape != () or found.dtype.kind not in "iuf":
+        kind = expected if "number" in expected else f"a number {expected}"
+        raise TypeError(f"{name} must be {kind}. Received: {value!r}.")
+    require(name, value, bool(np.isfinite(found)) and holds(float(found)), expected)
+    return float(found)
+
+
 def positive(name: str, value: Any) -> float:
-    """Returns `value` as a float if it is positive; raises ValueError otherwise."""
-    require(name, value, value > 0, "a positive number")
-    return float(value)
+    """Returns `value` as a float if it is positive and finite; raises as `number` otherwise."""
+    return number(name, value, "a positive finite number", lambda x: x > 0)
+
+
+def boolean(name: str, value: Any) -> bool:
+    """Returns `value` if it is True or False; raises TypeError otherwise."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False. Received: {value!r}.")
+    return bool(value)
 
 
 def one_of(name: str, value: Any, options: Sequence[str]) -> str:
