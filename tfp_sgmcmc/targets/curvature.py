@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import function, integer
-from tfp_sgmcmc.state import State, flatten_events, part_names, unflatten_events
+from tfp_sgmcmc.state import State, convert_state, flatten_events, part_names, unflatten_events
 from tfp_sgmcmc.targets.anchors import AnchoredTarget
 from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
 from tfp_sgmcmc.targets.chunked_sums import sum_over_chunks
@@ -49,9 +49,9 @@ def largest_curvature(
     Up to `max_examples` examples (and 256 MB of them) are evaluated. Of larger data a random
     subsample of n stands for all, with its sum scaled by N/n. On logistic regressions of 51 to 129
     parameters (MNIST, 7 against 9) the relative error was 1e-6 with all 12,214 examples, at most
-    6 % with 4,000 and at most 22 % with 1,000. A `StreamedLogProb` takes the examples of its first read.
-    `ControlVariate`, `SVRG` and `GrowingBatch` have the curvature of the target that they wrap. Any
-    other target is asked for the Hessian product of a single estimate.
+    6 % with 4,000 and at most 22 % with 1,000. A `StreamedLogProb` takes the examples of its first
+    read. `ControlVariate`, `SVRG` and `GrowingBatch` have the curvature of the target that they
+    wrap. Any other target is asked for the Hessian product of a single estimate.
 
     Examples:
       With `x` and `target` as in `MinibatchLogProb`, a Gaussian of precision N + 1/100:
@@ -83,7 +83,7 @@ def largest_curvature(
     integer("max_examples", max_examples, 1)
     if metric is not None:
         function("metric", metric, "v -> M v")
-    state = tf.nest.map_structure(tf.convert_to_tensor, state)
+    state = convert_state(state, initial=True)
     seed = random.as_seed(seed)
     chains = tuple(int(n) for n in target.chain_shape(state))
     hessian_product = _hessian_product(target, _one_chain(state, chains, 0), seed, max_examples)
