@@ -88,6 +88,39 @@ def by_part(
     return tree.map_structure_up_to(state, convert, state, value)
 
 
+def returned_by(name: str, value: Any, state: State) -> State:
+    """Returns what the function `name` returned for `state`, as a vector of the state's shapes.
+
+    Raises TypeError for what is not numbers, and ValueError for another structure, for shapes that
+    do not broadcast to the state's, and for NaN or infinity at a finite state (if known).
+    """
+
+    def convert(leaf: Any) -> tf.Tensor:
+        try:
+            x = tf.convert_to_tensor(leaf)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} must return numbers. Received: {leaf!r}.") from error
+        if not (x.dtype.is_floating or x.dtype.is_integer):
+            raise TypeError(f"{name} must return numbers. Received: dtype {x.dtype.name}.")
+        return x
+
+    if value is None or not tf.nest.flatten(value):
+        raise ValueError(
+            f"{name} must return a vector in the structure of the state. Received: {value!r}."
+        )
+    vector = by_part(f"The value of {name}", value, state, convert)
+    vector = tf.nest.map_structure(lambda v, x: tf.broadcast_to(v, tf.shape(x)), vector, state)
+    if _is_finite(state) and not _is_finite(vector):
+        raise ValueError(f"{name} must return finite numbers. Received: NaN or infinite entries.")
+    return vector
+
+
+def _is_finite(state: State) -> bool:
+    """Returns whether all entries are finite, or not known before the program runs."""
+    known = (tf.get_static_value(x) for x in tf.nest.flatten(state))
+    return all(x is None or np.all(np.isfinite(x)) for x in known)
+
+
 def as_dtype(value: Any, dtype: tf.DType) -> tf.Tensor:
     """Returns `value` as a tensor of this dtype."""
     # tf.cast would take a Python float through float32.

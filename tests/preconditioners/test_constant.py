@@ -103,7 +103,7 @@ def test_scales_that_are_no_numbers() -> None:
             lambda: FullMatrix([[1.0, 2.0], [2.0, 1.0]]),
             "matrix must be positive definite.* smallest eigenvalue is -1",
         ),
-        (lambda: FullMatrix([[np.nan]]), "matrix must be finite. Received: NaN"),
+        (lambda: FullMatrix([[np.nan]]), "matrix must be a finite number. Received: .*nan"),
     ],
 )
 def test_bad_arguments(make: Any, message: str) -> None:

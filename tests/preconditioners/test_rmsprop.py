@@ -131,8 +131,8 @@ def test_at_a_zero_gradient_all_is_finite() -> None:
     ("arguments", "message"),
     [
         ({"decay": 1.0}, r"decay must be a number in \[0, 1\). Received: 1.0"),
-        ({"epsilon": 0.0}, "epsilon must be a positive number. Received: 0.0"),
-        ({"epsilon": float("nan")}, "epsilon must be a positive number. Received: nan"),
+        ({"epsilon": 0.0}, "epsilon must be a positive finite number. Received: 0.0"),
+        ({"epsilon": float("nan")}, "epsilon must be a positive finite number. Received: nan"),
     ],
 )
 def test_bad_arguments(arguments: Any, message: str) -> None:

@@ -267,3 +267,33 @@ def test_states_of_another_size_than_the_data_allow() -> None:
     prior = target(log_prior_fn=lambda t: tf.linalg.matvec(tf.eye(2), t)[..., 0])
     with pytest.raises(ValueError, match=r"log_prior_fn failed for a state of shapes \(3,\)\. It"):
         sgmcmc.SGLD(prior, 0.1).bootstrap_results(tf.zeros([3]))
+
+
+def half_right(loc: tf.Tensor, log_scale: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """A model whose location lacks [..., None], and so takes an example for each chain."""
+    return -0.5 * ((x - loc) * tf.exp(-log_scale[..., None])) ** 2 - log_scale[..., None]
+
+
+@pytest.mark.parametrize("shared_batch", [True, False])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_missing_axis_with_as_many_chains_as_examples(shared_batch: bool, compiled: bool) -> None:
+    """Every shape is right, and every chain but one sees wrong examples."""
+    bad, right = (
+        target(
+            log_prior_fn=lambda loc, log_scale: log_prior(loc) + log_prior(log_scale),
+            log_likelihood_fn=fn,
+            shared_batch=shared_batch,
+        )
+        for fn in (half_right, lambda loc, s, x: half_right(loc[..., None], s, x))
+    )
+    state = [tf.linspace(-1.0, 1.0, 5), tf.zeros([5])]
+    assert half_right(*state, tf.zeros([5])).shape == (5, 5)
+
+    def sample(chosen: Any) -> Any:
+        return tfp.mcmc.sample_chain(2, state, kernel=sgmcmc.SGLD(chosen, 0.1), seed=[0, 1])
+
+    run = tf.function(sample, autograph=False) if compiled else sample
+    message = r"any size n. Received: for n = 2 .* batch_size = 5, .* theta\[..., None\]"
+    with pytest.raises(ValueError, match=message):
+        run(bad)
+    sgmcmc.SGLD(right, 0.1).bootstrap_results(state)

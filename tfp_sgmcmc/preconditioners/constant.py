@@ -78,10 +78,10 @@ class FullMatrix(Preconditioner):
     """
 
     def __init__(self, matrix: Any):
+        numbers("matrix", matrix)
         matrix = np.asarray(matrix, np.float64)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"matrix must be square, [D, D]. Received: shape {matrix.shape}.")
-        require("matrix", "NaN or infinite entries", np.all(np.isfinite(matrix)), "finite")
         scale = np.sqrt(np.abs(np.diag(matrix)))
         is_symmetric = np.all(np.abs(matrix - matrix.T) <= _ASYMMETRY * np.outer(scale, scale))
         require("matrix", "a matrix that is not", is_symmetric, "symmetric")

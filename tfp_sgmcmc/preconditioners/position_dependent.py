@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import accepts
 from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.state import State, returned_by
 
 
 class PositionDependent(Preconditioner):
@@ -19,10 +20,17 @@ class PositionDependent(Preconditioner):
     Args:
       multiply_fn: `(state, v) -> M v`.
       sqrt_multiply_fn: `(state, z) -> S z` with S S^T = M.
-      divergence_fn: `state -> div M`, the vector of sums over j of d M_ij / d theta_j.
+      divergence_fn: `state -> div M`, the vector of sums over j of d M_ij / d theta_j; zero for a
+        constant M.
       inverse_quadratic_fn: `(state, v) -> v^T M^-1 v`, shape `[chains...]`. Only corrected kernels
         need it.
       log_det_fn: `state -> log det M`, shape `[chains...]`. Only corrected kernels need it.
+
+    Raises:
+      TypeError: a function is not callable with these arguments. At the first step: it does not
+        return numbers.
+      ValueError: at the first step: a function returns None, another structure than the state's, or
+        a shape that does not fit.
     """
 
     def __init__(
@@ -33,20 +41,41 @@ class PositionDependent(Preconditioner):
         inverse_quadratic_fn: Callable[[State, State], tf.Tensor] | None = None,
         log_det_fn: Callable[[State], tf.Tensor] | None = None,
     ):
-        self.multiply_fn, self.sqrt_multiply_fn = multiply_fn, sqrt_multiply_fn
-        self.divergence_fn = divergence_fn
+        self.multiply_fn = accepts("multiply_fn", multiply_fn, "state", "v")
+        self.sqrt_multiply_fn = accepts("sqrt_multiply_fn", sqrt_multiply_fn, "state", "z")
+        self.divergence_fn = accepts("divergence_fn", divergence_fn, "state")
+        if inverse_quadratic_fn is not None:
+            accepts("inverse_quadratic_fn", inverse_quadratic_fn, "state", "v")
+        if log_det_fn is not None:
+            accepts("log_det_fn", log_det_fn, "state")
         self.inverse_quadratic_fn, self.log_det_fn = inverse_quadratic_fn, log_det_fn
+
+    def init(self, state: State) -> tuple[()]:
+        """Returns nothing; raises here, before the first step, for functions that do not fit."""
+        returned_by("multiply_fn", self.multiply_fn(state, state), state)
+        returned_by("sqrt_multiply_fn", self.sqrt_multiply_fn(state, state), state)
+        return ()
 
     def evaluate(
         self, state: State, chain_ndims: int, own: Any = (), info: GradientInfo | None = None
     ) -> tuple[LocalMatrix, Any]:
         quadratic, log_det = self.inverse_quadratic_fn, self.log_det_fn
+        chains = _entry_of_each_chain(state, chain_ndims)
+
+        def vector(name: str, value: Any) -> State:
+            return returned_by(name, value, state)
+
+        def by_chain(name: str, value: Any) -> tf.Tensor:
+            return returned_by(name, value, chains)
+
         return LocalMatrix(
-            multiply=lambda v: self.multiply_fn(state, v),
-            sqrt_multiply=lambda v: self.sqrt_multiply_fn(state, v),
-            divergence=self.divergence_fn(state),
-            inverse_quadratic=None if quadratic is None else lambda v: quadratic(state, v),
-            log_det=None if log_det is None else log_det(state),
+            multiply=lambda v: vector("multiply_fn", self.multiply_fn(state, v)),
+            sqrt_multiply=lambda v: vector("sqrt_multiply_fn", self.sqrt_multiply_fn(state, v)),
+            divergence=vector("divergence_fn", self.divergence_fn(state)),
+            inverse_quadratic=None
+            if quadratic is None
+            else lambda v: by_chain("inverse_quadratic_fn", quadratic(state, v)),
+            log_det=None if log_det is None else by_chain("log_det_fn", log_det(state)),
         ), own
 
 
@@ -73,6 +102,11 @@ class NaturalGradientICA(PositionDependent):
             ),
             log_det_fn=lambda w: 2.0 * w.shape[-1] * _log_abs_det(w),
         )
+
+
+def _entry_of_each_chain(state: State, chain_ndims: int) -> tf.Tensor:
+    part = tf.nest.flatten(state)[0]
+    return part[(..., *[0] * (part.shape.rank - chain_ndims))]
 
 
 def _log_abs_det(w: tf.Tensor) -> tf.Tensor:

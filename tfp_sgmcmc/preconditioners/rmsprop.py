@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import positive, require
+from tfp_sgmcmc.checks import boolean, number, positive
 from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
 from tfp_sgmcmc.state import State
 
@@ -67,6 +67,7 @@ class RMSprop(Preconditioner):
 
     Raises:
       ValueError: `decay` or `epsilon` is out of range.
+      TypeError: an argument is of another type.
 
     References:
       C. Li, C. Chen, D. Carlson and L. Carin. Preconditioned stochastic gradient Langevin dynamics
@@ -77,9 +78,8 @@ class RMSprop(Preconditioner):
     """
 
     def __init__(self, decay: float = 0.99, epsilon: float = 1e-5, gamma: bool = True):
-        require("decay", decay, 0 <= decay < 1, "a number in [0, 1)")
-        positive("epsilon", epsilon)
-        self.decay, self.epsilon, self.gamma = decay, epsilon, gamma
+        self.decay = number("decay", decay, "a number in [0, 1)", lambda x: 0 <= x < 1)
+        self.epsilon, self.gamma = positive("epsilon", epsilon), boolean("gamma", gamma)
         self.needs_curvature = gamma
 
     def init(self, state: State) -> SquaredGradients:

@@ -164,7 +164,29 @@ class MinibatchLogProb(ModelTarget):
         value_and_gradient(
             lambda s: self.log_prior(s) + self._sum_of_slice(s, 0, self.batch_size), state
         )
+        self._check_another_size(state)
         return _first_epoch() if self.reshuffle == "epoch" else ()
+
+    def _check_another_size(self, state: State) -> None:
+        """Raises ValueError if log likelihoods have the right shape only because sizes coincide.
+
+        If n equals the number of chains, say, then theta without `[..., None]` broadcasts against
+        the examples. Another number of examples shows it.
+        """
+        sizes = {n for x in tf.nest.flatten(state) for n in x.shape}
+        others = [n for n in range(2, self.num_examples + 1) if n not in sizes][:1]
+        if self.batch_size not in sizes or not others:
+            return
+        try:
+            self._sum_of_slice(state, 0, others[0])
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            raise ValueError(
+                "log_likelihood_fn must return [chains..., n] for minibatches of any size n. "
+                f"Received: for n = {others[0]} the error below, and none for batch_size = "
+                f"{self.batch_size}, which is also a size in the state's shapes "
+                f"{[tuple(x.shape) for x in tf.nest.flatten(state)]}. A part that is combined with "
+                f"the examples needs an axis for them, as theta[..., None] has. {error}"
+            ) from error
 
     def estimate(
         self,
