@@ -10,6 +10,7 @@ from tests.harness.every_minibatch import flat
 from tests.harness.graphs import largest_tensor, trace
 from tests.harness.known_covariance import KnownCovariance
 from tests.harness.sigma import PLACES, SIZE, draw_parts, explicit, kept, tensors
+from tfp_sgmcmc import memory
 from tfp_sgmcmc.covariance import (
     KINDS,
     Block,
@@ -273,3 +274,71 @@ def test_a_covariance_needs_two_scores(name: str, num_scores: int) -> None:
 def test_blocks_need_two_parts() -> None:
     with pytest.raises(ValueError, match="'full', 'diag' or 'low_rank' for a state of one part"):
         Block().init(tf.zeros([3]), 0, ROWS)
+
+
+@pytest.mark.parametrize("chains", [(), (4,)])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        Full(),
+        Block(),
+        Diag(),
+        LowRank(),
+        Full(History(3, lag=2)),
+        Full(solver="lagged_cholesky"),
+        Block(RunningMean(), solver="lagged_cholesky"),
+    ],
+    ids=lambda e: e.name,
+)
+def test_the_memory_that_is_told_is_what_is_kept(
+    estimator: CovarianceEstimator, chains: tuple[int, ...]
+) -> None:
+    like = tensors(draw(*chains, dtype=np.float32))
+    own = estimator.init(like, len(chains), ROWS)
+    kept_arrays = [average.value for average in own.averages] + list(own.inverses)
+    expected = sum(x.numpy().nbytes for x in kept_arrays)
+    assert estimator.num_bytes(like, len(chains), ROWS) == expected
+
+
+@pytest.mark.parametrize(
+    ("estimator", "needed"),
+    [
+        (Full(), "43.3 GB.*diag.*low_rank"),
+        (Full(solver="lagged_cholesky"), "86.5 GB.*diag.*low_rank"),
+        (Full(History(2, lag=1)), "129.8 GB.*diag.*low_rank"),
+        (LowRank(History(1000)), "208.0 GB.*diag.*low_rank"),
+    ],
+)
+def test_more_than_the_memory_is_refused_before_it_is_spent(
+    estimator: CovarianceEstimator, needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 2 * 10**10)
+    message = rf"20.0 GB are free.*covariance='{estimator.name}' for D = 104,003 .* {needed}"
+    with pytest.raises(MemoryError, match=message):
+        estimator.init(tf.zeros([104_003]), 0, 500)
+    Diag().init(tf.zeros([104_003]), 0, 500)
+    with pytest.raises(MemoryError, match="Fewer chains"):
+        Diag(History(100_000)).init(tf.zeros([104_003]), 0, 500)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Full(include_current="False"), TypeError, "include_current must be True or False"),
+        (lambda: Full(solver=3), ValueError, "solver must be one of .* Received: 3"),
+        (lambda: Full(solver=Solver(tolerance="1")), TypeError, "tolerance must be .* in .0, 1."),
+        (lambda: Full(solver=Solver(max_iterations=2.0)), TypeError, "max_iterations must be an"),
+        (lambda: Full(solver=Solver(refactor_every=True)), TypeError, "refactor_every must be an"),
+        (lambda: RunningMean("0.9"), TypeError, "decay must be .* Received: '0.9'"),
+        (lambda: RunningMean(np.nan), ValueError, "decay must be .* Received: nan"),
+        (lambda: History(True), ValueError, "weights must be a positive integer or a sequence"),
+        (lambda: History(["a"]), ValueError, "weights must be a positive integer or a sequence"),
+        (lambda: History([[1.0], [1.0, 2.0]]), ValueError, "weights must be a positive integer"),
+        (lambda: History({}), ValueError, "weights must be a positive integer or a sequence"),
+        (lambda: as_covariance("full", "mean"), TypeError, "average must be a RunningMean or"),
+        (lambda: as_covariance("full", exact=1), TypeError, "exact must be True or False"),
+    ],
+)
+def test_bad_options(make: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()

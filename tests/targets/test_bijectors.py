@@ -134,3 +134,100 @@ def test_bijector_from_vector_to_matrix() -> None:
             + np.linalg.slogdet(jacobian)[1]
         )
     np.testing.assert_allclose(target(tf.constant(u)), expected, rtol=1e-7)
+
+
+Y = np.array([0.4, 1.3, 0.2, 0.9, 1.7, 0.8])
+ONE = tf.ones([], tf.float64)
+
+
+def joint_model() -> Any:
+    """The support of u depends on s, so that the parts are mapped together."""
+    s = yield tfd.JointDistributionCoroutine.Root(tfd.Gamma(2 * ONE, ONE, name="s"))
+    u = yield tfd.Uniform(0 * ONE, s, name="u")
+    yield tfd.Sample(tfd.Normal(u, ONE), 2, name="y")
+
+
+def joints() -> dict[str, Any]:
+    parts = [tfd.Gamma(2 * ONE, ONE), lambda s: tfd.Uniform(0 * ONE, s)]
+    sample = [lambda u: tfd.Sample(tfd.Normal(u, ONE), 2)]
+    return {
+        "coroutine": tfd.JointDistributionCoroutine(joint_model),
+        "batched": tfd.JointDistributionCoroutineAutoBatched(joint_model),
+        "named": tfd.JointDistributionNamed(dict(zip("suy", parts + sample, strict=True))),
+        "sequential": tfd.JointDistributionSequential(parts),
+    }
+
+
+def joint_target(bijector: Any, batch_size: int = 2) -> Any:
+    return sgmcmc.MinibatchLogProb(
+        lambda s, u: tfd.Gamma(2 * ONE, ONE).log_prob(s) + tfd.Uniform(0 * ONE, s).log_prob(u),
+        lambda s, u, batch: tfd.Normal(u[..., tf.newaxis], ONE).log_prob(batch),
+        Y,
+        batch_size,
+        bijector=bijector,
+    )
+
+
+@pytest.mark.parametrize("name", ["coroutine", "batched", "named", "sequential"])
+def test_bijector_of_a_joint_distribution(name: str) -> None:
+    """Adds log |d (s, u) / d z|, which automatic differentiation gives, to a density by SciPy."""
+    joint = joints()[name]
+    if name != "sequential":
+        joint = joint.experimental_pin(y=tf.zeros([2], tf.float64))
+    bijector = joint.experimental_default_event_space_bijector()
+    target, whole = joint_target(bijector), joint_target(bijector, len(Y))
+    s, u = np.array([2.5, 0.7, 1.1]), np.array([1.3, 0.2, 1.0])
+    made = {"named": dict(s=s, u=u)}.get(name, [s, u])
+    unconstrained = tf.nest.flatten(target.unconstrain(tf.nest.map_structure(tf.constant, made)))
+
+    def forward(z: tf.Tensor) -> tf.Tensor:
+        state = dict(s=z[0], u=z[1]) if name == "named" else [z[0], z[1]]
+        return tf.stack(tf.nest.flatten(target.constrain(state)))
+
+    expected = []
+    for i in range(3):
+        z = tf.stack([x[i] for x in unconstrained])
+        with tf.GradientTape() as tape:
+            tape.watch(z)
+            parameters = forward(z)
+        np.testing.assert_allclose(parameters, [s[i], u[i]], rtol=1e-9)
+        log_det = np.linalg.slogdet(tape.jacobian(parameters, z))[1]
+        prior = stats.gamma.logpdf(s[i], 2) - np.log(s[i])
+        expected.append(prior + stats.norm.logpdf(Y, u[i]).sum() + log_det)
+
+    structure = bijector.forward_min_event_ndims
+    states = [tf.nest.pack_sequence_as(structure, unconstrained)]
+    if name in ("coroutine", "batched"):
+        states += [unconstrained, dict(zip("su", unconstrained, strict=True))]
+    for state in states:
+        constrained = target.constrain(state)
+        assert type(constrained) is type(state)
+        np.testing.assert_allclose(tf.nest.flatten(constrained), [s, u], rtol=1e-9)
+        estimate = whole.estimate(state, tf.constant([0, 0]))
+        np.testing.assert_allclose(estimate.log_prob, expected, rtol=1e-9)
+        assert type(estimate.gradient) is type(state)
+
+
+def test_a_chain_of_a_joint_distribution() -> None:
+    """SGLD moves a namedtuple of unconstrained parts; its parameters keep to their support."""
+    joint = tfd.JointDistributionCoroutineAutoBatched(joint_model)
+    pinned = joint.experimental_pin(y=tf.zeros([2], tf.float64))
+    bijector = pinned.experimental_default_event_space_bijector()
+    start = bijector.inverse(pinned.sample_unpinned(4, seed=1))
+    target = joint_target(bijector)
+    states = tfp.mcmc.sample_chain(
+        5, start, kernel=sgmcmc.SGLD(target, 0.1), trace_fn=None, seed=[0, 1]
+    )
+    constrained = target.constrain(states)
+    assert constrained._fields == ("s", "u") and constrained.s.shape == (5, 4)
+    assert np.all((constrained.u > 0) & (constrained.u < constrained.s))
+
+
+@pytest.mark.parametrize("state", [[ONE], [ONE, ONE, ONE], {"s": ONE, "v": ONE}, ONE])
+def test_joint_bijectors_of_another_structure_than_the_state(state: Any) -> None:
+    joint = tfd.JointDistributionCoroutine(joint_model)
+    pinned = joint.experimental_pin(y=tf.zeros([2], tf.float64))
+    target = joint_target(pinned.experimental_default_event_space_bijector())
+    message = r"bijector must have the structure .* parts \['s', 'u'\] and \["
+    with pytest.raises(ValueError, match=message):
+        target.constrain(state)

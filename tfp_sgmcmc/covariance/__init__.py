@@ -8,7 +8,7 @@ earlier minibatches. That average is the default; `include_current=True` follows
 
 from typing import Any
 
-from tfp_sgmcmc.checks import require
+from tfp_sgmcmc.checks import boolean, require
 from tfp_sgmcmc.covariance.averages import Average, History, RunningMean
 from tfp_sgmcmc.covariance.base import CovarianceEstimator, CovarianceState
 from tfp_sgmcmc.covariance.diag import Diag, Zero
@@ -45,6 +45,9 @@ def as_covariance(
       average: the sampler's choice for an estimator without an average.
       exact: whether gradients are exact, which makes Sigma zero.
     """
+    if not isinstance(average, Average | None):
+        raise TypeError(f"average must be a RunningMean or a History. Received: {average!r}.")
+    boolean("exact", exact)
     if not isinstance(value, CovarianceEstimator):
         expected = f"one of {', '.join(KINDS)}, or an estimator of tfp_sgmcmc.covariance"
         require("covariance", repr(value), isinstance(value, str) and value in KINDS, expected)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import abc
-import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import integer, require
+from tfp_sgmcmc.checks import integer, number, require
 from tfp_sgmcmc.state import append_dims
 
 
@@ -30,6 +29,9 @@ class AverageState(NamedTuple):
 
 class Average(abc.ABC):
     """Base class of averages. A chain leaves out a minibatch for which `accept` is False."""
+
+    #: How many statistics are kept for each chain.
+    num_slots = 1
 
     @abc.abstractmethod
     def init(self, statistic: tf.Tensor, chain_ndims: int) -> AverageState:
@@ -58,8 +60,8 @@ class RunningMean(Average):
     """
 
     def __init__(self, decay: float | None = None):
-        holds = decay is None or 0 <= decay < 1
-        require("decay", decay, holds, "None or a number in [0, 1)")
+        if decay is not None:
+            decay = number("decay", decay, "None or a number in [0, 1)", lambda x: 0 <= x < 1)
         self.decay = decay
 
     def init(self, statistic: tf.Tensor, chain_ndims: int) -> AverageState:
@@ -107,22 +109,26 @@ class History(Average):
     """
 
     def __init__(self, weights: int | Sequence[float], lag: int = 0):
-        try:
-            values = np.ones(max(operator.index(weights), 0))  # ty: ignore[invalid-argument-type]
-        except TypeError:
-            values = np.asarray(weights, np.float64)
         expected = "a positive integer or a sequence of at least one number"
-        require("weights", weights, values.ndim == 1 and len(values) > 0, expected)
+        if isinstance(weights, int | np.integer) and not isinstance(weights, bool):
+            values = np.ones(max(weights, 0))
+        else:
+            try:
+                values = np.asarray(weights)
+            except (TypeError, ValueError, NotImplementedError):  # ragged or symbolic
+                values = np.asarray(None)
+        is_sequence = values.ndim == 1 and len(values) > 0 and values.dtype.kind in "iuf"
+        require("weights", weights, is_sequence, expected)
         if not np.all(np.isfinite(values) & (values >= 0)) or values[0] <= 0:
             raise ValueError(
                 f"weights must be finite and at least 0, the first positive. Received: {weights}. "
                 "With a negative weight the average need not be a covariance."
             )
         self.weights, self.lag = values / values.sum(), integer("lag", lag, least=0)
+        self.num_slots = self.lag + len(self.weights)
 
     def init(self, statistic: tf.Tensor, chain_ndims: int) -> AverageState:
-        slots = self.lag + len(self.weights)
-        value = tf.stack([tf.zeros_like(statistic)] * slots, axis=chain_ndims)
+        value = tf.stack([tf.zeros_like(statistic)] * self.num_slots, axis=chain_ndims)
         return AverageState(value, tf.zeros(tf.shape(value)[: chain_ndims + 1], value.dtype))
 
     def update(

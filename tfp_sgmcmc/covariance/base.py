@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import abc
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfp_sgmcmc import memory, xla
+from tfp_sgmcmc.checks import boolean
 from tfp_sgmcmc.covariance.averages import Average, AverageState, History, RunningMean
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, count_rows
 from tfp_sgmcmc.covariance.matrices import Matrix
@@ -53,7 +56,7 @@ class CovarianceEstimator(abc.ABC):
 
     Raises:
       ValueError: an option is unknown, or two options contradict each other.
-      TypeError: `average` is not an `Average`.
+      TypeError: `average` is not an `Average`, or an option has another type.
     """
 
     methods: tuple[str, ...] = ("auto",)
@@ -67,6 +70,7 @@ class CovarianceEstimator(abc.ABC):
     ):
         if not isinstance(average, Average | None):
             raise TypeError(f"average must be a RunningMean or a History. Received: {average!r}.")
+        boolean("include_current", include_current)
         if include_current and isinstance(average, History) and average.lag:
             raise ValueError(
                 "average must have no lag when include_current is True. "
@@ -85,7 +89,7 @@ class CovarianceEstimator(abc.ABC):
 
         `num_scores` is the number of scores of a minibatch, or None if it is not known beforehand.
         Raises ValueError if it is below two, for `low_rank` without it, and for `block` with a
-        state of one part.
+        state of one part; MemoryError if the host's memory is too small for the estimate.
         """
         if num_scores is not None and num_scores < 2:
             raise ValueError(
@@ -93,6 +97,7 @@ class CovarianceEstimator(abc.ABC):
                 f"target's batch_size or num_groups). Received: {num_scores}."
             )
         parts = tf.nest.flatten(state)
+        self._require_memory(parts, chain_ndims, num_scores)
         averages, inverses = [], []
         for group in self.groups(parts):
             flat = flatten_events([parts[i] for i in group], chain_ndims)
@@ -104,6 +109,44 @@ class CovarianceEstimator(abc.ABC):
                 inverses.append(zeros)
         skipped = tf.zeros(tf.shape(parts[0])[:chain_ndims], tf.int32)
         return CovarianceState(averages, inverses, tf.zeros([], tf.int32), skipped)
+
+    def num_bytes(self, state: State, chain_ndims: int, num_scores: int | None) -> int:
+        """Returns the memory that the estimate keeps between steps, before any is spent.
+
+        The arguments are those of `init`. A step takes at least one statistic (such as a D x D
+        matrix for each chain) more.
+        """
+        slots, num_inverses = self._average.num_slots, self.solver.method == "lagged_cholesky"
+        return (slots + num_inverses) * self._statistic_bytes(state, chain_ndims, num_scores)
+
+    def _statistic_bytes(self, state: State, chain_ndims: int, num_scores: int | None) -> int:
+        parts = tf.nest.flatten(state)
+        total = 0
+        for group in self.groups(parts):
+            size = sum(parts[i].shape[chain_ndims:].num_elements() for i in group)
+            total += math.prod(self._shape(size, num_scores))
+        num_chains = parts[0].shape[:chain_ndims].num_elements()
+        return total * (num_chains or 1) * parts[0].dtype.size  # None: chains are not known yet
+
+    def _require_memory(
+        self, parts: Sequence[tf.Tensor], chain_ndims: int, num_scores: int | None
+    ) -> None:
+        if xla.has_accelerator():
+            return
+        size = sum(x.shape[chain_ndims:].num_elements() for x in parts)
+        diagonal = (
+            "" if self.name == "diag" else "covariance='diag' keeps D numbers for each chain. "
+        )
+        memory.require(
+            {
+                f"covariance='{self.name}' for D = {size:,} parameters": self.num_bytes(
+                    parts, chain_ndims, num_scores
+                ),
+                "its update": self._statistic_bytes(parts, chain_ndims, num_scores),
+            },
+            f"{diagonal}covariance='low_rank' keeps n D for each of its minibatches of n scores "
+            "(fewer with the target's num_groups). Fewer chains take less, too.",
+        )
 
     def evaluate(
         self, own: CovarianceState, scores: State, noise_scale: Any, like: State, chain_ndims: int

@@ -47,6 +47,9 @@ class Zero(Diag):
         skipped = tf.zeros(tf.shape(tf.nest.flatten(state)[0])[:chain_ndims], tf.int32)
         return CovarianceState([], [], tf.zeros([], tf.int32), skipped)
 
+    def num_bytes(self, state: State, chain_ndims: int, num_scores: int | None) -> int:
+        return 0
+
     def evaluate(
         self, own: CovarianceState, scores: State, noise_scale: Any, like: State, chain_ndims: int
     ) -> tuple[NoiseCovariance, CovarianceState]:

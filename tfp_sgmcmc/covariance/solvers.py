@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import xla
-from tfp_sgmcmc.checks import require
+from tfp_sgmcmc.checks import integer, number, one_of
 
 Product = Callable[[tf.Tensor], tf.Tensor]  # [chains..., D] -> [chains..., D]
 
@@ -72,14 +72,16 @@ class Solver(NamedTuple):
 
 
 def as_solver(value: str | Solver) -> Solver:
-    """Returns `value`, or the solver whose method it names; raises ValueError for wrong options."""
+    """Returns `value`, or the solver whose method it names.
+
+    Raises ValueError for wrong options, and TypeError for options of a wrong type.
+    """
     solver = value if isinstance(value, Solver) else Solver(value)
-    known = solver.method in METHODS
-    require("solver", repr(solver.method), known, f"one of {', '.join(METHODS)}")
-    in_range = solver.tolerance is None or 0 < solver.tolerance < 1
-    require("tolerance", solver.tolerance, in_range, "in (0, 1)")
-    for name in ("max_iterations", "refactor_every"):
-        require(name, getattr(solver, name), getattr(solver, name) >= 1, "at least 1")
+    one_of("solver" if solver is not value else "method of solver", solver.method, METHODS)
+    if solver.tolerance is not None:
+        number("tolerance", solver.tolerance, "in (0, 1)", lambda x: 0 < x < 1)
+    integer("max_iterations", solver.max_iterations, 1)
+    integer("refactor_every", solver.refactor_every, 1)
     return solver
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +19,17 @@ def check_bijectors(bijector: Any) -> None:
             raise TypeError(
                 f"bijector must hold tfp.bijectors.Bijector or None. Received: {leaf!r}."
             )
+
+
+def is_joint(bijector: Any) -> bool:
+    """Returns whether `bijector` is one that maps all parts together, as joint distributions have.
+
+    Such a bijector is that of `experimental_default_event_space_bijector()`, also after
+    `experimental_pin`, or a `tfp.bijectors.JointMap`.
+    """
+    if not isinstance(bijector, tfp.bijectors.Bijector):
+        return False
+    return tf.nest.is_nested(bijector.forward_min_event_ndims)
 
 
 def map_bijectors(
@@ -49,6 +60,53 @@ def map_bijectors(
     if hasattr(state, "_asdict"):
         return type(state)(**mapped)
     return mapped if called is state else type(state)([mapped])
+
+
+def map_jointly(bijector: Any, fn: Callable[[Any], Any], state: State) -> State:
+    """Applies `fn`, a method of a joint bijector, to the state; returns the state's structure."""
+    return _like(state, fn(_like(bijector.forward_min_event_ndims, state)))
+
+
+def joint_log_det(bijector: Any, state: State, chain_ndims: int) -> tf.Tensor:
+    """Returns the log determinant of a joint bijector's Jacobian at `state`, `[chains...]`."""
+    structure = bijector.forward_min_event_ndims
+    ndims = tf.nest.map_structure(lambda x: x.shape.rank - chain_ndims, state)
+    parts = _like(structure, state)
+    return bijector.forward_log_det_jacobian(parts, _like(structure, ndims))
+
+
+def _like(structure: Any, parts: Any) -> Any:
+    """Returns `parts` in `structure`: by name if both have names, otherwise by position."""
+    names, given = _names(structure), _names(parts)
+    values = parts if isinstance(parts, list | tuple) else [parts]
+    if isinstance(parts, Mapping):
+        values = [*parts.values()]
+    if names is not None and given is not None:
+        fits = {*names} == {*given}
+        values = [values[given.index(name)] for name in names] if fits else []
+    else:  # a list has the order of a namedtuple, and a dict has none
+        fits = not (isinstance(structure, Mapping) or isinstance(parts, Mapping))
+    is_one = not isinstance(structure, Mapping | list | tuple)
+    if not fits or len(values) != (1 if is_one else len(structure)):
+        raise ValueError(
+            "bijector must have the structure of the state. Received: a joint bijector and a state "
+            f"of the parts {names or _count(structure)} and {given or _count(parts)}."
+        )
+    if is_one:
+        return values[0]
+    if names is None:
+        return type(structure)(values)
+    return type(structure)(**dict(zip(names, values, strict=True)))
+
+
+def _names(nest: Any) -> list[str] | None:
+    if hasattr(nest, "_fields"):
+        return [*nest._fields]
+    return [*nest] if isinstance(nest, Mapping) else None
+
+
+def _count(nest: Any) -> list[int]:
+    return [*range(len(nest) if isinstance(nest, list | tuple) else 1)]
 
 
 def _as_called(nest: Any) -> Any:

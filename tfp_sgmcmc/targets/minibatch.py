@@ -74,8 +74,10 @@ class MinibatchLogProb(ModelTarget):
         after each pass, which sees every example once; a minibatch may end one pass and begin the
         next.
       bijector: a `tfp.bijectors.Bijector`, or a nest of them in the structure of the state, with
-        None for a part that is not constrained. The state is then unconstrained, the functions
-        receive `constrain(state)`, and the log posterior includes the Jacobian's log determinant.
+        None for a part that is not constrained; or one that maps all parts together, such as a
+        joint distribution's `experimental_default_event_space_bijector()`. The state is then
+        unconstrained, the functions receive `constrain(state)`, and the log posterior includes the
+        Jacobian's log determinant.
       dtype: floating leaves of `data` are cast to it; None keeps them.
       chunk_size: number of examples evaluated at once by `target(*state_parts)`. By default up to
         32 MB (and 131,072 examples) are one chunk, and larger data have chunks of about 4 MB. With

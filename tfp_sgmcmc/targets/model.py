@@ -10,7 +10,13 @@ import tensorflow as tf
 from tfp_sgmcmc.checks import function
 from tfp_sgmcmc.state import State, call_with_state, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import Target
-from tfp_sgmcmc.targets.bijectors import check_bijectors, map_bijectors
+from tfp_sgmcmc.targets.bijectors import (
+    check_bijectors,
+    is_joint,
+    joint_log_det,
+    map_bijectors,
+    map_jointly,
+)
 
 
 class ModelTarget(Target):
@@ -25,14 +31,18 @@ class ModelTarget(Target):
         self._log_prior_fn = function("log_prior_fn", log_prior_fn)
         self._log_likelihood_fn = function("log_likelihood_fn", log_likelihood_fn)
         check_bijectors(bijector)
-        self.bijector = bijector
+        self.bijector, self._is_joint = bijector, is_joint(bijector)
 
     def constrain(self, state: State) -> State:
         """Maps an unconstrained state (or samples of it) to the parameters of the model."""
+        if self._is_joint:
+            return map_jointly(self.bijector, self.bijector.forward, state)
         return map_bijectors(self.bijector, lambda b, x: b.forward(x), state)
 
     def unconstrain(self, state: State) -> State:
         """Maps parameters of the model to the unconstrained state that kernels move."""
+        if self._is_joint:
+            return map_jointly(self.bijector, self.bijector.inverse, state)
         return map_bijectors(self.bijector, lambda b, x: b.inverse(x), state)
 
     def chain_shape(self, state: State) -> Any:
@@ -55,6 +65,8 @@ class ModelTarget(Target):
                 )
         if self.bijector is None:
             return result
+        if self._is_joint:
+            return result + joint_log_det(self.bijector, state, result.shape.rank)
         terms = map_bijectors(
             self.bijector,
             lambda b, x: b.forward_log_det_jacobian(x, x.shape.rank - result.shape.rank),
