@@ -1,10 +1,12 @@
-"""Sums over the entries of states, compiled by XLA and not."""
+"""Sums over the entries of states, compiled by XLA and not, and calls with their parts."""
+
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_sgmcmc.state import squared_norm, sum_entries
+from tfp_sgmcmc.state import call_with_state, squared_norm, sum_entries
 
 
 @pytest.mark.parametrize("jit", [True, False])
@@ -40,3 +42,27 @@ def test_a_sum_in_parts_is_as_exact_as_a_single_one():
     x = np.random.default_rng(0).normal(size=[20_003]).astype(np.float32)
     parts = tf.function(sum_entries, jit_compile=True, autograph=False)(tf.constant(x))
     assert abs(parts - np.sum(x.astype(np.float64))) < 1e-6 * np.sum(np.abs(x))
+
+
+class Named(NamedTuple):
+    """A state of two parts."""
+
+    a: int
+    b: int
+
+
+@pytest.mark.parametrize(
+    ("fn", "extra"),
+    [
+        (lambda b, a: (a, b), {}),
+        (lambda *parts: parts, {}),
+        (lambda x, y: (x, y), {}),
+        (lambda **parts: (parts["a"], parts["b"]), {}),
+        (lambda batch, b, a: (a, b, batch), {"batch": 3}),
+        (lambda *parts: parts, {"batch": 3}),
+        (max, {}),  # has no signature
+    ],
+)
+def test_named_tuples_go_by_name_where_the_function_takes_the_names(fn, extra):
+    expected = 2 if fn is max else (1, 2, *extra.values())
+    assert call_with_state(fn, Named(1, 2), **extra) == expected

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,24 @@ _WORTH_PARTS = 10_000  # entries; XLA sums longer vectors faster in parts
 def call_with_state(fn: Callable[..., Any], state: State, **extra: Any) -> Any:
     """Calls `fn` with the parts of the state: a list or tuple by position, a dict by name.
 
-    `extra` follows the parts by position if the state has positions, and by name if it is a dict.
+    A named tuple goes by name if `fn` takes these names, otherwise by position. `extra` follows the
+    parts by position if they go by position, and by name if they go by name.
     """
-    if hasattr(state, "_asdict"):
+    if hasattr(state, "_asdict") and _takes_names(fn, [*state._fields, *extra]):
         state = state._asdict()
     if isinstance(state, Mapping):
         return fn(**state, **extra)
     parts = state if isinstance(state, list | tuple) else [state]
     return fn(*parts, *extra.values())
+
+
+def _takes_names(fn: Callable[..., Any], names: Sequence[str]) -> bool:
+    """Returns whether `fn` can be called with these keywords, as far as its signature tells."""
+    try:
+        inspect.signature(fn).bind(**dict.fromkeys(names))
+    except (TypeError, ValueError):  # ValueError: a builtin without a signature
+        return False
+    return True
 
 
 def state_from_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
 
 from tfp_sgmcmc.covariance import CovarianceState, NoiseCovariance, as_covariance
 from tfp_sgmcmc.covariance.averages import Average
-from tfp_sgmcmc.state import State, append_dims
+from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 
@@ -40,11 +41,25 @@ class GradientNoise:
     ) -> tuple[GradientEstimate, NoiseCovariance, CovarianceState]:
         """Returns the estimate at `state`, Sigma = c V, and the estimator's next state.
 
-        In a chain whose minibatch has scores that are not finite, the gradient is zero and Sigma
-        learns nothing. `CovarianceState.num_skipped` counts these minibatches.
+        Sigma learns nothing from a minibatch with scores that are not finite, or whose squares are
+        not. `CovarianceState.num_skipped` counts these. Their gradient stays as it is, so a chain
+        whose gradient is NaN turns NaN.
         """
         estimate = self._target.estimate(state, seed, target_state)
         return self.learn(estimate, estimate.noise_scale, state, last)
+
+    def past(self, state: State, last: CovarianceState, scale: Any = None) -> NoiseCovariance:
+        """Returns c V from the minibatches so far, zero before the first.
+
+        `scale` is c, by default the target's; unknown scales count as zero.
+        """
+        scale = (self._target.noise_scale or 0.0) if scale is None else scale
+        chain_ndims = last.num_skipped.shape.rank
+        rows = self._target.num_scores or 1
+        unknown = tf.nest.map_structure(  # scores that no estimator learns from
+            lambda x: tf.repeat(tf.expand_dims(x * math.nan, chain_ndims), rows, chain_ndims), state
+        )
+        return self.covariance.evaluate(last, unknown, scale, state, chain_ndims)[0]
 
     def learn(
         self, estimate: GradientEstimate, scale: Any, state: State, last: CovarianceState
@@ -52,8 +67,4 @@ class GradientNoise:
         """Returns what `estimate` returns, with `scale` V in place of Sigma."""
         chain_ndims = estimate.log_prob.shape.rank
         matrix, after = self.covariance.evaluate(last, estimate.scores, scale, state, chain_ndims)
-        taken = after.num_skipped == last.num_skipped
-        gradient = tf.nest.map_structure(
-            lambda g: tf.where(append_dims(taken, g), g, 0), estimate.gradient
-        )
-        return estimate._replace(gradient=gradient), matrix, after
+        return estimate, matrix, after

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import contextlib
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -97,6 +99,9 @@ class FullDataLogProb(Target):
         self._target_log_prob_fn = function(
             "target_log_prob_fn", target_log_prob_fn, "state parts -> log probabilities"
         )
+        with contextlib.suppress(TypeError, ValueError):  # some callables have no signature
+            # For `call_with_state`, which asks whether the parts can go by name.
+            self.__signature__ = inspect.signature(target_log_prob_fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         return self._target_log_prob_fn(*args, **kwargs)
