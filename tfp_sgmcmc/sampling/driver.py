@@ -15,11 +15,11 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import function, integer, require
+from tfp_sgmcmc.checks import boolean, function, integer, one_of, positive
 from tfp_sgmcmc.sampling.aftermath import warn_of_skipped
 from tfp_sgmcmc.sampling.feed import Feed
 from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
-from tfp_sgmcmc.sampling.loop import Loop, check_kernel, start_of
+from tfp_sgmcmc.sampling.loop import Loop, check_kernel, start_of, state_tensors
 from tfp_sgmcmc.sampling.problem import describe_run
 from tfp_sgmcmc.sampling.progress import progress
 from tfp_sgmcmc.sampling.records import MemoryRecords, Records, open_records
@@ -131,7 +131,15 @@ def sample(
         results before, which are also in `directory`.
       OSError: `directory` cannot be written any more; the message says how many results are safe.
     """
-    _check_arguments(kernel, trace_fn, checkpoint_seconds, directory, resume)
+    check_kernel("kernel", kernel)
+    if trace_fn is not None:
+        function("trace_fn", trace_fn, "state, kernel results -> nest of tensors")
+    positive("checkpoint_seconds", checkpoint_seconds)
+    boolean("jit_compile", jit_compile)
+    boolean("preflight_check", preflight_check)
+    if progress_bar is not None:
+        boolean("progress_bar", progress_bar)
+    _check_resume(directory, resume)
     plan = Plan(
         integer("num_results", num_results, 1),
         integer("num_burnin_steps", num_burnin_steps, 0),
@@ -141,7 +149,7 @@ def sample(
     if num_chains is not None:
         integer("num_chains", num_chains, 1)
         initial_state = tf.nest.map_structure(
-            lambda x: tf.broadcast_to(x, [num_chains, *np.shape(x)]), initial_state
+            lambda x: tf.broadcast_to(x, [num_chains, *x.shape]), state_tensors(initial_state)
         )
 
     with contextlib.ExitStack() as stack:
@@ -208,14 +216,10 @@ def _seed_of(run: RunDirectory | None) -> tf.Tensor:
     return random.as_seed(random.fresh_seed() if before is None else before)
 
 
-def _check_arguments(
-    kernel: Any, trace_fn: Any, checkpoint_seconds: float, directory: Any, resume: Any
-) -> None:
-    check_kernel("kernel", kernel)
-    if trace_fn is not None:
-        function("trace_fn", trace_fn, "state, kernel results -> nest of tensors")
-    require("checkpoint_seconds", checkpoint_seconds, checkpoint_seconds > 0, "positive")
-    if directory is None and resume not in ("auto", "never", False):
+def _check_resume(directory: Any, resume: Any) -> None:
+    if not isinstance(resume, bool):
+        one_of("resume", resume, ("auto", "must", "never"))
+    if directory is None and resume in ("must", True):
         raise ValueError(
             f"resume must be 'auto', 'never' or False if directory is None. Received: {resume!r}."
         )

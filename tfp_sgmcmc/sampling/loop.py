@@ -14,6 +14,7 @@ from tfp_sgmcmc import random
 # Limits of the draws that one call keeps, the same in all runs, so that each compiles alike.
 _BUFFER_BYTES = 2**24
 _BUFFER_ROWS = 2**17
+_NOT_NUMERIC = (tf.string, tf.resource, tf.variant)
 NEVER = 2**62  # the number of a step that no run reaches
 
 
@@ -197,7 +198,7 @@ class Loop:
         except (ValueError, TypeError) as error:
             raise ValueError(f"trace_fn must return tensors. Received: {trace!r}.") from error
         for x in tf.nest.flatten(trace):
-            if x.dtype in (tf.string, tf.resource, tf.variant):
+            if x.dtype in _NOT_NUMERIC:
                 raise ValueError(f"trace_fn must return numbers. Received: {x.dtype.name}.")
         sizes = tf.nest.map_structure(tf.convert_to_tensor, getattr(results, "step_size", ()))
         return state, trace, sizes
@@ -224,9 +225,26 @@ def check_kernel(name: str, kernel: Any) -> tfp.mcmc.TransitionKernel:
 
 def start_of(kernel: tfp.mcmc.TransitionKernel, state: Any) -> Position:
     """Returns the position before the first step."""
-    state = tf.nest.map_structure(tf.convert_to_tensor, state)
+    state = state_tensors(state)
     results = as_tensors(kernel.bootstrap_results(state))
     return Position(tf.zeros([], tf.int64), state, results)
+
+
+def state_tensors(state: Any) -> Any:
+    """Returns the initial state as tensors; raises TypeError if a part is not numeric."""
+    try:
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, state)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"initial_state must be a tensor or nest of tensors. Received: {state!r} ({error})."
+        ) from error
+    wrong = [x.dtype.name for x in tf.nest.flatten(tensors) if x.dtype in _NOT_NUMERIC]
+    if wrong or not tf.nest.flatten(tensors):
+        raise TypeError(
+            "initial_state must be a tensor or nest of tensors with numbers. Received: "
+            f"{wrong[0] if wrong else 'nothing'}."
+        )
+    return tensors
 
 
 def as_tensors(nest: Any) -> Any:

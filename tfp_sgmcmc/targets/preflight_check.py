@@ -15,9 +15,7 @@ from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 
-def preflight(
-    target: Any, state: State, rtol: float | None = None, *, kernel: Any = None
-) -> None:
+def preflight(target: Any, state: State, rtol: float | None = None, *, kernel: Any = None) -> None:
     r"""Checks a target at one state, by one pass over the data, before anything is sampled.
 
     \[
