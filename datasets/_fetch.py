@@ -7,10 +7,9 @@ import io
 import lzma
 import os
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from datasets._download import resumable
 from datasets._optional import require
@@ -84,33 +83,55 @@ def _cache_folder() -> Path:
 
 
 def _content(path: Path, source: Source, check: bool) -> bytes:
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"{path} must have at most {_MOST_BYTES} bytes. {_AGAIN}")
     content = path.read_bytes()
     if path.suffix == ".zip":
         content = _unpacked(path, lambda: _member(content, Path(source.name).name))
     elif path.name != Path(source.name).name:
-        content = _unpacked(path, lambda: _UNPACK[path.suffix](content))
-    # Unpack before the hash is compared: "truncated" says more about a file that ends early.
-    unpack = _UNPACK.get(Path(source.name).suffix)
-    unpacked = _unpacked(path, lambda: unpack(content)) if unpack else content
-    if check and source.sha256 is not None:
-        actual = hashlib.sha256(content).hexdigest()
-        if actual != source.sha256:
-            raise ValueError(_wrong_hash(path, source.sha256, actual))
-    return unpacked
+        content = _unpacked(path, lambda: _unpack(content, path.suffix))
+    suffix = Path(source.name).suffix
+    actual = hashlib.sha256(content).hexdigest() if check and source.sha256 is not None else None
+    if suffix in _OPEN and actual not in (None, source.sha256):
+        # Not used, but "truncated" says more about a file that ends early than its hash.
+        _unpacked(path, lambda: _unpack(content, suffix))
+    if actual not in (None, source.sha256):
+        raise ValueError(_wrong_hash(path, str(source.sha256), str(actual)))
+    return _unpacked(path, lambda: _unpack(content, suffix)) if suffix in _OPEN else content
 
 
-_UNPACK = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}
+_MOST_BYTES = 2**28  # of a file, packed and unpacked; the largest one here has 75 MB
+_MOST_MEMORY = 2**28  # of a dictionary
+_AGAIN = "Delete it and run again, or put a complete copy in its place."
+_OPEN: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda packed: gzip.GzipFile(fileobj=packed),
+    ".xz": lzma.LZMAFile,
+    ".bz2": bz2.BZ2File,
+}
+
+
+def _unpack(packed: bytes, suffix: str) -> bytes:
+    """Returns the content of a packed file; raises ValueError if it is larger than any data set."""
+    if suffix == ".xz" and packed:
+        # Raises if the file asks for a larger dictionary than its content needs.
+        lzma.LZMADecompressor(memlimit=_MOST_MEMORY).decompress(packed, max_length=1)
+    with _OPEN[suffix](io.BytesIO(packed)) as file:
+        return _bounded(file)
+
+
+def _bounded(file: Any) -> bytes:
+    content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it unpacks to more than {_MOST_BYTES} bytes")
+    return content
 
 
 def _unpacked(path: Path, unpack: Callable[[], bytes]) -> bytes:
     try:
         return unpack()
-    # Each decompressor has different exceptions for data that end early or are invalid.
-    except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{path} is truncated or corrupt ({error}). Delete it and run again, "
-            "or put a complete copy in its place."
-        ) from None
+    except Exception as error:  # each decompressor has other exceptions for damage
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"{path} is truncated or corrupt ({reason}). {_AGAIN}") from None
 
 
 def _member(archive: bytes, name: str) -> bytes:
@@ -118,8 +139,9 @@ def _member(archive: bytes, name: str) -> bytes:
         for member in files.namelist():
             # UCI's archives hold some files in the format of Unix `compress`, with the suffix .Z.
             if Path(member).name in (name, name + ".Z"):
-                content = files.read(member)
-                return unlzw(content) if member.endswith(".Z") else content
+                with files.open(member) as file:
+                    content = _bounded(file)
+                return unlzw(content, _MOST_BYTES) if member.endswith(".Z") else content
         raise ValueError(f"the archive holds {', '.join(files.namelist())} but not {name}")
 
 

@@ -3,18 +3,19 @@
 _HEADER = b"\x1f\x9d"
 
 
-def unlzw(data: bytes) -> bytes:
+def unlzw(data: bytes, most: int = 2**28) -> bytes:
     """Returns the content of a `.Z` file.
 
     The format has neither a length nor a checksum, so data that end early give a shorter content.
 
     Args:
       data: the whole file, in block mode (which every `compress` since 1985 writes).
+      most: number of bytes that the content may have.
 
     Raises:
-      ValueError: the data do not have this format.
+      ValueError: the data do not have this format, or the content is larger.
     """
-    if data[:2] != _HEADER or len(data) < 3 or not data[2] & 0x80:
+    if data[:2] != _HEADER or len(data) < 3 or not data[2] & 0x80 or not 9 <= data[2] & 0x1F <= 16:
         raise ValueError("the data must be a .Z file in block mode")
     max_bits = data[2] & 0x1F
     clear, first_free = 256, 257
@@ -24,7 +25,7 @@ def unlzw(data: bytes) -> bytes:
     width = 9
     # Codes come in groups of eight, which fill `width` bytes. Where the code width changes, a group
     # may have fewer codes and is padded.
-    position, used = 3, 0
+    position, used, left = 3, 0, most
     while (bit := position * 8 + used * width) + width <= len(data) * 8:
         start = bit // 8
         code = int.from_bytes(data[start : start + 4], "little") >> bit % 8 & ((1 << width) - 1)
@@ -41,6 +42,8 @@ def unlzw(data: bytes) -> bytes:
             else:
                 raise ValueError(f"code {code} is not in the table of {len(table)} entries")
             output.append(entry)
+            if (left := left - len(entry)) < 0:
+                raise ValueError(f"it unpacks to more than {most} bytes")
             if previous and len(table) < 1 << max_bits:
                 table.append(previous + entry[:1])
             previous = entry

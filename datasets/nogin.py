@@ -169,11 +169,15 @@ def parse_mat(content: bytes, name: str, variables: tuple[str, ...]) -> dict[str
     """
     try:
         found = require("scipy.io").loadmat(io.BytesIO(content), variable_names=variables)
-        return {variable: found[variable] for variable in variables}
-    except (ValueError, NotImplementedError) as error:
+    except ImportError:
+        raise
+    except Exception as error:  # SciPy has other exceptions for each kind of damage
         raise ValueError(f"{name} must be a MATLAB file ({error}).") from None
-    except KeyError as error:
-        raise ValueError(f"{name} must have the variable {error}.") from None
+    for variable in variables:
+        values = found.get(variable)
+        if not isinstance(values, np.ndarray) or values.ndim != 2 or values.dtype.kind not in "iuf":
+            raise ValueError(f"{name} must have the variable {variable!r}, a matrix of numbers.")
+    return {variable: found[variable] for variable in variables}
 
 
 def _labelled(

@@ -26,6 +26,13 @@ def source(url=NOWHERE, name="some/file.data", content=CONTENT) -> Source:
     return Source(name, url, sha256(content))
 
 
+def zipped(name: str, content: bytes) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
+        files.writestr(name, content)
+    return archive.getvalue()
+
+
 def put(folder, name, content):
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +144,62 @@ def test_truncated_copy_says_so(folders, name, stored, pack, keep):
     assert str(path) in str(raised.value)
     assert "Delete it and run again" in str(raised.value)
     assert raised.value.__suppress_context__
+
+
+BOMB = bytes(2**21)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "packed"),
+    [
+        ("file.data", "file.data.xz", lzma.compress(BOMB)),
+        ("file.data", "file.data.gz", gzip.compress(BOMB)),
+        ("file.bz2", "file.bz2", bz2.compress(BOMB)),
+        ("file.data", "file.data.zip", zipped("file.data", BOMB)),
+        ("file.data", "file.data", BOMB),
+    ],
+    ids=["xz", "gz", "bz2", "zip", "plain"],
+)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_file_that_unpacks_to_too_much(folders, monkeypatch, name, stored, packed, is_known):
+    monkeypatch.setattr(_fetch, "_MOST_BYTES", 2**20)
+    put(folders.named, stored, packed)
+    expected = source(name=name) if is_known else Source(name, NOWHERE, None)
+    with pytest.raises(ValueError, match="than 1048576 bytes|at most 1048576 bytes"):
+        read(expected)
+
+
+def test_the_hash_is_checked_before_upstreams_file_is_unpacked(folders, monkeypatch):
+    """A file of the right hash is unpacked once, and another one is never returned."""
+    unpacked = []
+    real = _fetch._unpack
+    monkeypatch.setattr(_fetch, "_unpack", lambda *args: unpacked.append(args) or real(*args))
+    packed = gzip.compress(CONTENT)
+    put(folders.named, "file.gz", packed)
+    assert read(source(name="file.gz", content=packed)) == CONTENT
+    assert len(unpacked) == 1
+    with pytest.raises(ValueError, match="must have the sha256"):
+        read(source(name="file.gz", content=b"another"))
+
+
+def encrypted() -> bytes:
+    content = bytearray(zipped("file.data", CONTENT))
+    content[6] |= 1  # of the entry
+    content[content.index(b"PK\x01\x02") + 8] |= 1  # of the table
+    return bytes(content)
+
+
+def of_another_method() -> bytes:
+    content = bytearray(zipped("file.data", CONTENT))
+    content[8] = content[content.index(b"PK\x01\x02") + 10] = 97
+    return bytes(content)
+
+
+@pytest.mark.parametrize("make", [encrypted, of_another_method], ids=["encrypted", "method"])
+def test_archives_that_python_cannot_read(folders, make):
+    put(folders.named, "some/file.data.zip", make())
+    with pytest.raises(ValueError, match="file.data.zip is truncated or corrupt"):
+        read(source())
 
 
 def test_archive_without_the_file_lists_what_it_holds(folders):

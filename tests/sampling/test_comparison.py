@@ -73,6 +73,41 @@ def test_chains_that_overshoot_do_not_win() -> None:
     assert np.argmin(found) == 0 and np.argmax(found) == 2
 
 
+def test_a_chain_that_was_thrown_far_away_does_not_win() -> None:
+    """Where gradients are bounded, its discrepancy is near zero, because its states are far apart.
+
+    The log posterior is -sqrt(1 + x^2), with deviations of about 1.5. A chain thrown out by 10^5
+    wanders there in steps of 10^4.
+    """
+    target = sgmcmc.FullDataLogProb(lambda x: -tf.reduce_sum(tf.sqrt(1.0 + x**2), axis=-1))
+    steps = np.random.default_rng(1).standard_normal([200, 3, 2])
+    good, stuck, thrown = 1.5 * steps, 1e-3 * steps + 2.0, 1e5 + 1e4 * np.cumsum(steps, axis=0)
+    thrown *= np.random.default_rng(2).choice([-1.0, 1.0], [200, 3, 2])
+
+    def discrepancy(x: np.ndarray) -> float:
+        x = x.reshape(-1, 2) / 1.5
+        return abs(squared_discrepancy(x, -1.5 * 1.5 * x / np.sqrt(1.0 + (1.5 * x) ** 2)))
+
+    assert discrepancy(thrown) < 0.1 * discrepancy(good)  # so it would win by its discrepancy
+    found = Comparison(target, 1, True, 1.0, False)(
+        [tf.constant(x) for x in (thrown, stuck, good, thrown)], SEEDS
+    )
+    assert np.isinf(found[[0, 3]]).all() and found[2] < found[1] < np.inf
+
+
+def test_minibatch_noise_alone_throws_nobody() -> None:
+    """Log posteriors estimated from 2 of 10^4 examples differ by 10^4 at the same state."""
+    x = np.random.default_rng(0).normal(0.0, 3.0, size=10_000).astype(np.float32)
+    target = sgmcmc.MinibatchLogProb(
+        lambda t: -0.5 * t**2, lambda t, batch: -0.5 * (batch - t[..., tf.newaxis]) ** 2, x, 2
+    )
+    z = np.random.default_rng(0).standard_normal([50, 4]).astype(np.float32)
+    compare = Comparison(target, 1, False, 1.0, False)
+    assert compare.estimates(tf.constant(0.01 * z), SEEDS[0])[0].std() > 1e4
+    states = [tf.constant(0.01 * z), tf.constant(0.02 * z), tf.constant(1e3 + z)]
+    assert np.isfinite(compare(states, SEEDS)).tolist() == [True, True, False]
+
+
 def test_states_that_are_not_finite_have_an_infinite_score() -> None:
     broken = draws()
     broken[3, 1, 0] = np.nan

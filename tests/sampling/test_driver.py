@@ -5,8 +5,9 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -179,6 +180,48 @@ def test_a_chain_that_breaks_down_keeps_what_came_before() -> None:
     assert caught.value.step == 0 and len(caught.value.samples) == 0
 
 
+class Losing(Walk):
+    """Counts its steps; the log posterior is NaN at steps 7 and 8, and the state stays finite."""
+
+    def bootstrap_results(self, init_state: Any) -> Any:
+        return Figures(tf.zeros([3]))
+
+    def one_step(self, current_state: Any, previous_kernel_results: Any, seed: Any = None) -> Any:
+        moved = current_state + 1.0
+        log_prob = tf.where((moved == 7.0) | (moved == 8.0), np.nan, moved)
+        return moved, Figures(tf.stack([moved, log_prob, moved]))
+
+
+class Figures(NamedTuple):
+    target_log_prob: tf.Tensor
+
+
+@pytest.mark.parametrize(
+    ("options", "good"),
+    [
+        ({}, [1, 2, 3, 4, 5, 6]),
+        ({"trace_fn": lambda s, r: s, "num_burnin_steps": 2}, [3, 4, 5, 6]),
+        ({"num_steps_between_results": 3}, [1, 5]),
+        ({"trace_fn": lambda s, r: s, "num_steps_between_results": 3}, [1, 5]),
+        ({"num_burnin_steps": 20}, []),
+        ({"jit_compile": True}, [1, 2, 3, 4, 5, 6]),
+    ],
+)
+@pytest.mark.parametrize("steps_a_call", [1, 10**6])
+def test_a_log_posterior_that_becomes_nan_stops_the_chain(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], good: list[int], steps_a_call: int
+) -> None:
+    """The results before that step are kept, however many steps a call takes."""
+    monkeypatch.setattr(steps.Pace, "took", lambda *_: None)
+    monkeypatch.setattr(
+        steps.Pace, "__init__", lambda self, _: setattr(self, "max_steps", steps_a_call)
+    )
+    message = "log posterior became NaN .* at step 7, where the state is finite"
+    with pytest.raises(sgmcmc.NonFiniteChainError, match=message) as caught:
+        sgmcmc.sample(Losing(), tf.zeros([]), 50, **EAGER | options)
+    assert caught.value.step == len(good) and caught.value.samples.tolist() == good
+
+
 def test_ctrl_c_returns_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGINT)
     health = at_call(3, lambda: signal.raise_signal(signal.SIGINT), lambda position: {})
@@ -230,6 +273,39 @@ def test_the_target_is_checked_before() -> None:
     sgmcmc.sample(kernel, tf.zeros([]), 2, **EAGER)
 
 
+def test_a_seed_is_drawn_and_told() -> None:
+    """Keras' seed decides, as it does for Keras' own layers."""
+    options = EAGER | {"seed": None}
+    states = []
+    for keras_seed in (1, 1, 2):
+        keras.utils.set_random_seed(keras_seed)
+        drawn = [sgmcmc.sample(Walk(), tf.zeros([2]), 5, **options) for _ in range(2)]
+        assert drawn[0].seed != drawn[1].seed
+        states.append(drawn[0].states)
+        again = sgmcmc.sample(Walk(), tf.zeros([2]), 5, **options | {"seed": drawn[1].seed})
+        assert_equal(again.states, drawn[1].states)
+    assert_equal(states[0], states[1])
+    assert not np.array_equal(states[0], states[2])
+
+
+@pytest.mark.parametrize("seed", [7, np.int64(7), tf.constant(7), tf.constant(7, tf.int64), [0, 7]])
+def test_seeds_of_all_forms(seed: Any) -> None:
+    result = sgmcmc.sample(Walk(), tf.zeros([2]), 3, **EAGER | {"seed": seed})
+    assert result.seed == (0, 7)
+
+
+def test_skipped_minibatches_are_told() -> None:
+    class Skipping(Walk):
+        def bootstrap_results(self, init_state: Any) -> Any:
+            return {"inner": {"num_skipped": tf.zeros([2], tf.int32)}}
+
+        def one_step(self, state: Any, results: Any, seed: Any = None) -> Any:
+            return state, {"inner": {"num_skipped": results["inner"]["num_skipped"] + [0, 1]}}
+
+    with pytest.warns(UserWarning, match=r"^5 minibatches had .* that are NaN or infinite"):
+        sgmcmc.sample(Skipping(), tf.zeros([2]), 5, **EAGER)
+
+
 def test_nothing_is_warned_of() -> None:
     """`sample_chain` warns about every kernel that is not calibrated."""
     with warnings.catch_warnings():
@@ -255,8 +331,19 @@ class Changing:
         (dict(num_burnin_steps=-1), ValueError, "num_burnin_steps must be .* Received: -1"),
         (dict(num_steps_between_results=-1), ValueError, "between_results must be .* Received: -1"),
         (dict(num_chains=0), ValueError, "num_chains must be at least 1. Received: 0"),
-        (dict(seed=None), ValueError, "seed must be an integer or a pair"),
+        (dict(seed="x"), ValueError, "seed must be an integer or two .* dtype string"),
         (dict(kernel="SGLD"), TypeError, "kernel must be a tfp.mcmc.* Received: a str"),
+        (dict(checkpoint_seconds="1"), TypeError, "checkpoint_seconds must be a positive .* '1'"),
+        (dict(checkpoint_seconds=np.nan), ValueError, "checkpoint_seconds must be .* nan"),
+        (dict(jit_compile="yes"), TypeError, "jit_compile must be True or False. Received: 'yes'"),
+        (dict(preflight_check=2), TypeError, "preflight_check must be True or False. Received: 2"),
+        (dict(progress_bar=0), TypeError, "progress_bar must be True or False. Received: 0"),
+        (dict(resume=[1]), ValueError, r"resume must be one of .* Received: \[1\]"),
+        (dict(num_results=True), TypeError, "num_results must be an integer. Received: True"),
+        (dict(initial_state="x"), TypeError, "initial_state must be a tensor or nest of tensors"),
+        (dict(initial_state=None), TypeError, "initial_state must be a tensor or nest of tensors"),
+        (dict(initial_state=[]), TypeError, "initial_state must be .* Received: nothing"),
+        (dict(initial_state="x", num_chains=2), TypeError, "initial_state must be a tensor"),
         (dict(trace_fn=3), TypeError, "trace_fn must be a callable, .* Received: a int"),
         (dict(resume="must"), ValueError, "if directory is None. Received: 'must'"),
         (dict(resume="again"), ValueError, "resume must be .* Received: 'again'"),

@@ -24,7 +24,15 @@ def langevin(step_size: Any) -> sgmcmc.SGLD:
 def tuned(make_kernel_fn: Any = langevin, candidates: Any = None, **changes: Any) -> Any:
     arguments = dict(num_steps=2400, seed=0, num_results=50) | changes
     candidates = {"step_size": STEP_SIZES} if candidates is None else candidates
-    return sgmcmc.tune(make_kernel_fn, candidates, NORMAL, tf.ones([4, 2]), **arguments)
+    start = arguments.pop("initial_state", tf.ones([4, 2]))
+    return sgmcmc.tune(make_kernel_fn, candidates, NORMAL, start, **arguments)
+
+
+def test_a_seed_is_drawn_and_told() -> None:
+    options: dict[str, Any] = dict(num_steps=8, num_results=2, jit_compile=False)
+    found = tuned(candidates=[{"step_size": 0.1}], **options | {"seed": None})
+    again = tuned(candidates=[{"step_size": 0.1}], **options | {"seed": found.seed})
+    np.testing.assert_array_equal(found.state, again.state)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +181,16 @@ def test_batch_sizes_and_minibatch_gradients(exact_gradients: bool) -> None:
         (dict(num_results=1), ValueError, "num_results must be at least 2. Received: 1"),
         (dict(reduction=1.0), ValueError, "reduction must be a number above 1. Received: 1.0"),
         (dict(num_parallel=0), ValueError, "num_parallel must be at least 1. Received: 0"),
-        (dict(seed=None), ValueError, "seed must be an integer or a pair"),
+        (dict(seed="x"), ValueError, "seed must be an integer or two"),
+        (dict(scale=0.0), ValueError, "scale must be a positive finite number. Received: 0.0"),
+        (dict(reduction="2"), TypeError, "reduction must be a number above 1. Received: '2'"),
+        (dict(jit_compile="no"), TypeError, "jit_compile must be True or False. Received: 'no'"),
+        (dict(exact_gradients=1), TypeError, "exact_gradients must be True or False. Received: 1"),
+        (dict(candidates=0.1), TypeError, "candidates must be a mapping .* Received: 0.1"),
+        (dict(candidates={"step_size": 0.1}), TypeError, "candidates.'step_size'. must be a seq"),
+        (dict(candidates=[0.1]), TypeError, "candidates must be a mapping"),
+        (dict(make_kernel_fn=langevin(0.1)), TypeError, "make_kernel_fn must be a callable"),
+        (dict(initial_state="x"), TypeError, "initial_state must be a tensor or nest of tensors"),
         (dict(candidates={"step_size": [6.0, 7.0]}), ValueError, "all candidates became NaN"),
         (dict(candidates={"h": [0.1, 0.2]}), TypeError, "unexpected keyword argument 'h'"),
         (dict(num_steps=800.5), TypeError, "num_steps must be an integer. Received: 800.5"),
@@ -186,4 +203,4 @@ def test_batch_sizes_and_minibatch_gradients(exact_gradients: bool) -> None:
 )
 def test_bad_input(changes: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
-        tuned(jit_compile=False, **changes)
+        tuned(**{"jit_compile": False} | changes)

@@ -1,4 +1,4 @@
-"""What the driver reads from a kernel: its target, its chains and its log posterior."""
+"""What the driver reads from a kernel: its target and its chains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
-from tfp_sgmcmc.sampling.loop import Position
+from tfp_sgmcmc.sampling.loop import Position, log_prob_of
 from tfp_sgmcmc.targets import FullDataLogProb, Target
 from tfp_sgmcmc.targets.base import as_target
 
@@ -17,6 +17,15 @@ def target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
     """Returns the target that estimates gradients for a kernel or the kernel that it wraps."""
     found = _target_of(kernel)
     return None if isinstance(found, FullDataLogProb) else found
+
+
+def log_prob_fn_of(kernel: tfp.mcmc.TransitionKernel) -> Any:
+    """Returns the target or function that a kernel, or the one it wraps, samples; or None."""
+    found = _target_of(kernel)
+    while found is None and isinstance(kernel, tfp.mcmc.TransitionKernel):
+        parameters = getattr(kernel, "parameters", {})
+        found, kernel = parameters.get("target_log_prob_fn"), parameters.get("inner_kernel")
+    return found
 
 
 def chain_shape_of(kernel: tfp.mcmc.TransitionKernel, start: Position) -> tuple[int, ...]:
@@ -37,14 +46,4 @@ def _target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
             return value
         if isinstance(value, tfp.mcmc.TransitionKernel):
             return _target_of(value)
-    return None
-
-
-def log_prob_of(results: Any) -> Any:
-    """Returns the log posterior in the results of a kernel or the one it wraps, or None."""
-    if hasattr(results, "target_log_prob"):
-        return results.target_log_prob
-    for name in ("accepted_results", "inner_results"):
-        if hasattr(results, name):
-            return log_prob_of(getattr(results, name))
     return None

@@ -68,7 +68,7 @@ def variable_names(nest: Any, root: str) -> list[str]:
     """
     names = []
     for path, _ in tree.flatten_with_path(nest):
-        keys = [str(key).replace("/", ".") for key in path]
+        keys = [str(key).replace("/", ".").replace("\\", ".") for key in path]
         is_named = path and isinstance(path[0], str)
         names.append(".".join(keys if is_named else [root, *keys]))
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -92,6 +92,8 @@ class SampleResult:
       final_kernel_results: the kernel's last results.
       timings: the times that the call took.
       directory: the directory with the draws, or None.
+      kernel: the kernel of the run.
+      seed: the seed of the run, two integers, with which it can be repeated.
     """
 
     states: Any
@@ -102,6 +104,8 @@ class SampleResult:
     final_kernel_results: Any
     timings: Timings
     directory: Path | None
+    kernel: Any
+    seed: tuple[int, int]
     _kept: Sequence[Kept]
     _attributes: dict[str, Any]
 

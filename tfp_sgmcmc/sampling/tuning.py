@@ -12,9 +12,9 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random, xla
-from tfp_sgmcmc.checks import integer, require
+from tfp_sgmcmc.checks import boolean, function, integer, number, positive
 from tfp_sgmcmc.sampling.comparison import Comparison
-from tfp_sgmcmc.sampling.loop import Loop, Position, check_kernel, start_of
+from tfp_sgmcmc.sampling.loop import Loop, Position, check_kernel, start_of, state_tensors
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import as_target
 
@@ -27,7 +27,7 @@ class TuningRound(NamedTuple):
     Attributes:
       candidates: the candidates that took part.
       scores: their squared kernel Stein discrepancies (absolute values of the U-statistic); lower
-        is better, and infinite means that a chain became NaN or infinite.
+        is better, and infinite means that a chain became NaN or infinite, or was thrown far away.
       num_steps: number of steps that each of them took in this round.
     """
 
@@ -44,12 +44,14 @@ class TuningResult(NamedTuple):
       rounds: the candidates and their scores in each round.
       state: the last state of the best candidate's chains, from which a run may start.
       num_steps: number of steps of all candidates together.
+      seed: the seed, two integers, with which the comparison can be repeated.
     """
 
     best: Candidate
     rounds: list[TuningRound]
     state: State
     num_steps: int
+    seed: tuple[int, int] = (0, 0)
 
 
 def tune(
@@ -59,7 +61,7 @@ def tune(
     initial_state: State,
     *,
     num_steps: int,
-    seed: Any,
+    seed: Any = None,
     num_results: int = 100,
     reduction: float = 2.0,
     exact_gradients: bool = False,
@@ -73,7 +75,8 @@ def tune(
     \( \lfloor B / (K M_k) \rfloor \) steps each, going on from where they were. The better
     \( \lceil M_k / r \rceil \) stay, until one is left. The score is the
     `squared_kernel_stein_discrepancy` of the round's states of all chains, with gradients from
-    minibatches of the target. It shows bias as well as slow mixing, and needs no reference.
+    minibatches of the target. It shows bias as well as slow mixing, and needs no reference. Chains
+    that were thrown far from the others, where their log posterior is much lower, drop out.
     Parameters are divided by their deviations, and their correlation is the discrepancy's
     preconditioner (if there are 10 states for each parameter). Both come from the candidate whose
     states have the median variance, so that errors count as they do in the posterior's moments. The
@@ -100,7 +103,8 @@ def tune(
       target_log_prob_fn: a target or a plain callable, whose gradients the comparison uses.
       initial_state: a state with leading axes of chains; more chains sharpen the comparison.
       num_steps: B, the steps of all candidates and rounds together; a step moves all chains.
-      seed: an integer or two. The same seed gives the same result on the same device.
+      seed: an integer or two. The same seed gives the same result on the same device. None draws
+        one by `random.fresh_seed`; the result's `seed` tells it.
       num_results: number of states of each chain that a round's comparison uses.
       reduction: r, above 1.
       exact_gradients: whether the comparison uses gradients over all examples.
@@ -120,10 +124,14 @@ def tune(
     """
     num_parallel = xla.num_parallel_programs() if num_parallel is None else num_parallel
     integer("num_parallel", num_parallel, 1)
+    function("make_kernel_fn", make_kernel_fn, "a candidate's values by name -> kernel")
+    boolean("exact_gradients", exact_gradients)
+    boolean("jit_compile", jit_compile)
+    positive("scale", scale)
     integer("num_steps", num_steps, 1)
     integer("num_results", num_results, 2)
     left = list(enumerate(_combinations(candidates)))
-    require("reduction", reduction, reduction > 1, "a number above 1")
+    number("reduction", reduction, "a number above 1", lambda x: x > 1)
     sizes = _sizes(len(left), reduction)
     if num_steps // (len(sizes) * sizes[0]) < num_results:
         raise ValueError(
@@ -131,8 +139,9 @@ def tune(
             f"results ({len(sizes)} rounds, the first with {sizes[0]} candidates). Received: "
             f"{num_steps}."
         )
-    target, seed = as_target(target_log_prob_fn, full_data_expected=True), random.as_seed(seed)
-    initial_state = tf.nest.map_structure(tf.convert_to_tensor, initial_state)
+    target = as_target(target_log_prob_fn, full_data_expected=True)
+    seed = random.as_seed(random.fresh_seed() if seed is None else seed)
+    initial_state = state_tensors(initial_state)
     chain_ndims = len(tf.TensorShape(target.chain_shape(initial_state)))
     run_seed, score_seed = random.split(seed, 2)
     programs = _Programs(make_kernel_fn, num_results, jit_compile)
@@ -143,15 +152,15 @@ def tune(
     rounds: list[TuningRound] = []
     with ThreadPoolExecutor(num_parallel) as pool:
         map_fn = map if num_parallel == 1 else pool.map
-        for number, size in enumerate(sizes):
+        for round_number, size in enumerate(sizes):
             stride = num_steps // (len(sizes) * size) // num_results
             indices, tried = zip(*left, strict=True)
             seeds = [random.fold_in(run_seed, index) for index in indices]
             moved = map_fn(programs.advance, tried, positions, seeds, [stride] * size)
-            positions, states = zip(*moved, strict=True)
-            round_seed = random.fold_in(score_seed, number)
+            positions, states, good = zip(*moved, strict=True)
+            round_seed = random.fold_in(score_seed, round_number)
             seeds = [random.fold_in(round_seed, index) for index in indices]
-            scores = compare(states, seeds, map_fn)
+            scores = np.where(good, compare(states, seeds, map_fn), np.inf)
             rounds.append(TuningRound([*tried], scores, stride * num_results))
             if not np.any(np.isfinite(scores)):
                 raise ValueError(
@@ -161,13 +170,21 @@ def tune(
             order = np.argsort(scores, kind="stable")[: int(np.ceil(size / reduction))]
             left, positions = [left[i] for i in order], [positions[i] for i in order]
     taken = sum(len(r.candidates) * r.num_steps for r in rounds)
-    return TuningResult(left[0][1], rounds, positions[0].state, taken)
+    return TuningResult(left[0][1], rounds, positions[0].state, taken, tuple(seed.numpy().tolist()))
 
 
 def _combinations(candidates: Any) -> list[Candidate]:
     found: list[Candidate]
+    is_sequence = isinstance(candidates, Sequence) and not isinstance(candidates, str)
+    if not isinstance(candidates, Mapping) and not (
+        is_sequence and all(isinstance(c, Mapping) for c in candidates)
+    ):
+        raise TypeError(
+            "candidates must be a mapping from names to sequences of values, or a sequence of "
+            f"mappings from names to values. Received: {candidates!r}."
+        )
     if isinstance(candidates, Mapping):
-        values = [list(v) for v in candidates.values()]
+        values = [_listed(name, v) for name, v in candidates.items()]
         found = [dict(zip(candidates, v, strict=True)) for v in itertools.product(*values)]
     else:
         found = [dict(c) for c in candidates]
@@ -176,6 +193,17 @@ def _combinations(candidates: Any) -> list[Candidate]:
             f"candidates must have at least one combination of values. Received: {candidates!r}."
         )
     return found
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    try:
+        if isinstance(values, str):
+            raise TypeError
+        return list(values)
+    except TypeError:
+        raise TypeError(
+            f"candidates[{name!r}] must be a sequence of values. Received: {values!r}."
+        ) from None
 
 
 def _sizes(size: int, reduction: float) -> list[int]:
@@ -216,13 +244,16 @@ class _Programs:
 
     def advance(
         self, candidate: Candidate, position: Position, seed: tf.Tensor, stride: int
-    ) -> tuple[Position, State]:
-        """Returns the position `num_results * stride` steps on, and every `stride`-th state."""
+    ) -> tuple[Position, State, bool]:
+        """Returns the position `num_results * stride` steps on, and every `stride`-th state.
+
+        The last value is False if the states or their log posteriors are not finite.
+        """
         key, values = self._program(candidate, position.state)
-        position, kept, _ = self._loops[key](
+        position, kept, health = self._loops[key](
             position, self._num_results, stride, tf.constant(stride, tf.int64), seed, values
         )
-        return position, kept[0]
+        return position, kept[0], health.is_good
 
     def _program(self, candidate: Candidate, state: State) -> tuple[Hashable, dict[str, tf.Tensor]]:
         """Returns the key of a candidate's program, and the tensors that it takes."""
