@@ -36,8 +36,8 @@ CORE = ROOMS[: ROOMS.index("keras")]
 ALLOWED_IN_CORE = {"tensorflow", "tensorflow_probability", "keras", "numpy", "tree", "tfp_sgmcmc"}
 # What only the extras install, imported inside the functions that need it.
 LAZY = {
-    "diagnostics": {"matplotlib"},
-    "storage": {"arviz", "zarr"},
+    "diagnostics": {"arviz", "matplotlib"},
+    "storage": {"zarr"},
     "sampling": {"tqdm", "xarray"},
 }
 # The order within `keras/`.

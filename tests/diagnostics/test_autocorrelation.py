@@ -15,7 +15,8 @@ def by_definition(x: np.ndarray, window: float) -> float:
     rho = [np.mean(x[: len(x) - s] * x[s:]) / np.mean(x**2) for s in range(len(x))]
     for width in range(len(x) // 2 + 1):
         tau = 1 + 2 * sum(rho[1 : width + 1])
-        if width >= window * max(tau, 1):
+        pairs = [(rho[s] + rho[s + 1]) / (rho[0] + rho[1]) for s in range(0, width, 2)]
+        if width >= window * max(tau, 1, 2 * sum(pairs) - 1):
             return tau
     return np.nan
 
@@ -36,23 +37,24 @@ def test_by_definition() -> None:
     np.testing.assert_allclose(found, by_definition(x[:, 0, :1], 3.0))
 
 
-@pytest.mark.parametrize("phi", [0.9, 0.0, -0.5])
+@pytest.mark.parametrize("phi", [0.9, 0.0, -0.8])
 def test_of_autoregressive_chains(phi: float) -> None:
-    """50 estimates from 200 chains each; false-alarm rate 1e-6; an error of 8 % is found.
+    """50 estimates from 200 chains each; false-alarm rate 1e-6; an error of 10 % is found.
 
-    Subtracting the mean lowers tau by (2 W + 1) / T, 0.2 %. The sum ends at W = 5 tau, or 5.
+    Subtracting the mean lowers tau by (2 W + 1) / T, 0.2 %. The sum ends at W = 5 tau, or 5, or
+    for negative phi at 5 times the time of pairs, (1 + phi^2) / (1 - phi^2).
     """
     tau, num_results, num_chains = (1 + phi) / (1 - phi), 500, 200
     found = [
         integrated_autocorrelation_time(autoregressive(phi, num_results, num_chains), chain_ndims=1)
         for _ in range(50)
     ]
-    window = 5 * max(tau, 1)
-    expected = 1 + 2 * sum(phi**s for s in range(1, round(window) + 1))
+    window = np.ceil(5 * max(tau, 1, (1 + phi**2) / (1 - phi**2)))
+    expected = 1 + 2 * sum(phi**s for s in range(1, int(window) + 1))
     expected *= 1 - (2 * window + 1) / (num_results * num_chains)
-    check_means(found, [expected], 0.08 * tau)
+    check_means(found, [expected], 0.1 * tau)
     with pytest.raises(Rejected):
-        check_means(found, [1.1 * expected], 0.08 * tau)
+        check_means(found, [1.12 * expected], 0.1 * tau)
 
 
 def test_chains_that_have_not_met_count_as_slow() -> None:
@@ -79,7 +81,7 @@ def test_bad_input() -> None:
         integrated_autocorrelation_time(np.ones(1))
     with pytest.raises(ValueError, match="with 1 dimensions of chains"):
         integrated_autocorrelation_time(np.ones(10), chain_ndims=1)
-    with pytest.raises(ValueError, match="window must be a positive number. Received: 0"):
+    with pytest.raises(ValueError, match="window must be a positive finite number. Received: 0"):
         integrated_autocorrelation_time(np.ones(10), window=0.0)
-    with pytest.raises(ValueError, match="seconds_per_result must be positive. Received: 0"):
+    with pytest.raises(ValueError, match="seconds_per_result must be a positive finite number"):
         autocorrelation_time_unit_cost(np.ones(10), 0.0)

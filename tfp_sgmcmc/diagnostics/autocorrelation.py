@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import require
+from tfp_sgmcmc.checks import integer, positive
 
 
 def integrated_autocorrelation_time(
@@ -21,12 +21,20 @@ def integrated_autocorrelation_time(
 
     \[
     \tau = 1 + 2 \sum_{s=1}^{W} \hat\rho(s), \qquad
-    W = \min \bigl\{ w : w \geq c \max(1, \tau(w)) \bigr\}
+    W = \min \bigl\{ w : w \geq c \max(1, \tau(w), \tau_2(w)) \bigr\}
+    \]
+    \[
+    \tau_2 = 2 \sum_{k=0}^{\lfloor (W-1)/2 \rfloor}
+      \frac{\hat\rho(2k) + \hat\rho(2k+1)}{1 + \hat\rho(1)} - 1
     \]
 
     The mean of T results has the variance of T / tau independent ones. Autocorrelations are taken
     about the mean of all chains and averaged over chains, so that chains that have not met count as
     slow chains.
+
+    \( \tau_2 \) is the time of sums over pairs of lags, in pairs. It is below tau in chains with
+    positive correlations. With negative ones, tau is short though correlations last, and Sokal's
+    window without it would cut their alternating sum: at rho(s) = (-0.8)^s it gave -0.18 for 1/9.
 
     Examples:
       >>> import numpy as np
@@ -40,20 +48,23 @@ def integrated_autocorrelation_time(
     Args:
       samples: a nest of arrays `[results, chains..., event...]`.
       chain_ndims: number of dimensions after the first that count chains.
-      window: c.
+      window: c, a positive number.
 
     Returns:
       tau, as a number of results: a nest of arrays `[event...]` in double precision. NaN if no
       window is found within half of the results, because the chain is too short or constant.
 
     Raises:
-      ValueError: an array has too few dimensions, or there are fewer than two results.
+      ValueError: an array has too few dimensions, or there are fewer than two results; `window` or
+        `chain_ndims` is out of range.
+      TypeError: `window` or `chain_ndims` is not a number.
 
     References:
       A. Sokal. Monte Carlo methods in statistical mechanics: foundations and new algorithms.
       Functional Integration, 1997. Section 3.
     """
-    require("window", window, window > 0, "a positive number")
+    positive("window", window)
+    integer("chain_ndims", chain_ndims, 0)
 
     def time(x: Any) -> Any:
         x = np.asarray(x, np.float64)
@@ -70,8 +81,11 @@ def integrated_autocorrelation_time(
         lags = np.arange(len(x)).reshape(-1, *[1] * (products.ndim - 1))
         covariance = products / (len(x) - lags)
         with np.errstate(invalid="ignore"):
-            times = 2 * np.cumsum(covariance / covariance[0], axis=0) - 1
-        fits = (lags >= window * np.maximum(times, 1)) & (lags <= len(x) // 2)
+            sums = np.cumsum(covariance / covariance[0], axis=0)
+            last_pair = np.maximum((np.arange(len(x)) - 1) // 2 * 2 + 1, 0)
+            times, pair_times = 2 * sums - 1, 2 * sums[last_pair] / sums[1] - 1
+        longest = np.maximum(np.maximum(times, 1), np.where(sums[1] > 0, pair_times, np.inf))
+        fits = (lags >= window * longest) & (lags <= len(x) // 2)
         first = np.argmax(fits, axis=0)
         tau = np.take_along_axis(times, first[np.newaxis], axis=0)[0]
         tau = np.where(fits.any(axis=0), tau, np.nan)
@@ -115,6 +129,6 @@ def autocorrelation_time_unit_cost(
       S. Ahn, A. Korattikara and M. Welling. Bayesian posterior sampling via stochastic gradient
       Fisher scoring. ICML, 2012.
     """
-    require("seconds_per_result", seconds_per_result, seconds_per_result > 0, "positive")
+    positive("seconds_per_result", seconds_per_result)
     times = integrated_autocorrelation_time(samples, chain_ndims=chain_ndims, window=window)
     return tf.nest.map_structure(lambda t: t * seconds_per_result, times)

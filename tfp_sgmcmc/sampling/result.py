@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from tfp_sgmcmc.storage.arviz_import import import_arviz
+from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
 from tfp_sgmcmc.storage.store import LIBRARY, Variable, dimensions, flatten_chains
 
 

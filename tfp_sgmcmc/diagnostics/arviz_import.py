@@ -4,11 +4,11 @@ import warnings
 from types import ModuleType
 
 
-def import_arviz() -> ModuleType:
+def import_arviz(needed_by: str = "to_inference_data") -> ModuleType:
     """Returns the module `arviz`.
 
     Raises:
-      ModuleNotFoundError: ArviZ is not installed.
+      ModuleNotFoundError: ArviZ is not installed; the message begins with `needed_by`.
     """
     with warnings.catch_warnings():
         # The import warns that the interface of ArviZ is going to change.
@@ -17,7 +17,7 @@ def import_arviz() -> ModuleType:
             import arviz
         except ImportError as error:
             raise ModuleNotFoundError(
-                "to_inference_data needs ArviZ and xarray. Install them by "
+                f"{needed_by} needs ArviZ and xarray. Install them by "
                 'python -m pip install "tfp_sgmcmc[results]"'
             ) from error
     return arviz

@@ -1,0 +1,125 @@
+"""The step of a run against the largest stable one, and other faults that its results show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.covariance import CovarianceState
+
+_NEAR_LIMIT = 0.8  # of the largest stable step: draws that are too wide there are so by the step
+_GROWTH = 1.5
+
+
+def step_faults(
+    kernel: Any, states: Any, results: Any, is_hot: bool
+) -> tuple[list[str], list[str]]:
+    """Compares the step with the largest stable one at the first, middle and last draws.
+
+    Args:
+      kernel: the kernel of the run.
+      states: its draws, `[draws, chains..., event...]`.
+      results: its last results.
+      is_hot: whether the draws are too wide.
+
+    Returns:
+      Problems and notes.
+    """
+    if not hasattr(kernel, "largest_stable_step") or not hasattr(results, "step_size"):
+        return [], []
+    from tfp_sgmcmc.targets.curvature import largest_curvature
+
+    num_draws = len(tf.nest.flatten(states)[0])
+    curvatures, shares, limits = [], [], []
+    for i in (0, num_draws // 2, num_draws - 1):
+        state = tf.nest.map_structure(lambda x, i=i: tf.convert_to_tensor(np.asarray(x[i])), states)
+        found = largest_curvature(
+            kernel.target_log_prob_fn,
+            state,
+            metric=lambda v, at=state: kernel.metric_product(v, at, results),
+        )
+        limit = kernel.largest_stable_step(found)
+        share, at = max(_shares(results.step_size, limit))
+        curvatures.append(found)
+        shares.append(share)
+        limits.append(at)
+    worst = int(np.argmax(shares))
+    step = _largest(results.step_size)
+    problems, notes = [], []
+    stated = f"step_size is {step:.3g}, and the largest stable one at the draws is"
+    if shares[worst] > 1 or (is_hot and shares[worst] > _NEAR_LIMIT):
+        problems.append(f"The step is too large: {stated} {limits[worst]:.3g}.")
+    elif is_hot and shares[worst] > _NEAR_LIMIT / 4:
+        notes.append(f"A smaller step makes the draws less wide: {stated} {limits[worst]:.3g}.")
+    if curvatures[-1] > _GROWTH * curvatures[0] and shares[-1] > 0.5:
+        problems_or_notes = problems if shares[-1] > 1 else notes
+        problems_or_notes.append(
+            f"The curvature grew along the run, from {curvatures[0]:.3g} at the first draws to "
+            f"{curvatures[-1]:.3g} at the last, so that steps must become smaller."
+        )
+    return problems, notes
+
+
+def _shares(step_size: Any, limit: Any) -> list[tuple[float, float]]:
+    """Returns (step / largest stable step, largest stable step) for each entry."""
+    steps = [np.asarray(s, np.float64) for s in tf.nest.flatten(step_size)]
+    limits = [np.asarray(x, np.float64) for x in tf.nest.flatten(limit)]
+    if len(limits) != len(steps):
+        limits = [np.min([x.min() for x in limits])] * len(steps)
+    found = []
+    for s, most in zip(steps, limits, strict=True):
+        s, most = np.broadcast_arrays(s, most)
+        share = np.where(np.isinf(most), 0.0, s / most)
+        k = int(np.argmax(share))
+        found.append((float(share.ravel()[k]), float(most.ravel()[k])))
+    return found
+
+
+def _largest(step_size: Any) -> float:
+    return float(max(np.max(np.asarray(s)) for s in tf.nest.flatten(step_size)))
+
+
+def results_faults(results: Any, trace: Any, target: Any) -> list[str]:
+    """Returns what a run's results say: skipped minibatches, NaN log posteriors, epochs."""
+    faults = []
+    covariances = _found(results, CovarianceState)
+    skipped = sum(int(np.sum(np.asarray(c.num_skipped))) for c in covariances)
+    if skipped:
+        steps = sum(int(np.asarray(c.step)) * np.size(c.num_skipped) for c in covariances)
+        faults.append(
+            f"{skipped} of {steps} minibatches had scores that are NaN or infinite. They were left "
+            "out of the gradient noise. Find the examples or states where the log likelihood is "
+            "not finite."
+        )
+    log_probs = [getattr(results, "target_log_prob", None), _traced(trace)]
+    bad = [x for x in log_probs if x is not None and np.isnan(np.asarray(x)).any()]
+    if bad:
+        share = np.isnan(np.asarray(bad[-1])).mean()
+        faults.append(f"The log posterior was NaN in {share:.0%} of what the results hold of it.")
+    while target is not None and not hasattr(target, "reshuffle"):
+        target = getattr(target, "target", None)
+    if covariances and getattr(target, "reshuffle", None) == "epoch":
+        faults.append(
+            "The minibatches were drawn by epochs (reshuffle='epoch'). Their noise cancels over an "
+            "epoch, but the kernel corrects for noise that does not. Make the target with "
+            "reshuffle='step'."
+        )
+    return faults
+
+
+def _found(nest: Any, kind: type) -> list[Any]:
+    """Returns all objects of a kind in nested results."""
+    if isinstance(nest, kind):
+        return [nest]
+    if isinstance(nest, dict):
+        nest = tuple(nest.values())
+    parts = nest if isinstance(nest, tuple | list) else ()
+    return [x for part in parts for x in _found(part, kind)]
+
+
+def _traced(trace: Any) -> Any:
+    if isinstance(trace, dict):
+        return trace.get("target_log_prob")
+    return getattr(trace, "target_log_prob", None)
