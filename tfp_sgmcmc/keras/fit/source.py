@@ -1,0 +1,172 @@
+"""What `fit` was called with, as far as it can be known before the first step.
+
+Keras does not show a callback the data of `fit`, so they are found on the call stack. Where they
+are not found, nothing is known, and nothing is checked. The names used here, and why:
+
+  `ArrayDataAdapter._inputs`: the arrays, after a validation split, with weights of classes;
+  `ArrayDataAdapter._batch_size`, `ArrayDataAdapter._shuffle`: how they are batched;
+  `GeneratorDataAdapter._first_batches`: batches that Keras took to see their shapes;
+  `PyDatasetAdapter._standardize_batch`: a batch as `fit` sees it, with weights of classes;
+  `TFDatasetAdapter._dataset`: the data set;
+  `Dataset._inputs`, `Dataset._tensors`, `Dataset._batch_size`, `Dataset._buffer_size`,
+  `Dataset._count`: of `tf.data`: what a data set is made of.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
+from tfp_sgmcmc.keras.fit.resident_data import ResidentData
+from tfp_sgmcmc.keras.model.internals import map_arrays
+
+# A data set of `tf.data` made of these gives each row of its tensors once.
+_ONCE = {"Batch", "ParallelBatch", "Cache", "Map", "ParallelMap", "Options", "Prefetch", "Shuffle"}
+
+
+class Source(NamedTuple):
+    """The training data of a `fit`; None is unknown.
+
+    Attributes:
+      kind: the kind of data, in words.
+      num_examples: N, the number of rows.
+      batch_size: rows of all batches but perhaps a last one.
+      num_batches: batches of an epoch.
+      arrays: `(x, y, sample_weight)`, nests of arrays with N rows.
+      dataset: a `PyDataset`.
+      order: what determines the order of the rows, as words and numbers by name.
+      are_independent: whether batches are drawn independently of one another.
+      first_batch: `(x, y, sample_weight)` of some batch.
+    """
+
+    kind: str = "unknown data"
+    num_examples: int | None = None
+    batch_size: int | None = None
+    num_batches: int | None = None
+    arrays: Any = None
+    dataset: Any = None
+    order: dict[str, Any] = {}  # noqa: RUF012
+    are_independent: bool | None = None
+    first_batch: Any = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each batch is known to hold all examples, so that gradients have no noise."""
+        return self.num_batches == 1 or (
+            None not in (self.num_examples, self.batch_size)
+            and self.batch_size >= self.num_examples
+        )
+
+    def rows(self, most: int) -> Any:
+        """Returns `(x, y, sample_weight)` of at most so many examples, or None."""
+        if self.arrays is None:
+            return self.first_batch
+        count = min(self.num_examples or most, most)
+        chosen = np.linspace(0, (self.num_examples or most) - 1, count).astype(np.int64)
+        return map_arrays(lambda a: _floatx(_taken(a, chosen)), self.arrays)
+
+
+def training_source(model: keras.Model) -> Source:
+    """Returns what the `fit` of a model that is on the call stack was called with."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        names = frame.f_locals
+        if names.get("self") is model and "epoch_iterator" in names:
+            iterator = names["epoch_iterator"]
+            found = _of_adapter(iterator.data_adapter)
+            steps = iterator.steps_per_epoch
+            return found._replace(num_batches=steps) if steps else found
+        frame = frame.f_back
+    return Source()
+
+
+def _of_adapter(adapter: Any) -> Source:
+    if isinstance(getattr(adapter, "_inputs", None), tuple):
+        arrays = keras.utils.unpack_x_y_sample_weight(adapter._inputs)
+        rows = _first(arrays).shape[0]
+        size = adapter._batch_size
+        order = {"shuffle": bool(adapter._shuffle)}
+        return Source("arrays", rows, size, adapter.num_batches, arrays, order=order)
+    dataset = getattr(adapter, "py_dataset", None)
+    if isinstance(dataset, ResidentData):
+        is_fresh = dataset.reshuffle == "step"
+        order = {"reshuffle": dataset.reshuffle}
+        return Source("resident data", dataset.num_examples, dataset.batch_size,
+                      dataset.steps_per_epoch, dataset.arrays, dataset, order, is_fresh)  # fmt: skip
+    if isinstance(dataset, IndependentBatches):
+        adapter.shuffle = False  # the batch of a step depends on the step
+        if adapter.enqueuer is not None:
+            adapter.enqueuer.shuffle = False
+        order = {"seed of the batches": dataset.seed} if dataset.has_seed else {}
+        return Source("IndependentBatches", dataset.num_examples, dataset.batch_size,
+                      len(dataset), dataset.arrays, dataset, order, True)  # fmt: skip
+    if isinstance(dataset, keras.utils.PyDataset):
+        batch = keras.utils.unpack_x_y_sample_weight(adapter._standardize_batch(dataset[0]))
+        kind = f"a PyDataset, {type(dataset).__name__},"
+        order = {"shuffle": bool(adapter.shuffle)}
+        return Source(kind, None, _rows(batch), dataset.num_batches, None, dataset, order,
+                      first_batch=batch)  # fmt: skip
+    if isinstance(batches := getattr(adapter, "_first_batches", None), list) and batches:
+        batch = keras.utils.unpack_x_y_sample_weight(batches[0])
+        return Source("a generator", None, _rows(batch), first_batch=batch)
+    if isinstance(dataset := getattr(adapter, "_dataset", None), tf.data.Dataset):
+        return _of_tf_data(dataset, adapter.num_batches)
+    return Source()
+
+
+def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
+    """Returns what is known of a data set from the data sets that it is made of."""
+    steps: list[tuple[str, list[int]]] = []
+    tensors: list[tf.Tensor] = []
+    left, is_slices = [dataset], False
+    while left:
+        one = left.pop()
+        name = type(one).__name__.removeprefix("_").removesuffix("Dataset")
+        numbers = [getattr(one, n, None) for n in ("_batch_size", "_buffer_size", "_count")]
+        steps.append((name, [int(n) for n in numbers if tf.is_tensor(n) and n.shape == ()]))
+        if name in ("TensorSlice", "Tensor"):
+            tensors += one._tensors
+            is_slices = is_slices or name == "TensorSlice"
+        left += one._inputs()
+    kinds = {name for name, _ in steps}
+    sizes = [numbers[0] for name, numbers in steps if name.endswith("Batch") and numbers]
+    rows = None
+    if is_slices and kinds <= {*_ONCE, "TensorSlice"} and len(sizes) == 1:
+        rows = int(tensors[0].shape[0])
+    chain = " < ".join(f"{name} {numbers[0]}" if numbers else name for name, numbers in steps)
+    sources = {"Tensor", "TensorSlice"}
+    in_memory = bool(tensors) and not kinds & {"Generator", "Interleave", "ParallelInterleave"}
+    batch = None
+    if in_memory and kinds & sources:
+        batch = keras.utils.unpack_x_y_sample_weight(next(iter(dataset.take(1)), None))
+    order = {"steps of the data set": chain}
+    size = sizes[0] if sizes else _rows(batch) if batch is not None else None
+    # The tensors of a data set stand for its rows: what maps them cannot be seen.
+    return Source("a tf.data.Dataset", rows, size, num_batches, None, tensors or None, order,
+                  first_batch=batch if batch is not None else _zeros(dataset.element_spec))  # fmt: skip
+
+
+def _taken(array: Any, rows: np.ndarray) -> Any:
+    if tf.is_tensor(array):
+        return tf.gather(array, rows)
+    if hasattr(array, "iloc"):  # of pandas
+        return array.iloc[rows].to_numpy()
+    return np.asarray(array)[rows]
+
+
+def _floatx(array: Any) -> tf.Tensor:
+    array = tf.convert_to_tensor(array)
+    return tf.cast(array, keras.config.floatx()) if array.dtype.is_floating else array
+
+
+def _first(nest: Any) -> Any:
+    return next(a for a in keras.tree.flatten(nest) if a is not None)
+
+
+def _rows(batch: Any) -> int | None:
+    return getattr(_first(batch), "shape", (None,))[0]
