@@ -337,6 +337,15 @@ def test_integers_are_seeds_of_all_their_bits() -> None:
     assert all(s.dtype == tf.int32 and s.shape == [2] for s in made)
     assert len({tuple(s.numpy()) for s in made}) == len(seeds)
     np.testing.assert_array_equal(random.as_seed(tf.constant([1, 2], tf.int64)), [1, 2])
+    np.testing.assert_array_equal(random.as_seed(2**64 - 1), [-1, -1])
+
+
+@pytest.mark.parametrize("value", [0, 3, -1, 2**31, 2**40 + 1])
+def test_scalar_tensors_are_the_same_seeds_as_integers(value: int) -> None:
+    expected = random.as_seed(value)
+    np.testing.assert_array_equal(random.as_seed(tf.constant(value, tf.int64)), expected)
+    inside = tf.function(random.as_seed, jit_compile=True)(tf.constant(value, tf.int64))
+    np.testing.assert_array_equal(inside, expected)
 
 
 @pytest.mark.parametrize(

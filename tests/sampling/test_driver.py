@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -230,6 +231,39 @@ def test_the_target_is_checked_before() -> None:
     sgmcmc.sample(kernel, tf.zeros([]), 2, **EAGER)
 
 
+def test_a_seed_is_drawn_and_told() -> None:
+    """Keras' seed decides, as it does for Keras' own layers."""
+    options = EAGER | {"seed": None}
+    states = []
+    for keras_seed in (1, 1, 2):
+        keras.utils.set_random_seed(keras_seed)
+        drawn = [sgmcmc.sample(Walk(), tf.zeros([2]), 5, **options) for _ in range(2)]
+        assert drawn[0].seed != drawn[1].seed
+        states.append(drawn[0].states)
+        again = sgmcmc.sample(Walk(), tf.zeros([2]), 5, **options | {"seed": drawn[1].seed})
+        assert_equal(again.states, drawn[1].states)
+    assert_equal(states[0], states[1])
+    assert not np.array_equal(states[0], states[2])
+
+
+@pytest.mark.parametrize("seed", [7, np.int64(7), tf.constant(7), tf.constant(7, tf.int64), [0, 7]])
+def test_seeds_of_all_forms(seed: Any) -> None:
+    result = sgmcmc.sample(Walk(), tf.zeros([2]), 3, **EAGER | {"seed": seed})
+    assert result.seed == (0, 7)
+
+
+def test_skipped_minibatches_are_told() -> None:
+    class Skipping(Walk):
+        def bootstrap_results(self, init_state: Any) -> Any:
+            return {"inner": {"num_skipped": tf.zeros([2], tf.int32)}}
+
+        def one_step(self, state: Any, results: Any, seed: Any = None) -> Any:
+            return state, {"inner": {"num_skipped": results["inner"]["num_skipped"] + [0, 1]}}
+
+    with pytest.warns(UserWarning, match=r"^5 minibatches had .* that are NaN or infinite"):
+        sgmcmc.sample(Skipping(), tf.zeros([2]), 5, **EAGER)
+
+
 def test_nothing_is_warned_of() -> None:
     """`sample_chain` warns about every kernel that is not calibrated."""
     with warnings.catch_warnings():
@@ -255,7 +289,7 @@ class Changing:
         (dict(num_burnin_steps=-1), ValueError, "num_burnin_steps must be .* Received: -1"),
         (dict(num_steps_between_results=-1), ValueError, "between_results must be .* Received: -1"),
         (dict(num_chains=0), ValueError, "num_chains must be at least 1. Received: 0"),
-        (dict(seed=None), ValueError, "seed must be an integer or a pair"),
+        (dict(seed="x"), ValueError, "seed must be an integer or two .* dtype string"),
         (dict(kernel="SGLD"), TypeError, "kernel must be a tfp.mcmc.* Received: a str"),
         (dict(trace_fn=3), TypeError, "trace_fn must be a callable, .* Received: a int"),
         (dict(resume="must"), ValueError, "if directory is None. Received: 'must'"),

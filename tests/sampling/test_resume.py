@@ -3,12 +3,14 @@
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.sampling.runs import (
@@ -22,7 +24,7 @@ from tests.sampling.runs import (
     trace,
 )
 from tfp_sgmcmc.sampling import driver, steps
-from tfp_sgmcmc.storage import store
+from tfp_sgmcmc.storage import approximate, archive, checkpoint, store
 from tfp_sgmcmc.storage.directory import RunDirectory
 
 pytest.importorskip("zarr")
@@ -175,6 +177,109 @@ def run_of_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def near(
+    scale: float = 1.0, shift: float = 0.0, power: float = 2.0, sd: float = 10.0, size: int = 40
+) -> sgmcmc.MinibatchLogProb:
+    """Returns a log posterior of one number, whose data stay the same but for `size`."""
+    data = np.random.default_rng(0).normal(2.0, 1.0, size=40).astype(np.float32)[:size]
+    return sgmcmc.MinibatchLogProb(
+        lambda t: -0.5 * (t / sd) ** 2,
+        lambda t, x: -0.5 * scale * tf.abs(x - shift - t[..., tf.newaxis]) ** power,
+        data,
+        10,
+        replacement=True,
+    )
+
+
+def constant(step: Any) -> tf.Tensor:
+    return tf.constant(0.01)
+
+
+def halved(step: Any) -> tf.Tensor:
+    return tf.where(step < 500, 0.01, 0.005)
+
+
+PROBLEM: dict[str, Any] = dict(target={}, step_size=constant, start=0.0, factor=1.0)
+
+
+def sampled(folder: Path, target: Any, step_size: Any, start: float, factor: float) -> Any:
+    return sgmcmc.sample(
+        sgmcmc.SGLD(near(**target), step_size), tf.constant([start]), 3, directory=folder,
+        trace_fn=lambda state, results: factor * state, **EAGER,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run_of_a_problem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("problem")
+    sampled(path, **PROBLEM)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(target={"scale": 1.1}), "It has log posterior: .*, but here .*gradient of the log"),
+        (dict(target={"shift": 0.1}), "It has log posterior: "),
+        (dict(target={"power": 1.9}), "It has log posterior: "),
+        (dict(target={"sd": 11.0}), "It has gradient of the log prior: -.*, but here -"),
+        (dict(target={"size": 39}), "kernel.target_log_prob_fn.num_examples: 40, but here 39"),
+        (dict(start=0.1), "It has initial_state: 0, but here 0.1"),
+        (dict(step_size=halved), "step_size at steps 0, 1, .*: numbers that give .*, but here "),
+        (dict(factor=2.0), "It has trace_fn: "),
+    ],
+)
+def test_another_problem_is_refused(
+    run_of_a_problem: Path, change: dict[str, Any], message: str
+) -> None:
+    """Functions cannot be compared, so their values at one place are."""
+    with pytest.raises(ValueError, match=f"belongs to another run, .*{message}"):
+        sampled(run_of_a_problem, **PROBLEM | change)
+
+
+def test_the_same_problem_computed_otherwise_goes_on(run_of_a_problem: Path) -> None:
+    rounded = {"scale": 1.0 + 1e-5, "sd": 10.0001}
+    assert sampled(run_of_a_problem, **PROBLEM | {"target": rounded}).is_complete
+
+
+def test_a_problem_that_distributions_refuse_next_to_the_start(tmp_path: Path) -> None:
+    """The start itself is then compared."""
+    for rate, refused in ((1.0, False), (1.0, False), (2.0, True)):
+        prior = tfp.distributions.Exponential(rate, validate_args=True)
+        kernel = tfp.mcmc.HamiltonianMonteCarlo(lambda t, p=prior: p.log_prob(t)[..., 0], 1e-6, 1)
+        with pytest.raises(ValueError, match="log posterior: ") if refused else nullcontext():
+            sgmcmc.sample(kernel, tf.constant([1e-3]), 2, directory=tmp_path, **EAGER)
+
+
+def test_a_run_from_before_the_problem_was_recorded(tmp_path: Path) -> None:
+    sampled(tmp_path, **PROBLEM)
+    saved = checkpoint.load(tmp_path / "checkpoint.npz")
+    old = {k: v for k, v in saved.header["fingerprint"].items() if not approximate.is_record(v)}
+    nests = {k: v for k, v in saved.leaves.items()}
+    rewrite(tmp_path / "checkpoint.npz", saved.header | {"fingerprint": old}, nests)
+    with pytest.warns(UserWarning, match="did not record .*initial_state.* cannot be checked"):
+        assert sampled(tmp_path, **PROBLEM).is_complete
+
+
+def rewrite(path: Path, header: dict[str, Any], leaves: dict[str, Any]) -> None:
+    """Writes a checkpoint whose leaves keep their names."""
+    contents = {
+        "format": checkpoint.FORMAT_VERSION,
+        "header": header,
+        "leaves": [[name, x.dtype.name] for name, x in leaves.items()],
+    }
+    archive.write(path, contents, {str(i): x for i, x in enumerate(leaves.values())})
+
+
+def test_a_run_without_a_seed_goes_on_with_its_own(tmp_path: Path) -> None:
+    options = EAGER | {"seed": None}
+    first = sgmcmc.sample(Walk(), tf.zeros([2]), 3, directory=tmp_path, **options)
+    second = sgmcmc.sample(Walk(), tf.zeros([2]), 6, directory=tmp_path, **options)
+    assert first.seed == second.seed
+    whole = sgmcmc.sample(Walk(), tf.zeros([2]), 6, **EAGER | {"seed": first.seed})
+    assert_equal(np.asarray(second.states), whole.states)
+
+
 def test_results_of_another_shape_are_refused(tmp_path: Path) -> None:
     class Longer(Walk):
         def bootstrap_results(self, init_state: Any) -> Any:
@@ -198,7 +303,7 @@ def test_a_chain_that_broke_down_on_disk(tmp_path: Path) -> None:
 
 def test_the_target_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = []
-    monkeypatch.setattr(driver, "preflight", lambda target, state: checked.append(target))
+    monkeypatch.setattr(driver, "preflight", lambda target, state, **_: checked.append(target))
     chain, options = quick_kernel(), OPTIONS | {"preflight_check": True}
     for count in (2, 4):
         sgmcmc.sample(chain, state(), count, directory=tmp_path, **options)

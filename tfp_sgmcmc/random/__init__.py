@@ -6,12 +6,13 @@ eager and compiled code; indices are integer hashes of the seed and are the same
 
 from tfp_sgmcmc.random.indices import epoch_indices, permuted_indices, uniform_indices
 from tfp_sgmcmc.random.normals import normal, normal_like, rademacher_like
-from tfp_sgmcmc.random.seeds import as_seed, fold_in, numbered_seed, split
+from tfp_sgmcmc.random.seeds import as_seed, fold_in, fresh_seed, numbered_seed, split
 
 __all__ = [
     "as_seed",
     "epoch_indices",
     "fold_in",
+    "fresh_seed",
     "normal",
     "normal_like",
     "numbered_seed",

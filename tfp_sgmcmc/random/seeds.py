@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,22 @@ from tfp_sgmcmc import xla
 
 xor = tf.bitwise.bitwise_xor
 GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive counters over the 32-bit words
+
+
+def fresh_seed() -> int:
+    """Returns an unused seed, drawn from Python's generator as Keras draws its default seeds.
+
+    `keras.utils.set_random_seed` seeds that generator, so that a program that calls it gets the
+    same seeds each time it runs. Otherwise the system has seeded it.
+
+    >>> import keras
+    >>> keras.utils.set_random_seed(1)
+    >>> first, second = fresh_seed(), fresh_seed()
+    >>> keras.utils.set_random_seed(1)
+    >>> first == fresh_seed(), first == second
+    (True, False)
+    """
+    return random.getrandbits(63)
 
 
 def as_seed(seed: Any) -> tf.Tensor:
@@ -25,9 +42,15 @@ def as_seed(seed: Any) -> tf.Tensor:
             "its random numbers from the seed that it is given."
         )
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
-        words = np.array([int(seed) >> 32, int(seed)], np.int64) & 0xFFFFFFFF
-        return tf.constant(words.astype(np.uint32).astype(np.int32))
-    seed = tf.convert_to_tensor(seed)
+        words = np.array([int(seed) >> shift & 0xFFFFFFFF for shift in (32, 0)], np.uint32)
+        return tf.constant(words.astype(np.int32))
+    try:
+        seed = tf.convert_to_tensor(seed)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"seed must be an integer or two integers. Received: {seed!r}.") from error
+    if seed.dtype.is_integer and seed.shape.rank == 0:
+        wide = tf.cast(seed, tf.int64)
+        seed = tf.stack([tf.bitwise.right_shift(wide, tf.constant(32, tf.int64)), wide])
     if not seed.dtype.is_integer or not seed.shape.is_compatible_with([2]):
         raise ValueError(
             "seed must be an integer or two integers (shape [2]). "

@@ -16,9 +16,11 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import function, integer, require
+from tfp_sgmcmc.sampling.aftermath import warn_of_skipped
 from tfp_sgmcmc.sampling.feed import Feed
 from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
 from tfp_sgmcmc.sampling.loop import Loop, check_kernel, start_of
+from tfp_sgmcmc.sampling.problem import describe_run
 from tfp_sgmcmc.sampling.progress import progress
 from tfp_sgmcmc.sampling.records import MemoryRecords, Records, open_records
 from tfp_sgmcmc.sampling.result import SampleResult, Timings, kept_arrays
@@ -34,7 +36,7 @@ def sample(
     initial_state: Any,
     num_results: int,
     *,
-    seed: Any,
+    seed: Any = None,
     num_burnin_steps: int = 0,
     num_steps_between_results: int = 0,
     num_chains: int | None = None,
@@ -101,7 +103,8 @@ def sample(
       initial_state: a tensor or a nest of tensors. If `num_chains` is None, its leading axes may
         count chains.
       num_results: number of draws to keep, including those that are in `directory` already.
-      seed: an integer or two.
+      seed: an integer or two. None takes the seed of the run in `directory`, or for a new run draws
+        one by `random.fresh_seed`. The result's `seed` tells it.
       num_burnin_steps: number of steps before the first one that may be kept.
       num_steps_between_results: number of steps between kept ones.
       num_chains: C; every part of `initial_state` is repeated to `[C, ...]`, so that all chains
@@ -120,7 +123,8 @@ def sample(
 
     Raises:
       ValueError: a number is out of range; a state, target or trace does not fit; `directory` holds
-        other files, or a run with another kernel, seed or shape, or a damaged run.
+        other files, a damaged run, or a run with another kernel, seed, start, trace, prior or
+        likelihood, which the message names.
       TypeError: an argument has the wrong type.
       ModuleNotFoundError: zarr or tqdm is needed and not installed.
       NonFiniteChainError: a state became NaN or infinite. `samples` holds the results before, which
@@ -133,7 +137,7 @@ def sample(
         integer("num_burnin_steps", num_burnin_steps, 0),
         integer("num_steps_between_results", num_steps_between_results, 0) + 1,
     )
-    seed = random.as_seed(seed)
+    given_seed = None if seed is None else random.as_seed(seed)
     if num_chains is not None:
         integer("num_chains", num_chains, 1)
         initial_state = tf.nest.map_structure(
@@ -144,12 +148,13 @@ def sample(
         run = None
         if directory is not None:
             run = stack.enter_context(RunDirectory(directory, resume))
+        seed = _seed_of(run) if given_seed is None else given_seed
         began = time.perf_counter()
         position, target = start_of(kernel, initial_state), target_of(kernel)
         if target is not None and preflight_check and (run is None or not run.has_run):
             # The whole data of a stream may be too large for a check.
             is_streamed = isinstance(target, StreamedLogProb)
-            preflight(target.of_one_batch if is_streamed else target, position.state)
+            preflight(target.of_one_batch if is_streamed else target, position.state, kernel=kernel)
         loop = Loop(lambda _: kernel, trace_fn, position, jit_compile)
         chain_shape = chain_shape_of(kernel, position) if num_chains is None else (num_chains,)
         kept = kept_arrays(loop.kept, chain_shape)
@@ -158,6 +163,7 @@ def sample(
         if run is not None:
             fingerprint = {
                 **describe_kernel(kernel),
+                **describe_run(kernel, loop, position),
                 "seed": seed.numpy().tolist(),
                 "num_burnin_steps": plan.num_burnin_steps,
                 "num_steps_between_results": plan.stride - 1,
@@ -175,6 +181,7 @@ def sample(
             )
         seconds = time.perf_counter() - sampling_began
 
+    warn_of_skipped(position.results)
     draws = records.draws(min(num_results, records.num_draws))
     states, trace, weights = tree.unflatten_as(loop.kept, draws)
     steps = int(position.step) - first_step
@@ -187,9 +194,18 @@ def sample(
         final_kernel_results=position.results,
         timings=Timings(sampling_began - began, seconds, steps / seconds if steps else np.nan),
         directory=None if directory is None else Path(directory),
+        kernel=kernel,
+        seed=tuple(seed.numpy().tolist()),
         _kept=kept,
         _attributes=attributes,
     )
+
+
+def _seed_of(run: RunDirectory | None) -> tf.Tensor:
+    """Returns the seed of the run in a directory, or a new one."""
+    saved = None if run is None else run.saved()
+    before = None if saved is None else saved.header["fingerprint"].get("seed")
+    return random.as_seed(random.fresh_seed() if before is None else before)
 
 
 def _check_arguments(

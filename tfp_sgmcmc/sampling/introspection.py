@@ -19,6 +19,15 @@ def target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
     return None if isinstance(found, FullDataLogProb) else found
 
 
+def log_prob_fn_of(kernel: tfp.mcmc.TransitionKernel) -> Any:
+    """Returns the target or function that a kernel, or the one it wraps, samples; or None."""
+    found = _target_of(kernel)
+    while found is None and isinstance(kernel, tfp.mcmc.TransitionKernel):
+        parameters = getattr(kernel, "parameters", {})
+        found, kernel = parameters.get("target_log_prob_fn"), parameters.get("inner_kernel")
+    return found
+
+
 def chain_shape_of(kernel: tfp.mcmc.TransitionKernel, start: Position) -> tuple[int, ...]:
     """Returns the shape of the leading axes of the state that count chains."""
     target = _target_of(kernel)

@@ -83,6 +83,10 @@ class Loop:
         tensors, kept, is_finite = self._compiled(*given)
         return self._pack(tensors), kept, bool(is_finite)
 
+    def trace_of(self, state: Any, results: Any) -> Any:
+        """Returns what `trace_fn` returns; `()` without one."""
+        return tf.function(self._keep, autograph=False)(state, results)[1]
+
     def trace(self, position: Position, stride: Any, seed: Any, values: Any = ()) -> None:
         """Traces, but does not compile, what a call runs."""
         numbers = tf.constant(0), tf.constant(0, tf.int64)

@@ -92,6 +92,8 @@ class SampleResult:
       final_kernel_results: the kernel's last results.
       timings: the times that the call took.
       directory: the directory with the draws, or None.
+      kernel: the kernel of the run.
+      seed: the seed of the run, two integers, with which it can be repeated.
     """
 
     states: Any
@@ -102,6 +104,8 @@ class SampleResult:
     final_kernel_results: Any
     timings: Timings
     directory: Path | None
+    kernel: Any
+    seed: tuple[int, int]
     _kept: Sequence[Kept]
     _attributes: dict[str, Any]
 

@@ -44,12 +44,14 @@ class TuningResult(NamedTuple):
       rounds: the candidates and their scores in each round.
       state: the last state of the best candidate's chains, from which a run may start.
       num_steps: number of steps of all candidates together.
+      seed: the seed, two integers, with which the comparison can be repeated.
     """
 
     best: Candidate
     rounds: list[TuningRound]
     state: State
     num_steps: int
+    seed: tuple[int, int] = (0, 0)
 
 
 def tune(
@@ -59,7 +61,7 @@ def tune(
     initial_state: State,
     *,
     num_steps: int,
-    seed: Any,
+    seed: Any = None,
     num_results: int = 100,
     reduction: float = 2.0,
     exact_gradients: bool = False,
@@ -100,7 +102,8 @@ def tune(
       target_log_prob_fn: a target or a plain callable, whose gradients the comparison uses.
       initial_state: a state with leading axes of chains; more chains sharpen the comparison.
       num_steps: B, the steps of all candidates and rounds together; a step moves all chains.
-      seed: an integer or two. The same seed gives the same result on the same device.
+      seed: an integer or two. The same seed gives the same result on the same device. None draws
+        one by `random.fresh_seed`; the result's `seed` tells it.
       num_results: number of states of each chain that a round's comparison uses.
       reduction: r, above 1.
       exact_gradients: whether the comparison uses gradients over all examples.
@@ -131,7 +134,8 @@ def tune(
             f"results ({len(sizes)} rounds, the first with {sizes[0]} candidates). Received: "
             f"{num_steps}."
         )
-    target, seed = as_target(target_log_prob_fn, full_data_expected=True), random.as_seed(seed)
+    target = as_target(target_log_prob_fn, full_data_expected=True)
+    seed = random.as_seed(random.fresh_seed() if seed is None else seed)
     initial_state = tf.nest.map_structure(tf.convert_to_tensor, initial_state)
     chain_ndims = len(tf.TensorShape(target.chain_shape(initial_state)))
     run_seed, score_seed = random.split(seed, 2)
@@ -161,7 +165,7 @@ def tune(
             order = np.argsort(scores, kind="stable")[: int(np.ceil(size / reduction))]
             left, positions = [left[i] for i in order], [positions[i] for i in order]
     taken = sum(len(r.candidates) * r.num_steps for r in rounds)
-    return TuningResult(left[0][1], rounds, positions[0].state, taken)
+    return TuningResult(left[0][1], rounds, positions[0].state, taken, tuple(seed.numpy().tolist()))
 
 
 def _combinations(candidates: Any) -> list[Candidate]:

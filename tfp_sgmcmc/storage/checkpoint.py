@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from tfp_sgmcmc.storage import archive
+from tfp_sgmcmc.storage import approximate, archive
 
 FORMAT_VERSION = 1
 
@@ -85,12 +85,14 @@ def load(path: Path) -> Checkpoint:
 
 
 def check_same(what: str, saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raises a ValueError that names the first three entries in which two mappings differ."""
-    missing = "nothing of this name"
+    """Raises a ValueError that names the first three entries in which two mappings differ.
+
+    Entries made by `approximate.record` may differ by rounding.
+    """
     differences = [
-        f"{name}: {saved.get(name, missing)}, but here {expected.get(name, missing)}"
+        f"{name}: {_in_words(saved, name)}, but here {_in_words(expected, name)}"
         for name in [*expected, *(n for n in saved if n not in expected)]
-        if name not in saved or name not in expected or saved[name] != expected[name]
+        if name not in saved or name not in expected or not _agree(saved[name], expected[name])
     ]
     if differences:
         more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
@@ -98,6 +100,17 @@ def check_same(what: str, saved: Mapping[str, Any], expected: Mapping[str, Any])
             f"{what} belongs to another run, and this run cannot go on from it. It has "
             f"{'; '.join(differences[:3])}{more}."
         )
+
+
+def _agree(one: Any, other: Any) -> bool:
+    if approximate.is_record(one) and approximate.is_record(other):
+        return approximate.are_same(one, other)
+    return one == other
+
+
+def _in_words(values: Mapping[str, Any], name: str) -> Any:
+    value = values.get(name, "nothing of this name")
+    return approximate.words(value) if approximate.is_record(value) else value
 
 
 def names_and_leaves(nests: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from tfp_sgmcmc import __version__
 from tfp_sgmcmc.checks import one_of
-from tfp_sgmcmc.storage import checkpoint
+from tfp_sgmcmc.storage import approximate, checkpoint
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same
 from tfp_sgmcmc.storage.store import DrawStore, Groups, Variable
 from tfp_sgmcmc.storage.stored_draws import StoredDraws
@@ -129,7 +130,7 @@ class RunDirectory:
             for group, members in variables.items()
             for name, v in members.items()
         }
-        own = {"library version": __version__, **fingerprint, **described}
+        own = {"library version": __version__, **described, **fingerprint}
         self._fingerprint = json.loads(json.dumps(own))  # JSON turns tuples into lists
         with self._plainly():
             if not self.has_run:
@@ -139,7 +140,7 @@ class RunDirectory:
                 return None
             saved, self._saved = self.saved(), None
             assert saved is not None  # as has_run says
-            check_same(f"The run in {self.path}", saved.header["fingerprint"], self._fingerprint)
+            self._compare(saved.header["fingerprint"])
             tail = {
                 group: {name: saved.leaves[f"tail[{group!r}][{name!r}]"] for name in members}
                 for group, members in variables.items()
@@ -149,6 +150,20 @@ class RunDirectory:
             committed = self.num_committed, tail
             self._store = DrawStore(self.path / SAMPLES, variables, attributes, committed)
         return saved
+
+    def _compare(self, before: dict[str, Any]) -> None:
+        """Raises unless the run was begun with the same fingerprint; warns of what is not in it."""
+        own = self._fingerprint
+        unknown = [n for n, x in own.items() if n not in before and approximate.is_record(x)]
+        check_same(
+            f"The run in {self.path}", before, {n: x for n, x in own.items() if n not in unknown}
+        )
+        if unknown:
+            warnings.warn(
+                f"The run in {self.path} was begun by a version of the library that did not record "
+                f"{', '.join(unknown)}. Whether they are the same now cannot be checked.",
+                stacklevel=2,
+            )
 
     @property
     def store(self) -> DrawStore:

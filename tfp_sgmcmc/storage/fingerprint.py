@@ -1,4 +1,4 @@
-"""The fingerprint of a kernel: what must be the same for a run to go on."""
+"""The fingerprint of a kernel and a problem: what must be the same for a run to go on."""
 
 from __future__ import annotations
 
@@ -13,18 +13,45 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.covariance import CovarianceEstimator
 from tfp_sgmcmc.covariance.averages import Average
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel
+from tfp_sgmcmc.kernels.settings import is_schedule
 from tfp_sgmcmc.preconditioners import Preconditioner
 from tfp_sgmcmc.schedules import Schedule
+from tfp_sgmcmc.storage import approximate
 from tfp_sgmcmc.targets import MinibatchLogProb, Target
 
 _DESCRIBED_ENTRIES = 100
+_STEPS = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)  # at which schedules are compared
 _MOST_BYTES = 2**26  # of the data that a checksum is made from
+
+
+def describe_problem(log_prob: Any, gradient: Any, what: str = "log posterior") -> dict[str, Any]:
+    """Returns a few numbers that name a log posterior by its value and gradient at one place.
+
+    They are JSON values by name, which `RunDirectory` compares with a tolerance for rounding. Take
+    them at the same state and minibatch whenever the program starts. At a place where a gradient
+    vanishes they tell little.
+
+    >>> found = describe_problem(-1.25, np.array([0.5, 2.0]))
+    >>> list(found), found["log posterior"]["about"]
+    (['log posterior', 'gradient of the log posterior'], [-1.25])
+
+    Args:
+      log_prob: the values, an array or number.
+      gradient: nest of arrays.
+      what: the name of the function, such as "log prior".
+    """
+    return {
+        what: approximate.record([log_prob], atol=1e-3),
+        f"gradient of the {what}": approximate.record(tf.nest.flatten(gradient)),
+    }
 
 
 def describe_kernel(kernel: tfp.mcmc.TransitionKernel, prefix: str = "kernel") -> dict[str, Any]:
     """Returns the class, numbers and options of a kernel and its parts, as JSON values by name.
 
-    Functions are described by their type only, large arrays and the data of a target by a checksum.
+    Functions are described by their type only, schedules also by their values at a few steps, large
+    arrays and the data of a target by a checksum.
     """
     described: dict[str, Any] = {prefix: type(kernel).__name__}
     for name, value in getattr(kernel, "parameters", {}).items():
@@ -35,7 +62,22 @@ def describe_kernel(kernel: tfp.mcmc.TransitionKernel, prefix: str = "kernel") -
             described |= _describe_target(value, key)
         else:
             described[key] = _describe(value)
+            if isinstance(kernel, StochasticGradientKernel) and not name.endswith("_fn"):
+                described |= _describe_schedules(value, key)
     return described
+
+
+def _describe_schedules(value: Any, key: str) -> dict[str, Any]:
+    schedules = [
+        x
+        for x in tf.nest.flatten(value)
+        if is_schedule(x) and not isinstance(x, Preconditioner | CovarianceEstimator | Average)
+    ]
+    if not schedules:
+        return {}
+    values = [np.asarray(x(tf.constant(t, tf.int64))) for x in schedules for t in _STEPS]
+    steps = ", ".join(map(str, _STEPS))
+    return {f"{key} at steps {steps}": approximate.record(values, rtol=1e-5, singly=True)}
 
 
 def _describe_target(target: Target, key: str) -> dict[str, Any]:

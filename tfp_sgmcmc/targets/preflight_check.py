@@ -15,7 +15,9 @@ from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 
-def preflight(target: Any, state: State, rtol: float | None = None) -> None:
+def preflight(
+    target: Any, state: State, rtol: float | None = None, *, kernel: Any = None
+) -> None:
     r"""Checks a target at one state, by one pass over the data, before anything is sampled.
 
     \[
@@ -51,6 +53,7 @@ def preflight(target: Any, state: State, rtol: float | None = None) -> None:
         differ. The message names the part of the state.
       TypeError: the target is not callable.
     """
+    del kernel
     target = as_target(target, full_data_expected=True)
     state = tf.nest.map_structure(tf.convert_to_tensor, state)
     base = target.target if isinstance(target, GrowingBatch | AnchoredTarget) else target

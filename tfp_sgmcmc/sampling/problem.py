@@ -1,0 +1,81 @@
+"""The problem that a run in a directory samples, as numbers that must be the same to go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+import tree
+
+from tfp_sgmcmc.sampling.introspection import log_prob_fn_of
+from tfp_sgmcmc.sampling.loop import Loop, Position
+from tfp_sgmcmc.state import State, call_with_state
+from tfp_sgmcmc.storage import approximate
+from tfp_sgmcmc.storage.fingerprint import describe_problem
+from tfp_sgmcmc.targets import MinibatchLogProb, Target
+from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.streamed import StreamedLogProb
+
+_SEED = (0, 0)  # of the minibatch
+
+
+def describe_run(
+    kernel: tfp.mcmc.TransitionKernel, loop: Loop, start: Position
+) -> dict[str, dict[str, Any]]:
+    """Returns numbers that name the start, the trace, and the prior and posterior near the start.
+
+    The posterior is that of one minibatch. The place is next to the start because many priors and
+    likelihoods agree at zero. Where they are NaN or infinite there, the start itself is taken.
+    """
+    near = _shifted(start.state)
+    found = {"initial_state": approximate.record(tf.nest.flatten(start.state))}
+    log_prob_fn = log_prob_fn_of(kernel)
+    if log_prob_fn is not None:
+        values = _values(log_prob_fn, near)
+        if values is None or any(x["about"] is None for x in values.values()):
+            values = _values(log_prob_fn, start.state) or {}
+        found |= values
+    trace = tf.nest.flatten(loop.trace_of(near, _shifted(start.results)))
+    return found | ({"trace_fn": approximate.record(trace)} if trace else {})
+
+
+def _values(log_prob_fn: Any, state: State) -> dict[str, Any] | None:
+    """Returns records of prior and posterior; None if a distribution refuses the state."""
+    try:
+        return _values_at(log_prob_fn, state)
+    except tf.errors.InvalidArgumentError:
+        return None
+
+
+def _values_at(log_prob_fn: Any, state: State) -> dict[str, Any]:
+    while isinstance(getattr(log_prob_fn, "target", None), Target):
+        log_prob_fn = log_prob_fn.target
+    if isinstance(log_prob_fn, StreamedLogProb):
+        log_prob_fn = log_prob_fn.of_one_batch
+    if not isinstance(log_prob_fn, Target):
+        if not all(x.dtype.is_floating for x in tf.nest.flatten(state)):
+            return describe_problem(call_with_state(log_prob_fn, state), ())
+        of_state = value_and_gradient(
+            lambda s: call_with_state(log_prob_fn, s), state, connected=False
+        )
+        return describe_problem(*of_state[:2])
+    estimate = log_prob_fn.estimate(
+        state, tf.constant(_SEED), log_prob_fn.bootstrap(state), with_scores=False
+    )
+    found = describe_problem(estimate.log_prob, estimate.gradient)
+    if isinstance(log_prob_fn, MinibatchLogProb):
+        prior = value_and_gradient(log_prob_fn.log_prior, state, connected=False)
+        found |= describe_problem(*prior[:2], what="log prior")
+    return found
+
+
+def _shifted(nest: Any) -> Any:
+    def shift(x: Any) -> Any:
+        if x is None or not x.dtype.is_floating:
+            return x
+        wide = approximate.shifted(np.asarray(x).astype(np.float64))
+        return tf.cast(tf.constant(wide), x.dtype)
+
+    return tree.map_structure(shift, nest)
