@@ -71,6 +71,11 @@ class IndependentBatches(keras.utils.PyDataset):
         words = random.as_seed(random.fresh_seed() if seed is None else seed)
         self._words, self._first_step = words.numpy().astype(np.uint32), 0
 
+    @property
+    def seed(self) -> list[int]:
+        """The seed in use, as two words."""
+        return self._words.tolist()
+
     def begin_epoch(self, first_step: int, seed: Any) -> None:
         """Numbers the batches from a step of the chain on; `seed` takes the place of None."""
         self._first_step = first_step

@@ -29,7 +29,9 @@ def describe_data(source: Source) -> dict[str, Any]:
         parts = dict(zip(_NAMES, source.arrays, strict=True))
     elif isinstance(source.dataset, list):
         parts = {"tensors of the data set": source.dataset}
-    described = {name: _checksum(part) for name, part in parts.items() if part is not None}
+    described: dict[str, Any] = {
+        name: None if part is None else _checksum(part) for name, part in parts.items()
+    }
     if source.num_examples is not None:
         described["number of examples"] = source.num_examples
     return described
@@ -56,10 +58,11 @@ def describe_model(
     Prior, loss, regularisers and layers change them, the data do not. They are missing where the
     shapes of a batch are unknown, or where the model takes no batch of such numbers.
     """
-    like = source.rows(_ROWS)
+    like = source.batch(_ROWS) or source.spec
     if like is None:
         return {}
-    internals.build(model, *internals.map_arrays(_spec, like))
+    like = internals.map_arrays(_spec, like)
+    internals.build(model, *like)
     variables = model.trainable_variables
     state = [tf.constant(approximate.shifted(np.zeros(v.shape, v.dtype))) for v in variables]
     others = [(v, _plain(v)) for v in model.non_trainable_variables]
@@ -118,7 +121,9 @@ def _gathered(array: Any, rows: np.ndarray) -> Any:
 
 
 def _spec(array: Any) -> tf.TensorSpec:
-    return tf.TensorSpec(array.shape, array.dtype)
+    """Returns shape and dtype of a few rows, with lengths that are unknown filled in."""
+    shape = [_ROWS if array.shape[0] is None else min(array.shape[0], _ROWS)]
+    return tf.TensorSpec(shape + [_LENGTH if n is None else n for n in array.shape[1:]], array.dtype)
 
 
 def _plain(variable: keras.Variable) -> tf.Tensor:
@@ -129,17 +134,17 @@ def _plain(variable: keras.Variable) -> tf.Tensor:
 
 def _made_up(like: Any) -> tuple[Any, Any, Any]:
     """Returns a batch with the shapes and dtypes of another, whose values are fixed."""
-    x, y, sample_weight = internals.map_arrays(tf.convert_to_tensor, like)
+    x, y, sample_weight = like
     generator = np.random.RandomState(0)  # its numbers never change
 
-    def input_of(a: tf.Tensor) -> tf.Tensor:
+    def input_of(a: tf.TensorSpec) -> tf.Tensor:
         if a.dtype.is_floating:
             return tf.constant(generator.standard_normal(a.shape), a.dtype)
         return tf.cast(_pattern(a), a.dtype) if a.dtype != tf.string else tf.fill(a.shape, "")
 
-    def weight_of(a: tf.Tensor) -> tf.Tensor:
+    def weight_of(a: tf.TensorSpec) -> tf.Tensor:
         rows = tf.range(1, a.shape[0] + 1)
-        return tf.cast(tf.reshape(rows, [-1] + [1] * (a.shape.rank - 1)), a.dtype) * tf.ones_like(a)
+        return tf.cast(tf.reshape(rows, [-1] + [1] * (a.shape.rank - 1)), a.dtype) * tf.ones(a.shape, a.dtype)
 
     return (
         internals.map_arrays(input_of, x),
@@ -148,7 +153,7 @@ def _made_up(like: Any) -> tuple[Any, Any, Any]:
     )
 
 
-def _pattern(a: tf.Tensor) -> tf.Tensor:
+def _pattern(a: tf.TensorSpec) -> tf.Tensor:
     """Returns zeros and ones; each row is the code of a class if there are several classes."""
     rows = tf.range(a.shape[0])
     if a.shape.rank == 1 or a.shape[-1] == 1:

@@ -9,12 +9,15 @@ are not found, nothing is known, and nothing is checked. The names used here, an
   `PyDatasetAdapter._standardize_batch`: a batch as `fit` sees it, with weights of classes;
   `TFDatasetAdapter._dataset`: the data set;
   `Dataset._inputs`, `Dataset._tensors`, `Dataset._batch_size`, `Dataset._buffer_size`,
-  `Dataset._count`: of `tf.data`: what a data set is made of.
+  `Dataset._count`: of `tf.data`: what a data set is made of;
+  `sys._current_frames`: the call stacks of all threads.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
+import types
 from typing import Any, NamedTuple
 
 import keras
@@ -42,6 +45,7 @@ class Source(NamedTuple):
       order: what determines the order of the rows, as words and numbers by name.
       are_independent: whether batches are drawn independently of one another.
       first_batch: `(x, y, sample_weight)` of some batch.
+      spec: the specification of a batch, where none was seen.
     """
 
     kind: str = "unknown data"
@@ -53,36 +57,63 @@ class Source(NamedTuple):
     order: dict[str, Any] = {}  # noqa: RUF012
     are_independent: bool | None = None
     first_batch: Any = None
+    spec: Any = None
 
     @property
     def is_whole(self) -> bool:
         """Whether each batch is known to hold all examples, so that gradients have no noise."""
-        return self.num_batches == 1 or (
-            None not in (self.num_examples, self.batch_size)
-            and self.batch_size >= self.num_examples
-        )
+        if self.num_examples is None or self.batch_size is None:
+            return self.num_batches == 1  # and the epoch must have N examples
+        return self.batch_size >= self.num_examples
 
-    def rows(self, most: int) -> Any:
-        """Returns `(x, y, sample_weight)` of at most so many examples, or None."""
+    def batch(self, most: int) -> Any:
+        """Returns `(x, y, sample_weight)` of at most so many examples, or None.
+
+        These are rows spread over arrays, and otherwise those of a batch.
+        """
         if self.arrays is None:
-            return self.first_batch
+            first = self.first_batch
+            return first if first is None else map_arrays(lambda a: _floatx(a[:most]), first)
         count = min(self.num_examples or most, most)
         chosen = np.linspace(0, (self.num_examples or most) - 1, count).astype(np.int64)
         return map_arrays(lambda a: _floatx(_taken(a, chosen)), self.arrays)
 
 
 def training_source(model: keras.Model) -> Source:
-    """Returns what the `fit` of a model that is on the call stack was called with."""
-    frame = inspect.currentframe()
+    """Returns what the `fit` of a model that is on the call stack was called with.
+
+    Raises:
+      ValueError: `steps_per_epoch` was given to `fit` beside `IndependentBatches`.
+    """
+    iterator = _epoch_iterator(model, inspect.currentframe())
+    if iterator is None:
+        return Source()
+    found, steps = _of_adapter(iterator.data_adapter), iterator.steps_per_epoch
+    if not steps or isinstance(found.dataset, ResidentData):
+        return found
+    if isinstance(found.dataset, IndependentBatches):
+        raise ValueError(
+            "steps_per_epoch must be given to IndependentBatches, not to fit, so that each step "
+            f"has its batch. Received: steps_per_epoch={steps} in fit."
+        )
+    return found._replace(num_batches=steps)
+
+
+def is_fitting(model: keras.Model) -> bool:
+    """Returns whether a `fit` of the model is under way in some thread."""
+    frames = sys._current_frames().values()
+    return any(_epoch_iterator(model, frame) is not None for frame in frames)
+
+
+def _epoch_iterator(model: keras.Model, frame: types.FrameType | None) -> Any:
+    """Returns the iterator of the model's `fit` among the callers of a frame, or None."""
     while frame is not None:
-        names = frame.f_locals
-        if names.get("self") is model and "epoch_iterator" in names:
-            iterator = names["epoch_iterator"]
-            found = _of_adapter(iterator.data_adapter)
-            steps = iterator.steps_per_epoch
-            return found._replace(num_batches=steps) if steps else found
+        if frame.f_code.co_name == "fit":
+            names = frame.f_locals
+            if names.get("self") is model and "epoch_iterator" in names:
+                return names["epoch_iterator"]
         frame = frame.f_back
-    return Source()
+    return None
 
 
 def _of_adapter(adapter: Any) -> Source:
@@ -143,12 +174,19 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
     in_memory = bool(tensors) and not kinds & {"Generator", "Interleave", "ParallelInterleave"}
     batch = None
     if in_memory and kinds & sources:
-        batch = keras.utils.unpack_x_y_sample_weight(next(iter(dataset.take(1)), None))
-    order = {"steps of the data set": chain}
-    size = sizes[0] if sizes else _rows(batch) if batch is not None else None
+        first = next(iter(dataset.take(1)), None)
+        batch = None if first is None else keras.utils.unpack_x_y_sample_weight(first)
     # The tensors of a data set stand for its rows: what maps them cannot be seen.
-    return Source("a tf.data.Dataset", rows, size, num_batches, None, tensors or None, order,
-                  first_batch=batch if batch is not None else _zeros(dataset.element_spec))  # fmt: skip
+    return Source(
+        "a tf.data.Dataset",
+        rows,
+        sizes[0] if sizes else None,
+        num_batches,
+        dataset=tensors or None,
+        order={"steps of the data set": chain},
+        first_batch=batch,
+        spec=keras.utils.unpack_x_y_sample_weight(dataset.element_spec),
+    )
 
 
 def _taken(array: Any, rows: np.ndarray) -> Any:
