@@ -49,8 +49,7 @@ FIT_CHANGES: list[tuple[str, dict[str, Any], str]] = [
     ("class weights", {"class_weight": {0: 0.8, 1: 1.2}}, "any fit, sample_weight"),
     ("number of examples", {"x": X[:-1], "y": Y[:-1], "num_examples": N - 1}, "num_examples"),
     ("prior", {"prior": tfd.Normal(0.0, 2.0)}, "log prior"),
-    ("loss", {"loss": keras.losses.BinaryFocalCrossentropy(from_logits=True)}, ""),
-    ("loss, of the same gradient's sign", {"loss": lambda y, f: 0.5 * (y - f) ** 2}, "posterior"),
+    ("loss", {"loss": lambda y, f: 0.5 * (y - f) ** 2}, "log posterior"),
     ("weight of the loss", {"loss_weights": [2.0]}, "log posterior"),
     ("activation", {"activation": "relu"}, "log posterior"),
     ("a layer without weights", {"extra": [keras.layers.Dropout(0.5)]}, "log posterior"),
@@ -116,7 +115,11 @@ def fit(directory: Path, epochs: int, **changes: Any) -> None:
 
 
 def _log_likelihood(sigma: float, theta: tf.Tensor, batch: Any) -> tf.Tensor:
-    return tfd.Normal(theta[..., :1], sigma).log_prob(batch[:, 0])
+    return tfd.Normal(theta[..., :1], sigma).log_prob(batch[..., 0])
+
+
+def _decay(offset: float, step: tf.Tensor) -> tf.Tensor:
+    return 1e-3 / (tf.cast(step, tf.float32) + offset)
 
 
 SAMPLE_CHANGES: list[tuple[str, dict[str, Any], str]] = [
@@ -126,7 +129,7 @@ SAMPLE_CHANGES: list[tuple[str, dict[str, Any], str]] = [
     ("prior", {"prior": tfd.Normal(0.0, 2.0)}, "log prior"),
     ("start", {"start": tf.ones([3])}, "initial_state"),
     ("shape of the start", {"start": tf.zeros([2, 3])}, "posterior/"),
-    ("schedule", {"step_size": lambda t: 1e-3 / (t + 2.0)}, "step_size at steps"),
+    ("schedule", {"step_size": functools.partial(_decay, 2.0)}, "step_size at steps"),
     ("batch size", {"batch_size": 8}, "batch_size"),
     ("replacement", {"replacement": True}, "replacement"),
     ("temperature", {"temperature": 0.5}, "temperature"),
@@ -141,7 +144,7 @@ def sample(directory: Path, num_results: int, **changes: Any) -> None:
     """Samples a mean in a directory."""
     given: dict[str, Any] = {
         **{"data": X, "sigma": 1.0, "prior": tfd.Normal(0.0, 1.0), "start": tf.zeros([3])},
-        **{"step_size": lambda t: 1e-3 / (t + 1.0), "batch_size": 6, "replacement": False},
+        **{"step_size": functools.partial(_decay, 1.0), "batch_size": 6, "replacement": False},
         **{"temperature": 1.0, "seed": 0},
         **changes,
     }
