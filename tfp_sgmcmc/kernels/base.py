@@ -94,6 +94,38 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     def step_size(self) -> StepSize:
         return self._parameters["step_size"]
 
+    def largest_stable_step(
+        self, largest_curvature: Any, step: int = 0, results: Any = None
+    ) -> float | np.ndarray:
+        r"""Returns the step size below which the mean of a step contracts to a Gaussian's mode.
+
+        Without noise, and with the log posterior's Hessian -H held fixed, a step is linear. Below
+        the returned step size all eigenvalues of this map lie inside the unit circle. Above it the
+        chain leaves the mode, or keeps only to a region that is far too wide.
+
+        Args:
+          largest_curvature: the largest eigenvalue \( \lambda \) of M H, where M is
+            `metric_product`: a number, or one for each chain.
+          step: the step at which schedules are evaluated.
+          results: results of the kernel. The friction or thermostat that they hold then replaces
+            that of step 0, and their step replaces `step`.
+
+        Returns:
+          A number, or one for each chain; infinite if every step is stable, or if the sampler
+          states no limit.
+        """
+        del largest_curvature, step, results
+        return np.inf
+
+    def metric_product(self, vector: State, state: State, results: Any) -> State:
+        """Returns M v, where M multiplies the gradient in the dynamics at `state`.
+
+        `vector` has the structure and shapes of the state. M is the identity unless the sampler
+        says otherwise.
+        """
+        del state, results
+        return vector
+
     # AutoGraph would spend seconds reading all that these call, and find nothing to convert.
     @tf.autograph.experimental.do_not_convert
     def bootstrap_results(self, init_state: State) -> Any:

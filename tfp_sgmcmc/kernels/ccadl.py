@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
@@ -11,6 +12,7 @@ from tfp_sgmcmc.covariance import CovarianceState, RunningMean
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
 from tfp_sgmcmc.kernels.settings import StepSize
+from tfp_sgmcmc.kernels.stability import euler_limit
 from tfp_sgmcmc.state import State, map_parts
 
 
@@ -104,6 +106,26 @@ class CCAdL(MomentumKernel):
     ):
         super().__init__(locals(), positive=["thermal_mass"])
         self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
+
+    def largest_stable_step(
+        self, largest_curvature: Any, step: int = 0, results: Any = None
+    ) -> float | np.ndarray:
+        r"""Returns the root of \( h^2 (\lambda + s / T m) + 2 h \xi = 4 \).
+
+        s is the largest eigenvalue of Sigma. A step has the trace
+        \( 2 - h f - h^2 \lambda \) and the determinant \( 1 - h f \), where
+        \( f = \xi + h s / (2 T m) \). Without `results`, xi is the friction and Sigma counts as
+        zero; the limit with Sigma is lower. The smallest mass is used with s, so steps somewhat
+        above the limit can be stable.
+        """
+        xi = self._used("thermostat", "friction", step, results)
+        if results is None:
+            return euler_limit(largest_curvature, xi)
+        sigma = self._noise.past(results.momentum, results.covariance_state)
+        noise, _ = sigma.power_iteration(tf.nest.map_structure(tf.ones_like, results.momentum), 30)
+        smallest = min(np.min(m) for m in tf.nest.flatten(self._parameters["mass"]))
+        extra = noise.numpy() / (smallest * np.asarray(results.temperature))
+        return euler_limit(largest_curvature + extra, xi)
 
     def _init_results(self, state: State) -> CCAdLResults:
         figures, friction = self._start(state, "thermal_mass")

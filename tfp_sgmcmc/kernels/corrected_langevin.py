@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
@@ -163,6 +164,18 @@ class CorrectedLangevin(tfp.mcmc.TransitionKernel):
     @property
     def step_size(self) -> Any:
         return self._proposal.step_size
+
+    def largest_stable_step(
+        self, largest_curvature: Any, step: int = 0, results: Any = None
+    ) -> float:
+        """Returns infinity: the Metropolis-Hastings test makes every step stable."""
+        del largest_curvature, step, results
+        return np.inf
+
+    def metric_product(self, vector: State, state: State, results: Any) -> State:
+        """Returns M v with the preconditioner M at `state`."""
+        log_prob = results.accepted_results.target_log_prob
+        return self._proposal._matrix(state, log_prob).multiply(vector)
 
     def bootstrap_results(self, init_state: State) -> Any:
         """Evaluates the log posterior and its gradient at `init_state`."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.checks import numbers
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
-from tfp_sgmcmc.kernels.settings import is_schedule, number_at, value_at
+from tfp_sgmcmc.kernels.settings import is_schedule, number_at, setting_at, value_at
+from tfp_sgmcmc.kernels.stability import splitting_limit
 from tfp_sgmcmc.state import State, append_dims, map_parts, sum_events
 
 
@@ -40,6 +42,28 @@ class MomentumKernel(StochasticGradientKernel):
             )
         if parameters["initial_momentum"] is not None:
             numbers("initial_momentum", parameters["initial_momentum"])
+
+    def largest_stable_step(
+        self, largest_curvature: Any, step: int = 0, results: Any = None
+    ) -> float | np.ndarray:
+        r"""Returns \( 2 / \sqrt\lambda \), the limit of symmetric splittings at any friction.
+
+        Half a drift, friction by a factor c, half a drift and a kick have the trace
+        \( (1 + c) (1 - h^2 \lambda / 2) \) and the determinant c, in this or a cyclic order.
+        """
+        del step, results
+        return splitting_limit(largest_curvature)
+
+    def metric_product(self, vector: State, state: State, results: Any) -> State:
+        """Returns m^-1 v."""
+        del results
+        return map_parts(tf.divide, vector, self._mass(state))
+
+    def _used(self, field: str, name: str, step: int, results: Any) -> np.ndarray:
+        """Returns the results' `field`, or without results the argument `name` at `step`."""
+        if results is not None:
+            return np.asarray(getattr(results, field))
+        return np.asarray(setting_at(self._parameters[name], tf.constant(step, tf.int64)))
 
     def _mass(self, state: State) -> State:
         """Returns the masses, in the structure of the state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
@@ -109,6 +110,16 @@ class NOGIN(MomentumKernel):
         super().__init__(locals())
         integer("num_estimation_steps", num_estimation_steps, 0)
         self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
+
+    def largest_stable_step(
+        self, largest_curvature: Any, step: int = 0, results: Any = None
+    ) -> float | np.ndarray:
+        r"""Returns \( 2 / \sqrt\lambda \), at any friction and any Sigma.
+
+        Where the damping by friction and Sigma multiplies the momentum by r, a step has the trace
+        \( 1 + r - (1 + r) h^2 \lambda / 2 \) and the determinant r.
+        """
+        return super().largest_stable_step(largest_curvature, step, results)
 
     def _init_results(self, state: State) -> NOGINResults:
         figures, friction = self._start(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -45,6 +46,19 @@ class GradientNoise:
         """
         estimate = self._target.estimate(state, seed, target_state)
         return self.learn(estimate, estimate.noise_scale, state, last)
+
+    def past(self, state: State, last: CovarianceState, scale: Any = None) -> NoiseCovariance:
+        """Returns c V from the minibatches so far, zero before the first.
+
+        `scale` is c, by default the target's; unknown scales count as zero.
+        """
+        scale = (self._target.noise_scale or 0.0) if scale is None else scale
+        chain_ndims = last.num_skipped.shape.rank
+        rows = self._target.num_scores or 1
+        unknown = tf.nest.map_structure(  # scores that no estimator learns from
+            lambda x: tf.repeat(tf.expand_dims(x * math.nan, chain_ndims), rows, chain_ndims), state
+        )
+        return self.covariance.evaluate(last, unknown, scale, state, chain_ndims)[0]
 
     def learn(
         self, estimate: GradientEstimate, scale: Any, state: State, last: CovarianceState

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.kernels.settings import value_at
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.kernels.stability import overdamped_limit
+from tfp_sgmcmc.state import State, map_parts
 
 
 class OverdampedKernel(StochasticGradientKernel):
@@ -18,6 +20,22 @@ class OverdampedKernel(StochasticGradientKernel):
     broadcast with the state parts, schedules, or nests of these in the structure of the state. The
     results are about the state that the step left.
     """
+
+    def largest_stable_step(
+        self, largest_curvature: Any, step: int = 0, results: Any = None
+    ) -> float | np.ndarray:
+        r"""Returns \( 4 / \lambda \): a step multiplies by \( 1 - \epsilon \lambda / 2 \).
+
+        If entries of the state have different steps, this is a limit of the largest of them.
+        """
+        del step, results
+        return overdamped_limit(largest_curvature)
+
+    def metric_product(self, vector: State, state: State, results: Any) -> State:
+        """Returns E v, where E is the diagonal matrix of the steps divided by their largest."""
+        steps, _ = self._settings(results.step, state)
+        largest = tf.reduce_max([tf.reduce_max(x) for x in tf.nest.flatten(steps)])
+        return map_parts(lambda v, eps: eps / largest * v, vector, steps)
 
     def _settings(self, step: tf.Tensor, state: State) -> tuple[State, State]:
         """Returns epsilon and T at `step`, one for each part of the state."""

@@ -13,6 +13,7 @@ from tfp_sgmcmc.checks import integer, require
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.kernels.settings import StepSize, setting_at
 from tfp_sgmcmc.kernels.sgld import SGLD, SGLDResults
+from tfp_sgmcmc.kernels.stability import overdamped_limit
 from tfp_sgmcmc.state import State, append_dims, as_dtype, map_parts
 from tfp_sgmcmc.targets.differences import comparable_target, log_prob_differences
 
@@ -155,6 +156,23 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         require("correction_factor", correction_factor, correction_factor >= 1, expected)
         self._compared = comparable_target(self._target)
 
+    def largest_stable_step(
+        self, largest_curvature: Any, step: int = 0, results: Any = None
+    ) -> float | np.ndarray:
+        r"""Returns \( 4 / \lambda \), for every replica: temperatures multiply only the noise."""
+        del step, results
+        return overdamped_limit(largest_curvature)
+
+    def metric_product(self, vector: State, state: State, results: Any) -> State:
+        """Returns M v with the preconditioner M of replica 1."""
+        states = map_parts(
+            lambda x, hot: tf.concat([x[tf.newaxis], hot], axis=0), state, results.hot_states
+        )
+        vectors = map_parts(lambda v, x: tf.broadcast_to(v, tf.shape(x)), vector, states)
+        sgld = SGLD(self._target, 1.0, preconditioner=self._parameters["preconditioner"])
+        product = sgld.metric_product(vectors, states, _of_sgld(results))
+        return tf.nest.map_structure(lambda x: x[0], product)
+
     def _init_results(self, state: State) -> ReplicaExchangeSGLDResults:
         num_hot = len(self._temperatures) - 1
         states = tf.nest.map_structure(lambda x: tf.stack([x] * (num_hot + 1)), state)
@@ -181,8 +199,7 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
             lambda x, hot: tf.concat([x[tf.newaxis], hot], axis=0), state, results.hot_states
         )
         sgld, step_sizes = self._sgld(states, results.step)
-        inner = SGLDResults(*(getattr(results, name, ()) for name in SGLDResults._fields))
-        states, inner = sgld._update(states, inner, move_seed)
+        states, inner = sgld._update(states, _of_sgld(results), move_seed)
 
         every = self._parameters["swap_every"]
         is_due = inner.step % every == 0
@@ -256,6 +273,11 @@ def _shared(inner: SGLDResults, step_sizes: tf.Tensor) -> dict[str, Any]:
     fields = inner._replace(step_size=step_sizes)._asdict()
     del fields["temperature"]  # `temperatures` holds those of the replicas
     return fields
+
+
+def _of_sgld(results: ReplicaExchangeSGLDResults) -> SGLDResults:
+    """Returns the fields of all replicas as results of `SGLD`."""
+    return SGLDResults(*(getattr(results, name, ()) for name in SGLDResults._fields))
 
 
 def exchange(states: State, swapped: tf.Tensor) -> State:

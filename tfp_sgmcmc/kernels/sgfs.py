@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
@@ -19,7 +20,7 @@ from tfp_sgmcmc.kernels.injected_noise import (
 )
 from tfp_sgmcmc.kernels.momentum import scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
-from tfp_sgmcmc.kernels.settings import StepSize, check_positive, number_at
+from tfp_sgmcmc.kernels.settings import StepSize, check_positive, number_at, setting_at
 from tfp_sgmcmc.preconditioners import FullMatrix
 from tfp_sgmcmc.state import State, map_parts, sum_events
 from tfp_sgmcmc.targets.anchors import AnchoredTarget
@@ -157,6 +158,41 @@ class SGFS(StochasticGradientKernel):
             raise ValueError(f"B must be 'fisher', numbers or a FullMatrix. Received: {B!r}.")
         if not isinstance(B, str | FullMatrix):
             check_positive("B", B)
+
+    def largest_stable_step(
+        self, largest_curvature: Any, step: int = 0, results: Any = None
+    ) -> float | np.ndarray:
+        r"""Returns infinity if \( \lambda < 1 \), otherwise \( \epsilon / \lambda \).
+
+        A step multiplies by \( I - 2 M H \), where
+        \( M = (\gamma N V_t + 4 B / \epsilon)^{-1} \) is `metric_product` at the step in use. It
+        is stable if and only if the largest eigenvalue \( \lambda \) of M H is below 1. If N V is
+        the precision of the likelihood (the information equality), this holds at every
+        \( \epsilon \), except where the prior's precision is above that of
+        \( (\gamma - 1) N V + 4 B / \epsilon \). Otherwise, as with a V of few examples or one
+        estimated elsewhere, every stable step is below \( \epsilon / \lambda \), and
+        \( 4 / \lambda_{\max}(B^{-1} H) \) is stable with any V. At alpha = 0 the largest
+        floating-point number stands for the infinite \( \epsilon \).
+        """
+        name = "alpha" if self.step_size is None else "step_size"
+        at = tf.constant(step, tf.int64) if results is None else results.step
+        value = np.asarray(setting_at(self._parameters[name], at), np.float64)
+        with np.errstate(divide="ignore"):
+            epsilon = np.minimum(4 / value**2 if name == "alpha" else value, np.finfo(float).max)
+        curvature = np.asarray(largest_curvature, np.float64)
+        return np.where(curvature >= 1, epsilon / np.maximum(curvature, 1), np.inf)[()]
+
+    def metric_product(self, vector: State, state: State, results: Any) -> State:
+        r"""Returns \( (\gamma N V_t + 4 B / \epsilon)^{-1} v \), or 0 before the first minibatch."""
+        chain_ndims = results.target_log_prob.shape.rank
+        _, rate, temperature = self._numbers(results.step, state, chain_ndims)
+        injected = self._injected(rate, results.step, state, chain_ndims)
+        gamma_n = self._target.num_examples + (self._target.noise_scale or 0.0) / temperature
+        matrix = self._noise.past(state, results.covariance_state, gamma_n + injected.multiple)
+        shift, _ = raised_shift(matrix, injected)
+        product, _ = solve(matrix, injected, shift, vector, chain_ndims)
+        known = results.covariance_state.step > 0
+        return tf.nest.map_structure(lambda x: tf.where(known, x, 0), product)
 
     def _init_results(self, state: State) -> SGFSResults:
         zeros, step = self._zeros(state), tf.zeros([], tf.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
@@ -12,6 +13,7 @@ from tfp_sgmcmc.covariance import NoiseCovariance, RunningMean
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
 from tfp_sgmcmc.kernels.settings import StepSize
+from tfp_sgmcmc.kernels.stability import euler_limit
 from tfp_sgmcmc.state import State, append_dims, map_parts, squared_norm
 
 
@@ -111,6 +113,19 @@ class SGHMC(MomentumKernel):
         self._noise = None
         if covariance is not None:
             self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
+
+    def largest_stable_step(
+        self, largest_curvature: Any, step: int = 0, results: Any = None
+    ) -> float | np.ndarray:
+        r"""Returns the root of \( h^2 \lambda + 2 h A / m = 4 \).
+
+        A step has the trace \( 2 - h A / m - h^2 \lambda \) and the determinant \( 1 - h A / m \).
+        The smallest mass is used, so steps somewhat above the limit can be stable if masses differ.
+        Sigma raises A where it is too small. With `results` A is the one that the step used.
+        """
+        friction = self._used("friction", "friction", step, results)
+        smallest = min(np.min(m) for m in tf.nest.flatten(self._parameters["mass"]))
+        return euler_limit(largest_curvature, friction / smallest)
 
     def _init_results(self, state: State) -> SGHMCResults:
         figures, friction = self._start(state)

@@ -79,6 +79,25 @@ class SGLD(OverdampedKernel):
         check_positive("temperature", temperature, zero_allowed=True)
         self._preconditioner = as_preconditioner(preconditioner)
 
+    def metric_product(self, vector: State, state: State, results: Any) -> State:
+        """Returns E M v, with E as in `OverdampedKernel` and the preconditioner M at `state`.
+
+        A preconditioner that learns from gradients gets one more, that of the next step if the
+        seed is 0.
+        """
+        learnt, info = results.preconditioner_state, None
+        if tf.nest.flatten(learnt):
+            probe = vector if self._preconditioner.needs_curvature else None
+            estimate = self._target.estimate(
+                state, random.as_seed(0), results.target_state, probe, with_scores=False
+            )
+            info = GradientInfo(
+                estimate.gradient, self._target.num_examples, probe, estimate.hessian_product
+            )
+        chain_ndims = results.target_log_prob.shape.rank
+        matrix, _ = self._preconditioner.evaluate(state, chain_ndims, learnt, info)
+        return super().metric_product(matrix.multiply(vector), state, results)
+
     def _init_results(self, state: State) -> SGLDResults:
         figures = self._start(state)
         preconditioner_state = self._preconditioner.init(state)

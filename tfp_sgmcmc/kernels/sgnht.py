@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import one_of
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
 from tfp_sgmcmc.kernels.settings import StepSize
+from tfp_sgmcmc.kernels.stability import euler_limit
 from tfp_sgmcmc.state import State, map_parts
 
 SCHEMES = ("euler", "adodab")
@@ -119,6 +121,26 @@ class SGNHT(MomentumKernel):
         super().__init__(locals(), positive=["thermal_mass"])
         one_of("scheme", scheme, SCHEMES)
         one_of("thermostat", thermostat, THERMOSTATS)
+
+    def largest_stable_step(
+        self, largest_curvature: Any, step: int = 0, results: Any = None
+    ) -> float | np.ndarray:
+        r"""Returns the root of \( h^2 \lambda + 2 h \xi = 4 \), or \( 2 / \sqrt\lambda \) ("adodab").
+
+        A step of the Euler scheme has the trace \( 2 - h \xi - h^2 \lambda \) and the determinant
+        \( 1 - h \xi \); see `MomentumKernel` for `"adodab"`. xi is the friction, or with `results`
+        the largest thermostat of each chain.
+        """
+        if self._parameters["scheme"] == "adodab":
+            return super().largest_stable_step(largest_curvature)
+        if results is None:
+            return euler_limit(largest_curvature, self._used("", "friction", step, None))
+        chain_ndims = results.target_log_prob.shape.rank
+        largest = [
+            np.max(xi, axis=tuple(range(chain_ndims, xi.shape.rank)))
+            for xi in tf.nest.flatten(results.thermostat)
+        ]
+        return euler_limit(largest_curvature, np.max(largest, axis=0))
 
     def _init_results(self, state: State) -> SGNHTResults:
         figures, friction = self._start(state, "thermal_mass")
