@@ -231,22 +231,6 @@ def test_one_chain_and_many_agree() -> None:
         assert results.kinetic_temperature.shape == state.shape[:-1]
 
 
-def test_a_minibatch_that_is_not_finite_is_skipped() -> None:
-    """The step uses g = 0 and the Sigma known so far, and counts the minibatch."""
-    target = sgmcmc.MinibatchLogProb(
-        lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1),
-        lambda x, batch: tf.reduce_sum(tf.sqrt(x[..., tf.newaxis, :] - batch), axis=-1),
-        np.linspace(0, 1, 12)[:, np.newaxis] * np.ones(3),
-        BATCH,
-    )
-    kernel = sgmcmc.NOGIN(target, STEP, FRICTION)
-    state = tf.constant([[2.0, 2.0, 2.0], [-1.0, 2.0, 2.0]], tf.float64)
-    moved, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
-    np.testing.assert_array_equal(results.covariance_state.num_skipped, [0, 1])
-    assert np.all(np.isfinite(moved)) and np.all(np.isfinite(results.momentum))
-    assert results.gradient_norm.numpy()[1] == 0
-
-
 def test_steps_of_estimation_move_nothing_and_teach_sigma() -> None:
     """V equals that of a chain that moves, as these scores have one covariance everywhere."""
     target, state = MODEL.target(BATCH, tf.float64), tf.constant(START)

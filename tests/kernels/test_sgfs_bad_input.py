@@ -185,21 +185,3 @@ def test_injected_noise_moves_them() -> None:
     moved, results = kernel.one_step(state, kernel.bootstrap_results(state), seed=0)
     np.testing.assert_array_equal(results.num_frozen, 0)
     assert np.all(moved.numpy() != 0)
-
-
-def test_a_minibatch_that_is_not_finite_is_left_out() -> None:
-    """Its gradient counts as zero, and its scores are ignored."""
-    data = np.ones([4, 3], np.float32) * np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
-    target = sgmcmc.MinibatchLogProb(
-        lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1),
-        lambda x, batch: tf.reduce_sum(tf.sqrt(x[..., tf.newaxis, :]) * batch, axis=-1),
-        data,
-        2,
-    )
-    kernel = sgmcmc.SGFS(target, alpha=1.0, covariance="diag")
-    state = tf.ones([2, 3])
-    _, results = kernel.one_step(state, kernel.bootstrap_results(state), seed=0)
-    state = tf.constant([[1.0] * 3, [-1.0] * 3])  # the root of the second is NaN
-    moved, results = kernel.one_step(state, results, seed=1)
-    assert np.all(np.isfinite(moved))
-    np.testing.assert_array_equal(results.covariance_state.num_skipped, [0, 1])

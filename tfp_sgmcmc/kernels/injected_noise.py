@@ -116,15 +116,16 @@ def solve(
     """Returns (matrix + C)^-1 v, and which of its entries are unknown and set to zero.
 
     Those have zeros on the diagonals of `matrix` and C, or belong to a chain whose system could not
-    be solved in this precision.
+    be solved in this precision. Where v is not finite, x is not finite either.
     """
     lost = map_parts(lambda m, c: m + c <= 0, matrix.diag_part(), noise.diagonal)
     if noise.dense is not None:
         matrix = matrix.plus(noise.dense)
     x = matrix.solve(shift, 1.0, v)
-    failed = ~tf.math.is_finite(squared_norm(x, chain_ndims))
+    solvable = tf.math.is_finite(squared_norm(v, chain_ndims))
+    failed = solvable & ~tf.math.is_finite(squared_norm(x, chain_ndims))
     lost = tf.nest.map_structure(lambda a: a | append_dims(failed, a), lost)
-    return map_parts(lambda a, x: tf.where(~a, x, 0), lost, x), lost
+    return map_parts(lambda a, x, v: tf.where(a, 0 * v, x), lost, x, v), lost
 
 
 def check_regular(

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.covariance import CovarianceState, NoiseCovariance, as_covariance
 from tfp_sgmcmc.covariance.averages import Average
-from tfp_sgmcmc.state import State, append_dims
+from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 
@@ -41,8 +41,9 @@ class GradientNoise:
     ) -> tuple[GradientEstimate, NoiseCovariance, CovarianceState]:
         """Returns the estimate at `state`, Sigma = c V, and the estimator's next state.
 
-        In a chain whose minibatch has scores that are not finite, the gradient is zero and Sigma
-        learns nothing. `CovarianceState.num_skipped` counts these minibatches.
+        Sigma learns nothing from a minibatch with scores that are not finite, or whose squares are
+        not. `CovarianceState.num_skipped` counts these. Their gradient stays as it is, so a chain
+        whose gradient is NaN turns NaN.
         """
         estimate = self._target.estimate(state, seed, target_state)
         return self.learn(estimate, estimate.noise_scale, state, last)
@@ -66,8 +67,4 @@ class GradientNoise:
         """Returns what `estimate` returns, with `scale` V in place of Sigma."""
         chain_ndims = estimate.log_prob.shape.rank
         matrix, after = self.covariance.evaluate(last, estimate.scores, scale, state, chain_ndims)
-        taken = after.num_skipped == last.num_skipped
-        gradient = tf.nest.map_structure(
-            lambda g: tf.where(append_dims(taken, g), g, 0), estimate.gradient
-        )
-        return estimate._replace(gradient=gradient), matrix, after
+        return estimate, matrix, after

@@ -183,7 +183,7 @@ class SGFS(StochasticGradientKernel):
         return np.where(curvature >= 1, epsilon / np.maximum(curvature, 1), np.inf)[()]
 
     def metric_product(self, vector: State, state: State, results: Any) -> State:
-        r"""Returns \( (\gamma N V_t + 4 B / \epsilon)^{-1} v \), or 0 before the first minibatch."""
+        r"""Returns \( (\gamma N V_t + 4 B / \epsilon)^{-1} v \), zero before any minibatch."""
         chain_ndims = results.target_log_prob.shape.rank
         _, rate, temperature = self._numbers(results.step, state, chain_ndims)
         injected = self._injected(rate, results.step, state, chain_ndims)

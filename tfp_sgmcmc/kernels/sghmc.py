@@ -209,7 +209,10 @@ def _largest_eigenvalue(
     """
     norm = tf.sqrt(squared_norm(gradient, chain_ndims))
     fresh = tf.math.divide_no_nan(tf.constant(0.1, norm.dtype), norm)
-    start = map_parts(lambda v, g: v + scaled(fresh, g), eigenvector, gradient)
+    start = map_parts(  # a gradient that is not finite says nothing about Sigma
+        lambda v, g: tf.where(append_dims(tf.math.is_finite(norm), g), v + scaled(fresh, g), v),
+        eigenvector, gradient,
+    )  # fmt: skip
     return sigma.power_iteration(start, num_iterations=8)
 
 

@@ -125,7 +125,7 @@ class SGNHT(MomentumKernel):
     def largest_stable_step(
         self, largest_curvature: Any, step: int = 0, results: Any = None
     ) -> float | np.ndarray:
-        r"""Returns the root of \( h^2 \lambda + 2 h \xi = 4 \), or \( 2 / \sqrt\lambda \) ("adodab").
+        r"""Returns the root of \( h^2 \lambda + 2 h \xi = 4 \), or \( 2 / \sqrt\lambda \) (ADODAB).
 
         A step of the Euler scheme has the trace \( 2 - h \xi - h^2 \lambda \) and the determinant
         \( 1 - h \xi \); see `MomentumKernel` for `"adodab"`. xi is the friction, or with `results`
