@@ -5,7 +5,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -178,6 +178,48 @@ def test_a_chain_that_breaks_down_keeps_what_came_before() -> None:
     with pytest.raises(sgmcmc.NonFiniteChainError, match="before the first result") as caught:
         sgmcmc.sample(Walk(growth=100.0), tf.ones([]), 10, num_burnin_steps=500, **EAGER)
     assert caught.value.step == 0 and len(caught.value.samples) == 0
+
+
+class Losing(Walk):
+    """Counts its steps; the log posterior is NaN at steps 7 and 8, and the state stays finite."""
+
+    def bootstrap_results(self, init_state: Any) -> Any:
+        return Figures(tf.zeros([3]))
+
+    def one_step(self, current_state: Any, previous_kernel_results: Any, seed: Any = None) -> Any:
+        moved = current_state + 1.0
+        log_prob = tf.where((moved == 7.0) | (moved == 8.0), np.nan, moved)
+        return moved, Figures(tf.stack([moved, log_prob, moved]))
+
+
+class Figures(NamedTuple):
+    target_log_prob: tf.Tensor
+
+
+@pytest.mark.parametrize(
+    ("options", "good"),
+    [
+        ({}, [1, 2, 3, 4, 5, 6]),
+        ({"trace_fn": lambda s, r: s, "num_burnin_steps": 2}, [3, 4, 5, 6]),
+        ({"num_steps_between_results": 3}, [1, 5]),
+        ({"trace_fn": lambda s, r: s, "num_steps_between_results": 3}, [1, 5]),
+        ({"num_burnin_steps": 20}, []),
+        ({"jit_compile": True}, [1, 2, 3, 4, 5, 6]),
+    ],
+)
+@pytest.mark.parametrize("steps_a_call", [1, 10**6])
+def test_a_log_posterior_that_becomes_nan_stops_the_chain(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], good: list[int], steps_a_call: int
+) -> None:
+    """The results before that step are kept, however many steps a call takes."""
+    monkeypatch.setattr(steps.Pace, "took", lambda *_: None)
+    monkeypatch.setattr(
+        steps.Pace, "__init__", lambda self, _: setattr(self, "max_steps", steps_a_call)
+    )
+    message = "log posterior became NaN .* at step 7, where the state is finite"
+    with pytest.raises(sgmcmc.NonFiniteChainError, match=message) as caught:
+        sgmcmc.sample(Losing(), tf.zeros([]), 50, **EAGER | options)
+    assert caught.value.step == len(good) and caught.value.samples.tolist() == good
 
 
 def test_ctrl_c_returns_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

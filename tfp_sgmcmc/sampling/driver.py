@@ -127,8 +127,8 @@ def sample(
         likelihood, which the message names.
       TypeError: an argument has the wrong type.
       ModuleNotFoundError: zarr or tqdm is needed and not installed.
-      NonFiniteChainError: a state became NaN or infinite. `samples` holds the results before, which
-        are also in `directory`.
+      NonFiniteChainError: a state or the log posterior became NaN or infinite. `samples` holds the
+        results before, which are also in `directory`.
       OSError: `directory` cannot be written any more; the message says how many results are safe.
     """
     _check_arguments(kernel, trace_fn, checkpoint_seconds, directory, resume)

@@ -1,4 +1,4 @@
-"""What the driver reads from a kernel: its target, its chains and its log posterior."""
+"""What the driver reads from a kernel: its target and its chains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
-from tfp_sgmcmc.sampling.loop import Position
+from tfp_sgmcmc.sampling.loop import Position, log_prob_of
 from tfp_sgmcmc.targets import FullDataLogProb, Target
 from tfp_sgmcmc.targets.base import as_target
 
@@ -46,14 +46,4 @@ def _target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
             return value
         if isinstance(value, tfp.mcmc.TransitionKernel):
             return _target_of(value)
-    return None
-
-
-def log_prob_of(results: Any) -> Any:
-    """Returns the log posterior in the results of a kernel or the one it wraps, or None."""
-    if hasattr(results, "target_log_prob"):
-        return results.target_log_prob
-    for name in ("accepted_results", "inner_results"):
-        if hasattr(results, name):
-            return log_prob_of(getattr(results, name))
     return None

@@ -14,6 +14,7 @@ from tfp_sgmcmc import random
 # Limits of the draws that one call keeps, the same in all runs, so that each compiles alike.
 _BUFFER_BYTES = 2**24
 _BUFFER_ROWS = 2**17
+NEVER = 2**62  # the number of a step that no run reaches
 
 
 class Position(NamedTuple):
@@ -28,6 +29,22 @@ class Position(NamedTuple):
     step: Any
     state: Any
     results: Any
+
+
+class Health(NamedTuple):
+    """Whether the steps of a call can be used.
+
+    Attributes:
+      states_are_finite: whether the last state and all kept states are finite.
+      lost_at: number of the first step whose log posterior is NaN or infinite; `NEVER` if none is.
+    """
+
+    states_are_finite: bool
+    lost_at: int
+
+    @property
+    def is_good(self) -> bool:
+        return self.states_are_finite and self.lost_at == NEVER
 
 
 class Loop:
@@ -71,17 +88,17 @@ class Loop:
 
     def __call__(
         self, position: Position, rows: int, first: int, stride: Any, seed: Any, values: Any = ()
-    ) -> tuple[Position, Any, bool]:
+    ) -> tuple[Position, Any, Health]:
         """Takes steps; `rows = 0` takes none.
 
         Returns:
           The new position; what was kept, in the structure of `kept` with an axis of at least
-          `rows` in front; and whether the last state and all kept states are finite.
+          `rows` in front; and whether all of it can be used.
         """
         numbers = tf.constant(rows), tf.constant(first, tf.int64)
         given = _tensors(position), *numbers, stride, seed, values
-        tensors, kept, is_finite = self._compiled(*given)
-        return self._pack(tensors), kept, bool(is_finite)
+        tensors, kept, is_finite, lost_at = self._compiled(*given)
+        return self._pack(tensors), kept, Health(bool(is_finite), int(lost_at))
 
     def trace_of(self, state: Any, results: Any) -> Any:
         """Returns what `trace_fn` returns; `()` without one."""
@@ -110,8 +127,13 @@ class Loop:
         begin = tensors[0]
         end = begin + tf.where(rows > 0, first + (tf.cast(rows, tf.int64) - 1) * stride, 0)
 
-        def step(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            return self._one_step(kernel, self._pack(tensors), seed)
+        def step(tensors: list[tf.Tensor], lost_at: tf.Tensor) -> Any:
+            tensors = self._one_step(kernel, self._pack(tensors), seed)
+            log_prob = log_prob_of(self._pack(tensors).results)
+            if log_prob is None:
+                return tensors, lost_at
+            is_lost = tf.logical_not(tf.reduce_all(tf.math.is_finite(log_prob)))
+            return tensors, tf.where(is_lost, tf.minimum(lost_at, tensors[0]), lost_at)
 
         def write(arrays: list[Any], at: tf.Tensor, tensors: list[tf.Tensor]) -> list[Any]:
             _, state, results = self._pack(tensors)
@@ -120,35 +142,35 @@ class Loop:
             pairs = zip(arrays, tree.flatten(kept), strict=True)
             return [a.write(at, x) for a, x in pairs]
 
-        def and_write(tensors: list[tf.Tensor], arrays: list[Any]) -> Any:
+        def and_write(tensors: list[tf.Tensor], lost_at: tf.Tensor, arrays: list[Any]) -> Any:
             # Each step writes to the next row, and the step that the row keeps does so last. This
             # costs less than a second loop if there is no trace to compute.
-            tensors = step(tensors)
+            tensors, lost_at = step(tensors, lost_at)
             beyond = tf.maximum(tensors[0] - begin - first, 0)
             at = (beyond + stride - 1) // stride
-            return tensors, write(arrays, tf.cast(at, tf.int32), tensors)
+            return tensors, lost_at, write(arrays, tf.cast(at, tf.int32), tensors)
 
-        def row(tensors: list[tf.Tensor], arrays: list[Any]) -> Any:
+        def row(tensors: list[tf.Tensor], lost_at: tf.Tensor, arrays: list[Any]) -> Any:
             taken = tensors[0] - begin
             at = tf.where(taken == 0, tf.zeros_like(taken), (taken - first) // stride + 1)
             goal = begin + first + at * stride
-            (tensors,) = tf.while_loop(
-                lambda x: x[0] < goal, lambda x: (step(x),), (tensors,), parallel_iterations=1
+            tensors, lost_at = tf.while_loop(
+                lambda x, _: x[0] < goal, step, (tensors, lost_at), parallel_iterations=1
             )
-            return tensors, write(arrays, tf.cast(at, tf.int32), tensors)
+            return tensors, lost_at, write(arrays, tf.cast(at, tf.int32), tensors)
 
         # XLA takes long to divide by a number that it does not know, so not at each step.
         is_nested = tf.is_tensor(stride) or (self._trace_fn is not None and stride > 1)
-        tensors, arrays = tf.while_loop(
-            lambda x, _: x[0] < end,
+        tensors, lost_at, arrays = tf.while_loop(
+            lambda x, *_: x[0] < end,
             row if is_nested else and_write,
-            (tensors, arrays),
+            (tensors, tf.constant(NEVER, tf.int64), arrays),
             parallel_iterations=1,
         )
         kept = tree.unflatten_as(self.kept, [a.stack() for a in arrays])
         states = tree.flatten((kept[0], self._pack(tensors).state))
         finite = [tf.reduce_all(tf.math.is_finite(x)) for x in states if x.dtype.is_floating]
-        return tensors, kept, tf.reduce_all([tf.constant(True), *finite])
+        return tensors, kept, tf.reduce_all([tf.constant(True), *finite]), lost_at
 
     def _one_step(
         self, kernel: tfp.mcmc.TransitionKernel, position: Position, seed: tf.Tensor
@@ -179,6 +201,16 @@ class Loop:
                 raise ValueError(f"trace_fn must return numbers. Received: {x.dtype.name}.")
         sizes = tf.nest.map_structure(tf.convert_to_tensor, getattr(results, "step_size", ()))
         return state, trace, sizes
+
+
+def log_prob_of(results: Any) -> Any:
+    """Returns the log posterior in the results of a kernel or the one it wraps, or None."""
+    if hasattr(results, "target_log_prob"):
+        return results.target_log_prob
+    for name in ("accepted_results", "inner_results"):
+        if hasattr(results, name):
+            return log_prob_of(getattr(results, name))
+    return None
 
 
 def check_kernel(name: str, kernel: Any) -> tfp.mcmc.TransitionKernel:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import tree
 
-from tfp_sgmcmc.sampling.introspection import log_prob_of
-from tfp_sgmcmc.sampling.loop import Position
+from tfp_sgmcmc.sampling.loop import Position, log_prob_of
 
 
 @contextlib.contextmanager

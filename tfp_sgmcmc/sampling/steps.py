@@ -13,7 +13,7 @@ import tree
 
 from tfp_sgmcmc.diagnostics import NonFiniteChainError, check_finite
 from tfp_sgmcmc.sampling.feed import Feed
-from tfp_sgmcmc.sampling.loop import Loop, Position
+from tfp_sgmcmc.sampling.loop import Health, Loop, Position
 from tfp_sgmcmc.sampling.progress import held_back
 from tfp_sgmcmc.sampling.records import Records
 
@@ -36,6 +36,16 @@ class Plan(NamedTuple):
     @property
     def num_steps(self) -> int:
         return self.num_burnin_steps + 1 + (self.num_results - 1) * self.stride
+
+    def draws_before(self, step: int) -> int:
+        """Returns the number of draws of the whole run that are kept before step number `step`.
+
+        >>> plan = Plan(num_results=10, num_burnin_steps=5, stride=2)
+        >>> plan.draws_before(6), plan.draws_before(7), plan.draws_before(2**62)
+        (0, 1, 10)
+        """
+        first = self.num_burnin_steps + 1
+        return max(0, min(self.num_results, -(-(step - first) // self.stride)))
 
     def next(self, step: int, done: int, max_rows: int, max_steps: int) -> tuple[int, int]:
         """Returns the number of draws that the next call keeps, and of steps to the first of them.
@@ -90,12 +100,13 @@ def take_steps(
             results, most = feed(position.results)
             max_steps = min(pace.max_steps, most or pace.max_steps)
             rows, first = plan.next(step, records.num_draws, loop.slots, max_steps)
-            moved, kept, is_finite = loop(
+            moved, kept, health = loop(
                 position._replace(results=results), max(rows, 1), first, plan.stride, seed
             )
             draws = [np.asarray(x)[:rows] for x in tree.flatten(kept)]
-            if not is_finite:
-                _fail(loop, moved, draws, records)
+            if not health.is_good:
+                good = plan.draws_before(health.lost_at) - records.num_draws
+                _fail(loop, moved, [x[: max(0, good)] for x in draws], records, health)
             if rows:
                 records.append(draws)
             position = moved
@@ -119,7 +130,9 @@ def _carried(position: Position, is_broken: bool = False) -> dict[str, Any]:
     return {**position._asdict(), "is_broken": np.bool_(is_broken)}
 
 
-def _fail(loop: Loop, position: Position, draws: list[np.ndarray], records: Records) -> NoReturn:
+def _fail(
+    loop: Loop, position: Position, draws: list[np.ndarray], records: Records, health: Health
+) -> NoReturn:
     """Keeps the draws that are finite, and raises."""
     num_states = len(tree.flatten(loop.kept[0]))
     good, part = len(draws[0]), ()
@@ -135,11 +148,15 @@ def _fail(loop: Loop, position: Position, draws: list[np.ndarray], records: Reco
         records.append([x[:good] for x in draws])
     records.commit(_carried(position, is_broken=True), finish=True)
     name = "the state" + "".join(f"[{key!r}]" for key in part)
-    count = records.num_draws
+    count, cure = records.num_draws, "A smaller step_size is the usual cure."
+    when = f"by step {int(position.step)}"
+    if health.states_are_finite:
+        name, when = "The log posterior", f"at step {health.lost_at}, where the state is finite"
+        cure = "Check log_prior_fn and log_likelihood_fn, or take a smaller step_size."
     where = f"after result {count - 1}" if count else "before the first result"
     raise NonFiniteChainError(
-        f"{name} became NaN or infinite {where}, by step {int(position.step)}. The {count} results "
-        "before it are in the error's `samples`. A smaller step_size is the usual cure.",
+        f"{name} became NaN or infinite {where}, {when}. The {count} results "
+        f"before it are in the error's `samples`. {cure}",
         count,
         part,
         tree.unflatten_as(loop.kept[0], records.draws(count)[:num_states]),
