@@ -1,6 +1,9 @@
 """Checkpoints return every dtype and structure bit for bit, and name what does not fit."""
 
+import io
 import json
+import os
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +99,56 @@ def test_a_checkpoint_of_version_0_1_0(tmp_path: Path) -> None:
     restored = loaded.restore("state", like)
     np.testing.assert_array_equal(restored["w"], like["w"])
     assert restored["w"].dtype == tf.bfloat16.as_numpy_dtype and restored["b"] is None
+
+
+def npy(shape: Any, descr: str = "<f4", data: bytes = b"") -> bytes:
+    file = io.BytesIO()
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + data
+
+
+HEADER = json.dumps({"format": 1, "header": {}, "leaves": [["state", "float32"]]})
+NESTED = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("header", "array", "how", "message"),
+    [
+        (HEADER, npy((3,), data=bytes(12)), zipfile.ZIP_DEFLATED, "is compressed"),
+        (HEADER, npy((3,), data=bytes(12)), zipfile.ZIP_LZMA, "is compressed"),
+        (HEADER, npy((2**40,), data=bytes(12)), 0, r"not that of shape \(1099511627776,\)"),
+        (HEADER, npy((-3,), data=bytes(12)), 0, "not that of shape"),
+        (HEADER, npy((2,), data=bytes(12)), 0, "not that of shape"),
+        (HEADER, npy((3,), "<f8", bytes(24)), 0, "not the array of float32"),
+        (HEADER, npy((3,), "|O", b"cos\nsystem\n."), 0, "has Python objects"),
+        (HEADER, b"", 0, "damaged"),
+        (NESTED, b"", 0, "damaged"),
+        ("[1]", b"", 0, "not a JSON object"),
+        ('{"format": 1}', b"", 0, "damaged"),
+        (HEADER.replace("float32", "nothing"), npy((3,), data=bytes(12)), 0, "damaged"),
+    ],
+)
+def test_what_others_wrote_is_refused_before_it_is_unpacked(
+    tmp_path: Path, header: str, array: bytes, how: int, message: str
+) -> None:
+    path = tmp_path / "c.npz"
+    with zipfile.ZipFile(path, "w", how) as file:
+        file.writestr("header.json", header, zipfile.ZIP_STORED)
+        file.writestr("0.npy", array)
+    with pytest.raises(
+        ValueError, match=f"c.npz is damaged, or was not written by a run: .*{message}|{message}"
+    ):
+        checkpoint.load(path)
+
+
+def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(ValueError, match="must be a file. Received: a folder or a device"):
+            checkpoint.load(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        checkpoint.load(tmp_path / "none")
 
 
 def test_another_format_and_pickles_are_refused(

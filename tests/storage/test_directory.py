@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -94,9 +95,12 @@ def test_another_version_of_the_library_is_refused(
 
 
 def test_resume_says_what_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     for resume in ("must", True):
-        with pytest.raises(ValueError, match="holds no run, but resume is"):
-            RunDirectory(tmp_path / "a", resume)
+        for name in ("a", "empty"):
+            with pytest.raises(ValueError, match="holds no run, but resume is"):
+                RunDirectory(tmp_path / name, resume)
+    assert [p.name for p in tmp_path.rglob("*")] == ["empty"]
     make_run(tmp_path / "a")
     for resume in ("never", False):
         with pytest.raises(ValueError, match="holds a run already"):
@@ -192,6 +196,109 @@ def test_a_full_disk_loses_nothing_that_was_safe(
     message = f"No space left on device: the run in {tmp_path} stopped. 5 draws are safe"
     assert message in str(caught.value)
     assert_holds(tmp_path, 5)
+
+
+def fail(error: BaseException) -> Any:
+    def raise_it(*_: Any, **__: Any) -> None:
+        raise error
+
+    return raise_it
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (os, "pwrite", FULL),
+        (os, "ftruncate", KeyboardInterrupt()),
+        (store, "sync", FULL),
+        (archive, "_write_array", KeyboardInterrupt()),
+    ],
+)
+def test_the_same_process_opens_a_directory_again_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: BaseException
+) -> None:
+    """As in a notebook, which keeps the objects of a cell that failed."""
+    make_run(tmp_path)
+    kept = []
+    with monkeypatch.context() as patch, pytest.raises((OSError, ValueError, KeyboardInterrupt)):
+        patch.setattr(owner, name, fail(error))
+        kept.append(RunDirectory(tmp_path))
+        kept[0].start(VARIABLES, {"seed": [0, 1]})
+        kept[0].append(rows(1, first=5))
+        kept[0].commit({"step": np.int64(6)})
+    assert_holds(tmp_path, 5)
+    if kept:
+        with pytest.raises(ValueError, match="was closed, or opened again in this process"):
+            kept[0].append(rows(1, first=5))
+
+
+def test_a_with_block_keeps_the_directory(tmp_path: Path) -> None:
+    with (
+        RunDirectory(tmp_path),
+        pytest.raises(ValueError, match=f"in use by process {os.getpid()}"),
+    ):
+        RunDirectory(tmp_path)
+    run = RunDirectory(tmp_path)
+    del run  # the lock goes with the object
+    RunDirectory(tmp_path).close()
+
+
+def test_a_lost_lock_file_does_not_lose_the_run(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    (tmp_path / "run.lock").unlink()
+    assert_holds(tmp_path, 5)
+    (tmp_path / "run.lock").unlink()
+    (tmp_path / "checkpoint.npz").write_bytes(b"another program's")
+    with pytest.raises(ValueError, match="must be new, empty or hold a run"):
+        RunDirectory(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["append", "commit"])
+def test_a_directory_that_is_removed_under_way_is_not_called_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(store, "_CHUNK_ROWS", 4)
+    folder = tmp_path / "run"
+    make_run(folder)
+    with RunDirectory(folder) as run:
+        run.start(VARIABLES, {"seed": [0, 1]})
+        shutil.rmtree(folder)
+        with pytest.raises(OSError, match="files were removed while it was under way") as caught:
+            run.append(rows(6 if place == "append" else 1, first=5))
+            run.commit({"step": np.int64(11)})
+    assert "safe" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["run.lock", "samples.zarr", "checkpoint.npz"])
+def test_symbolic_links_are_not_followed(tmp_path: Path, name: str) -> None:
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    make_run(folder)
+    (folder / name).rename(outside)
+    (folder / name).symlink_to(outside)
+    before = content(tmp_path)
+    with pytest.raises(ValueError, match=f"{name} must not be a symbolic link"):
+        RunDirectory(folder)
+    assert content(tmp_path) == before
+
+
+def test_a_link_in_the_place_of_a_new_file_is_replaced(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    (tmp_path / "outside").write_text("mine")
+    (tmp_path / "run" / "checkpoint.npz.new").symlink_to(tmp_path / "outside")
+    with RunDirectory(tmp_path / "run") as run:
+        run.start(VARIABLES, {"seed": [0, 1]})
+        run.append(rows(1, first=5))
+        run.commit({"step": np.int64(6)})
+    assert (tmp_path / "outside").read_text() == "mine"
+
+
+def test_a_pipe_in_the_place_of_the_lock_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.lock")
+    with pytest.raises(ValueError, match="run.lock|must be new, empty or hold a run"):
+        RunDirectory(tmp_path)
 
 
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:

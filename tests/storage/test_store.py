@@ -1,5 +1,6 @@
 """Draws on disk are read back by us, xarray and ArviZ, and damage is named."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_sgmcmc.storage import store as store_module
-from tfp_sgmcmc.storage.store import DrawStore, Variable
+from tfp_sgmcmc.storage.store import Committed, DrawStore, Variable
 
 xarray = pytest.importorskip("xarray")
 pytest.importorskip("zarr")
@@ -85,10 +86,10 @@ def test_going_on_drops_what_was_not_committed(path: Path) -> None:
     first = DrawStore(path, VARIABLES)
     first.append(rows(6))
     first.sync()
-    tail = first.tail
+    committed = Committed(6, first.tail, first.checksums)
     first.append(rows(9, 1))  # some of its chunks reach the disk
     (path / "posterior" / "w" / "c.0.9.0.1234.partial").write_bytes(b"torn")
-    again = DrawStore(path, VARIABLES, committed=(6, tail))
+    again = DrawStore(path, VARIABLES, committed=committed)
     assert again.num_draws == 6
     assert_holds(again, rows(6))
     again.append(rows(3, 2))
@@ -189,11 +190,11 @@ def test_stored_draws_are_read_as_they_are_indexed(
         np.array(stored, copy=False)
 
 
-def stored(path: Path) -> tuple[int, dict[str, dict[str, np.ndarray]]]:
+def stored(path: Path) -> Committed:
     store = DrawStore(path, VARIABLES)
     store.append(rows(10))
     store.sync()
-    return 10, store.tail
+    return Committed(10, store.tail, store.checksums)
 
 
 def test_damaged_chunks_are_named(path: Path) -> None:
@@ -209,6 +210,42 @@ def test_damaged_chunks_are_named(path: Path) -> None:
         message = r"c\.0\.1\.0 is damaged: it must have 484 bytes. Received: (483|0) "
         with pytest.raises(ValueError, match=message):
             DrawStore(path, VARIABLES, committed=committed)
+
+
+def test_a_chunk_in_the_place_of_another_is_found(path: Path) -> None:
+    """Its checksum fits its content, but not its place."""
+    committed = stored(path)
+    first, second = (path / "posterior" / "w" / f"c.0.{i}.0" for i in (0, 1))
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(ValueError, match=r"c\.0\.0\.0 is damaged: it must have the checksum"):
+        DrawStore(path, VARIABLES, committed=committed)
+    DrawStore(path, VARIABLES, committed=Committed(10, committed.tail))  # a run begun without
+
+
+def test_a_last_chunk_that_differs_from_the_checkpoint_is_written_again(path: Path) -> None:
+    committed = stored(path)
+    DrawStore(path, VARIABLES, committed=committed)
+    last, first = (path / "posterior" / "w" / f"c.0.{i}.0" for i in (2, 0))
+    last.write_bytes(first.read_bytes())
+    assert_holds(DrawStore(path, VARIABLES, committed=committed), rows(10))
+
+
+def test_every_chunk_has_a_checksum(path: Path) -> None:
+    stored(path)
+    described = [json.loads(p.read_text()) for p in path.rglob("zarr.json")]
+    codecs = [x["codecs"][-1]["name"] for x in described if x["node_type"] == "array"]
+    assert codecs == ["crc32c"] * len(codecs) and len(codecs) >= 6
+
+
+def test_symbolic_links_are_refused(path: Path, tmp_path: Path) -> None:
+    committed = stored(path)
+    outside = tmp_path / "outside"
+    (path / "posterior" / "b").rename(outside)
+    (path / "posterior" / "b").symlink_to(outside)
+    before = {p: p.read_bytes() for p in outside.rglob("*") if p.is_file()}
+    with pytest.raises(ValueError, match="posterior/b must not be a symbolic link"):
+        DrawStore(path, VARIABLES, committed=committed)
+    assert before == {p: p.read_bytes() for p in outside.rglob("*") if p.is_file()}
 
 
 def test_the_last_chunk_is_made_anew_from_the_checkpoint(path: Path) -> None:
@@ -247,13 +284,13 @@ def test_damaged_metadata_are_named(path: Path, place: str, content: bytes | Non
 
 
 def test_a_store_with_fewer_draws_than_committed_is_refused(path: Path) -> None:
-    count, tail = stored(path)
+    count, tail, _ = stored(path)
     (path / "sample_stats" / "accepted" / "c.0.2").write_bytes(b"0" * 28)
     for name in ("w", "b"):
         for file in (path / "posterior" / name).glob("c.*.1*"):
             (file.parent / file.name.replace(".1", ".2")).write_bytes(file.read_bytes())
     with pytest.raises(ValueError, match="at least 12 draws of float32. Received: 8"):
-        DrawStore(path, VARIABLES, committed=(count + 4, tail))
+        DrawStore(path, VARIABLES, committed=Committed(count + 4, tail))
 
 
 @pytest.mark.parametrize(
@@ -263,6 +300,11 @@ def test_a_store_with_fewer_draws_than_committed_is_refused(path: Path) -> None:
         ({"": Variable((), "float32")}, "cannot name"),
         ({".w": Variable((), "float32")}, "cannot name"),
         ({"chain": Variable((), "float32")}, "cannot name"),
+        ({"zarr.json": Variable((), "float32")}, "cannot name"),
+        ({"a\\b": Variable((), "float32")}, "cannot name"),
+        ({"a\n": Variable((), "float32")}, "cannot name"),
+        ({"w.partial": Variable((), "float32")}, "cannot name"),
+        ({"w" * 201: Variable((), "float32")}, "cannot name .* 1 to 200 bytes"),
         ({"w": Variable((3, 0), "float32")}, "nothing to store"),
         (
             {"w": Variable((3,), "float32", 1), "b": Variable((), "float32", 0)},

@@ -68,7 +68,7 @@ def variable_names(nest: Any, root: str) -> list[str]:
     """
     names = []
     for path, _ in tree.flatten_with_path(nest):
-        keys = [str(key).replace("/", ".") for key in path]
+        keys = [str(key).replace("/", ".").replace("\\", ".") for key in path]
         is_named = path and isinstance(path[0], str)
         names.append(".".join(keys if is_named else [root, *keys]))
     twice = sorted({name for name in names if names.count(name) > 1})

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
 import zipfile
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 _NUMPY_NAMES = {np.dtype(code).name for code in "?bhilqBHILQefdFD"}
-_PIECE_BYTES = 2**26  # of an array, in memory at once while it is written
+_PIECE_BYTES = 2**26  # of an array, in memory twice while it is written or read
+_MOST_HEADER_BYTES = 2**26
 
 
 def write(path: str | os.PathLike[str], header: dict[str, Any], arrays: Mapping[str, Any]) -> None:
@@ -36,8 +38,9 @@ def write(path: str | os.PathLike[str], header: dict[str, Any], arrays: Mapping[
     """
     path = Path(path)
     new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
     try:
-        with new.open("wb") as opened:
+        with new.open("xb") as opened:  # "x" does not follow a symbolic link
             with zipfile.ZipFile(opened, "w") as file:
                 with file.open("header.json", "w") as entry:
                     entry.write(json.dumps(header).encode())
@@ -66,18 +69,61 @@ def reading(
       FileNotFoundError: `path` does not exist.
       ValueError: the file is damaged or was not written by `writer`.
     """
-    with open(path, "rb") as opened:
+    with open_regular(path) as opened:
         try:
             with zipfile.ZipFile(opened) as file:
+                _check_sizes(file)
                 if "contents.npy" in file.namelist():  # a checkpoint of version 0.1.0
                     text = _read_array(file, "contents", "uint8").tobytes()
                 else:
                     text = file.read("header.json")
-                yield json.loads(text), lambda name, dtype: _read_array(file, name, dtype)
-        except Exception as error:  # damage has many kinds, such as an offset outside of the file
+                header = json.loads(text)
+                if not isinstance(header, dict):
+                    raise ValueError("its header is not a JSON object")
+                yield header, lambda name, dtype: _read_array(file, name, dtype)
+        # Damage has many kinds, such as an offset outside of the file or nested brackets without
+        # end.
+        except Exception as error:
+            reason = str(error) or type(error).__name__
             raise ValueError(
-                f"{os.fspath(path)} is damaged, or was not written by {writer}: {error}.{advice}"
+                f"{os.fspath(path)} is damaged, or was not written by {writer}: {reason}.{advice}"
             ) from error
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a file for reading, and does not wait if it is a pipe.
+
+    Raises:
+      FileNotFoundError: `path` does not exist.
+      ValueError: `path` is not a regular file.
+    """
+    path = os.fspath(path)  # an integer would be a file that is open already
+    if not os.path.exists(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    if not os.path.isfile(path):
+        raise ValueError(f"{path!r} must be a file. Received: a folder or a device.")
+    return open(path, "rb")
+
+
+def _check_sizes(file: zipfile.ZipFile) -> None:
+    """Raises unless the entries are stored as `write` stores them, before anything is unpacked.
+
+    They are not compressed, so that none is larger than the file.
+    """
+    entries = file.infolist()
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise ValueError(f"{entry.filename} is compressed")
+        if entry.filename == "header.json" and entry.file_size > _MOST_HEADER_BYTES:
+            raise ValueError(f"its header has {entry.file_size} bytes")
+        if entry.flag_bits & 0x1:
+            raise ValueError(f"{entry.filename} is encrypted")
+    size = os.fstat(file.fp.fileno()).st_size if file.fp else 0
+    if sum(entry.file_size for entry in entries) > size:
+        raise ValueError(f"its entries have more bytes than its {size}")
+    names = [entry.filename for entry in entries]
+    if len(set(names)) < len(names):
+        raise ValueError("two entries have the same name")
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -113,11 +159,25 @@ def _write_array(entry: Any, values: Any) -> None:
 
 def _read_array(file: zipfile.ZipFile, name: str, dtype: str) -> np.ndarray:
     expected = numpy_dtype(dtype)
+    size = file.getinfo(f"{name}.npy").file_size
     with file.open(f"{name}.npy") as entry:
-        values = np.lib.format.read_array(entry, allow_pickle=False)
-        # Reading to the end verifies the checksum.
-        if entry.read(1) or values.dtype != _stored_dtype(expected):
+        version = np.lib.format.read_magic(entry)
+        if version != (1, 0):
+            raise ValueError(f"{name}.npy has version {version}")
+        shape, fortran_order, found = np.lib.format.read_array_header_1_0(entry)
+        num_bytes = math.prod(shape) * found.itemsize
+        if found.hasobject:
+            raise ValueError(f"{name}.npy has Python objects, never read with allow_pickle=False")
+        if (found, fortran_order) != (_stored_dtype(expected), False):
             raise ValueError(f"{name}.npy is not the array of {dtype} that the header describes")
+        if any(n < 0 for n in shape) or num_bytes != size - entry.tell():
+            raise ValueError(f"{name}.npy has {size} bytes, which is not that of shape {shape}")
+        values = np.empty(shape, found)
+        flat = values.reshape(-1).view(np.uint8)
+        pieces = [flat[i : i + _PIECE_BYTES] for i in range(0, num_bytes, _PIECE_BYTES)]
+        # Reading to the end verifies the checksum.
+        if any(entry.readinto(piece) != piece.size for piece in pieces) or entry.read(1):
+            raise ValueError(f"{name}.npy is cut off")
     return values.view(expected)
 
 

@@ -84,6 +84,15 @@ def load(path: Path) -> Checkpoint:
     )
 
 
+def is_of_run(path: Path) -> bool:
+    """Returns whether a file is a checkpoint of a run; only its header is read."""
+    try:
+        with archive.reading(path, "a run") as (contents, _):
+            return "fingerprint" in contents["header"] and "leaves" in contents
+    except (FileNotFoundError, ValueError):
+        return False
+
+
 def check_same(what: str, saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raises a ValueError that names the first three entries in which two mappings differ.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -15,11 +16,11 @@ from tfp_sgmcmc import __version__
 from tfp_sgmcmc.checks import one_of
 from tfp_sgmcmc.storage import approximate, checkpoint
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same
-from tfp_sgmcmc.storage.store import DrawStore, Groups, Variable
+from tfp_sgmcmc.storage.lock import SIGNATURE, Lock
+from tfp_sgmcmc.storage.store import Committed, DrawStore, Groups, Variable
 from tfp_sgmcmc.storage.stored_draws import StoredDraws
 
 LOCK, SAMPLES, CHECKPOINT = "run.lock", "samples.zarr", "checkpoint.npz"
-_SIGNATURE = "tfp_sgmcmc run, held by process "
 _COMMITTED = "It has a checkpoint.\n"
 
 Resume = Literal["auto", "must", "never"] | bool
@@ -31,7 +32,8 @@ class RunDirectory:
     `commit` first flushes the chunks of draws and then writes the checkpoint, which holds their
     number. A run that goes on drops draws beyond that number. So draws and checkpoint agree
     whenever and however the process stops, even by `kill -9`. A lock, which the system releases
-    when the process ends, keeps a second process out.
+    when the process ends, keeps a second process out. In the same process, the directory can be
+    opened again after an error or Ctrl-C, unless a `with` block that holds it is under way.
 
     Examples:
       >>> import tempfile, numpy as np
@@ -73,26 +75,38 @@ class RunDirectory:
         self._fingerprint: dict[str, Any] = {}
         self._store: DrawStore | None = None
         self._saved: Checkpoint | None = None
+        if resume in ("must", True) and not any(
+            (self.path / n).exists() for n in (LOCK, CHECKPOINT)
+        ):
+            raise ValueError(f"The directory {self.path} holds no run, but resume is {resume!r}.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             _refuse_foreign(self.path)
-            self._lock, before = _lock(self.path / LOCK)
-            self.has_run = (self.path / CHECKPOINT).exists()
-            if before.endswith(_COMMITTED) and not self.has_run:
-                self.close()
-                raise ValueError(
-                    f"{self.path / CHECKPOINT} is missing, and the run cannot go on without it. "
-                    f"The draws are in {self.path / SAMPLES}. Restore the checkpoint from a copy, "
-                    "or start in another directory."
-                )
-            self._sign()
+            self._lock = Lock(self.path / LOCK)
         except OSError as error:
             raise ValueError(f"The directory {self.path} cannot be used: {error}.") from error
-        if resume in ("must", True) and not self.has_run:
+        try:
+            self.has_run = (self.path / CHECKPOINT).exists()
+            self._check_resume(resume)
+            self._sign()
+        except OSError as error:
             self.close()
+            raise ValueError(f"The directory {self.path} cannot be used: {error}.") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_resume(self, resume: Resume) -> None:
+        """Raises if the directory does not agree with `resume` or has lost its checkpoint."""
+        if self._lock.text.endswith(_COMMITTED) and not self.has_run:
+            raise ValueError(
+                f"{self.path / CHECKPOINT} is missing, and the run cannot go on without it. The "
+                f"draws are in {self.path / SAMPLES}. Restore the checkpoint from a copy, or start "
+                "in another directory."
+            )
+        if resume in ("must", True) and not self.has_run:
             raise ValueError(f"The directory {self.path} holds no run, but resume is {resume!r}.")
         if resume in ("never", False) and self.has_run:
-            self.close()
             raise ValueError(
                 f"The directory {self.path} holds a run already, but resume is {resume!r}. "
                 "resume='auto' goes on with the run."
@@ -130,24 +144,22 @@ class RunDirectory:
             for group, members in variables.items()
             for name, v in members.items()
         }
-        own = {"library version": __version__, **described, **fingerprint}
+        # The first differences are told, and numbers differ where something else does.
+        numbers = {n: x for n, x in fingerprint.items() if approximate.is_record(x)}
+        plain = {n: x for n, x in fingerprint.items() if n not in numbers}
+        own = {"library version": __version__, **plain, **described, **numbers}
         self._fingerprint = json.loads(json.dumps(own))  # JSON turns tuples into lists
         with self._plainly():
             if not self.has_run:
                 # An earlier start may have ended before its first commit.
-                shutil.rmtree(self.path / SAMPLES, ignore_errors=True)
+                if (self.path / SAMPLES).exists():
+                    shutil.rmtree(self.path / SAMPLES)
                 self._store = DrawStore(self.path / SAMPLES, variables, attributes)
                 return None
-            saved, self._saved = self.saved(), None
-            assert saved is not None  # as has_run says
+            saved, self._saved = self._saved or checkpoint.load(self.path / CHECKPOINT), None
             self._compare(saved.header["fingerprint"])
-            tail = {
-                group: {name: saved.leaves[f"tail[{group!r}][{name!r}]"] for name in members}
-                for group, members in variables.items()
-                if members
-            }
-            self.num_committed = saved.header["num_draws"]
-            committed = self.num_committed, tail
+            committed = _committed(saved, variables)
+            self.num_committed = committed.num_draws
             self._store = DrawStore(self.path / SAMPLES, variables, attributes, committed)
         return saved
 
@@ -205,7 +217,11 @@ class RunDirectory:
                 store.finish()
             store.sync()
             header = {"fingerprint": self._fingerprint, "num_draws": store.num_draws}
-            checkpoint.save(self.path / CHECKPOINT, header, {**nests, "tail": store.tail})
+            checkpoint.save(
+                self.path / CHECKPOINT,
+                header,
+                {**nests, "tail": store.tail, "checksums": store.checksums},
+            )
             is_first, self.has_run, self.num_committed = not self.has_run, True, store.num_draws
             if is_first:
                 self._sign()
@@ -216,21 +232,14 @@ class RunDirectory:
 
     def close(self) -> None:
         """Releases the directory for other processes."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
 
     def _sign(self) -> None:
         """Writes into the lock file which process holds it, and whether there is a checkpoint."""
-        text = f"{_SIGNATURE}{os.getpid()}\n{_COMMITTED if self.has_run else ''}".encode()
-        if self._lock is None:
-            (self.path / LOCK).write_bytes(text)
-            return
-        # Writing before truncating leaves the old text in place on a full disk.
-        os.pwrite(self._lock, text, 0)
-        os.ftruncate(self._lock, len(text))
+        self._lock.write(f"{SIGNATURE}{os.getpid()}\n{_COMMITTED if self.has_run else ''}")
 
     def __enter__(self) -> RunDirectory:
+        self._lock.is_busy = True
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -238,42 +247,63 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _plainly(self) -> Generator[None]:
+        """Says which draws are safe when the disk cannot be written."""
+        if not self._lock.is_held:
+            raise ValueError(
+                f"The run in {self.path} was closed, or opened again in this process, and cannot "
+                "be written through this object any more."
+            )
         try:
             yield
         except OSError as error:
-            raise OSError(
-                error.errno,
-                f"{error.strerror or error}: the run in {self.path} stopped. {self.num_committed} "
-                "draws are safe there, and the run can go on from them",
-            ) from error
+            raise OSError(error.errno, f"{error.strerror or error}: {self._said()}") from error
+        except Exception as error:
+            if (self.path / LOCK).exists():
+                raise
+            raise OSError(errno.ENOENT, f"{error}: {self._said()}") from error
+
+    def _said(self) -> str:
+        stopped = f"the run in {self.path} stopped"
+        if not (self.path / LOCK).exists():
+            return (
+                f"{stopped}, because its files were removed while it was under way. They held "
+                f"{self.num_committed} draws"
+            )
+        return (
+            f"{stopped}. {self.num_committed} draws are safe there, and the run can go on from them"
+        )
+
+
+def _committed(saved: Checkpoint, variables: Mapping[str, Mapping[str, Variable]]) -> Committed:
+    """Returns what a checkpoint says about the draws on disk."""
+    tails: dict[str, dict[str, Any]] = {}
+    checksums: dict[str, dict[str, Any]] = {}
+    for group, members in variables.items():
+        for name in members:
+            place = f"[{group!r}][{name!r}]"
+            tails.setdefault(group, {})[name] = saved.leaves.get(f"tail{place}")
+            # Earlier versions wrote none.
+            checksums.setdefault(group, {})[name] = saved.leaves.get(f"checksums{place}")
+    num_draws = saved.header.get("num_draws")
+    if not isinstance(num_draws, int) or any(x is None for g in tails.values() for x in g.values()):
+        raise ValueError(f"{saved.path} is damaged, or was not written by a run.")
+    return Committed(num_draws, tails, checksums)
 
 
 def _refuse_foreign(path: Path) -> None:
     names = sorted(p.name for p in path.iterdir())
+    for name in (LOCK, SAMPLES, CHECKPOINT):
+        if (path / name).is_symlink():
+            raise ValueError(
+                f"{path / name} must not be a symbolic link, because a run writes and removes "
+                "files there. Let directory name the place itself."
+            )
     lock = path / LOCK
-    is_ours = lock.is_file() and lock.read_bytes()[: len(_SIGNATURE)] == _SIGNATURE.encode()
+    is_ours = lock.is_file() and lock.read_bytes()[: len(SIGNATURE)] == SIGNATURE.encode()
+    # A lock file that was lost is made again.
+    is_ours = is_ours or (not lock.exists() and checkpoint.is_of_run(path / CHECKPOINT))
     if names not in ([], [LOCK]) and not is_ours:
         raise ValueError(
             f"directory must be new, empty or hold a run. Received: {path}, which holds other "
             f"files ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})."
         )
-
-
-def _lock(path: Path) -> tuple[int | None, str]:
-    """Locks a file until it is closed or the process ends; returns descriptor and text."""
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows
-        return None, path.read_text() if path.exists() else ""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    text = os.read(descriptor, 100).decode(errors="replace")
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = text.removeprefix(_SIGNATURE).partition("\n")[0]
-        os.close(descriptor)
-        raise ValueError(
-            f"The directory {path.parent} is in use by process {holder or 'unknown'}. Only one "
-            "process may write a run."
-        ) from None
-    return descriptor, text

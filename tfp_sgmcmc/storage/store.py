@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_sgmcmc import __version__
+from tfp_sgmcmc.storage import chunks
 from tfp_sgmcmc.storage.archive import sync
 from tfp_sgmcmc.storage.stored_draws import StoredDraws
 
 LIBRARY = {"inference_library": "tfp_sgmcmc", "inference_library_version": __version__}
 _CHUNK_BYTES = 2**23  # of a chunk of all arrays together; fewer draws wait in memory
 _CHUNK_ROWS = 10_000
-_CHECKSUM_BYTES = 4
+_LONGEST_NAME = 200  # bytes
 
 Groups = Mapping[str, Mapping[str, Any]]
 
@@ -53,6 +54,20 @@ class Variable(NamedTuple):
         return np.dtype(self.dtype if is_known else np.float32)
 
 
+class Committed(NamedTuple):
+    """What the checkpoint of a run says about its draws.
+
+    Attributes:
+      num_draws: their number.
+      tail: group -> name -> the draws that do not fill a chunk.
+      checksums: group -> name -> the checksum of each whole chunk, or None if none were kept.
+    """
+
+    num_draws: int
+    tail: Groups
+    checksums: Groups = {}
+
+
 class DrawStore:
     """A zarr store of arrays `[chain, draw, event...]`, in groups, that grows along `draw`.
 
@@ -67,7 +82,7 @@ class DrawStore:
       path: the store.
       variables: group -> name -> `Variable`.
       attributes: strings and numbers that are attached to each group.
-      committed: number of draws and tail in the checkpoint; None makes a new store.
+      committed: what the checkpoint says; None makes a new store.
 
     Raises:
       ValueError: zarr or xarray cannot hold a name, or the store lacks committed draws.
@@ -79,7 +94,7 @@ class DrawStore:
         path: Path,
         variables: Mapping[str, Mapping[str, Variable]],
         attributes: Mapping[str, Any] | None = None,
-        committed: tuple[int, Groups] | None = None,
+        committed: Committed | None = None,
     ):
         self.path, self._zarr = path, _zarr()
         for group, members in variables.items():
@@ -90,10 +105,13 @@ class DrawStore:
             if members
         }
         self._unsynced: set[Path] = set()
+        self._checksums: dict[str, dict[str, list[int] | None]] = {
+            group: {name: [] for name in members} for group, members in self.variables.items()
+        }
         if committed is None:
             self._create(dict(attributes or {}))
         else:
-            self._open(*committed)
+            self._open(committed)
 
     @property
     def num_draws(self) -> int:
@@ -105,6 +123,14 @@ class DrawStore:
         return {
             group: {n: x for n, x in tails.items() if n != "draw"}
             for group, tails in self._tail.items()
+        }
+
+    @property
+    def checksums(self) -> dict[str, dict[str, Any]]:
+        """The checksum of each whole chunk, or None for a run that was begun without."""
+        return {
+            group: {n: None if x is None else np.array(x, np.uint32) for n, x in found.items()}
+            for group, found in self._checksums.items()
         }
 
     def append(self, draws: Groups) -> None:
@@ -185,6 +211,7 @@ class DrawStore:
             "chain",
             shape=(count,),
             dtype="int64",
+            compressors=[self._zarr.codecs.Crc32cCodec()],
             dimension_names=("chain",),
             config={"write_empty_chunks": True},
         )
@@ -208,19 +235,26 @@ class DrawStore:
             config={"write_empty_chunks": True},
         )
 
-    def _open(self, num_draws: int, tail: Groups) -> None:
+    def _open(self, committed: Committed) -> None:
+        chunks.refuse_links(self.path)
         for group in ("", *self.variables):
             with _named(self.path / group):
                 self._zarr.open_group(self.path, path=group, mode="r+")
         for leftover in self.path.glob("**/*.partial"):  # a write was cut off
             leftover.unlink()
         self._arrays, self._tail = {}, {}
+        num_draws, tail, checksums = committed
         tails = {len(x) for members in tail.values() for x in members.values()}
         self._num_tail = tails.pop() if tails else 0
         self._num_whole = num_draws - self._num_tail
+        if tails or self._num_whole < 0:
+            raise ValueError(f"The checkpoint beside {self.path} is damaged.")
         for group, members in self.variables.items():
             numbers = {"draw": np.arange(self._num_whole, num_draws)}
             self._tail[group] = {**tail[group], **numbers}
+            for name in members:
+                found = checksums.get(group, {}).get(name)
+                self._checksums[group][name] = None if found is None else found.tolist()
             self._arrays[group] = {n: self._open_array(group, n, v) for n, v in members.items()}
         entries = [(group, name) for group, m in self._arrays.items() for name in m]
         self._unsynced |= {self.path / group / name / "zarr.json" for group, name in entries}
@@ -231,11 +265,15 @@ class DrawStore:
 
     def _has_tail(self, group: str, name: str) -> bool:
         """Returns whether the whole tail is on disk."""
-        array, axis = self._arrays[group][name], _draw_axis(self.variables[group][name].chain_shape)
-        chunk = self.path / group / name / _chunk_key(array, axis, self._num_whole // self._rows)
-        return not self._num_tail or (
-            array.shape[axis] == self.num_draws and _size(chunk) == _chunk_bytes(array)
-        )
+        array, variable = self._arrays[group][name], self.variables[group][name]
+        axis, start = _draw_axis(variable.chain_shape), self._num_whole
+        if array.shape[axis] != self.num_draws:
+            return not self._num_tail
+        try:
+            found = array[(*(slice(None),) * axis, slice(start, self.num_draws))]
+        except (ValueError, OSError):
+            return False
+        return found.tobytes() == flatten_chains(self._tail[group][name], variable).tobytes()
 
     def _open_array(self, group: str, name: str, variable: Variable) -> Any:
         """Opens an array, checks that no chunk is missing, and drops uncommitted draws."""
@@ -245,15 +283,15 @@ class DrawStore:
             array = self._zarr.open_array(path, mode="r+")
             array = array.with_config({"write_empty_chunks": True})
             self._rows = array.chunks[axis]
-        shape, whole, expected = list(array.shape), self._num_whole, _chunk_bytes(array)
-        for number in range(whole // self._rows):
-            chunk = path / _chunk_key(array, axis, number)
-            if _size(chunk) != expected:
-                raise ValueError(
-                    f"{chunk} is damaged: it must have {expected} bytes. Received: {_size(chunk)} "
-                    f"(draws {number * self._rows} .. {(number + 1) * self._rows - 1}). Restore it "
-                    "from a copy, or start in another directory."
-                )
+            shape, whole, expected = list(array.shape), self._num_whole, chunks.file_bytes(array)
+            checksums, count = self._checksums[group][name], whole // self._rows
+            if checksums is not None and len(checksums) != count:
+                raise ValueError(f"it must have {len(checksums)} whole chunks, not {count}")
+        for number in range(count):
+            chunk = path / chunks.file_name(array, axis, number)
+            draws = range(number * self._rows, (number + 1) * self._rows)
+            known = None if checksums is None else checksums[number]
+            chunks.check(chunk, draws, expected, known)
         if shape[axis] < whole or array.dtype != variable.stored_dtype:
             raise ValueError(
                 f"The array {path} must have at least {whole} draws of "
@@ -273,9 +311,14 @@ class DrawStore:
         if array.shape[axis] < stop:
             array.resize((*array.shape[:axis], stop, *array.shape[axis + 1 :]))
         array[(*(slice(None),) * axis, slice(start, stop))] = rows
-        chunks = range(start // self._rows, -(-stop // self._rows))
-        files = [_chunk_key(array, axis, number) for number in chunks]
-        self._unsynced |= {self.path / group / name / file for file in (*files, "zarr.json")}
+        folder, first = self.path / group / name, start // self._rows
+        numbers = range(first, -(-stop // self._rows))
+        files = [folder / chunks.file_name(array, axis, number) for number in numbers]
+        self._unsynced |= {*files, folder / "zarr.json"}
+        checksums = self._checksums[group][name]
+        if checksums is not None:
+            del checksums[first:]
+            checksums += [chunks.checksum(file) for file in files[: stop // self._rows - first]]
 
 
 def dimensions(name: str, variable: Variable) -> tuple[str, ...]:
@@ -296,26 +339,12 @@ def _draw_axis(chain_shape: tuple[int, ...] | None) -> int:
     return 0 if chain_shape is None else 1
 
 
-def _chunk_key(array: Any, axis: int, number: int) -> str:
-    at = [0] * array.ndim
-    at[axis] = number
-    return ".".join(["c", *map(str, at)])
-
-
-def _chunk_bytes(array: Any) -> int:
-    return math.prod(array.chunks) * array.dtype.itemsize + _CHECKSUM_BYTES
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
 @contextlib.contextmanager
 def _named(path: Path) -> Generator[None]:
     """Names the part of the store that cannot be opened."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except Exception as error:  # damage has many kinds
         raise ValueError(
             f"{path} is damaged or missing ({error}). Restore it from a copy, or start in another "
             "directory."
@@ -328,10 +357,19 @@ def _num_chains(variable: Variable) -> int:
 
 def _check(group: str, members: Mapping[str, Variable]) -> None:
     for name, variable in members.items():
-        if not name or "/" in name or name.startswith((".", "__")) or name in ("chain", "draw"):
+        if (
+            not name.isprintable()
+            or set(name) & {"/", "\\"}
+            or not 0 < len(name.encode()) <= _LONGEST_NAME
+            or name.startswith((".", "__"))
+            or name.endswith(".partial")
+            or name in ("chain", "draw", "zarr.json")
+        ):
             raise ValueError(
-                f"{name!r} cannot name an array of {group}. A name must not be empty or contain "
-                "'/', must not begin with '.' or '__', and must not be 'chain' or 'draw'."
+                f"{name!r} cannot name an array of {group}, because a folder has its name. A name "
+                f"must have 1 to {_LONGEST_NAME} bytes that can be printed, none of them / or \\, "
+                "must not begin with '.' or '__' or end with '.partial', and must not be 'chain', "
+                "'draw' or 'zarr.json'."
             )
         if 0 in variable.shape:
             raise ValueError(f"{group}/{name} has shape {variable.shape} and nothing to store.")
