@@ -1,6 +1,7 @@
 """`model.fit` as a posterior sampler: a Keras callback around any stochastic-gradient kernel."""
 
 from tfp_sgmcmc.keras.callback import SamplerCallback
+from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
 from tfp_sgmcmc.keras.model.likelihoods import NegativeLogLikelihood
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.patterns import by_variable
@@ -11,6 +12,7 @@ from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction, Prediction
 
 __all__ = [
     "Evaluation",
+    "IndependentBatches",
     "ModelLogProb",
     "NegativeLogLikelihood",
     "Posterior",

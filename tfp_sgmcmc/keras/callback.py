@@ -14,10 +14,12 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import checks, random
 from tfp_sgmcmc.keras.fit.chain import Chain, check_variables
 from tfp_sgmcmc.keras.fit.monitor import noise_monitor
+from tfp_sgmcmc.keras.fit.preflight import Preflight, checked_keep
+from tfp_sgmcmc.keras.fit.problem import describe_keep
 from tfp_sgmcmc.keras.fit.recorder import Recorder
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData, data_asked
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
-from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog
+from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog, stored_seed
 from tfp_sgmcmc.keras.fit.train_function import (
     BatchTrainFunction,
     calling_list,
@@ -142,7 +144,7 @@ class SamplerCallback(keras.callbacks.Callback):
         num_burnin_steps: int,
         num_steps_between_results: int = 0,
         *,
-        seed: Any,
+        seed: Any = None,
         num_chains: int | None = None,
         initial_states: Any = "initializers",
         num_groups: int | None = None,
@@ -153,6 +155,7 @@ class SamplerCallback(keras.callbacks.Callback):
         directory: str | os.PathLike[str] | None = None,
         seconds_between_commits: float = 10.0,
         check_num_examples: bool = True,
+        independent_batches: bool | None = None,
     ):
         super().__init__()
         self._make_kernel_fn = checks.function("make_kernel_fn", make_kernel_fn, "target -> kernel")
@@ -164,7 +167,7 @@ class SamplerCallback(keras.callbacks.Callback):
             checks.integer("num_burnin_steps", num_burnin_steps, 0),
             checks.integer("num_steps_between_results", num_steps_between_results, 0),
             num_burnin_epochs > 0 or sampling_threshold is not None,
-            keep,
+            checked_keep(keep),
         )
         if num_burnin_epochs and sampling_threshold is not None:
             raise ValueError(
@@ -172,25 +175,58 @@ class SamplerCallback(keras.callbacks.Callback):
                 "both."
             )
         self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
-        self._seed = random.as_seed(seed)
+        self._noise = {"sampling_threshold": sampling_threshold, "noise_every": noise_every}
+        if seed is None:
+            seed = stored_seed(directory)
+        self._seed = random.as_seed(random.fresh_seed() if seed is None else seed)
         if num_chains is not None:
             num_chains = checks.integer("num_chains", num_chains, 1)
         if num_groups is not None:
             num_groups = checks.integer("num_groups", num_groups, 2)
         self._num_chains, self._num_groups = num_chains, num_groups
         self._initial_states = initial_states
+        checks.number(
+            "seconds_between_commits", seconds_between_commits, "at least 0", lambda s: s >= 0
+        )
+        checks.boolean("check_num_examples", check_num_examples)
+        if independent_batches is not None:
+            checks.boolean("independent_batches", independent_batches)
+        fingerprint = {**self.get_config(), **self._noise, "keep": describe_keep(keep)}
         self._recorder = Recorder(
             self._collection,
             SampleLog()
             if directory is None
-            else StoredSampleLog(directory, self.get_config(), self._num_chains),
+            else StoredSampleLog(directory, fingerprint, self._num_chains),
             seconds_between_commits,
             num_burnin_epochs,
             self._num_examples if check_num_examples else None,
         )
+        self._preflight = Preflight(
+            self._num_examples,
+            check_num_examples,
+            independent_batches,
+            self._collection if directory is None else None,
+            num_burnin_epochs,
+        )
         self._train_function: BatchTrainFunction | None = None
         self._posterior: Posterior | None = None  # kept for what it has compiled
         self._resident: list[ResidentData] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuses copies and pickles of a callback whose chain runs; before, they may work."""
+        if self._recorder.chain is not None:
+            raise TypeError(
+                "A SamplerCallback cannot be copied or pickled once it has a chain, which lives in "
+                "its model's variables and in compiled functions. Save the samples by "
+                "posterior.save(path), or give a new callback a directory."
+            )
+        return dict(vars(self))
+
+    @property
+    def seed(self) -> tuple[int, int]:
+        """The seed of the chain, two integers, with which it can be repeated."""
+        high, low = self._seed.numpy().tolist()
+        return high, low
 
     @property
     def samples(self) -> list[Any]:
@@ -336,9 +372,13 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._is_fit = True
-        stored = isinstance(self._recorder.samples, StoredSampleLog)
-        check_callbacks(self._callback_list, self, stored)
-        initial_epoch = self._recorder.begin_fit(self.params["epochs"])
+        is_stored = isinstance(self._recorder.samples, StoredSampleLog)
+        check_callbacks(self._callback_list, self, is_stored)
+        num_epochs = self.params["epochs"]
+        problem = self._preflight.begin_fit(
+            self.model, self._callback_list, self._recorder.chain, is_stored, num_epochs
+        )
+        initial_epoch = self._recorder.begin_fit(num_epochs, problem)
         internals.begin_at_epoch(self.model, initial_epoch)
         compilation = (*internals.compilation(self.model), self._most_steps)
         if self._train_function is None or compilation != self._compilation:
@@ -355,7 +395,10 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
-        self._recorder.begin_epoch(may_be_resident=bool(self._resident))
+        first_step = self._recorder.begin_epoch(
+            may_be_resident=bool(self._resident), counts_rows=self._preflight.counts_rows
+        )
+        self._preflight.begin_epoch(first_step, random.fold_in(self._seed, -2))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         assert self._train_function is not None  # made by on_train_begin
@@ -363,6 +406,8 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
+        if self._recorder.chain is not None:
+            self._preflight.end_epoch(self._recorder.chain, self._recorder.total_epochs)
 
     def _train_step(self, data: Any) -> Any:
         """Takes the place of the model's `train_step`."""
@@ -388,7 +433,9 @@ class SamplerCallback(keras.callbacks.Callback):
         chain = self._recorder.chain
         assert chain is not None
         chain.rings.num_steps = self._most_steps
+        self._preflight.before_variables(chain)
         chain.create(batch[0])
+        self._preflight.first_batch(chain)
         return chain
 
     def _start_chain(self) -> None:

@@ -45,7 +45,11 @@ def make_model(*layers, **compiled):
         ({"prior": tfp.distributions.MultivariateNormalDiag([0.0])}, ValueError, "event shape"),
         ({"prior": tfp.distributions.Normal}, TypeError, "prior must .* Received: a _?[A-Z]"),
         ({"keep": 3}, TypeError, "keep must be a callable.*Received: a int"),
-        ({"seed": None}, ValueError, "seed must be an integer or a pair"),
+        ({"keep": lambda step: None}, TypeError, "keep must return one truth value"),
+        ({"seed": "x"}, ValueError, "seed must be an integer or two integers"),
+        ({"check_num_examples": 1}, TypeError, "check_num_examples must be True or False"),
+        ({"independent_batches": "no"}, TypeError, "independent_batches must be True or False"),
+        ({"seconds_between_commits": -1}, ValueError, "seconds_between_commits must be at least 0"),
     ],
 )
 def test_arguments(changes, error, words):
@@ -167,22 +171,41 @@ def test_callback_of_another_model():
         fit(make_model(), callback)
 
 
+def batches(rows=N):
+    """Data whose number of rows cannot be known before they come."""
+    return tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).filter(lambda x, y: True).batch(2)
+
+
 class TestNumExamples:
+    @pytest.mark.parametrize("declared", [7, 13])
+    def test_of_arrays_is_checked_before_the_first_step(self, declared):
+        model = make_model()
+        before = model.get_weights()
+        words = f"Received: {declared}, but fit was given arrays of 12 examples"
+        with pytest.raises(ValueError, match=words):
+            fit(model, sampler(num_examples=declared))
+        assert_equal(model.get_weights(), before)
+
+    @pytest.mark.filterwarnings("ignore:Your input ran out of data")
     def test_too_many_declared(self):
+        model = make_model()
+        before = model.get_weights()
         with pytest.raises(ValueError, match="Received: 13, but one epoch of fit gave 12 examples"):
-            fit(make_model(), sampler(num_examples=13))
+            fit(model, sampler(num_examples=13), x=batches(), y=None, batch_size=None)
+        assert_equal(model.get_weights(), before)
 
     def test_too_few_declared_is_seen_within_the_epoch(self):
-        callback = sampler(num_examples=7)
+        callback, model = sampler(num_examples=7), make_model()
+        before = model.get_weights()
         with pytest.raises(
             ValueError, match="Received: 7, but one epoch of fit gave 8 examples so far"
         ):
-            fit(make_model(), callback)
-        assert len(callback.samples[0]) == 4
+            fit(model, callback, x=batches(), y=None, batch_size=None)
+        assert_equal(model.get_weights(), before)
 
     def test_validation_split_does_not_count(self):
         fit(make_model(), sampler(num_examples=9), validation_split=0.25)
-        with pytest.raises(ValueError, match="Received: 12, but one epoch of fit gave 9 examples"):
+        with pytest.raises(ValueError, match="Received: 12, but fit was given arrays of 9"):
             fit(make_model(), sampler(), validation_split=0.25)
 
     def test_every_epoch_counts_anew(self):

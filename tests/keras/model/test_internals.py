@@ -1,4 +1,4 @@
-"""Private names of Keras: two files use them, and each lists those that it uses."""
+"""Private names of Keras: three files use them, and each lists those that it uses."""
 
 import ast
 import re
@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tfp_sgmcmc.keras.fit import source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 
 ROOT = Path(internals.__file__).parents[1]
 LISTED = {
     Path(module.__file__): set(re.findall(r"`(?:\w+\.)?(_[a-z]\w*)`", module.__doc__))
-    for module in (compiled_loss, internals)
+    for module in (compiled_loss, internals, source)
 }
 NAMEDTUPLE = {"_asdict", "_fields", "_replace"}
 

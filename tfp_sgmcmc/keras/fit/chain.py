@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,7 @@ class Chain:
       uses_noise_covariance: whether the kernel makes up for the covariance of the gradient noise;
         known when the first batch comes.
       kernel_description: what identifies the kernel.
+      log_prior_fn: list of values -> log prior.
 
     Args:
       model: a compiled and built model.
@@ -88,6 +90,7 @@ class Chain:
         num_groups: int | None = None,
         monitor: NoiseMonitor | None = None,
     ):
+        self.log_prior_fn = log_prior_fn
         self.model, self._make_kernel_fn = model, make_kernel_fn
         self._seed, self._monitor = seed.numpy(), monitor
         self._make_target = functools.partial(
@@ -177,7 +180,7 @@ class Chain:
             with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
                 kernel = self._make_kernel_fn(self._target(None, known_rows(x)))
                 results = kernel.bootstrap_results(state.read())
-                self.uses_noise_covariance = _has_noise_covariance(results)
+                self.uses_noise_covariance = bool(_covariance_states(results))
                 state.create_results(results)
 
     def create_rings(self, x: Any) -> None:
@@ -185,6 +188,36 @@ class Chain:
         recorded = self.rings.recorded or self._recorded(x)
         shape = self.state.chain_shape
         self.rings.create([(v, tf.TensorSpec([*shape, *v.shape], v.dtype)) for v in recorded])
+
+    def num_skipped(self) -> int:
+        """Returns the number of minibatches whose scores the covariance has left out."""
+        found = _covariance_states(self.state.read_results())
+        return max((int(np.max(x.num_skipped)) for x in found), default=0)
+
+    @property
+    def num_variables(self) -> int:
+        """D, the number of weights that are sampled."""
+        return sum(math.prod(v.shape) for v in self.state.variables)
+
+    def results_size(self) -> tuple[int, bool]:
+        """Returns the bytes of the kernel's results, and whether a part of them is D x D.
+
+        Nothing is allocated.
+        """
+        kernel = self._make_kernel_fn(self._target(None))
+        specs = [tf.TensorSpec(x.shape, x.dtype) for x in self.state.read()]
+        traced = tf.function(kernel.bootstrap_results, autograph=False).get_concrete_function(specs)
+        parts = [x for x in tf.nest.flatten(traced.structured_outputs) if hasattr(x, "shape")]
+        size = sum(x.dtype.size * (x.shape.num_elements() or 0) for x in parts)
+        return size, any(x.shape[-2:] == [self.num_variables] * 2 for x in parts)
+
+    def target_of_one(self, batch: Any) -> ModelLogProb:
+        """Returns the log posterior of a single chain, on any batch."""
+        return self._make_target(batch, num_chains=None)
+
+    def kernel_for_one(self, batch: Any) -> tfp.mcmc.TransitionKernel:
+        """Returns the kernel over the log posterior of a single chain."""
+        return self._make_kernel_fn(self.target_of_one(batch))
 
     def _target(self, batch: Any, num_rows: int | None = None) -> ModelLogProb:
         others, scores = self.state.read_others(), self._scores
@@ -226,11 +259,11 @@ def _checked(kernel: Any) -> tfp.mcmc.TransitionKernel:
     return kernel
 
 
-def _has_noise_covariance(results: Any) -> bool:
-    """Returns whether a kernel's results hold averages of the covariance of the gradient noise."""
+def _covariance_states(results: Any) -> list[CovarianceState]:
+    """Returns what the averages of the covariance of the gradient noise carry in results."""
     found: list[CovarianceState] = []
     tree.traverse(lambda x: found.append(x) if isinstance(x, CovarianceState) else None, results)
-    return any(tf.nest.flatten(list(x.averages)) for x in found)
+    return [x for x in found if tf.nest.flatten(list(x.averages))]
 
 
 def _take_evaluation(results: Any) -> tuple[Evaluation, Any]:

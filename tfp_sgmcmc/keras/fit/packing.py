@@ -82,8 +82,9 @@ class PackedVariables:
     """Variables that hold a nest of tensors of known shapes."""
 
     def __init__(self, nest: Any):
-        self._like = tf.nest.map_structure(tf.convert_to_tensor, nest)
-        leaves = tf.nest.flatten(self._like)
+        leaves = [tf.convert_to_tensor(x) for x in tf.nest.flatten(nest)]
+        # The structure alone: the tensors would stay in memory beside the variables.
+        self._like = tf.nest.map_structure(lambda x: 0, nest)
         self._packing = Packing(leaves)
         self._variables = [tf.Variable(x, trainable=False) for x in self._packing.pack(leaves)]
 

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import time
-import warnings
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from tfp_sgmcmc import checks
 from tfp_sgmcmc.diagnostics import NonFiniteChainError
 from tfp_sgmcmc.keras.fit.chain import Chain
 from tfp_sgmcmc.keras.fit.chain_state import Status
+from tfp_sgmcmc.keras.fit.preflight import Problem
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog
 
 # Reading a variable makes an accelerator wait. While no sample is due, look for NaN this often.
 _STEPS_UNSEEN = 100
-
-_DEPENDENT = (
-    "The epoch of fit took each example once, so its batches are not independent, but the kernel "
-    "makes up for the gradient noise of independent batches. The variances will be too small, by "
-    "up to the share of the gradient noise in all noise. Pass `resident` data of the callback to "
-    "fit, whose batches are independent. If the batches of fit are independent after all, pass "
-    "check_num_examples=False."
-)
 
 
 class Place(NamedTuple):
@@ -57,8 +48,6 @@ class Recorder:
       num_burnin_epochs: epochs before the first sample.
       num_examples: N, which the examples of an epoch of `fit` must add up to. None skips the check.
 
-    Raises:
-      TypeError: `collection.keep` is not callable.
     """
 
     def __init__(
@@ -69,15 +58,13 @@ class Recorder:
         num_burnin_epochs: int = 0,
         num_examples: int | None = None,
     ):
-        if collection.keep is not None:
-            checks.function("keep", collection.keep, "step -> whether its state is kept")
         self.chain: Chain | None = None
         self.samples, self.failed = samples, False
         self._collection, self._num_examples = collection, num_examples
         self._seconds, self._num_burnin_epochs = seconds_between_commits, num_burnin_epochs
         self._num_seen = self._num_unseen = 0  # steps before the last look; at most so many since
         self._rows_before = 0  # examples seen before this epoch
-        self._may_be_resident = False
+        self._may_be_resident, self._counts_rows = False, True
         self._place = self._saved = Place()
         self._epochs_asked = 0
         self._committed_at = -np.inf
@@ -99,7 +86,7 @@ class Recorder:
         self.chain = chain
         self._initial = [(v, v.numpy()) for v in chain.model.weights]
 
-    def begin_fit(self, num_epochs: int) -> int | None:
+    def begin_fit(self, num_epochs: int, problem: Problem) -> int | None:
         """Restores a saved chain; returns the epoch to begin at, None for the first.
 
         Fits and epochs that were over when the chain was saved are not run again.
@@ -117,7 +104,11 @@ class Recorder:
                 "Input, or call it on a batch."
             )
         is_new = not len(self.samples)
-        checkpoint, recorded = self.samples.open(self.chain.model, self.chain.kernel_description)
+        scoped = {f"any fit, {name}": x for name, x in problem.of_all.items()}
+        scoped |= {f"fit {self._place.fit}, {name}": x for name, x in problem.of_fit.items()}
+        checkpoint, recorded = self.samples.open(
+            self.chain.model, self.chain.kernel_description, scoped
+        )
         if checkpoint is not None and is_new:
             self.chain.rings.recorded = recorded
             self.chain.state.restore(checkpoint)
@@ -138,39 +129,39 @@ class Recorder:
         if isinstance(self.samples, StoredSampleLog):
             self.samples.close()
 
-    def begin_epoch(self, may_be_resident: bool) -> None:
-        """Begins an epoch, whose examples may be resident and then are not counted."""
-        self._may_be_resident = may_be_resident
+    @property
+    def total_epochs(self) -> int:
+        """Epochs of all fits together that are over."""
+        return self._place.total_epochs
+
+    def begin_epoch(self, may_be_resident: bool, counts_rows: bool) -> int:
+        """Begins an epoch; returns the number of steps before it.
+
+        Its examples may be resident and then are not counted.
+        """
+        self._may_be_resident, self._counts_rows = may_be_resident, counts_rows
         if self.chain is None:
-            return
+            return 0
         status = self.chain.state.status()
         self._rows_before = status.num_rows
         if self._num_burnin_epochs and self._place.total_epochs == self._num_burnin_epochs:
             first = max(status.num_steps, self._collection.num_burnin_steps)
             self.chain.state.keep_from(first)
+        return status.num_steps
 
     def end_epoch(self, epoch: int, is_whole: bool) -> None:
         """Takes over new samples, checks the number of examples of a whole epoch, and saves.
 
         Raises:
           ValueError: the epoch did not have N examples.
-
-        Warns:
-          UserWarning: the kernel expects independent batches and had those of an epoch.
         """
         if self.chain is None:
             return
         status = self.look()
-        is_checked = is_whole and self._num_examples is not None
-        if is_checked:
+        if is_whole and self._num_examples is not None:
             self._check_rows(status, expected_at_least=self._num_examples)
         self._place = Place(self._place.fit, epoch + 1, self._place.total_epochs + 1)
         self._commit()
-        is_first = is_checked and self._place.total_epochs == 1
-        # Resident data bring no rows, and a single batch of all data has no noise.
-        has_epochs = is_first and status.num_rows and status.num_steps > 1
-        if has_epochs and self.chain.uses_noise_covariance:
-            warnings.warn(_DEPENDENT, stacklevel=2)
 
     def after_execution(self, num_steps: int) -> None:
         """Takes over new samples if some may be there after at most `num_steps` more steps."""
@@ -224,7 +215,9 @@ class Recorder:
         rows = status.num_rows - self._rows_before
         if self._num_examples is None or (self._may_be_resident and not rows):
             return
-        if not expected_at_least <= rows <= self._num_examples:
+        if self._counts_rows and not expected_at_least <= rows <= self._num_examples:
+            if not self._place.total_epochs:  # every step so far had a wrong N
+                self._set_back()
             so_far = "" if expected_at_least else " so far"
             raise ValueError(
                 f"num_examples must be the number of training examples, without the validation "
@@ -233,12 +226,15 @@ class Recorder:
                 "data, pass check_num_examples=False."
             )
 
+    def _set_back(self) -> None:
+        for variable, value in self._initial:
+            variable.assign(value)
+
     def _fail(self, chain: Chain, step: int) -> None:
         """Sets the model back to its last finite state, and raises NonFiniteChainError."""
         self.failed = True
         bad, values = chain.state.not_finite(), self.samples.values
-        for variable, value in self._initial:
-            variable.assign(value)
+        self._set_back()
         for variable, samples in zip(chain.rings.recorded if values else (), values, strict=True):
             variable.assign(samples[-1] if chain.state.num_chains is None else samples[-1][0])
         if isinstance(self.samples, StoredSampleLog):

@@ -26,6 +26,9 @@ class ResidentData(keras.utils.PyDataset):
     own. With `"epoch"` it takes the examples at positions tB, ..., tB + B - 1 of one permutation of
     all N after the other. Both depend on (seed, t) alone, so interruptions do not change them.
 
+    Attributes:
+      arrays: `(x, y, sample_weight)` on the device.
+
     Args:
       arrays: `(x, y, sample_weight)`, each a nest of arrays `[N, ...]` or None.
       batch_size, reshuffle, steps_per_call, steps_per_epoch: see `SamplerCallback.resident`.
@@ -48,8 +51,8 @@ class ResidentData(keras.utils.PyDataset):
         num_examples: int,
     ):
         super().__init__()
-        self._arrays = map_arrays(lambda a: as_tensor(a, keras.config.floatx()), arrays)
-        given = [a for a in keras.tree.flatten(self._arrays) if a is not None]
+        self.arrays = map_arrays(lambda a: as_tensor(a, keras.config.floatx()), arrays)
+        given = [a for a in keras.tree.flatten(self.arrays) if a is not None]
         self.num_examples = leading_axis(given)
         if self.num_examples != num_examples:
             raise ValueError(
@@ -82,7 +85,7 @@ class ResidentData(keras.utils.PyDataset):
     def batch_spec(self) -> tuple[Any, Any, Any]:
         """The specification of what `batch` returns."""
         return map_arrays(
-            lambda a: tf.TensorSpec([self.batch_size, *a.shape[1:]], a.dtype), self._arrays
+            lambda a: tf.TensorSpec([self.batch_size, *a.shape[1:]], a.dtype), self.arrays
         )
 
     def num_steps(self, batch: tuple[Any, Any, Any]) -> tf.Tensor:
@@ -97,7 +100,7 @@ class ResidentData(keras.utils.PyDataset):
         else:
             seed = random.numbered_seed(self._seed, tf.cast(step, tf.int32))
             indices = random.permuted_indices(seed, tf.range(size), total)
-        return map_arrays(lambda a: tf.gather(a, indices), self._arrays)
+        return map_arrays(lambda a: tf.gather(a, indices), self.arrays)
 
 
 def data_asked(batch: tuple[Any, Any, Any], made: Sequence[ResidentData]) -> ResidentData | None:

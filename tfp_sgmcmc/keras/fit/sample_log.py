@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
-from tfp_sgmcmc.storage.checkpoint import Checkpoint
-from tfp_sgmcmc.storage.directory import RunDirectory
+from tfp_sgmcmc.keras.fit.source import is_fitting
+from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same, load
+from tfp_sgmcmc.storage.directory import CHECKPOINT, RunDirectory
 from tfp_sgmcmc.storage.store import Variable
 
 _GROUP, _NUMBERS = "posterior/", "variables"
+_SCOPES = ("any fit, ", "fit ")  # of values that describe the problem
+
+
+def stored_seed(path: str | os.PathLike[str] | None) -> Any:
+    """Returns the seed of the run in a directory, or None if there is no run."""
+    if path is None or not (Path(path) / CHECKPOINT).is_file():
+        return None
+    return load(Path(path) / CHECKPOINT).header["fingerprint"].get("seed")
 
 
 class SampleLog:
@@ -63,46 +74,92 @@ class StoredSampleLog:
       ModuleNotFoundError: zarr is not installed.
     """
 
+    # The system knows only which process holds a lock, not which callback.
+    _open_logs: ClassVar[weakref.WeakSet[StoredSampleLog]] = weakref.WeakSet()
+
     def __init__(
         self,
         path: str | os.PathLike[str],
         fingerprint: Mapping[str, Any],
         num_chains: int | None,
     ):
-        self._path, self._fingerprint, self._num_chains = path, fingerprint, num_chains
+        self.path, self._fingerprint, self._num_chains = path, dict(fingerprint), num_chains
+        self._problem: dict[str, Any] = {}  # as described by the fits so far
+        self._saved_problem: dict[str, Any] = {}
         self._run: RunDirectory  # opened by the first fit
+        self._model: weakref.ref[keras.Model]
         self._is_open = False
         self._numbers: dict[int, int] = {}  # positions of the model's variables, by id
         self._names: list[str] = []  # names of the recorded variables; none before the first sample
 
     def open(
-        self, model: keras.Model, kernel_description: Mapping[str, Any]
+        self,
+        model: keras.Model,
+        kernel_description: Mapping[str, Any],
+        problem: Mapping[str, Any],
     ) -> tuple[Checkpoint | None, list[keras.Variable]]:
-        """Locks the directory; returns the saved chain, and the variables recorded there."""
-        self._fingerprint = {**self._fingerprint, **kernel_description}
+        """Locks the directory; returns the saved chain, and the variables recorded there.
+
+        Args:
+          model: the model.
+          kernel_description: values that must be the same for the chain to go on.
+          problem: values that must be as far as they were known before. Their names begin with
+            "any fit" or "fit" and a number.
+        """
+        self._problem |= problem
+        self._fingerprint |= kernel_description
         if self._is_open:  # by a fit that was interrupted
+            if self._names:
+                self._run.add_to_fingerprint(self._problem)
             return None, []
+        self._take_over()
         num_before = len(self)
-        run = RunDirectory(self._path)
+        run = RunDirectory(self.path)
         try:
+            saved_run = run.saved()
+            if saved_run is not None:
+                before = saved_run.header["fingerprint"]
+                # Numbers first: shapes of samples may differ because of them.
+                both = {n: before[n] for n in self._fingerprint if n in before}
+                check_same(
+                    f"The run in {self.path}", both, {n: self._fingerprint[n] for n in both}
+                )
+                self._saved_problem = {n: x for n, x in before.items() if n.startswith(_SCOPES)}
             recorded, names = self._saved_variables(run, model)
             saved = self._start(run, recorded, names) if recorded else None
             if num_before not in (0, run.num_committed):
                 raise ValueError(
-                    f"The run in {self._path} must have the {num_before} samples that this "
+                    f"The run in {self.path} must have the {num_before} samples that this "
                     f"callback left there. Received: {run.num_committed}, so another callback went "
                     "on with it. Make a new callback."
                 )
         except BaseException:
             run.close()
             raise
-        self._run, self._is_open = run, True
+        self._run, self._is_open, self._model = run, True, weakref.ref(model)
+        self._open_logs.add(self)
         return saved, recorded
 
     def close(self) -> None:
         """Releases the directory; the samples can still be read."""
         self._run.close()
         self._is_open = False
+        self._open_logs.discard(self)
+
+    def _take_over(self) -> None:
+        """Releases the directory if a fit of this process holds it that failed or was interrupted.
+
+        Keras calls no hook when a fit fails, so its callback cannot do so itself.
+        """
+        path = Path(self.path).resolve()
+        for log in list(self._open_logs):
+            if Path(log.path).resolve() == path and not log.is_in_use():
+                log.close()
+
+    def is_in_use(self) -> bool:
+        """Returns whether the fit that opened the directory is still under way."""
+        model = self._model()
+        return model is not None and is_fitting(model)
 
     def __len__(self) -> int:
         return self._run.num_draws if self._names else 0
@@ -156,10 +213,13 @@ class StoredSampleLog:
             )
         self._names = names
         numbers = [self._numbers[id(v)] for v in recorded]
-        return run.start(
+        known = {n: self._problem.get(n, x) for n, x in self._saved_problem.items()}
+        saved = run.start(
             {"posterior": variables, "sample_stats": {"step": Variable((), "int64", None)}},
-            {**self._fingerprint, _NUMBERS: numbers},
+            {**self._fingerprint, **known, _NUMBERS: numbers},
         )
+        run.add_to_fingerprint(self._problem)
+        return saved
 
     def _saved_variables(
         self, run: RunDirectory, model: keras.Model
@@ -177,7 +237,7 @@ class StoredSampleLog:
         numbers = saved.get(_NUMBERS, [])
         if not numbers or max(numbers) >= len(model.variables):
             raise ValueError(
-                f"The run in {self._path} must be a run of this model, which has "
+                f"The run in {self.path} must be a run of this model, which has "
                 f"{len(model.variables)} variables. Received: samples of the variables {numbers}."
             )
         names = [n.removeprefix(_GROUP) for n in saved if n.startswith(_GROUP)]

@@ -1,0 +1,163 @@
+"""What is checked when `fit` begins and when its first batch comes, before the chain moves."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import memory
+from tfp_sgmcmc.keras.fit.chain import Chain
+from tfp_sgmcmc.keras.fit.ring_buffer import Collection
+from tfp_sgmcmc.keras.fit.source import Source
+from tfp_sgmcmc.keras.model import compiled_loss, internals
+
+_LARGE = 2**26  # bytes of a full covariance below which memory is not computed
+_MOST_FULL = 10_000  # variables with a full covariance; a step decomposes it
+_LEARNING_RATE = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+
+
+def check_size(source: Source, num_examples: int) -> None:
+    """Raises ValueError if the data of a fit are known not to have N examples."""
+    if source.num_examples not in (None, num_examples):
+        raise ValueError(
+            "num_examples must be the number of training examples, without the validation split. "
+            f"Received: {num_examples}, but fit was given {source.kind} of {source.num_examples} "
+            "examples. If fit is not meant to see all of the data, pass check_num_examples=False."
+        )
+
+
+def check_weights(source: Source) -> None:
+    """Warns if sample or class weights make the data count for far less or more than they are.
+
+    Warns:
+      UserWarning: the mean weight is below 1/2 or above 2.
+    """
+    given = source.arrays[2] if source.arrays is not None else None
+    if given is None and source.first_batch is not None:
+        given = source.first_batch[2]
+    for weights in [] if given is None else keras.tree.flatten(given):
+        if weights is None or math.prod(weights.shape[1:]) != 1 or not weights.shape[0]:
+            continue  # weights of the entries of an example, such as a mask
+        mean = float(np.mean(np.asarray(weights), dtype=np.float64))
+        if not 0.5 <= mean <= 2.0:
+            warnings.warn(
+                "The weights of the examples (sample_weight, or class_weight) should be 1 on "
+                f"average. Received: {mean:.3g} on average, so the likelihood counts as that of "
+                f"{mean:.3g} N examples. Balanced class weights are "
+                "N / (number of classes * examples of the class), not 1 / examples of the class.",
+                stacklevel=2,
+            )
+
+
+def warn_of_learning_rates(callback_list: keras.callbacks.CallbackList | None) -> None:
+    """Warns of callbacks that move the optimizer's learning rate, which a chain does not use."""
+    for callback in callback_list.callbacks if callback_list else ():
+        if isinstance(callback, _LEARNING_RATE):
+            warnings.warn(
+                f"{type(callback).__name__} changes the optimizer's learning rate, which sampling "
+                "does not use. Pass the kernel a schedule as step_size, such as "
+                "sgmcmc.schedules.PolynomialDecay.",
+                stacklevel=2,
+            )
+
+
+def check_independence(chain: Chain, source: Source, given: bool | None) -> None:
+    """Raises ValueError if a kernel that expects independent batches may get others.
+
+    `given` is what the user says of the batches: None nothing, True that they are independent,
+    False that the chain shall go on although they are not.
+    """
+    if given is not None or not chain.uses_noise_covariance:
+        return
+    if source.is_whole or source.are_independent:
+        return
+    known = source.are_independent is False or source.kind == "arrays"
+    what = "each epoch takes every example once" if known else "they may take every example once"
+    raise ValueError(
+        "The batches must be independent, because the kernel makes up for the gradient noise of "
+        f"independent batches. Received: {source.kind}; {what}, and variances would then be too "
+        "small, by up to the share of the gradient noise in all noise. Give fit independent "
+        "batches as x: model.fit(sgmcmc.keras.IndependentBatches(x, y, batch_size=...), ...), or "
+        '`resident` data with reshuffle="step". SamplerCallback(independent_batches=True) says '
+        "that these batches are independent, independent_batches=False goes on although they are "
+        "not."
+    )
+
+
+def check_probabilities(model: keras.Model, source: Source) -> None:
+    """Raises ValueError if a loss takes outputs for probabilities that are none."""
+    batch = source.batch(4)
+    if batch is None:
+        return
+    variables = model.trainable_variables
+    values = [tf.convert_to_tensor(v.value) for v in variables]
+    outputs = internals.forward(model, variables, values, batch[0], training=False).outputs
+    flat = keras.tree.flatten(outputs)
+    for place, kind in compiled_loss.classes(model, outputs).items():
+        p = np.asarray(flat[place], np.float64)
+        if kind.from_logits or not np.isfinite(p).all():
+            continue
+        is_wrong = p.min() < -1e-3 or p.max() > 1.001
+        if kind.axis is not None:
+            is_wrong = is_wrong or np.abs(p.sum(axis=kind.axis) - 1.0).max() > 1e-2
+        if is_wrong:
+            found = "sigmoid" if kind.axis is None else "softmax"
+            raise ValueError(
+                "The model's outputs must be probabilities, because its crossentropy has "
+                f"from_logits=False. Received: outputs from {p.min():.3g} to {p.max():.3g}"
+                f"{'' if kind.axis is None else ' that do not sum to 1'}. Give the last layer "
+                f"activation={found!r}, or compile the loss with from_logits=True."
+            )
+
+
+def check_memory(chain: Chain, source: Source, collection: Collection | None, epochs: int) -> None:
+    """Raises before memory is spent that is not there.
+
+    Args:
+      chain: the chain.
+      source: the data.
+      collection: which states are kept in memory; None if they are kept on a disk.
+      epochs: epochs that can leave states.
+
+    Raises:
+      MemoryError: kept states and the covariance of the gradient noise need more than is free.
+      ValueError: a full covariance of more than 10,000 variables.
+
+    Warns:
+      UserWarning: they need more than a quarter of what is free.
+    """
+    needs: dict[str, int] = {}
+    state = sum(x.dtype.size * x.shape.num_elements() for x in chain.state.read())
+    # A function `keep` may keep few of the states, and a sampling threshold may never be reached.
+    if source.num_batches is not None and collection is not None and collection.keep is None:
+        num_steps = source.num_batches * epochs - collection.num_burnin_steps
+        kept = max(0, -(-num_steps // (collection.num_steps_between_results + 1)))
+        needs[f"{kept} kept states"] = kept * state
+    count = chain.num_variables
+    if not chain.state.has_run and 4 * count**2 > _LARGE:
+        results, is_full = chain.results_size()
+        if is_full and count > _MOST_FULL:
+            raise ValueError(
+                'covariance must be "diag", "low_rank" or "block" for a model of so many weights. '
+                f'Received: "full", which is the default, with {count} weights: '
+                f"{memory.readable(4 * count**2)} for Sigma alone, decomposed in every step. Pass "
+                'covariance="diag" to the kernel.'
+            )
+        needs["the kernel's results, with its covariance, twice"] = 2 * results
+    advice = (
+        "Keep fewer states (num_steps_between_results, num_burnin_steps), stream them to a "
+        'directory, or pass covariance="diag" to the kernel.'
+    )
+    memory.require(needs, advice)
+    free, total = memory.available(), sum(needs.values())
+    if free is not None and total > free / 4:
+        parts = ", ".join(f"{memory.readable(n)} for {what}" for what, n in needs.items())
+        warnings.warn(
+            f"fit will take {parts}, of {memory.readable(free)} of free memory. {advice}",
+            stacklevel=2,
+        )

@@ -1,0 +1,94 @@
+"""Batches of arrays for `fit` that are drawn independently of one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_sgmcmc import checks, random
+from tfp_sgmcmc.keras.model.internals import map_arrays
+from tfp_sgmcmc.targets.data import as_tensor, leading_axis
+
+
+class IndependentBatches(keras.utils.PyDataset):
+    r"""Batches for `fit`, each drawn anew from all examples, as `MinibatchLogProb` draws them.
+
+    With arrays, `fit` takes each example once an epoch, so the batches of an epoch depend on one
+    another. Kernels that make up for the covariance of the gradient noise (`ModifiedSGLD`, `SGFS`,
+    `SGHMC`, `CCAdL`, `NOGIN`) expect independent batches. These data give them. They work on any
+    number of replicas and with `steps_per_execution`; on a single device `SamplerCallback.resident`
+    is faster.
+
+    A batch has B different examples. The batch of step t of a chain depends on (seed, t) alone, so
+    a run in a directory goes on with the same batches.
+
+    Examples:
+      >>> import numpy as np
+      >>> x, y = np.arange(100.0), np.arange(100.0) > 50
+      >>> data = IndependentBatches(x, y, batch_size=20, seed=0)
+      >>> len(data), [a.shape for a in data[0]]
+      (5, [(20,), (20,)])
+
+      In `fit` they take the place of x:
+
+      `model.fit(IndependentBatches(x, y, batch_size=500), epochs=10, callbacks=[sampler])`
+
+    Args:
+      x: inputs, a nest of arrays `[N, ...]`.
+      y: targets, a nest of arrays `[N, ...]`.
+      sample_weight: weights, a nest of arrays `[N, ...]`.
+      batch_size: B, the number of examples of every batch.
+      seed: one or two integers. None takes the seed of the `SamplerCallback`, or a fresh one if
+        there is no such callback.
+      steps_per_epoch: batches of an epoch. None takes floor(N / B).
+
+    Raises:
+      ValueError: unequal leading axes, no data, or numbers out of range.
+      TypeError: a leaf is not an array of numbers, or a number is of a wrong type.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int = 32,
+        seed: Any = None,
+        steps_per_epoch: int | None = None,
+    ):
+        super().__init__()
+        floatx = keras.config.floatx()
+        self.arrays = map_arrays(lambda a: as_tensor(a, floatx).numpy(), (x, y, sample_weight))
+        given = [a for a in keras.tree.flatten(self.arrays) if a is not None]
+        self.num_examples = leading_axis(given)
+        self.batch_size = checks.count_of_examples("batch_size", batch_size, self.num_examples)
+        if steps_per_epoch is None:
+            steps_per_epoch = self.num_examples // self.batch_size
+        self.steps_per_epoch = checks.integer("steps_per_epoch", steps_per_epoch, 1)
+        self.has_seed = seed is not None
+        words = random.as_seed(random.fresh_seed() if seed is None else seed)
+        self._words, self._first_step = words.numpy().astype(np.uint32), 0
+
+    @property
+    def seed(self) -> list[int]:
+        """The seed in use, as two words."""
+        return self._words.tolist()
+
+    def begin_epoch(self, first_step: int, seed: Any) -> None:
+        """Numbers the batches from a step of the chain on; `seed` takes the place of None."""
+        self._first_step = first_step
+        if not self.has_seed:
+            self._words = np.asarray(seed).astype(np.uint32)
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        generator = np.random.default_rng([*self._words, self._first_step + index])
+        rows = generator.choice(self.num_examples, self.batch_size, replace=False, shuffle=False)
+        x, y, sample_weight = map_arrays(lambda a: a[rows], self.arrays)
+        if sample_weight is not None:
+            return x, y, sample_weight
+        return (x,) if y is None else (x, y)

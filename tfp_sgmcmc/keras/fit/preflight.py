@@ -1,0 +1,163 @@
+"""What every `fit` goes through before its first step, and the checks between its epochs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.keras.fit import fit_checks, problem
+from tfp_sgmcmc.keras.fit.chain import Chain
+from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
+from tfp_sgmcmc.keras.fit.ring_buffer import Collection
+from tfp_sgmcmc.keras.fit.source import Source, training_source
+from tfp_sgmcmc.keras.fit.stability import StabilityCheck
+
+
+class Problem(NamedTuple):
+    """What a `fit` samples, by name.
+
+    Attributes:
+      of_all: values that must be the same in all fits of a chain.
+      of_fit: values that must be the same when this fit of a script is run again.
+    """
+
+    of_all: dict[str, Any]
+    of_fit: dict[str, Any]
+
+
+class Preflight:
+    """Checks a fit's data, kernel and memory before the chain moves.
+
+    Attributes:
+      source: the data of the fit under way.
+
+    Args:
+      num_examples: N.
+      checks_size: whether the data must have N examples.
+      independent_batches: see `SamplerCallback`.
+      collection: which states are kept; None if that takes no memory.
+      num_burnin_epochs: epochs that leave no states.
+    """
+
+    def __init__(
+        self,
+        num_examples: int,
+        checks_size: bool,
+        independent_batches: bool | None,
+        collection: Collection | None,
+        num_burnin_epochs: int,
+    ):
+        self.source = Source()
+        self._num_examples, self._checks_size = num_examples, checks_size
+        self._independent_batches = independent_batches
+        self._collection, self._num_burnin_epochs = collection, num_burnin_epochs
+        self._stability = StabilityCheck()
+        self._of_all: dict[str, Any] = {}
+        self._num_epochs, self._num_skipped = 0, 0
+        self._is_memory_checked = self._is_begun = False
+
+    def begin_fit(
+        self,
+        model: keras.Model,
+        callback_list: keras.callbacks.CallbackList | None,
+        chain: Chain | None,
+        is_stored: bool,
+        num_epochs: int,
+    ) -> Problem:
+        """Checks what can be known before the first batch; returns the problem.
+
+        Raises:
+          ValueError: the data have not N examples, or a chain that has moved had other data or
+            expects independent batches.
+
+        Warns:
+          UserWarning: weights of the examples that are far from 1 on average, or callbacks that
+            change the learning rate.
+        """
+        self.source = source = training_source(model)
+        self._num_epochs, self._is_begun = num_epochs, False
+        if self._checks_size or isinstance(source.dataset, IndependentBatches):
+            fit_checks.check_size(source, self._num_examples)
+        fit_checks.check_weights(source)
+        fit_checks.warn_of_learning_rates(callback_list)
+        of_all = problem.describe_data(source)
+        if is_stored and chain is not None:
+            of_all |= problem.describe_model(
+                model, self._num_examples, chain.log_prior_fn, source
+            )
+        if chain is not None and not chain.state.is_new:
+            problem.check_same_problem(self._of_all, of_all)
+        self._of_all = {**self._of_all, **of_all}
+        if chain is not None and chain.state.has_run:
+            self.first_batch(chain)
+        return Problem(of_all, problem.describe_batches(source))
+
+    def before_variables(self, chain: Chain) -> None:
+        """Checks the memory that the variables of the chain and its kept states will take."""
+        if not self._is_memory_checked:
+            self._is_memory_checked = True
+            epochs = max(0, self._num_epochs - self._num_burnin_epochs)
+            fit_checks.check_memory(chain, self.source, self._collection, epochs)
+
+    def first_batch(self, chain: Chain) -> None:
+        """Checks what is known once the kernel's results exist, before the first step of a fit."""
+        if self._is_begun:
+            return
+        self._is_begun = True
+        fit_checks.check_independence(chain, self.source, self._independent_batches)
+        if chain.state.status().num_steps == 0:
+            fit_checks.check_probabilities(chain.model, self.source)
+            self._stability.check(chain, self.source)
+
+    def begin_epoch(self, first_step: int, seed: Any) -> None:
+        """Numbers the batches of `IndependentBatches` by the steps of the chain."""
+        if isinstance(self.source.dataset, IndependentBatches):
+            self.source.dataset.begin_epoch(first_step, np.asarray(seed))
+
+    def end_epoch(self, chain: Chain, total_epochs: int) -> None:
+        """Checks what may have changed in an epoch.
+
+        Warns:
+          UserWarning: the step size is above the largest stable one, or Sigma has left out
+            minibatches.
+        """
+        self._stability.at_epoch_end(chain, self.source, total_epochs)
+        skipped = chain.num_skipped()
+        if skipped > self._num_skipped:
+            warnings.warn(
+                "The scores of every minibatch must be finite. Received: NaN, infinite or "
+                f"overflowing scores in {skipped - self._num_skipped} minibatches of this epoch, "
+                "from which Sigma has learnt nothing. Look for such numbers in the data and in the "
+                "loss of single examples.",
+                stacklevel=2,
+            )
+            self._num_skipped = skipped
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether an epoch's rows add up to N."""
+        return self._checks_size and not isinstance(self.source.dataset, IndependentBatches)
+
+
+def checked_keep(keep: Any) -> Any:
+    """Returns a function `keep` whose value at step 0 is one truth value, or None.
+
+    Raises:
+      TypeError: it is no function, or returns something else.
+    """
+    if keep is None:
+        return None
+    if not callable(keep):
+        raise TypeError(
+            "keep must be a callable, step -> whether its state is kept. Received: a "
+            f"{type(keep).__name__}."
+        )
+    found = keep(tf.zeros([], tf.int64))
+    array = np.asarray(found)
+    if array.dtype != np.bool_ or array.shape != ():
+        raise TypeError(f"keep must return one truth value for a step. Received: {found!r}.")
+    return keep

@@ -1,0 +1,210 @@
+"""What `fit` was called with, as far as it can be known before the first step.
+
+Keras does not show a callback the data of `fit`, so they are found on the call stack. Where they
+are not found, nothing is known, and nothing is checked. The names used here, and why:
+
+  `ArrayDataAdapter._inputs`: the arrays, after a validation split, with weights of classes;
+  `ArrayDataAdapter._batch_size`, `ArrayDataAdapter._shuffle`: how they are batched;
+  `GeneratorDataAdapter._first_batches`: batches that Keras took to see their shapes;
+  `PyDatasetAdapter._standardize_batch`: a batch as `fit` sees it, with weights of classes;
+  `TFDatasetAdapter._dataset`: the data set;
+  `Dataset._inputs`, `Dataset._tensors`, `Dataset._batch_size`, `Dataset._buffer_size`,
+  `Dataset._count`: of `tf.data`: what a data set is made of;
+  `sys._current_frames`: the call stacks of all threads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
+from tfp_sgmcmc.keras.fit.resident_data import ResidentData
+from tfp_sgmcmc.keras.model.internals import map_arrays
+
+# A data set of `tf.data` made of these gives each row of its tensors once.
+_ONCE = {"Batch", "ParallelBatch", "Cache", "Map", "ParallelMap", "Options", "Prefetch", "Shuffle"}
+
+
+class Source(NamedTuple):
+    """The training data of a `fit`; None is unknown.
+
+    Attributes:
+      kind: the kind of data, in words.
+      num_examples: N, the number of rows.
+      batch_size: rows of all batches but perhaps a last one.
+      num_batches: batches of an epoch.
+      arrays: `(x, y, sample_weight)`, nests of arrays with N rows.
+      dataset: a `PyDataset`.
+      order: what determines the order of the rows, as words and numbers by name.
+      are_independent: whether batches are drawn independently of one another.
+      first_batch: `(x, y, sample_weight)` of some batch.
+      spec: the specification of a batch, where none was seen.
+    """
+
+    kind: str = "unknown data"
+    num_examples: int | None = None
+    batch_size: int | None = None
+    num_batches: int | None = None
+    arrays: Any = None
+    dataset: Any = None
+    order: dict[str, Any] = {}  # noqa: RUF012
+    are_independent: bool | None = None
+    first_batch: Any = None
+    spec: Any = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each batch is known to hold all examples, so that gradients have no noise."""
+        if self.num_examples is None or self.batch_size is None:
+            return self.num_batches == 1  # and the epoch must have N examples
+        return self.batch_size >= self.num_examples
+
+    def batch(self, most: int) -> Any:
+        """Returns `(x, y, sample_weight)` of at most so many examples, or None.
+
+        These are rows spread over arrays, and otherwise those of a batch.
+        """
+        if self.arrays is None:
+            first = self.first_batch
+            return first if first is None else map_arrays(lambda a: _floatx(a[:most]), first)
+        count = min(self.num_examples or most, most)
+        chosen = np.linspace(0, (self.num_examples or most) - 1, count).astype(np.int64)
+        return map_arrays(lambda a: _floatx(_taken(a, chosen)), self.arrays)
+
+
+def training_source(model: keras.Model) -> Source:
+    """Returns what the `fit` of a model that is on the call stack was called with.
+
+    Raises:
+      ValueError: `steps_per_epoch` was given to `fit` beside `IndependentBatches`.
+    """
+    iterator = _epoch_iterator(model, inspect.currentframe())
+    if iterator is None:
+        return Source()
+    found, steps = _of_adapter(iterator.data_adapter), iterator.steps_per_epoch
+    if not steps or isinstance(found.dataset, ResidentData):
+        return found
+    if isinstance(found.dataset, IndependentBatches):
+        raise ValueError(
+            "steps_per_epoch must be given to IndependentBatches, not to fit, so that each step "
+            f"has its batch. Received: steps_per_epoch={steps} in fit."
+        )
+    return found._replace(num_batches=steps)
+
+
+def is_fitting(model: keras.Model) -> bool:
+    """Returns whether a `fit` of the model is under way in some thread."""
+    frames = sys._current_frames().values()
+    return any(_epoch_iterator(model, frame) is not None for frame in frames)
+
+
+def _epoch_iterator(model: keras.Model, frame: types.FrameType | None) -> Any:
+    """Returns the iterator of the model's `fit` among the callers of a frame, or None."""
+    while frame is not None:
+        if frame.f_code.co_name == "fit":
+            names = frame.f_locals
+            if names.get("self") is model and "epoch_iterator" in names:
+                return names["epoch_iterator"]
+        frame = frame.f_back
+    return None
+
+
+def _of_adapter(adapter: Any) -> Source:
+    if isinstance(getattr(adapter, "_inputs", None), tuple):
+        arrays = keras.utils.unpack_x_y_sample_weight(adapter._inputs)
+        rows = _first(arrays).shape[0]
+        size = adapter._batch_size
+        order = {"shuffle": bool(adapter._shuffle)}
+        return Source("arrays", rows, size, adapter.num_batches, arrays, order=order)
+    dataset = getattr(adapter, "py_dataset", None)
+    if isinstance(dataset, ResidentData):
+        is_fresh = dataset.reshuffle == "step"
+        order = {"reshuffle": dataset.reshuffle}
+        return Source("resident data", dataset.num_examples, dataset.batch_size,
+                      dataset.steps_per_epoch, dataset.arrays, dataset, order, is_fresh)  # fmt: skip
+    if isinstance(dataset, IndependentBatches):
+        adapter.shuffle = False  # the batch of a step depends on the step
+        if adapter.enqueuer is not None:
+            adapter.enqueuer.shuffle = False
+        order = {"seed of the batches": dataset.seed} if dataset.has_seed else {}
+        return Source("IndependentBatches", dataset.num_examples, dataset.batch_size,
+                      len(dataset), dataset.arrays, dataset, order, True)  # fmt: skip
+    if isinstance(dataset, keras.utils.PyDataset):
+        batch = keras.utils.unpack_x_y_sample_weight(adapter._standardize_batch(dataset[0]))
+        kind = f"a PyDataset, {type(dataset).__name__},"
+        order = {"shuffle": bool(adapter.shuffle)}
+        return Source(kind, None, _rows(batch), dataset.num_batches, None, dataset, order,
+                      first_batch=batch)  # fmt: skip
+    if isinstance(batches := getattr(adapter, "_first_batches", None), list) and batches:
+        batch = keras.utils.unpack_x_y_sample_weight(batches[0])
+        return Source("a generator", None, _rows(batch), first_batch=batch)
+    if isinstance(dataset := getattr(adapter, "_dataset", None), tf.data.Dataset):
+        return _of_tf_data(dataset, adapter.num_batches)
+    return Source()
+
+
+def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
+    """Returns what is known of a data set from the data sets that it is made of."""
+    steps: list[tuple[str, list[int]]] = []
+    tensors: list[tf.Tensor] = []
+    left, is_slices = [dataset], False
+    while left:
+        one = left.pop()
+        name = type(one).__name__.removeprefix("_").removesuffix("Dataset")
+        numbers = [getattr(one, n, None) for n in ("_batch_size", "_buffer_size", "_count")]
+        steps.append((name, [int(n) for n in numbers if tf.is_tensor(n) and n.shape == ()]))
+        if name in ("TensorSlice", "Tensor"):
+            tensors += one._tensors
+            is_slices = is_slices or name == "TensorSlice"
+        left += one._inputs()
+    kinds = {name for name, _ in steps}
+    sizes = [numbers[0] for name, numbers in steps if name.endswith("Batch") and numbers]
+    rows = None
+    if is_slices and kinds <= {*_ONCE, "TensorSlice"} and len(sizes) == 1:
+        rows = int(tensors[0].shape[0])
+    chain = " < ".join(f"{name} {numbers[0]}" if numbers else name for name, numbers in steps)
+    sources = {"Tensor", "TensorSlice"}
+    in_memory = bool(tensors) and not kinds & {"Generator", "Interleave", "ParallelInterleave"}
+    batch = None
+    if in_memory and kinds & sources:
+        first = next(iter(dataset.take(1)), None)
+        batch = None if first is None else keras.utils.unpack_x_y_sample_weight(first)
+    # The tensors of a data set stand for its rows: what maps them cannot be seen.
+    return Source(
+        "a tf.data.Dataset",
+        rows,
+        sizes[0] if sizes else None,
+        num_batches,
+        dataset=tensors or None,
+        order={"steps of the data set": chain},
+        first_batch=batch,
+        spec=keras.utils.unpack_x_y_sample_weight(dataset.element_spec),
+    )
+
+
+def _taken(array: Any, rows: np.ndarray) -> Any:
+    if tf.is_tensor(array):
+        return tf.gather(array, rows)
+    if hasattr(array, "iloc"):  # of pandas
+        return array.iloc[rows].to_numpy()
+    return np.asarray(array)[rows]
+
+
+def _floatx(array: Any) -> tf.Tensor:
+    array = tf.convert_to_tensor(array)
+    return tf.cast(array, keras.config.floatx()) if array.dtype.is_floating else array
+
+
+def _first(nest: Any) -> Any:
+    return next(a for a in keras.tree.flatten(nest) if a is not None)
+
+
+def _rows(batch: Any) -> int | None:
+    return getattr(_first(batch), "shape", (None,))[0]

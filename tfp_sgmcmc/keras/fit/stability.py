@@ -1,0 +1,118 @@
+"""Whether a chain's step size is stable, by the curvature of the log posterior where the chain is."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.keras.fit.chain import Chain
+from tfp_sgmcmc.keras.fit.source import Source
+from tfp_sgmcmc.kernels.settings import value_at
+from tfp_sgmcmc.state import State
+from tfp_sgmcmc.targets.base import Target
+from tfp_sgmcmc.targets.curvature import largest_curvature
+
+_ROWS = 512  # examples that stand for all; the largest eigenvalue needs few
+_PRODUCTS = 12  # with the Hessian
+# A random vector's share in the leading eigenvector is smaller than 1 / (_RARE sqrt(D)) with
+# probability 0.03.
+_RARE = 30.0
+
+
+class StabilityCheck:
+    """Warns when a chain's step size is above the largest stable one.
+
+    The curvature is estimated by a few products with the Hessian on at most 512 examples, outside
+    the compiled step: before the first step, after burn-in, and after 1, 2, 4, 8, ... epochs. For a
+    kernel that states no limit, data that cannot be seen, or layers without second derivatives,
+    nothing is estimated.
+    """
+
+    def __init__(self) -> None:
+        self._is_told, self._was_burning_in = False, True
+
+    def at_epoch_end(self, chain: Chain, source: Source, total_epochs: int) -> None:
+        """Checks again if it is time, after `total_epochs` epochs."""
+        status = chain.state.status()
+        is_first_kept = self._was_burning_in and status.num_kept > 0
+        self._was_burning_in = not status.num_kept
+        if is_first_kept or total_epochs & (total_epochs - 1) == 0:
+            self.check(chain, source)
+
+    def check(self, chain: Chain, source: Source) -> None:
+        """Estimates the curvature at the first chain's state and compares the step with it.
+
+        Warns:
+          UserWarning: the step is above the largest stable one.
+        """
+        if self._is_told or (batch := source.batch(_ROWS)) is None:
+            return
+        try:
+            found = _step_and_limit(chain, batch)
+        except (LookupError, NotImplementedError, ValueError, tf.errors.OpError):
+            return  # no second derivatives, or none that are finite
+        if found is None:
+            return
+        step_size, limit, curvature = found
+        if step_size <= limit:
+            return
+        self._is_told = True
+        place = "where the chain starts" if chain.state.status().num_steps == 0 else (
+            f"after {chain.state.status().num_steps} steps")  # fmt: skip
+        warnings.warn(
+            f"step_size must be below {limit:.3g} to be stable {place}, where the largest curvature "
+            f"of the log posterior is about {curvature:.3g}. Received: {step_size:.3g}. Above it "
+            "samples can stay finite and be wrong. Take a step_size well below that limit, about a "
+            "third of it; if the chain only starts in such a place, a schedule of small first steps "
+            "will do.",
+            stacklevel=2,
+        )
+
+
+def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | None:
+    """Returns step size, largest stable step size and curvature; None if the kernel has no limit."""
+    target, kernel = chain.target_of_one(batch), chain.kernel_for_one(batch)
+    if not hasattr(kernel, "largest_stable_step"):
+        return None
+    step = tf.constant(chain.state.status().num_steps, tf.int64)
+    everywhere, results = chain.state.read(), chain.state.read_results()
+    one = chain.state.num_chains is None
+    state = everywhere if one else [x[0] for x in everywhere]
+    sizes = tf.nest.flatten(value_at(kernel.step_size, step, everywhere))
+    step_size = min(float(np.min(s)) for s in sizes)  # a part with a larger step may be flat
+
+    def limit(curvature: float) -> float:
+        return float(np.min(kernel.largest_stable_step(curvature, int(step), results)))
+
+    def metric(vector: State) -> State:
+        if one:
+            return kernel.metric_product(vector, state, results)
+        spread = [tf.broadcast_to(v, x.shape) for v, x in zip(vector, everywhere, strict=True)]
+        return [x[0] for x in kernel.metric_product(spread, everywhere, results)]
+
+    if math.isinf(limit(1.0)) or step_size <= limit(_bound(target, state, metric)):
+        return None
+    curvature = largest_curvature(target, state, metric=metric, num_iterations=_PRODUCTS)
+    return step_size, limit(curvature), curvature
+
+
+def _bound(target: Target, state: State, metric: Any) -> float:
+    """Returns what the largest eigenvalue of M H hardly exceeds, from two products.
+
+    Most step sizes are far below the limit, so that no better estimate is needed.
+    """
+    generator = np.random.RandomState(0)
+    vector = [tf.constant(generator.standard_normal(x.shape), x.dtype) for x in state]
+    size = sum(x.shape.num_elements() for x in state)
+    norms = [float(tf.linalg.global_norm(vector))]
+    for _ in range(2):
+        found = target.estimate(state, tf.zeros([2], tf.int32), probe=vector).hessian_product
+        vector = metric(found)
+        norms.append(float(tf.linalg.global_norm(vector)))
+    if not np.isfinite(norms).all():
+        raise ValueError("The second derivatives must be finite.")
+    return math.sqrt(_RARE * math.sqrt(size) * norms[-1] / norms[0])
