@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,12 +45,19 @@ def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
     """
     import tensorflow as tf  # here, as reading a run on disk needs the other checks without it
 
-    for leaf in tf.nest.flatten(value):
-        is_numpy = isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "dtype")
-        entries = np.asarray(leaf) if is_numpy else tf.get_static_value(tf.convert_to_tensor(leaf))
-        if entries is None:
-            continue
-        if not np.issubdtype(entries.dtype, np.number):
+    leaves = tf.nest.flatten(value)
+    if not leaves:
+        raise TypeError(f"{name} must be a number. Received: {value!r}.")
+    for leaf in leaves:
+        try:
+            is_numpy = isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "dtype")
+            known = leaf if is_numpy else tf.get_static_value(tf.convert_to_tensor(leaf))
+            if known is None and leaf is not None:
+                continue
+            entries = np.asarray(known)
+        except (TypeError, ValueError):  # ragged, sparse or symbolic
+            entries = np.asarray(None)
+        if entries.dtype.kind not in "iuf":
             raise TypeError(f"{name} must be a number. Received: {leaf!r}.")
         is_wrong = ~np.isfinite(entries)
         if expected != "a finite number":
@@ -116,4 +124,30 @@ def function(name: str, value: Any, signature: str = "") -> Any:
     if not callable(value):
         expected = f"a callable, {signature}" if signature else "a callable"
         raise TypeError(f"{name} must be {expected}. Received: a {type(value).__name__}.")
+    return value
+
+
+def accepts(name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """Returns the callable `value` if it can be called with these arguments; else raises TypeError.
+
+    Only the signature is looked at; nothing is called.
+
+    Examples:
+      >>> accepts("log_prior_fn", lambda theta: -theta**2, 0.5)(0.5)
+      -0.25
+    """
+    function(name, value)
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return value
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        number = f"{len(args)} argument{'' if len(args) == 1 else 's'}"
+        named = f" and {', '.join(kwargs)}=..." if kwargs else ""
+        raise TypeError(
+            f"{name} must be callable with {number}{named}. Received: a callable with the "
+            f"signature {signature} ({error})."
+        ) from error
     return value

@@ -1,0 +1,38 @@
+"""Runs all tables one after the other, each in a new process, and fails if one misses its aim.
+
+    python -m benchmarks.robustness --quick
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from benchmarks.common import command_line
+
+TABLES = ("calls", "files", "kills", "resumes", "panel")
+
+
+def run(*, quick: bool = False, tables: tuple[str, ...] = TABLES) -> list[str]:
+    """Prints the tables, and returns the names of those that failed.
+
+    Args:
+      quick: a fixed part of each table, in about a minute.
+      tables: which tables to print.
+    """
+    failed = []
+    for table in tables:
+        print(f"== {table}", flush=True)
+        command = [sys.executable, "-m", f"benchmarks.robustness.{table}"]
+        if subprocess.run([*command, "--quick"] if quick else command).returncode:
+            failed.append(table)
+    return failed
+
+
+def show(failed: list[str]) -> None:
+    if failed:
+        raise SystemExit(f"These tables missed their aim: {', '.join(failed)}.")
+
+
+if __name__ == "__main__":
+    command_line.main(__doc__, run, show, choices={"tables": TABLES})
