@@ -17,7 +17,6 @@ from tfp_sgmcmc import checks
         [],
         {},
         [0.1, None],
-        [[1.0], [1.0, 2.0]],
         np.array([1j]),
         np.timedelta64(1, "s"),
         tf.constant("x"),
