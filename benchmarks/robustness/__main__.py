@@ -1,6 +1,6 @@
 """Runs all tables one after the other, each in a new process, and fails if one misses its aim.
 
-    python -m benchmarks.robustness --quick
+python -m benchmarks.robustness --quick
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ def covariance() -> list[Entry]:
     found = []
     averages = instance("full", cov.RunningMean, cov.Full(), optional=True)
     for name in ("Full", "Block", "Diag", "LowRank"):
-        kind, start = getattr(cov, name), STATE
+        kind = getattr(cov, name)
         model, at = TARGET, STATE
         if name == "Block":
             model = sgmcmc.MinibatchLogProb(
@@ -294,7 +294,8 @@ def covariance() -> list[Entry]:
 
 def _is_weights(value: Any) -> bool:
     """Sequences of positive numbers are weights."""
-    return label(value) in ("[2]", "array([2, 2])") or label(value).startswith("<tf.Tensor: shape=(2,)")
+    text = label(value)
+    return text in ("[2]", "array([2, 2])") or text.startswith("<tf.Tensor: shape=(2,)")
 
 
 def preconditioners() -> list[Entry]:
