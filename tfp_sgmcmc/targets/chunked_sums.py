@@ -12,17 +12,23 @@ from tfp_sgmcmc.targets.base import value_and_gradient
 
 
 def sum_over_chunks(
-    fn: Callable[[State, Any, int], tf.Tensor], state: State, num_examples: int, size: int
-) -> tuple[tf.Tensor, State]:
+    fn: Callable[[State, Any, int], tf.Tensor],
+    state: State,
+    num_examples: int,
+    size: int,
+    probe: State = None,
+) -> tuple[Any, ...]:
     """Returns a sum over all examples and its gradient, in one pass.
 
-    `fn(state, start, size)` returns the sum over `size` examples from `start` on, `[chains...]`.
-    Chunks have `size` examples; the first one may have fewer.
+    With a `probe` it also returns the Hessian times the probe. `fn(state, start, size)` returns the
+    sum over `size` examples from `start` on, `[chains...]`. Chunks have `size` examples; the first
+    one may have fewer.
     """
     first = num_examples % size or size
 
-    def chunk(start: Any, size: int) -> tuple[tf.Tensor, State]:
-        return value_and_gradient(lambda s: fn(s, start, size), state, connected=False)[:2]
+    def chunk(start: Any, size: int) -> tuple[Any, ...]:
+        found = value_and_gradient(lambda s: fn(s, start, size), state, probe, connected=False)
+        return found[:2] if probe is None else found
 
     def body(start: tf.Tensor, total: Any) -> tuple[tf.Tensor, Any]:
         return start + size, tf.nest.map_structure(tf.add, total, chunk(start, size))

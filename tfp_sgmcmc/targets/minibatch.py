@@ -116,6 +116,7 @@ class MinibatchLogProb(ModelTarget):
     ):
         super().__init__(log_prior_fn, log_likelihood_fn, bijector)
         self._score_fn = score_fn if score_fn is None else function("score_fn", score_fn)
+        self.has_score_fn = score_fn is not None
         one_of("reshuffle", reshuffle, ("step", "epoch"))
         allowed = reshuffle == "step" or not replacement
         expected = "False with reshuffle='epoch', which draws without replacement"
@@ -237,9 +238,12 @@ class MinibatchLogProb(ModelTarget):
             0 if self.shared_batch else chain_ndims,
         )
 
-    def sum_over_chunks(self, state: State, size: int) -> tuple[tf.Tensor, State]:
-        """Returns the sum of all log likelihoods and its gradient, `size` examples at a time."""
-        return sum_over_chunks(self._sum_of_slice, state, self.num_examples, size)
+    def sum_over_chunks(self, state: State, size: int, probe: State = None) -> tuple[Any, ...]:
+        """Returns the sum of all log likelihoods and its gradient, `size` examples at a time.
+
+        With a `probe` it also returns the sum's Hessian times the probe.
+        """
+        return sum_over_chunks(self._sum_of_slice, state, self.num_examples, size, probe)
 
     def _sum_of_slice(self, state: State, start: Any, size: int) -> tf.Tensor:
         # tf.slice has a static size: XLA knows no fixed shape for x[start : start + size].
