@@ -85,7 +85,8 @@ class ControlVariate(AnchoredTarget):
       ValueError: the center has NaN or infinite entries, chain dimensions, or a gradient that is
         not finite. With `order=2`: the center is not near a mode, as H is not negative definite; D
         is above 4096; the log likelihood has no second derivatives; the target has a `score_fn`;
-        `importance` is not N positive numbers. At bootstrap: states have another structure, shape or dtype than the center.
+        `importance` is not N positive numbers. At bootstrap: states have another structure, shape
+        or dtype than the center.
 
     References:
       J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth. Control variates for stochastic gradient
