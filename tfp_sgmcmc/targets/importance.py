@@ -48,7 +48,7 @@ def pilot_probabilities(
     It takes as many passes over the data as draws. `remainders(state, rows, size)` returns the
     \( s_i \) of `size` rows, `[draws, size, D]`.
     """
-    flat, factor = flatten_events(center, 0), quadratic.scale()
+    flat, factor = flatten_events(center, 0), quadratic.factor()
     normals = random.normal([_NUM_DRAWS, flat.shape[0]], tf.float64, random.as_seed(seed))
     draws = flat + tf.cast(tf.linalg.matvec(factor, normals), flat.dtype)
     state, metric = unflatten_states(draws, center), tf.constant(factor, flat.dtype)

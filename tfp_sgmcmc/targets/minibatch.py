@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -12,6 +13,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import count_of_examples, function, one_of, require
 from tfp_sgmcmc.state import State, call_with_state, state_from_call, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
+from tfp_sgmcmc.targets.bijectors import check_bijectors
 from tfp_sgmcmc.targets.chain_groups import group_size, map_groups
 from tfp_sgmcmc.targets.chunked_sums import sum_over_chunks, with_given_gradient
 from tfp_sgmcmc.targets.data import as_tensor, assert_finite, leading_axis
@@ -159,6 +161,13 @@ class MinibatchLogProb(ModelTarget):
         return self.log_prior(state) + with_given_gradient(
             lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )
+
+    def with_bijector(self, bijector: Any) -> MinibatchLogProb:
+        """Returns this target with another bijector in place of its own."""
+        check_bijectors(bijector)
+        other = copy.copy(self)
+        other.bijector = bijector
+        return other
 
     def bootstrap(self, state: State) -> Any:
         # Raises here, before the first step, if something does not fit.

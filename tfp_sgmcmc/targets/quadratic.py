@@ -34,7 +34,7 @@ class Quadratic(NamedTuple):
         most = tf.constant(GUARD * offset.shape[-1], offset.dtype)
         return most / tf.maximum(square, most)
 
-    def scale(self) -> np.ndarray:
+    def factor(self) -> np.ndarray:
         r"""Returns the Cholesky factor of \( (-H)^{-1} \), `[D, D]`, in `float64`."""
         return np.linalg.cholesky(np.linalg.inv(-self.posterior.numpy().astype(np.float64)))
 
