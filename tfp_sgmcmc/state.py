@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tree
 
@@ -36,10 +37,10 @@ def state_from_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
     return args[0] if len(args) == 1 else list(args)
 
 
-def part_names(state: State) -> list[str]:
+def part_names(state: State, called: str = "state") -> list[str]:
     """Returns names for messages, in the order of `tf.nest.flatten`: `state[0]`, `state['w']`."""
     paths = (path for path, _ in tree.flatten_with_path(state))
-    return ["state" + "".join(f"[{key!r}]" for key in path) for path in paths]
+    return [called + "".join(f"[{key!r}]" for key in path) for path in paths]
 
 
 def map_parts(fn: Callable[..., tf.Tensor], *states: State) -> State:
@@ -146,3 +147,38 @@ def unflatten_events(flat: tf.Tensor, like: State, lead_ndims: int) -> State:
     return tf.nest.pack_sequence_as(
         like, [tf.reshape(x, tf.shape(p)) for x, p in zip(pieces, parts, strict=True)]
     )
+
+
+def convert_state(state: State, initial: bool = False, called: str = "state") -> State:
+    """Returns `state` as tensors; raises for parts that no Langevin step can move.
+
+    Only an `initial` state must be finite: `tfp_sgmcmc.diagnostics.check_finite` tells the user
+    when a chain breaks down later. `called` is the name in messages.
+    """
+
+    def convert(name: str, x: Any) -> tf.Tensor:
+        try:
+            x = tf.convert_to_tensor(x)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} must be a tensor of numbers. Received: {x!r}.") from error
+        if not x.dtype.is_floating:
+            raise TypeError(
+                f"{name} must have a floating dtype, because an integer state cannot follow a "
+                f"gradient. Received: dtype {x.dtype.name}."
+            )
+        value = tf.get_static_value(x) if initial else None
+        if value is not None and not np.all(np.isfinite(value)):
+            what = "initial state" if called == "state" else called
+            raise ValueError(
+                f"The {what} must be finite. Received: NaN or infinite entries in {name}."
+            )
+        return x
+
+    pairs = zip(part_names(state, called), tf.nest.flatten(state), strict=True)
+    leaves = [convert(name, x) for name, x in pairs]
+    if not leaves:
+        raise ValueError(f"The {called} must have at least one part. Received: an empty {called}.")
+    if len({x.dtype for x in leaves}) > 1:
+        dtypes = [x.dtype.name for x in leaves]
+        raise TypeError(f"The {called}'s parts must have one dtype. Received: {dtypes}.")
+    return tf.nest.pack_sequence_as(state, leaves)

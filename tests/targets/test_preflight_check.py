@@ -1,5 +1,6 @@
 """preflight accepts right targets, and says what is wrong with others."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -154,3 +155,112 @@ def test_tolerance_is_taken() -> None:
     sgmcmc.preflight(slightly, tf.constant(0.7), rtol=0.1)
     with pytest.raises(ValueError, match="do not add up"):
         sgmcmc.preflight(slightly, tf.constant(0.7), rtol=1e-4)
+
+
+class SomeKernel:
+    """A stand-in whose dynamics theta += h/2 M g are stable below h = 4 / curvature^a."""
+
+    def __init__(self, step_size: Any, scale: Any = 1.0, power: float = 1.0):
+        self.step_size, self.scale, self.power = step_size, scale, power
+
+    def bootstrap_results(self, state: Any) -> Any:
+        return "results"
+
+    def largest_stable_step(self, largest_curvature: float) -> float:
+        return 4 / largest_curvature**self.power if largest_curvature else np.inf
+
+    def metric_product(self, vector: Any, state: Any, results: Any) -> Any:
+        assert results == "results"
+        return tf.nest.map_structure(lambda x: self.scale * x, vector)
+
+
+def quadratic(*precisions: float) -> Any:
+    """Returns the log density of independent normals, one for each part of the state."""
+    return sgmcmc.FullDataLogProb(
+        lambda *parts: -0.5 * sum(p * x**2 for p, x in zip(precisions, parts, strict=True))
+    )
+
+
+@pytest.mark.parametrize(
+    "step_size",
+    [0.99, tf.constant([0.99, 0.5]), [0.99], lambda step: 0.99 / (1 + tf.cast(step, tf.float32))],
+)
+def test_stable_steps_pass(step_size: Any) -> None:
+    """The curvature is that of the 51 terms of prior and data, in a metric of 4 / 51."""
+    found = sgmcmc.preflight(
+        target(normal), [tf.constant([0.3, 0.4])], kernel=SomeKernel(step_size, 4 / 51)
+    )
+    assert found.is_stable
+    assert found.step_size == pytest.approx(0.99)
+    np.testing.assert_allclose(found[:2], [4.0, 1.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "step_size", [1.01, tf.constant([0.5, 1.01]), [1.01], lambda step: tf.constant(1.01)]
+)
+def test_unstable_steps_are_told_with_the_largest_stable_one(step_size: Any) -> None:
+    message = (
+        "step_size must be below 1 for SomeKernel at this state, where the largest curvature of "
+        "the log posterior is 4. Received: 1.01 at step 0. .* Make the step smaller"
+    )
+    with pytest.warns(UserWarning, match=message):
+        found = sgmcmc.preflight(
+            target(normal), [tf.constant([0.3, 0.4])], kernel=SomeKernel(step_size, 4 / 51)
+        )
+    assert not found.is_stable
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_a_step_for_each_part_is_compared_with_the_curvature_there(power: float) -> None:
+    """A part that is four times as stiff takes a step smaller by a factor of 4^a."""
+    state, log_prob = [tf.constant(0.5), tf.constant(0.1)], quadratic(4.0, 1.0)
+    for factor, is_stable in ((0.99, True), (1.01, False)):
+        for steps in ([4.0 / 4**power, 4.0], [4.0 / 4**power, 0.1], [0.1, 4.0]):
+            kernel = SomeKernel([factor * h for h in steps], power=power)
+            with contextlib.nullcontext() if is_stable else pytest.warns(match="must be below"):
+                found = sgmcmc.preflight(log_prob, state, kernel=kernel)
+            assert found.is_stable == is_stable
+
+
+def test_flat_log_posteriors_and_other_kernels_are_not_judged() -> None:
+    flat = sgmcmc.FullDataLogProb(lambda x: 3.0 * x)
+    found = sgmcmc.preflight(flat, tf.constant(1.0), kernel=SomeKernel(1e6))
+    assert found == (0.0, np.inf, 1e6)
+    hmc = tfp.mcmc.HamiltonianMonteCarlo(flat, 0.1, 1)
+    assert sgmcmc.preflight(flat, tf.constant(1.0), kernel=hmc) is None
+    assert sgmcmc.preflight(flat, tf.constant(1.0)) is None
+
+
+def test_a_log_posterior_without_second_derivatives_is_told() -> None:
+    @tf.custom_gradient
+    def once(x: tf.Tensor) -> Any:
+        @tf.custom_gradient
+        def slope(x: tf.Tensor) -> Any:
+            def refuse(_: tf.Tensor) -> Any:
+                raise NotImplementedError("no second derivative")
+
+            return -x, refuse
+
+        return -0.5 * x**2, lambda upstream: upstream * slope(x)
+
+    with pytest.warns(UserWarning, match="was not compared .* Received: no second derivative"):
+        found = sgmcmc.preflight(
+            sgmcmc.FullDataLogProb(once), tf.constant(1.0), kernel=SomeKernel(1.0)
+        )
+    assert found is None
+
+
+@pytest.mark.parametrize(
+    ("state", "rtol", "error", "message"),
+    [
+        ("here", None, TypeError, "state must have a floating dtype.* dtype string"),
+        (tf.constant(1), None, TypeError, "state must have a floating dtype.* dtype int32"),
+        (np.nan, None, ValueError, "The initial state must be finite"),
+        ([], None, ValueError, "The state must have at least one part"),
+        (0.5, "1e-3", TypeError, "rtol must be a positive finite number. Received: '1e-3'"),
+        (0.5, np.nan, ValueError, "rtol must be a positive finite number. Received: nan"),
+    ],
+)
+def test_bad_input(state: Any, rtol: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        sgmcmc.preflight(target(normal), state, rtol)

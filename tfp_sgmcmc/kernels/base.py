@@ -12,7 +12,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.kernels.settings import StepSize, check_positive
-from tfp_sgmcmc.state import State, part_names, squared_norm
+from tfp_sgmcmc.state import State, convert_state, squared_norm
 from tfp_sgmcmc.targets.base import GradientEstimate, as_target
 
 
@@ -154,36 +154,3 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
         """Returns what a step used of the argument `name`, by part only if it was given so."""
         is_by_part = tf.nest.is_nested(self._parameters[name])
         return values if is_by_part else tf.nest.flatten(values)[0]
-
-
-def convert_state(state: State, initial: bool = False) -> State:
-    """Returns `state` as tensors; raises for parts that no Langevin step can move.
-
-    Only an `initial` state must be finite: `tfp_sgmcmc.diagnostics.check_finite` tells the user
-    when a chain breaks down later.
-    """
-
-    def convert(name: str, x: Any) -> tf.Tensor:
-        try:
-            x = tf.convert_to_tensor(x)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name} must be a tensor of numbers. Received: {x!r}.") from error
-        if not x.dtype.is_floating:
-            raise TypeError(
-                f"{name} must have a floating dtype, because an integer state cannot follow a "
-                f"gradient. Received: dtype {x.dtype.name}."
-            )
-        value = tf.get_static_value(x) if initial else None
-        if value is not None and not np.all(np.isfinite(value)):
-            raise ValueError(
-                f"The initial state must be finite. Received: NaN or infinite entries in {name}."
-            )
-        return x
-
-    leaves = [convert(n, x) for n, x in zip(part_names(state), tf.nest.flatten(state), strict=True)]
-    if not leaves:
-        raise ValueError("The state must have at least one part. Received: an empty state.")
-    if len({x.dtype for x in leaves}) > 1:
-        dtypes = [x.dtype.name for x in leaves]
-        raise TypeError(f"The state's parts must have one dtype. Received: {dtypes}.")
-    return tf.nest.pack_sequence_as(state, leaves)

@@ -3,11 +3,13 @@
 from tfp_sgmcmc.targets.base import FullDataLogProb, GradientEstimate, Target, as_target
 from tfp_sgmcmc.targets.center import CenterReport, find_center
 from tfp_sgmcmc.targets.control_variate import ControlVariate
+from tfp_sgmcmc.targets.curvature import largest_curvature
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.preflight_check import preflight
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.svrg import SVRG
+from tfp_sgmcmc.targets.whitened import whiten
 
 __all__ = [
     "SVRG",
@@ -21,5 +23,7 @@ __all__ = [
     "Target",
     "as_target",
     "find_center",
+    "largest_curvature",
     "preflight",
+    "whiten",
 ]

@@ -17,18 +17,16 @@ def sum_over_chunks(
     num_examples: int,
     size: int,
     probe: State = None,
-) -> tuple[Any, ...]:
-    """Returns a sum over all examples and its gradient, in one pass.
+) -> tuple[tf.Tensor, State, State]:
+    """Returns a sum over all examples, its gradient, and its Hessian times `probe`, in one pass.
 
-    With a `probe` it also returns the Hessian times the probe. `fn(state, start, size)` returns the
-    sum over `size` examples from `start` on, `[chains...]`. Chunks have `size` examples; the first
-    one may have fewer.
+    `fn(state, start, size)` returns the sum over `size` examples from `start` on, `[chains...]`.
+    Chunks have `size` examples; the first one may have fewer. Without a probe the product is `()`.
     """
     first = num_examples % size or size
 
-    def chunk(start: Any, size: int) -> tuple[Any, ...]:
-        found = value_and_gradient(lambda s: fn(s, start, size), state, probe, connected=False)
-        return found[:2] if probe is None else found
+    def chunk(start: Any, size: int) -> tuple[tf.Tensor, State, State]:
+        return value_and_gradient(lambda s: fn(s, start, size), state, probe, connected=False)
 
     def body(start: tf.Tensor, total: Any) -> tuple[tf.Tensor, Any]:
         return start + size, tf.nest.map_structure(tf.add, total, chunk(start, size))

@@ -145,13 +145,13 @@ class MinibatchLogProb(ModelTarget):
             )
         self.num_scores = rows = n if num_groups is None else num_groups
         self._group_size = n // rows
-        self._row_bytes = sum(
+        self.row_bytes = sum(
             leaf.dtype.size * leaf.shape[1:].num_elements() for leaf in tf.nest.flatten(self._data)
         )
         # A loop copies each chunk, which takes small data twice as long as a single evaluation.
-        is_small = total <= 2**17 and total * self._row_bytes <= 2**25
+        is_small = total <= 2**17 and total * self.row_bytes <= 2**25
         if chunk_size is None:
-            chunk_size = total if is_small else min(max(n, 2**22 // max(1, self._row_bytes)), total)
+            chunk_size = total if is_small else min(max(n, 2**22 // max(1, self.row_bytes)), total)
         self.chunk_size = count_of_examples("chunk_size", chunk_size, total)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
@@ -188,7 +188,7 @@ class MinibatchLogProb(ModelTarget):
         noise_scale = tf.constant(self.noise_scale, tf.nest.flatten(state)[0].dtype)
         size = None
         if probe is None and not with_scores and not self.shared_batch:
-            size = group_size(self.chain_shape(state), self.batch_size * self._row_bytes)
+            size = group_size(self.chain_shape(state), self.batch_size * self.row_bytes)
         if size is None:
             estimate = self.estimate_from(
                 lambda chains: self.rows(draw(chains)), state, probe, with_scores, self.num_examples
@@ -252,7 +252,8 @@ class MinibatchLogProb(ModelTarget):
 
         With a `probe` it also returns the sum's Hessian times the probe.
         """
-        return sum_over_chunks(self._sum_of_slice, state, self.num_examples, size, probe)
+        found = sum_over_chunks(self._sum_of_slice, state, self.num_examples, size, probe)
+        return found[:2] if probe is None else found
 
     def _sum_of_slice(self, state: State, start: Any, size: int) -> tf.Tensor:
         # tf.slice has a static size: XLA knows no fixed shape for x[start : start + size].

@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.state import State, call_with_state, part_names
-from tfp_sgmcmc.targets.anchors import AnchoredTarget
+from tfp_sgmcmc.checks import positive
+from tfp_sgmcmc.state import State, call_with_state, convert_state, part_names
 from tfp_sgmcmc.targets.base import as_target, value_and_gradient
 from tfp_sgmcmc.targets.control_variate import ControlVariate
-from tfp_sgmcmc.targets.growing_batch import GrowingBatch
+from tfp_sgmcmc.targets.curvature import wrapped_target
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.stability import Stability, check_step
 
 
-def preflight(target: Any, state: State, rtol: float | None = None) -> None:
+def preflight(
+    target: Any, state: State, rtol: float | None = None, *, kernel: Any = None
+) -> Stability | None:
     r"""Checks a target at one state, by one pass over the data, before anything is sampled.
 
     \[
@@ -27,6 +30,11 @@ def preflight(target: Any, state: State, rtol: float | None = None) -> None:
     depends on the batch: by a mean over it, batch normalisation, or class weights made from it. The
     right side takes chunks of another size. The last minibatch may be short, and minibatches are
     enlarged if there would be more than 2001. A `ControlVariate` is checked at its center, too.
+
+    With a `kernel` it also compares the kernel's step size with the largest one that is stable at
+    the curvature of the log posterior at `state`, and warns if the step is larger. A chain with
+    such a step may stay finite, and its draws are then far too wide. The start can be far stiffer
+    or softer than the mode, so `report` judges the step again at the draws.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
@@ -45,15 +53,23 @@ def preflight(target: Any, state: State, rtol: float | None = None) -> None:
       target: what will be sampled: a target or a plain callable.
       state: the state at which to check, with leading chain dimensions as in the run.
       rtol: allowed relative difference in each part; by default 1e-3 (`float64`: 1e-8).
+      kernel: the kernel that will sample the target, for the check of its step size. A kernel
+        without the methods `largest_stable_step` and `metric_product`, such as those of
+        `tfp.mcmc`, is not judged.
+
+    Returns:
+      A `Stability` with the curvature and the step sizes, or None if no kernel was judged.
 
     Raises:
       ValueError: the log posterior or its gradient is NaN or infinite at `state`, or the two sides
         differ. The message names the part of the state.
-      TypeError: the target is not callable.
+      TypeError: the target is not callable, or `state` does not hold floating numbers.
     """
     target = as_target(target, full_data_expected=True)
-    state = tf.nest.map_structure(tf.convert_to_tensor, state)
-    base = target.target if isinstance(target, GrowingBatch | AnchoredTarget) else target
+    state = convert_state(state, initial=True)
+    if rtol is not None:
+        positive("rtol", rtol)
+    base = wrapped_target(target)
     log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(base, s), state)
     _assert_finite("log posterior", {"log posterior": log_prob.numpy()})
     _assert_finite("gradient of the log posterior", _by_part(state, gradient))
@@ -62,6 +78,7 @@ def preflight(target: Any, state: State, rtol: float | None = None) -> None:
         _compare(base, state, log_prob, gradient, rtol)
     if isinstance(target, ControlVariate):  # differences add up if the sums at both states do
         preflight(base, target.center, rtol)
+    return None if kernel is None else check_step(kernel, target, state)
 
 
 def _compare(
