@@ -361,3 +361,35 @@ def test_scalar_tensors_are_the_same_seeds_as_integers(value: int) -> None:
 def test_bad_seeds(seed: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         random.as_seed(seed)
+
+
+ALIAS_WEIGHTS = np.random.default_rng(3).gamma(0.3, size=50)
+
+
+def alias_p_value(table: random.AliasTable, q: np.ndarray) -> float:
+    """Returns the p-value of Pearson's test of 200,000 draws by 10 chains."""
+    draws = table.draw(tf.constant([5, 6]), tf.range(20_000), [10])
+    expected = 200_000 * q
+    counts = np.bincount(np.ravel(draws), minlength=len(q))
+    return stats.chi2.sf(np.sum((counts - expected) ** 2 / expected), len(q) - 1)
+
+
+def test_alias_tables_draw_with_their_probabilities() -> None:
+    """The control fails: one per cent of the probability goes to another index."""
+    q = ALIAS_WEIGHTS / ALIAS_WEIGHTS.sum()
+    q = (q + 0.002) / (1 + 50 * 0.002)
+    table = random.AliasTable.from_probabilities(q)
+    np.testing.assert_allclose(table.probabilities, q, atol=1e-7 / 50)
+    assert alias_p_value(table, q) > 1e-6
+    wrong = q.copy()
+    wrong[np.argmax(q)] -= 0.01
+    wrong[np.argmin(q)] += 0.01
+    assert alias_p_value(table, wrong) < 1e-6
+
+
+def test_alias_tables_draw_alike_in_every_mode_and_never_what_has_no_chance() -> None:
+    table = random.AliasTable.from_probabilities(np.array([0.0, 3.0, 1.0, 0.0]))
+    draw = lambda: table.draw(tf.constant([5, 6]), tf.range(500), [3])  # noqa: E731
+    eager = draw().numpy()
+    np.testing.assert_array_equal(eager, tf.function(draw, jit_compile=True)())
+    assert set(np.unique(eager)) == {1, 2} and np.ptp(eager, axis=0).max() > 0

@@ -36,5 +36,6 @@ from tfp_sgmcmc.targets import StreamedLogProb as StreamedLogProb
 from tfp_sgmcmc.targets import find_center as find_center
 from tfp_sgmcmc.targets import largest_curvature as largest_curvature
 from tfp_sgmcmc.targets import preflight as preflight
+from tfp_sgmcmc.targets import whiten as whiten
 
 __version__: str

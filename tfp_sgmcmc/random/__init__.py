@@ -4,11 +4,13 @@ The same seed gives the same chain in the same mode on the same device. Normals 
 eager and compiled code; indices are integer hashes of the seed and are the same everywhere.
 """
 
+from tfp_sgmcmc.random.alias import AliasTable
 from tfp_sgmcmc.random.indices import epoch_indices, permuted_indices, uniform_indices
 from tfp_sgmcmc.random.normals import normal, normal_like, rademacher_like
 from tfp_sgmcmc.random.seeds import as_seed, fold_in, fresh_seed, numbered_seed, split
 
 __all__ = [
+    "AliasTable",
     "as_seed",
     "epoch_indices",
     "fold_in",

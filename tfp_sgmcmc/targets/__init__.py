@@ -9,6 +9,7 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.preflight_check import preflight
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.svrg import SVRG
+from tfp_sgmcmc.targets.whitened import whiten
 
 __all__ = [
     "SVRG",
@@ -24,4 +25,5 @@ __all__ = [
     "find_center",
     "largest_curvature",
     "preflight",
+    "whiten",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -12,6 +13,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import count_of_examples, function, one_of, require
 from tfp_sgmcmc.state import State, call_with_state, state_from_call, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
+from tfp_sgmcmc.targets.bijectors import check_bijectors
 from tfp_sgmcmc.targets.chain_groups import group_size, map_groups
 from tfp_sgmcmc.targets.chunked_sums import sum_over_chunks, with_given_gradient
 from tfp_sgmcmc.targets.data import as_tensor, assert_finite, leading_axis
@@ -118,6 +120,7 @@ class MinibatchLogProb(ModelTarget):
     ):
         super().__init__(log_prior_fn, log_likelihood_fn, bijector)
         self._score_fn = score_fn if score_fn is None else function("score_fn", score_fn)
+        self.has_score_fn = score_fn is not None
         one_of("reshuffle", reshuffle, ("step", "epoch"))
         allowed = reshuffle == "step" or not replacement
         expected = "False with reshuffle='epoch', which draws without replacement"
@@ -160,6 +163,13 @@ class MinibatchLogProb(ModelTarget):
         return self.log_prior(state) + with_given_gradient(
             lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )
+
+    def with_bijector(self, bijector: Any) -> MinibatchLogProb:
+        """Returns this target with another bijector in place of its own."""
+        check_bijectors(bijector)
+        other = copy.copy(self)
+        other.bijector = bijector
+        return other
 
     def bootstrap(self, state: State) -> Any:
         # Raises here, before the first step, if something does not fit.
@@ -261,9 +271,13 @@ class MinibatchLogProb(ModelTarget):
             0 if self.shared_batch else chain_ndims,
         )
 
-    def sum_over_chunks(self, state: State, size: int) -> tuple[tf.Tensor, State]:
-        """Returns the sum of all log likelihoods and its gradient, `size` examples at a time."""
-        return sum_over_chunks(self._sum_of_slice, state, self.num_examples, size)[:2]
+    def sum_over_chunks(self, state: State, size: int, probe: State = None) -> tuple[Any, ...]:
+        """Returns the sum of all log likelihoods and its gradient, `size` examples at a time.
+
+        With a `probe` it also returns the sum's Hessian times the probe.
+        """
+        found = sum_over_chunks(self._sum_of_slice, state, self.num_examples, size, probe)
+        return found[:2] if probe is None else found
 
     def _sum_of_slice(self, state: State, start: Any, size: int) -> tf.Tensor:
         # tf.slice has a static size: XLA knows no fixed shape for x[start : start + size].

@@ -1,0 +1,173 @@
+"""Gradient estimates by control variates of second order."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.state import State, flatten_events, map_parts, static_or_dynamic_shape
+from tfp_sgmcmc.targets.anchors import Anchor
+from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
+from tfp_sgmcmc.targets.importance import as_probabilities, pilot_probabilities
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.quadratic import quadratic_at, unflatten_states
+from tfp_sgmcmc.targets.scores import mapped_scores
+
+
+class _Remainders(NamedTuple):
+    """What log likelihoods and their gradients have beyond their expansions at the center.
+
+    Shapes are `[chains..., rows]` and `[chains..., rows, D]`, without the axis of rows for a sum.
+    """
+
+    values: tf.Tensor
+    slopes: tf.Tensor
+
+
+class SecondOrder:
+    r"""The estimates of a `ControlVariate` of order 2, whose docstring has the equations.
+
+    Attributes:
+      quadratic: the Hessians at the center.
+      probabilities: the \( q_i \), `[N]`, or None if the wrapped target draws its minibatches.
+      noise_scale: c in cov(gradient) = c V.
+
+    Args:
+      target: the wrapped target.
+      anchor: the center, with the sum of all log likelihoods there.
+      importance: "pilot", an array of N positive numbers, or None.
+    """
+
+    def __init__(self, target: MinibatchLogProb, anchor: Anchor, importance: Any):
+        self._target, self._anchor = target, anchor
+        self._center = flatten_events(anchor.state, 0)
+        self.quadratic = quadratic_at(target, anchor.state)
+        self.probabilities: np.ndarray | None = None
+        self.noise_scale = target.noise_scale
+        if importance is None:
+            return
+        total = target.num_examples
+        if isinstance(importance, str) and importance == "pilot":
+            wanted = pilot_probabilities(target, anchor.state, self.quadratic, self._of_examples)
+        else:
+            wanted = as_probabilities(importance, total)
+        self._table = random.AliasTable.from_probabilities(wanted)
+        self.probabilities = self._table.probabilities
+        self._weights = tf.constant(1 / (total * self.probabilities), self._center.dtype)
+        self.noise_scale = total**2 / target.batch_size
+
+    def estimate(
+        self, state: State, seed: tf.Tensor, target_state: Any, probe: State, with_scores: bool
+    ) -> GradientEstimate:
+        """Returns the estimate. The arguments are those of `Target.estimate`."""
+        base, anchor = self._target, self._anchor
+        prior, slope, product = value_and_gradient(base.log_prior, state, probe, connected=False)
+        batch, target_state = self._draw(seed, target_state, static_or_dynamic_shape(prior))
+        ndims = prior.shape.rank
+        offset = flatten_events(state, ndims) - self._center
+        guarded = self.quadratic.weight(offset) * offset
+        bend = tf.linalg.matvec(self.quadratic.likelihood, guarded)
+        total = flatten_events(anchor.gradient, 0)
+        gradient = flatten_events(slope, ndims) + total + bend
+        log_prob = prior + anchor.log_likelihood + _inner(total + bend / 2, offset)
+        scale, scores = base.num_examples / base.batch_size, ()
+        if with_scores and probe is None:
+            size, batch_ndims = (
+                base.batch_size // base.num_scores,
+                0 if base.shared_batch else ndims,
+            )
+            count = base.num_scores
+            rows = self._of_rows(state, offset, guarded, batch, count, size, batch_ndims)
+            scores = self._parts(rows.slopes / size**0.5)
+            found = _Remainders(tf.reduce_sum(rows.values, -1), tf.reduce_sum(rows.slopes, -2))
+        else:
+            found, curvature = self._of_sum(state, offset, guarded, batch, probe)
+            if probe is not None:
+                product = map_parts(lambda a, b: a + scale * b, product, curvature)
+        return GradientEstimate(
+            self._parts(gradient + scale * found.slopes),
+            log_prob + scale * found.values,
+            scores,
+            product,
+            target_state,
+            tf.constant(self.noise_scale, prior.dtype),
+        )
+
+    def _parts(self, flat: tf.Tensor) -> State:
+        return unflatten_states(flat, self._anchor.state)
+
+    def _draw(self, seed: tf.Tensor, target_state: Any, chains: Any) -> tuple[Any, Any]:
+        """Returns examples with their weights 1 / (N q_i), and the next target state."""
+        base = self._target
+        if self.probabilities is None:
+            draw, target_state = base.next_draw(seed, target_state)
+            indices = draw(chains)
+            return (base.rows(indices), tf.ones_like(indices, self._center.dtype)), target_state
+        chains = [] if base.shared_batch else chains
+        indices = self._table.draw(random.as_seed(seed), tf.range(base.batch_size), chains)
+        return (base.rows(indices), tf.gather(self._weights, indices)), target_state
+
+    def _of_sum(
+        self, state: State, offset: tf.Tensor, guarded: tf.Tensor, batch: Any, probe: Any
+    ) -> tuple[_Remainders, State]:
+        """Returns the remainders of the sum, and the sum's Hessian at `state` times `probe`."""
+        base, (rows, weights) = self._target, batch
+        shape = offset.shape[:-1]
+
+        def weighted_sum(s: State) -> tf.Tensor:
+            values = base.log_likelihood(s, rows, base.batch_size, shape)
+            return tf.reduce_sum(weights * values, axis=-1)
+
+        value, slope, curvature = value_and_gradient(weighted_sum, state, probe, connected=False)
+        center, along = self._parts(tf.zeros_like(offset) + self._center), self._parts(guarded)
+        at_center, *rest = value_and_gradient(weighted_sum, center, along, connected=False)
+        slope_there, bend = (flatten_events(x, shape.rank) for x in rest)
+        taylor = at_center + _inner(slope_there + bend / 2, offset)
+        slopes = flatten_events(slope, shape.rank) - slope_there - bend
+        return _Remainders(value - taylor, slopes), curvature
+
+    def _of_rows(
+        self,
+        state: State,
+        offset: tf.Tensor,
+        guarded: tf.Tensor,
+        batch: Any,
+        num_rows: int,
+        size: int,
+        batch_ndims: int,
+    ) -> _Remainders:
+        """Returns the remainders of `num_rows` groups of `size` examples."""
+        shape = offset.shape[:-1]
+
+        def expand(s: State) -> tuple[tf.Tensor, tf.Tensor]:
+            values, slopes = mapped_scores(
+                lambda x, group: group[1] * self._target.log_likelihood(x, group[0], size, shape),
+                s,
+                batch,
+                num_rows,
+                shape.rank,
+                batch_ndims,
+            )
+            return values, flatten_events(slopes, shape.rank + 1)
+
+        values, slopes = expand(state)
+        center = tf.zeros_like(offset) + self._center
+        with tf.autodiff.ForwardAccumulator(center, guarded) as forward:
+            at_center, slopes_there = expand(self._parts(center))
+        bends = forward.jvp(slopes_there, tf.UnconnectedGradients.ZERO)
+        taylor = at_center + _inner(slopes_there + bends / 2, offset[..., tf.newaxis, :])
+        return _Remainders(values - taylor, slopes - slopes_there - bends)
+
+    def _of_examples(self, states: State, rows: Any, size: int) -> tf.Tensor:
+        """Returns the remainders of `size` examples at each of K states, `[K, size, D]`."""
+        offset = flatten_events(states, 1) - self._center
+        guarded = self.quadratic.weight(offset) * offset
+        batch = (rows, tf.ones([size], offset.dtype))
+        return self._of_rows(states, offset, guarded, batch, size, 1, 0).slopes
+
+
+def _inner(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(x * y, axis=-1)
