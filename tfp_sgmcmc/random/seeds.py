@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import xla
+from tfp_sgmcmc.checks import integer
 
 xor = tf.bitwise.bitwise_xor
 GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive counters over the 32-bit words
@@ -25,9 +26,15 @@ def as_seed(seed: Any) -> tf.Tensor:
             "its random numbers from the seed that it is given."
         )
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
-        words = np.array([int(seed) >> 32, int(seed)], np.int64) & 0xFFFFFFFF
-        return tf.constant(words.astype(np.uint32).astype(np.int32))
-    seed = tf.convert_to_tensor(seed)
+        words = np.array([int(seed) >> shift & 0xFFFFFFFF for shift in (32, 0)], np.uint32)
+        return tf.constant(words.astype(np.int32))
+    try:
+        seed = tf.convert_to_tensor(seed)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"seed must be an integer or two integers. Received: {seed!r}.") from error
+    if seed.dtype.is_integer and seed.shape.rank == 0:
+        wide = tf.cast(seed, tf.int64)
+        seed = tf.stack([tf.bitwise.right_shift(wide, tf.constant(32, tf.int64)), wide])
     if not seed.dtype.is_integer or not seed.shape.is_compatible_with([2]):
         raise ValueError(
             "seed must be an integer or two integers (shape [2]). "
@@ -38,12 +45,13 @@ def as_seed(seed: Any) -> tf.Tensor:
 
 def split(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
     """Returns `num` seeds that are independent of each other, made from `seed`."""
-    return tf.unstack(tf.random.split(seed, num=num, alg=xla.random_algorithm()))
+    integer("num", num, 1)
+    return tf.unstack(tf.random.split(as_seed(seed), num=num, alg=xla.random_algorithm()))
 
 
 def fold_in(seed: tf.Tensor, data: Any) -> tf.Tensor:
     """Returns the seed of number `data` in the sequence that `seed` starts."""
-    return tf.random.fold_in(seed, tf.cast(data, tf.int32), alg=xla.random_algorithm())
+    return tf.random.fold_in(as_seed(seed), tf.cast(data, tf.int32), alg=xla.random_algorithm())
 
 
 def numbered_seed(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:

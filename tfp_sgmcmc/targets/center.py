@@ -11,8 +11,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import one_of, positive
-from tfp_sgmcmc.state import State, call_with_state, flatten_events, unflatten_events
+from tfp_sgmcmc.checks import integer, one_of, positive
+from tfp_sgmcmc.state import State, call_with_state, convert_state, flatten_events, unflatten_events
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 
@@ -107,9 +107,11 @@ def find_center(
     checked_target(target)
     one_of("method", method, [*_MAX_ITERATIONS])
     limit = _MAX_ITERATIONS[method] if max_iterations is None else max_iterations
-    positive("max_iterations", limit)
+    integer("max_iterations", limit, 1)
     positive("tolerance", tolerance)
-    state = tf.nest.map_structure(tf.convert_to_tensor, initial_state)
+    if not callable(learning_rate):
+        positive("learning_rate", learning_rate)
+    state = convert_state(initial_state, initial=True, called="initial_state")
     check_single_state("initial_state", target, state)
     seed = random.as_seed(seed)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc.checks import function, integer
-from tfp_sgmcmc.state import State, state_from_call
+from tfp_sgmcmc.state import State, convert_state, state_from_call
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.chunked_sums import with_given_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
@@ -172,7 +172,7 @@ class StreamedLogProb(Target):
                 "The full log posterior of a StreamedLogProb must be evaluated outside of "
                 "tf.function, because it reads the whole dataset."
             )
-        state = tf.nest.map_structure(tf.convert_to_tensor, state_from_call(args, kwargs))
+        state = convert_state(state_from_call(args, kwargs))
 
         def log_likelihood(at: State) -> tuple[tf.Tensor, State]:
             sums = (
