@@ -21,7 +21,7 @@ def as_tensors(data: Any, dtype: Any) -> Any:
     if found is not None and not found.is_floating:
         raise TypeError(f"dtype must be floating. Received: {found.name}.")
     data = _without_frames(data)
-    return tree.map_structure_with_path(lambda path, x: _as_tensor(_name(path), x, dtype), data)
+    return tree.map_structure_with_path(lambda path, x: as_tensor(x, dtype, _name(path)), data)
 
 
 def _without_frames(data: Any) -> Any:
@@ -48,7 +48,8 @@ def _name(path: tuple[Any, ...]) -> str:
     return "data" + "".join(f"[{key!r}]" for key in path)
 
 
-def _as_tensor(name: str, x: Any, dtype: Any) -> tf.Tensor:
+def as_tensor(x: Any, dtype: Any, name: str = "data") -> tf.Tensor:
+    """Returns `x` as a tensor, cast to `dtype` if it is floating and `dtype` is not None."""
     if isinstance(x, tf.data.Dataset):
         raise TypeError(
             f"{name} must hold arrays. Received: a tf.data.Dataset. "
