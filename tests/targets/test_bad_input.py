@@ -441,3 +441,68 @@ def test_data_frames_with_equal_names_of_columns() -> None:
 def test_arguments_of_other_targets(make: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         make(target())
+
+
+STATES_THAT_ARE_NONE = [None, "x", [], 1, [0.5, "a"], object(), np.array([None, {}])]
+
+
+@pytest.mark.parametrize("state", STATES_THAT_ARE_NONE, ids=repr)
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda t: t,
+        lambda t: sgmcmc.ControlVariate(t, 0.5),
+        sgmcmc.SVRG,
+        sgmcmc.GrowingBatch,
+        lambda t: FULL_DATA,
+    ],
+    ids=["minibatch", "control variate", "SVRG", "growing", "full data"],
+)
+def test_states_of_estimates(wrap: Any, state: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="state.* must"):
+        wrap(target()).estimate(state, tf.constant([0, 1]))
+
+
+def test_a_stream_is_named_in_errors_of_its_batches() -> None:
+    def stream(data: Any) -> Any:
+        dataset = tf.data.Dataset.from_tensor_slices(data).batch(5, drop_remainder=True)
+        return sgmcmc.StreamedLogProb(log_prior, log_likelihood, dataset, 20)
+
+    with pytest.raises(ValueError, match="dataset must be finite. .* first in example 0"):
+        stream(np.full(20, np.nan, np.float32))
+    with pytest.raises(TypeError, match=r"dataset\['y'\] must hold numbers"):
+        stream({"x": X, "y": np.array(["a"] * 20)})
+    with pytest.raises(TypeError, match="dataset must be callable with 1 argument"):
+        sgmcmc.StreamedLogProb(log_prior, log_likelihood, lambda: None, 20)
+
+
+def test_a_bijector_that_fails_is_named() -> None:
+    bad = target(bijector=tfb.Reshape([4]))
+    with pytest.raises(ValueError, match=r"bijector failed for a state of shapes \(3,\)"):
+        sgmcmc.SGLD(bad, 0.1).bootstrap_results(tf.zeros([3]))
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "error", "message"),
+    [
+        (lambda: 0.1, TypeError, "learning_rate must be callable with 1 argument"),
+        (lambda t: None, TypeError, "learning_rate at step 0 must be a number"),
+        (lambda t: -1.0, ValueError, "learning_rate at step 0 must be a finite number of at least"),
+        (lambda t: np.zeros(2), ValueError, "learning_rate at step 0 must be one number"),
+    ],
+)
+def test_learning_rates(learning_rate: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        sgmcmc.find_center(target(), 0.5, "adam", learning_rate=learning_rate)
+
+
+def test_a_plain_schedule_is_a_learning_rate() -> None:
+    """Keras would call it without the step."""
+    center, report = sgmcmc.find_center(
+        target(batch_size=20),
+        0.5,
+        "adam",
+        max_iterations=200,
+        learning_rate=lambda t: 0.1 / (1.0 + t / 20),
+    )
+    assert report.converged and abs(float(center)) < 0.1

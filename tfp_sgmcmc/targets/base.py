@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc.checks import accepts, function
-from tfp_sgmcmc.state import State, call_with_state, part_names, static_or_dynamic_shape
+from tfp_sgmcmc.state import (
+    State,
+    call_with_state,
+    convert_state,
+    part_names,
+    state_from_call,
+    static_or_dynamic_shape,
+)
 
 
 class GradientEstimate(NamedTuple):
@@ -100,6 +107,7 @@ class FullDataLogProb(Target):
 
     num_examples = 1
     noise_scale = 0.0
+    _called = "target_log_prob_fn"
 
     def __init__(self, target_log_prob_fn: Callable[..., tf.Tensor]):
         self._target_log_prob_fn = function(
@@ -107,7 +115,7 @@ class FullDataLogProb(Target):
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        return self._target_log_prob_fn(*args, **kwargs)
+        return self._log_prob(convert_state(state_from_call(args, kwargs)))
 
     def chain_shape(self, state: State) -> Any:
         return static_or_dynamic_shape(self._log_prob(state))
@@ -117,7 +125,7 @@ class FullDataLogProb(Target):
         return ()
 
     def _log_prob(self, state: State) -> tf.Tensor:
-        return log_prob_from("target_log_prob_fn", self._target_log_prob_fn, state)
+        return log_prob_from(self._called, self._target_log_prob_fn, state)
 
     def estimate(
         self,
@@ -128,19 +136,27 @@ class FullDataLogProb(Target):
         with_scores: bool = True,
     ) -> GradientEstimate:
         del seed, with_scores
+        state = convert_state(state)
         log_prob, gradient, product = value_and_gradient(self._log_prob, state, probe)
         return GradientEstimate(gradient, log_prob, (), product, target_state)
 
 
-def as_target(target_log_prob_fn: Any, full_data_expected: bool = False) -> Target:
+def as_target(
+    target_log_prob_fn: Any,
+    full_data_expected: bool = False,
+    called: str = "target_log_prob_fn",
+) -> Target:
     """Returns a target unchanged, and wraps a plain callable in `FullDataLogProb`.
 
-    Warns of a plain callable unless `full_data_expected`, because wrappers such as
-    `tfp.mcmc.TransformedTransitionKernel` pass kernels a closure, which loses the minibatches.
+    `called` is the name of the argument in messages. Warns of a plain callable unless
+    `full_data_expected`, because wrappers such as `tfp.mcmc.TransformedTransitionKernel` pass
+    kernels a closure, which loses the minibatches.
     """
     if isinstance(target_log_prob_fn, Target):
         return target_log_prob_fn
+    function(called, target_log_prob_fn, "state parts -> log probabilities")
     target = FullDataLogProb(target_log_prob_fn)
+    target._called = called
     if not full_data_expected:
         warnings.warn(
             "target_log_prob_fn is a plain callable, not a tfp_sgmcmc target, so every step "
@@ -193,8 +209,13 @@ def numbers_from(name: str, value: Any, state: State) -> tf.Tensor:
 
 def check_signature(name: str, fn: Callable[..., Any], state: State, **extra: Any) -> None:
     """Raises TypeError if `call_with_state(fn, state, **extra)` is impossible by the signature."""
-    if not hasattr(state, "_asdict"):  # these go by name or by position
+    if hasattr(state, "_asdict"):  # its parts go by name or by position
+        return
+    try:
         call_with_state(functools.partial(accepts, name, fn), state, **extra)
+    except TypeError as error:
+        shapes = tf.nest.map_structure(lambda x: str(x.shape), state)
+        raise TypeError(f"{error} The state has parts of shapes {shapes}.") from error
 
 
 def value_and_gradient(

@@ -9,19 +9,24 @@ import tensorflow as tf
 import tree
 
 
-def as_tensors(data: Any, dtype: Any) -> Any:
+def as_tensors(data: Any, dtype: Any, called: str = "data") -> Any:
     """Returns the arrays of `data` as tensors; floating ones are cast to `dtype` unless it is None.
 
     A data frame becomes a dict of its columns.
     """
     try:
-        found = None if dtype is None else tf.as_dtype(dtype)
-    except TypeError as error:
-        raise TypeError(f"dtype must be floating, or None. Received: {dtype!r}.") from error
+        # tf.as_dtype takes integers for the numbers of its enumeration.
+        found = None if dtype is None or isinstance(dtype, int) else tf.as_dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None and dtype is not None:
+        raise TypeError(f"dtype must be floating, or None. Received: {dtype!r}.")
     if found is not None and not found.is_floating:
         raise TypeError(f"dtype must be floating. Received: {found.name}.")
     data = _without_frames(data)
-    return tree.map_structure_with_path(lambda path, x: as_tensor(x, dtype, _name(path)), data)
+    return tree.map_structure_with_path(
+        lambda path, x: as_tensor(x, dtype, _name(called, path)), data
+    )
 
 
 def _without_frames(data: Any) -> Any:
@@ -44,8 +49,8 @@ def _is_frame(x: Any) -> bool:
     return hasattr(x, "columns") and hasattr(x, "to_numpy") and hasattr(x, "__getitem__")
 
 
-def _name(path: tuple[Any, ...]) -> str:
-    return "data" + "".join(f"[{key!r}]" for key in path)
+def _name(called: str, path: tuple[Any, ...]) -> str:
+    return called + "".join(f"[{key!r}]" for key in path)
 
 
 def as_tensor(x: Any, dtype: Any, name: str = "data") -> tf.Tensor:
@@ -85,7 +90,7 @@ def leading_axis(data: Any) -> int:
     return size
 
 
-def assert_finite(x: tf.Tensor) -> None:
+def assert_finite(x: tf.Tensor, called: str = "data") -> None:
     """Raises ValueError for NaN or infinity; works in slices to save memory."""
     if not x.dtype.is_floating:
         return
@@ -95,6 +100,6 @@ def assert_finite(x: tf.Tensor) -> None:
         if not tf.reduce_all(finite):
             row = start + int(tf.where(~finite)[0, 0])
             raise ValueError(
-                f"data must be finite. Received: an array of shape {tuple(x.shape)} with a NaN or "
-                f"infinite entry, first in example {row}. Remove or impute it."
+                f"{called} must be finite. Received: an array of shape {tuple(x.shape)} with a NaN "
+                f"or infinite entry, first in example {row}. Remove or impute it."
             )

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import number
-from tfp_sgmcmc.state import State, static_or_dynamic_shape
+from tfp_sgmcmc.state import State, convert_state, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 
@@ -88,6 +88,7 @@ class GrowingBatch(Target):
         probe: State = None,
         with_scores: bool = True,
     ) -> GradientEstimate:
+        state = convert_state(state)
         seed = random.as_seed(seed)
         target_state = target_state or self.bootstrap(state)
         total, chunk = self.num_examples, self.target.batch_size

@@ -210,6 +210,7 @@ class MinibatchLogProb(ModelTarget):
         probe: State = None,
         with_scores: bool = True,
     ) -> GradientEstimate:
+        state = convert_state(state)
         draw, target_state = self.next_draw(seed, target_state)
         noise_scale = tf.constant(self.noise_scale, tf.nest.flatten(state)[0].dtype)
         size = None

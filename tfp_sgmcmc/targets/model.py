@@ -39,6 +39,13 @@ class ModelTarget(Target):
             return map_jointly(self.bijector, self.bijector.forward, state)
         return map_bijectors(self.bijector, lambda b, x: b.forward(x), state)
 
+    def _parameters(self, state: State) -> State:
+        try:
+            return self.constrain(state)
+        except tf.errors.InvalidArgumentError as error:
+            _explain_failure("bijector", error, state)
+            raise
+
     def unconstrain(self, state: State) -> State:
         """Maps parameters of the model to the unconstrained state that kernels move."""
         if self._is_joint:
@@ -51,7 +58,8 @@ class ModelTarget(Target):
     def log_prior(self, state: State) -> tf.Tensor:
         """Returns the log prior of the unconstrained state, Jacobian included, `[chains...]`."""
         try:
-            result = log_prob_from("log_prior_fn", self._log_prior_fn, self.constrain(state))
+            parameters = self._parameters(state)
+            result = log_prob_from("log_prior_fn", self._log_prior_fn, parameters)
         except tf.errors.InvalidArgumentError as error:
             _explain_failure("log_prior_fn", error, state)
             raise
@@ -73,7 +81,7 @@ class ModelTarget(Target):
         """Returns the log likelihoods of a batch of `size` examples, `[chains..., size]`."""
         if chain_shape is None:
             chain_shape = self.log_prior(state).shape
-        name, fn, parameters = "log_likelihood_fn", self._log_likelihood_fn, self.constrain(state)
+        name, fn, parameters = "log_likelihood_fn", self._log_likelihood_fn, self._parameters(state)
         try:
             result = call_with_state(fn, parameters, batch=batch)
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
