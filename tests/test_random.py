@@ -348,9 +348,33 @@ def test_scalar_tensors_are_the_same_seeds_as_integers(value: int) -> None:
     np.testing.assert_array_equal(inside, expected)
 
 
+@pytest.mark.parametrize("seed", [0, 5, -1, 2**31, 2**40 + 1, -(2**50)])
+def test_scalar_tensors_and_arrays_are_the_seeds_of_their_integers(seed: int) -> None:
+    for dtype in (np.int64, np.int32, np.uint32):
+        if not np.iinfo(dtype).min <= seed <= np.iinfo(dtype).max:
+            continue
+        scalar = np.array(seed, dtype)
+        compiled = tf.function(random.as_seed, jit_compile=True)(tf.constant(scalar))
+        for found in (random.as_seed(scalar), random.as_seed(tf.constant(scalar)), compiled):
+            np.testing.assert_array_equal(found, random.as_seed(seed))
+
+
+def test_splits_and_folds_take_what_is_a_seed() -> None:
+    for seed in (3, np.array(3), tf.constant(3)):
+        np.testing.assert_array_equal(random.fold_in(seed, 1), random.fold_in(random.as_seed(3), 1))
+        np.testing.assert_array_equal(random.split(seed, 2), random.split(random.as_seed(3), 2))
+    for bad in (None, "a", 0.5):
+        with pytest.raises(ValueError, match="seed must be an integer"):
+            random.split(bad, 2)
+    with pytest.raises(ValueError, match="num must be at least 1. Received: 0"):
+        random.split(3, 0)
+
+
 @pytest.mark.parametrize(
     ("seed", "message"),
     [
+        ("a", "seed must be an integer or two integers"),
+        ([[1], [2, 3]], "seed must be an integer or two integers"),
         (None, "seed must be an integer or a pair of integers. Received: None"),
         (1.5, r"Received: dtype float32, shape \(\)"),
         ([1, 2, 3], r"Received: dtype int32, shape \(3,\)"),

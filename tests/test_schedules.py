@@ -1,5 +1,8 @@
 """Schedules give the values of their docstrings and survive serialisation."""
 
+import math
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -80,20 +83,39 @@ def test_steps_of_every_dtype_compiled(schedule: object, dtype: tf.DType) -> Non
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PolynomialDecay(a=0.0), "a must be a positive number. Received: 0.0"),
-        (lambda: PolynomialDecay(a=1.0, b=-1.0), "b must be a positive number. Received: -1.0"),
-        (lambda: PolynomialDecay(a=float("nan")), "a must be a positive number. Received: nan"),
+        (lambda: PolynomialDecay(a=0.0), "a must be a positive finite number. Received: 0.0"),
+        (
+            lambda: PolynomialDecay(a=1.0, b=-1.0),
+            "b must be a positive finite number. Received: -1.0",
+        ),
+        (
+            lambda: PolynomialDecay(a=float("nan")),
+            "a must be a positive finite number. Received: nan",
+        ),
         (lambda: PolynomialDecay(a=1.0, gamma=-0.1), "gamma must be .* at least 0.*: -0.1"),
         (
             lambda: PolynomialDecay.from_endpoints(1.0, 2.0, 10),
             "first must be .* last = 2.0.*: 1.0",
         ),
         (lambda: PolynomialDecay.from_endpoints(1.0, 0.0, 10), "last must be a positive .*: 0.0"),
-        (lambda: PolynomialDecay.from_endpoints(1.0, 0.1, 1), "num_steps must be .* 2 steps.*: 1"),
+        (lambda: PolynomialDecay.from_endpoints(1.0, 0.1, 1), "num_steps must be at least 2.*: 1"),
+        (lambda: PolynomialDecay.from_endpoints(math.inf, 0.1, 10), "first must be .*: inf"),
+        (
+            lambda: PolynomialDecay.from_endpoints(1.0, 0.1, 10, 1e-4),
+            "gamma must be above .*: 0.0001",
+        ),
+        (lambda: PolynomialDecay(a=math.inf), "a must be a positive finite number.*: inf"),
+        (lambda: PolynomialDecay(a=1.0, gamma=math.nan), "gamma must be a finite number.*: nan"),
+        (lambda: ConstantBelow(SCHEDULES[0], math.inf), "critical_value must be .*: inf"),
+        (
+            lambda: ConstantBelow(lambda t: math.nan, 0.1)(0),
+            "The value of schedule must be .*: nan",
+        ),
+        (lambda: Cyclical(math.inf, 10, 2), "initial_value must be .*: inf"),
         (lambda: ConstantBelow(SCHEDULES[0], 0.0), "critical_value must be a positive .*: 0.0"),
-        (lambda: Cyclical(-1.0, 10, 2), "initial_value must be a positive number. Received: -1.0"),
-        (lambda: Cyclical(1.0, 10, 11), "num_cycles must be in 1 .. num_steps. Received: 11"),
-        (lambda: Cyclical(1.0, 0, 1), "num_steps must be at least 1 step. Received: 0"),
+        (lambda: Cyclical(-1.0, 10, 2), "initial_value must be a positive .* Received: -1.0"),
+        (lambda: Cyclical(1.0, 10, 11), "num_cycles must be in 1 .. 10. Received: 11"),
+        (lambda: Cyclical(1.0, 0, 1), "num_steps must be at least 1. Received: 0"),
         (lambda: Cyclical(1.0, 10, 2, 1.0), r"exploration_ratio must be in \[0, 1\).*: 1.0"),
     ],
 )
@@ -103,5 +125,23 @@ def test_bad_arguments(make: object, message: str) -> None:
 
 
 def test_a_schedule_that_is_not_callable() -> None:
-    with pytest.raises(TypeError, match="schedule must be a callable, step -> value.*: a float"):
+    with pytest.raises(TypeError, match="schedule must be a callable. Received: a float"):
         ConstantBelow(0.1, 0.01)
+    with pytest.raises(TypeError, match="schedule must be callable with 1 argument"):
+        ConstantBelow(lambda: 0.1, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PolynomialDecay("1"), "a must be a positive finite number. Received: '1'"),
+        (lambda: PolynomialDecay(1.0, gamma=True), "gamma must be a finite number.*: True"),
+        (lambda: PolynomialDecay.from_endpoints(1.0, 0.1, 10.0), "num_steps must be an integer"),
+        (lambda: Cyclical(1.0, 10.5, 2), "num_steps must be an integer. Received: 10.5"),
+        (lambda: Cyclical(1.0, 10, True), "num_cycles must be an integer. Received: True"),
+        (lambda: Cyclical(1.0, 10, 2, None), "exploration_ratio must be a number in .*: None"),
+    ],
+)
+def test_arguments_of_wrong_types(make: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()

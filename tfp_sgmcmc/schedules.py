@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import function, positive, require
+from tfp_sgmcmc.checks import accepts, integer, number, numbers, positive, require
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
@@ -45,8 +45,8 @@ class PolynomialDecay(Schedule):
     """
 
     def __init__(self, a: float, b: float = 1.0, gamma: float = 0.55):
-        self.a, self.b, self.gamma = positive("a", a), positive("b", b), float(gamma)
-        require("gamma", gamma, gamma >= 0, "a number of at least 0")
+        self.a, self.b = positive("a", a), positive("b", b)
+        self.gamma = number("gamma", gamma, "a finite number of at least 0", lambda x: x >= 0)
         super().__init__(a=self.a, b=self.b, gamma=self.gamma)
 
     @classmethod
@@ -59,13 +59,18 @@ class PolynomialDecay(Schedule):
         b^\gamma \).
 
         Raises:
-          ValueError: not `first > last > 0`, `num_steps >= 2` and `gamma > 0`.
+          ValueError: not `first > last > 0`, `num_steps >= 2` and `gamma > 0`, or `gamma` is so
+            small that the schedule cannot be computed.
         """
-        positive("last", last)
-        require("first", first, first > last, f"a number above last = {last}")
-        require("num_steps", num_steps, num_steps >= 2, "at least 2 steps")
-        positive("gamma", gamma)
-        b = (num_steps - 1) / ((first / last) ** (1 / gamma) - 1)
+        last = positive("last", last)
+        first = number("first", first, f"a number above last = {last}", lambda x: x > last)
+        integer("num_steps", num_steps, 2)
+        log_ratio = math.log(first / last) / positive("gamma", gamma)
+        possible = log_ratio < 700  # exp(log_ratio) is a double
+        require(
+            "gamma", gamma, possible, f"above {math.log(first / last) / 700:.2g} for first/last"
+        )
+        b = (num_steps - 1) / math.expm1(log_ratio)
         return cls(a=first * b**gamma, b=b, gamma=gamma)
 
     def __call__(self, step: Any) -> tf.Tensor:
@@ -95,7 +100,7 @@ class ConstantBelow(Schedule):
     def __init__(self, schedule: Any, critical_value: float):
         if isinstance(schedule, dict):  # as deserialised
             schedule = keras.saving.deserialize_keras_object(schedule)
-        function("schedule", schedule, "step -> value")
+        accepts("schedule", schedule, 0)
         self.schedule, self.critical_value = schedule, positive("critical_value", critical_value)
         super().__init__(critical_value=self.critical_value)
 
@@ -104,7 +109,9 @@ class ConstantBelow(Schedule):
         return {"schedule": schedule, **super().get_config()}
 
     def __call__(self, step: Any) -> tf.Tensor:
-        return tf.maximum(tf.cast(self.schedule(step), tf.float32), self.critical_value)
+        value = self.schedule(step)
+        numbers("The value of schedule", value)
+        return tf.maximum(tf.cast(value, tf.float32), self.critical_value)
 
 
 @keras.saving.register_keras_serializable("tfp_sgmcmc")
@@ -143,17 +150,18 @@ class Cyclical(Schedule):
         self, initial_value: float, num_steps: int, num_cycles: int, exploration_ratio: float = 0.8
     ):
         self.initial_value = positive("initial_value", initial_value)
-        require("num_steps", num_steps, num_steps >= 1, "at least 1 step")
-        require("num_cycles", num_cycles, 1 <= num_cycles <= num_steps, "in 1 .. num_steps")
-        require("exploration_ratio", exploration_ratio, 0 <= exploration_ratio < 1, "in [0, 1)")
-        self.exploration_ratio = float(exploration_ratio)
+        num_steps = integer("num_steps", num_steps, 1)
+        num_cycles = integer("num_cycles", num_cycles, 1, num_steps)
+        self.exploration_ratio = number(
+            "exploration_ratio", exploration_ratio, "in [0, 1)", lambda x: 0 <= x < 1
+        )
         super().__init__(
             initial_value=self.initial_value,
-            num_steps=int(num_steps),
-            num_cycles=int(num_cycles),
+            num_steps=num_steps,
+            num_cycles=num_cycles,
             exploration_ratio=self.exploration_ratio,
         )
-        self.cycle_length = -(-int(num_steps) // int(num_cycles))
+        self.cycle_length = -(-num_steps // num_cycles)
 
     def position(self, step: Any) -> tf.Tensor:
         """Returns r_t, in [0, 1)."""

@@ -200,10 +200,16 @@ def convert_state(state: State, initial: bool = False, called: str = "state") ->
     when a chain breaks down later. `called` is the name in messages.
     """
 
+    leaves = tf.nest.flatten(state)
+    if not initial and leaves and all(isinstance(x, tf.Tensor) for x in leaves):
+        dtypes = {x.dtype for x in leaves}
+        if len(dtypes) == 1 and dtypes.pop().is_floating:
+            return state
+
     def convert(name: str, x: Any) -> tf.Tensor:
         try:
             x = tf.convert_to_tensor(x)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
             raise TypeError(f"{name} must be a tensor of numbers. Received: {x!r}.") from error
         if not x.dtype.is_floating:
             raise TypeError(
@@ -218,7 +224,7 @@ def convert_state(state: State, initial: bool = False, called: str = "state") ->
             )
         return x
 
-    pairs = zip(part_names(state, called), tf.nest.flatten(state), strict=True)
+    pairs = zip(part_names(state, called), leaves, strict=True)
     leaves = [convert(name, x) for name, x in pairs]
     if not leaves:
         raise ValueError(f"The {called} must have at least one part. Received: an empty {called}.")

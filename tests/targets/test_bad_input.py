@@ -1,5 +1,6 @@
 """Wrong data, functions and options of targets raise clear errors before the first step."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,20 @@ def with_nan(at: int, value: float = np.nan) -> np.ndarray:
         (dict(data=with_nan(19, np.inf)), ValueError, "NaN or infinite entry, first in example 19"),
         (dict(data=np.array(["a"] * 20)), TypeError, "must hold numbers. .* dtype string"),
         (dict(data=np.ones(20, complex)), TypeError, "must hold numbers. .* dtype complex128"),
+        (
+            dict(data=tf.data.Dataset.from_tensor_slices(X)),
+            TypeError,
+            r"must hold arrays. Received: a tf.data.Dataset. StreamedLogProb\(",
+        ),
+        (
+            dict(data={"x": X, "y": tf.data.Dataset.range(20)}),
+            TypeError,
+            r"data\['y'\] must hold arrays. Received: a tf.data.Dataset",
+        ),
+        (dict(data=[[1.0, 2.0], [3.0]]), ValueError, "make one array of it by np.array"),
+        (dict(data=[*range(1000)]), ValueError, r"\(\)\] \.\.\.\. A list or tuple holds"),
+        (dict(data={"x": X, "y": np.array([None, {}] * 10)}), TypeError, r"data\['y'\] must hold"),
+        (dict(data=tf.ragged.constant([[1.0], [1.0, 2.0]])), TypeError, "data must hold arrays"),
         (dict(data=None), TypeError, "data must hold arrays. Received: a NoneType"),
         (dict(data=object()), TypeError, "data must hold arrays. Received: a object"),
         (dict(num_examples=21), ValueError, "num_examples must be 20, .* Received: 21"),
@@ -70,6 +85,11 @@ def with_nan(at: int, value: float = np.nan) -> np.ndarray:
         (dict(bijector="exp"), TypeError, "must hold tfp.bijectors.Bijector or None. .* 'exp'"),
         (dict(bijector=[None, tfb.Exp]), TypeError, "Received: <class"),
         (dict(dtype=tf.int32), TypeError, "dtype must be floating. Received: int32"),
+        (dict(dtype="float23"), TypeError, "dtype must be floating, or None. Received: 'float23'"),
+        (dict(replacement="x"), TypeError, "replacement must be True or False. Received: 'x'"),
+        (dict(shared_batch=1), TypeError, "shared_batch must be True or False. Received: 1"),
+        (dict(num_groups=2.0), TypeError, "num_groups must be an integer. Received: 2.0"),
+        (dict(num_examples="20"), TypeError, "num_examples must be an integer. Received: '20'"),
     ],
 )
 def test_construction(options: dict[str, Any], error: type, message: str) -> None:
@@ -138,9 +158,12 @@ def test_log_priors_with_event_dimensions() -> None:
     ("change", "message"),
     [
         (lambda _: None, "Received: None"),
+        (lambda _: object(), "Received: <object"),
+        (lambda _: "x", "float32. Received: string"),
+        (lambda x: tf.cast(x, tf.int32), "float32. Received: int32"),
         (lambda x: tf.cast(x, tf.float64), "float32. Received: float64"),
     ],
-    ids=["nothing", "another dtype than the state"],
+    ids=["nothing", "an object", "text", "integers", "another dtype than the state"],
 )
 def test_results_of_functions(name: str, change: Any, message: str) -> None:
     right = {"log_prior_fn": log_prior, "log_likelihood_fn": log_likelihood}[name]
@@ -297,3 +320,189 @@ def test_a_missing_axis_with_as_many_chains_as_examples(shared_batch: bool, comp
     with pytest.raises(ValueError, match=message):
         run(bad)
     sgmcmc.SGLD(right, 0.1).bootstrap_results(state)
+
+
+@pytest.mark.parametrize("name", ["log_prior_fn", "log_likelihood_fn", "score_fn"])
+@pytest.mark.parametrize("state", [tf.constant(0.5), {"value": tf.constant(0.5)}])
+def test_signatures_of_functions(name: str, state: Any) -> None:
+    """The error names the function, and what it was called with."""
+    right = dict(
+        log_prior_fn=lambda value: log_prior(value),
+        log_likelihood_fn=lambda value, batch: log_likelihood(value, batch),
+    )
+    bad = target(**right | {name: lambda: 0.0})
+    with pytest.raises(TypeError, match=f"{name} must be callable with .* signature"):
+        sgmcmc.NOGIN(bad, 0.1, friction=1.0).bootstrap_results(state)
+        bad.estimate(state, tf.constant([0, 1]))
+
+
+@pytest.mark.parametrize("returned", [None, "x", object()])
+def test_results_of_score_functions(returned: Any) -> None:
+    with pytest.raises(TypeError, match="score_fn must return arrays of the state's dtype"):
+        target(score_fn=lambda theta, batch: returned).estimate(
+            tf.constant(0.5), tf.constant([0, 1])
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda _: None, TypeError, "target_log_prob_fn must return .* Received: None"),
+        (lambda x: tf.cast(x, tf.int32), TypeError, "must return the dtype .* Received: int32"),
+        (lambda x: x[..., None], ValueError, r"must return shape \[chains...\].* shape \(3, 1\)"),
+        (lambda x: x[:2], ValueError, r"must return shape \[chains...\].* Received: shape \(2,\)"),
+    ],
+)
+def test_results_of_plain_functions(change: Any, error: type, message: str) -> None:
+    plain = sgmcmc.FullDataLogProb(lambda theta: change(log_prior(theta)))
+    with pytest.raises(error, match=message):
+        sgmcmc.SGLD(plain, 0.1).bootstrap_results(tf.zeros([3]))
+
+
+class Frame:
+    """The methods of a pandas.DataFrame that are used here."""
+
+    def __init__(self, columns: dict[Any, Any], names: list[Any] | None = None):
+        self._columns, self.columns = columns, names or [*columns]
+
+    def __getitem__(self, name: Any) -> Any:
+        class Series:
+            def to_numpy(_) -> np.ndarray:
+                return np.asarray(self._columns[name])
+
+        return Series()
+
+    def to_numpy(self) -> np.ndarray:
+        return np.stack([*self._columns.values()], axis=1)
+
+
+def frames() -> list[Any]:
+    kinds: list[Any] = [Frame]
+    with contextlib.suppress(ImportError):
+        import pandas
+
+        kinds.append(pandas.DataFrame)
+    return kinds
+
+
+@pytest.mark.parametrize("frame", frames(), ids=lambda f: f.__module__.split(".")[0])
+def test_data_frames_are_dicts_of_their_columns(frame: Any) -> None:
+    columns = {"x": X, "label": np.arange(20) % 2}
+    made, expected = (
+        target(
+            data=data,
+            log_likelihood_fn=lambda theta, batch: (
+                log_likelihood(theta, batch["x"]) * tf.cast(batch["label"], tf.float32)
+            ),
+        )
+        for data in (frame(columns), columns)
+    )
+    assert made(tf.constant(0.5)) == expected(tf.constant(0.5))
+    nested = target(data={"inner": frame(columns), "y": frame(columns)["x"]})
+    assert nested.num_examples == 20
+    with pytest.raises(TypeError, match=r"data\['name'\] must hold numbers. .* dtype string"):
+        target(data=frame({"x": X, "name": ["a"] * 20}))
+
+
+def test_data_frames_with_equal_names_of_columns() -> None:
+    with pytest.raises(ValueError, match=r"columns of different names. Received: \['x', 'x'\]"):
+        target(data=Frame({"x": X}, names=["x", "x"]))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda t: sgmcmc.ControlVariate(t, "x"), TypeError, "center must have a floating dtype"),
+        (lambda t: sgmcmc.ControlVariate(t, None), TypeError, "center must be a tensor of numbers"),
+        (lambda t: sgmcmc.ControlVariate(t, np.nan), ValueError, "The center must be finite"),
+        (lambda t: sgmcmc.ControlVariate(t, []), ValueError, "The center must have at least one"),
+        (lambda t: sgmcmc.SVRG(t, True), TypeError, "update_every must be an integer"),
+        (lambda t: sgmcmc.GrowingBatch(t, "2"), TypeError, "growth must be a number.* '2'"),
+        (lambda t: sgmcmc.GrowingBatch(t, np.inf), ValueError, "growth must be a factor.* inf"),
+        (lambda t: sgmcmc.GrowingBatch(t, 1.1, True), TypeError, "initial_size must be a number"),
+        (lambda t: sgmcmc.GrowingBatch(t, 1.1, np.nan), ValueError, "initial_size must be in 1"),
+        (lambda t: sgmcmc.find_center(t, "x"), TypeError, "initial_state must have a floating"),
+        (lambda t: sgmcmc.find_center(t, 0.5, tolerance="1"), TypeError, "tolerance must be a pos"),
+        (
+            lambda t: sgmcmc.find_center(t, 0.5, max_iterations=2.5),
+            TypeError,
+            "max_iterations must be an integer",
+        ),
+        (
+            lambda t: sgmcmc.find_center(t, 0.5, "adam", learning_rate=-1.0),
+            ValueError,
+            "learning_rate must be a positive",
+        ),
+        (lambda t: sgmcmc.find_center(t, 0.5, seed=0.5), ValueError, "seed must be an integer"),
+        (lambda t: t("x"), TypeError, "state must have a floating dtype.* string"),
+        (lambda t: t(None), TypeError, "state must be a tensor of numbers. Received: None"),
+    ],
+)
+def test_arguments_of_other_targets(make: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        make(target())
+
+
+STATES_THAT_ARE_NONE = [None, "x", [], 1, [0.5, "a"], object(), np.array([None, {}])]
+
+
+@pytest.mark.parametrize("state", STATES_THAT_ARE_NONE, ids=repr)
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda t: t,
+        lambda t: sgmcmc.ControlVariate(t, 0.5),
+        sgmcmc.SVRG,
+        sgmcmc.GrowingBatch,
+        lambda t: FULL_DATA,
+    ],
+    ids=["minibatch", "control variate", "SVRG", "growing", "full data"],
+)
+def test_states_of_estimates(wrap: Any, state: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="state.* must"):
+        wrap(target()).estimate(state, tf.constant([0, 1]))
+
+
+def test_a_stream_is_named_in_errors_of_its_batches() -> None:
+    def stream(data: Any) -> Any:
+        dataset = tf.data.Dataset.from_tensor_slices(data).batch(5, drop_remainder=True)
+        return sgmcmc.StreamedLogProb(log_prior, log_likelihood, dataset, 20)
+
+    with pytest.raises(ValueError, match="dataset must be finite. .* first in example 0"):
+        stream(np.full(20, np.nan, np.float32))
+    with pytest.raises(TypeError, match=r"dataset\['y'\] must hold numbers"):
+        stream({"x": X, "y": np.array(["a"] * 20)})
+    with pytest.raises(TypeError, match="dataset must be callable with 1 argument"):
+        sgmcmc.StreamedLogProb(log_prior, log_likelihood, lambda: None, 20)
+
+
+def test_a_bijector_that_fails_is_named() -> None:
+    bad = target(bijector=tfb.Reshape([4]))
+    with pytest.raises(ValueError, match=r"bijector failed for a state of shapes \(3,\)"):
+        sgmcmc.SGLD(bad, 0.1).bootstrap_results(tf.zeros([3]))
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "error", "message"),
+    [
+        (lambda: 0.1, TypeError, "learning_rate must be callable with 1 argument"),
+        (lambda t: None, TypeError, "learning_rate at step 0 must be a number"),
+        (lambda t: -1.0, ValueError, "learning_rate at step 0 must be a finite number of at least"),
+        (lambda t: np.zeros(2), ValueError, "learning_rate at step 0 must be one number"),
+    ],
+)
+def test_learning_rates(learning_rate: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        sgmcmc.find_center(target(), 0.5, "adam", learning_rate=learning_rate)
+
+
+def test_a_plain_schedule_is_a_learning_rate() -> None:
+    """Keras would call it without the step."""
+    center, report = sgmcmc.find_center(
+        target(batch_size=20),
+        0.5,
+        "adam",
+        max_iterations=200,
+        learning_rate=lambda t: 0.1 / (1.0 + t / 20),
+    )
+    assert report.converged and abs(float(center)) < 0.1

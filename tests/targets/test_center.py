@@ -163,10 +163,10 @@ def test_parts_matrices_and_bijectors() -> None:
     ("options", "message"),
     [
         (dict(method="newton"), "method must be 'lbfgs' or 'adam'. Received: 'newton'"),
-        (dict(max_iterations=0), "max_iterations must be a positive number. Received: 0"),
-        (dict(tolerance=-1.0), "tolerance must be a positive number. Received: -1.0"),
+        (dict(max_iterations=0), "max_iterations must be at least 1. Received: 0"),
+        (dict(tolerance=-1.0), "tolerance must be a positive finite number. Received: -1.0"),
         (dict(initial_state=np.zeros([4, 3])), r"initial_state must be one .* shape \(4,\)"),
-        (dict(initial_state=np.full(3, np.nan)), "NaN or infinite at initial_state"),
+        (dict(initial_state=np.full(3, np.nan)), "The initial_state must be finite. Received: NaN"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:

@@ -217,7 +217,7 @@ def test_nogin_is_exact_without_noise() -> None:
     [
         (np.zeros([4, 2]), ValueError, r"center must be one state without chain .* shape \(4,\)"),
         (np.array([0.0, np.nan]), ValueError, "center must be finite"),
-        (np.array([0, 1]), TypeError, "center must have a floating dtype. Received: int64"),
+        (np.array([0, 1]), TypeError, "center must have a floating dtype.* Received: dtype int64"),
     ],
 )
 def test_bad_centers(center: Any, error: type, message: str) -> None:

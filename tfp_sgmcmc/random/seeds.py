@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import xla
+from tfp_sgmcmc.checks import integer
 
 xor = tf.bitwise.bitwise_xor
 GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive counters over the 32-bit words
@@ -61,12 +62,13 @@ def as_seed(seed: Any) -> tf.Tensor:
 
 def split(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
     """Returns `num` seeds that are independent of each other, made from `seed`."""
-    return tf.unstack(tf.random.split(seed, num=num, alg=xla.random_algorithm()))
+    integer("num", num, 1)
+    return tf.unstack(tf.random.split(as_seed(seed), num=num, alg=xla.random_algorithm()))
 
 
 def fold_in(seed: tf.Tensor, data: Any) -> tf.Tensor:
     """Returns the seed of number `data` in the sequence that `seed` starts."""
-    return tf.random.fold_in(seed, tf.cast(data, tf.int32), alg=xla.random_algorithm())
+    return tf.random.fold_in(as_seed(seed), tf.cast(data, tf.int32), alg=xla.random_algorithm())
 
 
 def numbered_seed(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:

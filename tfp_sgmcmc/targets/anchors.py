@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.state import State, static_or_dynamic_shape
+from tfp_sgmcmc.state import State, convert_state, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import Draw, MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.scores import combine_scores
@@ -61,6 +61,7 @@ class AnchoredTarget(Target):
         probe: State = None,
         with_scores: bool = True,
     ) -> GradientEstimate:
+        state = convert_state(state)
         anchor, inner, carry = self._next_anchor(state, target_state)
         draw, inner = self.target.next_draw(seed, inner)
         estimate = self._estimate_from(anchor, state, draw, probe, with_scores)

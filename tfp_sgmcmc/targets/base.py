@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,8 +12,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import function
-from tfp_sgmcmc.state import State, call_with_state, part_names, static_or_dynamic_shape
+from tfp_sgmcmc.checks import accepts, function
+from tfp_sgmcmc.state import (
+    State,
+    call_with_state,
+    convert_state,
+    part_names,
+    state_from_call,
+    static_or_dynamic_shape,
+)
 
 
 class GradientEstimate(NamedTuple):
@@ -90,10 +98,18 @@ class Target(abc.ABC):
 
 
 class FullDataLogProb(Target):
-    """A plain `target_log_prob_fn` as a target, whose estimate is the exact gradient."""
+    """A plain `target_log_prob_fn` as a target, whose estimate is the exact gradient.
+
+    Raises:
+      TypeError: the function is not callable. On the first use: it does not return numbers of the
+        state's dtype.
+      ValueError: on the first use: its result has more dimensions than a part of the state, or does
+        not depend on a part.
+    """
 
     num_examples = 1
     noise_scale = 0.0
+    _called = "target_log_prob_fn"
 
     def __init__(self, target_log_prob_fn: Callable[..., tf.Tensor]):
         self._target_log_prob_fn = function(
@@ -104,14 +120,17 @@ class FullDataLogProb(Target):
             self.__signature__ = inspect.signature(target_log_prob_fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        return self._target_log_prob_fn(*args, **kwargs)
+        return self._log_prob(convert_state(state_from_call(args, kwargs)))
 
     def chain_shape(self, state: State) -> Any:
-        return static_or_dynamic_shape(call_with_state(self, state))
+        return static_or_dynamic_shape(self._log_prob(state))
 
     def bootstrap(self, state: State) -> Any:
-        value_and_gradient(lambda s: call_with_state(self, s), state)
+        value_and_gradient(self._log_prob, state)
         return ()
+
+    def _log_prob(self, state: State) -> tf.Tensor:
+        return log_prob_from(self._called, self._target_log_prob_fn, state)
 
     def estimate(
         self,
@@ -122,21 +141,27 @@ class FullDataLogProb(Target):
         with_scores: bool = True,
     ) -> GradientEstimate:
         del seed, with_scores
-        log_prob, gradient, product = value_and_gradient(
-            lambda s: call_with_state(self, s), state, probe
-        )
+        state = convert_state(state)
+        log_prob, gradient, product = value_and_gradient(self._log_prob, state, probe)
         return GradientEstimate(gradient, log_prob, (), product, target_state)
 
 
-def as_target(target_log_prob_fn: Any, full_data_expected: bool = False) -> Target:
+def as_target(
+    target_log_prob_fn: Any,
+    full_data_expected: bool = False,
+    called: str = "target_log_prob_fn",
+) -> Target:
     """Returns a target unchanged, and wraps a plain callable in `FullDataLogProb`.
 
-    Warns of a plain callable unless `full_data_expected`, because wrappers such as
-    `tfp.mcmc.TransformedTransitionKernel` pass kernels a closure, which loses the minibatches.
+    `called` is the name of the argument in messages. Warns of a plain callable unless
+    `full_data_expected`, because wrappers such as `tfp.mcmc.TransformedTransitionKernel` pass
+    kernels a closure, which loses the minibatches.
     """
     if isinstance(target_log_prob_fn, Target):
         return target_log_prob_fn
+    function(called, target_log_prob_fn, "state parts -> log probabilities")
     target = FullDataLogProb(target_log_prob_fn)
+    target._called = called
     if not full_data_expected:
         warnings.warn(
             "target_log_prob_fn is a plain callable, not a tfp_sgmcmc target, so every step "
@@ -146,6 +171,56 @@ def as_target(target_log_prob_fn: Any, full_data_expected: bool = False) -> Targ
             stacklevel=4,  # the line that makes the kernel
         )
     return target
+
+
+def log_prob_from(name: str, fn: Callable[..., Any], state: State) -> tf.Tensor:
+    """Returns what the user's function `name` returns for the state, `[chains...]`, checked.
+
+    Raises TypeError for another signature, and for what is not numbers of the state's dtype.
+    Raises ValueError for a shape that is not one of leading dimensions of all parts.
+    """
+    try:
+        value = call_with_state(fn, state)
+    except TypeError:
+        check_signature(name, fn, state)
+        raise
+    result = numbers_from(name, value, state)
+    for leaf in tf.nest.flatten(state):
+        rank = result.shape.rank
+        if rank is not None and not result.shape.is_compatible_with(leaf.shape[:rank]):
+            raise ValueError(
+                f"{name} must return shape [chains...], one number for each chain (sum over the "
+                "event dimensions, or wrap the prior in tfd.Independent). Received: shape "
+                f"{result.shape} for a state part of shape {leaf.shape}."
+            )
+    return result
+
+
+def numbers_from(name: str, value: Any, state: State) -> tf.Tensor:
+    """Returns what the user's function `name` returned as a tensor of the state's dtype."""
+    if value is None:
+        raise TypeError(f"{name} must return log probabilities. Received: None.")
+    try:
+        result = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must return log probabilities. Received: {value!r}.") from error
+    for dtype in [x.dtype.name for x in tf.nest.flatten(state) if x.dtype != result.dtype]:
+        raise TypeError(
+            f"{name} must return the dtype of the state part, {dtype}. Received: "
+            f"{result.dtype.name}. The target's argument dtype='{dtype}' casts floating data."
+        )
+    return result
+
+
+def check_signature(name: str, fn: Callable[..., Any], state: State, **extra: Any) -> None:
+    """Raises TypeError if `call_with_state(fn, state, **extra)` is impossible by the signature."""
+    if hasattr(state, "_asdict"):  # its parts go by name or by position
+        return
+    try:
+        call_with_state(functools.partial(accepts, name, fn), state, **extra)
+    except TypeError as error:
+        shapes = tf.nest.map_structure(lambda x: str(x.shape), state)
+        raise TypeError(f"{error} The state has parts of shapes {shapes}.") from error
 
 
 def value_and_gradient(

@@ -11,8 +11,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import one_of, positive
-from tfp_sgmcmc.state import State, call_with_state, flatten_events, unflatten_events
+from tfp_sgmcmc.checks import accepts, integer, numbers, one_of, positive, require
+from tfp_sgmcmc.state import State, call_with_state, convert_state, flatten_events, unflatten_events
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 
@@ -92,7 +92,8 @@ def find_center(
       max_iterations: iterations of L-BFGS (default 100; each takes two to three passes over the
         data), or steps of Adam (default 2000).
       tolerance: the bound in the equation.
-      learning_rate: of Adam: a schedule, or a number that decays to zero along a cosine.
+      learning_rate: of Adam: a schedule, which is a callable from step to value, or a number that
+        decays to zero along a cosine.
       seed: seed of the minibatches.
 
     Returns:
@@ -107,9 +108,15 @@ def find_center(
     checked_target(target)
     one_of("method", method, [*_MAX_ITERATIONS])
     limit = _MAX_ITERATIONS[method] if max_iterations is None else max_iterations
-    positive("max_iterations", limit)
+    integer("max_iterations", limit, 1)
     positive("tolerance", tolerance)
-    state = tf.nest.map_structure(tf.convert_to_tensor, initial_state)
+    if callable(learning_rate):
+        first = accepts("learning_rate", learning_rate, 0)(0)
+        numbers("learning_rate at step 0", first, "a finite number of at least 0")
+        require("learning_rate at step 0", first, np.ndim(first) == 0, "one number")
+    else:
+        positive("learning_rate", learning_rate)
+    state = convert_state(initial_state, initial=True, called="initial_state")
     check_single_state("initial_state", target, state)
     seed = random.as_seed(seed)
 
@@ -188,12 +195,22 @@ def _check_finite(point: _Point, where: str) -> None:
         raise ValueError(f"The log posterior or its gradient is NaN or infinite at {where}.")
 
 
+class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A callable from step to value; Keras calls those that are no schedules without the step."""
+
+    def __init__(self, fn: Any):
+        self._fn = fn
+
+    def __call__(self, step: Any) -> Any:
+        return self._fn(step)
+
+
 def _adam(
     target: MinibatchLogProb, state: State, num_steps: int, learning_rate: Any, seed: tf.Tensor
 ) -> State:
     if not callable(learning_rate):
         learning_rate = keras.optimizers.schedules.CosineDecay(learning_rate, num_steps)
-    optimizer = keras.optimizers.Adam(learning_rate)
+    optimizer = keras.optimizers.Adam(_Schedule(learning_rate))
     variables = [keras.Variable(x, dtype=x.dtype.name) for x in tf.nest.flatten(state)]
     optimizer.build(variables)
 

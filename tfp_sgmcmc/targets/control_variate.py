@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import require
-from tfp_sgmcmc.state import State, part_names
+from tfp_sgmcmc.checks import integer, require
+from tfp_sgmcmc.state import State, convert_state, part_names
 from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, NextAnchor, anchor_at
 from tfp_sgmcmc.targets.base import GradientEstimate
 from tfp_sgmcmc.targets.center import check_single_state
@@ -101,17 +101,19 @@ class ControlVariate(AnchoredTarget):
         importance: Any = None,
     ):
         super().__init__(target)
-        require("order", order, order in (1, 2), "1 or 2")
-        center = tf.nest.map_structure(tf.convert_to_tensor, center)
-        self._names = [name.replace("state", "center", 1) for name in part_names(center)]
-        for name, x in zip(self._names, tf.nest.flatten(center), strict=True):
-            if not x.dtype.is_floating:
-                raise TypeError(f"{name} must have a floating dtype. Received: {x.dtype.name}.")
-        self._check_finite("{}", center)
+        integer("order", order, 1, 2)
+        center = convert_state(center, initial=True, called="center")
+        self._names = part_names(center, "center")
         check_single_state("center", target, center)
         self.center = center
         self._anchor = tf.function(lambda c: anchor_at(target, c), autograph=False)(center)
-        self._check_finite("The gradient with respect to {} at the center", self._anchor.gradient)
+        for name, x in zip(self._names, tf.nest.flatten(self._anchor.gradient), strict=True):
+            value = tf.get_static_value(x)
+            if value is not None and not np.all(np.isfinite(value)):
+                raise ValueError(
+                    f"The gradient with respect to {name} at the center must be finite. "
+                    f"Received: {value}."
+                )
         self.order = order
         if order == 1:
             require("importance", importance, importance is None, "None with order=1")
@@ -134,6 +136,7 @@ class ControlVariate(AnchoredTarget):
     ) -> GradientEstimate:
         if self.order == 1:
             return super().estimate(state, seed, target_state, probe, with_scores)
+        state = convert_state(state)
         self._check_fits(state)
         return self.second_order.estimate(state, seed, target_state, probe, with_scores)
 
@@ -160,7 +163,7 @@ class ControlVariate(AnchoredTarget):
 
     def _check_fits(self, state: State) -> None:
         """Raises ValueError unless the state has the center's parts behind chain dimensions."""
-        names = [name.replace("state", "center", 1) for name in part_names(state)]
+        names = part_names(state, "center")
         if names != self._names:  # in order: a namedtuple's may differ from a dict's
             raise ValueError(
                 f"The state must have the structure of ControlVariate's center, {self._names}. "
@@ -175,9 +178,3 @@ class ControlVariate(AnchoredTarget):
                     f"its shape {c.shape} behind chain dimensions. "
                     f"Received: dtype {x.dtype.name}, shape {x.shape}."
                 )
-
-    def _check_finite(self, what: str, values: State) -> None:
-        for name, x in zip(self._names, tf.nest.flatten(values), strict=True):
-            value = tf.get_static_value(x)
-            if value is not None and not np.all(np.isfinite(value)):
-                raise ValueError(f"{what.format(name)} must be finite. Received: {value}.")

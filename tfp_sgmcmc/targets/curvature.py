@@ -78,7 +78,7 @@ def largest_curvature(
         definite or returns another structure.
       TypeError: the target or `metric` is not callable; a number is not an integer.
     """
-    target = as_target(target, full_data_expected=True)
+    target = as_target(target, full_data_expected=True, called="target")
     integer("num_iterations", num_iterations, 1)
     integer("max_examples", max_examples, 1)
     if metric is not None:

@@ -2,22 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+import tree
 
 
-def as_tensor(x: Any, dtype: Any) -> tf.Tensor:
-    """Returns `x` as a tensor, cast to `dtype` if it is floating and `dtype` is not None."""
+def as_tensors(data: Any, dtype: Any, called: str = "data") -> Any:
+    """Returns the arrays of `data` as tensors; floating ones are cast to `dtype` unless it is None.
+
+    A data frame becomes a dict of its columns.
+    """
     try:
-        x = tf.convert_to_tensor(x)
-    except (TypeError, ValueError) as error:
+        # tf.as_dtype takes integers for the numbers of its enumeration.
+        found = None if dtype is None or isinstance(dtype, int) else tf.as_dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None and dtype is not None:
+        raise TypeError(f"dtype must be floating, or None. Received: {dtype!r}.")
+    if found is not None and not found.is_floating:
+        raise TypeError(f"dtype must be floating. Received: {found.name}.")
+    data = _without_frames(data)
+    return tree.map_structure_with_path(
+        lambda path, x: as_tensor(x, dtype, _name(called, path)), data
+    )
+
+
+def _without_frames(data: Any) -> Any:
+    """Returns `data` with a dict of columns in place of each data frame."""
+    if _is_frame(data):
+        names = [*data.columns]
+        if len({*names}) != len(names):
+            raise ValueError(f"data must have columns of different names. Received: {names}.")
+        return {name: data[name].to_numpy() for name in names}
+    if isinstance(data, Mapping):
+        return {name: _without_frames(x) for name, x in data.items()}
+    if isinstance(data, list | tuple) and any(_is_frame(x) for x in data):
+        parts = [_without_frames(x) for x in data]
+        return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
+    return data
+
+
+def _is_frame(x: Any) -> bool:
+    # By its methods, because pandas need not be installed.
+    return hasattr(x, "columns") and hasattr(x, "to_numpy") and hasattr(x, "__getitem__")
+
+
+def _name(called: str, path: tuple[Any, ...]) -> str:
+    return called + "".join(f"[{key!r}]" for key in path)
+
+
+def as_tensor(x: Any, dtype: Any, name: str = "data") -> tf.Tensor:
+    """Returns `x` as a tensor, cast to `dtype` if it is floating and `dtype` is not None."""
+    if isinstance(x, tf.data.Dataset):
         raise TypeError(
-            f"data must hold arrays. Received: a {type(x).__name__}: {error}"
+            f"{name} must hold arrays. Received: a tf.data.Dataset. "
+            "StreamedLogProb(log_prior_fn, log_likelihood_fn, dataset, num_examples) samples with "
+            "minibatches from a dataset."
+        )
+    x = x.to_numpy() if hasattr(x, "to_numpy") else x  # a column of a data frame
+    try:
+        tensor = tf.convert_to_tensor(x)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise TypeError(
+            f"{name} must hold arrays. Received: a {type(x).__name__}: {error}"
         ) from error
-    if not (x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_bool):
-        raise TypeError(f"data must hold numbers. Received: an array of dtype {x.dtype.name}.")
-    return tf.cast(x, dtype) if dtype is not None and x.dtype.is_floating else x
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+        found = tensor.dtype.name
+        raise TypeError(f"{name} must hold numbers. Received: an array of dtype {found}.")
+    return tf.cast(tensor, dtype) if dtype is not None and tensor.dtype.is_floating else tensor
 
 
 def leading_axis(data: Any) -> int:
@@ -27,7 +81,8 @@ def leading_axis(data: Any) -> int:
     if len(sizes) != 1 or () in sizes:
         raise ValueError(
             "data must have arrays with leading axes of N examples, which must be equal. "
-            f"Received: shapes {shapes}."
+            f"Received: shapes {shapes[:10]}{' ...' if len(shapes) > 10 else ''}. A list or tuple "
+            "holds several arrays; make one array of it by np.array."
         )
     ((size,),) = sizes
     if size == 0:
@@ -35,7 +90,7 @@ def leading_axis(data: Any) -> int:
     return size
 
 
-def assert_finite(x: tf.Tensor) -> None:
+def assert_finite(x: tf.Tensor, called: str = "data") -> None:
     """Raises ValueError for NaN or infinity; works in slices to save memory."""
     if not x.dtype.is_floating:
         return
@@ -45,6 +100,6 @@ def assert_finite(x: tf.Tensor) -> None:
         if not tf.reduce_all(finite):
             row = start + int(tf.where(~finite)[0, 0])
             raise ValueError(
-                f"data must be finite. Received: an array of shape {tuple(x.shape)} with a NaN or "
-                f"infinite entry, first in example {row}. Remove or impute it."
+                f"{called} must be finite. Received: an array of shape {tuple(x.shape)} with a NaN "
+                f"or infinite entry, first in example {row}. Remove or impute it."
             )

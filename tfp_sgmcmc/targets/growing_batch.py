@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import require
-from tfp_sgmcmc.state import State, static_or_dynamic_shape
+from tfp_sgmcmc.checks import number
+from tfp_sgmcmc.state import State, convert_state, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 
@@ -49,7 +49,8 @@ class GrowingBatch(Target):
 
     Raises:
       ValueError: `growth` is below 1; `initial_size` is not in 1 .. N; the target has epochs.
-      TypeError: the target is not a `MinibatchLogProb`, or is wrapped already.
+      TypeError: the target is not a `MinibatchLogProb`, or is wrapped already; a size or factor is
+        not a number.
 
     References:
       Y. He and X. Xin. Hybrid deterministic-stochastic gradient Langevin dynamics for Bayesian
@@ -64,9 +65,10 @@ class GrowingBatch(Target):
                 "each step. Received: reshuffle='epoch'."
             )
         self.num_examples = total = target.num_examples
-        require("growth", growth, growth >= 1.0, "a factor of at least 1")
-        require("initial_size", initial_size, 1 <= initial_size <= total, f"in 1 .. N = {total}")
-        self.growth, self.initial_size = growth, initial_size
+        self.growth = number("growth", growth, "a factor of at least 1", lambda x: x >= 1)
+        self.initial_size = number(
+            "initial_size", initial_size, f"in 1 .. N = {total}", lambda x: 1 <= x <= total
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         return self.target(*args, **kwargs)
@@ -86,6 +88,7 @@ class GrowingBatch(Target):
         probe: State = None,
         with_scores: bool = True,
     ) -> GradientEstimate:
+        state = convert_state(state)
         seed = random.as_seed(seed)
         target_state = target_state or self.bootstrap(state)
         total, chunk = self.num_examples, self.target.batch_size

@@ -10,13 +10,19 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import count_of_examples, function, one_of, require
-from tfp_sgmcmc.state import State, call_with_state, state_from_call, static_or_dynamic_shape
-from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
+from tfp_sgmcmc.checks import boolean, count_of_examples, function, integer, one_of, require
+from tfp_sgmcmc.state import (
+    State,
+    call_with_state,
+    convert_state,
+    state_from_call,
+    static_or_dynamic_shape,
+)
+from tfp_sgmcmc.targets.base import GradientEstimate, check_signature, value_and_gradient
 from tfp_sgmcmc.targets.bijectors import check_bijectors
 from tfp_sgmcmc.targets.chain_groups import group_size, map_groups
 from tfp_sgmcmc.targets.chunked_sums import sum_over_chunks, with_given_gradient
-from tfp_sgmcmc.targets.data import as_tensor, assert_finite, leading_axis
+from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
 from tfp_sgmcmc.targets.model import ModelTarget
 from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
 
@@ -66,7 +72,8 @@ class MinibatchLogProb(ModelTarget):
         same examples (with `shared_batch`, or in the sum over all N) and `[chains..., n, ...]`
         otherwise; `tf.linalg.matvec(x, theta)` is right for both. It may be called with some of the
         chains at a time (which is faster on a CPU), and must not depend on which.
-      data: a nest of arrays with one leading axis N.
+      data: a nest of arrays with one leading axis N. A pandas DataFrame stands for a dict of its
+        columns by name. Data from a `tf.data.Dataset` take a `StreamedLogProb`.
       batch_size: n.
       replacement: whether a minibatch is drawn with replacement.
       shared_batch: whether all chains see the same minibatch: much cheaper, but they then depend on
@@ -121,24 +128,29 @@ class MinibatchLogProb(ModelTarget):
         super().__init__(log_prior_fn, log_likelihood_fn, bijector)
         self._score_fn = score_fn if score_fn is None else function("score_fn", score_fn)
         self.has_score_fn = score_fn is not None
+        boolean("replacement", replacement)
+        boolean("shared_batch", shared_batch)
         one_of("reshuffle", reshuffle, ("step", "epoch"))
         allowed = reshuffle == "step" or not replacement
         expected = "False with reshuffle='epoch', which draws without replacement"
         require("replacement", replacement, allowed, expected)
-        if dtype is not None and not tf.as_dtype(dtype).is_floating:
-            raise TypeError(f"dtype must be floating. Received: {tf.as_dtype(dtype).name}.")
-        self._data = tf.nest.map_structure(lambda x: as_tensor(x, dtype), data)
+        self._data = as_tensors(data, dtype)
         self.num_examples = leading_axis(self._data)
-        expected = f"{self.num_examples}, the leading axis of data"
-        require("num_examples", num_examples, num_examples in (None, self.num_examples), expected)
+        if num_examples is not None:
+            fits = integer("num_examples", num_examples, 1) == self.num_examples
+            expected = f"{self.num_examples}, the leading axis of data"
+            require("num_examples", num_examples, fits, expected)
         self.batch_size = count_of_examples("batch_size", batch_size, self.num_examples)
         for leaf in tf.nest.flatten(self._data):
             assert_finite(leaf)
         self.replacement, self.shared_batch, self.reshuffle = replacement, shared_batch, reshuffle
         total, n = self.num_examples, self.batch_size
         self.noise_scale = total * (total if replacement else total - n) / n
-        divides = num_groups is None or (num_groups >= 2 and n % num_groups == 0)
-        require("num_groups", num_groups, divides, f"a divisor of batch_size = {n} and at least 2")
+        if num_groups is not None:
+            integer("num_groups", num_groups, 0)
+            divides = num_groups >= 2 and n % num_groups == 0
+            expected = f"a divisor of batch_size = {n} and at least 2"
+            require("num_groups", num_groups, divides, expected)
         if score_fn is not None and (bijector is not None or num_groups is not None):
             raise ValueError(
                 "score_fn must be given without bijector and num_groups, because it returns single "
@@ -157,7 +169,7 @@ class MinibatchLogProb(ModelTarget):
         self.chunk_size = count_of_examples("chunk_size", chunk_size, total)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        state = tf.nest.map_structure(tf.convert_to_tensor, state_from_call(args, kwargs))
+        state = convert_state(state_from_call(args, kwargs))
         if self.chunk_size >= self.num_examples:
             return self.log_prior(state) + self._sum_of_slice(state, 0, self.num_examples)
         return self.log_prior(state) + with_given_gradient(
@@ -208,6 +220,7 @@ class MinibatchLogProb(ModelTarget):
         probe: State = None,
         with_scores: bool = True,
     ) -> GradientEstimate:
+        state = convert_state(state)
         draw, target_state = self.next_draw(seed, target_state)
         noise_scale = tf.constant(self.noise_scale, tf.nest.flatten(state)[0].dtype)
         size = None
@@ -260,6 +273,7 @@ class MinibatchLogProb(ModelTarget):
         chain_ndims, n = len(chain_shape), self.batch_size
         if self._score_fn is not None:
             values = self.log_likelihood(state, batch, n, chain_shape)
+            check_signature("score_fn", self._score_fn, state, batch=batch)
             given = call_with_state(self._score_fn, state, batch=batch)
             return values, check_scores(given, state, n, chain_ndims)
         return mapped_scores(

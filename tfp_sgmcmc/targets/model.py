@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.checks import function
 from tfp_sgmcmc.state import State, call_with_state, static_or_dynamic_shape
-from tfp_sgmcmc.targets.base import Target
+from tfp_sgmcmc.targets.base import Target, check_signature, log_prob_from, numbers_from
 from tfp_sgmcmc.targets.bijectors import (
     check_bijectors,
     is_joint,
@@ -39,6 +39,13 @@ class ModelTarget(Target):
             return map_jointly(self.bijector, self.bijector.forward, state)
         return map_bijectors(self.bijector, lambda b, x: b.forward(x), state)
 
+    def _parameters(self, state: State) -> State:
+        try:
+            return self.constrain(state)
+        except tf.errors.InvalidArgumentError as error:
+            _explain_failure("bijector", error, state)
+            raise
+
     def unconstrain(self, state: State) -> State:
         """Maps parameters of the model to the unconstrained state that kernels move."""
         if self._is_joint:
@@ -51,18 +58,11 @@ class ModelTarget(Target):
     def log_prior(self, state: State) -> tf.Tensor:
         """Returns the log prior of the unconstrained state, Jacobian included, `[chains...]`."""
         try:
-            result = call_with_state(self._log_prior_fn, self.constrain(state))
+            parameters = self._parameters(state)
+            result = log_prob_from("log_prior_fn", self._log_prior_fn, parameters)
         except tf.errors.InvalidArgumentError as error:
             _explain_failure("log_prior_fn", error, state)
             raise
-        result = _returned("log_prior_fn", result, state)
-        for leaf in tf.nest.flatten(state):
-            if result.shape.rank is not None and result.shape.rank > leaf.shape.rank:
-                raise ValueError(
-                    "log_prior_fn must return shape [chains...], one number for each chain (sum "
-                    "over the event dimensions, or wrap the prior in tfd.Independent). Received: "
-                    f"shape {result.shape} for a state part of shape {leaf.shape}."
-                )
         if self.bijector is None:
             return result
         if self._is_joint:
@@ -81,12 +81,15 @@ class ModelTarget(Target):
         """Returns the log likelihoods of a batch of `size` examples, `[chains..., size]`."""
         if chain_shape is None:
             chain_shape = self.log_prior(state).shape
+        name, fn, parameters = "log_likelihood_fn", self._log_likelihood_fn, self._parameters(state)
         try:
-            result = call_with_state(self._log_likelihood_fn, self.constrain(state), batch=batch)
+            result = call_with_state(fn, parameters, batch=batch)
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-            _explain_failure("log_likelihood_fn", error, state, batch)
+            if isinstance(error, TypeError):
+                check_signature(name, fn, parameters, batch=batch)
+            _explain_failure(name, error, state, batch)
             raise
-        result = _returned("log_likelihood_fn", result, state)
+        result = numbers_from(name, result, state)
         expected = tf.TensorShape(chain_shape).concatenate(size)
         if not result.shape.is_compatible_with(expected):
             raise ValueError(
@@ -97,19 +100,6 @@ class ModelTarget(Target):
                 "must be summed over event dimensions, too."
             )
         return result
-
-
-def _returned(name: str, value: Any, state: State) -> tf.Tensor:
-    """Returns what a user's function returned as a tensor, checked to have the state's dtype."""
-    if value is None:
-        raise TypeError(f"{name} must return log probabilities. Received: None.")
-    result = tf.convert_to_tensor(value)
-    for dtype in [x.dtype.name for x in tf.nest.flatten(state) if x.dtype != result.dtype]:
-        raise TypeError(
-            f"{name} must return the dtype of the state part, {dtype}. Received: "
-            f"{result.dtype.name}. The target's argument dtype='{dtype}' casts floating data."
-        )
-    return result
 
 
 def _explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -> None:

@@ -65,7 +65,7 @@ def preflight(
         differ. The message names the part of the state.
       TypeError: the target is not callable, or `state` does not hold floating numbers.
     """
-    target = as_target(target, full_data_expected=True)
+    target = as_target(target, full_data_expected=True, called="target")
     state = convert_state(state, initial=True)
     if rtol is not None:
         positive("rtol", rtol)

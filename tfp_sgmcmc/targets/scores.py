@@ -84,7 +84,13 @@ def check_scores(scores: State, state: State, num_rows: int, chain_ndims: int) -
             f"score_fn must return one array for each of the {len(parts)} parts of the state. "
             f"Received: {len(given)} arrays."
         )
-    given = [tf.convert_to_tensor(s, x.dtype) for s, x in zip(given, parts, strict=True)]
+    try:
+        given = [tf.convert_to_tensor(s, x.dtype) for s, x in zip(given, parts, strict=True)]
+    except (TypeError, ValueError) as error:
+        dtype = parts[0].dtype.name
+        raise TypeError(
+            f"score_fn must return arrays of the state's dtype, {dtype}. Received: {scores!r}."
+        ) from error
     for s, x in zip(given, parts, strict=True):
         expected = x.shape[:chain_ndims].concatenate(num_rows).concatenate(x.shape[chain_ndims:])
         if not s.shape.is_compatible_with(expected):

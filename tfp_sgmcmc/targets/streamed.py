@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import function, integer
-from tfp_sgmcmc.state import State, state_from_call
+from tfp_sgmcmc.checks import accepts, function, integer
+from tfp_sgmcmc.state import State, convert_state, state_from_call
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.chunked_sums import with_given_gradient
+from tfp_sgmcmc.targets.data import as_tensors, assert_finite
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 
@@ -90,7 +91,7 @@ class StreamedLogProb(Target):
         is_dataset = isinstance(dataset, tf.data.Dataset)
         dataset_fn = (lambda epoch: dataset) if is_dataset else dataset
         signature = "epoch -> tf.data.Dataset, or a tf.data.Dataset"
-        self._dataset_fn = function("dataset", dataset_fn, signature)
+        self._dataset_fn = accepts("dataset", function("dataset", dataset_fn, signature), 0)
         epoch = self._dataset_fn(0)
         if not isinstance(epoch, tf.data.Dataset):
             raise TypeError(
@@ -114,6 +115,9 @@ class StreamedLogProb(Target):
         first = next(iter(epoch), None)
         if first is None:
             raise self._wrong_epoch(0, 0, size)
+        first = as_tensors(first, None, "dataset")
+        for leaf in tf.nest.flatten(first):
+            assert_finite(leaf, "dataset")
         #: The posterior of the first batch, for what does not depend on the data.
         self.of_one_batch = MinibatchLogProb(
             log_prior_fn,
@@ -172,7 +176,7 @@ class StreamedLogProb(Target):
                 "The full log posterior of a StreamedLogProb must be evaluated outside of "
                 "tf.function, because it reads the whole dataset."
             )
-        state = tf.nest.map_structure(tf.convert_to_tensor, state_from_call(args, kwargs))
+        state = convert_state(state_from_call(args, kwargs))
 
         def log_likelihood(at: State) -> tuple[tf.Tensor, State]:
             sums = (
@@ -202,6 +206,7 @@ class StreamedLogProb(Target):
         probe: State = None,
         with_scores: bool = True,
     ) -> GradientEstimate:
+        state = convert_state(state)
         del seed
         batches, position = target_state or self.bootstrap(state)
         at = position % self.batches_per_read
