@@ -45,11 +45,14 @@ def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
     import tensorflow as tf  # here, as reading a run on disk needs the other checks without it
 
     for leaf in tf.nest.flatten(value):
+        if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+            raise TypeError(f"{name} must be a number. Received: a {type(leaf).__name__}.")
         is_numpy = isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "dtype")
         entries = np.asarray(leaf) if is_numpy else tf.get_static_value(tf.convert_to_tensor(leaf))
         if entries is None:
             continue
-        if not np.issubdtype(entries.dtype, np.number):
+        is_complex = np.issubdtype(entries.dtype, np.complexfloating)
+        if is_complex or not np.issubdtype(entries.dtype, np.number):
             raise TypeError(f"{name} must be a number. Received: {leaf!r}.")
         is_wrong = ~np.isfinite(entries)
         if expected != "a finite number":

@@ -28,7 +28,7 @@ class GradientNoise:
         self.covariance = as_covariance(covariance, average, exact)
         if target.num_scores == 0 and not exact:
             raise ValueError(
-                "The target must give scores of single examples, from which the covariance of its "
+                "target_log_prob_fn must give scores of single examples, from which the covariance of its "
                 f"gradient noise is estimated. Received: a {type(target).__name__}, which gives "
                 "none. Use MinibatchLogProb, ControlVariate or SVRG."
             )

@@ -104,7 +104,13 @@ class FullDataLogProb(Target):
             self.__signature__ = inspect.signature(target_log_prob_fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        return self._target_log_prob_fn(*args, **kwargs)
+        value = self._target_log_prob_fn(*args, **kwargs)
+        if not (tf.is_tensor(value) and value.dtype.is_floating):
+            raise TypeError(
+                "target_log_prob_fn must return log probabilities, a floating tensor of shape "
+                f"[chains...] that depends on the state. Received: {value!r}."
+            )
+        return value
 
     def chain_shape(self, state: State) -> Any:
         return static_or_dynamic_shape(call_with_state(self, state))
