@@ -59,11 +59,6 @@ class Sampler(NamedTuple):
     variants: tuple[Variant, ...] = ()
 
 
-def _estimation_steps(target: Any) -> int:
-    """Steps that bring 10,000 examples for the first estimate of the covariance."""
-    return 10_000 // target.num_scores
-
-
 SAMPLERS = (
     Sampler(
         "SGLD",
@@ -102,9 +97,7 @@ SAMPLERS = (
         "SGFS",
         "θ ← θ + 2 (γ N V + 4B/ε)^-1 (g + η), η ~ N(0, 4 T B/ε)",
         "large, preconditioned steps; exact for a Gaussian posterior at every step size",
-        lambda target, h, friction, noise, c: sgmcmc.SGFS(
-            target, alpha=2 / h, covariance=c, num_estimation_steps=_estimation_steps(target)
-        ),
+        lambda target, h, friction, noise, c: sgmcmc.SGFS(target, alpha=2 / h, covariance=c),
         uses_covariance=True,
         is_fisher_scoring=True,
     ),
@@ -143,9 +136,7 @@ SAMPLERS = (
         "NOGIN",
         "half a step of θ; kick; p ← 2 ((1 + λ²) I + h²/4T Σ)^-1 p − p; the same kick; half a step",
         "the largest steps: second order at every noise level, exact for a Gaussian posterior",
-        lambda target, h, friction, noise, c: sgmcmc.NOGIN(
-            target, h, friction, c, num_estimation_steps=_estimation_steps(target)
-        ),
+        lambda target, h, friction, noise, c: sgmcmc.NOGIN(target, h, friction, c),
         uses_covariance=True,
     ),
     Sampler(

@@ -71,7 +71,7 @@ def by_part(
     """
 
     def convert(part: tf.Tensor, v: Any) -> tf.Tensor:
-        v = as_dtype(evaluate(v), part.dtype)
+        v = number_as_dtype(name, evaluate(v), part.dtype)
         try:
             shape = tf.broadcast_static_shape(v.shape, part.shape)
             fits = part.shape.is_compatible_with(shape)
@@ -136,6 +136,21 @@ def as_dtype(value: Any, dtype: tf.DType) -> tf.Tensor:
     """Returns `value` as a tensor of this dtype."""
     # tf.cast would take a Python float through float32.
     return tf.cast(value, dtype) if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
+
+
+def number_as_dtype(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns the argument `name` as a tensor; raises for what is no array of numbers of `dtype`.
+
+    Raises TypeError for what cannot be converted, and ValueError for a number beyond the range.
+    """
+    if isinstance(value, float | int) and abs(value) > dtype.max:
+        raise ValueError(f"{name} must be within the range of {dtype.name}. Received: {value}.")
+    try:
+        return as_dtype(value, dtype)
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        raise TypeError(
+            f"{name} must be a number or an array of numbers. Received: {value!r}."
+        ) from error
 
 
 def static_or_dynamic_shape(x: tf.Tensor) -> Any:

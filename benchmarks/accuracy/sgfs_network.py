@@ -77,7 +77,7 @@ def run(
         num_groups=num_groups,
     )
     covariance = {"diag": sgmcmc.covariance.Diag(), "block": sgmcmc.covariance.Block(solver=solver)}
-    kernel = sgmcmc.SGFS(target, alpha=alpha, covariance=covariance[kind])
+    kernel = sgmcmc.SGFS(target, alpha=alpha, covariance=covariance[kind], num_estimation_steps=0)
     state = initial_state(kind, seed)
 
     @tf.function(jit_compile=jit_compile, autograph=False)

@@ -21,6 +21,7 @@ a sampler is epsilon N / 2, so that SGFS with B = I has alpha^2 = 2 N / rate.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -94,13 +95,12 @@ class Method(NamedTuple):
 
 # Under XLA on a CPU, this is much faster than conjugate gradients or a factorisation at each step.
 FULL = Full(solver=Solver("lagged_cholesky", tolerance=1e-3, refactor_every=50))
+SGFS = functools.partial(sgmcmc.SGFS, num_estimation_steps=0)  # as in the paper
 METHODS = {
     "SGD": Method((1.0, 3.0, 10.0)),
     "SGLD": Method((1.0, 3.0, 10.0), sgmcmc.SGLD),
-    "SGFS-d": Method((10.0, 30.0), lambda t, epsilon: sgmcmc.SGFS(t, epsilon, covariance="diag")),
-    "SGFS-f": Method(
-        (10.0, 30.0), lambda t, epsilon: sgmcmc.SGFS(t, epsilon, covariance=FULL), 200
-    ),
+    "SGFS-d": Method((10.0, 30.0), functools.partial(SGFS, covariance="diag")),
+    "SGFS-f": Method((10.0, 30.0), functools.partial(SGFS, covariance=FULL), 200),
 }
 
 

@@ -74,6 +74,8 @@ def linear_scheme(make: Callable[..., Any], hessian: np.ndarray) -> LinearScheme
     basis = np.concatenate([np.zeros([1, 4 * size]), np.eye(4 * size)])
     theta, p, offset, z = np.split(basis, 4, axis=1)
     kernel = make(Quadratic(hessian, offset), initial_momentum=p)
+    if "num_estimation_steps" in kernel.parameters:
+        kernel = kernel.copy(num_estimation_steps=0)  # steps of estimation do not move
     state = tf.constant(theta)
     results = kernel.bootstrap_results(state)
     with mock.patch.object(random, "normal_like", lambda *_: tf.constant(z)):

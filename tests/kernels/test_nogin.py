@@ -90,7 +90,14 @@ def test_six_steps(name: str, mass: Any, temperature: float) -> None:
     covariance, average = COVARIANCES[name]
     target = MODEL.target(BATCH, tf.float64)
     kernel = sgmcmc.NOGIN(
-        target, STEP, FRICTION, covariance, mass, temperature, initial_momentum=MOMENTUM
+        target,
+        STEP,
+        FRICTION,
+        covariance,
+        mass,
+        temperature,
+        initial_momentum=MOMENTUM,
+        num_estimation_steps=0,
     )
     state = tf.constant(START)
     np.testing.assert_array_equal(kernel.bootstrap_results(state).momentum, MOMENTUM)
@@ -120,7 +127,9 @@ def test_six_steps(name: str, mass: Any, temperature: float) -> None:
 def test_states_of_two_parts_with_a_block_each(structure: Any) -> None:
     state, momentum, mass = (two_parts(x, structure) for x in (START, MOMENTUM, MASS))
     target = MODEL.target(BATCH, tf.float64, parts=True)
-    kernel = sgmcmc.NOGIN(target, STEP, FRICTION, "block", mass, initial_momentum=momentum)
+    kernel = sgmcmc.NOGIN(
+        target, STEP, FRICTION, "block", mass, initial_momentum=momentum, num_estimation_steps=0
+    )
     got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
     batch, z = by_hand.draws(target, state, SEED)
     blocks = block_diag(1, np.ones([2, 2]))
@@ -150,6 +159,7 @@ def test_numbers_of_each_chain_and_schedules() -> None:
         frictions,
         temperature=lambda t: tf.constant(temperatures),
         initial_momentum=MOMENTUM,
+        num_estimation_steps=0,
     )
     theta, p = START, MOMENTUM
     steps_taken = by_hand.take(kernel, target, tf.constant(START), 2)
@@ -171,7 +181,7 @@ def test_numbers_of_each_chain_and_schedules() -> None:
 def test_a_plain_log_density_has_exact_gradients_and_no_sigma() -> None:
     hessian = tf.constant(MODEL.hessian)
     target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x * (x @ hessian), axis=-1))
-    kernel = sgmcmc.NOGIN(target, STEP, FRICTION, initial_momentum=MOMENTUM)
+    kernel = sgmcmc.NOGIN(target, STEP, FRICTION, initial_momentum=MOMENTUM, num_estimation_steps=0)
     state = tf.constant(START)
     got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
     z = random.normal_like(state, random.split(SEED, 2)[1]).numpy()
@@ -191,7 +201,9 @@ def test_a_plain_log_density_has_exact_gradients_and_no_sigma() -> None:
 )
 def test_every_mode_takes_the_step_of_its_own_draws(covariance: str, jit: bool) -> None:
     target = MODEL.target(BATCH, tf.float64, replacement=True)
-    kernel = sgmcmc.NOGIN(target, STEP, FRICTION, covariance, initial_momentum=MOMENTUM)
+    kernel = sgmcmc.NOGIN(
+        target, STEP, FRICTION, covariance, initial_momentum=MOMENTUM, num_estimation_steps=0
+    )
 
     one_step = by_hand.compiled(kernel, target, jit)
     theta, p, moved, first = START, MOMENTUM, START, []
@@ -217,7 +229,7 @@ def test_one_chain_and_many_agree() -> None:
     batch_seed, _ = random.split(SEED, 2)
     batch = target.draw(batch_seed, tf.range(BATCH), []).numpy()
     many = tf.constant(np.stack([START] * 3))  # [3, 2] chains
-    kernel = sgmcmc.NOGIN(known, STEP, FRICTION)
+    kernel = sgmcmc.NOGIN(known, STEP, FRICTION, num_estimation_steps=0)
     for state in (many, many[0], many[0, 1]):
         got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
         z = random.normal_like(state, random.split(SEED, 2)[1]).numpy()

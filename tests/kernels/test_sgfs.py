@@ -67,7 +67,9 @@ def test_v_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
     With replacement gamma is (N + n) / n as in the paper, without replacement N / n.
     """
     target = make_target(parts=True, replacement=replacement)
-    kernel = sgmcmc.SGFS(target, 0.5, B=2.0, covariance=by_hand.as_estimator(kept))
+    kernel = sgmcmc.SGFS(
+        target, 0.5, B=2.0, covariance=by_hand.as_estimator(kept), num_estimation_steps=0
+    )
     gamma = (TOTAL + BATCH) / BATCH if replacement else TOTAL / BATCH
     steps = take(kernel, target, two_parts(START), 3)
     v = [covariance(s) * KEPT[kept] for s in steps]
@@ -84,7 +86,12 @@ def test_v_is_that_of_past_minibatches(kept: str, replacement: bool) -> None:
 def test_the_papers_average_includes_the_current_minibatch() -> None:
     target = make_target()
     estimator = sgmcmc.covariance.Full(include_current=True)
-    steps = take(sgmcmc.SGFS(target, 0.5, covariance=estimator), target, tf.constant(START), 3)
+    steps = take(
+        sgmcmc.SGFS(target, 0.5, covariance=estimator, num_estimation_steps=0),
+        target,
+        tf.constant(START),
+        3,
+    )
     v = np.mean([covariance(s) for s in steps], axis=0)
     s = steps[-1]
     expected = step(s, np.sqrt(8) * s.draws.z, v, 8 * np.eye(3))
@@ -96,7 +103,7 @@ def test_diagonal_b(kept: str) -> None:
     """B is one array for each part, or one that broadcasts with all."""
     target = make_target(parts=True)
     for B, entries in (([3.0, np.array([1.0, 2.0])], [3.0, 1.0, 2.0]), (np.ones([1]), np.ones(3))):
-        kernel = sgmcmc.SGFS(target, alpha=2.0, B=B, covariance=kept)
+        kernel = sgmcmc.SGFS(target, alpha=2.0, B=B, covariance=kept, num_estimation_steps=0)
         (s,) = take(kernel, target, two_parts(START))
         injected = 4 * np.array(entries)
         eta = np.sqrt(injected) * s.draws.z
@@ -107,7 +114,7 @@ def test_diagonal_b(kept: str) -> None:
 
 def test_full_b() -> None:
     target = make_target(parts=True)
-    kernel = sgmcmc.SGFS(target, 0.5, FullMatrix(FULL))
+    kernel = sgmcmc.SGFS(target, 0.5, FullMatrix(FULL), num_estimation_steps=0)
     (s,) = take(kernel, target, two_parts(START))
     # The first of two draws. The second is for what is missing on B's diagonal.
     z = flat(random.normal_like(two_parts(START), random.split(NOISE_SEED, 2)[0]))
@@ -120,7 +127,9 @@ def test_full_b() -> None:
 def test_b_proportional_to_the_fisher_matrix(kept: str) -> None:
     """With B = N V, a root of V makes the noise: by Cholesky, elementwise, or from kept scores."""
     target = make_target(parts=True)
-    kernel = sgmcmc.SGFS(target, 0.5, "fisher", covariance=by_hand.as_estimator(kept))
+    kernel = sgmcmc.SGFS(
+        target, 0.5, "fisher", covariance=by_hand.as_estimator(kept), num_estimation_steps=0
+    )
     (s,) = take(kernel, target, two_parts(START))
     v = covariance(s) * KEPT[kept]
     added, injected = fisher_noise(v)
@@ -150,7 +159,7 @@ def test_b_proportional_to_the_fisher_matrix(kept: str) -> None:
 def test_without_injected_noise(kept: str, B: Any) -> None:
     """With alpha = 0, a step is the preconditioned g, except for 1e-3."""
     target = make_target()
-    kernel = sgmcmc.SGFS(target, alpha=0.0, B=B, covariance=kept)
+    kernel = sgmcmc.SGFS(target, alpha=0.0, B=B, covariance=kept, num_estimation_steps=0)
     (s,) = take(kernel, target, tf.constant(START))
     v = covariance(s) * KEPT[kept]
     added = LEAST * TOTAL**2 / BATCH * np.einsum("cii->ci", v)
@@ -165,7 +174,7 @@ def test_without_injected_noise(kept: str, B: Any) -> None:
 
 def test_entries_are_raised_one_by_one() -> None:
     target = make_target()
-    kernel = sgmcmc.SGFS(target, alpha=1.0, B=[1e-6, 1.0, 1e-6])
+    kernel = sgmcmc.SGFS(target, alpha=1.0, B=[1e-6, 1.0, 1e-6], num_estimation_steps=0)
     (s,) = take(kernel, target, tf.constant(START))
     v = covariance(s)
     injected = LEAST * TOTAL**2 / BATCH * np.einsum("cii->ci", v)
@@ -179,7 +188,7 @@ def test_entries_are_raised_one_by_one() -> None:
 def test_temperature(B: Any) -> None:
     """The injected noise has T times the variance, and gamma falls towards 1."""
     target = make_target()
-    kernel = sgmcmc.SGFS(target, 0.5, B, temperature=np.array([2.0, 0.5]))
+    kernel = sgmcmc.SGFS(target, 0.5, B, temperature=np.array([2.0, 0.5]), num_estimation_steps=0)
     (s,) = take(kernel, target, tf.constant(START))
     v = covariance(s)
     for chain, temperature in enumerate([2.0, 0.5]):
@@ -193,14 +202,16 @@ def test_temperature(B: Any) -> None:
 def test_step_sizes_of_chains_and_schedules() -> None:
     target = make_target()
     sizes = np.array([0.5, 2.0])
-    (s,) = take(sgmcmc.SGFS(target, sizes), target, tf.constant(START))
+    (s,) = take(sgmcmc.SGFS(target, sizes, num_estimation_steps=0), target, tf.constant(START))
     v, rate = covariance(s), (4 / sizes)[:, np.newaxis]
     injected = rate[..., np.newaxis] * np.eye(3)
     expected = step(s, np.sqrt(rate) * s.draws.z, v, injected)
     np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
     np.testing.assert_array_equal(s.results.step_size, sizes)
 
-    kernel = sgmcmc.SGFS(target, alpha=lambda t: 3.0 - tf.cast(t, tf.float64))
+    kernel = sgmcmc.SGFS(
+        target, alpha=lambda t: 3.0 - tf.cast(t, tf.float64), num_estimation_steps=0
+    )
     steps = take(kernel, target, tf.constant(START), 2)
     v = covariance(steps[0])
     for alpha, s in zip([3.0, 2.0], steps, strict=True):
@@ -226,7 +237,7 @@ def test_solvers_agree(B: Any, alpha: float) -> None:
     moved = []
     for solver in ("cholesky", "cg", "lagged_cholesky"):
         estimator = sgmcmc.covariance.Full(solver=solver)
-        kernel = sgmcmc.SGFS(target, alpha=alpha, B=B, covariance=estimator)
+        kernel = sgmcmc.SGFS(target, alpha=alpha, B=B, covariance=estimator, num_estimation_steps=0)
         moved.append(take(kernel, target, tf.constant(START), 3)[-1].moved)
     np.testing.assert_allclose(moved[1], moved[0], rtol=1e-6)
     np.testing.assert_allclose(moved[2], moved[0], rtol=1e-6)
@@ -235,7 +246,7 @@ def test_solvers_agree(B: Any, alpha: float) -> None:
 def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
     """`tf.vectorized_map` computes the scores."""
     target = make_target(parts=True, score_fn=None, chunk_size=BATCH)
-    kernel = sgmcmc.SGFS(target, 0.5, B={"a": 1.0, "b": 2.0})
+    kernel = sgmcmc.SGFS(target, 0.5, B={"a": 1.0, "b": 2.0}, num_estimation_steps=0)
     state = two_parts(START[0], {"b": 0, "a": 0})
     got, results = kernel.one_step(state, kernel.bootstrap_results(state), SEED)
     (s,) = take(kernel, target, state)
@@ -254,7 +265,7 @@ def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
     ],
 )
 def test_compiled_steps(B: Any, jit: bool) -> None:
-    kernel = sgmcmc.SGFS(make_target(), 0.5, B)
+    kernel = sgmcmc.SGFS(make_target(), 0.5, B, num_estimation_steps=0)
     s = by_hand.compiled(kernel, kernel.target_log_prob_fn, jit)(tf.constant(START))
     v = covariance(s)
     injected = np.stack([8 * np.eye(3)] * 2) if B == 1.0 else fisher_noise(v)[1]
@@ -273,7 +284,7 @@ def test_estimation_steps_average_and_do_not_move() -> None:
         score_fn=lambda theta, x: x - theta[..., tf.newaxis, :],
     )
     kernel = sgmcmc.SGFS(target, alpha=1.0, num_estimation_steps=3)
-    moving = sgmcmc.SGFS(target, alpha=1.0)
+    moving = sgmcmc.SGFS(target, alpha=1.0, num_estimation_steps=0)
     start = tf.constant([0.3, -0.2], tf.float64)
     state, results = start, kernel.bootstrap_results(start)
     for i in range(3):

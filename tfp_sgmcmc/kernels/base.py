@@ -12,6 +12,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.kernels.settings import StepSize, check_positive
+from tfp_sgmcmc.kernels.wrappers import refuse_wrappers
 from tfp_sgmcmc.state import State, convert_state, squared_norm
 from tfp_sgmcmc.targets.base import GradientEstimate, as_target
 
@@ -133,10 +134,13 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
 
         Raises:
           ValueError: `init_state` has NaN or infinite entries, or an argument does not fit it.
-          TypeError: a part of the state is not floating.
+          TypeError: a part of the state is not floating, or `tfp.mcmc.MetropolisHastings` or
+            another wrapper that needs a Metropolis test wraps a kernel without one.
         """
         with tf.name_scope(type(self).__name__ + ".bootstrap_results"):
-            return self._init_results(convert_state(init_state, initial=True))
+            results = self._init_results(convert_state(init_state, initial=True))
+            refuse_wrappers(type(self).__name__, results)
+            return results
 
     @tf.autograph.experimental.do_not_convert
     def one_step(self, current_state: State, previous_kernel_results: Any, seed: Any = None) -> Any:

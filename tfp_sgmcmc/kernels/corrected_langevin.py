@@ -12,7 +12,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.kernels.settings import is_schedule, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
-from tfp_sgmcmc.state import State, call_with_state, map_parts, squared_norm
+from tfp_sgmcmc.state import State, call_with_state, map_parts, number_as_dtype, squared_norm
 from tfp_sgmcmc.targets.base import value_and_gradient
 
 
@@ -43,7 +43,7 @@ class LangevinProposal(StochasticGradientKernel):
         log_prob, gradient = self._exact(state)
         self._matrix(state, log_prob)
         step_size = tf.nest.map_structure(
-            lambda s: tf.convert_to_tensor(s, log_prob.dtype), self.step_size
+            lambda s: number_as_dtype("step_size", s, log_prob.dtype), self.step_size
         )
         value_at(step_size, tf.zeros([], tf.int64), state)
         return LangevinProposalResults(tf.zeros_like(log_prob), log_prob, gradient, step_size)

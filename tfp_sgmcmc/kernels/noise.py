@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_sgmcmc.covariance import CovarianceState, NoiseCovariance, as_covariance
-from tfp_sgmcmc.covariance.averages import Average
+from tfp_sgmcmc.covariance.averages import Average, History
+from tfp_sgmcmc.covariance.diag import Diag, Zero
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
@@ -27,10 +28,27 @@ class GradientNoise:
         self.covariance = as_covariance(covariance, average, exact)
         if target.num_scores == 0 and not exact:
             raise ValueError(
-                "The target must give scores of single examples, from which the covariance of its "
+                "target_log_prob_fn must give scores of single examples, from which the covariance of its "
                 f"gradient noise is estimated. Received: a {type(target).__name__}, which gives "
                 "none. Use MinibatchLogProb, ControlVariate or SVRG."
             )
+
+    def estimation_steps(self, given: int | None, state: State, chain_ndims: int) -> int:
+        """Returns how many steps at the start only average Sigma: `given`, or by default a rule.
+
+        The rule is 10 D / n, at least 10, where D is the number of entries of the largest matrix
+        (1 for a diagonal) and n the number of scores, or 32 if it is not known beforehand. A
+        `History` needs no more than it holds, and exact gradients need none.
+        """
+        if given is not None or isinstance(self.covariance, Zero):
+            return given or 0
+        parts, is_diagonal = tf.nest.flatten(state), isinstance(self.covariance, Diag)
+        sizes = [x.shape[chain_ndims:].num_elements() for x in parts]
+        largest = max(sum(sizes[i] for i in group) for group in self.covariance.groups(parts))
+        rule = -(-10 * (1 if is_diagonal else largest) // (self._target.num_scores or 32))
+        average = self.covariance.average
+        slots = average.lag + len(average.weights) if isinstance(average, History) else math.inf
+        return int(min(max(rule, 10), slots))
 
     def init(self, state: State, chain_ndims: int) -> CovarianceState:
         """Returns the estimator's state before the first step; raises for what does not fit."""

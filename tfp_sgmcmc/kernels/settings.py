@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_sgmcmc.checks import numbers, require
-from tfp_sgmcmc.state import State, as_dtype, by_part
+from tfp_sgmcmc.state import State, by_part, number_as_dtype
 
 StepSize = Any  # number, tensor, callable step -> value, or a nest of these
 
@@ -27,9 +27,19 @@ def check_positive(name: str, value: StepSize, zero_allowed: bool = False) -> No
     expected = "a finite number of at least 0" if zero_allowed else "a positive finite number"
     for leaf in tf.nest.flatten(value):
         if is_schedule(leaf):
-            numbers(f"{name} at step 0", leaf(tf.zeros([], tf.int64)), expected)
+            numbers(f"{name} at step 0", _first_value(name, leaf), expected)
         else:
             numbers(name, leaf, expected)
+
+
+def _first_value(name: str, schedule: Any) -> Any:
+    try:
+        return schedule(tf.zeros([], tf.int64))
+    except Exception as error:  # whatever the user's function raises
+        raise TypeError(
+            f"{name} must be numbers or a schedule, a function of one argument, the step. "
+            f"Received: {schedule!r}, which raised at step 0: {error}"
+        ) from error
 
 
 def value_at(value: StepSize, step: tf.Tensor, state: State, name: str = "step_size") -> State:
@@ -44,7 +54,7 @@ def number_at(
     part, value = tf.nest.flatten(state)[0], setting_at(value, step)
     expected = "a number, or an array or tensor of one number for each chain"
     require(name, value, not tf.nest.is_nested(value), expected)
-    value, chains = as_dtype(value, part.dtype), part.shape[:chain_ndims]
+    value, chains = number_as_dtype(name, value, part.dtype), part.shape[:chain_ndims]
     if value.shape.rank and not value.shape.is_compatible_with(chains):
         raise ValueError(
             f"{name} must be a scalar, or have one number for each chain, shape {chains}. "

@@ -43,12 +43,12 @@ class Diagonal(Preconditioner):
 
     def __init__(self, scale: Any):
         numbers("scale", scale, "a positive finite number")
-        self.scale = scale
+        self.scale, self._name = scale, "scale"
 
     def evaluate(
         self, state: State, chain_ndims: int, own: Any = (), info: GradientInfo | None = None
     ) -> tuple[LocalMatrix, Any]:
-        scales = by_part("scale", self.scale, state)
+        scales = by_part(self._name, self.scale, state)
         log_scales = tf.nest.map_structure(
             lambda s, x: tf.math.log(s) + tf.zeros_like(x), scales, state
         )
@@ -132,4 +132,8 @@ def as_preconditioner(value: Any) -> Preconditioner:
     """Returns a preconditioner unchanged, the identity for None, and `Diagonal` for numbers."""
     if isinstance(value, Preconditioner):
         return value
-    return Diagonal(1.0 if value is None else value)
+    value = 1.0 if value is None else value
+    numbers("preconditioner", value, "a positive finite number")
+    diagonal = Diagonal(value)
+    diagonal._name = "preconditioner"  # in messages about its shape
+    return diagonal

@@ -77,8 +77,12 @@ def chain_by_hand(make_kernel_fn, state, batch_size, epochs, num_examples, compi
 
 
 KERNELS = {
-    "NOGIN": lambda covariance: lambda t: sgmcmc.NOGIN(t, 0.3, 1.0, covariance),
-    "SGFS": lambda covariance: lambda t: sgmcmc.SGFS(t, 0.1, covariance=covariance),
+    "NOGIN": lambda covariance: (
+        lambda t: sgmcmc.NOGIN(t, 0.3, 1.0, covariance, num_estimation_steps=0)
+    ),
+    "SGFS": lambda covariance: (
+        lambda t: sgmcmc.SGFS(t, 0.1, covariance=covariance, num_estimation_steps=0)
+    ),
     "SGHMC": lambda covariance: lambda t: sgmcmc.SGHMC(t, 0.02, 30.0, covariance),
     "CCAdL": lambda covariance: lambda t: sgmcmc.CCAdL(t, 0.05, 1.0, covariance),
     "ModifiedSGLD": lambda covariance: lambda t: sgmcmc.ModifiedSGLD(t, 0.01, covariance),
@@ -146,7 +150,7 @@ def test_low_rank_needs_batches_of_known_size():
 
 
 def nogin(target):
-    return sgmcmc.NOGIN(target, 0.01, friction=1.0)
+    return sgmcmc.NOGIN(target, 0.01, friction=1.0, num_estimation_steps=0)
 
 
 @pytest.mark.parametrize(

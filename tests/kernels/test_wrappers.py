@@ -1,0 +1,53 @@
+"""Wrappers of `tfp.mcmc` that need a Metropolis test refuse kernels without one, in words."""
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.by_hand import MODEL
+
+WRAPPERS = {
+    "MetropolisHastings": tfp.mcmc.MetropolisHastings,
+    "SimpleStepSizeAdaptation": lambda k: tfp.mcmc.SimpleStepSizeAdaptation(k, 10),
+    "DualAveragingStepSizeAdaptation": lambda k: tfp.mcmc.DualAveragingStepSizeAdaptation(k, 10),
+    "ReplicaExchangeMC": lambda k: tfp.mcmc.ReplicaExchangeMC(
+        k.target_log_prob_fn,
+        inverse_temperatures=[1.0, 0.5],
+        make_kernel_fn=lambda f: k.copy(target_log_prob_fn=sgmcmc.FullDataLogProb(f)),
+    ),
+}
+STATE = tf.zeros([2, 3])
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("kernel", [sgmcmc.SGLD, sgmcmc.NOGIN])
+def test_wrappers_are_refused_before_the_first_step(name: str, kernel: Any) -> None:
+    made = WRAPPERS[name](kernel(MODEL.target(4), 0.01))
+    message = f"inside tfp.mcmc.{name} must have a Metropolis test.* Received: {kernel.__name__}"
+    with pytest.raises(TypeError, match=message):
+        made.bootstrap_results(STATE)
+
+
+def test_a_wrapper_around_a_wrapper_is_refused_in_a_chain() -> None:
+    inner = tfp.mcmc.TransformedTransitionKernel(
+        sgmcmc.SGLD(sgmcmc.FullDataLogProb(MODEL.target(4)), 0.01), tfp.bijectors.Exp()
+    )
+    kernel = tfp.mcmc.DualAveragingStepSizeAdaptation(inner, 10)
+
+    @tf.function
+    def run() -> Any:
+        return tfp.mcmc.sample_chain(2, STATE + 1, kernel=kernel, trace_fn=None, seed=[0, 1])
+
+    with pytest.warns(UserWarning, match="plain callable"), pytest.raises(TypeError, match="tune"):
+        run()
+
+
+def test_a_kernel_with_a_metropolis_test_is_taken() -> None:
+    kernel = sgmcmc.CorrectedLangevin(MODEL.target(4), 0.01)
+    for name in ("SimpleStepSizeAdaptation", "DualAveragingStepSizeAdaptation"):
+        made = WRAPPERS[name](kernel)
+        moved, _ = made.one_step(STATE, made.bootstrap_results(STATE), seed=0)
+        assert moved.shape == STATE.shape
