@@ -51,7 +51,7 @@ def read(source: Source) -> bytes:
     The file is searched in this order: in the folder that the environment variable
     `TFP_SGMCMC_DATASETS` names, in `../shared/datasets` next to the repository, in pooch's cache,
     at the upstream's address. In a folder, its name may end in an additional `.xz`, `.gz` or
-    `.zip`.
+    `.zip`. Its hash is checked before it is used, and no file is unpacked to more than 268 MB.
 
     Raises:
       FileNotFoundError: the file is in no folder and cannot be downloaded.
@@ -60,8 +60,11 @@ def read(source: Source) -> bytes:
     """
     for folder in _folders():
         for added in ("", ".xz", ".gz", ".zip"):
-            if (path := folder / (source.name + added)).is_file():
+            path = folder / (source.name + added)
+            if path.is_file():
                 return _content(path, source, check=True)
+            if path.exists() and not path.is_dir():
+                raise ValueError(f"{path} must be a regular file. Received: a pipe or a device.")
     # pooch has already hashed its download, except for an archive, where the file inside counts.
     return _content(_download(source), source, check=source.url.endswith(".zip"))
 
@@ -120,10 +123,12 @@ def _unpack(packed: bytes, suffix: str) -> bytes:
 
 
 def _bounded(file: Any) -> bytes:
-    content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"it unpacks to more than {_MOST_BYTES} bytes")
-    return content
+    pieces, left = [], _MOST_BYTES
+    while piece := file.read(2**22):
+        pieces.append(piece)
+        if (left := left - len(piece)) < 0:
+            raise ValueError(f"it unpacks to more than {_MOST_BYTES} bytes")
+    return b"".join(pieces)
 
 
 def _unpacked(path: Path, unpack: Callable[[], bytes]) -> bytes:

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
 import sys
 import zipfile
 
@@ -199,6 +200,13 @@ def of_another_method() -> bytes:
 def test_archives_that_python_cannot_read(folders, make):
     put(folders.named, "some/file.data.zip", make())
     with pytest.raises(ValueError, match="file.data.zip is truncated or corrupt"):
+        read(source())
+
+
+def test_a_pipe_is_not_waited_for(folders):
+    (folders.named / "some").mkdir(parents=True)
+    os.mkfifo(folders.named / "some" / "file.data")
+    with pytest.raises(ValueError, match="must be a regular file. Received: a pipe or a device"):
         read(source())
 
 

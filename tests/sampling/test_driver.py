@@ -5,6 +5,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -15,8 +16,8 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.sampling.runs import Walk, assert_equal, at_call, quick_kernel, state, trace
-from tfp_sgmcmc import random
-from tfp_sgmcmc.sampling import loop, progress, steps
+from tfp_sgmcmc import memory, random
+from tfp_sgmcmc.sampling import aftermath, driver, loop, progress, steps
 
 SEED = 7
 QUIET: dict[str, Any] = dict(seed=SEED, progress_bar=False, preflight_check=False)
@@ -304,6 +305,49 @@ def test_skipped_minibatches_are_told() -> None:
 
     with pytest.warns(UserWarning, match=r"^5 minibatches had .* that are NaN or infinite"):
         sgmcmc.sample(Skipping(), tf.zeros([2]), 5, **EAGER)
+
+
+@pytest.mark.parametrize(("limit", "is_told"), [(0.019, True), (0.021, False)])
+def test_a_last_step_beyond_the_stable_one_is_told(
+    monkeypatch: pytest.MonkeyPatch, limit: float, is_told: bool
+) -> None:
+    class Limited(sgmcmc.SGLD):
+        def metric_product(self, vector: Any, state: Any, results: Any) -> Any:
+            return 2.0 * vector
+
+        def largest_stable_step(self, largest_curvature: Any, results: Any) -> float:
+            assert largest_curvature == 14.0 and int(results.step) == 3
+            return limit
+
+    def curvature(target: Any, state: Any, metric: Any) -> float:
+        return float(metric(tf.constant(7.0)))
+
+    monkeypatch.setattr(aftermath, "largest_curvature", curvature)
+    monkeypatch.setattr(driver, "preflight", lambda *_, **__: None)
+    kernel = Limited(quick_kernel().target_log_prob_fn, 0.02)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        sgmcmc.sample(kernel, state(), 3, **EAGER | {"preflight_check": True})
+    messages = [str(w.message) for w in told]
+    assert [m[:30] for m in messages] == ["step_size must be below 0.019 "] * is_told
+
+
+def test_memory_is_said_before_it_is_spent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    start = tf.zeros([1000])  # 4 kB a draw
+    with pytest.raises(
+        MemoryError, match="4000000000 draws of all chains 16.0 TB. Write the draws"
+    ):
+        sgmcmc.sample(Walk(), start, 4 * 10**9, **EAGER)
+    monkeypatch.setattr(memory, "available", lambda: 1_000_000)
+    with pytest.warns(UserWarning, match="takes 408.0 kB of the 1.0 MB of memory .*directory="):
+        sgmcmc.sample(Walk(), start, 100, **EAGER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sgmcmc.sample(Walk(), start, 50, **EAGER)
+        sgmcmc.sample(Walk(), start, 300, directory=tmp_path, **EAGER)
+    monkeypatch.setattr(memory, "available", lambda: 7_000)
+    with pytest.raises(MemoryError, match="what the kernel remembers 8.0 kB. Run fewer chains"):
+        sgmcmc.sample(Walk(), start, 300, directory=tmp_path / "new", **EAGER)
 
 
 def test_nothing_is_warned_of() -> None:

@@ -6,7 +6,15 @@ import warnings
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tree
+
+from tfp_sgmcmc.targets import Target
+
+try:
+    from tfp_sgmcmc.targets.curvature import largest_curvature
+except ModuleNotFoundError:
+    largest_curvature = None
 
 
 def warn_of_skipped(results: Any) -> None:
@@ -29,3 +37,39 @@ def warn_of_skipped(results: Any) -> None:
         "visits.",
         stacklevel=3,
     )
+
+
+def warn_of_step(kernel: Any, target: Target, state: Any, results: Any) -> None:
+    """Warns if the last step size is not stable at the last state.
+
+    The check before the run knows the start only, and a chain can go where the log posterior is
+    more curved. Step sizes that differ between the parts of the state are left to `report`.
+    """
+    step_size = getattr(results, "step_size", None)
+    has_limit = hasattr(kernel, "largest_stable_step") and hasattr(kernel, "metric_product")
+    if largest_curvature is None or not has_limit or step_size is None:
+        return
+    step_size = np.unique(np.asarray(step_size)) if tf.is_tensor(step_size) else np.zeros(0)
+    if step_size.size != 1:
+        return
+    try:
+        curvature = largest_curvature(
+            target, state, metric=lambda v: kernel.metric_product(v, state, results)
+        )
+    except (LookupError, NotImplementedError):  # no second derivatives, as was told at the start
+        return
+    except ValueError as error:  # the draws must not be lost for this
+        warnings.warn(
+            f"The curvature of the log posterior at the last state cannot be found: {error}",
+            stacklevel=3,
+        )
+        return
+    limit = float(np.min(kernel.largest_stable_step(curvature, results=results)))
+    if not step_size[0] <= limit:
+        warnings.warn(
+            f"step_size must be below {limit:.3g} for {type(kernel).__name__} at the last state, "
+            f"where the largest curvature of the log posterior is {curvature:.4g}. Received: "
+            f"{step_size[0]:.3g}. The draws may be far too wide, although they are finite. Run "
+            "again with a smaller step.",
+            stacklevel=3,
+        )

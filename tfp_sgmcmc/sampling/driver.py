@@ -16,13 +16,13 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import boolean, function, integer, one_of, positive
-from tfp_sgmcmc.sampling.aftermath import warn_of_skipped
+from tfp_sgmcmc.sampling.aftermath import warn_of_skipped, warn_of_step
 from tfp_sgmcmc.sampling.feed import Feed
 from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
 from tfp_sgmcmc.sampling.loop import Loop, check_kernel, start_of, state_tensors
 from tfp_sgmcmc.sampling.problem import describe_run
 from tfp_sgmcmc.sampling.progress import progress
-from tfp_sgmcmc.sampling.records import MemoryRecords, Records, open_records
+from tfp_sgmcmc.sampling.records import MemoryRecords, Records, check_memory, open_records
 from tfp_sgmcmc.sampling.result import SampleResult, Timings, kept_arrays
 from tfp_sgmcmc.sampling.steps import Plan, take_steps
 from tfp_sgmcmc.storage.directory import Resume, RunDirectory
@@ -55,7 +55,8 @@ def sample(
     `random.fold_in(seed, t)`. So 10 steps and 10 more give the same draws as 20, in one process or
     in several. The number of results and the number of steps in a compiled call do not matter.
 
-    Before the first step, `preflight` checks that the target's minibatches add up to its full data.
+    Before the first step, `preflight` checks that the target's minibatches add up to its full data,
+    and that the step is stable at the start, which is checked at the last state again.
     Ctrl-C ends a run after the steps that are under way, and the results so far are returned.
     `sgmcmc.report(result, target)` then says on one page whether the draws can be trusted.
 
@@ -126,6 +127,7 @@ def sample(
         other files, a damaged run, or a run with another kernel, seed, start, trace, prior or
         likelihood, which the message names.
       TypeError: an argument has the wrong type.
+      MemoryError: the draws or the kernel's results would not fit into memory.
       ModuleNotFoundError: zarr or tqdm is needed and not installed.
       NonFiniteChainError: a state or the log posterior became NaN or infinite. `samples` holds the
         results before, which are also in `directory`.
@@ -159,13 +161,14 @@ def sample(
         seed = _seed_of(run) if given_seed is None else given_seed
         began = time.perf_counter()
         position, target = start_of(kernel, initial_state), target_of(kernel)
-        if target is not None and preflight_check and (run is None or not run.has_run):
-            # The whole data of a stream may be too large for a check.
-            is_streamed = isinstance(target, StreamedLogProb)
-            preflight(target.of_one_batch if is_streamed else target, position.state, kernel=kernel)
         loop = Loop(lambda _: kernel, trace_fn, position, jit_compile)
         chain_shape = chain_shape_of(kernel, position) if num_chains is None else (num_chains,)
         kept = kept_arrays(loop.kept, chain_shape)
+        check_memory(kept, num_results, position, run is not None)
+        # The whole data of a stream may be too large for a check.
+        checked = target.of_one_batch if isinstance(target, StreamedLogProb) else target
+        if checked is not None and preflight_check and (run is None or not run.has_run):
+            preflight(checked, position.state, kernel=kernel)
         attributes = {"tuning_steps": plan.num_burnin_steps}
         records: Records = MemoryRecords(kept, num_results)
         if run is not None:
@@ -190,6 +193,8 @@ def sample(
         seconds = time.perf_counter() - sampling_began
 
     warn_of_skipped(position.results)
+    if target is not None and preflight_check and int(position.step) > first_step:
+        warn_of_step(kernel, target, position.state, position.results)
     draws = records.draws(min(num_results, records.num_draws))
     states, trace, weights = tree.unflatten_as(loop.kept, draws)
     steps = int(position.step) - first_step

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tree
 
+from tfp_sgmcmc import memory
 from tfp_sgmcmc.sampling.loop import Position, as_tensors
 from tfp_sgmcmc.sampling.result import Kept
 from tfp_sgmcmc.storage.archive import numpy_dtype
 from tfp_sgmcmc.storage.directory import RunDirectory
+
+_MUCH = 0.25  # of the free memory
+
+
+def check_memory(kept: Sequence[Kept], num_results: int, start: Position, on_disk: bool) -> None:
+    """Raises MemoryError if a run does not fit into memory, and warns if it takes much of it.
+
+    Counts draws in memory, and the state and kernel results, of which a step makes a second copy.
+    """
+    draws = sum(
+        num_results * math.prod(k.variable.shape) * numpy_dtype(k.variable.dtype).itemsize
+        for k in kept
+    )
+    leaves = [x for x in tree.flatten(tuple(start)) if x is not None and "GPU" not in x.device]
+    carried = 2 * sum(x.dtype.size * x.shape.num_elements() for x in leaves)
+    needs = {"the state and what the kernel remembers": carried}
+    advice = "Run fewer chains, or choose a covariance that takes less than 'full'."
+    if not on_disk:
+        needs[f"{num_results} draws of all chains"] = draws
+        advice = (
+            "Write the draws to disk with directory=, keep fewer by num_steps_between_results, or "
+            "run fewer chains."
+        )
+    memory.require(needs, advice)
+    free = memory.available()
+    if free is not None and sum(needs.values()) > _MUCH * free:
+        parts = ", ".join(f"{what} {memory.readable(n)}" for what, n in needs.items())
+        warnings.warn(
+            f"The run takes {memory.readable(sum(needs.values()))} of the "
+            f"{memory.readable(free)} of memory that are free: {parts}. {advice}",
+            stacklevel=3,
+        )
 
 
 class MemoryRecords:
