@@ -36,7 +36,7 @@ CORE = ROOMS[: ROOMS.index("keras")]
 ALLOWED_IN_CORE = {"tensorflow", "tensorflow_probability", "keras", "numpy", "tree", "tfp_sgmcmc"}
 # What only the extras install, imported inside the functions that need it.
 LAZY = {
-    "diagnostics": {"arviz", "matplotlib"},
+    "diagnostics": {"arviz", "matplotlib", "scipy"},
     "storage": {"zarr"},
     "sampling": {"tqdm", "xarray"},
 }

@@ -97,7 +97,7 @@ def find_bias(
     if outcome.far is not None:
         result, chain, entry = outcome.far
         share = result / max(1, len(x) - 1)
-        where = "at the start: drop more burn-in" if share < 0.1 else f"{share:.0%} into the run"
+        where = "at the start: drop more burn-in" if share < 0.1 else f"{100 * share:.0f} % into the run"
         problems.append(
             f"{entries.label(entry)} of chain {chain} lies so far out that the target has almost "
             f"no mass there, {where}."

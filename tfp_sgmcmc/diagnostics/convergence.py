@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow_probability as tfp
 
 from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
 
@@ -103,9 +102,10 @@ def _rhat_by_chance(found: Row, x: np.ndarray) -> float:
     The variance between m half chains of n effective draws each is about chi^2 with m - 1 degrees
     of freedom, over n (m - 1), in units of the variance within. Each entry has two such figures.
     """
+    from scipy import special  # ArviZ installs SciPy
+
     m = max(2 * x.shape[1], 4)
-    chi2 = tfp.distributions.Chi2(np.float64(m - 1))
-    worst = chi2.quantile(np.float64(1 - _BY_CHANCE / (2 * x.shape[-1]))).numpy() / (m - 1)
+    worst = special.chdtri(m - 1, _BY_CHANCE / (2 * x.shape[-1])) / (m - 1)
     return float(np.sqrt(1 + (worst - 1) * m / found.num_draws))
 
 
