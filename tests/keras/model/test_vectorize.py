@@ -1,5 +1,8 @@
 """Models that TensorFlow vectorizes wrongly, or not at all, run one chain or example at a time."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from tests.keras.small_models import assert_close, unit_normal
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
-from tfp_sgmcmc.keras.model.vectorize import mapped
+from tfp_sgmcmc.keras.model.vectorize import Mapper, unsafe_operation
 
 B, C, SEED = 3, 2, tf.constant([0, 0])
 RNG = np.random.default_rng(0)
@@ -83,8 +86,8 @@ def test_chains_are_each_by_itself(make, x, with_scores):
 
 
 def test_convolutions_in_groups_are_vectorized_wrongly(monkeypatch):
-    """Control. If this fails, TensorFlow has fixed the error and `is_vectorizable` can go."""
-    monkeypatch.setattr("tfp_sgmcmc.keras.model.log_prob.is_vectorizable", lambda _: True)
+    """Control. If this fails, TensorFlow has fixed the error and `not_vectorizable` can go."""
+    monkeypatch.setattr("tfp_sgmcmc.keras.model.vectorize.not_vectorizable", lambda _: None)
     assert errors(in_groups(), IMAGES, with_scores=False) > 0.1
 
 
@@ -101,4 +104,47 @@ def test_an_error_of_the_function_is_its_own():
         raise ValueError("of its own")
 
     with pytest.raises(ValueError, match="of its own"):
-        mapped(fails, tf.zeros([2]))
+        Mapper(in_groups())(fails, tf.zeros([2]))
+    with pytest.raises(ValueError, match="of its own"):
+        Mapper(compiled(keras.Input([2])))(fails, tf.zeros([2]))
+
+
+MATRIX = tf.zeros([4, 5])
+
+
+@pytest.mark.parametrize(
+    "fn, shape, is_unsafe",
+    [
+        (lambda x: tf.matmul(x, MATRIX), [1, 3, 4], True),
+        (lambda x: tf.matmul(tf.tanh(x), MATRIX[tf.newaxis]), [1, 3, 4], True),
+        (lambda x: tf.map_fn(lambda y: tf.matmul(y, MATRIX), x), [2, 1, 3, 4], True),
+        (lambda x: tf.nn.softmax(x), [1, 2, 3, 4, 5], True),
+        (lambda x: tf.matmul(x, MATRIX), [2, 3, 4], False),
+        (lambda x: tf.matmul(x, MATRIX), [3, 4], False),
+        (lambda x: tf.matmul(MATRIX[tf.newaxis], x), [1, 5, 4], False),
+        (lambda x: tf.matmul(x, tf.tanh(x), transpose_b=True), [1, 3, 4], False),
+        (
+            lambda x: tf.matmul(tf.cast(x, tf.float64), tf.cast(MATRIX, tf.float64)),
+            [1, 3, 4],
+            False,
+        ),
+        (lambda x: tf.nn.softmax(x), [1, 2, 3, 4], False),
+    ],
+)
+def test_operations_that_must_not_be_vectorized_are_found(fn, shape, is_unsafe):
+    elements = tf.zeros([3, *shape])
+    found = [unsafe_operation(fn, elements) is not None]
+    compiled = tf.function(
+        lambda x: found.append(unsafe_operation(fn, x) is not None), jit_compile=True
+    )
+    compiled.get_concrete_function(elements)
+    assert found == [is_unsafe, False]  # XLA does not use oneDNN
+
+
+def test_attention_and_scores_leave_the_process_alive():
+    """A crash would take the test process along, so a transformer samples in another one."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.keras.model.transformer"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["finite"] * 8

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfp_sgmcmc import memory
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.keras.model import internals, replicas
-from tfp_sgmcmc.keras.model.layer_taps import as_scores, factors, tapped, tapped_layers
-from tfp_sgmcmc.keras.model.vectorize import is_vectorizable, mapped
+from tfp_sgmcmc.keras.model.layer_factors import as_scores, factors
+from tfp_sgmcmc.keras.model.layer_taps import tapped, tapped_layers
+from tfp_sgmcmc.keras.model.vectorize import Mapper
 from tfp_sgmcmc.targets.base import check_connected
 from tfp_sgmcmc.targets.scores import mapped_scores
+
+_ONE_BY_ONE = (
+    "The scores of single examples, which the kernel asks for, come from one pass of the model "
+    "after another, which is slow. {reason} num_groups=G of SamplerCallback lowers the number of "
+    "passes to G, and kernels without a covariance, such as SGLD and SGNHT, need none."
+)
 
 
 class ExampleScores:
     """Computes the gradients of single examples' log likelihoods.
 
-    For the weights of `Dense`, `Conv1D`, `Conv2D`, `Conv3D` and `Embedding` layers, the backward
-    pass of the gradient also gives the scores, as `FactoredScores`. For all other weights each
-    example has a backward pass of its own, by `mapped`, in which dropout and the like draw the same
-    numbers for each example. If a model draws such numbers and has other weights, all scores come
-    from these passes, so that the scores of one example belong to the same numbers.
+    For the weights of `Dense`, `EinsumDense` (and so of attention), `Conv1D`, `Conv2D`, `Conv3D`,
+    `Embedding`, `LayerNormalization`, `RMSNormalization` and `GroupNormalization` layers, the
+    backward pass of the gradient also gives the scores, those of kernels and tables as
+    `FactoredScores`. For all other weights each example has a backward pass of its own, in which
+    dropout and the like draw the same numbers for each example. If a model draws such numbers and
+    has other weights, all scores come from these passes, so that the scores of one example belong
+    to the same numbers. The passes run side by side or, with a warning, one after another (see
+    `Mapper`).
 
     Args:
       model: a compiled and built model.
@@ -39,6 +50,9 @@ class ExampleScores:
         self._layers: list[keras.Layer] = []
         self._mapped_variables: list[int] = []  # positions among the trainable variables
         self._prepared = False
+        self._map_examples = Mapper(model, _ONE_BY_ONE)
+        #: Maps a function over chains.
+        self.map_chains = Mapper(model)
 
     def num_scores(self, num_rows: Any) -> int | None:
         """Returns the largest number of scores for a replica's rows, or None if it is not known."""
@@ -47,11 +61,12 @@ class ExampleScores:
         num_rows *= replicas.count()
         return num_rows if self._num_groups is None else min(num_rows, self._num_groups)
 
-    def prepare(self, x: Any) -> None:
+    def prepare(self, x: Any, num_chains: int | None = None) -> None:
         """Finds out once, with the first batch's inputs, where the scores come from.
 
         Raises:
           ValueError: the examples of a batch interact.
+          MemoryError: the scores of weights that have no `FactoredScores` do not fit into memory.
         """
         if self._prepared:
             return
@@ -71,6 +86,16 @@ class ExampleScores:
         if others and _draws_numbers(self._model):
             self._layers, others = [], list(range(len(variables)))
         self._mapped_variables, self._prepared = others, True
+        rows = self._grouping(known_rows(x) or 1)[0] * (num_chains or 1)
+        memory.require(
+            {
+                f"{rows} scores of {v.path}": rows * math.prod(v.shape) * tf.as_dtype(v.dtype).size
+                for v in (variables[i] for i in others)
+            },
+            "Scores of single weights are kept for layers other than those that ExampleScores "
+            "names, whatever the covariance. num_groups=G of SamplerCallback keeps G of them in "
+            "place of one for each example of a batch, and trainable=False keeps none of a layer.",
+        )
 
     def gradient_and_factors(
         self,
@@ -157,8 +182,7 @@ class ExampleScores:
             return value[tf.newaxis]
 
         values = [state[i] for i in self._mapped_variables]
-        each = functools.partial(mapped, vectorize=is_vectorizable(self._model))
-        return mapped_scores(log_likelihood, values, given, rows, 0, 0, each)[1]
+        return mapped_scores(log_likelihood, values, given, rows, 0, 0, self._map_examples)[1]
 
 
 def _draws_numbers(model: keras.Model) -> bool:

@@ -1,28 +1,18 @@
-"""Records the inputs of linear layers and the gradients with respect to their outputs."""
+"""Records the inputs of layers and the gradients with respect to their outputs."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.covariance.factored_scores import FactoredScores, Lookups, OuterProducts
+from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.keras.model import internals
-
-_LINEAR = (keras.layers.Dense, keras.layers.Embedding, *internals.CONVOLUTIONS)
-
-
-class Tap(NamedTuple):
-    """One call of a layer: its inputs, and a zero that was added to its pre-activation."""
-
-    layer: keras.Layer
-    inputs: tf.Tensor
-    delta: tf.Tensor
+from tfp_sgmcmc.keras.model.layer_factors import TAPPED, Tap, as_scores, factors
 
 
 @contextlib.contextmanager
@@ -67,76 +57,6 @@ def tapped(layers: Sequence[keras.Layer], tape: tf.GradientTape) -> Generator[li
             vars(layer).pop("call", None)
 
 
-def factors(
-    taps: Sequence[Tap], gradients: Sequence[tf.Tensor | None]
-) -> dict[int, tuple[tf.Tensor, ...]]:
-    """Returns factors of the scores of the tapped layers' variables, by `id` of the variable.
-
-    `gradients` of the log likelihood are those with respect to the taps' deltas. The factors for a
-    kernel or a table are inputs `[n, positions, inputs]` (indices `[n, positions]`) and gradients
-    `[n, positions, outputs]`. For a bias, they are gradients alone. The calls of a shared layer are
-    concatenated along the positions.
-    """
-    calls: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
-    layers = {id(tap.layer): tap.layer for tap in taps}
-    for tap, gradient in zip(taps, gradients, strict=True):
-        d = tf.zeros_like(tap.delta) if gradient is None else gradient
-        calls.setdefault(id(tap.layer), []).append(_along_positions(tap.layer, tap.inputs, d))
-    found: dict[int, tuple[tf.Tensor, ...]] = {}
-    for key, pairs in calls.items():
-        inputs, d = (x[0] if len(x) == 1 else tf.concat(x, 1) for x in zip(*pairs, strict=True))
-        layer = layers[key]
-        if isinstance(layer, keras.layers.Embedding):
-            found[id(layer.embeddings)] = inputs, d
-            continue
-        found[id(layer.kernel)] = inputs, d
-        if layer.bias is not None:
-            found[id(layer.bias)] = (d,)
-    return found
-
-
-def as_scores(
-    of_variable: tuple[tf.Tensor, ...], event_shape: Any, scale: Any = 1.0
-) -> tf.Tensor | FactoredScores:
-    """Returns scores of a variable, `[chains..., n, event...]`, from its factors times `scale`."""
-    *inputs, d = of_variable
-    if not inputs:
-        return scale * tf.reduce_sum(d, axis=-2)
-    kind = Lookups if inputs[0].dtype.is_integer else OuterProducts
-    return kind(*inputs, d, event_shape, scale)
-
-
-def _along_positions(
-    layer: keras.Layer, inputs: tf.Tensor, d: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the inputs and gradients of a call, reshaped as `factors` says."""
-    count = d.shape[1:-1].num_elements()
-    shape = [tf.shape(d)[0] if d.shape[0] is None else d.shape[0], -1 if count is None else count]
-    d = tf.cast(tf.reshape(d, [*shape, d.shape[-1]]), layer.variable_dtype)
-    if isinstance(layer, keras.layers.Embedding):
-        return tf.reshape(tf.cast(inputs, tf.int32), shape), d
-    if isinstance(layer, internals.CONVOLUTIONS):
-        inputs = patches(layer, inputs)
-    inputs = tf.reshape(inputs, [*shape, inputs.shape[-1]])
-    return tf.cast(inputs, layer.variable_dtype), d
-
-
-def patches(layer: keras.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Returns the inputs of each output position, `[n, spatial..., kernel size * channels]`."""
-    padding, cuts = [], []
-    dims = zip(x.shape[1:-1], layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
-    for size, width, stride, rate in dims:
-        reach = (width - 1) * rate + 1
-        count = (size - reach) // stride + 1 if layer.padding == "valid" else -(-size // stride)
-        missing = max((count - 1) * stride + reach - size, 0)
-        low = {"valid": 0, "same": missing // 2, "causal": reach - 1}[layer.padding]
-        padding.append([low, max(missing - low, 0)])
-        starts = range(0, width * rate, rate)
-        cuts.append([slice(i, i + (count - 1) * stride + 1, stride) for i in starts])
-    x = tf.pad(x, [[0, 0], *padding, [0, 0]])
-    return tf.concat([x[(slice(None), *cut)] for cut in itertools.product(*cuts)], axis=-1)
-
-
 def tapped_layers(model: keras.Model, x: Any) -> list[keras.Layer]:
     """Returns the layers whose taps give the scores of their variables.
 
@@ -148,7 +68,7 @@ def tapped_layers(model: keras.Model, x: Any) -> list[keras.Layer]:
     layers = [
         layer
         for layer in internals.layers(model)
-        if type(layer) in _LINEAR
+        if type(layer) in TAPPED
         and layer.trainable_variables
         and "call" not in vars(layer)
         and getattr(layer, "groups", 1) == 1
@@ -206,7 +126,11 @@ def _sums_agree(model: keras.Model, layers: list[keras.Layer], x: Any, rows: int
             scores = scores.rows() if isinstance(scores, FactoredScores) else scores
             g = tf.convert_to_tensor(g)  # a table's gradient is tf.IndexedSlices
             error = tf.reduce_max(tf.abs(tf.reduce_sum(scores, axis=0) - g))
-            return error <= precision * tf.reduce_max(tf.abs(g))
+            size = tf.reduce_max(tf.abs(g))
+            if len(found[id(variable)]) == 1:  # may cancel, as for the bias of a key in attention
+                parts = tf.reduce_sum(tf.abs(found[id(variable)][0]), axis=[0, 1])
+                size = tf.maximum(size, tf.reduce_max(parts))
+            return error <= precision * size
 
         return [tf.reduce_all([agrees(v) for v in layer.trainable_variables]) for layer in layers]
 

@@ -12,7 +12,6 @@ from tfp_sgmcmc.keras.model import compiled_loss, internals, replicas
 from tfp_sgmcmc.keras.model.column_gradient import with_stored_gradient
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, count_rows
 from tfp_sgmcmc.keras.model.priors import LogPrior
-from tfp_sgmcmc.keras.model.vectorize import is_vectorizable, mapped
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 
@@ -122,7 +121,7 @@ class ModelLogProb(Target):
         variables = [*self._model.trainable_variables, *others]
         scored = with_scores and probe is None
         if scored:
-            self._scores.prepare(self.batch[0])
+            self._scores.prepare(self.batch[0], self.num_chains)
 
         def of_one_chain(given: tuple[list[tf.Tensor], ...]) -> tuple[Any, internals.Forward]:
             # The gradient is taken here and not of the mapped value. There, XLA would compile two
@@ -155,7 +154,7 @@ class ModelLogProb(Target):
         if self.num_chains is None:
             estimated = of_one_chain(given)
         else:
-            estimated = mapped(of_one_chain, given, is_vectorizable(self._model))
+            estimated = self._scores.map_chains(of_one_chain, given)
         (log_prob, gradient, more), forward = estimated
         lead = log_prob.shape.rank
         log_prob, gradient = replicas.total((log_prob, gradient))
