@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, Literal
@@ -12,12 +13,13 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import checks, random
+from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.fit.chain import Chain, check_variables
 from tfp_sgmcmc.keras.fit.monitor import noise_monitor
 from tfp_sgmcmc.keras.fit.preflight import Preflight, checked_keep
 from tfp_sgmcmc.keras.fit.problem import describe_keep
 from tfp_sgmcmc.keras.fit.recorder import Recorder
-from tfp_sgmcmc.keras.fit.resident_data import ResidentData, data_asked
+from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog, stored_seed
 from tfp_sgmcmc.keras.fit.train_function import (
@@ -62,8 +64,8 @@ class SamplerCallback(keras.callbacks.Callback):
     The batches of an epoch of `fit` are not independent, because each example comes once. This does
     not harm SGLD, but kernels that make up for the covariance of the gradient noise
     (`ModifiedSGLD`, `SGFS`, `SGHMC`, `CCAdL`, `NOGIN`) then make up for more noise than there is,
-    and variances come out too small, by up to the share of the gradient noise in all noise. A
-    warning says so. `resident` draws independent batches, as these kernels expect.
+    and variances come out too small. They refuse such batches before the first step. Give them
+    `IndependentBatches`, or `resident` data on a single device.
 
     Layers that behave differently in training do so while sampling. Dropout adds noise to the
     gradient, so the law is not the posterior of the network without dropout; dropout is off in
@@ -99,7 +101,8 @@ class SamplerCallback(keras.callbacks.Callback):
         prior. None leaves the prior to regularisers.
       num_burnin_steps: steps before the first that may be kept.
       num_steps_between_results: steps between kept ones, as in `tfp.mcmc.sample_chain`.
-      seed: one or two integers; step t draws from `fold_in(seed, t)`.
+      seed: one or two integers; step t draws from `fold_in(seed, t)`. None takes the seed of the
+        run in `directory`, or draws one, which `keras.utils.set_random_seed` determines.
       num_chains: C, the number of chains that run side by side on the same batches, each with its
         own start and noise. Samples then have shape `[num_kept, C, ...]`. The model, its logs and
         its validation show the first chain. None samples a single chain without such an axis.
@@ -120,16 +123,26 @@ class SamplerCallback(keras.callbacks.Callback):
         "tfp_sgmcmc[results]"`), with everything else that the chain needs, so that the same script,
         run again after whatever stopped it, goes on with the same chain. It goes on from the end of
         an epoch. The chain is the same bit for bit if the order of batches depends on the epoch
-        alone, as with `resident` data, arrays with `shuffle=False`, or a `PyDataset`. The samples
-        can also be read by `xarray.open_zarr(directory + "/samples.zarr", group="posterior")`.
+        alone, as with `resident` data, `IndependentBatches`, or arrays with `shuffle=False`. A
+        changed problem is refused by the name of what changed: data, batches, prior, loss, layers,
+        kernel, numbers. Not seen are changes in data that no array holds (files, generators), in
+        what `map` does to a `tf.data.Dataset`, and in functions that agree at the few places where
+        they are compared. `xarray.open_zarr(directory + "/samples.zarr", group="posterior")` reads
+        the samples.
       seconds_between_commits: the time that a crash may cost, in addition to an epoch.
       check_num_examples: whether to check that an epoch of `fit` has N examples.
+      independent_batches: what is known of the batches, for kernels that expect independent ones.
+        None refuses batches by epochs and batches of unknown kind. True says that they are
+        independent. False goes on although they are not.
 
     Raises:
       ValueError: numbers out of range. In `fit`: a model that is not compiled, has no trainable
         weights, overrides `train_step` or `compute_loss`, or has constraints; a Keras loss that is
         not a likelihood, such as squared errors; a prior that does not fit the variables; an epoch
-        that does not have N examples; NaN in the initial weights.
+        that does not have N examples; dependent batches for a kernel that expects others; outputs
+        that are not the probabilities that the loss expects; another problem than the chain's; NaN
+        in the initial weights.
+      MemoryError: in `fit`, kept states and the kernel's results would not fit into memory.
       TypeError: arguments of a wrong type. In `fit`: `make_kernel_fn` returns no kernel.
       NonFiniteChainError: in `fit`, the loss, its gradient or a sample became NaN or infinite.
         `samples` holds the samples before. The model is set back to the last of them, or to where
@@ -210,7 +223,7 @@ class SamplerCallback(keras.callbacks.Callback):
         )
         self._train_function: BatchTrainFunction | None = None
         self._posterior: Posterior | None = None  # kept for what it has compiled
-        self._resident: list[ResidentData] = []
+        self._steps = BatchSteps(self._recorder, self._preflight, self._start_chain)
 
     def __getstate__(self) -> dict[str, Any]:
         """Refuses copies and pickles of a callback whose chain runs; before, they may work."""
@@ -319,7 +332,7 @@ class SamplerCallback(keras.callbacks.Callback):
             random.fold_in(self._seed, -2),  # no step has this number
             self._num_examples,
         )
-        self._resident.append(data)
+        self._steps.resident.append(data)
         return data
 
     def get_config(self) -> dict[str, Any]:
@@ -380,11 +393,15 @@ class SamplerCallback(keras.callbacks.Callback):
         )
         initial_epoch = self._recorder.begin_fit(num_epochs, problem)
         internals.begin_at_epoch(self.model, initial_epoch)
-        compilation = (*internals.compilation(self.model), self._most_steps)
+        compilation = (*internals.compilation(self.model), self._steps.most(self.model))
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
+            steps, model = self._steps, self.model
             self._train_function = BatchTrainFunction(
-                self.model, self._train_step, self._prepare, self._after_execution
+                model,
+                functools.partial(steps.take, model),
+                functools.partial(steps.prepare, model),
+                lambda: self._recorder.after_execution(steps.most(model)),
             )
         if self._callback_list is not None:
             guard(self._callback_list, "on_train_batch_begin", self._train_function.restore)
@@ -396,7 +413,7 @@ class SamplerCallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
         first_step = self._recorder.begin_epoch(
-            may_be_resident=bool(self._resident), counts_rows=self._preflight.counts_rows
+            may_be_resident=bool(self._steps.resident), counts_rows=self._preflight.counts_rows
         )
         self._preflight.begin_epoch(first_step, random.fold_in(self._seed, -2))
 
@@ -408,35 +425,6 @@ class SamplerCallback(keras.callbacks.Callback):
         self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
         if self._recorder.chain is not None:
             self._preflight.end_epoch(self._recorder.chain, self._recorder.total_epochs)
-
-    def _train_step(self, data: Any) -> Any:
-        """Takes the place of the model's `train_step`."""
-        batch = keras.utils.unpack_x_y_sample_weight(data)
-        resident = data_asked(batch, self._resident)
-        if resident is None:
-            return self._built_chain(batch).step(batch)
-        return self._built_chain(resident.batch_spec).steps(resident, resident.num_steps(batch))
-
-    def _prepare(self, spec: Any) -> None:
-        """Makes the variables that the first step would make."""
-        batch = keras.utils.unpack_x_y_sample_weight(spec)
-        resident = data_asked(batch, self._resident)
-        batch = batch if resident is None else resident.batch_spec
-        self._built_chain(batch).create_rings(batch[0])
-
-    def _built_chain(self, batch: tuple[Any, Any, Any]) -> Chain:
-        """Returns the chain, with all variables that it and the model need for such a batch."""
-        internals.build(self.model, *batch)
-        if self._recorder.chain is None:
-            with tf.init_scope():
-                self._start_chain()
-        chain = self._recorder.chain
-        assert chain is not None
-        chain.rings.num_steps = self._most_steps
-        self._preflight.before_variables(chain)
-        chain.create(batch[0])
-        self._preflight.first_batch(chain)
-        return chain
 
     def _start_chain(self) -> None:
         check_variables(self.model.trainable_variables)
@@ -453,12 +441,3 @@ class SamplerCallback(keras.callbacks.Callback):
             self._monitor,
         )
         self._recorder.start(chain)
-
-    def _after_execution(self) -> None:
-        self._recorder.after_execution(self._most_steps)
-
-    @property
-    def _most_steps(self) -> int:
-        """Steps of the longest execution, whichever data come."""
-        steps_per_call = max((data.steps_per_call for data in self._resident), default=1)
-        return self.model.steps_per_execution * steps_per_call

@@ -59,7 +59,7 @@ def classifier(strategy, *hidden, **compiled):
 
 def sampler(make_kernel_fn=None, num_examples=N, **arguments):
     prior = small_models.standard_normal()
-    arguments = {"seed": 3, **arguments}
+    arguments = {"seed": 3, "independent_batches": False, **arguments}
     return small_models.sampler(make_kernel_fn or sgld(0.01), num_examples, prior, **arguments)
 
 
@@ -130,6 +130,17 @@ def test_scores_are_those_of_all_rows(make_kernel_fn, hidden):
         runs.append((run.samples, tf.nest.flatten(run._recorder.chain.state.results)))
     for alone, together in zip(*runs, strict=True):
         assert_close(together, alone)
+
+
+def test_independent_batches_are_split_over_replicas():
+    runs = []
+    for strategy in (None, MIRRORED):
+        data = sgmcmc.keras.IndependentBatches(X, Y, batch_size=4, steps_per_epoch=2)
+        run = sampler(sghmc, independent_batches=None)
+        classifier(strategy).fit(data, epochs=2, verbose=0, callbacks=[run])
+        runs.append(run.samples)
+    assert len(runs[0][0]) == 4
+    assert_close(runs[1], runs[0])
 
 
 def test_layers_see_the_rows_of_a_replica():

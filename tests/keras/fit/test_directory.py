@@ -1,5 +1,6 @@
 """Chains in a directory: a script that was stopped and runs again leaves the same samples."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -155,6 +156,51 @@ def test_an_exception_keeps_the_samples_and_the_callback_goes_on(tmp_path):
     assert list(callback.sample_steps) == [1, 3, 5, 7]
 
 
+@pytest.mark.parametrize("error", [Stop, KeyboardInterrupt])
+def test_after_a_fit_that_failed_the_same_process_opens_the_directory_again(tmp_path, error):
+    """As in a notebook, whose second try makes a new callback while the old one is still there."""
+
+    def fail(epoch, logs):
+        if epoch == 1:
+            raise error
+
+    first = sampler(tmp_path)
+    failing = keras.callbacks.LambdaCallback(on_epoch_end=fail)
+    arguments = {"batch_size": B, "shuffle": False, "epochs": 3, "verbose": 0}
+    with pytest.raises(error):
+        make_model().fit(X, Y, callbacks=[failing, first], **arguments)
+    second = sampler(tmp_path)
+    make_model().fit(X, Y, callbacks=[second], **arguments)
+    assert list(second.sample_steps) == [1, 3, 5, 7]
+
+
+def test_after_a_full_disk_the_same_process_opens_the_directory_again(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    arguments = {"batch_size": B, "shuffle": False, "epochs": 2, "verbose": 0}
+    with monkeypatch.context() as patch:
+        patch.setattr("tfp_sgmcmc.storage.checkpoint.save", full)
+        with pytest.raises(OSError, match="No space left"):
+            make_model().fit(X, Y, callbacks=[sampler(tmp_path)], **arguments)
+    callback = sampler(tmp_path)
+    make_model().fit(X, Y, callbacks=[callback], **arguments)
+    assert list(callback.sample_steps) == [1, 3, 5]
+
+
+def test_the_seed_is_optional_and_a_run_goes_on_with_its_own(tmp_path):
+    arguments = {"batch_size": B, "shuffle": False, "verbose": 0}
+    callback = sampler(tmp_path, seed=None)
+    make_model().fit(X, Y, epochs=1, callbacks=[callback], **arguments)
+    again = sampler(tmp_path, seed=None)
+    make_model().fit(X, Y, epochs=2, callbacks=[again], **arguments)
+    assert again.seed == callback.seed
+    whole = sampler(None, seed=callback.seed)
+    make_model().fit(X, Y, epochs=2, callbacks=[whole], **arguments)
+    assert_equal([np.asarray(s) for s in again.samples], whole.samples)
+
+
+@pytest.mark.filterwarnings("ignore:step_size must be below")
 def test_a_chain_that_breaks_down_lets_go_of_the_directory(tmp_path):
     for _ in range(2):
         callback = sampler(tmp_path, prior=lambda state: 1e3 * tf.reduce_sum(state[0] ** 4))

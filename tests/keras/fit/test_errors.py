@@ -173,7 +173,9 @@ def test_callback_of_another_model():
 
 def batches(rows=N):
     """Data whose number of rows cannot be known before they come."""
-    return tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).filter(lambda x, y: True).batch(2)
+    return (
+        tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).filter(lambda x, y: True).batch(2)
+    )
 
 
 class TestNumExamples:

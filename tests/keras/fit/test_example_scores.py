@@ -4,7 +4,6 @@ The scores of logistic regression, sum_i log sigmoid(y_i (w x_i + b)), are (t_i 
 """
 
 import functools
-import warnings
 
 import numpy as np
 import pytest
@@ -47,7 +46,7 @@ make_model = functools.partial(small_models.affine, BINARY_CROSSENTROPY, 1)
 
 
 def sampler(make_kernel_fn, num_examples=N, **arguments):
-    prior = small_models.standard_normal()
+    prior, arguments = small_models.standard_normal(), {"independent_batches": False, **arguments}
     return small_models.sampler(make_kernel_fn, num_examples, prior, **arguments)
 
 
@@ -147,39 +146,6 @@ def test_low_rank_needs_batches_of_known_size():
     assert len(samples[0]) == 3 and np.isfinite(samples[0]).all()
     samples = fit(make_model(jit_compile=False), sampler(make_kernel_fn, num_groups=2), 5)
     assert len(samples[0]) == 3 and np.isfinite(samples[0]).all()
-
-
-def nogin(target):
-    return sgmcmc.NOGIN(target, 0.01, friction=1.0, num_estimation_steps=0)
-
-
-@pytest.mark.parametrize(
-    "make_kernel_fn, batch_size, arguments, is_told",
-    [
-        (nogin, 5, {}, True),
-        (nogin, N, {}, False),
-        (nogin, 5, {"check_num_examples": False}, False),
-        (small_models.sgld(0.01), 5, {}, False),
-    ],
-)
-def test_a_kernel_that_expects_independent_batches_says_so(
-    make_kernel_fn, batch_size, arguments, is_told
-):
-    """The warning comes once, after the first epoch."""
-    callback = sampler(make_kernel_fn, **arguments)
-    model = make_model(run_eagerly=True)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        fit(model, callback, batch_size, epochs=2)
-    told = [w for w in found if "batches are not independent" in str(w.message)]
-    assert len(told) == is_told
-
-
-@pytest.mark.filterwarnings("error")
-def test_resident_data_are_what_it_expects():
-    callback = sampler(nogin)
-    data = callback.resident(X, T, batch_size=5)
-    make_model(run_eagerly=True).fit(data, verbose=0, callbacks=[callback])
 
 
 def test_num_groups_is_checked():

@@ -61,9 +61,7 @@ def test_independent_batches_are_taken(data):
     assert len(callback.samples[0]) >= 1
 
 
-@pytest.mark.parametrize(
-    "changes", [{"independent_batches": False}, {"independent_batches": True}]
-)
+@pytest.mark.parametrize("changes", [{"independent_batches": False}, {"independent_batches": True}])
 def test_the_user_may_know_better(changes):
     callback = sampler(**changes)
     small_models.fit(classifier(), callback, X, Y, batch_size=B)

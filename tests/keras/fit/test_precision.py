@@ -31,7 +31,8 @@ def classifier(policy):
 
 def sampler(make_kernel_fn):
     prior = small_models.standard_normal()
-    return small_models.sampler(make_kernel_fn, N, prior, check_num_examples=False)
+    given = {"check_num_examples": False, "independent_batches": False}
+    return small_models.sampler(make_kernel_fn, N, prior, **given)
 
 
 def scores(kernel, bias):

@@ -86,9 +86,7 @@ class Preflight:
         fit_checks.warn_of_learning_rates(callback_list)
         of_all = problem.describe_data(source)
         if is_stored and chain is not None:
-            of_all |= problem.describe_model(
-                model, self._num_examples, chain.log_prior_fn, source
-            )
+            of_all |= problem.describe_model(model, self._num_examples, chain.log_prior_fn, source)
         if chain is not None and not chain.state.is_new:
             problem.check_same_problem(self._of_all, of_all)
         self._of_all = {**self._of_all, **of_all}

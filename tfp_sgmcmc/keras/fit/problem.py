@@ -123,7 +123,9 @@ def _gathered(array: Any, rows: np.ndarray) -> Any:
 def _spec(array: Any) -> tf.TensorSpec:
     """Returns shape and dtype of a few rows, with lengths that are unknown filled in."""
     shape = [_ROWS if array.shape[0] is None else min(array.shape[0], _ROWS)]
-    return tf.TensorSpec(shape + [_LENGTH if n is None else n for n in array.shape[1:]], array.dtype)
+    return tf.TensorSpec(
+        shape + [_LENGTH if n is None else n for n in array.shape[1:]], array.dtype
+    )
 
 
 def _plain(variable: keras.Variable) -> tf.Tensor:
@@ -144,7 +146,9 @@ def _made_up(like: Any) -> tuple[Any, Any, Any]:
 
     def weight_of(a: tf.TensorSpec) -> tf.Tensor:
         rows = tf.range(1, a.shape[0] + 1)
-        return tf.cast(tf.reshape(rows, [-1] + [1] * (a.shape.rank - 1)), a.dtype) * tf.ones(a.shape, a.dtype)
+        return tf.cast(tf.reshape(rows, [-1] + [1] * (a.shape.rank - 1)), a.dtype) * tf.ones(
+            a.shape, a.dtype
+        )
 
     return (
         internals.map_arrays(input_of, x),

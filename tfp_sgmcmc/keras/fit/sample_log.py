@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
 
-from tfp_sgmcmc.keras.fit.source import is_fitting
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same, load
 from tfp_sgmcmc.storage.directory import CHECKPOINT, RunDirectory
 from tfp_sgmcmc.storage.store import Variable
@@ -74,9 +72,6 @@ class StoredSampleLog:
       ModuleNotFoundError: zarr is not installed.
     """
 
-    # The system knows only which process holds a lock, not which callback.
-    _open_logs: ClassVar[weakref.WeakSet[StoredSampleLog]] = weakref.WeakSet()
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -87,7 +82,6 @@ class StoredSampleLog:
         self._problem: dict[str, Any] = {}  # as described by the fits so far
         self._saved_problem: dict[str, Any] = {}
         self._run: RunDirectory  # opened by the first fit
-        self._model: weakref.ref[keras.Model]
         self._is_open = False
         self._numbers: dict[int, int] = {}  # positions of the model's variables, by id
         self._names: list[str] = []  # names of the recorded variables; none before the first sample
@@ -112,7 +106,6 @@ class StoredSampleLog:
             if self._names:
                 self._run.add_to_fingerprint(self._problem)
             return None, []
-        self._take_over()
         num_before = len(self)
         run = RunDirectory(self.path)
         try:
@@ -121,9 +114,7 @@ class StoredSampleLog:
                 before = saved_run.header["fingerprint"]
                 # Numbers first: shapes of samples may differ because of them.
                 both = {n: before[n] for n in self._fingerprint if n in before}
-                check_same(
-                    f"The run in {self.path}", both, {n: self._fingerprint[n] for n in both}
-                )
+                check_same(f"The run in {self.path}", both, {n: self._fingerprint[n] for n in both})
                 self._saved_problem = {n: x for n, x in before.items() if n.startswith(_SCOPES)}
             recorded, names = self._saved_variables(run, model)
             saved = self._start(run, recorded, names) if recorded else None
@@ -136,30 +127,13 @@ class StoredSampleLog:
         except BaseException:
             run.close()
             raise
-        self._run, self._is_open, self._model = run, True, weakref.ref(model)
-        self._open_logs.add(self)
+        self._run, self._is_open = run, True
         return saved, recorded
 
     def close(self) -> None:
         """Releases the directory; the samples can still be read."""
         self._run.close()
         self._is_open = False
-        self._open_logs.discard(self)
-
-    def _take_over(self) -> None:
-        """Releases the directory if a fit of this process holds it that failed or was interrupted.
-
-        Keras calls no hook when a fit fails, so its callback cannot do so itself.
-        """
-        path = Path(self.path).resolve()
-        for log in list(self._open_logs):
-            if Path(log.path).resolve() == path and not log.is_in_use():
-                log.close()
-
-    def is_in_use(self) -> bool:
-        """Returns whether the fit that opened the directory is still under way."""
-        model = self._model()
-        return model is not None and is_fitting(model)
 
     def __len__(self) -> int:
         return self._run.num_draws if self._names else 0

@@ -9,14 +9,12 @@ are not found, nothing is known, and nothing is checked. The names used here, an
   `PyDatasetAdapter._standardize_batch`: a batch as `fit` sees it, with weights of classes;
   `TFDatasetAdapter._dataset`: the data set;
   `Dataset._inputs`, `Dataset._tensors`, `Dataset._batch_size`, `Dataset._buffer_size`,
-  `Dataset._count`: of `tf.data`: what a data set is made of;
-  `sys._current_frames`: the call stacks of all threads.
+  `Dataset._count`: of `tf.data`: what a data set is made of.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 import types
 from typing import Any, NamedTuple
 
@@ -97,12 +95,6 @@ def training_source(model: keras.Model) -> Source:
             f"has its batch. Received: steps_per_epoch={steps} in fit."
         )
     return found._replace(num_batches=steps)
-
-
-def is_fitting(model: keras.Model) -> bool:
-    """Returns whether a `fit` of the model is under way in some thread."""
-    frames = sys._current_frames().values()
-    return any(_epoch_iterator(model, frame) is not None for frame in frames)
 
 
 def _epoch_iterator(model: keras.Model, frame: types.FrameType | None) -> Any:

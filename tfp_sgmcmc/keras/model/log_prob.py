@@ -138,6 +138,7 @@ class ModelLogProb(Target):
 
             def log_posterior(state: list[tf.Tensor]) -> tf.Tensor:
                 value = log_likelihood(state, self.batch, self.local_rows)
+                value = tf.cast(value, state[0].dtype)  # Keras' losses are of floatx
                 rows = tf.cast(self.num_rows, value.dtype)
                 log_prior = tf.cast(self._log_prior_fn(state), value.dtype)
                 return log_prior / replicas.count() + self.num_examples / rows * value
