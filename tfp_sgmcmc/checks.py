@@ -127,7 +127,7 @@ def function(name: str, value: Any, signature: str = "") -> Any:
     return value
 
 
-def accepts(name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+def accepts(name: str, value: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Returns the callable `value` if it can be called with these arguments; else raises TypeError.
 
     Only the signature is looked at; nothing is called.

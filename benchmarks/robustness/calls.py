@@ -36,7 +36,7 @@ from benchmarks.robustness.values import label
 OUTCOMES = ("told", "unnamed", "inside", "harmless", "accepted")
 AIM = 0.97
 _PACKAGE = str(Path(sgmcmc.__file__).parent)
-_SECONDS = 20  # after which a call counts as one that hangs
+_SECONDS = 10  # after which a call counts as one that hangs
 _ERRORS = (TypeError, ValueError, MemoryError, OSError, ImportError, NotImplementedError)
 
 
