@@ -21,7 +21,7 @@ import re
 import signal
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from benchmarks.robustness.values import label
 OUTCOMES = ("told", "unnamed", "inside", "harmless", "accepted")
 AIM = 0.97
 _PACKAGE = str(Path(sgmcmc.__file__).parent)
-_SECONDS = 20  # after which a call counts as one that hangs
+_SECONDS = 10  # after which a call counts as one that hangs
 _ERRORS = (TypeError, ValueError, MemoryError, OSError, ImportError, NotImplementedError)
 
 
@@ -102,8 +102,8 @@ def names(message: str, argument: str, also: str = "") -> bool:
     return any(re.search(rf"(?<![A-Za-z_]){re.escape(w)}(?![A-Za-z_])", message) for w in words)
 
 
-def classify(call: Call) -> Row:
-    """Makes a call and returns what happened."""
+def classify(call: Call, usual: Set[str] = frozenset()) -> Row:
+    """Makes a call and returns what happened; `usual` are the warnings of the valid call."""
     entry, argument, value = call
     row = Row(entry.room, entry.name, argument, label(value), "accepted", "")
     also = entry.also.get(argument, "")
@@ -117,8 +117,7 @@ def classify(call: Call) -> Row:
                 return row._replace(outcome="inside", said=said)
             told = names(str(error), argument, also)
             return row._replace(outcome="told" if told else "unnamed", said=said)
-    told = [str(w.message) for w in caught if w.category is UserWarning]
-    told = [text for text in told if names(text, argument, also)]
+    told = [text for text in _texts(caught) if names(text, argument, also) and text not in usual]
     if told:
         return row._replace(outcome="told", said=f"UserWarning: {told[0]}")
     if not is_finite(result):
@@ -164,27 +163,36 @@ def catalogue() -> list[Entry]:
     return [entry for module in modules for entry in module.entries()]
 
 
-def check_valid(entries: Sequence[Entry]) -> None:
-    """Raises RuntimeError if a valid call fails or gives NaN."""
+def _texts(caught: Sequence[warnings.WarningMessage]) -> set[str]:
+    """Returns the warnings for users, without the numbers in them."""
+    texts = (str(w.message) for w in caught if w.category is UserWarning)
+    return {re.sub(r"[-+]?\d[\d.e+-]*", "0", text) for text in texts}
+
+
+def check_valid(entries: Sequence[Entry]) -> dict[str, set[str]]:
+    """Returns the warnings of the valid calls; raises RuntimeError if one fails or gives NaN."""
+    usual = {}
     for entry in entries:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             try:
                 finite = is_finite(entry.call(**entry.valid))
             except Exception as error:
                 raise RuntimeError(f"The valid call of {entry.name} fails.") from error
         if not finite:
             raise RuntimeError(f"The valid call of {entry.name} gives NaN.")
+        usual[entry.name] = _texts(caught)
+    return usual
 
 
 def rows(quick: bool = False, rooms: Sequence[str] = ()) -> list[Row]:
     """Makes the calls, or a fixed tenth of them, and returns what happened in each."""
     entries = [e for e in catalogue() if not rooms or e.room in rooms]
-    check_valid(entries)
+    usual = check_valid(entries)
     chosen = calls_of(entries)
     if quick:
         chosen = random.Random(0).sample(chosen, len(chosen) // 10)
-    return [classify(call) for call in chosen]
+    return [classify(call, usual[call.entry.name]) for call in chosen]
 
 
 def share_told(found: Sequence[Row]) -> float:

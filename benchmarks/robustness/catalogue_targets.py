@@ -254,7 +254,7 @@ def targets() -> list[Entry]:
                 initial_state=STATE,
                 method="adam",
                 max_iterations=2,
-                tolerance=1000.0,
+                tolerance=0.001,
                 learning_rate=0.01,
                 seed=0,
             ),

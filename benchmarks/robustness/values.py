@@ -161,8 +161,8 @@ def array(*others: Any, optional: bool = False) -> list[Any]:
 
 
 def path(optional: bool = False) -> list[Any]:
-    """Wrong values of a path."""
-    wrong = [None, True, 0, 3, 0.5, NAN, [], {}, set(), "", "a\0b", lambda: "x", Thing]
+    """Wrong values of a path. Small integers would name the open files of this process."""
+    wrong = [None, 987654, 0.5, NAN, [], {}, set(), "", "a\0b", lambda: "x", Thing]
     return _without_none([*wrong, *junk()], optional)
 
 

@@ -147,6 +147,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
         """Takes one step. `seed`, an integer or two, is required and determines all its draws."""
         with tf.name_scope(type(self).__name__ + ".one_step"):
             state = convert_state(current_state)
+            check_results(previous_kernel_results)
             return self._update(state, previous_kernel_results, random.as_seed(seed))
 
     @abc.abstractmethod
@@ -190,3 +191,12 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
         """Returns what a step used of the argument `name`, by part only if it was given so."""
         is_by_part = tf.nest.is_nested(self._parameters[name])
         return values if is_by_part else tf.nest.flatten(values)[0]
+
+
+def check_results(results: Any) -> None:
+    """Raises TypeError for what is not the results of a kernel, which are named tuples."""
+    if not hasattr(type(results), "_fields"):
+        raise TypeError(
+            "previous_kernel_results must be what bootstrap_results or the last one_step returned. "
+            f"Received: a {type(results).__name__}."
+        )

@@ -1,0 +1,77 @@
+"""The table of wrong calls: how a call is judged, and a fixed part of the table."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.robustness import calls, catalogue_samplers, catalogue_targets
+from benchmarks.robustness.values import Named, integer, number
+from tfp_sgmcmc import checks
+
+ROOMS = ("kernels", "preconditioners", "schedules", "random")
+
+
+def outcome(call: Any, value: Any, also: str = "") -> str:
+    entry = calls.Entry("room", "call", call, {"size": 1.0}, {"size": [value]}, {"size": also})
+    return calls.classify(calls.Call(entry, "size", value)).outcome
+
+
+def test_a_check_of_the_library_is_told_apart_from_an_error_from_inside() -> None:
+    assert outcome(lambda size: checks.positive("size", size), "x") == "told"
+    assert outcome(lambda size: checks.positive("other", size), "x") == "unnamed"
+    assert outcome(lambda size: checks.positive("other", size), "x", "size|other") == "told"
+    # A comparison that fails in a file of the package, and an error of the caller's.
+    assert outcome(lambda size: checks.integer("size", 1, least=size), "x") == "inside"
+    assert outcome(lambda size: int(size), "x") == "inside"
+
+
+def test_a_function_that_checks_nothing_is_caught() -> None:
+    """The negative control: NaN gets through, and words fail in NumPy."""
+
+    def unchecked(size: Any) -> Any:
+        return np.sqrt(size)
+
+    assert outcome(unchecked, float("nan")) == "accepted"
+    assert outcome(unchecked, 2.0) == "accepted"
+    assert outcome(unchecked, "x") == "inside"
+    entry = calls.Entry("room", "unchecked", unchecked, {"size": 1.0}, {"size": number(-1.0)})
+    found = [calls.classify(call) for call in calls.calls_of([entry])]
+    assert calls.share_told(found) == 0
+    with pytest.raises(SystemExit, match=r"0.0 % .* accepted \(aim: none\)"):
+        calls.show((found, ()))
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("step_size must be positive.", True),
+        ("The step size must be positive.", True),
+        ("step_sizes must be positive.", False),
+        ("last_step_size must be positive.", False),
+    ],
+)
+def test_a_message_names_an_argument_by_whole_words(message: str, told: bool) -> None:
+    assert calls.names(message, "step_size") == told
+
+
+def test_a_valid_call_that_fails_is_an_error_of_the_catalogue() -> None:
+    for call in (lambda size: 1 / 0, lambda size: np.nan):
+        with pytest.raises(RuntimeError, match="The valid call of f"):
+            calls.check_valid([calls.Entry("room", "f", call, {"size": 1.0}, {})])
+
+
+def test_every_kind_of_wrong_value_has_a_short_name() -> None:
+    values = [*integer(1, 8), Named("returns None", lambda: None)]
+    names = [calls.label(value) for value in values]
+    assert all(0 < len(name) <= 80 for name in names) and names[-1] == "a function, returns None"
+
+
+def test_a_fixed_part_of_the_catalogue_is_told_in_the_words_of_the_library() -> None:
+    entries = [*catalogue_samplers.entries(), *catalogue_targets.entries()]
+    chosen = calls.calls_of([e for e in entries if e.room in ROOMS])
+    chosen = random.Random(1).sample(chosen, 300)
+    found = [calls.classify(call) for call in chosen]
+    assert [row for row in found if row.outcome == "accepted"] == []
+    assert calls.share_told(found) >= calls.AIM, [row for row in found if row.outcome != "told"]
