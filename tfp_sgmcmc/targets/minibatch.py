@@ -158,7 +158,7 @@ class MinibatchLogProb(ModelTarget):
                 f"Received: bijector={bijector}, num_groups={num_groups}."
             )
         self.num_scores = rows = n if num_groups is None else num_groups
-        self._group_size = n // rows
+        self.group_size = n // rows
         self.row_bytes = sum(
             leaf.dtype.size * leaf.shape[1:].num_elements() for leaf in tf.nest.flatten(self._data)
         )
@@ -277,7 +277,7 @@ class MinibatchLogProb(ModelTarget):
             given = call_with_state(self._score_fn, state, batch=batch)
             return values, check_scores(given, state, n, chain_ndims)
         return mapped_scores(
-            lambda s, group: self.log_likelihood(s, group, self._group_size, chain_shape),
+            lambda s, group: self.log_likelihood(s, group, self.group_size, chain_shape),
             state,
             batch,
             self.num_scores,

@@ -75,11 +75,8 @@ class SecondOrder:
         log_prob = prior + anchor.log_likelihood + _inner(total + bend / 2, offset)
         scale, scores = base.num_examples / base.batch_size, ()
         if with_scores and probe is None:
-            size, batch_ndims = (
-                base.batch_size // base.num_scores,
-                0 if base.shared_batch else ndims,
-            )
-            count = base.num_scores
+            size, batch_ndims = base.group_size, 0 if base.shared_batch else ndims
+            count = base.batch_size // size
             rows = self._of_rows(state, offset, guarded, batch, count, size, batch_ndims)
             scores = self._parts(rows.slopes / size**0.5)
             found = _Remainders(tf.reduce_sum(rows.values, -1), tf.reduce_sum(rows.slopes, -2))
