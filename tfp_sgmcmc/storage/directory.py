@@ -177,6 +177,10 @@ class RunDirectory:
                 stacklevel=2,
             )
 
+    def add_to_fingerprint(self, entries: Mapping[str, Any]) -> None:
+        """Adds entries that later parts of the run brought; the next commit writes them."""
+        self._fingerprint |= json.loads(json.dumps(dict(entries)))
+
     @property
     def store(self) -> DrawStore:
         if self._store is None:
