@@ -60,7 +60,14 @@ def by_part(
     """
 
     def convert(part: tf.Tensor, v: Any) -> tf.Tensor:
-        v = as_dtype(evaluate(v), part.dtype)
+        v = evaluate(v)
+        try:
+            v = as_dtype(v, part.dtype)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{name} must have the structure of the state, or be an array of numbers. "
+                f"Received: {v!r}."
+            ) from error
         try:
             shape = tf.broadcast_static_shape(v.shape, part.shape)
             fits = part.shape.is_compatible_with(shape)
