@@ -348,6 +348,29 @@ def test_scalar_tensors_are_the_same_seeds_as_integers(value: int) -> None:
     np.testing.assert_array_equal(inside, expected)
 
 
+@pytest.mark.parametrize("bad", [None, "a", 0.5, [1], [0.5, 1.0], tf.zeros([2, 2])], ids=repr)
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda seed: random.normal([2], tf.float32, seed),
+        lambda seed: random.permuted_indices(seed, tf.range(4), 8),
+        lambda seed: random.uniform_indices(seed, tf.range(4), 8),
+        lambda seed: random.epoch_indices(seed, tf.constant(3, tf.int64), 4, 8),
+    ],
+    ids=["normal", "permuted", "uniform", "epoch"],
+)
+def test_draws_refuse_what_is_no_seed(draw: Any, bad: Any) -> None:
+    with pytest.raises(ValueError, match="seed must be an integer"):
+        draw(bad)
+
+
+def test_sizes_of_draws() -> None:
+    with pytest.raises(ValueError, match="batch_size must be in 1 .. 8. Received: 9"):
+        random.epoch_indices(SEED, tf.constant(3, tf.int64), 9, 8)
+    with pytest.raises(TypeError, match="num_examples must be an integer. Received: 8.0"):
+        random.uniform_indices(SEED, tf.range(4), 8.0)
+
+
 @pytest.mark.parametrize("seed", [0, 5, -1, 2**31, 2**40 + 1, -(2**50)])
 def test_scalar_tensors_and_arrays_are_the_seeds_of_their_integers(seed: int) -> None:
     for dtype in (np.int64, np.int32, np.uint32):

@@ -151,11 +151,11 @@ def test_decay_out_of_range(decay: float) -> None:
         ([0.0, 1.0], "the first positive"),
         ([1.0, float("nan")], "weights must be finite"),
         ([1.0, float("inf")], "weights must be finite"),
-        ([], "a sequence of at least one number"),
+        ([], "weights must be an array with at least 1 axes and an entry"),
         (0, "weights must be a positive integer or .* Received: 0"),
         (-2, "weights must be a positive integer or .* Received: -2"),
         ([[1.0]], "a sequence of at least one number"),
-        (2.5, "a sequence of at least one number"),
+        (2.5, "weights must be an array with at least 1 axes"),
     ],
 )
 def test_weights_that_make_no_average(weights: Any, message: str) -> None:

@@ -115,3 +115,12 @@ def test_numbers_that_stand_for_a_vector_are_taken() -> None:
     functions = FUNCTIONS | {"divergence_fn": lambda x: 0.0}
     matrix = local(PositionDependent(**functions), tf.ones([4, 2]), 1)
     np.testing.assert_array_equal(matrix.divergence, np.zeros([4, 2]))
+
+
+@pytest.mark.parametrize("name", ["multiply_fn", "sqrt_multiply_fn"])
+def test_products_that_are_not_linear(name: str) -> None:
+    """A constant, or M itself in place of M v."""
+    functions = FUNCTIONS | {name: lambda x, v: tf.ones_like(x)}
+    kernel = sgmcmc.SGLD(TARGET, 0.1, preconditioner=PositionDependent(**functions))
+    with pytest.raises(ValueError, match=f"{name} must be linear .* zero of up to 1"):
+        kernel.bootstrap_results(tf.ones([4, 2]))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import integer, number, require
+from tfp_sgmcmc.checks import array, integer, number, require
 from tfp_sgmcmc.state import append_dims
 
 
@@ -105,7 +105,7 @@ class History(Average):
     Raises:
       ValueError: there are no weights; a weight is negative or not finite; `lag` is negative.
         Estimators also refuse a lag together with `include_current=True`.
-      TypeError: `lag` is not an integer.
+      TypeError: `lag` is not an integer, or the weights are not numbers.
     """
 
     def __init__(self, weights: int | Sequence[float], lag: int = 0):
@@ -113,15 +113,11 @@ class History(Average):
         if isinstance(weights, int | np.integer) and not isinstance(weights, bool):
             values = np.ones(max(weights, 0))
         else:
-            try:
-                values = np.asarray(weights)
-            except (TypeError, ValueError, NotImplementedError):  # ragged or symbolic
-                values = np.asarray(None)
-        is_sequence = values.ndim == 1 and len(values) > 0 and values.dtype.kind in "iuf"
-        require("weights", weights, is_sequence, expected)
-        if not np.all(np.isfinite(values) & (values >= 0)) or values[0] <= 0:
+            values = array("weights", weights).astype(np.float64)
+        require("weights", weights, values.ndim == 1 and len(values) > 0, expected)
+        if not np.all(values >= 0) or values[0] <= 0:
             raise ValueError(
-                f"weights must be finite and at least 0, the first positive. Received: {weights}. "
+                f"weights must be at least 0, and the first positive. Received: {weights}. "
                 "With a negative weight the average need not be a covariance."
             )
         self.weights, self.lag = values / values.sum(), integer("lag", lag, least=0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import boolean
 from tfp_sgmcmc.covariance.averages import Average, AverageState, History
 from tfp_sgmcmc.covariance.base import CovarianceEstimator, degrees_of_freedom
 from tfp_sgmcmc.covariance.factored_scores import pad_rows
@@ -33,6 +34,7 @@ class LowRank(CovarianceEstimator):
         include_current: bool = False,
         solver: str | Solver = "auto",
     ):
+        boolean("include_current", include_current)
         average = History(4, lag=0 if include_current else 4) if average is None else average
         super().__init__(average, include_current, solver)
         if not isinstance(self.average, History):

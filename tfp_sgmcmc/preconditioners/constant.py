@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import numbers, require
+from tfp_sgmcmc.checks import array, numbers, require
 from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
 from tfp_sgmcmc.state import (
     State,
@@ -73,13 +73,13 @@ class FullMatrix(Preconditioner):
         order of `tf.nest.flatten` and row-major within a part.
 
     Raises:
+      TypeError: the matrix is not an array of numbers.
       ValueError: the matrix is not square, not symmetric or not positive definite. At the first
         step: its size differs from the size of the state.
     """
 
     def __init__(self, matrix: Any):
-        numbers("matrix", matrix)
-        matrix = np.asarray(matrix, np.float64)
+        matrix = array("matrix", matrix, least_ndim=0).astype(np.float64)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"matrix must be square, [D, D]. Received: shape {matrix.shape}.")
         scale = np.sqrt(np.abs(np.diag(matrix)))

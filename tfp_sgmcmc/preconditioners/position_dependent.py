@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.checks import accepts
@@ -52,8 +53,15 @@ class PositionDependent(Preconditioner):
 
     def init(self, state: State) -> tuple[()]:
         """Returns nothing; raises here, before the first step, for functions that do not fit."""
-        returned_by("multiply_fn", self.multiply_fn(state, state), state)
-        returned_by("sqrt_multiply_fn", self.sqrt_multiply_fn(state, state), state)
+        zeros = tf.nest.map_structure(tf.zeros_like, state)
+        for name in ("multiply_fn", "sqrt_multiply_fn"):
+            product = returned_by(name, getattr(self, name)(state, zeros), state)
+            for part in map(tf.get_static_value, tf.nest.flatten(product)):
+                if part is not None and np.any(part):
+                    raise ValueError(
+                        f"{name} must be linear in its second argument. Received: a product with "
+                        f"zero of up to {np.abs(part).max():.3g}."
+                    )
         return ()
 
     def evaluate(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import xla
 from tfp_sgmcmc.checks import integer
-from tfp_sgmcmc.random.seeds import GOLDEN, mix, numbered_seed, word, xor
+from tfp_sgmcmc.random.seeds import GOLDEN, as_seed, mix, numbered_seed, word, xor
 
 _MAX_EXAMPLES = 2**31 - 1
 
@@ -24,7 +24,8 @@ def uniform_indices(
 
     Arguments and result are the same as for `permuted_indices`.
     """
-    high, low = _chain_key(seed, chain_shape)
+    integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
+    high, low = _chain_key(_as_seeds(seed), chain_shape)
     counter = word(GOLDEN) * tf.cast(positions, tf.uint32)
     words = tf.cast(mix(mix(counter + mix(high)) + low), tf.uint64)
     scaled = words * tf.constant(num_examples, tf.uint64)
@@ -54,7 +55,8 @@ def permuted_indices(
     Returns:
       `int32` tensor of shape `[*chain_shape, n]`.
     """
-    return _permuted(_round_keys(seed, num_examples, chain_shape), positions, num_examples)
+    keys = _round_keys(_as_seeds(seed), num_examples, chain_shape)
+    return _permuted(keys, positions, num_examples)
 
 
 def epoch_indices(
@@ -68,6 +70,9 @@ def epoch_indices(
     `step` is t, an `int64` scalar, `batch_size` B, at most N, and `num_examples` N. `seed` and
     `chain_shape` are the same as for `permuted_indices`.
     """
+    integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
+    integer("batch_size", batch_size, least=1, most=num_examples)
+    seed = as_seed(seed)
     start = step * batch_size
     first = tf.cast(start // num_examples, tf.int32)
     position = tf.cast(start % num_examples, tf.uint32) + tf.cast(tf.range(batch_size), tf.uint32)
@@ -78,6 +83,12 @@ def epoch_indices(
     )
     keys = [tf.where(is_next, b, a) for a, b in zip(this, following, strict=True)]
     return _permuted(keys, _add_mod(position, word(0), word(num_examples)), num_examples)
+
+
+def _as_seeds(seed: Any) -> tf.Tensor:
+    """Returns a seed, `[2]`, or a seed for each position, `[n, 2]`; raises as `as_seed` does."""
+    are_seeds = isinstance(seed, tf.Tensor) and seed.dtype == tf.int32 and seed.shape.rank == 2
+    return seed if are_seeds and seed.shape[1] == 2 else as_seed(seed)
 
 
 def _round_keys(seed: tf.Tensor, num_examples: int, chain_shape: Any) -> list[tf.Tensor]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import xla
 from tfp_sgmcmc.random.indices import uniform_indices
-from tfp_sgmcmc.random.seeds import split, word, xor
+from tfp_sgmcmc.random.seeds import as_seed, split, word, xor
 from tfp_sgmcmc.state import static_or_dynamic_shape
 
 _WORTH_COMPILING = 10_000  # normals; a compiled function draws more of them faster on a CPU
@@ -32,6 +32,7 @@ _SIN_PI = (3.14159264, -5.16770968, 2.55006973, -0.598242126, 0.0775603869)
 
 def normal(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     """Draws standard normals of the given shape."""
+    seed = as_seed(seed)
     if not xla.in_xla_context():
         static = tf.get_static_value(tf.convert_to_tensor(shape, tf.int32))
         is_large = static is not None and math.prod(static) >= _WORTH_COMPILING

@@ -47,7 +47,7 @@ def map_bijectors(
     if bijector is None:
         return state
     try:
-        matched = tree.map_structure_up_to(called, _check, called, bijector, check_types=False)
+        matched = tree.map_structure_up_to(called, _check, called, bijector)
     except (TypeError, ValueError) as error:
         raise ValueError(
             "bijector must have the structure of the state, whose parts have shapes "
