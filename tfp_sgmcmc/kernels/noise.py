@@ -28,9 +28,9 @@ class GradientNoise:
         self.covariance = as_covariance(covariance, average, exact)
         if target.num_scores == 0 and not exact:
             raise ValueError(
-                "target_log_prob_fn must give scores of single examples, from which the covariance of its "
-                f"gradient noise is estimated. Received: a {type(target).__name__}, which gives "
-                "none. Use MinibatchLogProb, ControlVariate or SVRG."
+                "target_log_prob_fn must give scores of single examples, from which the covariance "
+                f"of its gradient noise is estimated. Received: a {type(target).__name__}, which "
+                "gives none. Use MinibatchLogProb, ControlVariate or SVRG."
             )
 
     def estimation_steps(self, given: int | None, state: State, chain_ndims: int) -> int:
