@@ -143,7 +143,7 @@ def number_as_dtype(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
 
     Raises TypeError for what cannot be converted, and ValueError for a number beyond the range.
     """
-    if isinstance(value, float | int) and abs(value) > dtype.max:
+    if isinstance(value, float | int) and abs(value) > float(dtype.max):
         raise ValueError(f"{name} must be within the range of {dtype.name}. Received: {value}.")
     try:
         return as_dtype(value, dtype)

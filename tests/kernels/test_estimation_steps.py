@@ -1,6 +1,7 @@
 """By default the first steps only average Sigma, so that no chain is thrown by a Sigma of few."""
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,13 @@ from tfp_sgmcmc.kernels.noise import GradientNoise
 from tfp_sgmcmc.targets.base import Target
 
 PARTS = [tf.zeros([2, 1]), tf.zeros([2, 3, 10])]  # two chains of 31 entries
+
+
+def scored(batch_size: int | None) -> Target:
+    """Returns a target with this number of scores."""
+    target = mock.create_autospec(Target, instance=True)
+    target.num_scores, target.noise_scale = batch_size, None
+    return target
 
 
 @pytest.mark.parametrize(
@@ -28,19 +36,26 @@ PARTS = [tf.zeros([2, 1]), tf.zeros([2, 3, 10])]  # two chains of 31 entries
     ],
 )
 def test_the_rule(covariance: Any, batch_size: int | None, expected: int) -> None:
-    class Scored(Target):
-        """A target with scores."""
-
-        num_examples, num_scores, noise_scale = 100, batch_size, None
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-        def estimate(self, *args: Any, **kwargs: Any) -> Any: ...
-        def chain_shape(self, state: Any) -> Any: ...
-
-    noise = GradientNoise(Scored(), covariance, RunningMean(0.99))
+    noise = GradientNoise(scored(batch_size), covariance, RunningMean(0.99))
     assert noise.estimation_steps(None, PARTS, 1) == expected
     assert noise.estimation_steps(0, PARTS, 1) == 0
     assert noise.estimation_steps(3, PARTS, 1) == 3
+
+
+@pytest.mark.parametrize(
+    ("covariance", "batch_size", "decay"),
+    [("full", 50, 0.99), ("full", 10, 1 - 10 / (50 * 31)), ("diag", 2, 0.99)],
+)
+def test_a_sigma_to_solve_with_remembers_enough(
+    covariance: str, batch_size: int, decay: float
+) -> None:
+    """Weights decay^k are worth (1 + decay) / (1 - decay) minibatches."""
+    noise = GradientNoise(scored(batch_size), covariance, None)
+    average = noise._estimator(PARTS, 1).average
+    assert isinstance(average, RunningMean) and average.decay == pytest.approx(decay)
+    given = GradientNoise(scored(batch_size), Full(RunningMean(0.5)), None)
+    assert given._estimator(PARTS, 1) is given.covariance
+    assert isinstance(sgmcmc.NOGIN(MODEL.target(4), 0.1)._noise.covariance.average, type(None))
 
 
 def test_exact_gradients_need_none() -> None:

@@ -7,8 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.covariance import CovarianceState, NoiseCovariance, as_covariance
-from tfp_sgmcmc.covariance.averages import Average, History
+from tfp_sgmcmc.covariance import (
+    CovarianceEstimator,
+    CovarianceState,
+    NoiseCovariance,
+    as_covariance,
+)
+from tfp_sgmcmc.covariance.averages import Average, History, RunningMean
 from tfp_sgmcmc.covariance.diag import Diag, Zero
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
@@ -18,19 +23,21 @@ class GradientNoise:
     """Gradient estimates of a target, with their covariance Sigma from past minibatches.
 
     `covariance` is the sampler's argument, a name or an estimator of `tfp_sgmcmc.covariance`.
-    `average` is for an estimator that names none. Raises ValueError for an unknown name, and for a
-    target that has noisy gradients but no scores.
+    `average` is for an estimator that names none; None stands for an exponential average of past
+    minibatches, long enough for solutions with Sigma: 100 scores for each entry of its largest
+    matrix, and at least 199 minibatches. Raises ValueError for an unknown name, and for a target
+    that has noisy gradients but no scores.
     """
 
-    def __init__(self, target: Target, covariance: Any, average: Average):
+    def __init__(self, target: Target, covariance: Any, average: Average | None):
         exact = target.num_scores == 0 and target.noise_scale == 0
         self._target = target
         self.covariance = as_covariance(covariance, average, exact)
         if target.num_scores == 0 and not exact:
             raise ValueError(
-                "target_log_prob_fn must give scores of single examples, from which the covariance of its "
-                f"gradient noise is estimated. Received: a {type(target).__name__}, which gives "
-                "none. Use MinibatchLogProb, ControlVariate or SVRG."
+                "target_log_prob_fn must give scores of single examples, from which the covariance "
+                f"of its gradient noise is estimated. Received: a {type(target).__name__}, which "
+                "gives none. Use MinibatchLogProb, ControlVariate or SVRG."
             )
 
     def estimation_steps(self, given: int | None, state: State, chain_ndims: int) -> int:
@@ -42,17 +49,30 @@ class GradientNoise:
         """
         if given is not None or isinstance(self.covariance, Zero):
             return given or 0
-        parts, is_diagonal = tf.nest.flatten(state), isinstance(self.covariance, Diag)
-        sizes = [x.shape[chain_ndims:].num_elements() for x in parts]
-        largest = max(sum(sizes[i] for i in group) for group in self.covariance.groups(parts))
-        rule = -(-10 * (1 if is_diagonal else largest) // (self._target.num_scores or 32))
+        rule = math.ceil(10 * self._entries_by_score(state, chain_ndims))
         average = self.covariance.average
         slots = average.lag + len(average.weights) if isinstance(average, History) else math.inf
         return int(min(max(rule, 10), slots))
 
+    def _entries_by_score(self, state: State, chain_ndims: int) -> float:
+        """Returns D / n for the largest matrix, where a diagonal counts as matrices of D = 1."""
+        parts = tf.nest.flatten(state)
+        sizes = [x.shape[chain_ndims:].num_elements() for x in parts]
+        largest = max(sum(sizes[i] for i in group) for group in self.covariance.groups(parts))
+        largest = 1 if isinstance(self.covariance, Diag) else largest
+        return largest / (self._target.num_scores or 32)  # Keras' batch size, if not known
+
+    def _estimator(self, state: State, chain_ndims: int) -> CovarianceEstimator:
+        """Returns the estimator with its average. Weights decay^k are worth 2 / (1 - decay)."""
+        if self.covariance.average is not None:
+            return self.covariance
+        decay = max(0.99, 1 - 1 / (50 * self._entries_by_score(state, chain_ndims)))
+        return self.covariance.with_average(RunningMean(decay))
+
     def init(self, state: State, chain_ndims: int) -> CovarianceState:
         """Returns the estimator's state before the first step; raises for what does not fit."""
-        return self.covariance.init(state, chain_ndims, self._target.num_scores)
+        estimator = self._estimator(state, chain_ndims)
+        return estimator.init(state, chain_ndims, self._target.num_scores)
 
     def estimate(
         self, state: State, seed: tf.Tensor, target_state: Any, last: CovarianceState
@@ -77,12 +97,14 @@ class GradientNoise:
         unknown = tf.nest.map_structure(  # scores that no estimator learns from
             lambda x: tf.repeat(tf.expand_dims(x * math.nan, chain_ndims), rows, chain_ndims), state
         )
-        return self.covariance.evaluate(last, unknown, scale, state, chain_ndims)[0]
+        estimator = self._estimator(state, chain_ndims)
+        return estimator.evaluate(last, unknown, scale, state, chain_ndims)[0]
 
     def learn(
         self, estimate: GradientEstimate, scale: Any, state: State, last: CovarianceState
     ) -> tuple[GradientEstimate, NoiseCovariance, CovarianceState]:
         """Returns what `estimate` returns, with `scale` V in place of Sigma."""
         chain_ndims = estimate.log_prob.shape.rank
-        matrix, after = self.covariance.evaluate(last, estimate.scores, scale, state, chain_ndims)
+        estimator = self._estimator(state, chain_ndims)
+        matrix, after = estimator.evaluate(last, estimate.scores, scale, state, chain_ndims)
         return estimate, matrix, after

@@ -14,7 +14,7 @@ from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.kernels.settings import StepSize, setting_at
 from tfp_sgmcmc.kernels.sgld import SGLD, SGLDResults
 from tfp_sgmcmc.kernels.stability import overdamped_limit
-from tfp_sgmcmc.state import State, append_dims, as_dtype, map_parts
+from tfp_sgmcmc.state import State, append_dims, map_parts, number_as_dtype
 from tfp_sgmcmc.targets.differences import comparable_target, log_prob_differences
 
 
@@ -152,8 +152,8 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         self._temperatures = _checked_temperatures(temperatures)
         self._step_sizes(tf.zeros([], tf.int64), tf.float32)
         integer("swap_every", swap_every, least=1)
-        expected = "at least 1, the full correction"
         if not (isinstance(correction_factor, float) and correction_factor == np.inf):
+            expected = "at least 1, the full correction"
             number("correction_factor", correction_factor, expected, lambda x: x >= 1)
         self._compared = comparable_target(self._target)
 
@@ -259,7 +259,7 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         return sgld, step_sizes
 
     def _step_sizes(self, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        value = as_dtype(setting_at(self.step_size, step), dtype)
+        value = number_as_dtype("step_size", setting_at(self.step_size, step), dtype)
         num_replicas = len(self._temperatures)
         if value.shape.rank == 0:
             return tf.fill([num_replicas], value)

@@ -146,8 +146,8 @@ class SGFS(StochasticGradientKernel):
             check_positive("alpha", alpha, zero_allowed=True)
         if self._target.num_scores == 0 or isinstance(self._target, AnchoredTarget):
             raise ValueError(
-                "target_log_prob_fn must give scores of single examples, whose covariance is the Fisher "
-                f"information. Received: a {type(self._target).__name__}, which gives none, "
+                "target_log_prob_fn must give scores of single examples, whose covariance is the "
+                f"Fisher information. Received: a {type(self._target).__name__}, which gives none, "
                 "or differences of them. Use MinibatchLogProb."
             )
         self._noise = GradientNoise(self._target, covariance, RunningMean())
