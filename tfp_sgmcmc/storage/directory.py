@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfp_sgmcmc import __version__
-from tfp_sgmcmc.checks import one_of
+from tfp_sgmcmc.checks import one_of, require
 from tfp_sgmcmc.storage import approximate, checkpoint
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same
 from tfp_sgmcmc.storage.lock import SIGNATURE, Lock
@@ -71,6 +71,9 @@ class RunDirectory:
                 "directory must be a path, as a string or a pathlib.Path. Received: a "
                 f"{type(path).__name__}."
             ) from error
+        require(
+            "directory", repr(path), "\0" not in os.fspath(self.path), "a path without null bytes"
+        )
         self.num_committed = 0
         self._fingerprint: dict[str, Any] = {}
         self._store: DrawStore | None = None
