@@ -45,6 +45,7 @@ def preflight(target: Any, state: State, rtol: float | None = None, *, kernel: A
       target: what will be sampled: a target or a plain callable.
       state: the state at which to check, with leading chain dimensions as in the run.
       rtol: allowed relative difference in each part; by default 1e-3 (`float64`: 1e-8).
+      kernel: the kernel that will sample the target; not judged here yet.
 
     Raises:
       ValueError: the log posterior or its gradient is NaN or infinite at `state`, or the two sides
