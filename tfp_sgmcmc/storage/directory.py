@@ -299,8 +299,8 @@ def _refuse_foreign(path: Path) -> None:
             )
     lock = path / LOCK
     is_ours = lock.is_file() and lock.read_bytes()[: len(SIGNATURE)] == SIGNATURE.encode()
-    # A lock file that was lost is made again.
-    is_ours = is_ours or (not lock.exists() and checkpoint.is_of_run(path / CHECKPOINT))
+    # A lock file that was lost or damaged is written again.
+    is_ours = is_ours or checkpoint.is_of_run(path / CHECKPOINT)
     if names not in ([], [LOCK]) and not is_ours:
         raise ValueError(
             f"directory must be new, empty or hold a run. Received: {path}, which holds other "
