@@ -33,6 +33,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import keras
 import numpy as np
@@ -171,6 +172,10 @@ def source(name: str, with_hash: bool = True) -> _fetch.Source:
     return _fetch.Source("d.data" if plain else name, "http://127.0.0.1:9/", digest)
 
 
+def write_data(name: str, folder: Path) -> None:
+    (folder / name).write_bytes(PACK[name](CONTENT))
+
+
 def read_data(name: str, folder: Path) -> list[Any]:
     os.environ[_fetch.VARIABLE] = str(folder)
     # The checksum in the file is all there is where the upstream publishes no hash.
@@ -184,7 +189,7 @@ SUBJECTS = [
     *(
         Subject(
             f"data set {name}",
-            lambda folder, name=name: (folder / name).write_bytes(PACK[name](CONTENT)) and None,
+            functools.partial(write_data, name),
             functools.partial(read_data, name),
         )
         for name in PACK
@@ -295,15 +300,14 @@ def _drawn(rng: np.random.Generator) -> tuple[str, Damage]:
 def rows(quick: bool = False) -> list[Row]:
     """Damages thousands of files, or about a twentieth of them."""
     found: list[Row] = []
-    per_chunk, store._CHUNK_ROWS = store._CHUNK_ROWS, 4
-    try:
+    short_chunks = mock.patch.object(store, "_CHUNK_ROWS", 4)
+    # Only a machine that stops needs what is flushed to the disk.
+    with short_chunks, mock.patch.object(os, "fsync", lambda descriptor: None):
         for subject in SUBJECTS:
             is_run = subject.read is read_run
             count = (60 if is_run else 20) if quick else (1500 if is_run else 500)
             with tempfile.TemporaryDirectory() as folder:
                 found += damaged(subject, count, Path(folder))
-    finally:
-        store._CHUNK_ROWS = per_chunk
     return found
 
 

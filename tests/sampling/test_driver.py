@@ -388,6 +388,13 @@ class Changing:
         (dict(initial_state=None), TypeError, "initial_state must be a tensor or nest of tensors"),
         (dict(initial_state=[]), TypeError, "initial_state must be .* Received: nothing"),
         (dict(initial_state="x", num_chains=2), TypeError, "initial_state must be a tensor"),
+        (dict(trace_fn=lambda s: s), TypeError, "trace_fn must take a state and kernel results"),
+        (
+            dict(kernel=quick_kernel(), initial_state=[0.0]),
+            TypeError,
+            r"initial_state must be a state of .* Received: initial_state\[0\]: float32 \[\]",
+        ),
+        (dict(directory="a\0b"), ValueError, "directory must be a path without null bytes"),
         (dict(trace_fn=3), TypeError, "trace_fn must be a callable, .* Received: a int"),
         (dict(resume="must"), ValueError, "if directory is None. Received: 'must'"),
         (dict(resume="again"), ValueError, "resume must be .* Received: 'again'"),

@@ -192,7 +192,14 @@ def test_batch_sizes_and_minibatch_gradients(exact_gradients: bool) -> None:
         (dict(make_kernel_fn=langevin(0.1)), TypeError, "make_kernel_fn must be a callable"),
         (dict(initial_state="x"), TypeError, "initial_state must be a tensor or nest of tensors"),
         (dict(candidates={"step_size": [6.0, 7.0]}), ValueError, "all candidates became NaN"),
-        (dict(candidates={"h": [0.1, 0.2]}), TypeError, "unexpected keyword argument 'h'"),
+        (dict(candidates={"h": [0.1, 0.2]}), TypeError, "candidate's h.*keyword argument 'h'"),
+        (
+            dict(candidates={"step_size": ["x"]}),
+            TypeError,
+            "candidate's step_size.*must be a number",
+        ),
+        (dict(candidates={1: [0.1]}), TypeError, "candidates must have strings as names"),
+        (dict(initial_state=[1.0, 2.0]), TypeError, "must take the parts of initial_state"),
         (dict(num_steps=800.5), TypeError, "num_steps must be an integer. Received: 800.5"),
         (
             dict(make_kernel_fn=lambda step_size: None),

@@ -248,8 +248,12 @@ def test_a_with_block_keeps_the_directory(tmp_path: Path) -> None:
 
 def test_a_lost_lock_file_does_not_lose_the_run(tmp_path: Path) -> None:
     make_run(tmp_path)
-    (tmp_path / "run.lock").unlink()
-    assert_holds(tmp_path, 5)
+    for damage in (
+        lambda: (tmp_path / "run.lock").write_bytes(b"\0"),
+        (tmp_path / "run.lock").unlink,
+    ):
+        damage()
+        assert_holds(tmp_path, 5)
     (tmp_path / "run.lock").unlink()
     (tmp_path / "checkpoint.npz").write_bytes(b"another program's")
     with pytest.raises(ValueError, match="must be new, empty or hold a run"):

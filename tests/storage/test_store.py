@@ -1,6 +1,7 @@
 """Draws on disk are read back by us, xarray and ArviZ, and damage is named."""
 
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,15 @@ def test_symbolic_links_are_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="posterior/b must not be a symbolic link"):
         DrawStore(path, VARIABLES, committed=committed)
     assert before == {p: p.read_bytes() for p in outside.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "posterior/w/zarr.json", "posterior/w/c.0.0.0"])
+def test_pipes_are_not_waited_for(path: Path, name: str) -> None:
+    committed = stored(path)
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    with pytest.raises(ValueError, match=f"{name} must be a regular file. Received: a pipe"):
+        DrawStore(path, VARIABLES, committed=committed)
 
 
 def test_the_last_chunk_is_made_anew_from_the_checkpoint(path: Path) -> None:

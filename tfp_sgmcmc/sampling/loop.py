@@ -192,7 +192,12 @@ class Loop:
         return [tf.convert_to_tensor(y, x.dtype) for x, y in pairs if x is not None]
 
     def _keep(self, state: Any, results: Any) -> tuple[Any, Any, Any]:
-        trace = () if self._trace_fn is None else self._trace_fn(state, results)
+        try:
+            trace = () if self._trace_fn is None else self._trace_fn(state, results)
+        except TypeError as error:
+            raise TypeError(
+                f"trace_fn must take a state and kernel results. Received: {error}"
+            ) from error
         try:
             trace = tf.nest.map_structure(tf.convert_to_tensor, trace)
         except (ValueError, TypeError) as error:
@@ -226,7 +231,13 @@ def check_kernel(name: str, kernel: Any) -> tfp.mcmc.TransitionKernel:
 def start_of(kernel: tfp.mcmc.TransitionKernel, state: Any) -> Position:
     """Returns the position before the first step."""
     state = state_tensors(state)
-    results = as_tensors(kernel.bootstrap_results(state))
+    try:
+        results = as_tensors(kernel.bootstrap_results(state))
+    except TypeError as error:
+        raise TypeError(
+            "initial_state must be a state of the kernel's log posterior. Received: "
+            f"{_listed(state, 'initial_state')}, and {error}"
+        ) from error
     return Position(tf.zeros([], tf.int64), state, results)
 
 
@@ -261,7 +272,7 @@ def _spec(x: Any) -> Any:
 
 
 def _check_trace(expected: Any, kept: Any) -> None:
-    first, now = (_listed(nest[1]) for nest in (expected, kept))
+    first, now = (_listed(nest[1], "trace") for nest in (expected, kept))
     if first != now:
         raise ValueError(
             "trace_fn must return the same structure, shapes and dtypes each time. Received: "
@@ -269,9 +280,9 @@ def _check_trace(expected: Any, kept: Any) -> None:
         )
 
 
-def _listed(trace: Any) -> str:
+def _listed(nest: Any, name: str) -> str:
     leaves = [
-        f"trace{''.join(f'[{k!r}]' for k in path)}: {x.dtype.name} {list(x.shape)}"
-        for path, x in tree.flatten_with_path(trace)
+        f"{name}{''.join(f'[{k!r}]' for k in path)}: {x.dtype.name} {list(x.shape)}"
+        for path, x in tree.flatten_with_path(nest)
     ]
     return ", ".join(leaves) or "nothing"

@@ -142,7 +142,13 @@ def tune(
     target = as_target(target_log_prob_fn, full_data_expected=True)
     seed = random.as_seed(random.fresh_seed() if seed is None else seed)
     initial_state = state_tensors(initial_state)
-    chain_ndims = len(tf.TensorShape(target.chain_shape(initial_state)))
+    try:
+        chain_ndims = len(tf.TensorShape(target.chain_shape(initial_state)))
+    except (TypeError, AttributeError) as error:
+        raise TypeError(
+            "target_log_prob_fn must take the parts of initial_state and return log probabilities. "
+            f"Received: {error}"
+        ) from error
     run_seed, score_seed = random.split(seed, 2)
     programs = _Programs(make_kernel_fn, num_results, jit_compile)
     compare = Comparison(target, chain_ndims, exact_gradients, scale, jit_compile)
@@ -188,6 +194,8 @@ def _combinations(candidates: Any) -> list[Candidate]:
         found = [dict(zip(candidates, v, strict=True)) for v in itertools.product(*values)]
     else:
         found = [dict(c) for c in candidates]
+    for name in (name for c in found for name in c if not isinstance(name, str)):
+        raise TypeError(f"candidates must have strings as names. Received: {name!r}.")
     if not found or not all(found):
         raise ValueError(
             f"candidates must have at least one combination of values. Received: {candidates!r}."
@@ -271,7 +279,15 @@ class _Programs:
 
     def _kernel_fn(self, others: Candidate, has_floats: bool) -> Callable[[Any], Any]:
         def make(**values: tf.Tensor) -> tfp.mcmc.TransitionKernel:
-            kernel = self._make_kernel_fn(**values, **others)
+            named = {**values, **others}
+            try:
+                kernel = self._make_kernel_fn(**named)
+            except (TypeError, ValueError) as error:
+                kind = TypeError if isinstance(error, TypeError) else ValueError
+                raise kind(
+                    f"make_kernel_fn must make a kernel of a candidate's {', '.join(named)}. "
+                    f"Received from it: {error}"
+                ) from error
             return check_kernel("The result of make_kernel_fn", kernel)
 
         made = None if has_floats else make()

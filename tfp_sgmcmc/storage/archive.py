@@ -160,7 +160,8 @@ def _write_array(entry: Any, values: Any) -> None:
 def _read_array(file: zipfile.ZipFile, name: str, dtype: str) -> np.ndarray:
     expected = numpy_dtype(dtype)
     size = file.getinfo(f"{name}.npy").file_size
-    with file.open(f"{name}.npy") as entry:
+    with file.open(f"{name}.npy") as opened:
+        entry: Any = opened
         version = np.lib.format.read_magic(entry)
         if version != (1, 0):
             raise ValueError(f"{name}.npy has version {version}")

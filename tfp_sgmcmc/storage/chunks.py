@@ -44,12 +44,18 @@ def check(chunk: Path, draws: range, num_bytes: int, expected: int | None) -> No
         )
 
 
-def refuse_links(path: Path) -> None:
-    """Raises ValueError if something below `path` is a symbolic link."""
+def refuse_others(path: Path) -> None:
+    """Raises ValueError if something below `path` is neither a folder nor a regular file.
+
+    Nothing is written or removed through symbolic links, and no pipe is waited for.
+    """
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
-            if (found := Path(folder, name)).is_symlink():
+            found = Path(folder, name)
+            if found.is_symlink():
                 raise ValueError(
                     f"{found} must not be a symbolic link, because a run writes and removes files "
                     "there."
                 )
+            if not (found.is_file() or found.is_dir()):
+                raise ValueError(f"{found} must be a regular file. Received: a pipe or a device.")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfp_sgmcmc import __version__
-from tfp_sgmcmc.checks import one_of
+from tfp_sgmcmc.checks import one_of, require
 from tfp_sgmcmc.storage import approximate, checkpoint
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same
 from tfp_sgmcmc.storage.lock import SIGNATURE, Lock
@@ -71,6 +71,9 @@ class RunDirectory:
                 "directory must be a path, as a string or a pathlib.Path. Received: a "
                 f"{type(path).__name__}."
             ) from error
+        require(
+            "directory", repr(path), "\0" not in os.fspath(self.path), "a path without null bytes"
+        )
         self.num_committed = 0
         self._fingerprint: dict[str, Any] = {}
         self._store: DrawStore | None = None
@@ -300,8 +303,8 @@ def _refuse_foreign(path: Path) -> None:
             )
     lock = path / LOCK
     is_ours = lock.is_file() and lock.read_bytes()[: len(SIGNATURE)] == SIGNATURE.encode()
-    # A lock file that was lost is made again.
-    is_ours = is_ours or (not lock.exists() and checkpoint.is_of_run(path / CHECKPOINT))
+    # A lock file that was lost or damaged is written again.
+    is_ours = is_ours or checkpoint.is_of_run(path / CHECKPOINT)
     if names not in ([], [LOCK]) and not is_ours:
         raise ValueError(
             f"directory must be new, empty or hold a run. Received: {path}, which holds other "

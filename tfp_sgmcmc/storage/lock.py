@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import stat
 import weakref
 from pathlib import Path
 
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows
-    fcntl = None
-
+_CAN_LOCK = importlib.util.find_spec("fcntl") is not None  # Windows cannot
 SIGNATURE = "tfp_sgmcmc run, held by process "
 # The locks of this process by file. The system knows only that the process has one.
 _HELD: weakref.WeakValueDictionary[tuple[int, int], Lock] = weakref.WeakValueDictionary()
@@ -36,7 +33,7 @@ class Lock:
 
     def __init__(self, path: Path):
         self._path, self._process, self.is_held, self.is_busy = path, os.getpid(), True, False
-        if fcntl is None:
+        if not _CAN_LOCK:
             self.text = path.read_text() if path.exists() else ""
             return
         # Neither a symbolic link nor a pipe is opened.
@@ -55,7 +52,7 @@ class Lock:
 
     def _take(self, key: tuple[int, int]) -> None:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(self._descriptor)
         except BlockingIOError:
             holder = _HELD.get(key)
             if holder is None or holder._process != os.getpid() or holder.is_busy:
@@ -65,12 +62,12 @@ class Lock:
                     "Only one process may write a run."
                 ) from None
             holder.release()
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(self._descriptor)
         _HELD[key] = self
 
     def write(self, text: str) -> None:
         """Replaces the text of the file."""
-        if fcntl is None:
+        if not _CAN_LOCK:
             self._path.write_text(text)
             return
         # Writing before truncating leaves the old text in place on a full disk.
@@ -80,5 +77,11 @@ class Lock:
     def release(self) -> None:
         """Lets others have the lock."""
         self.is_held = False
-        if fcntl is not None:
+        if _CAN_LOCK:
             self._close()
+
+
+def _flock(descriptor: int) -> None:
+    import fcntl
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

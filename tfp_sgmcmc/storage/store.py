@@ -236,7 +236,7 @@ class DrawStore:
         )
 
     def _open(self, committed: Committed) -> None:
-        chunks.refuse_links(self.path)
+        chunks.refuse_others(self.path)
         for group in ("", *self.variables):
             with _named(self.path / group):
                 self._zarr.open_group(self.path, path=group, mode="r+")
