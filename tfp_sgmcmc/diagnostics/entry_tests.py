@@ -158,7 +158,9 @@ def _deviations(
     quartile, median = np.quantile(widths, [0.25, 0.5], axis=(0, 1))
     hot = (median > _MOST_MEDIAN) & (quartile > 0)
     surely = np.where(
-        value > 1, np.maximum(value - by_chance * error, 1), np.minimum(value + by_chance * error, 1)
+        value > 1,
+        np.maximum(value - by_chance * error, 1),
+        np.minimum(value + by_chance * error, 1),
     )
     value, surely = (np.where(hot, np.maximum(v, median), v) for v in (value, surely))
     smallest = 1e-12
