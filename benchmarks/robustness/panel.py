@@ -102,10 +102,6 @@ def gaussian(least: float, most: float) -> Problem:
     return Problem(gaussian_log_prior, likelihood, data, mode, np.diag(1 / precision))
 
 
-def controlled(p: Problem) -> Any:
-    return sgmcmc.ControlVariate(p.target(), tf.constant(p.mode, tf.float32))
-
-
 def hmc(p: Problem, target: Any = None, factor: float = 1.0) -> Any:
     target = p.target() if target is None else target
     return tfp.mcmc.HamiltonianMonteCarlo(target, 0.5 * factor / p.root, 5)
@@ -134,6 +130,26 @@ def runs() -> list[Run]:
     def sghmc(**options: Any) -> Callable[[Problem], Any]:
         return lambda p: g.SGHMC(p.target(**options), 0.05 / p.root, 2 * p.root)
 
+    def underdamped(h: float, friction: float) -> Callable[[Problem], Any]:
+        return lambda p: g.UnderdampedLangevin(p.target(), h / p.root, friction * p.root)
+
+    def sgfs(p: Problem) -> Any:
+        return g.SGFS(p.target(), alpha=4 * p.root, num_estimation_steps=100)
+
+    def with_control_variates(p: Problem) -> Any:
+        center = tf.constant(p.mode, tf.float32)
+        return g.SGLD(g.ControlVariate(p.target(), center), 0.05 / p.root**2)
+
+    def corrected(p: Problem) -> Any:
+        return g.CorrectedLangevin(p.target(), 1 / p.root**2)
+
+    def wrong(scale: float, factor: float | None = None) -> Callable[[Problem], Any]:
+        """Returns HMC on another likelihood, with a step for its width."""
+        return lambda p: hmc(p, p.target(scale=scale), scale**-0.5 if factor is None else factor)
+
+    def on_part(part: slice, factor: float, times: int = 1) -> Callable[[Problem], Any]:
+        return lambda p: hmc(p, repeated(p, part, times), factor)
+
     def nan_likelihood(p: Problem) -> Any:
         edge = float(p.mode[0] + np.sqrt(p.covariance[0, 0]))
 
@@ -145,12 +161,12 @@ def runs() -> list[Run]:
     return [
         Run("NOGIN, logistic", "sound", a, nogin(0.2)),
         Run("NOGIN, Gaussian", "sound", b, nogin(0.2)),
-        Run("SGLD, control variates", "sound", a, lambda p: g.SGLD(controlled(p), 0.05 / p.root**2), 100),
-        Run("corrected Langevin", "sound", a, lambda p: g.CorrectedLangevin(p.target(), 1 / p.root**2)),
+        Run("SGLD, control variates", "sound", a, with_control_variates, 100),
+        Run("corrected Langevin", "sound", a, corrected),
         Run("SGHMC", "sound", a, sghmc(), 60),
-        Run("SGFS, logistic", "sound", a, lambda p: g.SGFS(p.target(), alpha=4 * p.root, num_estimation_steps=100), 100),
-        Run("SGFS, Gaussian", "sound", b, lambda p: g.SGFS(p.target(), alpha=4 * p.root, num_estimation_steps=100), 100),
-        Run("underdamped Langevin", "sound", a, lambda p: g.UnderdampedLangevin(p.target(), 0.005 / p.root, p.root), 300),
+        Run("SGFS, logistic", "sound", a, sgfs, 100),
+        Run("SGFS, Gaussian", "sound", b, sgfs, 100),
+        Run("underdamped Langevin", "sound", a, underdamped(0.005, 1.0), 300),
         Run("HMC", "sound", a, hmc, 2),
         Run("SGLD, sd 1.12", "near", even, sgld(0.013), 60),
         Run("SGLD, sd 1.07", "near", even, sgld(0.0075), 100),
@@ -158,21 +174,21 @@ def runs() -> list[Run]:
         Run("SGLD, step far too large (logistic)", "bad", a, sgld(0.5), 1),
         Run("SGLD, step far too large (Gaussian)", "bad", b, sgld(0.95), 1),
         Run("gradient noise ignored (SGLD)", "bad", a, sgld(0.01, batch_size=10), 100),
-        Run("gradient noise ignored (underdamped)", "bad", b, lambda p: g.UnderdampedLangevin(p.target(), 0.1 / p.root, 0.5 * p.root), 20),
+        Run("gradient noise ignored (underdamped)", "bad", b, underdamped(0.1, 0.5)),
         Run("explosion", "bad", b, sgld(1.01), 0, 0),
         Run("no burn-in (logistic)", "bad", a, sgld(0.001), 10, 0, 40.0),
         Run("no burn-in (Gaussian)", "bad", b, sgld(0.001), 10, 0, 100.0),
         Run("a far start", "bad", b, lambda p: hmc(p, factor=0.2), 5, 0, 133.0),
         Run("tiny steps (from the mode)", "bad", a, sgld(1e-6), 0, 0, 0.0),
         Run("tiny steps (spread starts)", "bad", b, sgld(1e-6), 0, 0),
-        Run("likelihood times 20", "bad", a, lambda p: hmc(p, p.target(scale=20.0), 20**-0.5), 2),
-        Run("a quarter of the data", "bad", a, lambda p: hmc(p, repeated(p, slice(0, N // 4)), 2.0), 2),
-        Run("a mean in place of a sum", "bad", a, lambda p: hmc(p, p.target(scale=1 / N), 20.0), 4),
+        Run("likelihood times 20", "bad", a, wrong(scale=20.0), 2),
+        Run("a quarter of the data", "bad", a, on_part(slice(0, N // 4), 2.0), 2),
+        Run("a mean in place of a sum", "bad", a, wrong(scale=1 / N, factor=20.0), 4),
         Run("epochs with Sigma (SGHMC)", "bad", a, sghmc(reshuffle="epoch"), 60),
         Run("epochs with Sigma (NOGIN)", "bad", a, nogin(0.2, reshuffle="epoch")),
         Run("beyond the stability limit", "bad", a, nogin(2.6), 20),
         Run("skipped minibatches", "bad", a, nan_likelihood),
-        Run("duplicated data", "unseen", a, lambda p: hmc(p, repeated(p, slice(None), 2), 0.7), 2),
+        Run("duplicated data", "unseen", a, on_part(slice(None), 0.7, 2), 2),
     ]  # fmt: skip
 
 

@@ -96,10 +96,8 @@ def results_faults(results: Any, trace: Any, target: Any) -> list[str]:
     log_probs = [getattr(results, "target_log_prob", None), _traced(trace)]
     bad = [x for x in log_probs if x is not None and np.isnan(np.asarray(x)).any()]
     if bad:
-        share = np.isnan(np.asarray(bad[-1])).mean()
-        faults.append(
-            f"The log posterior was NaN in {100 * share:.0f} % of what the results hold of it."
-        )
+        percent = 100 * np.isnan(np.asarray(bad[-1])).mean()
+        faults.append(f"The log posterior was NaN in {percent:.0f} % of the results that hold it.")
     while target is not None and not hasattr(target, "reshuffle"):
         target = getattr(target, "target", None)
     if covariances and getattr(target, "reshuffle", None) == "epoch":
