@@ -212,7 +212,7 @@ class Kernel(NamedTuple):
 
     target_log_prob_fn: Any
 
-    def largest_stable_step(self, largest_curvature: float) -> float:
+    def largest_stable_step(self, largest_curvature: float, results: Any = None) -> float:
         return 4 / largest_curvature
 
     def metric_product(self, vector: Any, state: Any, results: Any) -> Any:
@@ -222,7 +222,8 @@ class Kernel(NamedTuple):
 @pytest.mark.parametrize(
     ("step_size", "scale", "said"),
     [(0.5, 1.0, ""), (4.2, 1.0, "The step is too large: step_size is 4.2, and the largest")]
-    + [(3.5, 1.3, "The step is too large"), (3.5, 1.0, ""), ([3.9, 4.1, 1.0], 1.0, "too large")],
+    + [(3.5, 1.3, "The step is too large"), (3.5, 1.0, ""), ([4.1, 9.0, 5.0], 1.0, "too large")]
+    + [([3.9, 4.1, 9.0], 1.0, "")],
 )
 def test_the_step_is_compared_with_the_largest_stable_one(
     step_size: Any, scale: float, said: str
