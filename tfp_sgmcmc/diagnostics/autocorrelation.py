@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.checks import integer, positive
+from tfp_sgmcmc.diagnostics.arrays import real_array
 
 
 def integrated_autocorrelation_time(
@@ -57,7 +58,7 @@ def integrated_autocorrelation_time(
     Raises:
       ValueError: an array has too few dimensions, or there are fewer than two results; `window` or
         `chain_ndims` is out of range.
-      TypeError: `window` or `chain_ndims` is not a number.
+      TypeError: `window` or `chain_ndims` is not a number, or an array is not of real numbers.
 
     References:
       A. Sokal. Monte Carlo methods in statistical mechanics: foundations and new algorithms.
@@ -67,7 +68,7 @@ def integrated_autocorrelation_time(
     integer("chain_ndims", chain_ndims, 0)
 
     def time(x: Any) -> Any:
-        x = np.asarray(x, np.float64)
+        x = real_array("samples", x)
         if x.ndim < 1 + chain_ndims or len(x) < 2:
             raise ValueError(
                 f"samples must have shape [results, chains..., event...] with {chain_ndims} "

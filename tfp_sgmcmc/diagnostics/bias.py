@@ -97,7 +97,11 @@ def find_bias(
     if outcome.far is not None:
         result, chain, entry = outcome.far
         share = result / max(1, len(x) - 1)
-        where = "at the start: drop more burn-in" if share < 0.1 else f"{100 * share:.0f} % into the run"
+        where = (
+            "at the start: drop more burn-in"
+            if share < 0.1
+            else f"{100 * share:.0f} % into the run"
+        )
         problems.append(
             f"{entries.label(entry)} of chain {chain} lies so far out that the target has almost "
             f"no mass there, {where}."
@@ -142,9 +146,12 @@ def _entries(
     widths, shifts = _width_level(found), _shift_level(found)
     names = np.array(entries.names)
     said = set()
+    # The largest of many small deviations looks larger than it is.
+    of_width = np.where(widths == 1, found.log_width_surely, found.log_width)
+    of_shift = np.where(shifts == 1, found.shift_surely, found.shift)
     for levels, sizes, describe, least in (
-        (widths, np.abs(found.log_width), lambda i: _by(found.log_width[i]), is_general),
-        (shifts, np.abs(found.shift), lambda i: _off_by(found.shift[i]), False),
+        (widths, np.abs(of_width), lambda i: _by(of_width[i]), is_general),
+        (shifts, np.abs(of_shift), lambda i: _off_by(of_shift[i]), False),
     ):
         lines = []
         for name, size in entries.sizes.items():

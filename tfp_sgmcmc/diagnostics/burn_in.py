@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import positive
+from tfp_sgmcmc.checks import function, integer, positive
 from tfp_sgmcmc.diagnostics.gradient_noise import sampling_threshold
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.state import State
@@ -87,7 +87,9 @@ class SamplingThresholdReducer(PeriodicReducer):
         self._threshold = positive("threshold", threshold)
         self._preconditioner, self._temperature = preconditioner, temperature
         self._seed, self._num_iterations = random.as_seed(seed), num_iterations
-        self._step_size_fn = step_size_fn
+        self._step_size_fn = function("step_size_fn", step_size_fn, "kernel results -> step size")
+        integer("num_iterations", num_iterations, 1)
+        positive("temperature", temperature)
 
     def _start(self, state: State, zeros: tf.Tensor) -> SamplingThresholdState:
         alpha = tf.fill(zeros.shape, tf.constant(float("inf"), zeros.dtype))

@@ -33,7 +33,7 @@ class Row(NamedTuple):
     trace: np.ndarray
 
 
-def row(name: str, num_entries: int, x: np.ndarray) -> Row:
+def figures_of(name: str, num_entries: int, x: np.ndarray) -> Row:
     """Returns the figures of a variable, x of shape `[draws, chains, entries]`."""
     num_results = x.shape[0] * x.shape[1]
     moves = np.ptp(x, axis=(0, 1)) > 0

@@ -54,7 +54,9 @@ def _chosen(x: np.ndarray, g: np.ndarray, y: np.ndarray, h: np.ndarray) -> list[
     """Chooses directions by draws x and gradients g, and returns their series on y and h."""
     size = x.shape[-1]
     x, g = x.reshape(-1, size), g.reshape(-1, size)
-    picked = np.linspace(0, len(x) - 1, min(len(x), max(_MOST_DRAWS, 4 * min(size, 50)))).astype(int)
+    picked = np.linspace(0, len(x) - 1, min(len(x), max(_MOST_DRAWS, 4 * min(size, 50)))).astype(
+        int
+    )
     mean = x[picked].mean(axis=0)
     _, sds, axes = np.linalg.svd(x[picked] - mean, full_matrices=False)
     sds = sds / np.sqrt(len(picked) - 1)

@@ -157,9 +157,8 @@ def _deviations(
     # chains that explode, whose errors grow as their means do.
     quartile, median = np.quantile(widths, [0.25, 0.5], axis=(0, 1))
     hot = (median > _MOST_MEDIAN) & (quartile > 0)
-    surely = np.where(
-        value > 1, np.maximum(value - by_chance * error, 1), np.minimum(value + by_chance * error, 1)
-    )
+    nearer = value - np.sign(value - 1) * by_chance * error
+    surely = np.where(value > 1, np.maximum(nearer, 1), np.minimum(nearer, 1))
     value, surely = (np.where(hot, np.maximum(v, median), v) for v in (value, surely))
     smallest = 1e-12
     logs = [0.5 * np.log(np.maximum(v, smallest)) for v in (value, surely)]
@@ -167,9 +166,9 @@ def _deviations(
         nothing = np.zeros_like(value)
         return Deviations(*logs, is_wrong | hot, nothing, nothing, nothing > 0)
     shift, shift_error, _ = _error(-shifts, windows)  # the gradient points back
-    nearer = np.sign(shift) * np.maximum(np.abs(shift) - by_chance * shift_error, 0)
+    shift_nearer = np.sign(shift) * np.maximum(np.abs(shift) - by_chance * shift_error, 0)
     is_off = np.abs(shift) > critical * shift_error
-    return Deviations(*logs, is_wrong | hot, shift, nearer, is_off)
+    return Deviations(*logs, is_wrong | hot, shift, shift_nearer, is_off)
 
 
 def _width_score(value: np.ndarray, error: np.ndarray) -> np.ndarray:

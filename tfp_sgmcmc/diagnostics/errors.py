@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from tfp_sgmcmc.diagnostics.arrays import real_array
+
 
 def relative_mean_error(estimate: Any, reference: Any) -> float:
     r"""Computes E1, the relative error of a posterior mean.
@@ -21,7 +23,8 @@ def relative_mean_error(estimate: Any, reference: Any) -> float:
       reference: reference mean, `[D]`.
 
     Raises:
-      ValueError: the shapes differ, or all entries of the reference are zero.
+      ValueError: the shapes differ, or the reference is zero or not finite.
+      TypeError: an argument is not an array of real numbers.
 
     References:
       S. Ahn, A. Korattikara and M. Welling. Bayesian posterior sampling via stochastic gradient
@@ -44,7 +47,8 @@ def relative_covariance_error(estimate: Any, reference: Any) -> float:
       reference: reference covariance, `[D, D]`.
 
     Raises:
-      ValueError: the shapes differ, or all entries of the reference are zero.
+      ValueError: the shapes differ, or the reference is zero or not finite.
+      TypeError: an argument is not an array of real numbers.
     """
     return _relative_error("covariance", estimate, reference)
 
@@ -68,19 +72,20 @@ def squared_variance_error(samples: Any, variances: Any) -> Any:
       A number, or `[chains...]`; infinite for a chain with NaN or infinite entries.
 
     Raises:
-      ValueError: the reference has another shape, or is not positive.
+      ValueError: the reference has another shape, or is not positive and finite.
+      TypeError: an argument is not an array of real numbers.
 
     References:
       C. Matthews and J. Weare. Langevin Markov chain Monte Carlo with stochastic gradients.
       arXiv:1805.08863, 2018. Section 5.1.
     """
-    samples, variances = np.asarray(samples, np.float64), np.asarray(variances, np.float64)
+    samples, variances = real_array("samples", samples), real_array("variances", variances)
     if samples.ndim < 2 or samples.shape[-1:] != variances.shape:
         raise ValueError(
             "samples must have shape [results, chains..., D] and variances [D]. Received: shapes "
             f"{samples.shape} and {variances.shape}."
         )
-    if not np.all(variances > 0):
+    if not np.all((variances > 0) & np.isfinite(variances)):
         raise ValueError(f"variances must be positive numbers. Received: {variances}.")
     with np.errstate(all="ignore"):
         errors = np.mean((samples.var(axis=0) / variances - 1) ** 2, axis=-1)
@@ -89,12 +94,14 @@ def squared_variance_error(samples: Any, variances: Any) -> Any:
 
 
 def _relative_error(what: str, estimate: Any, reference: Any) -> float:
-    estimate, reference = np.asarray(estimate, np.float64), np.asarray(reference, np.float64)
+    estimate, reference = real_array("estimate", estimate), real_array("reference", reference)
     if estimate.shape != reference.shape:
         raise ValueError(
-            f"The estimated {what} must have the shape of the reference, {reference.shape}. "
+            f"estimate must have the shape of reference, the {what}: {reference.shape}. "
             f"Received: shape {estimate.shape}."
         )
+    if not np.all(np.isfinite(reference)):
+        raise ValueError(f"reference must be finite numbers. Received: {reference}.")
     scale = np.sum(np.abs(reference))
     if scale == 0:
         raise ValueError(f"The reference {what} must not be zero.")

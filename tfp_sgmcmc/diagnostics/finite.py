@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+from tfp_sgmcmc.diagnostics.arrays import real_array
+
 
 class NonFiniteChainError(FloatingPointError):
     """A chain became NaN or infinite.
@@ -37,10 +39,19 @@ def check_finite(samples: Any) -> None:
 
     Args:
       samples: a nest of arrays `[num_results, ...]`, as `tfp.mcmc.sample_chain` returns.
+
+    Raises:
+      NonFiniteChainError: an entry is NaN or infinite.
+      TypeError: a part is not an array of numbers.
+      ValueError: a part has no dimension of results.
     """
     found = []
     for path, leaf in tree.flatten_with_path(samples):
-        bad = ~np.isfinite(np.asarray(leaf))
+        if np.ndim(leaf) == 0:
+            raise ValueError(
+                f"samples must have parts [num_results, ...]. Received: a {type(leaf).__name__}."
+            )
+        bad = ~np.isfinite(real_array("samples", leaf))
         if bad.any():
             step, *entry = np.argwhere(bad)[0].tolist()
             found.append((step, path, entry))

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer, require
+from tfp_sgmcmc.checks import integer, positive
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.kernels.settings import check_positive, value_at
 from tfp_sgmcmc.preconditioners import Diagonal, FullMatrix, LocalMatrix, as_preconditioner
@@ -79,6 +79,7 @@ def sampling_threshold(
       2011. Equations 8-10.
     """
     integer("num_iterations", num_iterations, 1)
+    positive("temperature", temperature)
     if _is_exact(estimate):
         return tf.zeros_like(estimate.log_prob)
     like, multiply = estimate.gradient, _scaled_matrix(estimate, step_size, preconditioner)
@@ -143,6 +144,7 @@ def gradient_noise_share(
       M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
       2011. Figure 2, left: both variances, by iteration.
     """
+    positive("temperature", temperature)
     if _is_exact(estimate):
         return tf.zeros_like(estimate.log_prob)
     like, multiply = estimate.gradient, _scaled_matrix(estimate, step_size, preconditioner)
@@ -168,6 +170,11 @@ def gradient_noise_share(
 
 
 def _is_exact(estimate: GradientEstimate) -> bool:
+    if not isinstance(estimate, GradientEstimate):
+        raise TypeError(
+            "estimate must be what `target.estimate` returns. Received: a "
+            f"{type(estimate).__name__}."
+        )
     if tf.nest.flatten(estimate.scores):
         return False
     if tf.get_static_value(tf.convert_to_tensor(estimate.noise_scale)) == 0:
@@ -203,7 +210,6 @@ def _scaled_matrix(
 
 def _ratio(estimate: GradientEstimate, of_v: tf.Tensor, temperature: Any) -> tf.Tensor:
     """Returns the ratio of variances that follows from a figure of M^(1/2) V M^(1/2)."""
-    require("temperature", temperature, temperature > 0, "a positive number")
     return tf.cast(estimate.noise_scale, of_v.dtype) / (4 * temperature) * of_v
 
 

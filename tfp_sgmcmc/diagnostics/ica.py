@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tfp_sgmcmc.diagnostics.arrays import real_array
+from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
+
 
 def amari_distance(w: Any, v: Any) -> Any:
     r"""Computes the Amari distance of two unmixing matrices.
@@ -28,10 +31,25 @@ def amari_distance(w: Any, v: Any) -> Any:
     Returns:
       Distances, `[...]`.
 
+    Raises:
+      ValueError: the shapes do not fit together, or v has no inverse.
+      TypeError: an argument is not an array of real numbers.
+
     References:
       S. Amari, A. Cichocki and H. Yang. A new algorithm for blind signal separation. NIPS, 1996.
     """
-    p = np.abs(np.asarray(w, np.float64) @ np.linalg.inv(np.asarray(v, np.float64)))
+    w, v = real_array("w", w), real_array("v", v)
+    if w.ndim < 2 or v.ndim < 2 or len({*w.shape[-2:], *v.shape[-2:]}) > 1 or 0 in w.shape:
+        raise ValueError(
+            "w and v must be square matrices [..., d, d] of equal size. Received: shapes "
+            f"{w.shape} and {v.shape}."
+        )
+    if not (np.isfinite(w).all() and np.isfinite(v).all()):
+        raise ValueError("w and v must be finite. Received: NaN or infinite entries.")
+    try:
+        p = np.abs(w @ np.linalg.inv(v))
+    except np.linalg.LinAlgError as error:
+        raise ValueError("v must have full rank. Received: a singular matrix.") from error
     rows, columns = (np.sum(p / p.max(axis=k, keepdims=True), axis=(-2, -1)) for k in (-1, -2))
     distance = rows + columns - 2 * p.shape[-1]
     return float(distance) if np.ndim(distance) == 0 else distance
@@ -66,13 +84,23 @@ def instability_index(samples: Any, data: Any, *, weights: Any = None, mean: Any
       M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
       2011. Section 5.3.
     """
-    samples, data = np.asarray(samples, np.float64), np.asarray(data)
-    size = data.shape[-1]
+    samples, data = real_array("samples", samples), real_array("data", data)
+    size = data.shape[-1] if data.ndim else 0
     if samples.ndim < 3 or data.ndim != 2 or samples.shape[-2:] != (size, size):
         raise ValueError(
             "samples must have shape [results, chains..., d, d] and data [N, d]. Received: shapes "
             f"{samples.shape} and {data.shape}."
         )
-    center = np.average(samples, axis=0, weights=weights) if mean is None else np.asarray(mean)
+    if weights is not None:
+        weights = checked_step_sizes(weights, "weights")
+        if weights.shape != samples.shape[:1]:
+            raise ValueError(
+                f"weights must have shape [{len(samples)}], as samples. Received: {weights.shape}."
+            )
+    center = np.average(samples, axis=0, weights=weights)
+    if mean is not None:
+        center = real_array("mean", mean)
+        if center.shape != (size, size):
+            raise ValueError(f"mean must have shape [{size}, {size}]. Received: {center.shape}.")
     variances = np.average((samples - center) ** 2, axis=0, weights=weights)
     return variances @ data.var(axis=0, dtype=np.float64) / size

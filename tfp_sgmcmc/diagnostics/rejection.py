@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import function
+from tfp_sgmcmc.diagnostics.arrays import floating_parts
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.kernels.settings import check_positive, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
@@ -86,7 +88,12 @@ def rejection_probability(
         residual = map_parts(lambda y, m, e: (y - m) / tf.sqrt(e), y, mean, epsilon)
         return -0.5 * (matrix.inverse_quadratic(residual) + matrix.log_det)
 
-    state, new_state = (tf.nest.map_structure(tf.convert_to_tensor, x) for x in (state, new_state))
+    state, new_state = floating_parts("state", state), floating_parts("new_state", new_state)
+    shapes = [[tuple(x.shape) for x in tf.nest.flatten(s)] for s in (state, new_state)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"new_state must have the shapes of state, {shapes[0]}. Received: {shapes[1]}."
+        )
     epsilon = value_at(step_size, tf.zeros([], tf.int64), state)
     here, there = at(state), at(new_state)
     log_ratio = (
@@ -146,7 +153,8 @@ class RejectionReducer(PeriodicReducer):
         step_size_fn: Callable[[Any], Any] = lambda results: results.step_size,
     ):
         super().__init__(as_target(target_log_prob_fn, full_data_expected=True), every)
-        self._preconditioner, self._step_size_fn = preconditioner, step_size_fn
+        self._preconditioner = preconditioner
+        self._step_size_fn = function("step_size_fn", step_size_fn, "kernel results -> step size")
 
     def _start(self, state: State, zeros: tf.Tensor) -> RejectionState:
         return RejectionState(state, zeros, tf.zeros([], tf.int64), tf.zeros([], tf.int64))

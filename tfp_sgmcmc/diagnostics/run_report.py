@@ -13,7 +13,7 @@ import tree
 
 from tfp_sgmcmc import checks
 from tfp_sgmcmc.diagnostics.bias import Bias, Entries, draws_and_gradients, find_bias
-from tfp_sgmcmc.diagnostics.convergence import Row, chain_problems, row
+from tfp_sgmcmc.diagnostics.convergence import Row, chain_problems, figures_of
 from tfp_sgmcmc.diagnostics.step_check import results_faults, step_faults
 from tfp_sgmcmc.targets.base import as_target
 
@@ -181,7 +181,7 @@ def report(
     for name, x in variables.items():
         entries = x.reshape(*x.shape[:2], -1)
         looked_at = entries[..., _spread(entries.shape[-1], _MOST_ENTRIES)].astype(np.float64)
-        rows.append(row(name, entries.shape[-1], looked_at))
+        rows.append(figures_of(name, entries.shape[-1], looked_at))
         of_chains += chain_problems(rows[-1], looked_at)
     problems += _shortened(of_chains)
     bias = Bias([], [], (np.nan, np.nan))

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer, one_of, require
+from tfp_sgmcmc.checks import integer, number, one_of, positive
+from tfp_sgmcmc.diagnostics.arrays import floating_parts
 from tfp_sgmcmc.state import State, call_with_state, flatten_events
 from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
 
@@ -88,10 +89,11 @@ def squared_kernel_stein_discrepancy(
       Q. Liu, J. Lee and M. Jordan. A kernelized Stein discrepancy for goodness-of-fit tests. ICML,
       2016. Both statistics.
     """
-    require("scale", scale, scale > 0, "a positive number")
-    require("exponent", exponent, -1 < exponent < 0, "between -1 and 0")
+    positive("scale", scale)
+    number("exponent", exponent, "between -1 and 0", lambda e: -1 < e < 0)
     one_of("statistic", statistic, ("U", "V"))
-    x, g = (_rows(nest, chain_ndims) for nest in (samples, gradients))
+    integer("chain_ndims", chain_ndims, 0)
+    x, g = _rows("samples", samples, chain_ndims), _rows("gradients", gradients, chain_ndims)
     if x.shape != g.shape:
         raise ValueError(
             "samples and gradients must have equal shapes [chains..., n, D] of entries. Received: "
@@ -100,7 +102,7 @@ def squared_kernel_stein_discrepancy(
     n, size = x.shape[-2:]
     if n == 0:
         raise ValueError("samples must not be empty. Two are needed for 'U', and one for 'V'.")
-    w = tf.ones([n], x.dtype) if weights is None else tf.convert_to_tensor(weights, x.dtype)
+    w = tf.ones([n], x.dtype) if weights is None else _numbers("weights", weights, x)
     if w.shape != [n]:
         raise ValueError(f"weights must have shape [{n}], as samples. Received: {w.shape}.")
     w /= tf.reduce_sum(w)
@@ -111,7 +113,7 @@ def squared_kernel_stein_discrepancy(
 
     mx, trace = x, size
     if preconditioner is not None:
-        m = tf.convert_to_tensor(preconditioner, x.dtype)
+        m = _numbers("preconditioner", preconditioner, x)
         if m.shape != [size, size]:
             raise ValueError(
                 f"preconditioner must have shape [{size}, {size}]. Received: {m.shape}."
@@ -167,7 +169,13 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
       Gradients, in the structure and shapes of the samples.
     """
     target = as_target(target_log_prob_fn, full_data_expected=True)
-    samples = tf.nest.map_structure(tf.convert_to_tensor, samples)
+    samples = floating_parts("samples", samples)
+    lengths = {x.shape[0] if x.shape.rank else None for x in tf.nest.flatten(samples)}
+    if len(lengths) > 1 or not all(lengths):
+        raise ValueError(
+            "samples must have parts [n, chains..., event...] of equal length n. Received: shapes "
+            f"{[tuple(x.shape) for x in tf.nest.flatten(samples)]}."
+        )
     numbers = tf.range(tf.nest.flatten(samples)[0].shape[0])
     like = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), samples)
 
@@ -197,9 +205,25 @@ def gradient_at(
     return target.estimate(state, drawn, target_state, with_scores=False).gradient
 
 
-def _rows(nest: State, chain_ndims: int) -> tf.Tensor:
+def _numbers(name: str, value: Any, like: tf.Tensor) -> tf.Tensor:
+    """Returns an array of numbers in the dtype of another; raises TypeError for anything else."""
+    try:
+        return tf.convert_to_tensor(value, like.dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} must be an array of {like.dtype.name} numbers. Received: {value!r:.100}."
+        ) from error
+
+
+def _rows(name: str, nest: State, chain_ndims: int) -> tf.Tensor:
     """Returns parts `[n, chains..., event...]` as one array `[chains..., n, D]`."""
-    parts = [tf.convert_to_tensor(x) for x in tf.nest.flatten(nest)]
+    parts = tf.nest.flatten(floating_parts(name, nest))
+    fits = all(x.shape.rank > chain_ndims for x in parts)
+    if not fits or len({tuple(x.shape[: 1 + chain_ndims]) for x in parts}) > 1:
+        raise ValueError(
+            f"{name} must have parts [n, chains..., event...] with equal n and {chain_ndims} "
+            f"dimensions of chains. Received: shapes {[tuple(x.shape) for x in parts]}."
+        )
     flat = flatten_events(parts, 1 + chain_ndims)
     return tf.transpose(flat, [*range(1, 1 + chain_ndims), 0, 1 + chain_ndims])
 

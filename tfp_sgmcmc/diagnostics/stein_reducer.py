@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.checks import function, integer, number, one_of, positive
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.diagnostics.stein import gradient_at, squared_kernel_stein_discrepancy
 from tfp_sgmcmc.state import State, append_dims
@@ -90,6 +90,11 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
         self._size = integer("size", size, 2)
         self._seed = None if seed is None else random.as_seed(seed)
         self._gradient_fn = gradient_fn
+        if gradient_fn is not None:
+            function("gradient_fn", gradient_fn, "kernel results -> gradient")
+        positive("scale", scale)
+        number("exponent", exponent, "between -1 and 0", lambda e: -1 < e < 0)
+        one_of("statistic", statistic, ("U", "V"))
         self._options: dict[str, Any] = dict(
             preconditioner=preconditioner, scale=scale, exponent=exponent, statistic=statistic
         )

@@ -31,8 +31,10 @@ def step_faults(
         return [], []
     from tfp_sgmcmc.targets.curvature import largest_curvature
 
+    # With steps for each entry, the smallest is a bound: at least that step is too large.
+    step = min(float(np.min(np.asarray(s))) for s in tf.nest.flatten(results.step_size))
     num_draws = len(tf.nest.flatten(states)[0])
-    curvatures, shares, limits = [], [], []
+    curvatures, limits = [], []
     for i in (0, num_draws // 2, num_draws - 1):
         state = tf.nest.map_structure(lambda x, i=i: tf.convert_to_tensor(np.asarray(x[i])), states)
         found = largest_curvature(
@@ -40,45 +42,23 @@ def step_faults(
             state,
             metric=lambda v, at=state: kernel.metric_product(v, at, results),
         )
-        limit = kernel.largest_stable_step(found)
-        share, at = max(_shares(results.step_size, limit))
         curvatures.append(found)
-        shares.append(share)
-        limits.append(at)
-    worst = int(np.argmax(shares))
-    step = _largest(results.step_size)
+        limits.append(float(np.min(kernel.largest_stable_step(found, results=results))))
+    share = step / min(limits)
     problems, notes = [], []
-    stated = f"step_size is {step:.3g}, and the largest stable one at the draws is"
-    if shares[worst] > 1 or (is_hot and shares[worst] > _NEAR_LIMIT):
-        problems.append(f"The step is too large: {stated} {limits[worst]:.3g}.")
-    elif is_hot and shares[worst] > _NEAR_LIMIT / 4:
-        notes.append(f"A smaller step makes the draws less wide: {stated} {limits[worst]:.3g}.")
-    if curvatures[-1] > _GROWTH * curvatures[0] and shares[-1] > 0.5:
-        problems_or_notes = problems if shares[-1] > 1 else notes
-        problems_or_notes.append(
+    stated = (
+        f"step_size is {step:.3g}, and the largest stable one at the draws is {min(limits):.3g}."
+    )
+    if share > 1 or (is_hot and share > _NEAR_LIMIT):
+        problems.append(f"The step is too large: {stated}")
+    elif is_hot and share > _NEAR_LIMIT / 4:
+        notes.append(f"A smaller step makes the draws less wide: {stated}")
+    if curvatures[-1] > _GROWTH * curvatures[0] and step > 0.5 * limits[-1]:
+        (problems if share > 1 else notes).append(
             f"The curvature grew along the run, from {curvatures[0]:.3g} at the first draws to "
             f"{curvatures[-1]:.3g} at the last, so that steps must become smaller."
         )
     return problems, notes
-
-
-def _shares(step_size: Any, limit: Any) -> list[tuple[float, float]]:
-    """Returns (step / largest stable step, largest stable step) for each entry."""
-    steps = [np.asarray(s, np.float64) for s in tf.nest.flatten(step_size)]
-    limits = [np.asarray(x, np.float64) for x in tf.nest.flatten(limit)]
-    if len(limits) != len(steps):
-        limits = [np.min([x.min() for x in limits])] * len(steps)
-    found = []
-    for s, most in zip(steps, limits, strict=True):
-        s, most = np.broadcast_arrays(s, most)
-        share = np.where(np.isinf(most), 0.0, s / most)
-        k = int(np.argmax(share))
-        found.append((float(share.ravel()[k]), float(most.ravel()[k])))
-    return found
-
-
-def _largest(step_size: Any) -> float:
-    return float(max(np.max(np.asarray(s)) for s in tf.nest.flatten(step_size)))
 
 
 def results_faults(results: Any, trace: Any, target: Any) -> list[str]:
@@ -96,8 +76,8 @@ def results_faults(results: Any, trace: Any, target: Any) -> list[str]:
     log_probs = [getattr(results, "target_log_prob", None), _traced(trace)]
     bad = [x for x in log_probs if x is not None and np.isnan(np.asarray(x)).any()]
     if bad:
-        share = np.isnan(np.asarray(bad[-1])).mean()
-        faults.append(f"The log posterior was NaN in {100 * share:.0f} % of what the results hold of it.")
+        percent = 100 * np.isnan(np.asarray(bad[-1])).mean()
+        faults.append(f"The log posterior was NaN in {percent:.0f} % of the results that hold it.")
     while target is not None and not hasattr(target, "reshuffle"):
         target = getattr(target, "target", None)
     if covariances and getattr(target, "reshuffle", None) == "epoch":

@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.diagnostics.arrays import floating_parts, real_array
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.diagnostics.stein import gradient_at
 from tfp_sgmcmc.kernels import momentum as momentum_kernels
@@ -43,7 +45,8 @@ def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 
     References:
       B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015.
     """
-    momentum = tf.nest.map_structure(tf.convert_to_tensor, momentum)
+    momentum = floating_parts("momentum", momentum)
+    _check_chains("momentum", momentum, chain_ndims)
     check_positive("mass", mass)
     mass = value_at(mass, tf.zeros([], tf.int64), momentum, "mass")
     return momentum_kernels.kinetic_temperature(momentum, mass, chain_ndims)
@@ -84,8 +87,15 @@ def configurational_temperature(samples: State, gradients: State, *, chain_ndims
       temperature. Physical Review E, 2000. With the vector field theta - a.
     """
     total, size = 0.0, 0
-    pairs = zip(tf.nest.flatten(samples), tf.nest.flatten(gradients), strict=True)
-    for x, g in ((np.asarray(x, np.float64), np.asarray(g, np.float64)) for x, g in pairs):
+    integer("chain_ndims", chain_ndims, 0)
+    parts, slopes = tf.nest.flatten(samples), tf.nest.flatten(gradients)
+    if not parts or len(parts) != len(slopes):
+        raise ValueError(
+            "samples and gradients must have the same parts. Received: "
+            f"{len(parts)} and {len(slopes)} parts."
+        )
+    for x, g in zip(parts, slopes, strict=True):
+        x, g = real_array("samples", x), real_array("gradients", g)
         if x.shape != g.shape or x.ndim < 1 + chain_ndims or len(x) < 2:
             raise ValueError(
                 "samples and gradients must have equal shapes [results, chains..., event...] with "
@@ -172,3 +182,14 @@ class ConfigurationalTemperatureReducer(PeriodicReducer):
         size = momentum_kernels.degrees_of_freedom(own.mean_state, chain_ndims)
         freedom = tf.cast(own.count - 1, own.product.dtype)
         return tf.where(freedom > 0, -own.product / (freedom * size), float("nan"))
+
+
+def _check_chains(name: str, parts: State, chain_ndims: int) -> None:
+    """Raises unless each part has `chain_ndims` leading dimensions."""
+    integer("chain_ndims", chain_ndims, 0)
+    shapes = [tuple(x.shape) for x in tf.nest.flatten(parts)]
+    if any(len(shape) < chain_ndims for shape in shapes):
+        raise ValueError(
+            f"chain_ndims must be at most the number of dimensions of {name}. Received: "
+            f"{chain_ndims}, with shapes {shapes}."
+        )

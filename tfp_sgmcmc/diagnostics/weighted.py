@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_sgmcmc.checks import function
+from tfp_sgmcmc.diagnostics.arrays import real_array
 from tfp_sgmcmc.state import State, append_dims
 
 
@@ -43,7 +45,7 @@ def weighted_expectation(values: Any, step_sizes: Any) -> Any:
     weights = checked_step_sizes(step_sizes)
 
     def mean(x: Any) -> Any:
-        x = np.asarray(x, np.float64)
+        x = real_array("values", x)
         if x.shape[: weights.ndim] != weights.shape:
             raise ValueError(
                 f"The shape of values must begin with the shape of step_sizes, {weights.shape}. "
@@ -125,8 +127,8 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
         fn: Callable[[State], Any] | None = None,
         step_size_fn: Callable[[Any], Any] = lambda results: results.step_size,
     ):
-        self._fn = (lambda state: state) if fn is None else fn
-        self._step_size_fn = step_size_fn
+        self._fn = (lambda state: state) if fn is None else function("fn", fn, "state -> values")
+        self._step_size_fn = function("step_size_fn", step_size_fn, "kernel results -> step size")
 
     def initialize(
         self, initial_chain_state: State, initial_inner_kernel_results: Any = None
@@ -170,15 +172,13 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
         return tf.cast(epsilon, tf.nest.flatten(like)[0].dtype)
 
 
-def checked_step_sizes(step_sizes: Any) -> np.ndarray:
+def checked_step_sizes(step_sizes: Any, name: str = "step_sizes") -> np.ndarray:
     """Returns step sizes `[T]` or `[T, chains...]` in double precision, or raises ValueError."""
-    weights = np.asarray(step_sizes, np.float64)
+    weights = real_array(name, step_sizes)
     if not weights.ndim or not len(weights):
-        raise ValueError(f"step_sizes must hold one number for each state. Received: {weights}.")
+        raise ValueError(f"{name} must hold one number for each state. Received: {weights}.")
     if not np.all((weights >= 0) & np.isfinite(weights)) or not np.all(weights.sum(axis=0) > 0):
-        raise ValueError(
-            f"step_sizes must be finite, not negative, not all 0. Received: {weights}."
-        )
+        raise ValueError(f"{name} must be finite, not negative, not all 0. Received: {weights}.")
     return weights
 
 
