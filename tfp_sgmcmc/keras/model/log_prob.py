@@ -143,6 +143,7 @@ class ModelLogProb(Target):
 
             def log_posterior(state: list[tf.Tensor]) -> tf.Tensor:
                 value = log_likelihood(state, self.batch, self.local_rows)
+                value = tf.cast(value, state[0].dtype)  # Keras' losses are of floatx
                 rows = tf.cast(self.num_rows, value.dtype)
                 log_prior = tf.cast(self._log_prior_fn(state), value.dtype)
                 return log_prior / replicas.count() + self.num_examples / rows * value
@@ -182,5 +183,5 @@ class ModelLogProb(Target):
         if self.num_chains is None:  # inside a mapped function it would not be stored
             outputs = with_stored_gradient(outputs)
         nll = compiled_loss.negative_log_likelihood(self._model, y, outputs, sample_weight)
-        penalty = tf.add_n([tf.cast(r, nll.dtype) for r in forward.losses] or [0.0])
+        penalty = sum((tf.cast(r, nll.dtype) for r in forward.losses), tf.zeros([], nll.dtype))
         return -(nll + tf.cast(rows, nll.dtype) * penalty)

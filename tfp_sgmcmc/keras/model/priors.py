@@ -139,7 +139,8 @@ def _check_fits(prior: Any, variable: keras.Variable) -> None:
     if prior.dtype.name != variable.dtype:
         raise TypeError(
             f"The prior of {variable.path} must have the dtype of the variable, {variable.dtype}. "
-            f"Received: {prior.dtype.name}."
+            f"Received: {prior.dtype.name}. Make it with parameters of that dtype, such as "
+            f"tf.constant(1, '{variable.dtype}')."
         )
     event, batch, shape = prior.event_shape, prior.batch_shape, tf.TensorShape(variable.shape)
     split = shape.rank - (event.rank or 0)
