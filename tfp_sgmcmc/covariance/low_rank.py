@@ -49,8 +49,7 @@ class LowRank(CovarianceEstimator):
             raise ValueError(
                 "covariance='low_rank' must know the number of scores of a minibatch beforehand, "
                 "because it keeps them. Received: batches of no fixed size. In fit, pass a "
-                "batch_size that divides the number of examples, a dataset batched with "
-                "drop_remainder=True, or num_groups."
+                "batch_size that divides the number of examples, or num_groups."
             )
         return [num_scores, size]
 

@@ -14,6 +14,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import affine, assert_close, linear, unit_normal
 from tests.keras.small_models import heteroscedastic_normal as heteroscedastic
+from tfp_sgmcmc.keras.model.compiled_loss import check_probabilities
 
 tfd = tfp.distributions
 NegativeLogLikelihood = sgmcmc.keras.NegativeLogLikelihood
@@ -264,7 +265,7 @@ ACCEPTED = [
 
 
 def attach(loss):
-    small_models.sampler(small_models.sgld(), N).set_model(linear(loss, 1))
+    small_models.sampler(small_models.sgld(), N).set_model(linear(loss, 1, "sigmoid"))
 
 
 def name(loss):
@@ -275,15 +276,79 @@ def name(loss):
 
 @pytest.mark.parametrize("loss", REFUSED, ids=name)
 def test_losses_without_a_likelihood_are_refused(loss):
-    with pytest.raises(
-        ValueError, match="not a negative log likelihood. A mean squared error.*known variance"
-    ):
+    label = name(loss).lower()
+    advice = "A mean squared error.*known variance"
+    if "focal" in label or "hinge" in label:
+        advice = "Compile with a crossentropy"
+    elif "dice" in label or "cosine" in label:
+        advice = "No likelihood of single examples"
+    elif "absolute" in label or "mae" in label:
+        advice = "known scale.*Laplace"
+    with pytest.raises(ValueError, match=f"not a negative log likelihood. {advice}"):
         attach(loss)
 
 
 @pytest.mark.parametrize("loss", ACCEPTED, ids=name)
 def test_likelihoods_and_the_user_s_own_losses_are_accepted(loss):
     attach(loss)
+
+
+def two_outputs(first, second, losses):
+    x = keras.Input([3])
+    dense = keras.layers.Dense
+    outputs = {"a": dense(2, first, name="a")(x), "b": dense(1, second, name="b")(x)}
+    model = keras.Model(x, outputs)
+    model.compile(loss=losses)
+    return model
+
+
+SPARSE, BINARY = LOSSES.SparseCategoricalCrossentropy, LOSSES.BinaryCrossentropy
+INNER = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+
+
+@pytest.mark.parametrize(
+    "make, expected",
+    [
+        (lambda: linear("sparse_categorical_crossentropy"), "probabilities"),
+        (lambda: linear("bce", 1), "probabilities"),
+        (lambda: linear(LOSSES.KLDivergence()), "probabilities"),
+        (lambda: linear(BINARY(from_logits=True), 1, "sigmoid"), "logits"),
+        (lambda: two_outputs(None, None, {"a": SPARSE(from_logits=True), "b": "bce"}), "prob"),
+        (lambda: two_outputs("softmax", "sigmoid", {"a": SPARSE(from_logits=True)}), "logits"),
+        (lambda: small_models.sequential(INNER, loss=SPARSE()), "probabilities"),
+        (lambda: linear("sparse_categorical_crossentropy", 4, "softmax"), None),
+        (lambda: linear(BINARY(), 1, "sigmoid"), None),
+        (lambda: linear("sparse_categorical_crossentropy", 4, "exponential"), None),
+        (lambda: two_outputs("softmax", None, {"a": SPARSE(), "b": unit_normal}), None),
+    ],
+)
+def test_outputs_that_are_not_what_the_loss_takes_them_for(make, expected):
+    """The last activation tells before sampling, unless it is one that may fit."""
+    attach = small_models.sampler(small_models.sgld(), N).set_model
+    if expected is None:
+        attach(make())
+        return
+    with pytest.raises(ValueError, match=f"outputs of the model must be {expected}"):
+        attach(make())
+
+
+@pytest.mark.parametrize(
+    "outputs, received",
+    [
+        ([[0.5, 0.5], [0.1, 0.9]], None),
+        ([[0.5, 0.5], [np.nan, 0.9]], None),
+        ([[0.5, 0.5], [0.1, 0.8]], r"add up to 0.9 .. 1"),
+        ([[0.5, 0.5], [1.2, -0.2]], r"from -0.2 to 1.2"),
+    ],
+)
+def test_outputs_that_are_no_probabilities(outputs, received):
+    model = linear("sparse_categorical_crossentropy", 2, "exponential")
+    outputs = tf.constant(outputs, tf.float32)
+    if received is None:
+        check_probabilities(model, outputs)
+        return
+    with pytest.raises(ValueError, match=f"must be probabilities.*{received}"):
+        check_probabilities(model, outputs)
 
 
 def test_the_refused_loss_is_named_with_its_output():

@@ -14,7 +14,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
+
+from tfp_sgmcmc.keras.model.internals import activation_name, symbolic_outputs
 
 LossFn = Callable[[Any, Any, Any], tf.Tensor]  # y_true, y_pred, sample_weight -> values
 
@@ -41,8 +44,34 @@ _CATEGORICAL = (
 )
 
 
+_CROSSENTROPY = "Compile with a crossentropy, the likelihood of class labels, instead."
+_NO_LIKELIHOOD = (
+    "No likelihood of single examples belongs to it. For class labels compile with a crossentropy "
+    "instead; otherwise with tfp_sgmcmc.keras.NegativeLogLikelihood."
+)
+_FUNCTION = "or with a function such as lambda y, f: 0.5 * (y - f)**2 / sigma**2 instead."
+# What to use in place of a loss, by the first part of its name that is found here.
+_ADVICE = {
+    "focal": _CROSSENTROPY,
+    "hinge": _CROSSENTROPY,
+    "dice": _NO_LIKELIHOOD,
+    "tversky": _NO_LIKELIHOOD,
+    "circle": _NO_LIKELIHOOD,
+    "cosine": _NO_LIKELIHOOD,
+    "absolute": (
+        "It is one only for a known scale of the noise, which the loss does not state. Compile "
+        "with tfp_sgmcmc.keras.NegativeLogLikelihood(lambda out: tfd.Laplace(out, scale)) instead."
+    ),
+    "": (
+        "A mean squared error, for example, is one only for a known variance of the noise, which "
+        "the loss does not state. Compile with tfp_sgmcmc.keras.NegativeLogLikelihood(lambda out: "
+        "tfd.Normal(out, sigma)), with another distribution, " + _FUNCTION
+    ),
+}
+
+
 def check_likelihoods(model: keras.Model) -> None:
-    """Raises ValueError if a loss of the model is not a negative log likelihood."""
+    """Raises ValueError if a loss of the model is not a negative log likelihood of its outputs."""
     for path, loss in keras.tree.flatten_with_path(model.loss):
         try:
             fn = _function_of_keras(keras.losses.get(loss))
@@ -50,13 +79,62 @@ def check_likelihoods(model: keras.Model) -> None:
             continue
         if fn is not None and fn not in _LIKELIHOODS:
             output = f" of output {'/'.join(map(str, path))!r}" if path else ""
+            advice = next(text for part, text in _ADVICE.items() if part in fn.__name__)
             raise ValueError(
-                f"loss {fn.__name__!r}{output} is not a negative log likelihood. A mean squared "
-                "error, for example, is one only for a known variance of the noise, which the loss "
-                "does not state. Compile with tfp_sgmcmc.keras.NegativeLogLikelihood(lambda out: "
-                "tfd.Normal(out, sigma)), with another distribution, or with a function such as "
-                "lambda y, f: 0.5 * (y - f)**2 / sigma**2 instead."
+                f"loss {fn.__name__!r}{output} is not a negative log likelihood. {advice}"
             )
+    _check_activations(model)
+
+
+def _check_activations(model: keras.Model) -> None:
+    """Raises ValueError if a last layer's activation contradicts what the loss takes it for."""
+    outputs = symbolic_outputs(model)
+    if outputs is None or not model.compiled:
+        return
+    flat = keras.tree.flatten(outputs)
+    for place, kind in classes(model, outputs).items():
+        name = activation_name(flat[place])
+        if not kind.from_logits and name == "linear":
+            raise ValueError(_wrong_outputs("probabilities", "a last layer without activation"))
+        if kind.from_logits and name in ("softmax", "sigmoid"):
+            raise ValueError(_wrong_outputs("logits", f"a last layer with a {name}"))
+
+
+def _wrong_outputs(expected: str, received: str) -> str:
+    is_logits = expected == "logits"
+    mend = (
+        "Compile with from_logits=False, or leave the activation out."
+        if is_logits
+        else "Give the layer a softmax, or a sigmoid for the probability of a single class; or "
+        "compile with a crossentropy with from_logits=True."
+    )
+    return (
+        f"The outputs of the model must be {expected}, as its loss takes them. Received: "
+        f"{received}. {mend}"
+    )
+
+
+def check_probabilities(model: keras.Model, outputs: Any) -> None:
+    """Raises ValueError if outputs that the compiled loss takes for probabilities are not.
+
+    `outputs` are concrete, such as those of a first batch. Outputs that are not finite pass.
+    """
+    flat = keras.tree.flatten(outputs)
+    for place, kind in classes(model, outputs).items():
+        if kind.from_logits:
+            continue
+        p = np.asarray(keras.ops.convert_to_numpy(flat[place]), np.float64)
+        given = tf.as_dtype(model.compute_dtype).as_numpy_dtype
+        error = float(np.spacing(given(1))) ** 0.5  # what rounding may do to a sum of many
+        if p.size and (p.min() < -error or p.max() > 1 + error):
+            received = f"outputs from {p.min():.3g} to {p.max():.3g}"
+            raise ValueError(_wrong_outputs("probabilities", received))
+        if kind.axis is not None:
+            sums = p.sum(axis=kind.axis)
+            sums = sums[np.isfinite(sums)]
+            if sums.size and np.abs(sums - 1).max() > error:
+                received = f"outputs that add up to {sums.min():.3g} .. {sums.max():.3g}"
+                raise ValueError(_wrong_outputs("probabilities", received))
 
 
 def _function_of_keras(loss: Any) -> Any:

@@ -11,6 +11,8 @@ The names used here, and why:
   `Model._initial_epoch`: the epoch at which `fit` starts; `BackupAndRestore` sets it, too;
   `Layer._call_has_training_arg`: tells whether `training` may be passed;
   `Layer._flatten_layers`: lists all layers, nested ones included;
+  `Functional._outputs_struct`: the nest of the symbolic outputs;
+  `_keras_history` of a symbolic tensor: the layer that it comes from;
   `_keras_mask` of a tensor: its mask;
   `_keras_logits` of a tensor: the logits whose sigmoid or softmax the tensor is.
 """
@@ -47,6 +49,22 @@ class Forward(NamedTuple):
     marks: dict[str, dict[int, tf.Tensor]]
 
 
+def check_model_type(model: Any) -> None:
+    """Raises TypeError unless `model` is a Keras model."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model must be a keras.Model. Received: a {type(model).__name__}.")
+
+
+def check_built(model: Any) -> None:
+    """Raises TypeError unless `model` is a Keras model, and ValueError unless it has variables."""
+    check_model_type(model)
+    if not model.built:
+        raise ValueError(
+            f"model must be built, so that it has its variables. Received: {model.name!r}, which "
+            "is not. Give it a keras.Input, or call it on inputs."
+        )
+
+
 def check_model(model: keras.Model) -> None:
     """Raises ValueError unless the model is compiled and has the training step of `keras.Model`."""
     for name in ("train_step", "compute_loss"):
@@ -68,6 +86,26 @@ def check_model(model: keras.Model) -> None:
             "replace the weights by their averages after fit. Sampling does not use the "
             "optimizer, so compile with any other."
         )
+
+
+def symbolic_outputs(model: keras.Model) -> Any:
+    """Returns the nest of a model's symbolic outputs, or None if it has none (by subclassing)."""
+    if isinstance(model, keras.Sequential):
+        return model.outputs[0] if model.built and model.outputs else None
+    return getattr(model, "_outputs_struct", None)
+
+
+def activation_name(output: Any) -> str | None:
+    """Returns the name of the activation of a symbolic output's layer, or None if not known."""
+    layer, _, index = getattr(output, "_keras_history", (None, 0, 0))
+    if isinstance(layer, keras.Model) and getattr(layer, "outputs", None):
+        return activation_name(keras.tree.flatten(layer.outputs)[index])
+    if isinstance(layer, keras.layers.Softmax):
+        return "softmax"
+    known = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Activation, *CONVOLUTIONS)
+    if not isinstance(layer, known):
+        return None
+    return "linear" if layer.activation is None else getattr(layer.activation, "__name__", None)
 
 
 def begin_at_epoch(model: keras.Model, epoch: int | None) -> None:

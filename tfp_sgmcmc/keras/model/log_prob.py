@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import function, integer
 from tfp_sgmcmc.keras.model import compiled_loss, internals, replicas
 from tfp_sgmcmc.keras.model.column_gradient import with_stored_gradient
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, count_rows
@@ -79,7 +80,11 @@ class ModelLogProb(Target):
         scores: ExampleScores | None = None,
         num_rows: Any = None,
     ):
-        self.num_examples, self.num_chains, self.batch = num_examples, num_chains, batch
+        internals.check_built(model)
+        self.num_examples = integer("num_examples", num_examples, 1)
+        self.num_chains = None if num_chains is None else integer("num_chains", num_chains, 1)
+        self.batch = batch
+        function("log_prior_fn", log_prior_fn, "list of values -> log prior")
         self._model, self._log_prior_fn, self._others = model, log_prior_fn, list(others)
         self._scores = ExampleScores(model) if scores is None else scores
         #: Rows on this replica, and on all replicas.
@@ -178,5 +183,5 @@ class ModelLogProb(Target):
         if self.num_chains is None:  # inside a mapped function it would not be stored
             outputs = with_stored_gradient(outputs)
         nll = compiled_loss.negative_log_likelihood(self._model, y, outputs, sample_weight)
-        penalty = tf.add_n([tf.cast(r, nll.dtype) for r in forward.losses] or [0.0])
+        penalty = sum((tf.cast(r, nll.dtype) for r in forward.losses), tf.zeros([], nll.dtype))
         return -(nll + tf.cast(rows, nll.dtype) * penalty)

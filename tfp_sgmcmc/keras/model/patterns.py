@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from tfp_sgmcmc.keras.model import internals
+
 
 def by_variable(model: keras.Model, values: Mapping[str, Any], default: Any = None) -> list[Any]:
     """Returns the value of each variable in `model.trainable_variables`, as a list.
@@ -65,6 +67,7 @@ def assigned(
 ) -> list[Any]:
     """Returns what `by_variable` does, for an argument called `name` in messages."""
     check_patterns(name, values)
+    internals.check_model_type(model)
     paths = [v.path for v in model.trainable_variables]
     known = f"The model {model.name!r} has {', '.join(paths) or 'no trainable variables'}."
     if not paths:

@@ -100,7 +100,17 @@ def _of_each(priors: list[Any]) -> LogPrior:
 
 def _of_all(prior: Callable[[list[tf.Tensor]], Any]) -> LogPrior:
     def log_prior(state: list[tf.Tensor]) -> tf.Tensor:
-        value = tf.convert_to_tensor(prior(state))
+        returned = prior(state)
+        try:
+            value = tf.convert_to_tensor(returned)
+        except (TypeError, ValueError):
+            value = None
+        if value is None or not value.dtype.is_floating:
+            received = f"a {type(returned).__name__}" if value is None else value.dtype.name
+            raise TypeError(
+                "prior must return a float, the log prior of all variables together. Received: "
+                f"{received}."
+            )
         if value.shape.rank != 0:
             raise ValueError(
                 "prior must return a scalar, the log prior of all variables together. Received: "
@@ -129,7 +139,8 @@ def _check_fits(prior: Any, variable: keras.Variable) -> None:
     if prior.dtype.name != variable.dtype:
         raise TypeError(
             f"The prior of {variable.path} must have the dtype of the variable, {variable.dtype}. "
-            f"Received: {prior.dtype.name}."
+            f"Received: {prior.dtype.name}. Make it with parameters of that dtype, such as "
+            f"tf.constant(1, '{variable.dtype}')."
         )
     event, batch, shape = prior.event_shape, prior.batch_shape, tf.TensorShape(variable.shape)
     split = shape.rank - (event.rank or 0)

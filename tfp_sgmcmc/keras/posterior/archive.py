@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.keras.posterior.sample_arrays import checked
 from tfp_sgmcmc.storage import archive
 
 _FORMAT, _VERSION = "tfp_sgmcmc.keras.Posterior", 1
@@ -47,7 +49,9 @@ def read(
         if (header["format"], header["version"]) != (_FORMAT, _VERSION):
             raise ValueError(f"its format is {header['format']!r} {header['version']!r}")
         num_chains = header["num_chains"]
-        described = [(v["path"], tuple(v["shape"]), v["dtype"]) for v in header["variables"]]
+        if num_chains is not None:
+            num_chains = integer("num_chains", num_chains, 1)
+        described = [_described(v) for v in header["variables"]]
         variables = _matching(described, model)
         samples = [array(str(i), v.dtype) for i, v in enumerate(variables or ())]
     if variables is None:
@@ -56,7 +60,19 @@ def read(
             f"of another model: {_difference(described, model)}. A model that was loaded by "
             "keras.models.load_model, or whose layers are given names, keeps its variables' paths."
         )
+    try:
+        checked(samples, variables, num_chains)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} is damaged: {error}") from error
     return variables, samples, num_chains
+
+
+def _described(entry: dict[str, Any]) -> Description:
+    """Returns a variable's entry in the header; raises an error if it cannot be one."""
+    path, shape, dtype = (entry[key] for key in _KEYS)
+    if not isinstance(path, str) or not isinstance(dtype, str) or not isinstance(shape, list):
+        raise ValueError(f"its header describes a variable as {entry!r}")
+    return path, tuple(integer("shape", n, 0) for n in shape), dtype
 
 
 def _description(variable: keras.Variable, model: keras.Model) -> Description:

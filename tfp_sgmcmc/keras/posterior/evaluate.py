@@ -10,7 +10,17 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
-from tfp_sgmcmc.keras.posterior.sample_loops import Each, Fold, joined, num_rows, running_mean, wide
+from tfp_sgmcmc.keras.posterior.sample_loops import (
+    Each,
+    Fold,
+    check_arrays,
+    check_finite,
+    checked_inputs,
+    joined,
+    num_rows,
+    running_mean,
+    wide,
+)
 
 
 class Evaluation(NamedTuple):
@@ -63,9 +73,12 @@ class Evaluator:
         self, samples: list[Any], num_chains: int | None, data: Any, weight: Any, batch_size: int
     ) -> Evaluation:
         """Returns what `Posterior.evaluate` does for data `(x, y)`."""
-        weight = _weights(weight, self._build(data))
+        rows = self._build(data)
+        weight = _weights(weight, rows)
         parts = self._scores(samples, num_chains, data, batch_size)
+        check_finite([p.maximum + p.total for p in parts], x=data[0], y=data[1])
         maximum, total, mean, masks = (joined([p[i] for p in parts], axis=0) for i in range(1, 5))
+        compiled_loss.check_probabilities(self._model, mean)
         with np.errstate(divide="ignore"):  # an impossible example
             density = maximum + np.log(total / float(parts[0].count))
         counts = weight > 0
@@ -89,10 +102,14 @@ class Evaluator:
     ) -> np.ndarray:
         """Returns what `Posterior.log_likelihood` does for data `(x, y)`."""
         self._build(data)
-        return self._each(samples, num_chains, data, batch_size)
+        values = self._each(samples, num_chains, data, batch_size)
+        check_finite(values, x=data[0], y=data[1])
+        return values
 
     def _build(self, data: Any) -> int:
         """Resolves the losses of a model that saw no labels yet, and returns the number of rows."""
+        checked_inputs(self._model, data[0])
+        check_arrays("y", data[1])
         rows = num_rows(data)
         internals.build(self._model, *keras.tree.map_structure(lambda a: a[:1], data), None)
         return rows
@@ -136,7 +153,12 @@ def _decisions(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tup
 def _weights(sample_weight: Any, rows: int) -> np.ndarray:
     if sample_weight is None:
         return np.ones([rows])
-    weight = np.asarray(sample_weight, np.float64)
+    try:
+        weight = np.asarray(sample_weight, np.float64)
+    except (TypeError, ValueError):
+        weight = np.asarray(None)
+    if weight.dtype != np.float64:
+        raise TypeError(f"sample_weight must be an array of numbers. Received: {sample_weight!r}.")
     if weight.shape != (rows,):
         raise ValueError(
             f"sample_weight must have one weight for each example, shape [{rows}]. Received: shape "

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import archive, sample_arrays
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator
@@ -57,7 +58,9 @@ class Posterior:
       num_chains: the number of chains, or None for samples without an axis of chains.
 
     Raises:
-      ValueError: there are no samples, or their number, shapes or dtypes do not fit the variables.
+      TypeError: an argument is of another type.
+      ValueError: there are no samples, their number, shapes or dtypes do not fit the variables, or
+        NumPy arrays are not finite; the model is not built, or has not these variables.
     """
 
     def __init__(
@@ -67,7 +70,9 @@ class Posterior:
         samples: Sequence[Any],
         num_chains: int | None = None,
     ):
-        self.model, self.variables, self.num_chains = model, list(variables), num_chains
+        internals.check_built(model)
+        self.model, self.variables = model, _checked_variables(variables, model)
+        self.num_chains = None if num_chains is None else integer("num_chains", num_chains, 1)
         self.samples = sample_arrays.checked(samples, self.variables, num_chains)
         self._functions: dict[Any, Any] = {}  # compiled functions, with what they depend on
 
@@ -76,6 +81,19 @@ class Posterior:
         other = copy.copy(self)
         other.samples = sample_arrays.checked(samples, self.variables, self.num_chains)
         return other
+
+    def __copy__(self) -> Posterior:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises TypeError: `copy.deepcopy` and pickle would part the samples from their model."""
+        raise TypeError(
+            "A Posterior cannot be pickled or copied deeply, because it belongs to its model. Use "
+            "Posterior.save(path) and Posterior.load(path, model), and model.save for the model. "
+            "posterior.with_samples(posterior.samples) is another Posterior of the same model."
+        )
 
     def __len__(self) -> int:
         """Returns the number of samples in each chain."""
@@ -179,9 +197,16 @@ class Posterior:
 
         Raises:
           ModuleNotFoundError: ArviZ is not installed.
-          ValueError: several variables share a path.
+          ValueError: several variables share a path, or `log_likelihood` has another shape.
         """
         arviz = import_arviz()
+        lead = (len(self),) if self.num_chains is None else (len(self), self.num_chains)
+        shape = None if log_likelihood is None else np.shape(log_likelihood)
+        if shape is not None and (shape[:-1] != lead or not shape[-1:]):
+            raise ValueError(
+                f"log_likelihood must be an array of shape {[*lead, 'rows']}, as the method "
+                f"log_likelihood returns it. Received: shape {list(shape)}."
+            )
 
         def by_chain(values: Any) -> np.ndarray:
             values = np.asarray(values[:])
@@ -204,6 +229,7 @@ class Posterior:
         The file has NumPy's format, with a header in JSON and without pickle. Save the model by
         `model.save`.
         """
+        _check_path(path)
         archive.write(path, self.model, self.variables, self.samples, self.num_chains)
 
     @classmethod
@@ -221,6 +247,8 @@ class Posterior:
           ValueError: the file is damaged, was not written by `save`, or has samples of another
             model.
         """
+        _check_path(path)
+        internals.check_built(model)
         return cls(model, *archive.read(path, model))
 
     def _function(self, kind: Callable[..., Any], *arguments: Any) -> Any:
@@ -229,3 +257,24 @@ class Posterior:
         if kind not in self._functions or self._functions[kind][0] != key:
             self._functions[kind] = key, kind(self.model, self.variables, *arguments)
         return self._functions[kind][1]
+
+
+def _checked_variables(variables: Any, model: keras.Model) -> list[keras.Variable]:
+    found = list(variables) if isinstance(variables, list | tuple) else [variables]
+    for variable in found:
+        if not isinstance(variable, keras.Variable):
+            raise TypeError(
+                "variables must be a list of the model's variables, such as "
+                f"model.trainable_variables. Received: a {type(variable).__name__}."
+            )
+        if not any(variable is v for v in model.variables):
+            raise ValueError(
+                f"variables must be variables of the model {model.name!r}. Received: "
+                f"{variable.path}, which it does not have."
+            )
+    return found
+
+
+def _check_path(path: Any) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be a string or a path. Received: {path!r}.")

@@ -10,7 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import compiled_loss, internals
-from tfp_sgmcmc.keras.posterior.sample_loops import Each, Fold, joined, running_mean, wide
+from tfp_sgmcmc.keras.posterior.sample_loops import (
+    Each,
+    Fold,
+    check_finite,
+    checked_inputs,
+    joined,
+    running_mean,
+    wide,
+)
 
 Activation = Callable[[Any], Any] | str | None
 
@@ -76,6 +84,10 @@ class Predictor:
             raise ValueError(
                 f"activation must be 'auto', None or a callable. Received: {activation!r}."
             )
+        if activation is not None and not isinstance(activation, str) and not callable(activation):
+            raise TypeError(
+                f"activation must be 'auto', None or a callable. Received: {activation!r}."
+            )
         if activation == "auto" and not (model.compiled and model.loss):
             raise ValueError(
                 "model must be compiled with a loss for activation='auto', because the loss tells "
@@ -84,14 +96,18 @@ class Predictor:
             )
         self._model, self._variables, self._activation = model, variables, activation
         self._moments = Fold(model, self._add)
-        self.outputs = Each(model, self._output)
+        self._each = Each(model, self._output)
 
     def __call__(
         self, samples: list[Any], num_chains: int | None, x: Any, batch_size: int
     ) -> PosteriorPrediction:
         """Predicts for inputs `[rows, ...]`."""
+        x = checked_inputs(self._model, x)
         moments = self._moments(samples, num_chains, x, batch_size)
+        check_finite([m.mean for m in moments], x=x)
         mean, squares, of_samples = (joined([m[i] for m in moments], axis=0) for i in (1, 2, 3))
+        if self._activation == "auto":
+            compiled_loss.check_probabilities(self._model, mean)
         count = int(moments[0].count)
         flat = keras.tree.flatten(mean)
         entropies, information = {}, {}
@@ -107,11 +123,26 @@ class Predictor:
             compiled_loss.at_places(mean, information),
         )
 
+    def outputs(self, samples: list[Any], num_chains: int | None, x: Any, batch_size: int) -> Any:
+        """Returns what `Posterior.outputs` does for inputs `[rows, ...]`."""
+        return self._each(samples, num_chains, checked_inputs(self._model, x), batch_size)
+
     def _output(self, values: list[tf.Tensor], batch: Any) -> Any:
         forward = internals.forward(self._model, self._variables, values, batch, training=False)
         if self._activation == "auto":
             return compiled_loss.activate(self._model, forward.outputs)
-        return self._activation(forward.outputs) if callable(self._activation) else forward.outputs
+        if not callable(self._activation):
+            return forward.outputs
+        found = self._activation(forward.outputs)
+        rows = keras.tree.flatten(forward.outputs)[0].shape[:1]
+        for leaf in keras.tree.flatten(found) or [found]:
+            if not tf.is_tensor(leaf) or not leaf.shape[:1].is_compatible_with(rows):
+                received = f"shape {leaf.shape}" if tf.is_tensor(leaf) else f"{leaf!r}"
+                raise ValueError(
+                    "activation must return a tensor, or a nest of tensors, with one row for each "
+                    f"row of the outputs. Received: {received}."
+                )
+        return found
 
     def _probabilities(self, outputs: Any) -> dict[int, compiled_loss.Classes]:
         return compiled_loss.classes(self._model, outputs) if self._activation == "auto" else {}

@@ -14,7 +14,23 @@ from tfp_sgmcmc.storage.archive import numpy_dtype
 def checked(
     samples: Sequence[Any], variables: Sequence[keras.Variable], num_chains: int | None
 ) -> list[Any]:
-    """Returns samples in the variables' dtypes; raises ValueError if they do not fit."""
+    """Returns samples in the variables' dtypes.
+
+    Raises:
+      TypeError: `samples` is not a sequence of arrays.
+      ValueError: the samples do not fit the variables, or NumPy arrays are not finite.
+    """
+    if isinstance(samples, np.ndarray | str) or not isinstance(samples, Sequence):
+        raise TypeError(
+            "samples must be a list of arrays, one for each variable. Received: a "
+            f"{type(samples).__name__}."
+        )
+    for values in samples:
+        if not hasattr(values, "shape") or not hasattr(values, "dtype"):
+            raise TypeError(
+                "samples must be a list of arrays, one for each variable. Received: a list with a "
+                f"{type(values).__name__}."
+            )
     if len(samples) != len(variables) or not samples:
         raise ValueError(
             f"samples must have one array for each of the {len(variables)} variables, and at least "
@@ -33,8 +49,19 @@ def checked(
                 f"The samples of {variable.path} must be {dtype} of shape {expected}. Received: "
                 f"{values.dtype} of shape {tuple(values.shape)}."
             )
+        if isinstance(values, np.ndarray) and not _is_finite(values):
+            raise ValueError(
+                f"The samples of {variable.path} must be finite. Received: NaN or infinity."
+            )
         arrays.append(values)
     return arrays
+
+
+def _is_finite(values: np.ndarray) -> bool:
+    """Returns whether all values are finite, without an array of their number if they are."""
+    with np.errstate(all="ignore"):
+        total = values.sum(dtype=np.float64)
+    return bool(np.isfinite(total)) or bool(np.isfinite(values).all())
 
 
 class _Narrowed:

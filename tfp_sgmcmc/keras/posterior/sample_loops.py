@@ -93,15 +93,58 @@ def batches(data: Any, batch_size: int) -> list[Any]:
     ]
 
 
+def checked_inputs(model: keras.Model, x: Any) -> Any:
+    """Returns x if it can be the inputs of the model; raises TypeError or ValueError otherwise."""
+    check_arrays("x", x)
+    inputs = getattr(model, "inputs", None) or []  # models by subclassing do not say
+    leaves = keras.tree.flatten(x)
+    if inputs and len(leaves) != len(inputs):
+        raise ValueError(
+            f"x must have an array for each of the {len(inputs)} inputs of the model. Received: "
+            f"{len(leaves)} arrays."
+        )
+    if len(inputs) == 1:
+        expected, found = tf.TensorShape(inputs[0].shape[1:]), tf.TensorShape(leaves[0].shape[1:])
+        by_one = abs((found.rank or 0) - (expected.rank or 0)) == 1  # Keras adds or drops an axis
+        if not by_one and not expected.is_compatible_with(found):
+            raise ValueError(
+                f"x must have shape {['rows', *expected]}, as the model's input. Received: shape "
+                f"{[*leaves[0].shape]}."
+            )
+    return x
+
+
+def check_finite(values: Any, **data: Any) -> None:
+    """Raises ValueError for NaN among the results `values` if the `data` are not finite."""
+    leaves = [np.asarray(x) for x in tf.nest.flatten(values)]
+    if not any(np.isnan(x).any() for x in leaves if x.dtype.kind == "f"):
+        return
+    for name, nest in data.items():
+        for leaf in keras.tree.flatten(nest):
+            array = np.asarray(leaf)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                bad = int(np.argwhere(~np.isfinite(array))[0][0])
+                raise ValueError(
+                    f"{name} must have finite entries. Received: NaN or infinity in row {bad}."
+                )
+
+
+def check_arrays(name: str, data: Any) -> None:
+    """Raises TypeError unless `data` is a nest of arrays `[rows, ...]` of numbers."""
+    leaves = keras.tree.flatten(data)
+    for leaf in leaves or [data]:
+        if not getattr(leaf, "shape", ()):
+            raise TypeError(
+                f"{name} must be an array [rows, ...], or a nest of such arrays. Received: a "
+                f"{type(leaf).__name__}."
+            )
+        if np.dtype(getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype)).kind == "O":
+            raise TypeError(f"{name} must have numbers as entries. Received: objects.")
+
+
 def num_rows(data: Any) -> int:
     """Returns the number of rows of a nest of arrays, which must be the same in all of them."""
     leaves = keras.tree.flatten(data)
-    for leaf in leaves:
-        if not getattr(leaf, "shape", ()):
-            raise TypeError(
-                "The data must be an array [rows, ...], or a nest of such arrays. Received: a "
-                f"{type(leaf).__name__}."
-            )
     rows = {leaf.shape[0] for leaf in leaves}
     if len(rows) != 1 or 0 in rows:
         raise ValueError(

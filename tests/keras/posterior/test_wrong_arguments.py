@@ -1,0 +1,198 @@
+"""What `Posterior` is given is checked, and each message names the argument."""
+
+import copy
+import json
+import pickle
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.keras.small_models import affine, linear, posterior_of
+
+X = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 1.0]], np.float32)
+Y = np.array([1, 3])
+Posterior = sgmcmc.keras.Posterior
+
+
+def samples(model, rows=3, seed=0):
+    generator = np.random.default_rng(seed)
+    shapes = [v.shape for v in model.trainable_variables]
+    return [generator.normal(size=[rows, *s]).astype(np.float32) for s in shapes]
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    model = affine()
+    return posterior_of(model, samples(model))
+
+
+@pytest.mark.parametrize("damaged", ["byte", "cut", "bytes"])
+def test_damaged_files_are_refused_or_read_unchanged(posterior, tmp_path, damaged):
+    """Damage to the bytes of a file gives a ValueError, or the same samples."""
+    path = tmp_path / "samples.npz"
+    posterior.save(path)
+    whole, generator, refused = path.read_bytes(), np.random.default_rng(1), 0
+    for _ in range(200):
+        data = bytearray(whole)
+        if damaged == "cut":
+            data = data[: generator.integers(len(data))]
+        else:
+            for _ in range(1 if damaged == "byte" else 10):
+                data[generator.integers(len(data))] = generator.integers(256)
+        path.write_bytes(bytes(data))
+        try:
+            read = Posterior.load(path, posterior.model)
+        except ValueError:
+            refused += 1
+            continue
+        assert read.num_chains is None
+        for a, b in zip(read.samples, posterior.samples, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"variables": [{"path": ["a"], "shape": [3, 4], "dtype": "float32"}]},
+        {"variables": [{"path": "a", "shape": "34", "dtype": "float32"}]},
+        {"variables": [{"path": "a", "shape": [3.0, 4], "dtype": "float32"}]},
+        {"variables": [{"path": "a", "shape": [3, 4], "dtype": 1}]},
+        {"variables": None},
+        {"num_chains": "2"},
+        {"num_chains": 0},
+        {"num_chains": 3},
+        {"num_chains": [3]},
+    ],
+)
+def test_damaged_headers_are_refused_with_the_path(posterior, tmp_path, header):
+    """Such a header has valid checksums."""
+    path, new = tmp_path / "a.npz", tmp_path / "b.npz"
+    posterior.save(path)
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(new, "w") as changed:
+        for name in old.namelist():
+            data = old.read(name)
+            if name == "header.json":
+                data = json.dumps({**json.loads(data), **header}).encode()
+            changed.writestr(name, data)
+    with pytest.raises(ValueError, match=r"b\.npz is damaged"):
+        Posterior.load(new, posterior.model)
+
+
+UNBUILT = keras.Sequential([keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        ({"model": None}, TypeError, "model must be a keras.Model. Received: a NoneType"),
+        ({"model": UNBUILT}, ValueError, "model must be built"),
+        ({"variables": ["kernel"]}, TypeError, "variables must be .*Received: a str"),
+        ({"variables": None}, TypeError, "variables must be .*Received: a NoneType"),
+        ({"variables": [keras.Variable([1.0])]}, ValueError, "variables must be variables of"),
+        ({"samples": None}, TypeError, "samples must be a list of arrays"),
+        ({"samples": [[1.0], [2.0]]}, TypeError, "samples must be .* a list with a list"),
+        ({"samples": np.zeros([2, 3])}, TypeError, "samples must be .* Received: a ndarray"),
+        ({"num_chains": True}, TypeError, "num_chains must be an integer"),
+        ({"num_chains": 0}, ValueError, "num_chains must be at least 1"),
+    ],
+)
+def test_arguments(posterior, change, error, words):
+    model = posterior.model
+    valid = {"model": model, "variables": posterior.variables, "samples": posterior.samples}
+    with pytest.raises(error, match=words):
+        Posterior(**{**valid, **change})
+
+
+def test_samples_that_are_not_finite(posterior):
+    bad = [*map(np.copy, posterior.samples)]
+    bad[1][2, 0] = np.nan
+    with pytest.raises(ValueError, match="samples of .*bias must be finite"):
+        posterior.with_samples(bad)
+
+
+@pytest.mark.parametrize(
+    "x, error, words",
+    [
+        (None, TypeError, "x must be an array"),
+        ([1.0, 2.0], TypeError, "x must be an array"),
+        (np.array([[object()]]), TypeError, "x must have numbers"),
+        ([X, X], ValueError, "x must have an array for each of the 1 inputs"),
+        (X[:, :2], ValueError, r"x must have shape \['rows', 3\]"),
+        (np.where(X == 2, np.nan, X), ValueError, "x must have finite entries. .* in row 0"),
+    ],
+)
+def test_inputs(posterior, x, error, words):
+    with pytest.raises(error, match=words):
+        posterior.predict(x)
+    with pytest.raises(error, match=words):
+        posterior.evaluate(x, Y)
+
+
+@pytest.mark.parametrize(
+    "activation, error, words",
+    [
+        (3, TypeError, "activation must be 'auto', None or a callable"),
+        (lambda y: None, ValueError, "activation must return a tensor.*Received: None"),
+        (lambda y: tf.reduce_sum(y), ValueError, r"activation must return .* shape \(\)"),
+    ],
+)
+def test_activations(posterior, activation, error, words):
+    with pytest.raises(error, match=words):
+        posterior.predict(X, activation=activation)
+
+
+def test_other_arguments(posterior, tmp_path):
+    with pytest.raises(TypeError, match="sample_weight must be an array of numbers"):
+        posterior.evaluate(X, Y, sample_weight=["a", "b"])
+    with pytest.raises(TypeError, match="y must be an array"):
+        posterior.log_likelihood(X, None)
+    with pytest.raises(TypeError, match="path must be a string or a path. Received: 3"):
+        posterior.save(3)
+    with pytest.raises(TypeError, match="path must be a string or a path. Received: None"):
+        Posterior.load(None, posterior.model)
+    with pytest.raises(TypeError, match="model must be a keras.Model"):
+        Posterior.load(tmp_path / "a.npz", "model")
+
+
+def test_outputs_that_are_no_probabilities_are_refused():
+    model = linear("sparse_categorical_crossentropy", 4, "exponential")
+    posterior = posterior_of(model, samples(model))
+    for use in (posterior.predict, lambda x: posterior.evaluate(x, Y)):
+        with pytest.raises(ValueError, match="outputs of the model must be probabilities"):
+            use(X)
+
+
+@pytest.mark.parametrize("copying", [copy.deepcopy, pickle.dumps])
+def test_copies_are_refused_in_words(posterior, copying):
+    with pytest.raises(TypeError, match=r"Posterior\.save\(path\)"):
+        copying(posterior)
+    shallow = copy.copy(posterior)
+    assert shallow.samples is posterior.samples
+
+
+ERROR = sgmcmc.keras.expected_calibration_error
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        ((["a"], [1]), TypeError, "confidence must be an array of numbers"),
+        (([], []), ValueError, "confidence must be an array that is not empty"),
+        (([0.5, 1.5], [1, 0]), ValueError, r"confidence must be in \[0, 1\]"),
+        (([0.5, np.nan], [1, 0]), ValueError, r"confidence must be in \[0, 1\]"),
+        (([0.5], [1, 0]), ValueError, r"is_correct must be of shape \(1,\)"),
+        (([0.5], [2]), ValueError, r"is_correct must be in \[0, 1\]"),
+        (([0.5], [1], [-1.0]), ValueError, "weights must be finite and not negative"),
+        (([0.5], [1], [0.0]), ValueError, "weights must be not all zero"),
+        (([0.5], [1], None, 0), ValueError, "num_bins must be at least 1"),
+        (([0.5], [1], None, 1.5), TypeError, "num_bins must be an integer"),
+    ],
+)
+def test_calibration(arguments, error, words):
+    with pytest.raises(error, match=words):
+        ERROR(*arguments)
