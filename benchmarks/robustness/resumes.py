@@ -11,11 +11,10 @@ from __future__ import annotations
 import functools
 import re
 import shutil
-import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -23,6 +22,16 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from benchmarks.common import command_line
+
+
+class Row(NamedTuple):
+    """What came of going on with a run of a function after a change."""
+
+    function: str
+    change: str
+    outcome: str
+
 
 tfd = tfp.distributions
 N = 24
@@ -181,8 +190,12 @@ def outcome(run: Any, directory: Path, length: int, changes: dict[str, Any], wor
     return "accepted"
 
 
-def rows(quick: bool) -> list[tuple[str, str, str]]:
-    """Returns (function, change, outcome) for each change; `quick` tries every fourth."""
+def rows(quick: bool = False) -> list[Row]:
+    """Returns the outcome of each change.
+
+    Args:
+      quick: every fourth change.
+    """
     found = []
     for name, run, before, after, start, changes in (
         ("sample", sample, 4, 8, {}, SAMPLE_CHANGES),
@@ -195,26 +208,26 @@ def rows(quick: bool) -> list[tuple[str, str, str]]:
             run(directory, before, **start)
             for what, change, words in changes[:: 4 if quick else 1]:
                 result = outcome(run, directory, after, {**start, **change}, words)
-                found.append((name, what, result))
+                found.append(Row(name, what, result))
     return found
 
 
-def is_right(row: tuple[str, str, str]) -> bool:
+def is_right(row: Row) -> bool:
     """Returns whether a change was refused by name, and no change accepted."""
-    return row[2] == ("accepted" if row[1] == "nothing" else "refused by name")
+    return row.outcome == ("accepted" if row.change == "nothing" else "refused by name")
 
 
-def main(quick: bool = False) -> None:
+def show(found: list[Row]) -> None:
     """Prints the table; exits with an error unless every change is refused by name."""
-    found = rows(quick)
-    for function, change, result in found:
-        print(f"{function:7} {change:40} {result}")
-    wrong = [row for row in found if not is_right(row)]
-    refused = sum(row[2] == "refused by name" for row in found)
-    print(f"{refused} changes refused by name, {len(wrong)} rows wrong")
+    command_line.print_table({"function": "8s", "change": "40s", "outcome": "s"}, found)
+    wrong = [row.change for row in found if not is_right(row)]
     if wrong:
-        sys.exit(1)
+        raise SystemExit(f"{len(wrong)} of {len(found)} rows are wrong: {', '.join(wrong)}.")
+
+
+def main() -> None:
+    command_line.main(__doc__, rows, show)
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
 
 import keras
 import numpy as np
@@ -35,7 +34,7 @@ def check_weights(source: Source) -> None:
     """Warns if sample or class weights make the data count for far less or more than they are.
 
     Warns:
-      UserWarning: the mean weight is below 1/2 or above 2.
+      UserWarning: the mean weight is below 1/3 or above 3.
     """
     given = source.arrays[2] if source.arrays is not None else None
     if given is None and source.first_batch is not None:
@@ -44,7 +43,7 @@ def check_weights(source: Source) -> None:
         if weights is None or math.prod(weights.shape[1:]) != 1 or not weights.shape[0]:
             continue  # weights of the entries of an example, such as a mask
         mean = float(np.mean(np.asarray(weights), dtype=np.float64))
-        if not 0.5 <= mean <= 2.0:
+        if not 1 / 3 <= mean <= 3.0:
             warnings.warn(
                 "The weights of the examples (sample_weight, or class_weight) should be 1 on "
                 f"average. Received: {mean:.3g} on average, so the likelihood counts as that of "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 from tfp_sgmcmc.keras.fit.source import Source, training_source
 from tfp_sgmcmc.keras.fit.stability import StabilityCheck
+from tfp_sgmcmc.keras.model import replicas
 
 
 class Problem(NamedTuple):
@@ -107,9 +109,12 @@ class Preflight:
             return
         self._is_begun = True
         fit_checks.check_independence(chain, self.source, self._independent_batches)
-        if chain.state.status().num_steps == 0:
-            fit_checks.check_probabilities(chain.model, self.source)
-            self._stability.check(chain, self.source)
+        if replicas.count() > 1:  # inside a step of one of several replicas
+            return
+        with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
+            if chain.state.status().num_steps == 0:
+                fit_checks.check_probabilities(chain.model, self.source)
+                self._stability.check(chain, self.source)
 
     def begin_epoch(self, first_step: int, seed: Any) -> None:
         """Numbers the batches of `IndependentBatches` by the steps of the chain."""

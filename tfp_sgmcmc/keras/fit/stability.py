@@ -1,4 +1,4 @@
-"""Whether a chain's step size is stable, by the curvature of the log posterior where the chain is."""
+"""Whether a chain's step size is stable, by the curvature of the log posterior at its state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StabilityCheck:
     The curvature is estimated by a few products with the Hessian on at most 512 examples, outside
     the compiled step: before the first step, after burn-in, and after 1, 2, 4, 8, ... epochs. For a
     kernel that states no limit, data that cannot be seen, or layers without second derivatives,
-    nothing is estimated.
+    nothing is estimated. What is found at the start is told once, what is found later too.
     """
 
     def __init__(self) -> None:
@@ -40,41 +40,44 @@ class StabilityCheck:
         status = chain.state.status()
         is_first_kept = self._was_burning_in and status.num_kept > 0
         self._was_burning_in = not status.num_kept
-        if is_first_kept or total_epochs & (total_epochs - 1) == 0:
-            self.check(chain, source)
+        is_due = is_first_kept or total_epochs & (total_epochs - 1) == 0
+        if is_due and not self._is_told:
+            self._is_told = self.check(chain, source)
 
-    def check(self, chain: Chain, source: Source) -> None:
-        """Estimates the curvature at the first chain's state and compares the step with it.
+    def check(self, chain: Chain, source: Source) -> bool:
+        """Compares the step with the curvature at the first chain; returns whether it warns.
 
         Warns:
           UserWarning: the step is above the largest stable one.
         """
-        if self._is_told or (batch := source.batch(_ROWS)) is None:
-            return
+        if (batch := source.batch(_ROWS)) is None:
+            return False
         try:
             found = _step_and_limit(chain, batch)
         except (LookupError, NotImplementedError, ValueError, tf.errors.OpError):
-            return  # no second derivatives, or none that are finite
-        if found is None:
-            return
+            return False  # no second derivatives, or none that are finite
+        if found is None or found[0] <= found[1]:
+            return False
         step_size, limit, curvature = found
-        if step_size <= limit:
-            return
-        self._is_told = True
-        place = "where the chain starts" if chain.state.status().num_steps == 0 else (
-            f"after {chain.state.status().num_steps} steps")  # fmt: skip
+        if num_steps := chain.state.status().num_steps:
+            place, more = f"after {num_steps} steps", "Make a new chain with a smaller step_size."
+        else:
+            place, more = "where the chain starts", (
+                "If the log posterior is flatter where the chain is going, small first steps by a "
+                "schedule are enough; fit looks again after the first epoch."
+            )  # fmt: skip
         warnings.warn(
-            f"step_size must be below {limit:.3g} to be stable {place}, where the largest curvature "
-            f"of the log posterior is about {curvature:.3g}. Received: {step_size:.3g}. Above it "
-            "samples can stay finite and be wrong. Take a step_size well below that limit, about a "
-            "third of it; if the chain only starts in such a place, a schedule of small first steps "
-            "will do.",
+            f"step_size must be below {limit:.3g} to be stable {place}, where the largest "
+            f"curvature of the log posterior is about {curvature:.3g}. Received: {step_size:.3g}. "
+            "Above the "
+            f"limit samples can stay finite and be wrong; a third of it is a good size. {more}",
             stacklevel=2,
         )
+        return True
 
 
 def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | None:
-    """Returns step size, largest stable step size and curvature; None if the kernel has no limit."""
+    """Returns step size, largest stable one and curvature; None if the kernel has no limit."""
     target, kernel = chain.target_of_one(batch), chain.kernel_for_one(batch)
     if not hasattr(kernel, "largest_stable_step"):
         return None

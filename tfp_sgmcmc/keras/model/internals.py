@@ -1,8 +1,8 @@
 """Access to the parts of Keras that have no public counterpart.
 
 Keras has no public way to build a model from the first batch of `fit`, or to tell what a forward
-pass would assign. Only this file, `compiled_loss.py` and `fit/source.py` use private names of Keras.
-The names used here, and why:
+pass would assign. This file, `compiled_loss.py` and `fit/source.py` alone use private names of
+Keras. The names used here, and why:
 
   `Model._compile_loss`: tells whether a loss was compiled, and computes the reported loss;
   `Model._compile_metrics`: changes with every `compile`, as `_compile_loss` does;
