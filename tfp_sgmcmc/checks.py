@@ -101,6 +101,28 @@ def positive(name: str, value: Any) -> float:
     return number(name, value, "a positive finite number", lambda x: x > 0)
 
 
+def array(name: str, value: Any, least_ndim: int = 1, finite: bool = True) -> np.ndarray:
+    """Returns `value` as a NumPy array if it holds real numbers; raises otherwise.
+
+    Raises TypeError for what is not an array of numbers, and ValueError for an array that is empty,
+    has fewer than `least_ndim` axes, or, if `finite`, has NaN or infinite entries.
+    """
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError, NotImplementedError):  # ragged, or a symbolic tensor
+        found = np.asarray(None)
+    if found.dtype.kind not in "biuf" and found.dtype.name != "bfloat16":
+        raise TypeError(f"{name} must be an array of numbers. Received: {value!r}.")
+    if found.ndim < least_ndim or not found.size:
+        raise ValueError(
+            f"{name} must be an array with at least {least_ndim} axes and an entry. Received: "
+            f"shape {found.shape}."
+        )
+    holds = not finite or bool(np.all(np.isfinite(found)))
+    require(name, "NaN or infinite entries", holds, "finite")
+    return found
+
+
 def boolean(name: str, value: Any) -> bool:
     """Returns `value` if it is True or False; raises TypeError otherwise."""
     if not isinstance(value, bool | np.bool_):

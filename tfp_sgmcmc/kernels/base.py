@@ -16,6 +16,15 @@ from tfp_sgmcmc.state import State, part_names, squared_norm
 from tfp_sgmcmc.targets.base import GradientEstimate, as_target
 
 
+def check_results(results: Any) -> None:
+    """Raises TypeError for what is not the results of a kernel, which are named tuples."""
+    if not hasattr(type(results), "_fields"):
+        raise TypeError(
+            "previous_kernel_results must be what bootstrap_results or the last one_step returned. "
+            f"Received: a {type(results).__name__}."
+        )
+
+
 class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     """A kernel that moves by gradient estimates of a target and has no Metropolis test.
 
@@ -155,15 +164,6 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
         """Returns what a step used of the argument `name`, by part only if it was given so."""
         is_by_part = tf.nest.is_nested(self._parameters[name])
         return values if is_by_part else tf.nest.flatten(values)[0]
-
-
-def check_results(results: Any) -> None:
-    """Raises TypeError for what is not the results of a kernel, which are named tuples."""
-    if not hasattr(type(results), "_fields"):
-        raise TypeError(
-            "previous_kernel_results must be what bootstrap_results or the last one_step returned. "
-            f"Received: a {type(results).__name__}."
-        )
 
 
 def convert_state(state: State, initial: bool = False) -> State:
