@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 
 # Patterns of "callable(argument=value)", and the reason.
-REASONS: dict[str, str] = {}
+REASONS = {
+    r"SGHMC\(covariance=None\)": "None leaves the gradient noise uncorrected, as documented",
+    r"(SGFS|NOGIN)\(num_estimation_steps=None\)": "None chooses the number by a rule",
+    r"RunningMean\(decay=0.0\)": "the average of the last minibatch alone",
+    r"(Minibatch|Streamed)LogProb\(log_prior_fn=a function, returns 0.0\)": "a flat prior",
+    r"StreamedLogProb\(num_examples=9\)": "a dataset may drop its remainder of one example",
+    r"preflight\(rtol=inf\)": "allows every difference, as was asked",
+    r"GrowingBatch\(growth=inf\)": "all examples from the second estimate on",
+}
 
 
 def reason(name: str, argument: str, value: str) -> str:

@@ -173,8 +173,9 @@ def label_of(value: Any) -> str:
 
 
 def draws(*others: Any) -> list[Any]:
-    """Wrong values of draws `[results, event...]`."""
-    return array({}, np.zeros([0, 2]), np.full([12, 2], NAN), [[1.0, 2.0], [3.0]], *others)
+    """Wrong values of draws `[results, event...]`. NaN is left to `check_finite`."""
+    wrong = array({}, np.zeros([0, 2]), [[1.0, 2.0], [3.0]], *others)
+    return [v for v in wrong if "nan" not in label_of(v) and "inf" not in label_of(v)]
 
 
 def folded(reducer: Any) -> Any:
@@ -212,7 +213,7 @@ def diagnostics() -> list[Entry]:
     weights = array(np.ones([3]), -np.ones([12]), np.full([12], NAN), optional=True)
     step_sizes = array(-np.ones([12]), np.full([12], NAN), np.full([12], INF), [])
     stein = dict(
-        preconditioner=[v for v in matrices() if label_of(v) != "None"],
+        preconditioner=[v for v in matrices() if label_of(v) != label_of(np.eye(2))],
         scale=positive,
         exponent=number(0.0, -1.0, 0.5, -2.0),
         statistic=choice("V"),
