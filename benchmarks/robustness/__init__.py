@@ -1,1 +1,0 @@
-"""What a user can do wrong, and what the library says of it."""
