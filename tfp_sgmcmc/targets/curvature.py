@@ -189,7 +189,7 @@ def _largest_eigenvalue(curve: Product, weigh: Product, start: np.ndarray, most:
     """
     basis, weighed = np.zeros([2, min(most, len(start)), len(start)])
     matrix = np.zeros([len(basis), len(basis)])
-    rest, weighed_rest, scale = start, weigh(start), 0.0
+    rest, weighed_rest, scale, largest = start, weigh(start), 0.0, 0.0
     for k in range(len(basis)):
         squared_norm = rest @ weighed_rest
         if not (np.isfinite(squared_norm) and squared_norm >= 0):
