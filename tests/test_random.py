@@ -348,7 +348,7 @@ def test_scalar_tensors_are_the_same_seeds_as_integers(value: int) -> None:
     np.testing.assert_array_equal(inside, expected)
 
 
-@pytest.mark.parametrize("bad", [None, "a", 0.5, [1], [0.5, 1.0], tf.zeros([2, 2])], ids=repr)
+@pytest.mark.parametrize("bad", [None, "a", 0.5, [1], [0.5, 1.0], np.zeros([2, 2], int)], ids=repr)
 @pytest.mark.parametrize(
     "draw",
     [
@@ -365,6 +365,8 @@ def test_draws_refuse_what_is_no_seed(draw: Any, bad: Any) -> None:
 
 
 def test_sizes_of_draws() -> None:
+    with pytest.raises(ValueError, match=r"seed must be .* shape \(3, 2\)"):
+        random.permuted_indices(tf.zeros([3, 2], tf.int32), tf.range(4), 8)
     with pytest.raises(ValueError, match="batch_size must be in 1 .. 8. Received: 9"):
         random.epoch_indices(SEED, tf.constant(3, tf.int64), 9, 8)
     with pytest.raises(TypeError, match="num_examples must be an integer. Received: 8.0"):

@@ -126,6 +126,12 @@ def test_a_log_posterior_without_second_derivative() -> None:
     assert sgmcmc.largest_curvature(linear, tf.ones([4])) == 0.0
 
 
+def test_a_metric_of_zero_leaves_nothing_to_move() -> None:
+    """As before a sampler has estimated its metric."""
+    zero = sgmcmc.largest_curvature(regression(), tf.constant(THETA[0]), metric=tf.zeros_like)
+    assert zero == 0.0
+
+
 @pytest.mark.parametrize("size", [100, 10_000])
 def test_accuracy_on_the_hardest_spectrum(size: int) -> None:
     """Eigenvalues that are equally dense up to the largest one converge most slowly."""

@@ -158,20 +158,26 @@ def test_tolerance_is_taken() -> None:
 
 
 class SomeKernel:
-    """A stand-in whose dynamics theta += h/2 M g are stable below h = 4 / curvature^a."""
+    """A stand-in whose dynamics theta += h/2 M g are stable below h = 4 / curvature.
 
-    def __init__(self, step_size: Any, scale: Any = 1.0, power: float = 1.0):
-        self.step_size, self.scale, self.power = step_size, scale, power
+    As in the kernels, the metric has the ratios of the steps to the largest one.
+    """
+
+    def __init__(self, step_size: Any, scale: Any = 1.0):
+        self.step_size, self.scale = step_size, scale
 
     def bootstrap_results(self, state: Any) -> Any:
         return "results"
 
     def largest_stable_step(self, largest_curvature: float) -> float:
-        return 4 / largest_curvature**self.power if largest_curvature else np.inf
+        return 4 / largest_curvature if largest_curvature else np.inf
 
     def metric_product(self, vector: Any, state: Any, results: Any) -> Any:
         assert results == "results"
-        return tf.nest.map_structure(lambda x: self.scale * x, vector)
+        if not isinstance(self.step_size, list):
+            return tf.nest.map_structure(lambda x: self.scale * x, vector)
+        steps = [self.scale * h / max(self.step_size) for h in self.step_size]
+        return tf.nest.map_structure(tf.multiply, steps, vector)
 
 
 def quadratic(*precisions: float) -> Any:
@@ -210,13 +216,12 @@ def test_unstable_steps_are_told_with_the_largest_stable_one(step_size: Any) -> 
     assert not found.is_stable
 
 
-@pytest.mark.parametrize("power", [0.5, 1.0])
-def test_a_step_for_each_part_is_compared_with_the_curvature_there(power: float) -> None:
-    """A part that is four times as stiff takes a step smaller by a factor of 4^a."""
+def test_a_step_for_each_part_is_compared_with_the_curvature_there() -> None:
+    """A part that is four times as stiff takes a quarter of the step."""
     state, log_prob = [tf.constant(0.5), tf.constant(0.1)], quadratic(4.0, 1.0)
     for factor, is_stable in ((0.99, True), (1.01, False)):
-        for steps in ([4.0 / 4**power, 4.0], [4.0 / 4**power, 0.1], [0.1, 4.0]):
-            kernel = SomeKernel([factor * h for h in steps], power=power)
+        for steps in ([1.0, 4.0], [1.0, 0.1], [0.1, 4.0]):
+            kernel = SomeKernel([factor * h for h in steps])
             with contextlib.nullcontext() if is_stable else pytest.warns(match="must be below"):
                 found = sgmcmc.preflight(log_prob, state, kernel=kernel)
             assert found.is_stable == is_stable

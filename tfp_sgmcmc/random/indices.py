@@ -25,7 +25,7 @@ def uniform_indices(
     Arguments and result are the same as for `permuted_indices`.
     """
     integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
-    high, low = _chain_key(_as_seeds(seed), chain_shape)
+    high, low = _chain_key(_as_seeds(seed, positions), chain_shape)
     counter = word(GOLDEN) * tf.cast(positions, tf.uint32)
     words = tf.cast(mix(mix(counter + mix(high)) + low), tf.uint64)
     scaled = words * tf.constant(num_examples, tf.uint64)
@@ -55,7 +55,7 @@ def permuted_indices(
     Returns:
       `int32` tensor of shape `[*chain_shape, n]`.
     """
-    keys = _round_keys(_as_seeds(seed), num_examples, chain_shape)
+    keys = _round_keys(_as_seeds(seed, positions), num_examples, chain_shape)
     return _permuted(keys, positions, num_examples)
 
 
@@ -85,10 +85,13 @@ def epoch_indices(
     return _permuted(keys, _add_mod(position, word(0), word(num_examples)), num_examples)
 
 
-def _as_seeds(seed: Any) -> tf.Tensor:
+def _as_seeds(seed: Any, positions: tf.Tensor) -> tf.Tensor:
     """Returns a seed, `[2]`, or a seed for each position, `[n, 2]`; raises as `as_seed` does."""
-    are_seeds = isinstance(seed, tf.Tensor) and seed.dtype == tf.int32 and seed.shape.rank == 2
-    return seed if are_seeds and seed.shape[1] == 2 else as_seed(seed)
+    if isinstance(seed, tf.Tensor) and seed.dtype == tf.int32:
+        shape = tf.TensorShape(positions.shape[-1:]).concatenate(2)
+        if seed.shape.rank == 2 and seed.shape.is_compatible_with(shape):
+            return seed
+    return as_seed(seed)
 
 
 def _round_keys(seed: tf.Tensor, num_examples: int, chain_shape: Any) -> list[tf.Tensor]:

@@ -189,15 +189,15 @@ def _largest_eigenvalue(curve: Product, weigh: Product, start: np.ndarray, most:
     """
     basis, weighed = np.zeros([2, min(most, len(start)), len(start)])
     matrix = np.zeros([len(basis), len(basis)])
-    rest, weighed_rest, scale = start, weigh(start), 0.0
+    rest, weighed_rest, scale, largest = start, weigh(start), 0.0, 0.0
     for k in range(len(basis)):
         squared_norm = rest @ weighed_rest
-        if not (np.isfinite(squared_norm) and squared_norm >= 0):
+        if not np.isfinite(squared_norm) or (k == 0 and squared_norm < 0):
             raise ValueError(
                 "metric must be positive definite. Received: a metric M with v^T M v = "
                 f"{squared_norm:.3g} for a vector v."
             )
-        norm = math.sqrt(squared_norm)
+        norm = math.sqrt(max(squared_norm, 0.0))  # rounding may leave less than nothing
         if norm <= 1e-12 * scale:  # all eigenvectors that the start has a share in are found
             break
         basis[k], weighed[k] = rest / norm, weighed_rest / norm

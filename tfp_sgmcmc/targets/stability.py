@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.state import State, by_part
+from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.curvature import largest_curvature
 
 
@@ -47,14 +47,17 @@ def check_step(kernel: Any, target: Any, state: State) -> Stability | None:
         return kernel.metric_product(v, state, results)
 
     try:
-        found = _judge(kernel, target, state, metric)
+        curvature = largest_curvature(target, state, metric=metric)
     except (LookupError, NotImplementedError) as error:
         warnings.warn(
             "The step size was not compared with the largest stable one, because the log posterior "
             f"must have second derivatives for that. Received: {error}",
-            stacklevel=4,
+            stacklevel=3,
         )
         return None
+    found = Stability(
+        curvature, kernel.largest_stable_step(curvature), _largest_entry(kernel.step_size)
+    )
     if not found.is_stable:
         limit = float(np.min(found.largest_stable_step))
         warnings.warn(
@@ -64,32 +67,15 @@ def check_step(kernel: Any, target: Any, state: State) -> Stability | None:
             "or stays finite with draws that are far too wide. Make the step smaller, or pass a "
             "preconditioner or mass that fits the curvature. If this state is far from the mode, "
             "where the curvature can be another, start from `find_center` instead.",
-            stacklevel=4,
+            stacklevel=3,
         )
     return found
 
 
-def _judge(kernel: Any, target: Any, state: State, metric: Any) -> Stability:
-    """Compares the largest entry of the step size with the largest stable step."""
-    steps = by_part("step_size", kernel.step_size, state, _at_step_0)
-    entries = np.concatenate([np.ravel(x) for x in tf.nest.flatten(steps)])
-    largest = float(entries.max())
-    curvature = largest_curvature(target, state, metric=metric)
-    limit = kernel.largest_stable_step(curvature)
-    if np.all(entries == largest) or not np.all(np.isfinite(limit)):
-        return Stability(curvature, limit, largest)
-    # Where the limit falls as curvature^-a, an entry h of the step size acts like the largest one
-    # with its curvature times (h / largest)^(1/a).
-    fall = np.log2(np.min(limit) / np.min(kernel.largest_stable_step(2 * curvature)))
-    roots = tf.nest.map_structure(lambda h: (h / h.dtype.as_numpy_dtype(largest)) ** 0.5, steps)
-
-    def scale(v: State) -> State:
-        return tf.nest.map_structure(lambda r, x: r ** (1 / fall) * x, roots, v)
-
-    curvature = largest_curvature(target, state, metric=lambda v: scale(metric(scale(v))))
-    return Stability(curvature, kernel.largest_stable_step(curvature), largest)
-
-
-def _at_step_0(value: Any) -> Any:
-    is_schedule = callable(value) and not tf.is_tensor(value)
-    return value(tf.zeros([], tf.int64)) if is_schedule else value
+def _largest_entry(step_size: Any) -> float:
+    """Returns the largest entry of a step size, a nest of numbers and schedules, at step 0."""
+    leaves = tf.nest.flatten(step_size)
+    schedules = [callable(x) and not tf.is_tensor(x) for x in leaves]
+    step = tf.zeros([], tf.int64)
+    pairs = zip(leaves, schedules, strict=True)
+    return float(max(np.max(x(step) if is_schedule else x) for x, is_schedule in pairs))
