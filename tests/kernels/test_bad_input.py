@@ -107,7 +107,7 @@ def test_temperatures_that_do_not_fit_the_state() -> None:
     ("preconditioner", "message"),
     [
         (FullMatrix(np.eye(2)), r"a chain's state has 3 entries. Received: shape \(2, 2\)"),
-        ([1.0, 2.0], r"scale must broadcast .* Received: shape \(2,\)"),
+        ([1.0, 2.0], r"preconditioner must broadcast .* Received: shape \(2,\)"),
     ],
 )
 def test_preconditioners_that_do_not_fit_the_state(

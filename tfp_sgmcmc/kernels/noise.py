@@ -71,8 +71,7 @@ class GradientNoise:
 
     def init(self, state: State, chain_ndims: int) -> CovarianceState:
         """Returns the estimator's state before the first step; raises for what does not fit."""
-        estimator = self._estimator(state, chain_ndims)
-        return estimator.init(state, chain_ndims, self._target.num_scores)
+        return self.covariance.init(state, chain_ndims, self._target.num_scores)
 
     def estimate(
         self, state: State, seed: tf.Tensor, target_state: Any, last: CovarianceState

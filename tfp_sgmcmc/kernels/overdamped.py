@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.kernels.settings import value_at
 from tfp_sgmcmc.kernels.stability import overdamped_limit
-from tfp_sgmcmc.state import State, map_parts
+from tfp_sgmcmc.state import State
 
 
 class OverdampedKernel(StochasticGradientKernel):
@@ -26,16 +26,11 @@ class OverdampedKernel(StochasticGradientKernel):
     ) -> float | np.ndarray:
         r"""Returns \( 4 / \lambda \): a step multiplies by \( 1 - \epsilon \lambda / 2 \).
 
-        If entries of the state have different steps, this is a limit of the largest of them.
+        If entries of the state have different steps, this is a limit of the largest of them, where
+        \( \lambda \) is of E M H with E the diagonal matrix of the steps divided by the largest.
         """
         del step, results
         return overdamped_limit(largest_curvature)
-
-    def metric_product(self, vector: State, state: State, results: Any) -> State:
-        """Returns E v, where E is the diagonal matrix of the steps divided by their largest."""
-        steps, _ = self._settings(results.step, state)
-        largest = tf.reduce_max([tf.reduce_max(x) for x in tf.nest.flatten(steps)])
-        return map_parts(lambda v, eps: eps / largest * v, vector, steps)
 
     def _settings(self, step: tf.Tensor, state: State) -> tuple[State, State]:
         """Returns epsilon and T at `step`, one for each part of the state."""

@@ -186,7 +186,11 @@ class SGFS(StochasticGradientKernel):
         return np.where(curvature >= 1, epsilon / np.maximum(curvature, 1), np.inf)[()]
 
     def metric_product(self, vector: State, state: State, results: Any) -> State:
-        r"""Returns \( (\gamma N V_t + 4 B / \epsilon)^{-1} v \), zero before any minibatch."""
+        r"""Returns \( (\gamma N V_t + 4 B / \epsilon)^{-1} v \).
+
+        Before the first minibatch V is unknown. 1e-12 v then stands for a V that exceeds H, as it
+        does by the information equality, so that every step counts as stable.
+        """
         chain_ndims = results.target_log_prob.shape.rank
         _, rate, temperature = self._numbers(results.step, state, chain_ndims)
         injected = self._injected(rate, results.step, state, chain_ndims)
@@ -195,7 +199,7 @@ class SGFS(StochasticGradientKernel):
         shift, _ = raised_shift(matrix, injected)
         product, _ = solve(matrix, injected, shift, vector, chain_ndims)
         known = results.covariance_state.step > 0
-        return tf.nest.map_structure(lambda x: tf.where(known, x, 0), product)
+        return map_parts(lambda x, v: tf.where(known, x, 1e-12 * v), product, vector)
 
     def _init_results(self, state: State) -> SGFSResults:
         zeros, step = self._zeros(state), tf.zeros([], tf.int64)

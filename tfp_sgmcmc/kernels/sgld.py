@@ -80,7 +80,7 @@ class SGLD(OverdampedKernel):
         self._preconditioner = as_preconditioner(preconditioner)
 
     def metric_product(self, vector: State, state: State, results: Any) -> State:
-        """Returns E M v, with E as in `OverdampedKernel` and the preconditioner M at `state`.
+        """Returns M v, with the preconditioner M at `state`.
 
         A preconditioner that learns from gradients gets one more, that of the next step if the
         seed is 0.
@@ -96,7 +96,7 @@ class SGLD(OverdampedKernel):
             )
         chain_ndims = results.target_log_prob.shape.rank
         matrix, _ = self._preconditioner.evaluate(state, chain_ndims, learnt, info)
-        return super().metric_product(matrix.multiply(vector), state, results)
+        return matrix.multiply(vector)
 
     def _init_results(self, state: State) -> SGLDResults:
         figures = self._start(state)
