@@ -291,8 +291,9 @@ def test_a_seed_is_drawn_and_told() -> None:
 
 @pytest.mark.parametrize("seed", [7, np.int64(7), tf.constant(7), tf.constant(7, tf.int64), [0, 7]])
 def test_seeds_of_all_forms(seed: Any) -> None:
-    result = sgmcmc.sample(Walk(), tf.zeros([2]), 3, **EAGER | {"seed": seed})
-    assert result.seed == (0, 7)
+    kernel = Walk()
+    result = sgmcmc.sample(kernel, tf.zeros([2]), 3, **EAGER | {"seed": seed})
+    assert result.seed == (0, 7) and result.kernel is kernel
 
 
 def test_skipped_minibatches_are_told() -> None:
