@@ -12,7 +12,7 @@ from tfp_sgmcmc.checks import function, integer
 from tfp_sgmcmc.keras.model import compiled_loss, internals, replicas
 from tfp_sgmcmc.keras.model.column_gradient import with_stored_gradient
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, count_rows
-from tfp_sgmcmc.keras.model.priors import LogPrior
+from tfp_sgmcmc.keras.model.priors import LogPrior, checked_value
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 
@@ -145,7 +145,8 @@ class ModelLogProb(Target):
                 value = log_likelihood(state, self.batch, self.local_rows)
                 value = tf.cast(value, state[0].dtype)  # Keras' losses are of floatx
                 rows = tf.cast(self.num_rows, value.dtype)
-                log_prior = tf.cast(self._log_prior_fn(state), value.dtype)
+                log_prior = checked_value("log_prior_fn", self._log_prior_fn(state))
+                log_prior = tf.cast(log_prior, value.dtype)
                 return log_prior / replicas.count() + self.num_examples / rows * value
 
             if scored:

@@ -84,7 +84,8 @@ class Predictor:
             raise ValueError(
                 f"activation must be 'auto', None or a callable. Received: {activation!r}."
             )
-        if activation is not None and not isinstance(activation, str) and not callable(activation):
+        is_known = activation is None or isinstance(activation, str) or callable(activation)
+        if not is_known or isinstance(activation, type):
             raise TypeError(
                 f"activation must be 'auto', None or a callable. Received: {activation!r}."
             )
