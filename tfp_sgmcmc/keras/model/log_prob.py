@@ -48,7 +48,8 @@ class ModelLogProb(Target):
     moving statistics are means over all rows. Dropout draws the same masks on each replica.
 
     If there are several chains, each part of the state has a leading axis `[num_chains, ...]`, and
-    all chains see the same batch.
+    all chains see the same batch. They run side by side, or one after another where TensorFlow does
+    not vectorize the model (see `Mapper`).
 
     Scores are those of the batch's examples (see `ExampleScores`). The scale of the noise is
     c = N (N - B) / B, as for a batch drawn without replacement: each batch of an epoch of `fit`,
@@ -161,7 +162,7 @@ class ModelLogProb(Target):
         if self.num_chains is None:
             estimated = of_one_chain(given)
         else:
-            estimated = self._scores.map_chains(of_one_chain, given)
+            estimated = self._scores.map_chains(of_one_chain, given, self.local_rows)
         (log_prob, gradient, more), forward = estimated
         lead = log_prob.shape.rank
         log_prob, gradient = replicas.total((log_prob, gradient))

@@ -137,8 +137,9 @@ class Predictor:
         found = self._activation(forward.outputs)
         rows = keras.tree.flatten(forward.outputs)[0].shape[:1]
         for leaf in keras.tree.flatten(found) or [found]:
-            if not tf.is_tensor(leaf) or not leaf.shape[:1].is_compatible_with(rows):
-                received = f"shape {leaf.shape}" if tf.is_tensor(leaf) else f"{leaf!r}"
+            shape = getattr(leaf, "shape", None)
+            if shape is None or not tf.TensorShape(shape)[:1].is_compatible_with(rows):
+                received = f"{leaf!r}" if shape is None else f"shape {shape}"
                 raise ValueError(
                     "activation must return a tensor, or a nest of tensors, with one row for each "
                     f"row of the outputs. Received: {received}."
