@@ -14,7 +14,12 @@ from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import archive, sample_arrays
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator
-from tfp_sgmcmc.keras.posterior.predict import Activation, PosteriorPrediction, Predictor
+from tfp_sgmcmc.keras.posterior.predict import (
+    Activation,
+    PosteriorPrediction,
+    Predictor,
+    check_activation,
+)
 from tfp_sgmcmc.storage.arviz_import import import_arviz
 
 
@@ -117,6 +122,7 @@ class Posterior:
         Raises:
           ValueError: `activation` is an unknown string, or "auto" for a model that is not compiled.
         """
+        check_activation(activation)
         predictor = self._function(Predictor, activation)
         return predictor(self.samples, self.num_chains, x, batch_size)
 
@@ -146,6 +152,7 @@ class Posterior:
           >>> bool(np.max(r_hat) < 1.2)
           True
         """
+        check_activation(activation)
         predictor = self._function(Predictor, activation)
         return predictor.outputs(self.samples, self.num_chains, x, batch_size)
 

@@ -76,19 +76,19 @@ class Moments(NamedTuple):
     entropies: list[tf.Tensor]
 
 
+def check_activation(activation: Any) -> None:
+    """Raises TypeError or ValueError unless it is "auto", None or a callable."""
+    is_callable = callable(activation) and not isinstance(activation, type)
+    if activation is None or is_callable or isinstance(activation, str) and activation == "auto":
+        return
+    error = ValueError if isinstance(activation, str) else TypeError
+    raise error(f"activation must be 'auto', None or a callable. Received: {activation!r}.")
+
+
 class Predictor:
     """Averages `activation(model(x))` over samples of the variables; see `Posterior.predict`."""
 
     def __init__(self, model: keras.Model, variables: list[keras.Variable], activation: Activation):
-        if isinstance(activation, str) and activation != "auto":
-            raise ValueError(
-                f"activation must be 'auto', None or a callable. Received: {activation!r}."
-            )
-        is_known = activation is None or isinstance(activation, str) or callable(activation)
-        if not is_known or isinstance(activation, type):
-            raise TypeError(
-                f"activation must be 'auto', None or a callable. Received: {activation!r}."
-            )
         if activation == "auto" and not (model.compiled and model.loss):
             raise ValueError(
                 "model must be compiled with a loss for activation='auto', because the loss tells "

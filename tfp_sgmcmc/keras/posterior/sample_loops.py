@@ -135,8 +135,8 @@ def check_finite(values: Any, **data: Any) -> None:
 def check_arrays(name: str, data: Any) -> None:
     """Raises TypeError unless `data` is a nest of arrays `[rows, ...]` of numbers."""
     for leaf in keras.tree.flatten(data) or [data]:
-        shape = getattr(leaf, "shape", ())
-        if not hasattr(leaf, "__array__") or not shape or None in tuple(shape):
+        shape = tuple(getattr(leaf, "shape", ()))
+        if not hasattr(leaf, "__array__") or not shape or None in shape:
             raise TypeError(
                 f"{name} must be an array [rows, ...], or a nest of such arrays. Received: a "
                 f"{type(leaf).__name__}."
