@@ -140,7 +140,7 @@ def test_a_last_batch_of_one_example_moves_the_chain_and_not_the_covariance():
 def test_low_rank_needs_batches_of_known_size():
     """Compiled code knows the sizes if all batches are equal, or if there are groups."""
     make_kernel_fn = KERNELS["NOGIN"]("low_rank")
-    with pytest.raises(ValueError, match="drop_remainder=True, or num_groups"):
+    with pytest.raises(ValueError, match="divides the number of examples, or num_groups"):
         fit(make_model(jit_compile=False), sampler(make_kernel_fn), 5)
     samples = fit(make_model(jit_compile=False), sampler(make_kernel_fn, 12), 4, 1, 12)
     assert len(samples[0]) == 3 and np.isfinite(samples[0]).all()

@@ -52,7 +52,7 @@ def samples(model, num_chains):
         num_chains=num_chains,
         **({} if num_chains is None else {"initial_states": "model"}),
     )
-    model.fit(x, x[:, 0] % 3, batch_size=4, verbose=0, callbacks=[sampler])
+    model.fit(x, x[:, 0] % 3, batch_size=6, verbose=0, callbacks=[sampler])
     return sampler.samples
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import CROSSENTROPY, affine, sequential, sgld, unit_normal
+from tfp_sgmcmc.keras.model import internals
 
 N = 30
 RNG = np.random.default_rng(0)
@@ -154,3 +155,34 @@ def test_errors():
         callback.predict(NEW[:0])
     with pytest.raises(ValueError, match="batch_size must be at least 1. Received: 0"):
         callback.predict(NEW, batch_size=0)
+
+
+@pytest.mark.parametrize("floatx", ["float32", "float64"])
+def test_models_of_float64(floatx):
+    """Layers of float64, with losses of either dtype: state, gradient and predictions agree."""
+    before = keras.config.floatx()
+    keras.config.set_floatx(floatx)
+    try:
+        dense = keras.layers.Dense(4, dtype="float64")
+        model = keras.Sequential([keras.Input([3], dtype="float64"), dense])
+        model.compile(loss=CROSSENTROPY, run_eagerly=True)
+        x, y = np.random.default_rng(0).normal(size=[5, 3]), np.array([0, 1, 2, 3, 0])
+        batch = (tf.constant(x), tf.constant(y), None)
+        internals.build(model, *batch)
+        target = sgmcmc.keras.ModelLogProb(
+            model, 5, lambda state: -tf.reduce_sum(state[0] ** 2), batch
+        )
+        state = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
+        estimate = target.estimate(state, tf.constant([0, 0]))
+        scores = [s.rows() if hasattr(s, "rows") else s for s in estimate.scores]
+        found = [estimate.log_prob, estimate.noise_scale, *estimate.gradient, *scores]
+        assert {value.dtype for value in found} == {tf.float64}
+        posterior = sgmcmc.keras.Posterior(
+            model, model.trainable_variables, [v.numpy()[np.newaxis] for v in state]
+        )
+        p = scipy.special.softmax(x @ state[0].numpy(), axis=1)
+        np.testing.assert_allclose(posterior.predict(x).mean, p, rtol=1e-6)
+        log_p = np.log(p[np.arange(5), y])
+        np.testing.assert_allclose(posterior.log_likelihood(x, y)[0], log_p, rtol=1e-5)
+    finally:
+        keras.config.set_floatx(before)

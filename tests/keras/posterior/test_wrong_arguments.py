@@ -120,7 +120,7 @@ def test_samples_that_are_not_finite(posterior):
     [
         (None, TypeError, "x must be an array"),
         ([1.0, 2.0], TypeError, "x must be an array"),
-        (np.array([[object()]]), TypeError, "x must have numbers"),
+        (np.array([[object()]]), TypeError, "x must have real numbers"),
         ([X, X], ValueError, "x must have an array for each of the 1 inputs"),
         (X[:, :2], ValueError, r"x must have shape \['rows', 3\]"),
         (np.where(X == 2, np.nan, X), ValueError, "x must have finite entries. .* in row 0"),
@@ -185,7 +185,7 @@ ERROR = sgmcmc.keras.expected_calibration_error
         (([], []), ValueError, "confidence must be an array that is not empty"),
         (([0.5, 1.5], [1, 0]), ValueError, r"confidence must be in \[0, 1\]"),
         (([0.5, np.nan], [1, 0]), ValueError, r"confidence must be in \[0, 1\]"),
-        (([0.5], [1, 0]), ValueError, r"is_correct must be of shape \(1,\)"),
+        (([0.5], [1, 0]), ValueError, r"is_correct must be of the shape of confidence, \(1,\)"),
         (([0.5], [2]), ValueError, r"is_correct must be in \[0, 1\]"),
         (([0.5], [1], [-1.0]), ValueError, "weights must be finite and not negative"),
         (([0.5], [1], [0.0]), ValueError, "weights must be not all zero"),

@@ -58,7 +58,7 @@ _ADVICE = {
     "tversky": _NO_LIKELIHOOD,
     "circle": _NO_LIKELIHOOD,
     "cosine": _NO_LIKELIHOOD,
-    "absolute": (
+    "absolute_error": (
         "It is one only for a known scale of the noise, which the loss does not state. Compile "
         "with tfp_sgmcmc.keras.NegativeLogLikelihood(lambda out: tfd.Laplace(out, scale)) instead."
     ),

@@ -106,18 +106,20 @@ def _of_normalisation(
     layer: keras.Layer, inputs: tf.Tensor, d: tf.Tensor
 ) -> list[tuple[keras.Variable | None, tuple[tf.Tensor, ...]]]:
     r"""Returns \( d \hat x \) for the gain and d for the offset, where they are the last axes."""
-    gain, offset = getattr(layer, "gamma", None), getattr(layer, "beta", None)
-    gain = layer.scale if gain is None and isinstance(layer.scale, keras.Variable) else gain
-    ndims = len((gain if gain is not None else offset).shape)
+    offset: Any = getattr(layer, "beta", None)
+    gain: Any = getattr(layer, "gamma", None)
+    if gain is None and isinstance(layer.scale, keras.Variable):
+        gain = layer.scale
     found: list[tuple[keras.Variable | None, tuple[tf.Tensor, ...]]] = []
+    plain = []
     if offset is not None:
-        found.append((offset, (_along_positions(d, ndims),)))
+        plain.append((offset, tf.zeros(offset.shape, offset.dtype)))
+        found.append((offset, (_along_positions(d, len(offset.shape)),)))
     if gain is not None:
-        plain = [(v, tf.ones(v.shape, v.dtype)) for v in (gain,)]
-        plain += [(v, tf.zeros(v.shape, v.dtype)) for v in (offset,) if v is not None]
+        plain.append((gain, tf.ones(gain.shape, gain.dtype)))
         with keras.StatelessScope(state_mapping=plain):
             normalised = tf.cast(layer(inputs), d.dtype)
-        found.append((gain, (_along_positions(d * normalised, ndims),)))
+        found.append((gain, (_along_positions(d * normalised, len(gain.shape)),)))
     return found
 
 

@@ -9,8 +9,10 @@ import keras
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.checks import function
+from tfp_sgmcmc.checks import function, one_of
 from tfp_sgmcmc.keras.model import internals
+
+_REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", "none")
 
 
 @keras.saving.register_keras_serializable("tfp_sgmcmc")
@@ -59,6 +61,7 @@ class NegativeLogLikelihood(keras.losses.Loss):
         name: str = "negative_log_likelihood",
         dtype: Any = None,
     ):
+        one_of("reduction", "none" if reduction is None else reduction, _REDUCTIONS)
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         self.make_distribution_fn = function(
             "make_distribution_fn", make_distribution_fn, "outputs -> distribution"

@@ -12,7 +12,7 @@ from tfp_sgmcmc.checks import function, integer
 from tfp_sgmcmc.keras.model import compiled_loss, internals, replicas
 from tfp_sgmcmc.keras.model.column_gradient import with_stored_gradient
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, count_rows
-from tfp_sgmcmc.keras.model.priors import LogPrior
+from tfp_sgmcmc.keras.model.priors import LogPrior, checked_value
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 
@@ -48,7 +48,8 @@ class ModelLogProb(Target):
     moving statistics are means over all rows. Dropout draws the same masks on each replica.
 
     If there are several chains, each part of the state has a leading axis `[num_chains, ...]`, and
-    all chains see the same batch.
+    all chains see the same batch. They run side by side, or one after another where TensorFlow does
+    not vectorize the model (see `Mapper`).
 
     Scores are those of the batch's examples (see `ExampleScores`). The scale of the noise is
     c = N (N - B) / B, as for a batch drawn without replacement: each batch of an epoch of `fit`,
@@ -145,7 +146,8 @@ class ModelLogProb(Target):
                 value = log_likelihood(state, self.batch, self.local_rows)
                 value = tf.cast(value, state[0].dtype)  # Keras' losses are of floatx
                 rows = tf.cast(self.num_rows, value.dtype)
-                log_prior = tf.cast(self._log_prior_fn(state), value.dtype)
+                log_prior = checked_value("log_prior_fn", self._log_prior_fn(state))
+                log_prior = tf.cast(log_prior, value.dtype)
                 return log_prior / replicas.count() + self.num_examples / rows * value
 
             if scored:
@@ -160,7 +162,7 @@ class ModelLogProb(Target):
         if self.num_chains is None:
             estimated = of_one_chain(given)
         else:
-            estimated = self._scores.map_chains(of_one_chain, given)
+            estimated = self._scores.map_chains(of_one_chain, given, self.local_rows)
         (log_prob, gradient, more), forward = estimated
         lead = log_prob.shape.rank
         log_prob, gradient = replicas.total((log_prob, gradient))

@@ -100,25 +100,29 @@ def _of_each(priors: list[Any]) -> LogPrior:
 
 def _of_all(prior: Callable[[list[tf.Tensor]], Any]) -> LogPrior:
     def log_prior(state: list[tf.Tensor]) -> tf.Tensor:
-        returned = prior(state)
-        try:
-            value = tf.convert_to_tensor(returned)
-        except (TypeError, ValueError):
-            value = None
-        if value is None or not value.dtype.is_floating:
-            received = f"a {type(returned).__name__}" if value is None else value.dtype.name
-            raise TypeError(
-                "prior must return a float, the log prior of all variables together. Received: "
-                f"{received}."
-            )
-        if value.shape.rank != 0:
-            raise ValueError(
-                "prior must return a scalar, the log prior of all variables together. Received: "
-                f"shape {value.shape}."
-            )
-        return value
+        return checked_value("prior", prior(state))
 
     return log_prior
+
+
+def checked_value(name: str, returned: Any) -> tf.Tensor:
+    """Returns what the function `name` returned; raises unless it is a scalar float."""
+    try:
+        value = tf.convert_to_tensor(returned)
+    except (TypeError, ValueError):
+        value = None
+    if value is None or not value.dtype.is_floating:
+        received = f"a {type(returned).__name__}" if value is None else value.dtype.name
+        raise TypeError(
+            f"{name} must return a float, the log prior of all variables together. Received: "
+            f"{received}."
+        )
+    if value.shape.rank != 0:
+        raise ValueError(
+            f"{name} must return a scalar, the log prior of all variables together. Received: "
+            f"shape {value.shape}."
+        )
+    return value
 
 
 def _check_distribution(name: str, prior: Any) -> None:

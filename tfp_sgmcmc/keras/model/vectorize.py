@@ -32,10 +32,13 @@ class Mapper:
         self._model, self._message = model, message
         self._unsafe: dict[Any, str | None] = {}  # operations by what decides whether they are safe
 
-    def __call__(self, fn: Callable[[Any], Any], elements: Any) -> Any:
-        """Returns `fn` of each element of a nest with leaves `[n, ...]`, stacked."""
+    def __call__(self, fn: Callable[[Any], Any], elements: Any, num_rows: Any = None) -> Any:
+        """Returns `fn` of each element of a nest with leaves `[n, ...]`, stacked.
+
+        `num_rows` is the number of rows that `fn` reads beside its element, if it is known.
+        """
         try:
-            reason = self._reason(fn, elements)
+            reason = self._reason(fn, elements, num_rows)
             if reason is None:
                 with _without_log():
                     return tf.vectorized_map(fn, elements)
@@ -50,14 +53,16 @@ class Mapper:
             self._message = None
         return tf.map_fn(fn, elements, fn_output_signature=signature, parallel_iterations=1)
 
-    def _reason(self, fn: Callable[[Any], Any], elements: Any) -> str | None:
+    def _reason(self, fn: Callable[[Any], Any], elements: Any, num_rows: Any) -> str | None:
         """Returns why the map must be a loop, or None."""
         layer = not_vectorizable(self._model)
         if layer is not None:
             name = type(layer).__name__
             return f"TensorFlow does not vectorize the layer {layer.name!r} ({name}) correctly."
         # Shapes and compiler are the same in each step of an eager run, which traces each step.
-        key = (xla.in_xla_context(), *(x.shape for x in tf.nest.flatten(elements)))
+        rows = num_rows if isinstance(num_rows, int) else None
+        shapes = (tuple(x.shape) for x in tf.nest.flatten(elements))
+        key = (xla.in_xla_context(), rows, *shapes)
         if key not in self._unsafe:
             self._unsafe[key] = unsafe_operation(fn, elements)
         operation = self._unsafe[key]

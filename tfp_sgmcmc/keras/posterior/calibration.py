@@ -61,7 +61,9 @@ def _numbers(name: str, value: Any, shape: tuple[int, ...] | None, most: float) 
         found = np.asarray(None)
     if found.dtype.kind not in "biuf":
         raise TypeError(f"{name} must be an array of numbers. Received: {value!r}.")
-    expected = "an array that is not empty" if shape is None else f"of shape {shape}"
+    expected = "an array that is not empty"
+    if shape is not None:
+        expected = f"of the shape of confidence, {shape}"
     is_fit = found.size > 0 if shape is None else found.shape == shape
     require(name, f"an array of shape {found.shape}", is_fit, expected)
     holds = np.isfinite(found).all() and (found >= 0).all() and (found <= most).all()

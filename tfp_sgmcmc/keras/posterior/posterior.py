@@ -15,7 +15,12 @@ from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import archive, sample_arrays
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator
-from tfp_sgmcmc.keras.posterior.predict import Activation, PosteriorPrediction, Predictor
+from tfp_sgmcmc.keras.posterior.predict import (
+    Activation,
+    PosteriorPrediction,
+    Predictor,
+    check_activation,
+)
 
 
 class Posterior:
@@ -117,6 +122,7 @@ class Posterior:
         Raises:
           ValueError: `activation` is an unknown string, or "auto" for a model that is not compiled.
         """
+        check_activation(activation)
         predictor = self._function(Predictor, activation)
         return predictor(self.samples, self.num_chains, x, batch_size)
 
@@ -146,6 +152,7 @@ class Posterior:
           >>> bool(np.max(r_hat) < 1.2)
           True
         """
+        check_activation(activation)
         predictor = self._function(Predictor, activation)
         return predictor.outputs(self.samples, self.num_chains, x, batch_size)
 
@@ -201,8 +208,8 @@ class Posterior:
         """
         arviz = import_arviz()
         lead = (len(self),) if self.num_chains is None else (len(self), self.num_chains)
-        shape = None if log_likelihood is None else np.shape(log_likelihood)
-        if shape is not None and (shape[:-1] != lead or not shape[-1:]):
+        shape = None if log_likelihood is None else getattr(log_likelihood, "shape", ())
+        if shape is not None and (tuple(shape[:-1]) != lead or not shape[-1:]):
             raise ValueError(
                 f"log_likelihood must be an array of shape {[*lead, 'rows']}, as the method "
                 f"log_likelihood returns it. Received: shape {list(shape)}."
@@ -247,8 +254,13 @@ class Posterior:
           ValueError: the file is damaged, was not written by `save`, or has samples of another
             model.
         """
-        _check_path(path)
         internals.check_built(model)
+        _check_path(path)
+        if not os.path.exists(path):
+            raise FileNotFoundError(
+                f"path must be a file that Posterior.save wrote. Received: {path}, which does not "
+                "exist."
+            )
         return cls(model, *archive.read(path, model))
 
     def _function(self, kind: Callable[..., Any], *arguments: Any) -> Any:
@@ -278,3 +290,7 @@ def _checked_variables(variables: Any, model: keras.Model) -> list[keras.Variabl
 def _check_path(path: Any) -> None:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path must be a string or a path. Received: {path!r}.")
+    text = os.fspath(path)
+    if not text or "\0" in text or os.path.isdir(text):
+        what = f"{path!r}, a directory" if text and "\0" not in text else repr(path)
+        raise ValueError(f"path must name a file. Received: {what}.")

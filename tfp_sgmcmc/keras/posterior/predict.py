@@ -76,18 +76,19 @@ class Moments(NamedTuple):
     entropies: list[tf.Tensor]
 
 
+def check_activation(activation: Any) -> None:
+    """Raises TypeError or ValueError unless it is "auto", None or a callable."""
+    is_callable = callable(activation) and not isinstance(activation, type)
+    if activation is None or is_callable or isinstance(activation, str) and activation == "auto":
+        return
+    error = ValueError if isinstance(activation, str) else TypeError
+    raise error(f"activation must be 'auto', None or a callable. Received: {activation!r}.")
+
+
 class Predictor:
     """Averages `activation(model(x))` over samples of the variables; see `Posterior.predict`."""
 
     def __init__(self, model: keras.Model, variables: list[keras.Variable], activation: Activation):
-        if isinstance(activation, str) and activation != "auto":
-            raise ValueError(
-                f"activation must be 'auto', None or a callable. Received: {activation!r}."
-            )
-        if activation is not None and not isinstance(activation, str) and not callable(activation):
-            raise TypeError(
-                f"activation must be 'auto', None or a callable. Received: {activation!r}."
-            )
         if activation == "auto" and not (model.compiled and model.loss):
             raise ValueError(
                 "model must be compiled with a loss for activation='auto', because the loss tells "
@@ -136,8 +137,9 @@ class Predictor:
         found = self._activation(forward.outputs)
         rows = keras.tree.flatten(forward.outputs)[0].shape[:1]
         for leaf in keras.tree.flatten(found) or [found]:
-            if not tf.is_tensor(leaf) or not leaf.shape[:1].is_compatible_with(rows):
-                received = f"shape {leaf.shape}" if tf.is_tensor(leaf) else f"{leaf!r}"
+            shape = getattr(leaf, "shape", None)
+            if shape is None or not tf.TensorShape(shape)[:1].is_compatible_with(rows):
+                received = f"{leaf!r}" if shape is None else f"shape {shape}"
                 raise ValueError(
                     "activation must return a tensor, or a nest of tensors, with one row for each "
                     f"row of the outputs. Received: {received}."

@@ -103,6 +103,9 @@ def checked_inputs(model: keras.Model, x: Any) -> Any:
             f"x must have an array for each of the {len(inputs)} inputs of the model. Received: "
             f"{len(leaves)} arrays."
         )
+    for symbol, leaf in zip(inputs, leaves, strict=False):
+        if _kind(leaf) == "U" and symbol.dtype != "string":
+            raise TypeError("x must have real numbers as entries. Received: strings.")
     if len(inputs) == 1:
         expected, found = tf.TensorShape(inputs[0].shape[1:]), tf.TensorShape(leaves[0].shape[1:])
         by_one = abs((found.rank or 0) - (expected.rank or 0)) == 1  # Keras adds or drops an axis
@@ -131,15 +134,25 @@ def check_finite(values: Any, **data: Any) -> None:
 
 def check_arrays(name: str, data: Any) -> None:
     """Raises TypeError unless `data` is a nest of arrays `[rows, ...]` of numbers."""
-    leaves = keras.tree.flatten(data)
-    for leaf in leaves or [data]:
-        if not getattr(leaf, "shape", ()):
+    for leaf in keras.tree.flatten(data) or [data]:
+        shape = tuple(getattr(leaf, "shape", ()))
+        if not hasattr(leaf, "__array__") or not shape or None in shape:
             raise TypeError(
                 f"{name} must be an array [rows, ...], or a nest of such arrays. Received: a "
                 f"{type(leaf).__name__}."
             )
-        if np.dtype(getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype)).kind == "O":
-            raise TypeError(f"{name} must have numbers as entries. Received: objects.")
+        if _kind(leaf) in "OcMm":
+            raise TypeError(f"{name} must have real numbers as entries. Received: {leaf!r}.")
+
+
+def _kind(array: Any) -> str:
+    """Returns the kind of NumPy dtype of an array, "U" for strings of any dtype."""
+    if tf.is_tensor(array):
+        return "U" if array.dtype == tf.string else np.dtype(array.dtype.as_numpy_dtype).kind
+    if not hasattr(array, "dtype"):  # a table of pandas
+        array = np.asarray(array)
+    is_text = array.dtype.kind == "O" and all(isinstance(x, str | bytes) for x in array.flat[:1])
+    return "U" if is_text or array.dtype.kind == "S" else array.dtype.kind
 
 
 def num_rows(data: Any) -> int:
@@ -148,7 +161,7 @@ def num_rows(data: Any) -> int:
     rows = {leaf.shape[0] for leaf in leaves}
     if len(rows) != 1 or 0 in rows:
         raise ValueError(
-            "All arrays of the data must have the same number of rows, at least 1. Received: "
+            "The arrays x and y must have the same number of rows, at least 1. Received: "
             f"{sorted(rows)} rows."
         )
     return rows.pop()
