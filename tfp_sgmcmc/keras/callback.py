@@ -409,6 +409,7 @@ class SamplerCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
         self._recorder.end_fit(is_stopped=self.model.stop_training)
+        self._preflight.end_fit()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
