@@ -189,6 +189,11 @@ class SamplerCallback(keras.callbacks.Callback):
             )
         self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
         self._noise = {"sampling_threshold": sampling_threshold, "noise_every": noise_every}
+        if directory is not None and not isinstance(directory, str | os.PathLike):
+            raise TypeError(
+                "directory must be a path, as a string or a pathlib.Path. Received: a "
+                f"{type(directory).__name__}."
+            )
         if seed is None:
             seed = stored_seed(directory)
         self._seed = random.as_seed(random.fresh_seed() if seed is None else seed)

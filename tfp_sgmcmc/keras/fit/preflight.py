@@ -90,9 +90,10 @@ class Preflight:
         of_all = self._checksums.describe(source)
         if is_stored and chain is not None:
             of_all |= problem.describe_model(model, self._num_examples, chain.log_prior_fn, source)
-        if chain is not None and not chain.state.is_new:
-            problem.check_same_problem(self._of_all, of_all)
-        self._of_all = {**self._of_all, **of_all}
+        if chain is None or chain.state.is_new:
+            self._of_all = {}
+        problem.check_same_problem(self._of_all, of_all)
+        self._of_all |= of_all
         if chain is not None and chain.state.has_run:
             self.first_batch(chain)
         return Problem(of_all, problem.describe_batches(source) if is_stored else {})

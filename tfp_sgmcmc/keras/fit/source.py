@@ -29,6 +29,7 @@ from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.model.internals import map_arrays
 
 # A data set of `tf.data` made of these gives each row of its tensors once.
+_NUMBERS = ("_batch_size", "_buffer_size", "_count")  # of such a data set
 _ONCE = {"Batch", "ParallelBatch", "Cache", "Map", "ParallelMap", "Options", "Prefetch", "Shuffle"}
 
 
@@ -145,8 +146,8 @@ def _of_adapter(adapter: Any) -> Source:
     if isinstance(batches := getattr(adapter, "_first_batches", None), list) and batches:
         batch = keras.utils.unpack_x_y_sample_weight(batches[0])
         return Source("a generator", take_batch=lambda: batch)
-    if isinstance(dataset := getattr(adapter, "_dataset", None), tf.data.Dataset):
-        return _of_tf_data(dataset, adapter.num_batches)
+    if isinstance(given := getattr(adapter, "_dataset", None), tf.data.Dataset):
+        return _of_tf_data(given, adapter.num_batches)
     return Source()
 
 
@@ -158,8 +159,8 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
     while left:
         one = left.pop()
         name = type(one).__name__.removeprefix("_").removesuffix("Dataset")
-        numbers = [getattr(one, n, None) for n in ("_batch_size", "_buffer_size", "_count")]
-        steps.append((name, [int(n) for n in numbers if tf.is_tensor(n) and n.shape == ()]))
+        numbers: list[Any] = [getattr(one, n, None) for n in _NUMBERS]
+        steps.append((name, [int(n) for n in numbers if isinstance(n, tf.Tensor)]))
         if name in ("TensorSlice", "Tensor"):
             tensors += one._tensors
             is_slices = is_slices or name == "TensorSlice"
