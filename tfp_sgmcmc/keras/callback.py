@@ -365,6 +365,8 @@ class SamplerCallback(keras.callbacks.Callback):
         if self._recorder.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
         variables = [id(v) for v in model.trainable_variables]
+        if chain is not None and chain.state.is_new:
+            chain = self._recorder.chain = None  # weights may have been set since
         if chain is not None and (
             chain.model is not model or [id(v) for v in chain.state.variables] != variables
         ):
@@ -372,9 +374,10 @@ class SamplerCallback(keras.callbacks.Callback):
                 "This callback holds samples of another model or of other trainable variables; "
                 "make a new callback."
             )
-        if model.built and (chain is None or chain.state.is_new):  # weights may have been set
+        if chain is None:
             self._train_function = None
-            self._start_chain()
+            if model.built:
+                self._start_chain()
         self._callback_list = calling_list()
         self._is_fit = False
 
