@@ -130,6 +130,7 @@ def errors(
         num_steps_between_results=steps // STATES_AN_EPOCH - 1,
         seed=seed,
         num_groups=method.num_groups,
+        independent_batches=False,  # by epochs
     )
     try:
         model.fit(data.x, data.y, batch_size, num_epochs, verbose=0, callbacks=[sampler])

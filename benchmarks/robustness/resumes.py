@@ -82,7 +82,7 @@ RESIDENT_CHANGES: list[tuple[str, dict[str, Any], str]] = [
     ("resident data: labels", {"y": changed(Y)}, "any fit, y"),
     ("resident data: batch size", {"batch_size": 8}, "batch_size: 6, but here 8"),
     ("resident data: reshuffle", {"resident": "epoch"}, "reshuffle: step, but here epoch"),
-    ("resident data: arrays in their place", {"resident": None}, "but here arrays"),
+    ("resident data: arrays in their place", {"resident": ""}, "but here arrays"),
 ]
 
 
@@ -93,7 +93,7 @@ def fit(directory: Path, epochs: int, **changes: Any) -> None:
         **{"prior": tfd.Normal(0.0, 1.0), "activation": "tanh", "units": 4, "extra": []},
         **{"loss": keras.losses.BinaryCrossentropy(from_logits=True), "regularizer": None},
         **{"kernel": lambda t: sgmcmc.SGLD(t, 1e-3), "num_burnin_steps": 0, "seed": 0},
-        **{"resident": None, "tf_data": False, "loss_weights": None},
+        **{"resident": "", "tf_data": False, "loss_weights": None},
         **changes,
     }
     keras.utils.set_random_seed(1)
@@ -115,8 +115,8 @@ def fit(directory: Path, epochs: int, **changes: Any) -> None:
     )
     x, y, size = given["x"], given["y"], given["batch_size"]
     data: dict[str, Any] = {"x": x, "y": y, "batch_size": size, "shuffle": given["shuffle"]}
-    if given["resident"]:
-        data = {"x": callback.resident(x, y, batch_size=size, reshuffle=given["resident"])}
+    if reshuffle := given["resident"]:
+        data = {"x": callback.resident(x, y, batch_size=size, reshuffle=reshuffle)}
     if given["tf_data"]:
         data = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(size)}
     data |= {n: given[n] for n in ("sample_weight", "class_weight") if n in given}

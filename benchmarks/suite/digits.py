@@ -53,6 +53,7 @@ class Network:
                 9,
                 seed=seed,
                 check_num_examples=False,  # an "epoch" is a number of steps
+                independent_batches=False,  # as plain `fit` takes them
             )
 
     def fit(self, num_steps: int) -> None:

@@ -189,6 +189,11 @@ class SamplerCallback(keras.callbacks.Callback):
             )
         self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
         self._noise = {"sampling_threshold": sampling_threshold, "noise_every": noise_every}
+        if directory is not None and not isinstance(directory, str | os.PathLike):
+            raise TypeError(
+                "directory must be a path, as a string or a pathlib.Path. Received: a "
+                f"{type(directory).__name__}."
+            )
         if seed is None:
             seed = stored_seed(directory)
         self._seed = random.as_seed(random.fresh_seed() if seed is None else seed)
@@ -360,6 +365,8 @@ class SamplerCallback(keras.callbacks.Callback):
         if self._recorder.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
         variables = [id(v) for v in model.trainable_variables]
+        if chain is not None and chain.state.is_new:
+            chain = self._recorder.chain = None  # weights may have been set since
         if chain is not None and (
             chain.model is not model or [id(v) for v in chain.state.variables] != variables
         ):
@@ -367,9 +374,10 @@ class SamplerCallback(keras.callbacks.Callback):
                 "This callback holds samples of another model or of other trainable variables; "
                 "make a new callback."
             )
-        if model.built and (chain is None or chain.state.is_new):  # weights may have been set
+        if chain is None:
             self._train_function = None
-            self._start_chain()
+            if model.built:
+                self._start_chain()
         self._callback_list = calling_list()
         self._is_fit = False
 
@@ -409,6 +417,7 @@ class SamplerCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
         self._recorder.end_fit(is_stopped=self.model.stop_training)
+        self._preflight.end_fit()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)

@@ -227,6 +227,40 @@ def test_a_run_with_other_numbers_is_refused_and_left_as_it_is(tmp_path, changes
     assert all(p.read_bytes() == old for p, old in before.items() if p.name != "run.lock")
 
 
+@pytest.fixture(scope="module")
+def one_epoch(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "run"
+    callback = sampler(path)
+    make_model().fit(X, Y, batch_size=B, shuffle=False, verbose=0, callbacks=[callback])
+    return path
+
+
+@pytest.mark.parametrize(
+    "of_fit, of_callback, of_compile, words",
+    [
+        ({"batch_size": 6}, {}, {}, "batch_size: 4, but here 6"),
+        ({"shuffle": True}, {}, {}, "shuffle: False, but here True"),
+        ({"x": X + 1}, {}, {}, "any fit, x"),
+        ({"y": 1 - Y}, {}, {}, "any fit, y"),
+        ({"sample_weight": np.ones(N)}, {}, {}, "any fit, sample_weight: None, but here"),
+        ({}, {"prior": lambda state: 0.0 * tf.reduce_sum(state[0])}, {}, "log prior"),
+        ({}, {"keep": lambda step: step % 2 == 0}, {}, "keep"),
+        ({}, {}, {"loss": small_models.unit_normal}, "log posterior at fixed weights"),
+    ],
+)
+def test_a_changed_problem_is_refused_by_name(
+    one_epoch, tmp_path, of_fit, of_callback, of_compile, words
+):
+    """`benchmarks/robustness/resumes.py` has more changes."""
+    shutil.copytree(one_epoch, tmp_path / "run")
+    model, callback = make_model(), sampler(tmp_path / "run", **of_callback)
+    if of_compile:
+        model.compile(**of_compile, run_eagerly=True)
+    given = {"x": X, "y": Y, "batch_size": B, "shuffle": False, **of_fit}
+    with pytest.raises(ValueError, match=f"belongs to another run.*{words}"):
+        model.fit(**given, epochs=2, verbose=0, callbacks=[callback])
+
+
 def test_another_kernel_is_refused(tmp_path):
     make_model().fit(X, Y, batch_size=B, verbose=0, callbacks=[sampler(tmp_path)])
     other = sampler(tmp_path)

@@ -51,6 +51,9 @@ def test_a_kernel_that_expects_independent_batches_refuses_others_before_it_move
         model.fit(**DEPENDENT[data](callback), verbose=0, callbacks=[callback])
     assert_equal(model.get_weights(), before)
     assert callback.samples[0].shape[0] == 0
+    data = IndependentBatches(X + 1, Y, batch_size=B)  # nothing was sampled, so all can change
+    classifier().fit(data, verbose=0, callbacks=[callback])
+    assert len(callback.samples[0]) == 3
 
 
 @pytest.mark.parametrize("data", INDEPENDENT)

@@ -137,6 +137,10 @@ class TestSaving:
             keras.losses.serialize(loss)
 
 
+# A single noiseless step shows the gradient, however large it is.
+pytestmark = pytest.mark.filterwarnings("ignore:step_size must be below")
+
+
 def step(model, y=Y, x=X, sample_weight=None, num_chains=None):
     """Returns the gradient of the negative log likelihood that one noiseless step followed."""
     initial = model.get_weights()

@@ -83,7 +83,7 @@ class ChainState:
     @property
     def is_new(self) -> bool:
         """Whether no step was taken, neither here nor in a restored run."""
-        return not self.has_run and self._restored is None
+        return self._restored is None and self.status().num_steps == 0
 
     @property
     def results(self) -> Any:

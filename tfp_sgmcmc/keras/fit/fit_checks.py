@@ -16,6 +16,7 @@ from tfp_sgmcmc.keras.fit.source import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 
 _LARGE = 2**26  # bytes of a full covariance below which memory is not computed
+_MANY = 2**20  # all rows of a batch
 _MOST_FULL = 10_000  # variables with a full covariance; a step decomposes it
 _LEARNING_RATE = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
@@ -37,8 +38,8 @@ def check_weights(source: Source) -> None:
       UserWarning: the mean weight is below 1/3 or above 3.
     """
     given = source.arrays[2] if source.arrays is not None else None
-    if given is None and source.first_batch is not None:
-        given = source.first_batch[2]
+    if source.arrays is None and (batch := source.batch(_MANY)) is not None:
+        given = batch[2]
     for weights in [] if given is None else keras.tree.flatten(given):
         if weights is None or math.prod(weights.shape[1:]) != 1 or not weights.shape[0]:
             continue  # weights of the entries of an example, such as a mask

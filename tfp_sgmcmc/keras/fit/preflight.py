@@ -57,7 +57,7 @@ class Preflight:
         self._num_examples, self._checks_size = num_examples, checks_size
         self._independent_batches = independent_batches
         self._collection, self._num_burnin_epochs = collection, num_burnin_epochs
-        self._stability = StabilityCheck()
+        self._stability, self._checksums = StabilityCheck(), problem.Checksums()
         self._of_all: dict[str, Any] = {}
         self._num_epochs, self._num_skipped = 0, 0
         self._is_memory_checked = self._is_begun = False
@@ -84,17 +84,19 @@ class Preflight:
         self._num_epochs, self._is_begun = num_epochs, False
         if self._checks_size or isinstance(source.dataset, IndependentBatches):
             fit_checks.check_size(source, self._num_examples)
-        fit_checks.check_weights(source)
+        if chain is None or chain.state.is_new:
+            fit_checks.check_weights(source)
         fit_checks.warn_of_learning_rates(callback_list)
-        of_all = problem.describe_data(source)
+        of_all = self._checksums.describe(source)
         if is_stored and chain is not None:
             of_all |= problem.describe_model(model, self._num_examples, chain.log_prior_fn, source)
-        if chain is not None and not chain.state.is_new:
-            problem.check_same_problem(self._of_all, of_all)
-        self._of_all = {**self._of_all, **of_all}
+        if chain is None or chain.state.is_new:
+            self._of_all = {}
+        problem.check_same_problem(self._of_all, of_all)
+        self._of_all |= of_all
         if chain is not None and chain.state.has_run:
             self.first_batch(chain)
-        return Problem(of_all, problem.describe_batches(source))
+        return Problem(of_all, problem.describe_batches(source) if is_stored else {})
 
     def before_variables(self, chain: Chain) -> None:
         """Checks the memory that the variables of the chain and its kept states will take."""
@@ -120,6 +122,10 @@ class Preflight:
         """Numbers the batches of `IndependentBatches` by the steps of the chain."""
         if isinstance(self.source.dataset, IndependentBatches):
             self.source.dataset.begin_epoch(first_step, np.asarray(seed))
+
+    def end_fit(self) -> None:
+        """Lets go of the data."""
+        self.source = Source()
 
     def end_epoch(self, chain: Chain, total_epochs: int) -> None:
         """Checks what may have changed in an epoch.

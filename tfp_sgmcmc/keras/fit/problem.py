@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,27 +20,51 @@ from tfp_sgmcmc.storage.fingerprint import describe_problem
 
 _MOST_BYTES = 2**26  # of an array that a checksum is made from
 _ROWS, _LENGTH = 4, 32  # of the batch at which the model is evaluated, where its shape is unknown
+_MANY = 2**20  # all rows of a batch
 _NAMES = ("x", "y", "sample_weight")
 
 
-def describe_data(source: Source) -> dict[str, Any]:
-    """Returns checksums of the training data, by name; empty for data that cannot be seen."""
-    parts: dict[str, Any] = {}
-    if source.arrays is not None:
-        parts = dict(zip(_NAMES, source.arrays, strict=True))
-    elif isinstance(source.dataset, list):
-        parts = {"tensors of the data set": source.dataset}
-    described: dict[str, Any] = {
-        name: None if part is None else _checksum(part) for name, part in parts.items()
-    }
-    if source.num_examples is not None:
-        described["number of examples"] = source.num_examples
-    return described
+class Checksums:
+    """Describes training data; arrays that were seen before are not read again."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[list[weakref.ref[Any]], str]] = {}
+
+    def describe(self, source: Source) -> dict[str, Any]:
+        """Returns checksums of the training data, by name; empty for data that cannot be seen."""
+        parts: dict[str, Any] = {}
+        if source.arrays is not None:
+            parts = dict(zip(_NAMES, source.arrays, strict=True))
+        elif isinstance(source.dataset, list):
+            parts = {"tensors of the data set": source.dataset}
+        described: dict[str, Any] = {name: self._of(name, part) for name, part in parts.items()}
+        if source.num_examples is not None:
+            described["number of examples"] = source.num_examples
+        return described
+
+    def _of(self, name: str, nest: Any) -> str | None:
+        if nest is None:
+            return None
+        leaves = [x for x in keras.tree.flatten(nest) if x is not None]
+        before, found = self._known.get(name, ([], ""))
+        if len(before) != len(leaves) or any(
+            seen() is not x for seen, x in zip(before, leaves, strict=True)
+        ):
+            found = _checksum(leaves)
+            if all(isinstance(x, np.ndarray) or tf.is_tensor(x) for x in leaves):
+                self._known[name] = [weakref.ref(x) for x in leaves], found
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_known": {}}  # weak references cannot be copied
 
 
 def describe_batches(source: Source) -> dict[str, Any]:
     """Returns what is known of how the data come in batches, by name."""
-    return {"data": source.kind, "batch_size": source.batch_size, **source.order}
+    size = source.batch_size
+    if size is None and (batch := source.batch(_MANY)) is not None:
+        size = int(keras.tree.flatten(batch)[0].shape[0])
+    return {"data": source.kind, "batch_size": size, **source.order}
 
 
 def describe_keep(keep: Callable[[tf.Tensor], tf.Tensor] | None) -> str | None:
@@ -96,12 +121,10 @@ def check_same_problem(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
         )
 
 
-def _checksum(nest: Any) -> str:
+def _checksum(arrays: list[Any]) -> str:
     """Returns a checksum that depends on the numbers alone, not on their dtype."""
     found = 0
-    for array in keras.tree.flatten(nest):
-        if array is None:
-            continue
+    for array in arrays:
         row = max(1, int(np.prod(array.shape[1:]))) * 4
         count = min(array.shape[0], max(1, _MOST_BYTES // row)) if len(array.shape) else 0
         if count and count < array.shape[0]:

@@ -14,8 +14,10 @@ are not found, nothing is known, and nothing is checked. The names used here, an
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -27,6 +29,7 @@ from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.model.internals import map_arrays
 
 # A data set of `tf.data` made of these gives each row of its tensors once.
+_NUMBERS = ("_batch_size", "_buffer_size", "_count")  # of such a data set
 _ONCE = {"Batch", "ParallelBatch", "Cache", "Map", "ParallelMap", "Options", "Prefetch", "Shuffle"}
 
 
@@ -42,8 +45,8 @@ class Source(NamedTuple):
       dataset: a `PyDataset`.
       order: what determines the order of the rows, as words and numbers by name.
       are_independent: whether batches are drawn independently of one another.
-      first_batch: `(x, y, sample_weight)` of some batch.
-      spec: the specification of a batch, where none was seen.
+      take_batch: returns `(x, y, sample_weight)` of some batch; None if that would use it up.
+      spec: the specification of a batch, where none can be taken.
     """
 
     kind: str = "unknown data"
@@ -54,7 +57,7 @@ class Source(NamedTuple):
     dataset: Any = None
     order: dict[str, Any] = {}  # noqa: RUF012
     are_independent: bool | None = None
-    first_batch: Any = None
+    take_batch: Callable[[], Any] | None = None
     spec: Any = None
 
     @property
@@ -70,7 +73,7 @@ class Source(NamedTuple):
         These are rows spread over arrays, and otherwise those of a batch.
         """
         if self.arrays is None:
-            first = self.first_batch
+            first = self.take_batch() if self.take_batch else None
             return first if first is None else map_arrays(lambda a: _floatx(a[:most]), first)
         count = min(self.num_examples or most, most)
         chosen = np.linspace(0, (self.num_examples or most) - 1, count).astype(np.int64)
@@ -119,8 +122,9 @@ def _of_adapter(adapter: Any) -> Source:
     if isinstance(dataset, ResidentData):
         is_fresh = dataset.reshuffle == "step"
         order = {"reshuffle": dataset.reshuffle}
-        return Source("resident data", dataset.num_examples, dataset.batch_size,
-                      dataset.steps_per_epoch, dataset.arrays, dataset, order, is_fresh)  # fmt: skip
+        count, size = dataset.num_examples, dataset.batch_size
+        return Source("resident data", count, size, dataset.steps_per_epoch, dataset.arrays,
+                      dataset, order, is_fresh)  # fmt: skip
     if isinstance(dataset, IndependentBatches):
         adapter.shuffle = False  # the batch of a step depends on the step
         if adapter.enqueuer is not None:
@@ -129,16 +133,21 @@ def _of_adapter(adapter: Any) -> Source:
         return Source("IndependentBatches", dataset.num_examples, dataset.batch_size,
                       len(dataset), dataset.arrays, dataset, order, True)  # fmt: skip
     if isinstance(dataset, keras.utils.PyDataset):
-        batch = keras.utils.unpack_x_y_sample_weight(adapter._standardize_batch(dataset[0]))
-        kind = f"a PyDataset, {type(dataset).__name__},"
+
+        @functools.cache
+        def take() -> Any:
+            return keras.utils.unpack_x_y_sample_weight(adapter._standardize_batch(dataset[0]))
+
         order = {"shuffle": bool(adapter.shuffle)}
-        return Source(kind, None, _rows(batch), dataset.num_batches, None, dataset, order,
-                      first_batch=batch)  # fmt: skip
+        kind = f"a PyDataset, {type(dataset).__name__}"
+        return Source(
+            kind, num_batches=dataset.num_batches, dataset=dataset, order=order, take_batch=take
+        )
     if isinstance(batches := getattr(adapter, "_first_batches", None), list) and batches:
         batch = keras.utils.unpack_x_y_sample_weight(batches[0])
-        return Source("a generator", None, _rows(batch), first_batch=batch)
-    if isinstance(dataset := getattr(adapter, "_dataset", None), tf.data.Dataset):
-        return _of_tf_data(dataset, adapter.num_batches)
+        return Source("a generator", take_batch=lambda: batch)
+    if isinstance(given := getattr(adapter, "_dataset", None), tf.data.Dataset):
+        return _of_tf_data(given, adapter.num_batches)
     return Source()
 
 
@@ -150,8 +159,8 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
     while left:
         one = left.pop()
         name = type(one).__name__.removeprefix("_").removesuffix("Dataset")
-        numbers = [getattr(one, n, None) for n in ("_batch_size", "_buffer_size", "_count")]
-        steps.append((name, [int(n) for n in numbers if tf.is_tensor(n) and n.shape == ()]))
+        numbers: list[Any] = [getattr(one, n, None) for n in _NUMBERS]
+        steps.append((name, [int(n) for n in numbers if isinstance(n, tf.Tensor)]))
         if name in ("TensorSlice", "Tensor"):
             tensors += one._tensors
             is_slices = is_slices or name == "TensorSlice"
@@ -162,12 +171,14 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
     if is_slices and kinds <= {*_ONCE, "TensorSlice"} and len(sizes) == 1:
         rows = int(tensors[0].shape[0])
     chain = " < ".join(f"{name} {numbers[0]}" if numbers else name for name, numbers in steps)
-    sources = {"Tensor", "TensorSlice"}
-    in_memory = bool(tensors) and not kinds & {"Generator", "Interleave", "ParallelInterleave"}
-    batch = None
-    if in_memory and kinds & sources:
+
+    @functools.cache
+    def take() -> Any:
         first = next(iter(dataset.take(1)), None)
-        batch = None if first is None else keras.utils.unpack_x_y_sample_weight(first)
+        return None if first is None else keras.utils.unpack_x_y_sample_weight(first)
+
+    # Other data sets, such as those of generators, may be read once only, or slowly.
+    in_memory = bool(tensors) and not kinds & {"Generator", "Interleave", "ParallelInterleave"}
     # The tensors of a data set stand for its rows: what maps them cannot be seen.
     return Source(
         "a tf.data.Dataset",
@@ -176,7 +187,7 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
         num_batches,
         dataset=tensors or None,
         order={"steps of the data set": chain},
-        first_batch=batch,
+        take_batch=take if in_memory else None,
         spec=keras.utils.unpack_x_y_sample_weight(dataset.element_spec),
     )
 
@@ -196,7 +207,3 @@ def _floatx(array: Any) -> tf.Tensor:
 
 def _first(nest: Any) -> Any:
     return next(a for a in keras.tree.flatten(nest) if a is not None)
-
-
-def _rows(batch: Any) -> int | None:
-    return getattr(_first(batch), "shape", (None,))[0]
