@@ -59,12 +59,7 @@ def by_part(
     """
 
     def convert(part: tf.Tensor, v: Any) -> tf.Tensor:
-        v = evaluate(v)
-        try:
-            v = as_dtype(v, part.dtype)
-        except (TypeError, ValueError) as error:
-            expected = "a number, an array, or one of these for each part of the state"
-            raise TypeError(f"{name} must be {expected}. Received: {v!r}.") from error
+        v = as_dtype(evaluate(v), part.dtype)
         try:
             shape = tf.broadcast_static_shape(v.shape, part.shape)
             fits = part.shape.is_compatible_with(shape)

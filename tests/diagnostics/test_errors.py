@@ -52,7 +52,7 @@ def test_squared_variance_error() -> None:
     ("error", "what"), [(relative_mean_error, "mean"), (relative_covariance_error, "covariance")]
 )
 def test_bad_input(error: object, what: str) -> None:
-    message = rf"estimate, a {what}, must .* \(3,\). Received: shape \(2,\)"
+    message = rf"estimated {what} must .* \(3,\). Received: shape \(2,\)"
     with pytest.raises(ValueError, match=message):
         error(np.ones(2), np.ones(3))
     with pytest.raises(ValueError, match=f"The reference {what} must not be zero"):

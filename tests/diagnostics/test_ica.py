@@ -43,5 +43,5 @@ def test_bad_input() -> None:
     message = r"data \[N, d\]. Received: shapes \(5, 3, 3\) and \(9, 2\)"
     with pytest.raises(ValueError, match=message):
         instability_index(np.ones([5, 3, 3]), np.ones([9, 2]))
-    with pytest.raises(ValueError, match="v must be of full rank"):
+    with pytest.raises(np.linalg.LinAlgError):
         amari_distance(np.eye(2), np.ones([2, 2]))

@@ -182,7 +182,7 @@ def test_gradients_at_samples() -> None:
 def test_bad_input() -> None:
     x = np.ones([4, 2])
     for bad, match in (
-        (dict(scale=0.0), "scale must be a positive finite number. Received: 0"),
+        (dict(scale=0.0), "scale must be a positive number. Received: 0"),
         (dict(exponent=-1.0), "exponent must be between -1 and 0. Received: -1"),
         (dict(statistic="W"), "statistic must be 'U' or 'V'. Received: 'W'"),
         (dict(weights=np.ones(3)), r"weights must have shape \[4\], .* Received: \(3,\)"),

@@ -153,7 +153,7 @@ def test_bad_input() -> None:
         with pytest.raises(ValueError, match=match):
             KernelSteinDiscrepancyReducer(NORMAL, **{"size": 4, **bad})
     for bad, match in (
-        (dict(scale=0.0), "scale must be a positive finite number. Received: 0"),
+        (dict(scale=0.0), "scale must be a positive number. Received: 0"),
         (dict(statistic="W"), "statistic must be 'U' or 'V'. Received: 'W'"),
         (dict(preconditioner=np.eye(2)), r"must have shape \[3, 3\]. Received: \(2, 2\)"),
     ):

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import function, integer, positive
+from tfp_sgmcmc.checks import positive
 from tfp_sgmcmc.diagnostics.gradient_noise import sampling_threshold
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
-from tfp_sgmcmc.diagnostics.weighted import step_size_of
-from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import Target
 
@@ -87,13 +85,9 @@ class SamplingThresholdReducer(PeriodicReducer):
             raise TypeError(f"target must be a Target. Received: a {type(target).__name__}.")
         super().__init__(target, every)
         self._threshold = positive("threshold", threshold)
-        self._preconditioner = preconditioner
-        if not isinstance(preconditioner, LocalMatrix):
-            self._preconditioner = as_preconditioner(preconditioner)
-        self._temperature = positive("temperature", temperature)
-        self._seed = random.as_seed(seed)
-        self._num_iterations = integer("num_iterations", num_iterations, 1)
-        self._step_size_fn = function("step_size_fn", step_size_fn)
+        self._preconditioner, self._temperature = preconditioner, temperature
+        self._seed, self._num_iterations = random.as_seed(seed), num_iterations
+        self._step_size_fn = step_size_fn
 
     def _start(self, state: State, zeros: tf.Tensor) -> SamplingThresholdState:
         alpha = tf.fill(zeros.shape, tf.constant(float("inf"), zeros.dtype))
@@ -107,7 +101,7 @@ class SamplingThresholdReducer(PeriodicReducer):
         seeds = random.split(random.fold_in(self._seed, own.num_steps), 2)
         alpha = sampling_threshold(
             self._target.estimate(state, seeds[0], getattr(results, "target_state", ())),
-            step_size_of(self._step_size_fn, results),
+            self._step_size_fn(results),
             self._preconditioner,
             seed=seeds[1],
             temperature=self._temperature,

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from tfp_sgmcmc.checks import array
-
 
 def relative_mean_error(estimate: Any, reference: Any) -> float:
     r"""Computes E1, the relative error of a posterior mean.
@@ -76,8 +74,7 @@ def squared_variance_error(samples: Any, variances: Any) -> Any:
       C. Matthews and J. Weare. Langevin Markov chain Monte Carlo with stochastic gradients.
       arXiv:1805.08863, 2018. Section 5.1.
     """
-    samples = array("samples", samples, 2, finite=False).astype(np.float64)
-    variances = array("variances", variances).astype(np.float64)
+    samples, variances = np.asarray(samples, np.float64), np.asarray(variances, np.float64)
     if samples.ndim < 2 or samples.shape[-1:] != variances.shape:
         raise ValueError(
             "samples must have shape [results, chains..., D] and variances [D]. Received: shapes "
@@ -92,12 +89,11 @@ def squared_variance_error(samples: Any, variances: Any) -> Any:
 
 
 def _relative_error(what: str, estimate: Any, reference: Any) -> float:
-    estimate = array("estimate", estimate).astype(np.float64)
-    reference = array("reference", reference).astype(np.float64)
+    estimate, reference = np.asarray(estimate, np.float64), np.asarray(reference, np.float64)
     if estimate.shape != reference.shape:
         raise ValueError(
-            f"estimate, a {what}, must have the shape of reference, {reference.shape}. Received: "
-            f"shape {estimate.shape}."
+            f"The estimated {what} must have the shape of the reference, {reference.shape}. "
+            f"Received: shape {estimate.shape}."
         )
     scale = np.sum(np.abs(reference))
     if scale == 0:

@@ -8,8 +8,6 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from tfp_sgmcmc.checks import array
-
 
 class NonFiniteChainError(FloatingPointError):
     """A chain became NaN or infinite.
@@ -40,13 +38,9 @@ def check_finite(samples: Any) -> None:
     Args:
       samples: a nest of arrays `[num_results, ...]`, as `tfp.mcmc.sample_chain` returns.
     """
-    found, leaves = [], tree.flatten_with_path(samples)
-    if not leaves:
-        raise TypeError(f"samples must be a nest of arrays. Received: {samples!r}.")
-    for path, leaf in leaves:
-        if not np.size(leaf):  # a run that ended before its first result
-            continue
-        bad = ~np.isfinite(array("samples", leaf, finite=False))
+    found = []
+    for path, leaf in tree.flatten_with_path(samples):
+        bad = ~np.isfinite(np.asarray(leaf))
         if bad.any():
             step, *entry = np.argwhere(bad)[0].tolist()
             found.append((step, path, entry))

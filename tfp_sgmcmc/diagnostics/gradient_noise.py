@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.checks import integer, require
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.kernels.settings import check_positive, value_at
 from tfp_sgmcmc.preconditioners import Diagonal, FullMatrix, LocalMatrix, as_preconditioner
@@ -79,8 +79,6 @@ def sampling_threshold(
       2011. Equations 8-10.
     """
     integer("num_iterations", num_iterations, 1)
-    seed = random.as_seed(seed)
-    check_positive("temperature", temperature)
     if _is_exact(estimate):
         return tf.zeros_like(estimate.log_prob)
     like, multiply = estimate.gradient, _scaled_matrix(estimate, step_size, preconditioner)
@@ -95,7 +93,7 @@ def sampling_threshold(
         flat = [(r, flatten_events([x], chain_ndims)) for r, x in parts]
         return tf.add_n([tf.linalg.matvec(r, x) for r, x in flat])
 
-    u = random.normal_like(rows[0][..., 0], seed)
+    u = random.normal_like(rows[0][..., 0], random.as_seed(seed))
     _, u = tf.while_loop(
         lambda i, _: i < num_iterations,
         lambda i, u: (i + 1, gram_product(u)),
@@ -145,7 +143,6 @@ def gradient_noise_share(
       M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
       2011. Figure 2, left: both variances, by iteration.
     """
-    check_positive("temperature", temperature)
     if _is_exact(estimate):
         return tf.zeros_like(estimate.log_prob)
     like, multiply = estimate.gradient, _scaled_matrix(estimate, step_size, preconditioner)
@@ -171,11 +168,6 @@ def gradient_noise_share(
 
 
 def _is_exact(estimate: GradientEstimate) -> bool:
-    if not isinstance(estimate, GradientEstimate):
-        raise TypeError(
-            "estimate must be a GradientEstimate, which target.estimate returns. Received: a "
-            f"{type(estimate).__name__}."
-        )
     if tf.nest.flatten(estimate.scores):
         return False
     if tf.get_static_value(tf.convert_to_tensor(estimate.noise_scale)) == 0:
@@ -211,6 +203,7 @@ def _scaled_matrix(
 
 def _ratio(estimate: GradientEstimate, of_v: tf.Tensor, temperature: Any) -> tf.Tensor:
     """Returns the ratio of variances that follows from a figure of M^(1/2) V M^(1/2)."""
+    require("temperature", temperature, temperature > 0, "a positive number")
     return tf.cast(estimate.noise_scale, of_v.dtype) / (4 * temperature) * of_v
 
 

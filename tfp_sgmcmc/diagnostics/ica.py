@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from tfp_sgmcmc.checks import array, require
-
 
 def amari_distance(w: Any, v: Any) -> Any:
     r"""Computes the Amari distance of two unmixing matrices.
@@ -33,14 +31,7 @@ def amari_distance(w: Any, v: Any) -> Any:
     References:
       S. Amari, A. Cichocki and H. Yang. A new algorithm for blind signal separation. NIPS, 1996.
     """
-    w, v = array("w", w, 2).astype(np.float64), array("v", v, 2).astype(np.float64)
-    for name, x in (("v", v), ("w", w)):
-        require(name, f"shape {x.shape}", x.shape[-2:] == v.shape[-1:] * 2, "square, as v is")
-    has_full_rank = np.all(np.linalg.matrix_rank(v) == v.shape[-1])
-    require("v", "a singular matrix", has_full_rank, "of full rank")
-    p = np.abs(w @ np.linalg.inv(v))
-    no_zeros = np.all(p.max(axis=-1) > 0) and np.all(p.max(axis=-2) > 0)
-    require("w", "a matrix with one", no_zeros, "without a row or column of zeros in w v^-1")
+    p = np.abs(np.asarray(w, np.float64) @ np.linalg.inv(np.asarray(v, np.float64)))
     rows, columns = (np.sum(p / p.max(axis=k, keepdims=True), axis=(-2, -1)) for k in (-1, -2))
     distance = rows + columns - 2 * p.shape[-1]
     return float(distance) if np.ndim(distance) == 0 else distance
@@ -75,22 +66,13 @@ def instability_index(samples: Any, data: Any, *, weights: Any = None, mean: Any
       M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
       2011. Section 5.3.
     """
-    samples, data = array("samples", samples, 3).astype(np.float64), array("data", data, 2)
+    samples, data = np.asarray(samples, np.float64), np.asarray(data)
     size = data.shape[-1]
     if samples.ndim < 3 or data.ndim != 2 or samples.shape[-2:] != (size, size):
         raise ValueError(
             "samples must have shape [results, chains..., d, d] and data [N, d]. Received: shapes "
             f"{samples.shape} and {data.shape}."
         )
-    if weights is not None:
-        weights = array("weights", weights)
-        fits = weights.shape == samples.shape[:1] and np.all(weights >= 0) and np.any(weights > 0)
-        expected = f"{len(samples)} numbers of at least 0, not all 0"
-        require("weights", f"shape {weights.shape}, {weights}", fits, expected)
-    if mean is None:
-        center = np.average(samples, axis=0, weights=weights)
-    else:
-        center = array("mean", mean, 2)
-        require("mean", f"shape {center.shape}", center.shape == (size, size), f"[{size}, {size}]")
+    center = np.average(samples, axis=0, weights=weights) if mean is None else np.asarray(mean)
     variances = np.average((samples - center) ** 2, axis=0, weights=weights)
     return variances @ data.var(axis=0, dtype=np.float64) / size

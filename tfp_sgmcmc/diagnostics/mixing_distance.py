@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.checks import function, integer, positive
-from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes, step_size_of
+from tfp_sgmcmc.checks import integer, require
+from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
 from tfp_sgmcmc.state import State
 
 _ROUNDING = 1 + 1e-6  # allows for steps in single precision
@@ -43,7 +43,6 @@ def indices_by_distance(step_sizes: Any, distance: float) -> np.ndarray:
     weights = checked_step_sizes(step_sizes)
     if weights.ndim != 1:
         raise ValueError(f"step_sizes must have shape [T]. Received: {weights.shape}.")
-    distance = positive("distance", distance)
     if not weights.max() <= distance * _ROUNDING:
         raise ValueError(
             f"distance must be at least the largest step, {weights.max()}. Received: {distance}."
@@ -96,18 +95,18 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
         size: int,
         step_size_fn: Callable[[Any], Any] = lambda results: results.step_size,
     ):
-        self._distance, self._size = positive("distance", distance), integer("size", size, 1)
-        self._step_size_fn = function("step_size_fn", step_size_fn)
+        require("distance", distance, distance > 0, "a positive number")
+        self._distance, self._size = distance, integer("size", size, 1)
+        self._step_size_fn = step_size_fn
 
     def initialize(
         self, initial_chain_state: State, initial_inner_kernel_results: Any = None
     ) -> MixingDistanceState:
         """Returns the reducer's state before the first step; the initial state is not kept."""
-        epsilon = step_size_of(self._step_size_fn, initial_inner_kernel_results)
+        epsilon = self._step_size_fn(initial_inner_kernel_results)
         if tf.nest.is_nested(epsilon) or tf.convert_to_tensor(epsilon).shape.rank:
             raise ValueError(
-                "step_size_fn must return one step size for all chains and parts. Received: "
-                f"{epsilon}."
+                f"The step size must be one number for all chains and parts. Received: {epsilon}."
             )
         samples = tf.nest.map_structure(
             lambda x: tf.zeros(tf.concat([[self._size], tf.shape(x)], axis=0), x.dtype),

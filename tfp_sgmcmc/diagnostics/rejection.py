@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import function
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
-from tfp_sgmcmc.diagnostics.weighted import step_size_of
 from tfp_sgmcmc.kernels.settings import check_positive, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
 from tfp_sgmcmc.state import State, call_with_state, map_parts
@@ -88,7 +86,7 @@ def rejection_probability(
         residual = map_parts(lambda y, m, e: (y - m) / tf.sqrt(e), y, mean, epsilon)
         return -0.5 * (matrix.inverse_quadratic(residual) + matrix.log_det)
 
-    state, new_state = _tensors("state", state), _tensors("new_state", new_state)
+    state, new_state = (tf.nest.map_structure(tf.convert_to_tensor, x) for x in (state, new_state))
     epsilon = value_at(step_size, tf.zeros([], tf.int64), state)
     here, there = at(state), at(new_state)
     log_ratio = (
@@ -96,18 +94,6 @@ def rejection_probability(
     )
     log_ratio = tf.where(tf.math.is_finite(log_ratio), log_ratio, -float("inf"))
     return tf.abs(tf.math.expm1(tf.minimum(log_ratio, 0.0)))
-
-
-def _tensors(name: str, state: Any) -> State:
-    """Returns a state as tensors; raises TypeError unless it has floating parts alone."""
-    try:
-        tensors = tf.nest.map_structure(tf.convert_to_tensor, state)
-        holds = {x.dtype.is_floating for x in tf.nest.flatten(tensors)} == {True}
-    except (TypeError, ValueError, AttributeError):  # not numbers, or ragged
-        holds = False
-    if not holds:
-        raise TypeError(f"{name} must be a nest of floating tensors. Received: {state!r}.")
-    return tensors
 
 
 class RejectionState(NamedTuple):
@@ -160,19 +146,14 @@ class RejectionReducer(PeriodicReducer):
         step_size_fn: Callable[[Any], Any] = lambda results: results.step_size,
     ):
         super().__init__(as_target(target_log_prob_fn, full_data_expected=True), every)
-        self._preconditioner = as_preconditioner(preconditioner)
-        self._step_size_fn = function("step_size_fn", step_size_fn)
+        self._preconditioner, self._step_size_fn = preconditioner, step_size_fn
 
     def _start(self, state: State, zeros: tf.Tensor) -> RejectionState:
         return RejectionState(state, zeros, tf.zeros([], tf.int64), tf.zeros([], tf.int64))
 
     def _look(self, own: RejectionState, state: State, results: Any) -> RejectionState:
         probability = rejection_probability(
-            self._target,
-            own.last,
-            state,
-            step_size_of(self._step_size_fn, results),
-            self._preconditioner,
+            self._target, own.last, state, self._step_size_fn(results), self._preconditioner
         )
         return self._skip(own, state)._replace(
             total=own.total + probability, num_tested=own.num_tested + 1

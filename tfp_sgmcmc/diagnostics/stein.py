@@ -7,8 +7,8 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer, number, numbers, one_of, positive
-from tfp_sgmcmc.state import State, as_dtype, call_with_state, flatten_events
+from tfp_sgmcmc.checks import integer, one_of, require
+from tfp_sgmcmc.state import State, call_with_state, flatten_events
 from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
 
 _CHUNK = 2**22  # pairs of samples that may be in memory at once
@@ -88,11 +88,10 @@ def squared_kernel_stein_discrepancy(
       Q. Liu, J. Lee and M. Jordan. A kernelized Stein discrepancy for goodness-of-fit tests. ICML,
       2016. Both statistics.
     """
-    positive("scale", scale)
-    number("exponent", exponent, "between -1 and 0", lambda x: -1 < x < 0)
-    integer("chain_ndims", chain_ndims, 0)
+    require("scale", scale, scale > 0, "a positive number")
+    require("exponent", exponent, -1 < exponent < 0, "between -1 and 0")
     one_of("statistic", statistic, ("U", "V"))
-    x, g = _rows("samples", samples, chain_ndims), _rows("gradients", gradients, chain_ndims)
+    x, g = (_rows(nest, chain_ndims) for nest in (samples, gradients))
     if x.shape != g.shape:
         raise ValueError(
             "samples and gradients must have equal shapes [chains..., n, D] of entries. Received: "
@@ -101,8 +100,6 @@ def squared_kernel_stein_discrepancy(
     n, size = x.shape[-2:]
     if n == 0:
         raise ValueError("samples must not be empty. Two are needed for 'U', and one for 'V'.")
-    if weights is not None:
-        numbers("weights", weights, "a finite number of at least 0")
     w = tf.ones([n], x.dtype) if weights is None else tf.convert_to_tensor(weights, x.dtype)
     if w.shape != [n]:
         raise ValueError(f"weights must have shape [{n}], as samples. Received: {w.shape}.")
@@ -114,8 +111,7 @@ def squared_kernel_stein_discrepancy(
 
     mx, trace = x, size
     if preconditioner is not None:
-        numbers("preconditioner", preconditioner)
-        m = as_dtype(tf.convert_to_tensor(preconditioner), x.dtype)
+        m = tf.convert_to_tensor(preconditioner, x.dtype)
         if m.shape != [size, size]:
             raise ValueError(
                 f"preconditioner must have shape [{size}, {size}]. Received: {m.shape}."
@@ -171,17 +167,15 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
       Gradients, in the structure and shapes of the samples.
     """
     target = as_target(target_log_prob_fn, full_data_expected=True)
-    _parts("samples", samples, 1)
-    seed = None if seed is None else random.as_seed(seed)
     samples = tf.nest.map_structure(tf.convert_to_tensor, samples)
-    results = tf.range(tf.nest.flatten(samples)[0].shape[0])
+    numbers = tf.range(tf.nest.flatten(samples)[0].shape[0])
     like = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), samples)
 
     @tf.function(autograph=False)  # a loop in eager mode takes as long as many gradients
     def run(samples: State) -> State:
         return tf.map_fn(
             lambda pair: gradient_at(target, pair[1], seed, pair[0]),
-            (results, samples),
+            (numbers, samples),
             fn_output_signature=like,
             parallel_iterations=1,
         )
@@ -203,28 +197,9 @@ def gradient_at(
     return target.estimate(state, drawn, target_state, with_scores=False).gradient
 
 
-def _parts(name: str, nest: State, least_ndim: int) -> list[tf.Tensor]:
-    """Returns the parts of a nest as tensors; raises unless they are floating arrays."""
-    try:
-        parts = [tf.convert_to_tensor(x) for x in tf.nest.flatten(nest)]
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{name} must be a nest of arrays of numbers. Received: {nest!r}."
-        ) from error
-    found = [f"{p.dtype.name} {p.shape}" for p in parts]
-    if not parts or not all(p.dtype.is_floating and p.shape.rank >= least_ndim for p in parts):
-        raise ValueError(
-            f"{name} must be a nest of floating arrays [results, chains..., event...] with at "
-            f"least {least_ndim} axes. Received: {', '.join(found) or 'nothing'}."
-        )
-    return parts
-
-
-def _rows(name: str, nest: State, chain_ndims: int) -> tf.Tensor:
+def _rows(nest: State, chain_ndims: int) -> tf.Tensor:
     """Returns parts `[n, chains..., event...]` as one array `[chains..., n, D]`."""
-    parts = _parts(name, nest, 1 + chain_ndims)
-    if len({p.shape[0] for p in parts}) > 1:
-        raise ValueError(f"{name} must have as many results in each part.")
+    parts = [tf.convert_to_tensor(x) for x in tf.nest.flatten(nest)]
     flat = flatten_events(parts, 1 + chain_ndims)
     return tf.transpose(flat, [*range(1, 1 + chain_ndims), 0, 1 + chain_ndims])
 

@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import accepts, function, integer
+from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.diagnostics.stein import gradient_at, squared_kernel_stein_discrepancy
-from tfp_sgmcmc.state import State, append_dims, by_part
+from tfp_sgmcmc.state import State, append_dims
 from tfp_sgmcmc.targets.base import as_target
 
 
@@ -89,9 +89,7 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
         super().__init__(as_target(target_log_prob_fn, full_data_expected=True), every)
         self._size = integer("size", size, 2)
         self._seed = None if seed is None else random.as_seed(seed)
-        self._gradient_fn = (
-            gradient_fn if gradient_fn is None else function("gradient_fn", gradient_fn)
-        )
+        self._gradient_fn = gradient_fn
         self._options: dict[str, Any] = dict(
             preconditioner=preconditioner, scale=scale, exponent=exponent, statistic=statistic
         )
@@ -115,8 +113,7 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
             if self._gradient_fn is None:
                 gradient = gradient_at(self._target, state, self._seed, own.num_steps, results)
             else:
-                gradient = accepts("gradient_fn", self._gradient_fn, results)(results)
-                gradient = by_part("The value of gradient_fn", gradient, state)
+                gradient = self._gradient_fn(results)
 
             def write(kept: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
                 return tf.tensor_scatter_nd_update(kept, [[own.num_kept]], [x])

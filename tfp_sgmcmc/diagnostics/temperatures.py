@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import array, integer, numbers, require
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.diagnostics.stein import gradient_at
 from tfp_sgmcmc.kernels import momentum as momentum_kernels
@@ -44,12 +43,7 @@ def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 
     References:
       B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015.
     """
-    numbers("momentum", momentum)
     momentum = tf.nest.map_structure(tf.convert_to_tensor, momentum)
-    parts = tf.nest.flatten(momentum)
-    holds = all(p.dtype.is_floating for p in parts)
-    require("momentum", f"dtypes {[p.dtype.name for p in parts]}", holds, "floating")
-    integer("chain_ndims", chain_ndims, 0, min(p.shape.rank for p in parts))
     check_positive("mass", mass)
     mass = value_at(mass, tf.zeros([], tf.int64), momentum, "mass")
     return momentum_kernels.kinetic_temperature(momentum, mass, chain_ndims)
@@ -90,17 +84,8 @@ def configurational_temperature(samples: State, gradients: State, *, chain_ndims
       temperature. Physical Review E, 2000. With the vector field theta - a.
     """
     total, size = 0.0, 0
-    integer("chain_ndims", chain_ndims, 0)
-    parts, others = (
-        [array(name, x).astype(np.float64) for x in tf.nest.flatten(nest) or [nest]]
-        for name, nest in (("samples", samples), ("gradients", gradients))
-    )
-    if len(parts) != len(others):
-        raise ValueError(
-            f"samples and gradients must have equal numbers of parts. Received: {len(parts)} and "
-            f"{len(others)}."
-        )
-    for x, g in zip(parts, others, strict=True):
+    pairs = zip(tf.nest.flatten(samples), tf.nest.flatten(gradients), strict=True)
+    for x, g in ((np.asarray(x, np.float64), np.asarray(g, np.float64)) for x, g in pairs):
         if x.shape != g.shape or x.ndim < 1 + chain_ndims or len(x) < 2:
             raise ValueError(
                 "samples and gradients must have equal shapes [results, chains..., event...] with "

@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.checks import accepts, array, function, numbers
 from tfp_sgmcmc.state import State, append_dims
 
 
@@ -44,7 +43,7 @@ def weighted_expectation(values: Any, step_sizes: Any) -> Any:
     weights = checked_step_sizes(step_sizes)
 
     def mean(x: Any) -> Any:
-        x = array("values", x).astype(np.float64)
+        x = np.asarray(x, np.float64)
         if x.shape[: weights.ndim] != weights.shape:
             raise ValueError(
                 f"The shape of values must begin with the shape of step_sizes, {weights.shape}. "
@@ -126,8 +125,8 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
         fn: Callable[[State], Any] | None = None,
         step_size_fn: Callable[[Any], Any] = lambda results: results.step_size,
     ):
-        self._fn = (lambda state: state) if fn is None else function("fn", fn, "state -> a nest")
-        self._step_size_fn = function("step_size_fn", step_size_fn)
+        self._fn = (lambda state: state) if fn is None else fn
+        self._step_size_fn = step_size_fn
 
     def initialize(
         self, initial_chain_state: State, initial_inner_kernel_results: Any = None
@@ -159,18 +158,10 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
 
     def _values(self, state: State) -> Any:
         state = tf.nest.map_structure(tf.convert_to_tensor, state)
-        values = accepts("fn", self._fn, state)(state)
-        try:
-            values = tf.nest.map_structure(tf.convert_to_tensor, values)
-            holds = all(x.dtype.is_floating for x in tf.nest.flatten(values))
-        except (TypeError, ValueError):
-            holds = False
-        if not holds:
-            raise TypeError(f"fn must return a nest of floating tensors. Received: {values!r}.")
-        return values
+        return tf.nest.map_structure(tf.convert_to_tensor, self._fn(state))
 
     def _step_size(self, results: Any, like: Any) -> tf.Tensor:
-        epsilon = step_size_of(self._step_size_fn, results)
+        epsilon = self._step_size_fn(results)
         if tf.nest.is_nested(epsilon):
             raise ValueError(
                 "step_size_fn must return one step size for all parts of the state. Received: "
@@ -179,16 +170,11 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
         return tf.cast(epsilon, tf.nest.flatten(like)[0].dtype)
 
 
-def step_size_of(step_size_fn: Callable[[Any], Any], results: Any) -> Any:
-    """Returns the step size that a function finds in a kernel's results, a number of at least 0."""
-    epsilon = accepts("step_size_fn", step_size_fn, results)(results)
-    numbers("The value of step_size_fn", epsilon, "a finite number of at least 0")
-    return epsilon
-
-
 def checked_step_sizes(step_sizes: Any) -> np.ndarray:
     """Returns step sizes `[T]` or `[T, chains...]` in double precision, or raises ValueError."""
-    weights = array("step_sizes", step_sizes).astype(np.float64)
+    weights = np.asarray(step_sizes, np.float64)
+    if not weights.ndim or not len(weights):
+        raise ValueError(f"step_sizes must hold one number for each state. Received: {weights}.")
     if not np.all((weights >= 0) & np.isfinite(weights)) or not np.all(weights.sum(axis=0) > 0):
         raise ValueError(
             f"step_sizes must be finite, not negative, not all 0. Received: {weights}."

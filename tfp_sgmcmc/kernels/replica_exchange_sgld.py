@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer, number, require
+from tfp_sgmcmc.checks import integer, require
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.kernels.settings import StepSize, setting_at
 from tfp_sgmcmc.kernels.sgld import SGLD, SGLDResults
@@ -152,8 +152,7 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         self._step_sizes(tf.zeros([], tf.int64), tf.float32)
         integer("swap_every", swap_every, least=1)
         expected = "at least 1, the full correction"
-        if not (isinstance(correction_factor, float) and correction_factor == np.inf):
-            number("correction_factor", correction_factor, expected, lambda x: x >= 1)
+        require("correction_factor", correction_factor, correction_factor >= 1, expected)
         self._compared = comparable_target(self._target)
 
     def _init_results(self, state: State) -> ReplicaExchangeSGLDResults:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import accepts, numbers, require
+from tfp_sgmcmc.checks import numbers, require
 from tfp_sgmcmc.state import State, as_dtype, by_part
 
 StepSize = Any  # number, tensor, callable step -> value, or a nest of these
@@ -27,8 +27,7 @@ def check_positive(name: str, value: StepSize, zero_allowed: bool = False) -> No
     expected = "a finite number of at least 0" if zero_allowed else "a positive finite number"
     for leaf in tf.nest.flatten(value):
         if is_schedule(leaf):
-            step = tf.zeros([], tf.int64)
-            numbers(f"{name} at step 0", accepts(name, leaf, step)(step), expected)
+            numbers(f"{name} at step 0", leaf(tf.zeros([], tf.int64)), expected)
         else:
             numbers(name, leaf, expected)
 

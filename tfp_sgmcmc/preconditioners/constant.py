@@ -42,13 +42,13 @@ class Diagonal(Preconditioner):
     """
 
     def __init__(self, scale: Any):
-        numbers("The preconditioner's scale", scale, "a positive finite number")
+        numbers("scale", scale, "a positive finite number")
         self.scale = scale
 
     def evaluate(
         self, state: State, chain_ndims: int, own: Any = (), info: GradientInfo | None = None
     ) -> tuple[LocalMatrix, Any]:
-        scales = by_part("The preconditioner's scale", self.scale, state)
+        scales = by_part("scale", self.scale, state)
         log_scales = tf.nest.map_structure(
             lambda s, x: tf.math.log(s) + tf.zeros_like(x), scales, state
         )
