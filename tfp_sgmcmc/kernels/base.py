@@ -16,6 +16,15 @@ from tfp_sgmcmc.state import State, part_names, squared_norm
 from tfp_sgmcmc.targets.base import GradientEstimate, as_target
 
 
+def check_results(results: Any) -> None:
+    """Raises TypeError for what is not the results of a kernel, which are named tuples."""
+    if not hasattr(type(results), "_fields"):
+        raise TypeError(
+            "previous_kernel_results must be what bootstrap_results or the last one_step returned. "
+            f"Received: a {type(results).__name__}."
+        )
+
+
 class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     """A kernel that moves by gradient estimates of a target and has no Metropolis test.
 
@@ -111,6 +120,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
         """Takes one step. `seed`, an integer or two, is required and determines all its draws."""
         with tf.name_scope(type(self).__name__ + ".one_step"):
             state = convert_state(current_state)
+            check_results(previous_kernel_results)
             return self._update(state, previous_kernel_results, random.as_seed(seed))
 
     @abc.abstractmethod

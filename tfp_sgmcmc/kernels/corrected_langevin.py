@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.kernels.base import StochasticGradientKernel
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel, check_results
 from tfp_sgmcmc.kernels.settings import is_schedule, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
 from tfp_sgmcmc.state import State, call_with_state, map_parts, squared_norm
@@ -170,6 +170,7 @@ class CorrectedLangevin(tfp.mcmc.TransitionKernel):
 
     def one_step(self, current_state: State, previous_kernel_results: Any, seed: Any = None) -> Any:
         """Proposes a state and accepts or rejects it, chain by chain."""
+        check_results(previous_kernel_results)
         return self._impl.one_step(
             current_state, previous_kernel_results, seed=random.as_seed(seed)
         )
