@@ -229,11 +229,3 @@ def test_transformed_transition_kernel_is_told_that_it_hides_the_minibatches() -
     messages = caught(lambda: tfp.mcmc.TransformedTransitionKernel(inner, tfp.bijectors.Exp()))
     assert len(messages) == 1
     assert "TransformedTransitionKernel hides the target" in messages[0]
-
-
-@pytest.mark.parametrize("results", [None, 3, (), {}, sgmcmc.SGLD], ids=str)
-@pytest.mark.parametrize("kind", [sgmcmc.SGLD, sgmcmc.CorrectedLangevin])
-def test_results_that_are_none_of_a_kernel_are_told(kind: Any, results: Any) -> None:
-    kernel = kind(sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2), 0.1)
-    with pytest.raises(TypeError, match="previous_kernel_results must be what bootstrap_results"):
-        kernel.one_step(tf.zeros([]), results, seed=0)
