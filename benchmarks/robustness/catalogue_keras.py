@@ -207,7 +207,11 @@ def posteriors() -> list[Entry]:
                 f"Posterior.{name}",
                 lambda name=name, **given: getattr(posterior, name)(**given),
                 dict(x=DATA, batch_size=4, activation="auto"),
-                dict(x=rows, batch_size=integer(1), activation=[*choice("auto"), *activations]),
+                dict(
+                    x=rows,
+                    batch_size=integer(1),
+                    activation=[*choice("auto", optional=True), *activations],
+                ),
             )
             for name in ("predict", "outputs")
         ),
