@@ -141,7 +141,7 @@ def callbacks() -> list[Entry]:
                 sample_weight=[*array(optional=True), np.ones([7]), np.full([8], NAN)],
                 batch_size=integer(1, NUM_EXAMPLES),
                 reshuffle=choice("epoch"),
-                steps_per_call=[*integer(1), 3],
+                steps_per_call=integer(1),
                 steps_per_epoch=integer(1, optional=True),
             ),
             {"x": "x|data", "y": "y|data", "sample_weight": "sample_weight|data"},
