@@ -12,6 +12,13 @@ REASONS = {
     r"(Minibatch|Streamed)LogProb\(log_prior_fn=a function, returns 0.0\)": "a flat prior",
     r"StreamedLogProb\(num_examples=9\)": "a dataset may drop its remainder of one example",
     r"preflight\(rtol=inf\)": "allows every difference, as was asked",
+    r"(check_finite|integrated_autocorrelation_time|autocorrelation_time_unit_cost)"
+    r"\(samples=(\[\]|\{\}|array\(\[\].*)\)": "no draws, of which nothing is said",
+    r"weighted_expectation\(values=\{\}\)": "an empty nest, as given",
+    r"PositionDependent\(divergence_fn=a function, returns (1|array\(\[1., 1.\]\))\)": "a constant "
+    "that broadcasts to the state",
+    r"ConstantBelow\(schedule=a function, returns array\(.*\)": "one value for each chain",
+    r"find_center\(learning_rate=a function, returns 0.0\)": "warns that it has not converged",
     r"GrowingBatch\(growth=inf\)": "all examples from the second estimate on",
 }
 

@@ -113,6 +113,8 @@ def classify(call: Call, usual: Set[str] = frozenset()) -> Row:
             result = _within_seconds(lambda: entry.call(**{**entry.valid, argument: value}))
         except Exception as error:  # anything that a wrong argument may cause
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if isinstance(error, OSError) and error.filename is not None:
+                return row._replace(outcome="told", said=said)  # the system names the path
             if not (isinstance(error, _ERRORS) and raised_by_library(error)):
                 return row._replace(outcome="inside", said=said)
             told = names(str(error), argument, also)

@@ -172,10 +172,14 @@ def label_of(value: Any) -> str:
     return repr(value)
 
 
+def finite(values: list[Any]) -> list[Any]:
+    """Leaves out NaN and infinity: they come out as NaN, and `check_finite` is there for them."""
+    return [v for v in values if "nan" not in label_of(v) and "inf" not in label_of(v)]
+
+
 def draws(*others: Any) -> list[Any]:
-    """Wrong values of draws `[results, event...]`. NaN is left to `check_finite`."""
-    wrong = array({}, np.zeros([0, 2]), [[1.0, 2.0], [3.0]], *others)
-    return [v for v in wrong if "nan" not in label_of(v) and "inf" not in label_of(v)]
+    """Wrong values of draws `[results, event...]`."""
+    return finite(array({}, np.zeros([0, 2]), [[1.0, 2.0], [3.0]], *others))
 
 
 def folded(reducer: Any) -> Any:
@@ -208,8 +212,8 @@ def diagnostics() -> list[Entry]:
     results = [None, "x", NAN, [], {}, object(), -1.0, 1j, *[np.ones([3])]]
     sizes = function(1, *results)
     square = np.eye(2)
-    means = array(np.ones([3]), np.zeros([0]), 1j)
-    covariances = array(np.ones([2]), np.ones([3, 3]), np.full([2, 2], NAN))
+    means = finite(array(np.ones([3]), np.zeros([0]), 1j))
+    covariances = finite(array(np.ones([2]), np.ones([3, 3])))
     weights = array(np.ones([3]), -np.ones([12]), np.full([12], NAN), optional=True)
     step_sizes = array(-np.ones([12]), np.full([12], NAN), np.full([12], INF), [])
     stein = dict(
@@ -262,7 +266,7 @@ def diagnostics() -> list[Entry]:
         plain(
             "squared_variance_error",
             dict(samples=DRAWS, variances=[1.0, 1.0]),
-            dict(samples=array(np.ones([12, 3])), variances=array([1.0, 0.0], [-1.0, 1.0], [1.0])),
+            dict(samples=draws(np.ones([12, 3])), variances=array([1.0, 0.0], [-1.0, 1.0], [1.0])),
         ),
         plain(
             "sampling_threshold",
@@ -302,8 +306,8 @@ def diagnostics() -> list[Entry]:
             "instability_index",
             dict(samples=RNG.normal(size=[5, 2, 2]), data=DATA, weights=np.ones([5]), mean=square),
             dict(
-                samples=array(np.ones([5, 2, 3]), np.ones([5])),
-                data=array(np.ones([8, 3])),
+                samples=draws(np.ones([5, 2, 3]), np.ones([5])),
+                data=finite(array(np.ones([8, 3]))),
                 weights=array(np.ones([3]), -np.ones([5]), optional=True),
                 mean=array(np.ones([3]), optional=True),
             ),
@@ -329,7 +333,7 @@ def diagnostics() -> list[Entry]:
         plain(
             "kinetic_temperature",
             dict(momentum=STATE, mass=1.0, chain_ndims=0),
-            dict(momentum=state(), mass=setting(0.0, -1.0), chain_ndims=dims),
+            dict(momentum=finite(state()), mass=setting(0.0, -1.0), chain_ndims=dims),
         ),
         plain(
             "gradients_at",

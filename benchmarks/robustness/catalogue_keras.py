@@ -141,7 +141,7 @@ def callbacks() -> list[Entry]:
                 sample_weight=[*array(optional=True), np.ones([7]), np.full([8], NAN)],
                 batch_size=integer(1, NUM_EXAMPLES),
                 reshuffle=choice("epoch"),
-                steps_per_call=[*integer(1), 3],
+                steps_per_call=integer(1),
                 steps_per_epoch=integer(1, optional=True),
             ),
             {"x": "x|data", "y": "y|data", "sample_weight": "sample_weight|data"},
@@ -207,7 +207,11 @@ def posteriors() -> list[Entry]:
                 f"Posterior.{name}",
                 lambda name=name, **given: getattr(posterior, name)(**given),
                 dict(x=DATA, batch_size=4, activation="auto"),
-                dict(x=rows, batch_size=integer(1), activation=[*choice("auto"), *activations]),
+                dict(
+                    x=rows,
+                    batch_size=integer(1),
+                    activation=[*choice("auto", optional=True), *activations],
+                ),
             )
             for name in ("predict", "outputs")
         ),

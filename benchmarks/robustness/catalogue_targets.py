@@ -199,7 +199,9 @@ def targets() -> list[Entry]:
                 num_groups=None,
             ),
             dict(
-                **functions,
+                log_prior_fn=log_priors(),
+                # A stream is read once, so that nothing tells a likelihood of the batch's mean.
+                log_likelihood_fn=log_likelihoods()[:-3],
                 dataset=datasets(),
                 num_examples=[*integer(1), 7, 9],
                 batches_per_read=integer(1),
@@ -331,7 +333,7 @@ def schedules() -> list[Entry]:
             cyclical,
             dict(
                 initial_value=number(0.0, -1.0),
-                num_steps=[*integer(1), 1],
+                num_steps=integer(1),
                 num_cycles=[*integer(1), 9],
                 exploration_ratio=number(-0.1, 1.0, 2.0),
             ),
@@ -364,6 +366,7 @@ def random_numbers() -> list[Entry]:
             rng.epoch_indices,
             dict(seed=SEED, step=tf.constant(3, tf.int64), batch_size=4, num_examples=8),
             dict(seed=seed(), batch_size=integer(1, 8), num_examples=integer(4)),
+            {"num_examples": "batch_size must be in"},
         ),
     ]
 

@@ -114,7 +114,16 @@ def boolean(optional: bool = False) -> list[Any]:
 
 def choice(valid: str, optional: bool = False) -> list[Any]:
     """Wrong values of one of some strings."""
-    near = ["x", "", f" {valid}", valid.upper(), [valid], (valid,), valid.encode(), lambda: valid]
+    near = [
+        "x",
+        "",
+        f" {valid}",
+        valid.swapcase(),
+        [valid],
+        (valid,),
+        valid.encode(),
+        lambda: valid,
+    ]
     others = [None, True, 0, 1.5, NAN, [], {}, set(), str, Thing]
     return _without_none([*near, *others, *junk()], optional)
 

@@ -163,3 +163,11 @@ def test_the_temperature_of_a_step_is_in_its_results(kernel: type) -> None:
 @pytest.mark.parametrize("kernel", TEMPERED[:2])
 def test_temperatures_of_parts_are_reported_by_part(kernel: type) -> None:
     np.testing.assert_array_equal(temperatures(kernel, [1.0, 2.0]), [[1.0, 2.0]] * 3)
+
+
+@pytest.mark.parametrize("results", [None, 3, (), {}, sgmcmc.SGLD], ids=str)
+@pytest.mark.parametrize("kind", [sgmcmc.SGLD, sgmcmc.CorrectedLangevin])
+def test_results_that_are_none_of_a_kernel_are_told(kind: Any, results: Any) -> None:
+    kernel = kind(sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2), 0.1)
+    with pytest.raises(TypeError, match="previous_kernel_results must be what bootstrap_results"):
+        kernel.one_step(tf.zeros([]), results, seed=0)

@@ -15,6 +15,7 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import accepts
 from tfp_sgmcmc.covariance import CovarianceState
 from tfp_sgmcmc.keras.fit.chain_state import ChainState, Status
 from tfp_sgmcmc.keras.fit.initial_states import stacked_starts, values_for_chains
@@ -96,7 +97,9 @@ class Chain:
         self._make_target = functools.partial(
             ModelLogProb, model, num_examples, log_prior_fn, num_chains=num_chains
         )
-        self.kernel_description = describe_kernel(_checked(make_kernel_fn(self._make_target())))
+        target = self._make_target()
+        accepts("make_kernel_fn", make_kernel_fn, target)
+        self.kernel_description = describe_kernel(_checked(make_kernel_fn(target)))
         self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
         starts: list[tf.Tensor] = []
         if num_chains is not None:

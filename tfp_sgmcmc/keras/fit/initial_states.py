@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import numbers
 from tfp_sgmcmc.keras.model import internals
 
 
@@ -75,11 +76,17 @@ def values_for_chains(
 def _given(
     starts: Sequence[Any], variables: list[keras.Variable], num_chains: int
 ) -> list[tf.Tensor]:
+    if not isinstance(starts, list | tuple):
+        raise TypeError(
+            'initial_states must be "initializers", "model", or a list of one array for each '
+            f"trainable variable. Received: {starts!r}."
+        )
     if len(starts) != len(variables):
         raise ValueError(
             f"initial_states must have one array for each of the {len(variables)} trainable "
             f"variables. Received: {len(starts)} arrays."
         )
+    numbers("initial_states", starts)
     for array, variable in zip(starts, variables, strict=True):
         if np.shape(array) != (num_chains, *variable.shape):
             raise ValueError(

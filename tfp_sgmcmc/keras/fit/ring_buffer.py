@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import xla
+from tfp_sgmcmc.checks import accepts
 from tfp_sgmcmc.keras.fit.packing import Packing
 
 _NEVER = np.iinfo(np.int64).max  # the first step to keep while the end of burn-in is unknown
@@ -46,7 +47,7 @@ class Collection(NamedTuple):
     def is_kept(self, first: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Returns whether the state that step number `step` leaves is kept."""
         is_due = (step >= first) & ((step - first) % (self.num_steps_between_results + 1) == 0)
-        return is_due if self.keep is None else is_due & self.keep(step)
+        return is_due if self.keep is None else is_due & accepts("keep", self.keep, step)(step)
 
 
 class RingBuffer:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_sgmcmc.checks import accepts
 from tfp_sgmcmc.keras.model.patterns import assigned, check_patterns
 from tfp_sgmcmc.state import sum_entries
 
@@ -69,7 +70,7 @@ def as_log_prior(prior: Any, model: keras.Model) -> LogPrior:
                 _check_fits(distribution, variable)
         log_prior = _of_each(priors)
     else:
-        log_prior = _of_all(prior)
+        log_prior = _of_all(accepts("prior", prior, variables))
     values = [keras.ops.convert_to_tensor(v) for v in variables]
     start = log_prior(values)
     if not np.isfinite(start) and all(np.isfinite(x).all() for x in values):
