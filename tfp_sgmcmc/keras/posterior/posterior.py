@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import archive, sample_arrays
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator
 from tfp_sgmcmc.keras.posterior.predict import Activation, PosteriorPrediction, Predictor
-from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
 
 
 class Posterior:
