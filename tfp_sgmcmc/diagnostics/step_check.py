@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.covariance import CovarianceState
+from tfp_sgmcmc.targets.stability import Stability, judge_step
 
 _NEAR_LIMIT = 0.8  # of the largest stable step: draws that are too wide there are so by the step
 _GROWTH = 1.5
@@ -27,23 +28,16 @@ def step_faults(
     Returns:
       Problems and notes.
     """
-    if not hasattr(kernel, "largest_stable_step") or not hasattr(results, "step_size"):
-        return [], []
-    from tfp_sgmcmc.targets.curvature import largest_curvature
-
-    # With steps for each entry, the smallest is a bound: at least that step is too large.
-    step = min(float(np.min(np.asarray(s))) for s in tf.nest.flatten(results.step_size))
     num_draws = len(tf.nest.flatten(states)[0])
-    curvatures, limits = [], []
+    found: list[Stability] = []
     for i in (0, num_draws // 2, num_draws - 1):
         state = tf.nest.map_structure(lambda x, i=i: tf.convert_to_tensor(np.asarray(x[i])), states)
-        found = largest_curvature(
-            kernel.target_log_prob_fn,
-            state,
-            metric=lambda v, at=state: kernel.metric_product(v, at, results),
-        )
-        curvatures.append(found)
-        limits.append(float(np.min(kernel.largest_stable_step(found, results=results))))
+        judged = judge_step(kernel, kernel.target_log_prob_fn, state, results)
+        if judged is None:
+            return [], []
+        found.append(judged)
+    curvatures, step = [x.largest_curvature for x in found], found[-1].step_size
+    limits = [float(np.min(x.largest_stable_step)) for x in found]
     share = step / min(limits)
     problems, notes = [], []
     stated = (

@@ -6,15 +6,10 @@ import warnings
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.targets import Target
-
-try:
-    from tfp_sgmcmc.targets.curvature import largest_curvature
-except ModuleNotFoundError:
-    largest_curvature = None
+from tfp_sgmcmc.targets.stability import judge_step
 
 
 def warn_of_skipped(results: Any) -> None:
@@ -43,19 +38,10 @@ def warn_of_step(kernel: Any, target: Target, state: Any, results: Any) -> None:
     """Warns if the last step size is not stable at the last state.
 
     The check before the run knows the start only, and a chain can go where the log posterior is
-    more curved. Step sizes that differ between the parts of the state are left to `report`.
+    more curved.
     """
-    step_size = getattr(results, "step_size", None)
-    has_limit = hasattr(kernel, "largest_stable_step") and hasattr(kernel, "metric_product")
-    if largest_curvature is None or not has_limit or step_size is None:
-        return
-    step_size = np.unique(np.asarray(step_size)) if tf.is_tensor(step_size) else np.zeros(0)
-    if step_size.size != 1:
-        return
     try:
-        curvature = largest_curvature(
-            target, state, metric=lambda v: kernel.metric_product(v, state, results)
-        )
+        found = judge_step(kernel, target, state, results)
     except (LookupError, NotImplementedError):  # no second derivatives, as was told at the start
         return
     except ValueError as error:  # the draws must not be lost for this
@@ -64,12 +50,11 @@ def warn_of_step(kernel: Any, target: Target, state: Any, results: Any) -> None:
             stacklevel=3,
         )
         return
-    limit = float(np.min(kernel.largest_stable_step(curvature, results=results)))
-    if not step_size[0] <= limit:
+    if found is not None and not found.is_stable:
         warnings.warn(
-            f"step_size must be below {limit:.3g} for {type(kernel).__name__} at the last state, "
-            f"where the largest curvature of the log posterior is {curvature:.4g}. Received: "
-            f"{step_size[0]:.3g}. The draws may be far too wide, although they are finite. Run "
-            "again with a smaller step.",
+            f"step_size must be below {np.min(found.largest_stable_step):.3g} for "
+            f"{type(kernel).__name__} at the last state, where the largest curvature of the log "
+            f"posterior is {found.largest_curvature:.4g}. Received: {found.step_size:.3g}. The "
+            "draws may be far too wide, although they are finite. Run again with a smaller step.",
             stacklevel=3,
         )

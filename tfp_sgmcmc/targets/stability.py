@@ -19,8 +19,8 @@ class Stability(NamedTuple):
       largest_curvature: the largest eigenvalue of M H at the state, where H is minus the Hessian of
         the log posterior, and M the kernel's metric.
       largest_stable_step: the kernel's `largest_stable_step` at this curvature.
-      step_size: the largest entry of the step size at step 0. The metric holds the smaller entries'
-        ratios to it.
+      step_size: the largest entry of the step size. The metric holds the smaller entries' ratios to
+        it.
     """
 
     largest_curvature: float
@@ -39,26 +39,16 @@ def check_step(kernel: Any, target: Any, state: State) -> Stability | None:
     Returns None for a kernel that does not say its largest stable step, and with a warning if the
     log posterior has no second derivatives.
     """
-    if not (hasattr(kernel, "largest_stable_step") and hasattr(kernel, "metric_product")):
-        return None
-    results = kernel.bootstrap_results(state)
-
-    def metric(v: State) -> State:
-        return kernel.metric_product(v, state, results)
-
     try:
-        curvature = largest_curvature(target, state, metric=metric)
+        found = judge_step(kernel, target, state)
     except (LookupError, NotImplementedError) as error:
         warnings.warn(
             "The step size was not compared with the largest stable one, because the log posterior "
             f"must have second derivatives for that. Received: {error}",
-            stacklevel=3,
+            stacklevel=4,
         )
         return None
-    found = Stability(
-        curvature, kernel.largest_stable_step(curvature), _largest_entry(kernel.step_size)
-    )
-    if not found.is_stable:
+    if found is not None and not found.is_stable:
         limit = float(np.min(found.largest_stable_step))
         warnings.warn(
             f"step_size must be below {limit:.3g} for {type(kernel).__name__} at this state, where "
@@ -67,15 +57,47 @@ def check_step(kernel: Any, target: Any, state: State) -> Stability | None:
             "or stays finite with draws that are far too wide. Make the step smaller, or pass a "
             "preconditioner or mass that fits the curvature. If this state is far from the mode, "
             "where the curvature can be another, start from `find_center` instead.",
-            stacklevel=3,
+            stacklevel=4,
         )
     return found
 
 
-def _largest_entry(step_size: Any) -> float:
-    """Returns the largest entry of a step size, a nest of numbers and schedules, at step 0."""
-    leaves = tf.nest.flatten(step_size)
-    schedules = [callable(x) and not tf.is_tensor(x) for x in leaves]
-    step = tf.zeros([], tf.int64)
-    pairs = zip(leaves, schedules, strict=True)
-    return float(max(np.max(x(step) if is_schedule else x) for x, is_schedule in pairs))
+def judge_step(kernel: Any, target: Any, state: State, results: Any = None) -> Stability | None:
+    """Compares a kernel's step size with the largest stable one at `state`.
+
+    `results` are the kernel's results there, whose step size, friction and preconditioner are
+    judged. Without them the kernel is judged as it begins at `state`. Returns None for a kernel
+    that does not say its largest stable step. Raises LookupError or NotImplementedError if the log
+    posterior has no second derivatives.
+    """
+    if not (hasattr(kernel, "largest_stable_step") and hasattr(kernel, "metric_product")):
+        return None
+    is_start = results is None
+    results = kernel.bootstrap_results(state) if is_start else results
+
+    def metric(v: State) -> State:
+        return kernel.metric_product(v, state, results)
+
+    def limit(curvature: float) -> Any:
+        return kernel.largest_stable_step(curvature, results=None if is_start else results)
+
+    used = results.step_size
+    entries = np.concatenate([np.ravel(x) for x in tf.nest.flatten(used)])
+    largest = float(entries.max())
+    curvature = largest_curvature(target, state, metric=metric)
+    if np.all(entries == largest) or not np.all(np.isfinite(limit(curvature))):
+        return Stability(curvature, limit(curvature), largest)
+    try:
+        steps = by_part("step_size", used, state)
+    except (TypeError, ValueError):  # one for each chain or replica, not for entries of the state
+        return Stability(curvature, limit(curvature), largest)
+    # Where the limit falls as curvature^-a, an entry h of the step size acts like the largest one
+    # with its curvature times (h / largest)^(1/a).
+    fall = np.log2(np.min(limit(curvature)) / np.min(limit(2 * curvature)))
+    roots = tf.nest.map_structure(lambda h: (h / h.dtype.as_numpy_dtype(largest)) ** 0.5, steps)
+
+    def scale(v: State) -> State:
+        return tf.nest.map_structure(lambda r, x: r ** (1 / fall) * x, roots, v)
+
+    curvature = largest_curvature(target, state, metric=lambda v: scale(metric(scale(v))))
+    return Stability(curvature, limit(curvature), largest)

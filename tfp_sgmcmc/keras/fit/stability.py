@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.fit.chain import Chain
 from tfp_sgmcmc.keras.fit.source import Source
-from tfp_sgmcmc.kernels.settings import value_at
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import Target
 from tfp_sgmcmc.targets.curvature import largest_curvature
@@ -85,7 +84,7 @@ def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | No
     everywhere, results = chain.state.read(), chain.state.read_results()
     one = chain.state.num_chains is None
     state = everywhere if one else [x[0] for x in everywhere]
-    sizes = tf.nest.flatten(value_at(kernel.step_size, step, everywhere))
+    sizes = tf.nest.flatten(results.step_size)
     step_size = min(float(np.min(s)) for s in sizes)  # a part with a larger step may be flat
 
     def limit(curvature: float) -> float:
