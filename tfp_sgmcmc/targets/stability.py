@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.state import State, by_part
 from tfp_sgmcmc.targets.curvature import largest_curvature
 
 
