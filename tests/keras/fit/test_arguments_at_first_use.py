@@ -1,4 +1,4 @@
-"""Functions of a wrong signature, and starts that are no arrays, are told by the argument's name."""
+"""Functions of a wrong signature, and starts that are no arrays, are told by name."""
 
 from typing import Any
 
