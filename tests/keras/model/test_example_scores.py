@@ -148,7 +148,9 @@ MODELS = {
     "normalisation of an early axis": case(
         [4, 4], lambda: [L.LayerNormalization(axis=1)], ["layer_normalization"]
     ),
-    "group normalisation": case([3, 4], lambda: [L.GroupNormalization(2), L.Reshape([12])]),
+    "group normalisation": case(
+        [3, 4], lambda: [L.GroupNormalization(2), L.Reshape([12])], ["group_normalization"]
+    ),
     "activation with weights": case([4], lambda: [L.Dense(5), L.PReLU()], ["p_re_lu"]),
     "einsum": case([3, 4], lambda: [einsum("abc,cd->abd", (3, 5), "d", activation="tanh")]),
     "einsum of heads": case(

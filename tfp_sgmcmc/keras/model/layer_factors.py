@@ -12,10 +12,11 @@ import tensorflow as tf
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, Lookups, OuterProducts
 from tfp_sgmcmc.keras.model import internals
 
-# Layers that multiply a normalised input by a gain and add an offset.
+# Layers that multiply a normalised input by a gain and add an offset. GroupNormalization is not
+# among them, because its outputs have no static number of rows.
 _NORMALISATIONS = tuple(
     getattr(keras.layers, name)
-    for name in ("LayerNormalization", "GroupNormalization", "RMSNormalization")
+    for name in ("LayerNormalization", "RMSNormalization")
     if hasattr(keras.layers, name)  # some are not in older versions of Keras
 )
 #: Layers whose scores are known. Subclasses may compute something else.
