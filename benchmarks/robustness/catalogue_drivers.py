@@ -1,0 +1,159 @@
+"""Calls of the drivers `sample` and `tune`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tfp_sgmcmc as sgmcmc
+from benchmarks.robustness.calls import Entry
+from benchmarks.robustness.catalogue_samplers import (
+    ALSO,
+    STATE,
+    TARGET,
+)
+from benchmarks.robustness.values import (
+    Named,
+    boolean,
+    choice,
+    function,
+    instance,
+    integer,
+    kernel,
+    number,
+    path,
+    seed,
+    state,
+    target,
+)
+
+KERNEL = sgmcmc.SGLD(TARGET, 0.01)
+
+
+def sampled(*, directory: Any = None, **arguments: Any) -> Any:
+    """Returns the states of a run; True as directory stands for a new one."""
+    if directory is not True:
+        return sgmcmc.sample(directory=directory, **arguments).states
+    with tempfile.TemporaryDirectory() as folder:
+        result = sgmcmc.sample(directory=Path(folder) / "run", **arguments)
+        return np.asarray(result.states)
+
+
+def drivers() -> list[Entry]:
+    traces = [None, "x", object(), {"a": "x"}, {"a": None}, np.array(["a"]), [1.0, "a"]]
+    valid = dict(
+        kernel=KERNEL,
+        initial_state=STATE,
+        num_results=2,
+        seed=0,
+        num_burnin_steps=0,
+        num_steps_between_results=0,
+        num_chains=None,
+        trace_fn=None,
+        jit_compile=False,
+        progress_bar=False,
+        directory=None,
+        resume="auto",
+        checkpoint_seconds=10.0,
+        preflight_check=False,
+    )
+    files = [v for v in path(optional=True) if v is not True]
+    tuned = dict(
+        make_kernel_fn=lambda step_size: sgmcmc.SGLD(TARGET, step_size),
+        candidates={"step_size": [0.01, 0.02]},
+        target_log_prob_fn=TARGET,
+        initial_state=np.zeros([2, 2], np.float32),
+        num_steps=12,
+        seed=0,
+        num_results=3,
+        reduction=2.0,
+        exact_gradients=False,
+        scale=1.0,
+        jit_compile=False,
+        num_parallel=1,
+    )
+    candidates = [{"step_size": []}, {"step_size": 0.1}, {"step_size": ["x"]}, {"other": [0.1]}]
+    others = [{1: [0.1]}, [{"step_size": 0.1}, {"other": 1}], [0.1, 0.2], {"step_size": [-1.0]}]
+    made = [None, "x", 1, [], {}, object(), TARGET, sgmcmc.SGLD, (KERNEL,)]
+    return [
+        Entry(
+            "sampling",
+            "sample",
+            sampled,
+            valid,
+            dict(
+                kernel=kernel(),
+                initial_state=state(),
+                num_results=integer(1),
+                seed=seed(optional=True),
+                num_burnin_steps=integer(0),
+                num_steps_between_results=integer(0),
+                num_chains=integer(1, optional=True),
+                trace_fn=function(2, *traces, optional=True),
+                jit_compile=boolean(),
+                progress_bar=boolean(optional=True),
+                directory=files,
+                resume=[v for v in choice("must") if repr(v) != "True"],
+                checkpoint_seconds=number(-1.0),
+                preflight_check=boolean(),
+            ),
+            {**ALSO, "trace_fn": "trace_fn|trace"},
+        ),
+        Entry(
+            "sampling",
+            "sample in a directory",
+            sampled,
+            {**valid, "directory": True},
+            dict(
+                resume=[v for v in choice("auto") if repr(v) != "True"],
+                checkpoint_seconds=number(-1.0),
+                trace_fn=function(2, *traces, optional=True),
+                initial_state=state(),
+            ),
+            {**ALSO, "trace_fn": "trace_fn|trace"},
+        ),
+        Entry(
+            "sampling",
+            "sample with preflight",
+            sampled,
+            {**valid, "preflight_check": True},
+            dict(kernel=kernel(), initial_state=state()),
+            ALSO,
+        ),
+        Entry(
+            "sampling",
+            "tune",
+            lambda **arguments: sgmcmc.tune(**arguments).state,
+            tuned,
+            dict(
+                make_kernel_fn=[
+                    *[v for v in function(0, *made) if not isinstance(v, type)],
+                    Named("of another name", lambda friction: None),
+                    sgmcmc.SGLD,
+                ],
+                candidates=[*instance(), *candidates, *others],
+                target_log_prob_fn=target(),
+                initial_state=state(),
+                num_steps=[*integer(1), 2],
+                seed=seed(),
+                num_results=[*integer(2), 1],
+                reduction=number(1.0, 0.5, -1.0, 0.0),
+                exact_gradients=boolean(),
+                scale=number(0.0, -1.0),
+                jit_compile=boolean(),
+                num_parallel=integer(1, optional=True),
+            ),
+            {
+                **ALSO,
+                "candidates": "candidates|candidate",
+                "make_kernel_fn": "make_kernel_fn|kernel",
+            },
+        ),
+    ]
+
+
+def entries() -> list[Entry]:
+    return drivers()
