@@ -154,7 +154,7 @@ def killed(kind: str, kills: int, folder: Path) -> Row:
     whole = loaded(folder / "whole.npz")
     count = runs = equal = 0
     failures: list[str] = []
-    while whole and (count < kills or not runs) and not failures:
+    while whole and (count < kills or not runs) and not failures and equal == runs:
         directory = folder / f"run{runs}"
         while not output.exists() and not failures:
             checkpoint = directory / "checkpoint.npz" if count < kills else None
@@ -192,19 +192,26 @@ def rows(quick: bool = False) -> Iterator[Row]:
             yield killed(kind, 3 if quick else 50, Path(folder))
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(*, quick: bool = False) -> Iterator[Row]:
     """Kills runs.
 
     Args:
       quick: kills each kind of run 3 times in place of 50.
     """
-    return [*rows(quick)]
+    return rows(quick)
 
 
-def show(found: list[Row]) -> None:
-    """Prints the table; raises SystemExit if the aim is missed."""
+def show(coming: Iterator[Row]) -> None:
+    """Prints the table as it comes; raises SystemExit if the aim is missed."""
+    found: list[Row] = []
+
+    def lines() -> Iterator[tuple[Any, ...]]:
+        for row in coming:
+            found.append(row)
+            yield (*row[:-1], len(row.failures))
+
     columns = {"run": "s", "kills": "d", "ended": "d", "equal": "d", "failed": "d"}
-    command_line.print_table(columns, [(*row[:-1], len(row.failures)) for row in found])
+    command_line.print_table(columns, lines())
     for row in found:
         print(*row.failures, sep="\n", end="")
     bad = [row.kind for row in found if row.failures or row.equal < row.runs or not row.runs]
