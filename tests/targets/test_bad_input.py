@@ -446,7 +446,7 @@ def test_arguments_of_other_targets(make: Any, error: type, message: str) -> Non
 STATES_THAT_ARE_NONE = [None, "x", [], 1, [0.5, "a"], object(), np.array([None, {}])]
 
 
-@pytest.mark.parametrize("state", STATES_THAT_ARE_NONE, ids=repr)
+@pytest.mark.parametrize("state", STATES_THAT_ARE_NONE)
 @pytest.mark.parametrize(
     "wrap",
     [

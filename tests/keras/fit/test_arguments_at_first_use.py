@@ -24,7 +24,7 @@ def one_epoch(make_kernel_fn: Any = None, **arguments: Any) -> None:
         ({"num_chains": 2, "initial_states": 3}, "initial_states must be"),
         ({"num_chains": 2, "initial_states": [np.full([2, 3, 4], np.nan)]}, "initial_states must"),
     ],
-    ids=lambda x: str(x)[:40],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
 )
 def test_an_argument_is_named_at_its_first_use(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises((TypeError, ValueError), match=told):
