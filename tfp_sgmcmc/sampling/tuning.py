@@ -44,14 +44,12 @@ class TuningResult(NamedTuple):
       rounds: the candidates and their scores in each round.
       state: the last state of the best candidate's chains, from which a run may start.
       num_steps: number of steps of all candidates together.
-      seed: the seed, two integers, with which the comparison can be repeated.
     """
 
     best: Candidate
     rounds: list[TuningRound]
     state: State
     num_steps: int
-    seed: tuple[int, int] = (0, 0)
 
 
 def tune(
@@ -61,7 +59,7 @@ def tune(
     initial_state: State,
     *,
     num_steps: int,
-    seed: Any = None,
+    seed: Any,
     num_results: int = 100,
     reduction: float = 2.0,
     exact_gradients: bool = False,
@@ -103,8 +101,7 @@ def tune(
       target_log_prob_fn: a target or a plain callable, whose gradients the comparison uses.
       initial_state: a state with leading axes of chains; more chains sharpen the comparison.
       num_steps: B, the steps of all candidates and rounds together; a step moves all chains.
-      seed: an integer or two. The same seed gives the same result on the same device. None draws
-        one by `random.fresh_seed`; the result's `seed` tells it.
+      seed: an integer or two. The same seed gives the same result on the same device.
       num_results: number of states of each chain that a round's comparison uses.
       reduction: r, above 1.
       exact_gradients: whether the comparison uses gradients over all examples.
@@ -140,7 +137,7 @@ def tune(
             f"{num_steps}."
         )
     target = as_target(target_log_prob_fn, full_data_expected=True)
-    seed = random.as_seed(random.fresh_seed() if seed is None else seed)
+    seed = random.as_seed(seed)
     initial_state = state_tensors(initial_state)
     try:
         chain_ndims = len(tf.TensorShape(target.chain_shape(initial_state)))
@@ -176,7 +173,7 @@ def tune(
             order = np.argsort(scores, kind="stable")[: int(np.ceil(size / reduction))]
             left, positions = [left[i] for i in order], [positions[i] for i in order]
     taken = sum(len(r.candidates) * r.num_steps for r in rounds)
-    return TuningResult(left[0][1], rounds, positions[0].state, taken, tuple(seed.numpy().tolist()))
+    return TuningResult(left[0][1], rounds, positions[0].state, taken)
 
 
 def _combinations(candidates: Any) -> list[Candidate]:
