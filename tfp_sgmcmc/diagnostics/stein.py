@@ -168,6 +168,7 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
     """
     target = as_target(target_log_prob_fn, full_data_expected=True)
     samples = tf.nest.map_structure(tf.convert_to_tensor, samples)
+    seed = None if seed is None else random.as_seed(seed)
     numbers = tf.range(tf.nest.flatten(samples)[0].shape[0])
     like = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), samples)
 
