@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_sgmcmc import checks
 from tfp_sgmcmc.checks import function, integer, positive
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
 from tfp_sgmcmc.state import State
@@ -104,6 +105,7 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
     ) -> MixingDistanceState:
         """Returns the reducer's state before the first step; the initial state is not kept."""
         epsilon = self._step_size_fn(initial_inner_kernel_results)
+        checks.numbers("The value of step_size_fn", epsilon, "a finite number of at least 0")
         if tf.nest.is_nested(epsilon) or tf.convert_to_tensor(epsilon).shape.rank:
             raise ValueError(
                 f"The step size must be one number for all chains and parts. Received: {epsilon}."

@@ -176,6 +176,7 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
             "samples must have parts [n, chains..., event...] of equal length n. Received: shapes "
             f"{[tuple(x.shape) for x in tf.nest.flatten(samples)]}."
         )
+    seed = None if seed is None else random.as_seed(seed)
     numbers = tf.range(tf.nest.flatten(samples)[0].shape[0])
     like = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), samples)
 

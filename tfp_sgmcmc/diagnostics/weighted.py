@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_sgmcmc import checks
 from tfp_sgmcmc.checks import function
 from tfp_sgmcmc.diagnostics.arrays import real_array
 from tfp_sgmcmc.state import State, append_dims
@@ -164,6 +165,7 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
 
     def _step_size(self, results: Any, like: Any) -> tf.Tensor:
         epsilon = self._step_size_fn(results)
+        checks.numbers("The value of step_size_fn", epsilon, "a finite number of at least 0")
         if tf.nest.is_nested(epsilon):
             raise ValueError(
                 "step_size_fn must return one step size for all parts of the state. Received: "
