@@ -30,11 +30,11 @@ class ExampleScores:
 
     For the weights of `Dense`, `EinsumDense` (and so of attention), `Conv1D`, `Conv2D`, `Conv3D`,
     `Embedding`, `LayerNormalization` and `RMSNormalization` layers, the backward pass of the
-    gradient also gives the scores, those of kernels and tables as `FactoredScores`. For all other weights each example has a backward pass of its own, in which
-    dropout and the like draw the same numbers for each example. If a model draws such numbers and
-    has other weights, all scores come from these passes, so that the scores of one example belong
-    to the same numbers. The passes run side by side or, with a warning, one after another (see
-    `Mapper`).
+    gradient also gives the scores, those of kernels and tables as `FactoredScores`. For all other
+    weights each example has a backward pass of its own, in which dropout and the like draw the same
+    numbers for each example. If a model draws such numbers and has other weights, all scores come
+    from these passes, so that the scores of one example belong to the same numbers. The passes run
+    side by side or, with a warning, one after another (see `Mapper`).
 
     Args:
       model: a compiled and built model.
