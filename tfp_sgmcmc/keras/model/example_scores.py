@@ -34,8 +34,7 @@ class ExampleScores:
     weights each example has a backward pass of its own, in which dropout and the like draw the same
     numbers for each example. If a model draws such numbers and has other weights, all scores come
     from these passes, so that the scores of one example belong to the same numbers. The passes run
-    side by side or, with a warning, one after another (see
-    `Mapper`).
+    side by side or, with a warning, one after another (see `Mapper`).
 
     Args:
       model: a compiled and built model.
