@@ -223,7 +223,7 @@ class Kernel(NamedTuple):
     ("step_size", "scale", "said"),
     [(0.5, 1.0, ""), (4.2, 1.0, "The step is too large: step_size is 4.2, and the largest")]
     + [(3.5, 1.3, "The step is too large"), (3.5, 1.0, ""), ([4.1, 9.0, 5.0], 1.0, "too large")]
-    + [([3.9, 4.1, 9.0], 1.0, "")],
+    + [([3.9, 4.1, 9.0], 1.0, "too large"), ([3.9, 3.8, 1.0], 1.0, "")],
 )
 def test_the_step_is_compared_with_the_largest_stable_one(
     step_size: Any, scale: float, said: str

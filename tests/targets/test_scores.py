@@ -246,3 +246,25 @@ def test_closed_form_of_a_wrong_shape(fn: Any, message: str) -> None:
 def test_bad_options(options: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         regression(**options)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_products_of_matrices_with_weights_do_not_stop_the_process(compiled: bool) -> None:
+    """oneDNN fails in the vectorized product of a single example `[1, T, C]` with `[C, k]`."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal([40, 12, 16]).astype(np.float32)
+
+    def log_likelihood(w: tf.Tensor, batch: Any) -> tf.Tensor:
+        return tf.reduce_sum(tf.tanh(tf.matmul(batch, w)), axis=[-1, -2])
+
+    base = sgmcmc.MinibatchLogProb(
+        lambda w: -tf.reduce_sum(w**2), log_likelihood, x, 20, shared_batch=True
+    )
+    w = tf.constant(generator.standard_normal([16, 8]), tf.float32)
+    estimate = tf.function(
+        lambda s: base.estimate(w, tf.constant([0, 1]), with_scores=s)[0], autograph=False
+    )
+    estimate = estimate.python_function if not compiled else estimate
+    with pytest.warns(UserWarning, match="one after another.*'MatMul'"):
+        found = estimate(True)
+    np.testing.assert_allclose(found, estimate(False), rtol=1e-4, atol=1e-3)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.vectorize import map_examples
 
 
 def mapped_scores(
@@ -18,7 +19,7 @@ def mapped_scores(
     num_rows: int | tf.Tensor,
     chain_ndims: int,
     batch_ndims: int,
-    map_fn: Callable[[Callable[[Any], Any], Any], Any] = tf.vectorized_map,
+    map_fn: Callable[[Callable[[Any], Any], Any], Any] = map_examples,
 ) -> tuple[tf.Tensor, State]:
     """Returns sums of log likelihoods over equal groups of a minibatch, and their gradients.
 

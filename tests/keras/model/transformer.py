@@ -50,6 +50,7 @@ def samples(model, num_chains):
         num_burnin_steps=0,
         seed=0,
         num_chains=num_chains,
+        independent_batches=False,
         **({} if num_chains is None else {"initial_states": "model"}),
     )
     model.fit(x, x[:, 0] % 3, batch_size=6, verbose=0, callbacks=[sampler])

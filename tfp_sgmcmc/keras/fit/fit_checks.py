@@ -97,22 +97,7 @@ def check_probabilities(model: keras.Model, source: Source) -> None:
     variables = model.trainable_variables
     values = [tf.convert_to_tensor(v.value) for v in variables]
     outputs = internals.forward(model, variables, values, batch[0], training=False).outputs
-    flat = keras.tree.flatten(outputs)
-    for place, kind in compiled_loss.classes(model, outputs).items():
-        p = np.asarray(flat[place], np.float64)
-        if kind.from_logits or not np.isfinite(p).all():
-            continue
-        is_wrong = p.min() < -1e-3 or p.max() > 1.001
-        if kind.axis is not None:
-            is_wrong = is_wrong or np.abs(p.sum(axis=kind.axis) - 1.0).max() > 1e-2
-        if is_wrong:
-            found = "sigmoid" if kind.axis is None else "softmax"
-            raise ValueError(
-                "The model's outputs must be probabilities, because its crossentropy has "
-                f"from_logits=False. Received: outputs from {p.min():.3g} to {p.max():.3g}"
-                f"{'' if kind.axis is None else ' that do not sum to 1'}. Give the last layer "
-                f"activation={found!r}, or compile the loss with from_logits=True."
-            )
+    compiled_loss.check_probabilities(model, outputs)
 
 
 def check_memory(chain: Chain, source: Source, collection: Collection | None, epochs: int) -> None:

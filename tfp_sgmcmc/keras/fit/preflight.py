@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import accepts
 from tfp_sgmcmc.keras.fit import fit_checks, problem
 from tfp_sgmcmc.keras.fit.chain import Chain
 from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
@@ -165,7 +166,8 @@ def checked_keep(keep: Any) -> Any:
             "keep must be a callable, step -> whether its state is kept. Received: a "
             f"{type(keep).__name__}."
         )
-    found = keep(tf.zeros([], tf.int64))
+    step = tf.zeros([], tf.int64)
+    found = accepts("keep", keep, step)(step)
     array = np.asarray(found)
     if array.dtype != np.bool_ or array.shape != ():
         raise TypeError(f"keep must return one truth value for a step. Received: {found!r}.")

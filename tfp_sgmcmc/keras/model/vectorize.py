@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,8 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import xla
 from tfp_sgmcmc.keras.model import internals
-
-_ONEDNN_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
+from tfp_sgmcmc.targets.vectorize import unsafe_operation, without_log
 
 
 class Mapper:
@@ -40,7 +38,7 @@ class Mapper:
         try:
             reason = self._reason(fn, elements, num_rows)
             if reason is None:
-                with _without_log():
+                with without_log():
                     return tf.vectorized_map(fn, elements)
         except Exception as error:  # if `fn` itself raises, the loop below raises the same
             reason = (
@@ -87,67 +85,3 @@ def not_vectorizable(model: keras.Model) -> keras.Layer | None:
         ):
             return layer
     return None
-
-
-def unsafe_operation(fn: Callable[[Any], Any], elements: Any) -> str | None:
-    """Returns the name of an operation that must not be vectorized on this device, or None.
-
-    Two operations of oneDNN, which TensorFlow uses on CPUs outside XLA, are at fault. The product
-    of `[n, 1, a, b]`, whose n is the mapped axis, with a single matrix reads and writes memory that
-    is not its own: values are wrong, or the process dies. A softmax takes at most 5 axes.
-    """
-    if xla.in_xla_context() or xla.has_accelerator():
-        return None
-    varies: set[str] = set()  # names of tensors that depend on the element
-
-    def traced(element: Any) -> tuple[()]:
-        varies.update(x.name for x in tf.nest.flatten(element))
-        fn(element)
-        return ()
-
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), elements)
-    with _without_log():
-        graph = tf.function(traced, autograph=False).get_concrete_function(specs).graph
-    for operation in graph.get_operations():
-        if any(x.name in varies for x in operation.inputs):
-            varies.update(x.name for x in operation.outputs)
-            if _is_unsafe(operation, varies):
-                return operation.name
-    for function in graph.as_graph_def().library.function:  # bodies of loops and branches
-        for node in function.node_def:
-            is_product = node.op.startswith("BatchMatMulV")
-            if is_product and tf.as_dtype(node.attr["T"].type) in _ONEDNN_DTYPES:
-                return node.name
-    return None
-
-
-def _is_unsafe(operation: tf.Operation, varies: set[str]) -> bool:
-    """Returns whether an operation with inputs in `varies` must not be vectorized."""
-    x = operation.inputs[0]
-    if x.dtype not in _ONEDNN_DTYPES:
-        return False
-    if operation.type == "Softmax":
-        return x.shape.rank is None or x.shape.rank > 4
-    if not operation.type.startswith("BatchMatMulV"):
-        return False
-    y = operation.inputs[1]
-    if x.name not in varies or y.name in varies or x.shape.rank not in (3, None):
-        return False
-    return all(_may_be_single(matrices) for matrices in (x, y))
-
-
-def _may_be_single(matrices: tf.Tensor) -> bool:
-    """Returns whether a tensor `[..., a, b]` may hold a single matrix."""
-    return matrices.shape.rank is None or all(n in (1, None) for n in matrices.shape[:-2])
-
-
-@contextlib.contextmanager
-def _without_log() -> Generator[None]:
-    """Silences TensorFlow, which logs the whole graph of what it cannot vectorize."""
-    logger = tf.get_logger()
-    level = logger.level
-    logger.setLevel("CRITICAL")
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
