@@ -137,5 +137,5 @@ def test_low_rank_takes_smaller_minibatches_and_refuses_larger_or_unknown_ones()
     np.testing.assert_allclose(sigma.diag_part(), expected, rtol=1e-12)
     with pytest.raises(ValueError, match=f"at most {N} scores, .* Received: {N + 1}"):
         estimator.evaluate(own, tf.constant(rows), 1.0, like, 0)
-    with pytest.raises(ValueError, match="drop_remainder=True, or num_groups"):
+    with pytest.raises(ValueError, match="a batch_size that divides .*, or num_groups"):
         estimator.init(like, 0, None)

@@ -17,7 +17,8 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tests.sampling.runs import Walk, assert_equal, at_call, quick_kernel, state, trace
 from tfp_sgmcmc import memory, random
-from tfp_sgmcmc.sampling import aftermath, driver, loop, progress, steps
+from tfp_sgmcmc.sampling import driver, loop, progress, steps
+from tfp_sgmcmc.targets import stability
 
 SEED = 7
 QUIET: dict[str, Any] = dict(seed=SEED, progress_bar=False, preflight_check=False)
@@ -323,7 +324,7 @@ def test_a_last_step_beyond_the_stable_one_is_told(
     def curvature(target: Any, state: Any, metric: Any) -> float:
         return float(metric(tf.constant(7.0)))
 
-    monkeypatch.setattr(aftermath, "largest_curvature", curvature)
+    monkeypatch.setattr(stability, "largest_curvature", curvature)
     monkeypatch.setattr(driver, "preflight", lambda *_, **__: None)
     kernel = Limited(quick_kernel().target_log_prob_fn, 0.02)
     with warnings.catch_warnings(record=True) as told:

@@ -26,8 +26,9 @@ def describe_run(
 ) -> dict[str, dict[str, Any]]:
     """Returns numbers that name the start, the trace, and the prior and posterior near the start.
 
-    The posterior is that of one minibatch. The place is next to the start because many priors and
-    likelihoods agree at zero. Where they are NaN or infinite there, the start itself is taken.
+    The posterior is that of one minibatch; of a stream only the prior is named. The place is next to
+    the start because many priors and likelihoods agree at zero. Where they are NaN or infinite
+    there, the start itself is taken.
     """
     near = _shifted(start.state)
     found = {"initial_state": approximate.record(tf.nest.flatten(start.state))}
@@ -52,8 +53,10 @@ def _values(log_prob_fn: Any, state: State) -> dict[str, Any] | None:
 def _values_at(log_prob_fn: Any, state: State) -> dict[str, Any]:
     while isinstance(getattr(log_prob_fn, "target", None), Target):
         log_prob_fn = log_prob_fn.target
-    if isinstance(log_prob_fn, StreamedLogProb):
-        log_prob_fn = log_prob_fn.of_one_batch
+    if isinstance(log_prob_fn, StreamedLogProb):  # its batches are those of the feed
+        base = log_prob_fn.of_one_batch
+        prior = value_and_gradient(base.log_prior, state, connected=False)
+        return describe_problem(*prior[:2], what="log prior")
     if not isinstance(log_prob_fn, Target):
         if not all(x.dtype.is_floating for x in tf.nest.flatten(state)):
             return describe_problem(call_with_state(log_prob_fn, state), ())
