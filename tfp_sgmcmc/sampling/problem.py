@@ -26,8 +26,8 @@ def describe_run(
 ) -> dict[str, dict[str, Any]]:
     """Returns numbers that name the start, the trace, and the prior and posterior near the start.
 
-    The posterior is that of one minibatch; of a stream only the prior is named. The place is next to
-    the start because many priors and likelihoods agree at zero. Where they are NaN or infinite
+    The posterior is that of one minibatch; of a stream only the prior is named. The place is next
+    to the start because many priors and likelihoods agree at zero. Where they are NaN or infinite
     there, the start itself is taken.
     """
     near = _shifted(start.state)
