@@ -238,6 +238,20 @@ def test_the_step_is_compared_with_the_largest_stable_one(
     assert (said in problems[0] and "the draws is 4." in problems[0]) if said else not problems
 
 
+@pytest.mark.parametrize(("step_size", "is_said"), [(3.5, True), (0.5, False)])
+def test_draws_away_from_the_mode_by_a_step_near_the_limit(step_size: float, is_said: bool) -> None:
+    """A chain that an unstable step threw from the mode stays where the step is just stable."""
+
+    def target(w: Any) -> Any:
+        return -0.5 * tf.reduce_sum(w**2, axis=-1)
+
+    run = of_states(
+        draws() + 1.0, final_kernel_results=Results(np.asarray(step_size)), kernel=Kernel(target)
+    )
+    problems = sgmcmc.report(run, target).problems
+    assert problems and problems[0].startswith("The step is too large") == is_said
+
+
 def test_a_curvature_that_grows_along_the_run_is_noted() -> None:
     x = np.linspace(1.0, 3.0, 50)[:, np.newaxis] + np.zeros([50, 4])  # -w^4: curvature 12 w^2
     kernel = Kernel(lambda w: -(w**4))

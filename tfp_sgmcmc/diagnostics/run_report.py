@@ -199,7 +199,8 @@ def report(
     problems += bias.problems
     steps = ([], [])
     if kernel is not None and states is not None:
-        steps = step_faults(kernel, states, last, bias.is_hot)
+        is_off = bias.is_hot or bool(bias.problems)
+        steps = step_faults(kernel, states, last, bias.is_hot, is_off)
     found = None if target is None else bias.temperature
     return Report((*steps[0], *problems), tuple(rows), found, (*bias.notes, *steps[1]))
 

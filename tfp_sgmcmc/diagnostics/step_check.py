@@ -10,12 +10,12 @@ import tensorflow as tf
 from tfp_sgmcmc.covariance import CovarianceState
 from tfp_sgmcmc.targets.stability import Stability, judge_step
 
-_NEAR_LIMIT = 0.8  # of the largest stable step: draws that are too wide there are so by the step
+_NEAR_LIMIT = 0.8  # of the largest stable step: draws that are wrong there are so by the step
 _GROWTH = 1.5
 
 
 def step_faults(
-    kernel: Any, states: Any, results: Any, is_hot: bool
+    kernel: Any, states: Any, results: Any, is_hot: bool, is_off: bool
 ) -> tuple[list[str], list[str]]:
     """Compares the step with the largest stable one at the first, middle and last draws.
 
@@ -24,6 +24,7 @@ def step_faults(
       states: its draws, `[draws, chains..., event...]`.
       results: its last results.
       is_hot: whether the draws are too wide.
+      is_off: whether they are wrong in any way that gradients show.
 
     Returns:
       Problems and notes.
@@ -43,8 +44,9 @@ def step_faults(
     stated = (
         f"step_size is {step:.3g}, and the largest stable one at the draws is {min(limits):.3g}."
     )
-    if share > 1 or (is_hot and share > _NEAR_LIMIT):
-        problems.append(f"The step is too large: {stated}")
+    if share > 1 or (is_off and share > _NEAR_LIMIT):
+        thrown = " A chain that an unstable step throws off the mode stays where it is just stable."
+        problems.append(f"The step is too large: {stated}{'' if share > 1 else thrown}")
     elif is_hot and share > _NEAR_LIMIT / 4:
         notes.append(f"A smaller step makes the draws less wide: {stated}")
     if curvatures[-1] > _GROWTH * curvatures[0] and step > 0.5 * limits[-1]:
