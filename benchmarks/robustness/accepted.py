@@ -19,6 +19,7 @@ REASONS = {
     "that broadcasts to the state",
     r"ConstantBelow\(schedule=a function, returns array\(.*\)": "one value for each chain",
     r"find_center\(learning_rate=a function, returns 0.0\)": "warns that it has not converged",
+    r"kinetic_temperature\(momentum=\[\[1.0\], \[1.0, 2.0\]\]\)": "a nest of three scalar parts",
     r"GrowingBatch\(growth=inf\)": "all examples from the second estimate on",
 }
 

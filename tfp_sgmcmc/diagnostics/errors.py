@@ -80,7 +80,7 @@ def squared_variance_error(samples: Any, variances: Any) -> Any:
       arXiv:1805.08863, 2018. Section 5.1.
     """
     samples, variances = real_array("samples", samples), real_array("variances", variances)
-    if samples.ndim < 2 or samples.shape[-1:] != variances.shape:
+    if samples.ndim < 2 or not samples.size or samples.shape[-1:] != variances.shape:
         raise ValueError(
             "samples must have shape [results, chains..., D] and variances [D]. Received: shapes "
             f"{samples.shape} and {variances.shape}."

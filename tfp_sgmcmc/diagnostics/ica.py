@@ -86,7 +86,7 @@ def instability_index(samples: Any, data: Any, *, weights: Any = None, mean: Any
     """
     samples, data = real_array("samples", samples), real_array("data", data)
     size = data.shape[-1] if data.ndim else 0
-    if samples.ndim < 3 or data.ndim != 2 or samples.shape[-2:] != (size, size):
+    if samples.ndim < 3 or data.ndim != 2 or not len(data) or samples.shape[-2:] != (size, size):
         raise ValueError(
             "samples must have shape [results, chains..., d, d] and data [N, d]. Received: shapes "
             f"{samples.shape} and {data.shape}."

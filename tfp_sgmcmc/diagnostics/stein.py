@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
@@ -105,6 +106,9 @@ def squared_kernel_stein_discrepancy(
     w = tf.ones([n], x.dtype) if weights is None else _numbers("weights", weights, x)
     if w.shape != [n]:
         raise ValueError(f"weights must have shape [{n}], as samples. Received: {w.shape}.")
+    known = tf.get_static_value(w)
+    if known is not None and not np.all(np.isfinite(known) & (known >= 0)):
+        raise ValueError(f"weights must be finite and not negative. Received: {weights}.")
     w /= tf.reduce_sum(w)
     x -= tf.reduce_mean(x, axis=-2, keepdims=True)  # keeps small differences exact
     if chunk_size is not None:
@@ -118,6 +122,13 @@ def squared_kernel_stein_discrepancy(
             raise ValueError(
                 f"preconditioner must have shape [{size}, {size}]. Received: {m.shape}."
             )
+        known = tf.get_static_value(m)
+        if known is not None:
+            values = np.linalg.eigvalsh(np.asarray(known, np.float64))
+            if not (values[-1] > 0 and values[0] >= -1e-6 * values[-1]):  # rounding is allowed
+                raise ValueError(
+                    f"preconditioner must be symmetric and positive definite. Received: {known}."
+                )
         g, mx, trace = tf.matmul(g, m), tf.matmul(x, m), tf.reduce_sum(m**2)
     squares, m_squares = (tf.reduce_sum(a**2, axis=-1) for a in (x, mx))
     along = tf.reduce_sum(g * mx, axis=-1)

@@ -33,7 +33,8 @@ def step_faults(
     found: list[Stability] = []
     for i in (0, num_draws // 2, num_draws - 1):
         state = tf.nest.map_structure(lambda x, i=i: tf.convert_to_tensor(np.asarray(x[i])), states)
-        judged = judge_step(kernel, kernel.target_log_prob_fn, state, results)
+        target = getattr(kernel, "target_log_prob_fn", None)
+        judged = judge_step(kernel, target, state, results)
         if judged is None:
             return [], []
         found.append(judged)

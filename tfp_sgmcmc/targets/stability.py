@@ -67,8 +67,8 @@ def judge_step(kernel: Any, target: Any, state: State, results: Any = None) -> S
 
     `results` are the kernel's results there, whose step size, friction and preconditioner are
     judged. Without them the kernel is judged as it begins at `state`. Returns None for a kernel
-    that does not say its largest stable step. Raises LookupError or NotImplementedError if the log
-    posterior has no second derivatives.
+    that does not say its largest stable step, or is stable at every step. Raises LookupError or
+    NotImplementedError if the log posterior has no second derivatives.
     """
     if not (hasattr(kernel, "largest_stable_step") and hasattr(kernel, "metric_product")):
         return None
@@ -81,6 +81,8 @@ def judge_step(kernel: Any, target: Any, state: State, results: Any = None) -> S
     def limit(curvature: float) -> Any:
         return kernel.largest_stable_step(curvature, results=None if is_start else results)
 
+    if np.all(np.isinf(limit(np.finfo(np.float32).max))):  # stable at every curvature
+        return None
     used = results.step_size
     entries = np.concatenate([np.ravel(x) for x in tf.nest.flatten(used)])
     largest = float(entries.max())

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.checks import require
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
 from tfp_sgmcmc.keras.posterior.sample_loops import (
@@ -112,6 +113,12 @@ class Evaluator:
         check_arrays("y", data[1])
         rows = num_rows(data)
         internals.build(self._model, *keras.tree.map_structure(lambda a: a[:1], data), None)
+        outputs = internals.symbolic_outputs(self._model)
+        kinds = {} if outputs is None else compiled_loss.classes(self._model, outputs)
+        is_binary = len(kinds) == 1 and all(kind.axis is None for kind in kinds.values())
+        if is_binary and not keras.tree.is_nested(data[1]):
+            y = np.asarray(data[1])
+            require("y", y[(y < 0) | (y > 1)][:3], not np.any((y < 0) | (y > 1)), "in 0 .. 1")
         return rows
 
     def _evaluated(self, values: list[tf.Tensor], batch: Any) -> tuple[Any, tf.Tensor]:
