@@ -23,7 +23,7 @@ PRIOR_SCALE = 1.0  # standard deviation of every weight
 TEMPERATURE = 0.03
 # The learning rate of gradient ascent on the mean log posterior, half the step size times N. It is
 # for the 61 inputs of the digits, as the curvature grows with the number of inputs.
-LEARNING_RATE = 1.0
+LEARNING_RATE = 0.4
 
 
 class Schedule(NamedTuple):
