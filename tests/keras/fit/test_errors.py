@@ -273,10 +273,16 @@ class TestNonFinite:
         assert len(callback.samples[0]) == 0
         assert_equal(model.get_weights(), initial)
 
-    def test_of_the_data(self):
+    @pytest.mark.parametrize("kernel", ["SGLD", "NOGIN"])
+    def test_of_the_data(self, kernel):
         x = X.copy()
         x[6] = np.nan  # in the fourth batch
-        callback = sampler()
+
+        def nogin(target):
+            return sgmcmc.NOGIN(target, 1e-3, covariance="diag", num_estimation_steps=0)
+
+        others = dict(make_kernel_fn=nogin, independent_batches=False)
+        callback = sampler(**others if kernel == "NOGIN" else {})
         with pytest.raises(sgmcmc.NonFiniteChainError) as caught:
             fit(make_model(steps_per_execution=6), callback, x=x)
         assert caught.value.step == 3
