@@ -73,8 +73,9 @@ class CCAdL(MomentumKernel):
       target_log_prob_fn: a target that gives scores, or a callable (exact gradients, Sigma = 0).
       step_size: h: a positive number, `[chains...]` tensor or schedule.
       friction: A, in the same form. It sets the noise that is drawn and the first xi.
-      covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
-        `tfp_sgmcmc.covariance`. By default past minibatches are averaged with decay 0.99.
+      covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, an estimator of
+        `tfp_sgmcmc.covariance`, or `"auto"`: full, but in `fit` diag with more than 1000 weights.
+        By default past minibatches are averaged with decay 0.99.
       thermal_mass: mu, in the form of `step_size`. For small steps xi has the variance T / (mu d).
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
@@ -98,7 +99,7 @@ class CCAdL(MomentumKernel):
         target_log_prob_fn: Any,
         step_size: StepSize,
         friction: StepSize = 1.0,
-        covariance: Any = "full",
+        covariance: Any = "auto",
         thermal_mass: StepSize = 1.0,
         mass: Any = 1.0,
         temperature: StepSize = 1.0,

@@ -68,8 +68,9 @@ class ModifiedSGLD(OverdampedKernel):
         and Sigma = 0, which gives SGLD.
       step_size: epsilon: a positive number or tensor that broadcasts with the state parts, a
         schedule (a callable from step to value), or a nest of these in the structure of the state.
-      covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
-        `tfp_sgmcmc.covariance`. By default past minibatches are averaged with decay 0.99.
+      covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, an estimator of
+        `tfp_sgmcmc.covariance`, or `"auto"`: full, but in `fit` diag with more than 1000 weights.
+        By default past minibatches are averaged with decay 0.99.
       temperature: T, positive, in the same form as `step_size`.
 
     Raises:
@@ -88,7 +89,7 @@ class ModifiedSGLD(OverdampedKernel):
         self,
         target_log_prob_fn: Any,
         step_size: StepSize,
-        covariance: Any = "full",
+        covariance: Any = "auto",
         temperature: StepSize = 1.0,
     ):
         super().__init__(locals(), positive=("step_size", "temperature"))

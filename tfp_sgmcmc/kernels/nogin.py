@@ -79,11 +79,12 @@ class NOGIN(MomentumKernel):
       target_log_prob_fn: a target that gives scores, or a callable (exact gradients, Sigma = 0).
       step_size: h: a positive number, `[chains...]` tensor or schedule.
       friction: positive, in units of inverse time.
-      covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
-        `tfp_sgmcmc.covariance`. By default past minibatches are averaged with decay 0.99, or
-        1 - n / (50 D) if that is more, because NOGIN solves with Sigma and a noisy Sigma heats it:
-        with D = 129, n = 10 and decay 0.99 the variances of a logistic regression were four times
-        too large. D and n are as for `num_estimation_steps`.
+      covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, an estimator of
+        `tfp_sgmcmc.covariance`, or `"auto"`: full, but in `fit` diag with more than 1000 weights.
+        By default past minibatches are averaged with decay 0.99, or 1 - n / (50 D) if that is more,
+        because NOGIN solves with Sigma and a noisy Sigma heats it: with D = 129, n = 10 and decay
+        0.99 the variances of a logistic regression were four times too large. D and n are as for
+        `num_estimation_steps`.
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
@@ -111,7 +112,7 @@ class NOGIN(MomentumKernel):
         target_log_prob_fn: Any,
         step_size: StepSize,
         friction: StepSize = 1.0,
-        covariance: Any = "full",
+        covariance: Any = "auto",
         mass: Any = 1.0,
         temperature: StepSize = 1.0,
         initial_momentum: Any = None,

@@ -22,7 +22,8 @@ from tfp_sgmcmc.targets.base import GradientEstimate, Target
 class GradientNoise:
     """Gradient estimates of a target, with their covariance Sigma from past minibatches.
 
-    `covariance` is the sampler's argument, a name or an estimator of `tfp_sgmcmc.covariance`.
+    `covariance` is the sampler's argument, a name or an estimator of `tfp_sgmcmc.covariance`, or
+    "auto", which leaves the choice to the target.
     `average` is for an estimator that names none; None stands for an exponential average of past
     minibatches, long enough for solutions with Sigma: 100 scores for each entry of its largest
     matrix, and at least 199 minibatches. Raises ValueError for an unknown name, and for a target
@@ -32,7 +33,9 @@ class GradientNoise:
     def __init__(self, target: Target, covariance: Any, average: Average | None):
         exact = target.num_scores == 0 and target.noise_scale == 0
         self._target = target
-        self.covariance = as_covariance(covariance, average, exact)
+        is_auto = isinstance(covariance, str) and covariance == "auto"
+        chosen = target.default_covariance if is_auto else covariance
+        self.covariance = as_covariance(chosen, average, exact)
         if target.num_scores == 0 and not exact:
             raise ValueError(
                 "target_log_prob_fn must give scores of single examples, from which the covariance "

@@ -97,8 +97,9 @@ class SGFS(StochasticGradientKernel):
         N V. Its inverse is the preconditioner of small steps.
       alpha: \( 2/\sqrt\epsilon \), at least 0: a number, `[chains...]` tensor or schedule. At 0,
         almost all noise comes from the minibatches (see above).
-      covariance: V: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
-        `tfp_sgmcmc.covariance`. By default all past minibatches are averaged. The paper's average,
+      covariance: V: `"full"`, `"block"`, `"diag"`, `"low_rank"`, an estimator of
+        `tfp_sgmcmc.covariance`, or `"auto"`: full, but in `fit` diag with more than 1000 weights.
+        By default all past minibatches are averaged. The paper's average,
         `Full(include_current=True)`, includes the current minibatch.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       num_estimation_steps: number of steps at the start that average V and do not move the state.
@@ -130,7 +131,7 @@ class SGFS(StochasticGradientKernel):
         B: Any = 1.0,
         *,
         alpha: StepSize = None,
-        covariance: Any = "full",
+        covariance: Any = "auto",
         temperature: StepSize = 1.0,
         num_estimation_steps: int | None = None,
     ):

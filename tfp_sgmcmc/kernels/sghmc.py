@@ -76,8 +76,9 @@ class SGHMC(MomentumKernel):
       target_log_prob_fn: a target that gives scores, or a callable (exact gradients, Sigma = 0).
       step_size: h: a positive number, `[chains...]` tensor or schedule.
       friction: A, in the same form.
-      covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or an estimator of
-        `tfp_sgmcmc.covariance` (by default past minibatches, decay 0.99). None: Sigma = 0.
+      covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, an estimator of
+        `tfp_sgmcmc.covariance`, or `"auto"`: full, but in `fit` diag with more than 1000 weights
+        (by default past minibatches, decay 0.99). None: Sigma = 0.
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
@@ -102,7 +103,7 @@ class SGHMC(MomentumKernel):
         target_log_prob_fn: Any,
         step_size: StepSize,
         friction: StepSize = 1.0,
-        covariance: Any = "full",
+        covariance: Any = "auto",
         mass: Any = 1.0,
         temperature: StepSize = 1.0,
         initial_momentum: Any = None,

@@ -58,8 +58,10 @@ class Target(abc.ABC):
       num_examples: N, the number of examples that the log posterior sums over.
       num_scores: rows of `GradientEstimate.scores`; 0 for none, None if not known beforehand.
       noise_scale: c in cov(gradient) = c V; 0 for an exact gradient, None if not known beforehand.
+      default_covariance: the covariance of the gradient noise that `covariance="auto"` stands for.
     """
 
+    default_covariance: str = "full"
     num_examples: int
     num_scores: int | None = 0
     noise_scale: float | None = None

@@ -401,3 +401,16 @@ def test_layers_are_left_as_they_were_when_a_forward_pass_fails():
         target.estimate(state_of(model), SEED)
     assert model.layers[0].activation is keras.activations.relu
     assert all("call" not in vars(layer) for layer in model.layers)
+
+
+@pytest.mark.parametrize(("units", "kind"), [(250, "full"), (251, "diag")])
+def test_the_default_covariance_of_large_models_is_diagonal(units: int, kind: str) -> None:
+    """A full covariance of a network's gradient noise takes its weights squared of memory."""
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(units)])  # 4 weights a unit
+    model.compile(loss="sparse_categorical_crossentropy")
+    target = sgmcmc.keras.ModelLogProb(model, 9, lambda state: tf.zeros([]))
+    state = [tf.convert_to_tensor(v) for v in model.trainable_variables]
+    for chosen, expected in (("auto", kind), ("full", "full")):
+        results = sgmcmc.NOGIN(target, 0.1, covariance=chosen).bootstrap_results(state)
+        value = results.covariance_state.averages[0].value
+        assert value.shape.rank == {"diag": 1, "full": 2}[expected]

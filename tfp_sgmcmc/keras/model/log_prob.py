@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from tfp_sgmcmc.keras.model.example_scores import ExampleScores, count_rows
 from tfp_sgmcmc.keras.model.priors import LogPrior, checked_value
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
+
+_MOST_FULL = 1000  # weights whose gradient noise has a full covariance by default
 
 
 class Evaluation(NamedTuple):
@@ -88,6 +91,8 @@ class ModelLogProb(Target):
         function("log_prior_fn", log_prior_fn, "list of values -> log prior")
         self._model, self._log_prior_fn, self._others = model, log_prior_fn, list(others)
         self._scores = ExampleScores(model) if scores is None else scores
+        size = sum(math.prod(v.shape) for v in model.trainable_variables)
+        self.default_covariance = "full" if size <= _MOST_FULL else "diag"
         #: Rows on this replica, and on all replicas.
         self.local_rows = num_rows if batch is None else count_rows(batch[0])
         self.num_rows = num_rows if batch is None else replicas.total_rows(self.local_rows)
