@@ -112,7 +112,7 @@ def test_a_step_too_large_on_mnist_is_told(step_size, is_told):
         warnings.simplefilter("always")
         model.fit(data, verbose=0, callbacks=[callback])
     told = [str(w.message) for w in found if "step_size must be below" in str(w.message)]
-    assert len(told) == is_told, told
+    assert bool(told) == is_told, told  # at the start, and perhaps once later
 
 
 def test_skipped_minibatches_are_told():

@@ -104,6 +104,7 @@ def test_the_law_of_nogin_on_a_gaussian_is_the_posterior():
             num_examples,
             num_burnin_steps=2000,
             num_steps_between_results=3,
+            independent_batches=not reshuffle,
         )
         numbers = {"steps_per_call": num_steps, "steps_per_epoch": num_steps}
         data = callback.resident(np.ones_like(y), y, batch_size=5, **reshuffle, **numbers)

@@ -82,6 +82,7 @@ def errors(model, x, with_scores):
     ],
     ids=["in groups", "in groups, scores", "masked steps"],
 )
+@pytest.mark.filterwarnings("ignore:The scores of single examples, which:UserWarning")
 def test_chains_are_each_by_itself(make, x, with_scores):
     assert errors(make(), x, with_scores) < 1e-5
 
