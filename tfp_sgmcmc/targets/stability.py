@@ -81,7 +81,7 @@ def judge_step(kernel: Any, target: Any, state: State, results: Any = None) -> S
     def limit(curvature: float) -> Any:
         return kernel.largest_stable_step(curvature, results=None if is_start else results)
 
-    if np.all(np.isinf(limit(np.finfo(np.float32).max))):  # stable at every curvature
+    if np.all(np.isinf(limit(1e30))):  # stable at every curvature
         return None
     used = results.step_size
     entries = np.concatenate([np.ravel(x) for x in tf.nest.flatten(used)])
