@@ -318,7 +318,7 @@ def test_a_last_step_beyond_the_stable_one_is_told(
             return 2.0 * vector
 
         def largest_stable_step(self, largest_curvature: Any, results: Any) -> float:
-            assert largest_curvature == 14.0 and int(results.step) == 3
+            assert largest_curvature in (14.0, 1e30) and int(results.step) == 3
             return limit
 
     def curvature(target: Any, state: Any, metric: Any) -> float:

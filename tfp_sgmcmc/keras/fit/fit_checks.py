@@ -129,7 +129,7 @@ def check_memory(chain: Chain, source: Source, collection: Collection | None, ep
         if is_full and count > _MOST_FULL:
             raise ValueError(
                 'covariance must be "diag", "low_rank" or "block" for a model of so many weights. '
-                f'Received: "full", which is the default, with {count} weights: '
+                f'Received: "full" with {count} weights: '
                 f"{memory.readable(4 * count**2)} for Sigma alone, decomposed in every step. Pass "
                 'covariance="diag" to the kernel.'
             )
