@@ -85,10 +85,7 @@ def number(
       >>> number("decay", 0.5, "in (0, 1)", lambda x: 0 < x < 1)
       0.5
     """
-    try:
-        found = np.asarray(value)
-    except (TypeError, ValueError, NotImplementedError):  # ragged, or a symbolic tensor
-        found = np.asarray(None)
+    found = as_array(value)
     if found.shape != () or found.dtype.kind not in "iuf":
         kind = expected if "number" in expected else f"a number {expected}"
         raise TypeError(f"{name} must be {kind}. Received: {value!r}.")
@@ -101,16 +98,21 @@ def positive(name: str, value: Any) -> float:
     return number(name, value, "a positive finite number", lambda x: x > 0)
 
 
+def as_array(value: Any) -> np.ndarray:
+    """Returns `value` as a NumPy array, or one that holds None where NumPy cannot make it."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, NotImplementedError):  # ragged, or a symbolic tensor
+        return np.asarray(None)
+
+
 def array(name: str, value: Any, least_ndim: int = 1, finite: bool = True) -> np.ndarray:
     """Returns `value` as a NumPy array if it holds real numbers; raises otherwise.
 
     Raises TypeError for what is not an array of numbers, and ValueError for an array that is empty,
     has fewer than `least_ndim` axes, or, if `finite`, has NaN or infinite entries.
     """
-    try:
-        found = np.asarray(value)
-    except (TypeError, ValueError, NotImplementedError):  # ragged, or a symbolic tensor
-        found = np.asarray(None)
+    found = as_array(value)
     if found.dtype.kind not in "biuf" and found.dtype.name != "bfloat16":
         raise TypeError(f"{name} must be an array of numbers. Received: {value!r}.")
     if found.ndim < least_ndim or not found.size:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+import tree
 
 from tfp_sgmcmc import memory, xla
 from tfp_sgmcmc.checks import boolean
@@ -35,6 +36,13 @@ class CovarianceState(NamedTuple):
     inverses: Sequence[tf.Tensor]
     step: tf.Tensor
     num_skipped: tf.Tensor
+
+
+def covariance_states(results: Any) -> list[CovarianceState]:
+    """Returns all that estimators carry in the results of a kernel, nested in any way."""
+    found: list[CovarianceState] = []
+    tree.traverse(lambda x: found.append(x) if isinstance(x, CovarianceState) else None, results)
+    return found
 
 
 class CovarianceEstimator(abc.ABC):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.covariance import CovarianceState
+from tfp_sgmcmc.covariance.base import covariance_states
 from tfp_sgmcmc.targets.stability import Stability, judge_step
 
 _NEAR_LIMIT = 0.8  # of the largest stable step: draws that are wrong there are so by the step
@@ -61,7 +61,7 @@ def step_faults(
 def results_faults(results: Any, trace: Any, target: Any) -> list[str]:
     """Returns what a run's results say: skipped minibatches, NaN log posteriors, epochs."""
     faults = []
-    covariances = _found(results, CovarianceState)
+    covariances = covariance_states(results)
     skipped = sum(int(np.sum(np.asarray(c.num_skipped))) for c in covariances)
     if skipped:
         steps = sum(int(np.asarray(c.step)) * np.size(c.num_skipped) for c in covariances)
@@ -84,16 +84,6 @@ def results_faults(results: Any, trace: Any, target: Any) -> list[str]:
             "reshuffle='step'."
         )
     return faults
-
-
-def _found(nest: Any, kind: type) -> list[Any]:
-    """Returns all objects of a kind in nested results."""
-    if isinstance(nest, kind):
-        return [nest]
-    if isinstance(nest, dict):
-        nest = tuple(nest.values())
-    parts = nest if isinstance(nest, tuple | list) else ()
-    return [x for part in parts for x in _found(part, kind)]
 
 
 def _traced(trace: Any) -> Any:

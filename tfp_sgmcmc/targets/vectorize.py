@@ -30,6 +30,11 @@ def map_examples(fn: Callable[[Any], Any], elements: Any) -> Any:
         "do not use it.",
         stacklevel=2,
     )
+    return one_by_one(fn, elements)
+
+
+def one_by_one(fn: Callable[[Any], Any], elements: Any) -> Any:
+    """Returns what `map_examples` returns, by a loop."""
     first = fn(tf.nest.map_structure(lambda x: x[0], elements))
     signature = tf.nest.map_structure(tf.TensorSpec.from_tensor, first)
     return tf.map_fn(fn, elements, fn_output_signature=signature, parallel_iterations=1)

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 import tree
 
-from tfp_sgmcmc.state import State, flatten_events
+from tfp_sgmcmc.state import State, convert_state, flatten_events
 from tfp_sgmcmc.targets.center import check_single_state
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.quadratic import quadratic_at
@@ -62,7 +62,7 @@ def whiten(target: MinibatchLogProb, center: State) -> tuple[MinibatchLogProb, t
             "target must be made without score_fn, which returns scores in other coordinates. "
             "Received: a target with a score_fn."
         )
-    center = tf.nest.map_structure(tf.convert_to_tensor, center)
+    center = convert_state(center, initial=True, called="center")
     check_single_state("center", target, center)
     flat = flatten_events(center, 0)
     factor = tf.constant(quadratic_at(target, center).factor(), flat.dtype)
@@ -87,6 +87,6 @@ def _to_parameters(bijector: Any, center: State) -> list[tfb.Bijector]:
     if bijector is None or isinstance(bijector, tfb.Bijector):
         return [] if bijector is None else [bijector]
     bijectors = tree.map_structure_up_to(
-        center, lambda _, b: tfb.Identity() if b is None else b, center, bijector, check_types=False
+        center, lambda _, b: tfb.Identity() if b is None else b, center, bijector
     )
     return [tfb.JointMap(bijectors)]

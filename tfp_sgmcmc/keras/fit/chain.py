@@ -17,6 +17,7 @@ import tree
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import accepts
 from tfp_sgmcmc.covariance import CovarianceState
+from tfp_sgmcmc.covariance.base import covariance_states
 from tfp_sgmcmc.keras.fit.chain_state import ChainState, Status
 from tfp_sgmcmc.keras.fit.initial_states import stacked_starts, values_for_chains
 from tfp_sgmcmc.keras.fit.monitor import NoiseMonitor, scalars
@@ -264,9 +265,7 @@ def _checked(kernel: Any) -> tfp.mcmc.TransitionKernel:
 
 def _covariance_states(results: Any) -> list[CovarianceState]:
     """Returns what the averages of the covariance of the gradient noise carry in results."""
-    found: list[CovarianceState] = []
-    tree.traverse(lambda x: found.append(x) if isinstance(x, CovarianceState) else None, results)
-    return [x for x in found if tf.nest.flatten(list(x.averages))]
+    return [x for x in covariance_states(results) if tf.nest.flatten(list(x.averages))]
 
 
 def _take_evaluation(results: Any) -> tuple[Evaluation, Any]:

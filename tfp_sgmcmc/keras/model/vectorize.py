@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import xla
 from tfp_sgmcmc.keras.model import internals
-from tfp_sgmcmc.targets.vectorize import unsafe_operation, without_log
+from tfp_sgmcmc.targets.vectorize import one_by_one, unsafe_operation, without_log
 
 
 class Mapper:
@@ -44,12 +44,11 @@ class Mapper:
             reason = (
                 f"TensorFlow says: {(str(error).strip().splitlines() or [''])[-1].strip()[:200]}"
             )
-        first = fn(tf.nest.map_structure(lambda x: x[0], elements))
-        signature = tf.nest.map_structure(tf.TensorSpec.from_tensor, first)
+        found = one_by_one(fn, elements)
         if self._message is not None:
             warnings.warn(self._message.format(reason=reason), stacklevel=2)
             self._message = None
-        return tf.map_fn(fn, elements, fn_output_signature=signature, parallel_iterations=1)
+        return found
 
     def _reason(self, fn: Callable[[Any], Any], elements: Any, num_rows: Any) -> str | None:
         """Returns why the map must be a loop, or None."""

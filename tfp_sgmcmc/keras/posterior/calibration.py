@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_sgmcmc.checks import integer, require
+from tfp_sgmcmc.checks import as_array, integer, require
 
 
 def expected_calibration_error(
@@ -55,10 +55,7 @@ def expected_calibration_error(
 
 def _numbers(name: str, value: Any, shape: tuple[int, ...] | None, most: float) -> np.ndarray:
     """Returns an array of finite numbers from 0 to `most`, in `shape`."""
-    try:
-        found = np.asarray(value)
-    except ValueError:  # lists of different lengths
-        found = np.asarray(None)
+    found = as_array(value)
     if found.dtype.kind not in "biuf":
         raise TypeError(f"{name} must be an array of numbers. Received: {value!r}.")
     expected = "an array that is not empty"
