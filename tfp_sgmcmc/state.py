@@ -199,12 +199,17 @@ def flatten_events(x: State, lead_ndims: int) -> tf.Tensor:
 
 
 def unflatten_events(flat: tf.Tensor, like: State, lead_ndims: int) -> State:
-    """Splits what `flatten_events` returned into parts of the shapes of `like`."""
-    parts = tf.nest.flatten(like)
-    sizes = [p.shape[lead_ndims:].num_elements() for p in parts]
-    pieces = tf.split(flat, sizes, axis=-1) if len(parts) > 1 else [flat]
+    """Splits `flat`, `[lead..., D]`, into parts `[lead..., event...]`.
+
+    The events are those of `like`, behind its own `lead_ndims` leading axes.
+    """
+    events = [p.shape[lead_ndims:] for p in tf.nest.flatten(like)]
+    sizes = [event.num_elements() for event in events]
+    pieces = tf.split(flat, sizes, axis=-1) if len(sizes) > 1 else [flat]
+    lead = static_or_dynamic_shape(flat)[:-1]
+    shapes = [tf.concat([lead, e], axis=0) if tf.is_tensor(lead) else lead + e for e in events]
     return tf.nest.pack_sequence_as(
-        like, [tf.reshape(x, tf.shape(p)) for x, p in zip(pieces, parts, strict=True)]
+        like, [tf.reshape(x, shape) for x, shape in zip(pieces, shapes, strict=True)]
     )
 
 

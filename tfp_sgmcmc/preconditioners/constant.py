@@ -115,7 +115,8 @@ class FullMatrix(Preconditioner):
             def product(v: State) -> State:
                 flat = flatten_events(v, chain_ndims)
                 rows = flat if chain_ndims else flat[tf.newaxis]
-                return unflatten_events(tf.linalg.matmul(rows, transposed), v, chain_ndims)
+                products = tf.linalg.matmul(rows, transposed)
+                return unflatten_events(products if chain_ndims else products[0], v, chain_ndims)
 
             return product
 

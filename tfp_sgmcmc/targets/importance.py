@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import require
-from tfp_sgmcmc.state import State, flatten_events
+from tfp_sgmcmc.state import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
-from tfp_sgmcmc.targets.quadratic import Quadratic, unflatten_states
+from tfp_sgmcmc.targets.quadratic import Quadratic
 
 _NUM_DRAWS = 16
 _MIXED = 0.05  # of the mean, which every example gets: remainders at other states differ
@@ -51,7 +51,7 @@ def pilot_probabilities(
     flat, factor = flatten_events(center, 0), quadratic.factor()
     normals = random.normal([_NUM_DRAWS, flat.shape[0]], tf.float64, random.as_seed(seed))
     draws = flat + tf.cast(tf.linalg.matvec(factor, normals), flat.dtype)
-    state, metric = unflatten_states(draws, center), tf.constant(factor, flat.dtype)
+    state, metric = unflatten_events(draws, center, 0), tf.constant(factor, flat.dtype)
     total = target.num_examples
     size = max(1, min(target.chunk_size // _NUM_DRAWS, total))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.state import State, flatten_events, static_or_dynamic_shape
+from tfp_sgmcmc.state import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
@@ -57,8 +57,8 @@ def quadratic_at(target: MinibatchLogProb, center: State) -> Quadratic:
 
     @tf.function(autograph=False)
     def products(probes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        state = unflatten_states(tf.broadcast_to(flat, probes.shape), center)
-        probe = unflatten_states(probes, center)
+        state = unflatten_events(tf.broadcast_to(flat, probes.shape), center, 0)
+        probe = unflatten_events(probes, center, 0)
         likelihood = target.sum_over_chunks(state, size, probe)[2]
         prior = value_and_gradient(target.log_prior, state, probe, connected=False)[2]
         return flatten_events(likelihood, 1), flatten_events(prior, 1)
@@ -69,18 +69,6 @@ def quadratic_at(target: MinibatchLogProb, center: State) -> Quadratic:
     likelihood, posterior = (h + h.T for h in (likelihood / 2, (likelihood + prior) / 2))
     _check(likelihood, posterior)
     return Quadratic(*(tf.constant(h, flat.dtype) for h in (likelihood, posterior)))
-
-
-def unflatten_states(flat: tf.Tensor, center: State) -> State:
-    """Splits states `[lead..., D]` into parts `[lead..., event...]`, structured as `center`."""
-    parts = tf.nest.flatten(center)
-    pieces = tf.split(flat, [x.shape.num_elements() for x in parts], axis=-1)
-    lead = static_or_dynamic_shape(flat)[:-1]
-    shaped = [
-        tf.reshape(p, tf.concat([lead, x.shape], axis=0) if tf.is_tensor(lead) else lead + x.shape)
-        for p, x in zip(pieces, parts, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(center, shaped)
 
 
 def _check(likelihood: np.ndarray, posterior: np.ndarray) -> None:

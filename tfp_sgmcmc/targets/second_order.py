@@ -8,12 +8,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.state import State, flatten_events, map_parts, static_or_dynamic_shape
+from tfp_sgmcmc.state import (
+    State,
+    flatten_events,
+    map_parts,
+    static_or_dynamic_shape,
+    unflatten_events,
+)
 from tfp_sgmcmc.targets.anchors import Anchor
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.importance import as_probabilities, pilot_probabilities
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
-from tfp_sgmcmc.targets.quadratic import quadratic_at, unflatten_states
+from tfp_sgmcmc.targets.quadratic import quadratic_at
 from tfp_sgmcmc.targets.scores import mapped_scores
 
 
@@ -94,7 +100,7 @@ class SecondOrder:
         )
 
     def _parts(self, flat: tf.Tensor) -> State:
-        return unflatten_states(flat, self._anchor.state)
+        return unflatten_events(flat, self._anchor.state, 0)
 
     def _draw(self, seed: tf.Tensor, target_state: Any, chains: Any) -> tuple[Any, Any]:
         """Returns examples with their weights 1 / (N q_i), and the next target state."""
