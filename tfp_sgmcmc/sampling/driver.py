@@ -20,7 +20,7 @@ from tfp_sgmcmc.sampling.aftermath import warn_of_skipped, warn_of_step
 from tfp_sgmcmc.sampling.feed import Feed
 from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
 from tfp_sgmcmc.sampling.loop import Loop, check_kernel, start_of, state_tensors
-from tfp_sgmcmc.sampling.problem import describe_run
+from tfp_sgmcmc.sampling.problem import describe_batches, describe_run
 from tfp_sgmcmc.sampling.progress import progress
 from tfp_sgmcmc.sampling.records import MemoryRecords, Records, check_memory, open_records
 from tfp_sgmcmc.sampling.result import SampleResult, Timings, kept_arrays
@@ -180,7 +180,10 @@ def sample(
                 "num_steps_between_results": plan.stride - 1,
                 "jit_compile": jit_compile,
             }
-            records, position = open_records(run, kept, fingerprint, attributes, position)
+            describe = describe_batches(target, position.state)
+            records, position = open_records(
+                run, kept, fingerprint, attributes, position, describe
+            )
         first_step, sampling_began = int(position.step), time.perf_counter()
         if records.num_draws < num_results:
             feed = Feed(target, position.results, run is not None)
