@@ -181,9 +181,7 @@ def sample(
                 "jit_compile": jit_compile,
             }
             describe = describe_batches(target, position.state)
-            records, position = open_records(
-                run, kept, fingerprint, attributes, position, describe
-            )
+            records, position = open_records(run, kept, fingerprint, attributes, position, describe)
         first_step, sampling_began = int(position.step), time.perf_counter()
         if records.num_draws < num_results:
             feed = Feed(target, position.results, run is not None)
