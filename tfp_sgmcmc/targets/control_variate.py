@@ -14,6 +14,7 @@ from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, NextAnchor, ancho
 from tfp_sgmcmc.targets.base import GradientEstimate
 from tfp_sgmcmc.targets.center import check_single_state
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.quadratic import HessianForm
 from tfp_sgmcmc.targets.second_order import SecondOrder
 
 
@@ -100,6 +101,7 @@ class ControlVariate(AnchoredTarget):
         center: State,
         order: Literal[1, 2] = 1,
         importance: Any = None,
+        hessian: HessianForm = "auto",
     ):
         super().__init__(target)
         integer("order", order, 1, 2)
@@ -118,13 +120,14 @@ class ControlVariate(AnchoredTarget):
         self.order = order
         if order == 1:
             require("importance", importance, importance is None, "None with order=1")
+            require("hessian", hessian, hessian == "auto", "'auto' with order=1")
             return
         if target.has_score_fn:
             raise ValueError(
                 "target must be made without score_fn for order=2, which differentiates the "
                 "scores. Received: a target with a score_fn."
             )
-        self.second_order = SecondOrder(target, self._anchor, importance)
+        self.second_order = SecondOrder(target, self._anchor, importance, hessian)
         self.noise_scale = self.second_order.noise_scale
 
     def with_batch_size(self, batch_size: int) -> ControlVariate:

@@ -20,7 +20,7 @@ from tfp_sgmcmc.targets.anchors import Anchor
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.importance import as_probabilities, pilot_probabilities
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
-from tfp_sgmcmc.targets.quadratic import quadratic_at
+from tfp_sgmcmc.targets.quadratic import HessianForm, expansion_at, weight
 from tfp_sgmcmc.targets.scores import mapped_scores
 
 
@@ -46,12 +46,15 @@ class SecondOrder:
       target: the wrapped target.
       anchor: the center, with the sum of all log likelihoods there.
       importance: "pilot", an array of N positive numbers, or None.
+      hessian: the form of the expansion.
     """
 
-    def __init__(self, target: MinibatchLogProb, anchor: Anchor, importance: Any):
+    def __init__(
+        self, target: MinibatchLogProb, anchor: Anchor, importance: Any, hessian: HessianForm
+    ):
         self._target, self._anchor = target, anchor
         self._center = flatten_events(anchor.state, 0)
-        self.quadratic = quadratic_at(target, anchor.state)
+        self.quadratic = expansion_at(target, anchor.state, hessian)
         self.probabilities: np.ndarray | None = None
         self.noise_scale = target.noise_scale
         if importance is None:
@@ -83,8 +86,8 @@ class SecondOrder:
         batch, target_state = self._draw(seed, target_state, static_or_dynamic_shape(prior))
         ndims = prior.shape.rank
         offset = flatten_events(state, ndims) - self._center
-        guarded = self.quadratic.weight(offset) * offset
-        bend = tf.linalg.matvec(self.quadratic.likelihood, guarded)
+        guarded = self.quadratic.kept(weight(self.quadratic, offset) * offset)
+        bend = self.quadratic.bend(guarded)
         total = flatten_events(anchor.gradient, 0)
         gradient = flatten_events(slope, ndims) + total + bend
         log_prob = prior + anchor.log_likelihood + _inner(total + bend / 2, offset)
@@ -176,7 +179,7 @@ class SecondOrder:
     def _of_examples(self, states: State, rows: Any, size: int) -> tf.Tensor:
         """Returns the remainders of `size` examples at each of K states, `[K, size, D]`."""
         offset = flatten_events(states, 1) - self._center
-        guarded = self.quadratic.weight(offset) * offset
+        guarded = self.quadratic.kept(weight(self.quadratic, offset) * offset)
         base, shape = self._target, [offset.shape[0], size]
         if base.shared_batch:  # the likelihood need not take an example for each chain
             batch = (rows, tf.ones([size], offset.dtype))
