@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Literal
 
 import numpy as np
@@ -128,6 +129,17 @@ class ControlVariate(AnchoredTarget):
             )
         self.second_order = SecondOrder(target, self._anchor, importance, hessian)
         self.noise_scale = self.second_order.noise_scale
+
+    def with_batch_size(self, batch_size: int) -> ControlVariate:
+        """Returns these control variates with another batch size, without a new pass."""
+        other = copy.copy(self)
+        other.target = self.target.with_minibatches(batch_size)
+        other.num_scores = other.target.num_scores
+        other.noise_scale = other.target.noise_scale
+        if self.order == 2:
+            other.second_order = self.second_order.with_target(other.target)
+            other.noise_scale = other.second_order.noise_scale
+        return other
 
     def estimate(
         self,

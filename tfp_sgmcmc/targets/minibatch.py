@@ -192,6 +192,21 @@ class MinibatchLogProb(ModelTarget):
         other.curvature = curvature
         return other
 
+    def with_minibatches(self, batch_size: int) -> MinibatchLogProb:
+        """Returns this target with another batch size, in its plain form.
+
+        Every step then draws a new minibatch, and scores are those of single examples, by automatic
+        differentiation.
+        """
+        other = copy.copy(self)
+        n = count_of_examples("batch_size", batch_size, self.num_examples)
+        other.batch_size, other.num_scores, other.group_size = n, n, 1
+        other.reshuffle = "step"
+        other._score_fn, other.has_score_fn = None, False
+        total = self.num_examples
+        other.noise_scale = total * (total if self.replacement else total - n) / n
+        return other
+
     def bootstrap(self, state: State) -> Any:
         # Raises here, before the first step, if something does not fit.
         value_and_gradient(

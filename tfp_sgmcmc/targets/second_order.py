@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +68,14 @@ class SecondOrder:
         self.probabilities = self._table.probabilities
         self._weights = tf.constant(1 / (total * self.probabilities), self._center.dtype)
         self.noise_scale = total**2 / target.batch_size
+
+    def with_target(self, target: MinibatchLogProb) -> SecondOrder:
+        """Returns these estimates for a target that differs in its minibatches only."""
+        other = copy.copy(self)
+        other._target, other.noise_scale = target, target.noise_scale
+        if self.probabilities is not None:
+            other.noise_scale = target.num_examples**2 / target.batch_size
+        return other
 
     def estimate(
         self, state: State, seed: tf.Tensor, target_state: Any, probe: State, with_scores: bool
@@ -171,8 +180,29 @@ class SecondOrder:
         """Returns the remainders of `size` examples at each of K states, `[K, size, D]`."""
         offset = flatten_events(states, 1) - self._center
         guarded = self.quadratic.kept(weight(self.quadratic, offset) * offset)
-        batch = (rows, tf.ones([size], offset.dtype))
-        return self._of_rows(states, offset, guarded, batch, size, 1, 0).slopes
+        base, shape = self._target, [offset.shape[0], size]
+        if base.shared_batch:  # the likelihood need not take an example for each chain
+            batch = (rows, tf.ones([size], offset.dtype))
+            return self._of_rows(states, offset, guarded, batch, size, 1, 0).slopes
+        # A chain for each example is a hundred times faster than a map of gradients.
+        batch = tf.nest.map_structure(
+            lambda x: tf.broadcast_to(x[:, tf.newaxis], [*shape, 1, *x.shape[1:]]), rows
+        )
+
+        def derivatives(flat: tf.Tensor, probe: State = None) -> tuple[Any, State, State]:
+            flat = tf.broadcast_to(flat[..., tf.newaxis, :], [*shape, flat.shape[-1]])
+            return value_and_gradient(
+                lambda s: base.log_likelihood(s, batch, 1, shape)[..., 0],
+                self._parts(flat),
+                probe,
+                connected=False,
+            )
+
+        along = self._parts(tf.broadcast_to(guarded[:, tf.newaxis], [*shape, guarded.shape[-1]]))
+        slopes = derivatives(flatten_events(states, 1))[1]
+        at_center = derivatives(tf.zeros_like(offset) + self._center, along)[1:]
+        slopes, slopes_there, bends = (flatten_events(x, 2) for x in (slopes, *at_center))
+        return slopes - slopes_there - bends
 
 
 def _inner(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
