@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import xla
 from tfp_sgmcmc.checks import integer
-from tfp_sgmcmc.random.seeds import GOLDEN, as_seed, mix, numbered_seed, word, xor
+from tfp_sgmcmc.random.seeds import GOLDEN, as_seed, hashed_words, mix, numbered_seed, word, xor
 
 _MAX_EXAMPLES = 2**31 - 1
 
@@ -25,9 +25,8 @@ def uniform_indices(
     Arguments and result are the same as for `permuted_indices`.
     """
     integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
-    high, low = _chain_key(_as_seeds(seed, positions), chain_shape)
-    counter = word(GOLDEN) * tf.cast(positions, tf.uint32)
-    words = tf.cast(mix(mix(counter + mix(high)) + low), tf.uint64)
+    key = _chain_key(_as_seeds(seed, positions), chain_shape)
+    words = tf.cast(hashed_words(key, tf.cast(positions, tf.uint32)), tf.uint64)
     scaled = words * tf.constant(num_examples, tf.uint64)
     return tf.cast(tf.bitwise.right_shift(scaled, tf.constant(32, tf.uint64)), tf.int32)
 
