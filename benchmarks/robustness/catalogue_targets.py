@@ -259,6 +259,7 @@ def targets() -> list[Entry]:
                 tolerance=0.001,
                 learning_rate=0.01,
                 seed=0,
+                hessian="diag",
             ),
             dict(
                 target=plain,
@@ -268,8 +269,31 @@ def targets() -> list[Entry]:
                 tolerance=number(0.0, -1.0),
                 learning_rate=setting(0.0, -1.0),
                 seed=seed(),
+                hessian=choice("full"),
             ),
             ALSO,
+        ),
+        Entry(
+            ROOM,
+            "whiten",
+            lambda **arguments: sgmcmc.whiten(**arguments)[1].forward(STATE),
+            dict(target=TARGET, center=STATE, hessian="diag"),
+            dict(
+                target=plain,
+                center=[*state(), np.zeros([3, 2], np.float32)],
+                hessian=choice("full"),
+            ),
+        ),
+        Entry(
+            ROOM,
+            "ControlVariate",
+            lambda **arguments: use(sgmcmc.ControlVariate(**arguments)),
+            dict(target=TARGET, center=STATE, order=2, importance=None, hessian="full"),
+            dict(
+                order=integer(1, 2),
+                importance=[-1.0, "x", [1.0], np.zeros(NUM_EXAMPLES), np.full(NUM_EXAMPLES, NAN)],
+                hessian=[*choice("full"), "diag"],
+            ),
         ),
     ]
     made = {
