@@ -147,6 +147,12 @@ SAMPLE_CHANGES: list[tuple[str, dict[str, Any], str]] = [
     ("thinning", {"num_steps_between_results": 1}, "num_steps_between_results"),
     ("trace", {"trace_fn": lambda _, results: results.step}, "trace_fn|sample_stats"),
 ]
+STREAM_CHANGES: list[tuple[str, dict[str, Any], str]] = [
+    ("nothing", {}, ""),
+    ("stream: data", {"data": changed(X)}, "other batches"),
+    ("stream: likelihood", {"sigma": 2.0}, "log posterior"),
+    ("stream: prior", {"prior": tfd.Normal(0.0, 2.0)}, "log prior"),
+]
 
 
 def sample(directory: Path, num_results: int, **changes: Any) -> None:
@@ -154,17 +160,18 @@ def sample(directory: Path, num_results: int, **changes: Any) -> None:
     given: dict[str, Any] = {
         **{"data": X, "sigma": 1.0, "prior": tfd.Normal(0.0, 1.0), "start": tf.zeros([3])},
         **{"step_size": functools.partial(_decay, 1.0), "batch_size": 6, "replacement": False},
-        **{"temperature": 1.0, "seed": 0},
+        **{"temperature": 1.0, "seed": 0, "stream": False},
         **changes,
     }
-    prior = given["prior"]
-    target = sgmcmc.MinibatchLogProb(
+    data, size, prior = given["data"], given["batch_size"], given["prior"]
+    fns = (
         lambda theta: tf.reduce_sum(prior.log_prob(theta), axis=-1),
         functools.partial(_log_likelihood, given["sigma"]),
-        given["data"],
-        given["batch_size"],
-        replacement=given["replacement"],
     )
+    target: Any = sgmcmc.MinibatchLogProb(*fns, data, size, replacement=given["replacement"])
+    if given["stream"]:
+        batches = tf.data.Dataset.from_tensor_slices(data).batch(size, drop_remainder=True)
+        target = sgmcmc.StreamedLogProb(*fns, batches, num_examples=N)
     names = ("num_burnin_steps", "num_steps_between_results", "trace_fn")
     sgmcmc.sample(
         sgmcmc.SGLD(target, given["step_size"], given["temperature"]),
@@ -199,6 +206,7 @@ def rows(quick: bool = False) -> list[Row]:
     found = []
     for name, run, before, after, start, changes in (
         ("sample", sample, 4, 8, {}, SAMPLE_CHANGES),
+        ("sample", sample, 5, 8, {"stream": True}, STREAM_CHANGES),
         ("fit", fit, 1, 2, {}, FIT_CHANGES),
         ("fit", fit, 1, 2, {"resident": "step"}, RESIDENT_CHANGES),
     ):

@@ -17,7 +17,7 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tests.sampling.runs import Walk, assert_equal, at_call, quick_kernel, state, trace
 from tfp_sgmcmc import memory, random
-from tfp_sgmcmc.sampling import driver, loop, progress, steps
+from tfp_sgmcmc.sampling import loop, progress, run, steps
 from tfp_sgmcmc.targets import stability
 
 SEED = 7
@@ -325,7 +325,7 @@ def test_a_last_step_beyond_the_stable_one_is_told(
         return float(metric(tf.constant(7.0)))
 
     monkeypatch.setattr(stability, "largest_curvature", curvature)
-    monkeypatch.setattr(driver, "preflight", lambda *_, **__: None)
+    monkeypatch.setattr(run, "preflight", lambda *_, **__: None)
     kernel = Limited(quick_kernel().target_log_prob_fn, 0.02)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

@@ -23,7 +23,7 @@ from tests.sampling.runs import (
     state,
     trace,
 )
-from tfp_sgmcmc.sampling import driver, steps
+from tfp_sgmcmc.sampling import run, steps
 from tfp_sgmcmc.storage import approximate, archive, checkpoint, store
 from tfp_sgmcmc.storage.directory import RunDirectory
 
@@ -98,10 +98,10 @@ def test_a_run_that_failed_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, walk_in_memory: Any, place: str
 ) -> None:
     owner, name = {
-        "loop": (driver.Loop, "__call__"),
+        "loop": (run.Loop, "__call__"),
         "append": (RunDirectory, "append"),
         "write": (store.DrawStore, "_write"),
-        "commit": (driver.RunDirectory, "commit"),
+        "commit": (run.RunDirectory, "commit"),
     }[place]
     monkeypatch.setattr(
         steps.Pace, "took", lambda self, steps, seconds: setattr(self, "max_steps", 7)
@@ -303,7 +303,7 @@ def test_a_chain_that_broke_down_on_disk(tmp_path: Path) -> None:
 
 def test_the_target_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = []
-    monkeypatch.setattr(driver, "preflight", lambda target, state, **_: checked.append(target))
+    monkeypatch.setattr(run, "preflight", lambda target, state, **_: checked.append(target))
     chain, options = quick_kernel(), OPTIONS | {"preflight_check": True}
     for count in (2, 4):
         sgmcmc.sample(chain, state(), count, directory=tmp_path, **options)

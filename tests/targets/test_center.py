@@ -67,7 +67,7 @@ def test_report_is_that_of_the_center() -> None:
     """Compares offset and norm with NumPy; a minibatch of all examples makes them exact."""
     target = regression(batch_size=N)
     start = np.array([5.0, 0.3, 0.001])
-    with pytest.warns(UserWarning, match="ended after 1 iterations of 'lbfgs' at a gradient of up"):
+    with pytest.warns(UserWarning, match="ended after 1 iterations of 'lbfgs' and 1 Newton"):
         center, report = sgmcmc.find_center(target, start, max_iterations=1)
     value, gradient = tfp.math.value_and_gradient(target, center)
     scores = (Y - 1 / (1 + np.exp(-X @ center.numpy())))[:, np.newaxis] * X

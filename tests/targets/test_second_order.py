@@ -77,7 +77,8 @@ def test_linear_regression_has_no_noise() -> None:
 
     base = sgmcmc.MinibatchLogProb(log_prior, log_likelihood, data, 2)
     for importance in (None, np.arange(1.0, 31)):
-        target = sgmcmc.ControlVariate(base, CENTER, order=2, importance=importance)
+        with pytest.warns(UserWarning, match="must be near a mode.*35.9 standard deviations"):
+            target = sgmcmc.ControlVariate(base, CENTER, order=2, importance=importance)
         near = CENTER + [0.01, -0.02]  # w = 1
         value, gradient = tfp.math.value_and_gradient(target, tf.constant(near))
         for seed in range(5):
@@ -189,7 +190,11 @@ def test_a_center_without_curvature_is_refused() -> None:
 
         sgmcmc.ControlVariate(regression(score_fn=score), CENTER, order=2)
     wide = sgmcmc.MinibatchLogProb(
-        lambda t: -tf.reduce_sum(t**2, -1), lambda t, b: t[..., :1] * b, np.ones(4), 2
+        lambda t: -tf.reduce_sum(t**2, -1), lambda t, b: -(t[..., :1] ** 2) * b, np.ones(4), 2
     )
-    with pytest.raises(ValueError, match="D = 5000"):
-        sgmcmc.ControlVariate(wide, np.zeros(5000), order=2)
+    with pytest.raises(ValueError, match="hessian must be 'auto'.*'full' for D = 5000"):
+        sgmcmc.ControlVariate(wide, np.zeros(5000), order=2, hessian="full")
+    with pytest.raises(ValueError, match="Received: 'diag'"):
+        sgmcmc.ControlVariate(wide, np.zeros(5000), order=2, hessian="diag")
+    with pytest.raises(ValueError, match="hessian must be 'auto' with order=1. Received: full"):
+        sgmcmc.ControlVariate(wide, np.zeros(5000), hessian="full")

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +126,28 @@ def test_a_dataset_that_shuffles_by_itself_is_not_gone_on_with(
 
 def test_in_memory_a_dataset_may_shuffle_by_itself() -> None:
     assert run(shuffled(), 7).is_complete  # without a warning
+
+
+def test_another_likelihood_is_not_gone_on_with(tmp_path: Path) -> None:
+    """The batches and the prior are the same. An order that changes makes no other likelihood."""
+    pytest.importorskip("zarr")
+
+    def run_with(scale: float, of: Any, num_results: int, folder: Path) -> Any:
+        fn = lambda theta, x: tfd.Normal(theta[..., tf.newaxis], scale).log_prob(x)  # noqa: E731
+        of_batches = target(dataset=of, log_likelihood_fn=fn, batches_per_read=3)
+        kernel = sgmcmc.SGLD(of_batches, 0.01)
+        return sgmcmc.sample(kernel, tf.zeros([2]), num_results, directory=folder, **OPTIONS)
+
+    for name, of in {"callable": dataset, "shuffled": shuffled()}.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the dataset shuffles by itself
+            run_with(1.0, of, 5, tmp_path / name)
+        before = content(tmp_path / name)
+        with pytest.raises(ValueError, match="log posterior of a read: .*, but here"):
+            run_with(1.01, of, 14, tmp_path / name)
+        assert content(tmp_path / name) == before
+        assert run_with(1.0, of, 5, tmp_path / name).num_results == 5
+    assert run_with(1.0, dataset, 14, tmp_path / "callable").num_results == 14
 
 
 def test_an_order_that_only_this_process_knows_is_not_gone_on_with(tmp_path: Path) -> None:

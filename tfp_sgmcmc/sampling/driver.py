@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
 import tensorflow_probability as tfp
-import tree
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import boolean, function, integer, one_of, positive
-from tfp_sgmcmc.sampling.aftermath import warn_of_skipped, warn_of_step
-from tfp_sgmcmc.sampling.feed import Feed
-from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
-from tfp_sgmcmc.sampling.loop import Loop, check_kernel, start_of, state_tensors
-from tfp_sgmcmc.sampling.problem import describe_run
-from tfp_sgmcmc.sampling.progress import progress
-from tfp_sgmcmc.sampling.records import MemoryRecords, Records, check_memory, open_records
-from tfp_sgmcmc.sampling.result import SampleResult, Timings, kept_arrays
-from tfp_sgmcmc.sampling.steps import Plan, take_steps
+from tfp_sgmcmc.checks import boolean, function, integer, one_of, positive, require
+from tfp_sgmcmc.sampling.automatic import refuse_settings, sample_target
+from tfp_sgmcmc.sampling.loop import check_kernel
+from tfp_sgmcmc.sampling.result import SampleResult
+from tfp_sgmcmc.sampling.run import run_kernel, seed_of
+from tfp_sgmcmc.sampling.steps import Plan
 from tfp_sgmcmc.storage.directory import Resume, RunDirectory
-from tfp_sgmcmc.storage.fingerprint import describe_kernel
-from tfp_sgmcmc.targets import preflight
-from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 
 def sample(
-    kernel: tfp.mcmc.TransitionKernel,
+    kernel: Any,
     initial_state: Any,
     num_results: int,
     *,
@@ -40,6 +28,7 @@ def sample(
     num_burnin_steps: int = 0,
     num_steps_between_results: int = 0,
     num_chains: int | None = None,
+    min_ess: int | None = None,
     trace_fn: Callable[[Any, Any], Any] | None = None,
     jit_compile: bool = True,
     progress_bar: bool | None = None,
@@ -67,6 +56,17 @@ def sample(
     `xarray.open_zarr(path, group="posterior")`, or for ArviZ
     `arviz.InferenceData.from_datatree(xarray.open_datatree(path, engine="zarr"))`.
 
+    **Without a kernel**, given a target, `sample` chooses all settings itself, and checks them. It
+    finds a mode, and samples in coordinates in which the posterior is near N(0, I) (`whiten`) with
+    second-order control variates (`ControlVariate`) and `UnderdampedLangevin`. It chooses the
+    minibatch and step by the noise that it predicts and the times that it measures, or full-data
+    HMC where that is cheaper. A pilot from dispersed starts tries the choice. `num_results` nearly
+    independent draws of each chain come back, in the structure of the state, and constrained if the
+    target has a bijector. `result.explanation` says what it did and why, `result.choices` holds all
+    settings with the program that does the same by hand, and `result.flags` what it cannot promise.
+    The choice depends on measured times, so that other machines may choose otherwise; the same
+    choices and seed give the same chain.
+
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
       >>> import tfp_sgmcmc as sgmcmc
@@ -85,6 +85,14 @@ def sample(
       >>> bool(abs(result.states.mean() - x.mean()) < 0.02)
       True
 
+      Without a kernel, there is nothing to choose:
+
+      >>> result = sgmcmc.sample(target, tf.constant(0.), 500, seed=0, progress_bar=False)
+      >>> result.states.shape, result.is_trusted
+      ((500, 4), True)
+      >>> bool(abs(result.states.std() / (1000 / x.var() + 0.01) ** -0.5 - 1) < 0.1)
+      True
+
       A run in a directory goes on when more results are asked for:
 
       >>> import tempfile
@@ -100,16 +108,22 @@ def sample(
       True
 
     Args:
-      kernel: a kernel of this library or of `tfp.mcmc`.
+      kernel: a kernel of this library or of `tfp.mcmc`; or a `MinibatchLogProb`, a
+        `FullDataLogProb` or a plain callable, for which the run chooses the kernel. Then the
+        target's batch size is not used, and `num_burnin_steps`, `num_steps_between_results` and
+        `trace_fn` must not be given.
       initial_state: a tensor or a nest of tensors. If `num_chains` is None, its leading axes may
-        count chains.
+        count chains. Without a kernel it is one point, unconstrained if the target has a bijector.
       num_results: number of draws to keep, including those that are in `directory` already.
       seed: an integer or two. None takes the seed of the run in `directory`, or for a new run draws
         one by `random.fresh_seed`. The result's `seed` tells it.
       num_burnin_steps: number of steps before the first one that may be kept.
       num_steps_between_results: number of steps between kept ones.
       num_chains: C; every part of `initial_state` is repeated to `[C, ...]`, so that all chains
-        start at the same place and differ by their random numbers only.
+        start at the same place and differ by their random numbers only. Without a kernel the
+        default is 4, and chains start at dispersed places.
+      min_ess: the effective sample size of the worst parameter to reach without a kernel, all
+        chains together; None is 400, and at most half of the draws count.
       trace_fn: state, kernel results -> nest of tensors to be kept with each draw.
       jit_compile: whether XLA compiles the steps, which is much faster.
       progress_bar: whether to show steps a second, the time left and the log posterior as the
@@ -133,7 +147,13 @@ def sample(
         results before, which are also in `directory`.
       OSError: `directory` cannot be written any more; the message says how many results are safe.
     """
-    check_kernel("kernel", kernel)
+    is_automatic = callable(kernel) and not isinstance(kernel, tfp.mcmc.TransitionKernel)
+    if is_automatic:
+        refuse_settings(kernel, num_burnin_steps, num_steps_between_results, trace_fn)
+        integer("min_ess", 400 if min_ess is None else min_ess, 1)
+    else:
+        check_kernel("kernel", kernel)
+        require("min_ess", min_ess, min_ess is None, "None with a kernel, which needs a target")
     if trace_fn is not None:
         function("trace_fn", trace_fn, "state, kernel results -> nest of tensors")
     positive("checkpoint_seconds", checkpoint_seconds)
@@ -147,78 +167,42 @@ def sample(
         integer("num_burnin_steps", num_burnin_steps, 0),
         integer("num_steps_between_results", num_steps_between_results, 0) + 1,
     )
-    given_seed = None if seed is None else random.as_seed(seed)
+    if seed is not None:
+        seed = random.as_seed(seed)
     if num_chains is not None:
         integer("num_chains", num_chains, 1)
-        initial_state = tf.nest.map_structure(
-            lambda x: tf.broadcast_to(x, [num_chains, *x.shape]), state_tensors(initial_state)
-        )
 
     with contextlib.ExitStack() as stack:
         run = None
         if directory is not None:
             run = stack.enter_context(RunDirectory(directory, resume))
-        seed = _seed_of(run) if given_seed is None else given_seed
-        began = time.perf_counter()
-        position, target = start_of(kernel, initial_state), target_of(kernel)
-        loop = Loop(lambda _: kernel, trace_fn, position, jit_compile)
-        chain_shape = chain_shape_of(kernel, position) if num_chains is None else (num_chains,)
-        kept = kept_arrays(loop.kept, chain_shape)
-        check_memory(kept, num_results, position, run is not None)
-        # The whole data of a stream may be too large for a check.
-        checked = target.of_one_batch if isinstance(target, StreamedLogProb) else target
-        if checked is not None and preflight_check and (run is None or not run.has_run):
-            preflight(checked, position.state, kernel=kernel)
-        attributes = {"tuning_steps": plan.num_burnin_steps}
-        records: Records = MemoryRecords(kept, num_results)
-        if run is not None:
-            fingerprint = {
-                **describe_kernel(kernel),
-                **describe_run(kernel, loop, position),
-                "seed": seed.numpy().tolist(),
-                "num_burnin_steps": plan.num_burnin_steps,
-                "num_steps_between_results": plan.stride - 1,
-                "jit_compile": jit_compile,
-            }
-            records, position = open_records(run, kept, fingerprint, attributes, position)
-        first_step, sampling_began = int(position.step), time.perf_counter()
-        if records.num_draws < num_results:
-            feed = Feed(target, position.results, run is not None)
-            loop(position, 0, 1, plan.stride, seed)  # compiles
-            sampling_began = time.perf_counter()
-            bar = stack.enter_context(progress(progress_bar, plan.num_steps, first_step))
-            position = take_steps(
-                loop, plan, seed, position, records, feed, bar, checkpoint_seconds
+        if is_automatic:
+            return sample_target(
+                kernel,
+                initial_state,
+                plan.num_results,
+                seed=seed_of(seed, run),
+                num_chains=4 if num_chains is None else num_chains,
+                min_ess=400 if min_ess is None else min_ess,
+                jit_compile=jit_compile,
+                progress_bar=progress_bar,
+                run=run,
+                checkpoint_seconds=checkpoint_seconds,
+                preflight_check=preflight_check,
             )
-        seconds = time.perf_counter() - sampling_began
-
-    warn_of_skipped(position.results)
-    if target is not None and preflight_check and int(position.step) > first_step:
-        warn_of_step(kernel, target, position.state, position.results)
-    draws = records.draws(min(num_results, records.num_draws))
-    states, trace, weights = tree.unflatten_as(loop.kept, draws)
-    steps = int(position.step) - first_step
-    return SampleResult(
-        states=states,
-        trace=None if trace_fn is None else trace,
-        weights=weights if tree.flatten(loop.kept[2]) else None,
-        is_complete=records.num_draws >= num_results,
-        final_state=position.state,
-        final_kernel_results=position.results,
-        timings=Timings(sampling_began - began, seconds, steps / seconds if steps else np.nan),
-        directory=None if directory is None else Path(directory),
-        kernel=kernel,
-        seed=tuple(seed.numpy().tolist()),
-        _kept=kept,
-        _attributes=attributes,
-    )
-
-
-def _seed_of(run: RunDirectory | None) -> tf.Tensor:
-    """Returns the seed of the run in a directory, or a new one."""
-    saved = None if run is None else run.saved()
-    before = None if saved is None else saved.header["fingerprint"].get("seed")
-    return random.as_seed(random.fresh_seed() if before is None else before)
+        return run_kernel(
+            kernel,
+            initial_state,
+            plan,
+            seed=seed_of(seed, run),
+            num_chains=num_chains,
+            trace_fn=trace_fn,
+            jit_compile=jit_compile,
+            progress_bar=progress_bar,
+            run=run,
+            checkpoint_seconds=checkpoint_seconds,
+            preflight_check=preflight_check,
+        )
 
 
 def _check_resume(directory: Any, resume: Any) -> None:

@@ -61,6 +61,7 @@ class Loop:
       start: a position with the structure, shapes and dtypes of all positions.
       jit_compile: whether XLA compiles the steps.
       slots: rows that one call can keep; None chooses.
+      view: what is kept in place of the state, a function of it; None keeps the state.
 
     Raises:
       ValueError: `trace_fn` returns something else when it is called again.
@@ -73,8 +74,9 @@ class Loop:
         start: Position,
         jit_compile: bool,
         slots: int | None = None,
+        view: Callable[[Any], Any] | None = None,
     ):
-        self._kernel_fn, self._trace_fn = kernel_fn, trace_fn
+        self._kernel_fn, self._trace_fn, self._view = kernel_fn, trace_fn, view
         self._start, self._jit_compile = start, jit_compile
         #: What is kept of a draw, as TensorSpecs: state, trace, step size.
         self.kept = (
@@ -161,7 +163,8 @@ class Loop:
             return tensors, lost_at, write(arrays, tf.cast(at, tf.int32), tensors)
 
         # XLA takes long to divide by a number that it does not know, so not at each step.
-        is_nested = tf.is_tensor(stride) or (self._trace_fn is not None and stride > 1)
+        computes = self._trace_fn is not None or self._view is not None
+        is_nested = tf.is_tensor(stride) or (computes and stride > 1)
         tensors, lost_at, arrays = tf.while_loop(
             lambda x, *_: x[0] < end,
             row if is_nested else and_write,
@@ -206,7 +209,7 @@ class Loop:
             if x.dtype in _NOT_NUMERIC:
                 raise ValueError(f"trace_fn must return numbers. Received: {x.dtype.name}.")
         sizes = tf.nest.map_structure(tf.convert_to_tensor, getattr(results, "step_size", ()))
-        return state, trace, sizes
+        return state if self._view is None else self._view(state), trace, sizes
 
 
 def log_prob_of(results: Any) -> Any:

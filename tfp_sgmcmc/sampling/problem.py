@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tfp_sgmcmc.storage import approximate
 from tfp_sgmcmc.storage.fingerprint import describe_problem
 from tfp_sgmcmc.targets import MinibatchLogProb, Target
 from tfp_sgmcmc.targets.base import value_and_gradient
-from tfp_sgmcmc.targets.streamed import StreamedLogProb
+from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
 
 _SEED = (0, 0)  # of the minibatch
 
@@ -26,28 +27,54 @@ def describe_run(
 ) -> dict[str, dict[str, Any]]:
     """Returns numbers that name the start, the trace, and the prior and posterior near the start.
 
-    The posterior is that of one minibatch; of a stream only the prior is named. The place is next
-    to the start because many priors and likelihoods agree at zero. Where they are NaN or infinite
-    there, the start itself is taken.
+    The posterior is that of one minibatch; of a stream only the prior is named, and
+    `describe_batches` names the posterior.
     """
-    near = _shifted(start.state)
     found = {"initial_state": approximate.record(tf.nest.flatten(start.state))}
     log_prob_fn = log_prob_fn_of(kernel)
     if log_prob_fn is not None:
-        values = _values(log_prob_fn, near)
-        if values is None or any(x["about"] is None for x in values.values()):
-            values = _values(log_prob_fn, start.state) or {}
-        found |= values
-    trace = tf.nest.flatten(loop.trace_of(near, _shifted(start.results)))
+        found |= _near(start.state, lambda state: _values_at(log_prob_fn, state))
+    trace = tf.nest.flatten(loop.trace_of(_shifted(start.state), _shifted(start.results)))
     return found | ({"trace_fn": approximate.record(trace)} if trace else {})
 
 
-def _values(log_prob_fn: Any, state: State) -> dict[str, Any] | None:
-    """Returns records of prior and posterior; None if a distribution refuses the state."""
-    try:
-        return _values_at(log_prob_fn, state)
-    except tf.errors.InvalidArgumentError:
+def describe_batches(target: Any, state: State) -> Callable[[Any], dict[str, Any]] | None:
+    """Returns a function of kernel results that names a stream's posterior; None if no stream.
+
+    The posterior is that of the first batch in the results. A checkpoint holds the same batch, so
+    that a dataset whose order changes does not matter.
+    """
+    if not isinstance(target, StreamedLogProb):
         return None
+
+    def describe(results: Any) -> dict[str, Any]:
+        found: list[StreamState] = []
+        tree.traverse(lambda x: found.append(x) if isinstance(x, StreamState) else None, results)
+        stream = StreamState(found[0].batches, tf.zeros([], tf.int64))
+
+        def values(at: State) -> dict[str, Any]:
+            estimate = target.estimate(at, tf.constant(_SEED), stream, with_scores=False)
+            return describe_problem(estimate.log_prob, estimate.gradient, "log posterior of a read")
+
+        return _near(state, values)
+
+    return describe
+
+
+def _near(state: State, values_at: Callable[[State], dict[str, Any]]) -> dict[str, Any]:
+    """Returns values next to a state, because many priors and likelihoods agree at zero.
+
+    Where they are NaN or infinite, or a distribution refuses the state, it is the state itself.
+    """
+    found: dict[str, Any] = {}
+    for at in (_shifted(state), state):
+        try:
+            found = values_at(at)
+        except tf.errors.InvalidArgumentError:
+            continue
+        if all(x["about"] is not None for x in found.values()):
+            break
+    return found
 
 
 def _values_at(log_prob_fn: Any, state: State) -> dict[str, Any]:

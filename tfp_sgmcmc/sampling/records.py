@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tfp_sgmcmc.sampling.result import Kept
 from tfp_sgmcmc.storage.archive import numpy_dtype
 from tfp_sgmcmc.storage.directory import RunDirectory
 
+Describe = Callable[[Any], dict[str, Any]]
 _MUCH = 0.25  # of the free memory
 
 
@@ -74,10 +76,14 @@ class MemoryRecords:
 
 
 class DirectoryRecords:
-    """Draws in a run's directory."""
+    """Draws in a run's directory.
 
-    def __init__(self, kept: Sequence[Kept], run: RunDirectory):
-        self._kept, self._run = kept, run
+    Args:
+      describe: kernel results -> what to record of them with each checkpoint, or None.
+    """
+
+    def __init__(self, kept: Sequence[Kept], run: RunDirectory, describe: Describe | None):
+        self._kept, self._run, self._describe = kept, run, describe
 
     @property
     def num_draws(self) -> int:
@@ -87,6 +93,8 @@ class DirectoryRecords:
         self._run.append(_grouped(self._kept, rows))
 
     def commit(self, nests: dict[str, Any], finish: bool = False) -> None:
+        if self._describe is not None:
+            self._run.add_to_fingerprint(self._describe(nests["results"]))
         self._run.commit(nests, finish)
 
     def draws(self, count: int) -> list[Any]:
@@ -102,15 +110,23 @@ def open_records(
     fingerprint: dict[str, Any],
     attributes: dict[str, Any],
     start: Position,
+    describe: Describe | None = None,
 ) -> tuple[DirectoryRecords, Position]:
     """Opens the draws in a directory; returns them and the position, `start` for a new run.
+
+    `describe` returns entries of the fingerprint that belong to the results of each checkpoint.
 
     Raises:
       ValueError: the directory holds another run, or one whose chain became NaN or infinite.
     """
     variables = _grouped(kept, [k.variable for k in kept])
+    if describe is not None and (before := run.saved()) is not None:
+        # Results of another form belong to another kernel, which the fingerprint tells.
+        with contextlib.suppress(ValueError):
+            results = as_tensors(before.restore("results", start.results))
+            fingerprint = fingerprint | describe(results)
     saved = run.start(variables, fingerprint, attributes)
-    records = DirectoryRecords(kept, run)
+    records = DirectoryRecords(kept, run, describe)
     if saved is None:
         return records, start
     if saved.restore("is_broken", np.bool_(False)):

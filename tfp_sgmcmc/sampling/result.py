@@ -94,6 +94,9 @@ class SampleResult:
       directory: the directory with the draws, or None.
       kernel: the kernel of the run.
       seed: the seed of the run, two integers, with which it can be repeated.
+      choices: all that `sample` chose for a target, which can be printed; None with a kernel.
+      explanation: what it did and why, in a few lines; empty with a kernel.
+      flags: what is wrong with the draws or cannot be promised, in plain words.
     """
 
     states: Any
@@ -108,6 +111,14 @@ class SampleResult:
     seed: tuple[int, int]
     _kept: Sequence[Kept]
     _attributes: dict[str, Any]
+    choices: Any = None
+    explanation: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    @property
+    def is_trusted(self) -> bool | None:
+        """Whether a run without a kernel found nothing wrong with its draws; None with a kernel."""
+        return None if self.choices is None else not self.flags
 
     @property
     def num_results(self) -> int:
@@ -121,7 +132,10 @@ class SampleResult:
             f"  {group}/{name}: {variable.dtype} {[self.num_results, *variable.shape]}"
             for group, name, variable in self._kept
         ]
-        return "\n".join([f"SampleResult: {self.num_results} results, {state}{where}", *arrays])
+        told = [f"  - {line}" for line in self.explanation]
+        told += [f"  - not to be trusted: {line}" for line in self.flags]
+        first = f"SampleResult: {self.num_results} results, {state}{where}"
+        return "\n".join([first, *arrays, *told])
 
     def to_inference_data(self) -> Any:
         """Returns an `arviz.InferenceData` with groups `posterior` and `sample_stats`.

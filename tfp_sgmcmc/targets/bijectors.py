@@ -64,19 +64,22 @@ def map_bijectors(
 
 def map_jointly(bijector: Any, fn: Callable[[Any], Any], state: State) -> State:
     """Applies `fn`, a method of a joint bijector, to the state; returns the state's structure."""
-    return _like(state, fn(_like(bijector.forward_min_event_ndims, state)))
+    return in_structure(state, fn(in_structure(bijector.forward_min_event_ndims, state)))
 
 
 def joint_log_det(bijector: Any, state: State, chain_ndims: int) -> tf.Tensor:
     """Returns the log determinant of a joint bijector's Jacobian at `state`, `[chains...]`."""
     structure = bijector.forward_min_event_ndims
     ndims = tf.nest.map_structure(lambda x: x.shape.rank - chain_ndims, state)
-    parts = _like(structure, state)
-    return bijector.forward_log_det_jacobian(parts, _like(structure, ndims))
+    parts = in_structure(structure, state)
+    return bijector.forward_log_det_jacobian(parts, in_structure(structure, ndims))
 
 
-def _like(structure: Any, parts: Any) -> Any:
-    """Returns `parts` in `structure`: by name if both have names, otherwise by position."""
+def in_structure(structure: Any, parts: Any) -> Any:
+    """Returns the parts of a state in a joint bijector's `structure`.
+
+    Parts go by name if both have names, otherwise by position.
+    """
     names, given = _names(structure), _names(parts)
     values = parts if isinstance(parts, list | tuple) else [parts]
     if isinstance(parts, Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, NextAnchor, ancho
 from tfp_sgmcmc.targets.base import GradientEstimate
 from tfp_sgmcmc.targets.center import check_single_state
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.quadratic import HessianForm
 from tfp_sgmcmc.targets.second_order import SecondOrder
 
 
@@ -99,6 +101,7 @@ class ControlVariate(AnchoredTarget):
         center: State,
         order: Literal[1, 2] = 1,
         importance: Any = None,
+        hessian: HessianForm = "auto",
     ):
         super().__init__(target)
         integer("order", order, 1, 2)
@@ -117,14 +120,26 @@ class ControlVariate(AnchoredTarget):
         self.order = order
         if order == 1:
             require("importance", importance, importance is None, "None with order=1")
+            require("hessian", hessian, hessian == "auto", "'auto' with order=1")
             return
         if target.has_score_fn:
             raise ValueError(
                 "target must be made without score_fn for order=2, which differentiates the "
                 "scores. Received: a target with a score_fn."
             )
-        self.second_order = SecondOrder(target, self._anchor, importance)
+        self.second_order = SecondOrder(target, self._anchor, importance, hessian)
         self.noise_scale = self.second_order.noise_scale
+
+    def with_batch_size(self, batch_size: int) -> ControlVariate:
+        """Returns these control variates with another batch size, without a new pass."""
+        other = copy.copy(self)
+        other.target = self.target.with_minibatches(batch_size)
+        other.num_scores = other.target.num_scores
+        other.noise_scale = other.target.noise_scale
+        if self.order == 2:
+            other.second_order = self.second_order.with_target(other.target)
+            other.noise_scale = other.second_order.noise_scale
+        return other
 
     def estimate(
         self,

@@ -16,6 +16,7 @@ from tfp_sgmcmc.targets.anchors import AnchoredTarget
 from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
 from tfp_sgmcmc.targets.chunked_sums import sum_over_chunks
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
+from tfp_sgmcmc.targets.lanczos import Product, lanczos
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
@@ -23,8 +24,6 @@ _MOST_CHAINS = 4
 _MOST_BYTES = 2**28  # of the examples that are evaluated
 _LEAST_ITERATIONS = 5
 _RTOL = 1e-4  # of the eigenvalue; iterations stop when its residual is smaller
-
-Product = Callable[[np.ndarray], np.ndarray]  # of a matrix with a vector [D]
 
 
 def largest_curvature(
@@ -86,7 +85,7 @@ def largest_curvature(
     state = convert_state(state, initial=True)
     seed = random.as_seed(seed)
     chains = tuple(int(n) for n in target.chain_shape(state))
-    hessian_product = _hessian_product(target, _one_chain(state, chains, 0), seed, max_examples)
+    hessian_product = posterior_product(target, _one_chain(state, chains, 0), seed, max_examples)
     num_chains, largest = math.prod(chains), 0.0
     for chain in np.unique(
         np.linspace(0, num_chains - 1, min(num_chains, _MOST_CHAINS), dtype=int)
@@ -124,7 +123,7 @@ def wrapped_target(target: Target) -> Target:
     return target.target if isinstance(target, GrowingBatch | AnchoredTarget) else target
 
 
-def _hessian_product(
+def posterior_product(
     target: Target, state: State, seed: tf.Tensor, max_examples: int
 ) -> Callable[[State, State], State]:
     """Returns the function (theta, v) -> (Hessian of the log posterior at theta) v."""
@@ -183,38 +182,12 @@ def _checked_product(product: State, state: State) -> State:
 
 
 def _largest_eigenvalue(curve: Product, weigh: Product, start: np.ndarray, most: int) -> float:
-    """Returns the largest eigenvalue of M H, by the Lanczos iteration.
-
-    H M is symmetric in the inner product <v, w> = v^T M w, in which the basis is orthonormal.
-    """
-    basis, weighed = np.zeros([2, min(most, len(start)), len(start)])
-    matrix = np.zeros([len(basis), len(basis)])
-    rest, weighed_rest, scale, largest = start, weigh(start), 0.0, 0.0
-    for k in range(len(basis)):
-        squared_norm = rest @ weighed_rest
-        if not np.isfinite(squared_norm) or (k == 0 and squared_norm < 0):
-            raise ValueError(
-                "metric must be positive definite. Received: a metric M with v^T M v = "
-                f"{squared_norm:.3g} for a vector v."
-            )
-        norm = math.sqrt(max(squared_norm, 0.0))  # rounding may leave less than nothing
-        if norm <= 1e-12 * scale:  # all eigenvectors that the start has a share in are found
-            break
-        basis[k], weighed[k] = rest / norm, weighed_rest / norm
-        rest = curve(weighed[k])
-        if not np.all(np.isfinite(rest)):
-            raise ValueError(
-                "The second derivatives of the log posterior must be finite at the state. "
-                "Received: NaN or infinite products with the Hessian."
-            )
-        matrix[: k + 1, k] = matrix[k, : k + 1] = weighed[: k + 1] @ rest
-        for _ in range(2):  # twice is enough: once leaves rounding errors
-            rest = rest - (weighed[: k + 1] @ rest) @ basis[: k + 1]
-        weighed_rest = weigh(rest)
-        scale = max(scale, np.abs(matrix[k, : k + 1]).max())
-        eigenvalues, vectors = np.linalg.eigh(matrix[: k + 1, : k + 1])
+    """Returns the largest eigenvalue of M H, by the Lanczos iteration."""
+    largest = 0.0
+    for k, found in enumerate(lanczos(curve, start, most, weigh)):
+        eigenvalues, vectors = np.linalg.eigh(found.matrix)
         largest = float(eigenvalues[-1])
-        residual = math.sqrt(max(rest @ weighed_rest, 0.0)) * abs(vectors[-1, -1])
+        residual = found.rest * abs(vectors[-1, -1])
         if k + 1 >= _LEAST_ITERATIONS and residual <= _RTOL * abs(largest):
             break
     return max(largest, 0.0)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import require
 from tfp_sgmcmc.state import State, flatten_events, unflatten_events
+from tfp_sgmcmc.targets.low_rank import LowRank
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.quadratic import Quadratic
 
@@ -35,7 +36,11 @@ def as_probabilities(importance: Any, num_examples: int) -> np.ndarray:
 
 
 def pilot_probabilities(
-    target: MinibatchLogProb, center: State, quadratic: Quadratic, remainders: Any, seed: Any = 0
+    target: MinibatchLogProb,
+    center: State,
+    quadratic: Quadratic | LowRank,
+    remainders: Any,
+    seed: Any = 0,
 ) -> np.ndarray:
     r"""Returns probabilities in proportion to examples' remainders under Laplace's approximation.
 
@@ -48,18 +53,18 @@ def pilot_probabilities(
     It takes as many passes over the data as draws. `remainders(state, rows, size)` returns the
     \( s_i \) of `size` rows, `[draws, size, D]`.
     """
-    flat, factor = flatten_events(center, 0), quadratic.factor()
+    flat = flatten_events(center, 0)
     normals = random.normal([_NUM_DRAWS, flat.shape[0]], tf.float64, random.as_seed(seed))
-    draws = flat + tf.cast(tf.linalg.matvec(factor, normals), flat.dtype)
-    state, metric = unflatten_events(draws, center, 0), tf.constant(factor, flat.dtype)
+    state = unflatten_events(flat + quadratic.root(tf.cast(normals, flat.dtype)), center, 0)
     total = target.num_examples
     size = max(1, min(target.chunk_size // _NUM_DRAWS, total))
 
-    @tf.function(autograph=False, reduce_retracing=True)
+    # Compiled by XLA, because oneDNN cannot vectorise the product of a whitened target in 32 bits.
+    @tf.function(autograph=False, jit_compile=True)
     def squares(start: tf.Tensor) -> tf.Tensor:
         indices = tf.minimum(start + tf.range(size), total - 1)
         found = remainders(state, target.rows(indices), size)
-        whitened = tf.einsum("knd,de->kne", found, metric)
+        whitened = quadratic.root(found, transposed=True)
         return tf.reduce_mean(tf.reduce_sum(whitened**2, axis=-1), axis=0)
 
     found = [squares(tf.constant(start)) for start in range(0, total, size)]

@@ -19,7 +19,7 @@ from tfp_sgmcmc.state import (
     static_or_dynamic_shape,
 )
 from tfp_sgmcmc.targets.base import GradientEstimate, check_signature, value_and_gradient
-from tfp_sgmcmc.targets.bijectors import check_bijectors
+from tfp_sgmcmc.targets.bijectors import check_bijectors, is_joint
 from tfp_sgmcmc.targets.chain_groups import group_size, map_groups
 from tfp_sgmcmc.targets.chunked_sums import sum_over_chunks, with_given_gradient
 from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
@@ -108,6 +108,8 @@ class MinibatchLogProb(ModelTarget):
       TypeError: a function is not callable, or the data are not numeric.
     """
 
+    curvature: Any = None  # a `LowRank` that `quadratic_at` takes as it is
+
     def __init__(
         self,
         log_prior_fn: Callable[..., tf.Tensor],
@@ -176,11 +178,27 @@ class MinibatchLogProb(ModelTarget):
             lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )
 
-    def with_bijector(self, bijector: Any) -> MinibatchLogProb:
-        """Returns this target with another bijector in place of its own."""
+    def with_bijector(self, bijector: Any, curvature: Any = None) -> MinibatchLogProb:
+        """Returns this target with another bijector, and what is known of its curvature there."""
         check_bijectors(bijector)
         other = copy.copy(self)
-        other.bijector = bijector
+        other.bijector, other._is_joint = bijector, is_joint(bijector)
+        other.curvature = curvature
+        return other
+
+    def with_minibatches(self, batch_size: int) -> MinibatchLogProb:
+        """Returns this target with another batch size, in its plain form.
+
+        Every step then draws a new minibatch, and scores are those of single examples, by automatic
+        differentiation.
+        """
+        other = copy.copy(self)
+        n = count_of_examples("batch_size", batch_size, self.num_examples)
+        other.batch_size, other.num_scores, other.group_size = n, n, 1
+        other.reshuffle = "step"
+        other._score_fn, other.has_score_fn = None, False
+        total = self.num_examples
+        other.noise_scale = total * (total if self.replacement else total - n) / n
         return other
 
     def bootstrap(self, state: State) -> Any:

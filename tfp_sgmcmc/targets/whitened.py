@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 import tensorflow_probability as tfp
-import tree
 
-from tfp_sgmcmc.state import State, convert_state, flatten_events
+from tfp_sgmcmc.state import State, convert_state
 from tfp_sgmcmc.targets.center import check_single_state
+from tfp_sgmcmc.targets.laplace import laplace_bijector
+from tfp_sgmcmc.targets.low_rank import LowRank
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
-from tfp_sgmcmc.targets.quadratic import quadratic_at
+from tfp_sgmcmc.targets.quadratic import HessianForm, quadratic_at
 
 tfb = tfp.bijectors
 
 
-def whiten(target: MinibatchLogProb, center: State) -> tuple[MinibatchLogProb, tfb.Bijector]:
+def whiten(
+    target: MinibatchLogProb, center: State, hessian: HessianForm = "auto"
+) -> tuple[MinibatchLogProb, tfb.Bijector]:
     r"""Returns a target in whitened coordinates, and the bijector back to the model's parameters.
 
     \[
@@ -29,7 +30,22 @@ def whiten(target: MinibatchLogProb, center: State) -> tuple[MinibatchLogProb, t
     every posterior: with exact gradients, the step h of a sampler with momenta is stable below
     about 2, and SGLD's epsilon below about 4. Draws come back by `bijector.forward(z)`, in the
     structure of the state, constrained if the target has a bijector. Laplace's approximation is
-    the distribution `bijector(tfd.Sample(tfd.Normal(0., 1.), D))`.
+    the distribution `bijector(tfd.Sample(tfd.Normal(0., 1.), D))`, which `find_center` reports.
+
+    The full H takes D Hessian-vector products over the data, and two matrices of D x D. Beyond 4096
+    entries the default is `hessian="low_rank"`,
+
+    \[
+    -H \approx P^{1/2} (I + U \operatorname{diag}(s) U^T) P^{1/2}, \qquad
+    L = P^{-1/2} \left( I + U \left( (I + \operatorname{diag}(s))^{-1/2} - I \right) U^T \right),
+    \]
+
+    where P is the diagonal of the prior's curvature, and s and U are up to 256 eigenpairs of what
+    the data add to it, from a Lanczos iteration with as many products over all data (over 16,384
+    random examples that stand for more). Directions that it leaves out have the prior's scale.
+    Where the prior has no curvature (flat, Laplace), P is the diagonal of the likelihood's.
+    `"diag"` has the diagonal of all curvature as P, and s = 0. The likelihood's diagonal is exact
+    up to D = 1024, and beyond that the sum of the examples' squared scores.
 
     Examples:
       With `target` as in `MinibatchLogProb`:
@@ -64,29 +80,10 @@ def whiten(target: MinibatchLogProb, center: State) -> tuple[MinibatchLogProb, t
         )
     center = convert_state(center, initial=True, called="center")
     check_single_state("center", target, center)
-    flat = flatten_events(center, 0)
-    factor = tf.constant(quadratic_at(target, center).factor(), flat.dtype)
-    steps = [tfb.Shift(flat), tfb.ScaleMatvecTriL(factor)]
-    bijector = tfb.Chain([*_to_parameters(target.bijector, center), *_to_parts(center), *steps])
-    return target.with_bijector(bijector), bijector
-
-
-def _to_parts(center: State) -> list[tfb.Bijector]:
-    """Returns the steps of a `Chain` that split a vector into the parts of `center`."""
-    parts = tf.nest.flatten(center)
-    reshapes = [tfb.Reshape(x.shape, [x.shape.num_elements()]) for x in parts]
-    if not tf.nest.is_nested(center):
-        return reshapes
-    names = tf.nest.pack_sequence_as(center, [*range(len(parts))])
-    split = tfb.Split([x.shape.num_elements() for x in parts], axis=-1)
-    return [tfb.Restructure(names), tfb.JointMap(reshapes), split]
-
-
-def _to_parameters(bijector: Any, center: State) -> list[tfb.Bijector]:
-    """Returns the step of a `Chain` that constrains the parts, none if there is no bijector."""
-    if bijector is None or isinstance(bijector, tfb.Bijector):
-        return [] if bijector is None else [bijector]
-    bijectors = tree.map_structure_up_to(
-        center, lambda _, b: tfb.Identity() if b is None else b, center, bijector
-    )
-    return [tfb.JointMap(bijectors)]
+    quadratic = quadratic_at(target, center, hessian)
+    bijector = laplace_bijector(target.bijector, center, quadratic)
+    curvature = None
+    if isinstance(quadratic, LowRank) and hessian != "diag":
+        ones, zeros = tf.ones_like(quadratic.diagonal), tf.zeros_like(quadratic.values)
+        curvature = LowRank(ones, quadratic.vectors, zeros)
+    return target.with_bijector(bijector, curvature), bijector

@@ -1,0 +1,145 @@
+"""The automatic run: center, whitening, noise, costs, pilot, draws, checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.sampling.automatic.figures import Convergence, Fit, convergence, fit
+from tfp_sgmcmc.sampling.automatic.problem import as_problem, single_state
+from tfp_sgmcmc.sampling.automatic.quadratic import Prepared, prepare
+from tfp_sgmcmc.sampling.result import SampleResult
+from tfp_sgmcmc.sampling.run import run_kernel
+from tfp_sgmcmc.state import flatten_events
+from tfp_sgmcmc.storage.directory import RunDirectory
+from tfp_sgmcmc.targets import preflight
+
+_MOST_TESTED = 500  # results at which gradients are taken
+_MOST_RUNS = 3
+# What is not told apart from sound draws: relative variance, and standard deviations.
+_NOTED_EXCESS, _NOTED_SHIFT = 0.04, 0.05
+
+
+def sample_target(
+    target: Any,
+    initial_state: Any,
+    num_results: int,
+    *,
+    seed: tf.Tensor,
+    num_chains: int,
+    min_ess: int,
+    jit_compile: bool,
+    progress_bar: bool | None,
+    run: RunDirectory | None,
+    checkpoint_seconds: float,
+    preflight_check: bool,
+) -> SampleResult:
+    """Samples a target with settings that are chosen for it. Arguments are those of `sample`."""
+    problem = as_problem(target)
+    state = single_state(problem, initial_state)
+    if preflight_check:
+        preflight(problem, state)
+    choice_seed, run_seed, check_seed = random.split(seed, 3)
+    goal = min(min_ess, 0.5 * num_results * num_chains)
+    prepared = prepare(problem, state, num_results, num_chains, choice_seed, jit_compile)
+    _show(prepared.lines, progress_bar)
+    plan = prepared.plan(num_results)
+    for attempt in range(_MOST_RUNS):
+        this_seed = random.fold_in(run_seed, attempt)
+        result = run_kernel(
+            prepared.kernel,
+            prepared.start,
+            plan,
+            seed=this_seed,
+            num_chains=None,
+            trace_fn=None,
+            jit_compile=jit_compile,
+            progress_bar=progress_bar,
+            run=run,
+            checkpoint_seconds=checkpoint_seconds,
+            preflight_check=False,
+            view=prepared.bijector.forward,
+        )
+        found, fits = _figures(result, prepared, check_seed)
+        factor = goal / found.ess
+        if factor <= 1 or run is not None or not result.is_complete or attempt == _MOST_RUNS - 1:
+            break
+        # The draws so far are dropped. Those to come start at their end, farther apart.
+        start = tf.convert_to_tensor(_coordinates(result.final_state, prepared.bijector))
+        prepared = dataclasses.replace(prepared, start=start)
+        plan = plan._replace(num_burnin_steps=0, stride=plan.stride * min(8, int(factor) + 1))
+    choices = dataclasses.replace(
+        prepared.choices,
+        start=prepared.start.numpy(),
+        seed=result.seed,
+        num_burnin_steps=plan.num_burnin_steps,
+        num_steps_between_results=plan.stride - 1,
+    )
+    flags = (*prepared.flags, *_flags(found, fits, goal))
+    last = (
+        f"The {result.num_results * num_chains} draws are worth {found.ess:.0f} independent ones "
+        f"for the worst parameter, R-hat is {found.rhat:.3f}, and their gradients say that the "
+        f"variance is {fits.temperature:.3f} +- {fits.error:.3f} of the posterior's."
+    )
+    _show([last, *flags], progress_bar)
+    for flag in flags:
+        warnings.warn(flag, stacklevel=3)
+    return dataclasses.replace(
+        result, choices=choices, explanation=(*prepared.lines, last), flags=flags
+    )
+
+
+def _figures(result: SampleResult, prepared: Prepared, seed: tf.Tensor) -> tuple[Convergence, Fit]:
+    states = tf.nest.map_structure(np.asarray, result.states)
+    flat = flatten_events(tf.nest.map_structure(tf.convert_to_tensor, states), 2).numpy()
+    most = min(len(flat), _MOST_TESTED if prepared.is_noisy else max(50, len(flat) // 10))
+    picked = np.unique(np.linspace(0, len(flat) - 1, most).astype(int))
+    z = _coordinates(tf.nest.map_structure(lambda x: x[picked], states), prepared.bijector)
+    return convergence(flat), fit(z, prepared.gradients_at(z, seed))
+
+
+def _coordinates(states: Any, bijector: Any) -> np.ndarray:
+    return bijector.inverse(tf.nest.map_structure(tf.convert_to_tensor, states)).numpy()
+
+
+def _flags(found: Convergence, fits: Fit, goal: float) -> list[str]:
+    """Returns what is wrong with the draws, in plain words."""
+    flags = []
+    if not found.rhat <= found.limit:
+        flags.append(
+            f"The chains disagree: R-hat is {found.rhat:.3f}. Do not trust these draws. The "
+            "posterior may have several modes or a funnel; ReplicaExchangeSGLD moves between modes."
+        )
+    if not found.ess >= goal:
+        flags.append(
+            f"The draws are worth {found.ess:.0f} independent ones for the worst parameter, fewer "
+            f"than {goal:.0f}. Ask for more results."
+        )
+    if not abs(fits.excess) <= _NOTED_EXCESS + 3 * fits.error:
+        way = "wide" if fits.excess > 0 else "narrow"
+        flags.append(
+            f"The draws are too {way}: by their gradients, the variance is {fits.temperature:.3f} "
+            f"+- {fits.error:.3f} of the posterior's on average."
+        )
+    if not fits.shift**2 <= _NOTED_SHIFT**2 + 4 * fits.shift_error:
+        flags.append(
+            f"The means are off by about {fits.shift:.2f} standard deviations, by their gradients."
+        )
+    return flags
+
+
+def _show(lines: Any, progress_bar: bool | None) -> None:
+    if progress_bar is False:
+        return
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:
+        return
+    for line in lines:
+        tqdm.write(line, file=sys.stderr)
