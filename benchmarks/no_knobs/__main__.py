@@ -31,13 +31,14 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.common import command_line
 from benchmarks.no_knobs import automatic
+from benchmarks.no_knobs import networks as neural
 from benchmarks.no_knobs.automatic import Automatic
 from benchmarks.no_knobs.by_hand import ByHand, all_settings
 from benchmarks.no_knobs.hostile import HOSTILE
@@ -46,7 +47,7 @@ from benchmarks.no_knobs.problems import Problem
 from benchmarks.no_knobs.references import Reference, reference
 
 QUICK = ("pima", "Poisson")
-QUICK_RESULTS = 400
+QUICK_RESULTS, QUICK_NETWORKS = 400, ("dense", "regression")
 ALL = {**POSTERIORS, **HOSTILE}
 
 
@@ -67,9 +68,10 @@ def run(
     seed: int = 0,
     hand_seconds: float = 2.0,
     folder: str = "",
+    networks: bool = False,
     quick: bool = False,
-) -> Iterator[Row]:
-    """Yields a row for each posterior.
+) -> Iterator[Any]:
+    """Yields a row for each posterior, or for each network.
 
     Args:
       posteriors: names; "table" for the posteriors of the table, "hostile" for those that were
@@ -77,9 +79,13 @@ def run(
       num_results: draws of each chain.
       hand_seconds: processor seconds for each setting by hand; 0 tries none.
       folder: keeps the exact moments, which a later call reads again.
-      quick: two small posteriors, without settings by hand.
+      networks: runs ten networks through `fit` instead; see `benchmarks.no_knobs.networks`.
+      quick: two small posteriors, without settings by hand, or few epochs of two networks.
     """
     tf.get_logger().setLevel("ERROR")
+    if networks:
+        yield from neural.run(QUICK_NETWORKS if quick else (), seed, quick)
+        return
     if quick:
         posteriors, num_results, hand_seconds = QUICK, QUICK_RESULTS, 0.0
     for name in names(posteriors):
@@ -111,13 +117,16 @@ COLUMNS = dict.fromkeys(
 )
 
 
-def show(rows: Iterator[Row]) -> None:
+def show(rows: Iterator[Any]) -> None:
     """Prints the table and the flags; exits with an error if a run is wrong and does not say so."""
-    done = []
+    done: list[Any] = []
     for row in rows:
         done.append(row)
-        for line in lines(row):
+        for line in neural.lines(row) if isinstance(row, neural.Row) else lines(row):
             print(line, flush=True)
+    if done and isinstance(done[0], neural.Row):
+        neural.show(done)
+        return
     print()
     command_line.print_table(COLUMNS, [cells(row) for row in done])
     failed = [row.name for row in done if verdict(row).startswith("FAIL")]
@@ -130,8 +139,8 @@ def show(rows: Iterator[Row]) -> None:
 def verdict(row: Row) -> str:
     """Returns whether a run is right, in a few words."""
     found = row.automatic
-    if found.is_silently_wrong:
-        return "FAIL: wrong and not flagged"
+    if found.fails:
+        return "FAIL: " + ("crashed" if found.accuracy is None else "wrong and not flagged")
     right = "refused" if found.accuracy is None else "right"
     if found.accuracy is not None and not found.accuracy.is_good:
         right = "wrong"
@@ -143,7 +152,14 @@ def verdict(row: Row) -> str:
 def lines(row: Row) -> Iterator[str]:
     """Yields what happened to a posterior."""
     found = row.automatic
-    yield f"{row.name}: {verdict(row)}. {found.sampler}."
+    yield f"{row.name}: {verdict(row)}. {found.sampler}. {row.reference}."
+    if (a := found.accuracy) is not None:
+        yield (
+            f"  means {a.mean:.4f} ~ {a.mean_noise:.4f}, beyond {a.mean_excess:.4f}; sd "
+            f"{a.ratio:.4f} ~ {a.ratio_noise:.4f}, {a.least:.3f} to {a.largest:.3f}; "
+            f"{found.effective:.0f} effective samples in {found.seconds:.1f} s, sampling "
+            f"{found.sampling:.1f} s"
+        )
     for flag in found.flags:
         yield textwrap.fill(flag, 100, initial_indent="  ", subsequent_indent="    ")
     for x in row.by_hand:

@@ -45,7 +45,9 @@ class Accuracy(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        return self.mean_excess < MEAN_AIM and self.ratio_excess < DEVIATION_AIM  # not for NaN
+        """Whether the aims are met; never for NaN, nor where noise could hide a miss."""
+        is_known = self.mean_noise < MEAN_AIM and self.ratio_noise < DEVIATION_AIM
+        return is_known and self.mean_excess < MEAN_AIM and self.ratio_excess < DEVIATION_AIM
 
 
 def judge(draws: np.ndarray, reference: Reference) -> Accuracy:

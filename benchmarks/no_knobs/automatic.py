@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -40,8 +40,10 @@ class Automatic(NamedTuple):
     milliseconds: float
 
     @property
-    def is_silently_wrong(self) -> bool:
-        return not self.flags and self.accuracy is not None and not self.accuracy.is_good
+    def fails(self) -> bool:
+        """Whether it is wrong without a flag, or broke down with an error that is not its own."""
+        is_wrong = self.accuracy is not None and not self.accuracy.is_good
+        return self.sampler == "crashed" or (is_wrong and not self.flags)
 
 
 def run(
@@ -56,14 +58,16 @@ def run(
             result = sgmcmc.sample(
                 target, problem.state(), num_results, seed=seed, progress_bar=False
             )
-    except (ValueError, sgmcmc.NonFiniteChainError) as error:
+    except Exception as error:
         whole = time.perf_counter() - begin
         refusal = f"{type(error).__name__}: {error}"
-        return Automatic("refused", (refusal,), None, np.nan, whole, np.nan, np.nan)
+        is_told = isinstance(error, ValueError | sgmcmc.NonFiniteChainError)
+        how = "refused" if is_told else "crashed"
+        return Automatic(how, (refusal,), None, np.nan, whole, np.nan, np.nan)
     whole = time.perf_counter() - begin
     warned = (str(w.message) for w in caught if issubclass(w.category, UserWarning))
     flags = (*result.flags, *warned)
-    states = tf.nest.map_structure(np.asarray, result.states)
+    states = tf.nest.map_structure(tf.convert_to_tensor, result.states)
     draws = np.asarray(flatten_events(target.unconstrain(states), 2), np.float64)
     return Automatic(
         describe(result.choices),
@@ -76,7 +80,7 @@ def run(
     )
 
 
-def describe(choices: sgmcmc.Choices) -> str:
+def describe(choices: Any) -> str:
     """Returns sampler, minibatch and step in a few words."""
     given = ", ".join(f"{k} = {v:.3g}" for k, v in choices.arguments.items())
     size = "" if choices.batch_size is None else f", n = {choices.batch_size}"
