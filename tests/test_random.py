@@ -63,18 +63,23 @@ def test_a_seed_for_each_position_names_its_permutation() -> None:
 @pytest.mark.parametrize(
     ("size", "batch_size"), [pytest.param(7, 7, marks=pytest.mark.slow), (251, 100)]
 )
+@pytest.mark.parametrize("is_symmetric", [False, True])
 def test_minibatches_of_epochs_are_one_permutation_after_the_other(
-    size: int, batch_size: int, jit: bool
+    size: int, batch_size: int, jit: bool, is_symmetric: bool
 ) -> None:
+    """Symmetric ones have each permutation twice, forward and then backward."""
+
     def batch(step: tf.Tensor) -> tf.Tensor:
-        return random.epoch_indices(SEED, step, batch_size, size, [2])
+        return random.epoch_indices(SEED, step, batch_size, size, [2], is_symmetric)
 
     batch = tf.function(batch, jit_compile=jit, autograph=False)
-    num_steps = 2 * size // batch_size + 2
+    num_steps = 4 * size // batch_size + 2
     drawn = [batch(tf.constant(t, tf.int64)).numpy() for t in range(num_steps)]
     drawn = np.concatenate(drawn, axis=-1)
     epochs = [random.numbered_seed(SEED, tf.constant(e)) for e in range(drawn.shape[1] // size + 1)]
     expected = [random.permuted_indices(e, tf.range(size), size, [2]).numpy() for e in epochs]
+    if is_symmetric:
+        expected = [y for x in expected for y in (x, x[:, ::-1])]
     expected = np.concatenate(expected, axis=-1)[:, : drawn.shape[1]]
     np.testing.assert_array_equal(drawn, expected)
 

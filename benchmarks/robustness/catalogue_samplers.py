@@ -93,7 +93,10 @@ COMMON: dict[str, Callable[[], Sequence[Any]]] = {
     "num_estimation_steps": lambda: integer(0),
 }
 KERNELS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-    "SGLD": (dict(temperature=1.0, preconditioner=None), {}),
+    "SGLD": (
+        dict(temperature=1.0, preconditioner=None, noise="normal"),
+        dict(noise=choice("normal")),
+    ),
     "ModifiedSGLD": (dict(covariance="full", temperature=1.0), {}),
     "SGFS": (
         dict(B=1.0, covariance="full", temperature=1.0, num_estimation_steps=0),
@@ -145,8 +148,15 @@ KERNELS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         {},
     ),
     "UnderdampedLangevin": (
-        dict(friction=1.0, scheme="baoab", mass=1.0, temperature=1.0, initial_momentum=None),
-        dict(scheme=choice("baoab")),
+        dict(
+            friction=1.0,
+            scheme="baoab",
+            mass=1.0,
+            temperature=1.0,
+            initial_momentum=None,
+            noise="normal",
+        ),
+        dict(scheme=choice("baoab"), noise=choice("normal")),
     ),
     "CorrectedLangevin": (dict(preconditioner=None), {}),
     "ReplicaExchangeSGLD": (

@@ -349,12 +349,15 @@ def random_numbers() -> list[Entry]:
         Entry(room, "as_seed", rng.as_seed, dict(seed=0), dict(seed=seed())),
         Entry(room, "split", rng.split, dict(seed=SEED, num=2), dict(seed=seed(), num=sizes)),
         Entry(room, "fold_in", rng.fold_in, dict(seed=SEED, data=1), dict(seed=seed())),
-        Entry(
-            room,
-            "normal",
-            rng.normal,
-            dict(shape=[2], dtype=tf.float32, seed=SEED),
-            dict(seed=seed()),
+        *(
+            Entry(
+                room,
+                name,
+                getattr(rng, name),
+                dict(shape=[2], dtype=tf.float32, seed=SEED),
+                dict(seed=seed()),
+            )
+            for name in ("normal", "three_point")
         ),
         *(
             Entry(room, name, getattr(rng, name), indices, dict(seed=seed(), num_examples=sizes))

@@ -35,16 +35,25 @@ class Step(NamedTuple):
     results: Any
 
 
-def draws(target: sgmcmc.MinibatchLogProb, state: Any, seed: Any, num_seeds: int = 2) -> Draws:
+def draws(
+    target: sgmcmc.MinibatchLogProb,
+    state: Any,
+    seed: Any,
+    num_seeds: int = 2,
+    noise: str = "normal",
+) -> Draws:
     """Returns the draws of a kernel that splits its seed, for the minibatch, z and more."""
-    batch, z = _draw(target, state, random.as_seed(seed), num_seeds)
+    batch, z = _draw(target, state, random.as_seed(seed), num_seeds, noise)
     return Draws(batch.numpy(), flat(z))
 
 
-def _draw(target: Any, state: Any, seed: tf.Tensor, num_seeds: int) -> tuple[tf.Tensor, Any]:
+def _draw(
+    target: Any, state: Any, seed: tf.Tensor, num_seeds: int, noise: str = "normal"
+) -> tuple[tf.Tensor, Any]:
     batch_seed, noise_seed, *_ = random.split(seed, num_seeds)
     batch = target.draw(batch_seed, tf.range(target.batch_size), target.chain_shape(state))
-    return batch, random.normal_like(state, noise_seed)
+    draw = {"normal": random.normal_like, "three_point": random.three_point_like}[noise]
+    return batch, draw(state, noise_seed)
 
 
 def take(
@@ -52,8 +61,9 @@ def take(
 ) -> list[Step]:
     """Takes steps with the seeds SEED, SEED + 1 and so on."""
     results, steps = kernel.bootstrap_results(state), []
+    noise = kernel.parameters.get("noise", "normal")
     for t in range(num_steps):
-        theta, drawn = flat(state), draws(target, state, SEED + t, num_seeds)
+        theta, drawn = flat(state), draws(target, state, SEED + t, num_seeds, noise)
         state, results = kernel.one_step(state, results, SEED + t)
         steps.append(Step(theta, drawn, flat(state), results))
     return steps
@@ -70,7 +80,8 @@ def compiled(kernel: Any, target: Any, jit: bool, num_seeds: int = 2) -> Callabl
         before = kernel.bootstrap_results(state) if results is None else results
         moved, after = kernel.one_step(state, before, seed)
         tf.nest.assert_same_structure(before, after)
-        return moved, after, _draw(target, state, seed, num_seeds)
+        noise = kernel.parameters.get("noise", "normal")
+        return moved, after, _draw(target, state, seed, num_seeds, noise)
 
     def step(state: Any, seed: tf.Tensor = SEED, results: Any = None) -> Step:
         moved, results, (batch, z) = traced(state, seed, results)

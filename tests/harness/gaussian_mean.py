@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from scipy.linalg import block_diag, solve_discrete_lyapunov
+from scipy.linalg import solve_discrete_lyapunov
 
 import tfp_sgmcmc as sgmcmc
 
@@ -116,23 +116,3 @@ def sgld_step(
     drift = step @ matrix / 2
     root = np.sqrt(step)
     return np.eye(size) - drift @ hessian, drift, temperature * root @ matrix @ root
-
-
-def sgld_epoch_covariance(
-    hessian: np.ndarray, noise: np.ndarray, num_batches: int, step_size: float
-) -> np.ndarray:
-    """Returns the covariance of SGLD at the ends of epochs of B minibatches without overlap.
-
-    The noise of one epoch adds up to zero. Its joint covariance is C (x) Sigma with
-    C = I - (11^T - I) / (B-1), and epochs are independent. One epoch is therefore a linear step.
-    """
-    size = len(hessian)
-    contraction, drift, injected = sgld_step(hessian, step_size, 1.0, 1.0)
-    powers = [np.linalg.matrix_power(contraction, num_batches - 1 - j) for j in range(num_batches)]
-    through = np.concatenate(powers, axis=1)  # [D, B D]: effect of each step's noise
-    correlation = np.eye(num_batches) * num_batches / (num_batches - 1) - 1 / (num_batches - 1)
-    lifted = block_diag(*[drift] * num_batches)
-    total = lifted @ np.kron(correlation, noise) @ lifted.T
-    total += np.kron(np.eye(num_batches), injected)
-    across = np.linalg.matrix_power(contraction, num_batches)
-    return solve_discrete_lyapunov(across, through @ total @ through.T).reshape(size, size)

@@ -55,18 +55,25 @@ def adodab_law(
     noise: np.ndarray,
     mass: Any = 1.0,
     temperature: float = 1.0,
+    known: np.ndarray | float = 0.0,
 ) -> Law:
-    """Solves half drift, exact Ornstein-Uhlenbeck, half drift, kick; xi sees p around O."""
+    """Solves half drift, exact Ornstein-Uhlenbeck, half drift, kick; xi sees p around O.
+
+    Before and after the kick, p -= h^2 / (4 T) known p / m.
+    """
     size, h, xi = len(hessian), step_size, thermostat
     one, zero = np.eye(size), np.zeros([size, size])
     half = np.block([[one, h / 2 * one / mass], [zero, one]])
-    kick = np.block([[one, zero], [-h * hessian, one]])
+    known = known if np.ndim(known) == 2 else known * one
+    damp = block_diag(one, one - h**2 / (4 * temperature) * known / mass)
+    kick = damp @ np.block([[one, zero], [-h * hessian, one]]) @ damp
     decay = np.exp(-xi * h)
     drawn = friction * temperature * (1 - decay**2) / xi
     after = kick @ half
     step = after @ block_diag(one, decay * one) @ half
     injected = after @ block_diag(zero, drawn * mass * one) @ after.T
-    covariance = solve_discrete_lyapunov(step, injected + block_diag(zero, h**2 * noise))
+    kicked = damp @ block_diag(zero, h**2 * noise) @ damp.T
+    covariance = solve_discrete_lyapunov(step, injected + kicked)
     before = np.mean(np.diag(covariance)[size:] / mass)
     return Law(covariance, (before + decay**2 * before + drawn) / 2 - temperature)
 

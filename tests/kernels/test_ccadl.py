@@ -3,6 +3,8 @@
 theta <- theta + h p / m
 p     <- p + h g(theta) - h^2 / (2 T) Sigma p / m - h xi p + sqrt(2 A T h m) z
 xi    <- xi + h / mu (p.p / (m d) - T)
+
+The symmetric splitting is in `split_step`.
 """
 
 from typing import Any
@@ -44,6 +46,35 @@ def step(
     return theta, p, xi + (h / mu)[:, 0] * (energy - temperature[:, 0])
 
 
+def split_step(
+    theta: np.ndarray,
+    p: np.ndarray,
+    xi: np.ndarray,
+    draws: by_hand.Draws,
+    mass: Any = 1.0,
+    **numbers: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A D O D A, then C B C."""
+    values = {"h": H, "friction": 3.0, "temperature": 1.0, "mu": 1.0, **numbers}
+    h, friction, temperature, mu = (
+        np.reshape(values[k], [-1, 1]) for k in ("h", "friction", "temperature", "mu")
+    )
+    xi = xi[:, np.newaxis]
+
+    def heated(xi: np.ndarray, p: np.ndarray) -> np.ndarray:
+        return xi + h / (2 * mu) * ((p**2 / mass).mean(axis=-1, keepdims=True) - temperature)
+
+    def damped(p: np.ndarray) -> np.ndarray:
+        return p - h**2 / (4 * temperature) * np.einsum("ij,...j->...i", NOISE, p / mass)
+
+    theta, xi = theta + h / 2 * p / mass, heated(xi, p)
+    spread = np.sqrt(friction * temperature * mass * (1 - np.exp(-2 * xi * h)) / xi)
+    p = np.exp(-xi * h) * p + spread * draws.z
+    theta, xi = theta + h / 2 * p / mass, heated(xi, p)
+    p = damped(damped(p) + h * HAND.gradient(theta, draws.batch))
+    return theta, p, xi[:, 0]
+
+
 OPTIONS = {
     "plain": {},
     "mass": dict(mass=MASS),
@@ -58,8 +89,9 @@ OPTIONS = {
 }
 
 
+@pytest.mark.parametrize("scheme", ["euler", "adodacbc"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_three_steps(name: str) -> None:
+def test_three_steps(name: str, scheme: Any) -> None:
     options = OPTIONS[name]
     mass = options.get("mass", np.ones(3))
     target = MODEL.target(BATCH, tf.float64, parts=True)
@@ -72,11 +104,13 @@ def test_three_steps(name: str) -> None:
         [mass[:1], mass[1:]],
         options.get("temperature", 1.0),
         initial_momentum=two_parts(MOMENTUM),
+        scheme=scheme,
     )
+    take = step if scheme == "euler" else split_step
     theta, p, xi = START, MOMENTUM, np.broadcast_to(options.get("friction", 3.0), [2])
     steps = by_hand.take(kernel, target, two_parts(START), 3)
     for _, draws, moved, results in steps:
-        theta, p, xi = step(theta, p, xi, draws, **options)
+        theta, p, xi = take(theta, p, xi, draws, **options)
         np.testing.assert_allclose(moved, theta, rtol=1e-11)
         np.testing.assert_allclose(flat(results.momentum), p, rtol=1e-11)
         np.testing.assert_allclose(results.thermostat, xi, rtol=1e-11)

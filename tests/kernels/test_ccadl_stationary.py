@@ -18,7 +18,7 @@ from tests.harness.known_covariance import KnownCovariance
 from tests.harness.mutation import mutant
 from tests.harness.phase_space import linear_scheme
 from tests.harness.statistics import Rejected, check_cdf, check_covariance, check_means
-from tests.harness.thermostats import Run, balanced, euler_law, run_thermostat
+from tests.harness.thermostats import Run, adodab_law, balanced, euler_law, run_thermostat
 from tfp_sgmcmc.covariance import Full, RunningMean
 
 MODEL = GaussianMean(num_examples=12)
@@ -131,6 +131,103 @@ def test_order_of_the_error_of_theta() -> None:
     np.testing.assert_allclose(fixed[0] / fixed[1], 4.0, rtol=0.02)
 
 
+# The symmetric splitting
+
+SPLIT = "adodacbc"
+SPLIT_H = 0.04  # where the variances of the Euler scheme are off by 11 %
+
+
+def split_law(h: float, noise: np.ndarray = NOISE, **options: Any) -> tuple[float, np.ndarray]:
+    options = {"known": noise, **options}
+    return balanced(lambda xi: adodab_law(HESSIAN, h, xi, FRICTION, noise, **options))
+
+
+@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 0.7)])
+def test_closed_form_of_the_splitting_is_that_of_the_code(mass: Any, temperature: float) -> None:
+    """With xi = A, which a large thermal mass holds there."""
+    matrices = linear_scheme(
+        lambda quadratic, **momentum: sgmcmc.CCAdL(
+            quadratic, SPLIT_H, 5.0, KnownCovariance(NOISE), 1e30, mass, temperature,
+            scheme=SPLIT, **momentum,
+        ),
+        HESSIAN,
+    )  # fmt: skip
+    expected = adodab_law(HESSIAN, SPLIT_H, 5.0, 5.0, NOISE, mass, temperature, NOISE).covariance
+    np.testing.assert_allclose(matrices.covariance(NOISE), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_law_of_minibatch_chains_of_the_splitting() -> None:
+    """Power: 8% of a variance. Controls: no friction by Sigma, and Euler's law."""
+    covariance = KnownCovariance(NOISE / target().noise_scale)
+    kernel = sgmcmc.CCAdL(target(), SPLIT_H, FRICTION, covariance, thermal_mass=100.0, scheme=SPLIT)
+    found = sample(kernel, split_law(SPLIT_H)[0])
+    check(found, split_law(SPLIT_H)[1])
+    for wrong in (split_law(SPLIT_H, known=NONE)[1], law(SPLIT_H)[1]):
+        with pytest.raises(Rejected):
+            check(found, wrong)
+
+
+def errors_of_theta(covariance: Any) -> list[float]:
+    posterior = np.linalg.inv(HESSIAN)
+    return [
+        np.linalg.norm(covariance(h)[:3, :3] - posterior) / np.linalg.norm(posterior)
+        for h in (0.02, 0.01)
+    ]
+
+
+def test_order_of_the_splitting() -> None:
+    """Third order at a fixed Sigma, where Euler has the first; exact without noise.
+
+    Negative control: friction by Sigma on one side of the kick alone is of second order.
+    """
+    split = errors_of_theta(lambda h: split_law(h)[1])
+    assert split[0] / split[1] > 7
+    euler = errors_of_theta(lambda h: law(h)[1])
+    assert 2 < euler[0] / euler[1] < 2.3
+    assert split[1] < euler[1] / 1000
+    exact = split_law(0.1, NONE)[1][:3, :3]
+    np.testing.assert_allclose(exact, np.linalg.inv(HESSIAN), rtol=1e-9, atol=1e-12)
+
+    def one_sided(h: float) -> np.ndarray:
+        broken = mutant(sgmcmc.CCAdL, *ONE_SIDED)
+
+        def at(xi: float) -> Any:
+            matrices = linear_scheme(
+                lambda quadratic, **momentum: broken(
+                    quadratic, h, xi, KnownCovariance(NOISE), 1e30, scheme=SPLIT, **momentum
+                ),
+                HESSIAN,
+            )
+            return matrices.covariance(NOISE)
+
+        return at(FRICTION)
+
+    wrong = errors_of_theta(one_sided)
+    right = errors_of_theta(
+        lambda h: adodab_law(HESSIAN, h, FRICTION, FRICTION, NOISE, known=NOISE).covariance
+    )
+    assert wrong[1] > 10 * right[1]
+
+
+@pytest.mark.parametrize("drag", [0.9, 1.1])
+def test_largest_stable_step_of_the_splitting(drag: float) -> None:
+    """By the eigenvalues of a step without noise, where Sigma sets the limit and where H does."""
+    for known, curvature in ((NOISE, 1.0), (1e-3 * NOISE, 30.0)):
+        kernel = sgmcmc.CCAdL(
+            target(), 1.0, 0.01, KnownCovariance(known / target().noise_scale),
+            scheme=SPLIT,
+        )  # fmt: skip
+        results = kernel.bootstrap_results(tf.zeros([3]))
+        h = drag * float(kernel.largest_stable_step(curvature, results=results))
+        matrices = linear_scheme(
+            lambda quadratic, h=h, known=known, **momentum: sgmcmc.CCAdL(
+                quadratic, h, 0.01, KnownCovariance(known), 1e30, scheme=SPLIT, **momentum
+            ),
+            curvature * np.eye(3),
+        )
+        assert (matrices.spectral_radius < 1) == (drag < 1)
+
+
 # Temperature
 
 
@@ -185,15 +282,36 @@ def test_beyond_the_largest_stable_step_the_chain_is_lost_and_told_of(
 
 # Negative controls
 
+# All friction by Sigma before the kick.
+ONE_SIDED = (
+    (
+        """p = dissipated(p, h**2 / 2)
+            p = map_parts(lambda p, g""",
+        """p = dissipated(p, h**2)
+            p = map_parts(lambda p, g""",
+    ),
+    (
+        """estimate.gradient)
+            p = dissipated(p, h**2 / 2)""",
+        "estimate.gradient)",
+    ),
+)
 MUTATIONS = {
     "noise of twice the variance": (
         "tf.sqrt(2 * friction * temperature * h)", "tf.sqrt(4 * friction * temperature * h)"
     ),
     "noise without the mass": ("z * m**0.5", "z"),
-    "h for h / 2 in the correction": ("scaled(h**2 / (2 * temperature), s)", "scaled(h**2, s)"),
-    "no correction": ("- scaled(h**2 / (2 * temperature), s)", ""),
+    "h for h / 2 in the correction": ("dissipated(p, h**2), noise", "dissipated(p, 2*h**2), noise"),
+    "no correction": ("dissipated(p, h**2), noise", "p, noise"),
     "Sigma p for Sigma p / m": ("sigma.multiply(velocity)", "sigma.multiply(p)"),
-    "gradient at the old theta": ("theta, batch_seed, results", "state, batch_seed, results"),
+    "gradient at the old theta": (
+        """move(state, p, h)
+            estimate, sigma, covariance_state = self._noise.estimate(
+                theta,""",
+        """move(state, p, h)
+            estimate, sigma, covariance_state = self._noise.estimate(
+                state,""",
+    ),
 }  # fmt: skip
 
 
@@ -213,7 +331,10 @@ def test_broken_steps_have_another_law(name: str) -> None:
 
 
 THERMOSTAT_MUTATIONS = {
-    "thermostat fed |p|": ("(heat - ", "(tf.reduce_mean(tf.abs(p), -1) - "),
+    "thermostat fed |p|": (
+        "(kinetic_temperature(p, mass, chain_ndims) - ",
+        "(tf.reduce_mean(tf.abs(p), -1) - ",
+    ),
     "thermostat off": ("xi + h / mu *", "xi + 0 *"),
 }
 

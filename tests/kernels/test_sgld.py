@@ -44,7 +44,9 @@ def step(
     return theta + np.asarray(epsilon) / 2 * drift + np.sqrt(epsilon * temperature) * noise
 
 
-@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize(
+    ("replacement", "noise"), [(False, "normal"), (True, "normal"), (True, "three_point")]
+)
 @pytest.mark.parametrize(
     ("preconditioner", "matrix"),
     [
@@ -56,9 +58,11 @@ def step(
     ],
     ids=["none", "number", "array", "diagonal", "full"],
 )
-def test_constant_preconditioners(preconditioner: Any, matrix: np.ndarray, replacement: bool):
+def test_constant_preconditioners(
+    preconditioner: Any, matrix: np.ndarray, replacement: bool, noise: Any
+) -> None:
     target = MODEL.target(BATCH, tf.float64, replacement=replacement)
-    kernel = sgmcmc.SGLD(target, 0.01, 0.7, preconditioner)
+    kernel = sgmcmc.SGLD(target, 0.01, 0.7, preconditioner, noise)
     ((_, (batch, z), moved, results),) = take(kernel, target, tf.constant(START))
     g = HAND.gradient(START, batch)
     np.testing.assert_allclose(moved, step(START, g, z, 0.01, 0.7, matrix), rtol=1e-10)
@@ -68,7 +72,8 @@ def test_constant_preconditioners(preconditioner: Any, matrix: np.ndarray, repla
     assert results.step.numpy() == 1 and results.step.dtype == tf.int64
 
 
-def test_position_dependent_preconditioner() -> None:
+@pytest.mark.parametrize("noise", ["normal", "three_point"])
+def test_position_dependent_preconditioner(noise: Any) -> None:
     """With M = diag(1 + theta^2), S = M^(1/2) and div M = 2 theta."""
     preconditioner = PositionDependent(
         multiply_fn=lambda theta, v: (1 + theta**2) * v,
@@ -76,7 +81,7 @@ def test_position_dependent_preconditioner() -> None:
         divergence_fn=lambda theta: 2 * theta,
     )
     target = MODEL.target(BATCH, tf.float64)
-    kernel = sgmcmc.SGLD(target, 0.01, 0.7, preconditioner)
+    kernel = sgmcmc.SGLD(target, 0.01, 0.7, preconditioner, noise)
     ((_, (batch, z), moved, _),) = take(kernel, target, tf.constant(START))
     matrix = (1 + START**2)[..., np.newaxis] * np.eye(3)
     expected = step(START, HAND.gradient(START, batch), z, 0.01, 0.7, matrix, 2 * START)

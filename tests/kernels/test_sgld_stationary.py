@@ -17,7 +17,7 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tests.harness.by_hand import FULL
 from tests.harness.chains import by_chain, run_blocks, run_chains
-from tests.harness.gaussian_mean import GaussianMean, sgld_covariance, sgld_epoch_covariance
+from tests.harness.gaussian_mean import GaussianMean, sgld_covariance
 from tests.harness.statistics import Rejected, check_covariance
 from tfp_sgmcmc.preconditioners import FullMatrix, PositionDependent, Preconditioner
 
@@ -140,24 +140,6 @@ def test_chains_that_share_minibatches_share_just_that_noise() -> None:
     independent = np.kron(np.eye(2), within)
     with pytest.raises(Rejected):
         check_covariance(samples, np.tile(MODEL.mean, 2), independent, relative_error=0.04)
-
-
-@pytest.mark.slow
-def test_epochs_have_a_law_of_their_own() -> None:
-    """With one shuffle for each epoch, the minibatches of a pass are negatively dependent.
-
-    Their noise adds up to zero over a pass. The law at the ends of passes therefore differs from
-    that of independent minibatches, and formulas with Sigma = c V are wrong for it.
-    """
-    kernel = sgmcmc.SGLD(target(replacement=False, reshuffle="epoch"), STEP)
-    passes = MODEL.num_examples // BATCH
-    samples = run_chains(kernel, start(), 50 * passes, 20 * passes, seed=5)
-    ends = samples[:, passes - 1 :: passes]
-    law = sgld_epoch_covariance(MODEL.hessian, NOISE_WITHOUT, passes, STEP)
-    check_covariance(ends, MODEL.mean, law, VARIANCE_ERROR)
-    independent = sgld_covariance(MODEL.hessian, NOISE_WITHOUT, STEP)
-    with pytest.raises(Rejected):
-        check_covariance(ends, MODEL.mean, independent, VARIANCE_ERROR)
 
 
 def broken_identity(

@@ -60,11 +60,16 @@ def step(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 0.7)])
-def test_two_steps(scheme: str, replacement: bool, mass: Any, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("mass", "temperature", "noise"),
+    [(1.0, 1.0, "normal"), (MASS, 0.7, "normal"), (MASS, 0.7, "three_point")],
+)
+def test_two_steps(
+    scheme: str, replacement: bool, mass: Any, temperature: float, noise: Any
+) -> None:
     target = MODEL.target(BATCH, tf.float64, replacement=replacement)
     kernel = sgmcmc.UnderdampedLangevin(
-        target, STEP, FRICTION, scheme, mass, temperature, initial_momentum=MOMENTUM
+        target, STEP, FRICTION, scheme, mass, temperature, MOMENTUM, noise
     )
     state = tf.constant(START)
     np.testing.assert_array_equal(kernel.bootstrap_results(state).momentum, MOMENTUM)

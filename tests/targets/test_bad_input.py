@@ -79,7 +79,7 @@ def with_nan(at: int, value: float = np.nan) -> np.ndarray:
         (dict(log_prior_fn=0.0), TypeError, "log_prior_fn must be a callable. Received: a float"),
         (dict(log_likelihood_fn=None), TypeError, "log_likelihood_fn must be .* a NoneType"),
         # options
-        (dict(reshuffle="never"), ValueError, "reshuffle must be 'step' or 'epoch'. .* 'never'"),
+        (dict(reshuffle="never"), ValueError, "reshuffle must be one of .*symmetric.* 'never'"),
         (dict(reshuffle="epoch", replacement=True), ValueError, "replacement must be False"),
         (dict(shuffle=True), TypeError, "unexpected keyword argument 'shuffle'"),
         (dict(bijector="exp"), TypeError, "must hold tfp.bijectors.Bijector or None. .* 'exp'"),

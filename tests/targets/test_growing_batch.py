@@ -152,6 +152,7 @@ def test_bad_arguments(options: dict[str, float], message: str) -> None:
         sgmcmc.GrowingBatch(MODEL.target(3), **options)
 
 
-def test_targets_that_draw_by_epochs_are_refused() -> None:
-    with pytest.raises(ValueError, match="target must have reshuffle='step'"):
-        sgmcmc.GrowingBatch(MODEL.target(3, reshuffle="epoch"))
+@pytest.mark.parametrize("reshuffle", ["epoch", "symmetric"])
+def test_targets_that_draw_by_epochs_are_refused(reshuffle: str) -> None:
+    with pytest.raises(ValueError, match=f"have reshuffle='step', .* reshuffle='{reshuffle}'"):
+        sgmcmc.GrowingBatch(MODEL.target(3, reshuffle=reshuffle))

@@ -252,6 +252,29 @@ def test_epochs_take_every_example_once_a_pass(total: int, batch: int) -> None:
     assert len(np.unique(order[:, 0], axis=0)) == chains
 
 
+def test_symmetric_sweeps_take_the_minibatches_forward_and_backward() -> None:
+    """Step t of 2 K takes minibatch min(t, 2 K - 1 - t) of a permutation, as a set."""
+    total, batch = 12, 3
+    target = sgmcmc.MinibatchLogProb(
+        lambda t: 0.0 * t,
+        lambda t, x: x * t[..., tf.newaxis],  # the gradient tells which examples were taken
+        2.0 ** np.arange(total),
+        batch,
+        reshuffle="symmetric",
+    )
+    state = tf.zeros([2], tf.float64)
+    carried, gradients = target.bootstrap(state), []
+    for step in range(4 * total // batch):
+        estimate = target.estimate(state, tf.constant([9, step]), carried)
+        carried = estimate.target_state
+        gradients.append(estimate.gradient.numpy())
+    sweeps = np.reshape(gradients, [2, 2 * total // batch, 2])
+    np.testing.assert_array_equal(sweeps, sweeps[:, ::-1])
+    every_example = np.full([2, 2], total / batch * (2.0**total - 1))
+    np.testing.assert_allclose(sweeps[:, : total // batch].sum(axis=1), every_example)
+    assert not np.any(sweeps[0] == sweeps[1])
+
+
 MEMORY = """
 import resource
 import numpy as np, tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc

@@ -97,7 +97,9 @@ def test_right_targets_pass(size: int, chains: int) -> None:
     sgmcmc.preflight(target(normal, [1, 7, 50][size], **options), tf.constant(STATES[chains]))
 
 
-@pytest.mark.parametrize("options", [{"replacement": True}, {"reshuffle": "epoch"}])
+@pytest.mark.parametrize(
+    "options", [{"replacement": True}, {"reshuffle": "epoch"}, {"reshuffle": "symmetric"}]
+)
 def test_every_way_of_drawing_passes(options: dict[str, Any]) -> None:
     sgmcmc.preflight(target(normal, **options), tf.constant(0.3))
 
@@ -225,6 +227,31 @@ def test_a_step_for_each_part_is_compared_with_the_curvature_there() -> None:
             with contextlib.nullcontext() if is_stable else pytest.warns(match="must be below"):
                 found = sgmcmc.preflight(log_prob, state, kernel=kernel)
             assert found.is_stable == is_stable
+
+
+@pytest.mark.parametrize("reshuffle", ["epoch", "symmetric"])
+@pytest.mark.parametrize("wrap", [lambda t: t, sgmcmc.SVRG], ids=["plain", "wrapped"])
+def test_epochs_too_long_for_their_noise_to_cancel_are_told(reshuffle: Any, wrap: Any) -> None:
+    """The curvature is 51, K = 10, and the lengths of an epoch are K eps a / 2 and K h sqrt(a)."""
+    drawn = wrap(target(normal, 5, reshuffle=reshuffle))
+    lengths = {  # of the step size
+        sgmcmc.SGLD: lambda eps: 10 * eps * 51 / 2,
+        sgmcmc.UnderdampedLangevin: lambda h: 10 * h * 51**0.5,
+    }
+    for kernel, length in lengths.items():
+        unit = 1 / length(1.0)
+        sgmcmc.preflight(drawn, tf.constant(0.3), kernel=kernel(drawn, 0.99 * unit))
+        message = (
+            f"gradient noise of reshuffle='{reshuffle}' is not small: an epoch is 1.01 times as "
+            f"long .* K = 10, step_size = {1.01 * unit:.3g}, and lambda = 51."
+        )
+        with pytest.warns(UserWarning, match=message):
+            sgmcmc.preflight(drawn, tf.constant(0.3), kernel=kernel(drawn, 1.01 * unit))
+
+
+def test_no_length_of_an_epoch_without_epochs_or_noise() -> None:
+    for drawn in (target(normal, 5), target(normal, 50, reshuffle="symmetric")):
+        sgmcmc.preflight(drawn, tf.constant(0.3), kernel=sgmcmc.SGLD(drawn, 0.07))
 
 
 def test_flat_log_posteriors_and_other_kernels_are_not_judged() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.covariance.base import covariance_states
-from tfp_sgmcmc.targets.stability import Stability, judge_step
+from tfp_sgmcmc.targets.stability import Stability, epochs_of, judge_step
 
 _NEAR_LIMIT = 0.8  # of the largest stable step: draws that are wrong there are so by the step
 _GROWTH = 1.5
@@ -75,13 +75,12 @@ def results_faults(results: Any, trace: Any, target: Any) -> list[str]:
     if bad:
         percent = 100 * np.isnan(np.asarray(bad[-1])).mean()
         faults.append(f"The log posterior was NaN in {percent:.0f} % of the results that hold it.")
-    while target is not None and not hasattr(target, "reshuffle"):
-        target = getattr(target, "target", None)
-    if covariances and getattr(target, "reshuffle", None) == "epoch":
+    epochs = epochs_of(target)
+    if covariances and epochs is not None:
         faults.append(
-            "The minibatches were drawn by epochs (reshuffle='epoch'). Their noise cancels over an "
-            "epoch, but the kernel corrects for noise that does not. Make the target with "
-            "reshuffle='step'."
+            f"The minibatches were drawn by epochs (reshuffle={epochs.reshuffle!r}). Their noise "
+            "cancels over an epoch, but the kernel corrects for noise that does not. Make the "
+            "target with reshuffle='step'."
         )
     return faults
 

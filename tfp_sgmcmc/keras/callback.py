@@ -304,7 +304,7 @@ class SamplerCallback(keras.callbacks.Callback):
         sample_weight: Any = None,
         *,
         batch_size: int,
-        reshuffle: Literal["step", "epoch"] = "step",
+        reshuffle: Literal["step", "epoch", "symmetric"] = "step",
         steps_per_call: int = 100,
         steps_per_epoch: int | None = None,
     ) -> ResidentData:
@@ -321,7 +321,8 @@ class SamplerCallback(keras.callbacks.Callback):
           sample_weight: weights, a nest of arrays `[N, ...]`.
           batch_size: B, the number of examples of every batch.
           reshuffle: "step" draws each batch independently, as `MinibatchLogProb` does. "epoch"
-            takes each example once before any comes again, as `fit` does with arrays.
+            takes each example once before any comes again, as `fit` does with arrays. "symmetric"
+            then takes them in the opposite order, before it shuffles again.
           steps_per_call: the largest number of steps of one call, and no more than an epoch has.
             Short steps gain from a large number. The device holds as many samples at once as these
             steps leave.

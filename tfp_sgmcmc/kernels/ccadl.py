@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import one_of
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
-from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
+from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, mean_decay, scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
 from tfp_sgmcmc.kernels.settings import StepSize
-from tfp_sgmcmc.kernels.stability import euler_limit
+from tfp_sgmcmc.kernels.stability import euler_limit, splitting_limit
 from tfp_sgmcmc.state import State, map_parts
+
+SCHEMES = ("euler", "adodacbc")
 
 
 class CCAdLResults(NamedTuple):
@@ -56,9 +59,28 @@ class CCAdL(MomentumKernel):
     The error is of first order in h: the momenta after a step are held at T, and theta is colder by
     a factor of about 1 + h xi / 2.
 
-    The momenta are stable where all eigenvalues of \( \tfrac{h^2}{2T} \Sigma m^{-1} + h \xi \) are
-    below 2. A good step keeps them well below 1. Above 2 the chain overflows within some steps,
-    which `tfp_sgmcmc.diagnostics.check_finite` reports. Make h smaller, or minibatches larger.
+    `scheme="adodacbc"` is a symmetric splitting of the same dynamics,
+
+    \[
+    \begin{aligned}
+    \mathrm A&: \theta \leftarrow \theta + \tfrac h2 m^{-1} p \qquad
+    \mathrm D: \xi \leftarrow \xi + \tfrac{h}{2\mu} \bigl(\tfrac1d p^T m^{-1} p - T\bigr) \\
+    \mathrm O&: p \leftarrow e^{-\xi h} p + \sqrt{A T m\, (1 - e^{-2 \xi h}) / \xi}\, z \qquad
+    \text{then D and A again} \\
+    \mathrm C&: p \leftarrow p - \tfrac{h^2}{4T} \Sigma m^{-1} p \qquad
+    \mathrm B: p \leftarrow p + h g(\theta) \qquad \text{C again}
+    \end{aligned}
+    \]
+
+    The friction by Sigma acts on both sides of the kick whose noise it dissipates. For a Gaussian
+    posterior and noise of constant covariance the variances of theta are exact without noise, and
+    their error is of third order in h with it, where the Euler scheme's is of first order. A step
+    takes one gradient and two products with Sigma. It is stable for \( h^2 \Sigma < 4 T m \).
+
+    The momenta of the Euler scheme are stable where all eigenvalues of
+    \( \tfrac{h^2}{2T} \Sigma m^{-1} + h \xi \) are below 2. A good step keeps them well below 1.
+    Above 2 the chain overflows within some steps, which `tfp_sgmcmc.diagnostics.check_finite`
+    reports. Make h smaller, or minibatches larger.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
@@ -80,18 +102,24 @@ class CCAdL(MomentumKernel):
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
+      scheme: `"euler"`, the paper's, or `"adodacbc"`.
 
     Raises:
       ValueError: the step size, friction, mass or temperature is not positive and finite, the
-        covariance is unknown, the target gives no scores, or the momentum is not finite. At
-        bootstrap: the state is not finite or has one part for `"block"`; scores are fewer than two.
+        covariance or the scheme is unknown, the target gives no scores, or the momentum is not
+        finite. At bootstrap: the state is not finite or has one part for `"block"`; scores are
+        fewer than two.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:
       X. Shang, Z. Zhu, B. Leimkuhler and A. J. Storkey. Covariance-controlled adaptive Langevin
       thermostat for large-scale Bayesian sampling. NIPS, 2015. Algorithm 1. The paper averages the
       covariance with \( \kappa_t = 1/t \) and the current minibatch, which is
-      `covariance.Full(RunningMean(), include_current=True)`.
+      `covariance.Full(RunningMean(), include_current=True)`. Section 5 names a symmetric splitting
+      as an open problem.
+
+      B. Leimkuhler and X. Shang. Adaptive thermostats for noisy gradient systems. SIAM Journal on
+      Scientific Computing 38(2), 2016. The splitting without C, which is that of `SGNHT`.
     """
 
     def __init__(
@@ -104,8 +132,10 @@ class CCAdL(MomentumKernel):
         mass: Any = 1.0,
         temperature: StepSize = 1.0,
         initial_momentum: Any = None,
+        scheme: Literal["euler", "adodacbc"] = "euler",
     ):
         super().__init__(locals(), positive=["thermal_mass"])
+        one_of("scheme", scheme, SCHEMES)
         self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
 
     def largest_stable_step(
@@ -118,14 +148,26 @@ class CCAdL(MomentumKernel):
         \( f = \xi + h s / (2 T m) \). Without `results`, xi is the friction and Sigma counts as
         zero; the limit with Sigma is lower. The smallest mass is used with s, so steps somewhat
         above the limit can be stable.
+
+        The limit of `"adodacbc"` is \( 2 / \sqrt{\max(\lambda, s / T m)} \), at any xi. Where C
+        multiplies p by u and O by c, a step has the trace
+        \( 1 + u^2 c - u (1 + c) h^2 \lambda / 2 \) and the determinant \( u^2 c \), and u must be
+        positive.
         """
+        is_split = self._parameters["scheme"] != "euler"
         xi = self._used("thermostat", "friction", step, results)
         if results is None:
-            return euler_limit(largest_curvature, xi)
+            return (
+                splitting_limit(largest_curvature)
+                if is_split
+                else euler_limit(largest_curvature, xi)
+            )
         sigma = self._noise.past(results.momentum, results.covariance_state)
         noise, _ = sigma.power_iteration(tf.nest.map_structure(tf.ones_like, results.momentum), 30)
         smallest = min(np.min(m) for m in tf.nest.flatten(self._parameters["mass"]))
         extra = noise.numpy() / (smallest * np.asarray(results.temperature))
+        if is_split:
+            return splitting_limit(np.maximum(largest_curvature, extra))
         return euler_limit(largest_curvature + extra, xi)
 
     def _init_results(self, state: State) -> CCAdLResults:
@@ -143,27 +185,49 @@ class CCAdL(MomentumKernel):
         )
         mass, xi, p = self._mass(state), results.thermostat, results.momentum
 
-        velocity = map_parts(tf.divide, p, mass)
-        theta = map_parts(lambda x, v: x + scaled(h, v), state, velocity)
-        estimate, sigma, covariance_state = self._noise.estimate(
-            theta, batch_seed, results.target_state, results.covariance_state
-        )
-        p = map_parts(
-            lambda p, g, s, z, m: (
-                p
-                + scaled(h, g)
-                - scaled(h**2 / (2 * temperature), s)
-                - scaled(h * xi, p)
-                + scaled(tf.sqrt(2 * friction * temperature * h), z * m**0.5)
-            ),
-            p, estimate.gradient, sigma.multiply(velocity),
+        noise = map_parts(
+            lambda z, m: scaled(tf.sqrt(2 * friction * temperature * h), z * m**0.5),
             random.normal_like(state, noise_seed), mass,
         )  # fmt: skip
-        heat = kinetic_temperature(p, mass, chain_ndims)
+
+        def move(theta: State, p: State, h: tf.Tensor) -> State:
+            return map_parts(lambda x, p, m: x + scaled(h, p / m), theta, p, mass)
+
+        def heat(xi: tf.Tensor, p: State, h: tf.Tensor) -> tf.Tensor:
+            return xi + h / mu * (kinetic_temperature(p, mass, chain_ndims) - temperature)
+
+        def dissipated(p: State, h2: tf.Tensor) -> State:
+            velocity = map_parts(tf.divide, p, mass)
+            return map_parts(
+                lambda p, s: p - scaled(h2 / (2 * temperature), s), p, sigma.multiply(velocity)
+            )
+
+        if self._parameters["scheme"] == "euler":
+            theta = move(state, p, h)
+            estimate, sigma, covariance_state = self._noise.estimate(
+                theta, batch_seed, results.target_state, results.covariance_state
+            )
+            p = map_parts(
+                lambda p, g, q, s: q + scaled(h, g) - scaled(h * xi, p) + s,
+                p, estimate.gradient, dissipated(p, h**2), noise,
+            )  # fmt: skip
+            xi = heat(xi, p, h)
+        else:
+            theta, xi = move(state, p, h / 2), heat(xi, p, h / 2)
+            spread = tf.sqrt(mean_decay(2 * xi * h))
+            p = map_parts(lambda p, s: scaled(tf.exp(-xi * h), p) + scaled(spread, s), p, noise)
+            theta, xi = move(theta, p, h / 2), heat(xi, p, h / 2)
+            estimate, sigma, covariance_state = self._noise.estimate(
+                theta, batch_seed, results.target_state, results.covariance_state
+            )
+            p = dissipated(p, h**2 / 2)
+            p = map_parts(lambda p, g: p + scaled(h, g), p, estimate.gradient)
+            p = dissipated(p, h**2 / 2)
+
         return theta, CCAdLResults(
             **self._figures(estimate, h, temperature, results),
             momentum=p,
-            kinetic_temperature=heat,
-            thermostat=xi + h / mu * (heat - temperature),
+            kinetic_temperature=kinetic_temperature(p, mass, chain_ndims),
+            thermostat=xi,
             covariance_state=covariance_state,
         )

@@ -109,3 +109,9 @@ def kinetic_temperature(momentum: State, mass: State, chain_ndims: int) -> tf.Te
     """Returns p^T m^-1 p / d, `[chains...]`, whose mean in equilibrium is the temperature."""
     energy = sum_events(map_parts(lambda p, m: p**2 / m, momentum, mass), chain_ndims)
     return energy / degrees_of_freedom(momentum, chain_ndims)
+
+
+def mean_decay(x: tf.Tensor) -> tf.Tensor:
+    """Returns (1 - exp(-x)) / x, the mean of exp(-x t) over 0 < t < 1, for every x."""
+    divisor = tf.where(x == 0, tf.ones_like(x), x)
+    return tf.where(x == 0, tf.ones_like(x), -tf.math.expm1(-x) / divisor)

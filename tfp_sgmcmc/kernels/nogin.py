@@ -66,7 +66,8 @@ class NOGIN(MomentumKernel):
     from the posterior Sigma can be a hundred times its value there. A linear regression that
     started 133 posterior standard deviations away took 1,300 steps, at any h. A Sigma that forgets
     faster hardly helps, as it is Sigma that slows the chain and not its age: decay 0.9 in place of
-    0.99 took 950 steps. Start such a chain at the mode, which `find_center` finds.
+    0.99 took 950 steps. `preflight` warns of such a start. Start at the mode, which `find_center`
+    finds.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
@@ -132,6 +133,28 @@ class NOGIN(MomentumKernel):
         \( 1 + r - (1 + r) h^2 \lambda / 2 \) and the determinant r.
         """
         return super().largest_stable_step(largest_curvature, step, results)
+
+    def relaxation_steps(self, curvature: Any, noise: Any, step: int = 0) -> np.ndarray:
+        r"""Returns the number of steps in which a distance falls by a factor of e.
+
+        Along a direction of curvature a and gradient noise s, at mass 1, a step has the trace
+        \( (1 + r)(1 - h^2 a / 2) \) and the determinant r, with
+        \( r = (1 - \lambda^2 - h^2 s / 4T) / (1 + \lambda^2 + h^2 s / 4T) \). Where
+        \( \rho \) is the larger modulus of its eigenvalues, the number is
+        \( -1 / \log \rho \): about s / (2 a T) where noise dominates, at any h. It is infinite
+        for an unstable step.
+        """
+        h, friction, temperature = (
+            self._used(name, name, step, None) for name in ("step_size", "friction", "temperature")
+        )
+        square = np.tanh(friction * h / 2) + 0 * np.asarray(curvature)
+        damping = h**2 * np.asarray(noise, np.float64) / (4 * temperature)
+        r = (1 - square - damping) / (1 + square + damping)
+        trace = (1 + r) * (1 - h**2 * curvature / 2)
+        root = np.sqrt(trace**2 / 4 - r + 0j)
+        radius = np.maximum(abs(trace / 2 + root), abs(trace / 2 - root))
+        with np.errstate(divide="ignore"):
+            return np.where(radius < 1, -1 / np.log(np.minimum(radius, 1)), np.inf)
 
     def _init_results(self, state: State) -> NOGINResults:
         figures, friction = self._start(state)

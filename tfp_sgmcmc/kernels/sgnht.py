@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import one_of
-from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
+from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, mean_decay, scaled
 from tfp_sgmcmc.kernels.settings import StepSize
 from tfp_sgmcmc.kernels.stability import euler_limit
 from tfp_sgmcmc.state import State, map_parts
@@ -185,7 +185,7 @@ class SGNHT(MomentumKernel):
             theta, xi = move(state, p, h / 2), heat(xi, p, h / 2)
             decay = map_parts(lambda x: scaled(h, x), self._by_part(xi, state))
             p = map_parts(
-                lambda p, y, s: scaled(tf.exp(-y), p) + scaled(tf.sqrt(_mean_decay(2 * y)), s),
+                lambda p, y, s: scaled(tf.exp(-y), p) + scaled(tf.sqrt(mean_decay(2 * y)), s),
                 p, decay, noise,
             )  # fmt: skip
             theta, xi = move(theta, p, h / 2), heat(xi, p, h / 2)
@@ -214,9 +214,3 @@ class SGNHT(MomentumKernel):
         if self._parameters["thermostat"] == "scalar":
             return tf.nest.map_structure(lambda _: xi, state)
         return xi
-
-
-def _mean_decay(x: tf.Tensor) -> tf.Tensor:
-    """Returns (1 - exp(-x)) / x, the mean of exp(-x t) over 0 < t < 1, for every x."""
-    divisor = tf.where(x == 0, tf.ones_like(x), x)
-    return tf.where(x == 0, tf.ones_like(x), -tf.math.expm1(-x) / divisor)

@@ -1,13 +1,15 @@
 """Seeds, normals and minibatch indices: every random number of the library is drawn here.
 
 The same seed gives the same chain in the same mode on the same device. Normals differ between
-eager and compiled code; indices are integer hashes of the seed and are the same everywhere.
+eager and compiled code; indices and three-point numbers are integer hashes of the seed and are the
+same everywhere.
 """
 
 from tfp_sgmcmc.random.alias import AliasTable
 from tfp_sgmcmc.random.indices import epoch_indices, permuted_indices, uniform_indices
 from tfp_sgmcmc.random.normals import normal, normal_like, rademacher_like
 from tfp_sgmcmc.random.seeds import as_seed, fold_in, fresh_seed, numbered_seed, split
+from tfp_sgmcmc.random.three_point import three_point, three_point_like
 
 __all__ = [
     "AliasTable",
@@ -21,5 +23,7 @@ __all__ = [
     "permuted_indices",
     "rademacher_like",
     "split",
+    "three_point",
+    "three_point_like",
     "uniform_indices",
 ]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import xla
 from tfp_sgmcmc.checks import integer
-from tfp_sgmcmc.random.seeds import GOLDEN, as_seed, mix, numbered_seed, word, xor
+from tfp_sgmcmc.random.seeds import GOLDEN, as_seed, hashed_words, mix, numbered_seed, word, xor
 
 _MAX_EXAMPLES = 2**31 - 1
 
@@ -25,9 +25,8 @@ def uniform_indices(
     Arguments and result are the same as for `permuted_indices`.
     """
     integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
-    high, low = _chain_key(_as_seeds(seed, positions), chain_shape)
-    counter = word(GOLDEN) * tf.cast(positions, tf.uint32)
-    words = tf.cast(mix(mix(counter + mix(high)) + low), tf.uint64)
+    key = _chain_key(_as_seeds(seed, positions), chain_shape)
+    words = tf.cast(hashed_words(key, tf.cast(positions, tf.uint32)), tf.uint64)
     scaled = words * tf.constant(num_examples, tf.uint64)
     return tf.cast(tf.bitwise.right_shift(scaled, tf.constant(32, tf.uint64)), tf.int32)
 
@@ -60,12 +59,18 @@ def permuted_indices(
 
 
 def epoch_indices(
-    seed: tf.Tensor, step: tf.Tensor, batch_size: int, num_examples: int, chain_shape: Any = ()
+    seed: tf.Tensor,
+    step: tf.Tensor,
+    batch_size: int,
+    num_examples: int,
+    chain_shape: Any = (),
+    is_symmetric: bool = False,
 ) -> tf.Tensor:
     """Returns the indices of minibatch number `step` in a sequence of permutations.
 
     The minibatch holds the entries tB, ..., tB + B - 1 of the sequence, so it may end one
-    permutation and begin the next. It is a function of (seed, step) alone.
+    permutation and begin the next. It is a function of (seed, step) alone. A symmetric sequence
+    has each permutation twice, forward and then backward.
 
     `step` is t, an `int64` scalar, `batch_size` B, at most N, and `num_examples` N. `seed` and
     `chain_shape` are the same as for `permuted_indices`.
@@ -78,11 +83,17 @@ def epoch_indices(
     position = tf.cast(start % num_examples, tf.uint32) + tf.cast(tf.range(batch_size), tf.uint32)
     # Two sets of keys: a seed for each position would take more time than the permutation.
     is_next = position >= word(num_examples)
+    passes = (first, first + 1)
     this, following = (
-        _round_keys(numbered_seed(seed, first + i), num_examples, chain_shape) for i in (0, 1)
+        _round_keys(numbered_seed(seed, p // 2 if is_symmetric else p), num_examples, chain_shape)
+        for p in passes
     )
     keys = [tf.where(is_next, b, a) for a, b in zip(this, following, strict=True)]
-    return _permuted(keys, _add_mod(position, word(0), word(num_examples)), num_examples)
+    position = _add_mod(position, word(0), word(num_examples))
+    if is_symmetric:
+        is_backward = tf.where(is_next, *(p % 2 == 1 for p in reversed(passes)))
+        position = tf.where(is_backward, word(num_examples - 1) - position, position)
+    return _permuted(keys, position, num_examples)
 
 
 def _as_seeds(seed: Any, positions: tf.Tensor) -> tf.Tensor:

@@ -43,20 +43,13 @@ def normal(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
         low = np.nextafter(-1.0, 0.0)  # erfinv(-1) = -inf
         uniform = tf.random.stateless_uniform(shape, seed, low, 1, dtype, alg="threefry")
         return tf.math.erfinv(uniform) * tf.constant(math.sqrt(2.0), dtype)
-    # Counters are pairs (row, column): XLA would fold a whole array of them into the program.
-    shape = tf.convert_to_tensor(shape, tf.int32)
-    rows, columns = (tf.range(tf.math.reduce_prod(n)) for n in (shape[:-1], shape[-1:]))
-    words = _threefry(
-        tf.bitcast(seed, tf.uint32),
-        tf.cast(rows[:, tf.newaxis], tf.uint32),
-        tf.cast(columns, tf.uint32),
-    )
+    words = _threefry(tf.bitcast(seed, tf.uint32), *row_and_column(shape))
     return tf.cast(tf.reshape(_box_muller(*words), shape), dtype)
 
 
 def normal_like(state: Any, seed: tf.Tensor) -> Any:
     """Draws standard normals in the structure, shapes and dtypes of `state`."""
-    return _map_parts(lambda x, s: normal(static_or_dynamic_shape(x), x.dtype, s), state, seed)
+    return map_with_seeds(lambda x, s: normal(static_or_dynamic_shape(x), x.dtype, s), state, seed)
 
 
 def rademacher_like(state: Any, seed: tf.Tensor) -> Any:
@@ -66,14 +59,27 @@ def rademacher_like(state: Any, seed: tf.Tensor) -> Any:
         bits = uniform_indices(seed, tf.range(tf.size(x)), 2)
         return tf.cast(tf.reshape(bits, static_or_dynamic_shape(x)), x.dtype) * 2 - 1
 
-    return _map_parts(signs, state, seed)
+    return map_with_seeds(signs, state, seed)
 
 
-def _map_parts(fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], state: Any, seed: tf.Tensor) -> Any:
+def map_with_seeds(
+    fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], state: Any, seed: tf.Tensor
+) -> Any:
     """Returns `fn(part, seed)` for each part of the state, with a different seed for each."""
     parts = tf.nest.flatten(state)
     seeds = split(seed, len(parts)) if len(parts) > 1 else [seed]
     return tf.nest.pack_sequence_as(state, [fn(x, s) for x, s in zip(parts, seeds, strict=True)])
+
+
+def row_and_column(shape: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the rows, `[R, 1]`, and columns, `[C]`, of an array's entries as `uint32` counters.
+
+    The last axis has the columns, and all others together the rows. As a single range, XLA would
+    fold the counters of the whole array into the program.
+    """
+    shape = tf.convert_to_tensor(shape, tf.int32)
+    rows, columns = (tf.range(tf.math.reduce_prod(n)) for n in (shape[:-1], shape[-1:]))
+    return tf.cast(rows[:, tf.newaxis], tf.uint32), tf.cast(columns, tf.uint32)
 
 
 @functools.lru_cache(maxsize=64)

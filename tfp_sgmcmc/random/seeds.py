@@ -90,3 +90,11 @@ def mix(x: tf.Tensor, constant: Callable[[int], tf.Tensor] = word) -> tf.Tensor:
     x = xor(x, tf.bitwise.right_shift(x, constant(16))) * constant(0x85EBCA6B)
     x = xor(x, tf.bitwise.right_shift(x, constant(13))) * constant(0xC2B2AE35)
     return xor(x, tf.bitwise.right_shift(x, constant(16)))
+
+
+def hashed_words(key: tuple[tf.Tensor, tf.Tensor], counters: tf.Tensor) -> tf.Tensor:
+    """Returns a random `uint32` word for each counter: a bijection of words for each key.
+
+    `key` is two words. The result is the same in every mode.
+    """
+    return mix(mix(word(GOLDEN) * counters + mix(key[0])) + key[1])

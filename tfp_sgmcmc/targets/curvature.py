@@ -85,12 +85,12 @@ def largest_curvature(
     state = convert_state(state, initial=True)
     seed = random.as_seed(seed)
     chains = tuple(int(n) for n in target.chain_shape(state))
-    hessian_product = posterior_product(target, _one_chain(state, chains, 0), seed, max_examples)
+    hessian_product = posterior_product(target, one_chain(state, chains, 0), seed, max_examples)
     num_chains, largest = math.prod(chains), 0.0
     for chain in np.unique(
         np.linspace(0, num_chains - 1, min(num_chains, _MOST_CHAINS), dtype=int)
     ):
-        here = _one_chain(state, chains, chain)
+        here = one_chain(state, chains, chain)
 
         def curve(v: np.ndarray, here: State = here) -> np.ndarray:
             at, ndims = tf.nest.flatten(here)[0], len(chains)
@@ -109,7 +109,7 @@ def largest_curvature(
                 state,
             )
             product = _checked_product(metric(vector), state)
-            product = flatten_events(_one_chain(product, chains, chain), ndims)
+            product = flatten_events(one_chain(product, chains, chain), ndims)
             return product.numpy().ravel().astype(np.float64)
 
         size = sum(x.shape.num_elements() for x in tf.nest.flatten(here))
@@ -164,7 +164,7 @@ def posterior_product(
     return tf.function(product, autograph=False)
 
 
-def _one_chain(state: State, chains: tuple[int, ...], chain: int) -> State:
+def one_chain(state: State, chains: tuple[int, ...], chain: int) -> State:
     """Returns the state of one chain, with chain dimensions of size one."""
     at = tuple(slice(i, i + 1) for i in np.unravel_index(chain, chains)) if chains else ()
     return tf.nest.map_structure(lambda x: x[at] if at else x, state)

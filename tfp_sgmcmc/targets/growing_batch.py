@@ -62,7 +62,7 @@ class GrowingBatch(Target):
         if target.reshuffle != "step":
             raise ValueError(
                 "target must have reshuffle='step', because a growing minibatch is drawn anew at "
-                "each step. Received: reshuffle='epoch'."
+                f"each step. Received: reshuffle={target.reshuffle!r}."
             )
         self.num_examples = total = target.num_examples
         self.growth = number("growth", growth, "a factor of at least 1", lambda x: x >= 1)

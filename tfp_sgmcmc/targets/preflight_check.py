@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.checks import positive
 from tfp_sgmcmc.state import State, call_with_state, convert_state, part_names
+from tfp_sgmcmc.targets.approach import check_approach
 from tfp_sgmcmc.targets.base import as_target, value_and_gradient
 from tfp_sgmcmc.targets.control_variate import ControlVariate
 from tfp_sgmcmc.targets.curvature import wrapped_target
@@ -34,7 +35,11 @@ def preflight(
     With a `kernel` it also compares the kernel's step size with the largest one that is stable at
     the curvature of the log posterior at `state`, and warns if the step is larger. A chain with
     such a step may stay finite, and its draws are then far too wide. The start can be far stiffer
-    or softer than the mode, so `report` judges the step again at the draws.
+    or softer than the mode, so `report` judges the step again at the draws. For `NOGIN` it also
+    warns of a start from which gradient noise makes the way to the posterior long. For a target
+    that draws by epochs of K minibatches, it warns if an epoch is too long for its noise to cancel
+    in the direction of most curvature: K h sqrt(lambda) > 1 with momenta, K epsilon lambda / 2 > 1
+    without.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
@@ -78,7 +83,10 @@ def preflight(
         _compare(base, state, log_prob, gradient, rtol)
     if isinstance(target, ControlVariate):  # differences add up if the sums at both states do
         preflight(base, target.center, rtol)
-    return None if kernel is None else check_step(kernel, target, state)
+    if kernel is None:
+        return None
+    check_approach(kernel, [target], state)
+    return check_step(kernel, target, state)
 
 
 def _compare(

@@ -33,6 +33,22 @@ class Stability(NamedTuple):
         return not np.any(self.step_size > np.asarray(self.largest_stable_step))
 
 
+class Epochs(NamedTuple):
+    """How a target draws by epochs: the name of the order, and the number of steps in an epoch."""
+
+    reshuffle: str
+    num_steps: float
+
+
+def epochs_of(target: Any) -> Epochs | None:
+    """Returns how a target, or what it wraps, draws by epochs; None if it does not."""
+    while target is not None and not hasattr(target, "reshuffle"):
+        target = getattr(target, "target", None)
+    if target is None or target.reshuffle == "step":
+        return None
+    return Epochs(target.reshuffle, target.num_examples / target.batch_size)
+
+
 def check_step(kernel: Any, target: Any, state: State) -> Stability | None:
     """Warns if the kernel's step size is unstable at `state`; returns what was compared.
 
@@ -59,7 +75,32 @@ def check_step(kernel: Any, target: Any, state: State) -> Stability | None:
             "where the curvature can be another, start from `find_center` instead.",
             stacklevel=4,
         )
+    epochs = epochs_of(target)
+    if found is not None and epochs is not None and epochs.num_steps > 1:
+        _check_epochs(found, epochs)
     return found
+
+
+def _check_epochs(found: Stability, epochs: Epochs) -> None:
+    """Warns if an epoch is too long for its noise to cancel in the direction of most curvature.
+
+    By the exact law of Gaussian targets the noise cancels where K h sqrt(lambda) < 1 for momenta
+    and K epsilon lambda / 2 < 1 without: half the largest stable step, times 1 / K, in both cases.
+    """
+    length = 2 * epochs.num_steps * found.step_size / float(np.min(found.largest_stable_step))
+    if length <= 1:
+        return
+    warnings.warn(
+        f"The gradient noise of reshuffle={epochs.reshuffle!r} is not small: an epoch is "
+        f"{length:.3g} times as long as the time scale of the stiffest direction at this state, "
+        "and the noise cancels only where it is shorter. With K steps an epoch, the length is "
+        "K h sqrt(lambda) for a sampler with momenta and K epsilon lambda / 2 for one without. "
+        f"Received: K = {epochs.num_steps:.4g}, step_size = {found.step_size:.3g}, and lambda = "
+        f"{found.largest_curvature:.4g}. Along stiff directions the draws are about as wide as "
+        "with independent minibatches. Use a smaller step, a larger batch_size, or control "
+        "variates.",
+        stacklevel=5,
+    )
 
 
 def judge_step(kernel: Any, target: Any, state: State, results: Any = None) -> Stability | None:

@@ -77,6 +77,14 @@ def test_an_epoch_takes_each_example_once_before_any_comes_again():
     assert not (orders[0] == orders[1]).all() and not (orders[1] == orders[2]).all()
 
 
+def test_symmetric_sweeps_take_each_order_forward_and_backward():
+    data = sampler().resident(np.arange(N), batch_size=B, reshuffle="symmetric")
+    stream = np.concatenate([data.batch(tf.constant(t, tf.int64))[0] for t in range(10)])
+    orders = stream.reshape(3, N)  # of 60 examples
+    assert (np.sort(orders, axis=1) == np.arange(N)).all()
+    assert (orders[1] == orders[0, ::-1]).all() and not (orders[2] == orders[0]).all()
+
+
 def test_fresh_batches_have_no_example_twice_and_differ():
     data = sampler().resident(np.arange(N), batch_size=B)
     batches = [data.batch(tf.constant(t, tf.int64))[0].numpy() for t in range(4)]

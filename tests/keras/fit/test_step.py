@@ -25,8 +25,8 @@ WEIGHTS = RNG.uniform(0.2, 3.0, size=[B]).astype(np.float32)
 REDUCTIONS = ["sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", "none", None]
 
 
-def sampler(prior=None, temperature=0.0):
-    kernel = small_models.sgld(EPS, temperature)
+def sampler(prior=None, temperature=0.0, noise="normal"):
+    kernel = small_models.sgld(EPS, temperature, noise=noise)
     return small_models.sampler(kernel, N, prior, check_num_examples=False)
 
 
@@ -192,19 +192,25 @@ def test_several_outputs_with_loss_weights_and_sample_weights():
 
 
 @pytest.mark.parametrize(
-    "mode", [{"jit_compile": True}, pytest.param({"jit_compile": False}, marks=pytest.mark.slow)]
+    "mode, kind",
+    [
+        ({"jit_compile": True}, "normal"),
+        ({"jit_compile": True}, "three_point"),
+        pytest.param({"jit_compile": False}, "normal", marks=pytest.mark.slow),
+    ],
 )
-def test_noise_is_drawn_from_the_seed_and_the_step(mode):
+def test_noise_is_drawn_from_the_seed_and_the_step(mode, kind):
     """Steps at temperature 1 minus those at 0 from the same states are sqrt(eps) z."""
     model = affine(**mode)
     initial = model.get_weights()
-    callback = sampler(temperature=1.0)
+    callback = sampler(temperature=1.0, noise=kind)
     small_models.fit(model, callback, X, CLASSES, batch_size=B, epochs=2)
 
     @tf.function(autograph=False, **mode)
     def noise(step):
         seed = sgmcmc.random.fold_in(sgmcmc.random.as_seed(0), step)
-        return sgmcmc.random.normal_like(initial_tensors, sgmcmc.random.split(seed, 3)[1])
+        draw = getattr(sgmcmc.random, f"{kind}_like")
+        return draw(initial_tensors, sgmcmc.random.split(seed, 3)[1])
 
     initial_tensors = [tf.constant(w) for w in initial]
     states = [initial, [s[0] for s in callback.samples], [s[1] for s in callback.samples]]

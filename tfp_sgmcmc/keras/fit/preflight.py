@@ -117,7 +117,7 @@ class Preflight:
         with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
             if chain.state.status().num_steps == 0:
                 fit_checks.check_probabilities(chain.model, self.source)
-                self._stability.check(chain, self.source)
+                self._stability.check_start(chain, self.source)
 
     def begin_epoch(self, first_step: int, seed: Any) -> None:
         """Numbers the batches of `IndependentBatches` by the steps of the chain."""

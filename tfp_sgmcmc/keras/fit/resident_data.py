@@ -24,7 +24,8 @@ class ResidentData(keras.utils.PyDataset):
 
     With `reshuffle="step"`, step t of the chain takes the first B examples of a permutation of its
     own. With `"epoch"` it takes the examples at positions tB, ..., tB + B - 1 of one permutation of
-    all N after the other. Both depend on (seed, t) alone, so interruptions do not change them.
+    all N after the other, and with `"symmetric"` each permutation is taken forward and then
+    backward. All depend on (seed, t) alone, so interruptions do not change them.
 
     Attributes:
       arrays: `(x, y, sample_weight)` on the device.
@@ -59,7 +60,7 @@ class ResidentData(keras.utils.PyDataset):
                 f"x must have num_examples = {num_examples} rows. Received: {self.num_examples}."
             )
         self.batch_size = checks.count_of_examples("batch_size", batch_size, self.num_examples)
-        self.reshuffle = checks.one_of("reshuffle", reshuffle, ("step", "epoch"))
+        self.reshuffle = checks.one_of("reshuffle", reshuffle, ("step", "epoch", "symmetric"))
         if steps_per_epoch is None:
             steps_per_epoch = self.num_examples // self.batch_size
         self.steps_per_epoch = checks.integer("steps_per_epoch", steps_per_epoch, 1)
@@ -95,11 +96,12 @@ class ResidentData(keras.utils.PyDataset):
     def batch(self, step: tf.Tensor) -> tuple[Any, Any, Any]:
         """Returns `(x, y, sample_weight)` of a step of the chain, leaves `[B, ...]`."""
         size, total = self.batch_size, self.num_examples
-        if self.reshuffle == "epoch":
-            indices = random.epoch_indices(self._seed, step, size, total)
-        else:
+        if self.reshuffle == "step":
             seed = random.numbered_seed(self._seed, tf.cast(step, tf.int32))
             indices = random.permuted_indices(seed, tf.range(size), total)
+        else:
+            is_symmetric = self.reshuffle == "symmetric"
+            indices = random.epoch_indices(self._seed, step, size, total, (), is_symmetric)
         return map_arrays(lambda a: tf.gather(a, indices), self.arrays)
 
 

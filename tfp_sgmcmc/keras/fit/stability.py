@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from typing import Any
@@ -11,11 +12,14 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.fit.chain import Chain
 from tfp_sgmcmc.keras.fit.source import Source
+from tfp_sgmcmc.keras.model.internals import map_arrays
 from tfp_sgmcmc.state import State
+from tfp_sgmcmc.targets.approach import check_approach
 from tfp_sgmcmc.targets.base import Target
 from tfp_sgmcmc.targets.curvature import largest_curvature
 
 _ROWS = 512  # examples that stand for all; the largest eigenvalue needs few
+_PARTS = 32  # of them, whose gradients tell the noise
 _PRODUCTS = 12  # with the Hessian
 # A random vector's share in the leading eigenvector is smaller than 1 / (_RARE sqrt(D)) with
 # probability 0.03.
@@ -42,6 +46,26 @@ class StabilityCheck:
         is_due = is_first_kept or total_epochs & (total_epochs - 1) == 0
         if is_due and not self._is_told:
             self._is_told = self.check(chain, source)
+
+    def check_start(self, chain: Chain, source: Source) -> None:
+        """Compares the step with the curvature, and noise with the way to the posterior.
+
+        Warns:
+          UserWarning: the step is above the largest stable one, or the start is far and noise makes
+            the way from there long.
+        """
+        self.check(chain, source)
+        kernel = chain.kernel_for_one(None)
+        batch = source.batch(_ROWS) if hasattr(kernel, "relaxation_steps") else None
+        if batch is None or not source.batch_size:
+            return
+        parts = [map_arrays(lambda a, i=i: a[i::_PARTS], batch) for i in range(_PARTS)]
+        targets = [chain.target_of_one(part) for part in parts]
+        state = chain.state.read()
+        state = state if chain.state.num_chains is None else [x[0] for x in state]
+        ratio = targets[0].local_rows / source.batch_size
+        with contextlib.suppress(LookupError, NotImplementedError, ValueError, tf.errors.OpError):
+            check_approach(kernel, targets, state, ratio, stacklevel=2)
 
     def check(self, chain: Chain, source: Source) -> bool:
         """Compares the step with the curvature at the first chain; returns whether it warns.
