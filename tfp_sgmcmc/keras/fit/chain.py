@@ -63,7 +63,8 @@ class Chain:
       rings: the states to keep, on the device.
       uses_noise_covariance: whether the kernel makes up for the covariance of the gradient noise;
         known when the first batch comes.
-      kernel_description: what identifies the kernel.
+      kernel_description: what identifies the kernel; nothing in a pilot.
+      is_pilot: whether the chain only finds a place at which a kernel is chosen.
       log_prior_fn: list of values -> log prior.
 
     Args:
@@ -91,8 +92,9 @@ class Chain:
         initial_states: Any = "initializers",
         num_groups: int | None = None,
         monitor: NoiseMonitor | None = None,
+        is_pilot: bool = False,
     ):
-        self.log_prior_fn = log_prior_fn
+        self.log_prior_fn, self.is_pilot = log_prior_fn, is_pilot
         self.model, self._make_kernel_fn = model, make_kernel_fn
         self._seed, self._monitor = seed.numpy(), monitor
         self._make_target = functools.partial(
@@ -100,7 +102,8 @@ class Chain:
         )
         target = self._make_target()
         accepts("make_kernel_fn", make_kernel_fn, target)
-        self.kernel_description = describe_kernel(_checked(make_kernel_fn(target)))
+        description = describe_kernel(_checked(make_kernel_fn(target)))
+        self.kernel_description = {} if is_pilot else description
         self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
         starts: list[tf.Tensor] = []
         if num_chains is not None:
