@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.state import State, convert_state
+from tfp_sgmcmc.checks import array, require
+from tfp_sgmcmc.state import State, convert_state, flatten_events
 from tfp_sgmcmc.targets.center import check_single_state
 from tfp_sgmcmc.targets.laplace import laplace_bijector
-from tfp_sgmcmc.targets.low_rank import LowRank
+from tfp_sgmcmc.targets.low_rank import LowRank, check_definite
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
-from tfp_sgmcmc.targets.quadratic import HessianForm, quadratic_at
+from tfp_sgmcmc.targets.quadratic import (
+    HessianForm,
+    Quadratic,
+    hessian_products,
+    matrices,
+    quadratic_at,
+)
 
 tfb = tfp.bijectors
 
 
 def whiten(
-    target: MinibatchLogProb, center: State, hessian: HessianForm = "auto"
+    target: MinibatchLogProb, center: State, hessian: HessianForm | Any = "auto"
 ) -> tuple[MinibatchLogProb, tfb.Bijector]:
     r"""Returns a target in whitened coordinates, and the bijector back to the model's parameters.
 
@@ -66,6 +76,8 @@ def whiten(
       target: a `MinibatchLogProb` without `score_fn`.
       center: a mode of the posterior, such as `find_center` returns: one state without chain
         dimensions, unconstrained if the target has a bijector.
+      hessian: the form of H; or H itself, `[D, D]`, in the order of the flattened parts, where the
+        derivatives at the center say little about the posterior (a prior with kinks).
 
     Raises:
       TypeError: the target is not a plain `MinibatchLogProb`.
@@ -80,10 +92,30 @@ def whiten(
         )
     center = convert_state(center, initial=True, called="center")
     check_single_state("center", target, center)
-    quadratic = quadratic_at(target, center, hessian)
+    if isinstance(hessian, str):
+        quadratic = quadratic_at(target, center, hessian)
+    else:
+        quadratic = _given(target, center, hessian)
     bijector = laplace_bijector(target.bijector, center, quadratic)
     curvature = None
-    if isinstance(quadratic, LowRank) and hessian != "diag":
+    if isinstance(quadratic, Quadratic):
+        factor = quadratic.factor()
+        likelihood = factor.T @ quadratic.likelihood.numpy() @ factor
+        minus_identity = -tf.eye(len(factor), dtype=quadratic.dtype)
+        curvature = Quadratic(tf.constant(likelihood, quadratic.dtype), minus_identity)
+    elif hessian != "diag":
         ones, zeros = tf.ones_like(quadratic.diagonal), tf.zeros_like(quadratic.values)
         curvature = LowRank(ones, quadratic.vectors, zeros)
     return target.with_bijector(bijector, curvature), bijector
+
+
+def _given(target: MinibatchLogProb, center: State, hessian: Any) -> Quadratic:
+    """Returns the expansion with the Hessian `hessian` of the log posterior."""
+    flat = flatten_events(center, 0)
+    given = array("hessian", hessian, 2).astype(np.float64)
+    expected = f"a form such as 'auto', or a symmetric matrix of shape {[flat.shape[0]] * 2}"
+    fits = given.shape == (flat.shape[0],) * 2 and np.allclose(given, given.T)
+    require("hessian", f"shape {given.shape}", fits, expected)
+    check_definite(np.linalg.eigvalsh(-given)[0])
+    likelihood = matrices(hessian_products(target, center), flat.numpy()).likelihood
+    return Quadratic(*(tf.constant(h, flat.dtype) for h in (likelihood, given)))

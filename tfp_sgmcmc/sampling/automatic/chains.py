@@ -39,8 +39,9 @@ class Chains:
         self._loop = Loop(kernel_fn, None, self.position, jit_compile)
         self.step_size = tf.constant(step_size, start.dtype)
 
-    def restart(self, step_size: float, start: tf.Tensor) -> None:
-        """Puts all chains back to a start, with another step size."""
+    def restart(self, step_size: float, start: tf.Tensor, seed: tf.Tensor) -> None:
+        """Puts all chains back to a start, with another step size and seed."""
+        self._seed = seed
         self.position = start_of(self._kernel_fn(step_size), start)
         self.step_size = tf.constant(step_size, start.dtype)
 

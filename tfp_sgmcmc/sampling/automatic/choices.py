@@ -16,8 +16,9 @@ class Choices:
       sampler: name of the kernel.
       arguments: the kernel's arguments beside the target, by name.
       batch_size: n, or None for all examples in every step.
-      importance: whether examples are drawn in proportion to what the quadratic leaves of them.
-      coordinates: "hessian" for `whiten`, or what else the coordinates z come from.
+      coordinates: where the coordinates z come from: "hessian", the curvature at the center;
+        "pilot" or "widths", where the prior has kinks.
+      hessian: what `whiten` takes for the Hessian at the center, or None for its own.
       center: the center, in the structure of the state, unconstrained.
       start: z at which the chains start, `[chains, D]`.
       seed: seed of the run that was kept.
@@ -32,16 +33,16 @@ class Choices:
     sampler: str
     arguments: dict[str, Any]
     batch_size: int | None
-    importance: bool
     coordinates: str
     center: Any
+    hessian: np.ndarray | None
     start: np.ndarray
-    seed: tuple[int, int]
     num_burnin_steps: int
     num_steps_between_results: int
-    predicted_excess: tuple[float, float] | None
-    measured_excess: tuple[float, float] | None
     milliseconds: dict[str, float]
+    predicted_excess: tuple[float, float] | None = None
+    measured_excess: tuple[float, float] | None = None
+    seed: tuple[int, int] = (0, 0)
 
     def __repr__(self) -> str:
         """Returns a line for each choice; arrays by their shapes."""
@@ -61,14 +62,15 @@ class Choices:
         """Returns the lines of a program that makes the same draws, in whitened coordinates z."""
         given = ", ".join(f"{k}={v!r}" for k, v in self.arguments.items())
         module = "sgmcmc" if self.sampler == "UnderdampedLangevin" else "tfp.mcmc"
-        lines = ["z, bijector = sgmcmc.whiten(target, result.choices.center)"]
+        hessian = "" if self.hessian is None else ", hessian=result.choices.hessian"
+        lines = [f"z, bijector = sgmcmc.whiten(target, result.choices.center{hessian})"]
         of = "z"
         if self.batch_size is not None:
-            pilot = ', importance="pilot"' if self.importance else ""
             dim = self.start.shape[-1]
             lines += [
                 f"z = z.with_minibatches({self.batch_size})",
-                f"control = sgmcmc.ControlVariate(z, tf.zeros([{dim}]), order=2{pilot})",
+                f"control = sgmcmc.ControlVariate(z, tf.zeros([{dim}]), order=2, "
+                "importance='pilot')",
             ]
             of = "control"
         return [

@@ -11,9 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.sampling.automatic.choose import Choice
+from tfp_sgmcmc.sampling.automatic.fallbacks import fall_back
 from tfp_sgmcmc.sampling.automatic.figures import Convergence, Fit, convergence, fit
+from tfp_sgmcmc.sampling.automatic.prepared import NotQuadratic, Prepared
 from tfp_sgmcmc.sampling.automatic.problem import as_problem, single_state
-from tfp_sgmcmc.sampling.automatic.quadratic import Prepared, prepare
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
 from tfp_sgmcmc.state import flatten_events
@@ -47,7 +49,13 @@ def sample_target(
         preflight(problem, state)
     choice_seed, run_seed, check_seed = random.split(seed, 3)
     goal = min(min_ess, 0.5 * num_results * num_chains)
-    prepared = prepare(problem, state, num_results, num_chains, choice_seed, jit_compile)
+    choose = Choice(problem, state, num_chains, choice_seed, jit_compile)
+    try:
+        prepared = choose(num_results)
+    except NotQuadratic as reason:
+        prepared = fall_back(
+            problem, state, num_results, num_chains, choice_seed, jit_compile, reason
+        )
     _show(prepared.lines, progress_bar)
     plan = prepared.plan(num_results)
     for attempt in range(_MOST_RUNS):
@@ -71,12 +79,11 @@ def sample_target(
         if factor <= 1 or run is not None or not result.is_complete or attempt == _MOST_RUNS - 1:
             break
         # The draws so far are dropped. Those to come start at their end, farther apart.
-        start = tf.convert_to_tensor(_coordinates(result.final_state, prepared.bijector))
-        prepared = dataclasses.replace(prepared, start=start)
+        start = _coordinates(result.final_state, prepared.bijector)
+        prepared = prepared.with_choices(start=start)
         plan = plan._replace(num_burnin_steps=0, stride=plan.stride * min(8, int(factor) + 1))
     choices = dataclasses.replace(
         prepared.choices,
-        start=prepared.start.numpy(),
         seed=result.seed,
         num_burnin_steps=plan.num_burnin_steps,
         num_steps_between_results=plan.stride - 1,

@@ -12,6 +12,7 @@ from tfp_sgmcmc.targets.predicted_noise import excess_variance_factor
 FRICTION = 1.5
 STEP_SIZES = (1.0, 0.5, 0.25)
 MOST_MEAN, MOST_WORST = 0.0075, 0.075  # excess variance; widths are off by half of it
+HMC_STRIDE = 2  # steps of HMC between nearly independent draws
 _ROUND = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 
 

@@ -1,0 +1,130 @@
+"""Coordinates in which the posterior is about N(0, I): by the Hessian, or by a pilot's draws."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.state import State, flatten_events, unflatten_events
+from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
+from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.quadratic import Matrices, hessian_products, matrices
+
+_MOST_DIMENSIONS = 4096  # of a full matrix
+_ROUNDS = 8
+
+
+class Coordinates(NamedTuple):
+    """A whitened target and the way back.
+
+    Attributes:
+      target: the target of z.
+      bijector: from z to the user's parameters.
+      center: the unconstrained state at z = 0.
+      factor: L in theta = center + L z, or None beyond 4096 entries.
+      precision: the inverse of L L^T.
+      kind: "hessian", or "widths" and "pilot" where a prior has kinks.
+      num_passes: passes over the data that finding the center took.
+    """
+
+    target: MinibatchLogProb
+    bijector: Any
+    center: State
+    factor: np.ndarray | None
+    precision: np.ndarray | None
+    kind: str
+    num_passes: int
+
+
+def at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
+    """Returns coordinates that are whitened by the Hessian at a mode.
+
+    Where it is not negative definite, because the prior has kinks, the prior's curvature is that
+    over the posterior's width.
+
+    Raises:
+      ValueError: there is no mode, or the curvature there is of no use.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the pilot finds out whether the center is of use
+        center, report = find_center(problem, state)
+        center, again = find_center(problem, center, tolerance=0.01)
+    passes = report.num_passes + again.num_passes
+    if flatten_events(center, 0).shape[0] > _MOST_DIMENSIONS:
+        return Coordinates(*whiten(problem, center), center, None, None, "low rank", passes)
+    try:
+        found = matrices(hessian_products(problem, center), flatten_events(center, 0).numpy())
+    except (LookupError, NotImplementedError) as error:
+        raise ValueError(f"the log posterior has no second derivatives ({error})") from error
+    if not np.isfinite(found.posterior).all():
+        raise ValueError("the Hessian at the mode is not finite")
+    least = np.linalg.eigvalsh(-found.posterior)[0]
+    kind, precision = "hessian", -found.posterior
+    if not least > 1e-6 * np.abs(np.diag(found.posterior)).max():
+        kind, precision = "widths", _curved_over_widths(problem, center, found)
+    return by_precision(problem, center, precision, kind, passes)
+
+
+def at_draws(problem: MinibatchLogProb, before: Coordinates, z: np.ndarray) -> Coordinates:
+    r"""Returns coordinates centered at the mean of a pilot's draws, `[results, chains, D]`.
+
+    The likelihood's Hessian is that at the mean. The prior's curvature is, entry by entry,
+    \( -E[(\theta_j - \bar\theta_j) \partial_j \log p(\theta)] / \operatorname{var} \theta_j \),
+    which is the curvature of a normal prior exactly, and 1 / E|theta_j| for a Laplace prior of
+    scale 1 at zero.
+    """
+    assert before.factor is not None
+    like = before.center
+    theta = flatten_events(like, 0).numpy() + z.reshape(-1, z.shape[-1]) @ before.factor.T
+    center = unflatten_events(
+        tf.constant(theta.mean(axis=0), tf.nest.flatten(like)[0].dtype), like, 0
+    )
+    slopes = _prior_slopes(problem, like, theta)
+    offsets = theta - theta.mean(axis=0)
+    curvature = -(offsets * slopes).mean(axis=0) / np.maximum(offsets.var(axis=0), 1e-300)
+    found = matrices(hessian_products(problem, center), flatten_events(center, 0).numpy())
+    prior = found.likelihood - found.posterior
+    precision = prior + np.diag(np.maximum(curvature, 0) - np.diag(prior)) - found.likelihood
+    return by_precision(problem, center, precision, "pilot", before.num_passes)
+
+
+def by_precision(
+    problem: MinibatchLogProb, center: State, precision: np.ndarray, kind: str, num_passes: int
+) -> Coordinates:
+    """Returns coordinates in which `precision`, `[D, D]`, is I.
+
+    Raises:
+      ValueError: the precision is not positive definite.
+    """
+    if not np.linalg.eigvalsh(precision)[0] > 0:
+        raise ValueError("the curvature of the log posterior at its mode is not positive")
+    target, bijector = whiten(problem, center, hessian=-precision)
+    factor = np.linalg.cholesky(np.linalg.inv(precision))
+    return Coordinates(target, bijector, center, factor, precision, kind, num_passes)
+
+
+def _curved_over_widths(problem: MinibatchLogProb, center: State, found: Matrices) -> np.ndarray:
+    """Returns a precision with the prior's curvature over the posterior's widths, by iteration."""
+    flat = flatten_events(center, 0).numpy()
+    widths, prior = np.ones(len(flat)), found.likelihood - found.posterior
+    precision = -found.posterior
+    for _ in range(_ROUNDS):
+        away = np.diag(widths)
+        up, down = (_prior_slopes(problem, center, flat + s * away) for s in (1, -1))
+        curvature = np.diag(down - up) / (2 * widths)
+        precision = prior + np.diag(np.maximum(curvature, 0) - np.diag(prior)) - found.likelihood
+        if not np.linalg.eigvalsh(precision)[0] > 0:
+            raise ValueError("the curvature of the log posterior at its mode is not positive")
+        widths = np.sqrt(np.diag(np.linalg.inv(precision)))
+    return precision
+
+
+def _prior_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
+    """Returns gradients of the log prior at rows `[K, D]`."""
+    dtype = tf.nest.flatten(like)[0].dtype
+    states = unflatten_events(tf.constant(theta, dtype), like, 0)
+    slopes = value_and_gradient(problem.log_prior, states, connected=False)[1]
+    return flatten_events(slopes, 1).numpy().astype(np.float64)

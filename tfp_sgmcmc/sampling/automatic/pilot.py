@@ -1,0 +1,65 @@
+"""Pilots: short chains from dispersed starts, and what they say."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.sampling.automatic.chains import Chains, gradients_at
+from tfp_sgmcmc.sampling.automatic.figures import Convergence, Fit, convergence, fit
+
+_WIDER = 1.3  # the starts, in deviations of Laplace's approximation
+
+
+class Pilot(NamedTuple):
+    """A pilot's draws and their figures.
+
+    Attributes:
+      z: the draws, `[results, chains, D]`.
+      fit: what the gradients say.
+      convergence: R-hat and effective sample sizes.
+    """
+
+    z: np.ndarray
+    fit: Fit
+    convergence: Convergence
+
+    @property
+    def wanders(self) -> bool:
+        """Whether the draws go where the quadratic says nothing of the posterior."""
+        return not (0.4 < self.fit.radius < 2.5 and self.convergence.rhat < 1.15)
+
+    @property
+    def inefficiency(self) -> float:
+        """Number of draws that are worth an independent one, for the slowest entry."""
+        return self.z.shape[0] * self.z.shape[1] / self.convergence.ess
+
+
+def dispersed_starts(num_chains: int, dim: int, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
+    """Returns z of all chains, `[chains, D]`: draws of a widened Laplace approximation."""
+    return tf.cast(_WIDER * random.normal([num_chains, dim], tf.float64, seed), dtype)
+
+
+def run_pilot(
+    chains: Chains,
+    target: Any,
+    step_size: float,
+    stride: int,
+    start: tf.Tensor,
+    num_draws: int,
+    seed: tf.Tensor,
+) -> Pilot | None:
+    """Returns the draws after a burn-in of ten strides; None if a chain broke down."""
+    chains.restart(step_size, start, seed)
+    if not chains.burn_in(10 * stride):
+        return None
+    z = chains.draw(num_draws, stride)
+    if z is None:
+        return None
+    g = gradients_at(target, z, random.fold_in(seed, 2**31 - 1))
+    if not np.isfinite(g).all():
+        return None
+    return Pilot(z, fit(z, g), convergence(z))
