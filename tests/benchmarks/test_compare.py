@@ -106,7 +106,7 @@ def test_every_sampler_of_the_suite_is_here(counting: dict[str, methods_module.M
         return {name.split()[0].rstrip(",") for name in names}
 
     assert kinds(profiles.SAMPLERS + profiles.BASELINES) == kinds(tuple(counting))
-    assert set(equal_error.DEFAULT) <= set(counting)
+    assert set(equal_error.DEFAULT) <= {*counting, *equal_error.SECOND_ORDER}
     with pytest.raises(ValueError, match="must be 'all' or some of .*SGLD.*Received: luck"):
         select(counting, ["luck"])
     assert not any(" + " in name for name in select(counting, ["all"]))
