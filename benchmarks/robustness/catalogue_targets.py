@@ -108,6 +108,20 @@ def dtypes() -> list[Any]:
     return [*wrong, Thing, lambda: 0, NAN, np.ones(2), 1j, ..., True]
 
 
+def squared_error(eta: Any, y: Any) -> Any:
+    return -0.5 * (y - eta) ** 2
+
+
+def linear_model(log_prob_fn: Any, num_outputs: Any) -> Any:
+    model = sgmcmc.LinearModel(log_prob_fn, num_outputs)
+    return use(sgmcmc.MinibatchLogProb(log_prior, model, (DATA, DATA[:, 0]), BATCH_SIZE))
+
+
+def linear_log_probs() -> list[Any]:
+    nan = Named("of NaN", lambda eta, y: squared_error(eta, y) * NAN)
+    return [*function(2, None, "x", 1, 1j, [], {}, object(), (1.0, 2.0)), nan]
+
+
 def streamed(**arguments: Any) -> Any:
     return use(sgmcmc.StreamedLogProb(**arguments))
 
@@ -217,6 +231,14 @@ def targets() -> list[Entry]:
             dict(target_log_prob_fn=log_prior),
             dict(target_log_prob_fn=target()),
             ALSO,
+        ),
+        Entry(
+            ROOM,
+            "LinearModel",
+            linear_model,
+            dict(log_prob_fn=squared_error, num_outputs=None),
+            dict(log_prob_fn=linear_log_probs(), num_outputs=[*integer(1, optional=True), 1, 3]),
+            {"log_prob_fn": FUNCTIONS["log_likelihood_fn"]},
         ),
         Entry(
             ROOM,

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import function, integer
+from tfp_sgmcmc.checks import accepts, function, integer
 
 
 class LinearModel:
@@ -67,7 +67,8 @@ class LinearModel:
         the state; a dict calls them "weights".
 
     Raises:
-      TypeError: `log_prob_fn` is not callable. On the first use: the data are not a pair.
+      TypeError: `log_prob_fn` is not callable with two arguments. On the first use: the data are
+        not a pair.
       ValueError: `num_outputs` is below 1. On the first use: x is not `[N, D]`, or the weights have
         another shape.
 
@@ -76,7 +77,8 @@ class LinearModel:
     """
 
     def __init__(self, log_prob_fn: Callable[[Any, Any], Any], num_outputs: int | None = None):
-        self._log_prob_fn = function("log_prob_fn", log_prob_fn, "(eta, y) -> log likelihoods")
+        function("log_prob_fn", log_prob_fn, "(eta, y) -> log likelihoods")
+        self._log_prob_fn = accepts("log_prob_fn", log_prob_fn, "eta", "y")
         if num_outputs is not None:
             integer("num_outputs", num_outputs, 1)
         self.num_outputs = num_outputs
@@ -95,7 +97,8 @@ class LinearModel:
         if x.shape.rank < 2 or not weights.shape[-len(event) :].is_compatible_with(event):
             raise ValueError(
                 f"LinearModel takes data (x, y) with x of shape [N, D], and weights of shape "
-                f"{'[D]' if len(event) == 1 else f'[D, {event[1]}]'} behind chain dimensions. "
+                f"{'[D]' if len(event) == 1 else f'[D, {event[1]}]'} behind chain dimensions with "
+                f"num_outputs={self.num_outputs}. "
                 f"Received: examples of x of shape {x.shape}, weights of shape {weights.shape}."
             )
         if x.shape.rank > 2 or weights.shape.rank == len(event):
