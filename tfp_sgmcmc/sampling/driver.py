@@ -181,7 +181,7 @@ def sample(
                 kernel,
                 initial_state,
                 plan.num_results,
-                seed=seed_of(seed, run),
+                seed=seed,
                 num_chains=4 if num_chains is None else num_chains,
                 min_ess=400 if min_ess is None else min_ess,
                 jit_compile=jit_compile,

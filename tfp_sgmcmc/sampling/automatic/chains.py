@@ -100,4 +100,6 @@ def gradients_at(target: Any, z: np.ndarray, seed: tf.Tensor) -> np.ndarray:
             fn_output_signature=tf.TensorSpec(states.shape[1:], states.dtype),
         )
 
-    return at(tf.constant(z), seed).numpy()
+    states = tf.constant(z)
+    # Not called as a function, which would warn of many traces after some pilots.
+    return at.get_concrete_function(states, seed)(states, seed).numpy()

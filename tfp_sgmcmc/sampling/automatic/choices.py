@@ -18,7 +18,8 @@ class Choices:
       batch_size: n, or None for all examples in every step.
       coordinates: where the coordinates z come from: "hessian", the curvature at the center;
         "pilot" or "widths", where the prior has kinks.
-      hessian: what `whiten` takes for the Hessian at the center, or None for its own.
+      hessian: what `whiten` takes for the Hessian at the center, or None for its own; of a diagonal
+        matrix only the diagonal.
       center: the center, in the structure of the state, unconstrained.
       start: z at which the chains start, `[chains, D]`.
       seed: seed of the run that was kept.
@@ -61,14 +62,17 @@ class Choices:
     def program(self) -> list[str]:
         """Returns the lines of a program that makes the same draws, in whitened coordinates z."""
         given = ", ".join(f"{k}={v!r}" for k, v in self.arguments.items())
-        module = "sgmcmc" if self.sampler == "UnderdampedLangevin" else "tfp.mcmc"
+        module = "sgmcmc" if self.batch_size is not None else "tfp.mcmc"
         hessian = "" if self.hessian is None else ", hessian=result.choices.hessian"
+        if self.hessian is not None and self.hessian.ndim == 1:
+            hessian = ", hessian=np.diag(result.choices.hessian)"
         lines = [f"z, bijector = sgmcmc.whiten(target, result.choices.center{hessian})"]
         of = "z"
         if self.batch_size is not None:
             dim = self.start.shape[-1]
+            lines.append(f"z = z.with_minibatches({self.batch_size})")
+        if self.sampler == "UnderdampedLangevin":
             lines += [
-                f"z = z.with_minibatches({self.batch_size})",
                 f"control = sgmcmc.ControlVariate(z, tf.zeros([{dim}]), order=2, "
                 "importance='pilot')",
             ]

@@ -15,7 +15,7 @@ from tfp_sgmcmc.sampling.automatic import coordinates as to
 from tfp_sgmcmc.sampling.automatic.chains import Chains
 from tfp_sgmcmc.sampling.automatic.choices import Choices
 from tfp_sgmcmc.sampling.automatic.coordinates import Coordinates
-from tfp_sgmcmc.sampling.automatic.modes import other_mode
+from tfp_sgmcmc.sampling.automatic.modes import far_starts, other_mode
 from tfp_sgmcmc.sampling.automatic.pilot import Pilot, dispersed_starts, run_pilot
 from tfp_sgmcmc.sampling.automatic.prepared import NotQuadratic, Prepared
 from tfp_sgmcmc.sampling.automatic.selection import (
@@ -27,7 +27,7 @@ from tfp_sgmcmc.sampling.automatic.selection import (
     leapfrog,
     safe_settings,
 )
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.state import State, flatten_events
 from tfp_sgmcmc.targets import ControlVariate, FullDataLogProb, MinibatchLogProb
 from tfp_sgmcmc.targets.predicted_noise import excess_variance_factor, remainder_covariance
 
@@ -78,16 +78,23 @@ class Choice:
             found = to.at_mode(self._problem, self._state)
         except ValueError as error:
             raise NotQuadratic(str(error)) from error
+        self._found = found
         self._look_for_modes(found)
         prepared = None
         if self._problem.num_examples > 1 and found.factor is not None:
             prepared = self._with_minibatches(found)
         if prepared is None:
-            prepared = self._with_all_examples(found, num_results)
+            prepared = self.with_all_examples(num_results)
         return prepared
 
     def _look_for_modes(self, found: Coordinates) -> None:
-        other = other_mode(found.target, self._dim, self._dtype, self._mode_seed)
+        if found.factor is None:  # too many parameters for a search from the prior's widths
+            return
+        like, inverse = found.center, np.linalg.inv(found.factor)
+        first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
+        widths = to.prior_widths(self._problem, found)
+        starts = far_starts(self._dim, inverse @ first, inverse * widths, self._mode_seed)
+        other = other_mode(found.target, starts, self._dtype)
         if other is not None:
             self.flags.append(
                 "The posterior has several modes: another one was found "
@@ -130,7 +137,8 @@ class Choice:
                 if pilot.wanders and not kinked:
                     raise NotQuadratic(_wandering(pilot))
                 if found.kind != "pilot":
-                    found, control = to.at_draws(self._problem, found, pilot.z), None
+                    found = self._found = to.at_draws(self._problem, found, pilot.z)
+                    control = None
                     continue
             if pilot.fit.excess - measured[0] > _UNEXPLAINED + 2.5 * pilot.fit.error:
                 steps = fewer
@@ -175,16 +183,23 @@ class Choice:
             measured_excess=measured,
         )
         line = (
-            f"A step takes {n} of the {self._problem.num_examples} examples, those more often whose "
-            "log likelihood is far from its quadratic. Their noise was predicted to make variances "
-            f"{100 * predicted[0]:.2g} % too large on average and {100 * predicted[1]:.2g} % in "
+            f"A step takes {n} of the {self._problem.num_examples} examples, those more often "
+            "whose log likelihood is far from its quadratic. Their noise was predicted to make "
+            f"variances {100 * predicted[0]:.2g} % too large on average and "
+            f"{100 * predicted[1]:.2g} % in "
             f"the worst direction; at the pilot's draws it is {100 * measured[0]:.2g} % and "
             f"{100 * measured[1]:.2g} %."
         )
         return self._prepared(kernel, found, control, choices, pilot, [line])
 
-    def _with_all_examples(self, found: Coordinates, num_results: int) -> Prepared:
-        """Returns HMC on all examples, with a step that its pilot accepts."""
+    def with_all_examples(self, num_results: int) -> Prepared:
+        """Returns HMC on all examples, with a step that its pilot accepts.
+
+        Raises:
+          NotQuadratic: there is none, or draws wander.
+        """
+        found = self._found
+        self._num_pilots = 0
         self._time_hmc(found)
         h, count = self._leapfrog
         target = FullDataLogProb(found.target)
@@ -247,15 +262,12 @@ class Choice:
         costs = ", ".join(f"{k}: {v:.3g} ms" for k, v in self.milliseconds.items())
         stride, fits = choices.num_steps_between_results + 1, pilot.fit
         told = [
-            f"A mode of the posterior was found in {found.num_passes} passes over the data. {where} "
-            f"coordinates in which all {self._dim} parameters are about N(0, I), so that one step "
-            "size suits every posterior.",
+            f"A mode of the posterior was found in {found.num_passes} passes over the data. "
+            f"{where} coordinates in which all {self._dim} parameters are about N(0, I), so that "
+            "one step size suits every posterior.",
             *lines,
-            f"{choices.sampler} with step {choices.arguments['step_size']:.2g} was the cheapest by "
-            f"measured times of a step ({costs}). Every {stride}. state is kept."
-            if len(self.milliseconds) > 1
-            else f"{choices.sampler} has step {choices.arguments['step_size']:.2g}; every {stride}. "
-            "state is kept.",
+            f"{choices.sampler} with step {choices.arguments['step_size']:.2g} keeps every "
+            f"{stride}. state. Measured times of a step of all chains: {costs}.",
             f"A pilot from dispersed starts had {fits.temperature:.3f} +- {fits.error:.3f} of the "
             f"posterior's variance, by its gradients, and {fits.radius:.2f} of the variance that "
             "the curvature at the center says (Laplace's approximation).",

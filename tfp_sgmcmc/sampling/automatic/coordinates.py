@@ -11,6 +11,8 @@ import tensorflow as tf
 from tfp_sgmcmc.state import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
 from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.laplace import laplace_bijector
+from tfp_sgmcmc.targets.low_rank import LowRank
 from tfp_sgmcmc.targets.quadratic import Matrices, hessian_products, matrices
 
 _MOST_DIMENSIONS = 4096  # of a full matrix
@@ -65,6 +67,9 @@ def at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
     kind, precision = "hessian", -found.posterior
     if not least > 1e-6 * np.abs(np.diag(found.posterior)).max():
         kind, precision = "widths", _curved_over_widths(problem, center, found)
+    if kind == "hessian":
+        factor = np.linalg.cholesky(np.linalg.inv(precision))
+        return Coordinates(*whiten(problem, center), center, factor, precision, kind, passes)
     return by_precision(problem, center, precision, kind, passes)
 
 
@@ -106,15 +111,46 @@ def by_precision(
     return Coordinates(target, bijector, center, factor, precision, kind, num_passes)
 
 
+def scaled(
+    problem: MinibatchLogProb, center: State, variance: np.ndarray
+) -> tuple[MinibatchLogProb, Any]:
+    """Returns the target of z, theta = center + sqrt(variance) z, and the way back."""
+    dtype = tf.nest.flatten(center)[0].dtype
+    diagonal = tf.constant(1 / variance, dtype)
+    quadratic = LowRank(diagonal, tf.zeros([len(variance), 0], dtype), tf.zeros([0], dtype))
+    bijector = laplace_bijector(problem.bijector, center, quadratic)
+    return problem.with_bijector(bijector), bijector
+
+
+def prior_widths(problem: MinibatchLogProb, found: Coordinates) -> np.ndarray:
+    """Returns the prior's width along each entry, at most 100 of the posterior's, `[D]`."""
+    assert found.factor is not None
+    flat = flatten_events(found.center, 0).numpy()
+    most = 100 * np.sqrt((found.factor**2).sum(axis=-1))
+    widths = most / 10
+    for _ in range(_ROUNDS):
+        widths = np.minimum(
+            np.maximum(_prior_curvature(problem, found.center, flat, widths), 1e-300) ** -0.5, most
+        )
+    return widths
+
+
+def _prior_curvature(
+    problem: MinibatchLogProb, like: State, flat: np.ndarray, widths: np.ndarray
+) -> np.ndarray:
+    """Returns the mean curvature of the prior over `widths` along each entry, `[D]`."""
+    away = np.diag(widths)
+    up, down = (_prior_slopes(problem, like, flat + sign * away) for sign in (1, -1))
+    return np.nan_to_num(np.diag(down - up) / (2 * widths))
+
+
 def _curved_over_widths(problem: MinibatchLogProb, center: State, found: Matrices) -> np.ndarray:
     """Returns a precision with the prior's curvature over the posterior's widths, by iteration."""
     flat = flatten_events(center, 0).numpy()
     widths, prior = np.ones(len(flat)), found.likelihood - found.posterior
     precision = -found.posterior
     for _ in range(_ROUNDS):
-        away = np.diag(widths)
-        up, down = (_prior_slopes(problem, center, flat + s * away) for s in (1, -1))
-        curvature = np.diag(down - up) / (2 * widths)
+        curvature = _prior_curvature(problem, center, flat, widths)
         precision = prior + np.diag(np.maximum(curvature, 0) - np.diag(prior)) - found.likelihood
         if not np.linalg.eigvalsh(precision)[0] > 0:
             raise ValueError("the curvature of the log posterior at its mode is not positive")

@@ -14,12 +14,11 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.kernels import NOGIN
 from tfp_sgmcmc.sampling.automatic.chains import Chains
 from tfp_sgmcmc.sampling.automatic.choices import Choices
+from tfp_sgmcmc.sampling.automatic.coordinates import scaled
 from tfp_sgmcmc.sampling.automatic.pilot import dispersed_starts
 from tfp_sgmcmc.sampling.automatic.prepared import NotQuadratic, Prepared
 from tfp_sgmcmc.state import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, find_center, largest_curvature
-from tfp_sgmcmc.targets.laplace import laplace_bijector
-from tfp_sgmcmc.targets.low_rank import LowRank
 
 _ADAPTATION_STEPS, _PILOT_DRAWS, _ROUNDS = 150, 100, 2
 _MOST_DEPTH = 8
@@ -47,14 +46,14 @@ def fall_back(
     dtype = tf.nest.flatten(center)[0].dtype
     mean, variance = flatten_events(center, 0).numpy(), _variances(problem, center)
     start = dispersed_starts(num_chains, dim, dtype, start_seed)
-    target, bijector = _scaled(problem, like, mean, variance)
+    target, bijector = scaled(problem, _unflat(mean, like), variance)
     words = (
-        f"The quadratic at the mode says little about this posterior: {reason}. The fallback uses no "
-        "quadratic."
+        f"The quadratic at the mode says little about this posterior: {reason}. So the run does "
+        "without it."
     )
     promise = (
-        f"Nothing was predicted for this posterior, because {reason}. A funnel or several modes look "
-        "like that, and these draws may miss parts of them. Reparameterise the model, or use "
+        f"Nothing can be promised for this posterior, because {reason}. A funnel or several modes "
+        "look like that, and these draws may miss parts of them. Reparameterise the model, or use "
         "ReplicaExchangeSGLD for several modes, and compare."
     )
     if _seconds(target, start) * _LEAPFROG_STEPS * (num_results + 500) > _MOST_SECONDS:
@@ -71,15 +70,15 @@ def fall_back(
         z = chains.draw(_PILOT_DRAWS, 1)
         if z is None:
             raise ValueError(
-                "The log posterior must be finite around its mode. Received: NaN or infinite values "
-                f"in a pilot of NUTS, after this was found: {reason}."
+                "The log posterior must be finite around its mode. Received: NaN or infinite "
+                f"values in a pilot of NUTS, after this was found: {reason}."
             )
         step = float(np.mean(chains.position.results.new_step_size))
         if number < _ROUNDS - 1:
             theta = mean + np.sqrt(variance) * z.reshape(-1, dim)
             mean, variance = theta.mean(axis=0), np.maximum(theta.var(axis=0), 1e-12)
             start = tf.constant((theta[-num_chains:] - mean) / np.sqrt(variance), dtype)
-            target, bijector = _scaled(problem, like, mean, variance)
+            target, bijector = scaled(problem, _unflat(mean, like), variance)
     arguments = {"step_size": step, "max_tree_depth": _MOST_DEPTH}
     kernel = tfp.mcmc.NoUTurnSampler(target, **arguments)
     choices = Choices(
@@ -88,7 +87,7 @@ def fall_back(
         batch_size=None,
         coordinates="pilot",
         center=tf.nest.map_structure(lambda x: x.numpy(), _unflat(mean, like)),
-        hessian=-np.diag(1 / variance),
+        hessian=-1 / variance,
         start=z[-1],
         num_burnin_steps=0,
         num_steps_between_results=0,
@@ -115,14 +114,17 @@ def _nogin(
     n = min(_BATCH_SIZE, problem.num_examples)
     batches = target.with_minibatches(n)
     curvature = largest_curvature(batches, tf.zeros_like(start[0]))
-    arguments = {"step_size": float(0.5 / np.sqrt(max(curvature, 1.0))), "friction": 1.0}
+    arguments: dict[str, Any] = {
+        "step_size": float(0.5 / np.sqrt(max(curvature, 1.0))),
+        "friction": 1.0,
+    }
     choices = Choices(
         sampler="NOGIN",
         arguments=arguments,
         batch_size=n,
         coordinates="scores",
         center=tf.nest.map_structure(lambda x: x.numpy(), center),
-        hessian=-np.diag(1 / variance) if len(variance) <= 4096 else None,
+        hessian=-1 / variance,
         start=start.numpy(),
         num_burnin_steps=_BURN_IN,
         num_steps_between_results=_STRIDE - 1,
@@ -152,17 +154,6 @@ def _variances(problem: MinibatchLogProb, center: State) -> np.ndarray:
     squares = tf.nest.map_structure(lambda s: tf.reduce_mean(s**2, axis=0), scores)
     total = problem.num_examples if problem.num_examples > 1 else 0
     return 1 / (1 + total * flatten_events(squares, 0).numpy().astype(np.float64))
-
-
-def _scaled(
-    problem: MinibatchLogProb, like: State, mean: np.ndarray, variance: np.ndarray
-) -> tuple[MinibatchLogProb, Any]:
-    """Returns the target of z, theta = mean + sqrt(variance) z, and the way back."""
-    dtype = tf.nest.flatten(like)[0].dtype
-    diagonal = tf.constant(1 / variance, dtype)
-    quadratic = LowRank(diagonal, tf.zeros([len(variance), 0], dtype), tf.zeros([0], dtype))
-    bijector = laplace_bijector(problem.bijector, _unflat(mean, like), quadratic)
-    return problem.with_bijector(bijector), bijector
 
 
 def _unflat(flat: np.ndarray, like: State) -> State:

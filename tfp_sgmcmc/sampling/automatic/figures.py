@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_sgmcmc.diagnostics.autocorrelation import integrated_autocorrelation_time
+
 _MOST_ENTRIES = 1000  # of which R-hat and effective sample sizes are computed
 
 
@@ -39,8 +41,9 @@ def convergence(draws: np.ndarray) -> Convergence:
         found = tfp.mcmc.potential_scale_reduction(split, independent_chain_ndims=1)
         # Chains that have stopped give NaN.
         rhat = max(rhat, float(np.nan_to_num(np.sqrt(found), nan=np.inf).max()))
-        sizes = tfp.mcmc.effective_sample_size(split, cross_chain_dims=1)
-        ess = min(ess, float(np.nan_to_num(sizes, nan=1.0).min()))
+        times = integrated_autocorrelation_time(split, chain_ndims=1)
+        sizes = np.nan_to_num(split.shape[0] * split.shape[1] / np.maximum(times, 1e-3), nan=1.0)
+        ess = min(ess, float(sizes.min()))
     chains = 2 * x.shape[1]
     return Convergence(rhat, ess, _rhat_by_chance(chains, 4 * x.shape[-1], ess))
 

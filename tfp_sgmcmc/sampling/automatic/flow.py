@@ -16,6 +16,7 @@ from tfp_sgmcmc.sampling.automatic.fallbacks import fall_back
 from tfp_sgmcmc.sampling.automatic.figures import Convergence, Fit, convergence, fit
 from tfp_sgmcmc.sampling.automatic.prepared import NotQuadratic, Prepared
 from tfp_sgmcmc.sampling.automatic.problem import as_problem, single_state
+from tfp_sgmcmc.sampling.automatic.saved import load, save
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
 from tfp_sgmcmc.state import flatten_events
@@ -33,7 +34,7 @@ def sample_target(
     initial_state: Any,
     num_results: int,
     *,
-    seed: tf.Tensor,
+    seed: tf.Tensor | None,
     num_chains: int,
     min_ess: int,
     jit_compile: bool,
@@ -45,26 +46,35 @@ def sample_target(
     """Samples a target with settings that are chosen for it. Arguments are those of `sample`."""
     problem = as_problem(target)
     state = single_state(problem, initial_state)
-    if preflight_check:
-        preflight(problem, state)
-    choice_seed, run_seed, check_seed = random.split(seed, 3)
-    goal = min(min_ess, 0.5 * num_results * num_chains)
-    choose = Choice(problem, state, num_chains, choice_seed, jit_compile)
-    try:
-        prepared = choose(num_results)
-    except NotQuadratic as reason:
-        prepared = fall_back(
-            problem, state, num_results, num_chains, choice_seed, jit_compile, reason
+    prepared = None if run is None else load(run.path, problem, state, seed)
+    if prepared is None and run is not None and run.has_run:
+        raise ValueError(
+            f"directory must be new, or hold a run of a target. Received: {run.path}, which holds "
+            "a run of a kernel."
         )
+    seed = random.as_seed(random.fresh_seed()) if seed is None else seed
+    choice_seed, run_seed, check_seed = random.split(seed, 3)
+    choose = Choice(problem, state, num_chains, choice_seed, jit_compile)
+    if prepared is None:
+        if preflight_check:
+            preflight(problem, state)
+        try:
+            prepared = choose(num_results)
+        except NotQuadratic as reason:
+            options = num_results, num_chains, choice_seed, jit_compile
+            prepared = fall_back(problem, state, *options, reason)
+        prepared = prepared.with_choices(seed=_integers(random.fold_in(run_seed, 0)))
+        if run is not None:
+            save(run.path, prepared, seed)
     _show(prepared.lines, progress_bar)
-    plan = prepared.plan(num_results)
-    for attempt in range(_MOST_RUNS):
-        this_seed = random.fold_in(run_seed, attempt)
+    goal = min(min_ess, 0.5 * num_results * num_chains)
+    for attempt in range(1, _MOST_RUNS + 1):
+        choices = prepared.choices
         result = run_kernel(
             prepared.kernel,
-            prepared.start,
-            plan,
-            seed=this_seed,
+            tf.constant(choices.start),
+            prepared.plan(num_results),
+            seed=random.as_seed(choices.seed),
             num_chains=None,
             trace_fn=None,
             jit_compile=jit_compile,
@@ -75,20 +85,16 @@ def sample_target(
             view=prepared.bijector.forward,
         )
         found, fits = _figures(result, prepared, check_seed)
-        factor = goal / found.ess
-        if factor <= 1 or run is not None or not result.is_complete or attempt == _MOST_RUNS - 1:
+        flags = _flags(found, fits, goal)
+        if not flags or run is not None or not result.is_complete or attempt == _MOST_RUNS:
             break
-        # The draws so far are dropped. Those to come start at their end, farther apart.
-        start = _coordinates(result.final_state, prepared.bijector)
-        prepared = prepared.with_choices(start=start)
-        plan = plan._replace(num_burnin_steps=0, stride=plan.stride * min(8, int(factor) + 1))
-    choices = dataclasses.replace(
-        prepared.choices,
-        seed=result.seed,
-        num_burnin_steps=plan.num_burnin_steps,
-        num_steps_between_results=plan.stride - 1,
-    )
-    flags = (*prepared.flags, *_flags(found, fits, goal))
+        # All draws are dropped, and others are made from their end.
+        prepared = _better(prepared, choose, num_results, goal / found.ess)
+        prepared = prepared.with_choices(
+            start=_coordinates(result.final_state, prepared.bijector),
+            seed=_integers(random.fold_in(run_seed, attempt)),
+        )
+    flags = [*prepared.flags, *flags]
     last = (
         f"The {result.num_results * num_chains} draws are worth {found.ess:.0f} independent ones "
         f"for the worst parameter, R-hat is {found.rhat:.3f}, and their gradients say that the "
@@ -97,9 +103,33 @@ def sample_target(
     _show([last, *flags], progress_bar)
     for flag in flags:
         warnings.warn(flag, stacklevel=3)
+    lines = (*prepared.lines, last)
     return dataclasses.replace(
-        result, choices=choices, explanation=(*prepared.lines, last), flags=flags
+        result, choices=prepared.choices, explanation=lines, flags=tuple(flags)
     )
+
+
+def _better(prepared: Prepared, choose: Choice, num_results: int, factor: float) -> Prepared:
+    """Returns what to run after draws that were flagged, `factor` times too few for the goal.
+
+    Draws that are slow are kept more seldom. Draws that are wrong although the noise is known to be
+    small are made again with all examples.
+    """
+    if factor > 1:
+        stride = prepared.choices.num_steps_between_results + 1
+        stride *= min(8, int(factor) + 1)
+        return prepared.with_choices(num_burnin_steps=0, num_steps_between_results=stride - 1)
+    if prepared.is_noisy:
+        try:
+            return choose.with_all_examples(num_results)
+        except NotQuadratic:
+            return prepared
+    return prepared
+
+
+def _integers(seed: tf.Tensor) -> tuple[int, int]:
+    first, second = seed.numpy().tolist()
+    return first, second
 
 
 def _figures(result: SampleResult, prepared: Prepared, seed: tf.Tensor) -> tuple[Convergence, Fit]:

@@ -6,14 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 
-from tfp_sgmcmc import random
-
-_NUM_STARTS = 8
 _FAR = 4.0  # deviations of Laplace's approximation, from which a place is another one
 _DEPTH = 10.0  # of the log posterior, below which a mode has hardly any mass
-_RADII = (5.0, 15.0)  # of the starts, in deviations of an entry
+_RADII = (5.0, 15.0)  # of the nearer starts, in deviations of an entry
+_NUM_STARTS = 16
+_NUM_GRADIENTS = 100
 
 
 class OtherMode(NamedTuple):
@@ -28,28 +26,61 @@ class OtherMode(NamedTuple):
     log_prob: float
 
 
-def other_mode(target: Any, dim: int, dtype: tf.DType, seed: tf.Tensor) -> OtherMode | None:
-    """Climbs from eight dispersed starts; returns the highest other mode, or None.
+def far_starts(dim: int, first: np.ndarray, widths: np.ndarray, seed: int) -> np.ndarray:
+    """Returns z of sixteen starts, `[16, D]`.
 
-    `target` is the log posterior of z, which is near N(0, I) at the center.
+    Four lie near the center. The others are as wide as the prior, around the center and around the
+    user's start.
+
+    Args:
+      dim: D.
+      first: z of the user's start, `[D]`.
+      widths: linear map from a standard normal to z with the prior's widths, `[D, D]`.
+      seed: of the normals.
     """
-    radii = np.repeat(_RADII, _NUM_STARTS // 2)[:, np.newaxis]
-    starts = tf.cast(radii * random.normal([_NUM_STARTS, dim], tf.float64, seed), dtype)
+    rng = np.random.default_rng(seed)
+    near = np.repeat(_RADII, 2)[:, np.newaxis] * rng.standard_normal([4, dim])
+    wide = rng.standard_normal([_NUM_STARTS - 4, dim]) @ widths.T
+    wide[::2] += first
+    return np.concatenate([near, wide])
+
+
+def other_mode(target: Any, starts: np.ndarray, dtype: tf.DType) -> OtherMode | None:
+    """Climbs from `starts`, `[K, D]`; returns the highest other mode, or None.
+
+    `target` is the log posterior of z, which is near N(0, I) at the center. The steps are those of
+    Barzilai and Borwein, halved where the log posterior falls.
+    """
 
     @tf.function(autograph=False, jit_compile=True)
-    def climb(starts: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        def descent(z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return tfp.math.value_and_gradient(lambda z: -target(z), z)
+    def evaluate(z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(z)
+            value = target(z)
+        return value, tape.gradient(value, z)
 
-        found = tfp.optimizer.lbfgs_minimize(
-            descent, starts, tolerance=0.1, max_iterations=60, max_line_search_iterations=20
-        )
-        return found.position, found.objective_value, found.objective_gradient, target(starts * 0)
+    def at(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = evaluate(tf.constant(z, dtype))
+        return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
 
-    z, values, gradients, at_center = (x.numpy().astype(np.float64) for x in climb(starts))
-    heights = -values - at_center
-    is_mode = np.isfinite(heights) & (np.abs(gradients).max(axis=-1) < 1.0)
-    distances = np.linalg.norm(z, axis=-1)
+    z = np.concatenate([0 * starts[:1], starts])
+    value, gradient = at(z)
+    with np.errstate(all="ignore"):
+        step = np.linalg.norm(z, axis=-1) / np.maximum(np.linalg.norm(gradient, axis=-1), 1e-30)
+        step = np.minimum(0.1 * step, 1.0)
+        for _ in range(_NUM_GRADIENTS):
+            moved = z + step[:, np.newaxis] * gradient
+            there, slope = at(moved)
+            good = (there >= value - 1e-3 * np.abs(value)) & np.isfinite(slope).all(axis=-1)
+            offset, change = moved - z, gradient - slope
+            curvature = (offset * change).sum(axis=-1)
+            wanted = (offset**2).sum(axis=-1) / np.maximum(curvature, 1e-12)
+            step = np.where(good, np.clip(wanted, 1e-6, 4 * step + 1e-3), step / 4)
+            keep = good[:, np.newaxis]
+            z, gradient = np.where(keep, moved, z), np.where(keep, slope, gradient)
+            value = np.where(good, there, value)
+    heights, distances = value - value[0], np.linalg.norm(z - z[0], axis=-1)
+    is_mode = np.isfinite(heights) & (np.abs(gradient).max(axis=-1) < 1.0)
     others = is_mode & (distances > _FAR) & (heights > -_DEPTH)
     if not others.any():
         return None

@@ -38,10 +38,6 @@ class Prepared:
     flags: tuple[str, ...] = ()
 
     @property
-    def start(self) -> tf.Tensor:
-        return tf.constant(self.choices.start)
-
-    @property
     def is_noisy(self) -> bool:
         """Whether gradients come from minibatches."""
         return self.choices.batch_size is not None
