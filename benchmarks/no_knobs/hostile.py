@@ -71,6 +71,29 @@ def mixed_units() -> Problem:
     return logistic(x, problem.data["y"], normal_prior(1e3))
 
 
+def years() -> Problem:
+    """A trend over years beside a constant: nearly collinear, since nobody subtracts 1990."""
+    rng = np.random.default_rng(23)
+    year = rng.integers(1960, 2021, 1000).astype(np.float64)
+    y = draw_labels(rng, 0.05 * (year - 1990))
+    return logistic(np.c_[np.ones(1000), year], y, normal_prior(100.0))
+
+
+def never() -> Problem:
+    """A rate, by a bijector, of what was never seen in 20 trials: a long tail to one side."""
+
+    def log_likelihood(rate: tf.Tensor, batch: Any) -> tf.Tensor:
+        return tfd.Bernoulli(probs=rate[..., tf.newaxis]).log_prob(batch)
+
+    def log_density(logit: np.ndarray) -> np.ndarray:
+        return (logit - 22 * np.logaddexp(0, logit))[:, 0]
+
+    exact = lambda: by_quadrature(log_density, [np.linspace(-40.0, 10.0, 20_001)])  # noqa: E731
+    flat = lambda rate: 0.0 * rate  # noqa: E731
+    start = np.zeros([])
+    return Problem(flat, log_likelihood, np.zeros(20), start, exact, tfb.Sigmoid())
+
+
 def many() -> Problem:
     x, y = correlated(10**5, 20, 0)
     return logistic(x, y)
@@ -232,6 +255,8 @@ HOSTILE: dict[str, Callable[[], Problem]] = {
     "units of 1e-6": lambda: scaled(1e6),
     "units of 1e6": lambda: scaled(1e-6),
     "mixed units": mixed_units,
+    "years": years,
+    "never": never,
     "N = 10^5": many,
     "prior scale 1e3": lambda: breast_cancer()._replace(log_prior=normal_prior(1e3)),
     "far start": far_start,

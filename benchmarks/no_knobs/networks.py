@@ -22,7 +22,7 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 
 L = keras.layers
-BATCH_SIZE, LEARNING_RATE = 50, 3e-3
+BATCH_SIZE, LEARNING_RATE, STEPS_PER_EXECUTION = 50, 3e-3, 10
 VOCABULARY, LENGTH, NUM_TEXTS = 30, 12, 1500
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, y, test x, test y
 
@@ -215,7 +215,8 @@ def build(network: Network, x: np.ndarray, seed: int) -> keras.Model:
     loss: Any = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if network.num_outputs == 2:
         loss = sgmcmc.keras.NegativeLogLikelihood(gaussian)
-    model.compile(keras.optimizers.Adam(LEARNING_RATE), loss)
+    adam = keras.optimizers.Adam(LEARNING_RATE)
+    model.compile(adam, loss, steps_per_execution=STEPS_PER_EXECUTION)
     return model
 
 
@@ -225,10 +226,7 @@ def gaussian(outputs: tf.Tensor) -> Any:
 
 
 def fit(model: Any, x: np.ndarray, y: np.ndarray, epochs: int, callbacks: Any = ()) -> None:
-    model.fit(
-        x, y, batch_size=BATCH_SIZE, epochs=epochs, verbose=0, callbacks=[*callbacks],
-        steps_per_execution=10,
-    )  # fmt: skip
+    model.fit(x, y, batch_size=BATCH_SIZE, epochs=epochs, verbose=0, callbacks=[*callbacks])
 
 
 def scores(outputs: Any, y: np.ndarray) -> tuple[float, float]:
