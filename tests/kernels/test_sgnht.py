@@ -135,7 +135,7 @@ def test_exact_ornstein_uhlenbeck_step_without_friction_and_with_negative(xi: fl
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
-def testmean_decay_is_smooth_through_zero(dtype: tf.DType, jit: bool) -> None:
+def test_mean_decay_is_smooth_through_zero(dtype: tf.DType, jit: bool) -> None:
     x = np.concatenate([-np.geomspace(1e-30, 5, 200), [0.0], np.geomspace(1e-30, 5, 200)])
     got = tf.function(mean_decay, jit_compile=jit)(tf.constant(x, dtype)).numpy()
     x = tf.constant(x, dtype).numpy().astype(np.float64)
