@@ -1,6 +1,7 @@
 """Second-order control variates with curvature of low rank: exact moments, and large states."""
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,7 @@ def test_the_mean_over_all_minibatches(
     assert np.abs(mean()[0] - gradient).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_all_ranks_are_the_full_expansion() -> None:
     """With as many vectors as entries, Q = I, and H is exact."""
     target = base(2, 5)
@@ -101,7 +103,7 @@ def test_all_ranks_are_the_full_expansion() -> None:
         np.testing.assert_allclose(pair[0].scores, pair[1].scores, rtol=1e-7, atol=1e-9)
 
 
-D, N = 5000, 40
+D, N = 4100, 12
 WIDE = GENERATOR.standard_normal([N, D]) / D**0.5 * 4
 LABELS = GENERATOR.integers(0, 2, N).astype(np.float64)
 WIDE_SCALES = np.linspace(0.5, 2.0, D)
@@ -120,7 +122,7 @@ def wide(dtype: Any = tf.float64, **options: Any) -> sgmcmc.MinibatchLogProb:
 
 
 def test_more_entries_than_fit_a_matrix() -> None:
-    """40 examples have a Hessian of rank 40 in 5000 dimensions: L L^T is the inverse of -H.
+    """12 examples have a Hessian of rank 12 in 4100 dimensions: L L^T is the inverse of -H.
 
     The inverse is from Woodbury's identity. The noise is below that of order 1.
     """
@@ -139,7 +141,7 @@ def test_more_entries_than_fit_a_matrix() -> None:
     product = -report.hessian.matvec(tf.constant(expected))
     np.testing.assert_allclose(product, v, rtol=1e-7, atol=1e-7)
     log_det = 0.5 * (np.linalg.slogdet(inner)[1] + np.log(prior).sum())
-    z = tf.constant(GENERATOR.standard_normal([4, D]))
+    z = tf.constant(GENERATOR.standard_normal([2, D]))
     np.testing.assert_allclose(bijector.forward_log_det_jacobian(z[0], 1), log_det)
     theta = bijector.forward(tf.identity(z))
     np.testing.assert_allclose(bijector.inverse(tf.identity(theta)), z, atol=1e-9)
@@ -168,3 +170,27 @@ def test_pilot_probabilities_by_low_rank() -> None:
     # Their square roots differ by a rotation, so draws differ, which moves q by tens of percent.
     assert np.abs(np.log(q[0] / q[1])).max() < 1 and np.ptp(q[1]) > 0.05
     np.testing.assert_allclose(flat(q[1], 0).sum(), 1)
+
+
+def test_what_few_vectors_leave_out_does_not_make_steps_unstable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 6 vectors of 40, curvature in z is below 4, the limit of h = 1. The control exceeds it.
+
+    Curvature far below 1 remains, where draws are wide.
+    """
+    monkeypatch.setattr(low_rank, "_MOST_RANK", 6)
+    x = GENERATOR.standard_normal([400, 40]) * 10.0 ** np.linspace(0.8, -1.5, 40)
+    y = GENERATOR.integers(0, 2, 400).astype(np.float64)
+    prior = tfp.distributions.MultivariateNormalDiag(np.zeros(40)).log_prob
+    target = sgmcmc.MinibatchLogProb(prior, log_likelihood, {"x": x, "y": y}, 20)
+
+    def largest() -> float:
+        whitened, _ = sgmcmc.whiten(target, np.zeros(40), "low_rank")
+        return sgmcmc.largest_curvature(whitened, tf.zeros([40], tf.float64))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # zero is no mode
+        bounded = largest()
+        monkeypatch.setattr(low_rank.LowRank, "bounded", lambda self: self)
+        assert 1 < bounded < 4 < largest()
