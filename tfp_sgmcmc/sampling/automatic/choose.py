@@ -93,7 +93,7 @@ class Choice:
         like, inverse = found.center, np.linalg.inv(found.factor)
         first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
         widths = to.prior_widths(self._problem, found)
-        starts = far_starts(self._dim, inverse @ first, inverse * widths, self._mode_seed)
+        starts = far_starts(self._dim, inverse @ first, inverse * widths, self._mode_seed.numpy())
         other = other_mode(found.target, starts, self._dtype)
         if other is not None:
             self.flags.append(

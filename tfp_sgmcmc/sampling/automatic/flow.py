@@ -164,7 +164,7 @@ def _flags(found: Convergence, fits: Fit, goal: float) -> list[str]:
             f"The draws are too {way}: by their gradients, the variance is {fits.temperature:.3f} "
             f"+- {fits.error:.3f} of the posterior's on average."
         )
-    if not fits.shift**2 <= _NOTED_SHIFT**2 + 4 * fits.shift_error:
+    if not fits.shift**2 <= _NOTED_SHIFT**2 + 4 * fits.shift_error**2:
         flags.append(
             f"The means are off by about {fits.shift:.2f} standard deviations, by their gradients."
         )
