@@ -93,6 +93,7 @@ def callbacks() -> list[Entry]:
         directory=None,
         seconds_between_commits=10.0,
         check_num_examples=True,
+        max_excess_temperature=None,
     )
     kept = [None, "x", [], {}, 1j, np.ones([3]), object(), tf.constant("x")]
     data = dict(x=DATA, y=LABELS, sample_weight=None, batch_size=4)
@@ -119,6 +120,7 @@ def callbacks() -> list[Entry]:
                 directory=path(optional=True),
                 seconds_between_commits=number(-1.0),
                 check_num_examples=boolean(),
+                max_excess_temperature=number(0.0, -1.0, optional=True),
             ),
             {"num_examples": "N|examples", "make_kernel_fn": "make_kernel_fn|kernel"},
         ),

@@ -15,13 +15,16 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import checks, random
 from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.fit.chain import Chain, check_variables
+from tfp_sgmcmc.keras.fit.choices import Choices
 from tfp_sgmcmc.keras.fit.monitor import noise_monitor
+from tfp_sgmcmc.keras.fit.pilot import Pilot, pilot_of
 from tfp_sgmcmc.keras.fit.preflight import Preflight, checked_keep
 from tfp_sgmcmc.keras.fit.problem import describe_keep
 from tfp_sgmcmc.keras.fit.recorder import Recorder
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog, stored_seed
+from tfp_sgmcmc.keras.fit.thermometer import Thermometer
 from tfp_sgmcmc.keras.fit.train_function import (
     BatchTrainFunction,
     calling_list,
@@ -67,6 +70,24 @@ class SamplerCallback(keras.callbacks.Callback):
     and variances come out too small. They refuse such batches before the first step. Give them
     `IndependentBatches`, or `resident` data on a single device.
 
+    With "auto" for a kernel, the first three quarters of the burn-in's epochs are a pilot. It comes
+    down from the model's weights by RMSprop without noise, measures the curvature and the gradient
+    noise there, and freezes a diagonal preconditioner. Then it chooses kernel (`SGLD`,
+    `UnderdampedLangevin`, or `NOGIN` if the batches are independent), step size, friction, and what
+    the kernel knows of the noise: nothing, its covariance, the diagonal, or a low rank. It tries
+    the choice for some epochs, looks at the curvature where that leads, and chooses again, up to
+    four times. From there on the chain is an ordinary one: `choices` holds all numbers, says them
+    in words, and makes the same kernel by `choices.make_kernel`. A ninefold curvature would still
+    be stable.
+
+    The noise of batches of n examples along the stiffest directions of a network is about N/n times
+    the curvature there. With a small step the chain then hardly moves along flat directions, and
+    with a large one it is too hot along stiff ones. "auto" predicts both. If the fit has too few
+    steps for the bound, a warning says how hot and how narrow the samples will be, and which batch
+    size or how many steps would do. The logs show predicted and measured temperatures side by side
+    (see `temperatures`). A prediction assumes Gaussian directions and independent batches, and
+    knows only the place where the pilot ended.
+
     Layers that behave differently in training do so while sampling. Dropout adds noise to the
     gradient, so the law is not the posterior of the network without dropout; dropout is off in
     `predict`. BatchNormalization normalises by the batch, so the likelihood is not a sum over
@@ -93,6 +114,7 @@ class SamplerCallback(keras.callbacks.Callback):
     Args:
       make_kernel_fn: target -> kernel, such as `lambda target: SGLD(target, step_size=1e-6)`. The
         target estimates the log posterior on one batch. Each trace calls the function anew.
+        "auto" chooses the kernel, in the first three quarters of the `num_burnin_epochs`.
       num_examples: N, the number of training examples without a validation split.
       prior: the prior of the trainable variables. A scalar `tfd` distribution is the prior of every
         single weight. A dict maps patterns of variables' paths (see `by_variable`) to distributions
@@ -131,6 +153,9 @@ class SamplerCallback(keras.callbacks.Callback):
         the samples.
       seconds_between_commits: the time that a crash may cost, in addition to an epoch.
       check_num_examples: whether to check that an epoch of `fit` has N examples.
+      max_excess_temperature: with "auto", by how much the chain may be too hot in any direction, as
+        a share of the temperature. None keeps to 0.1 where the fit's steps allow it, and takes the
+        least bias where they do not.
       independent_batches: what is known of the batches, for kernels that expect independent ones.
         None refuses batches by epochs and batches of unknown kind. True says that they are
         independent. False goes on although they are not.
@@ -151,10 +176,10 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def __init__(
         self,
-        make_kernel_fn: Callable[[ModelLogProb], tfp.mcmc.TransitionKernel],
+        make_kernel_fn: Callable[[ModelLogProb], tfp.mcmc.TransitionKernel] | Literal["auto"],
         num_examples: int,
         prior: Any,
-        num_burnin_steps: int,
+        num_burnin_steps: int = 0,
         num_steps_between_results: int = 0,
         *,
         seed: Any = None,
@@ -169,9 +194,11 @@ class SamplerCallback(keras.callbacks.Callback):
         seconds_between_commits: float = 10.0,
         check_num_examples: bool = True,
         independent_batches: bool | None = None,
+        max_excess_temperature: float | None = None,
     ):
         super().__init__()
-        self._make_kernel_fn = checks.function("make_kernel_fn", make_kernel_fn, "target -> kernel")
+        if not isinstance(make_kernel_fn, str):
+            checks.function("make_kernel_fn", make_kernel_fn, "target -> kernel")
         self._num_examples = checks.integer("num_examples", num_examples, 1)
         check_prior(prior)
         self._prior = prior
@@ -187,6 +214,16 @@ class SamplerCallback(keras.callbacks.Callback):
                 "Only one of num_burnin_epochs and sampling_threshold can end burn-in. Received: "
                 "both."
             )
+        self._make_kernel_fn = make_kernel_fn
+        self._pilot = pilot_of(
+            make_kernel_fn,
+            max_excess_temperature,
+            directory,
+            num_burnin_epochs,
+            sampling_threshold=sampling_threshold,
+            noise_every=noise_every,
+        )
+        self._thermometer: Thermometer | None = None
         self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
         self._noise = {"sampling_threshold": sampling_threshold, "noise_every": noise_every}
         if directory is not None and not isinstance(directory, str | os.PathLike):
@@ -245,6 +282,27 @@ class SamplerCallback(keras.callbacks.Callback):
         """The seed of the chain, two integers, with which it can be repeated."""
         high, low = self._seed.numpy().tolist()
         return high, low
+
+    @property
+    def choices(self) -> Choices | None:
+        """What "auto" chose and predicts; None before the pilot is over, and without "auto".
+
+        `print(choices)` tells it in words, and `choices.code` is the kernel written by hand.
+        """
+        return None if self._pilot is None else self._pilot.choices
+
+    @property
+    def temperatures(self) -> dict[str, dict[str, float]]:
+        """Predicted and measured temperatures of the kernel that "auto" chose.
+
+        Both have "worst", the temperature along the direction that is predicted to be the hottest,
+        and "mean", the mean over the weights. What is measured is the configurational temperature
+        after burn-in. Its mean is too low until the flat directions are sampled.
+        """
+        found = {} if self.choices is None else {"predicted": self.choices.predicted}
+        if self._thermometer is not None:
+            found["measured"] = self._thermometer.temperatures
+        return found
 
     @property
     def samples(self) -> list[Any]:
@@ -343,7 +401,9 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the numbers that a chain in a directory must have been made with."""
+        auto = {} if self._pilot is None else {"max_excess_temperature": self._pilot.bound}
         return {
+            **auto,
             "num_examples": self._num_examples,
             "num_burnin_steps": self._collection.num_burnin_steps,
             "num_steps_between_results": self._collection.num_steps_between_results,
@@ -361,7 +421,9 @@ class SamplerCallback(keras.callbacks.Callback):
             )
         internals.check_model(model)
         compiled_loss.check_likelihoods(model)
-        check_distribution(model, num_groups=self._num_groups, noise_every=self._monitor)
+        check_distribution(
+            model, num_groups=self._num_groups, noise_every=self._monitor, auto=self._pilot
+        )
         chain = self._recorder.chain
         if self._recorder.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
@@ -400,20 +462,29 @@ class SamplerCallback(keras.callbacks.Callback):
         problem = self._preflight.begin_fit(
             self.model, self._callback_list, self._recorder.chain, is_stored, num_epochs
         )
+        if self._pilot is not None:
+            self._pilot.check(self._preflight.source)
         initial_epoch = self._recorder.begin_fit(num_epochs, problem)
         internals.begin_at_epoch(self.model, initial_epoch)
         compilation = (*internals.compilation(self.model), self._steps.most(self.model))
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
-            steps, model = self._steps, self.model
-            self._train_function = BatchTrainFunction(
-                model,
-                functools.partial(steps.take, model),
-                functools.partial(steps.prepare, model),
-                lambda: self._recorder.after_execution(steps.most(model)),
-            )
+            self._make_train_function()
         if self._callback_list is not None:
-            guard(self._callback_list, "on_train_batch_begin", self._train_function.restore)
+            guard(self._callback_list, "on_train_batch_begin", self._restore)
+
+    def _make_train_function(self) -> None:
+        steps, model = self._steps, self.model
+        self._train_function = BatchTrainFunction(
+            model,
+            functools.partial(steps.take, model),
+            functools.partial(steps.prepare, model),
+            lambda: self._recorder.after_execution(steps.most(model)),
+        )
+
+    def _restore(self) -> None:
+        if self._train_function is not None:
+            self._train_function.restore()
 
     def on_train_end(self, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
@@ -422,6 +493,8 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
+        if self._pilot is not None:
+            self._go_on(self._pilot, epoch)
         first_step = self._recorder.begin_epoch(
             may_be_resident=bool(self._steps.resident), counts_rows=self._preflight.counts_rows
         )
@@ -429,25 +502,48 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         assert self._train_function is not None  # made by on_train_begin
+        if self._thermometer is not None and self._recorder.chain is not None:
+            self._thermometer.at_batch(batch, self._recorder.chain, self._preflight.source)
         self._train_function.install()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
         if self._recorder.chain is not None:
             self._preflight.end_epoch(self._recorder.chain, self._recorder.total_epochs)
+        if logs is not None:
+            for kind, found in self.temperatures.items():
+                logs |= {f"{kind}_temperature_{name}": t for name, t in found.items()}
+
+    def _go_on(self, pilot: Pilot, epoch: int) -> None:
+        """Goes on to the pilot's next part, or to the chain, if it is time."""
+        chain, total = self._recorder.chain, self._recorder.total_epochs
+        if chain is not None and pilot.is_due(total):
+            num_epochs = self.params["epochs"] - epoch
+            pilot.look(chain, self._preflight.source, self._num_examples, total, num_epochs)
+            self._start_chain()
+            self._preflight.new_chain()
+            self._make_train_function()
+            if self.choices is not None and self.params.get("verbose"):
+                print(self.choices)
+        if self._thermometer is None and self.choices and total >= self._num_burnin_epochs:
+            self._thermometer = Thermometer(self.choices, self.params["steps"])
 
     def _start_chain(self) -> None:
         check_variables(self.model.trainable_variables)
+        pilot = self._pilot
         chain = Chain(
             self.model,
-            self._make_kernel_fn,
+            self._make_kernel_fn if pilot is None else pilot.make_kernel,
             self._num_examples,
             as_log_prior(self._prior, self.model),
             self._collection,
             self._seed,
             self._num_chains,
-            self._initial_states,
+            self._initial_states if pilot is None or pilot.starts is None else pilot.starts,
             self._num_groups,
             self._monitor,
+            role="chain" if pilot is None else pilot.role,
         )
+        if pilot is not None and pilot.choices is not None:
+            pilot.choices.describe(chain, self._recorder)
         self._recorder.start(chain)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -63,7 +63,9 @@ class Chain:
       rings: the states to keep, on the device.
       uses_noise_covariance: whether the kernel makes up for the covariance of the gradient noise;
         known when the first batch comes.
-      kernel_description: what identifies the kernel.
+      kernel_description: what identifies the kernel; nothing in a pilot.
+      role: "chain", or "descent" and "trial" in a pilot, which chooses the kernel. A trial may
+        become NaN or infinite.
       log_prior_fn: list of values -> log prior.
 
     Args:
@@ -91,8 +93,9 @@ class Chain:
         initial_states: Any = "initializers",
         num_groups: int | None = None,
         monitor: NoiseMonitor | None = None,
+        role: Literal["chain", "descent", "trial"] = "chain",
     ):
-        self.log_prior_fn = log_prior_fn
+        self.log_prior_fn, self.role = log_prior_fn, role
         self.model, self._make_kernel_fn = model, make_kernel_fn
         self._seed, self._monitor = seed.numpy(), monitor
         self._make_target = functools.partial(
@@ -100,7 +103,8 @@ class Chain:
         )
         target = self._make_target()
         accepts("make_kernel_fn", make_kernel_fn, target)
-        self.kernel_description = describe_kernel(_checked(make_kernel_fn(target)))
+        description = describe_kernel(_checked(make_kernel_fn(target)))
+        self.kernel_description = {} if self.is_pilot else description
         self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
         starts: list[tf.Tensor] = []
         if num_chains is not None:
@@ -197,6 +201,11 @@ class Chain:
         """Returns the number of minibatches whose scores the covariance has left out."""
         found = _covariance_states(self.state.read_results())
         return max((int(np.max(x.num_skipped)) for x in found), default=0)
+
+    @property
+    def is_pilot(self) -> bool:
+        """Whether the chain only finds out which kernel to take."""
+        return self.role != "chain"
 
     @property
     def num_variables(self) -> int:

@@ -99,6 +99,10 @@ class Preflight:
             self.first_batch(chain)
         return Problem(of_all, problem.describe_batches(source) if is_stored else {})
 
+    def new_chain(self) -> None:
+        """Has the checks of a first batch made again, for another kernel on the same data."""
+        self._is_memory_checked = self._is_begun = False
+
     def before_variables(self, chain: Chain) -> None:
         """Checks the memory that the variables of the chain and its kept states will take."""
         if not self._is_memory_checked:
@@ -117,7 +121,8 @@ class Preflight:
         with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
             if chain.state.status().num_steps == 0:
                 fit_checks.check_probabilities(chain.model, self.source)
-                self._stability.check_start(chain, self.source)
+                if not chain.is_pilot:  # its step sizes fall with the gradients that it meets
+                    self._stability.check_start(chain, self.source)
 
     def begin_epoch(self, first_step: int, seed: Any) -> None:
         """Numbers the batches of `IndependentBatches` by the steps of the chain."""
@@ -135,6 +140,8 @@ class Preflight:
           UserWarning: the step size is above the largest stable one, or Sigma has left out
             minibatches.
         """
+        if chain.is_pilot:
+            return
         self._stability.at_epoch_end(chain, self.source, total_epochs)
         skipped = chain.num_skipped()
         if skipped > self._num_skipped:

@@ -39,6 +39,7 @@ class Recorder:
     Attributes:
       chain: the chain, or None until the model is built.
       failed: whether the chain has become NaN or infinite.
+      also_saved: nests by name that are saved with the chain.
 
     Args:
       collection: which states are kept.
@@ -60,6 +61,7 @@ class Recorder:
     ):
         self.chain: Chain | None = None
         self.samples, self.failed = samples, False
+        self.also_saved: dict[str, Any] = {}
         self._collection, self._num_examples = collection, num_examples
         self._seconds, self._num_burnin_epochs = seconds_between_commits, num_burnin_epochs
         self._num_seen = self._num_unseen = 0  # steps before the last look; at most so many since
@@ -84,6 +86,7 @@ class Recorder:
     def start(self, chain: Chain) -> None:
         """Takes on a new chain."""
         self.chain = chain
+        self._num_seen = self._num_unseen = 0
         self._initial = [(v, v.numpy()) for v in chain.model.weights]
 
     def begin_fit(self, num_epochs: int, problem: Problem) -> int | None:
@@ -194,20 +197,20 @@ class Recorder:
                 self.samples.append(rings.recorded, finite, steps[:num_finite])
             if num_finite < len(steps):
                 self._fail(self.chain, int(steps[num_finite]))
-        if not loss_is_finite:
+        if not loss_is_finite and self.chain.role != "trial":
             self._fail(self.chain, num_steps)
         self._check_rows(status, expected_at_least=0)
         return status
 
     def _commit(self, finish: bool = False) -> None:
         chain = self.chain
-        if not isinstance(self.samples, StoredSampleLog) or chain is None:
+        if not isinstance(self.samples, StoredSampleLog) or chain is None or chain.is_pilot:
             return
         is_due = finish or time.monotonic() - self._committed_at >= self._seconds
         if chain.state.has_run and is_due:
             place = max(self._place, self._saved)._asdict()
             numbers = {name: np.int64(n) for name, n in place.items()}
-            nests = {"chain": chain.state.saved(), "place": numbers}
+            nests = {"chain": chain.state.saved(), "place": numbers, **self.also_saved}
             self.samples.commit(chain.rings.recorded, nests, finish)
             self._committed_at = time.monotonic()
 

@@ -130,6 +130,10 @@ class StoredSampleLog:
         self._run, self._is_open = run, True
         return saved, recorded
 
+    def describe(self, kernel_description: Mapping[str, Any]) -> None:
+        """Takes on a kernel that was chosen after `open`, before the first sample."""
+        self._fingerprint |= kernel_description
+
     def close(self) -> None:
         """Releases the directory; the samples can still be read."""
         self._run.close()

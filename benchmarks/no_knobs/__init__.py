@@ -1,0 +1,1 @@
+"""`sample(target, initial_state, num_results)`, without any setting, on posteriors nobody tuned."""

@@ -1,0 +1,198 @@
+"""What `sample(target, initial_state, num_results)` gives, with no argument but the target.
+
+For each posterior the table gives D and N, and for the automatic run
+
+  mean     the error of the posterior means in posterior standard deviations, as root mean square
+           over the parameters, and after "~" what the finite numbers of draws explain of it,
+  beyond   what is left of it beyond that (errors add in squares),
+  sd       the ratio of the standard deviations to the exact ones: their mean, the least, the
+           largest,
+  Laplace  the error of the means and the mean ratio of Laplace's approximation itself. Where these
+           are far from 0 and 1, small errors show that the shape is resolved,
+  s        seconds of the whole call, with compilation and pilot, and of the sampling alone,
+  ESS      effective samples of the median parameter, at most the number of draws,
+  ms       processor milliseconds for one of them, sampling alone,
+  by hand  the same for the best setting by hand, and
+  x        the ratio of the two.
+
+By hand, an expert who knows the exact moments has tried HMC on all data, in coordinates in which
+the posterior has mean 0 and covariance I, and control variates of second order, whitened, each over
+a grid of settings. The best is the cheapest one that meets the aims. Exact moments come from
+quadrature or a closed form where there is one, and otherwise from long HMC.
+
+The aims are means within 0.03 standard deviations, root mean square, beyond what the numbers of
+draws explain, and standard deviations within 2 % on average. The command fails if a run misses them
+and does not say so: it has neither flags nor warnings. Costs are printed only.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.common import command_line
+from benchmarks.no_knobs import automatic
+from benchmarks.no_knobs import networks as neural
+from benchmarks.no_knobs.automatic import Automatic
+from benchmarks.no_knobs.by_hand import ByHand, all_settings
+from benchmarks.no_knobs.hostile import HOSTILE
+from benchmarks.no_knobs.posteriors import POSTERIORS
+from benchmarks.no_knobs.problems import Problem
+from benchmarks.no_knobs.references import Reference, reference
+
+QUICK = ("pima", "Poisson")
+QUICK_RESULTS, QUICK_NETWORKS = 400, ("dense", "regression")
+ALL = {**POSTERIORS, **HOSTILE}
+
+
+class Row(NamedTuple):
+    """A posterior with all that was found."""
+
+    name: str
+    problem: Problem
+    reference: Reference
+    automatic: Automatic
+    by_hand: list[ByHand]  # the best one first
+
+
+def run(
+    *,
+    posteriors: tuple[str, ...] = ("table",),
+    num_results: int = 2500,
+    seed: int = 0,
+    hand_seconds: float = 2.0,
+    folder: str = "",
+    networks: bool = False,
+    quick: bool = False,
+) -> Iterator[Any]:
+    """Yields a row for each posterior, or for each network.
+
+    Args:
+      posteriors: names; "table" for the posteriors of the table, "hostile" for those that were
+        made to break it, "all" for both.
+      num_results: draws of each chain.
+      hand_seconds: processor seconds for each setting by hand; 0 tries none.
+      folder: keeps the exact moments, which a later call reads again.
+      networks: runs ten networks through `fit` instead; see `benchmarks.no_knobs.networks`.
+      quick: two small posteriors, without settings by hand, or few epochs of two networks.
+    """
+    tf.get_logger().setLevel("ERROR")
+    if networks:
+        yield from neural.run(QUICK_NETWORKS if quick else (), seed, quick)
+        return
+    if quick:
+        posteriors, num_results, hand_seconds = QUICK, QUICK_RESULTS, 0.0
+    for name in names(posteriors):
+        problem = ALL[name]()
+        kept = Path(folder, re.sub(r"\W+", "_", name) + ".npz") if folder else None
+        exact = reference(problem, kept)
+        if not exact.is_good:
+            print(f"{name}: {exact}", flush=True)
+        found = automatic.run(problem, exact, num_results, seed, hand_seconds)
+        by_hand = all_settings(problem, exact, hand_seconds) if hand_seconds else []
+        yield Row(name, problem, exact, found, by_hand)
+
+
+def names(chosen: tuple[str, ...]) -> list[str]:
+    """Returns names of posteriors; raises ValueError for an unknown one."""
+    groups = {"table": [*POSTERIORS], "hostile": [*HOSTILE], "all": [*ALL]}
+    found = [name for x in chosen for name in groups.get(x, [x])]
+    unknown = [name for name in found if name not in ALL]
+    if unknown:
+        raise ValueError(
+            f"posteriors must be some of {', '.join([*groups, *ALL])}. "
+            f"Received: {', '.join(unknown)}."
+        )
+    return found
+
+
+COLUMNS = dict.fromkeys(
+    ("", "D", "N", "mean", "beyond", "sd", "Laplace", "s", "ESS", "ms", "by hand", "x"), ""
+)
+
+
+def show(rows: Iterator[Any]) -> None:
+    """Prints the table and the flags; exits with an error if a run is wrong and does not say so."""
+    done: list[Any] = []
+    for row in rows:
+        done.append(row)
+        for line in neural.lines(row) if isinstance(row, neural.Row) else lines(row):
+            print(line, flush=True)
+    if done and isinstance(done[0], neural.Row):
+        neural.show(done)
+        return
+    print()
+    command_line.print_table(COLUMNS, [cells(row) for row in done])
+    failed = [row.name for row in done if verdict(row).startswith("FAIL")]
+    flagged = [row.name for row in done if row.automatic.flags]
+    print(f"\n{len(done)} posteriors: {len(flagged)} flagged, {len(failed)} wrong and not flagged.")
+    if failed:
+        raise SystemExit(f"These are wrong and not flagged: {', '.join(failed)}.")
+
+
+def verdict(row: Row) -> str:
+    """Returns whether a run is right, in a few words."""
+    found = row.automatic
+    if found.fails:
+        return "FAIL: " + ("crashed" if found.accuracy is None else "wrong and not flagged")
+    right = "refused" if found.accuracy is None else "right"
+    if found.accuracy is not None and not found.accuracy.is_good:
+        right = "wrong"
+    if not found.flags:
+        return right
+    return f"flagged, {right}" + (f" ({row.problem.out_of_reach})" * bool(row.problem.out_of_reach))
+
+
+def lines(row: Row) -> Iterator[str]:
+    """Yields what happened to a posterior."""
+    found = row.automatic
+    yield f"{row.name}: {verdict(row)}. {found.sampler}. {row.reference}."
+    if (a := found.accuracy) is not None:
+        yield (
+            f"  means {a.mean:.4f} ~ {a.mean_noise:.4f}, beyond {a.mean_excess:.4f}; sd "
+            f"{a.ratio:.4f} ~ {a.ratio_noise:.4f}, {a.least:.3f} to {a.largest:.3f}; "
+            f"{found.effective:.0f} effective samples in {found.seconds:.1f} s, sampling "
+            f"{found.sampling:.1f} s"
+        )
+    for flag in found.flags:
+        yield textwrap.fill(flag, 100, initial_indent="  ", subsequent_indent="    ")
+    for x in row.by_hand:
+        a = x.accuracy
+        text = "" if a is None else f", means {a.mean:.3f}, sd {a.ratio:.3f}"
+        yield f"  by hand: {x.setting}: {x.milliseconds:.4g} ms{text}"
+
+
+def cells(row: Row) -> list[str]:
+    """Returns the line of the table."""
+    exact, found = row.reference, row.automatic
+    off = (exact.laplace_mean - exact.mean) / exact.deviation
+    ratio = np.mean(exact.laplace_deviation / exact.deviation)
+    laplace = f"{np.sqrt(np.mean(off**2)):.3f} {ratio:.3f}"
+    head = [row.name + "*" * bool(found.flags), str(row.problem.dimension)]
+    head.append(str(row.problem.num_examples))
+    x = found.accuracy
+    if x is None:
+        return [*head, "refused", "", "", laplace, f"{found.seconds:.0f}", *[""] * 4]
+    hand = row.by_hand[0].milliseconds if row.by_hand else np.nan
+    return [
+        *head,
+        f"{x.mean:.3f} ~ {x.mean_noise:.3f}",
+        f"{x.mean_excess:.3f}",
+        f"{x.ratio:.3f} {x.least:.3f} {x.largest:.3f}",
+        laplace,
+        f"{found.seconds:.0f} {found.sampling:.1f}",
+        f"{found.effective:.0f}",
+        f"{found.milliseconds:.3g}",
+        f"{hand:.3g}",
+        f"{found.milliseconds / hand:.2f}",
+    ]
+
+
+if __name__ == "__main__":
+    command_line.main(__doc__, run, show)

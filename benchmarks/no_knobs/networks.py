@@ -1,0 +1,280 @@
+"""Ten networks through `fit` with `SamplerCallback("auto")`, against the same trained by Adam.
+
+The networks have prior N(0, 1) on all weights. Both sides see the same batches of 50 examples in
+the same number of epochs. The chain's pilot takes the first quarter of them, and its burn-in
+another quarter.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+from sklearn.datasets import load_diabetes, load_digits
+
+import tfp_sgmcmc as sgmcmc
+from benchmarks.common import command_line
+
+L = keras.layers
+BATCH_SIZE, LEARNING_RATE, STEPS_PER_EXECUTION = 50, 3e-3, 10
+VOCABULARY, LENGTH, NUM_TEXTS = 30, 12, 1500
+Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, y, test x, test y
+
+
+class Network(NamedTuple):
+    """A network for its data: `inputs` layers, and whether it predicts a mean and a scale."""
+
+    data: Callable[[], Data]
+    layers: Callable[[], list[Any]]
+    num_outputs: int
+    epochs: int = 60
+
+
+class Residual(keras.layers.Layer):
+    """x + W2 tanh(W1 x)."""
+
+    def __init__(self, units: int):
+        super().__init__()
+        self.first, self.second = L.Dense(units, "tanh"), L.Dense(units)
+
+    def build(self, shape: Any) -> None:
+        self.first.build(shape)
+        self.second.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return x + self.second(self.first(x))
+
+
+class Attention(keras.layers.Layer):
+    """Self-attention with a residual connection, and the mean over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = L.MultiHeadAttention(num_heads=2, key_dim=8)
+
+    def build(self, shape: Any) -> None:
+        self.attention.build(shape, shape)
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.mean(x + self.attention(x, x), axis=1)
+
+
+def images(flat: bool) -> Data:
+    x, y = load_digits(return_X_y=True)
+    x = (x / 8 - 1).astype(np.float32)
+    return split(x if flat else x.reshape(-1, 8, 8, 1), y)
+
+
+def texts() -> Data:
+    """Synthetic sentences: the class is that of the word that follows the last marker, word 0."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(1, VOCABULARY, [NUM_TEXTS, LENGTH])
+    marker = rng.integers(0, LENGTH - 1, NUM_TEXTS)
+    rows = np.arange(NUM_TEXTS)
+    x[rows, marker] = 0
+    return split(x.astype(np.int32), x[rows, marker + 1] % 3)
+
+
+def diabetes() -> Data:
+    x, y = load_diabetes(return_X_y=True)
+    x, y = (a / a.std(axis=0) for a in (x, y - y.mean()))
+    return split(x.astype(np.float32), y.astype(np.float32)[:, np.newaxis])
+
+
+def split(x: np.ndarray, y: np.ndarray) -> Data:
+    """Holds out a quarter of the rows."""
+    order = np.random.default_rng(1).permutation(len(x))
+    train, test = np.split(order, [len(x) // 4 * 3])
+    return x[train], y[train], x[test], y[test]
+
+
+NETWORKS: dict[str, Network] = {
+    "dense": Network(
+        lambda: images(True), lambda: [L.Dense(50, "relu"), L.Dense(50, "relu")], 10
+    ),
+    "convolutions": Network(
+        lambda: images(False),
+        lambda: [
+            L.Conv2D(8, 3, activation="relu"), L.MaxPooling2D(), L.Conv2D(16, 2, activation="relu"),
+            L.Flatten(),
+        ],
+        10,
+    ),
+    "recurrent": Network(texts, lambda: [L.Embedding(VOCABULARY, 8), L.GRU(16, unroll=True)], 3),
+    "attention": Network(texts, lambda: [L.Embedding(VOCABULARY, 16), Attention()], 3),
+    "embedding": Network(
+        texts, lambda: [L.Embedding(VOCABULARY, 8), L.GlobalAveragePooling1D()], 3
+    ),
+    "normalised": Network(
+        lambda: images(True),
+        lambda: [L.Dense(50), L.LayerNormalization(), L.ReLU(), L.Dense(50, "tanh")],
+        10,
+    ),
+    "residual": Network(
+        lambda: images(True), lambda: [L.Dense(30), Residual(30), Residual(30)], 10
+    ),
+    "regression": Network(diabetes, lambda: [L.Dense(30, "tanh")], 2),
+    "wide": Network(lambda: images(True), lambda: [L.Dense(1000, "relu")], 10, epochs=30),
+    "deep": Network(
+        lambda: images(True), lambda: [L.Dense(20, "relu") for _ in range(8)], 10
+    ),
+}  # fmt: skip
+
+
+class Row(NamedTuple):
+    """What came of a network.
+
+    Attributes:
+      weights: D.
+      error: what `fit` raised; empty if it did not.
+      kernel: what was chosen.
+      predicted, measured: temperatures along the hottest direction, and their mean over weights.
+      log_density: mean log predictive density of the held-out examples, of the chain and of Adam.
+      accuracy: share of held-out classes predicted by both; NaN for regressions.
+      advised: whether the run said that its steps are too few.
+      seconds: of the chain's fit.
+    """
+
+    name: str
+    weights: int
+    error: str
+    kernel: str
+    predicted: tuple[float, float]
+    measured: tuple[float, float]
+    log_density: tuple[float, float]
+    accuracy: tuple[float, float]
+    advised: bool
+    seconds: float
+
+
+def run(names: tuple[str, ...], seed: int, quick: bool) -> Iterator[Row]:
+    """Yields a row for each network; `quick` takes few epochs."""
+    for name in names or tuple(NETWORKS):
+        network = NETWORKS[name]
+        epochs = 8 if quick else network.epochs
+        yield one(name, network, epochs, seed)
+
+
+def one(name: str, network: Network, epochs: int, seed: int) -> Row:
+    """Trains a network by Adam, and samples it."""
+    x, y, test_x, test_y = network.data()
+    trained = build(network, x, seed)
+    fit(trained, x, y, epochs)
+    adam = scores(tf.constant(trained.predict(test_x, verbose=0))[tf.newaxis], test_y)
+
+    model = build(network, x, seed)
+    callback = sgmcmc.keras.SamplerCallback(
+        "auto", len(x), tfp.distributions.Normal(0.0, 1.0), num_burnin_epochs=epochs // 2, seed=seed
+    )
+    begin, error = time.perf_counter(), ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            fit(model, x, y, epochs, [callback])
+        except (ValueError, sgmcmc.NonFiniteChainError) as raised:
+            error = f"{type(raised).__name__}: {raised}"
+    seconds = time.perf_counter() - begin
+    chosen, nan = callback.choices, (np.nan, np.nan)
+    found = callback.temperatures
+    has_draws = not error and len(callback.samples[0])
+    chain = scores(callback.outputs(test_x), test_y) if has_draws else nan
+    numbers = {} if chosen is None else chosen.numbers
+    return Row(
+        name,
+        sum(np.size(w) for w in model.get_weights()),
+        error,
+        f"{numbers.get('kernel')}, {numbers.get('step_size', np.nan):.2g}",
+        pair(found.get("predicted")),
+        pair(found.get("measured")),
+        (chain[0], adam[0]),
+        (chain[1], adam[1]),
+        any("steps" in str(w.message) for w in caught),
+        seconds,
+    )
+
+
+def pair(temperatures: dict[str, float] | None) -> tuple[float, float]:
+    if temperatures is None:
+        return np.nan, np.nan
+    return temperatures["worst"], temperatures["mean"]
+
+
+def build(network: Network, x: np.ndarray, seed: int) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input(x.shape[1:], dtype=x.dtype.name)
+    outputs = inputs
+    for layer in [*network.layers(), L.Dense(network.num_outputs)]:
+        outputs = layer(outputs)
+    model = keras.Model(inputs, outputs)
+    loss: Any = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if network.num_outputs == 2:
+        loss = sgmcmc.keras.NegativeLogLikelihood(gaussian)
+    adam = keras.optimizers.Adam(LEARNING_RATE)
+    model.compile(adam, loss, steps_per_execution=STEPS_PER_EXECUTION)
+    return model
+
+
+def gaussian(outputs: tf.Tensor) -> Any:
+    """Returns the law of an observation: mean and log scale are the outputs."""
+    return tfp.distributions.Normal(outputs[..., :1], tf.exp(outputs[..., 1:]))
+
+
+def fit(model: Any, x: np.ndarray, y: np.ndarray, epochs: int, callbacks: Any = ()) -> None:
+    model.fit(x, y, batch_size=BATCH_SIZE, epochs=epochs, verbose=0, callbacks=[*callbacks])
+
+
+def scores(outputs: Any, y: np.ndarray) -> tuple[float, float]:
+    """Returns log predictive density and accuracy of outputs `[draws, rows, outputs]`."""
+    outputs = tf.convert_to_tensor(outputs)
+    count = tf.math.log(tf.cast(tf.shape(outputs)[0], outputs.dtype))
+    if y.ndim == 2:
+        values = gaussian(outputs).log_prob(y)[..., 0]
+        accuracy = np.nan
+    else:
+        logs = tf.nn.log_softmax(outputs)
+        values = tf.gather(logs, tf.broadcast_to(y, logs.shape[:-1]), batch_dims=2)
+        right = tf.argmax(tf.reduce_logsumexp(logs, axis=0), axis=-1) == y
+        accuracy = float(np.mean(right))
+    density = tf.reduce_logsumexp(values, axis=0) - count
+    return float(tf.reduce_mean(density)), accuracy
+
+
+COLUMNS = dict.fromkeys(
+    ("", "D", "kernel, step", "predicted: worst", "mean", "measured: worst", "mean ",
+     "log density", "Adam", "accuracy", "Adam ", "s"), "",
+)  # fmt: skip
+
+
+def lines(row: Row) -> list[str]:
+    """Returns what happened to a network."""
+    note = row.error or ("too few steps, and it says so" if row.advised else "enough steps")
+    return [f"{row.name}: {note}."]
+
+
+def show(done: list[Row]) -> None:
+    """Prints the table; exits with an error if a network diverged."""
+    print()
+    command_line.print_table(COLUMNS, [cells(row) for row in done])
+    diverged = [row.name for row in done if row.error or not np.isfinite(row.log_density[0])]
+    print(f"\n{len(done)} networks: {len(diverged)} diverged.")
+    if diverged:
+        raise SystemExit(f"These diverged: {', '.join(diverged)}.")
+
+
+def cells(row: Row) -> list[str]:
+    figures = [*row.predicted, *row.measured]
+    scored = [*row.log_density, *row.accuracy]
+    return [
+        row.name + "*" * row.advised,
+        f"{row.weights}",
+        row.kernel,
+        *(f"{x:.3g}" for x in figures),
+        *(f"{x:.3f}" for x in scored),
+        f"{row.seconds:.0f}",
+    ]

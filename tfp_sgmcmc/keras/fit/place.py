@@ -1,0 +1,138 @@
+"""How hot and how slow kernels are near a place, along all directions that were measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfp_sgmcmc.keras.fit.excess import Scheme, excess_temperature, steps_to_forget
+from tfp_sgmcmc.keras.fit.landscape import Landscape
+from tfp_sgmcmc.kernels.stability import overdamped_limit, splitting_limit
+
+_GAIN = 2  # a kernel must need this many times fewer steps than a simpler one
+_FRICTIONS = 9  # that are compared
+_STEP_SIZES = 25  # that are compared for the least bias
+_GROWTH = 9.0  # of the curvature that steps must still be stable at
+_BISECTIONS = 40
+_SMALLEST_SHARE = 1e-12  # of the largest step
+
+Kernels = Iterable[tuple[str, str | None]]  # names, with the covariance that NOGIN knows
+
+
+class Place(NamedTuple):
+    """A landscape met with batches of one size.
+
+    Attributes:
+      found: curvature and noise.
+      scale: c, with c V the covariance of a batch's gradient.
+      least: the smallest curvature.
+    """
+
+    found: Landscape
+    scale: float
+    least: float
+
+    def directions(self, covariance: str | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns curvature, noise and known noise along directions; the last is the mean weight's.
+
+        `covariance` is the form in which a kernel knows the noise.
+        """
+        found = self.found
+        known: Any = {
+            None: np.zeros_like(found.noise),
+            "full": found.noise,  # an average over many minibatches
+            "diag": found.noise_of_diagonal,
+            "low_rank": found.noise_of_others,
+        }[covariance]
+        of_mean = found.mean_noise if covariance in ("full", "diag") else 0.0
+        curvature = np.maximum([*found.curvature, found.mean_curvature], self.least)
+        noise = np.array([*found.noise, found.mean_noise])
+        return curvature, self.scale * noise, self.scale * np.array([*known, of_mean])
+
+    def excess(self, scheme: Scheme) -> np.ndarray:
+        """Returns the excess temperature along the directions of `directions`."""
+        return excess_temperature(scheme, *self.directions(scheme.covariance))
+
+    def slowest(self, scheme: Scheme) -> float:
+        """Returns the steps in which all directions forget their start."""
+        return float(np.max(self._times(scheme)))
+
+    def share_of_flattest(self, scheme: Scheme, num_steps: int) -> float:
+        """Returns the share of its variance that the flattest direction has after some steps."""
+        return -math.expm1(-2 * num_steps / self._times(scheme)[-1])
+
+    def fastest(self, kernels: Kernels, bound: float) -> Scheme:
+        """Returns the scheme that forgets its start in the fewest steps within the bound."""
+        best, fewest = None, math.inf
+        for kernel, covariance in kernels:
+            schemes = [
+                self._with_largest_step(
+                    Scheme(kernel, self._most(kernel), friction, covariance), bound
+                )
+                for friction in self._frictions(kernel)
+            ]
+            steps = [self.slowest(scheme) for scheme in schemes]
+            if _GAIN * min(steps) < fewest:
+                fewest, best = min(steps), schemes[int(np.argmin(steps))]
+        assert best is not None  # the number of steps is finite
+        return best
+
+    def least_biased(self, kernels: Kernels, within: Scheme, num_steps: int) -> Scheme:
+        """Returns the scheme whose variances after some steps are nearest to the right ones.
+
+        The farthest direction counts, by the logarithm of its ratio. `within` keeps the bound.
+        """
+        best, least = within, _GAIN * self._bias(within, num_steps)
+        for kernel, covariance in kernels:
+            schemes = [
+                Scheme(kernel, float(h), friction, covariance)
+                for friction in self._frictions(kernel)
+                for h in np.geomspace(1e-6, 1.0, _STEP_SIZES) * self._most(kernel)
+            ]
+            biases = [self._bias(scheme, num_steps) for scheme in schemes]
+            if _GAIN * min(biases) < least:
+                least, best = min(biases), schemes[int(np.argmin(biases))]
+        return best
+
+    def _times(self, scheme: Scheme) -> np.ndarray:
+        """Returns the steps in which each direction, and then the flattest, forgets its start."""
+        curvature, noise, known = self.directions(scheme.covariance)
+        times = steps_to_forget(scheme, *(np.append(x, x[-1]) for x in (curvature, noise, known)))
+        times[-1] = steps_to_forget(scheme, self.least, noise[-1], known[-1])
+        return times
+
+    def _bias(self, scheme: Scheme, num_steps: int) -> float:
+        """Returns the largest logarithm of a ratio of variances."""
+        excess = self.excess(scheme)
+        share = -np.expm1(-2 * num_steps / self._times(scheme))
+        ratio = (1 + np.append(excess, excess[-1])) * share
+        return float(np.max(np.abs(np.log(np.maximum(ratio, 1e-300)))))
+
+    def _most(self, kernel: str) -> float:
+        """Returns the largest step that is considered."""
+        curvature = _GROWTH * self.found.largest_curvature
+        return float(
+            overdamped_limit(curvature) if kernel == "SGLD" else splitting_limit(curvature)
+        )
+
+    def _frictions(self, kernel: str) -> Iterator[float | None]:
+        if kernel == "SGLD":
+            return iter([None])
+        largest = self.found.largest_curvature
+        return iter((2 * np.geomspace(self.least, largest, _FRICTIONS) ** 0.5).tolist())
+
+    def _with_largest_step(self, scheme: Scheme, bound: float) -> Scheme:
+        """Returns the scheme with the largest step up to its own that keeps the bound."""
+
+        def keeps(step_size: float) -> bool:
+            return bool(np.all(self.excess(scheme._replace(step_size=step_size)) <= bound))
+
+        high = scheme.step_size
+        low = high if keeps(high) else _SMALLEST_SHARE * high
+        for _ in range(0 if low == high else _BISECTIONS):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if keeps(middle) else (low, middle)
+        return scheme._replace(step_size=float(low))

@@ -1,0 +1,67 @@
+"""The temperature of the chain in `fit`, from its states and gradients there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tfp_sgmcmc.keras.fit.chain import Chain
+from tfp_sgmcmc.keras.fit.choices import Choices
+from tfp_sgmcmc.keras.fit.landscape import first_state, gradient_fn
+from tfp_sgmcmc.keras.fit.source import Source
+from tfp_sgmcmc.state import flatten_events
+
+_ROWS = 2048  # examples whose gradient stands for that of all: gradients without noise differ less
+_LOOKS = 20  # an epoch
+_LEAST = 5  # looks before a temperature is told
+
+
+class Thermometer:
+    r"""Measures the configurational temperature along the hottest direction, and on average.
+
+    Along a direction u it is the sample covariance of \( -u^T M^{-1/2} \theta \) and
+    \( u^T M^{1/2} g \), as in `sgmcmc.diagnostics.configurational_temperature`. The mean over all
+    weights is too low as long as flat directions have not moved through their whole range.
+
+    Args:
+      choices: the kernel, with the direction that is predicted to be the hottest.
+      steps: calls of `on_train_batch_begin` in an epoch; None if unknown.
+    """
+
+    def __init__(self, choices: Choices, steps: int | None):
+        root = np.concatenate([np.sqrt(s).ravel() for s in choices.scale])
+        hottest = choices.directions[choices.numbers["hottest"]]
+        self._of_state, self._of_gradient = hottest / root, hottest * root
+        self._every = max(1, (steps or 10 * _LOOKS) // _LOOKS)
+        self._pairs: list[tuple[float, float]] = []
+        self._mean_state, self._mean_gradient = np.zeros([2, len(root)])
+        self._product = 0.0
+        self._gradient: Any = None
+        self._batch: Any = None
+
+    def at_batch(self, batch: int, chain: Chain, source: Source) -> None:
+        """Looks at the first chain's state if it is time."""
+        if batch % self._every:
+            return
+        if self._gradient is None:
+            self._gradient, self._batch = gradient_fn(chain), source.batch(_ROWS)
+        state = first_state(chain)
+        x = flatten_events(state, 0).numpy().astype(np.float64)
+        g = self._gradient(state, self._batch).astype(np.float64)
+        self._pairs.append((float(x @ self._of_state), float(g @ self._of_gradient)))
+        count, off = len(self._pairs), x - self._mean_state
+        self._mean_state += off / count
+        self._mean_gradient += (g - self._mean_gradient) / count
+        self._product += float(off @ (g - self._mean_gradient))
+
+    @property
+    def temperatures(self) -> dict[str, float]:
+        """The temperature along the hottest direction, and the mean; NaN after too few looks."""
+        count = len(self._pairs)
+        if count < _LEAST:
+            return {"worst": math.nan, "mean": math.nan}
+        x, g = np.array(self._pairs).T
+        mean = -self._product / ((count - 1) * len(self._mean_state))
+        return {"worst": float(-np.cov(x, g)[0, 1]), "mean": mean}
