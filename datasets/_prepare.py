@@ -44,8 +44,8 @@ def random_split(x: np.ndarray, y: np.ndarray, test_fraction: float, seed: int) 
     Args:
       x: features, `[rows, features]`.
       y: labels, `[rows]`.
-      test_fraction: fraction of the rows that is held out, in [0, 1). With 0 the training part is
-        all rows in the order of the file, and the test part is empty.
+      test_fraction: fraction of the rows that is held out, rounded down to whole rows, in [0, 1).
+        With 0 the training part is all rows in the order of the file, and the test part is empty.
       seed: seed of the shuffle. The same seed gives the same split.
 
     Raises:
@@ -55,10 +55,11 @@ def random_split(x: np.ndarray, y: np.ndarray, test_fraction: float, seed: int) 
         raise ValueError(
             f"test_fraction must be at least 0 and less than 1. Received: {test_fraction!r}."
         )
-    if test_fraction == 0:
+    num_test = int(test_fraction * len(x))
+    if not num_test:
         return Dataset(x, y, x[:0], y[:0])
     x_train, x_test, y_train, y_test = require("sklearn.model_selection").train_test_split(
-        x, y, test_size=test_fraction, random_state=seed
+        x, y, test_size=num_test, random_state=seed
     )
     return Dataset(x_train, y_train, x_test, y_test)
 

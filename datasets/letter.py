@@ -25,7 +25,9 @@ def letter(
 
     Args:
       split: `"official"` for the split that UCI's description suggests, the first 16000 rows for
-        training and the last 4000 for the test; `"random"` for a random split of all rows.
+        training and the last 4000 for the test; `"random"` for a random split of all rows;
+        `"shang"` for the sizes that Shang et al. (2015, section 4.3) have, 5000 and 10500: the last
+        5000 rows for the test, and 10500 of the other rows, chosen at random, for training.
       test_fraction: fraction of the rows that is held out when `split` is `"random"`, in [0, 1).
       seed: seed of the random split.
       dtype: dtype of the features.
@@ -42,11 +44,17 @@ def letter(
     References:
       D. Slate. Letter Recognition. UCI, 1991.
       https://archive.ics.uci.edu/dataset/59/letter+recognition. Licence: CC BY 4.0.
+
+      X. Shang, Z. Zhu, B. Leimkuhler and A. J. Storkey. Covariance-controlled adaptive Langevin
+      thermostat for large-scale Bayesian sampling. NeurIPS, 2015.
     """
-    check_choice("split", split, ("official", "random"))
+    check_choice("split", split, ("official", "random", "shang"))
     x, y = parse_letter(read(registered(_FILE)), dtype)
     if split == "random":
         return random_split(x, y, test_fraction, seed)
+    if split == "shang":
+        others = random_split(x[:-5000], y[:-5000], 0.3, seed)
+        return Dataset(others.x_train, others.y_train, x[-5000:], y[-5000:])
     rows = _OFFICIAL_TRAIN_ROWS
     return Dataset(x[:rows], y[:rows], x[rows:], y[rows:])
 

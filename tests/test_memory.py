@@ -35,3 +35,19 @@ def test_what_does_not_fit_is_refused_with_its_parts() -> None:
     with pytest.raises(MemoryError, match=re.escape(message)):
         memory.require(needs, "Use covariance='diag'.", most=2_000_000_000)
     memory.require(needs, "", most=43_000_001_000)
+
+
+def test_much_is_told_and_more_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 1000)
+    memory.check_run({"draws": 250}, "Run fewer chains.", stacklevel=1)
+    message = (
+        "The run takes 251 bytes of the 1.0 kB of memory that are free: draws 250 bytes, Sigma 1 "
+        "bytes. Run fewer chains."
+    )
+    with pytest.warns(UserWarning, match=re.escape(message)) as told:
+        memory.check_run({"draws": 250, "Sigma": 1}, "Run fewer chains.", stacklevel=1)
+    assert told[0].filename == __file__
+    with pytest.raises(MemoryError, match="of which 1.0 kB are free"):
+        memory.check_run({"draws": 1001}, "Run fewer chains.", stacklevel=1)
+    monkeypatch.setattr(memory, "available", lambda: None)
+    memory.check_run({"draws": 10**18}, "", stacklevel=1)

@@ -31,6 +31,7 @@ from tfp_sgmcmc.targets import ControlVariate as ControlVariate
 from tfp_sgmcmc.targets import FullDataLogProb as FullDataLogProb
 from tfp_sgmcmc.targets import GradientEstimate as GradientEstimate
 from tfp_sgmcmc.targets import GrowingBatch as GrowingBatch
+from tfp_sgmcmc.targets import LinearModel as LinearModel
 from tfp_sgmcmc.targets import MinibatchLogProb as MinibatchLogProb
 from tfp_sgmcmc.targets import StreamedLogProb as StreamedLogProb
 from tfp_sgmcmc.targets import find_center as find_center

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MUCH = 0.25  # of the free memory
 
 
 def available() -> int | None:
@@ -56,8 +58,26 @@ def require(needs: Mapping[str, int], advice: str, most: int | None = None) -> N
     total = sum(needs.values())
     if most is None or total <= most:
         return
-    parts = ", ".join(f"{what} {readable(n)}" for what, n in needs.items())
     raise MemoryError(
         f"The run must fit into memory, of which {readable(most)} are free. "
-        f"It needs {readable(total)}: {parts}. {advice}"
+        f"It needs {readable(total)}: {_parts(needs)}. {advice}"
     )
+
+
+def check_run(needs: Mapping[str, int], advice: str, stacklevel: int) -> None:
+    """Raises as `require` does, and warns if more than a quarter of the free memory is needed.
+
+    `stacklevel` is that of a warning in the caller.
+    """
+    require(needs, advice)
+    free, total = available(), sum(needs.values())
+    if free is not None and total > _MUCH * free:
+        warnings.warn(
+            f"The run takes {readable(total)} of the {readable(free)} of memory that are free: "
+            f"{_parts(needs)}. {advice}",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _parts(needs: Mapping[str, int]) -> str:
+    return ", ".join(f"{what} {readable(n)}" for what, n in needs.items())

@@ -49,6 +49,7 @@ class Method(NamedTuple):
     thinning: int  # steps from one draw to the next
     start: np.ndarray  # first state, [D]
     once: Cost = Cost(0.0, 0.0)  # cost of the work before the first step
+    to_parameters: Callable[[Any], np.ndarray] = np.asarray  # draws -> parameters, [S, D]
 
 
 def methods(p: Posterior, batch_size: int) -> dict[str, Method]:

@@ -54,11 +54,17 @@ def posterior(x: np.ndarray, y: np.ndarray, prior_precision: float = 1.0) -> Pos
     return Posterior(x, y, prior_precision, *logistic_laplace(x, y, prior_precision))
 
 
-# D is 129, 51, 123 and 17, and 20 for the data sets that are named by their N.
+def _a9a_with_intercept() -> Posterior:
+    x, y = datasets.a9a(split="random")[:2]
+    return posterior(np.concatenate([np.ones_like(x[:, :1]), x], axis=1), y)
+
+
+# D is 129, 51, 123, 124 and 17, and 20 for the data sets that are named by their N.
 POSTERIORS: dict[str, Callable[[], Posterior]] = {
     "mnist_7v9": lambda: posterior(*problems.data("mnist_7v9"), problems.PRIOR_PRECISION),
     "mnist_7v9_random": lambda: posterior(*datasets.mnist_7v9()[:2]),
     "a9a": lambda: posterior(*datasets.a9a()[:2]),
+    "a9a_intercept": _a9a_with_intercept,
     "synthetic": lambda: posterior(*problems.data("synthetic"), problems.PRIOR_PRECISION),
     "synthetic_1e4": lambda: posterior(*problems.correlated(10**4, 20, 0)),
     "synthetic_1e5": lambda: posterior(*problems.correlated(10**5, 20, 0)),

@@ -112,7 +112,7 @@ class Runner:
         ):
             begin = time.process_time()
             last = self._block(state, results, tf.constant([seed, len(draws)]), h)
-            drawn = last.all_states.numpy()
+            drawn = self.method.to_parameters(last.all_states)
             used += time.process_time() - begin
             state, results = last.all_states[-1], last.final_kernel_results
             if not np.all(np.isfinite(drawn)):

@@ -129,7 +129,7 @@ def posterior(
 
 
 def plot(result: Learning, path: str) -> None:
-    """Draws log joint and accuracy against sweeps, as in figure 4 of the paper."""
+    """Draws log joint and accuracy against sweeps, as in figure 3 of the paper."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3), layout="constrained")

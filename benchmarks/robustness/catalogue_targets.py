@@ -108,6 +108,20 @@ def dtypes() -> list[Any]:
     return [*wrong, Thing, lambda: 0, NAN, np.ones(2), 1j, ..., True]
 
 
+def squared_error(eta: Any, y: Any) -> Any:
+    return -0.5 * (y - eta) ** 2
+
+
+def linear_model(log_prob_fn: Any, num_outputs: Any) -> Any:
+    model = sgmcmc.LinearModel(log_prob_fn, num_outputs)
+    return use(sgmcmc.MinibatchLogProb(log_prior, model, (DATA, DATA[:, 0]), BATCH_SIZE))
+
+
+def linear_log_probs() -> list[Any]:
+    nan = Named("of NaN", lambda eta, y: squared_error(eta, y) * NAN)
+    return [*function(2, None, "x", 1, 1j, [], {}, object(), (1.0, 2.0)), nan]
+
+
 def streamed(**arguments: Any) -> Any:
     return use(sgmcmc.StreamedLogProb(**arguments))
 
@@ -220,6 +234,14 @@ def targets() -> list[Entry]:
         ),
         Entry(
             ROOM,
+            "LinearModel",
+            linear_model,
+            dict(log_prob_fn=squared_error, num_outputs=None),
+            dict(log_prob_fn=linear_log_probs(), num_outputs=[*integer(1, optional=True), 1, 3]),
+            {"log_prob_fn": FUNCTIONS["log_likelihood_fn"]},
+        ),
+        Entry(
+            ROOM,
             "ControlVariate",
             lambda target, center: use(sgmcmc.ControlVariate(target, center)),
             dict(target=TARGET, center=STATE),
@@ -259,6 +281,7 @@ def targets() -> list[Entry]:
                 tolerance=0.001,
                 learning_rate=0.01,
                 seed=0,
+                hessian="diag",
             ),
             dict(
                 target=plain,
@@ -268,8 +291,31 @@ def targets() -> list[Entry]:
                 tolerance=number(0.0, -1.0),
                 learning_rate=setting(0.0, -1.0),
                 seed=seed(),
+                hessian=choice("full"),
             ),
             ALSO,
+        ),
+        Entry(
+            ROOM,
+            "whiten",
+            lambda **arguments: sgmcmc.whiten(**arguments)[1].forward(STATE),
+            dict(target=TARGET, center=STATE, hessian="diag"),
+            dict(
+                target=plain,
+                center=[*state(), np.zeros([3, 2], np.float32)],
+                hessian=choice("full"),
+            ),
+        ),
+        Entry(
+            ROOM,
+            "ControlVariate",
+            lambda **arguments: use(sgmcmc.ControlVariate(**arguments)),
+            dict(target=TARGET, center=STATE, order=2, importance=None, hessian="full"),
+            dict(
+                order=integer(1, 2),
+                importance=[-1.0, "x", [1.0], np.zeros(NUM_EXAMPLES), np.full(NUM_EXAMPLES, NAN)],
+                hessian=[*choice("full"), "diag"],
+            ),
         ),
     ]
     made = {

@@ -14,11 +14,13 @@ from benchmarks.accuracy import compare
 from benchmarks.common import exact_moments as exact_moments_module
 from benchmarks.common import methods as methods_module
 from benchmarks.common import posteriors
+from benchmarks.common import second_order as second_order_module
 from benchmarks.common.exact_moments import controlled_moments, exact_moments
 from benchmarks.common.logistic import as_batch, log_likelihood, score
 from benchmarks.common.methods import methods, select
 from benchmarks.common.posteriors import Posterior, posterior
 from benchmarks.common.reference import Reference
+from benchmarks.common.second_order import second_order
 from benchmarks.common.trajectories import Curve, Runner, Trajectory, first_below
 from benchmarks.cost import equal_error
 from benchmarks.cost.equal_error import Effective, Reached, Row
@@ -101,12 +103,29 @@ def test_examples_are_counted(name: str, counting: dict[str, methods_module.Meth
     assert max(told) <= method.examples
 
 
+def test_second_order_in_whitened_coordinates_gives_parameters(reference: Reference) -> None:
+    """The way back is Laplace's bijector, and a chain's draws have gone it."""
+    p = tiny()
+    (method,) = second_order(p, second_order_module.NAMES[:1]).values()
+    assert method.examples == N  # the minibatch of 100 is the data set
+    assert method.once.passes > 2 * D and method.once.seconds > 0
+    z = np.array([[0.0, 0.0], [1.0, -1.0]])
+    expected = p.mode + z @ np.linalg.cholesky(p.covariance).T
+    # The mode of `find_center` is within 0.1 standard deviations of Newton's.
+    found = method.to_parameters(tf.constant(z, tf.float32))
+    np.testing.assert_allclose(found, expected, atol=0.1 * np.diag(p.covariance).max() ** 0.5)
+    seven = method._replace(to_parameters=lambda z: np.full(z.shape, 7.0))
+    chain = Runner(seven, N)(1.0, 0, 0.01, reference)
+    assert np.all(chain.draws == 7) and chain.curve.seconds[0] > method.once.seconds
+    assert second_order(p, ("SGLD",)) == {}
+
+
 def test_every_sampler_of_the_suite_is_here(counting: dict[str, methods_module.Method]) -> None:
     def kinds(names: tuple[str, ...]) -> set[str]:
         return {name.split()[0].rstrip(",") for name in names}
 
     assert kinds(profiles.SAMPLERS + profiles.BASELINES) == kinds(tuple(counting))
-    assert set(equal_error.DEFAULT) <= set(counting)
+    assert set(equal_error.DEFAULT) <= {*counting, *equal_error.SECOND_ORDER}
     with pytest.raises(ValueError, match="must be 'all' or some of .*SGLD.*Received: luck"):
         select(counting, ["luck"])
     assert not any(" + " in name for name in select(counting, ["all"]))

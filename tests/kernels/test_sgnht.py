@@ -10,7 +10,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.harness import by_hand
 from tests.harness.by_hand import HAND, MASS, MODEL, MOMENTUM, SEED, START, flat, two_parts
 from tfp_sgmcmc import random
-from tfp_sgmcmc.kernels.sgnht import _mean_decay
+from tfp_sgmcmc.kernels.momentum import mean_decay
 
 BATCH = 4
 THERMOSTATS = ("scalar", "per_part", "per_coordinate")
@@ -135,9 +135,9 @@ def test_exact_ornstein_uhlenbeck_step_without_friction_and_with_negative(xi: fl
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
-def test_mean_decay_is_smooth_through_zero(dtype: tf.DType, jit: bool) -> None:
+def testmean_decay_is_smooth_through_zero(dtype: tf.DType, jit: bool) -> None:
     x = np.concatenate([-np.geomspace(1e-30, 5, 200), [0.0], np.geomspace(1e-30, 5, 200)])
-    got = tf.function(_mean_decay, jit_compile=jit)(tf.constant(x, dtype)).numpy()
+    got = tf.function(mean_decay, jit_compile=jit)(tf.constant(x, dtype)).numpy()
     x = tf.constant(x, dtype).numpy().astype(np.float64)
     series = 1 - x / 2 + x**2 / 6
     safe = np.where(np.abs(x) < 1e-5, 1.0, x)

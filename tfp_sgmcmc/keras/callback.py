@@ -70,13 +70,15 @@ class SamplerCallback(keras.callbacks.Callback):
     and variances come out too small. They refuse such batches before the first step. Give them
     `IndependentBatches`, or `resident` data on a single device.
 
-    With "auto" for a kernel, the first half of the burn-in's epochs is a pilot. It comes down from
-    the model's weights by RMSprop without noise, measures the curvature and the gradient noise
-    there, and freezes a diagonal preconditioner. Then it chooses kernel (`SGLD`,
+    With "auto" for a kernel, the first three quarters of the burn-in's epochs are a pilot. It comes
+    down from the model's weights by RMSprop without noise, measures the curvature and the gradient
+    noise there, and freezes a diagonal preconditioner. Then it chooses kernel (`SGLD`,
     `UnderdampedLangevin`, or `NOGIN` if the batches are independent), step size, friction, and what
-    the kernel knows of the noise: nothing, its covariance, the diagonal, or a low rank. From there
-    on the chain is an ordinary one: `choices` holds all numbers, says them in words, and makes the
-    same kernel by `choices.make_kernel`. A step is at most a third of the largest stable one.
+    the kernel knows of the noise: nothing, its covariance, the diagonal, or a low rank. It tries
+    the choice for some epochs, looks at the curvature where that leads, and chooses again, up to
+    four times. From there on the chain is an ordinary one: `choices` holds all numbers, says them
+    in words, and makes the same kernel by `choices.make_kernel`. A ninefold curvature would still
+    be stable.
 
     The noise of batches of n examples along the stiffest directions of a network is about N/n times
     the curvature there. With a small step the chain then hardly moves along flat directions, and
@@ -112,7 +114,7 @@ class SamplerCallback(keras.callbacks.Callback):
     Args:
       make_kernel_fn: target -> kernel, such as `lambda target: SGLD(target, step_size=1e-6)`. The
         target estimates the log posterior on one batch. Each trace calls the function anew.
-        "auto" chooses the kernel, in the first half of `num_burnin_epochs` (see below).
+        "auto" chooses the kernel, in the first three quarters of the `num_burnin_epochs`.
       num_examples: N, the number of training examples without a validation split.
       prior: the prior of the trainable variables. A scalar `tfd` distribution is the prior of every
         single weight. A dict maps patterns of variables' paths (see `by_variable`) to distributions
@@ -492,7 +494,7 @@ class SamplerCallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
         if self._pilot is not None:
-            self._end_pilot(self._pilot, epoch)
+            self._go_on(self._pilot, epoch)
         first_step = self._recorder.begin_epoch(
             may_be_resident=bool(self._steps.resident), counts_rows=self._preflight.counts_rows
         )
@@ -512,16 +514,16 @@ class SamplerCallback(keras.callbacks.Callback):
             for kind, found in self.temperatures.items():
                 logs |= {f"{kind}_temperature_{name}": t for name, t in found.items()}
 
-    def _end_pilot(self, pilot: Pilot, epoch: int) -> None:
-        """Chooses the kernel, if it is time, and starts the chain."""
+    def _go_on(self, pilot: Pilot, epoch: int) -> None:
+        """Goes on to the pilot's next part, or to the chain, if it is time."""
         chain, total = self._recorder.chain, self._recorder.total_epochs
-        if chain is not None and pilot.is_over(total):
+        if chain is not None and pilot.is_due(total):
             num_epochs = self.params["epochs"] - epoch
-            pilot.choose(chain, self._preflight.source, self._num_examples, num_epochs)
+            pilot.look(chain, self._preflight.source, self._num_examples, total, num_epochs)
             self._start_chain()
             self._preflight.new_chain()
             self._make_train_function()
-            if self.params.get("verbose"):
+            if self.choices is not None and self.params.get("verbose"):
                 print(self.choices)
         if self._thermometer is None and self.choices and total >= self._num_burnin_epochs:
             self._thermometer = Thermometer(self.choices, self.params["steps"])
@@ -540,7 +542,7 @@ class SamplerCallback(keras.callbacks.Callback):
             self._initial_states if pilot is None or pilot.starts is None else pilot.starts,
             self._num_groups,
             self._monitor,
-            is_pilot=pilot is not None and pilot.choices is None,
+            role="chain" if pilot is None else pilot.role,
         )
         if pilot is not None and pilot.choices is not None:
             pilot.choices.describe(chain, self._recorder)

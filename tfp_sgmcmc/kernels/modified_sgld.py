@@ -56,6 +56,10 @@ class ModifiedSGLD(OverdampedKernel):
     If the parts have different steps, \( \epsilon \Sigma \) stands for
     \( E^{1/2} \Sigma E^{1/2} \), where E is the diagonal matrix of the steps.
 
+    On a whitened posterior (`whiten`, about N(0, I)) with exact gradients, the steps 0.1, 0.5 and 1
+    make variances too large by 2.6 %, 14 % and 33 %, and give 0.026, 0.14 and 0.33 effective
+    samples a step.
+
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
 

@@ -69,6 +69,9 @@ class NOGIN(MomentumKernel):
     0.99 took 950 steps. `preflight` warns of such a start. Start at the mode, which `find_center`
     finds.
 
+    On a whitened posterior (`whiten`, about N(0, I)) with exact gradients and friction 1, the steps
+    0.1, 0.5 and 1 leave variances exact, and give 0.05, 0.26 and 0.54 effective samples a step.
+
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
 

@@ -80,6 +80,9 @@ class SGFS(StochasticGradientKernel):
     only the prior determines, a step is stable if the prior's precision is below the raised
     \( 4B/\epsilon \). Parameters whose scores never vary do not move at alpha = 0.
 
+    On a whitened posterior (`whiten`, about N(0, I)) with exact gradients and B = 1, the steps 0.1,
+    0.5 and 1 leave variances exact, and give 0.025, 0.12 and 0.25 effective samples a step.
+
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
 

@@ -63,6 +63,10 @@ class SGHMC(MomentumKernel):
     (`"refuse"`). With `covariance=None` Sigma is taken as zero, as is often done. Any friction is
     then possible, no scores are computed, and theta is hotter than T by about h Sigma / (2 A).
 
+    On a whitened posterior (`whiten`, about N(0, I)) with exact gradients and friction 1, the steps
+    0.1, 0.5 and 1 make variances too large by 0.26 %, 9.1 % and 100 %, and give 0.05, 0.27 and 1
+    effective samples a step.
+
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
 

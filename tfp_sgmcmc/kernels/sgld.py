@@ -52,6 +52,10 @@ class SGLD(OverdampedKernel):
     is \( -6 (1 - \rho^2)^3 / (1 - \rho^6) \), \( \rho = 1 - \epsilon a / 2 \): of second order in
     epsilon.
 
+    On a whitened posterior (`whiten`, about N(0, I)) with exact gradients, the steps 0.1, 0.5 and 1
+    make variances too large by 2.6 %, 14 % and 33 %, and give 0.026, 0.14 and 0.33 effective
+    samples a step.
+
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
 

@@ -70,6 +70,11 @@ class SGNHT(MomentumKernel):
     is the same as in the BADODAB of Leimkuhler and Shang, whose neighbouring half steps B share one
     gradient and are merged here. p, after the whole B, is hotter by a term of first order.
 
+    On a whitened posterior (`whiten`, about N(0, I)) with exact gradients and friction 1, the steps
+    0.1, 0.5 and 1 of `"adodab"` leave variances exact, and give 0.05, 0.26 and 0.54 effective
+    samples a step. The Euler scheme's step 0.1 makes variances too small by 5.3 % and gives 0.047.
+    At 0.5 and 1 no xi holds its momenta at T: xi grows until the chain overflows.
+
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
 

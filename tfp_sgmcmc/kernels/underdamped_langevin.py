@@ -59,6 +59,11 @@ class UnderdampedLangevin(MomentumKernel):
     covariance, and their sixth cumulant is of second order in h instead of 0. (Random signs have
     only the first three moments, and would lower the order to one.)
 
+    On a whitened posterior (`whiten`, about N(0, I)) with exact gradients and friction 1, the steps
+    0.1, 0.5 and 1 of `"baoab"` leave variances exact, and give 0.05, 0.26 and 0.54 effective
+    samples a step. Those of `"obabo"` make variances too large by 0.25 %, 6.7 % and 33 %, and give
+    0.05, 0.27 and 0.72.
+
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
 

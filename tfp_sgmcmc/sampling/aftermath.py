@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.targets import Target
@@ -44,7 +45,7 @@ def warn_of_step(kernel: Any, target: Target, state: Any, results: Any) -> None:
         found = judge_step(kernel, target, state, results)
     except (LookupError, NotImplementedError):  # no second derivatives, as was told at the start
         return
-    except ValueError as error:  # the draws must not be lost for this
+    except (ValueError, tf.errors.OpError) as error:  # the draws must not be lost for this
         warnings.warn(
             f"The curvature of the log posterior at the last state cannot be found: {error}",
             stacklevel=3,

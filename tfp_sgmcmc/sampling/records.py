@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ from tfp_sgmcmc.storage.archive import numpy_dtype
 from tfp_sgmcmc.storage.directory import RunDirectory
 
 Describe = Callable[[Any], dict[str, Any]]
-_MUCH = 0.25  # of the free memory
 
 
 def check_memory(kept: Sequence[Kept], num_results: int, start: Position, on_disk: bool) -> None:
@@ -40,15 +38,7 @@ def check_memory(kept: Sequence[Kept], num_results: int, start: Position, on_dis
             "Write the draws to disk with directory=, keep fewer by num_steps_between_results, or "
             "run fewer chains."
         )
-    memory.require(needs, advice)
-    free = memory.available()
-    if free is not None and sum(needs.values()) > _MUCH * free:
-        parts = ", ".join(f"{what} {memory.readable(n)}" for what, n in needs.items())
-        warnings.warn(
-            f"The run takes {memory.readable(sum(needs.values()))} of the "
-            f"{memory.readable(free)} of memory that are free: {parts}. {advice}",
-            stacklevel=3,
-        )
+    memory.check_run(needs, advice, stacklevel=3)
 
 
 class MemoryRecords:

@@ -5,6 +5,7 @@ from tfp_sgmcmc.targets.center import CenterReport, find_center
 from tfp_sgmcmc.targets.control_variate import ControlVariate
 from tfp_sgmcmc.targets.curvature import largest_curvature
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
+from tfp_sgmcmc.targets.linear_model import LinearModel
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.preflight_check import preflight
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
@@ -18,6 +19,7 @@ __all__ = [
     "FullDataLogProb",
     "GradientEstimate",
     "GrowingBatch",
+    "LinearModel",
     "MinibatchLogProb",
     "StreamedLogProb",
     "Target",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc.state import State, convert_state, static_or_dynamic_shape
+from tfp_sgmcmc.targets import linear_estimates
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import Draw, MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.scores import combine_scores
@@ -93,6 +94,12 @@ class AnchoredTarget(Target):
                 log_prob, gradient, values, scores, self.num_examples, n
             )
             return GradientEstimate(gradient, log_prob, scores, noise_scale=noise_scale)
+
+        if probe is None and base.linear_model is not None:
+            scale = self.num_examples / n
+            value, slope = linear_estimates.differences(base, state, anchor.state, batch)
+            gradient = tf.nest.map_structure(lambda g, s: g + scale * s, gradient, slope)
+            return GradientEstimate(gradient, log_prob + scale * value, noise_scale=noise_scale)
 
         def scaled_sum(at: State, chains: Any, probe: State = None) -> tuple[Any, State, State]:
             def log_likelihood(s: State) -> tf.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import integer, require
+from tfp_sgmcmc.checks import integer, one_of, require
 from tfp_sgmcmc.state import State, convert_state, part_names
 from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, NextAnchor, anchor_at
 from tfp_sgmcmc.targets.base import GradientEstimate
@@ -53,6 +53,17 @@ class ControlVariate(AnchoredTarget):
     alone, so g has no bias. It keeps the noise bounded far from the center. The constructor takes
     D Hessian-vector products with all data, and keeps two matrices of D x D.
 
+    With more than 4096 entries, or `hessian="low_rank"`, the Hessians of the log likelihoods act
+    along k directions. In both equations \( Q d \) replaces the d that these multiply,
+
+    \[
+    Q = B B^T P, \qquad B = P^{-1/2} U, \qquad -H \approx P^{1/2} (I + U s U^T) P^{1/2},
+    \]
+
+    with P, U and s as in `whiten`. \( H_l Q d \) is \( (H_l B) (B^T P d) \), where \( H_l B \),
+    `[D, k]`, is summed over all data, so g has no bias whatever U is. Along the other directions
+    the noise is that of `order=1`. A target that `whiten` made by low rank keeps its U, with P = I.
+
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
       >>> import tfp_sgmcmc as sgmcmc
@@ -81,14 +92,17 @@ class ControlVariate(AnchoredTarget):
         `"pilot"` takes them in proportion to the root mean square of \( |s_i| \), in units of
         Laplace's approximation, at 16 draws from it, plus 5 % of the mean. It takes 16 passes over
         the data, and matters where a few examples have large remainders.
+      hessian: the form of the Hessians of `order=2`: `"full"`, `"low_rank"`, or `"auto"`, which is
+        full up to 4096 entries and low rank beyond.
 
     Raises:
       TypeError: the target is not a plain `MinibatchLogProb`; the center is not floating.
       ValueError: the center has NaN or infinite entries, chain dimensions, or a gradient that is
-        not finite. With `order=2`: the center is not near a mode, as H is not negative definite; D
-        is above 4096; the log likelihood has no second derivatives; the target has a `score_fn`;
-        `importance` is not N positive numbers. At bootstrap: states have another structure, shape
-        or dtype than the center.
+        not finite. With `order=2`: the center is no mode, as H is not negative definite or not
+        finite; D is above 4096 with `hessian="full"`; the log likelihood has no second derivatives,
+        or only zeros (it is piecewise linear); the target has a `score_fn`; `importance` is not N
+        positive numbers. `order=1` takes all but the last. At bootstrap: states have another
+        structure, shape or dtype than the center.
 
     References:
       J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth. Control variates for stochastic gradient
@@ -105,6 +119,7 @@ class ControlVariate(AnchoredTarget):
     ):
         super().__init__(target)
         integer("order", order, 1, 2)
+        one_of("hessian", hessian, ["auto", "full", "low_rank"])
         center = convert_state(center, initial=True, called="center")
         self._names = part_names(center, "center")
         check_single_state("center", target, center)

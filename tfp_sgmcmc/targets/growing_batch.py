@@ -53,7 +53,7 @@ class GrowingBatch(Target):
         not a number.
 
     References:
-      Y. He and X. Xin. Hybrid deterministic-stochastic gradient Langevin dynamics for Bayesian
+      Q. He and J. Xin. Hybrid deterministic-stochastic gradient Langevin dynamics for Bayesian
       learning. Communications in Information and Systems, 2013. Equation 2.5.
     """
 

@@ -39,7 +39,7 @@ def pilot_probabilities(
     target: MinibatchLogProb,
     center: State,
     quadratic: Quadratic | LowRank,
-    remainders: Any,
+    squared_norms: Any,
     seed: Any = 0,
 ) -> np.ndarray:
     r"""Returns probabilities in proportion to examples' remainders under Laplace's approximation.
@@ -50,8 +50,8 @@ def pilot_probabilities(
     \theta_k \sim N(\hat\theta, (-H)^{-1})
     \]
 
-    It takes as many passes over the data as draws. `remainders(state, rows, size)` returns the
-    \( s_i \) of `size` rows, `[draws, size, D]`.
+    It takes as many passes over the data as draws. `squared_norms(states, rows, size)`
+    returns the \( m_i^2 \) of `size` rows at the draws.
     """
     flat = flatten_events(center, 0)
     normals = random.normal([_NUM_DRAWS, flat.shape[0]], tf.float64, random.as_seed(seed))
@@ -63,9 +63,7 @@ def pilot_probabilities(
     @tf.function(autograph=False, jit_compile=True)
     def squares(start: tf.Tensor) -> tf.Tensor:
         indices = tf.minimum(start + tf.range(size), total - 1)
-        found = remainders(state, target.rows(indices), size)
-        whitened = quadratic.root(found, transposed=True)
-        return tf.reduce_mean(tf.reduce_sum(whitened**2, axis=-1), axis=0)
+        return squared_norms(state, target.rows(indices), size)
 
     found = [squares(tf.constant(start)) for start in range(0, total, size)]
     norms = np.sqrt(np.concatenate(found)[:total].astype(np.float64))

@@ -18,6 +18,7 @@ from tfp_sgmcmc.state import (
     state_from_call,
     static_or_dynamic_shape,
 )
+from tfp_sgmcmc.targets import linear_estimates
 from tfp_sgmcmc.targets.base import GradientEstimate, check_signature, value_and_gradient
 from tfp_sgmcmc.targets.bijectors import check_bijectors, is_joint
 from tfp_sgmcmc.targets.chain_groups import group_size, map_groups
@@ -300,6 +301,8 @@ class MinibatchLogProb(ModelTarget):
             check_signature("score_fn", self._score_fn, state, batch=batch)
             given = call_with_state(self._score_fn, state, batch=batch)
             return values, check_scores(given, state, n, chain_ndims)
+        if self.linear_model is not None:
+            return linear_estimates.scores(self, state, batch, chain_ndims)
         return mapped_scores(
             lambda s, group: self.log_likelihood(s, group, self.group_size, chain_shape),
             state,

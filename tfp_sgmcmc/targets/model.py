@@ -17,6 +17,7 @@ from tfp_sgmcmc.targets.bijectors import (
     map_bijectors,
     map_jointly,
 )
+from tfp_sgmcmc.targets.linear_model import LinearModel
 
 
 class ModelTarget(Target):
@@ -51,6 +52,20 @@ class ModelTarget(Target):
         if self._is_joint:
             return map_jointly(self.bijector, self.bijector.inverse, state)
         return map_bijectors(self.bijector, lambda b, x: b.inverse(x), state)
+
+    @property
+    def linear_model(self) -> LinearModel | None:
+        """The log likelihood, if it is a `LinearModel` of weights that are affine in the state."""
+        bijectors = (b for b in tf.nest.flatten(self.bijector) if b is not None)
+        is_affine = all(b.is_constant_jacobian for b in bijectors)
+        fn = self._log_likelihood_fn
+        return fn if is_affine and isinstance(fn, LinearModel) else None
+
+    def linear_predictor(self, state: State, batch: Any) -> tf.Tensor:
+        """Returns the predictor of `linear_model`, `[chains..., n]` or `[chains..., n, C]`."""
+        model = self.linear_model
+        assert model is not None
+        return call_with_state(model.predictor, self._parameters(state), batch=batch)
 
     def chain_shape(self, state: State) -> Any:
         return static_or_dynamic_shape(self.log_prior(state))

@@ -96,11 +96,6 @@ def weight(quadratic: Quadratic | LowRank, offset: tf.Tensor) -> tf.Tensor:
 
 def expansion_at(target: MinibatchLogProb, center: State, hessian: HessianForm) -> Any:
     """Returns the expansion that second-order control variates at `center` take off."""
-    if hessian == "diag":
-        raise ValueError(
-            "hessian must be 'auto', 'full' or 'low_rank' for control variates, because products "
-            "with an example's Hessian do not give its diagonal. Received: 'diag'."
-        )
     quadratic = quadratic_at(target, center, hessian)
     if isinstance(quadratic, Quadratic):
         return quadratic

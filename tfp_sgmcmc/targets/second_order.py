@@ -19,8 +19,9 @@ from tfp_sgmcmc.state import (
 from tfp_sgmcmc.targets.anchors import Anchor
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.importance import as_probabilities, pilot_probabilities
+from tfp_sgmcmc.targets.linear_estimates import Bends, LinearRemainders
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
-from tfp_sgmcmc.targets.quadratic import HessianForm, expansion_at, weight
+from tfp_sgmcmc.targets.quadratic import HessianForm, Quadratic, expansion_at, weight
 from tfp_sgmcmc.targets.scores import mapped_scores
 
 
@@ -57,11 +58,15 @@ class SecondOrder:
         self.quadratic = expansion_at(target, anchor.state, hessian)
         self.probabilities: np.ndarray | None = None
         self.noise_scale = target.noise_scale
+        self._linear = None
+        if target.linear_model is not None:
+            is_full = isinstance(self.quadratic, Quadratic)
+            self._linear = LinearRemainders(target, anchor.state, is_full)
         if importance is None:
             return
         total = target.num_examples
         if isinstance(importance, str) and importance == "pilot":
-            wanted = pilot_probabilities(target, anchor.state, self.quadratic, self._of_examples)
+            wanted = pilot_probabilities(target, anchor.state, self.quadratic, self._squared_norms)
         else:
             wanted = as_probabilities(importance, total)
         self._table = random.AliasTable.from_probabilities(wanted)
@@ -120,17 +125,27 @@ class SecondOrder:
         if self.probabilities is None:
             draw, target_state = base.next_draw(seed, target_state)
             indices = draw(chains)
-            return (base.rows(indices), tf.ones_like(indices, self._center.dtype)), target_state
+            return self._rows(indices, tf.ones_like(indices, self._center.dtype)), target_state
         chains = [] if base.shared_batch else chains
         indices = self._table.draw(random.as_seed(seed), tf.range(base.batch_size), chains)
-        return (base.rows(indices), tf.gather(self._weights, indices)), target_state
+        return self._rows(indices, tf.gather(self._weights, indices)), target_state
+
+    def _rows(self, indices: tf.Tensor, weights: tf.Tensor) -> tuple[Any, ...]:
+        """Returns examples and weights, followed by what a linear model knows of the examples."""
+        linear = self._linear
+        known = () if linear is None else (tf.gather(linear.at_center, indices),)
+        return self._target.rows(indices), weights, *known
 
     def _of_sum(
         self, state: State, offset: tf.Tensor, guarded: tf.Tensor, batch: Any, probe: Any
     ) -> tuple[_Remainders, State]:
         """Returns the remainders of the sum, and the sum's Hessian at `state` times `probe`."""
-        base, (rows, weights) = self._target, batch
         shape = offset.shape[:-1]
+        if self._linear is not None and probe is None:
+            bends = self._bends(offset, guarded)
+            value, slope = self._linear.of_sum(state, bends, *batch)
+            return _Remainders(value, flatten_events(slope, shape.rank)), ()
+        base, rows, weights = self._target, *batch[:2]
 
         def weighted_sum(s: State) -> tf.Tensor:
             values = base.log_likelihood(s, rows, base.batch_size, shape)
@@ -156,6 +171,10 @@ class SecondOrder:
     ) -> _Remainders:
         """Returns the remainders of `num_rows` groups of `size` examples."""
         shape = offset.shape[:-1]
+        if self._linear is not None:
+            bends = self._bends(offset, guarded)
+            values, slopes = self._linear.of_groups(state, bends, *batch, num_rows)
+            return _Remainders(values, flatten_events(slopes, shape.rank + 1))
 
         def expand(s: State) -> tuple[tf.Tensor, tf.Tensor]:
             values, slopes = mapped_scores(
@@ -176,11 +195,29 @@ class SecondOrder:
         taylor = at_center + _inner(slopes_there + bends / 2, offset[..., tf.newaxis, :])
         return _Remainders(values - taylor, slopes - slopes_there - bends)
 
+    def _bends(self, offset: tf.Tensor, guarded: tf.Tensor) -> Bends:
+        """Returns along what a linear model takes off quadratic terms."""
+        return Bends(weight(self.quadratic, offset), self._parts(guarded + self._center))
+
+    def _squared_norms(self, states: State, rows: Any, size: int) -> tf.Tensor:
+        """Returns each example's mean of squared remainders over K states, `[size]`, whitened."""
+        if self._linear is not None and isinstance(self.quadratic, Quadratic):
+            offset = flatten_events(states, 1) - self._center
+            bends = self._bends(offset, weight(self.quadratic, offset) * offset)
+            axes = tf.constant(self.quadratic.factor().T, offset.dtype)
+            return self._linear.squared_norms(states, bends, rows, axes)
+        found = self.quadratic.root(self._of_examples(states, rows, size), transposed=True)
+        return tf.reduce_mean(tf.reduce_sum(found**2, axis=-1), axis=0)
+
     def _of_examples(self, states: State, rows: Any, size: int) -> tf.Tensor:
         """Returns the remainders of `size` examples at each of K states, `[K, size, D]`."""
         offset = flatten_events(states, 1) - self._center
         guarded = self.quadratic.kept(weight(self.quadratic, offset) * offset)
         base, shape = self._target, [offset.shape[0], size]
+        if self._linear is not None:
+            at_center = base.linear_predictor(self._anchor.state, rows)
+            batch = (rows, tf.ones([size], offset.dtype), at_center)
+            return self._of_rows(states, offset, guarded, batch, size, 1, 0).slopes
         if base.shared_batch:  # the likelihood need not take an example for each chain
             batch = (rows, tf.ones([size], offset.dtype))
             return self._of_rows(states, offset, guarded, batch, size, 1, 0).slopes

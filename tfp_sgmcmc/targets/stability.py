@@ -85,7 +85,8 @@ def _check_epochs(found: Stability, epochs: Epochs) -> None:
     """Warns if an epoch is too long for its noise to cancel in the direction of most curvature.
 
     By the exact law of Gaussian targets the noise cancels where K h sqrt(lambda) < 1 for momenta
-    and K epsilon lambda / 2 < 1 without: half the largest stable step, times 1 / K, in both cases.
+    and K epsilon lambda / 2 < 1 without. Both say that K steps are less than half of the largest
+    stable one. Where that shrinks with friction, samplers are warned earlier.
     """
     length = 2 * epochs.num_steps * found.step_size / float(np.min(found.largest_stable_step))
     if length <= 1:

@@ -218,7 +218,8 @@ class TestMemory:
     def test_much_of_the_memory_is_told(self, monkeypatch):
         monkeypatch.setattr(memory, "available", lambda: 1000)
         told = messages(classifier(), standard(), epochs=40)
-        assert len(told) == 1 and "fit will take 480 bytes for 40 kept states" in told[0]
+        assert len(told) == 1
+        assert "takes 480 bytes of the 1.0 kB of memory that are free: 40 kept states" in told[0]
 
     def test_a_full_covariance_of_a_network_is_refused_before_it_is_made(self):
         model = small_models.sequential(

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -64,7 +64,8 @@ class Chain:
       uses_noise_covariance: whether the kernel makes up for the covariance of the gradient noise;
         known when the first batch comes.
       kernel_description: what identifies the kernel; nothing in a pilot.
-      is_pilot: whether the chain only finds a place at which a kernel is chosen.
+      role: "chain", or "descent" and "trial" in a pilot, which chooses the kernel. A trial may
+        become NaN or infinite.
       log_prior_fn: list of values -> log prior.
 
     Args:
@@ -92,9 +93,9 @@ class Chain:
         initial_states: Any = "initializers",
         num_groups: int | None = None,
         monitor: NoiseMonitor | None = None,
-        is_pilot: bool = False,
+        role: Literal["chain", "descent", "trial"] = "chain",
     ):
-        self.log_prior_fn, self.is_pilot = log_prior_fn, is_pilot
+        self.log_prior_fn, self.role = log_prior_fn, role
         self.model, self._make_kernel_fn = model, make_kernel_fn
         self._seed, self._monitor = seed.numpy(), monitor
         self._make_target = functools.partial(
@@ -103,7 +104,7 @@ class Chain:
         target = self._make_target()
         accepts("make_kernel_fn", make_kernel_fn, target)
         description = describe_kernel(_checked(make_kernel_fn(target)))
-        self.kernel_description = {} if is_pilot else description
+        self.kernel_description = {} if self.is_pilot else description
         self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
         starts: list[tf.Tensor] = []
         if num_chains is not None:
@@ -200,6 +201,11 @@ class Chain:
         """Returns the number of minibatches whose scores the covariance has left out."""
         found = _covariance_states(self.state.read_results())
         return max((int(np.max(x.num_skipped)) for x in found), default=0)
+
+    @property
+    def is_pilot(self) -> bool:
+        """Whether the chain only finds out which kernel to take."""
+        return self.role != "chain"
 
     @property
     def num_variables(self) -> int:

@@ -31,6 +31,7 @@ class Limits(NamedTuple):
       batch_size: n.
       num_steps: steps of the fit after the pilot; None if they are not known.
       covariances: forms in which a kernel can know the covariance of the gradient noise.
+      growth: by how much the curvature is expected to grow.
     """
 
     bound: float | None
@@ -38,6 +39,7 @@ class Limits(NamedTuple):
     batch_size: int
     num_steps: int | None
     covariances: tuple[str, ...]
+    growth: float = 1.0
 
 
 class Choices:
@@ -137,6 +139,7 @@ class Choices:
         lines = [
             f"The largest curvature of the log posterior is {own['largest_curvature']:.3g} in "
             "units of the preconditioner"
+            + ("" if own["growth"] == 1 else f", and {own['growth']:.3g} times that is allowed for")
             + ("." if own["has_hessian"] else ", estimated from the noise: no second derivatives."),
             f"The gradient noise of batches of {own['batch_size']} along the noisiest direction is "
             f"{own['noise_over_curvature']:.3g} times the curvature there (N / n = "
@@ -164,7 +167,8 @@ def choose(found: Landscape, limits: Limits) -> Choices:
     """
     bound = DEFAULT_BOUND if limits.bound is None else limits.bound
     least = found.prior_curvature or _UNKNOWN * found.largest_curvature
-    near = Place(found, _noise_scale(limits.num_examples, limits.batch_size), least)
+    grown = found._replace(largest_curvature=limits.growth * found.largest_curvature)
+    near = Place(grown, _noise_scale(limits.num_examples, limits.batch_size), least)
     within = near.fastest(_kernels(limits), bound)
     best, num_steps = within, limits.num_steps
     is_slow = num_steps is not None and near.slowest(within) > num_steps
@@ -187,6 +191,7 @@ def choose(found: Landscape, limits: Limits) -> Choices:
         "batch_size": limits.batch_size,
         "num_steps": num_steps,
         "largest_curvature": found.largest_curvature,
+        "growth": limits.growth,
         "has_hessian": found.has_hessian,
         "has_flat": found.prior_curvature > 0,
         "noise_over_curvature": float(near.scale * found.noise[0]) / curvature,

@@ -138,11 +138,4 @@ def check_memory(chain: Chain, source: Source, collection: Collection | None, ep
         "Keep fewer states (num_steps_between_results, num_burnin_steps), stream them to a "
         'directory, or pass covariance="diag" to the kernel.'
     )
-    memory.require(needs, advice)
-    free, total = memory.available(), sum(needs.values())
-    if free is not None and total > free / 4:
-        parts = ", ".join(f"{memory.readable(n)} for {what}" for what, n in needs.items())
-        warnings.warn(
-            f"fit will take {parts}, of {memory.readable(free)} of free memory. {advice}",
-            stacklevel=2,
-        )
+    memory.check_run(needs, advice, stacklevel=2)

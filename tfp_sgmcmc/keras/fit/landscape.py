@@ -59,9 +59,14 @@ class Landscape(NamedTuple):
 
 
 def survey(
-    chain: Chain, source: Source, batch_size: int, num_examples: int, scale: list[np.ndarray]
+    chain: Chain,
+    state: list[tf.Tensor],
+    source: Source,
+    batch_size: int,
+    num_examples: int,
+    scale: list[np.ndarray],
 ) -> Landscape:
-    """Measures curvature and noise at the state of the first chain.
+    """Measures curvature and noise at the state of one chain.
 
     The covariance of the noise is estimated from the gradients of groups of examples, so that every
     layer will do. Where groups are few for so many weights, a third of them shows the noisiest
@@ -69,14 +74,14 @@ def survey(
     a sample happens to have would be taken for that of the model.
 
     Args:
-      chain: a chain that has taken steps.
+      chain: chains of the model.
+      state: the state of one of them.
       source: data that can be seen.
       batch_size: the largest size of a group.
       num_examples: N.
       scale: the diagonal of M.
     """
     root = np.concatenate([np.sqrt(s).ravel() for s in scale])
-    state = first_state(chain)
     centred = _centred_gradients(chain, source, state, batch_size, num_examples) * root
     parts = [centred] * 3 if len(centred) >= _MANY * len(root) else np.array_split(centred, 3)
     shown, measured, others = (_normalised(rows) for rows in parts)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -24,21 +25,30 @@ from tfp_sgmcmc.storage.checkpoint import load
 from tfp_sgmcmc.storage.directory import CHECKPOINT
 
 _RATE, _STEPS = 3e-3, 100.0  # the descent's first step in a weight; it falls after so many steps
+_TRIALS = 4
+_AFTER_FAILURE = 16.0  # times the curvature is allowed for after a trial that failed
 _FLOOR = 0.1  # no entry of M is more than 1 / _FLOOR times that of a typical weight
 _MOST_FULL = 1000  # weights whose gradient noise has a full covariance
 _MOST_BYTES = 2**28  # of the scores that a covariance of low rank keeps
 
 
 class Pilot:
-    """Chooses a kernel in the first half of the burn-in's epochs.
+    r"""Chooses a kernel in the first three quarters of the burn-in's epochs.
 
     The chain first comes down to a mode by RMSprop without noise, which takes the scale of the
-    gradient from each weight, so that fresh and trained models of any kind will do. Then curvature
-    and gradient noise are measured there, and `choose` takes a kernel. M is
+    gradient from each weight, so that fresh and trained models of any kind will do. That takes a
+    third of the pilot. Then curvature and gradient noise are measured, and `choose` takes a kernel
+    with the diagonal preconditioner
 
-    \\[ M_{ii} \\propto 1 / (0.1 + \\sqrt{V_{ii} / \\bar V}), \\]
+    \[ M_{ii} = 1 / (0.1 + \sqrt{V_{ii} / \bar V}), \]
 
     where V is the average of RMSprop's squared gradients, and its bar the mean over weights.
+
+    The curvature where a chain samples can be far above that at a mode, as a prior of unit variance
+    lets the weights of a wide network grow. So the kernel is tried, for a share of the pilot's
+    epochs, and chosen again by what is found where that leads, up to four times. The curvature may
+    go on to grow as in the last trial. A trial that becomes NaN or infinite is taken back, and the
+    next one allows for 16 times the curvature.
 
     Attributes:
       choices: what was chosen; None before.
@@ -46,20 +56,34 @@ class Pilot:
 
     Args:
       bound: see `Limits`.
-      num_epochs: epochs of the pilot.
+      num_burnin_epochs: epochs of the burn-in.
       choices: what an earlier run of the script chose, or None.
     """
 
-    def __init__(self, bound: float | None, num_epochs: int, choices: Choices | None):
-        self.bound, self.num_epochs, self.choices = bound, num_epochs, choices
+    def __init__(self, bound: float | None, num_burnin_epochs: int, choices: Choices | None):
+        self.bound, self.choices = bound, choices
         self.starts: list[np.ndarray] | None = None
+        self._trial: Choices | None = None
+        self._growth, self._curvature = 1.0, math.inf
+        self._weights: list[np.ndarray] = []  # of the model where a trial began
+        last = 3 * num_burnin_epochs // 4
+        first = max(1, last // 3)
+        count = min(_TRIALS, last - first)
+        self._ends = [first + round((last - first) * i / count) for i in range(count + 1)]
+
+    @property
+    def role(self) -> Literal["chain", "descent", "trial"]:
+        """What the next chain is for."""
+        if self.choices is not None:
+            return "chain"
+        return "descent" if self._trial is None else "trial"
 
     def make_kernel(self, target: Any) -> tfp.mcmc.TransitionKernel:
-        """Returns the kernel over a target: the descent, or the one that was chosen."""
-        return self._descent(target) if self.choices is None else self.choices.make_kernel(target)
+        """Returns the kernel over a target: the descent, or one that was chosen."""
+        chosen = self.choices or self._trial
+        return self._descent(target) if chosen is None else chosen.make_kernel(target)
 
     def _descent(self, target: Any) -> tfp.mcmc.TransitionKernel:
-        """Returns the kernel that comes down: RMSprop without noise."""
         rate = 2 * _RATE / target.num_examples  # M g is about N in each weight
 
         def step_size(step: tf.Tensor) -> tf.Tensor:
@@ -77,39 +101,54 @@ class Pilot:
                 "arrays, or sgmcmc.keras.IndependentBatches."
             )
 
-    def is_over(self, total_epochs: int) -> bool:
-        """Whether the choice is due, after so many epochs."""
-        return self.choices is None and total_epochs >= self.num_epochs
+    def is_due(self, total_epochs: int) -> bool:
+        """Whether it is time to look, after so many epochs."""
+        return self.choices is None and total_epochs in self._ends
 
-    def choose(self, chain: Chain, source: Source, num_examples: int, epochs: int) -> Choices:
+    def look(
+        self, chain: Chain, source: Source, num_examples: int, total_epochs: int, num_epochs: int
+    ) -> None:
         """Chooses by what is found at the state of the pilot's chain.
 
         Args:
           chain: the pilot's chain.
           source: the data.
           num_examples: N.
-          epochs: epochs that follow in this fit.
+          total_epochs: epochs so far.
+          num_epochs: epochs that follow in this fit.
 
         Warns:
           UserWarning: the bound leaves flat directions too few steps.
         """
-        size = problem.describe_batches(source)["batch_size"] or 32
-        size = min(size, num_examples)
-        steps = source.num_batches
-        limits = Limits(
-            self.bound,
-            num_examples,
-            size,
-            None if steps is None else steps * epochs,
-            _covariances(chain, source, size),
-        )
-        landscape = survey(chain, source, size, num_examples, _scale(chain))
-        self.choices = choose(landscape, limits)
-        if chain.state.num_chains is not None:
-            self.starts = [np.asarray(x) for x in chain.state.read()]
-        if self.choices.advice is not None:
-            warnings.warn(self.choices.advice, stacklevel=2)
-        return self.choices
+        size = min(problem.describe_batches(source)["batch_size"] or 32, num_examples)
+        num_steps = None if source.num_batches is None else source.num_batches * num_epochs
+        failed = chain.state.status().first_bad >= 0
+        if failed:
+            for variable, value in zip(chain.model.weights, self._weights, strict=True):
+                variable.assign(value)
+            state = self.starts or [v.numpy() for v in chain.state.variables]
+        else:
+            state = [np.asarray(x) for x in chain.state.read()]
+        several = chain.state.num_chains is not None
+        one = [tf.constant(x[0] if several else x) for x in state]
+        scale = _scale(chain) if self._trial is None else self._trial.scale
+        found = survey(chain, one, source, size, num_examples, scale)
+        if failed:
+            self._growth *= _AFTER_FAILURE
+        else:
+            self._growth = max(1.0, found.largest_curvature / self._curvature)
+        self._curvature = found.largest_curvature
+        covariances = _covariances(chain, source, size)
+        limits = Limits(self.bound, num_examples, size, num_steps, covariances, self._growth)
+        chosen = choose(found, limits)
+        self.starts = state if several else None
+        if total_epochs < self._ends[-1]:
+            self._trial = chosen
+            self._weights = [v.numpy() for v in chain.model.weights]
+            return
+        self.choices, self._weights = chosen, []
+        if chosen.advice is not None:
+            warnings.warn(chosen.advice, stacklevel=2)
 
 
 def pilot_of(
@@ -142,12 +181,12 @@ def pilot_of(
                 f'{name} must be None with make_kernel_fn="auto", which chooses the kernel by the '
                 f"gradient noise itself. Received: {value!r}."
             )
-    if num_burnin_epochs < 2:
+    if num_burnin_epochs < 4:
         raise ValueError(
-            'num_burnin_epochs must be at least 2 with make_kernel_fn="auto": the pilot takes the '
-            f"first half of these epochs. Received: {num_burnin_epochs}."
+            'num_burnin_epochs must be at least 4 with make_kernel_fn="auto": the pilot takes the '
+            f"first three quarters of these epochs. Received: {num_burnin_epochs}."
         )
-    return Pilot(bound, num_burnin_epochs // 2, _stored(directory))
+    return Pilot(bound, num_burnin_epochs, _stored(directory))
 
 
 def _scale(chain: Chain) -> list[np.ndarray]:

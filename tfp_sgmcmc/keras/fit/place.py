@@ -10,12 +10,12 @@ import numpy as np
 
 from tfp_sgmcmc.keras.fit.excess import Scheme, excess_temperature, steps_to_forget
 from tfp_sgmcmc.keras.fit.landscape import Landscape
+from tfp_sgmcmc.kernels.stability import overdamped_limit, splitting_limit
 
 _GAIN = 2  # a kernel must need this many times fewer steps than a simpler one
 _FRICTIONS = 9  # that are compared
 _STEP_SIZES = 25  # that are compared for the least bias
-# Steps are kept to a third of the largest stable one, because the curvature can grow.
-_SHARE_OF_LIMIT = 1 / 3
+_GROWTH = 9.0  # of the curvature that steps must still be stable at
 _BISECTIONS = 40
 _SMALLEST_SHARE = 1e-12  # of the largest step
 
@@ -113,8 +113,10 @@ class Place(NamedTuple):
 
     def _most(self, kernel: str) -> float:
         """Returns the largest step that is considered."""
-        curvature = self.found.largest_curvature
-        return _SHARE_OF_LIMIT * (4 / curvature if kernel == "SGLD" else 2 / curvature**0.5)
+        curvature = _GROWTH * self.found.largest_curvature
+        return float(
+            overdamped_limit(curvature) if kernel == "SGLD" else splitting_limit(curvature)
+        )
 
     def _frictions(self, kernel: str) -> Iterator[float | None]:
         if kernel == "SGLD":

@@ -64,6 +64,7 @@ class Choice:
         self._start_seed, self._noise_seed, self._pilot_seed, self._mode_seed = random.split(
             seed, 4
         )
+        self._found: Coordinates | None = None
         #: Measured milliseconds of a step of all chains, by what was timed.
         self.milliseconds: dict[str, float] = {}
         self.flags: list[str] = []
@@ -93,7 +94,7 @@ class Choice:
         like, inverse = found.center, np.linalg.inv(found.factor)
         first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
         widths = to.prior_widths(self._problem, found)
-        starts = far_starts(self._dim, inverse @ first, inverse * widths, self._mode_seed)
+        starts = far_starts(self._dim, inverse @ first, inverse * widths, self._mode_seed.numpy())
         other = other_mode(found.target, starts, self._dtype)
         if other is not None:
             self.flags.append(
@@ -111,9 +112,14 @@ class Choice:
         while self._num_pilots < _MOST_PILOTS:
             if control is None:
                 zero = tf.zeros([self._dim], self._dtype)
-                control = ControlVariate(found.target, zero, order=2, importance="pilot")
                 draws = random.normal([_PREDICTION_DRAWS, self._dim], tf.float64, self._noise_seed)
-                covariance, timed = remainder_covariance(control, draws.numpy()), {}
+                try:
+                    control = ControlVariate(found.target, zero, order=2, importance="pilot")
+                    covariance, timed = remainder_covariance(control, draws.numpy()), {}
+                except ValueError:  # remainders that are not finite at draws of the approximation
+                    return None
+                if not np.isfinite(covariance).all():
+                    return None
                 of_hmc = self._time_hmc(found)
             assert covariance is not None
             settings = safe_settings(covariance, self._problem.num_examples, steps)
@@ -198,8 +204,9 @@ class Choice:
         Raises:
           NotQuadratic: there is none, or draws wander.
         """
-        found = self._found
-        self._num_pilots = 0
+        if self._found is None:
+            raise NotQuadratic("no mode was found")
+        found, self._num_pilots = self._found, 0
         self._time_hmc(found)
         h, count = self._leapfrog
         target = FullDataLogProb(found.target)
@@ -223,7 +230,7 @@ class Choice:
             sampler="HamiltonianMonteCarlo",
             arguments=arguments,
             batch_size=None,
-            num_steps_between_results=_stride(HMC_STRIDE, pilot) - 1,
+            num_steps_between_results=_stride(1, pilot) - 1,
         )
         line = (
             f"All {self._problem.num_examples} examples are used in every step, and a Metropolis "
@@ -307,8 +314,11 @@ class Choice:
 
 
 def _stride(stride: int, pilot: Pilot) -> int:
-    """Returns the steps between draws, more if the pilot's draws were far from independent."""
-    return stride * int(np.clip(round(pilot.inefficiency / 1.5), 1, 20))
+    """Returns the steps between draws, more if the pilot's draws were far from independent.
+
+    The worst of many entries of independent draws looks 1.6 times worse than it is.
+    """
+    return stride * int(np.clip(np.ceil(pilot.inefficiency / 1.6), 1, 20))
 
 
 def _acceptance(z: np.ndarray) -> float:

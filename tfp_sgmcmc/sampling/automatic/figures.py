@@ -45,7 +45,9 @@ def convergence(draws: np.ndarray) -> Convergence:
         sizes = np.nan_to_num(split.shape[0] * split.shape[1] / np.maximum(times, 1e-3), nan=1.0)
         ess = min(ess, float(sizes.min()))
     chains = 2 * x.shape[1]
-    return Convergence(rhat, ess, _rhat_by_chance(chains, 4 * x.shape[-1], ess))
+    # Chains that never met have few effective draws, and must not be excused by that.
+    worth = max(ess, 0.25 * x.shape[0] * x.shape[1])
+    return Convergence(rhat, ess, _rhat_by_chance(chains, 4 * x.shape[-1], worth))
 
 
 def _normal_scores(x: np.ndarray) -> np.ndarray:
@@ -71,7 +73,7 @@ class Fit(NamedTuple):
       error: its standard error.
       shift: root mean square over entries of the means' offsets, in standard deviations, less what
         is by chance.
-      shift_error: its standard error, if the means are right.
+      shift_error: the root of the standard error of its square, if the means are right.
       radius: mean of \( |z|^2 / D \), which is 1 for Laplace's approximation.
     """
 

@@ -24,6 +24,7 @@ from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.targets import preflight
 
 _MOST_TESTED = 500  # results at which gradients are taken
+_LEAST_RESULTS = 50
 _MOST_RUNS = 3
 # What is not told apart from sound draws: relative variance, and standard deviations.
 _NOTED_EXCESS, _NOTED_SHIFT = 0.04, 0.05
@@ -84,22 +85,18 @@ def sample_target(
             preflight_check=False,
             view=prepared.bijector.forward,
         )
-        found, fits = _figures(result, prepared, check_seed)
-        flags = _flags(found, fits, goal)
+        flags, last, factor = _judge(result, prepared, check_seed, goal)
         if not flags or run is not None or not result.is_complete or attempt == _MOST_RUNS:
             break
+        better = _better(prepared, choose, num_results, factor)
+        if better is None:
+            break
         # All draws are dropped, and others are made from their end.
-        prepared = _better(prepared, choose, num_results, goal / found.ess)
-        prepared = prepared.with_choices(
+        prepared = better.with_choices(
             start=_coordinates(result.final_state, prepared.bijector),
             seed=_integers(random.fold_in(run_seed, attempt)),
         )
     flags = [*prepared.flags, *flags]
-    last = (
-        f"The {result.num_results * num_chains} draws are worth {found.ess:.0f} independent ones "
-        f"for the worst parameter, R-hat is {found.rhat:.3f}, and their gradients say that the "
-        f"variance is {fits.temperature:.3f} +- {fits.error:.3f} of the posterior's."
-    )
     _show([last, *flags], progress_bar)
     for flag in flags:
         warnings.warn(flag, stacklevel=3)
@@ -109,7 +106,26 @@ def sample_target(
     )
 
 
-def _better(prepared: Prepared, choose: Choice, num_results: int, factor: float) -> Prepared:
+def _judge(
+    result: SampleResult, prepared: Prepared, seed: tf.Tensor, goal: float
+) -> tuple[list[str], str, float]:
+    """Returns flags, a line about the draws, and the goal over their effective sample size."""
+    if result.num_results < _LEAST_RESULTS:
+        return (
+            [f"Fewer than {_LEAST_RESULTS} draws of a chain cannot be checked. Ask for more."],
+            f"{result.num_results} draws of each chain were taken.",
+            0.0,
+        )
+    found, fits = _figures(result, prepared, seed)
+    line = (
+        f"The draws of all chains are worth {found.ess:.0f} independent ones for the worst "
+        f"parameter, R-hat is {found.rhat:.3f}, and their gradients say that the variance is "
+        f"{fits.temperature:.3f} +- {fits.error:.3f} of the posterior's."
+    )
+    return _flags(found, fits, goal), line, goal / found.ess
+
+
+def _better(prepared: Prepared, choose: Choice, num_results: int, factor: float) -> Prepared | None:
     """Returns what to run after draws that were flagged, `factor` times too few for the goal.
 
     Draws that are slow are kept more seldom. Draws that are wrong although the noise is known to be
@@ -123,8 +139,8 @@ def _better(prepared: Prepared, choose: Choice, num_results: int, factor: float)
         try:
             return choose.with_all_examples(num_results)
         except NotQuadratic:
-            return prepared
-    return prepared
+            return None
+    return None
 
 
 def _integers(seed: tf.Tensor) -> tuple[int, int]:
@@ -164,7 +180,7 @@ def _flags(found: Convergence, fits: Fit, goal: float) -> list[str]:
             f"The draws are too {way}: by their gradients, the variance is {fits.temperature:.3f} "
             f"+- {fits.error:.3f} of the posterior's on average."
         )
-    if not fits.shift**2 <= _NOTED_SHIFT**2 + 4 * fits.shift_error:
+    if not fits.shift**2 <= _NOTED_SHIFT**2 + 4 * fits.shift_error**2:
         flags.append(
             f"The means are off by about {fits.shift:.2f} standard deviations, by their gradients."
         )

@@ -26,7 +26,7 @@ class OtherMode(NamedTuple):
     log_prob: float
 
 
-def far_starts(dim: int, first: np.ndarray, widths: np.ndarray, seed: int) -> np.ndarray:
+def far_starts(dim: int, first: np.ndarray, widths: np.ndarray, seed: Any) -> np.ndarray:
     """Returns z of sixteen starts, `[16, D]`.
 
     Four lie near the center. The others are as wide as the prior, around the center and around the
@@ -36,9 +36,9 @@ def far_starts(dim: int, first: np.ndarray, widths: np.ndarray, seed: int) -> np
       dim: D.
       first: z of the user's start, `[D]`.
       widths: linear map from a standard normal to z with the prior's widths, `[D, D]`.
-      seed: of the normals.
+      seed: an integer or two, of the normals.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(np.atleast_1d(seed).astype(np.uint32))
     near = np.repeat(_RADII, 2)[:, np.newaxis] * rng.standard_normal([4, dim])
     wide = rng.standard_normal([_NUM_STARTS - 4, dim]) @ widths.T
     wide[::2] += first

@@ -1,0 +1,285 @@
+"""The run without a kernel: predictions, the choice, the draws, and what it flags."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import tensorflow as tf
+import tensorflow_probability as tfp
+import tree
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.sampling.automatic import figures, flow, modes, saved
+from tfp_sgmcmc.sampling.automatic.selection import (
+    FRICTION,
+    MOST_MEAN,
+    MOST_WORST,
+    Setting,
+    batch_sizes,
+    cheapest,
+    leapfrog,
+    safe_settings,
+)
+from tfp_sgmcmc.targets.predicted_noise import excess_variance_factor, remainder_covariance
+
+tfd = tfp.distributions
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[300, 3]).astype(np.float32)
+Y = (RNG.random(300) < 1 / (1 + np.exp(-X @ [1.0, -1.0, 0.5]))).astype(np.float32)
+
+
+def regression(**options: Any) -> sgmcmc.MinibatchLogProb:
+    return sgmcmc.MinibatchLogProb(
+        lambda w: tf.reduce_sum(tfd.Normal(tf.zeros([], w.dtype), 1.0).log_prob(w), axis=-1),
+        lambda w, batch: tfd.Bernoulli(tf.linalg.matvec(batch[0], w)).log_prob(batch[1]),
+        (X, Y),
+        10,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("h", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("friction", [0.3, 1.5, 4.0])
+def test_the_factor_of_the_noise_is_the_exact_law(h: float, friction: float) -> None:
+    """The stationary covariance of A O A B with the force -theta + xi, less that without xi."""
+    c = np.exp(-friction * h)
+    a, o = np.array([[1, h / 2], [0, 1]]), np.diag([1, c])
+    b = np.array([[1, 0], [-h, 1]])
+    step, kick = b @ a @ o @ a, np.array([[0.0], [h]])
+    found = scipy.linalg.solve_discrete_lyapunov(step, kick @ kick.T)[0, 0]
+    np.testing.assert_allclose(excess_variance_factor(h, friction), found, rtol=1e-12)
+
+
+@pytest.mark.parametrize("importance", [None, "pilot"])
+def test_the_noise_of_a_minibatch_is_enumerated(importance: Any) -> None:
+    """C / n is the covariance of the estimate of n = 1, over all examples, in NumPy."""
+    target = regression(dtype="float64")
+    center, _ = sgmcmc.find_center(target, tf.zeros([3], tf.float64))
+    control = sgmcmc.ControlVariate(target, center, order=2, importance=importance)
+    states = center + 0.3 * RNG.normal(size=[2, 3])
+    found = remainder_covariance(control, states.numpy())
+    q = control.second_order.probabilities
+    q = np.full(300, 1 / 300) if q is None else q
+
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+    x, expected = X.astype(np.float64), 0.0
+    hessian = control.second_order.quadratic.posterior.numpy()
+    for theta in states.numpy():
+        d = theta - center.numpy()
+        w = min(1.0, 1.5 * 3 / (d @ -hessian @ d))
+        p = sigmoid(x @ center.numpy())
+        s = (p - sigmoid(x @ theta) + w * p * (1 - p) * (x @ d))[:, np.newaxis] * x
+        mean = s.sum(axis=0)
+        expected += ((s / q[:, np.newaxis]).T @ s - np.outer(mean, mean)) / 2
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9 * np.abs(expected).max())
+
+
+def test_the_choice_is_the_cheapest_of_all_that_are_safe() -> None:
+    """Compared with a search over the whole grid, for noises over seven orders of magnitude."""
+    for scale in np.logspace(-2, 5, 15):
+        eigenvalues = scale * np.array([1.0, 0.1, 0.01])
+        settings = safe_settings(np.diag(eigenvalues), 5000)
+        grid = [
+            (n, h)
+            for h in (1.0, 0.5, 0.25)
+            for n in batch_sizes(5000)
+            if excess_variance_factor(h, FRICTION) * eigenvalues.mean() / n <= MOST_MEAN
+            and excess_variance_factor(h, FRICTION) * eigenvalues.max() / n <= MOST_WORST
+        ]
+        for per_example in (1e-9, 1e-5):  # the overhead of a step dominates, or its examples
+
+            def seconds(n: int, per_example: float = per_example) -> float:
+                return 1e-5 + per_example * n
+
+            found = cheapest(settings, seconds)
+            if not grid:
+                assert found is None
+                continue
+            best = min(round(4 / h) * seconds(n) for n, h in grid)
+            assert found is not None
+            assert found.steps_per_draw * seconds(found.batch_size) == best
+
+
+def test_only_sizes_that_may_win_are_timed() -> None:
+    settings = [Setting(100, h, 0.0, 0.0) for h in (1.0, 0.5, 0.25)]
+    asked = []
+    assert cheapest(settings, lambda n: float(asked.append(n) or 1.0)) == settings[0]
+    assert asked == [100]
+
+
+@pytest.mark.parametrize("dim", [1, 10, 100, 1000])
+def test_hmc_accepts_most_of_a_standard_normal(dim: int) -> None:
+    h, count = leapfrog(dim)
+    assert 1.2 < h * count < 1.8
+    q, p = RNG.normal(size=[2, 4000, dim])
+    before = (q**2 + p**2).sum(axis=-1) / 2
+    for _ in range(count):
+        p = p - h / 2 * q
+        q = q + h * p
+        p = p - h / 2 * q
+    accepted = np.minimum(1, np.exp(before - (q**2 + p**2).sum(axis=-1) / 2)).mean()
+    assert 0.75 < accepted < 0.99
+
+
+class Draws:
+    """Draws whose law is known, with the gradients of N(0, I)."""
+
+    def __init__(self, width: float = 1.0, shift: float = 0.0, stuck: float = 0.0):
+        rng = np.random.default_rng(1)
+        z = width * rng.standard_normal([500, 4, 20]) + shift
+        self.z = z + stuck * rng.standard_normal([4, 20])
+
+    def flags(self) -> list[str]:
+        found = figures.convergence(self.z)
+        return flow._flags(found, figures.fit(self.z, -self.z), 400)
+
+
+def test_sound_draws_have_no_flag() -> None:
+    assert Draws().flags() == []
+    assert Draws(width=1.01).flags() == []
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({"width": 1.05}, "too wide"),
+        ({"width": 0.95}, "too narrow"),
+        ({"shift": 0.15}, "means are off"),
+        ({"stuck": 0.5}, "chains disagree"),
+    ],
+)
+def test_wrong_draws_are_flagged(options: dict[str, float], told: str) -> None:
+    """Negative controls: a width 5 % off, means 0.15 sd off, chains that never met."""
+    assert any(told in line for line in Draws(**options).flags())
+
+
+def test_another_mode_is_found() -> None:
+    two = tfd.MixtureSameFamily(
+        tfd.Categorical(probs=[0.5, 0.5]), tfd.Normal(np.float32([0.0, 20.0]), np.float32(1.0))
+    )
+    starts = modes.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
+    found = modes.other_mode(lambda z: two.log_prob(z[..., 0]), starts, tf.float32)
+    assert found is not None
+    np.testing.assert_allclose(found, [20.0, 0.0], atol=0.1)
+    one = tfd.Normal(0.0, 1.0)
+    assert modes.other_mode(lambda z: one.log_prob(z[..., 0]), starts, tf.float32) is None
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns a run of 60 results in two parts, in a directory."""
+    folder = tmp_path_factory.mktemp("automatic") / "run"
+    options: dict[str, Any] = {"seed": 3, "progress_bar": False, "directory": folder}
+    first = sgmcmc.sample(regression(), tf.zeros([3]), 200, **options)
+    assert first.num_results == 200
+    return sgmcmc.sample(regression(), tf.zeros([3]), 400, **options)
+
+
+def test_a_run_goes_on_and_is_repeated_by_hand(run: Any) -> None:
+    """The program in `choices` takes the same steps, to the last bit, in one go."""
+    choices = run.choices
+    assert run.is_trusted and run.states.shape == (400, 4, 3)
+    assert len(run.explanation) >= 4 and choices.sampler in str(run)
+    whitened, bijector = sgmcmc.whiten(regression(), choices.center)
+    kernel = tfp.mcmc.HamiltonianMonteCarlo(whitened, **choices.arguments)
+    if choices.batch_size is not None:
+        whitened = whitened.with_minibatches(choices.batch_size)
+        control = sgmcmc.ControlVariate(whitened, tf.zeros([3]), order=2, importance="pilot")
+        kernel = sgmcmc.UnderdampedLangevin(control, **choices.arguments)
+    by_hand = sgmcmc.sample(
+        kernel,
+        choices.start,
+        400,
+        seed=choices.seed,
+        num_burnin_steps=choices.num_burnin_steps,
+        num_steps_between_results=choices.num_steps_between_results,
+        progress_bar=False,
+        preflight_check=False,
+    )
+    draws = bijector.forward(by_hand.states).numpy()
+    np.testing.assert_allclose(np.asarray(run.states), draws, rtol=1e-5, atol=1e-6)
+    ends = (tree.flatten(x.final_kernel_results) for x in (run, by_hand))
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_choices_survive_the_file(run: Any) -> None:
+    seed = sgmcmc.random.as_seed(3)
+    found = saved.load(run.directory, regression(), tf.zeros([3]), seed)
+    assert found is not None
+    assert found.choices.program() == run.choices.program()
+    np.testing.assert_array_equal(found.choices.start, run.choices.start)
+    with pytest.raises(ValueError, match="seed must be that of the run"):
+        saved.load(run.directory, regression(), tf.zeros([3]), sgmcmc.random.as_seed(4))
+    with pytest.raises(ValueError, match="initial_state must have parts"):
+        saved.load(run.directory, regression(), tf.zeros([2]), seed)
+
+
+def test_the_draws_have_the_moments_of_the_posterior(run: Any) -> None:
+    """Against quadrature by importance sampling from Laplace's approximation, 200,000 draws.
+
+    1600 nearly independent draws: means within 0.15 sd and sds within 12 % is six standard errors
+    (false alarms below 1e-8). Laplace's approximation itself is not told apart here.
+    """
+    x, y = X.astype(np.float64), Y.astype(np.float64)
+    center = np.asarray(run.choices.center, np.float64)
+    p = 1 / (1 + np.exp(-x @ center))
+    covariance = np.linalg.inv((x * (p * (1 - p))[:, np.newaxis]).T @ x + np.eye(3))
+    factor = np.linalg.cholesky(covariance)
+    z = np.random.default_rng(0).standard_normal([50_000, 3])
+    w = center + z @ factor.T
+    logits = w @ x.T
+    log_prob = (y * logits - np.logaddexp(0, logits)).sum(axis=-1) - (w**2).sum(axis=-1) / 2
+    log_weights = log_prob + (z**2).sum(axis=-1) / 2
+    weights = np.exp(log_weights - log_weights.max())
+    weights /= weights.sum()
+    mean = weights @ w
+    sd = np.sqrt(weights @ (w - mean) ** 2)
+    draws = np.asarray(run.states).reshape(-1, 3)
+    np.testing.assert_array_less(np.abs(draws.mean(axis=0) - mean) / sd, 0.15)
+    np.testing.assert_array_less(np.abs(draws.std(axis=0) / sd - 1), 0.12)
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({"num_burnin_steps": 10}, "num_burnin_steps must be 0"),
+        ({"num_steps_between_results": 1}, "num_steps_between_results must be 0"),
+        ({"trace_fn": lambda *_: ()}, "trace_fn must be None"),
+        ({"min_ess": 0}, "min_ess must be at least 1"),
+    ],
+)
+def test_what_a_target_excludes(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        sgmcmc.sample(regression(), tf.zeros([3]), 10, **options)
+
+
+def test_other_wrong_calls() -> None:
+    control = sgmcmc.ControlVariate(regression(), tf.zeros([3]))
+    with pytest.raises(ValueError, match="makes control variates itself"):
+        sgmcmc.sample(control, tf.zeros([3]), 10)
+    with pytest.raises(ValueError, match="without chain dimensions"):
+        sgmcmc.sample(regression(), tf.zeros([4, 3]), 10)
+    kernel = sgmcmc.SGLD(regression(), 1e-3)
+    with pytest.raises(ValueError, match="min_ess must be None"):
+        sgmcmc.sample(kernel, tf.zeros([3]), 10, min_ess=400)
+
+
+@pytest.mark.slow
+def test_a_mixture_and_a_funnel_are_flagged() -> None:
+    def mixture(x: tf.Tensor) -> tf.Tensor:
+        parts = tfd.Normal(np.float32([-6.0, 6.0]), np.float32(1.0))
+        return tfd.MixtureSameFamily(tfd.Categorical(probs=[0.5, 0.5]), parts).log_prob(x)
+
+    def funnel(v: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        scale = tf.exp(v / 2)[..., tf.newaxis]
+        prior = tfd.Normal(tf.zeros([], v.dtype), 3.0).log_prob(v)
+        return prior + tf.reduce_sum(tfd.Normal(tf.zeros([], x.dtype), scale).log_prob(x), axis=-1)
+
+    for fn, start in ((mixture, tf.constant(0.5)), (funnel, [tf.zeros([]), tf.zeros([9])])):
+        with pytest.warns(UserWarning, match="modes|funnel"):
+            result = sgmcmc.sample(fn, start, 200, seed=0, progress_bar=False)
+        assert not result.is_trusted
