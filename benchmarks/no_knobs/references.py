@@ -169,6 +169,9 @@ def long_run(problem: Problem) -> Reference:
         burn_in = num_results // (2 if num_results == PILOT_RESULTS else 10)
         found = summarize(samples[burn_in:], guess)
         print(f"  {found}; acceptance {acceptance:.2f}", file=sys.stderr, flush=True)
+        if acceptance < LEAST_ACCEPTANCE / 4:  # the curvature at the mode says nothing
+            factor = factor / 8
+            continue
         if num_results > PILOT_RESULTS and found.is_good:
             break
         if num_results > PILOT_RESULTS or found.r_hat < ROUGH_R_HAT or trial == MOST_PILOTS - 1:

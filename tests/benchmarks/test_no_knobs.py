@@ -140,3 +140,10 @@ def test_names_stand_for_posteriors() -> None:
     assert command.names(("all",)) == [*POSTERIORS, *HOSTILE]
     with pytest.raises(ValueError, match=r"posteriors must be some of table, .* Received: iris"):
         command.names(("pima", "iris"))
+
+
+@pytest.mark.slow
+def test_the_quick_table_is_right(tmp_path) -> None:
+    rows = list(command.run(quick=True, folder=str(tmp_path)))
+    assert [command.verdict(row) for row in rows] == ["right", "right"]
+    command.show(iter(rows))
