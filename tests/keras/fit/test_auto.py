@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import scipy.linalg
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.linear_steps import QuadraticWithScores, step_matrix
@@ -500,25 +499,21 @@ NETWORKS = {
     ),
     "dropout": (lambda: classifier([D], L.Dense(32, "relu"), L.Dropout(0.2)), numbers),
 }
-FAST = ("batch normalisation",)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NETWORKS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("fresh", [False, True], ids=["independent batches", "epochs"])
 def test_no_network_diverges(name, fresh):
     """After its burn-in the loss stays below that of a model that knows nothing but the prior."""
     make, data = NETWORKS[name]
     (x, y), model = data(), make()
-    epochs = dict(epochs=12) if name in FAST else dict(epochs=60)
-    callback = auto(num_burnin_epochs=epochs["epochs"] // 2)
+    callback = auto(num_burnin_epochs=30)
     if fresh:
-        history = quietly(model, callback, x, y, batch_size=20, **epochs)
+        history = quietly(model, callback, x, y, batch_size=20, epochs=60)
     else:
         given = sgmcmc.keras.IndependentBatches(x, y, batch_size=20, seed=5)
-        history = quietly(model, callback, given, None, **epochs)
+        history = quietly(model, callback, given, None, epochs=60)
     loss = np.array(history["loss"])
     assert np.isfinite(loss).all() and len(callback.samples[0])
     assert loss[-3:].mean() < 1.2 * loss[0], loss
-    assert tfp.__version__ and callback.choices.numbers["largest_curvature"] > 0
