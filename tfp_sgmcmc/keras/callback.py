@@ -74,11 +74,11 @@ class SamplerCallback(keras.callbacks.Callback):
     down from the model's weights by RMSprop without noise, measures the curvature and the gradient
     noise there, and freezes a diagonal preconditioner. Then it chooses kernel (`SGLD`,
     `UnderdampedLangevin`, or `NOGIN` if the batches are independent), step size, friction, and what
-    the kernel knows of the noise: nothing, its covariance, the diagonal, or a low rank. It tries
-    the choice for some epochs, looks at the curvature where that leads, and chooses again, up to
-    four times. From there on the chain is an ordinary one: `choices` holds all numbers, says them
-    in words, and makes the same kernel by `choices.make_kernel`. A ninefold curvature would still
-    be stable.
+    the kernel knows of the noise: nothing, its covariance (up to 1000 weights), or the diagonal. It
+    tries the choice for some epochs, looks at the curvature where that leads, and chooses again, up
+    to four times. From there on the chain is an ordinary one: `choices` holds all numbers, says
+    them in words, and makes the same kernel by `choices.make_kernel`. Nine times the curvature
+    would still be stable.
 
     The noise of batches of n examples along the stiffest directions of a network is about N/n times
     the curvature there. With a small step the chain then hardly moves along flat directions, and

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import scipy.linalg
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.linear_steps import QuadraticWithScores, step_matrix
@@ -138,7 +137,7 @@ class TestLandscape:
         along = np.einsum("ki,ij,kj->k", found.directions, hessian, found.directions)
         np.testing.assert_allclose(found.curvature, along, rtol=1e-4)
         assert np.isclose(found.largest_curvature, np.linalg.eigvalsh(hessian)[-1], rtol=1e-4)
-        assert np.isclose(found.prior_curvature, scale.min(), rtol=1e-5)
+        assert np.isclose(found.prior_curvature, np.median(scale), rtol=1e-5)
         assert found.has_hessian
 
     def test_directions_of_few_gradients_are_measured_by_others(self):
@@ -148,8 +147,8 @@ class TestLandscape:
         times too large. The mean of 20 chi-square ratios with 40 degrees of freedom exceeds 1.5
         with probability below 1e-10.
         """
-        rows = np.random.default_rng(1).normal(size=[120, 200])
-        shown, measured, _ = (landscape._normalised(r) for r in np.array_split(rows, 3))
+        rows = np.random.default_rng(1).normal(size=[80, 200])
+        shown, measured = (landscape._normalised(r) for r in np.array_split(rows, 2))
         directions = landscape._leading(shown)
         np.testing.assert_allclose(directions @ directions.T, np.eye(len(directions)), atol=1e-9)
         assert np.mean(np.sum((measured @ directions.T) ** 2, axis=0)) < 1.5
@@ -176,7 +175,6 @@ def place(noise, **changes):
         scale=[np.ones(2, np.float32)],
         noise=noise,
         noise_of_diagonal=noise,
-        noise_of_others=noise,
         mean_noise=float(noise.mean()),
         curvature=np.array([1e4, 1e2]),
         largest_curvature=1e4,
@@ -224,7 +222,7 @@ class TestChoice:
         assert kept.numbers["keeps_bound"] and not free.numbers["keeps_bound"]
         assert kept.numbers["steps_to_forget"] > 1e5
         assert free.numbers["predicted_excess_worst"] > 0.1
-        assert free.numbers["share_of_flattest"] > 10 * kept.numbers["share_of_flattest"]
+        assert free.numbers["share_of_flat"] > 10 * kept.numbers["share_of_flat"]
         for found in (kept, free):
             size, steps = found.numbers["better_batch_size"], found.numbers["better_steps"]
             assert f"With batch_size={size}" in found.advice and steps <= 1000
@@ -345,7 +343,7 @@ class TestChain:
         model, callback = regression(jit_compile=True), auto(max_excess_temperature=0.1)
         quietly(model, callback, batch_size=12)
         assert [x[1].growth for x in chosen][:2] == [1.0, 16.0]
-        assert_equal(chosen[0][0].noise, chosen[1][0].noise)  # the same place
+        assert chosen[0][0] is chosen[1][0]  # the same place
         assert len(callback.samples[0]) == 20
 
     def test_a_pilot_may_end_with_a_fit(self):
@@ -355,6 +353,7 @@ class TestChain:
         quietly(model, callback, batch_size=12, epochs=2)
         assert callback.choices is not None and len(callback.samples[0]) == 10
 
+    @pytest.mark.slow
     def test_several_steps_an_execution_and_resident_data(self):
         model, callback = regression(jit_compile=True, steps_per_execution=5), auto()
         quietly(model, callback, batch_size=12)
@@ -364,6 +363,7 @@ class TestChain:
         assert len(callback.samples[0]) == 20
 
 
+@pytest.mark.slow
 def test_the_variance_of_a_chain_is_the_predicted_one():
     """One weight, so that the prediction is the law, bias included.
 
@@ -499,25 +499,21 @@ NETWORKS = {
     ),
     "dropout": (lambda: classifier([D], L.Dense(32, "relu"), L.Dropout(0.2)), numbers),
 }
-FAST = ("attention", "batch normalisation")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NETWORKS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("fresh", [False, True], ids=["independent batches", "epochs"])
 def test_no_network_diverges(name, fresh):
     """After its burn-in the loss stays below that of a model that knows nothing but the prior."""
     make, data = NETWORKS[name]
     (x, y), model = data(), make()
-    epochs = dict(epochs=12) if name in FAST else dict(epochs=60)
-    callback = auto(num_burnin_epochs=epochs["epochs"] // 2)
+    callback = auto(num_burnin_epochs=30)
     if fresh:
-        history = quietly(model, callback, x, y, batch_size=20, **epochs)
+        history = quietly(model, callback, x, y, batch_size=20, epochs=60)
     else:
         given = sgmcmc.keras.IndependentBatches(x, y, batch_size=20, seed=5)
-        history = quietly(model, callback, given, None, **epochs)
+        history = quietly(model, callback, given, None, epochs=60)
     loss = np.array(history["loss"])
     assert np.isfinite(loss).all() and len(callback.samples[0])
     assert loss[-3:].mean() < 1.2 * loss[0], loss
-    assert tfp.__version__ and callback.choices.numbers["largest_curvature"] > 0

@@ -31,7 +31,7 @@ class Limits(NamedTuple):
       batch_size: n.
       num_steps: steps of the fit after the pilot; None if they are not known.
       covariances: forms in which a kernel can know the covariance of the gradient noise.
-      growth: by how much the curvature is expected to grow.
+      growth: by how much curvature and noise are expected to grow.
     """
 
     bound: float | None
@@ -116,10 +116,10 @@ class Choices:
             f"The gradient noise of batches of {own['batch_size']} is "
             f"{own['noise_over_curvature']:.3g} times the curvature along the noisiest direction. "
             f"An excess temperature of at most {own['bound']:g} would take about "
-            f"{own['steps_within_bound']:.2g} steps until the flattest directions have forgotten "
+            f"{own['steps_within_bound']:.2g} steps until flat directions have forgotten "
             f"their start. Received: {own['num_steps']} steps after the pilot. "
         )
-        reached = f"{100 * own['share_of_flattest']:.2g} % of their variance along the flattest"
+        reached = f"{100 * own['share_of_flat']:.2g} % of their variance along flat"
         if own["keeps_bound"]:
             found += f"The bound is kept, and the samples will have {reached} directions. "
         else:
@@ -135,11 +135,11 @@ class Choices:
     def __str__(self) -> str:
         own = self.numbers
         known = own["covariance"]
-        flat = "" if own["has_flat"] else " if the flattest has 0.0001 of the largest curvature"
+        flat = "" if own["has_flat"] else " if flat ones have 0.0001 of the largest curvature"
         lines = [
             f"The largest curvature of the log posterior is {own['largest_curvature']:.3g} in "
             "units of the preconditioner"
-            + ("" if own["growth"] == 1 else f", and {own['growth']:.3g} times that is allowed for")
+            + ("" if own["growth"] == 1 else f", and {own['growth']:.3g} times as much is expected")
             + ("." if own["has_hessian"] else ", estimated from the noise: no second derivatives."),
             f"The gradient noise of batches of {own['batch_size']} along the noisiest direction is "
             f"{own['noise_over_curvature']:.3g} times the curvature there (N / n = "
@@ -167,7 +167,12 @@ def choose(found: Landscape, limits: Limits) -> Choices:
     """
     bound = DEFAULT_BOUND if limits.bound is None else limits.bound
     least = found.prior_curvature or _UNKNOWN * found.largest_curvature
-    grown = found._replace(largest_curvature=limits.growth * found.largest_curvature)
+    grown = found._replace(
+        largest_curvature=limits.growth * found.largest_curvature,
+        noise=limits.growth * found.noise,
+        noise_of_diagonal=limits.growth * found.noise_of_diagonal,
+        mean_noise=limits.growth * found.mean_noise,
+    )
     near = Place(grown, _noise_scale(limits.num_examples, limits.batch_size), least)
     within = near.fastest(_kernels(limits), bound)
     best, num_steps = within, limits.num_steps
@@ -181,7 +186,7 @@ def choose(found: Landscape, limits: Limits) -> Choices:
         if num_steps is not None and better_steps <= num_steps:
             break
     curvature = max(float(found.curvature[0]), least)
-    excess = near.excess(best)
+    excess = near._replace(found=found).excess(best)
     numbers = {
         **best._asdict(),
         "max_excess_temperature": limits.bound,
@@ -200,7 +205,7 @@ def choose(found: Landscape, limits: Limits) -> Choices:
         "predicted_excess_mean": float(excess[-1]),
         "steps_to_forget": near.slowest(best),
         "steps_within_bound": near.slowest(within),
-        "share_of_flattest": 1.0 if num_steps is None else near.share_of_flattest(best, num_steps),
+        "share_of_flat": 1.0 if num_steps is None else near.share_of_flat(best, num_steps),
         "better_batch_size": better,
         "better_steps": better_steps,
     }

@@ -20,7 +20,7 @@ class Scheme(NamedTuple):
       kernel: "SGLD", "UnderdampedLangevin" or "NOGIN".
       step_size: epsilon of SGLD, h of the others.
       friction: friction; None for SGLD.
-      covariance: what NOGIN knows of the noise: "full", "diag" or "low_rank"; None for the others.
+      covariance: what NOGIN knows of the noise: "full" or "diag"; None for the others.
     """
 
     kernel: str

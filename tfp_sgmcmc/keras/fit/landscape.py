@@ -33,13 +33,12 @@ class Landscape(NamedTuple):
       scale: the diagonal of M, an array for each variable.
       noise: V along the noisiest directions, `[k]`.
       noise_of_diagonal: what the diagonal of V alone says of it, `[k]`.
-      noise_of_others: what other examples say of it, `[k]`.
       mean_noise: the mean of the diagonal of V.
       curvature: the curvature along these directions, `[k]`.
       largest_curvature: the largest eigenvalue of M H.
       mean_curvature: the mean of the diagonal of M H.
-      prior_curvature: the smallest curvature of the prior along a weight; 0 if some weight has
-        none, or if it is not known.
+      prior_curvature: the median over weights of the prior's curvature, which directions have that
+        the data do not determine; 0 if it is not known.
       has_hessian: whether curvatures come from second derivatives. If not, they are N V, which
         equals the curvature of a model that fits its data.
       directions: the noisiest directions, `[k, D]`, orthonormal.
@@ -48,7 +47,6 @@ class Landscape(NamedTuple):
     scale: list[np.ndarray]
     noise: np.ndarray
     noise_of_diagonal: np.ndarray
-    noise_of_others: np.ndarray
     mean_noise: float
     curvature: np.ndarray
     largest_curvature: float
@@ -69,9 +67,9 @@ def survey(
     """Measures curvature and noise at the state of one chain.
 
     The covariance of the noise is estimated from the gradients of groups of examples, so that every
-    layer will do. Where groups are few for so many weights, a third of them shows the noisiest
-    directions, and another third measures the noise along them. Otherwise the largest variance that
-    a sample happens to have would be taken for that of the model.
+    layer will do. Where groups are few for so many weights, half of them shows the noisiest
+    directions, and the other half measures the noise along them. Otherwise the largest variance
+    that a sample happens to have would be taken for that of the model.
 
     Args:
       chain: chains of the model.
@@ -83,8 +81,8 @@ def survey(
     """
     root = np.concatenate([np.sqrt(s).ravel() for s in scale])
     centred = _centred_gradients(chain, source, state, batch_size, num_examples) * root
-    parts = [centred] * 3 if len(centred) >= _MANY * len(root) else np.array_split(centred, 3)
-    shown, measured, others = (_normalised(rows) for rows in parts)
+    parts = [centred] * 2 if len(centred) >= _MANY * len(root) else np.array_split(centred, 2)
+    shown, measured = (_normalised(rows) for rows in parts)
     directions = _leading(shown)
     everything = _normalised(centred)
     squares = np.sum(everything**2, axis=0)
@@ -99,7 +97,6 @@ def survey(
         scale=scale,
         noise=noise,
         noise_of_diagonal=directions**2 @ squares,
-        noise_of_others=np.sum((others @ directions.T) ** 2, axis=0),
         mean_noise=float(np.mean(squares)),
         curvature=curvature,
         largest_curvature=largest,
@@ -139,17 +136,17 @@ def _centred_gradients(
 ) -> np.ndarray:
     """Returns centred gradients of groups, `[groups, D]`, with covariance V."""
     size = sum(x.shape.num_elements() for x in state)
-    most = max(6, min(_GROUPS, _MOST_BYTES // (4 * size)))
+    most = max(4, min(_GROUPS, _MOST_BYTES // (4 * size)))
     total = source.num_examples or num_examples
     width = max(1, min(batch_size, total // most))
     if any(isinstance(x, keras.layers.BatchNormalization) for x in internals.layers(chain.model)):
         width = batch_size  # its examples interact
     batch = source.batch(most * width)
     rows = keras.tree.flatten(batch)[0].shape[0]
-    if rows < 6 * width and width < batch_size:
+    if rows < 4 * width and width < batch_size:
         width = max(1, rows // most)
     count = rows // width
-    if count < 3:
+    if count < 4:
         raise ValueError(
             "The pilot must see several groups of examples to measure the noise of the gradient. "
             f"Received: {rows} examples in groups of {width}. Give fit arrays, or "
@@ -208,7 +205,7 @@ def _curvatures(
 
 
 def _prior_curvature(chain: Chain, state: list[tf.Tensor], root: np.ndarray) -> float:
-    """Returns the smallest curvature of a prior that treats each weight alone."""
+    """Returns the median curvature of a prior that treats each weight alone."""
     ones = [tf.ones_like(x) for x in state]
 
     def log_prior(values: list[tf.Tensor]) -> tf.Tensor:
@@ -218,5 +215,5 @@ def _prior_curvature(chain: Chain, state: list[tf.Tensor], root: np.ndarray) -> 
         found = value_and_gradient(log_prior, state, ones, connected=False)[2]
     except (LookupError, NotImplementedError):
         return 0.0
-    least = float(np.min(-flatten_events(found, 0).numpy() * root**2))
-    return least if np.isfinite(least) and least > 0 else 0.0
+    typical = float(np.median(-flatten_events(found, 0).numpy() * root**2))
+    return typical if np.isfinite(typical) and typical > 0 else 0.0

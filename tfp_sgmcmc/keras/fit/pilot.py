@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from pathlib import Path
@@ -16,7 +15,8 @@ from tfp_sgmcmc import checks
 from tfp_sgmcmc.keras.fit import problem
 from tfp_sgmcmc.keras.fit.chain import Chain
 from tfp_sgmcmc.keras.fit.choices import Choices, Limits, choose
-from tfp_sgmcmc.keras.fit.landscape import survey
+from tfp_sgmcmc.keras.fit.landscape import Landscape, survey
+from tfp_sgmcmc.keras.fit.place import MARGIN
 from tfp_sgmcmc.keras.fit.source import Source
 from tfp_sgmcmc.keras.model.layer_taps import tapped_layers
 from tfp_sgmcmc.kernels import SGLD
@@ -29,7 +29,6 @@ _TRIALS = 4
 _AFTER_FAILURE = 16.0  # times the curvature is allowed for after a trial that failed
 _FLOOR = 0.1  # no entry of M is more than 1 / _FLOOR times that of a typical weight
 _MOST_FULL = 1000  # weights whose gradient noise has a full covariance
-_MOST_BYTES = 2**28  # of the scores that a covariance of low rank keeps
 
 
 class Pilot:
@@ -44,11 +43,12 @@ class Pilot:
 
     where V is the average of RMSprop's squared gradients, and its bar the mean over weights.
 
-    The curvature where a chain samples can be far above that at a mode, as a prior of unit variance
-    lets the weights of a wide network grow. So the kernel is tried, for a share of the pilot's
-    epochs, and chosen again by what is found where that leads, up to four times. The curvature may
-    go on to grow as in the last trial. A trial that becomes NaN or infinite is taken back, and the
-    next one allows for 16 times the curvature.
+    Curvature and noise where a chain samples can be far above those at a mode, as a prior of unit
+    variance lets the weights of a wide network grow, and hot chains meet more noise. So the kernel
+    is tried, for a share of the pilot's epochs, and chosen again by what is found where that leads,
+    up to four times. Both may go on to grow as in the last trial. A trial that becomes NaN or
+    infinite, or multiplies one of them by more than nine times what was expected, is taken back,
+    and the next ones expect 16 times as much.
 
     Attributes:
       choices: what was chosen; None before.
@@ -64,7 +64,8 @@ class Pilot:
         self.bound, self.choices = bound, choices
         self.starts: list[np.ndarray] | None = None
         self._trial: Choices | None = None
-        self._growth, self._curvature = 1.0, math.inf
+        self._found: Landscape | None = None  # where a trial began
+        self._growth, self._has_failed = 1.0, False
         self._weights: list[np.ndarray] = []  # of the model where a trial began
         last = 3 * num_burnin_epochs // 4
         first = max(1, last // 3)
@@ -122,31 +123,31 @@ class Pilot:
         """
         size = min(problem.describe_batches(source)["batch_size"] or 32, num_examples)
         num_steps = None if source.num_batches is None else source.num_batches * num_epochs
-        failed = chain.state.status().first_bad >= 0
-        if failed:
+        several = chain.state.num_chains is not None
+        found, state = self._found, [np.asarray(x) for x in chain.state.read()]
+        if chain.state.status().first_bad < 0:
+            one = [tf.constant(x[0] if several else x) for x in state]
+            scale = _scale(chain) if found is None else found.scale
+            here = survey(chain, one, source, size, num_examples, scale)
+            growth = 1.0 if found is None else _growth(found, here)
+            if growth <= MARGIN * self._growth:
+                least = self._growth if self._has_failed else 1.0
+                found, self._growth = here, max(least, growth)
+        assert found is not None  # a descent that fails has raised
+        if found is self._found:  # the trial failed
+            self._has_failed, self._growth = True, self._growth * _AFTER_FAILURE
             for variable, value in zip(chain.model.weights, self._weights, strict=True):
                 variable.assign(value)
             state = self.starts or [v.numpy() for v in chain.state.variables]
-        else:
-            state = [np.asarray(x) for x in chain.state.read()]
-        several = chain.state.num_chains is not None
-        one = [tf.constant(x[0] if several else x) for x in state]
-        scale = _scale(chain) if self._trial is None else self._trial.scale
-        found = survey(chain, one, source, size, num_examples, scale)
-        if failed:
-            self._growth *= _AFTER_FAILURE
-        else:
-            self._growth = max(1.0, found.largest_curvature / self._curvature)
-        self._curvature = found.largest_curvature
-        covariances = _covariances(chain, source, size)
+        covariances = _covariances(chain, source)
         limits = Limits(self.bound, num_examples, size, num_steps, covariances, self._growth)
         chosen = choose(found, limits)
         self.starts = state if several else None
         if total_epochs < self._ends[-1]:
-            self._trial = chosen
+            self._trial, self._found = chosen, found
             self._weights = [v.numpy() for v in chain.model.weights]
             return
-        self.choices, self._weights = chosen, []
+        self.choices, self._weights, self._found = chosen, [], None
         if chosen.advice is not None:
             warnings.warn(chosen.advice, stacklevel=2)
 
@@ -189,6 +190,12 @@ def pilot_of(
     return Pilot(bound, num_burnin_epochs, _stored(directory))
 
 
+def _growth(before: Landscape, after: Landscape) -> float:
+    """Returns the factor by which curvature or noise has grown, whichever has more."""
+    noise = float(np.max(after.noise) / max(np.max(before.noise), 1e-30))
+    return max(after.largest_curvature / max(before.largest_curvature, 1e-30), noise)
+
+
 def _scale(chain: Chain) -> list[np.ndarray]:
     """Returns the diagonal of M from the squared gradients of the descent."""
     average = chain.state.results.preconditioner_state.average
@@ -199,10 +206,12 @@ def _scale(chain: Chain) -> list[np.ndarray]:
     return [(1 / (_FLOOR + np.sqrt(x / typical))).astype(x.dtype) for x in average]
 
 
-def _covariances(chain: Chain, source: Source, batch_size: int) -> tuple[str, ...]:
+def _covariances(chain: Chain, source: Source) -> tuple[str, ...]:
     """Returns the forms in which a kernel can know the covariance of this fit's gradient noise.
 
-    Batches must be independent, and scores must come from the backward pass of the gradient.
+    Batches must be independent, and scores must come from the backward pass of the gradient. A low
+    rank is left to the user: a few thousand scores say too little of more than 1000 weights for
+    NOGIN to solve with, and heat it.
     """
     if not source.are_independent or source.num_examples is None:
         return ()
@@ -211,11 +220,7 @@ def _covariances(chain: Chain, source: Source, batch_size: int) -> tuple[str, ..
     draws = any("seed_generator_state" in v.path for v in chain.model.non_trainable_variables)
     if draws or any(id(v) not in tapped for v in chain.state.variables):
         return ()
-    if chain.num_variables <= _MOST_FULL:
-        return ("full",)
-    num_chains = chain.state.num_chains or 1
-    kept = 8 * batch_size * chain.num_variables * 4 * num_chains
-    return ("diag", "low_rank") if kept <= _MOST_BYTES else ("diag",)
+    return ("full",) if chain.num_variables <= _MOST_FULL else ("diag",)
 
 
 def _stored(directory: str | os.PathLike[str] | None) -> Choices | None:

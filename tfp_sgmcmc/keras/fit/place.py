@@ -15,7 +15,7 @@ from tfp_sgmcmc.kernels.stability import overdamped_limit, splitting_limit
 _GAIN = 2  # a kernel must need this many times fewer steps than a simpler one
 _FRICTIONS = 9  # that are compared
 _STEP_SIZES = 25  # that are compared for the least bias
-_GROWTH = 9.0  # of the curvature that steps must still be stable at
+MARGIN = 9.0  # times the curvature at which steps are still stable
 _BISECTIONS = 40
 _SMALLEST_SHARE = 1e-12  # of the largest step
 
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     Attributes:
       found: curvature and noise.
       scale: c, with c V the covariance of a batch's gradient.
-      least: the smallest curvature.
+      least: the curvature of flat directions.
     """
 
     found: Landscape
@@ -45,9 +45,8 @@ class Place(NamedTuple):
             None: np.zeros_like(found.noise),
             "full": found.noise,  # an average over many minibatches
             "diag": found.noise_of_diagonal,
-            "low_rank": found.noise_of_others,
         }[covariance]
-        of_mean = found.mean_noise if covariance in ("full", "diag") else 0.0
+        of_mean = 0.0 if covariance is None else found.mean_noise
         curvature = np.maximum([*found.curvature, found.mean_curvature], self.least)
         noise = np.array([*found.noise, found.mean_noise])
         return curvature, self.scale * noise, self.scale * np.array([*known, of_mean])
@@ -60,8 +59,8 @@ class Place(NamedTuple):
         """Returns the steps in which all directions forget their start."""
         return float(np.max(self._times(scheme)))
 
-    def share_of_flattest(self, scheme: Scheme, num_steps: int) -> float:
-        """Returns the share of its variance that the flattest direction has after some steps."""
+    def share_of_flat(self, scheme: Scheme, num_steps: int) -> float:
+        """Returns the share of its variance that flat directions have after some steps."""
         return -math.expm1(-2 * num_steps / self._times(scheme)[-1])
 
     def fastest(self, kernels: Kernels, bound: float) -> Scheme:
@@ -98,7 +97,7 @@ class Place(NamedTuple):
         return best
 
     def _times(self, scheme: Scheme) -> np.ndarray:
-        """Returns the steps in which each direction, and then the flattest, forgets its start."""
+        """Returns the steps in which each direction, and then flat ones, forget their start."""
         curvature, noise, known = self.directions(scheme.covariance)
         times = steps_to_forget(scheme, *(np.append(x, x[-1]) for x in (curvature, noise, known)))
         times[-1] = steps_to_forget(scheme, self.least, noise[-1], known[-1])
@@ -113,7 +112,7 @@ class Place(NamedTuple):
 
     def _most(self, kernel: str) -> float:
         """Returns the largest step that is considered."""
-        curvature = _GROWTH * self.found.largest_curvature
+        curvature = MARGIN * self.found.largest_curvature
         return float(
             overdamped_limit(curvature) if kernel == "SGLD" else splitting_limit(curvature)
         )

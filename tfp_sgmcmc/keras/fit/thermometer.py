@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfp_sgmcmc.diagnostics import configurational_temperature
 from tfp_sgmcmc.keras.fit.chain import Chain
 from tfp_sgmcmc.keras.fit.choices import Choices
 from tfp_sgmcmc.keras.fit.landscape import first_state, gradient_fn
@@ -64,4 +65,4 @@ class Thermometer:
             return {"worst": math.nan, "mean": math.nan}
         x, g = np.array(self._pairs).T
         mean = -self._product / ((count - 1) * len(self._mean_state))
-        return {"worst": float(-np.cov(x, g)[0, 1]), "mean": mean}
+        return {"worst": float(configurational_temperature(x[:, None], g[:, None])), "mean": mean}
