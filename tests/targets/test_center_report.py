@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+import datasets
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import GaussianMean
 from tests.targets.logistic_regression import log_likelihood, log_prior
@@ -124,6 +125,28 @@ def test_newton_ends_what_lbfgs_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="ended after 10 iterations of 'lbfgs' at a gradient"):
         _, report = sgmcmc.find_center(target, np.zeros(12), max_iterations=10, tolerance=1e-6)
     assert not report.converged and report.num_newton_steps == 0
+
+
+@pytest.mark.slow
+def test_a9a_with_a_normal_prior_converges() -> None:
+    """Its 123 features and a constant have a Hessian with a condition number of 24,000."""
+    data = datasets.a9a()
+    x = np.concatenate([np.ones([len(data.x_train), 1]), data.x_train], axis=1)
+    target = sgmcmc.MinibatchLogProb(
+        log_prior,
+        log_likelihood,
+        {"x": x, "y": data.y_train.astype(np.float32)},
+        100,
+        dtype=tf.float32,
+    )
+    center, report = sgmcmc.find_center(target, tf.zeros([124]))
+    assert report.converged and report.num_newton_steps <= 5
+    _, gradient = tfp.math.value_and_gradient(target, tf.identity(center))
+    hessian = report.hessian.numpy().astype(np.float64)
+    eigenvalues = np.linalg.eigvalsh(-hessian)
+    assert eigenvalues[-1] > 2e4 * eigenvalues[0]
+    distance = np.sqrt(gradient @ np.linalg.solve(-hessian, gradient))
+    assert distance < 0.1
 
 
 def climb(target: Any, theta: float, most: int = 30) -> list[float]:

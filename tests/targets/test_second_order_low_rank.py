@@ -1,6 +1,7 @@
 """Second-order control variates with curvature of low rank: exact moments, and large states."""
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -168,3 +169,27 @@ def test_pilot_probabilities_by_low_rank() -> None:
     # Their square roots differ by a rotation, so draws differ, which moves q by tens of percent.
     assert np.abs(np.log(q[0] / q[1])).max() < 1 and np.ptp(q[1]) > 0.05
     np.testing.assert_allclose(flat(q[1], 0).sum(), 1)
+
+
+def test_what_few_vectors_leave_out_does_not_make_steps_unstable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 6 vectors of 40, curvature in z is below 4, the limit of h = 1. The control exceeds it.
+
+    Curvature far below 1 remains, where draws are wide.
+    """
+    monkeypatch.setattr(low_rank, "_MOST_RANK", 6)
+    x = GENERATOR.standard_normal([400, 40]) * 10.0 ** np.linspace(0.8, -1.5, 40)
+    y = GENERATOR.integers(0, 2, 400).astype(np.float64)
+    prior = tfp.distributions.MultivariateNormalDiag(np.zeros(40)).log_prob
+    target = sgmcmc.MinibatchLogProb(prior, log_likelihood, {"x": x, "y": y}, 20)
+
+    def largest() -> float:
+        whitened, _ = sgmcmc.whiten(target, np.zeros(40), "low_rank")
+        return sgmcmc.largest_curvature(whitened, tf.zeros([40], tf.float64))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # zero is no mode
+        bounded = largest()
+        monkeypatch.setattr(low_rank.LowRank, "bounded", lambda self: self)
+        assert 1 < bounded < 4 < largest()

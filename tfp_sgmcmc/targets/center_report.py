@@ -30,7 +30,8 @@ class CenterReport:
     Attributes:
       converged: whether `offset` is at most the tolerance.
       offset: the largest entry of the gradient, in units of its standard deviation under the
-        posterior: about the distance to the mode in standard deviations.
+        posterior: about the distance to the mode in standard deviations. Where parameters are
+        strongly correlated, the mode can be farther away.
       log_prob: log posterior at the center.
       gradient_norm: Euclidean norm of the gradient of the log posterior at the center.
       num_passes: number of gradients and Hessian-vector products over all N examples that were

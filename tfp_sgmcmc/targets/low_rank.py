@@ -34,12 +34,14 @@ class LowRank:
       values: s, above -1, `[k]`.
       products: \( H_l P^{-1/2} U \), with the Hessian \( H_l \) of the sum of all log likelihoods
         (no approximation), `[D, k]`; None if it was not asked for.
+      rest: about the largest eigenvalue that s leaves out.
     """
 
     diagonal: tf.Tensor
     vectors: tf.Tensor
     values: tf.Tensor
     products: tf.Tensor | None = None
+    rest: float = 0.0
 
     def square(self, offset: tf.Tensor) -> tf.Tensor:
         r"""Returns \( d^T (-H) d \) for offsets d, `[chains..., 1]`."""
@@ -88,6 +90,19 @@ class LowRank:
     @property
     def dtype(self) -> tf.DType:
         return self.diagonal.dtype
+
+    def bounded(self) -> LowRank:
+        r"""Returns the curvature with \( (1 + r) / 2 \) as the least 1 + s, where r is `rest`.
+
+        In coordinates that this whitens, no direction has much more than twice the curvature of
+        N(0, I), and those that the data hardly determine are narrow.
+        """
+        least = (1 + self.rest) / 2
+        if least <= 1:
+            return self
+        keep = 1 + self.values > least
+        values = (1 + tf.boolean_mask(self.values, keep)) / least - 1
+        return LowRank(least * self.diagonal, tf.boolean_mask(self.vectors, keep, axis=1), values)
 
     def with_products(self, products: Any, center: State) -> LowRank:
         """Returns this expansion with `products`, by the function of `hessian_products`."""
@@ -142,18 +157,18 @@ def low_rank_at(
         diagonal = added if is_diagonal else np.where(missing, likelihood, diagonal)
     if not (diagonal > 0).all():
         check_definite(diagonal.min())
-    vectors, values = np.zeros([dim, 0]), np.zeros([0])
+    vectors, values, rest = np.zeros([dim, 0]), np.zeros([0]), 0.0
     if not is_diagonal:
-        vectors, values = _eigenpairs(target, center, diagonal)
+        vectors, values, rest = _eigenpairs(target, center, diagonal)
         check_definite(1 + values.min(initial=0.0))
     fields = (tf.constant(x, flat.dtype) for x in (diagonal, vectors, values))
-    return LowRank(*fields), found.gradient
+    return LowRank(*fields, rest=rest), found.gradient
 
 
 def _eigenpairs(
     target: MinibatchLogProb, center: State, diagonal: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns eigenvectors and eigenvalues of P^(-1/2) (-H) P^(-1/2) - I."""
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Returns eigenvectors and eigenvalues of P^(-1/2) (-H) P^(-1/2) - I, and what is left."""
     dtype, dim = tf.nest.flatten(center)[0].dtype, len(diagonal)
     multiply = posterior_product(target, center, random.as_seed(0), _MOST_EXAMPLES)
     scale = diagonal**-0.5
@@ -164,15 +179,17 @@ def _eigenpairs(
         return -scale * found - v
 
     start = np.random.default_rng(1).standard_normal(dim)
-    most, quiet = max(1, min(_MOST_RANK, _MOST_ENTRIES // dim)), 0
+    most, left = max(1, min(_MOST_RANK, _MOST_ENTRIES // dim)), []
     for found in lanczos(product, start, most, lambda v: v):
-        last, largest = abs(found.matrix[-1, -1]) + 2 * found.rest, np.abs(found.matrix).max()
-        quiet += last <= max(_NEGLIGIBLE, 100 * np.finfo(dtype.as_numpy_dtype).eps * largest)
-        if quiet == 3:  # a single small one may be chance
-            break
+        # A tridiagonal matrix with a and b in its last rows has a spectrum up to a + 2 b.
+        left.append(found.matrix[-1, -1] + 2 * found.rest)
+        rounding = 100 * np.finfo(dtype.as_numpy_dtype).eps * np.abs(found.matrix).max()
+        if len(left) >= 3 and max(np.abs(left[-3:])) <= max(_NEGLIGIBLE, rounding):
+            break  # a single small one may be chance
     values, turned = np.linalg.eigh(found.matrix)
     matters = np.abs(values) > _NEGLIGIBLE
-    return found.basis.T @ turned[:, matters], values[matters]
+    rest = max(left[-10:]) if len(left) == most < dim else 0.0
+    return found.basis.T @ turned[:, matters], values[matters], float(max(rest, 0.0))
 
 
 def _diagonal(product: Callable[[np.ndarray], np.ndarray], signs: np.ndarray) -> np.ndarray:

@@ -40,7 +40,7 @@ def whiten(
     every posterior: with exact gradients, the step h of a sampler with momenta is stable below
     about 2, and SGLD's epsilon below about 4. Draws come back by `bijector.forward(z)`, in the
     structure of the state, constrained if the target has a bijector. Laplace's approximation is
-    the distribution `bijector(tfd.Sample(tfd.Normal(0., 1.), D))`, which `find_center` reports.
+    the distribution `bijector(tfd.Sample(tfd.Normal(0., 1.), D))`. `find_center` reports it.
 
     The full H takes D Hessian-vector products over the data, and two matrices of D x D. Beyond 4096
     entries the default is `hessian="low_rank"`,
@@ -52,7 +52,10 @@ def whiten(
 
     where P is the diagonal of the prior's curvature, and s and U are up to 256 eigenpairs of what
     the data add to it, from a Lanczos iteration with as many products over all data (over 16,384
-    random examples that stand for more). Directions that it leaves out have the prior's scale.
+    random examples that stand for more). If it leaves curvature of up to r > 1 times P out, L has
+    P (1 + r) / 2 in place of P, and the larger eigenpairs alone, so that steps are stable as above.
+    Directions that the data hardly determine are then wider than N(0, 1) in z, and mix slowly. The
+    report of `find_center` keeps P and all pairs.
     Where the prior has no curvature (flat, Laplace), P is the diagonal of the likelihood's.
     `"diag"` has the diagonal of all curvature as P, and s = 0. The likelihood's diagonal is exact
     up to D = 1024, and beyond that the sum of the examples' squared scores.
@@ -96,6 +99,8 @@ def whiten(
         quadratic = quadratic_at(target, center, hessian)
     else:
         quadratic = _given(target, center, hessian)
+    if isinstance(quadratic, LowRank):
+        quadratic = quadratic.bounded()
     bijector = laplace_bijector(target.bijector, center, quadratic)
     curvature = None
     if isinstance(quadratic, Quadratic):
