@@ -88,6 +88,7 @@ def test_the_mean_over_all_minibatches(
     assert np.abs(mean()[0] - gradient).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_all_ranks_are_the_full_expansion() -> None:
     """With as many vectors as entries, Q = I, and H is exact."""
     target = base(2, 5)
@@ -102,7 +103,7 @@ def test_all_ranks_are_the_full_expansion() -> None:
         np.testing.assert_allclose(pair[0].scores, pair[1].scores, rtol=1e-7, atol=1e-9)
 
 
-D, N = 5000, 40
+D, N = 4100, 12
 WIDE = GENERATOR.standard_normal([N, D]) / D**0.5 * 4
 LABELS = GENERATOR.integers(0, 2, N).astype(np.float64)
 WIDE_SCALES = np.linspace(0.5, 2.0, D)
@@ -121,7 +122,7 @@ def wide(dtype: Any = tf.float64, **options: Any) -> sgmcmc.MinibatchLogProb:
 
 
 def test_more_entries_than_fit_a_matrix() -> None:
-    """40 examples have a Hessian of rank 40 in 5000 dimensions: L L^T is the inverse of -H.
+    """12 examples have a Hessian of rank 12 in 4100 dimensions: L L^T is the inverse of -H.
 
     The inverse is from Woodbury's identity. The noise is below that of order 1.
     """
@@ -140,7 +141,7 @@ def test_more_entries_than_fit_a_matrix() -> None:
     product = -report.hessian.matvec(tf.constant(expected))
     np.testing.assert_allclose(product, v, rtol=1e-7, atol=1e-7)
     log_det = 0.5 * (np.linalg.slogdet(inner)[1] + np.log(prior).sum())
-    z = tf.constant(GENERATOR.standard_normal([4, D]))
+    z = tf.constant(GENERATOR.standard_normal([2, D]))
     np.testing.assert_allclose(bijector.forward_log_det_jacobian(z[0], 1), log_det)
     theta = bijector.forward(tf.identity(z))
     np.testing.assert_allclose(bijector.inverse(tf.identity(theta)), z, atol=1e-9)

@@ -78,14 +78,17 @@ def whiten(
     Args:
       target: a `MinibatchLogProb` without `score_fn`.
       center: a mode of the posterior, such as `find_center` returns: one state without chain
-        dimensions, unconstrained if the target has a bijector.
-      hessian: the form of H; or H itself, `[D, D]`, in the order of the flattened parts, where the
-        derivatives at the center say little about the posterior (a prior with kinks).
+        dimensions, unconstrained if the target has a bijector. Warns if it is far from a mode.
+      hessian: the form of H: `"full"`, `"low_rank"`, `"diag"`, or `"auto"`, which is full up to
+        4096 entries and low rank beyond. Or H itself, `[D, D]`, in the order of the flattened
+        parts, where the derivatives at the center say little about the posterior (a prior with
+        kinks).
 
     Raises:
       TypeError: the target is not a plain `MinibatchLogProb`.
-      ValueError: the center has chain dimensions, or more than 4096 entries; the Hessian there is
-        not finite or not negative definite; the target has a `score_fn`.
+      ValueError: the center has chain dimensions, or more than 4096 entries with `"full"`; the
+        Hessian there is not finite or not negative definite; the log likelihood has no second
+        derivatives, or only zeros (it is piecewise linear); the target has a `score_fn`.
     """
     checked_target(target)
     if target.has_score_fn:
