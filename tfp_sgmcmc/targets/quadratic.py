@@ -193,8 +193,10 @@ def quadratic_at(
             f"entries, because 'full' keeps D x D matrices. Received: 'full' for D = {dim}."
         )
     try:
-        if target.curvature is not None and hessian == "auto":
-            return target.curvature
+        known = target.curvature if hessian == "auto" else None
+        # Matrices hold at zero alone. Of low rank, products with all data are taken at the center.
+        if isinstance(known, LowRank) or (known is not None and not np.any(flat)):
+            return known
         products = hessian_products(target, center)
         if hessian in ("low_rank", "diag") or dim > _MOST_DIMENSIONS:
             found, gradient = low_rank_at(target, center, products, hessian == "diag")
