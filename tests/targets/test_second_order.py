@@ -43,6 +43,17 @@ def test_moments_over_all_minibatches(
         assert np.trace(covariance) < 0.3 * np.trace(np.cov(flat(first.gradient, 1).T, ddof=0))
 
 
+@pytest.mark.parametrize("center", [[0.0, 0.0], [0.3, -0.2]], ids=["at zero", "elsewhere"])
+def test_moments_in_whitened_coordinates(center: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hessians that `whiten` hands on are those at z = 0 alone."""
+    base, _ = sgmcmc.whiten(regression(2, 6), CENTER)
+    target = sgmcmc.ControlVariate(base, tf.constant(center, tf.float64), order=2)
+    count = give_every_minibatch(monkeypatch, base)
+    for z in ([0.4, 0.1], [3.0, -2.0]):
+        value, gradient = tfp.math.value_and_gradient(target, tf.constant(z, tf.float64))
+        check_moments(target.estimate(at(np.array(z), count), [0, 0]), value, gradient)
+
+
 @pytest.mark.parametrize("theta", [THETA, FAR], ids=["near", "far"])
 def test_moments_with_unequal_probabilities(theta: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All 4^3 ordered draws, each with its probability: the mean is exactly the gradient."""
