@@ -162,6 +162,7 @@ def catalogue() -> list[Entry]:
         catalogue_diagnostics,
         catalogue_drivers,
         catalogue_keras,
+        catalogue_numbers,
         catalogue_samplers,
         catalogue_targets,
     )
@@ -169,6 +170,7 @@ def catalogue() -> list[Entry]:
     modules = (
         catalogue_samplers,
         catalogue_targets,
+        catalogue_numbers,
         catalogue_diagnostics,
         catalogue_drivers,
         catalogue_keras,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.robustness import calls, catalogue_samplers, catalogue_targets
+from benchmarks.robustness import calls, catalogue_numbers, catalogue_samplers, catalogue_targets
 from benchmarks.robustness.values import Named, integer, number
 from tfp_sgmcmc import checks
 
@@ -69,7 +69,8 @@ def test_every_kind_of_wrong_value_has_a_short_name() -> None:
 
 
 def test_a_fixed_part_of_the_catalogue_is_told_in_the_words_of_the_library() -> None:
-    entries = [*catalogue_samplers.entries(), *catalogue_targets.entries()]
+    modules = (catalogue_samplers, catalogue_targets, catalogue_numbers)
+    entries = [entry for module in modules for entry in module.entries()]
     chosen = calls.calls_of([e for e in entries if e.room in ROOMS])
     chosen = random.Random(1).sample(chosen, 300)
     found = [calls.classify(call) for call in chosen]

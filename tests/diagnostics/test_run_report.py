@@ -1,5 +1,6 @@
 """`report` names what is wrong with draws, and finds nothing wrong with good draws."""
 
+import dataclasses
 import sys
 import types
 from pathlib import Path
@@ -8,10 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.covariance import CovarianceState
 from tfp_sgmcmc.diagnostics import step_check
+
+tfd = tfp.distributions
 
 
 def draws(shape: tuple[int, ...] = (3,), num: int = 500, seed: int = 0) -> np.ndarray:
@@ -320,3 +324,26 @@ def test_bad_arguments_are_refused_by_name(name: str, value: Any) -> None:
     given = {"target_log_prob_fn": lambda w: w[..., 0], name: value}
     with pytest.raises((TypeError, ValueError), match=name):
         sgmcmc.report({"w": draws()}, **given)
+
+
+def test_draws_in_other_coordinates_than_the_kernel_s_are_judged_in_its_own() -> None:
+    """Constrained draws with their bijector have the report of the unconstrained ones."""
+    target = sgmcmc.MinibatchLogProb(
+        tfd.LogNormal(0.0, 1.0).log_prob,
+        lambda scale, batch: tfd.Normal(0.0, scale[..., tf.newaxis]).log_prob(batch),
+        np.random.default_rng(0).normal(size=[40]).astype(np.float32),
+        40,
+        bijector=tfp.bijectors.Exp(),
+    )
+    result = sgmcmc.sample(
+        sgmcmc.SGLD(target, 2e-3), tf.zeros([4]), 400, seed=0, num_burnin_steps=100,
+        num_steps_between_results=9, progress_bar=False,
+    )  # fmt: skip
+    plain = sgmcmc.report(result, target)
+    moved = dataclasses.replace(result, states=np.exp(result.states), bijector=tfp.bijectors.Exp())
+    found = sgmcmc.report(moved, target)
+    np.testing.assert_allclose(found.temperature, plain.temperature, rtol=1e-3)
+    assert found.problems == plain.problems
+    # The control: constrained draws alone are taken for unconstrained ones.
+    wrong = sgmcmc.report(dataclasses.replace(moved, bijector=None), target)
+    assert wrong.problems != plain.problems

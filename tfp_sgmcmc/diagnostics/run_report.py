@@ -170,6 +170,10 @@ def report(
     result = _posterior_of(result)
     kernel = getattr(result, "kernel", None) if kernel is None else kernel
     variables, states = _variables(result), getattr(result, "states", None)
+    bijector = getattr(result, "bijector", None)  # of a run that chose its own coordinates
+    moved = states if bijector is None else _inverse(bijector.inverse, states)
+    if bijector is not None and hasattr(target, "unconstrain"):
+        states = _inverse(target.unconstrain, states)
     last, trace = (getattr(result, n, None) for n in ("final_kernel_results", "trace"))
     sampled = getattr(kernel, "target_log_prob_fn", target)
     problems = results_faults(last, trace, sampled)
@@ -198,9 +202,9 @@ def report(
         )
     problems += bias.problems
     steps = ([], [])
-    if kernel is not None and states is not None:
+    if kernel is not None and moved is not None:
         is_off = bias.is_hot or bool(bias.problems)
-        steps = step_faults(kernel, states, last, bias.is_hot, is_off)
+        steps = step_faults(kernel, moved, last, bias.is_hot, is_off)
     found = None if target is None else bias.temperature
     return Report((*steps[0], *problems), tuple(rows), found, (*bias.notes, *steps[1]))
 
@@ -228,6 +232,11 @@ def _bias(
     of_x, of_g = (np.concatenate(parts, axis=-1) for parts in zip(*columns, strict=True))
     entries = Entries(labels, indices, sizes)
     return find_bias(of_x, of_g, entries, temperature, max(1.0, time * len(of_x)))
+
+
+def _inverse(fn: Any, states: Any) -> Any:
+    """Returns a function of states, such as a bijector's inverse, at draws as arrays."""
+    return fn(tf.nest.map_structure(lambda x: tf.convert_to_tensor(np.asarray(x)), states))
 
 
 def _spread(size: int, most: int) -> np.ndarray:

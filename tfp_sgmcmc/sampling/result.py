@@ -94,6 +94,8 @@ class SampleResult:
       directory: the directory with the draws, or None.
       kernel: the kernel of the run.
       seed: the seed of the run, two integers, with which it can be repeated.
+      bijector: from the kernel's states to the draws, which are constrained if the target has a
+        bijector. None with a kernel, where both are the same.
       choices: all that `sample` chose for a target, which can be printed; None with a kernel.
       explanation: what it did and why, in a few lines; empty with a kernel.
       flags: what is wrong with the draws or cannot be promised, in plain words.
@@ -111,6 +113,7 @@ class SampleResult:
     seed: tuple[int, int]
     _kept: Sequence[Kept]
     _attributes: dict[str, Any]
+    bijector: Any = None
     choices: Any = None
     explanation: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()

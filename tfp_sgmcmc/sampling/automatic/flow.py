@@ -102,7 +102,11 @@ def sample_target(
         warnings.warn(flag, stacklevel=3)
     lines = (*prepared.lines, last)
     return dataclasses.replace(
-        result, choices=prepared.choices, explanation=lines, flags=tuple(flags)
+        result,
+        bijector=prepared.bijector,
+        choices=prepared.choices,
+        explanation=lines,
+        flags=tuple(flags),
     )
 
 
