@@ -98,7 +98,7 @@ def test_the_choice_is_the_cheapest_of_all_that_are_safe() -> None:
             if not grid:
                 assert found is None
                 continue
-            best = min(round(4 / h) * seconds(n) for n, h in grid)
+            best = min(round(3 / h) * seconds(n) for n, h in grid)
             assert found is not None
             assert found.steps_per_draw * seconds(found.batch_size) == best
 

@@ -115,7 +115,7 @@ def slow_unless(*fast: str) -> list[Any]:
     return [pytest.param(family, marks=marks[family]) for family in FAMILIES]
 
 
-@pytest.mark.parametrize("family", slow_unless("Poisson", "categorical"))
+@pytest.mark.parametrize("family", slow_unless("categorical"))
 def test_estimates_equal_automatic_differentiation(family: str) -> None:
     """Scores, differences and remainders, also whitened, agree to a few rounding errors."""
     closed, plain, state = models(family)

@@ -126,7 +126,7 @@ def test_pilot_draws_examples_with_large_remainders() -> None:
     assert variance("pilot") < 0.3 * uniform < variance(1 / q)
 
 
-@pytest.mark.parametrize("kind", [list, dict])
+@pytest.mark.parametrize("kind", [pytest.param(list, marks=pytest.mark.slow), dict])
 def test_parts_bijectors_chains_and_xla(kind: type) -> None:
     """A location [2] and a positive scale, 3 chains: XLA and eager agree with the equation."""
     tfb, tfd = tfp.bijectors, tfp.distributions
