@@ -26,7 +26,7 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 GUARD = 1.5
 HessianForm = Literal["auto", "full", "low_rank", "diag"]
-_MOST_DIMENSIONS = 4096
+MOST_DIMENSIONS = 4096
 _BLOCK = 64  # columns of a Hessian that are evaluated at once
 
 
@@ -187,9 +187,9 @@ def quadratic_at(
     one_of("hessian", hessian, ["auto", "full", "low_rank", "diag"])
     flat = flatten_events(center, 0)
     dim = flat.shape[0]
-    if hessian == "full" and dim > _MOST_DIMENSIONS:
+    if hessian == "full" and dim > MOST_DIMENSIONS:
         raise ValueError(
-            f"hessian must be 'auto', 'low_rank' or 'diag' for more than {_MOST_DIMENSIONS} "
+            f"hessian must be 'auto', 'low_rank' or 'diag' for more than {MOST_DIMENSIONS} "
             f"entries, because 'full' keeps D x D matrices. Received: 'full' for D = {dim}."
         )
     try:
@@ -198,19 +198,24 @@ def quadratic_at(
         if isinstance(known, LowRank) or (known is not None and not np.any(flat)):
             return known
         products = hessian_products(target, center)
-        if hessian in ("low_rank", "diag") or dim > _MOST_DIMENSIONS:
-            found, gradient = low_rank_at(target, center, products, hessian == "diag")
-            _warn_if_far(gradient, found)
-            return found
-        likelihood, posterior, gradient = matrices(products, flat.numpy())
+        if hessian in ("low_rank", "diag") or dim > MOST_DIMENSIONS:
+            low_rank, gradient = low_rank_at(target, center, products, hessian == "diag")
+            _warn_if_far(gradient, low_rank)
+            return low_rank
+        found = matrices(products, flat.numpy())
     except (LookupError, NotImplementedError) as error:
         raise ValueError(
             "log_prior_fn and log_likelihood_fn must have second derivatives at the center. "
             f"Received: functions without. TensorFlow says: {error}. {ORDER_1}"
         ) from error
-    check_finite(posterior)
-    check_curved(likelihood)
-    check_definite(np.linalg.eigvalsh(-posterior)[0])
-    found = Quadratic(*(tf.constant(h, flat.dtype) for h in (likelihood, posterior)))
-    _warn_if_far(gradient, found)
-    return found
+    return quadratic_of(found, flat.dtype)
+
+
+def quadratic_of(found: Matrices, dtype: tf.DType) -> Quadratic:
+    """Returns the expansion with these Hessians; raises ValueError as `quadratic_at` does."""
+    check_finite(found.posterior)
+    check_curved(found.likelihood)
+    check_definite(np.linalg.eigvalsh(-found.posterior)[0])
+    quadratic = Quadratic(*(tf.constant(h, dtype) for h in found[:2]))
+    _warn_if_far(found.gradient, quadratic)
+    return quadratic

@@ -104,6 +104,20 @@ def whiten(
         quadratic = _given(target, center, hessian)
     if isinstance(quadratic, LowRank):
         quadratic = quadratic.bounded()
+    is_diag = isinstance(hessian, str) and hessian == "diag"
+    return whiten_by(target, center, quadratic, keeps_curvature=not is_diag)
+
+
+def whiten_by(
+    target: MinibatchLogProb,
+    center: State,
+    quadratic: Quadratic | LowRank,
+    keeps_curvature: bool = True,
+) -> tuple[MinibatchLogProb, tfb.Bijector]:
+    """Returns what `whiten` does, by an expansion at `center` that is known.
+
+    With `keeps_curvature` the target knows its expansion at z = 0.
+    """
     bijector = laplace_bijector(target.bijector, center, quadratic)
     curvature = None
     if isinstance(quadratic, Quadratic):
@@ -111,7 +125,7 @@ def whiten(
         likelihood = factor.T @ quadratic.likelihood.numpy() @ factor
         minus_identity = -tf.eye(len(factor), dtype=quadratic.dtype)
         curvature = Quadratic(tf.constant(likelihood, quadratic.dtype), minus_identity)
-    elif hessian != "diag":
+    elif keeps_curvature:
         ones, zeros = tf.ones_like(quadratic.diagonal), tf.zeros_like(quadratic.values)
         curvature = LowRank(ones, quadratic.vectors, zeros)
     return target.with_bijector(bijector, curvature), bijector

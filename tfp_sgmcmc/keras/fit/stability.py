@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.fit.chain import Chain
+from tfp_sgmcmc.keras.fit.landscape import first_state
 from tfp_sgmcmc.keras.fit.source import Source
 from tfp_sgmcmc.keras.model.internals import map_arrays
 from tfp_sgmcmc.state import State
@@ -61,11 +62,9 @@ class StabilityCheck:
             return
         parts = [map_arrays(lambda a, i=i: a[i::_PARTS], batch) for i in range(_PARTS)]
         targets = [chain.target_of_one(part) for part in parts]
-        state = chain.state.read()
-        state = state if chain.state.num_chains is None else [x[0] for x in state]
         ratio = targets[0].local_rows / source.batch_size
         with contextlib.suppress(LookupError, NotImplementedError, ValueError, tf.errors.OpError):
-            check_approach(kernel, targets, state, ratio, stacklevel=2)
+            check_approach(kernel, targets, first_state(chain), ratio, stacklevel=2)
 
     def check(self, chain: Chain, source: Source) -> bool:
         """Compares the step with the curvature at the first chain; returns whether it warns.

@@ -13,9 +13,16 @@ from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.laplace import laplace_bijector
 from tfp_sgmcmc.targets.low_rank import LowRank
-from tfp_sgmcmc.targets.quadratic import Matrices, hessian_products, matrices
+from tfp_sgmcmc.targets.quadratic import (
+    MOST_DIMENSIONS,
+    Matrices,
+    Quadratic,
+    hessian_products,
+    matrices,
+    quadratic_of,
+)
+from tfp_sgmcmc.targets.whitened import whiten_by
 
-_MOST_DIMENSIONS = 4096  # of a full matrix
 _ROUNDS = 8
 
 
@@ -57,7 +64,7 @@ def at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
         if report.converged:  # at kinks a search for the last digits never ends
             center, report = find_center(problem, center, tolerance=0.01, max_iterations=20)
             passes += report.num_passes
-    if flatten_events(center, 0).shape[0] > _MOST_DIMENSIONS:
+    if flatten_events(center, 0).shape[0] > MOST_DIMENSIONS:
         return Coordinates(*whiten(problem, center), center, None, None, "low rank", passes)
     try:
         found = matrices(hessian_products(problem, center), flatten_events(center, 0).numpy())
@@ -71,8 +78,9 @@ def at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
         kind, precision = "widths", _curved_over_widths(problem, center, found)
     if kind == "hessian":
         factor = np.linalg.cholesky(np.linalg.inv(precision))
-        return Coordinates(*whiten(problem, center), center, factor, precision, kind, passes)
-    return by_precision(problem, center, precision, kind, passes)
+        whitened = whiten_by(problem, center, quadratic_of(found, _dtype(center)))
+        return Coordinates(*whitened, center, factor, precision, kind, passes)
+    return _by_precision(problem, center, found.likelihood, precision, kind, passes)
 
 
 def at_draws(problem: MinibatchLogProb, before: Coordinates, z: np.ndarray) -> Coordinates:
@@ -86,29 +94,35 @@ def at_draws(problem: MinibatchLogProb, before: Coordinates, z: np.ndarray) -> C
     assert before.factor is not None
     like = before.center
     theta = flatten_events(like, 0).numpy() + z.reshape(-1, z.shape[-1]) @ before.factor.T
-    center = unflatten_events(
-        tf.constant(theta.mean(axis=0), tf.nest.flatten(like)[0].dtype), like, 0
-    )
+    center = unflatten_events(tf.constant(theta.mean(axis=0), _dtype(like)), like, 0)
     slopes = _prior_slopes(problem, like, theta)
     offsets = theta - theta.mean(axis=0)
     curvature = -(offsets * slopes).mean(axis=0) / np.maximum(offsets.var(axis=0), 1e-300)
     found = matrices(hessian_products(problem, center), flatten_events(center, 0).numpy())
     prior = found.likelihood - found.posterior
     precision = prior + np.diag(np.maximum(curvature, 0) - np.diag(prior)) - found.likelihood
-    return by_precision(problem, center, precision, "pilot", before.num_passes)
+    return _by_precision(problem, center, found.likelihood, precision, "pilot", before.num_passes)
 
 
-def by_precision(
-    problem: MinibatchLogProb, center: State, precision: np.ndarray, kind: str, num_passes: int
+def _by_precision(
+    problem: MinibatchLogProb,
+    center: State,
+    likelihood: np.ndarray,
+    precision: np.ndarray,
+    kind: str,
+    num_passes: int,
 ) -> Coordinates:
     """Returns coordinates in which `precision`, `[D, D]`, is I.
+
+    `likelihood` is the Hessian of the likelihood at the center.
 
     Raises:
       ValueError: the precision is not positive definite.
     """
     if not np.linalg.eigvalsh(precision)[0] > 0:
         raise ValueError("the curvature of the log posterior at its mode is not positive")
-    target, bijector = whiten(problem, center, hessian=-precision)
+    quadratic = Quadratic(*(tf.constant(h, _dtype(center)) for h in (likelihood, -precision)))
+    target, bijector = whiten_by(problem, center, quadratic)
     factor = np.linalg.cholesky(np.linalg.inv(precision))
     return Coordinates(target, bijector, center, factor, precision, kind, num_passes)
 
@@ -117,7 +131,7 @@ def scaled(
     problem: MinibatchLogProb, center: State, variance: np.ndarray
 ) -> tuple[MinibatchLogProb, Any]:
     """Returns the target of z, theta = center + sqrt(variance) z, and the way back."""
-    dtype = tf.nest.flatten(center)[0].dtype
+    dtype = _dtype(center)
     diagonal = tf.constant(1 / variance, dtype)
     quadratic = LowRank(diagonal, tf.zeros([len(variance), 0], dtype), tf.zeros([0], dtype))
     bijector = laplace_bijector(problem.bijector, center, quadratic)
@@ -160,9 +174,13 @@ def _curved_over_widths(problem: MinibatchLogProb, center: State, found: Matrice
     return precision
 
 
+def _dtype(state: State) -> tf.DType:
+    return tf.nest.flatten(state)[0].dtype
+
+
 def _prior_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
     """Returns gradients of the log prior at rows `[K, D]`."""
-    dtype = tf.nest.flatten(like)[0].dtype
+    dtype = _dtype(like)
     states = unflatten_events(tf.constant(theta, dtype), like, 0)
     slopes = value_and_gradient(problem.log_prior, states, connected=False)[1]
     return flatten_events(slopes, 1).numpy().astype(np.float64)
