@@ -14,7 +14,7 @@ constant one has taken many more steps.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,10 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.chains import draws
 from benchmarks.common.logistic import accuracy, as_batch, gaussian_log_prior, log_likelihood
+from benchmarks.reproductions.experiment import Claim, Experiment, main, subplots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CHUNK = 512  # examples that a growing minibatch gathers at once
 LONG_CHAINS = 4  # of the constant minibatch at equal passes, with a thousand times as many steps
@@ -96,12 +100,9 @@ def run(
     )
 
 
-def plot(result: Result, path: str) -> None:
+def plot(result: Result) -> Figure:
     """Draws both measures against steps (top) and passes (bottom)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    axes = figure.subplots(2, 2)
+    figure, axes = subplots(2, 2)
     for name, curve in zip(("growing", "constant"), result, strict=False):
         axes[0, 0].plot(curve.steps, curve.log_joint.mean(axis=1), label=name)
         axes[0, 1].plot(curve.steps, curve.accuracy.mean(axis=1), label=name)
@@ -112,7 +113,29 @@ def plot(result: Result, path: str) -> None:
         for axis, name in zip(row, ("log joint probability / N", "test accuracy"), strict=True):
             axis.set(xlabel=measure, ylabel=name)
             axis.legend()
-    figure.savefig(path)
+    return figure
+
+
+def claims(result: Result) -> list[Claim]:
+    growing, constant, long = (curve.log_joint[-1] for curve in result)
+
+    def ours(first: np.ndarray, second: np.ndarray) -> str:
+        found = " and ".join(f"{x.mean():.4f} +- {x.std():.4f}" for x in (first, second))
+        return f"log joint / N {found} (sd between chains)"
+
+    return [
+        Claim(
+            "at equal steps the growing minibatch is ahead of the constant one",
+            ours(growing, constant),
+            bool(growing.mean() > constant.mean()),
+        ),
+        Claim(
+            "at equal passes",
+            ours(growing, long),
+            None,
+            "at equal passes the constant minibatch has taken a thousand times as many steps",
+        ),
+    ]
 
 
 def show(result: Result) -> None:
@@ -127,5 +150,16 @@ def show(result: Result) -> None:
     )
 
 
+EXPERIMENT = Experiment(
+    paper="He & Xin 2013",
+    figure="figures 1 and 2",
+    title="a9a, a minibatch that grows against a constant one",
+    run=run,
+    quick={"num_chains": 8, "num_steps": 120},
+    show=show,
+    claims=claims,
+    plot=plot,
+)
+
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show, plot)
+    main(EXPERIMENT, __doc__)

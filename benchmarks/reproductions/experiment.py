@@ -1,0 +1,129 @@
+"""An experiment of a paper: its run, its claims beside ours, its figure, and the files of these."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from benchmarks.common import command_line
+from benchmarks.common.environment import describe
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+VERDICTS = {True: "yes", False: "**no**", None: "not in the paper"}
+
+
+class Claim(NamedTuple):
+    """A statement of the paper and what was found here."""
+
+    paper: str  # the paper's number, or its curve in words
+    ours: str  # what this run measured, with its error
+    held: bool | None  # whether the statement held here; None for a finding that is ours alone
+    why: str = ""  # the likely cause where it did not hold, or what differs
+
+
+class Experiment(NamedTuple):
+    """One figure or table of a paper.
+
+    `run` takes keywords that all have defaults, which are those of the full form. What it returns
+    goes to `show`, `claims` and `plot`.
+    """
+
+    paper: str  # authors and year
+    figure: str  # number of the figure, table or section
+    title: str
+    run: Callable[..., Any]
+    quick: Mapping[str, Any]  # keywords of the quick form, which takes about half a minute
+    show: Callable[[Any], None]  # prints the result
+    claims: Callable[[Any], list[Claim]]
+    plot: Callable[[Any], Figure]
+
+
+def main(experiment: Experiment, description: str | None) -> None:
+    """Runs the experiment with the options of the command line; prints and saves what was found.
+
+    The options are the keywords of `run`, `--quick` for the quick form, and `--folder` for a folder
+    that receives the claims (`NAME.json`) and the figure (`NAME.png`), from which
+    `python -m benchmarks.reproductions` makes its page.
+    """
+    parser = command_line.parser(description, experiment.run, with_output=False)
+    parser.add_argument("--quick", action="store_true", help="the quick form")
+    parser.add_argument("--folder", help="folder for the claims and the figure")
+    if parser.parse_known_args()[0].quick:
+        parser.set_defaults(**experiment.quick)
+    arguments = vars(parser.parse_args())
+    quick, folder = arguments.pop("quick"), arguments.pop("folder")
+    print(describe(), flush=True)
+    start = time.perf_counter()
+    result = experiment.run(
+        **{k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
+    )
+    seconds = time.perf_counter() - start
+    experiment.show(result)
+    claims = experiment.claims(result)
+    for claim in claims:
+        print(f"{VERDICTS[claim.held]}: {claim.paper} | {claim.ours} | {claim.why}")
+    print(f"{seconds:.0f} s")
+    if folder:
+        save(experiment, result, claims, seconds, quick, Path(folder))
+
+
+def save(
+    experiment: Experiment,
+    result: Any,
+    claims: list[Claim],
+    seconds: float,
+    quick: bool,
+    folder: Path,
+) -> None:
+    """Writes the claims and the figure of one run, named after the module of `run`."""
+    name = module_name(experiment)
+    folder.mkdir(parents=True, exist_ok=True)
+    options = [a for a in sys.argv[1:] if a != "--quick"]
+    if "--folder" in options:
+        at = options.index("--folder")
+        del options[at : at + 2]
+    form = ["--quick"] if quick else []
+    record = {
+        "paper": experiment.paper,
+        "figure": experiment.figure,
+        "title": experiment.title,
+        "command": " ".join(["python -m", f"benchmarks.reproductions.{name}", *form, *options]),
+        "quick": quick,
+        "seconds": seconds,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": describe(),
+        "claims": [claim._asdict() for claim in claims],
+    }
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    experiment.plot(result).savefig(folder / f"{name}.png", dpi=80)
+
+
+def module_name(experiment: Experiment) -> str:
+    """Returns the name of the experiment's module, also where it runs as a script."""
+    module = sys.modules[experiment.run.__module__]
+    return Path(str(module.__file__)).stem
+
+
+def subplots(rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
+    """Returns a figure in the page's style and its axes, an array `[rows, columns]`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4 * columns, 3 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.ravel():
+        _style(axis)
+    return figure, axes
+
+
+def _style(axis: Axes) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.3, linewidth=0.5)
+    axis.tick_params(labelsize=8)
