@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
 import sys
 import time
@@ -13,11 +15,27 @@ from benchmarks.common import command_line
 from benchmarks.common.environment import describe
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 VERDICTS = {True: "yes", False: "**no**", None: "not in the paper"}
+
+# One style for all figures; see https://matplotlib.org/stable/users/explain/customizing.html.
+STYLE: Mapping[str, Any] = {
+    "axes.grid": True,
+    "axes.labelsize": 9,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 9,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.5,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+}
+COLOURS, MOST_BYTES = 64, 60_000  # of a figure's file
 
 
 class Claim(NamedTuple):
@@ -36,7 +54,7 @@ class Experiment(NamedTuple):
     goes to `show`, `claims` and `plot`.
     """
 
-    paper: str  # authors and year
+    paper: str  # authors and year, as in `page.PAPERS`, or `page.BEYOND`
     figure: str  # number of the figure, table or section
     title: str
     run: Callable[..., Any]
@@ -72,11 +90,12 @@ def main(experiment: Experiment, description: str | None) -> None:
         print(f"{VERDICTS[claim.held]}: {claim.paper} | {claim.ours} | {claim.why}")
     print(f"{seconds:.0f} s")
     if folder:
-        save(experiment, result, claims, seconds, quick, Path(folder))
+        save(experiment, description, result, claims, seconds, quick, Path(folder))
 
 
 def save(
     experiment: Experiment,
+    description: str | None,
     result: Any,
     claims: list[Claim],
     seconds: float,
@@ -95,15 +114,39 @@ def save(
         "paper": experiment.paper,
         "figure": experiment.figure,
         "title": experiment.title,
+        "description": inspect.cleandoc(description or ""),
         "command": " ".join(["python -m", f"benchmarks.reproductions.{name}", *form, *options]),
-        "quick": quick,
+        "form": ("quick" if quick else "full") + " with options" * bool(options),
         "seconds": seconds,
         "date": time.strftime("%Y-%m-%d"),
         "machine": describe(),
-        "claims": [claim._asdict() for claim in claims],
+        "claims": [
+            {**claim._asdict(), "held": None if claim.held is None else bool(claim.held)}
+            for claim in claims
+        ],
     }
+    figure = folder / f"{name}.png"
+    figure.unlink(missing_ok=True)  # the page must not show a figure of another run
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    experiment.plot(result).savefig(folder / f"{name}.png", dpi=80)
+    figure.write_bytes(picture(experiment, result))
+
+
+def picture(experiment: Experiment, result: Any) -> bytes:
+    """Returns the experiment's figure in the page's style, as a PNG of at most `MOST_BYTES`.
+
+    It has few colours, and fewer dots where that does not suffice.
+    """
+    from matplotlib import rc_context
+    from PIL import Image
+
+    for dots_per_inch in (100, 80, 60):
+        drawn, small = io.BytesIO(), io.BytesIO()
+        with rc_context(STYLE):
+            experiment.plot(result).savefig(drawn, dpi=dots_per_inch)
+        Image.open(drawn).convert("RGB").quantize(COLOURS).save(small, "png", optimize=True)
+        if len(small.getvalue()) <= MOST_BYTES:
+            break
+    return small.getvalue()
 
 
 def module_name(experiment: Experiment) -> str:
@@ -114,16 +157,9 @@ def module_name(experiment: Experiment) -> str:
 
 def subplots(rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
     """Returns a figure in the page's style and its axes, an array `[rows, columns]`."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4 * columns, 3 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.ravel():
-        _style(axis)
-    return figure, axes
-
-
-def _style(axis: Axes) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.3, linewidth=0.5)
-    axis.tick_params(labelsize=8)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(4 * columns, 3 * rows), layout="constrained")
+        return figure, figure.subplots(rows, columns, squeeze=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,21 @@ from benchmarks.reproductions.experiment import VERDICTS
 
 # The order of the page; each is a module of this folder with an `EXPERIMENT`.
 EXPERIMENTS = ("growing_batch",)
+
+PAPERS = {
+    "Welling & Teh 2011": "M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient"
+    " Langevin dynamics. ICML, 2011.",
+    "He & Xin 2013": "Q. He and J. Xin. Hybrid deterministic-stochastic gradient Langevin dynamics"
+    " for Bayesian learning. Communications in Information and Systems, 2013.",
+    "Ahn, Korattikara & Welling 2012": "S. Ahn, A. Korattikara and M. Welling. Bayesian posterior"
+    " sampling via stochastic gradient Fisher scoring. ICML, 2012.",
+    "Shang, Zhu, Leimkuhler & Storkey 2015": "X. Shang, Z. Zhu, B. Leimkuhler and A. Storkey."
+    " Covariance-controlled adaptive Langevin thermostat for large-scale Bayesian sampling. NIPS,"
+    " 2015.",
+    "Matthews & Weare 2018": "C. Matthews and J. Weare. Langevin Markov chain Monte Carlo with"
+    " stochastic gradients. arXiv:1805.08863, 2018.",
+}
+BEYOND = "beyond the papers"  # the `paper` of an experiment that is in none of them
 
 NOT_REPRODUCED = (
     (
@@ -22,58 +38,137 @@ NOT_REPRODUCED = (
     ),
 )
 
+INTRODUCTION = """\
+# The five papers, figure by figure
 
-def write_page(folder: Path) -> None:
-    """Writes `README.md` in the folder from the results `NAME.json` and `NAME.png` there."""
-    lines = ["# The five papers, figure by figure", ""]
-    paths = folder.glob("*.json")
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
-    lines += _summary(found)
-    for name in EXPERIMENTS:
-        if name in found:
-            lines += _section(name, found[name])
-    lines += ["## Not reproduced", ""]
-    lines += [f"- {what}: {reason}." for what, reason in NOT_REPRODUCED]
+Five papers introduced the samplers of this library, or measured them. Each of their experiments is
+repeated here, with the paper's claim beside what was found, and a figure. Where an experiment
+differs from its paper, or a claim did not hold, the page says so and gives the likely cause.
+
+Each experiment is one command, `python -m benchmarks.reproductions.NAME`. Its full form has the
+settings that the text describes. Its quick form (`--quick`) takes about half a minute, with fewer
+chains or steps and so more noise. `python -m benchmarks.reproductions` runs all quick forms and
+writes this page. A claim *held* if the numbers of that run say so; the program decides it by a rule
+that is fixed in the code. "not in the paper" marks a finding of this library alone.
+"""
+
+FIELDS = ("paper", "figure", "title", "description", "command", "form")
+FIELDS += ("seconds", "date", "machine", "claims")
+
+
+def write_page(folder: Path, failed: Mapping[str, str] | None = None) -> None:
+    """Writes `README.md` in the folder from the results `NAME.json` and `NAME.png` there.
+
+    Args:
+      folder: the folder of the results; it is made if it does not exist.
+      failed: experiments that failed now, with the reason. Their results may be of an earlier run.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    found, troubles = _read(folder)
+    troubles += [f"`{name}` failed: {reason}." for name, reason in (failed or {}).items()]
+    lines = [INTRODUCTION]
+    if troubles:
+        lines += ["## Troubles with this page", "", *(f"- {t}" for t in troubles), ""]
+    lines += [*_failures(found), *_summary(found)]
+    sections = {**PAPERS, BEYOND: "The claims here are this library's; no paper has them."}
+    for paper, source in sections.items():
+        names = [name for name in found if found[name]["paper"] == paper]
+        if names:
+            lines += [f"## {paper[0].upper()}{paper[1:]}", "", source, ""]
+        for name in names:
+            lines += _section(name, found[name], (folder / f"{name}.png").exists())
+    lines += ["## Not reproduced", "", *(f"- {what}: {why}." for what, why in NOT_REPRODUCED)]
     (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _summary(found: dict[str, Any]) -> list[str]:
+def _read(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Returns the records that can be used, in the page's order, and what is wrong with others."""
+    found, troubles = {}, []
+    for name in EXPERIMENTS:
+        path = folder / f"{name}.json"
+        if not path.exists():
+            continue
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            lacking = [field for field in FIELDS if field not in record]
+            if lacking:
+                raise ValueError(f"it lacks {', '.join(lacking)}")
+            if record["paper"] not in {*PAPERS, BEYOND}:
+                raise ValueError(f"its paper, {record['paper']!r}, is not on the page")
+            held = [claim["held"] for claim in record["claims"]]
+            if any(h not in VERDICTS for h in held):
+                raise ValueError(f"claims have held {held}")
+        except (ValueError, TypeError, KeyError) as error:  # json.JSONDecodeError is a ValueError
+            troubles.append(f"`{path.name}` cannot be used: {error}. Run the experiment again.")
+            continue
+        found[name] = record
+    unknown = sorted({path.stem for path in folder.glob("*.json")} - {*EXPERIMENTS})
+    troubles += [f"`{name}.json` belongs to no experiment." for name in unknown]
+    return found, troubles
+
+
+def _failures(found: Mapping[str, Any]) -> list[str]:
     rows = [
-        "| paper | figure | what | claims that held | form | minutes |",
-        "| --- | --- | --- | --- | --- | --- |",
+        f"- [{record['title']}](#{name}) ({record['paper']}, {record['figure']}, {record['form']}"
+        f" form). The claim: {claim['paper']}. Here: {claim['ours']}."
+        f" Likely cause: {claim['why'] or 'not known'}."
+        for name, record in found.items()
+        for claim in record["claims"]
+        if claim["held"] is False
     ]
+    none = "Every claim of the experiments below held." if found else "No experiment has run."
+    return ["## Claims that did not hold", "", *(rows or [none]), ""]
+
+
+def _summary(found: Mapping[str, Any]) -> list[str]:
+    rows = [("paper", "figure", "experiment", "claims that held", "form", "minutes"), ("---",) * 6]
     for name in EXPERIMENTS:
         if name not in found:
-            rows.append(f"| | | {name} | not run | | |")
+            rows.append(("", "", f"`{name}`", "not run", "", ""))
             continue
         record = found[name]
         held = [claim["held"] for claim in record["claims"] if claim["held"] is not None]
-        link = f"[{record['title']}](#{name.replace('_', '-')})"
+        count = f"{sum(held)} of {len(held)}" if held else "no claim"
         rows.append(
-            f"| {record['paper']} | {record['figure']} | {link} | {sum(held)} of {len(held)}"
-            f" | {'quick' if record['quick'] else 'full'} | {record['seconds'] / 60:.1f} |"
+            (
+                record["paper"],
+                record["figure"],
+                f"[{record['title']}](#{name})",
+                count if all(held) else f"**{count}**",
+                record["form"],
+                _minutes(record),
+            )
         )
-    return [*rows, ""]
+    total = sum(record["seconds"] for record in found.values()) / 60
+    return ["## All experiments", "", *map(_row, rows), "", f"Together {total:.0f} minutes.", ""]
 
 
-def _section(name: str, record: dict[str, Any]) -> list[str]:
-    claims = [
-        f"| {c['paper']} | {c['ours']} | {VERDICTS[c['held']]} | {c['why']} |"
-        for c in record["claims"]
-    ]
+def _section(name: str, record: Mapping[str, Any], has_figure: bool) -> list[str]:
+    rows = [("the claim", "here", "held", "what differs, or the likely cause"), ("---",) * 4]
+    rows += [(c["paper"], c["ours"], VERDICTS[c["held"]], c["why"]) for c in record["claims"]]
+    figure = f"![{record['title']}]({name}.png)"
+    missing = f"The figure is missing: there is no `{name}.png` beside this page."
+    setting = record["description"].partition("\n")[2].strip()  # its first line is the title
     return [
-        f"## {name.replace('_', ' ')}",
+        f'<a id="{name}"></a>',
         "",
-        f"{record['paper']}, {record['figure']}: {record['title']}.",
+        f"### {record['figure']}: {record['title']}",
         "",
-        "| the paper | here | held | what differs, or the likely cause |",
-        "| --- | --- | --- | --- |",
-        *claims,
+        *map(_row, rows),
         "",
-        f"![{record['title']}]({name}.png)",
+        figure if has_figure else f"**{missing}**",
         "",
-        f"`{record['command']}`, {record['seconds'] / 60:.1f} minutes on {record['date']};"
-        f" {record['machine']}.",
+        *([setting, ""] if setting else []),
+        f"`{record['command']}`, the {record['form']} form, took {_minutes(record)} minutes on"
+        f" {record['date']}; {record['machine']}.",
         "",
     ]
+
+
+def _minutes(record: Mapping[str, Any]) -> str:
+    return f"{record['seconds'] / 60:.1f}"
+
+
+def _row(cells: Iterable[str]) -> str:
+    """Returns a row of a Markdown table; a cell must have no line break and no bare `|`."""
+    return "| " + " | ".join(" ".join(c.replace("|", r"\|").split()) for c in cells) + " |"
