@@ -73,7 +73,7 @@ def run(
     return list(failed)
 
 
-# With more threads than cores, the threads of experiments that run side by side wait for each other.
+# With more threads than cores, the threads of experiments side by side wait for each other.
 THREADS = {
     name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 }

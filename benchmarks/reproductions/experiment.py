@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 VERDICTS = {True: "yes", False: "**no**", None: "not in the paper"}
 
 # One style for all figures; see https://matplotlib.org/stable/users/explain/customizing.html.
-STYLE: Mapping[str, Any] = {
+STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.labelsize": 9,
     "axes.spines.right": False,
@@ -155,11 +155,16 @@ def module_name(experiment: Experiment) -> str:
     return Path(str(module.__file__)).stem
 
 
-def subplots(rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
-    """Returns a figure in the page's style and its axes, an array `[rows, columns]`."""
+def subplots(
+    rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.0, 3.0)
+) -> tuple[Figure, Any]:
+    """Returns a figure in the page's style and its axes, an array `[rows, columns]`.
+
+    `size` is width and height of one of the axes with its labels, in inches (of 100 dots).
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(STYLE):
-        figure = Figure(figsize=(4 * columns, 3 * rows), layout="constrained")
+        figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
         return figure, figure.subplots(rows, columns, squeeze=False)

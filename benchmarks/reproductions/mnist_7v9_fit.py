@@ -11,7 +11,7 @@ The minibatches differ. Here every example is taken once in an epoch (24 batches
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import keras
 import numpy as np
@@ -23,7 +23,14 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.reference import Reference
 from benchmarks.reproductions import mnist_7v9
+from benchmarks.reproductions.experiment import Claim, Experiment, main
 from benchmarks.reproductions.mnist_7v9 import Errors
+from benchmarks.reproductions.page import BEYOND
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_RATIO = 1.5  # of two errors E2 that count as equal
 
 
 class Result(NamedTuple):
@@ -104,10 +111,35 @@ def show(result: Result) -> None:
     )
 
 
-def plot(result: Result, path: str) -> None:
+def plot(result: Result) -> Figure:
     errors = {"sample_chain": result.sample_chain, "fit": result.fit}
-    mnist_7v9.plot_errors(errors, result.reference, path)
+    return mnist_7v9.plot_errors(errors, result.reference)
 
+
+def claims(result: Result) -> list[Claim]:
+    ratio = result.fit[-1].covariance_error / result.sample_chain[-1].covariance_error
+    return [
+        mnist_7v9.claim("SGLD in `model.fit`", result.fit, result.reference),
+        mnist_7v9.claim("SGLD in `sample_chain`", result.sample_chain, result.reference),
+        Claim(
+            f"with equal steps both have the same E2 within a factor of {MOST_RATIO}",
+            f"E2 of `fit` is {ratio:.2f} times that of `sample_chain`",
+            1 / MOST_RATIO < ratio < MOST_RATIO,
+            "minibatches by epochs have less noise in slow directions than independent ones",
+        ),
+    ]
+
+
+EXPERIMENT = Experiment(
+    paper=BEYOND,
+    figure="posterior of Ahn et al. 2012, section 5.1, in Keras",
+    title="MNIST 7 v 9, SGLD in `model.fit` and in `sample_chain`",
+    run=run,
+    quick={"num_epochs": 360, "num_burnin_epochs": 80, "num_reference_results": 200},
+    show=show,
+    claims=claims,
+    plot=plot,
+)
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show, plot)
+    main(EXPERIMENT, __doc__)

@@ -10,7 +10,13 @@ from typing import Any
 from benchmarks.reproductions.experiment import VERDICTS
 
 # The order of the page; each is a module of this folder with an `EXPERIMENT`.
-EXPERIMENTS = ("growing_batch",)
+EXPERIMENTS = (
+    "growing_batch",
+    "gaussian_table1",
+    "mnist_7v9",
+    "mnist_7v9_fit",
+    "mnist_networks",
+)
 
 PAPERS = {
     "Welling & Teh 2011": "M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient"
