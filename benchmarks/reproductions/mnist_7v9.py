@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 MOST_ERRORS = (0.05, 0.3)  # E1 and E2 of samples that count as right
 
 
-
 class Errors(NamedTuple):
     """Errors of all samples so far; the passes are those of one chain."""
 

@@ -11,6 +11,8 @@ from benchmarks.reproductions.experiment import VERDICTS
 
 # The order of the page; each is a module of this folder with an `EXPERIMENT`.
 EXPERIMENTS = (
+    "ica_artificial",
+    "ica",
     "growing_batch",
     "gaussian_table1",
     "mnist_7v9",
