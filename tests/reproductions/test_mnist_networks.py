@@ -22,6 +22,27 @@ def test_scores_and_reliability_by_hand() -> None:
     np.testing.assert_array_equal(accuracy, [0.5, 1, 0])
 
 
+def test_claims_are_decided_by_the_scores() -> None:
+    def classifier(temperature: float | None, loss: float) -> mnist_networks.Classifier:
+        made = calibration.Scores(0.9, loss, 0.01)
+        return mnist_networks.Classifier("net", "method", temperature, made, made, None)
+
+    losses = [(None, 0.3), (None, 0.2), (1.0, 0.5), (1.0, 0.25), (0.1, 0.4), (0.1, 0.1)]
+    found = mnist_networks.claims([classifier(*pair) for pair in losses])
+    # Of the average at temperature 1 (0.25) and at 0.1 (0.1): NLL, and equal calibration errors.
+    assert [claim.held for claim in found] == [False, False, True, False]
+
+
+@pytest.mark.slow
+def test_quick_form() -> None:
+    *adams, last_hot, hot, last, average = mnist_networks.run(**mnist_networks.EXPERIMENT.quick)
+    assert len(adams) == 2
+    # The average beats the last state of its chain at both temperatures.
+    assert hot.test.log_loss < last_hot.test.log_loss
+    assert average.test.log_loss < last.test.log_loss
+    assert average.test.accuracy > 0.95
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("network", mnist_networks.SETTINGS)
 def test_posterior_average_beats_adam(network: str) -> None:

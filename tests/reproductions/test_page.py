@@ -59,7 +59,10 @@ def text(folder: Path) -> str:
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
-def test_page_of_both_forms(call: Any, capsys: pytest.CaptureFixture) -> None:
+def test_page_of_both_forms(
+    call: Any, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "picture", lambda *_: b"")
     quick = text(call("--quick"))
     assert "yes: P(A|B) grows" not in capsys.readouterr().out  # 7 steps
     assert quick.count("Likely cause") == 2
@@ -117,7 +120,10 @@ def test_a_missing_figure_is_told(call: Any, monkeypatch: pytest.MonkeyPatch) ->
         (lambda record: json.dumps({k: record[k] for k in record if k != "machine"}), "machine"),
     ],
 )
-def test_damaged_and_old_results_are_told(call: Any, change: Any, told: str) -> None:
+def test_damaged_and_old_results_are_told(
+    call: Any, change: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "picture", lambda *_: b"")
     folder = call("--quick")
     path = folder / "test_page.json"
     path.write_text(change(json.loads(path.read_text())))
