@@ -208,7 +208,7 @@ LINEAR_MUTATIONS = {
 @pytest.mark.parametrize(
     "change",
     [
-        ('theta = a(theta, p, h / 2) if scheme == "aboba" else theta', "pass"),
+        ("theta = a(theta, p, 0.5 * h)", "pass"),
         ("p = b(o(before_o), estimate.gradient, h / 2)", "p = o(before_o)"),
     ],
 )

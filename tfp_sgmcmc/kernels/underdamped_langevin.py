@@ -156,7 +156,8 @@ class UnderdampedLangevin(MomentumKernel):
         else:
             before_o = b(p, estimate.gradient, h / 2)
             p = b(o(before_o), estimate.gradient, h / 2)
-            theta = a(theta, p, h / 2) if scheme == "aboba" else theta
+            if scheme == "aboba":
+                theta = a(theta, p, 0.5 * h)
 
         return theta, UnderdampedLangevinResults(
             **self._figures(estimate, h, temperature, results),
