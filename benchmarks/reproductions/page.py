@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.reproductions.experiment import VERDICTS
 
 # The order of the page; each is a module of this folder with an `EXPERIMENT`.
-EXPERIMENTS = ("growing_batch",)
+EXPERIMENTS = ("growing_batch", "sgfs_ellipses", "sgfs_bias", "mixture", "nogin_logistic")
 
 NOT_REPRODUCED = (
     (

@@ -1,0 +1,273 @@
+"""Bias against the rate of independent draws: MNIST 7 v 9 in a random projection.
+
+After Ahn, Korattikara & Welling, Bayesian posterior sampling via stochastic gradient Fisher
+scoring, ICML 2012, figure 2: the problem of `sgfs_ellipses`. For every method and setting, the
+errors E1 of the mean and E2 of the covariance (equation 14) after two times are shown against
+1/ATUC, the number of independent draws a second. The settings are alpha from 0 to 6 for SGFS-f,
+SGFS-d and SGFS-b (blocks of about ten weights), seven step sizes of SGLD, and 50 to 1 leapfrog
+steps of HMC on all data.
+
+SGFS has B = gamma N V, the paper's choice, so alpha is a plain number. V is kept after the first
+steps, which are burn-in. All settings of a method run as chains beside each other that share
+minibatches, so a chain's time is its share of the seconds of the call. The paper's times are
+thousands of seconds. Compiled steps are so fast that a second each is enough here. HMC has a fixed
+step of 0.6 of its largest stable one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import datasets
+import tfp_sgmcmc as sgmcmc
+from benchmarks.common import command_line
+from benchmarks.common.chains import compiled
+from benchmarks.common.logistic import as_batch, gaussian_log_prior, log_likelihood, score
+from benchmarks.common.reference import Reference, exact_posterior
+from benchmarks.reproductions.experiment import Claim, Experiment, main, subplots
+from benchmarks.reproductions.sgfs_ellipses import problem
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLOCKS = (11, 10, 10, 10, 10)  # weights in each block of SGFS-b, the constant in the first one
+ALPHAS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+STEP_SIZES = (1e-6, 2e-6, 4e-6, 8e-6, 16e-6, 32e-6, 64e-6)  # 0.7 of the largest stable one
+LEAPFROG_STEPS = (50, 40, 30, 20, 10, 1)
+DRAWS = 20  # of a compiled call
+
+
+class Point(NamedTuple):
+    """A method with one setting."""
+
+    method: str
+    setting: float  # alpha, epsilon or the number of leapfrog steps
+    rate: float  # 1/ATUC: independent draws a second of a chain, by the mean time of all weights
+    mean_errors: tuple[float, float]  # E1 after half the time and after all of it
+    covariance_errors: tuple[float, float]  # E2, likewise
+
+
+class Result(NamedTuple):
+    """The exact posterior, and all points."""
+
+    reference: Reference
+    seconds: float  # seconds of a chain until the second of the two times
+    points: list[Point]
+
+
+def in_blocks(batch_size: int) -> sgmcmc.MinibatchLogProb:
+    """Returns the target of `problem` for a state with a part for each block."""
+    x, y, _, _ = datasets.mnist_7v9()
+
+    def whole(parts: Any) -> tf.Tensor:
+        return tf.concat(parts, axis=-1)
+
+    return sgmcmc.MinibatchLogProb(
+        lambda *parts: gaussian_log_prior(whole(parts)),
+        lambda *args: log_likelihood(whole(args[:-1]), args[-1]),
+        as_batch(x, y),
+        batch_size,
+        score_fn=lambda *args: tf.split(score(whole(args[:-1]), args[-1]), BLOCKS, axis=-1),
+        shared_batch=True,
+    )
+
+
+def run(
+    *,
+    alphas: tuple[float, ...] = ALPHAS,
+    step_sizes: tuple[float, ...] = STEP_SIZES,
+    leapfrog_steps: tuple[int, ...] = LEAPFROG_STEPS,
+    batch_size: int = 500,
+    num_chains: int = 4,
+    seconds: float = 1.0,
+    num_fisher_steps: int = 200,
+    thinning: int = 10,
+    num_reference_results: int = 600,
+    seed: int = 0,
+) -> Result:
+    """Runs all methods.
+
+    Args:
+      alphas: settings of SGFS.
+      step_sizes: epsilon of SGLD.
+      leapfrog_steps: numbers of leapfrog steps of HMC.
+      batch_size: n.
+      num_chains: independent chains of each setting.
+      seconds: the second of the two times, in seconds of a chain.
+      num_fisher_steps: steps that V is estimated from; they do not move the chain.
+      thinning: steps between draws, except for HMC.
+      num_reference_results: draws of each HMC chain of the reference.
+      seed: seed of all draws.
+    """
+    target, laplace = problem(batch_size)
+    reference = exact_posterior(target, laplace, num_results=num_reference_results, seed=seed)
+    points = []
+
+    def start(settings: int) -> tf.Tensor:
+        return tf.constant(np.tile(laplace[0], [settings * num_chains, 1]), tf.float32)
+
+    def sgfs(target: Any, covariance: str) -> Callable[[np.ndarray], Any]:
+        return lambda alpha: sgmcmc.SGFS(
+            target,
+            alpha=alpha,
+            B="scaled_fisher",
+            covariance=covariance,
+            num_fisher_steps=num_fisher_steps,
+            num_estimation_steps=num_fisher_steps,
+        )
+
+    methods: dict[str, tuple[Callable[[np.ndarray], Any], tuple[float, ...]]] = {
+        "SGFS-f": (sgfs(target, "full"), alphas),
+        "SGFS-d": (sgfs(target, "diag"), alphas),
+        "SGFS-b": (sgfs(in_blocks(batch_size), "block"), alphas),
+        "SGLD": (lambda epsilon: sgmcmc.SGLD(target, epsilon[:, np.newaxis]), step_sizes),
+    }
+    for number, (name, (make, settings)) in enumerate(methods.items()):
+        kernel = make(np.repeat(np.float32(settings), num_chains))
+        state: Any = start(len(settings))
+        state = tf.split(state, BLOCKS, axis=-1) if name == "SGFS-b" else state
+        burnin = -(-num_fisher_steps // (DRAWS * thinning))
+        samples, cost = timed_draws(kernel, state, thinning, seconds, [seed, number], burnin)
+        for setting, group in zip(settings, np.split(samples, len(settings), axis=1), strict=True):
+            points.append(point(name, setting, group, cost, reference))
+    step = 0.6 * 2 * np.sqrt(np.linalg.eigvalsh(laplace[1])[0])
+    for leapfrog in leapfrog_steps:
+        kernel = tfp.mcmc.HamiltonianMonteCarlo(target, step, leapfrog)
+        samples, cost = timed_draws(kernel, start(1), 1, seconds, [seed, 100 + leapfrog], 1)
+        points.append(point("HMC", leapfrog, samples, cost, reference))
+    return Result(reference, seconds, points)
+
+
+def timed_draws(
+    kernel: Any, state: Any, thinning: int, seconds: float, seed: list[int], num_burnin: int
+) -> tuple[np.ndarray, float]:
+    """Returns draws of all chains, and the seconds of a chain for a draw, without compilation.
+
+    The first `num_burnin` calls, one of which compiles the chain, are dropped. Others follow until
+    every chain has had its seconds.
+    """
+    block, num_chains = compiled(kernel, DRAWS, thinning), tf.nest.flatten(state)[0].shape[0]
+    results, calls, blocks, spent = kernel.bootstrap_results(state), 0, [], 0.0
+    while spent < seconds * num_chains:
+        begin = time.perf_counter()
+        last = block(state, results, tf.constant([1000 * seed[0] + seed[1], calls]))
+        state, results = (
+            tf.nest.map_structure(lambda x: x[-1], last.all_states),
+            last.final_kernel_results,
+        )
+        parts = [x.numpy() for x in tf.nest.flatten(last.all_states)]
+        calls += 1
+        if calls > num_burnin:
+            spent += time.perf_counter() - begin
+            blocks.append(np.concatenate(parts, axis=-1))
+    samples = np.concatenate(blocks)
+    return samples, spent / len(samples) / num_chains
+
+
+def point(
+    method: str, setting: float, samples: np.ndarray, cost: float, reference: Reference
+) -> Point:
+    """Returns the rate, and the errors as means over chains, of draws `[S, chains, D]`."""
+    times = sgmcmc.diagnostics.autocorrelation_time_unit_cost(
+        samples.astype(np.float64), cost, chain_ndims=1
+    )
+    half, whole = (
+        np.mean([reference.errors(samples[:used, [c]]) for c in range(samples.shape[1])], axis=0)
+        for used in (len(samples) // 2, len(samples))
+    )
+    (e1, e2), (last_e1, last_e2) = half, whole
+    return Point(method, float(setting), float(1 / np.mean(times)), (e1, last_e1), (e2, last_e2))
+
+
+def by_method(result: Result) -> dict[str, list[Point]]:
+    """Returns the points of each method, in the order of the settings."""
+    methods = dict.fromkeys(p.method for p in result.points)
+    return {name: [p for p in result.points if p.method == name] for name in methods}
+
+
+def claims(result: Result) -> list[Claim]:
+    points = by_method(result)
+    first = {name: found[0] for name, found in points.items()}
+    rates = {name: max(p.rate for p in found) for name, found in points.items()}
+    others = ("SGLD", "HMC")
+    biases = [first[name].covariance_errors[1] for name in ("SGFS-f", "SGFS-b", "SGFS-d")]
+    found = [
+        Claim(
+            "SGFS-f at alpha = 0 mixes faster than SGLD at any step and than HMC",
+            f"{first['SGFS-f'].rate:.0f} independent draws a second; "
+            + ", ".join(f"{name} up to {rates[name]:.0f}" for name in others),
+            first["SGFS-f"].rate > max(rates[name] for name in others),
+        )
+    ]
+    for measure, what in (("covariance_errors", "covariance, E2"), ("mean_errors", "mean, E1")):
+        best = {name: min(getattr(p, measure)[0] for p in every) for name, every in points.items()}
+        found.append(
+            Claim(
+                f"at the first time SGFS-f has a smaller error of the {what}, than SGLD and HMC",
+                f"at the best setting after {result.seconds / 2:g} s: "
+                + ", ".join(f"{name} {error:.3f}" for name, error in best.items()),
+                bool(best["SGFS-f"] < min(best[name] for name in others)),
+                "the paper's times are longer, on a slower machine",
+            )
+        )
+    return [
+        *found,
+        Claim(
+            "at alpha = 0 the bias grows from SGFS-f to SGFS-d; blocks are between",
+            f"E2 at alpha = 0 after {result.seconds:g} s: "
+            "SGFS-f {:.3f}, SGFS-b {:.3f}, SGFS-d {:.3f}".format(*biases),
+            biases == sorted(biases),
+        ),
+    ]
+
+
+def show(result: Result) -> None:
+    print(result.reference)
+    columns = {"method": "", "setting": "g", "1/ATUC": ".1f"}
+    times = [f"{result.seconds / 2:g} s", f"{result.seconds:g} s"]
+    columns |= {f"{error}, {after}": ".3f" for error in ("E1", "E2") for after in times}
+    rows = [(*p[:3], *p.mean_errors, *p.covariance_errors) for p in result.points]
+    command_line.print_table(columns, rows)
+
+
+def plot(result: Result) -> Figure:
+    """Draws errors against 1/ATUC: the mean (left), the covariance (right), by time (rows)."""
+    figure, axes = subplots(2, 2)
+    errors = (("mean_errors", "E1, mean"), ("covariance_errors", "E2, covariance"))
+    for at, row in enumerate(axes):
+        for axis, (measure, name) in zip(row, errors, strict=True):
+            for method, points in by_method(result).items():
+                values = [getattr(p, measure)[at] for p in points]
+                axis.loglog([p.rate for p in points], values, "o-", label=method)
+            after = result.seconds / (2 - at)
+            axis.set(xlabel="1/ATUC, draws a second", ylabel=f"{name}, after {after:g} s")
+    axes[0, 0].legend(fontsize=7)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    paper="Ahn, Korattikara & Welling 2012",
+    figure="figure 2",
+    title="bias against independent draws a second",
+    run=run,
+    quick={
+        "alphas": (0.0, 2.0, 6.0),
+        "step_sizes": (4e-6, 16e-6, 64e-6),
+        "leapfrog_steps": (30, 1),
+        "num_chains": 2,
+        "seconds": 0.3,
+        "num_reference_results": 60,
+    },
+    show=show,
+    claims=claims,
+    plot=plot,
+)
+
+if __name__ == "__main__":
+    main(EXPERIMENT, __doc__)
