@@ -12,12 +12,12 @@ REFERENCE = Reference(np.ones(2), np.eye(2), 1.0, 1.0, 0.0, 0.0)
 
 
 def test_a_point_has_the_rate_and_the_errors_of_its_draws() -> None:
-    """Independent draws that cost half a second make two a second."""
+    """Independent draws that cost half a pass make two a pass."""
     samples = 1.0 + np.random.default_rng(0).standard_normal([4000, 3, 2])
-    found = sgfs_bias.point("method", 2.0, samples, 0.5, REFERENCE)
-    assert 1.8 < found.rate < 2.2
+    found = sgfs_bias.point("method", 2.0, samples, 0.5, 2000.0, 0.1, REFERENCE)
+    assert 1.8 < found.rate < 2.2 and found.seconds == 0.2
     assert found.covariance_errors[1] < 0.1 and found.mean_errors[1] < 0.05
-    biased = sgfs_bias.point("method", 2.0, 2 * samples, 0.5, REFERENCE)
+    biased = sgfs_bias.point("method", 2.0, 2 * samples, 0.5, 2000.0, 0.1, REFERENCE)
     np.testing.assert_allclose(biased.mean_errors, 1.0, atol=0.1)
 
 

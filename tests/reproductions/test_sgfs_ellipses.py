@@ -18,10 +18,20 @@ def test_errors_of_ellipses_and_extreme_pairs() -> None:
     np.testing.assert_allclose(found, 0.5 * np.log(10))
 
 
+def test_the_linear_law_is_exact_where_the_fisher_matrix_is_the_hessian() -> None:
+    v = np.array([[1.0, 0.6], [0.6, 2.0]])
+    law = sgfs_ellipses.linear_law(100 * v, v, v, total=100, batch_size=10)
+    np.testing.assert_allclose(law, np.linalg.inv(100 * v), rtol=1e-10)
+    diagonal = sgfs_ellipses.linear_law(100 * v, v, np.diag([1.0, 2.0]), total=10**5, batch_size=10)
+    assert sgfs_ellipses.ellipse_error(diagonal, law) > 0.1
+
+
 @pytest.mark.slow
 def test_sgfs_f_is_nearer_to_hmc_than_sgfs_d() -> None:
     result = sgfs_ellipses.run(**sgfs_ellipses.EXPERIMENT.quick)
-    full, diagonal = (sgfs_ellipses.errors(result, name) for name in sgfs_ellipses.KINDS)
+    full, diagonal = (
+        sgfs_ellipses.errors(result, result.moments[name][1]) for name in sgfs_ellipses.KINDS
+    )
     assert result.reference.r_hat < 1.1
     assert max(full) < np.log(1.4)
     assert min(diagonal[:2]) > max(full)
