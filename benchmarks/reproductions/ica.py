@@ -156,7 +156,9 @@ def _posterior(
     means = np.average(samples, axis=0, weights=weights)  # of the chains
     mean = means.mean(axis=0)
     squares = np.average((samples - mean) ** 2, axis=0, weights=weights)
-    instability = sgmcmc.diagnostics.instability_index(samples, data, weights=weights, mean=mean)
+    instability = sgmcmc.diagnostics.instability_index(
+        samples, data, weights=weights, mean=mean, reduction="sum"
+    )
     root = np.sqrt(len(means))
     return Posterior(
         mean,

@@ -6,19 +6,26 @@ mixture with weights 1/3 and 2/3 and unit variances, whose two centres are infer
 has two modes, with curvatures from 46 to 530, and a bridge between them. Here the prior is N(0,
 10^2), which makes the posterior proper. Its moments are known by quadrature.
 
-Each sampler makes independent runs with equally many steps, from exact draws of the posterior, at
-the same step sizes h. SGLD and mSGLD take epsilon = h^2. The friction is one over the largest
-posterior standard deviation, the authors' rule. Minibatches are drawn without replacement. Samplers
-that use the covariance of the gradient noise average over past minibatches, with decay 0.9. The
-error of a run is the error of its variances of the two centres, relative to the exact ones. The
-table gives its mean square over runs and centres, bias and Monte Carlo error together, at each step
-size and at the best step size of each sampler.
+The figure shows the error of the variances by the size of the minibatch n, at equal numbers of
+passes over the data and at one step size h that all samplers share. So a small minibatch makes many
+noisy steps, and a large one few exact steps. SGLD and mSGLD take epsilon = h^2. Here h is 0.02,
+0.22 of the largest stable step of NOGIN, and n goes down to 2, which is the least that has a
+covariance.
+
+Each sampler makes independent runs from exact draws of the posterior. The friction is one over the
+largest posterior standard deviation, the authors' rule. Minibatches are drawn without replacement.
+Samplers that use the covariance of the gradient noise average over past minibatches, with decay
+0.9. The error of a run is the error of its variances of the two centres, relative to the exact
+ones. The table gives its mean square over runs and centres, bias and Monte Carlo error together.
+
+`--equal steps --step-sizes 0.005 0.01 0.02 0.04 0.08 --batch-sizes 10 30 100 300 1000` makes
+`--num-steps` steps with every n and gives each sampler its best step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -26,14 +33,17 @@ from numpy.typing import NDArray
 
 import datasets
 import tfp_sgmcmc as sgmcmc
-from benchmarks.common import command_line
 from benchmarks.common.chains import draws
+from benchmarks.reproductions.experiment import Claim, Experiment, main, subplots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WEIGHTS = (1 / 3, 2 / 3)
 PRIOR_SCALE = 10.0
 GRID = np.linspace(-2.5, 2.5, 501)  # less than 1e-10 of the posterior's mass is outside
-BATCH_SIZES = (10, 30, 100, 300, 1000)
-STEP_SIZES = (0.005, 0.01, 0.02, 0.04, 0.08)  # the last is 0.9 of the largest stable one
+BATCH_SIZES = (2, 5, 10, 30, 100, 300, 1000)
+STEP_SIZES = (0.02,)  # 0.22 of the largest stable one
 
 # V varies within the posterior. Averages over about ten minibatches follow it.
 COVARIANCE = sgmcmc.covariance.Full(sgmcmc.covariance.RunningMean(0.9))
@@ -115,12 +125,32 @@ def run(
     *,
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
     step_sizes: tuple[float, ...] = STEP_SIZES,
+    samplers: tuple[str, ...] = tuple(SAMPLERS),
+    equal: str = "epochs",
+    num_epochs: int = 400,
     num_runs: int = 24,
     num_steps: int = 20_000,
     num_burnin_steps: int = 1_000,
     seed: int = 0,
 ) -> Result:
-    """Runs all samplers."""
+    """Runs all samplers.
+
+    Args:
+      batch_sizes: values of n.
+      step_sizes: values of h.
+      samplers: names of the samplers.
+      equal: what is equal for every n, "epochs" (with a twentieth of them for burn-in) or "steps".
+      num_epochs: passes over the data, with `--equal epochs`.
+      num_runs: independent chains of each sampler.
+      num_steps: steps, with `--equal steps`.
+      num_burnin_steps: steps before these.
+      seed: seed of all draws.
+
+    Raises:
+      ValueError: `equal` is unknown.
+    """
+    if equal not in ("epochs", "steps"):
+        raise ValueError(f"equal must be 'epochs' or 'steps'. Received: {equal!r}.")
     x = datasets.gaussian_mixture().x[:, 0]
     posterior = exact_posterior(x, len(step_sizes) * num_runs, seed)
     friction = float(1 / np.sqrt(np.linalg.eigvalsh(posterior.covariance)[-1]))
@@ -129,14 +159,25 @@ def run(
     squared_errors = {}
     for batch_size in batch_sizes:
         target = sgmcmc.MinibatchLogProb(log_prior, log_likelihood, x, batch_size, score_fn=scores)
-        for number, (name, make) in enumerate(SAMPLERS.items()):
-            kernel = make(target, h, friction)
-
-            stream = [seed, 100 * batch_size + number]
-            samples = draws(kernel, posterior.draws, stream, num_steps, 1, num_burnin_steps)
+        if equal == "epochs":
+            num_steps = num_epochs * len(x) // batch_size
+            num_burnin_steps = num_steps // 20
+        for name in samplers:
+            kernel = SAMPLERS[name](target, h, friction)
+            stream = [seed, 100 * batch_size + list(SAMPLERS).index(name)]
+            samples = draws(
+                kernel, posterior.draws, stream, num_steps - num_burnin_steps, 1, num_burnin_steps
+            )
             errors = sgmcmc.diagnostics.squared_variance_error(samples, variances)
             squared_errors[name, batch_size] = errors.reshape(len(step_sizes), num_runs)
     return Result(posterior, step_sizes, squared_errors)
+
+
+def cell(errors: NDArray[np.float64]) -> str:
+    """Returns the mean over runs, with its standard error."""
+    if not np.all(np.isfinite(errors)):
+        return "infinite"
+    return f"{errors.mean():.2g} +- {errors.std() / len(errors) ** 0.5:.1g}"
 
 
 def show(result: Result) -> None:
@@ -144,10 +185,80 @@ def show(result: Result) -> None:
     print(f"{'n':>5} {'sampler':>8} {'best h':>7} {'MSE +- standard error':>22}   MSE by step size")
     for (name, batch_size), errors in result.squared_errors.items():
         h, best = result.best(name, batch_size)
-        cell = f"{best.mean():.2g} +- {best.std() / len(best) ** 0.5:.1g}"
         every = " ".join(f"{e:>8.2g}" for e in errors.mean(axis=1))
-        print(f"{batch_size:>5} {name:>8} {h:>7} {cell:>22}   {every}")
+        print(f"{batch_size:>5} {name:>8} {h:>7} {cell(best):>22}   {every}")
 
+
+def claims(result: Result) -> list[Claim]:
+    names = list(dict.fromkeys(name for name, _ in result.squared_errors))
+    sizes = sorted({size for _, size in result.squared_errors})
+    best = {key: result.best(*key)[1] for key in result.squared_errors}
+    others = [name for name in names if name != "NOGIN"]
+
+    def smallest(size: int) -> str:
+        return min(others, key=lambda name: best[name, size].mean())
+
+    noisy = [n for n in sizes if n <= 100]
+    ahead = [n for n in noisy if best["NOGIN", n].mean() < best[smallest(n), n].mean()]
+    text = "; ".join(
+        f"n = {n}: {cell(best['NOGIN', n])}, next {smallest(n)} {cell(best[smallest(n), n])}"
+        for n in noisy
+    )
+    found = [
+        Claim(
+            "NOGIN has the smallest error of all samplers with small minibatches",
+            text,
+            len(ahead) == len(noisy),
+            "" if len(ahead) == len(noisy) else "not at n = "
+            + ", ".join(str(n) for n in noisy if n not in ahead),
+        )
+    ]  # fmt: skip
+    first, last = noisy[0], noisy[-1]
+    growth = {
+        name: float(np.sqrt(best[name, first].mean() / best[name, last].mean()))
+        if np.isfinite(best[name, first].mean())
+        else np.inf
+        for name in names
+    }
+    found.append(
+        Claim(
+            "the errors of the other samplers grow as n falls, NOGIN's hardly",
+            f"from n = {last} to {first} the root mean square error grows by "
+            + ", ".join(f"{name} {ratio:.2g}" for name, ratio in growth.items()),
+            bool(growth["NOGIN"] == min(growth.values())),
+            "held if NOGIN's grows least",
+        )
+    )
+    return found
+
+
+def plot(result: Result) -> Figure:
+    """Draws the error of each sampler, at its best step, by n."""
+    figure, axes = subplots()
+    for name in dict.fromkeys(name for name, _ in result.squared_errors):
+        sizes = [size for key, size in result.squared_errors if key == name]
+        errors = [np.sqrt(result.best(name, size)[1].mean()) for size in sizes]
+        axes[0, 0].loglog(sizes, errors, "o-", label=name)
+    axes[0, 0].set(xlabel="size of the minibatch n", ylabel="relative error of the variances")
+    axes[0, 0].legend(fontsize=7)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    paper="Matthews & Weare 2018",
+    figure="figure 2",
+    title="centres of a mixture, error by the size of the minibatch",
+    run=run,
+    quick={
+        "batch_sizes": (2, 10, 100),
+        "samplers": ("SGLD", "SGNHT", "NOGIN"),
+        "num_epochs": 50,
+        "num_runs": 16,
+    },
+    show=show,
+    claims=claims,
+    plot=plot,
+)
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show)
+    main(EXPERIMENT, __doc__)

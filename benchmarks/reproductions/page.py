@@ -11,10 +11,23 @@ from benchmarks.reproductions.experiment import VERDICTS
 
 # The order of the page; each is a module of this folder with an `EXPERIMENT`.
 EXPERIMENTS = (
+    "tied_means",
+    "a9a",
     "ica_artificial",
     "ica",
     "growing_batch",
+    "growing_batch_mnist",
+    "sgfs_ellipses",
+    "sgfs_bias",
+    "sgfs_mnist",
+    "drbm_kdd",
+    "drbm_kdd_posterior",
+    "drbm_modes",
     "gaussian_table1",
+    "blr_shang",
+    "drbm_shang",
+    "mixture",
+    "nogin_logistic",
     "mnist_7v9",
     "mnist_7v9_fit",
     "mnist_networks",

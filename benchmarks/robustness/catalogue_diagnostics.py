@@ -176,12 +176,19 @@ def diagnostics() -> list[Entry]:
         ),
         plain(
             "instability_index",
-            dict(samples=RNG.normal(size=[5, 2, 2]), data=DATA, weights=np.ones([5]), mean=square),
+            dict(
+                samples=RNG.normal(size=[5, 2, 2]),
+                data=DATA,
+                weights=np.ones([5]),
+                mean=square,
+                reduction="sum",
+            ),
             dict(
                 samples=draws(np.ones([5, 2, 3]), np.ones([5])),
                 data=finite(array(np.ones([8, 3]))),
                 weights=array(np.ones([3]), -np.ones([5]), optional=True),
                 mean=array(np.ones([3]), optional=True),
+                reduction=choice("sum", optional=True),
             ),
         ),
         plain(

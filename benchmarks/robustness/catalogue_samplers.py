@@ -99,8 +99,17 @@ KERNELS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     ),
     "ModifiedSGLD": (dict(covariance="full", temperature=1.0), {}),
     "SGFS": (
-        dict(B=1.0, covariance="full", temperature=1.0, num_estimation_steps=0),
-        dict(B=[*masses(), "x", "Fisher", pre.Diagonal(1.0), pre.FullMatrix]),
+        dict(
+            B=1.0,
+            covariance="full",
+            temperature=1.0,
+            num_estimation_steps=0,
+            num_fisher_steps=None,
+        ),
+        dict(
+            B=[*masses(), "x", "Fisher", pre.Diagonal(1.0), pre.FullMatrix],
+            num_fisher_steps=integer(1, optional=True),
+        ),
     ),
     "SGHMC": (
         dict(
@@ -144,8 +153,9 @@ KERNELS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
             temperature=1.0,
             initial_momentum=None,
             num_estimation_steps=0,
+            matrix_lambda=False,
         ),
-        {},
+        dict(matrix_lambda=boolean()),
     ),
     "UnderdampedLangevin": (
         dict(

@@ -1,5 +1,6 @@
 """Wrong arguments of the diagnostics are refused in words that name the argument."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,11 @@ ARRAYS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (d.relative_covariance_error, dict(estimate=SQUARE, reference=SQUARE), "estimate reference"),
     (d.squared_variance_error, dict(samples=X, variances=np.ones(3)), "samples variances"),
     (d.amari_distance, dict(w=SQUARE, v=SQUARE), "w v"),
-    (d.instability_index, dict(samples=np.stack([SQUARE] * 4), data=X[:, 0]), "samples data"),
+    (
+        functools.partial(d.instability_index, reduction="sum"),
+        dict(samples=np.stack([SQUARE] * 4), data=X[:, 0]),
+        "samples data",
+    ),
     (d.weighted_expectation, dict(values=X, step_sizes=np.ones(6)), "values step_sizes"),
     (d.effective_number_of_steps, dict(step_sizes=np.ones(6)), "step_sizes"),
     (d.indices_by_distance, dict(step_sizes=np.ones(6), distance=2.0), "step_sizes"),

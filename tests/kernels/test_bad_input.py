@@ -10,6 +10,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.by_hand import MODEL
+from tests.harness.thermostats import NoisyQuadratic
 from tfp_sgmcmc.preconditioners import FullMatrix, PositionDependent, RMSprop
 
 NORMAL = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
@@ -159,7 +160,7 @@ REFUSED: list[tuple[list[Any], str, Any, str]] = [
     ([sgmcmc.SGHMC], "small_friction", "raise", "'increase' or 'refuse'.*: 'raise'"),
     ([sgmcmc.SGNHT], "scheme", "badodab", "'euler' or 'adodab'. Received: 'badodab'"),
     ([sgmcmc.SGNHT], "thermostat", "block", "one of .*'per_part'.* Received: 'block'"),
-    (MOMENTA[4:], "scheme", "abobo", "'baoab' or 'obabo'. Received: 'abobo'"),
+    (MOMENTA[4:], "scheme", "abobo", "one of 'baoab', 'obabo' or 'aboba'. Received: 'abobo'"),
     ([sgmcmc.SGFS, sgmcmc.NOGIN], "num_estimation_steps", -1, "at least 0. Received: -1"),
 ]
 
@@ -175,8 +176,8 @@ def test_options(kernel: type, name: str, value: Any, expected: str) -> None:
 
 @pytest.mark.parametrize("kernel", [sgmcmc.ModifiedSGLD, sgmcmc.SGHMC, sgmcmc.NOGIN])
 def test_targets_without_scores(kernel: type) -> None:
-    with pytest.raises(ValueError, match="scores of single examples.* GrowingBatch, which gives n"):
-        kernel(sgmcmc.GrowingBatch(TARGET), 0.05)
+    with pytest.raises(ValueError, match="scores of single examples.* NoisyQuadratic, which gives"):
+        kernel(NoisyQuadratic(1.0, 0.5), 0.05)
 
 
 @pytest.mark.parametrize(

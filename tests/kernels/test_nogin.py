@@ -264,3 +264,31 @@ def test_steps_of_estimation_move_nothing_and_teach_sigma() -> None:
     np.testing.assert_allclose(learned.value, expected.value, rtol=1e-9)
     state, _ = kernel.one_step(state, results, tf.constant([0, 3]))
     assert np.abs(state - START).min() > 1e-3
+
+
+@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (2.0, 0.7)])
+def test_a_matrix_lambda_draws_what_is_left_of_the_noise(mass: float, temperature: float) -> None:
+    h, friction = 0.1, 10.0
+    target = MODEL.target(BATCH, tf.float64)
+    v = MODEL.score_covariance
+    kernel = sgmcmc.NOGIN(
+        KnownScores(target, v), h, friction, mass=mass, temperature=temperature,
+        initial_momentum=MOMENTUM, num_estimation_steps=0, matrix_lambda=True,
+    )  # fmt: skip
+    (s,) = by_hand.take(kernel, target, tf.constant(START))
+    lambda2 = np.tanh(friction * h / 2)
+    left = lambda2 * temperature * mass * np.eye(3) - h**2 / 4 * SCALE * v
+    values, vectors = np.linalg.eigh(left)
+    assert values[0] > 0.05
+    root = vectors @ np.diag(np.sqrt(values)) @ vectors.T
+    at = START + h / 2 * MOMENTUM / mass
+    kick = h / 2 * HAND.gradient(at, s.draws.batch) + s.draws.z @ root
+    p = np.exp(-friction * h) * (MOMENTUM + kick) + kick
+    np.testing.assert_allclose(s.results.momentum, p, rtol=1e-6)
+    np.testing.assert_allclose(s.moved, at + h / 2 * p / mass, rtol=1e-6)
+
+
+def test_a_matrix_lambda_takes_a_single_mass() -> None:
+    for mass in (MASS, [1.0, 2.0]):
+        with pytest.raises(ValueError, match="mass must be one number with matrix_lambda=True"):
+            sgmcmc.NOGIN(MODEL.target(BATCH), STEP, mass=mass, matrix_lambda=True)

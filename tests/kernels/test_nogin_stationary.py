@@ -17,7 +17,12 @@ import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import PRECISION, GaussianMean
 from tests.harness.known_scores import KnownScores
 from tests.harness.mutation import changed, copies, forgets_momentum, frozen_part, mutant
-from tests.harness.phase_space import LinearScheme, Run, linear_scheme, run_phase_space
+from tests.harness.phase_space import (
+    LinearScheme,
+    Run,
+    linear_scheme,
+    run_phase_space,
+)
 from tests.harness.statistics import Rejected, check_covariance, check_means
 from tfp_sgmcmc.covariance import Diag, Full, History, LowRank, RunningMean
 
@@ -135,6 +140,88 @@ def test_without_its_correction_the_error_is_of_first_order() -> None:
         for h in (2e-3, 1e-3)
     ]
     np.testing.assert_allclose(errors[0] / errors[1], 2.0, rtol=0.01)
+
+
+@pytest.mark.parametrize("of_limit", [0.2, 0.4])
+@pytest.mark.parametrize("batch_size", [5, 11])
+@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (2.0, 0.7)])
+@pytest.mark.parametrize("covariance", ["full", "low_rank"])
+def test_law_is_exact_with_a_matrix_lambda(
+    of_limit: float, batch_size: int, mass: float, temperature: float, covariance: str
+) -> None:
+    """The law and, unlike with a scalar lambda, the matrix of a step do not depend on Sigma."""
+    h = of_limit * limit(mass=mass)
+    noise = MODEL.noise(batch_size, replacement=True)
+    needed = h**2 / (4 * temperature * mass) * np.linalg.eigvalsh(noise)[-1]
+    assert needed < 0.6
+    friction = 2 / h * np.arctanh(1.5 * needed)
+    options = dict(mass=mass, temperature=temperature, covariance=covariance)
+    matrices = scheme(h, friction, noise, matrix_lambda=True, **options)
+    np.testing.assert_allclose(
+        matrices.covariance(noise), exact(h, mass, temperature), rtol=1e-6, atol=1e-7
+    )
+    without = scheme(h, friction, 1e-12 * noise, **options)
+    np.testing.assert_allclose(matrices.step, without.step, rtol=1e-8, atol=1e-10)
+    with_scalar = scheme(h, friction, noise, **options)
+    assert np.abs(with_scalar.step - without.step).max() > 1e-3
+    for wrong in (0.8 * noise, 1.2 * noise):
+        with pytest.raises(AssertionError):
+            assert_same(matrices.covariance(wrong), exact(h, mass, temperature))
+
+
+def test_a_small_friction_is_raised_for_a_matrix_lambda() -> None:
+    """The law stays exact up to the error of the power iteration, at any friction."""
+    for friction in (0.01, 1.0):
+        matrices = scheme(0.5 * limit(), friction, matrix_lambda=True)
+        law = np.linalg.solve(exact(0.5 * limit()), matrices.covariance(NOISE))
+        np.testing.assert_allclose(law, np.eye(6), atol=0.01)
+    kernel = sgmcmc.NOGIN(target(), 0.5 * limit(), np.float32([0.01, 30.0]), matrix_lambda=True)
+    state = tf.ones([2, 3])
+    _, results = kernel.one_step(state, kernel.bootstrap_results(state), seed=1)
+    np.testing.assert_array_equal(results.num_small_friction, [1, 0])
+
+
+def correlation_time(matrices: LinearScheme, noise: np.ndarray) -> float:
+    """Returns the integrated autocorrelation time of the only entry of theta, in steps."""
+    law = matrices.covariance(noise)
+    summed = np.linalg.solve(np.eye(2) - matrices.step, law)  # the sum of F^k S from k = 0
+    return 2 * summed[0, 0] / law[0, 0] - 1
+
+
+@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (2.0, 0.7)])
+def test_a_small_minibatch_gives_one_effective_sample_an_epoch(
+    mass: float, temperature: float
+) -> None:
+    """Correlation times are (s + 4 T m tanh(friction h / 2) / h^2) / (a T) steps.
+
+    With a = N v, s = N^2 v / n and T = 1 the first term is N / n steps or one epoch, at every n. So
+    smaller minibatches than those that it dominates bring nothing. A matrix lambda leaves the
+    second term.
+    """
+    total, v = 10_000, 1.0
+    h = 0.5 * 2 / np.sqrt(total * v / mass)
+
+    def times(n: int, friction: float, **options: Any) -> float:
+        noise = np.array([[total**2 * v / n]])
+        options |= dict(friction=friction, mass=mass, temperature=temperature)
+        matrices = linear_scheme(
+            lambda target, **momentum: sgmcmc.NOGIN(
+                KnownScores(target, noise), h, **options, **momentum
+            ),
+            np.array([[total * v]]),
+        )
+        return correlation_time(matrices, noise)
+
+    def drawn(friction: float) -> float:
+        return 4 * mass * np.tanh(friction * h / 2) / h**2 / (total * v)
+
+    for n in (1, 100, 5000):
+        expected = total / n / temperature + drawn(1.0)
+        np.testing.assert_allclose(times(n, 1.0), expected, rtol=1e-7)
+    friction = 2 / h * np.arctanh(0.8)
+    few = times(5000, friction, matrix_lambda=True)
+    np.testing.assert_allclose(few, drawn(friction), rtol=1e-6)
+    np.testing.assert_allclose(times(10_000, friction, matrix_lambda=True), few, rtol=1e-6)
 
 
 def broken(old: str, new: str) -> dict[str, Any]:

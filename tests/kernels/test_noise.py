@@ -10,6 +10,7 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import PRECISION, GaussianMean
 from tests.harness.graphs import largest_tensor, trace
+from tests.harness.thermostats import NoisyQuadratic
 from tfp_sgmcmc.covariance import Full, RunningMean, Solver
 from tfp_sgmcmc.kernels.noise import GradientNoise
 
@@ -161,9 +162,8 @@ def test_exact_gradients_have_no_noise() -> None:
 
 
 def test_noise_of_unknown_covariance_is_refused() -> None:
-    target = sgmcmc.GrowingBatch(MODEL.target(BATCH))
-    with pytest.raises(ValueError, match="scores of .* a GrowingBatch, which gives none"):
-        GradientNoise(target, "full", RunningMean())
+    with pytest.raises(ValueError, match="scores of .* a NoisyQuadratic, which gives none"):
+        GradientNoise(NoisyQuadratic(1.0, 0.5), "full", RunningMean())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ theta <- theta + 2 [gamma N V + 4 B / epsilon]^-1 (g + eta),  eta ~ N(0, 4 T B /
 gamma = 1 + c / (N T)
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,15 @@ def step(
     return found.theta + 2 * np.linalg.solve(matrix, (g + eta)[..., np.newaxis])[..., 0]
 
 
-def fisher_noise(v: np.ndarray, gamma: float = TOTAL / BATCH) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the raised diagonal, and 4 B / epsilon with it, for B = N V and epsilon = 0.5."""
-    added = LEAST * (gamma + 8) * TOTAL * np.einsum("cii->ci", v)
-    return added, 8 * TOTAL * v + diagonal(added)
+def fisher_noise(
+    v: np.ndarray, gamma: float = TOTAL / BATCH, factor: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the raised diagonal, and C = 4 B / epsilon with it, where epsilon = 0.5.
+
+    B is `factor` N V.
+    """
+    added = LEAST * (gamma + 8 * factor) * TOTAL * np.einsum("cii->ci", v)
+    return added, 8 * factor * TOTAL * v + diagonal(added)
 
 
 def diagonal(x: np.ndarray) -> np.ndarray:
@@ -123,23 +129,30 @@ def test_full_b() -> None:
     np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize("kept", list(KEPT))
-def test_b_proportional_to_the_fisher_matrix(kept: str) -> None:
-    """With B = N V, a root of V makes the noise: by Cholesky, elementwise, or from kept scores."""
+@pytest.mark.parametrize(
+    ("B", "factor", "kept"),
+    [
+        *(("fisher", 1.0, kept) for kept in KEPT),
+        ("scaled_fisher", TOTAL / BATCH, "full"),
+        ("scaled_fisher", TOTAL / BATCH, "low_rank"),
+    ],
+)
+def test_b_proportional_to_the_fisher_matrix(B: str, factor: float, kept: str) -> None:
+    """With B = N V or gamma N V, a root of V makes the noise, by any estimator."""
     target = make_target(parts=True)
     kernel = sgmcmc.SGFS(
-        target, 0.5, "fisher", covariance=by_hand.as_estimator(kept), num_estimation_steps=0
+        target, 0.5, B, covariance=by_hand.as_estimator(kept), num_estimation_steps=0
     )
     (s,) = take(kernel, target, two_parts(START))
     v = covariance(s) * KEPT[kept]
-    added, injected = fisher_noise(v)
+    added, injected = fisher_noise(v, factor=factor)
     if kept == "low_rank":
         scores = HAND.scores(START, s.draws.batch)
         centred = (scores - scores.mean(axis=1, keepdims=True)) / 2  # sqrt(n - 1)
         # There are four slots of five rows. The only minibatch so far is in the first.
         seeds = random.split(NOISE_SEED, 2)
         z = random.normal([2, 20], tf.float64, seeds[0]).numpy()[:, :5]
-        eta = np.sqrt(8 * TOTAL) * np.einsum("cni,cn->ci", centred, z)
+        eta = np.sqrt(8 * factor * TOTAL) * np.einsum("cni,cn->ci", centred, z)
         eta += np.sqrt(added) * random.normal([2, 3], tf.float64, seeds[1])
     else:
         shapes = [[2, 3]] if kept == "full" else [[2, 1], [2, 2]]
@@ -294,3 +307,59 @@ def test_estimation_steps_average_and_do_not_move() -> None:
     state, _ = kernel.one_step(state, results, seed=3)
     np.testing.assert_array_equal(state, expected)
     assert np.abs(state - start).max() > 1e-3
+
+
+@pytest.mark.parametrize("include_current", [False, True])
+def test_v_of_the_first_steps_is_kept(include_current: bool) -> None:
+    """From step 2 on V is that of two minibatches, and the target computes no scores."""
+    target, scored = make_target(), []
+    estimate = target.estimate
+    target.estimate = lambda *args, with_scores=True: (
+        scored.append(with_scores) or estimate(*args, with_scores=with_scores)
+    )
+    kernel = sgmcmc.SGFS(
+        target,
+        0.5,
+        covariance=sgmcmc.covariance.Full(include_current=include_current),
+        num_estimation_steps=0,
+        num_fisher_steps=2,
+    )
+    steps = take(kernel, target, tf.constant(START), 5)
+    v = np.mean([covariance(s) for s in steps[:2]], axis=0)
+    for s in steps[2:]:
+        expected = step(s, np.sqrt(8) * s.draws.z, v, 8 * np.eye(3))
+        np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
+    assert scored == [True, True, False, False, False]
+    all_steps = kernel.copy(num_fisher_steps=None)
+    other = take(all_steps, target, tf.constant(START), 5)
+    assert np.abs(other[-1].moved - steps[-1].moved).max() > 1e-3
+    counts = [r[-1].results.covariance_state.averages[0].count.numpy() for r in (steps, other)]
+    np.testing.assert_array_equal(counts, [[2, 2], [5, 5]])
+
+
+def test_a_history_of_the_first_steps_is_kept() -> None:
+    history = sgmcmc.covariance.History(4)
+    target = make_target()
+    for estimator in (sgmcmc.covariance.LowRank(history), sgmcmc.covariance.Full(history)):
+        kernel = sgmcmc.SGFS(
+            target, 0.5, covariance=estimator, num_estimation_steps=0, num_fisher_steps=2
+        )
+        steps = take(kernel, target, tf.constant(START), 8)
+        v = np.mean([covariance(s) for s in steps[:2]], axis=0)
+        s = steps[-1]
+        expected = step(s, np.sqrt(8) * s.draws.z, v, 8 * np.eye(3))
+        np.testing.assert_allclose(s.moved, expected, rtol=1e-7)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_v_that_it_kept(tmp_path: Path) -> None:
+    """The run is cut before V is kept and again after that."""
+    pytest.importorskip("zarr")
+    kernel = sgmcmc.SGFS(make_target(tf.float32), 0.5, num_estimation_steps=0, num_fisher_steps=5)
+    options = dict(seed=3, progress_bar=False, jit_compile=False, preflight_check=False)
+    start = tf.zeros([3])
+    whole = sgmcmc.sample(kernel, start, 12, **options)
+    for count in (3, 8, 12):
+        cut = sgmcmc.sample(kernel, start, count, directory=tmp_path, **options)
+    np.testing.assert_array_equal(np.asarray(cut.states), np.asarray(whole.states))
+    assert whole.final_kernel_results.covariance_state.averages[0].count.numpy() == 5

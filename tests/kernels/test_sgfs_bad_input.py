@@ -13,6 +13,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import GaussianMean
+from tests.harness.thermostats import NoisyQuadratic
 from tfp_sgmcmc.preconditioners import FullMatrix
 
 MODEL = GaussianMean(num_examples=12)
@@ -54,7 +55,7 @@ def test_options(options: dict[str, Any], error: type, message: str) -> None:
     "target",
     [
         sgmcmc.FullDataLogProb(lambda x: -(x**2)),
-        sgmcmc.GrowingBatch(TARGET),
+        NoisyQuadratic(1.0, 0.5),
         sgmcmc.ControlVariate(TARGET, center=np.zeros([3], np.float32)),
     ],
     ids=lambda target: type(target).__name__,
@@ -85,11 +86,12 @@ def test_targets_without_a_fisher_matrix(target: sgmcmc.targets.Target) -> None:
         (MODEL.target(3), dict(alpha=1.0, B="fisher"), "rank of at most 2"),
         (MODEL.target(3), dict(alpha=0.0, covariance="low_rank"), "rank of at most 2"),
         (MODEL.target(8, num_groups=2), dict(alpha=0.0), "Received: 2 scores .* num_groups"),
-        (MODEL.target(12), dict(alpha=0.0), "all its examples, which brings no noise"),
+        (MODEL.target(12), dict(alpha=0.0), "all its examples, which bring no noise"),
+        (sgmcmc.GrowingBatch(TARGET), dict(alpha=0.0), "comes to hold all its examples"),
         (
             MODEL.target(12),
             dict(alpha=np.array([1.0, 0.0]), covariance="diag"),
-            "which brings no noise",
+            "which bring no noise",
         ),
     ],
 )

@@ -17,12 +17,13 @@ import tfp_sgmcmc as sgmcmc
 from tests.harness import by_hand
 from tests.harness.by_hand import HAND, MASS, MODEL, MOMENTUM, SEED, START, flat, two_parts
 from tests.harness.known_covariance import KnownCovariance, KnownDiagonal
+from tests.harness.thermostats import NoisyQuadratic
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import Full, History
 from tfp_sgmcmc.covariance.matrices import DenseMatrix
 from tfp_sgmcmc.covariance.operators import NoiseCovariance
 from tfp_sgmcmc.covariance.solvers import Solver
-from tfp_sgmcmc.kernels.sghmc import _draw
+from tfp_sgmcmc.kernels.noise import remaining_noise
 
 BATCH = 4
 NOISE = MODEL.noise(BATCH, replacement=False)
@@ -250,7 +251,7 @@ def test_an_eigenvalue_beyond_the_bound_gives_no_wild_draw() -> None:
     one = tf.ones([2], tf.float64)
     wild = covariance.sqrt_multiply(2.0, -1.0, 1.1 * one, z)
     assert np.linalg.norm(wild[0]) > 1e3
-    got = _draw(covariance, tf.constant(2.0, tf.float64), -one, one, z, chain_ndims=1)
+    got = remaining_noise(covariance, tf.constant(2.0, tf.float64), -one, one, z, chain_ndims=1)
     np.testing.assert_array_equal(got[0], np.zeros(3))
     np.testing.assert_allclose(got[1], [1.0, np.sqrt(1.5), 0.0], rtol=1e-6)
 
@@ -266,5 +267,5 @@ def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
 
 
 def test_a_target_without_scores_wants_no_covariance() -> None:
-    target = sgmcmc.GrowingBatch(MODEL.target(BATCH), growth=1.1)
+    target = NoisyQuadratic(1.0, 0.5)
     sgmcmc.SGHMC(target, H, covariance=None).bootstrap_results(tf.zeros([3]))

@@ -62,6 +62,7 @@ CASES = [
         (kernel, target, dict(friction=friction, mass=mass, **options))
         for kernel, target, options in [
             (sgmcmc.UnderdampedLangevin, EXACT, dict(scheme="baoab")),
+            (sgmcmc.UnderdampedLangevin, EXACT, dict(scheme="aboba")),
             (sgmcmc.UnderdampedLangevin, EXACT, dict(scheme="obabo")),
             (sgmcmc.SGNHT, EXACT, dict(scheme="euler", **THERMOSTAT)),
             (sgmcmc.SGNHT, EXACT, dict(scheme="adodab", **THERMOSTAT)),

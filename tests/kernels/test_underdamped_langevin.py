@@ -2,7 +2,8 @@
 
   A_h: theta += h p/m,   B_h: p += h g(theta),   O_h: p = c p + sqrt(T (1 - c^2) m) z
 
-with c = e^(-friction h); baoab: A_(h/2) O_h A_(h/2) B_h;  obabo: A_h B_(h/2) O_h B_(h/2).
+with c = e^(-friction h); baoab: A_(h/2) O_h A_(h/2) B_h;  obabo: A_h B_(h/2) O_h B_(h/2);
+aboba: A_(h/2) B_(h/2) O_h B_(h/2) A_(h/2).
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from tfp_sgmcmc import random
 
 BATCH = 4
 STEP, FRICTION = 0.05, 3.0
-SCHEMES = ("baoab", "obabo")
+SCHEMES = ("baoab", "obabo", "aboba")
 
 
 class Step(NamedTuple):
@@ -51,10 +52,12 @@ def step(
         g = gradient(theta)
         before_o = p = p + h * g
     else:
-        theta = theta + h * p / mass
+        theta = theta + (h if scheme == "obabo" else h / 2) * p / mass
         g = gradient(theta)
         before_o = p + h / 2 * g
         p = o(before_o) + h / 2 * g
+        if scheme == "aboba":
+            theta = theta + h / 2 * p / mass
     return Step(theta, p, g, before_o)
 
 

@@ -30,7 +30,7 @@ FRICTION = 3.0
 BURNIN = 100
 CHAINS = 4000
 VARIANCE_ERROR = 0.08
-SCHEMES = ("baoab", "obabo")
+SCHEMES = ("baoab", "obabo", "aboba")
 
 
 def read(
@@ -52,7 +52,9 @@ def temperature(name: str, h: float, noise: np.ndarray, mass: Any = 1.0) -> floa
     inverse_mass = np.diag(1 / np.broadcast_to(mass, [3]))
     if name == "baoab":
         return np.trace(inverse_mass @ law[3:, 3:]) / 3
-    to_p = np.hstack([-h / 2 * MODEL.hessian, np.eye(3) - h**2 / 2 * MODEL.hessian @ inverse_mass])
+    drift = h if name == "obabo" else h / 2
+    drag = h / 2 * MODEL.hessian
+    to_p = np.hstack([-drag, np.eye(3) - drift * drag @ inverse_mass])
     before_o = to_p @ law @ to_p.T + h**2 / 4 * noise
     return np.trace(inverse_mass @ before_o) / 3
 
@@ -64,21 +66,27 @@ def temperature(name: str, h: float, noise: np.ndarray, mass: Any = 1.0) -> floa
 @pytest.mark.parametrize("friction", [0.3, 30.0])
 @pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (MASS, 0.3)])
 def test_exact_gradients(of_limit: float, friction: float, mass: Any, temperature: float) -> None:
-    """BAOAB has no error in theta. OBABO has that of the leapfrog, T (A - h^2/4 A m^-1 A)^-1.
+    """BAOAB and ABOBA have no error in theta. OBABO has that of the leapfrog.
 
-    Both hold at every friction. BAOAB's momenta between steps have the law N(0, T m).
+    This is T (A - h^2/4 A m^-1 A)^-1. Both hold at every friction. Between steps, BAOAB's momenta
+    have the law N(0, T m), and ABOBA's T (m^-1 - h^2/4 m^-1 A m^-1)^-1.
     """
     mass = np.broadcast_to(mass, [3])
     h = of_limit * 2 / np.sqrt(np.linalg.eigvals(MODEL.hessian / mass[:, np.newaxis]).real.max())
     options = dict(mass=mass, temperature=temperature)
-    baoab, obabo = (read(name, h, friction, **options) for name in SCHEMES)
-    assert baoab.spectral_radius < 1 and obabo.spectral_radius < 1
+    baoab, obabo, aboba = (read(name, h, friction, **options) for name in SCHEMES)
+    assert all(scheme.spectral_radius < 1 for scheme in (baoab, obabo, aboba))
     law = baoab.covariance(NONE)
     np.testing.assert_allclose(law[:3, :3], temperature * POSTERIOR, rtol=1e-8)
     np.testing.assert_allclose(law[3:, 3:], temperature * np.diag(mass), rtol=1e-8, atol=1e-9)
     leapfrog = MODEL.hessian - h**2 / 4 * MODEL.hessian @ np.diag(1 / mass) @ MODEL.hessian
     expected = temperature * np.linalg.inv(leapfrog)
     np.testing.assert_allclose(obabo.position(NONE), expected, rtol=1e-8)
+    law, inverse_mass = aboba.covariance(NONE), np.diag(1 / mass)
+    np.testing.assert_allclose(law[:3, :3], temperature * POSTERIOR, rtol=1e-8)
+    drag = h**2 / 4 * inverse_mass @ MODEL.hessian @ inverse_mass
+    expected = temperature * np.linalg.inv(inverse_mass - drag)
+    np.testing.assert_allclose(law[3:, 3:], expected, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -90,7 +98,12 @@ def test_kinetic_temperature_is_exact_but_for_gradient_noise(name: str, mass: An
 
 @pytest.mark.parametrize(
     ("name", "noise", "ratio"),
-    [("obabo", NONE, 4.0), ("obabo", NOISE, 2.0), ("baoab", NOISE, 2.0)],
+    [
+        ("obabo", NONE, 4.0),
+        ("obabo", NOISE, 2.0),
+        ("baoab", NOISE, 2.0),
+        ("aboba", NOISE, 2.0),
+    ],
 )
 def test_order(name: str, noise: np.ndarray, ratio: float) -> None:
     """The error is of second order with exact gradients, and of first order with noise."""
@@ -137,11 +150,12 @@ def test_baoab_with_minibatches_under_xla(noisy_baoab: Run) -> None:
 
 
 @pytest.mark.slow
-def test_obabo_with_minibatches() -> None:
-    check_noisy("obabo", noisy("obabo"))
+@pytest.mark.parametrize("name", ["obabo", "aboba"])
+def test_other_schemes_with_minibatches(name: str) -> None:
+    check_noisy(name, noisy(name))
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", ["baoab", "obabo", pytest.param("aboba", marks=pytest.mark.slow)])
 def test_exact_gradients_with_steps_frictions_and_temperatures_of_each_chain(name: str) -> None:
     of_limit, frictions, temperatures = [0.3, 0.95], [8.0, 2.0], [1.0, 2.0]
 
@@ -189,6 +203,18 @@ LINEAR_MUTATIONS = {
     "one half drift": broken(("theta = a(theta, p, h / 2)", "theta = a(theta, p, 0 * h)")),
     "half a kick": broken(("p = b(p, estimate.gradient, h)", "p = b(p, estimate.gradient, h / 2)")),
 }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("theta = a(theta, p, 0.5 * h)", "pass"),
+        ("p = b(o(before_o), estimate.gradient, h / 2)", "p = o(before_o)"),
+    ],
+)
+def test_a_broken_aboba_is_not_exact(change: tuple[str, str]) -> None:
+    law = read("aboba", 0.5 * STEP, **broken(change)).position(NONE)
+    assert np.abs(np.linalg.solve(POSTERIOR, law) - np.eye(3)).max() > 0.05
 
 
 @pytest.mark.parametrize("name", LINEAR_MUTATIONS)

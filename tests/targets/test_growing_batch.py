@@ -1,6 +1,8 @@
 """GrowingBatch: sizes, cost, and gradients that are unbiased at every size."""
 
+import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,10 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.gaussian_mean import GaussianMean
+from tests.harness.every_minibatch import check_moments
+from tests.harness.gaussian_mean import PRECISION, GaussianMean
 from tests.harness.statistics import Rejected, check_means
+from tfp_sgmcmc.targets import growing_batch
 
 MODEL = GaussianMean(num_examples=12)
 
@@ -54,7 +58,7 @@ def test_sizes_and_cost(
     for k, size in enumerate(sizes_used(growth, initial, total, 8)):
         chunks.clear()
         seed = tf.constant([1, k])
-        estimate = target.estimate(state, seed, carried)
+        estimate = target.estimate(state, seed, carried, with_scores=False)
         carried = estimate.target_state
         indices = base.draw(seed, tf.range(size), [3]).numpy()
         assert chunks == [(3, chunk)] * math.ceil(size / chunk)
@@ -110,6 +114,136 @@ def test_hessian_product_is_that_of_the_estimate() -> None:
     theta, probe = np.random.default_rng(1).standard_normal([2, 4, 3])
     estimate = target.estimate(tf.constant(theta), tf.constant([0, 1]), probe=tf.constant(probe))
     np.testing.assert_allclose(estimate.hessian_product, -probe @ MODEL.hessian, rtol=1e-9)
+
+
+FIVE = GaussianMean(num_examples=5)
+
+
+def over_all_orders(
+    monkeypatch: pytest.MonkeyPatch, size: int, chunk: int, replacement: bool, **options: Any
+) -> sgmcmc.GradientEstimate:
+    """Returns the estimate of which chain k draws the k-th of all sequences of examples."""
+    base = FIVE.target(chunk, tf.float64, replacement=replacement, **options)
+    examples = range(5)
+    every = itertools.product(examples, repeat=size)
+    orders = np.array(list(every if replacement else itertools.permutations(examples)))
+
+    def draw(seed: tf.Tensor, positions: tf.Tensor, chains: Any) -> tf.Tensor:
+        return tf.gather(tf.constant(orders), tf.minimum(positions, orders.shape[1] - 1), axis=1)
+
+    monkeypatch.setattr(base, "draw", draw)
+    target = sgmcmc.GrowingBatch(base, 1.1, size)
+    return target.estimate(tf.constant(np.tile(THETA, [len(orders), 1])), tf.constant([0, 1]))
+
+
+THETA = np.array([0.5, 1.0, -0.3])
+
+
+@pytest.mark.parametrize(
+    ("size", "chunk", "replacement", "options"),
+    [
+        *((size, 2, False, {}) for size in (2, 3, 4, 5)),
+        (4, 3, False, {}),
+        (3, 5, False, {}),
+        (4, 3, True, {}),
+        (3, 4, True, {}),
+        (5, 4, False, dict(num_groups=2)),
+        (3, 4, False, dict(num_groups=2)),
+        (4, 3, False, dict(score_fn=None)),
+    ],
+)
+def test_scores_have_the_covariance_of_the_gradient_of_their_size(
+    size: int,
+    chunk: int,
+    replacement: bool,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over all equally likely minibatches cov(g) = c E[V], to rounding, at every size."""
+    estimate = over_all_orders(monkeypatch, size, chunk, replacement, **options)
+    gradient = FIVE.hessian @ (FIVE.mean - THETA)
+    base = FIVE.target(chunk, tf.float64)
+    covariance = check_moments(estimate, base(tf.constant(THETA)), gradient)
+    np.testing.assert_allclose(covariance, FIVE.noise(size, replacement), rtol=1e-9, atol=1e-9)
+    rows = options.get("num_groups", chunk)
+    in_use = len({(i % chunk) * rows // chunk for i in range(size)})
+    assert estimate.scores.shape[1] == rows and int(estimate.num_scores) == in_use
+
+
+@pytest.mark.parametrize(("size", "chunk"), [(3, 2), (4, 3)])
+def test_rows_that_ignore_how_many_examples_they_sum_are_wrong(
+    size: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def naive(sums: tf.Tensor, widths: tf.Tensor, axis: int) -> tf.Tensor:
+        return sums / tf.sqrt(widths)[:, tf.newaxis]
+
+    monkeypatch.setattr(growing_batch, "_rows_of_equal_weight", naive)
+    estimate = over_all_orders(monkeypatch, size, chunk, replacement=False)
+    value = FIVE.target(chunk, tf.float64)(tf.constant(THETA))
+    with pytest.raises(AssertionError):
+        check_moments(estimate, value, FIVE.hessian @ (FIVE.mean - THETA))
+
+
+def test_a_minibatch_of_one_chunk_has_the_scores_of_its_examples() -> None:
+    """The sample covariance of the rows is that of the first scores, not only in the mean."""
+    base = MODEL.target(5, tf.float64)
+    theta, seed = tf.constant(np.random.default_rng(0).standard_normal([4, 3])), tf.constant([0, 1])
+    for size in (2, 3, 5):
+        found = sgmcmc.GrowingBatch(base, 1.1, size).estimate(theta, seed).scores.numpy()
+        rows = (MODEL.data[base.draw(seed, tf.range(size), [4])] - theta[:, None]) @ PRECISION
+        for chain in range(4):
+            expected = np.cov(rows[chain], rowvar=False)
+            np.testing.assert_allclose(np.cov(found[chain], rowvar=False), expected, rtol=1e-9)
+        np.testing.assert_allclose(found.mean(axis=1), 0.0, atol=1e-10)
+
+
+def test_a_linear_model_has_the_scores_of_its_likelihood() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal([12, 3]), generator.standard_normal(12)
+
+    def log_prob(eta: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return -0.5 * (y - eta) ** 2
+
+    def plain(theta: tf.Tensor, batch: Any) -> tf.Tensor:
+        return log_prob(tf.linalg.matvec(batch[0], theta), batch[1])
+
+    theta, seed, found = tf.constant(generator.standard_normal([4, 3])), tf.constant([0, 1]), []
+    for likelihood in (sgmcmc.LinearModel(log_prob), plain):
+        base = sgmcmc.MinibatchLogProb(
+            lambda t: -0.5 * tf.reduce_sum(t**2, axis=-1), likelihood, (x, y), 4
+        )
+        found.append(sgmcmc.GrowingBatch(base, 1.1, 7).estimate(theta, seed))
+    np.testing.assert_allclose(found[0].gradient, found[1].gradient, rtol=1e-9)
+    np.testing.assert_allclose(found[0].scores, found[1].scores, rtol=1e-9, atol=1e-12)
+
+
+def learnt(kernel: Any, num_steps: int) -> Any:
+    """Returns the results after steps, which all states stand still for."""
+    state = tf.zeros([6, 3])
+    results = kernel.bootstrap_results(state)
+    for t in range(num_steps):
+        _, results = kernel.one_step(state, results, tf.constant([0, t]))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("SGFS", lambda target: sgmcmc.SGFS(target, 0.01)),
+        ("NOGIN", lambda target: sgmcmc.NOGIN(target, 0.01)),
+        ("CCAdL", lambda target: sgmcmc.CCAdL(target, 0.01)),
+        ("SGHMC", lambda target: sgmcmc.SGHMC(target, 0.01)),
+        ("mSGLD", lambda target: sgmcmc.ModifiedSGLD(target, 0.001, "diag")),
+        ("NOGIN, low rank", lambda target: sgmcmc.NOGIN(target, 0.01, covariance="low_rank")),
+    ],
+)
+def test_samplers_with_the_noise_covariance(name: str, make: Callable[[Any], Any]) -> None:
+    """The first minibatch, of one example, is left out and is not counted as skipped."""
+    target = sgmcmc.GrowingBatch(MODEL.target(5), growth=1.5)
+    first, later = (learnt(make(target), n).covariance_state for n in (1, 4))
+    assert np.all(first.num_skipped.numpy() == 0) and np.all(later.num_skipped.numpy() == 0)
+    counts = [np.sum(s.averages[0].count.numpy() > 0, axis=-1) for s in (first, later)]
+    assert np.all(counts[0] == 0) and np.all(counts[1] > 0)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -157,7 +157,13 @@ class CovarianceEstimator(abc.ABC):
         )
 
     def evaluate(
-        self, own: CovarianceState, scores: State, noise_scale: Any, like: State, chain_ndims: int
+        self,
+        own: CovarianceState,
+        scores: State,
+        noise_scale: Any,
+        like: State,
+        chain_ndims: int,
+        num_scores: Any = None,
     ) -> tuple[NoiseCovariance, CovarianceState]:
         """Returns Sigma at this step, and the estimator's next state.
 
@@ -170,6 +176,7 @@ class CovarianceEstimator(abc.ABC):
           noise_scale: c.
           like: the state of the chains.
           chain_ndims: number of its leading chain dimensions.
+          num_scores: number of rows of `scores` that count; None stands for all.
         """
         parts, rows = tf.nest.flatten(like), tf.nest.flatten(scores)
         groups = self.groups(parts)
@@ -178,7 +185,7 @@ class CovarianceEstimator(abc.ABC):
             statistics.append(self._statistic_of([rows[i] for i in group], chain_ndims))
             variances = self._variances(statistics[-1])
             accept &= tf.reduce_all(tf.math.is_finite(variances), axis=-1)
-        enough = count_rows(rows[0], chain_ndims) > 1
+        enough = (count_rows(rows[0], chain_ndims) if num_scores is None else num_scores) > 1
         skipped = tf.cast(~accept & enough, tf.int32)
         accept &= enough
         updated = [

@@ -51,7 +51,13 @@ class Zero(Diag):
         return 0
 
     def evaluate(
-        self, own: CovarianceState, scores: State, noise_scale: Any, like: State, chain_ndims: int
+        self,
+        own: CovarianceState,
+        scores: State,
+        noise_scale: Any,
+        like: State,
+        chain_ndims: int,
+        num_scores: Any = None,
     ) -> tuple[NoiseCovariance, CovarianceState]:
         parts = tf.nest.flatten(like)
         zeros = [DiagonalMatrix(tf.zeros_like(flatten_events([x], chain_ndims))) for x in parts]

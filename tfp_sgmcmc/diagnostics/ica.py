@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import Any, Literal
 
 import numpy as np
 
+from tfp_sgmcmc.checks import one_of
 from tfp_sgmcmc.diagnostics.arrays import real_array
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
 
@@ -55,17 +57,26 @@ def amari_distance(w: Any, v: Any) -> Any:
     return float(distance) if np.ndim(distance) == 0 else distance
 
 
-def instability_index(samples: Any, data: Any, *, weights: Any = None, mean: Any = None) -> Any:
+def instability_index(
+    samples: Any,
+    data: Any,
+    *,
+    weights: Any = None,
+    mean: Any = None,
+    reduction: Literal["sum", "mean"] | None = None,
+) -> Any:
     r"""Computes the instability of each source, which the posterior leaves undetermined.
 
-    \[ I_i = \frac1d \sum_{j=1}^d \operatorname{var}(W_{ij}) \operatorname{var}(x_j) \]
+    \[ I_i = \sum_{j=1}^d \operatorname{var}(W_{ij}) \operatorname{var}(x_j) \]
 
-    The variances of W are taken over the posterior and those of x over the data. Row i of W gives
-    source i. The sources must keep their order within the samples.
+    as in the paper, or 1/d of that with `reduction="mean"`. The variances of W are taken over the
+    posterior and those of x over the data. Row i of W gives source i. The sources must keep their
+    order within the samples.
 
     Examples:
-      >>> instability_index([[[1., 0.], [0., 1.]], [[3., 0.], [0., 1.]]], [[1., 2.], [-1., 2.]])
-      array([0.5, 0. ])
+      >>> instability_index([[[1., 0.], [0., 1.]], [[3., 0.], [0., 1.]]], [[1., 2.], [-1., 2.]],
+      ...                   reduction="sum")
+      array([1., 0.])
 
     Args:
       samples: samples of W, `[results, chains..., d, d]`.
@@ -73,6 +84,8 @@ def instability_index(samples: Any, data: Any, *, weights: Any = None, mean: Any
       weights: weights of the results, `[results]`, such as step sizes; None weights all equally.
       mean: the mean of W about which variances are taken, `[d, d]`, such as the mean over chains;
         None uses each chain's mean.
+      reduction: `"sum"`, the paper's, or `"mean"`, over the d channels. None stands for `"mean"`
+        with a DeprecationWarning; from 1.0 on the default will be `"sum"`.
 
     Returns:
       I, `[chains..., d]`.
@@ -84,6 +97,14 @@ def instability_index(samples: Any, data: Any, *, weights: Any = None, mean: Any
       M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
       2011. Section 5.3.
     """
+    if reduction is None:
+        warnings.warn(
+            "instability_index returns the mean over channels. From 1.0 on it will return the "
+            "published index, their sum. Pass reduction='sum' or reduction='mean'.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    one_of("reduction", "mean" if reduction is None else reduction, ["sum", "mean"])
     samples, data = real_array("samples", samples), real_array("data", data)
     size = data.shape[-1] if data.ndim else 0
     if samples.ndim < 3 or data.ndim != 2 or not len(data) or samples.shape[-2:] != (size, size):
@@ -103,4 +124,5 @@ def instability_index(samples: Any, data: Any, *, weights: Any = None, mean: Any
         if center.shape != (size, size):
             raise ValueError(f"mean must have shape [{size}, {size}]. Received: {center.shape}.")
     variances = np.average((samples - center) ** 2, axis=0, weights=weights)
-    return variances @ data.var(axis=0, dtype=np.float64) / size
+    index = variances @ data.var(axis=0, dtype=np.float64)
+    return index if reduction == "sum" else index / size

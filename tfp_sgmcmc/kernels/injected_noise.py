@@ -48,12 +48,12 @@ class InjectedNoise(NamedTuple):
 
 
 def injected_noise(
-    B: Any, rate: tf.Tensor, step: tf.Tensor, state: State, chain_ndims: int, num_examples: int
+    B: Any, rate: tf.Tensor, step: tf.Tensor, state: State, chain_ndims: int, fisher: tf.Tensor
 ) -> InjectedNoise:
-    """Returns C = rate B for numbers, a `FullMatrix`, or `"fisher"`, which is B = N V."""
+    """Returns C = rate B for numbers, a `FullMatrix`, or a name, which is B = `fisher` V."""
     if isinstance(B, str):
         return InjectedNoise(
-            multiple=num_examples * rate,
+            multiple=fisher * rate,
             diagonal=tf.nest.map_structure(tf.zeros_like, state),
             draw=lambda matrix, share, shift, seed: matrix.draw(shift, share, seed),
         )
@@ -139,10 +139,11 @@ def check_regular(
     """Raises ValueError if the matrix of the first step must be singular."""
     value = tf.get_static_value(rate)
     is_zero = value is not None and bool(np.any(value == 0))
-    if is_zero and target.noise_scale == 0:
+    if is_zero and (target.noise_scale == 0 or target.becomes_exact):
         raise ValueError(
-            "alpha must be positive if the target's minibatch holds all its examples, which brings "
-            "no noise. Received: alpha = 0. Use a positive alpha or a smaller minibatch."
+            "alpha must be positive if the target's minibatch holds or comes to hold all its "
+            "examples, which bring no noise. Received: alpha = 0. Use a positive alpha or a "
+            "smaller minibatch."
         )
     rows, parts = target.num_scores, tf.nest.flatten(state)
     if rows is None or not (is_zero or is_fisher) or isinstance(covariance, Diag):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -15,7 +16,8 @@ from tfp_sgmcmc.covariance import (
 )
 from tfp_sgmcmc.covariance.averages import Average, History, RunningMean
 from tfp_sgmcmc.covariance.diag import Diag, Zero
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.kernels.momentum import scaled
+from tfp_sgmcmc.state import State, append_dims, map_parts, squared_norm
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 
@@ -95,11 +97,11 @@ class GradientNoise:
         """
         scale = (self._target.noise_scale or 0.0) if scale is None else scale
         chain_ndims = last.num_skipped.shape.rank
-        rows = self._target.num_scores or 1
-        unknown = tf.nest.map_structure(  # scores that no estimator learns from
-            lambda x: tf.repeat(tf.expand_dims(x * math.nan, chain_ndims), rows, chain_ndims), state
+        unknown = tf.nest.map_structure(  # a single score, which no estimator learns from
+            lambda x: tf.zeros_like(tf.expand_dims(x, chain_ndims)), state
         )
-        estimator = self._estimator(state, chain_ndims)
+        estimator = copy.copy(self._estimator(state, chain_ndims))
+        estimator.include_current = False
         return estimator.evaluate(last, unknown, scale, state, chain_ndims)[0]
 
     def learn(
@@ -108,5 +110,38 @@ class GradientNoise:
         """Returns what `estimate` returns, with `scale` V in place of Sigma."""
         chain_ndims = estimate.log_prob.shape.rank
         estimator = self._estimator(state, chain_ndims)
-        matrix, after = estimator.evaluate(last, estimate.scores, scale, state, chain_ndims)
+        matrix, after = estimator.evaluate(
+            last, estimate.scores, scale, state, chain_ndims, estimate.num_scores
+        )
         return estimate, matrix, after
+
+
+def largest_eigenvalue(
+    sigma: NoiseCovariance, eigenvector: State, gradient: State, chain_ndims: int
+) -> tuple[tf.Tensor, State]:
+    """Returns the largest eigenvalue of Sigma, `[chains...]`, and its eigenvector.
+
+    The iteration begins at the last eigenvector, plus a share of the gradient, which has a part in
+    every direction of Sigma.
+    """
+    norm = tf.sqrt(squared_norm(gradient, chain_ndims))
+    fresh = tf.math.divide_no_nan(tf.constant(0.1, norm.dtype), norm)
+    start = map_parts(  # a gradient that is not finite says nothing about Sigma
+        lambda v, g: tf.where(append_dims(tf.math.is_finite(norm), g), v + scaled(fresh, g), v),
+        eigenvector, gradient,
+    )  # fmt: skip
+    return sigma.power_iteration(start, num_iterations=8)
+
+
+def remaining_noise(
+    sigma: NoiseCovariance, shift: Any, scale: Any, largest: tf.Tensor, z: State, chain_ndims: int
+) -> State:
+    """Returns S z with S S^T = shift I + scale Sigma and a negative `scale`.
+
+    Power iteration finds the largest eigenvalue from below, so a tenth is added to bound it. If the
+    bound fails all the same, the result is longer than any S z can be, and zero is returned.
+    """
+    noise = sigma.sqrt_multiply(shift, scale, 1.1 * largest, z)
+    longest = 1.01 * shift * squared_norm(z, chain_ndims)
+    sound = squared_norm(noise, chain_ndims) <= longest
+    return map_parts(lambda x: tf.where(append_dims(sound, x), x, 0.0), noise)

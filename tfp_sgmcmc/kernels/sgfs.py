@@ -75,10 +75,10 @@ class SGFS(StochasticGradientKernel):
     falls, these errors vanish, leaving SGLD with preconditioner \( B^{-1} \).
 
     V may be singular. Where \( 4B/\epsilon \) is less than 1e-3 of the diagonal of
-    \( \gamma N V \), it is raised to that, in the matrix and in the noise (with `B="fisher"`, that
-    much is added). The law stays exact, with some injected noise at alpha = 0. In directions that
-    only the prior determines, a step is stable if the prior's precision is below the raised
-    \( 4B/\epsilon \). Parameters whose scores never vary do not move at alpha = 0.
+    \( \gamma N V \), it is raised to that, in the matrix and in the noise (where B is a multiple of
+    V, that much is added). The law stays exact, with some injected noise at alpha = 0. In
+    directions that only the prior determines, a step is stable if the prior's precision is below
+    the raised \( 4B/\epsilon \). Parameters whose scores never vary do not move at alpha = 0.
 
     On a whitened posterior (`whiten`, about N(0, I)) with exact gradients and B = 1, the steps 0.1,
     0.5 and 1 leave variances exact, and give 0.025, 0.12 and 0.25 effective samples a step.
@@ -96,8 +96,11 @@ class SGFS(StochasticGradientKernel):
       step_size: epsilon: a positive number, `[chains...]` tensor or schedule. Or give `alpha`.
       B: the covariance of the injected noise, up to the factor 4 T/epsilon: a positive number, or
         arrays that broadcast with the state parts, for a scalar or diagonal matrix; a
-        `tfp_sgmcmc.preconditioners.FullMatrix` (with `covariance="full"`); or `"fisher"`, which is
-        N V. Its inverse is the preconditioner of small steps.
+        `tfp_sgmcmc.preconditioners.FullMatrix` (with `covariance="full"`); `"fisher"`, which is
+        N V; or `"scaled_fisher"`, which is gamma N V, the paper's choice. Its
+        inverse is the preconditioner of small steps. With `"scaled_fisher"` a step is
+        \( \theta \leftarrow \theta + 2 (\gamma N V)^{-1} (g + \eta) / (1 + \alpha^2) \): alpha
+        alone divides it.
       alpha: \( 2/\sqrt\epsilon \), at least 0: a number, `[chains...]` tensor or schedule. At 0,
         almost all noise comes from the minibatches (see above).
       covariance: V: `"full"`, `"block"`, `"diag"`, `"low_rank"`, an estimator of
@@ -112,14 +115,18 @@ class SGFS(StochasticGradientKernel):
         large scores (such as the misclassified ones at the mode of a logistic regression), that
         throws a chain far: with alpha = 0, D = 129 and n = 500 by 600 posterior standard deviations
         after 0 steps of estimation, by 65 after 2, by 4 after 5, and not at all after 10.
+      num_fisher_steps: number of steps, at least 1, whose minibatches V is estimated from. V then
+        stays as it is and no more scores are computed, which makes steps cheaper. Give at least
+        the steps of burn-in and of estimation, as V should be that of the posterior. None: all.
 
     Raises:
       ValueError: both or neither of `step_size` and `alpha` are given; one of them, B or T is out
         of range; a FullMatrix is given with another covariance than `"full"`; the covariance or B
         is unknown; the target gives no scores. At bootstrap: the state is not finite; there are
         fewer than two scores; `"block"` is given for a state of one part; B has the wrong size;
-        with alpha = 0 there is no minibatch noise; or, with alpha = 0 or `B="fisher"` and another
-        covariance than `"diag"`, scores are not more than entries, so the first matrix is singular.
+        with alpha = 0 there is no minibatch noise (to the end); or, with alpha = 0 or a B that is a
+        multiple of V and another covariance than `"diag"`, scores are not more than entries, so the
+        first matrix is singular.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:
@@ -137,6 +144,7 @@ class SGFS(StochasticGradientKernel):
         covariance: Any = "auto",
         temperature: StepSize = 1.0,
         num_estimation_steps: int | None = None,
+        num_fisher_steps: int | None = None,
     ):
         if (step_size is None) == (alpha is None):
             raise ValueError(
@@ -146,6 +154,8 @@ class SGFS(StochasticGradientKernel):
         super().__init__(locals(), ("temperature", *(["step_size"] if alpha is None else [])))
         if num_estimation_steps is not None:
             integer("num_estimation_steps", num_estimation_steps, 0)
+        if num_fisher_steps is not None:
+            integer("num_fisher_steps", num_fisher_steps, 1)
         if alpha is not None:
             check_positive("alpha", alpha, zero_allowed=True)
         if self._target.num_scores == 0 or isinstance(self._target, AnchoredTarget):
@@ -161,8 +171,10 @@ class SGFS(StochasticGradientKernel):
                 "covariance must be 'full' if B is a FullMatrix. Received: "
                 f"covariance={used.name!r}."
             )
-        if isinstance(B, str) and B != "fisher":
-            raise ValueError(f"B must be 'fisher', numbers or a FullMatrix. Received: {B!r}.")
+        if isinstance(B, str) and B not in ("fisher", "scaled_fisher"):
+            raise ValueError(
+                f"B must be 'fisher', 'scaled_fisher', numbers or a FullMatrix. Received: {B!r}."
+            )
         if not isinstance(B, str | FullMatrix):
             check_positive("B", B)
 
@@ -197,8 +209,8 @@ class SGFS(StochasticGradientKernel):
         """
         chain_ndims = results.target_log_prob.shape.rank
         _, rate, temperature = self._numbers(results.step, state, chain_ndims)
-        injected = self._injected(rate, results.step, state, chain_ndims)
         gamma_n = self._target.num_examples + (self._target.noise_scale or 0.0) / temperature
+        injected = self._injected(rate, results.step, state, chain_ndims, gamma_n)
         matrix = self._noise.past(state, results.covariance_state, gamma_n + injected.multiple)
         shift, _ = raised_shift(matrix, injected)
         product, _ = solve(matrix, injected, shift, vector, chain_ndims)
@@ -209,7 +221,7 @@ class SGFS(StochasticGradientKernel):
         zeros, step = self._zeros(state), tf.zeros([], tf.int64)
         chain_ndims = zeros.shape.rank
         epsilon, rate, temperature = self._numbers(step, state, chain_ndims)
-        self._injected(rate, step, state, chain_ndims)
+        self._injected(rate, step, state, chain_ndims, rate)
         is_fisher = isinstance(self._parameters["B"], str)
         check_regular(self._noise.covariance, self._target, rate, is_fisher, state, chain_ndims)
         return SGFSResults(
@@ -222,17 +234,37 @@ class SGFS(StochasticGradientKernel):
     def _update(
         self, state: State, results: SGFSResults, seed: tf.Tensor
     ) -> tuple[State, SGFSResults]:
+        last = self._parameters["num_fisher_steps"]
+        if last is None:
+            return self._move(state, results, seed, learns=True)
+        return tf.cond(
+            results.step < last,
+            lambda: self._move(state, results, seed, learns=True),
+            lambda: self._move(state, results, seed, learns=False),
+        )
+
+    def _move(
+        self, state: State, results: SGFSResults, seed: tf.Tensor, learns: bool
+    ) -> tuple[State, SGFSResults]:
+        """Takes a step, with V from the minibatches so far or, if `learns`, from this one too."""
         batch_seed, noise_seed = random.split(seed, 2)
         chain_ndims = results.target_log_prob.shape.rank
         epsilon, rate, temperature = self._numbers(results.step, state, chain_ndims)
-        injected = self._injected(rate, results.step, state, chain_ndims)
 
-        estimate = self._target.estimate(state, batch_seed, results.target_state)
-        gamma_n = self._target.num_examples + estimate.noise_scale / temperature
-        scale = gamma_n + injected.multiple  # 4 B / epsilon may itself be a multiple of V
-        estimate, matrix, covariance_state = self._noise.learn(
-            estimate, scale, state, results.covariance_state
+        estimate = self._target.estimate(
+            state, batch_seed, results.target_state, with_scores=learns
         )
+        gamma_n = self._target.num_examples + estimate.noise_scale / temperature
+        injected = self._injected(rate, results.step, state, chain_ndims, gamma_n)
+        scale = gamma_n + injected.multiple  # 4 B / epsilon may itself be a multiple of V
+        covariance_state = results.covariance_state
+        if learns:
+            estimate, matrix, covariance_state = self._noise.learn(
+                estimate, scale, state, covariance_state
+            )
+        else:
+            matrix = self._noise.past(state, covariance_state, scale)
+            covariance_state = covariance_state._replace(step=covariance_state.step + 1)
         shift, raised = raised_shift(matrix, injected)
         matrix, covariance_state = self._noise.covariance.prepare(
             covariance_state, matrix, shift, 1.0
@@ -268,10 +300,12 @@ class SGFS(StochasticGradientKernel):
         return epsilon, rate, number("temperature")
 
     def _injected(
-        self, rate: tf.Tensor, step: tf.Tensor, state: State, chain_ndims: int
+        self, rate: tf.Tensor, step: tf.Tensor, state: State, chain_ndims: int, gamma_n: tf.Tensor
     ) -> InjectedNoise:
-        B, num_examples = self._parameters["B"], self._target.num_examples
-        return injected_noise(B, rate, step, state, chain_ndims, num_examples)
+        B = self._parameters["B"]
+        is_scaled = isinstance(B, str) and B == "scaled_fisher"
+        fisher = gamma_n if is_scaled else self._target.num_examples
+        return injected_noise(B, rate, step, state, chain_ndims, fisher)
 
 
 def _count(entries: State, chain_ndims: int) -> tf.Tensor:

@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import one_of
-from tfp_sgmcmc.covariance import NoiseCovariance, RunningMean
+from tfp_sgmcmc.covariance import RunningMean
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
-from tfp_sgmcmc.kernels.noise import GradientNoise
+from tfp_sgmcmc.kernels.noise import GradientNoise, largest_eigenvalue, remaining_noise
 from tfp_sgmcmc.kernels.settings import StepSize
 from tfp_sgmcmc.kernels.stability import euler_limit
-from tfp_sgmcmc.state import State, append_dims, map_parts, squared_norm
+from tfp_sgmcmc.state import State, append_dims, map_parts
 
 
 class SGHMCResults(NamedTuple):
@@ -164,7 +164,7 @@ class SGHMC(MomentumKernel):
             estimate, sigma, covariance_state = self._noise.estimate(
                 theta, batch_seed, results.target_state, results.covariance_state
             )
-            largest, eigenvector = _largest_eigenvalue(
+            largest, eigenvector = largest_eigenvalue(
                 sigma, results.eigenvector, estimate.gradient, chain_ndims
             )
             smallest_friction = h * largest / (2 * temperature)
@@ -178,7 +178,9 @@ class SGHMC(MomentumKernel):
                     "larger friction, a smaller step_size or small_friction='increase'.",
                 )
             friction = tf.maximum(friction, smallest_friction)
-            noise = _draw(sigma, 2 * h * friction * temperature, -(h**2), largest, z, chain_ndims)
+            noise = remaining_noise(
+                sigma, 2 * h * friction * temperature, -(h**2), largest, z, chain_ndims
+            )
         p = map_parts(
             lambda p, g, m, s: p + scaled(h, g) - scaled(h * friction, p / m) + s,
             results.momentum, estimate.gradient, mass, noise,
@@ -202,34 +204,3 @@ class SGHMC(MomentumKernel):
     @property
     def _refuses(self) -> bool:
         return self._parameters["small_friction"] == "refuse"
-
-
-def _largest_eigenvalue(
-    sigma: NoiseCovariance, eigenvector: State, gradient: State, chain_ndims: int
-) -> tuple[tf.Tensor, State]:
-    """Returns the largest eigenvalue of Sigma, `[chains...]`, and its eigenvector.
-
-    The iteration begins at the last eigenvector, plus a share of the gradient, which has a part in
-    every direction of Sigma.
-    """
-    norm = tf.sqrt(squared_norm(gradient, chain_ndims))
-    fresh = tf.math.divide_no_nan(tf.constant(0.1, norm.dtype), norm)
-    start = map_parts(  # a gradient that is not finite says nothing about Sigma
-        lambda v, g: tf.where(append_dims(tf.math.is_finite(norm), g), v + scaled(fresh, g), v),
-        eigenvector, gradient,
-    )  # fmt: skip
-    return sigma.power_iteration(start, num_iterations=8)
-
-
-def _draw(
-    sigma: NoiseCovariance, shift: Any, scale: Any, largest: tf.Tensor, z: State, chain_ndims: int
-) -> State:
-    """Returns S z with S S^T = shift I + scale Sigma and a negative `scale`.
-
-    Power iteration finds the largest eigenvalue from below, so a tenth is added to bound it. If the
-    bound fails all the same, the result is longer than any S z can be, and zero is returned.
-    """
-    noise = sigma.sqrt_multiply(shift, scale, 1.1 * largest, z)
-    longest = 1.01 * shift * squared_norm(z, chain_ndims)
-    sound = squared_norm(noise, chain_ndims) <= longest
-    return map_parts(lambda x: tf.where(append_dims(sound, x), x, 0.0), noise)

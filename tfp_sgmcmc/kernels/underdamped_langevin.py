@@ -1,4 +1,4 @@
-"""Underdamped Langevin dynamics by splitting: BAOAB and OBABO."""
+"""Underdamped Langevin dynamics by splitting: BAOAB, OBABO and ABOBA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class UnderdampedLangevinResults(NamedTuple):
     """Results of a step of `UnderdampedLangevin`: the fields of `MomentumKernel`.
 
     Attributes:
-      kinetic_temperature: p^T m^-1 p / d before the next (`"baoab"`) or this (`"obabo"`) step's O,
+      kinetic_temperature: p^T m^-1 p / d before the next (`"baoab"`) or this (otherwise) step's O,
         `[chains...]`. For a Gaussian posterior with exact gradients its mean is T at every step
         size. Gradient noise raises it.
     """
@@ -42,27 +42,30 @@ class UnderdampedLangevin(MomentumKernel):
       + \sqrt{T (1 - e^{-2\, \text{friction}\, h})\, m}\; z
     \]
 
-    A step is, from left to right, \( A_{h/2} O_h A_{h/2} B_h \) for `"baoab"`, and
-    \( A_h B_{h/2} O_h B_{h/2} \), both B with the same g, for `"obabo"`. They take one gradient a
-    step. theta is the same as in \( B_{h/2} A_{h/2} O_h A_{h/2} B_{h/2} \) and
+    A step is, from left to right, \( A_{h/2} O_h A_{h/2} B_h \) for `"baoab"`,
+    \( A_h B_{h/2} O_h B_{h/2} \) for `"obabo"`, and \( A_{h/2} B_{h/2} O_h B_{h/2} A_{h/2} \) for
+    `"aboba"`, both B with the same g. They take one gradient a step. In the first two theta is the
+    same as in \( B_{h/2} A_{h/2} O_h A_{h/2} B_{h/2} \) and
     \( O_{h/2} B_{h/2} A_h B_{h/2} O_{h/2} \), whose neighbouring half steps are merged here. The
     momenta in the results are half a kick ahead of these schemes, and for `"obabo"` also half an O.
+    `"aboba"` is `NOGIN` without gradient noise, with the same momenta.
 
     g is the target's gradient estimate, z standard normal, m the mass. With exact gradients the
-    error is of second order in h, and zero in theta for `"baoab"` and a Gaussian posterior. The
+    error is of second order in h. For a Gaussian posterior it is zero in theta for `"baoab"` and
+    `"aboba"`. The
     noise of minibatches makes the variance too large by an error of first order in h. Use exact or
     variance-reduced gradients, or `NOGIN`, which corrects it.
 
     With `noise="three_point"` the entries of z are 0 with probability 2/3 and \( \pm\sqrt 3 \) with
     probability 1/6 each, which is cheaper. They have the moments of a normal up to the fifth, so
-    both schemes keep their weak order, two. For a Gaussian posterior the draws have the same
+    all schemes keep their weak order, two. For a Gaussian posterior the draws have the same
     covariance, and their sixth cumulant is of second order in h instead of 0. (Random signs have
     only the first three moments, and would lower the order to one.)
 
     On a whitened posterior (`whiten`, about N(0, I)) with exact gradients and friction 1, the steps
-    0.1, 0.5 and 1 of `"baoab"` leave variances exact, and give 0.05, 0.26 and 0.54 effective
-    samples a step. Those of `"obabo"` make variances too large by 0.25 %, 6.7 % and 33 %, and give
-    0.05, 0.27 and 0.72.
+    0.1, 0.5 and 1 of `"baoab"` and `"aboba"` leave variances exact, and give 0.05, 0.26 and 0.54
+    effective samples a step. Those of `"obabo"` make variances too large by 0.25 %, 6.7 % and 33 %,
+    and give 0.05, 0.27 and 0.72.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
@@ -79,7 +82,7 @@ class UnderdampedLangevin(MomentumKernel):
       target_log_prob_fn: a target such as `MinibatchLogProb`, or a callable (exact gradients).
       step_size: h: a positive number, `[chains...]` tensor or schedule.
       friction: positive, in units of inverse time.
-      scheme: `"baoab"` or `"obabo"`.
+      scheme: `"baoab"`, `"obabo"` or `"aboba"`.
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
@@ -104,14 +107,14 @@ class UnderdampedLangevin(MomentumKernel):
         target_log_prob_fn: Any,
         step_size: StepSize,
         friction: StepSize = 1.0,
-        scheme: Literal["baoab", "obabo"] = "baoab",
+        scheme: Literal["baoab", "obabo", "aboba"] = "baoab",
         mass: Any = 1.0,
         temperature: StepSize = 1.0,
         initial_momentum: Any = None,
         noise: Literal["normal", "three_point"] = "normal",
     ):
         super().__init__(locals())
-        one_of("scheme", scheme, ["baoab", "obabo"])
+        one_of("scheme", scheme, ["baoab", "obabo", "aboba"])
         one_of("noise", noise, ["normal", "three_point"])
 
     def _init_results(self, state: State) -> UnderdampedLangevinResults:
@@ -140,19 +143,21 @@ class UnderdampedLangevin(MomentumKernel):
                 lambda p, m, z: scaled(decay, p) + scaled(spread, z * m**0.5), p, mass, z
             )
 
-        p, is_baoab = results.momentum, self._parameters["scheme"] == "baoab"
-        if is_baoab:
+        p, scheme = results.momentum, self._parameters["scheme"]
+        if scheme == "baoab":
             theta = a(state, p, h / 2)
             p = o(p)
             theta = a(theta, p, h / 2)
         else:
-            theta = a(state, p, h)
+            theta = a(state, p, h if scheme == "obabo" else h / 2)
         estimate = self._target.estimate(theta, batch_seed, results.target_state, with_scores=False)
-        if is_baoab:
+        if scheme == "baoab":
             before_o = p = b(p, estimate.gradient, h)
         else:
             before_o = b(p, estimate.gradient, h / 2)
             p = b(o(before_o), estimate.gradient, h / 2)
+            if scheme == "aboba":
+                theta = a(theta, p, 0.5 * h)
 
         return theta, UnderdampedLangevinResults(
             **self._figures(estimate, h, temperature, results),

@@ -38,6 +38,8 @@ class GradientEstimate(NamedTuple):
       target_state: what the target carries to the next step or hands to the driver, by this channel
         alone. The kernel keeps it in its results and does not read it.
       noise_scale: c in cov(gradient) = c V; 0 for an exact gradient.
+      num_scores: number of rows of `scores` that say something about V; None stands for all. With
+        less than two the minibatch tells nothing about V, and averages leave it out.
     """
 
     gradient: State
@@ -46,6 +48,7 @@ class GradientEstimate(NamedTuple):
     hessian_product: Any = ()
     target_state: Any = ()
     noise_scale: Any = 0.0
+    num_scores: Any = None
 
 
 class Target(abc.ABC):
@@ -58,6 +61,7 @@ class Target(abc.ABC):
       num_examples: N, the number of examples that the log posterior sums over.
       num_scores: rows of `GradientEstimate.scores`; 0 for none, None if not known beforehand.
       noise_scale: c in cov(gradient) = c V; 0 for an exact gradient, None if not known beforehand.
+      becomes_exact: whether the estimates become exact along a run, so that c ends at 0.
       default_covariance: the covariance of the gradient noise that `covariance="auto"` stands for.
     """
 
@@ -65,6 +69,7 @@ class Target(abc.ABC):
     num_examples: int
     num_scores: int | None = 0
     noise_scale: float | None = None
+    becomes_exact: bool = False
 
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import number
-from tfp_sgmcmc.state import State, convert_state, static_or_dynamic_shape
+from tfp_sgmcmc.state import State, convert_state, map_parts, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 
@@ -32,6 +34,22 @@ class GrowingBatch(Target):
     chunks of the wrapped target's `batch_size`, with weight zero for surplus examples of the last.
     Shapes are therefore static, and the cost is proportional to n_k.
 
+    Samplers that use the covariance of the gradient noise get as many scores from every minibatch
+    as from a chunk. Score r sums up the r-th examples of all chunks. If \( w_r \) of them are used
+    and \( s_r \) is the sum of their scores, the sample covariance of the rows is
+
+    \[
+    \hat V = \frac{1}{m - 1} \sum_{r: w_r > 0}
+      \frac{1}{w_r} (s_r - w_r \bar s)(s_r - w_r \bar s)^T,
+    \qquad \bar s = \frac{1}{n_k} \sum_r s_r
+    \]
+
+    where m is the number of \( w_r > 0 \). It is unbiased for V at every size from 2 on, and
+    Sigma = c V has the factor c of that size. A minibatch of one example says nothing about V and
+    is left out of its average. Steps that a sampler takes to estimate V (`num_estimation_steps`)
+    make the minibatch grow, too. SGFS with alpha = 0 needs minibatch noise to the end and refuses
+    a minibatch that grows to all examples without replacement.
+
     Examples:
       With `target` as in `MinibatchLogProb`:
 
@@ -45,7 +63,8 @@ class GrowingBatch(Target):
     Args:
       target: a `MinibatchLogProb` with `reshuffle="step"`; its `batch_size` is the chunk.
       growth: factor from one step to the next, at least 1.
-      initial_size: n_1.
+      initial_size: n_1. Take two or more with samplers that use the covariance of the gradient
+        noise and with `growth=1`.
 
     Raises:
       ValueError: `growth` is below 1; `initial_size` is not in 1 .. N; the target has epochs.
@@ -69,6 +88,8 @@ class GrowingBatch(Target):
         self.initial_size = number(
             "initial_size", initial_size, f"in 1 .. N = {total}", lambda x: 1 <= x <= total
         )
+        self.num_scores = target.num_scores
+        self.becomes_exact = not target.replacement and self.growth > 1
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         return self.target(*args, **kwargs)
@@ -97,29 +118,88 @@ class GrowingBatch(Target):
         chain_shape = static_or_dynamic_shape(prior[0])
         scale = total / tf.cast(size, prior[0].dtype)
 
-        def body(start: tf.Tensor, estimate: Any) -> tuple[tf.Tensor, Any]:
+        def draw(start: tf.Tensor) -> tuple[Any, tf.Tensor]:
             positions = start + tf.range(chunk)
-            used = tf.cast(positions < size, prior[0].dtype)
-            batch = self.target.rows(
-                self.target.draw(seed, tf.minimum(positions, total - 1), chain_shape)
-            )
+            indices = self.target.draw(seed, tf.minimum(positions, total - 1), chain_shape)
+            return self.target.rows(indices), tf.cast(positions < size, prior[0].dtype)
+
+        def gradient_of_chunk(start: tf.Tensor) -> Any:
+            batch, used = draw(start)
 
             def likelihood(state: State) -> tf.Tensor:
                 values = self.target.log_likelihood(state, batch, chunk, prior[0].shape)
                 return scale * tf.reduce_sum(values * used, axis=-1)
 
-            part = value_and_gradient(likelihood, state, probe, connected=False)
-            return start + chunk, tf.nest.map_structure(tf.add, estimate, part)
+            return value_and_gradient(likelihood, state, probe, connected=False)
 
-        _, (log_prob, gradient, product) = tf.while_loop(
-            lambda start, _: start < size,
-            body,
-            (tf.zeros([], tf.int32), prior),
-            parallel_iterations=1,
-        )
+        def scores_of_chunk(start: tf.Tensor) -> Any:
+            batch, used = draw(start)
+            values, scores = self.target.scores(state, batch, prior[0].shape, used)
+            rows = tf.reduce_sum(tf.reshape(used, [rows_of_chunk, -1]), axis=-1)
+            return tf.reduce_sum(values, axis=-1), scores, rows
+
+        def sum_over_chunks(of_chunk: Callable[[tf.Tensor], Any], start: Any) -> Any:
+            def body(first: tf.Tensor, sums: Any) -> tuple[tf.Tensor, Any]:
+                return first + chunk, tf.nest.map_structure(tf.add, sums, of_chunk(first))
+
+            return tf.while_loop(
+                lambda first, _: first < size,
+                body,
+                (tf.zeros([], tf.int32), start),
+                parallel_iterations=1,
+            )[1]
+
         grown = tf.minimum(target_state.size * self.growth, tf.cast(total, tf.float64))
         rest = total if self.target.replacement else total - size
-        noise_scale = scale * tf.cast(rest, scale.dtype)
-        return GradientEstimate(
-            gradient, log_prob, (), product, GrowingBatchState(grown), noise_scale
+        estimate = GradientEstimate(
+            prior[1],
+            prior[0],
+            target_state=GrowingBatchState(grown),
+            noise_scale=scale * tf.cast(rest, scale.dtype),
         )
+        if not with_scores or probe is not None:
+            log_prob, gradient, product = sum_over_chunks(gradient_of_chunk, prior)
+            return estimate._replace(gradient=gradient, log_prob=log_prob, hessian_product=product)
+        rows_of_chunk, axis = self.target.num_scores, prior[0].shape.rank
+        zeros = tf.nest.map_structure(
+            lambda x: tf.zeros_like(tf.repeat(tf.expand_dims(x, axis), rows_of_chunk, axis)), state
+        )
+        start = (tf.zeros_like(prior[0]), zeros, tf.zeros([rows_of_chunk], scale.dtype))
+        value, sums, widths = sum_over_chunks(scores_of_chunk, start)
+        return estimate._replace(
+            gradient=map_parts(
+                lambda g, s: g + scale * tf.reduce_sum(s, axis=axis), prior[1], sums
+            ),
+            log_prob=prior[0] + scale * value,
+            scores=tf.nest.map_structure(lambda s: _rows_of_equal_weight(s, widths, axis), sums),
+            num_scores=tf.math.count_nonzero(widths),
+        )
+
+
+def _rows_of_equal_weight(sums: tf.Tensor, widths: tf.Tensor, axis: int) -> tf.Tensor:
+    r"""Returns rows with the sample covariance of `GrowingBatch`, from sums of scores.
+
+    The rows \( u_r = (s_r - w_r \bar s) / \sqrt{w_r} \) have the right sum of squares and are
+    orthogonal to \( \sqrt{w} \). A reflection that takes this vector to a constant one keeps the
+    sum of squares and makes the mean of the rows zero, which is what estimators subtract.
+
+    Args:
+      sums: \( s_r \), `[..., rows, event...]`.
+      widths: \( w_r \), the number of examples in each sum, `[rows]`.
+      axis: the axis of the rows.
+    """
+
+    def column(x: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(tf.cast(x, sums.dtype), [-1] + [1] * (sums.shape.rank - axis - 1))
+
+    widths = tf.cast(widths, tf.float64)
+    total, root = tf.reduce_sum(widths), tf.sqrt(widths)
+    rows = tf.cast(tf.size(widths), tf.float64)
+    mean = tf.reduce_sum(sums, axis=axis, keepdims=True) / tf.cast(total, sums.dtype)
+    centred = column(tf.math.divide_no_nan(1.0, root)) * sums - column(root) * mean
+    mirror = root / tf.sqrt(total) - 1 / tf.sqrt(rows)
+    mirror = column(tf.math.divide_no_nan(mirror, tf.norm(mirror)))
+    reflected = centred - 2 * mirror * tf.reduce_sum(mirror * centred, axis=axis, keepdims=True)
+    used = tf.cast(tf.math.count_nonzero(widths), tf.float64)
+    scale = tf.where(used > 1, tf.sqrt((rows - 1) / tf.maximum(used - 1, 1)), math.nan)
+    return tf.cast(scale, sums.dtype) * reflected

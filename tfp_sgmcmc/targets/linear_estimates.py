@@ -48,9 +48,17 @@ def differences(
     return tf.reduce_sum(values - there, axis=-1), predictor.pull_back(slopes - slopes_there)
 
 
-def scores(target: Any, state: State, batch: Any, chain_ndims: int) -> tuple[tf.Tensor, State]:
-    """Returns log likelihoods and gradients of the groups of a `MinibatchLogProb`'s batch."""
-    found = _of_rows(target, target.linear_predictor(state, batch), batch)
+def scores(
+    target: Any, state: State, batch: Any, chain_ndims: int, weights: Any = None
+) -> tuple[tf.Tensor, State]:
+    """Returns log likelihoods and gradients of the groups of a `MinibatchLogProb`'s batch.
+
+    Those of each example are multiplied by its weight, if `weights`, `[n]`, are given.
+    """
+    found = values, slopes = _of_rows(target, target.linear_predictor(state, batch), batch)
+    if weights is not None:
+        several = slopes.shape.rank > values.shape.rank  # outputs
+        found = values * weights, slopes * (weights[:, tf.newaxis] if several else weights)
     return in_groups(target, state, found, batch, target.num_scores, chain_ndims)
 
 

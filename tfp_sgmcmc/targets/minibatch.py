@@ -293,24 +293,38 @@ class MinibatchLogProb(ModelTarget):
         values = self.log_likelihood(state, batch, self.batch_size, chain_shape)
         return total / self.batch_size * tf.reduce_sum(values, axis=-1)
 
-    def scores(self, state: State, batch: Any, chain_shape: Any) -> tuple[tf.Tensor, State]:
-        """Returns log likelihoods of a minibatch, single or summed over groups, and gradients."""
+    def scores(
+        self, state: State, batch: Any, chain_shape: Any, weights: Any = None
+    ) -> tuple[tf.Tensor, State]:
+        """Returns log likelihoods of a minibatch, single or summed over groups, and gradients.
+
+        Those of each example are multiplied by its weight, if `weights`, `[n]`, are given.
+        """
         chain_ndims, n = len(chain_shape), self.batch_size
         if self._score_fn is not None:
             values = self.log_likelihood(state, batch, n, chain_shape)
             check_signature("score_fn", self._score_fn, state, batch=batch)
             given = call_with_state(self._score_fn, state, batch=batch)
-            return values, check_scores(given, state, n, chain_ndims)
+            given = check_scores(given, state, n, chain_ndims)
+            if weights is None:
+                return values, given
+
+            def weighted(x: tf.Tensor) -> tf.Tensor:
+                return x * tf.reshape(weights, [n] + [1] * (x.shape.rank - chain_ndims - 1))
+
+            return weighted(values), tf.nest.map_structure(weighted, given)
         if self.linear_model is not None:
-            return linear_estimates.scores(self, state, batch, chain_ndims)
-        return mapped_scores(
-            lambda s, group: self.log_likelihood(s, group, self.group_size, chain_shape),
-            state,
-            batch,
-            self.num_scores,
-            chain_ndims,
-            0 if self.shared_batch else chain_ndims,
-        )
+            return linear_estimates.scores(self, state, batch, chain_ndims, weights)
+        batch_ndims, rows = 0 if self.shared_batch else chain_ndims, (batch,)
+        if weights is not None:
+            leading = tf.shape(tf.nest.flatten(batch)[0])[: batch_ndims + 1]
+            rows = (batch, tf.broadcast_to(weights, leading))
+
+        def likelihood(state: State, group: Any) -> tf.Tensor:
+            values = self.log_likelihood(state, group[0], self.group_size, chain_shape)
+            return values if weights is None else values * group[1]
+
+        return mapped_scores(likelihood, state, rows, self.num_scores, chain_ndims, batch_ndims)
 
     def sum_over_chunks(self, state: State, size: int, probe: State = None) -> tuple[Any, ...]:
         """Returns the sum of all log likelihoods and its gradient, `size` examples at a time.

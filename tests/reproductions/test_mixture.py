@@ -1,0 +1,25 @@
+"""The mixture of Matthews & Weare: exact moments, and NOGIN against samplers that noise spoils."""
+
+import numpy as np
+import pytest
+
+from benchmarks.reproductions import mixture
+
+
+def test_draws_have_the_moments_of_the_grid() -> None:
+    """Draws have the moments of the grid."""
+    posterior = mixture.exact_posterior(np.float32([0.3, -0.8] * 30), num_draws=20_000, seed=0)
+    np.testing.assert_allclose(posterior.draws.mean(axis=0), posterior.mean, atol=0.04)
+    np.testing.assert_allclose(np.cov(posterior.draws.T), posterior.covariance, rtol=0.08)
+    with pytest.raises(ValueError, match="equal must be 'epochs' or 'steps'. Received: 'passes'"):
+        mixture.run(equal="passes")
+
+
+@pytest.mark.slow
+def test_nogin_has_the_smallest_error_at_equal_epochs() -> None:
+    """Samplers that do not know the noise are wrong by more than twice their error at n = 100."""
+    result = mixture.run(**mixture.EXPERIMENT.quick)
+    error = {key: float(result.best(*key)[1].mean()) for key in result.squared_errors}
+    assert error["NOGIN", 2] < min(error["SGLD", 2], error["SGNHT", 2]) / 2
+    assert error["SGLD", 2] > 4 * error["SGLD", 100]
+    assert all(isinstance(claim.held, bool) for claim in mixture.claims(result))
