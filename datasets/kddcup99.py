@@ -54,7 +54,8 @@ def kddcup99(
       rows) and 1 for an attack (396743).
 
     Raises:
-      ValueError: `test_fraction` is outside [0, 1), the encoding is unknown, or the file is damaged.
+      ValueError: `test_fraction` is outside [0, 1), the encoding is unknown, or the file is
+        damaged.
       FileNotFoundError: the file is not on this machine and cannot be downloaded.
       ImportError: a package of the `test` extra is missing.
 

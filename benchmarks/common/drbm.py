@@ -71,6 +71,13 @@ def initial(
     )
 
 
+def for_chains(values: Any) -> Weights:
+    """Returns one number for each chain, `[chains]`, in a shape that broadcasts with each part."""
+    values = tf.convert_to_tensor(values)
+    matrix = values[:, tf.newaxis, tf.newaxis]
+    return Weights(matrix, matrix, values[:, tf.newaxis], values[:, tf.newaxis])
+
+
 def inputs(weights: Weights, x: Any) -> tf.Tensor:
     """Returns the hidden units' inputs o for `x` of `[..., n, F]`, as `[..., n, C, H]`."""
     by_features = tf.matmul(x, weights.W, transpose_b=True) + weights.c[..., tf.newaxis, :]
@@ -125,16 +132,16 @@ def flat(weights: Any, chain_ndims: int = 1) -> np.ndarray:
     return np.concatenate([x.reshape(*x.shape[:chain_ndims], -1) for x in parts], axis=-1)
 
 
-def probabilities(weights: Weights, x: np.ndarray) -> np.ndarray:
+def probabilities(weights: Any, x: Any) -> np.ndarray:
     """Returns p(y | x) by each state, `[states, n, C]`, one state after the other."""
-
-    @tf.function(jit_compile=True)
-    def one(state: Weights, rows: tf.Tensor) -> tf.Tensor:
-        return tf.nn.softmax(logits(state, rows))
-
     rows = tf.constant(x, tf.float32)
-    states = zip(*(tf.unstack(part) for part in weights), strict=True)
-    return np.stack([one(Weights(*state), rows).numpy() for state in states])
+    states = zip(*(tf.unstack(tf.convert_to_tensor(part)) for part in weights), strict=True)
+    return np.stack([_probabilities_of_one(Weights(*state), rows).numpy() for state in states])
+
+
+@tf.function(jit_compile=True)
+def _probabilities_of_one(weights: Weights, rows: tf.Tensor) -> tf.Tensor:
+    return tf.nn.softmax(logits(weights, rows))
 
 
 class DRBM(keras.layers.Layer):
