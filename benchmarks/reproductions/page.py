@@ -9,7 +9,15 @@ from typing import Any
 from benchmarks.reproductions.experiment import VERDICTS
 
 # The order of the page; each is a module of this folder with an `EXPERIMENT`.
-EXPERIMENTS = ("growing_batch",)
+EXPERIMENTS = (
+    "growing_batch",
+    "sgfs_mnist",
+    "drbm_kdd",
+    "drbm_kdd_posterior",
+    "drbm_modes",
+    "blr_shang",
+    "drbm_shang",
+)
 
 NOT_REPRODUCED = (
     (
