@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from datasets._fetch import read, registered
-from datasets._prepare import random_split, standardise
+from datasets._prepare import check_choice, random_split, standardise
 from datasets._types import Dataset
 
 _NAMES = """
@@ -19,10 +19,15 @@ _FILE = "kddcup.data_10_percent.gz"
 _FEATURES = 41
 _CATEGORICAL = (1, 2, 3)  # protocol_type, service, flag
 _HEAVY_TAILED = (0, 4, 5)  # duration (s), src_bytes, dst_bytes
+_NUM_OUTBOUND_CMDS = 16  # among the numeric features; 0 in every row
 
 
 def kddcup99(
-    binary: bool = False, test_fraction: float = 0.2, seed: int = 0, dtype: DTypeLike = np.float32
+    binary: bool = False,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    dtype: DTypeLike = np.float32,
+    encoding: str = "one_hot",
 ) -> Dataset:
     """Loads the 10 % subset of KDD Cup 1999.
 
@@ -35,6 +40,9 @@ def kddcup99(
       test_fraction: fraction of the rows that is held out, in [0, 1).
       seed: seed of the random split.
       dtype: dtype of the features.
+      encoding: `"one_hot"`, or `"integer"` for D = 40 features, as Ahn et al. (2012) have: the
+        place of a value in alphabetical order is one numeric column, standardised as the others
+        are, and num_outbound_cmds, which is 0 in every row, is left out.
 
     Returns:
       Features, `[rows, 118]`. The first 38 columns are the numeric features in the order of the
@@ -46,17 +54,24 @@ def kddcup99(
       rows) and 1 for an attack (396743).
 
     Raises:
-      ValueError: `test_fraction` is outside [0, 1), or the file is damaged.
+      ValueError: `test_fraction` is outside [0, 1), the encoding is unknown, or the file is
+        damaged.
       FileNotFoundError: the file is not on this machine and cannot be downloaded.
       ImportError: a package of the `test` extra is missing.
 
     References:
       http://kdd.ics.uci.edu/databases/kddcup99/kddcup99.html (file from
       https://ndownloader.figshare.com/files/5976042). Licence: CC BY 4.0 (UCI).
+
+      S. Ahn, A. Korattikara and M. Welling. Bayesian posterior sampling via stochastic gradient
+      Fisher scoring. ICML, 2012.
     """
+    check_choice("encoding", encoding, ("one_hot", "integer"))
     numeric, categorical, y = parse_kddcup99(read(registered(_FILE)))
     if binary:
         y = (y != LABELS.index("normal.")).astype(np.int32)
+    if encoding == "integer":
+        numeric, categorical = as_integers(numeric, categorical), categorical[:, :0]
     # Row numbers are split, so that the wide array is made only once and in its final dtype.
     rows = random_split(np.arange(len(y)), y, test_fraction, seed)
     train, test = standardise(numeric[rows.x_train], numeric[rows.x_test])
@@ -97,6 +112,17 @@ def parse_kddcup99(content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if unknown := set(table["label"][labels[y] != table["label"]].tolist()):
         raise ValueError(f"Labels of {_FILE} must be in LABELS. Received: {sorted(unknown)}.")
     return numeric, np.concatenate(one_hot, axis=1), y
+
+
+def as_integers(numeric: np.ndarray, categorical: np.ndarray) -> np.ndarray:
+    """Returns the 40 columns of `encoding="integer"` from those of `parse_kddcup99`, unscaled.
+
+    The one-hot columns of a feature are together, and their values in alphabetical order. The
+    position of the column that is set in a row, counted over all features, is therefore the place
+    in alphabetical order up to a constant, which the standardisation takes away.
+    """
+    places = np.nonzero(categorical)[1].reshape(-1, len(_CATEGORICAL))
+    return np.concatenate([np.delete(numeric, _NUM_OUTBOUND_CMDS, axis=1), places], axis=1)
 
 
 def _joined(numeric: np.ndarray, categorical: np.ndarray, dtype: DTypeLike) -> np.ndarray:

@@ -14,7 +14,7 @@ from datasets._fetch import Source
 from datasets._prepare import add_constant, parse_svmlight, random_split, standardise
 from datasets.a9a import parse_a9a
 from datasets.connect4 import parse_connect4
-from datasets.kddcup99 import LABELS, parse_kddcup99
+from datasets.kddcup99 import LABELS, as_integers, parse_kddcup99
 from datasets.letter import parse_letter
 from datasets.mnist import parse_idx, project, seven_or_nine
 from datasets.nogin import parse_mat, unlabelled
@@ -177,6 +177,9 @@ def test_kddcup99_columns():
     # tcp, udp; ftp, http; SF
     assert categorical.astype(int).tolist() == [[0, 1, 0, 1, 1], [1, 0, 1, 0, 1]]
     assert y.tolist() == [LABELS.index("smurf."), 0] and y.dtype == np.int32
+    integers = as_integers(numeric, categorical)
+    np.testing.assert_array_equal(integers[:, :37], np.delete(numeric, 16, axis=1))
+    assert (integers[:, 37:] - integers[:, 37:].min(axis=0)).tolist() == [[1, 1, 0], [0, 0, 0]]
 
 
 @pytest.mark.parametrize("label", ["aaa.", "norma.", "zzz."])
@@ -279,6 +282,7 @@ def test_principal_components_are_orthonormal_and_of_the_training_part():
             lambda: datasets.mnist_7v9(projection="foo"),
             "projection .*'random', 'pca', None.*'foo'",
         ),
+        (lambda: datasets.kddcup99(encoding="foo"), "encoding must be one of 'one_hot', .*'foo'"),
         (lambda: datasets.mnist_7v9(num_features=0), "num_features must be from 1 to 784.*: 0"),
         (lambda: datasets.mnist_7v9("pca", 785), "num_features must .*: 785"),
         (lambda: datasets.a9a(split="half"), "split must .*'official', 'random'.*'half'"),

@@ -172,6 +172,17 @@ def test_kddcup99_binary(load):
     np.testing.assert_array_equal(two.x_test[:1000], many.x_test[:1000])
 
 
+@pytest.mark.slow
+def test_kddcup99_integers(load):
+    data = load("kddcup99", encoding="integer")
+    check(data, (395217, 40), (98804, 40))
+    wide = load("kddcup99")
+    np.testing.assert_array_equal(data.x_train[:1000, :16], wide.x_train[:1000, :16])
+    for column, kinds in zip(data.x_train.T[37:], (3, 66, 11), strict=True):
+        assert len(np.unique(column)) == kinds
+    assert np.flatnonzero(data.x_train.std(axis=0) == 0).tolist() == [16]  # is_host_login
+
+
 def test_sensit_acoustic(load):
     data = load("sensit_acoustic")
     check(data, (78823, 50), (19705, 50))

@@ -1,0 +1,90 @@
+"""Experiments on restricted Boltzmann machines: their measures by hand, and their quick forms."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from benchmarks.common import drbm
+from benchmarks.reproductions import (
+    drbm_hmc,
+    drbm_kdd,
+    drbm_kdd_posterior,
+    drbm_modes,
+    drbm_shang,
+)
+
+
+def test_errors_so_far_average_the_second_half() -> None:
+    good, bad = [0.4, 0.6], [0.9, 0.1]
+    probabilities = np.array([[bad], [good], [good], [bad], [good]])  # [states, rows, classes]
+    # Means over the states 0; 1; 1 and 2; 2 and 3; 2, 3 and 4.
+    found = drbm_shang.errors_so_far(probabilities, np.array([1]))
+    np.testing.assert_array_equal(found, [1, 0, 0, 1, 1])
+    probabilities[3] = np.nan
+    found = drbm_shang.errors_so_far(probabilities, np.array([1]))
+    np.testing.assert_array_equal(found, [1, 0, 0, np.nan, np.nan])
+
+
+def test_correlations() -> None:
+    found = drbm_kdd_posterior.correlations(np.array([[4.0, 3.0], [3.0, 9.0]]))
+    np.testing.assert_allclose(found, [[1, 0.5], [0.5, 1]])
+
+
+def test_r_hat_tells_two_modes_from_one() -> None:
+    draws = np.random.default_rng(0).standard_normal([200, 4, 3])
+    assert drbm_hmc.largest_r_hat(draws) < 1.05
+    draws[:, 0, 2] += 3.0  # one chain of one row is elsewhere
+    assert drbm_hmc.largest_r_hat(draws) > drbm_modes.AGREE
+
+
+def test_hidden_units_can_be_permuted() -> None:
+    # The functions by which chains are compared do not change.
+    state = drbm.initial(3, 4, 5)
+    order = [2, 0, 1]
+    other = drbm.Weights(*(tf.gather(part, order) for part in state[:3]), state.d)
+    x = np.random.default_rng(0).standard_normal([7, 4]).astype(np.float32)
+    np.testing.assert_allclose(drbm.logits(state, x), drbm.logits(other, x), rtol=1e-5)
+    np.testing.assert_allclose(
+        drbm.gaussian_log_prior(*state), drbm.gaussian_log_prior(*other), rtol=1e-5
+    )
+
+
+@pytest.mark.slow
+def test_thermostats_learn_connect4_and_letter() -> None:
+    found = drbm_shang.run(**drbm_shang.EXPERIMENT.quick)
+    chance = {"connect4": 0.342, "letter": 0.96}  # of the most frequent class
+    for name, curves in found.items():
+        for curve in curves:
+            assert curve.final < 0.9 * chance[name]
+            assert curve.values[-1] < curve.values[0]
+    # Connect-4: the friction against known noise lets the error fall faster.
+    for curves in drbm_shang.pairs(found["connect4"]).values():
+        for other in ("SGHMC", "SGNHT"):
+            assert curves["CCAdL"].overall < curves[other].overall
+
+
+@pytest.mark.slow
+def test_fisher_scoring_learns_the_connections_faster() -> None:
+    found = {row.method: row for row in drbm_kdd.run(**drbm_kdd.EXPERIMENT.quick)}
+    assert min(found["SGFS-d"].test[-1], found["SGFS-f"].test[-1]) < found["SGLD"].test[-1]
+    assert max(row.test[-1] for row in found.values()) < 0.05
+    assert found["SGFS-f"].seconds > found["SGFS-d"].seconds
+
+
+@pytest.mark.slow
+def test_samplers_around_the_mode_of_a_small_machine() -> None:
+    result = drbm_kdd_posterior.run(**drbm_kdd_posterior.EXPERIMENT.quick)
+    assert 0.6 < result.acceptance < 0.95
+    assert len(result.pairs) == drbm_kdd_posterior.PAIRS
+    assert np.all(np.abs(result.correlations) <= 1)
+    for row in result.rows:
+        assert np.all(np.isfinite(row.covariance_error))
+
+
+@pytest.mark.slow
+def test_chains_from_several_starts_disagree() -> None:
+    found = drbm_modes.run(**drbm_modes.EXPERIMENT.quick)
+    for of_method in found.values():
+        assert np.all(np.isfinite(of_method.log_joint))
+    # Plain SGLD stays in the mode of its start for the whole run.
+    assert found["SGLD"].r_hat_joint > drbm_modes.AGREE
