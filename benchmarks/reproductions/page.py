@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.reproductions.experiment import VERDICTS
 
 # The order of the page; each is a module of this folder with an `EXPERIMENT`.
-EXPERIMENTS = ("growing_batch",)
+EXPERIMENTS = ("tied_means", "a9a", "growing_batch", "growing_batch_mnist")
 
 NOT_REPRODUCED = (
     (

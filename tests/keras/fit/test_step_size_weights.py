@@ -1,4 +1,4 @@
-"""Runs whose step size decreases: weights of the samples, and samples at equal distances in time."""
+"""Runs with a decreasing step: weights of the samples, and samples at equal distances in time."""
 
 import numpy as np
 import pytest
