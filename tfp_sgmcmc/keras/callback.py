@@ -71,9 +71,8 @@ class SamplerCallback(keras.callbacks.Callback):
     `IndependentBatches`, or `resident` data on a single device. With their `growth`, batches grow
     as in `GrowingBatch`, which itself cannot wrap the target here: the data make the batches.
 
-    With a step size that decreases, `posterior`, `predict` and `outputs` of the callback weight
-    samples by their step sizes (Welling & Teh 2011, equation 11), unless a `mixing_distance` lies
-    between them.
+    If the step size changes along the run, `posterior` and `predict` weight samples by their step
+    sizes (Welling & Teh 2011, equation 11), unless a `mixing_distance` lies between them.
 
     With "auto" for a kernel, the first three quarters of the burn-in's epochs are a pilot. It comes
     down from the model's weights by RMSprop without noise, measures the curvature and the gradient

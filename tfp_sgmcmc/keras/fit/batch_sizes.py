@@ -54,7 +54,7 @@ class BatchSizes:
                 "steps_per_epoch must be given with growth, because growing batches do not add up "
                 f"to one pass over the data. Received: steps_per_epoch=None with growth={growth}."
             )
-        factors = np.full([int(num_grown) + 1], self.growth)
+        factors = np.full([int(num_grown) + 1], min(self.growth, num_examples))
         factors[0] = first
         # One product after the other, so that rounding is that of `GrowingBatch`.
         sizes = np.minimum(np.multiply.accumulate(factors), num_examples)
