@@ -167,7 +167,6 @@ def posteriors() -> list[Entry]:
     labels = array(LABELS[:7], np.full([8, 1], 7.0), LABELS * NAN)
     weights = array(np.ones([7]), -np.ones([8]), np.full([8], NAN), np.zeros([8]), optional=True)
     shares = [None, "x", {}, [1.0], [NAN] * len(SAMPLES), [-1.0] * len(SAMPLES), np.zeros([3, 3])]
-    given = dict(model=model, variables=variables, samples=[SAMPLES], num_chains=None, weights=None)
     activations = function(1, None, "x", [], {}, object(), optional=True)
     arguments = dict(x=DATA, y=LABELS, sample_weight=None, batch_size=4)
 

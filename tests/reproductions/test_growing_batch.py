@@ -22,7 +22,7 @@ def test_the_quick_form_of_a9a() -> None:
 @pytest.mark.slow
 def test_the_quick_form_of_mnist() -> None:
     growing, constant, _ = growing_batch_mnist.run(**growing_batch_mnist.EXPERIMENT.quick)
-    assert growing.log_joint.shape[1] == 4
+    assert growing.log_joint.shape[1] == 6
     assert np.mean(growing.log_joint[-1]) > np.mean(constant.log_joint[-1])
     assert np.mean(growing.accuracy[-1]) > np.mean(constant.accuracy[-1])
 
