@@ -90,6 +90,7 @@ def callbacks() -> list[Entry]:
         sampling_threshold=None,
         noise_every=None,
         keep=None,
+        mixing_distance=None,
         directory=None,
         seconds_between_commits=10.0,
         check_num_examples=True,
@@ -117,6 +118,7 @@ def callbacks() -> list[Entry]:
                 sampling_threshold=number(0.0, -1.0, optional=True),
                 noise_every=integer(1, optional=True),
                 keep=function(1, *kept, optional=True),
+                mixing_distance=number(0.0, -1.0, optional=True),
                 directory=path(optional=True),
                 seconds_between_commits=number(-1.0),
                 check_num_examples=boolean(),
@@ -136,7 +138,7 @@ def callbacks() -> list[Entry]:
             "fit",
             "SamplerCallback.resident",
             resident,
-            {**data, "reshuffle": "step", "steps_per_call": 1, "steps_per_epoch": 2},
+            {**data, "reshuffle": "step", "steps_per_call": 1, "steps_per_epoch": 2, "growth": 1.0},
             dict(
                 x=[*array(), *rows],
                 y=[*array(optional=True), LABELS[:7], LABELS * NAN],
@@ -145,6 +147,7 @@ def callbacks() -> list[Entry]:
                 reshuffle=choice("epoch"),
                 steps_per_call=integer(1),
                 steps_per_epoch=integer(1, optional=True),
+                growth=number(0.0, 0.9),
             ),
             {"x": "x|data", "y": "y|data", "sample_weight": "sample_weight|data"},
         ),
@@ -163,6 +166,7 @@ def posteriors() -> list[Entry]:
     rows = array(DATA[:, :1], np.zeros([0, 2], np.float32), DATA.astype(str))
     labels = array(LABELS[:7], np.full([8, 1], 7.0), LABELS * NAN)
     weights = array(np.ones([7]), -np.ones([8]), np.full([8], NAN), np.zeros([8]), optional=True)
+    shares = [None, "x", {}, [1.0], [NAN] * len(SAMPLES), [-1.0] * len(SAMPLES), np.zeros([3, 3])]
     activations = function(1, None, "x", [], {}, object(), optional=True)
     arguments = dict(x=DATA, y=LABELS, sample_weight=None, batch_size=4)
 
@@ -188,20 +192,23 @@ def posteriors() -> list[Entry]:
             room,
             "Posterior",
             made,
-            dict(model=model, variables=variables, samples=[SAMPLES], num_chains=None),
+            dict(
+                model=model, variables=variables, samples=[SAMPLES], num_chains=None, weights=None
+            ),
             dict(
                 model=models,
                 variables=instance([], [SAMPLES], [None]),
                 samples=samples,
                 num_chains=integer(1, optional=True),
+                weights=shares,
             ),
         ),
         Entry(
             room,
             "Posterior.with_samples",
-            lambda samples: posterior.with_samples(samples).samples,
-            dict(samples=[SAMPLES]),
-            dict(samples=samples),
+            lambda **given: posterior.with_samples(**given).samples,
+            dict(samples=[SAMPLES], weights=None),
+            dict(samples=samples, weights=shares),
         ),
         *(
             Entry(

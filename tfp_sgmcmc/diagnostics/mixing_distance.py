@@ -53,6 +53,18 @@ def indices_by_distance(step_sizes: Any, distance: float) -> np.ndarray:
     return np.flatnonzero(np.diff(passed, prepend=0.0))
 
 
+def travel(
+    travelled: tf.Tensor, step_size: tf.Tensor, distance: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the sum of step sizes after a step, and whether it passed a multiple of `distance`.
+
+    The sum is in double precision. A step larger than the distance counts as the distance.
+    """
+    after = travelled + tf.minimum(tf.cast(step_size, tf.float64), distance)
+    before, now = (tf.floor(x / distance * _ROUNDING) for x in (travelled, after))
+    return after, now > before
+
+
 class MixingDistanceState(NamedTuple):
     """The state and result of `MixingDistanceReducer`.
 
@@ -124,9 +136,8 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
     ) -> MixingDistanceState:
         """Keeps a state if the step to it took the sum over a multiple of the distance."""
         own = current_reducer_state
-        epsilon = tf.cast(self._step_size_fn(previous_kernel_results), tf.float64)
-        travelled = own.travelled + tf.minimum(epsilon, self._distance)
-        before, now = (tf.floor(x / self._distance * _ROUNDING) for x in (own.travelled, travelled))
+        epsilon = self._step_size_fn(previous_kernel_results)
+        travelled, is_due = travel(own.travelled, epsilon, self._distance)
 
         def write() -> State:
             return tf.nest.map_structure(
@@ -135,6 +146,6 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
                 new_chain_state,
             )
 
-        keeps = (now > before) & (own.num_kept < self._size)
+        keeps = is_due & (own.num_kept < self._size)
         samples = tf.cond(keeps, write, lambda: own.samples)
         return MixingDistanceState(samples, own.num_kept + tf.cast(keeps, tf.int32), travelled)

@@ -22,7 +22,7 @@ from tfp_sgmcmc.keras.fit.preflight import Preflight, checked_keep
 from tfp_sgmcmc.keras.fit.problem import describe_keep
 from tfp_sgmcmc.keras.fit.recorder import Recorder
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData
-from tfp_sgmcmc.keras.fit.ring_buffer import Collection
+from tfp_sgmcmc.keras.fit.ring_buffer import Collection, checked_distance
 from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog, stored_seed
 from tfp_sgmcmc.keras.fit.thermometer import Thermometer
 from tfp_sgmcmc.keras.fit.train_function import (
@@ -35,7 +35,7 @@ from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
 from tfp_sgmcmc.keras.model.replicas import check_distribution
-from tfp_sgmcmc.keras.posterior.posterior import Posterior
+from tfp_sgmcmc.keras.posterior.posterior import Posterior, step_size_weights
 from tfp_sgmcmc.keras.posterior.predict import Prediction
 
 
@@ -68,7 +68,11 @@ class SamplerCallback(keras.callbacks.Callback):
     not harm SGLD, but kernels that make up for the covariance of the gradient noise
     (`ModifiedSGLD`, `SGFS`, `SGHMC`, `CCAdL`, `NOGIN`) then make up for more noise than there is,
     and variances come out too small. They refuse such batches before the first step. Give them
-    `IndependentBatches`, or `resident` data on a single device.
+    `IndependentBatches`, or `resident` data on a single device. With their `growth`, batches grow
+    as in `GrowingBatch`, which itself cannot wrap the target here: the data make the batches.
+
+    If the step size changes along the run, `posterior` and `predict` weight samples by their step
+    sizes (Welling & Teh 2011, equation 11), unless a `mixing_distance` lies between them.
 
     With "auto" for a kernel, the first three quarters of the burn-in's epochs are a pilot. It comes
     down from the model's weights by RMSprop without noise, measures the curvature and the gradient
@@ -141,6 +145,10 @@ class SamplerCallback(keras.callbacks.Callback):
         SGLD and ModifiedSGLD. None means 100 with a `sampling_threshold`, and never without.
       keep: step -> whether a state that is due is kept. `Cyclical.is_sampling` keeps those of the
         sampling phases.
+      mixing_distance: keeps a state whenever the sum of the step sizes since the end of burn-in
+        passes a multiple of this number, as `sgmcmc.diagnostics.indices_by_distance` does. These
+        samples have equal weights although steps decrease. It takes the place of
+        `num_steps_between_results`. A step larger than the distance counts as the distance.
       directory: where samples are streamed as they come, by `zarr` (`python -m pip install
         "tfp_sgmcmc[results]"`), with everything else that the chain needs, so that the same script,
         run again after whatever stopped it, goes on with the same chain. It goes on from the end of
@@ -190,6 +198,7 @@ class SamplerCallback(keras.callbacks.Callback):
         sampling_threshold: float | None = None,
         noise_every: int | None = None,
         keep: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        mixing_distance: float | None = None,
         directory: str | os.PathLike[str] | None = None,
         seconds_between_commits: float = 10.0,
         check_num_examples: bool = True,
@@ -208,6 +217,7 @@ class SamplerCallback(keras.callbacks.Callback):
             checks.integer("num_steps_between_results", num_steps_between_results, 0),
             num_burnin_epochs > 0 or sampling_threshold is not None,
             checked_keep(keep),
+            checked_distance(mixing_distance, num_steps_between_results),
         )
         if num_burnin_epochs and sampling_threshold is not None:
             raise ValueError(
@@ -328,8 +338,16 @@ class SamplerCallback(keras.callbacks.Callback):
         return self._recorder.samples.steps
 
     @property
+    def sample_step_sizes(self) -> np.ndarray:
+        """The sizes of these steps, `[num_kept]`: the largest one of the state's parts."""
+        return self._recorder.samples.step_sizes
+
+    @property
     def posterior(self) -> Posterior:
         """The samples so far as a `Posterior`, which predicts, evaluates and saves.
+
+        If their step sizes differ, these are the samples' weights (see `weighted_expectation` of
+        `sgmcmc.diagnostics`), except with a `mixing_distance`.
 
         Raises:
           ValueError: there are no samples yet.
@@ -344,7 +362,9 @@ class SamplerCallback(keras.callbacks.Callback):
         if self._posterior is None:
             recorded = chain.rings.recorded
             self._posterior = Posterior(self.model, recorded, values, self._num_chains)
-        return self._posterior.with_samples(values)
+        has_time = self._collection.distance is None  # samples at equal distances in time do not
+        weights = step_size_weights(samples.step_sizes) if has_time else None
+        return self._posterior.with_samples(values, weights)
 
     def predict(self, x: Any, batch_size: int = 32, activation: Any = "auto") -> Prediction:
         """Returns the mean and standard deviation of `posterior.predict`."""
@@ -365,6 +385,7 @@ class SamplerCallback(keras.callbacks.Callback):
         reshuffle: Literal["step", "epoch", "symmetric"] = "step",
         steps_per_call: int = 100,
         steps_per_epoch: int | None = None,
+        growth: float = 1.0,
     ) -> ResidentData:
         """Returns training data that stay on the device, for `fit` of a model on one device.
 
@@ -377,7 +398,7 @@ class SamplerCallback(keras.callbacks.Callback):
           x: inputs, a nest of arrays `[N, ...]`.
           y: targets, a nest of arrays `[N, ...]`.
           sample_weight: weights, a nest of arrays `[N, ...]`.
-          batch_size: B, the number of examples of every batch.
+          batch_size: B, the number of examples of every batch; of the first one if batches grow.
           reshuffle: "step" draws each batch independently, as `MinibatchLogProb` does. "epoch"
             takes each example once before any comes again, as `fit` does with arrays. "symmetric"
             then takes them in the opposite order, before it shuffles again.
@@ -386,6 +407,9 @@ class SamplerCallback(keras.callbacks.Callback):
             steps leave.
           steps_per_epoch: steps of what `fit` calls an epoch. None takes floor(N / B). Keras does
             the same work after each epoch, however short it is.
+          growth: the factor from the size of one step's batch to the next, at least 1. Batches grow
+            as in `sgmcmc.GrowingBatch`, until they hold all N examples. This needs a model that is
+            compiled with `jit_compile=False`, `reshuffle="step"` and `steps_per_epoch`.
         """
         data = ResidentData(
             (x, y, sample_weight),
@@ -395,6 +419,7 @@ class SamplerCallback(keras.callbacks.Callback):
             steps_per_epoch,
             random.fold_in(self._seed, -2),  # no step has this number
             self._num_examples,
+            growth,
         )
         self._steps.resident.append(data)
         return data
@@ -407,6 +432,7 @@ class SamplerCallback(keras.callbacks.Callback):
             "num_examples": self._num_examples,
             "num_burnin_steps": self._collection.num_burnin_steps,
             "num_steps_between_results": self._collection.num_steps_between_results,
+            "mixing_distance": self._collection.distance,
             "num_burnin_epochs": self._num_burnin_epochs,
             "num_chains": self._num_chains,
             "num_groups": self._num_groups,

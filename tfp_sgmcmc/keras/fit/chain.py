@@ -20,7 +20,7 @@ from tfp_sgmcmc.covariance import CovarianceState
 from tfp_sgmcmc.covariance.base import covariance_states
 from tfp_sgmcmc.keras.fit.chain_state import ChainState, Status
 from tfp_sgmcmc.keras.fit.initial_states import stacked_starts, values_for_chains
-from tfp_sgmcmc.keras.fit.monitor import NoiseMonitor, scalars
+from tfp_sgmcmc.keras.fit.monitor import NoiseMonitor, scalars, step_size_of
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection, RingBuffer
 from tfp_sgmcmc.keras.model import internals, replicas
@@ -63,6 +63,7 @@ class Chain:
       rings: the states to keep, on the device.
       uses_noise_covariance: whether the kernel makes up for the covariance of the gradient noise;
         known when the first batch comes.
+      num_groups: see `SamplerCallback`.
       kernel_description: what identifies the kernel; nothing in a pilot.
       role: "chain", or "descent" and "trial" in a pilot, which chooses the kernel. A trial may
         become NaN or infinite.
@@ -106,6 +107,7 @@ class Chain:
         description = describe_kernel(_checked(make_kernel_fn(target)))
         self.kernel_description = {} if self.is_pilot else description
         self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
+        self.num_groups = num_groups
         starts: list[tf.Tensor] = []
         if num_chains is not None:
             variables = list(model.trainable_variables)
@@ -115,10 +117,11 @@ class Chain:
                 "initial_states needs num_chains, which is None: a single chain starts at the "
                 "model's weights."
             )
-        monitored = () if monitor is None else (monitor.alpha, monitor.share)
-        self.state = ChainState(model, num_chains, starts, collection.first, monitored)
         with model.distribute_strategy.scope():
             self.rings = RingBuffer(collection)
+        monitored = [] if monitor is None else [monitor.alpha, monitor.share]
+        monitored = (*monitored, *self.rings.travelled)
+        self.state = ChainState(model, num_chains, starts, collection.first, monitored)
 
     def steps(self, data: ResidentData, num_steps: tf.Tensor) -> dict[str, tf.Tensor]:
         """Takes many steps on batches drawn here; returns the logs after the last."""
@@ -157,7 +160,8 @@ class Chain:
         if self._monitor is not None:
             first_kept = self._monitor.update(target, kernel, before, results, seed, first_kept)
         kept = [(v, new) for v, new in moved if _is_kept(v)]
-        num_kept = self.rings.write(status.num_steps, kept, first_kept, status.num_kept)
+        epsilon = step_size_of(results)
+        num_kept = self.rings.write(status.num_steps, epsilon, kept, first_kept, status.num_kept)
         bad = tf.where(is_finite, tf.constant(-1, tf.int64), status.num_steps)
         if tf.executing_eagerly() and not all(np.isfinite(new).all() for new in after):
             bad = status.num_steps + 1  # the next kernel would refuse the state before its loss

@@ -46,7 +46,7 @@ class ChainState:
     Args:
       model, num_chains, first_kept: see `Chain` and `Status`.
       starts: first values of the trainable variables, `[C, ...]` each. Only with `num_chains`.
-      monitored: variables of the noise monitor, which are saved as well.
+      monitored: variables of the noise monitor and of the collection, which are saved as well.
     """
 
     def __init__(

@@ -11,12 +11,14 @@ import tensorflow as tf
 
 from tfp_sgmcmc import memory
 from tfp_sgmcmc.keras.fit.chain import Chain
+from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 from tfp_sgmcmc.keras.fit.source import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 
 _LARGE = 2**26  # bytes of a full covariance below which memory is not computed
 _MANY = 2**20  # all rows of a batch
+_MANY_SIZES = 20  # of batches, for each of which XLA compiles the step
 _MOST_FULL = 10_000  # variables with a full covariance; a step decomposes it
 _LEARNING_RATE = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
@@ -28,6 +30,33 @@ def check_size(source: Source, num_examples: int) -> None:
             "num_examples must be the number of training examples, without the validation split. "
             f"Received: {num_examples}, but fit was given {source.kind} of {source.num_examples} "
             "examples. If fit is not meant to see all of the data, pass check_num_examples=False."
+        )
+
+
+def check_growth(model: keras.Model, source: Source) -> None:
+    """Checks that a model can take batches that grow.
+
+    Raises:
+      ValueError: XLA would compile the step, and the data are resident.
+
+    Warns:
+      UserWarning: XLA would compile the step many times.
+    """
+    if source.sizes is None or not model.jit_compile or model.run_eagerly:
+        return
+    count = len(source.sizes.distinct)
+    if isinstance(source.dataset, ResidentData):
+        raise ValueError(
+            "The model must be compiled with jit_compile=False for resident data with growth, "
+            "because XLA compiles loops for one size of batches. Received: jit_compile=True. "
+            "IndependentBatches with growth work with XLA, which then compiles the step for each "
+            f"of the {count} sizes."
+        )
+    if count > _MANY_SIZES:
+        warnings.warn(
+            f"XLA compiles the step anew for each of the {count} sizes of the growing batches. "
+            "Compile the model with jit_compile=False, or let growth be larger.",
+            stacklevel=2,
         )
 
 
@@ -67,12 +96,21 @@ def warn_of_learning_rates(callback_list: keras.callbacks.CallbackList | None) -
 
 
 def check_independence(chain: Chain, source: Source, given: bool | None) -> None:
-    """Raises ValueError if a kernel that expects independent batches may get others.
+    """Raises ValueError if a kernel that expects independent batches may get others, or none.
 
     `given` is what the user says of the batches: None nothing, True that they are independent,
     False that the chain shall go on although they are not.
     """
-    if given is not None or not chain.uses_noise_covariance:
+    if not chain.uses_noise_covariance:
+        return
+    least = max(2, chain.num_groups or 0)
+    if source.sizes is not None and source.sizes.first < least:
+        raise ValueError(
+            f"batch_size must be at least {least}, since the kernel estimates the covariance of "
+            "the gradient noise from the examples of a batch. Received: batches that grow from "
+            f"batch_size={source.sizes.first}."
+        )
+    if given is not None:
         return
     if source.is_whole or source.are_independent:
         return
@@ -118,8 +156,14 @@ def check_memory(chain: Chain, source: Source, collection: Collection | None, ep
     """
     needs: dict[str, int] = {}
     state = sum(x.dtype.size * x.shape.num_elements() for x in chain.state.read())
-    # A function `keep` may keep few of the states, and a sampling threshold may never be reached.
-    if source.num_batches is not None and collection is not None and collection.keep is None:
+    # A function `keep` or a distance may keep few of the states, and a sampling threshold may never
+    # be reached.
+    if (
+        source.num_batches is not None
+        and collection is not None
+        and collection.keep is None
+        and collection.distance is None
+    ):
         num_steps = source.num_batches * epochs - collection.num_burnin_steps
         kept = max(0, -(-num_steps // (collection.num_steps_between_results + 1)))
         needs[f"{kept} kept states"] = kept * state

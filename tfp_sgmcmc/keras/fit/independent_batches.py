@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from tfp_sgmcmc import checks, random
+from tfp_sgmcmc.keras.fit.batch_sizes import BatchSizes
 from tfp_sgmcmc.keras.model.internals import map_arrays
 from tfp_sgmcmc.targets.data import as_tensor, leading_axis
 
@@ -20,6 +21,11 @@ class IndependentBatches(keras.utils.PyDataset):
     `SGHMC`, `CCAdL`, `NOGIN`) expect independent batches. These data give them. They work on any
     number of replicas and with `steps_per_execution`; on a single device `SamplerCallback.resident`
     is faster.
+
+    With `growth`, batches grow from a step of the chain to the next, until they hold all examples:
+    early steps are cheap and noisy, late ones have the exact gradient. Each step's likelihood is
+    scaled by N / B with its own B, as in `sgmcmc.GrowingBatch`. A model that is compiled with
+    `jit_compile=True` is compiled once for each size.
 
     A batch has B different examples. The batch of step t of a chain depends on (seed, t) alone, so
     a run in a directory goes on with the same batches.
@@ -39,14 +45,20 @@ class IndependentBatches(keras.utils.PyDataset):
       x: inputs, a nest of arrays `[N, ...]`.
       y: targets, a nest of arrays `[N, ...]`.
       sample_weight: weights, a nest of arrays `[N, ...]`.
-      batch_size: B, the number of examples of every batch.
+      batch_size: B, the number of examples of every batch; of the first one if batches grow.
       seed: one or two integers. None takes the seed of the `SamplerCallback`, or a fresh one if
         there is no such callback.
-      steps_per_epoch: batches of an epoch. None takes floor(N / B).
+      steps_per_epoch: batches of an epoch. None takes floor(N / B), and is refused with `growth`.
+      growth: the factor from the size of one step's batch to the next, at least 1 (a real number;
+        sizes are rounded up). 1.1 is that of He & Xin.
 
     Raises:
       ValueError: unequal leading axes, no data, or numbers out of range.
       TypeError: a leaf is not an array of numbers, or a number is of a wrong type.
+
+    References:
+      Q. He and J. Xin. Hybrid deterministic-stochastic gradient Langevin dynamics for Bayesian
+      learning. Communications in Information and Systems, 2013. Equation 2.5: `growth`.
     """
 
     def __init__(
@@ -57,13 +69,15 @@ class IndependentBatches(keras.utils.PyDataset):
         batch_size: int = 32,
         seed: Any = None,
         steps_per_epoch: int | None = None,
+        growth: float = 1.0,
     ):
         super().__init__()
         floatx = keras.config.floatx()
         self.arrays = map_arrays(lambda a: as_tensor(a, floatx).numpy(), (x, y, sample_weight))
         given = [a for a in keras.tree.flatten(self.arrays) if a is not None]
         self.num_examples = leading_axis(given)
-        self.batch_size = checks.count_of_examples("batch_size", batch_size, self.num_examples)
+        self.sizes = BatchSizes(batch_size, growth, self.num_examples, steps_per_epoch)
+        self.batch_size = self.sizes.first
         if steps_per_epoch is None:
             steps_per_epoch = self.num_examples // self.batch_size
         self.steps_per_epoch = checks.integer("steps_per_epoch", steps_per_epoch, 1)
@@ -86,8 +100,9 @@ class IndependentBatches(keras.utils.PyDataset):
         return self.steps_per_epoch
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        generator = np.random.default_rng([*self._words, self._first_step + index])
-        rows = generator.choice(self.num_examples, self.batch_size, replace=False, shuffle=False)
+        step = self._first_step + index
+        generator, size = np.random.default_rng([*self._words, step]), self.sizes.at(step)
+        rows = generator.choice(self.num_examples, size, replace=False, shuffle=False)
         x, y, sample_weight = map_arrays(lambda a: a[rows], self.arrays)
         if sample_weight is not None:
             return x, y, sample_weight

@@ -32,6 +32,11 @@ def scalars(results: Any) -> dict[str, tf.Tensor]:
     return logs
 
 
+def step_size_of(results: Any) -> tf.Tensor:
+    """Returns the largest step size in a kernel's results; NaN if they have none."""
+    return _largest(getattr(results, "step_size", math.nan))
+
+
 def _largest(numbers: Any) -> tf.Tensor:
     return tf.reduce_max(tf.stack([tf.reduce_max(x) for x in tf.nest.flatten(numbers)]))
 

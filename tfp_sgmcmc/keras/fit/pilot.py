@@ -94,7 +94,13 @@ class Pilot:
         return SGLD(target, step_size, temperature=0.0, preconditioner=preconditioner)
 
     def check(self, source: Source) -> None:
-        """Raises ValueError for data that cannot be seen beforehand."""
+        """Raises ValueError for data that cannot be seen beforehand, or whose batches grow."""
+        if source.sizes is not None:
+            raise ValueError(
+                'make_kernel_fn must be a function for batches that grow, because "auto" chooses '
+                'a step for batches of one size. Received: "auto" with growth='
+                f"{source.sizes.growth}."
+            )
         if self.choices is None and source.batch(2) is None:
             raise ValueError(
                 'SamplerCallback("auto") must see some of the data, to measure curvature and '

@@ -74,8 +74,8 @@ class Preflight:
         """Checks what can be known before the first batch; returns the problem.
 
         Raises:
-          ValueError: the data have not N examples, or a chain that has moved had other data or
-            expects independent batches.
+          ValueError: the data have not N examples, the model cannot take batches that grow, or a
+            chain that has moved had other data or expects independent batches.
 
         Warns:
           UserWarning: weights of the examples that are far from 1 on average, or callbacks that
@@ -85,6 +85,7 @@ class Preflight:
         self._num_epochs, self._is_begun = num_epochs, False
         if self._checks_size or isinstance(source.dataset, IndependentBatches):
             fit_checks.check_size(source, self._num_examples)
+        fit_checks.check_growth(model, source)
         if chain is None or chain.state.is_new:
             fit_checks.check_weights(source)
         fit_checks.warn_of_learning_rates(callback_list)

@@ -188,13 +188,14 @@ class Recorder:
         self._num_unseen, self._num_seen = 0, status.num_steps
         loss_is_finite = status.first_bad < 0
         num_steps = status.num_steps if loss_is_finite else status.first_bad
-        values, steps = rings.read(len(self.samples), status.num_kept, num_steps)
+        values, steps, sizes = rings.read(len(self.samples), status.num_kept, num_steps)
         if len(steps):
             is_finite = [np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in values]
             num_finite = int(np.logical_and.reduce(is_finite).cumprod().sum())
             if num_finite:
                 finite = [x[:num_finite] for x in values]
-                self.samples.append(rings.recorded, finite, steps[:num_finite])
+                numbers = steps[:num_finite], sizes[:num_finite]
+                self.samples.append(rings.recorded, finite, *numbers)
             if num_finite < len(steps):
                 self._fail(self.chain, int(steps[num_finite]))
         if not loss_is_finite and self.chain.role != "trial":

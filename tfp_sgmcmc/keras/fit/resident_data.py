@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import checks, random
+from tfp_sgmcmc.keras.fit.batch_sizes import BatchSizes
 from tfp_sgmcmc.keras.model.internals import map_arrays
 from tfp_sgmcmc.targets.data import as_tensor, leading_axis
 
@@ -29,10 +30,12 @@ class ResidentData(keras.utils.PyDataset):
 
     Attributes:
       arrays: `(x, y, sample_weight)` on the device.
+      sizes: the number of rows of each step's batch.
 
     Args:
       arrays: `(x, y, sample_weight)`, each a nest of arrays `[N, ...]` or None.
-      batch_size, reshuffle, steps_per_call, steps_per_epoch: see `SamplerCallback.resident`.
+      batch_size, reshuffle, steps_per_call, steps_per_epoch, growth: see
+        `SamplerCallback.resident`.
       seed: names the order of the examples.
       num_examples: N as the callback was given it.
 
@@ -50,6 +53,7 @@ class ResidentData(keras.utils.PyDataset):
         steps_per_epoch: int | None,
         seed: tf.Tensor,
         num_examples: int,
+        growth: float = 1.0,
     ):
         super().__init__()
         self.arrays = map_arrays(lambda a: as_tensor(a, keras.config.floatx()), arrays)
@@ -59,8 +63,14 @@ class ResidentData(keras.utils.PyDataset):
             raise ValueError(
                 f"x must have num_examples = {num_examples} rows. Received: {self.num_examples}."
             )
-        self.batch_size = checks.count_of_examples("batch_size", batch_size, self.num_examples)
+        self.sizes = BatchSizes(batch_size, growth, num_examples, steps_per_epoch)
+        self.batch_size = self.sizes.first
         self.reshuffle = checks.one_of("reshuffle", reshuffle, ("step", "epoch", "symmetric"))
+        if reshuffle != "step" and not self.sizes.is_constant:
+            raise ValueError(
+                "reshuffle must be 'step' with growth, because a growing batch is drawn anew at "
+                f"each step. Received: reshuffle={reshuffle!r}."
+            )
         if steps_per_epoch is None:
             steps_per_epoch = self.num_examples // self.batch_size
         self.steps_per_epoch = checks.integer("steps_per_epoch", steps_per_epoch, 1)
@@ -85,9 +95,8 @@ class ResidentData(keras.utils.PyDataset):
     @property
     def batch_spec(self) -> tuple[Any, Any, Any]:
         """The specification of what `batch` returns."""
-        return map_arrays(
-            lambda a: tf.TensorSpec([self.batch_size, *a.shape[1:]], a.dtype), self.arrays
-        )
+        size = self.batch_size if self.sizes.is_constant else None
+        return map_arrays(lambda a: tf.TensorSpec([size, *a.shape[1:]], a.dtype), self.arrays)
 
     def num_steps(self, batch: tuple[Any, Any, Any]) -> tf.Tensor:
         """Returns the number of steps that a batch of `__getitem__` asks for."""
@@ -95,7 +104,8 @@ class ResidentData(keras.utils.PyDataset):
 
     def batch(self, step: tf.Tensor) -> tuple[Any, Any, Any]:
         """Returns `(x, y, sample_weight)` of a step of the chain, leaves `[B, ...]`."""
-        size, total = self.batch_size, self.num_examples
+        total = self.num_examples
+        size = self.batch_size if self.sizes.is_constant else self.sizes.tensor_at(step)
         if self.reshuffle == "step":
             seed = random.numbered_seed(self._seed, tf.cast(step, tf.int32))
             indices = random.permuted_indices(seed, tf.range(size), total)

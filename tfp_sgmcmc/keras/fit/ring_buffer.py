@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import xla
-from tfp_sgmcmc.checks import accepts
+from tfp_sgmcmc.checks import accepts, positive
+from tfp_sgmcmc.diagnostics.mixing_distance import travel
 from tfp_sgmcmc.keras.fit.packing import Packing
 
 _NEVER = np.iinfo(np.int64).max  # the first step to keep while the end of burn-in is unknown
@@ -24,12 +25,15 @@ class Collection(NamedTuple):
       num_steps_between_results: steps between kept ones.
       is_open: whether the step at which burn-in ends becomes known only during the run.
       keep: step -> whether a state that is due is kept, such as `Cyclical.is_sampling`; or None.
+      distance: the sum of step sizes from one kept state to the next, in place of a number of
+        steps; or None.
     """
 
     num_burnin_steps: int
     num_steps_between_results: int = 0
     is_open: bool = False
     keep: Callable[[tf.Tensor], tf.Tensor] | None = None
+    distance: float | None = None
 
     @property
     def first(self) -> int:
@@ -39,15 +43,39 @@ class Collection(NamedTuple):
     def may_be_due(self, num_before: int, num_after: int) -> bool:
         """Returns whether the steps `num_before .. num_after - 1` can leave a sample."""
         first, between = self.num_burnin_steps, self.num_steps_between_results
-        if self.is_open:  # any step may be the first, once burn-in has lasted long enough
+        # Any step may be the first, once burn-in has lasted long enough.
+        if self.is_open or self.distance is not None:
             return num_after > max(first, num_before)
         due = [max(n - first + between, 0) // (between + 1) for n in (num_before, num_after)]
         return due[1] > due[0]
 
-    def is_kept(self, first: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Returns whether the state that step number `step` leaves is kept."""
-        is_due = (step >= first) & ((step - first) % (self.num_steps_between_results + 1) == 0)
+    def is_kept(
+        self, first: tf.Tensor, step: tf.Tensor, is_due: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns whether the state that step number `step` leaves is kept.
+
+        `is_due` says whether the sum of step sizes passed a multiple of the `distance`.
+        """
+        if is_due is None:
+            is_due = (step - first) % (self.num_steps_between_results + 1) == 0
+        is_due &= step >= first
         return is_due if self.keep is None else is_due & accepts("keep", self.keep, step)(step)
+
+
+def checked_distance(distance: Any, num_steps_between_results: int) -> float | None:
+    """Returns the distance between kept states, or None for a number of steps between them.
+
+    Raises:
+      ValueError: it is not positive, or a number of steps is given as well.
+    """
+    if distance is None:
+        return None
+    if num_steps_between_results:
+        raise ValueError(
+            "Only one of mixing_distance and num_steps_between_results can choose the samples. "
+            f"Received: {distance} and {num_steps_between_results}."
+        )
+    return positive("mixing_distance", distance)
 
 
 class RingBuffer:
@@ -57,10 +85,15 @@ class RingBuffer:
       num_steps: steps of the longest execution, for which slots are made. One train function may
         take resident data and other data, and can make variables only once.
       recorded: the variables whose values make a sample.
+      travelled: the sum of the step sizes since the end of burn-in, if a `distance` lies between
+        samples.
     """
 
     def __init__(self, collection: Collection):
         self._collection = collection
+        self.travelled: list[tf.Variable] = []
+        if collection.distance is not None:
+            self.travelled = [tf.Variable(0.0, trainable=False, dtype=tf.float64)]
         self.num_steps = 1
         self.recorded: list[keras.Variable] = []
         self._packing = Packing([])
@@ -70,6 +103,7 @@ class RingBuffer:
     def write(
         self,
         step: tf.Tensor,
+        step_size: tf.Tensor,
         moved: list[tuple[keras.Variable, tf.Tensor]],
         first: tf.Tensor,
         num_kept: tf.Tensor,
@@ -79,11 +113,21 @@ class RingBuffer:
         The next step overwrites them unless they are kept. `first` is the first step to keep.
         """
         self.create(moved)
-        is_kept = self._collection.is_kept(first, step)
-        values = self._packing.pack([step, *(x for _, x in moved)])
+        is_kept = self._collection.is_kept(first, step, self._travel(step_size, step >= first))
+        step_size = tf.cast(step_size, moved[0][1].dtype)
+        values = self._packing.pack([step, step_size, *(x for _, x in moved)])
         for ring, value in zip(self._rings, values, strict=True):
             xla.write_slot(ring, num_kept % self._num_slots, value, is_kept)
         return num_kept + tf.cast(is_kept, tf.int64)
+
+    def _travel(self, step_size: tf.Tensor, counts: tf.Tensor) -> tf.Tensor | None:
+        """Adds a step that `counts`; returns whether a sample is due, None without a distance."""
+        if self._collection.distance is None:
+            return None
+        before = self.travelled[0].read_value()
+        after, is_due = travel(before, step_size, self._collection.distance)
+        self.travelled[0].assign(tf.where(counts, after, before))
+        return is_due
 
     def create(self, like: list[tuple[keras.Variable, Any]]) -> None:
         """Makes room for values of the shapes and dtypes of `like`, unless there is room."""
@@ -95,7 +139,8 @@ class RingBuffer:
         if self._num_slots == num_slots and is_same:
             return
         self._num_slots, self.recorded = num_slots, variables
-        self._packing = Packing([tf.TensorSpec([], tf.int64), *(x for _, x in like)])
+        numbers = [tf.TensorSpec([], tf.int64), tf.TensorSpec([], like[0][1].dtype)]
+        self._packing = Packing([*numbers, *(x for _, x in like)])
         with tf.init_scope():
             self._rings = [
                 tf.Variable(tf.zeros([num_slots, *part.shape], part.dtype), trainable=False)
@@ -104,15 +149,17 @@ class RingBuffer:
 
     def read(
         self, num_taken: int, num_kept: int, before: int
-    ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns the samples after the first `num_taken`, `[num_new, ...]` each, and their steps.
+    ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        """Returns the samples after the first `num_taken`, their steps and their step sizes.
+
+        Samples are arrays `[num_new, ...]`, and steps and step sizes `[num_new]`.
 
         Samples that the step `before` or a later one left are not returned.
         """
         if num_kept == num_taken:
-            return [], np.zeros([0], np.int64)
+            return [], np.zeros([0], np.int64), np.zeros([0])
         rings = [ring.numpy() for ring in self._rings]
-        steps, *values = self._packing.unpack(rings, lead=(self._num_slots,))
+        steps, step_sizes, *values = self._packing.unpack(rings, lead=(self._num_slots,))
         slots = np.arange(num_taken, num_kept) % self._num_slots
         slots = slots[steps[slots] < before]
-        return [x[slots] for x in values], steps[slots]
+        return [x[slots] for x in values], steps[slots], step_sizes[slots]

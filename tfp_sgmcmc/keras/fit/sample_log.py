@@ -29,7 +29,8 @@ class SampleLog:
     """Samples in memory."""
 
     def __init__(self) -> None:
-        self._chunks: list[list[np.ndarray]] = []  # the variables' values, and the steps
+        # The variables' values, the steps and the step sizes.
+        self._chunks: list[list[np.ndarray]] = []
 
     def __len__(self) -> int:
         return sum(len(chunk[-1]) for chunk in self._chunks)
@@ -37,19 +38,28 @@ class SampleLog:
     @property
     def values(self) -> list[Any]:
         """Arrays `[num_samples, ...]`, one for each recorded variable."""
-        return self._joined()[:-1]
+        return self._joined()[:-2]
 
     @property
     def steps(self) -> np.ndarray:
         """The steps that left the samples, counted from 0, `[num_samples]`."""
-        return self._joined()[-1] if self._chunks else np.zeros([0], np.int64)
+        return self._joined()[-2] if self._chunks else np.zeros([0], np.int64)
+
+    @property
+    def step_sizes(self) -> np.ndarray:
+        """The sizes of these steps, `[num_samples]`; NaN if the kernel has none."""
+        return self._joined()[-1] if self._chunks else np.zeros([0])
 
     def append(
-        self, recorded: Sequence[keras.Variable], values: list[np.ndarray], steps: np.ndarray
+        self,
+        recorded: Sequence[keras.Variable],
+        values: list[np.ndarray],
+        steps: np.ndarray,
+        step_sizes: np.ndarray,
     ) -> None:
         """Adds new samples of the recorded variables, with the steps that left them."""
         del recorded
-        self._chunks.append([*values, steps])
+        self._chunks.append([*values, steps, step_sizes])
 
     def _joined(self) -> list[np.ndarray]:
         if len(self._chunks) > 1:
@@ -152,17 +162,29 @@ class StoredSampleLog:
 
     @property
     def steps(self) -> np.ndarray:
+        return self._numbers_of("step", np.int64)
+
+    @property
+    def step_sizes(self) -> np.ndarray:
+        return self._numbers_of("step_size", np.float64)
+
+    def _numbers_of(self, name: str, dtype: type[np.generic]) -> np.ndarray:
         if not self._names:
-            return np.zeros([0], np.int64)
+            return np.zeros([0], dtype)
         self._run.store.finish()
-        return np.asarray(self._run.draws("sample_stats", "step"))
+        return np.asarray(self._run.draws("sample_stats", name))
 
     def append(
-        self, recorded: Sequence[keras.Variable], values: list[np.ndarray], steps: np.ndarray
+        self,
+        recorded: Sequence[keras.Variable],
+        values: list[np.ndarray],
+        steps: np.ndarray,
+        step_sizes: np.ndarray,
     ) -> None:
         self._start_new(recorded)
         posterior = dict(zip(self._names, values, strict=True))
-        self._run.append({"posterior": posterior, "sample_stats": {"step": steps}})
+        stats = {"step": steps, "step_size": step_sizes.astype(np.float64)}
+        self._run.append({"posterior": posterior, "sample_stats": stats})
 
     def commit(
         self, recorded: Sequence[keras.Variable], nests: Mapping[str, Any], finish: bool
@@ -192,8 +214,9 @@ class StoredSampleLog:
         self._names = names
         numbers = [self._numbers[id(v)] for v in recorded]
         known = {n: self._problem.get(n, x) for n, x in self._saved_problem.items()}
+        stats = {"step": Variable((), "int64", None), "step_size": Variable((), "float64", None)}
         saved = run.start(
-            {"posterior": variables, "sample_stats": {"step": Variable((), "int64", None)}},
+            {"posterior": variables, "sample_stats": stats},
             {**self._fingerprint, **known, _NUMBERS: numbers},
         )
         run.add_to_fingerprint(self._problem)

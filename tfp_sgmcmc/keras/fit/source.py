@@ -24,6 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.keras.fit.batch_sizes import BatchSizes
 from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.model.internals import map_arrays
@@ -47,6 +48,7 @@ class Source(NamedTuple):
       are_independent: whether batches are drawn independently of one another.
       take_batch: returns `(x, y, sample_weight)` of some batch; None if that would use it up.
       spec: the specification of a batch, where none can be taken.
+      sizes: the numbers of rows of batches that grow; `batch_size` is the first.
     """
 
     kind: str = "unknown data"
@@ -59,6 +61,7 @@ class Source(NamedTuple):
     are_independent: bool | None = None
     take_batch: Callable[[], Any] | None = None
     spec: Any = None
+    sizes: BatchSizes | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -123,15 +126,17 @@ def _of_adapter(adapter: Any) -> Source:
         is_fresh = dataset.reshuffle == "step"
         order = {"reshuffle": dataset.reshuffle}
         count, size = dataset.num_examples, dataset.batch_size
-        return Source("resident data", count, size, dataset.steps_per_epoch, dataset.arrays,
-                      dataset, order, is_fresh)  # fmt: skip
+        found = Source("resident data", count, size, dataset.steps_per_epoch, dataset.arrays,
+                       dataset, order, is_fresh)  # fmt: skip
+        return _grown(found, dataset.sizes)
     if isinstance(dataset, IndependentBatches):
         adapter.shuffle = False  # the batch of a step depends on the step
         if adapter.enqueuer is not None:
             adapter.enqueuer.shuffle = False
         order = {"seed of the batches": dataset.seed} if dataset.has_seed else {}
-        return Source("IndependentBatches", dataset.num_examples, dataset.batch_size,
-                      len(dataset), dataset.arrays, dataset, order, True)  # fmt: skip
+        found = Source("IndependentBatches", dataset.num_examples, dataset.batch_size,
+                       len(dataset), dataset.arrays, dataset, order, True)  # fmt: skip
+        return _grown(found, dataset.sizes)
     if isinstance(dataset, keras.utils.PyDataset):
 
         @functools.cache
@@ -149,6 +154,13 @@ def _of_adapter(adapter: Any) -> Source:
     if isinstance(given := getattr(adapter, "_dataset", None), tf.data.Dataset):
         return _of_tf_data(given, adapter.num_batches)
     return Source()
+
+
+def _grown(source: Source, sizes: BatchSizes) -> Source:
+    """Returns the source of data whose batches have such sizes."""
+    if sizes.is_constant:
+        return source
+    return source._replace(sizes=sizes, order={**source.order, "growth": sizes.growth})
 
 
 def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:

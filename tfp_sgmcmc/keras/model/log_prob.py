@@ -73,6 +73,11 @@ class ModelLogProb(Target):
       num_rows: rows of the batches on one replica, if they are known before the first batch.
     """
 
+    wrapping_advice = (
+        " In fit the data make the batches: give fit sgmcmc.keras.IndependentBatches or resident "
+        "data with growth for batches that grow, and the kernel the target itself."
+    )
+
     def __init__(
         self,
         model: keras.Model,

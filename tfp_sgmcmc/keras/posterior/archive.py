@@ -10,10 +10,10 @@ import keras
 import numpy as np
 
 from tfp_sgmcmc.checks import integer
-from tfp_sgmcmc.keras.posterior.sample_arrays import checked
+from tfp_sgmcmc.keras.posterior.sample_arrays import checked, checked_weights
 from tfp_sgmcmc.storage import archive
 
-_FORMAT, _VERSION = "tfp_sgmcmc.keras.Posterior", 1
+_FORMAT, _WEIGHTED = "tfp_sgmcmc.keras.Posterior", {1: False, 2: True}  # by version
 _KEYS = ("path", "shape", "dtype")
 
 Description = tuple[str, tuple[int, ...], str]  # path without the model's name, shape, dtype
@@ -25,28 +25,30 @@ def write(
     variables: list[keras.Variable],
     samples: Sequence[Any],
     num_chains: int | None,
+    weights: np.ndarray | None,
 ) -> None:
     """Writes samples; an existing file stays whole until the new one is complete."""
     header = {
         "format": _FORMAT,
-        "version": _VERSION,
+        "version": 1 if weights is None else 2,
         "num_chains": num_chains,
         "variables": [dict(zip(_KEYS, _description(v, model), strict=True)) for v in variables],
     }
-    archive.write(path, header, {str(i): values for i, values in enumerate(samples)})
+    arrays = {str(i): values for i, values in enumerate(samples)}
+    archive.write(path, header, arrays if weights is None else {**arrays, "weights": weights})
 
 
 def read(
     path: str | os.PathLike[str], model: keras.Model
-) -> tuple[list[keras.Variable], list[np.ndarray], int | None]:
-    """Returns the variables of `model` in the file, their samples, and the number of chains.
+) -> tuple[list[keras.Variable], list[np.ndarray], int | None, np.ndarray | None]:
+    """Returns variables of `model`, their samples, the number of chains and the weights.
 
     Raises:
       FileNotFoundError: `path` does not exist.
       ValueError: the file is damaged or of another kind, or holds samples of another model.
     """
     with archive.reading(path, "Posterior.save") as (header, array):
-        if (header["format"], header["version"]) != (_FORMAT, _VERSION):
+        if header["format"] != _FORMAT or header["version"] not in _WEIGHTED:
             raise ValueError(f"its format is {header['format']!r} {header['version']!r}")
         num_chains = header["num_chains"]
         if num_chains is not None:
@@ -54,6 +56,7 @@ def read(
         described = [_described(v) for v in header["variables"]]
         variables = _matching(described, model)
         samples = [array(str(i), v.dtype) for i, v in enumerate(variables or ())]
+        weights = array("weights", "float64") if _WEIGHTED[header["version"]] else None
     if variables is None:
         raise ValueError(
             f"{os.fspath(path)} must hold samples of the model {model.name!r}. Received: samples "
@@ -62,9 +65,10 @@ def read(
         )
     try:
         checked(samples, variables, num_chains)
+        checked_weights(weights, len(samples[0]))
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} is damaged: {error}") from error
-    return variables, samples, num_chains
+    return variables, samples, num_chains, weights
 
 
 def _described(entry: dict[str, Any]) -> Description:

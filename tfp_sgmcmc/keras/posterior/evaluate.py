@@ -44,14 +44,13 @@ class Evaluation(NamedTuple):
 
 
 class Running(NamedTuple):
-    """Running count of samples, largest log likelihoods, sums of likelihoods, and mean outputs.
+    """Running largest log likelihoods, mean likelihoods, and mean outputs.
 
-    A sum of likelihoods is divided by exp(`maximum`). Masks are those of the outputs with classes.
+    A mean of likelihoods is divided by exp(`maximum`). Masks are those of the outputs with classes.
     """
 
-    count: tf.Tensor
     maximum: tf.Tensor
-    total: tf.Tensor
+    likelihood: tf.Tensor
     mean: Any
     masks: list[tf.Tensor]
 
@@ -71,17 +70,26 @@ class Evaluator:
         self._each = Each(model, lambda values, batch: self._evaluated(values, batch)[1])
 
     def __call__(
-        self, samples: list[Any], num_chains: int | None, data: Any, weight: Any, batch_size: int
+        self,
+        samples: list[Any],
+        num_chains: int | None,
+        data: Any,
+        weight: Any,
+        batch_size: int,
+        weights: np.ndarray | None,
     ) -> Evaluation:
-        """Returns what `Posterior.evaluate` does for data `(x, y)`."""
+        """Returns what `Posterior.evaluate` does for data `(x, y)`.
+
+        `weight` is that of the examples, and `weights` are those of the samples.
+        """
         rows = self._build(data)
         weight = _weights(weight, rows)
-        parts = self._scores(samples, num_chains, data, batch_size)
-        check_finite([p.maximum + p.total for p in parts], x=data[0], y=data[1])
-        maximum, total, mean, masks = (joined([p[i] for p in parts], axis=0) for i in range(1, 5))
+        parts = self._scores(samples, num_chains, data, batch_size, weights)
+        check_finite([p.maximum + p.likelihood for p in parts], x=data[0], y=data[1])
+        maximum, scaled, mean, masks = (joined([p[i] for p in parts], axis=0) for i in range(4))
         compiled_loss.check_probabilities(self._model, mean)
         with np.errstate(divide="ignore"):  # an impossible example
-            density = maximum + np.log(total / float(parts[0].count))
+            density = maximum + np.log(scaled)
         counts = weight > 0
         outputs = keras.tree.flatten(mean)
         accuracy, error = {}, {}
@@ -127,23 +135,24 @@ class Evaluator:
         outputs = internals.forward(self._model, self._variables, values, x, training=False).outputs
         return outputs, -compiled_loss.negative_log_likelihoods(self._model, y, outputs)
 
-    def _add(self, old: Running | None, values: list[tf.Tensor], batch: Any) -> Running:
+    def _add(
+        self, old: Running | None, values: list[tf.Tensor], share: tf.Tensor, batch: Any
+    ) -> Running:
         outputs, log_p = self._evaluated(values, batch)
         mean = wide(compiled_loss.activate(self._model, outputs))
         if old is None:
             flat = keras.tree.flatten(outputs)
             masks = [internals.mask(flat[i]) for i in compiled_loss.classes(self._model, outputs)]
             return Running(
-                tf.zeros([], tf.int32),
                 tf.zeros_like(log_p) + log_p.dtype.min,
                 tf.zeros_like(log_p),
                 tf.nest.map_structure(tf.zeros_like, mean),
                 [tf.ones_like(log_p) if m is None else tf.cast(m, log_p.dtype) for m in masks],
             )
-        count = old.count + 1
         maximum = tf.maximum(old.maximum, log_p)
-        total = old.total * tf.exp(old.maximum - maximum) + tf.exp(log_p - maximum)
-        return Running(count, maximum, total, running_mean(old.mean, mean, count), old.masks)
+        before = old.likelihood * tf.exp(old.maximum - maximum)
+        likelihood = running_mean(before, tf.exp(log_p - maximum), share)
+        return Running(maximum, likelihood, running_mean(old.mean, mean, share), old.masks)
 
 
 def _decisions(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tuple[np.ndarray, ...]:

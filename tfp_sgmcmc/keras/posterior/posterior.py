@@ -29,8 +29,11 @@ class Posterior:
     They approximate the posterior predictive
 
     \[
-    p(y \mid x) = \frac 1 S \sum_{s=1}^S p(y \mid f_{\theta_s}(x)).
+    p(y \mid x) = \sum_{s=1}^S w_s\, p(y \mid f_{\theta_s}(x)) \Big/ \sum_{s=1}^S w_s
     \]
+
+    with the weights \( w_s \), which are equal unless the step size changed (Welling & Teh 2011,
+    equation 11).
 
     Samples may be on disk. They are read in chunks, and rows are evaluated in batches. The model is
     evaluated in the mode in which it was compiled, with `training=False`, and its weights stay as
@@ -61,6 +64,8 @@ class Posterior:
         with chains. NumPy arrays, or objects with `shape`, `dtype` and slices, such as
         `zarr.Array`. Samples of half-precision variables may be in single precision.
       num_chains: the number of chains, or None for samples without an axis of chains.
+      weights: the weight of each sample in all averages, `[num_kept]`, such as the step sizes of a
+        chain whose steps decrease. None weights all by 1.
 
     Raises:
       TypeError: an argument is of another type.
@@ -74,17 +79,23 @@ class Posterior:
         variables: Sequence[keras.Variable],
         samples: Sequence[Any],
         num_chains: int | None = None,
+        weights: Any = None,
     ):
         internals.check_built(model)
         self.model, self.variables = model, _checked_variables(variables, model)
         self.num_chains = None if num_chains is None else integer("num_chains", num_chains, 1)
         self.samples = sample_arrays.checked(samples, self.variables, num_chains)
+        self.weights = sample_arrays.checked_weights(weights, len(self))
         self._functions: dict[Any, Any] = {}  # compiled functions, with what they depend on
 
-    def with_samples(self, samples: Sequence[Any]) -> Posterior:
-        """Returns a posterior of other samples, such as thinned ones, with the same functions."""
+    def with_samples(self, samples: Sequence[Any], weights: Any = None) -> Posterior:
+        """Returns a posterior of other samples, such as thinned ones, with the same functions.
+
+        Their weights are `weights`, `[num_kept]`; None weights all by 1.
+        """
         other = copy.copy(self)
         other.samples = sample_arrays.checked(samples, self.variables, self.num_chains)
+        other.weights = sample_arrays.checked_weights(weights, len(other))
         return other
 
     def __copy__(self) -> Posterior:
@@ -124,7 +135,7 @@ class Posterior:
         """
         check_activation(activation)
         predictor = self._function(Predictor, activation)
-        return predictor(self.samples, self.num_chains, x, batch_size)
+        return predictor(self.samples, self.num_chains, x, batch_size, self.weights)
 
     def outputs(self, x: Any, batch_size: int = 32, activation: Activation = "auto") -> Any:
         """Returns the model's outputs for each sample, `[num_kept, rows, ...]`.
@@ -182,7 +193,8 @@ class Posterior:
             lengths differ, or weights are not finite, negative or all zero.
         """
         evaluator = self._function(Evaluator)
-        return evaluator(self.samples, self.num_chains, (x, y), sample_weight, batch_size)
+        given = (x, y), sample_weight, batch_size, self.weights
+        return evaluator(self.samples, self.num_chains, *given)
 
     def log_likelihood(self, x: Any, y: Any, batch_size: int = 32) -> np.ndarray:
         """Returns minus the compiled loss of each example for each sample, `[num_kept, rows]`.
@@ -196,7 +208,9 @@ class Posterior:
         """Returns an `arviz.InferenceData` with dimensions chain and draw.
 
         Its group `posterior` has the trainable variables by path, with dots in place of slashes.
-        All samples are in memory at once.
+        All samples are in memory at once. ArviZ's estimates do not weight samples: weights are in
+        the group `sample_stats` as "weight". Samples at equal distances in time
+        (`SamplerCallback(mixing_distance=...)`) need none.
 
         Args:
           log_likelihood: the return value of the method `log_likelihood`. The group
@@ -228,7 +242,11 @@ class Posterior:
                 f"{', '.join(path for path, _ in trained)}."
             )
         by_example = None if log_likelihood is None else {"y": by_chain(log_likelihood)}
-        return arviz.from_dict(posterior=arrays, log_likelihood=by_example)
+        stats = None
+        if self.weights is not None:
+            chains = self.num_chains or 1
+            stats = {"weight": np.broadcast_to(self.weights, [chains, len(self)])}
+        return arviz.from_dict(posterior=arrays, log_likelihood=by_example, sample_stats=stats)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the samples, but not the model, to a file that by convention is named `.npz`.
@@ -237,7 +255,8 @@ class Posterior:
         `model.save`.
         """
         _check_path(path)
-        archive.write(path, self.model, self.variables, self.samples, self.num_chains)
+        given = self.variables, self.samples, self.num_chains, self.weights
+        archive.write(path, self.model, *given)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: keras.Model) -> Posterior:
@@ -269,6 +288,12 @@ class Posterior:
         if kind not in self._functions or self._functions[kind][0] != key:
             self._functions[kind] = key, kind(self.model, self.variables, *arguments)
         return self._functions[kind][1]
+
+
+def step_size_weights(step_sizes: np.ndarray) -> np.ndarray | None:
+    """Returns the weights of samples that steps of such sizes left; None for equal ones."""
+    is_known = bool(np.isfinite(step_sizes).all())
+    return step_sizes if is_known and np.ptp(step_sizes) > 0 else None
 
 
 def _checked_variables(variables: Any, model: keras.Model) -> list[keras.Variable]:

@@ -28,8 +28,8 @@ class Prediction(NamedTuple):
 
     Attributes:
       mean: the average over samples, in the structure of the outputs, `[rows, ...]`.
-      standard_deviation: the standard deviation over samples (the divisor is their number). It
-        measures the uncertainty about the weights, not the noise of an observation.
+      standard_deviation: the standard deviation over samples (the divisor is the sum of their
+        weights). It measures the uncertainty about the weights, not the noise of an observation.
     """
 
     mean: Any
@@ -49,7 +49,7 @@ class PosteriorPrediction(NamedTuple):
 
     Attributes:
       mean: the average over samples, in the structure of the outputs, `[rows, ...]`.
-      standard_deviation: the standard deviation over samples (the divisor is their number).
+      standard_deviation: the standard deviation over samples, by their weights.
       entropy: \( H[\bar p] \), in the structure of the outputs and in their shapes without the axis
         of classes. Outputs that are probabilities of 1 have one entropy for each entry. None for
         outputs that are not probabilities.
@@ -68,11 +68,10 @@ class PosteriorPrediction(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Running count, mean and sum of squared deviations (Welford 1962), and mean entropies."""
+    """Running mean and variance with weights (West 1979), and mean entropies."""
 
-    count: tf.Tensor
     mean: Any
-    squares: Any
+    variance: Any
     entropies: list[tf.Tensor]
 
 
@@ -100,16 +99,20 @@ class Predictor:
         self._each = Each(model, self._output)
 
     def __call__(
-        self, samples: list[Any], num_chains: int | None, x: Any, batch_size: int
+        self,
+        samples: list[Any],
+        num_chains: int | None,
+        x: Any,
+        batch_size: int,
+        weights: np.ndarray | None,
     ) -> PosteriorPrediction:
         """Predicts for inputs `[rows, ...]`."""
         x = checked_inputs(self._model, x)
-        moments = self._moments(samples, num_chains, x, batch_size)
+        moments = self._moments(samples, num_chains, x, batch_size, weights)
         check_finite([m.mean for m in moments], x=x)
-        mean, squares, of_samples = (joined([m[i] for m in moments], axis=0) for i in (1, 2, 3))
+        mean, variance, of_samples = (joined([m[i] for m in moments], axis=0) for i in range(3))
         if self._activation == "auto":
             compiled_loss.check_probabilities(self._model, mean)
-        count = int(moments[0].count)
         flat = keras.tree.flatten(mean)
         entropies, information = {}, {}
         pairs = zip(self._probabilities(mean).items(), of_samples, strict=True)
@@ -119,7 +122,7 @@ class Predictor:
             information[place] = np.maximum(entropies[place] - of_sample, 0)
         return PosteriorPrediction(
             mean,
-            keras.tree.map_structure(lambda s: np.sqrt(s / count), squares),
+            keras.tree.map_structure(np.sqrt, variance),
             compiled_loss.at_places(mean, entropies),
             compiled_loss.at_places(mean, information),
         )
@@ -149,19 +152,19 @@ class Predictor:
     def _probabilities(self, outputs: Any) -> dict[int, compiled_loss.Classes]:
         return compiled_loss.classes(self._model, outputs) if self._activation == "auto" else {}
 
-    def _add(self, old: Moments | None, values: list[tf.Tensor], batch: Any) -> Moments:
+    def _add(
+        self, old: Moments | None, values: list[tf.Tensor], share: tf.Tensor, batch: Any
+    ) -> Moments:
         y = wide(self._output(values, batch))
         flat = keras.tree.flatten(y)
         entropies = [entropy(flat[i], c.axis) for i, c in self._probabilities(y).items()]
         if old is None:
             zeros, no_entropies = tf.nest.map_structure(tf.zeros_like, (y, entropies))
-            return Moments(tf.zeros([], tf.int32), zeros, zeros, no_entropies)
-        count = old.count + 1
-        mean = running_mean(old.mean, y, count)
-        squares = tf.nest.map_structure(
-            lambda s, v, m, n: s + (v - m) * (v - n), old.squares, y, old.mean, mean
-        )
-        return Moments(count, mean, squares, running_mean(old.entropies, entropies, count))
+            return Moments(zeros, zeros, no_entropies)
+        mean = running_mean(old.mean, y, share)
+        squares = tf.nest.map_structure(lambda v, m, n: (v - m) * (v - n), y, old.mean, mean)
+        variance = running_mean(old.variance, squares, share)
+        return Moments(mean, variance, running_mean(old.entropies, entropies, share))
 
 
 def entropy(probabilities: tf.Tensor, axis: int | None) -> tf.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
 from tfp_sgmcmc.storage.archive import numpy_dtype
 
 
@@ -55,6 +56,24 @@ def checked(
             )
         arrays.append(values)
     return arrays
+
+
+def checked_weights(weights: Any, num_kept: int) -> np.ndarray | None:
+    """Returns weights `[num_kept]` in double precision, or None.
+
+    Raises:
+      TypeError: they are not numbers.
+      ValueError: they are not finite, negative, all zero, or not `num_kept` of them.
+    """
+    if weights is None:
+        return None
+    weights = checked_step_sizes(weights, "weights")
+    if weights.shape != (num_kept,):
+        raise ValueError(
+            f"weights must have shape [{num_kept}], one for each sample. Received: shape "
+            f"{list(weights.shape)}."
+        )
+    return weights
 
 
 def _is_finite(values: np.ndarray) -> bool:

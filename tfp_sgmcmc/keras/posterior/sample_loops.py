@@ -23,31 +23,46 @@ _CHUNK_BYTES = 2**26  # size of the samples that a compiled function gets at onc
 class Fold:
     """Carries a state through all samples, for each batch of rows.
 
-    `update` is a function (state, values of the variables, batch) -> state. Given the state None,
-    it returns the initial state, in which no sample counts.
+    `update` is a function (state, values of the variables, share, batch) -> state. Given the state
+    None, it returns the initial state, in which no sample counts. The share of a sample is its
+    weight over the sum of all weights so far.
     """
 
-    def __init__(self, model: keras.Model, update: Callable[[Any, list[tf.Tensor], Any], Any]):
+    def __init__(
+        self, model: keras.Model, update: Callable[[Any, list[tf.Tensor], tf.Tensor, Any], Any]
+    ):
         self._update = update
         self._add = _compiled(model, self._add_chunk)
 
     def __call__(
-        self, samples: Sequence[Any], num_chains: int | None, data: Any, batch_size: int
+        self,
+        samples: Sequence[Any],
+        num_chains: int | None,
+        data: Any,
+        batch_size: int,
+        weights: np.ndarray | None = None,
     ) -> list[Any]:
-        """Returns the final state for each batch of the rows of `data`."""
+        """Returns the final state for each batch of the rows of `data`.
+
+        `weights`, `[num_kept]`, are those of the samples; None weights all by 1.
+        """
         parts = batches(data, batch_size)
         states: list[Any] = [None] * len(parts)
+        shares, start = _shares(weights, samples[0].shape[0], num_chains or 1), 0
         for chunk in chunks(samples, num_chains):
+            end = start + chunk[0].shape[0]
+            share = tf.constant(shares[start:end])
             pairs = zip(states, map(_tensors, parts), strict=True)
-            states = [self._add(state, chunk, batch) for state, batch in pairs]
+            states = [self._add(state, chunk, share, batch) for state, batch in pairs]
+            start = end
         return states
 
-    def _add_chunk(self, state: Any, chunk: list[tf.Tensor], batch: Any) -> Any:
+    def _add_chunk(self, state: Any, chunk: list[tf.Tensor], shares: tf.Tensor, batch: Any) -> Any:
         if state is None:
-            state = self._update(None, [v[0] for v in chunk], batch)
+            state = self._update(None, [v[0] for v in chunk], shares[0], batch)
 
         def add(i: tf.Tensor, old: Any) -> tuple[tf.Tensor, Any]:
-            return i + 1, self._update(old, [v[i] for v in chunk], batch)
+            return i + 1, self._update(old, [v[i] for v in chunk], shares[i], batch)
 
         size = tf.shape(chunk[0])[0]
         return tf.while_loop(lambda i, _: i < size, add, (tf.constant(0), state))[1]
@@ -178,9 +193,19 @@ def chunks(samples: Sequence[Any], num_chains: int | None) -> Iterator[list[tf.T
         yield [tf.convert_to_tensor(p) for p in parts]
 
 
-def running_mean(old: Any, new: Any, count: tf.Tensor) -> Any:
-    """Returns the mean of `count` nests: the last is `new`, and `old` is the mean of the others."""
-    return tf.nest.map_structure(lambda m, y: m + (y - m) / tf.cast(count, y.dtype), old, new)
+def running_mean(old: Any, new: Any, share: tf.Tensor) -> Any:
+    """Returns the mean of nests: the last is `new`, and `old` is the mean of the others.
+
+    `share` is the last one's weight over the sum of all weights.
+    """
+    return tf.nest.map_structure(lambda m, y: m + tf.cast(share, y.dtype) * (y - m), old, new)
+
+
+def _shares(weights: np.ndarray | None, num_kept: int, num_chains: int) -> np.ndarray:
+    """Returns each sample's weight over the sum of the weights up to it."""
+    weights = np.repeat(np.ones([num_kept]) if weights is None else weights, num_chains)
+    total = np.cumsum(weights)
+    return np.divide(weights, total, out=np.zeros_like(total), where=total > 0)
 
 
 def wide(values: Any) -> Any:
