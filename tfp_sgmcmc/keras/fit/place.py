@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_sgmcmc.keras.fit.excess import Scheme, excess_temperature, steps_to_forget
+from tfp_sgmcmc.keras.fit.excess import Scheme, law
 from tfp_sgmcmc.keras.fit.landscape import Landscape
 from tfp_sgmcmc.kernels.stability import overdamped_limit, splitting_limit
 
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
     def excess(self, scheme: Scheme) -> np.ndarray:
         """Returns the excess temperature along the directions of `directions`."""
-        return excess_temperature(scheme, *self.directions(scheme.covariance))
+        return law(scheme, *self.directions(scheme.covariance)).temperature - 1
 
     def slowest(self, scheme: Scheme) -> float:
         """Returns the steps in which all directions forget their start."""
@@ -99,9 +99,8 @@ class Place(NamedTuple):
     def _times(self, scheme: Scheme) -> np.ndarray:
         """Returns the steps in which each direction, and then flat ones, forget their start."""
         curvature, noise, known = self.directions(scheme.covariance)
-        times = steps_to_forget(scheme, *(np.append(x, x[-1]) for x in (curvature, noise, known)))
-        times[-1] = steps_to_forget(scheme, self.least, noise[-1], known[-1])
-        return times
+        noise, known = (np.append(x, x[-1]) for x in (noise, known))
+        return law(scheme, np.append(curvature, self.least), noise, known).relaxation_steps
 
     def _bias(self, scheme: Scheme, num_steps: int) -> float:
         """Returns the largest logarithm of a ratio of variances."""
