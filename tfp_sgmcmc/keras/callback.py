@@ -13,18 +13,18 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import checks, random
+from tfp_sgmcmc.keras.fit.automatic import Automatic, check_single_replica
 from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.fit.chain import Chain, check_variables
 from tfp_sgmcmc.keras.fit.choices import Choices
 from tfp_sgmcmc.keras.fit.monitor import noise_monitor
-from tfp_sgmcmc.keras.fit.pilot import Pilot, pilot_of
+from tfp_sgmcmc.keras.fit.pilot import pilot_of
 from tfp_sgmcmc.keras.fit.preflight import Preflight, checked_keep
 from tfp_sgmcmc.keras.fit.problem import describe_keep
 from tfp_sgmcmc.keras.fit.recorder import Recorder
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog, stored_seed
-from tfp_sgmcmc.keras.fit.thermometer import Thermometer
 from tfp_sgmcmc.keras.fit.train_function import (
     BatchTrainFunction,
     calling_list,
@@ -215,7 +215,7 @@ class SamplerCallback(keras.callbacks.Callback):
                 "both."
             )
         self._make_kernel_fn = make_kernel_fn
-        self._pilot = pilot_of(
+        pilot = pilot_of(
             make_kernel_fn,
             max_excess_temperature,
             directory,
@@ -223,7 +223,7 @@ class SamplerCallback(keras.callbacks.Callback):
             sampling_threshold=sampling_threshold,
             noise_every=noise_every,
         )
-        self._thermometer: Thermometer | None = None
+        self._auto = None if pilot is None else Automatic(pilot, num_burnin_epochs)
         self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
         self._noise = {"sampling_threshold": sampling_threshold, "noise_every": noise_every}
         if directory is not None and not isinstance(directory, str | os.PathLike):
@@ -289,20 +289,21 @@ class SamplerCallback(keras.callbacks.Callback):
 
         `print(choices)` tells it in words, and `choices.code` is the kernel written by hand.
         """
-        return None if self._pilot is None else self._pilot.choices
+        return None if self._auto is None else self._auto.choices
 
     @property
     def temperatures(self) -> dict[str, dict[str, float]]:
         """Predicted and measured temperatures of the kernel that "auto" chose.
 
-        Both have "worst", the temperature along the direction that is predicted to be the hottest,
-        and "mean", the mean over the weights. What is measured is the configurational temperature
-        after burn-in. Its mean is too low until the flat directions are sampled.
+        Each kind has "worst", the temperature along the hottest direction, and "mean", the mean
+        over the weights. "predicted" and "local" are those of the linear law, by the noise and
+        curvature that the pilot expects, and by those at the chain's place when burn-in or the last
+        fit was over. "measured" is the configurational temperature after burn-in along the
+        direction that is predicted to be the hottest. It is NaN until the chain has taken ten times
+        the steps in which a direction forgets its start, as nothing can be told before: those of
+        the hottest direction, and for the mean those of the slowest one.
         """
-        found = {} if self.choices is None else {"predicted": self.choices.predicted}
-        if self._thermometer is not None:
-            found["measured"] = self._thermometer.temperatures
-        return found
+        return {} if self._auto is None else self._auto.temperatures
 
     @property
     def samples(self) -> list[Any]:
@@ -401,7 +402,7 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the numbers that a chain in a directory must have been made with."""
-        auto = {} if self._pilot is None else {"max_excess_temperature": self._pilot.bound}
+        auto = {} if self._auto is None else {"max_excess_temperature": self._auto.pilot.bound}
         return {
             **auto,
             "num_examples": self._num_examples,
@@ -421,9 +422,9 @@ class SamplerCallback(keras.callbacks.Callback):
             )
         internals.check_model(model)
         compiled_loss.check_likelihoods(model)
-        check_distribution(
-            model, num_groups=self._num_groups, noise_every=self._monitor, auto=self._pilot
-        )
+        if self._auto is not None:
+            check_single_replica(model)
+        check_distribution(model, num_groups=self._num_groups, noise_every=self._monitor)
         chain = self._recorder.chain
         if self._recorder.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
@@ -462,8 +463,8 @@ class SamplerCallback(keras.callbacks.Callback):
         problem = self._preflight.begin_fit(
             self.model, self._callback_list, self._recorder.chain, is_stored, num_epochs
         )
-        if self._pilot is not None:
-            self._pilot.check(self._preflight.source)
+        if self._auto is not None:
+            self._auto.pilot.check(self._preflight.source)
         initial_epoch = self._recorder.begin_fit(num_epochs, problem)
         internals.begin_at_epoch(self.model, initial_epoch)
         compilation = (*internals.compilation(self.model), self._steps.most(self.model))
@@ -488,13 +489,15 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
+        if self._auto is not None:
+            self._auto.look_back(self._recorder.chain, self._preflight.source)
         self._recorder.end_fit(is_stopped=self.model.stop_training)
         self._preflight.end_fit()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
-        if self._pilot is not None:
-            self._go_on(self._pilot, epoch)
+        if self._auto is not None:
+            self._go_on(self._auto, epoch)
         first_step = self._recorder.begin_epoch(
             may_be_resident=bool(self._steps.resident), counts_rows=self._preflight.counts_rows
         )
@@ -502,35 +505,34 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         assert self._train_function is not None  # made by on_train_begin
-        if self._thermometer is not None and self._recorder.chain is not None:
-            self._thermometer.at_batch(batch, self._recorder.chain, self._preflight.source)
+        if self._auto is not None:
+            self._auto.at_batch(batch, self._recorder.chain, self._preflight.source)
         self._train_function.install()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
         if self._recorder.chain is not None:
             self._preflight.end_epoch(self._recorder.chain, self._recorder.total_epochs)
-        if logs is not None:
-            for kind, found in self.temperatures.items():
-                logs |= {f"{kind}_temperature_{name}": t for name, t in found.items()}
+        if logs is not None and self._auto is not None:
+            logs |= self._auto.logs
 
-    def _go_on(self, pilot: Pilot, epoch: int) -> None:
+    def _go_on(self, auto: Automatic, epoch: int) -> None:
         """Goes on to the pilot's next part, or to the chain, if it is time."""
-        chain, total = self._recorder.chain, self._recorder.total_epochs
-        if chain is not None and pilot.is_due(total):
-            num_epochs = self.params["epochs"] - epoch
-            pilot.look(chain, self._preflight.source, self._num_examples, total, num_epochs)
+        chain, total, source = (
+            self._recorder.chain, self._recorder.total_epochs, self._preflight.source
+        )  # fmt: skip
+        if chain is not None and auto.pilot.is_due(total):
+            auto.pilot.look(chain, source, total, self.params["epochs"] - epoch)
             self._start_chain()
             self._preflight.new_chain()
             self._make_train_function()
-            if self.choices is not None and self.params.get("verbose"):
-                print(self.choices)
-        if self._thermometer is None and self.choices and total >= self._num_burnin_epochs:
-            self._thermometer = Thermometer(self.choices, self.params["steps"])
+            if auto.choices is not None and self.params.get("verbose"):
+                print(auto.choices)
+        auto.begin_epoch(self._recorder.chain, source, total, self.params)
 
     def _start_chain(self) -> None:
         check_variables(self.model.trainable_variables)
-        pilot = self._pilot
+        pilot = None if self._auto is None else self._auto.pilot
         chain = Chain(
             self.model,
             self._make_kernel_fn if pilot is None else pilot.make_kernel,

@@ -67,6 +67,7 @@ class Chain:
       role: "chain", or "descent" and "trial" in a pilot, which chooses the kernel. A trial may
         become NaN or infinite.
       log_prior_fn: list of values -> log prior.
+      num_examples: N.
 
     Args:
       model: a compiled and built model.
@@ -95,7 +96,7 @@ class Chain:
         monitor: NoiseMonitor | None = None,
         role: Literal["chain", "descent", "trial"] = "chain",
     ):
-        self.log_prior_fn, self.role = log_prior_fn, role
+        self.log_prior_fn, self.role, self.num_examples = log_prior_fn, role, num_examples
         self.model, self._make_kernel_fn = model, make_kernel_fn
         self._seed, self._monitor = seed.numpy(), monitor
         self._make_target = functools.partial(

@@ -10,6 +10,7 @@ import numpy as np
 
 from tfp_sgmcmc.keras.fit.excess import Scheme, law
 from tfp_sgmcmc.keras.fit.landscape import Landscape
+from tfp_sgmcmc.kernels.linear_laws import LinearLaw
 from tfp_sgmcmc.kernels.stability import overdamped_limit, splitting_limit
 
 _GAIN = 2  # a kernel must need this many times fewer steps than a simpler one
@@ -57,11 +58,16 @@ class Place(NamedTuple):
 
     def slowest(self, scheme: Scheme) -> float:
         """Returns the steps in which all directions forget their start."""
-        return float(np.max(self._times(scheme)))
+        return float(np.max(self._along_all(scheme).relaxation_steps))
+
+    def of_hottest(self, scheme: Scheme) -> float:
+        """Returns the steps in which the hottest direction forgets its start."""
+        found = self._along_all(scheme)
+        return float(found.relaxation_steps[np.argmax(found.temperature[:-2])])
 
     def share_of_flat(self, scheme: Scheme, num_steps: int) -> float:
         """Returns the share of its variance that flat directions have after some steps."""
-        return -math.expm1(-2 * num_steps / self._times(scheme)[-1])
+        return float(self._along_all(scheme).share_after(num_steps)[-1])
 
     def fastest(self, kernels: Kernels, bound: float) -> Scheme:
         """Returns the scheme that forgets its start in the fewest steps within the bound."""
@@ -96,17 +102,16 @@ class Place(NamedTuple):
                 least, best = min(biases), schemes[int(np.argmin(biases))]
         return best
 
-    def _times(self, scheme: Scheme) -> np.ndarray:
-        """Returns the steps in which each direction, and then flat ones, forget their start."""
+    def _along_all(self, scheme: Scheme) -> LinearLaw:
+        """Returns the law along the directions of `directions`, and then along flat ones."""
         curvature, noise, known = self.directions(scheme.covariance)
         noise, known = (np.append(x, x[-1]) for x in (noise, known))
-        return law(scheme, np.append(curvature, self.least), noise, known).relaxation_steps
+        return law(scheme, np.append(curvature, self.least), noise, known)
 
     def _bias(self, scheme: Scheme, num_steps: int) -> float:
         """Returns the largest logarithm of a ratio of variances."""
-        excess = self.excess(scheme)
-        share = -np.expm1(-2 * num_steps / self._times(scheme))
-        ratio = (1 + np.append(excess, excess[-1])) * share
+        found = self._along_all(scheme)
+        ratio = found.temperature * found.share_after(num_steps)
         return float(np.max(np.abs(np.log(np.maximum(ratio, 1e-300)))))
 
     def _most(self, kernel: str) -> float:
