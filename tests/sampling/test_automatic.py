@@ -11,7 +11,6 @@ import tree
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.sampling.automatic import figures, flow, modes, saved
 from tfp_sgmcmc.sampling.automatic.selection import (
-    FRICTION,
     MOST_MEAN,
     MOST_WORST,
     Setting,

@@ -60,7 +60,8 @@ class LinearLaw(NamedTuple):
             q = -(np.log(large) + np.log(small)) / np.where(abs(gap) < 1e-6, 1e-6, gap)
             high, low = (np.where(x == 0, 0, x ** (num_steps + 0j)) for x in (large, small))
             left = q**2 / 2 * (high - low) ** 2 + q / 2 * (high**2 - low**2) + high * low
-            left = np.where(self.determinant == 0, np.minimum(abs(self.trace), 1) ** (2 * num_steps), left.real)
+            overdamped = np.minimum(np.abs(self.trace), 1) ** (2 * num_steps)
+            left = np.where(self.determinant == 0, overdamped, left.real)
         return 1 - np.clip(left, 0, 1)
 
     @property
@@ -122,7 +123,9 @@ def nogin_law(
     return _law((1 + r) * (1 - h**2 * a / 2), r, h**2 * a < 4, temperature)
 
 
-def _law(trace: Any, determinant: Any, is_stable: Any, numerator: Any, room: Any = 1.0) -> LinearLaw:
+def _law(
+    trace: Any, determinant: Any, is_stable: Any, numerator: Any, room: Any = 1.0
+) -> LinearLaw:
     """Returns the law of temperature numerator / room where a step is stable."""
     temperature = np.where(is_stable, numerator / np.where(is_stable, room, 1.0), np.inf)
     return LinearLaw(trace, determinant, temperature)

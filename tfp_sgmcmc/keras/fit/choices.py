@@ -103,6 +103,12 @@ class Choices:
             )
         return "; ".join(found) or None
 
+    def is_stable(self, found: Landscape) -> bool:
+        """Whether the step is stable at the curvature of a place."""
+        own = self.numbers
+        place = place_of(found, own["num_examples"], own["batch_size"])
+        return own["step_size"] < place.most(own["kernel"], margin=1.0)
+
     def make_kernel(self, target: Any) -> tfp.mcmc.TransitionKernel:
         """Returns the kernel over a target."""
         own = self.numbers

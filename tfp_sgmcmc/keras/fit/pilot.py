@@ -46,9 +46,9 @@ class Pilot:
     Curvature and noise where a chain samples can be far above those at a mode, as a prior of unit
     variance lets the weights of a wide network grow, and hot chains meet more noise. So the kernel
     is tried, and chosen again by what is found where that leads, up to three times, each time for
-    twice as many epochs. Both may go on to grow as in the last trial. A trial that becomes NaN or
-    infinite, or multiplies one of them by more than nine times what was expected, is taken back,
-    and the next ones expect 16 times as much.
+    twice as many epochs. Both may go on to grow as in the last trial, or ninefold. A trial that
+    becomes NaN or infinite, or comes to where its step is unstable, is taken back, and the next
+    ones expect 16 times as much.
 
     `SGHMC` is not among the kernels. Without the covariance it is `UnderdampedLangevin` with a
     larger error of the step. With it, its friction must exceed h / 2 times the largest eigenvalue
@@ -132,9 +132,9 @@ class Pilot:
             scale = _scale(chain) if found is None else found.scale
             here = survey(chain, self._views, first_state(chain), source, size, scale)
             growth = 1.0 if found is None else _growth(found, here)
-            if growth <= MARGIN * self._growth:
+            if self._trial is None or self._trial.is_stable(here):
                 least = self._growth if self._has_failed else 1.0
-                found, self._growth = here, max(least, growth)
+                found, self._growth = here, max(least, min(growth, MARGIN))
         assert found is not None  # a descent that fails has raised
         if found is self._found:  # the trial failed
             self._has_failed, self._growth = True, self._growth * _AFTER_FAILURE
@@ -142,9 +142,7 @@ class Pilot:
                 variable.assign(value)
             state = self.starts or [v.numpy() for v in chain.state.variables]
         covariances = _covariances(chain, source)
-        limits = Limits(
-            self.bound, chain.num_examples, size, num_steps, covariances, self._growth
-        )
+        limits = Limits(self.bound, chain.num_examples, size, num_steps, covariances, self._growth)
         chosen = choose(found, limits)
         self.starts = state if several else None
         if total_epochs < self._ends[-1]:
