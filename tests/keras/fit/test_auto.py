@@ -29,7 +29,7 @@ def batches():
 
 class TestChain:
     def test_it_is_that_of_the_kernel_written_by_hand(self):
-        callback, start, model = auto(), Start(), regression(jit_compile=True)
+        callback, start, model = auto(), Start(), regression()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(batches(), epochs=6, verbose=0, callbacks=[start, callback])
@@ -39,7 +39,7 @@ class TestChain:
             "by hand": eval(callback.choices.code, {"sgmcmc": sgmcmc, "scale": scale}),
         }
         for make_kernel in kernels.values():
-            again = regression(jit_compile=True)
+            again = regression()
             again.set_weights(start.weights)
             other = small_models.sampler(
                 make_kernel, N, small_models.standard_normal(), num_burnin_steps=10
@@ -48,7 +48,8 @@ class TestChain:
             assert_equal(callback.samples, other.samples)
             assert len(other.samples[0]) == 20
 
-    @pytest.mark.parametrize("num_chains", [None, pytest.param(2, marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("num_chains", [None, 2])
     def test_a_run_in_a_directory_goes_on_without_a_pilot(self, tmp_path, monkeypatch, num_chains):
         def script(folder, *numbers):
             for epochs in numbers:

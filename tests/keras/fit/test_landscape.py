@@ -2,37 +2,36 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
+import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
-from tests.keras.fit.small_auto import D, N, X, Y, auto, quietly, regression
+from tests.keras.fit.small_auto import D, N, X, Y, regression
 from tests.keras.small_models import unit_normal
-from tfp_sgmcmc.keras.fit import landscape, pilot
+from tfp_sgmcmc import random
+from tfp_sgmcmc.keras.fit import choices, landscape
+from tfp_sgmcmc.keras.fit.chain import Chain
+from tfp_sgmcmc.keras.fit.ring_buffer import Collection
+from tfp_sgmcmc.keras.fit.source import Source
+from tfp_sgmcmc.keras.model.priors import as_log_prior
 
 
-def surveyed(model, callback, batch_size=12, epochs=4):
-    """Returns what the pilot measured, and the weights where it did."""
-    seen = {}
-    survey = pilot.survey
-
-    def remember(chain, views, state, *arguments):
-        seen["weights"] = [x.numpy() for x in state]
-        seen["landscape"] = survey(chain, views, state, *arguments)
-        return seen["landscape"]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pilot, "survey", remember)
-        quietly(model, callback, batch_size=batch_size, epochs=epochs)
-    return seen["landscape"], seen["weights"]
+def surveyed(model, scale):
+    """Returns what is measured at the model's weights with this diagonal preconditioner."""
+    prior = as_log_prior(small_models.standard_normal(), model)
+    seed, collection = random.as_seed(0), Collection(0)
+    chain = Chain(model, lambda target: sgmcmc.SGLD(target, 1.0), N, prior, collection, seed)
+    source = Source("arrays", N, 12, 10, (X, Y, None))
+    state = landscape.first_state(chain)
+    return landscape.survey(chain, landscape.Views(chain), state, source, 12, [scale])
 
 
 class TestLandscape:
     def test_a_linear_regression_has_its_closed_form(self):
         """H = X^T X + I, and V is the sample covariance of the scores. All examples are seen."""
-        found, (weights,) = surveyed(regression(), auto())
-        scale = found.scale[0].ravel().astype(np.float64)
-        root = np.sqrt(scale)
+        model, scale = regression(), np.float32([[0.5], [1.0], [3.0]])
+        found, (weights,) = surveyed(model, scale), model.get_weights()
+        root = np.sqrt(scale.ravel().astype(np.float64))
         x = X.astype(np.float64)
         hessian = root[:, None] * (x.T @ x + np.eye(D)) * root
         noise = root[:, None] * np.cov((x * (Y - x @ weights)).T) * root
@@ -69,9 +68,12 @@ class TestLandscape:
             return tf.identity(x), lambda upstream: tf.raw_ops.PreventGradient(input=upstream)
 
         model = small_models.sequential(
-            keras.layers.Dense(1), keras.layers.Lambda(once), loss=unit_normal, inputs=D
+            keras.layers.Dense(1, use_bias=False),
+            keras.layers.Lambda(once),
+            loss=unit_normal,
+            inputs=D,
         )
-        callback = auto()
-        found, _ = surveyed(model, callback)
+        found = surveyed(model, np.ones([D, 1], np.float32))
         assert not found.has_hessian and found.largest_curvature == N * found.noise.max()
-        assert "no second derivatives" in str(callback.choices)
+        chosen = choices.choose(found, choices.Limits(None, N, 12, 100, ()))
+        assert "no second derivatives" in str(chosen)
