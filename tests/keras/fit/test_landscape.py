@@ -13,11 +13,13 @@ from tfp_sgmcmc.keras.fit import choices, landscape
 from tfp_sgmcmc.keras.fit.chain import Chain
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 from tfp_sgmcmc.keras.fit.source import Source
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior
 
 
 def surveyed(model, scale):
     """Returns what is measured at the model's weights with this diagonal preconditioner."""
+    internals.build(model, X[:2], Y[:2], None)
     prior = as_log_prior(small_models.standard_normal(), model)
     seed, collection = random.as_seed(0), Collection(0)
     chain = Chain(model, lambda target: sgmcmc.SGLD(target, 1.0), N, prior, collection, seed)

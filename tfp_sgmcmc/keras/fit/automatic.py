@@ -35,6 +35,7 @@ class Automatic:
         self._thermometer: Thermometer | None = None
         self._local = {"worst": math.nan, "mean": math.nan}
         self._has_warned = False
+        self._views: tuple[Chain, Views] | None = None
 
     @property
     def choices(self) -> Choices | None:
@@ -72,7 +73,7 @@ class Automatic:
     def at_batch(self, batch: int, chain: Chain | None, source: Source) -> None:
         """Measures if it is time."""
         if self._thermometer is not None and chain is not None:
-            self._thermometer.at_batch(batch, chain, source)
+            self._thermometer.at_batch(batch, chain, self._views_of(chain), source)
 
     def look_back(self, chain: Chain | None, source: Source) -> None:
         """Compares the place where the chain is with what was predicted.
@@ -87,7 +88,8 @@ class Automatic:
         if chain.state.status().first_bad >= 0 or source.batch(2) is None:
             return
         own, size = choices.numbers, batch_size(chain, source)
-        found = survey(chain, Views(chain), first_state(chain), source, size, choices.scale)
+        views = self._views_of(chain)
+        found = survey(chain, views, first_state(chain), source, size, choices.scale)
         scheme = Scheme(*(own[name] for name in Scheme._fields))
         excess = place_of(found, chain.num_examples, size).excess(scheme)
         worst, mean = float(excess.max()), float(excess[-1])
@@ -103,6 +105,12 @@ class Automatic:
                 "with a new callback, or with more num_burnin_epochs.",
                 stacklevel=2,
             )
+
+    def _views_of(self, chain: Chain) -> Views:
+        """Returns the views of the chain that samples, which are compiled once."""
+        if self._views is None or self._views[0] is not chain:
+            self._views = (chain, Views(chain))
+        return self._views[1]
 
 
 def check_single_replica(model: keras.Model) -> None:

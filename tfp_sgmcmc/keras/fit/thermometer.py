@@ -44,19 +44,18 @@ class Thermometer:
         names = {"worst": "steps_of_hottest", "mean": "steps_to_forget"}
         self._enough = {k: ENOUGH * choices.numbers[name] for k, name in names.items()}
         self._steps: list[int] = []  # of the first look and the last one
-        self._views: Any = None
         self._batch: Any = None
 
-    def at_batch(self, batch: int, chain: Chain, source: Source) -> None:
+    def at_batch(self, batch: int, chain: Chain, views: Views, source: Source) -> None:
         """Looks at the first chain's state if it is time."""
         if batch % self._every:
             return
-        if self._views is None:
-            self._views, self._batch = Views(chain), source.batch(_ROWS)
+        if self._batch is None:
+            self._batch = source.batch(_ROWS)
         state, num_steps = first_state(chain), chain.state.status().num_steps
         self._steps = [*self._steps[:1], num_steps]
         x = flatten_events(state, 0).numpy().astype(np.float64)
-        g = self._views.gradient(state, self._batch).astype(np.float64)
+        g = views.gradient(state, self._batch).astype(np.float64)
         self._pairs.append((float(x @ self._of_state), float(g @ self._of_gradient)))
         count, off = len(self._pairs), x - self._mean_state
         self._mean_state += off / count
