@@ -1,6 +1,7 @@
 """`model.fit` as a posterior sampler: a Keras callback around any stochastic-gradient kernel."""
 
 from tfp_sgmcmc.keras.callback import SamplerCallback
+from tfp_sgmcmc.keras.fit.find_step_size import find_step_size
 from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
 from tfp_sgmcmc.keras.model.likelihoods import NegativeLogLikelihood
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
@@ -21,4 +22,5 @@ __all__ = [
     "SamplerCallback",
     "by_variable",
     "expected_calibration_error",
+    "find_step_size",
 ]

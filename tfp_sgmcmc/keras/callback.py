@@ -8,23 +8,21 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import keras
-import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import checks, random
+from tfp_sgmcmc.keras.fit.access import Access
+from tfp_sgmcmc.keras.fit.arguments import check_options, checked_collection, checked_kernel
+from tfp_sgmcmc.keras.fit.automatic import Automatic, check_single_replica
 from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
-from tfp_sgmcmc.keras.fit.chain import Chain, check_variables
-from tfp_sgmcmc.keras.fit.choices import Choices
+from tfp_sgmcmc.keras.fit.chain import Chain, check_same_variables, check_variables
 from tfp_sgmcmc.keras.fit.monitor import noise_monitor
-from tfp_sgmcmc.keras.fit.pilot import Pilot, pilot_of
-from tfp_sgmcmc.keras.fit.preflight import Preflight, checked_keep
+from tfp_sgmcmc.keras.fit.pilot import pilot_of
+from tfp_sgmcmc.keras.fit.preflight import Preflight
 from tfp_sgmcmc.keras.fit.problem import describe_keep
 from tfp_sgmcmc.keras.fit.recorder import Recorder
-from tfp_sgmcmc.keras.fit.resident_data import ResidentData
-from tfp_sgmcmc.keras.fit.ring_buffer import Collection, checked_distance
 from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog, stored_seed
-from tfp_sgmcmc.keras.fit.thermometer import Thermometer
 from tfp_sgmcmc.keras.fit.train_function import (
     BatchTrainFunction,
     calling_list,
@@ -35,11 +33,10 @@ from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
 from tfp_sgmcmc.keras.model.replicas import check_distribution
-from tfp_sgmcmc.keras.posterior.posterior import Posterior, step_size_weights
-from tfp_sgmcmc.keras.posterior.predict import Prediction
+from tfp_sgmcmc.kernels.settings import StepSize
 
 
-class SamplerCallback(keras.callbacks.Callback):
+class SamplerCallback(Access, keras.callbacks.Callback):
     r"""Samples the posterior of a model's weights by `model.fit`.
 
     Each batch of `fit` becomes one step of a kernel over the trainable variables, with log
@@ -76,21 +73,17 @@ class SamplerCallback(keras.callbacks.Callback):
 
     With "auto" for a kernel, the first three quarters of the burn-in's epochs are a pilot. It comes
     down from the model's weights by RMSprop without noise, measures the curvature and the gradient
-    noise there, and freezes a diagonal preconditioner. Then it chooses kernel (`SGLD`,
+    noise there, and freezes a diagonal preconditioner. It chooses kernel (`SGLD`,
     `UnderdampedLangevin`, or `NOGIN` if the batches are independent), step size, friction, and what
-    the kernel knows of the noise: nothing, its covariance (up to 1000 weights), or the diagonal. It
-    tries the choice for some epochs, looks at the curvature where that leads, and chooses again, up
-    to four times. From there on the chain is an ordinary one: `choices` holds all numbers, says
-    them in words, and makes the same kernel by `choices.make_kernel`. Nine times the curvature
-    would still be stable.
+    the kernel knows of the noise. It tries the choice, looks at the curvature where that leads, and
+    chooses again. From there on the chain is an ordinary one. `choices` holds all numbers and says
+    them in words. Nine times the curvature would still be stable.
 
     The noise of batches of n examples along the stiffest directions of a network is about N/n times
     the curvature there. With a small step the chain then hardly moves along flat directions, and
-    with a large one it is too hot along stiff ones. "auto" predicts both. If the fit has too few
-    steps for the bound, a warning says how hot and how narrow the samples will be, and which batch
-    size or how many steps would do. The logs show predicted and measured temperatures side by side
-    (see `temperatures`). A prediction assumes Gaussian directions and independent batches, and
-    knows only the place where the pilot ended.
+    with a large one it is too hot along stiff ones. "auto" predicts both. A warning says if the fit
+    has too few steps for the bound, what the samples will be like, and which batch size or how many
+    steps would do; `temperatures` tells whether the prediction holds.
 
     Layers that behave differently in training do so while sampling. Dropout adds noise to the
     gradient, so the law is not the posterior of the network without dropout; dropout is off in
@@ -118,7 +111,8 @@ class SamplerCallback(keras.callbacks.Callback):
     Args:
       make_kernel_fn: target -> kernel, such as `lambda target: SGLD(target, step_size=1e-6)`. The
         target estimates the log posterior on one batch. Each trace calls the function anew.
-        "auto" chooses the kernel, in the first three quarters of the `num_burnin_epochs`.
+        The name of a kernel, such as "SGLD", takes it with `step_size`. "auto" chooses the kernel,
+        in the first three quarters of the `num_burnin_epochs`.
       num_examples: N, the number of training examples without a validation split.
       prior: the prior of the trainable variables. A scalar `tfd` distribution is the prior of every
         single weight. A dict maps patterns of variables' paths (see `by_variable`) to distributions
@@ -167,6 +161,12 @@ class SamplerCallback(keras.callbacks.Callback):
       independent_batches: what is known of the batches, for kernels that expect independent ones.
         None refuses batches by epochs and batches of unknown kind. True says that they are
         independent. False goes on although they are not.
+      step_size: with the name of a kernel, its step size: a number, a schedule, or "learning_rate"
+        for the learning rate of the compiled optimizer, as it is. The optimizer's schedule counts
+        the steps of the chain; `LearningRateScheduler` and `ReduceLROnPlateau` set it between
+        epochs, and a run in a `directory` goes on with the value that it had (`ReduceLROnPlateau`
+        begins to wait anew). In a function, `target.learning_rate` is the same: `lambda target:
+        UnderdampedLangevin(target, target.learning_rate, friction=10.)`.
 
     Raises:
       ValueError: numbers out of range. In `fit`: a model that is not compiled, has no trainable
@@ -184,7 +184,7 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def __init__(
         self,
-        make_kernel_fn: Callable[[ModelLogProb], tfp.mcmc.TransitionKernel] | Literal["auto"],
+        make_kernel_fn: Callable[[ModelLogProb], tfp.mcmc.TransitionKernel] | str,
         num_examples: int,
         prior: Any,
         num_burnin_steps: int = 0,
@@ -204,58 +204,45 @@ class SamplerCallback(keras.callbacks.Callback):
         check_num_examples: bool = True,
         independent_batches: bool | None = None,
         max_excess_temperature: float | None = None,
+        step_size: StepSize | Literal["learning_rate"] | None = None,
     ):
         super().__init__()
-        if not isinstance(make_kernel_fn, str):
-            checks.function("make_kernel_fn", make_kernel_fn, "target -> kernel")
+        self._make_kernel_fn = checked_kernel(make_kernel_fn, step_size)
         self._num_examples = checks.integer("num_examples", num_examples, 1)
         check_prior(prior)
         self._prior = prior
-        self._num_burnin_epochs = checks.integer("num_burnin_epochs", num_burnin_epochs, 0)
-        self._collection = Collection(
-            checks.integer("num_burnin_steps", num_burnin_steps, 0),
-            checks.integer("num_steps_between_results", num_steps_between_results, 0),
-            num_burnin_epochs > 0 or sampling_threshold is not None,
-            checked_keep(keep),
-            checked_distance(mixing_distance, num_steps_between_results),
+        self._collection = checked_collection(
+            num_burnin_steps,
+            num_steps_between_results,
+            num_burnin_epochs,
+            sampling_threshold,
+            keep,
+            mixing_distance,
         )
-        if num_burnin_epochs and sampling_threshold is not None:
-            raise ValueError(
-                "Only one of num_burnin_epochs and sampling_threshold can end burn-in. Received: "
-                "both."
-            )
-        self._make_kernel_fn = make_kernel_fn
-        self._pilot = pilot_of(
-            make_kernel_fn,
+        self._num_burnin_epochs = num_burnin_epochs
+        pilot = pilot_of(
+            self._make_kernel_fn,
             max_excess_temperature,
             directory,
             num_burnin_epochs,
             sampling_threshold=sampling_threshold,
             noise_every=noise_every,
         )
-        self._thermometer: Thermometer | None = None
+        self._auto = None if pilot is None else Automatic(pilot, num_burnin_epochs)
         self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
         self._noise = {"sampling_threshold": sampling_threshold, "noise_every": noise_every}
-        if directory is not None and not isinstance(directory, str | os.PathLike):
-            raise TypeError(
-                "directory must be a path, as a string or a pathlib.Path. Received: a "
-                f"{type(directory).__name__}."
-            )
-        if seed is None:
-            seed = stored_seed(directory)
+        check_options(
+            directory,
+            num_chains,
+            num_groups,
+            seconds_between_commits,
+            check_num_examples,
+            independent_batches,
+        )
+        seed = stored_seed(directory) if seed is None else seed
         self._seed = random.as_seed(random.fresh_seed() if seed is None else seed)
-        if num_chains is not None:
-            num_chains = checks.integer("num_chains", num_chains, 1)
-        if num_groups is not None:
-            num_groups = checks.integer("num_groups", num_groups, 2)
         self._num_chains, self._num_groups = num_chains, num_groups
         self._initial_states = initial_states
-        checks.number(
-            "seconds_between_commits", seconds_between_commits, "at least 0", lambda s: s >= 0
-        )
-        checks.boolean("check_num_examples", check_num_examples)
-        if independent_batches is not None:
-            checks.boolean("independent_batches", independent_batches)
         fingerprint = {**self.get_config(), **self._noise, "keep": describe_keep(keep)}
         self._recorder = Recorder(
             self._collection,
@@ -274,7 +261,6 @@ class SamplerCallback(keras.callbacks.Callback):
             num_burnin_epochs,
         )
         self._train_function: BatchTrainFunction | None = None
-        self._posterior: Posterior | None = None  # kept for what it has compiled
         self._steps = BatchSteps(self._recorder, self._preflight, self._start_chain)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -293,140 +279,9 @@ class SamplerCallback(keras.callbacks.Callback):
         high, low = self._seed.numpy().tolist()
         return high, low
 
-    @property
-    def choices(self) -> Choices | None:
-        """What "auto" chose and predicts; None before the pilot is over, and without "auto".
-
-        `print(choices)` tells it in words, and `choices.code` is the kernel written by hand.
-        """
-        return None if self._pilot is None else self._pilot.choices
-
-    @property
-    def temperatures(self) -> dict[str, dict[str, float]]:
-        """Predicted and measured temperatures of the kernel that "auto" chose.
-
-        Both have "worst", the temperature along the direction that is predicted to be the hottest,
-        and "mean", the mean over the weights. What is measured is the configurational temperature
-        after burn-in. Its mean is too low until the flat directions are sampled.
-        """
-        found = {} if self.choices is None else {"predicted": self.choices.predicted}
-        if self._thermometer is not None:
-            found["measured"] = self._thermometer.temperatures
-        return found
-
-    @property
-    def samples(self) -> list[Any]:
-        """Samples so far, `[num_kept, ...]` for each of `model.trainable_variables`.
-
-        If there are several chains, their axis is the second, `[num_kept, num_chains, ...]`.
-        Samples in a `directory` are arrays that read from there what is sliced out of them.
-        """
-        return self._recorder.trainable_values
-
-    @property
-    def non_trainable_samples(self) -> dict[str, Any]:
-        """Moving statistics that belong to the samples, in the same layout, by variable path."""
-        chain, samples = self._recorder.chain, self._recorder.samples
-        if chain is None or not len(samples):
-            return {}
-        recorded = list(zip(chain.rings.recorded, samples.values, strict=True))
-        return {v.path: x for v, x in recorded[len(chain.state.variables) :]}
-
-    @property
-    def sample_steps(self) -> np.ndarray:
-        """The steps that left the samples, counted from 0, `[num_kept]`."""
-        return self._recorder.samples.steps
-
-    @property
-    def sample_step_sizes(self) -> np.ndarray:
-        """The sizes of these steps, `[num_kept]`: the largest one of the state's parts."""
-        return self._recorder.samples.step_sizes
-
-    @property
-    def posterior(self) -> Posterior:
-        """The samples so far as a `Posterior`, which predicts, evaluates and saves.
-
-        If their step sizes differ, these are the samples' weights (see `weighted_expectation` of
-        `sgmcmc.diagnostics`), except with a `mixing_distance`.
-
-        Raises:
-          ValueError: there are no samples yet.
-        """
-        chain, samples = self._recorder.chain, self._recorder.samples
-        if chain is None or not len(samples):
-            raise ValueError(
-                "There are no samples yet; run fit for more than num_burnin_steps = "
-                f"{self._collection.num_burnin_steps} steps (batches) first."
-            )
-        values = samples.values
-        if self._posterior is None:
-            recorded = chain.rings.recorded
-            self._posterior = Posterior(self.model, recorded, values, self._num_chains)
-        has_time = self._collection.distance is None  # samples at equal distances in time do not
-        weights = step_size_weights(samples.step_sizes) if has_time else None
-        return self._posterior.with_samples(values, weights)
-
-    def predict(self, x: Any, batch_size: int = 32, activation: Any = "auto") -> Prediction:
-        """Returns the mean and standard deviation of `posterior.predict`."""
-        mean, standard_deviation, *_ = self.posterior.predict(x, batch_size, activation)
-        return Prediction(mean, standard_deviation)
-
-    def outputs(self, x: Any, batch_size: int = 32, activation: Any = "auto") -> Any:
-        """Returns the model's outputs for each sample, as `posterior.outputs` does."""
-        return self.posterior.outputs(x, batch_size, activation)
-
-    def resident(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        batch_size: int,
-        reshuffle: Literal["step", "epoch", "symmetric"] = "step",
-        steps_per_call: int = 100,
-        steps_per_epoch: int | None = None,
-        growth: float = 1.0,
-    ) -> ResidentData:
-        """Returns training data that stay on the device, for `fit` of a model on one device.
-
-        One compiled call takes `steps_per_call` steps on batches drawn within it. This saves what
-        Keras spends on each step, so small models sample many times as fast. The data go to `fit`
-        as x: `model.fit(sampler.resident(x, y, batch_size=500, steps_per_call=1000,
-        steps_per_epoch=10_000), epochs=10, callbacks=[sampler])`.
-
-        Args:
-          x: inputs, a nest of arrays `[N, ...]`.
-          y: targets, a nest of arrays `[N, ...]`.
-          sample_weight: weights, a nest of arrays `[N, ...]`.
-          batch_size: B, the number of examples of every batch; of the first one if batches grow.
-          reshuffle: "step" draws each batch independently, as `MinibatchLogProb` does. "epoch"
-            takes each example once before any comes again, as `fit` does with arrays. "symmetric"
-            then takes them in the opposite order, before it shuffles again.
-          steps_per_call: the largest number of steps of one call, and no more than an epoch has.
-            Short steps gain from a large number. The device holds as many samples at once as these
-            steps leave.
-          steps_per_epoch: steps of what `fit` calls an epoch. None takes floor(N / B). Keras does
-            the same work after each epoch, however short it is.
-          growth: the factor from the size of one step's batch to the next, at least 1. Batches grow
-            as in `sgmcmc.GrowingBatch`, until they hold all N examples. This needs a model that is
-            compiled with `jit_compile=False`, `reshuffle="step"` and `steps_per_epoch`.
-        """
-        data = ResidentData(
-            (x, y, sample_weight),
-            batch_size,
-            reshuffle,
-            steps_per_call,
-            steps_per_epoch,
-            random.fold_in(self._seed, -2),  # no step has this number
-            self._num_examples,
-            growth,
-        )
-        self._steps.resident.append(data)
-        return data
-
     def get_config(self) -> dict[str, Any]:
         """Returns the numbers that a chain in a directory must have been made with."""
-        auto = {} if self._pilot is None else {"max_excess_temperature": self._pilot.bound}
+        auto = {} if self._auto is None else {"max_excess_temperature": self._auto.pilot.bound}
         return {
             **auto,
             "num_examples": self._num_examples,
@@ -447,22 +302,16 @@ class SamplerCallback(keras.callbacks.Callback):
             )
         internals.check_model(model)
         compiled_loss.check_likelihoods(model)
-        check_distribution(
-            model, num_groups=self._num_groups, noise_every=self._monitor, auto=self._pilot
-        )
+        if self._auto is not None:
+            check_single_replica(model)
+        check_distribution(model, num_groups=self._num_groups, noise_every=self._monitor)
         chain = self._recorder.chain
         if self._recorder.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
-        variables = [id(v) for v in model.trainable_variables]
         if chain is not None and chain.state.is_new:
             chain = self._recorder.chain = None  # weights may have been set since
-        if chain is not None and (
-            chain.model is not model or [id(v) for v in chain.state.variables] != variables
-        ):
-            raise ValueError(
-                "This callback holds samples of another model or of other trainable variables; "
-                "make a new callback."
-            )
+        if chain is not None:
+            check_same_variables(chain, model)
         if chain is None:
             self._train_function = None
             if model.built:
@@ -488,8 +337,8 @@ class SamplerCallback(keras.callbacks.Callback):
         problem = self._preflight.begin_fit(
             self.model, self._callback_list, self._recorder.chain, is_stored, num_epochs
         )
-        if self._pilot is not None:
-            self._pilot.check(self._preflight.source)
+        if self._auto is not None:
+            self._auto.pilot.check(self._preflight.source)
         initial_epoch = self._recorder.begin_fit(num_epochs, problem)
         internals.begin_at_epoch(self.model, initial_epoch)
         compilation = (*internals.compilation(self.model), self._steps.most(self.model))
@@ -514,13 +363,15 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
+        if self._auto is not None:
+            self._auto.look_back(self._recorder.chain, self._preflight.source)
         self._recorder.end_fit(is_stopped=self.model.stop_training)
         self._preflight.end_fit()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
-        if self._pilot is not None:
-            self._go_on(self._pilot, epoch)
+        if self._auto is not None:
+            self._go_on(self._auto, epoch)
         first_step = self._recorder.begin_epoch(
             may_be_resident=bool(self._steps.resident), counts_rows=self._preflight.counts_rows
         )
@@ -528,35 +379,34 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         assert self._train_function is not None  # made by on_train_begin
-        if self._thermometer is not None and self._recorder.chain is not None:
-            self._thermometer.at_batch(batch, self._recorder.chain, self._preflight.source)
+        if self._auto is not None:
+            self._auto.at_batch(batch, self._recorder.chain, self._preflight.source)
         self._train_function.install()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
         if self._recorder.chain is not None:
             self._preflight.end_epoch(self._recorder.chain, self._recorder.total_epochs)
-        if logs is not None:
-            for kind, found in self.temperatures.items():
-                logs |= {f"{kind}_temperature_{name}": t for name, t in found.items()}
+        if logs is not None and self._auto is not None:
+            logs |= self._auto.logs
 
-    def _go_on(self, pilot: Pilot, epoch: int) -> None:
+    def _go_on(self, auto: Automatic, epoch: int) -> None:
         """Goes on to the pilot's next part, or to the chain, if it is time."""
-        chain, total = self._recorder.chain, self._recorder.total_epochs
-        if chain is not None and pilot.is_due(total):
-            num_epochs = self.params["epochs"] - epoch
-            pilot.look(chain, self._preflight.source, self._num_examples, total, num_epochs)
+        chain, total, source = (
+            self._recorder.chain, self._recorder.total_epochs, self._preflight.source
+        )  # fmt: skip
+        if chain is not None and auto.pilot.is_due(total):
+            auto.pilot.look(chain, source, total, self.params["epochs"] - epoch)
             self._start_chain()
             self._preflight.new_chain()
             self._make_train_function()
-            if self.choices is not None and self.params.get("verbose"):
-                print(self.choices)
-        if self._thermometer is None and self.choices and total >= self._num_burnin_epochs:
-            self._thermometer = Thermometer(self.choices, self.params["steps"])
+            if auto.choices is not None and self.params.get("verbose"):
+                print(auto.choices)
+        auto.begin_epoch(self._recorder.chain, source, total, self.params)
 
     def _start_chain(self) -> None:
         check_variables(self.model.trainable_variables)
-        pilot = self._pilot
+        pilot = None if self._auto is None else self._auto.pilot
         chain = Chain(
             self.model,
             self._make_kernel_fn if pilot is None else pilot.make_kernel,

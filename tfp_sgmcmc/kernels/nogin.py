@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import boolean, integer
 from tfp_sgmcmc.covariance import CovarianceState
+from tfp_sgmcmc.kernels.linear_laws import nogin_law
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, degrees_of_freedom, scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise, largest_eigenvalue, remaining_noise
 from tfp_sgmcmc.kernels.settings import StepSize
@@ -167,26 +168,18 @@ class NOGIN(MomentumKernel):
     def relaxation_steps(self, curvature: Any, noise: Any, step: int = 0) -> np.ndarray:
         r"""Returns the number of steps in which a distance falls by a factor of e.
 
-        Along a direction of curvature a and gradient noise s, at mass 1, a step has the trace
-        \( (1 + r)(1 - h^2 a / 2) \) and the determinant r, with
-        \( r = (1 - \lambda^2 - h^2 s / 4T) / (1 + \lambda^2 + h^2 s / 4T) \). Where
-        \( \rho \) is the larger modulus of its eigenvalues, the number is
-        \( -1 / \log \rho \): about s / (2 a T) where noise dominates, at any h. It is infinite
-        for an unstable step. With `matrix_lambda` s is zero, up to where it raises the friction.
+        Along a direction of curvature a and gradient noise s, at mass 1, this is
+        \( -1 / \log \rho \) with the spectral radius of `kernels.linear_laws.nogin_law`: about
+        s / (2 a T) where noise dominates, at any h. It is infinite for an unstable step. With
+        `matrix_lambda` noise adds no friction, up to where it raises it.
         """
         h, friction, temperature = (
             self._used(name, name, step, None) for name in ("step_size", "friction", "temperature")
         )
-        square = np.tanh(friction * h / 2) + 0 * np.asarray(curvature)
-        damping = h**2 * np.asarray(noise, np.float64) / (4 * temperature)
-        is_matrix = self._parameters["matrix_lambda"]
-        total = np.maximum(square, damping) if is_matrix else square + damping
-        r = (1 - total) / (1 + total)
-        trace = (1 + r) * (1 - h**2 * curvature / 2)
-        root = np.sqrt(trace**2 / 4 - r + 0j)
-        radius = np.maximum(abs(trace / 2 + root), abs(trace / 2 - root))
-        with np.errstate(divide="ignore"):
-            return np.where(radius < 1, -1 / np.log(np.minimum(radius, 1)), np.inf)
+        known = noise = np.asarray(noise, np.float64) / temperature
+        if self._parameters["matrix_lambda"]:  # it takes the place of the friction
+            known = np.maximum(noise - 4 * np.tanh(friction * h / 2) / h**2, 0.0)
+        return nogin_law(h, friction, curvature, noise, known=known).relaxation_steps
 
     def _init_results(self, state: State) -> NOGINResults:
         figures, friction = self._start(state)

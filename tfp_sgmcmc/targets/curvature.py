@@ -114,7 +114,7 @@ def largest_curvature(
 
         size = sum(x.shape.num_elements() for x in tf.nest.flatten(here))
         start = np.random.default_rng(seed.numpy().view(np.uint32)).standard_normal(size)
-        largest = max(largest, _largest_eigenvalue(curve, weigh, start, num_iterations))
+        largest = max(largest, largest_eigenvalue(curve, weigh, start, num_iterations))
     return largest
 
 
@@ -181,8 +181,15 @@ def _checked_product(product: State, state: State) -> State:
     return tf.nest.pack_sequence_as(state, [tf.convert_to_tensor(x) for x in given])
 
 
-def _largest_eigenvalue(curve: Product, weigh: Product, start: np.ndarray, most: int) -> float:
-    """Returns the largest eigenvalue of M H, by the Lanczos iteration."""
+def largest_eigenvalue(curve: Product, weigh: Product, start: np.ndarray, most: int) -> float:
+    """Returns the largest eigenvalue of M H, or 0 if none is positive, by the Lanczos iteration.
+
+    Args:
+      curve: v -> H v, `[D]`.
+      weigh: v -> M v, `[D]`.
+      start: the first vector, `[D]`.
+      most: the largest number of products.
+    """
     largest = 0.0
     for k, found in enumerate(lanczos(curve, start, most, weigh)):
         eigenvalues, vectors = np.linalg.eigh(found.matrix)

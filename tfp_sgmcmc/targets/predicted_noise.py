@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import tensorflow as tf
 
@@ -72,20 +70,3 @@ def remainder_covariance(control: ControlVariate, states: np.ndarray, seed: int 
         second += parts[0].numpy()
         first += parts[1].numpy()
     return (second - first.T @ first) / num_states
-
-
-def excess_variance_factor(step_size: float, friction: float) -> float:
-    r"""Returns the variance that noise of variance 1 adds to a whitened direction under BAOAB.
-
-    \[
-    \frac{h^2 (1 + c)}{4 (1 - c) (1 - h^2 / 4)}, \qquad c = e^{-\text{friction}\, h}
-    \]
-
-    is the stationary variance of \( \theta \) in `UnderdampedLangevin` for the gradient
-    \( -\theta + \xi \), less the 1 of exact gradients. It is about h / (2 friction) for small h.
-
-    >>> round(excess_variance_factor(1.0, 1.5), 4), round(excess_variance_factor(0.01, 1.5), 6)
-    (0.5248, 0.003333)
-    """
-    c = math.exp(-friction * step_size)
-    return step_size**2 * (1 + c) / (4 * (1 - c) * (1 - step_size**2 / 4))

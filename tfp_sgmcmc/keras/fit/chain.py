@@ -25,6 +25,7 @@ from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection, RingBuffer
 from tfp_sgmcmc.keras.model import internals, replicas
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, known_rows
+from tfp_sgmcmc.keras.model.learning_rate import LearningRate
 from tfp_sgmcmc.keras.model.log_prob import Evaluation, ModelLogProb
 from tfp_sgmcmc.keras.model.priors import LogPrior
 from tfp_sgmcmc.storage.fingerprint import describe_kernel
@@ -55,6 +56,16 @@ def check_variables(variables: list[keras.Variable]) -> None:
             )
 
 
+def check_same_variables(chain: Chain, model: keras.Model) -> None:
+    """Raises ValueError unless a chain samples the trainable variables of a model."""
+    variables = [id(v) for v in model.trainable_variables]
+    if chain.model is not model or [id(v) for v in chain.state.variables] != variables:
+        raise ValueError(
+            "This callback holds samples of another model or of other trainable variables; "
+            "make a new callback."
+        )
+
+
 class Chain:
     """Chains over a model's trainable variables, one step for each batch.
 
@@ -68,6 +79,8 @@ class Chain:
       role: "chain", or "descent" and "trial" in a pilot, which chooses the kernel. A trial may
         become NaN or infinite.
       log_prior_fn: list of values -> log prior.
+      num_examples: N.
+      follows_learning_rate: whether the kernel has asked for the optimizer's learning rate.
 
     Args:
       model: a compiled and built model.
@@ -96,7 +109,7 @@ class Chain:
         monitor: NoiseMonitor | None = None,
         role: Literal["chain", "descent", "trial"] = "chain",
     ):
-        self.log_prior_fn, self.role = log_prior_fn, role
+        self.log_prior_fn, self.role, self.num_examples = log_prior_fn, role, num_examples
         self.model, self._make_kernel_fn = model, make_kernel_fn
         self._seed, self._monitor = seed.numpy(), monitor
         self._make_target = functools.partial(
@@ -106,6 +119,7 @@ class Chain:
         accepts("make_kernel_fn", make_kernel_fn, target)
         description = describe_kernel(_checked(make_kernel_fn(target)))
         self.kernel_description = {} if self.is_pilot else description
+        self.follows_learning_rate = target.learning_rate_asked is not None
         self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
         self.num_groups = num_groups
         starts: list[tf.Tensor] = []
@@ -122,6 +136,8 @@ class Chain:
         monitored = [] if monitor is None else [monitor.alpha, monitor.share]
         monitored = (*monitored, *self.rings.travelled)
         self.state = ChainState(model, num_chains, starts, collection.first, monitored)
+        if self.follows_learning_rate:  # of the optimizer that was compiled last
+            self.state.learning_rate = lambda: LearningRate(model).variable
 
     def steps(self, data: ResidentData, num_steps: tf.Tensor) -> dict[str, tf.Tensor]:
         """Takes many steps on batches drawn here; returns the logs after the last."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -42,6 +42,7 @@ class ChainState:
       variables: the model's trainable variables.
       others: the non-trainable variables that have a value for each chain. None until the first
         batch shows which they are.
+      learning_rate: returns the optimizer's variable that gives the step size, or None.
 
     Args:
       model, num_chains, first_kept: see `Chain` and `Status`.
@@ -60,6 +61,7 @@ class ChainState:
         self.model, self.variables = model, list(model.trainable_variables)
         self.num_chains = num_chains
         self.others: list[keras.Variable] | None = None
+        self.learning_rate: Callable[[], keras.Variable | None] = lambda: None
         self._stacked: dict[int, tf.Variable] = {}  # by id of the Keras variable
         self._monitored = monitored
         self._restored: Checkpoint | None = None
@@ -171,7 +173,9 @@ class ChainState:
 
     def _early(self) -> dict[str, Any]:
         """Returns what exists before the first batch."""
+        rate = self.learning_rate()
         return {
+            **({} if rate is None else {"learning_rate": rate.value}),
             "weights": [v.value for v in self.model.variables],
             "stacked": self._stacked_variables(self.variables),
             "monitor": self._monitored,

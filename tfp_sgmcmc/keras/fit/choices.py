@@ -17,6 +17,8 @@ from tfp_sgmcmc.keras.fit.sample_log import StoredSampleLog
 from tfp_sgmcmc.kernels import NOGIN, SGLD, UnderdampedLangevin
 
 DEFAULT_BOUND = 0.1
+ENOUGH = 10  # relaxation times that a variance takes to be seen
+_STEADY = 2.0  # growth in the last trial up to which a prediction holds
 _UNKNOWN = 1e-4  # smallest curvature over the largest, where the prior does not tell
 _WITH_MOMENTA: dict[str, Any] = {"UnderdampedLangevin": UnderdampedLangevin, "NOGIN": NOGIN}
 
@@ -85,6 +87,28 @@ class Choices:
         names = ("worst", "mean")
         return {name: 1 + self.numbers[f"predicted_excess_{name}"] for name in names}
 
+    @property
+    def doubts(self) -> str | None:
+        """Why the temperatures cannot be told beforehand; None if they can."""
+        own, found = self.numbers, []
+        if own["num_steps"] is not None and own["num_steps"] < ENOUGH * own["steps_of_hottest"]:
+            found.append(
+                f"the hottest direction takes {own['steps_of_hottest']:.2g} steps to forget its "
+                f"start, and only {own['num_steps']} follow in this fit"
+            )
+        if own["growth"] > _STEADY:
+            found.append(
+                f"curvature or noise grew {own['growth']:.3g}-fold in the last trial, and may go "
+                "on to grow; more num_burnin_epochs would tell"
+            )
+        return "; ".join(found) or None
+
+    def is_stable(self, found: Landscape) -> bool:
+        """Whether the step is stable at the curvature of a place."""
+        own = self.numbers
+        place = place_of(found, own["num_examples"], own["batch_size"])
+        return own["step_size"] < place.most(own["kernel"], margin=1.0)
+
     def make_kernel(self, target: Any) -> tfp.mcmc.TransitionKernel:
         """Returns the kernel over a target."""
         own = self.numbers
@@ -125,8 +149,8 @@ class Choices:
         else:
             found += (
                 "No step keeps both, and the least bias was chosen: the samples will have "
-                f"{self.predicted['worst']:.3g} times their variance along the hottest direction, "
-                f"and {reached} directions. "
+                f"up to {self.predicted['worst']:.3g} times their variance along the hottest "
+                f"direction, and {reached} directions. "
             )
         size, steps = own["better_batch_size"], own["better_steps"]
         most = " (all examples)" if size == own["num_examples"] else ""
@@ -149,7 +173,8 @@ class Choices:
             + ("" if known is None else f', covariance="{known}"')
             + ", with a fixed diagonal preconditioner.",
             f"Predicted temperature: {self.predicted['worst']:.3g} in the hottest direction, "
-            f"{self.predicted['mean']:.3g} on average over the weights.",
+            f"{self.predicted['mean']:.3g} on average over the weights."
+            + (f" It cannot be told for sure: {self.doubts}." if self.doubts else ""),
             f"All directions forget their start in about {own['steps_to_forget']:.2g} steps{flat}"
             + ("." if own["num_steps"] is None else f"; {own['num_steps']} follow in this fit."),
         ]
@@ -166,14 +191,13 @@ def choose(found: Landscape, limits: Limits) -> Choices:
     farthest from it, too large by gradient noise or too small for want of steps.
     """
     bound = DEFAULT_BOUND if limits.bound is None else limits.bound
-    least = found.prior_curvature or _UNKNOWN * found.largest_curvature
     grown = found._replace(
         largest_curvature=limits.growth * found.largest_curvature,
         noise=limits.growth * found.noise,
         noise_of_diagonal=limits.growth * found.noise_of_diagonal,
         mean_noise=limits.growth * found.mean_noise,
     )
-    near = Place(grown, _noise_scale(limits.num_examples, limits.batch_size), least)
+    near = place_of(found, limits.num_examples, limits.batch_size)._replace(found=grown)
     within = near.fastest(_kernels(limits), bound)
     best, num_steps = within, limits.num_steps
     is_slow = num_steps is not None and near.slowest(within) > num_steps
@@ -185,8 +209,8 @@ def choose(found: Landscape, limits: Limits) -> Choices:
         better, better_steps = size, place.slowest(place.fastest(_kernels(limits), bound))
         if num_steps is not None and better_steps <= num_steps:
             break
-    curvature = max(float(found.curvature[0]), least)
-    excess = near._replace(found=found).excess(best)
+    curvature = max(float(found.curvature[0]), near.least)
+    excess = near.excess(best)
     numbers = {
         **best._asdict(),
         "max_excess_temperature": limits.bound,
@@ -204,12 +228,19 @@ def choose(found: Landscape, limits: Limits) -> Choices:
         "predicted_excess_worst": float(np.max(excess)),
         "predicted_excess_mean": float(excess[-1]),
         "steps_to_forget": near.slowest(best),
+        "steps_of_hottest": near.of_hottest(best),
         "steps_within_bound": near.slowest(within),
         "share_of_flat": 1.0 if num_steps is None else near.share_of_flat(best, num_steps),
         "better_batch_size": better,
         "better_steps": better_steps,
     }
     return Choices(numbers, found.scale, found.directions)
+
+
+def place_of(found: Landscape, num_examples: int, batch_size: int) -> Place:
+    """Returns the landscape as batches of n examples meet it."""
+    least = found.prior_curvature or _UNKNOWN * found.largest_curvature
+    return Place(found, _noise_scale(num_examples, batch_size), least)
 
 
 def _kernels(limits: Limits) -> Iterator[tuple[str, str | None]]:

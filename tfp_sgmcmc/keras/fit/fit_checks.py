@@ -83,14 +83,16 @@ def check_weights(source: Source) -> None:
             )
 
 
-def warn_of_learning_rates(callback_list: keras.callbacks.CallbackList | None) -> None:
-    """Warns of callbacks that move the optimizer's learning rate, which a chain does not use."""
+def warn_of_learning_rates(
+    callback_list: keras.callbacks.CallbackList | None, chain: Chain
+) -> None:
+    """Warns of callbacks that move the optimizer's learning rate, if the chain does not use it."""
     for callback in callback_list.callbacks if callback_list else ():
-        if isinstance(callback, _LEARNING_RATE):
+        if isinstance(callback, _LEARNING_RATE) and not chain.follows_learning_rate:
             warnings.warn(
-                f"{type(callback).__name__} changes the optimizer's learning rate, which sampling "
-                "does not use. Pass the kernel a schedule as step_size, such as "
-                "sgmcmc.schedules.PolynomialDecay.",
+                f"{type(callback).__name__} changes the optimizer's learning rate, which this "
+                "kernel does not use. Pass SamplerCallback the name of a kernel and step_size="
+                '"learning_rate", or the kernel step_size=target.learning_rate.',
                 stacklevel=2,
             )
 

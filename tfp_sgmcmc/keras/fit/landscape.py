@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -14,12 +13,13 @@ from tfp_sgmcmc.keras.fit.source import Source
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.state import flatten_events, unflatten_events
 from tfp_sgmcmc.targets.base import value_and_gradient
-from tfp_sgmcmc.targets.curvature import largest_curvature
+from tfp_sgmcmc.targets.curvature import largest_eigenvalue
 
 _GROUPS = 192  # whose gradients give the covariance of the noise
 _MOST_BYTES = 2**28  # of these gradients
 _ROWS = 512  # examples whose Hessian stands for that of all
 _PROBES = 8  # products that estimate the trace of the Hessian
+_PRODUCTS = 20  # at most, for its largest eigenvalue
 _DIRECTIONS = 20
 _MANY = 10  # groups for each weight from which on the same groups show and measure directions
 
@@ -56,12 +56,53 @@ class Landscape(NamedTuple):
     directions: np.ndarray
 
 
+class Views:
+    """Gradients and curvatures of one chain's log posterior at any state, compiled once.
+
+    Args:
+      chain: chains of the model.
+    """
+
+    def __init__(self, chain: Chain):
+        self._structure: Any = None
+
+        def estimate(state: list[tf.Tensor], leaves: list[tf.Tensor], probe: Any = None) -> Any:
+            batch = keras.tree.pack_sequence_as(self._structure, leaves)
+            target, seed = chain.target_of_one(batch), tf.zeros([2], tf.int32)
+            return target.estimate(state, seed, probe=probe, with_scores=False)
+
+        @tf.function(autograph=False)
+        def gradient(state: list[tf.Tensor], leaves: list[tf.Tensor]) -> tf.Tensor:
+            return flatten_events(estimate(state, leaves).gradient, 0)
+
+        @tf.function(autograph=False)
+        def product(state: list[tf.Tensor], leaves: list[tf.Tensor], v: tf.Tensor) -> tf.Tensor:
+            found = estimate(state, leaves, unflatten_events(v, state, 0))
+            return flatten_events(found.hessian_product, 0)
+
+        self._gradient, self._product = gradient, product
+
+    def gradient(self, state: list[tf.Tensor], batch: Any) -> np.ndarray:
+        """Returns the gradient of the log posterior, with the data likelihood of a batch, `[D]`."""
+        self._structure = batch
+        return self._gradient(state, keras.tree.flatten(batch)).numpy()
+
+    def curve(self, state: list[tf.Tensor], batch: Any, vector: np.ndarray) -> np.ndarray:
+        """Returns H v, `[D]`, with -H the Hessian of this log posterior."""
+        self._structure = batch
+        v = tf.constant(vector, state[0].dtype)
+        product = -self._product(state, keras.tree.flatten(batch), v).numpy().astype(np.float64)
+        if not np.isfinite(product).all():
+            raise ValueError("The second derivatives must be finite.")
+        return product
+
+
 def survey(
     chain: Chain,
+    views: Views,
     state: list[tf.Tensor],
     source: Source,
     batch_size: int,
-    num_examples: int,
     scale: list[np.ndarray],
 ) -> Landscape:
     """Measures curvature and noise at the state of one chain.
@@ -73,14 +114,14 @@ def survey(
 
     Args:
       chain: chains of the model.
+      views: of these chains, or of others over the same log posterior.
       state: the state of one of them.
       source: data that can be seen.
       batch_size: the largest size of a group.
-      num_examples: N.
       scale: the diagonal of M.
     """
     root = np.concatenate([np.sqrt(s).ravel() for s in scale])
-    centred = _centred_gradients(chain, source, state, batch_size, num_examples) * root
+    centred = _centred_gradients(chain, views, source, state, batch_size) * root
     parts = [centred] * 2 if len(centred) >= _MANY * len(root) else np.array_split(centred, 2)
     shown, measured = (_normalised(rows) for rows in parts)
     directions = _leading(shown)
@@ -88,11 +129,11 @@ def survey(
     squares = np.sum(everything**2, axis=0)
     noise = np.sum((measured @ directions.T) ** 2, axis=0)
     try:
-        curvature, mean, largest = _curvatures(chain, source, state, directions, root)
+        curvature, mean, largest = _curvatures(views, source, state, directions, root)
         has_hessian = True
     except (LookupError, NotImplementedError, ValueError, tf.errors.OpError):
-        has_hessian, curvature = False, num_examples * noise
-        mean, largest = num_examples * float(np.mean(squares)), float(np.max(curvature))
+        has_hessian, curvature = False, chain.num_examples * noise
+        mean, largest = chain.num_examples * float(np.mean(squares)), float(np.max(curvature))
     return Landscape(
         scale=scale,
         noise=noise,
@@ -107,24 +148,6 @@ def survey(
     )
 
 
-def gradient_fn(chain: Chain) -> Callable[[list[tf.Tensor], Any], np.ndarray]:
-    """Returns the function (state, batch) -> gradient of the log posterior of one chain, `[D]`."""
-
-    @tf.function(autograph=False)
-    def gradient(state: list[tf.Tensor], leaves: list[tf.Tensor]) -> tf.Tensor:
-        target = chain.target_of_one(keras.tree.pack_sequence_as(structure[0], leaves))
-        found = target.estimate(state, tf.zeros([2], tf.int32), with_scores=False)
-        return flatten_events(found.gradient, 0)
-
-    structure: list[Any] = []
-
-    def of_batch(state: list[tf.Tensor], batch: Any) -> np.ndarray:
-        structure[:] = [batch]
-        return gradient(state, keras.tree.flatten(batch)).numpy()
-
-    return of_batch
-
-
 def first_state(chain: Chain) -> list[tf.Tensor]:
     """Returns the state of the first chain."""
     state = chain.state.read()
@@ -132,12 +155,12 @@ def first_state(chain: Chain) -> list[tf.Tensor]:
 
 
 def _centred_gradients(
-    chain: Chain, source: Source, state: list[tf.Tensor], batch_size: int, num_examples: int
+    chain: Chain, views: Views, source: Source, state: list[tf.Tensor], batch_size: int
 ) -> np.ndarray:
     """Returns centred gradients of groups, `[groups, D]`, with covariance V."""
     size = sum(x.shape.num_elements() for x in state)
     most = max(4, min(_GROUPS, _MOST_BYTES // (4 * size)))
-    total = source.num_examples or num_examples
+    total = source.num_examples or chain.num_examples
     width = max(1, min(batch_size, total // most))
     if any(isinstance(x, keras.layers.BatchNormalization) for x in internals.layers(chain.model)):
         width = batch_size  # its examples interact
@@ -153,13 +176,13 @@ def _centred_gradients(
             "sgmcmc.keras.IndependentBatches."
         )
     order = np.random.default_rng(0).permutation(rows)
-    gradient, gradients = gradient_fn(chain), []
+    gradients = []
     for i in range(count):
         chosen = tf.constant(order[i * width : (i + 1) * width])
         group = internals.map_arrays(lambda a, chosen=chosen: tf.gather(a, chosen), batch)
-        gradients.append(gradient(state, group))
+        gradients.append(views.gradient(state, group))
     found = np.stack(gradients).astype(np.float32)
-    return (found - found.mean(axis=0)) * np.float32(width**0.5 / num_examples)
+    return (found - found.mean(axis=0)) * np.float32(width**0.5 / chain.num_examples)
 
 
 def _normalised(rows: np.ndarray) -> np.ndarray:
@@ -178,29 +201,21 @@ def _leading(rows: np.ndarray) -> np.ndarray:
 
 
 def _curvatures(
-    chain: Chain, source: Source, state: list[tf.Tensor], directions: np.ndarray, root: np.ndarray
+    views: Views, source: Source, state: list[tf.Tensor], directions: np.ndarray, root: np.ndarray
 ) -> tuple[np.ndarray, float, float]:
     """Returns the curvatures along directions, their mean over all weights, and the largest."""
-    target, signs = chain.target_of_one(source.batch(_ROWS)), np.random.default_rng(1)
-    scale = unflatten_events(tf.constant(root**2, state[0].dtype), state, 0)
+    batch, signs = source.batch(_ROWS), np.random.default_rng(1)
 
-    @tf.function(autograph=False)
-    def along(v: tf.Tensor) -> tf.Tensor:
-        vector = unflatten_events(v, state, 0)
-        found = target.estimate(state, tf.zeros([2], tf.int32), probe=vector).hessian_product
-        return -tf.reduce_sum(v * flatten_events(found, 0))
+    def curve(v: np.ndarray) -> np.ndarray:
+        return views.curve(state, batch, v)
 
     def curvature(direction: np.ndarray) -> float:
-        found = float(along(tf.constant(direction * root, state[0].dtype)))
-        if not np.isfinite(found):
-            raise ValueError("The second derivatives must be finite.")
-        return found
+        return float(root * direction @ curve(root * direction))
 
     of_directions = np.array([curvature(u) for u in directions])
     probes = [curvature(signs.choice([-1.0, 1.0], len(root))) for _ in range(_PROBES)]
-    largest = largest_curvature(
-        target, state, metric=lambda v: [s * x for s, x in zip(scale, v, strict=True)]
-    )
+    start = signs.standard_normal(len(root))
+    largest = largest_eigenvalue(curve, lambda v: root**2 * v, start, _PRODUCTS)
     return of_directions, float(np.mean(probes)) / len(root), largest
 
 

@@ -15,7 +15,7 @@ from tfp_sgmcmc import checks
 from tfp_sgmcmc.keras.fit import problem
 from tfp_sgmcmc.keras.fit.chain import Chain
 from tfp_sgmcmc.keras.fit.choices import Choices, Limits, choose
-from tfp_sgmcmc.keras.fit.landscape import Landscape, survey
+from tfp_sgmcmc.keras.fit.landscape import Landscape, Views, first_state, survey
 from tfp_sgmcmc.keras.fit.place import MARGIN
 from tfp_sgmcmc.keras.fit.source import Source
 from tfp_sgmcmc.keras.model.layer_taps import tapped_layers
@@ -25,7 +25,7 @@ from tfp_sgmcmc.storage.checkpoint import load
 from tfp_sgmcmc.storage.directory import CHECKPOINT
 
 _RATE, _STEPS = 3e-3, 100.0  # the descent's first step in a weight; it falls after so many steps
-_TRIALS = 4
+_TRIALS = (1, 2, 4)  # parts of the pilot: a longer trial sees more of where the chain samples
 _AFTER_FAILURE = 16.0  # times the curvature is allowed for after a trial that failed
 _FLOOR = 0.1  # no entry of M is more than 1 / _FLOOR times that of a typical weight
 _MOST_FULL = 1000  # weights whose gradient noise has a full covariance
@@ -45,10 +45,14 @@ class Pilot:
 
     Curvature and noise where a chain samples can be far above those at a mode, as a prior of unit
     variance lets the weights of a wide network grow, and hot chains meet more noise. So the kernel
-    is tried, for a share of the pilot's epochs, and chosen again by what is found where that leads,
-    up to four times. Both may go on to grow as in the last trial. A trial that becomes NaN or
-    infinite, or multiplies one of them by more than nine times what was expected, is taken back,
-    and the next ones expect 16 times as much.
+    is tried, and chosen again by what is found where that leads, up to three times, each time for
+    twice as many epochs. Both may go on to grow as in the last trial, or ninefold. A trial that
+    becomes NaN or infinite, or comes to where its step is unstable, is taken back, and the next
+    ones expect 16 times as much.
+
+    `SGHMC` is not among the kernels. Without the covariance it is `UnderdampedLangevin` with a
+    larger error of the step. With it, its friction must exceed h / 2 times the largest eigenvalue
+    of the noise in all directions, which slows flat ones; `NOGIN` damps only the noisy ones.
 
     Attributes:
       choices: what was chosen; None before.
@@ -64,13 +68,14 @@ class Pilot:
         self.bound, self.choices = bound, choices
         self.starts: list[np.ndarray] | None = None
         self._trial: Choices | None = None
+        self._views: Views | None = None
         self._found: Landscape | None = None  # where a trial began
         self._growth, self._has_failed = 1.0, False
         self._weights: list[np.ndarray] = []  # of the model where a trial began
         last = 3 * num_burnin_epochs // 4
         first = max(1, last // 3)
-        count = min(_TRIALS, last - first)
-        self._ends = [first + round((last - first) * i / count) for i in range(count + 1)]
+        ends = np.cumsum([0, *_TRIALS]) / sum(_TRIALS)
+        self._ends = sorted({first + round((last - first) * x) for x in ends.tolist()})
 
     @property
     def role(self) -> Literal["chain", "descent", "trial"]:
@@ -112,33 +117,30 @@ class Pilot:
         """Whether it is time to look, after so many epochs."""
         return self.choices is None and total_epochs in self._ends
 
-    def look(
-        self, chain: Chain, source: Source, num_examples: int, total_epochs: int, num_epochs: int
-    ) -> None:
+    def look(self, chain: Chain, source: Source, total_epochs: int, num_epochs: int) -> None:
         """Chooses by what is found at the state of the pilot's chain.
 
         Args:
           chain: the pilot's chain.
           source: the data.
-          num_examples: N.
           total_epochs: epochs so far.
           num_epochs: epochs that follow in this fit.
 
         Warns:
           UserWarning: the bound leaves flat directions too few steps.
         """
-        size = min(problem.describe_batches(source)["batch_size"] or 32, num_examples)
+        size = batch_size(chain, source)
+        self._views = self._views or Views(chain)
         num_steps = None if source.num_batches is None else source.num_batches * num_epochs
         several = chain.state.num_chains is not None
         found, state = self._found, [np.asarray(x) for x in chain.state.read()]
         if chain.state.status().first_bad < 0:
-            one = [tf.constant(x[0] if several else x) for x in state]
             scale = _scale(chain) if found is None else found.scale
-            here = survey(chain, one, source, size, num_examples, scale)
+            here = survey(chain, self._views, first_state(chain), source, size, scale)
             growth = 1.0 if found is None else _growth(found, here)
-            if growth <= MARGIN * self._growth:
+            if self._trial is None or self._trial.is_stable(here):
                 least = self._growth if self._has_failed else 1.0
-                found, self._growth = here, max(least, growth)
+                found, self._growth = here, max(least, min(growth, MARGIN))
         assert found is not None  # a descent that fails has raised
         if found is self._found:  # the trial failed
             self._has_failed, self._growth = True, self._growth * _AFTER_FAILURE
@@ -146,16 +148,21 @@ class Pilot:
                 variable.assign(value)
             state = self.starts or [v.numpy() for v in chain.state.variables]
         covariances = _covariances(chain, source)
-        limits = Limits(self.bound, num_examples, size, num_steps, covariances, self._growth)
+        limits = Limits(self.bound, chain.num_examples, size, num_steps, covariances, self._growth)
         chosen = choose(found, limits)
         self.starts = state if several else None
         if total_epochs < self._ends[-1]:
             self._trial, self._found = chosen, found
             self._weights = [v.numpy() for v in chain.model.weights]
             return
-        self.choices, self._weights, self._found = chosen, [], None
+        self.choices, self._weights, self._found, self._views = chosen, [], None, None
         if chosen.advice is not None:
             warnings.warn(chosen.advice, stacklevel=2)
+
+
+def batch_size(chain: Chain, source: Source) -> int:
+    """Returns n, the number of examples of a batch, 32 if it is not known."""
+    return min(problem.describe_batches(source)["batch_size"] or 32, chain.num_examples)
 
 
 def pilot_of(

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_sgmcmc.keras.fit.excess import Scheme, excess_temperature, steps_to_forget
+from tfp_sgmcmc.keras.fit.excess import Scheme, law
 from tfp_sgmcmc.keras.fit.landscape import Landscape
+from tfp_sgmcmc.kernels.linear_laws import LinearLaw
 from tfp_sgmcmc.kernels.stability import overdamped_limit, splitting_limit
 
-_GAIN = 2  # a kernel must need this many times fewer steps than a simpler one
+_GAIN = 3  # a kernel must need this many times fewer steps than a simpler one
+_PRICE = 2.2  # times as many steps, or as much bias, that a larger friction may cost
 _FRICTIONS = 9  # that are compared
 _STEP_SIZES = 25  # that are compared for the least bias
 MARGIN = 9.0  # times the curvature at which steps are still stable
@@ -53,29 +55,39 @@ class Place(NamedTuple):
 
     def excess(self, scheme: Scheme) -> np.ndarray:
         """Returns the excess temperature along the directions of `directions`."""
-        return excess_temperature(scheme, *self.directions(scheme.covariance))
+        return law(scheme, *self.directions(scheme.covariance)).temperature - 1
 
     def slowest(self, scheme: Scheme) -> float:
         """Returns the steps in which all directions forget their start."""
-        return float(np.max(self._times(scheme)))
+        return float(np.max(self._along_all(scheme).relaxation_steps))
+
+    def of_hottest(self, scheme: Scheme) -> float:
+        """Returns the steps in which the hottest direction forgets its start."""
+        found = self._along_all(scheme)
+        return float(found.relaxation_steps[np.argmax(found.temperature[:-2])])
 
     def share_of_flat(self, scheme: Scheme, num_steps: int) -> float:
         """Returns the share of its variance that flat directions have after some steps."""
-        return -math.expm1(-2 * num_steps / self._times(scheme)[-1])
+        return float(self._along_all(scheme).share_after(num_steps)[-1])
 
     def fastest(self, kernels: Kernels, bound: float) -> Scheme:
-        """Returns the scheme that forgets its start in the fewest steps within the bound."""
+        """Returns the scheme that forgets its start in the fewest steps within the bound.
+
+        Where noise limits the step, h grows in proportion to the friction, and flat directions are
+        as slow at any large friction. The largest one is taken that costs little, as stiff
+        directions then come to their temperature in the fewest steps.
+        """
         best, fewest = None, math.inf
         for kernel, covariance in kernels:
             schemes = [
                 self._with_largest_step(
-                    Scheme(kernel, self._most(kernel), friction, covariance), bound
+                    Scheme(kernel, self.most(kernel), friction, covariance), bound
                 )
                 for friction in self._frictions(kernel)
             ]
             steps = [self.slowest(scheme) for scheme in schemes]
             if _GAIN * min(steps) < fewest:
-                fewest, best = min(steps), schemes[int(np.argmin(steps))]
+                fewest, best = min(steps), _last_within(steps, schemes)
         assert best is not None  # the number of steps is finite
         return best
 
@@ -86,33 +98,34 @@ class Place(NamedTuple):
         """
         best, least = within, _GAIN * self._bias(within, num_steps)
         for kernel, covariance in kernels:
-            schemes = [
-                Scheme(kernel, float(h), friction, covariance)
-                for friction in self._frictions(kernel)
-                for h in np.geomspace(1e-6, 1.0, _STEP_SIZES) * self._most(kernel)
-            ]
-            biases = [self._bias(scheme, num_steps) for scheme in schemes]
+            schemes, biases = [], []
+            for friction in self._frictions(kernel):
+                tried = [
+                    Scheme(kernel, float(h), friction, covariance)
+                    for h in np.geomspace(1e-6, 1.0, _STEP_SIZES) * self.most(kernel)
+                ]
+                found = [self._bias(scheme, num_steps) for scheme in tried]
+                schemes.append(tried[int(np.argmin(found))])
+                biases.append(min(found))
             if _GAIN * min(biases) < least:
-                least, best = min(biases), schemes[int(np.argmin(biases))]
+                least, best = min(biases), _last_within(biases, schemes)
         return best
 
-    def _times(self, scheme: Scheme) -> np.ndarray:
-        """Returns the steps in which each direction, and then flat ones, forget their start."""
+    def _along_all(self, scheme: Scheme) -> LinearLaw:
+        """Returns the law along the directions of `directions`, and then along flat ones."""
         curvature, noise, known = self.directions(scheme.covariance)
-        times = steps_to_forget(scheme, *(np.append(x, x[-1]) for x in (curvature, noise, known)))
-        times[-1] = steps_to_forget(scheme, self.least, noise[-1], known[-1])
-        return times
+        noise, known = (np.append(x, x[-1]) for x in (noise, known))
+        return law(scheme, np.append(curvature, self.least), noise, known)
 
     def _bias(self, scheme: Scheme, num_steps: int) -> float:
         """Returns the largest logarithm of a ratio of variances."""
-        excess = self.excess(scheme)
-        share = -np.expm1(-2 * num_steps / self._times(scheme))
-        ratio = (1 + np.append(excess, excess[-1])) * share
+        found = self._along_all(scheme)
+        ratio = found.temperature * found.share_after(num_steps)
         return float(np.max(np.abs(np.log(np.maximum(ratio, 1e-300)))))
 
-    def _most(self, kernel: str) -> float:
-        """Returns the largest step that is considered."""
-        curvature = MARGIN * self.found.largest_curvature
+    def most(self, kernel: str, margin: float = MARGIN) -> float:
+        """Returns the largest step that is stable at `margin` times the curvature."""
+        curvature = margin * self.found.largest_curvature
         return float(
             overdamped_limit(curvature) if kernel == "SGLD" else splitting_limit(curvature)
         )
@@ -135,3 +148,8 @@ class Place(NamedTuple):
             middle = (low * high) ** 0.5
             low, high = (middle, high) if keeps(middle) else (low, middle)
         return scheme._replace(step_size=float(low))
+
+
+def _last_within(costs: list[float], schemes: list[Scheme]) -> Scheme:
+    """Returns the last scheme that costs little more than the cheapest one."""
+    return [s for c, s in zip(costs, schemes, strict=True) if c <= _PRICE * min(costs)][-1]

@@ -62,6 +62,7 @@ class Preflight:
         self._of_all: dict[str, Any] = {}
         self._num_epochs, self._num_skipped = 0, 0
         self._is_memory_checked = self._is_begun = False
+        self._callback_list: keras.callbacks.CallbackList | None = None
 
     def begin_fit(
         self,
@@ -78,8 +79,8 @@ class Preflight:
             chain that has moved had other data or expects independent batches.
 
         Warns:
-          UserWarning: weights of the examples that are far from 1 on average, or callbacks that
-            change the learning rate.
+          UserWarning: weights of the examples that are far from 1 on average, or, once the chain
+            is there, callbacks that change a learning rate which it does not use.
         """
         self.source = source = training_source(model)
         self._num_epochs, self._is_begun = num_epochs, False
@@ -88,7 +89,7 @@ class Preflight:
         fit_checks.check_growth(model, source)
         if chain is None or chain.state.is_new:
             fit_checks.check_weights(source)
-        fit_checks.warn_of_learning_rates(callback_list)
+        self._callback_list = callback_list
         of_all = self._checksums.describe(source)
         if is_stored and chain is not None:
             of_all |= problem.describe_model(model, self._num_examples, chain.log_prior_fn, source)
@@ -116,6 +117,8 @@ class Preflight:
         if self._is_begun:
             return
         self._is_begun = True
+        if not chain.is_pilot:
+            fit_checks.warn_of_learning_rates(self._callback_list, chain)
         fit_checks.check_independence(chain, self.source, self._independent_batches)
         if replicas.count() > 1:  # inside a step of one of several replicas
             return
@@ -131,8 +134,8 @@ class Preflight:
             self.source.dataset.begin_epoch(first_step, np.asarray(seed))
 
     def end_fit(self) -> None:
-        """Lets go of the data."""
-        self.source = Source()
+        """Lets go of the data and of the other callbacks."""
+        self.source, self._callback_list = Source(), None
 
     def end_epoch(self, chain: Chain, total_epochs: int) -> None:
         """Checks what may have changed in an epoch.

@@ -105,8 +105,7 @@ def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | No
         return None
     step = tf.constant(chain.state.status().num_steps, tf.int64)
     everywhere, results = chain.state.read(), chain.state.read_results()
-    one = chain.state.num_chains is None
-    state = everywhere if one else [x[0] for x in everywhere]
+    one, state = chain.state.num_chains is None, first_state(chain)
     sizes = tf.nest.flatten(results.step_size)
     step_size = min(float(np.min(s)) for s in sizes)  # a part with a larger step may be flat
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from tfp_sgmcmc.diagnostics import configurational_temperature
 from tfp_sgmcmc.keras.fit.chain import Chain
-from tfp_sgmcmc.keras.fit.choices import Choices
-from tfp_sgmcmc.keras.fit.landscape import first_state, gradient_fn
+from tfp_sgmcmc.keras.fit.choices import ENOUGH, Choices
+from tfp_sgmcmc.keras.fit.landscape import Views, first_state
 from tfp_sgmcmc.keras.fit.source import Source
 from tfp_sgmcmc.state import flatten_events
 
@@ -23,8 +23,10 @@ class Thermometer:
     r"""Measures the configurational temperature along the hottest direction, and on average.
 
     Along a direction u it is the sample covariance of \( -u^T M^{-1/2} \theta \) and
-    \( u^T M^{1/2} g \), as in `sgmcmc.diagnostics.configurational_temperature`. The mean over all
-    weights is too low as long as flat directions have not moved through their whole range.
+    \( u^T M^{1/2} g \), as in `sgmcmc.diagnostics.configurational_temperature`. It is too low until
+    the direction has moved through its whole range, so that nothing is told before ten times the
+    steps in which the linear law forgets its start: those of the hottest direction, and for the
+    mean those of the slowest one.
 
     Args:
       choices: the kernel, with the direction that is predicted to be the hottest.
@@ -39,18 +41,21 @@ class Thermometer:
         self._pairs: list[tuple[float, float]] = []
         self._mean_state, self._mean_gradient = np.zeros([2, len(root)])
         self._product = 0.0
-        self._gradient: Any = None
+        names = {"worst": "steps_of_hottest", "mean": "steps_to_forget"}
+        self._enough = {k: ENOUGH * choices.numbers[name] for k, name in names.items()}
+        self._steps: list[int] = []  # of the first look and the last one
         self._batch: Any = None
 
-    def at_batch(self, batch: int, chain: Chain, source: Source) -> None:
+    def at_batch(self, batch: int, chain: Chain, views: Views, source: Source) -> None:
         """Looks at the first chain's state if it is time."""
         if batch % self._every:
             return
-        if self._gradient is None:
-            self._gradient, self._batch = gradient_fn(chain), source.batch(_ROWS)
-        state = first_state(chain)
+        if self._batch is None:
+            self._batch = source.batch(_ROWS)
+        state, num_steps = first_state(chain), chain.state.status().num_steps
+        self._steps = [*self._steps[:1], num_steps]
         x = flatten_events(state, 0).numpy().astype(np.float64)
-        g = self._gradient(state, self._batch).astype(np.float64)
+        g = views.gradient(state, self._batch).astype(np.float64)
         self._pairs.append((float(x @ self._of_state), float(g @ self._of_gradient)))
         count, off = len(self._pairs), x - self._mean_state
         self._mean_state += off / count
@@ -59,10 +64,15 @@ class Thermometer:
 
     @property
     def temperatures(self) -> dict[str, float]:
-        """The temperature along the hottest direction, and the mean; NaN after too few looks."""
+        """The temperature along the hottest direction, and the mean; NaN if it cannot be told."""
         count = len(self._pairs)
         if count < _LEAST:
             return {"worst": math.nan, "mean": math.nan}
         x, g = np.array(self._pairs).T
         mean = -self._product / ((count - 1) * len(self._mean_state))
-        return {"worst": float(configurational_temperature(x[:, None], g[:, None])), "mean": mean}
+        worst = float(configurational_temperature(x[:, None], g[:, None]))
+        watched = self._steps[-1] - self._steps[0]
+        return {
+            name: found if watched >= self._enough[name] else math.nan
+            for name, found in (("worst", worst), ("mean", mean))
+        }

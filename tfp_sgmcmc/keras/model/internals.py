@@ -9,6 +9,7 @@ Keras. The names used here, and why:
   `Model._symbolic_build`: creates the variables of model, loss and metrics before the first step;
   `Model._loss_tracker`: the metric that reports `loss`;
   `Model._initial_epoch`: the epoch at which `fit` starts; `BackupAndRestore` sets it, too;
+  `Optimizer._learning_rate`: the schedule or variable behind the current learning rate;
   `Layer._call_has_training_arg`: tells whether `training` may be passed;
   `Layer._flatten_layers`: lists all layers, nested ones included;
   `Functional._outputs_struct`: the nest of the symbolic outputs;
@@ -28,6 +29,22 @@ import tensorflow as tf
 from tfp_sgmcmc.keras.model import replicas
 
 CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+
+
+def learning_rate(model: keras.Model) -> Any:
+    """Returns the learning rate of a model's optimizer: a variable, a schedule or a function.
+
+    Raises:
+      ValueError: the model has no optimizer.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    if optimizer is None:
+        raise ValueError(
+            "The model must be compiled with an optimizer, whose learning rate is the step size. "
+            "Received: a model without one."
+        )
+    return optimizer._learning_rate
 
 
 class Forward(NamedTuple):

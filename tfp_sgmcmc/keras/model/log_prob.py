@@ -13,6 +13,7 @@ from tfp_sgmcmc.checks import function, integer
 from tfp_sgmcmc.keras.model import compiled_loss, internals, replicas
 from tfp_sgmcmc.keras.model.column_gradient import with_stored_gradient
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, count_rows
+from tfp_sgmcmc.keras.model.learning_rate import LearningRate
 from tfp_sgmcmc.keras.model.priors import LogPrior, checked_value
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
@@ -95,6 +96,7 @@ class ModelLogProb(Target):
         self.batch = batch
         function("log_prior_fn", log_prior_fn, "list of values -> log prior")
         self._model, self._log_prior_fn, self._others = model, log_prior_fn, list(others)
+        self._learning_rate: LearningRate | None = None
         self._scores = ExampleScores(model) if scores is None else scores
         size = sum(math.prod(v.shape) for v in model.trainable_variables)
         self.default_covariance = "full" if size <= _MOST_FULL else "diag"
@@ -102,6 +104,22 @@ class ModelLogProb(Target):
         self.local_rows = num_rows if batch is None else count_rows(batch[0])
         self.num_rows = num_rows if batch is None else replicas.total_rows(self.local_rows)
         self.num_scores = self._scores.num_scores(self.local_rows)
+
+    @property
+    def learning_rate(self) -> LearningRate:
+        """The learning rate of the model's optimizer, as a step size: `LearningRate(model)`.
+
+        `lambda target: SGLD(target, step_size=target.learning_rate)` lets the schedule of the
+        compiled optimizer, `LearningRateScheduler` or `ReduceLROnPlateau` set the sampler's steps.
+        """
+        if self._learning_rate is None:
+            self._learning_rate = LearningRate(self._model)
+        return self._learning_rate
+
+    @property
+    def learning_rate_asked(self) -> LearningRate | None:
+        """What `learning_rate` has returned; None if nobody has asked for it."""
+        return self._learning_rate
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         """Raises NotImplementedError, since `fit` shows one batch at a time."""

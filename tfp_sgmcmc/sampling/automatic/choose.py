@@ -24,12 +24,13 @@ from tfp_sgmcmc.sampling.automatic.selection import (
     STEP_SIZES,
     Setting,
     cheapest,
+    excess_variance_factor,
     leapfrog,
     safe_settings,
 )
 from tfp_sgmcmc.state import State, flatten_events
 from tfp_sgmcmc.targets import ControlVariate, FullDataLogProb, MinibatchLogProb
-from tfp_sgmcmc.targets.predicted_noise import excess_variance_factor, remainder_covariance
+from tfp_sgmcmc.targets.predicted_noise import remainder_covariance
 
 _PREDICTION_DRAWS = 16
 _PILOT_DRAWS = 200
@@ -163,7 +164,7 @@ class Choice:
         flat = pilot.z.reshape(-1, self._dim)
         picked = flat[np.linspace(0, len(flat) - 1, 2 * _PREDICTION_DRAWS).astype(int)]
         covariance = remainder_covariance(control, picked)
-        factor = excess_variance_factor(chosen.step_size, FRICTION) / chosen.batch_size
+        factor = excess_variance_factor(chosen.step_size) / chosen.batch_size
         eigenvalues = factor * np.linalg.eigvalsh(covariance)
         return (float(eigenvalues.mean()), float(eigenvalues[-1])), covariance
 

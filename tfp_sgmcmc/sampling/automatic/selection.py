@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfp_sgmcmc.targets.predicted_noise import excess_variance_factor
+from tfp_sgmcmc.kernels.linear_laws import splitting_law
 
 FRICTION = 1.5
 STEP_SIZES = (1.0, 0.5, 0.25)
@@ -47,6 +47,15 @@ def batch_sizes(num_examples: int) -> list[int]:
     return [n for n in found if n < num_examples] + [num_examples]
 
 
+def excess_variance_factor(step_size: float) -> float:
+    """Returns the variance that noise of variance 1 adds to a whitened direction.
+
+    >>> round(excess_variance_factor(1.0), 4), round(excess_variance_factor(0.01), 6)
+    (0.5248, 0.003333)
+    """
+    return float(splitting_law(step_size, FRICTION, 1.0, 1.0).temperature) - 1
+
+
 def safe_settings(
     covariance: np.ndarray, num_examples: int, step_sizes: Sequence[float] = STEP_SIZES
 ) -> list[Setting]:
@@ -63,7 +72,7 @@ def safe_settings(
     eigenvalues = np.maximum(np.linalg.eigvalsh(covariance), 0)
     found = []
     for h in step_sizes:
-        factor = excess_variance_factor(h, FRICTION)
+        factor = excess_variance_factor(h)
         for n in batch_sizes(num_examples):
             mean, worst = factor * eigenvalues.mean() / n, factor * eigenvalues[-1] / n
             if mean <= MOST_MEAN and worst <= MOST_WORST:

@@ -1,0 +1,167 @@
+"""What `SamplerCallback` gives its user: samples, posterior, temperatures, data on the device."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.keras.fit.automatic import Automatic
+from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
+from tfp_sgmcmc.keras.fit.choices import Choices
+from tfp_sgmcmc.keras.fit.recorder import Recorder
+from tfp_sgmcmc.keras.fit.resident_data import ResidentData
+from tfp_sgmcmc.keras.fit.ring_buffer import Collection
+from tfp_sgmcmc.keras.posterior.posterior import Posterior, step_size_weights
+from tfp_sgmcmc.keras.posterior.predict import Prediction
+
+
+class Access:
+    """The properties and methods of `SamplerCallback` that are no hooks of Keras."""
+
+    model: keras.Model
+    _auto: Automatic | None
+    _num_examples: int
+    _seed: tf.Tensor
+    _steps: BatchSteps
+    _recorder: Recorder
+    _collection: Collection
+    _num_chains: int | None
+    _posterior: Posterior | None = None  # kept for what it has compiled
+
+    @property
+    def samples(self) -> list[Any]:
+        """Samples so far, `[num_kept, ...]` for each of `model.trainable_variables`.
+
+        If there are several chains, their axis is the second, `[num_kept, num_chains, ...]`.
+        Samples in a `directory` are arrays that read from there what is sliced out of them.
+        """
+        return self._recorder.trainable_values
+
+    @property
+    def non_trainable_samples(self) -> dict[str, Any]:
+        """Moving statistics that belong to the samples, in the same layout, by variable path."""
+        chain, samples = self._recorder.chain, self._recorder.samples
+        if chain is None or not len(samples):
+            return {}
+        recorded = list(zip(chain.rings.recorded, samples.values, strict=True))
+        return {v.path: x for v, x in recorded[len(chain.state.variables) :]}
+
+    @property
+    def sample_steps(self) -> np.ndarray:
+        """The steps that left the samples, counted from 0, `[num_kept]`."""
+        return self._recorder.samples.steps
+
+    @property
+    def sample_step_sizes(self) -> np.ndarray:
+        """The sizes of these steps, `[num_kept]`: the largest one of the state's parts."""
+        return self._recorder.samples.step_sizes
+
+    @property
+    def posterior(self) -> Posterior:
+        """The samples so far as a `Posterior`, which predicts, evaluates and saves.
+
+        If their step sizes differ, these are the samples' weights (see `weighted_expectation` of
+        `sgmcmc.diagnostics`), except with a `mixing_distance`.
+
+        Raises:
+          ValueError: there are no samples yet.
+        """
+        chain, samples = self._recorder.chain, self._recorder.samples
+        if chain is None or not len(samples):
+            raise ValueError(
+                "There are no samples yet; run fit for more than num_burnin_steps = "
+                f"{self._collection.num_burnin_steps} steps (batches) first."
+            )
+        values = samples.values
+        if self._posterior is None:
+            recorded = chain.rings.recorded
+            self._posterior = Posterior(self.model, recorded, values, self._num_chains)
+        # Samples at equal distances in time have equal weights.
+        is_even = self._collection.distance is not None
+        return self._posterior.with_samples(
+            values, None if is_even else step_size_weights(samples.step_sizes)
+        )
+
+    def predict(self, x: Any, batch_size: int = 32, activation: Any = "auto") -> Prediction:
+        """Returns the mean and standard deviation of `posterior.predict`."""
+        mean, standard_deviation, *_ = self.posterior.predict(x, batch_size, activation)
+        return Prediction(mean, standard_deviation)
+
+    def outputs(self, x: Any, batch_size: int = 32, activation: Any = "auto") -> Any:
+        """Returns the model's outputs for each sample, as `posterior.outputs` does."""
+        return self.posterior.outputs(x, batch_size, activation)
+
+    @property
+    def choices(self) -> Choices | None:
+        """What "auto" chose and predicts; None before the pilot is over, and without "auto".
+
+        `print(choices)` tells it in words, and `choices.code` is the kernel written by hand.
+        """
+        return None if self._auto is None else self._auto.choices
+
+    @property
+    def temperatures(self) -> dict[str, dict[str, float]]:
+        """Predicted and measured temperatures of the kernel that "auto" chose.
+
+        Each kind has "worst", the temperature along the hottest direction, and "mean", the mean
+        over the weights. "predicted" and "local" are those of the linear law, by the noise and
+        curvature that the pilot expects, and by those at the chain's place when burn-in or the last
+        fit was over. "measured" is the configurational temperature after burn-in along the
+        direction that is predicted to be the hottest. It is NaN until the chain has taken ten times
+        the steps in which a direction forgets its start, as nothing can be told before: those of
+        the hottest direction, and for the mean those of the slowest one.
+        """
+        return {} if self._auto is None else self._auto.temperatures
+
+    def resident(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int,
+        reshuffle: Literal["step", "epoch", "symmetric"] = "step",
+        steps_per_call: int = 100,
+        steps_per_epoch: int | None = None,
+        growth: float = 1.0,
+    ) -> ResidentData:
+        """Returns training data that stay on the device, for `fit` of a model on one device.
+
+        One compiled call takes `steps_per_call` steps on batches drawn within it. This saves what
+        Keras spends on each step, so small models sample many times as fast. The data go to `fit`
+        as x: `model.fit(sampler.resident(x, y, batch_size=500, steps_per_call=1000,
+        steps_per_epoch=10_000), epochs=10, callbacks=[sampler])`.
+
+        Args:
+          x: inputs, a nest of arrays `[N, ...]`.
+          y: targets, a nest of arrays `[N, ...]`.
+          sample_weight: weights, a nest of arrays `[N, ...]`.
+          batch_size: B, the number of examples of every batch; of the first one if batches grow.
+          reshuffle: "step" draws each batch independently, as `MinibatchLogProb` does. "epoch"
+            takes each example once before any comes again, as `fit` does with arrays. "symmetric"
+            then takes them in the opposite order, before it shuffles again.
+          steps_per_call: the largest number of steps of one call, and no more than an epoch has.
+            Short steps gain from a large number. The device holds as many samples at once as these
+            steps leave.
+          steps_per_epoch: steps of what `fit` calls an epoch. None takes floor(N / B). Keras does
+            the same work after each epoch, however short it is.
+          growth: the factor from the size of one step's batch to the next, at least 1. Batches grow
+            as in `sgmcmc.GrowingBatch`, until they hold all N examples. This needs a model that is
+            compiled with `jit_compile=False`, `reshuffle="step"` and `steps_per_epoch`.
+        """
+        data = ResidentData(
+            (x, y, sample_weight),
+            batch_size,
+            reshuffle,
+            steps_per_call,
+            steps_per_epoch,
+            random.fold_in(self._seed, -2),  # no step has this number
+            self._num_examples,
+            growth,
+        )
+        self._steps.resident.append(data)
+        return data

@@ -1,0 +1,135 @@
+r"""How fast linear schemes relax, and how hot gradient noise makes them.
+
+Along a direction of curvature a, in coordinates where the metric M (or the mass) is the identity,
+let the gradient be \( -a \theta \) plus noise of variance s. A step is then linear. Its matrix has
+the trace t and the determinant d (0 without momenta), whose roots of \( z^2 - t z + d \) tell how
+fast it forgets where it was. Its stationary variance of \( \theta \) is \( \tau / a \), where
+\( \tau \) is 1 for an exact sampler. At the temperature T, divide s by T and multiply
+\( \tau \) by T.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class LinearLaw(NamedTuple):
+    r"""What is known of a linear step along one direction, or along several, `[...]`.
+
+    Attributes:
+      trace: t.
+      determinant: d.
+      temperature: \( \tau \), the stationary variance of \( \theta \) times the curvature;
+        infinite for an unstable step.
+    """
+
+    trace: np.ndarray
+    determinant: np.ndarray
+    temperature: np.ndarray
+
+    @property
+    def relaxation_steps(self) -> np.ndarray:
+        r"""The steps in which the mean of \( \theta \) shrinks by a factor of e.
+
+        Where \( \rho \) is the larger modulus of the eigenvalues, this is \( -1 / \log \rho \), and
+        infinite for an unstable step.
+        """
+        radius = np.max(np.abs(self._eigenvalues), axis=0)
+        with np.errstate(divide="ignore"):
+            return np.where(radius < 1, -1 / np.log(np.minimum(radius, 1)), np.inf)
+
+    def share_after(self, num_steps: float) -> np.ndarray:
+        r"""Returns the share of its variance that a stable chain has after K steps from the mode.
+
+        Momenta start at rest. With the eigenvalues \( \mu_\pm \) and
+        \( q = \log(\mu_+ \mu_-) / \log(\mu_- / \mu_+) \) it is
+
+        \[
+        1 - \frac{q^2}{2} (\mu_+^K - \mu_-^K)^2 - \frac q2 (\mu_+^{2K} - \mu_-^{2K})
+        - (\mu_+ \mu_-)^K,
+        \]
+
+        exact for Langevin dynamics (Chandrasekhar 1943, eq. 214), of which a step with small h is
+        the solution after the time h, and \( 1 - t^{2K} \) without momenta.
+        """
+        large, small = self._eigenvalues
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gap = np.log(large) - np.log(small)
+            q = -(np.log(large) + np.log(small)) / np.where(abs(gap) < 1e-6, 1e-6, gap)
+            high, low = (np.where(x == 0, 0, x ** (num_steps + 0j)) for x in (large, small))
+            left = q**2 / 2 * (high - low) ** 2 + q / 2 * (high**2 - low**2) + high * low
+            overdamped = np.minimum(np.abs(self.trace), 1) ** (2 * num_steps)
+            left = np.where(self.determinant == 0, overdamped, left.real)
+        return 1 - np.clip(left, 0, 1)
+
+    @property
+    def _eigenvalues(self) -> tuple[np.ndarray, np.ndarray]:
+        root = np.sqrt(self.trace**2 / 4 - self.determinant + 0j)
+        return self.trace / 2 + root, self.trace / 2 - root
+
+
+def overdamped_law(step_size: Any, curvature: Any, noise: Any = 0.0) -> LinearLaw:
+    r"""Returns the law of `SGLD`: \( \tau = (1 + h s / 4) / (1 - h a / 4) \).
+
+    >>> overdamped_law(0.1, 2.0, 40.0).temperature.round(4)
+    np.float64(2.1053)
+    """
+    h, a, s = _arrays(step_size, curvature, noise)
+    return _law(1 - h * a / 2, 0 * a, h * a < 4, 1 + h * s / 4, 1 - h * a / 4)
+
+
+def splitting_law(step_size: Any, friction: Any, curvature: Any, noise: Any = 0.0) -> LinearLaw:
+    r"""Returns the law of `UnderdampedLangevin`, half a drift, friction, half a drift and a kick.
+
+    With \( c = e^{-\text{friction} h} \),
+
+    \[
+    t = (1 + c) (1 - h^2 a / 2), \qquad d = c, \qquad
+    \tau = 1 + \frac{h^2 s (1 + c)}{4 (1 - c) (1 - h^2 a / 4)}.
+    \]
+
+    The excess is about h s / (2 friction) for small h, and 0 without noise.
+
+    >>> splitting_law([1.0, 0.01], 1.5, 1.0, 1.0).temperature.round(6)
+    array([1.524811, 1.003333])
+    """
+    h, friction, a, s = _arrays(step_size, friction, curvature, noise)
+    c, room = np.exp(-friction * h), 1 - h**2 * a / 4
+    heated = room + h**2 * s / (4 * np.tanh(friction * h / 2))  # tanh is (1 - c) / (1 + c)
+    return _law((1 + c) * (1 - h**2 * a / 2), c, room > 0, heated, room)
+
+
+def nogin_law(
+    step_size: Any, friction: Any, curvature: Any, noise: Any = 0.0, known: Any = 0.0
+) -> LinearLaw:
+    r"""Returns the law of `NOGIN` that takes the variance of the noise for k, the `known` one.
+
+    With \( \lambda^2 = \tanh(\text{friction}\, h / 2) \) and \( L = \lambda^2 + h^2 k / 4 \),
+
+    \[
+    t = (1 + r) (1 - h^2 a / 2), \qquad d = r = \frac{1 - L}{1 + L}, \qquad
+    \tau = 1 + \frac{h^2 (s - k)}{4 L}.
+    \]
+
+    >>> float(nogin_law(0.3, 1.5, 2.0, 40.0, known=40.0).temperature)
+    1.0
+    """
+    h, friction, a, s, k = _arrays(step_size, friction, curvature, noise, known)
+    damping = np.tanh(friction * h / 2) + h**2 * k / 4
+    r = (1 - damping) / (1 + damping)
+    temperature = 1 + h**2 * (s - k) / (4 * damping)
+    return _law((1 + r) * (1 - h**2 * a / 2), r, h**2 * a < 4, temperature)
+
+
+def _law(
+    trace: Any, determinant: Any, is_stable: Any, numerator: Any, room: Any = 1.0
+) -> LinearLaw:
+    """Returns the law of temperature numerator / room where a step is stable."""
+    temperature = np.where(is_stable, numerator / np.where(is_stable, room, 1.0), np.inf)
+    return LinearLaw(trace, determinant, temperature)
+
+
+def _arrays(*numbers: Any) -> tuple[np.ndarray, ...]:
+    return np.broadcast_arrays(*(np.asarray(x, np.float64) for x in numbers))
