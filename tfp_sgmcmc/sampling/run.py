@@ -56,12 +56,14 @@ def run_kernel(
     view: Callable[[Any], Any] | None = None,
     watch: Watch | None = None,
     make_loop: Callable[..., Loop] = Loop,
+    chain_shape: tuple[int, ...] = (),
 ) -> SampleResult:
     """Takes the steps of `plan`, in memory or in the directory of `run`.
 
     The arguments are those of `sample`, checked. Draws are `view(state)`, with the leading axes of
     the state; None keeps the state itself. `watch` is told of steps in place of a progress bar.
     `make_loop` may return a loop that was compiled for another run of the same kernel.
+    `chain_shape` is for a kernel that does not tell how many chains its state has.
     """
     if num_chains is not None:
         initial_state = tf.nest.map_structure(
@@ -70,7 +72,10 @@ def run_kernel(
     began = time.perf_counter()
     position, target = start_of(kernel, initial_state), target_of(kernel)
     loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view)
-    chain_shape = chain_shape_of(kernel, position) if num_chains is None else (num_chains,)
+    if num_chains is not None:
+        chain_shape = (num_chains,)
+    else:
+        chain_shape = chain_shape_of(kernel, position) or chain_shape
     kept = kept_arrays(loop.kept, chain_shape)
     check_memory(kept, plan.num_results, position, run is not None)
     # The whole data of a stream may be too large for a check.

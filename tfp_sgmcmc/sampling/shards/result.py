@@ -171,8 +171,8 @@ def gather(
     steps = sum(t.seconds * t.steps_per_second for t in timings if t.steps_per_second > 0)
     return ShardedResult(
         states=states,
-        trace=None if trace == () else trace,
-        weights=None if weights == () else weights,
+        trace=None if isinstance(trace, tuple) and not trace else trace,
+        weights=None if isinstance(weights, tuple) and not weights else weights,
         is_complete=is_complete,
         final_state=tree.unflatten_as(
             states, [np.concatenate(parts) for parts in zip(*finals, strict=True)]

@@ -128,6 +128,7 @@ def run_shard(
             preflight_check=task.preflight_check and task.index == 0,
             watch=watch,
             make_loop=make_loop,
+            chain_shape=tree.flatten(task.initial_state)[0].shape[:1],
         )
         # dm-tree takes None for a leaf.
         nests = tuple(() if x is None else x for x in (result.states, result.trace, result.weights))
