@@ -15,6 +15,7 @@ from tfp_sgmcmc.sampling.automatic import refuse_settings, sample_target
 from tfp_sgmcmc.sampling.loop import check_kernel
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel, seed_of
+from tfp_sgmcmc.sampling.shards.run import sample_shards
 from tfp_sgmcmc.sampling.steps import Plan
 from tfp_sgmcmc.storage.directory import Resume, RunDirectory
 
@@ -28,6 +29,8 @@ def sample(
     num_burnin_steps: int = 0,
     num_steps_between_results: int = 0,
     num_chains: int | None = None,
+    chains_per_shard: int | None = None,
+    executor: Any = None,
     min_ess: int | None = None,
     trace_fn: Callable[[Any, Any], Any] | None = None,
     jit_compile: bool = True,
@@ -66,6 +69,14 @@ def sample(
     settings with the program that does the same by hand, and `result.flags` what it cannot promise.
     The choice depends on measured times, so that other machines may choose otherwise; the same
     choices and seed give the same chain.
+
+    **In shards**, with `chains_per_shard` or `executor`, the chains are cut into shards of that
+    many, which run side by side: by threads, one for each core or accelerator, or on the workers of
+    an executor. Shard i has the seed `random.fold_in(seed, i)` and runs in `directory / "shard-i"`,
+    so that its draws are the same on one worker or a hundred, in any order, and those of `sample`
+    for its chains alone. A shard whose worker was killed goes on from its directory when the engine
+    gives it to another worker, or when the same call is made again. A `ShardedResult` comes back,
+    whose arrays read only what is indexed; `open_shards(directory)` reads a run under way.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
@@ -122,6 +133,11 @@ def sample(
       num_chains: C; every part of `initial_state` is repeated to `[C, ...]`, so that all chains
         start at the same place and differ by their random numbers only. Without a kernel the
         default is 4, and chains start at dispersed places.
+      chains_per_shard: number of chains of each shard. None is one run, or with an executor 32.
+      executor: what runs the shards: None for threads in this process, or an object with
+        `submit(function, argument)` as of `concurrent.futures`, such as a dask `Client`. Then
+        `kernel` is a function without arguments that makes the kernel, with data that it loads, on
+        the worker, and `directory` must be on a file system that all workers share.
       min_ess: the effective sample size of the worst parameter to reach without a kernel, all
         chains together; None is 400, and at most half of the draws count.
       trace_fn: state, kernel results -> nest of tensors to be kept with each draw.
@@ -147,12 +163,15 @@ def sample(
         results before, which are also in `directory`.
       OSError: `directory` cannot be written any more; the message says how many results are safe.
     """
-    is_automatic = callable(kernel) and not isinstance(kernel, tfp.mcmc.TransitionKernel)
+    is_sharded = chains_per_shard is not None or executor is not None
+    is_kernel = isinstance(kernel, tfp.mcmc.TransitionKernel)
+    is_automatic = callable(kernel) and not is_kernel and not is_sharded
     if is_automatic:
         refuse_settings(kernel, num_burnin_steps, num_steps_between_results, trace_fn)
         integer("min_ess", 400 if min_ess is None else min_ess, 1)
     else:
-        check_kernel("kernel", kernel)
+        if not is_sharded:
+            check_kernel("kernel", kernel)
         require("min_ess", min_ess, min_ess is None, "None with a kernel, which needs a target")
     if trace_fn is not None:
         function("trace_fn", trace_fn, "state, kernel results -> nest of tensors")
@@ -172,6 +191,23 @@ def sample(
     if num_chains is not None:
         integer("num_chains", num_chains, 1)
 
+    if is_sharded:
+        return sample_shards(
+            kernel,
+            initial_state,
+            plan,
+            seed=seed,
+            num_chains=num_chains,
+            chains_per_shard=chains_per_shard,
+            executor=executor,
+            trace_fn=trace_fn,
+            jit_compile=jit_compile,
+            progress_bar=progress_bar,
+            directory=directory,
+            resume=resume,
+            checkpoint_seconds=checkpoint_seconds,
+            preflight_check=preflight_check,
+        )
     with contextlib.ExitStack() as stack:
         run = None
         if directory is not None:

@@ -31,11 +31,17 @@ def describe_run(
     `describe_batches` names the posterior.
     """
     found = {"initial_state": approximate.record(tf.nest.flatten(start.state))}
-    log_prob_fn = log_prob_fn_of(kernel)
-    if log_prob_fn is not None:
-        found |= _near(start.state, lambda state: _values_at(log_prob_fn, state))
+    found |= describe_target(kernel, start.state)
     trace = tf.nest.flatten(loop.trace_of(_shifted(start.state), _shifted(start.results)))
     return found | ({"trace_fn": approximate.record(trace)} if trace else {})
+
+
+def describe_target(kernel: tfp.mcmc.TransitionKernel, state: State) -> dict[str, dict[str, Any]]:
+    """Returns numbers that name the prior and the posterior of a kernel near a state."""
+    log_prob_fn = log_prob_fn_of(kernel)
+    if log_prob_fn is None:
+        return {}
+    return _near(state, lambda state: _values_at(log_prob_fn, state))
 
 
 def describe_batches(target: Any, state: State) -> Callable[[Any], dict[str, Any]] | None:

@@ -19,10 +19,18 @@ from tfp_sgmcmc.sampling.loop import Position, log_prob_of
 def progress(
     wanted: bool | None, total: int, initial: int
 ) -> Generator[Callable[[Position], None]]:
-    """Shows steps taken, steps a second, the time left and the log posterior.
+    """Shows steps taken, steps a second, the time left and the log posterior; see `counter`."""
+    with counter(wanted, total, initial) as count:
+        yield lambda position: count(int(position.step), position)
 
-    If `wanted` is None, it does so if tqdm is installed. The run has `total` steps, of which
-    `initial` were taken before.
+
+@contextlib.contextmanager
+def counter(
+    wanted: bool | None, total: int, initial: int = 0, unit: str = "step"
+) -> Generator[Callable[[int, Position | None], None]]:
+    """Shows how many of `total` units are done, and the health of a position if one is given.
+
+    If `wanted` is None, it does so if tqdm is installed. `initial` units were done before.
 
     Raises:
       ModuleNotFoundError: `wanted` is True, and tqdm is not installed.
@@ -36,13 +44,14 @@ def progress(
             raise ModuleNotFoundError(
                 "progress_bar=True needs tqdm, which is not installed: python -m pip install tqdm"
             ) from error
-        yield lambda position: None
+        yield lambda done, position: None
         return
-    with tqdm(total=total, initial=initial, unit="step", unit_scale=True) as bar:
+    with tqdm(total=total, initial=initial, unit=unit, unit_scale=unit == "step") as bar:
 
-        def update(position: Position) -> None:
-            bar.set_postfix(health(position), refresh=False)
-            bar.update(int(position.step) - bar.n)
+        def update(done: int, position: Position | None) -> None:
+            if position is not None:
+                bar.set_postfix(health(position), refresh=False)
+            bar.update(done - bar.n)
 
         yield update
 

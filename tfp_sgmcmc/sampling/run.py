@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +16,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.sampling.aftermath import warn_of_skipped, warn_of_step
 from tfp_sgmcmc.sampling.feed import Feed
 from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
-from tfp_sgmcmc.sampling.loop import Loop, start_of, state_tensors
+from tfp_sgmcmc.sampling.loop import Loop, Position, start_of, state_tensors
 from tfp_sgmcmc.sampling.problem import describe_batches, describe_run
 from tfp_sgmcmc.sampling.progress import progress
 from tfp_sgmcmc.sampling.records import MemoryRecords, Records, check_memory, open_records
@@ -25,6 +26,18 @@ from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.storage.fingerprint import describe_kernel
 from tfp_sgmcmc.targets import preflight
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
+
+
+class Watch(NamedTuple):
+    """What takes the place of a progress bar and of Ctrl-C.
+
+    Attributes:
+      show: is called with each new position.
+      interrupt: ends the run when it is set.
+    """
+
+    show: Callable[[Position], None]
+    interrupt: threading.Event
 
 
 def run_kernel(
@@ -41,11 +54,16 @@ def run_kernel(
     checkpoint_seconds: float,
     preflight_check: bool,
     view: Callable[[Any], Any] | None = None,
+    watch: Watch | None = None,
+    make_loop: Callable[..., Loop] = Loop,
+    chain_shape: tuple[int, ...] = (),
 ) -> SampleResult:
     """Takes the steps of `plan`, in memory or in the directory of `run`.
 
     The arguments are those of `sample`, checked. Draws are `view(state)`, with the leading axes of
-    the state; None keeps the state itself.
+    the state; None keeps the state itself. `watch` is told of steps in place of a progress bar.
+    `make_loop` may return a loop that was compiled for another run of the same kernel.
+    `chain_shape` is for a kernel that does not tell how many chains its state has.
     """
     if num_chains is not None:
         initial_state = tf.nest.map_structure(
@@ -53,8 +71,11 @@ def run_kernel(
         )
     began = time.perf_counter()
     position, target = start_of(kernel, initial_state), target_of(kernel)
-    loop = Loop(lambda _: kernel, trace_fn, position, jit_compile, view=view)
-    chain_shape = chain_shape_of(kernel, position) if num_chains is None else (num_chains,)
+    loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view)
+    if num_chains is not None:
+        chain_shape = (num_chains,)
+    else:
+        chain_shape = chain_shape_of(kernel, position) or chain_shape
     kept = kept_arrays(loop.kept, chain_shape)
     check_memory(kept, plan.num_results, position, run is not None)
     # The whole data of a stream may be too large for a check.
@@ -80,8 +101,9 @@ def run_kernel(
         loop(position, 0, 1, plan.stride, seed)  # compiles
         sampling_began = time.perf_counter()
         with progress(progress_bar, plan.num_steps, first_step) as bar:
+            show, interrupt = (bar, None) if watch is None else (watch.show, watch.interrupt)
             position = take_steps(
-                loop, plan, seed, position, records, feed, bar, checkpoint_seconds
+                loop, plan, seed, position, records, feed, show, checkpoint_seconds, interrupt
             )
     seconds = time.perf_counter() - sampling_began
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -90,11 +92,15 @@ def take_steps(
     feed: Feed,
     show: Callable[[Position], None],
     checkpoint_seconds: float,
+    given: threading.Event | None = None,
 ) -> Position:
-    """Takes the steps that are left, or those before Ctrl-C; returns the last position."""
+    """Takes the steps that are left, or those before Ctrl-C; returns the last position.
+
+    The event `given` takes the place of Ctrl-C, which only the main thread receives.
+    """
     pace = Pace(min(_SECONDS_A_CALL, checkpoint_seconds))
     committed = time.perf_counter()
-    with held_back() as interrupt:
+    with contextlib.nullcontext(given) if given else held_back() as interrupt:
         while records.num_draws < plan.num_results and not interrupt.is_set():
             began, step = time.perf_counter(), int(position.step)
             results, most = feed(position.results)
@@ -117,7 +123,7 @@ def take_steps(
                 records.commit(_carried(position))
                 committed = time.perf_counter()
         records.commit(_carried(position), finish=True)
-    if records.num_draws < plan.num_results:
+    if records.num_draws < plan.num_results and given is None:
         warnings.warn(
             f"Interrupted: {records.num_draws} of {plan.num_results} results are returned.",
             stacklevel=3,

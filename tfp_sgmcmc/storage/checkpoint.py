@@ -94,21 +94,26 @@ def is_of_run(path: Path) -> bool:
 
 
 def check_same(what: str, saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raises a ValueError that names the first three entries in which two mappings differ.
+    """Raises a ValueError that names the first three entries in which two mappings differ."""
+    found = differences(saved, expected)
+    if found:
+        raise ValueError(
+            f"{what} belongs to another run, and this run cannot go on from it. It has {found}."
+        )
+
+
+def differences(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Returns the first three entries in which two mappings differ, in words; "" if none do.
 
     Entries made by `approximate.record` may differ by rounding.
     """
-    differences = [
+    found = [
         f"{name}: {_in_words(saved, name)}, but here {_in_words(expected, name)}"
         for name in [*expected, *(n for n in saved if n not in expected)]
         if name not in saved or name not in expected or not _agree(saved[name], expected[name])
     ]
-    if differences:
-        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
-        raise ValueError(
-            f"{what} belongs to another run, and this run cannot go on from it. It has "
-            f"{'; '.join(differences[:3])}{more}."
-        )
+    more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"{'; '.join(found[:3])}{more}"
 
 
 def _agree(one: Any, other: Any) -> bool:

@@ -16,6 +16,7 @@ from tfp_sgmcmc import __version__
 from tfp_sgmcmc.checks import one_of, require
 from tfp_sgmcmc.storage import approximate, checkpoint
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same
+from tfp_sgmcmc.storage.lease import Lease
 from tfp_sgmcmc.storage.lock import SIGNATURE, Lock
 from tfp_sgmcmc.storage.store import Committed, DrawStore, Groups, Variable
 from tfp_sgmcmc.storage.stored_draws import StoredDraws
@@ -55,13 +56,16 @@ class RunDirectory:
       path: the directory, which is made if it does not exist.
       resume: "auto" goes on with a run if `path` holds one; "must" or True raises if it holds none;
         "never" or False raises if it holds one.
+      is_shared: whether several hosts may write there. Then a `Lease` takes the place of the lock.
 
     Raises:
       ValueError: `path` cannot be written, holds other files, is in use by another process, has
         lost its checkpoint, or does not agree with `resume`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], resume: Resume = "auto"):
+    def __init__(
+        self, path: str | os.PathLike[str], resume: Resume = "auto", is_shared: bool = False
+    ):
         if not isinstance(resume, bool):
             one_of("resume", resume, ("auto", "must", "never"))
         try:
@@ -85,7 +89,7 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             _refuse_foreign(self.path)
-            self._lock = Lock(self.path / LOCK)
+            self._lock = (Lease if is_shared else Lock)(self.path / LOCK)
         except OSError as error:
             raise ValueError(f"The directory {self.path} cannot be used: {error}.") from error
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
+import threading
 import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ LIBRARY = {"inference_library": "tfp_sgmcmc", "inference_library_version": __ver
 _CHUNK_BYTES = 2**23  # of a chunk of all arrays together; fewer draws wait in memory
 _CHUNK_ROWS = 10_000
 _LONGEST_NAME = 200  # bytes
+_FILTERS = threading.Lock()
 
 Groups = Mapping[str, Mapping[str, Any]]
 
@@ -170,7 +172,8 @@ class DrawStore:
             return
         for path in sorted(self._unsynced):
             sync(path)
-        with warnings.catch_warnings():  # other readers may not know consolidated metadata
+        # Other readers may not know consolidated metadata. The filters belong to all threads.
+        with _FILTERS, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
             for group in (*self.variables, None):
                 self._zarr.consolidate_metadata(self.path, path=group)

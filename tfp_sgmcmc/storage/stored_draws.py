@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,3 +83,13 @@ class StoredDraws:
         if self._lead:
             rows = np.moveaxis(rows, 0, 1)
         return rows.reshape(stop - start, *self.shape[1:])
+
+
+def open_draws(
+    store: Path, group: str, name: str, chain_shape: tuple[int, ...] | None
+) -> StoredDraws:
+    """Returns the draws of an array of a store that was finished."""
+    import zarr
+
+    array = zarr.open_array(store / group / name, mode="r")
+    return StoredDraws(array, chain_shape, array.shape[0 if chain_shape is None else 1])

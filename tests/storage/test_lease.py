@@ -1,0 +1,71 @@
+"""The lease keeps a second writer out, and is taken over from a process that has ended."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfp_sgmcmc.storage import lease
+from tfp_sgmcmc.storage.directory import RunDirectory
+from tfp_sgmcmc.storage.lease import Lease
+from tfp_sgmcmc.storage.lock import SIGNATURE
+
+pytest.importorskip("zarr")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.5)
+
+
+def foreign(path: Path, **changed: Any) -> None:
+    """Writes the lease of another process."""
+    found = {**lease._place(), "process": os.getpid(), "beats": 0, **changed}
+    path.with_suffix(".lease").write_text(f"{SIGNATURE}{json.dumps(found)}")
+
+
+def test_a_lease_that_beats_keeps_others_out(tmp_path: Path) -> None:
+    path = tmp_path / "run.lock"
+    held = Lease(path)
+    with pytest.raises(ValueError, match=f"in use by process {os.getpid()} on "):
+        Lease(path)
+    assert held.is_held
+    held.release()
+    assert not held.is_held and not path.with_suffix(".lease").exists()
+    Lease(path).release()
+
+
+def test_an_ended_process_is_succeeded_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(lease, "EXPIRY_SECONDS", 1e6)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    foreign(tmp_path / "run.lock", process=ended.pid)
+    Lease(tmp_path / "run.lock").release()
+
+
+@pytest.mark.parametrize("changed", [{"host": "elsewhere"}, {"processes": -1}])
+def test_another_host_is_succeeded_when_it_is_silent(tmp_path: Path, changed: Any) -> None:
+    path = tmp_path / "run.lock"
+    foreign(path, **changed)
+    Lease(path).release()
+    path.with_suffix(".lease").write_text("damaged")
+    Lease(path).release()
+
+
+def test_a_run_that_lost_its_lease_cannot_commit(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path, is_shared=True) as run:
+        run.start({}, {})
+        run.commit({"x": np.zeros(2)})
+        (tmp_path / "run.lease").unlink()  # it was suspended, and another process took over
+        with RunDirectory(tmp_path, is_shared=True) as other:
+            assert other.has_run
+            with pytest.raises(ValueError, match="was closed, or opened again"):
+                run.commit({"x": np.ones(2)})
+            run.close()
+            assert (tmp_path / "run.lease").exists()  # releasing does not take the other's lease
