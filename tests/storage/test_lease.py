@@ -14,6 +14,7 @@ from tfp_sgmcmc.storage import lease
 from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.storage.lease import Lease
 from tfp_sgmcmc.storage.lock import SIGNATURE
+from tfp_sgmcmc.storage.store import Variable
 
 pytest.importorskip("zarr")
 
@@ -60,7 +61,7 @@ def test_another_host_is_succeeded_when_it_is_silent(tmp_path: Path, changed: An
 
 def test_a_run_that_lost_its_lease_cannot_commit(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, is_shared=True) as run:
-        run.start({}, {})
+        run.start({"posterior": {"x": Variable((2,), "float32")}}, {})
         run.commit({"x": np.zeros(2)})
         (tmp_path / "run.lease").unlink()  # it was suspended, and another process took over
         with RunDirectory(tmp_path, is_shared=True) as other:

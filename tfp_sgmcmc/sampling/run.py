@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,15 +30,26 @@ from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 
 class Watch(NamedTuple):
-    """What takes the place of a progress bar and of Ctrl-C.
+    """What takes the place of a progress bar and of Ctrl-C where threads run side by side.
 
     Attributes:
       show: is called with each new position.
       interrupt: ends the run when it is set.
+      lock: the caller holds it. It is free only while steps are taken, so that one thread at a time
+        traces and compiles.
     """
 
     show: Callable[[Position], None]
     interrupt: threading.Event
+    lock: threading.Lock
+
+    @contextlib.contextmanager
+    def stepping(self) -> Generator[None]:
+        self.lock.release()
+        try:
+            yield
+        finally:
+            self.lock.acquire()
 
 
 def run_kernel(
@@ -100,8 +112,14 @@ def run_kernel(
         feed = Feed(target, position.results, run is not None)
         loop(position, 0, 1, plan.stride, seed)  # compiles
         sampling_began = time.perf_counter()
-        with progress(progress_bar, plan.num_steps, first_step) as bar:
-            show, interrupt = (bar, None) if watch is None else (watch.show, watch.interrupt)
+        with contextlib.ExitStack() as stack:
+            show, interrupt = (
+                stack.enter_context(progress(progress_bar, plan.num_steps, first_step)),
+                None,
+            )
+            if watch is not None:
+                stack.enter_context(watch.stepping())
+                show, interrupt = watch.show, watch.interrupt
             position = take_steps(
                 loop, plan, seed, position, records, feed, show, checkpoint_seconds, interrupt
             )

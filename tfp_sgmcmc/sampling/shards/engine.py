@@ -39,17 +39,15 @@ class Programs:
 
     def __init__(self) -> None:
         self._loops: dict[Any, Loop] = {}
-        self._lock = threading.Lock()
 
     def __call__(
         self, kernel_fn: Any, trace_fn: Any, start: Position, *args: Any, **kw: Any
     ) -> Loop:
         leaves = [x for x in tree.flatten(tuple(start)) if x is not None]
         key = tuple((tuple(x.shape), x.dtype, x.device) for x in leaves)
-        with self._lock:
-            if key not in self._loops:
-                self._loops[key] = Loop(kernel_fn, trace_fn, start, *args, **kw)
-            return self._loops[key]
+        if key not in self._loops:
+            self._loops[key] = Loop(kernel_fn, trace_fn, start, *args, **kw)
+        return self._loops[key]
 
 
 def local_devices() -> list[str]:
@@ -64,12 +62,13 @@ def local_devices() -> list[str]:
 def run_in_threads(tasks: Sequence[Task], progress_bar: bool | None) -> Finished:
     """Runs shards in this process, one at a time on each device.
 
-    TensorFlow releases Python's lock while it takes steps, so that threads use all cores.
+    TensorFlow releases Python's lock while it takes steps, so that threads use all cores. One
+    thread at a time traces and compiles.
     """
     devices = local_devices()
     if len(tasks) < len(devices):
         devices = devices[: len(tasks)]
-    free, programs = list(devices), Programs()
+    free, programs, lock = list(devices), Programs(), threading.Lock()
     steps = [0] * len(tasks)
     total = sum(task.plan.num_steps for task in tasks)
     last: list[Position] = []
@@ -84,8 +83,8 @@ def run_in_threads(tasks: Sequence[Task], progress_bar: bool | None) -> Finished
             last[:] = [position]
 
         try:
-            with tf.device(device):
-                return run_shard(task, Watch(show, interrupt), programs)
+            with lock, tf.device(device):
+                return run_shard(task, Watch(show, interrupt, lock), programs)
         finally:
             free.append(device)
 
