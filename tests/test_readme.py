@@ -48,6 +48,10 @@ def test_sample_chain_and_long_run(tmp_path, monkeypatch, capsys):
     assert "R-hat" in capsys.readouterr().out
     assert names["result"].to_inference_data().posterior.sizes["draw"] == 2_000
 
+    shortened = {"num_results=5_000": "num_results=500", "[64, 30]": "[4, 30]"}
+    example("On many cores and machines", shortened | {"shard=32": "shard=2"}, names)
+    assert names["result"].shards == (0, 1) and names["result"].states.shape == (500, 4, 30)
+
 
 def test_fit_example():
     """Takes 1,800 steps instead of 6,000, which gives ten samples after the burn-in.
