@@ -70,7 +70,8 @@ Each experiment is one command, `python -m benchmarks.reproductions.NAME`. Its f
 settings that the text describes. Its quick form (`--quick`) takes about half a minute, with fewer
 chains or steps and so more noise. `python -m benchmarks.reproductions` runs all quick forms and
 writes this page. A claim *held* if the numbers of that run say so; the program decides it by a rule
-that is fixed in the code. "not in the paper" marks a finding of this library alone.
+that is fixed in the code. "not in the paper" marks a finding of this library alone. Minutes are of
+machines that other work may have shared.
 """
 
 FIELDS = ("paper", "figure", "title", "description", "command", "form")

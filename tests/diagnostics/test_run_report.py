@@ -337,7 +337,7 @@ def test_draws_in_other_coordinates_than_the_kernel_s_are_judged_in_its_own() ->
     )
     result = sgmcmc.sample(
         sgmcmc.SGLD(target, 2e-3), tf.zeros([4]), 400, seed=0, num_burnin_steps=100,
-        num_steps_between_results=9, progress_bar=False,
+        num_steps_between_results=9, progress_bar=False, preflight_check=False,
     )  # fmt: skip
     plain = sgmcmc.report(result, target)
     moved = dataclasses.replace(result, states=np.exp(result.states), bijector=tfp.bijectors.Exp())
