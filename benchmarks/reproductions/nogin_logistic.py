@@ -114,7 +114,7 @@ def run(
 
     def curve(sampler: str, size: int) -> Curve:
         target = make_target(x, y, size)
-        scale = target.noise_scale
+        scale = float(target.noise_scale or 0.0)
         if sampler == CONTROLLED:
             target = sgmcmc.ControlVariate(target, mode.astype(np.float32))
             noise = _mean_noise(x, mode, covariance, scale, normals)

@@ -158,8 +158,9 @@ def claims(result: Result) -> list[Claim]:
             ours(diagonal),
             bool(max(diagonal[2:]) < np.log(1.15) and min(diagonal[:2]) > max(full[:2])),
             "held if the last two are below 1.15 and the first two above those of SGFS-f. The "
-            f"linear step has {factors(linear_diagonal)}. SGFS-d has the variance of each weight with all others fixed, so it is too narrow wherever a "
-            "weight is correlated with any other one, also in uncorrelated pairs",
+            f"linear step has {factors(linear_diagonal)}. SGFS-d has the variance of each weight "
+            "with all others fixed, so it is too narrow wherever a weight is correlated with any "
+            "other one, also in uncorrelated pairs",
         ),
     ]
 

@@ -32,7 +32,11 @@ TARGET = MODEL.target(5)
         (dict(alpha=1.0, temperature=0.0), ValueError, "temperature must be a positive .*: 0.0"),
         (dict(alpha=1.0, B=0.0), ValueError, "B must be a positive finite number. Received: 0.0"),
         (dict(alpha=1.0, B=[1.0, -1.0]), ValueError, "B must be a positive finite .*: -1.0"),
-        (dict(alpha=1.0, B="hessian"), ValueError, "B must be 'fisher', numbers or a FullMatrix"),
+        (
+            dict(alpha=1.0, B="hessian"),
+            ValueError,
+            "B must be 'fisher', 'scaled_fisher', numbers or a FullMatrix",
+        ),
         (dict(alpha=1.0, covariance="half"), ValueError, "covariance must be one of full, bl"),
         (
             dict(alpha=1.0, B=FullMatrix(np.eye(3)), covariance="diag"),

@@ -17,6 +17,8 @@ class UnderdampedLangevinResults(NamedTuple):
     """Results of a step of `UnderdampedLangevin`: the fields of `MomentumKernel`.
 
     Attributes:
+      target_log_prob: the minibatch's estimate where g is taken: the state that the step reached,
+        or for `"aboba"` the one in the middle of the step.
       kinetic_temperature: p^T m^-1 p / d before the next (`"baoab"`) or this (otherwise) step's O,
         `[chains...]`. For a Gaussian posterior with exact gradients its mean is T at every step
         size. Gradient noise raises it.
