@@ -114,14 +114,15 @@ def claims(result: Result) -> list[Claim]:
 def claim(name: str, errors: list[Errors], reference: Reference) -> Claim:
     """Returns the claim that samples end with errors below `MOST_ERRORS`."""
     first, last = errors[0], errors[-1]
+    held = last.mean_error < MOST_ERRORS[0] and last.covariance_error < MOST_ERRORS[1]
     return Claim(
         f"{name} reaches the exact posterior, E1 < {MOST_ERRORS[0]} and E2 < {MOST_ERRORS[1]}",
         f"E1 {last.mean_error:.4f} and E2 {last.covariance_error:.3f} after {last.passes:.0f} "
         f"passes ({first.mean_error:.4f} and {first.covariance_error:.3f} with one draw of each "
         f"chain; noise of the reference {reference.mean_floor:.4f} and "
         f"{reference.covariance_floor:.3f})",
-        last.mean_error < MOST_ERRORS[0] and last.covariance_error < MOST_ERRORS[1],
-        "the fewer the passes, the larger the Monte Carlo error of the covariance",
+        held,
+        "" if held else "few passes leave much Monte Carlo error in the covariance",
     )
 
 
