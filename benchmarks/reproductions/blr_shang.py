@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
+from scipy.special import expit
 
 import datasets
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common.logistic import as_batch, gaussian_log_prior, log_likelihood, score
+from benchmarks.common.second_half import second_half_means
 from benchmarks.reproductions import against_passes
 from benchmarks.reproductions.against_passes import WITH_FULL, Curve, curves, pairs
 from benchmarks.reproductions.experiment import Claim, Experiment, main
@@ -61,11 +63,8 @@ def log_likelihood_so_far(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
 
     `logits` are those of each state, `[states, rows]`, and labels are 0 and 1.
     """
-    signed = np.where(y > 0.5, logits, -logits).astype(np.float64)
-    sums = np.cumsum(0.5 * (1 + np.tanh(signed / 2)), axis=0)  # of p(y), without overflow
-    ends = np.arange(1, len(sums) + 1)
-    before = np.concatenate([np.zeros_like(sums[:1]), sums])[ends // 2]
-    return np.mean(np.log((sums - before) / (ends - ends // 2)[:, None]), axis=1)
+    probabilities = expit(np.where(y > 0.5, logits, -logits).astype(np.float64))
+    return np.array([np.mean(np.log(mean)) for mean in second_half_means(probabilities)])
 
 
 def show(found: list[Curve]) -> None:

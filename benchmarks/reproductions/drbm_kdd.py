@@ -30,8 +30,8 @@ import datasets
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line, drbm
 from benchmarks.common.chains import compiled
+from benchmarks.common.second_half import errors_so_far
 from benchmarks.reproductions.drbm_hmc import repeated
-from benchmarks.reproductions.drbm_shang import errors_so_far
 from benchmarks.reproductions.experiment import Claim, Experiment, main, subplots
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ def sgld(target: Any, epsilon: tf.Tensor, temperature: float = 1.0) -> sgmcmc.SG
 
 SGFS = functools.partial(sgmcmc.SGFS, num_estimation_steps=0)  # as in the paper
 METHODS = {
-    "SGD": Method(functools.partial(sgld, temperature=0.0), (0.3, 1.0, 3.0)),
-    "SGLD": Method(sgld, (0.3, 1.0, 3.0)),
-    "SGFS-d": Method(functools.partial(SGFS, covariance="diag"), (3.0, 10.0, 30.0)),
-    "SGFS-f": Method(functools.partial(SGFS, covariance="full"), (10.0, 30.0)),
+    "SGD": Method(functools.partial(sgld, temperature=0.0), (1.0, 3.0, 10.0)),
+    "SGLD": Method(sgld, (1.0, 3.0, 10.0)),
+    "SGFS-d": Method(functools.partial(SGFS, covariance="diag"), (10.0, 30.0, 100.0)),
+    "SGFS-f": Method(functools.partial(SGFS, covariance="full"), (3.0, 10.0, 30.0)),
 }
 
 

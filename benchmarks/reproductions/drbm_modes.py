@@ -11,6 +11,8 @@ by functions that no permutation changes: the log posterior, and the log probabi
 each of 200 test rows. R-hat (split) between chains from different random starts tells whether they
 agree. The starts of a method are those of the others. The data and the machine are those of
 `drbm_kdd_posterior`, with the prior N(0, I).
+
+The full form takes about 45 minutes on two cores, by the times of single steps.
 """
 
 from __future__ import annotations
@@ -142,13 +144,16 @@ def _thinned(states: drbm.Weights) -> list[tf.Tensor]:
 
 
 def claims(found: dict[str, Found]) -> list[Claim]:
-    hmc_rows = found["HMC"]
+    of_hmc = found["HMC"]
+    disagree = max(of_hmc.r_hat_joint, of_hmc.r_hat_rows) > AGREE
+    smaller = "N and H are smaller than in the paper"
+    apart = f"{smaller}: HMC crosses between the modes, or they differ by permutations alone"
     result = [
         Claim(
             "runs of HMC from different starts disagree",
-            _cell(hmc_rows),
-            max(hmc_rows.r_hat_joint, hmc_rows.r_hat_rows) > AGREE,
-            "N, H and the law are smaller than in the paper",
+            _cell(of_hmc),
+            disagree,
+            smaller if disagree else apart,
         )
     ]
     for name in ("SGLD", "replica exchange", "cyclical SGLD"):

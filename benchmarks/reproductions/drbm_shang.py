@@ -27,6 +27,7 @@ import numpy as np
 
 import datasets
 from benchmarks.common import drbm
+from benchmarks.common.second_half import errors_so_far
 from benchmarks.reproductions import against_passes
 from benchmarks.reproductions.against_passes import SAMPLERS, Curve, curves, pairs
 from benchmarks.reproductions.experiment import Claim, Experiment, main
@@ -88,20 +89,6 @@ def run(
             target, start, measure, SAMPLERS, step_sizes, frictions, num_passes, seed
         )
     return found
-
-
-def errors_so_far(probabilities: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the error of the mean over the second half of the states so far, `[states]`.
-
-    `probabilities` are `[states, rows, classes]`. A mean that is not finite has the error NaN.
-    """
-    sums = np.cumsum(probabilities, axis=0, dtype=np.float64)
-    found = []
-    for end in range(1, len(sums) + 1):
-        mean = sums[end - 1] - (sums[end // 2 - 1] if end > 1 else 0)
-        is_wrong = mean.argmax(axis=-1) != y
-        found.append(np.mean(is_wrong) if np.all(np.isfinite(mean)) else np.nan)
-    return np.array(found)
 
 
 def show(found: dict[str, list[Curve]]) -> None:
