@@ -160,7 +160,13 @@ def claims(found: dict[str, Found]) -> list[Claim]:
         agrees = max(found[name].r_hat_joint, found[name].r_hat_rows) < AGREE
         verdict = "all starts agree" if agrees else "the starts still disagree"
         ours = f"{verdict}: {_cell(found[name])}"
-        result.append(Claim(f"{name} from the same starts", ours, None))
+        short = not agrees and not disagree
+        why = (
+            "HMC agrees, so these chains lack steps and are not kept apart by modes"
+            if short
+            else ""
+        )
+        result.append(Claim(f"{name} from the same starts", ours, None, slow if short else ""))
     return result
 
 
