@@ -161,12 +161,9 @@ def claims(found: dict[str, Found]) -> list[Claim]:
         verdict = "all starts agree" if agrees else "the starts still disagree"
         ours = f"{verdict}: {_cell(found[name])}"
         short = not agrees and not disagree
-        why = (
-            "HMC agrees, so these chains lack steps and are not kept apart by modes"
-            if short
-            else ""
-        )
-        result.append(Claim(f"{name} from the same starts", ours, None, slow if short else ""))
+        slow = "HMC agrees, so these chains lack steps and are not kept apart by modes"
+        why = slow if short else ""
+        result.append(Claim(f"{name} from the same starts", ours, None, why))
     return result
 
 
