@@ -13,7 +13,7 @@ is that of the mean of the log posterior over examples: epsilon N / 2, where SGF
 methods make equally many passes, and all chains start at the same random weights. Times are of one
 chain, without compilation.
 
-The full form takes about 60 minutes on two quiet cores, nearly all of them in SGFS-f.
+The full form takes about 70 minutes, by the times of single steps, most of them in SGFS-f.
 """
 
 from __future__ import annotations
