@@ -131,5 +131,5 @@ def draw(rows: Mapping[str, list[Curve]], ylabel: str) -> Figure:
                 xlabel="passes over the data",
                 ylabel=ylabel,
             )
-            axis.legend(fontsize=6)
+        line[0].legend(fontsize=6)
     return figure

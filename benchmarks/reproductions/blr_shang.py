@@ -10,6 +10,8 @@ The log likelihood is the mean, for each test image, of the log of the class pro
 over the second half of the states so far. One state is kept after each pass. All chains start at
 zero, and chains of a sampler share their minibatches. The step sizes and frictions are the ones
 used here, because the paper's were not at hand: h = 2e-4, 5e-4 and 1e-3, and A = 1 and 10.
+
+The full form takes about two minutes.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
+from scipy.special import expit
 
 import datasets
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common.logistic import as_batch, gaussian_log_prior, log_likelihood, score
+from benchmarks.common.second_half import second_half_means
 from benchmarks.reproductions import against_passes
 from benchmarks.reproductions.against_passes import WITH_FULL, Curve, curves, pairs
 from benchmarks.reproductions.experiment import Claim, Experiment, main
@@ -61,11 +65,8 @@ def log_likelihood_so_far(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
 
     `logits` are those of each state, `[states, rows]`, and labels are 0 and 1.
     """
-    signed = np.where(y > 0.5, logits, -logits).astype(np.float64)
-    sums = np.cumsum(0.5 * (1 + np.tanh(signed / 2)), axis=0)  # of p(y), without overflow
-    ends = np.arange(1, len(sums) + 1)
-    before = np.concatenate([np.zeros_like(sums[:1]), sums])[ends // 2]
-    return np.mean(np.log((sums - before) / (ends - ends // 2)[:, None]), axis=1)
+    probabilities = expit(np.where(y > 0.5, logits, -logits).astype(np.float64))
+    return np.array([np.mean(np.log(mean)) for mean in second_half_means(probabilities)])
 
 
 def show(found: list[Curve]) -> None:
@@ -97,6 +98,22 @@ def claims(found: list[Curve]) -> list[Claim]:
                     f"behind at {'; '.join(behind)}" if behind else "",
                 )
             )
+    ends = [
+        c["CCAdL full"].final - max(c[other].final for other in ("SGNHT", "SGHMC"))
+        for c in groups.values()
+    ]
+    result.append(
+        Claim(
+            "CCAdL with all of Sigma is also ahead of both at the end",
+            f"ahead at {sum(gap > 0 for gap in ends)} of {len(ends)}; differences over the last"
+            f" quarter of the passes from {min(ends):.4f} to {max(ends):.4f}",
+            min(ends) > 0,
+            ""
+            if min(ends) > 0
+            else "a chain that is too hot can predict better, so this measure does not tell how"
+            " right the samples are",
+        )
+    )
     full = [c["CCAdL full"].overall - c["CCAdL"].overall for c in groups.values()]
     result.append(
         Claim(

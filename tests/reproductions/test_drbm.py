@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.common import drbm
+from benchmarks.common import drbm, second_half
 from benchmarks.reproductions import (
     drbm_hmc,
     drbm_kdd,
@@ -18,10 +18,10 @@ def test_errors_so_far_average_the_second_half() -> None:
     good, bad = [0.4, 0.6], [0.9, 0.1]
     probabilities = np.array([[bad], [good], [good], [bad], [good]])  # [states, rows, classes]
     # Means over the states 0; 1; 1 and 2; 2 and 3; 2, 3 and 4.
-    found = drbm_shang.errors_so_far(probabilities, np.array([1]))
+    found = second_half.errors_so_far(probabilities, np.array([1]))
     np.testing.assert_array_equal(found, [1, 0, 0, 1, 1])
     probabilities[3] = np.nan
-    found = drbm_shang.errors_so_far(probabilities, np.array([1]))
+    found = second_half.errors_so_far(probabilities, np.array([1]))
     np.testing.assert_array_equal(found, [1, 0, 0, np.nan, np.nan])
 
 
