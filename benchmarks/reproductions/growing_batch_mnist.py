@@ -5,8 +5,13 @@ Communications in Information and Systems 2013, figure 3: softmax regression on 
 60,000 for training and 10,000 for the test, log joint probability and test accuracy of 20 runs. One
 minibatch grows by a factor of 1.1 a step from 1 example to all of them, and the other one stays at
 10. The step sizes are equal for both. They are ours, as are the number of steps and the prior
-N(0, I) of all 7,850 weights. The first step size is a quarter of the largest stable one, 4 over the
-largest curvature at zero, 2.4e5.
+N(0, I) of all 7,850 weights. The first step size is half of the largest stable one, 4 over the
+largest curvature at zero, 2.4e5, and the last one a quarter.
+
+The growing minibatch gains where gradient noise limits the constant one. With steps that fall
+tenfold, from 4e-6, the noise of ten examples ends by itself: three runs of each ended at a log
+joint / N of -0.7105 and -0.7116, with standard errors of 0.0033 and 0.0024. The full form takes
+about a quarter of an hour.
 
 The quick form takes the first 6,000 images for training. The full form also runs the constant
 minibatch once for as many passes over the data as the growing one makes, which the paper does not
@@ -41,8 +46,8 @@ def run(
     *,
     growth: float = 1.1,
     constant_size: int = 10,
-    first_step_size: float = 4e-6,
-    last_step_size: float = 4e-7,
+    first_step_size: float = 8e-6,
+    last_step_size: float = 4e-6,
     num_steps: int = 300,
     num_runs: int = 20,
     num_long: int = 1,

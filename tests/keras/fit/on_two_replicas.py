@@ -143,6 +143,29 @@ def test_independent_batches_are_split_over_replicas():
     assert_close(runs[1], runs[0])
 
 
+def test_a_mixing_distance():
+    """The sum of the steps is on both replicas."""
+    runs = []
+    for strategy in (None, MIRRORED):
+        data = sgmcmc.keras.IndependentBatches(X, Y, batch_size=4, steps_per_epoch=6)
+        schedule = sgmcmc.schedules.PolynomialDecay(a=0.02)
+        run = sampler(sgld(schedule), mixing_distance=0.025)
+        model = classifier(strategy)
+        model.fit(data, verbose=0, callbacks=[run])
+        runs.append(run)
+    alone, together = runs
+    assert 1 < len(alone.sample_steps) < 6
+    np.testing.assert_array_equal(together.sample_steps, alone.sample_steps)
+    assert_close(together.samples, alone.samples)
+    assert_copies_are_equal(model, together)
+
+
+def test_growing_batches_are_refused():
+    data = sgmcmc.keras.IndependentBatches(X, Y, batch_size=6, steps_per_epoch=1, growth=1.1)
+    with pytest.raises(ValueError, match="on one replica for batches that grow.*Received: 2"):
+        classifier(MIRRORED).fit(data, verbose=0, callbacks=[sampler(check_num_examples=False)])
+
+
 def test_layers_see_the_rows_of_a_replica():
     """On a batch of two equal halves, layers do what they do on one half on one device.
 

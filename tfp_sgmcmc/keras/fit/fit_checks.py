@@ -37,12 +37,21 @@ def check_growth(model: keras.Model, source: Source) -> None:
     """Checks that a model can take batches that grow.
 
     Raises:
-      ValueError: XLA would compile the step, and the data are resident.
+      ValueError: the model has several replicas, or XLA would compile the step and the data are
+        resident.
 
     Warns:
       UserWarning: XLA would compile the step many times.
     """
-    if source.sizes is None or not model.jit_compile or model.run_eagerly:
+    if source.sizes is None:
+        return
+    num_replicas = model.distribute_strategy.num_replicas_in_sync
+    if num_replicas > 1:  # Keras looks at one of the batches, which then must split evenly
+        raise ValueError(
+            "The model must be on one replica for batches that grow, because Keras cannot split "
+            f"batches of all sizes evenly. Received: {num_replicas} replicas."
+        )
+    if not model.jit_compile or model.run_eagerly:
         return
     count = len(source.sizes.distinct)
     if isinstance(source.dataset, ResidentData):

@@ -24,8 +24,8 @@ class IndependentBatches(keras.utils.PyDataset):
 
     With `growth`, batches grow from a step of the chain to the next, until they hold all examples:
     early steps are cheap and noisy, late ones have the exact gradient. Each step's likelihood is
-    scaled by N / B with its own B, as in `sgmcmc.GrowingBatch`. A model that is compiled with
-    `jit_compile=True` is compiled once for each size.
+    scaled by N / B with its own B, as in `sgmcmc.GrowingBatch`. The model must be on one replica.
+    With `jit_compile=True` its step is compiled once for each size.
 
     A batch has B different examples. The batch of step t of a chain depends on (seed, t) alone, so
     a run in a directory goes on with the same batches.
