@@ -5,7 +5,7 @@ chain takes 20,000 steps on independent batches of the same size: so many, as te
 told only after ten times the steps in which a direction forgets its start. Its pilot takes three
 eighths of them, and its burn-in one eighth more. "-" stands for a temperature that cannot be told.
 
-"mnist" is a further network, run by name alone: 784-100-10 on the 60,000 images of MNIST, n = 128.
+`--mnist` runs a further network: 784-100-10 on the 60,000 images of MNIST, n = 128.
 """
 
 from __future__ import annotations
