@@ -16,6 +16,14 @@ from tfp_sgmcmc.keras.fit import automatic, pilot, thermometer
 from tfp_sgmcmc.keras.fit.excess import Scheme, law
 
 
+class FakeChoices:
+    """Predicts a temperature of 1."""
+
+    predicted, scale = {"worst": 1.0, "mean": 1.0}, None
+    numbers = dict(kernel="SGLD", step_size=1e-3, friction=None, covariance=None)
+    numbers |= dict(predicted_excess_worst=0.0, bound=0.1)
+
+
 class Start(keras.callbacks.Callback):
     """Remembers the weights where the pilot ends."""
 
@@ -140,6 +148,28 @@ class TestChain:
         local, predicted = (callback.temperatures[k]["worst"] for k in ("local", "predicted"))
         assert len(told) == 1 and local > 1e3 * predicted
         assert f"{predicted:.3g} was predicted" in told[0]
+
+    @pytest.mark.parametrize("measured", [-0.4, 3.0, 1.1])
+    def test_a_temperature_that_was_not_predicted_is_told(self, monkeypatch, measured):
+        guide = automatic.Automatic(types.SimpleNamespace(choices=FakeChoices()), 4)
+        guide._thermometer = types.SimpleNamespace(sure_worst=measured)
+        seen = types.SimpleNamespace(excess=lambda scheme: np.array([0.0, 0.0]))
+        for name in ("survey", "first_state", "Views", "batch_size"):
+            monkeypatch.setattr(automatic, name, lambda *_: None)
+        monkeypatch.setattr(automatic, "place_of", lambda *_: seen)
+        chain = types.SimpleNamespace(
+            is_pilot=False,
+            num_examples=N,
+            state=types.SimpleNamespace(status=lambda: types.SimpleNamespace(first_bad=-1)),
+        )
+        source = types.SimpleNamespace(batch=lambda _: X)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            for _ in range(2):
+                guide.look_back(chain, source)
+        expected = [] if measured == 1.1 else [f"{measured:.3g}, where 1 was predicted"]
+        assert len(caught) == len(expected)
+        assert all(e in str(w.message) for e, w in zip(expected, caught, strict=True))
 
     @pytest.mark.slow
     def test_several_steps_an_execution_and_resident_data(self):
