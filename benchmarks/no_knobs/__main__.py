@@ -69,6 +69,7 @@ def run(
     hand_seconds: float = 2.0,
     folder: str = "",
     networks: bool = False,
+    mnist: bool = False,
     quick: bool = False,
 ) -> Iterator[Any]:
     """Yields a row for each posterior, or for each network.
@@ -80,11 +81,13 @@ def run(
       hand_seconds: processor seconds for each setting by hand; 0 tries none.
       folder: keeps the exact moments, which a later call reads again.
       networks: runs ten networks through `fit` instead; see `benchmarks.no_knobs.networks`.
+      mnist: runs the network 784-100-10 on all of MNIST instead, which those ten leave out.
       quick: two small posteriors, without settings by hand, or few epochs of two networks.
     """
     tf.get_logger().setLevel("ERROR")
-    if networks:
-        yield from neural.run(QUICK_NETWORKS if quick else (), seed, quick)
+    if networks or mnist:
+        named = neural.BY_NAME if mnist else QUICK_NETWORKS if quick else ()
+        yield from neural.run(named, seed, quick)
         return
     if quick:
         posteriors, num_results, hand_seconds = QUICK, QUICK_RESULTS, 0.0

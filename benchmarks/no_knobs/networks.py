@@ -5,7 +5,7 @@ chain takes 20,000 steps on independent batches of the same size: so many, as te
 told only after ten times the steps in which a direction forgets its start. Its pilot takes three
 eighths of them, and its burn-in one eighth more. "-" stands for a temperature that cannot be told.
 
-"mnist" is a further network, run by name alone: 784-100-10 on the 60,000 images of MNIST, n = 128.
+`--mnist` runs a further network: 784-100-10 on the 60,000 images of MNIST, n = 128.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from datasets import mnist
 L = keras.layers
 LEARNING_RATE, STEPS_PER_EXECUTION = 3e-3, 10
 EPOCHS, NUM_STEPS, QUICK_STEPS, KEPT = 40, 20_000, 2_000, 400  # of the chain
+LOOKS = 5  # at the temperature in an epoch
 VOCABULARY, LENGTH, NUM_TEXTS = 30, 12, 1500
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, y, test x, test y
 
@@ -196,7 +197,11 @@ def one(name: str, network: Network, num_steps: int, epochs: int, seed: int) -> 
     )
     steps = num_steps // EPOCHS
     data = callback.resident(
-        x, y, batch_size=network.batch_size, steps_per_call=steps, steps_per_epoch=steps
+        x,
+        y,
+        batch_size=network.batch_size,
+        steps_per_call=max(1, steps // LOOKS),
+        steps_per_epoch=steps,
     )
     begin, error = time.perf_counter(), ""
     with warnings.catch_warnings(record=True) as caught:

@@ -93,3 +93,24 @@ def test_small_steps_keep_their_digits() -> None:
     np.testing.assert_allclose(law.temperature - 1, h * S / (2 * friction), rtol=1e-6, atol=1e-15)
     slow = overdamped_law(1e-9, 1e-3).relaxation_steps
     assert slow == pytest.approx(2e12, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["UnderdampedLangevin", "NOGIN"])
+def test_the_share_after_some_steps_is_that_of_the_code(name: str) -> None:
+    """The covariance of (theta, p) from a start at rest, step by step; both damped and not."""
+    h, friction = 0.05, 1.5
+    scheme = linear_scheme(
+        lambda target, initial_momentum: getattr(sgmcmc, name)(
+            target, h, friction, initial_momentum=initial_momentum
+        ),
+        np.diag(A),
+    )
+    law = {"UnderdampedLangevin": splitting_law, "NOGIN": nogin_law}[name](h, friction, A)
+    covariance, added = np.zeros([6, 6]), scheme.drawn @ scheme.drawn.T
+    for k in range(1, 201):
+        covariance = scheme.step @ covariance @ scheme.step.T + added
+        if k in (10, 50, 200):
+            share = A * np.diag(covariance)[:3]
+            np.testing.assert_allclose(law.share_after(k), share, rtol=0.05)
+    r = overdamped_law(0.1, A)
+    np.testing.assert_allclose(r.share_after(7), 1 - r.trace**14, rtol=1e-9)

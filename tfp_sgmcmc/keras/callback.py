@@ -17,6 +17,7 @@ from tfp_sgmcmc.keras.fit.arguments import check_options, checked_collection, ch
 from tfp_sgmcmc.keras.fit.automatic import Automatic, check_single_replica
 from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.fit.chain import Chain, check_same_variables, check_variables
+from tfp_sgmcmc.keras.fit.fit_checks import check_samplable
 from tfp_sgmcmc.keras.fit.monitor import noise_monitor
 from tfp_sgmcmc.keras.fit.pilot import pilot_of
 from tfp_sgmcmc.keras.fit.preflight import Preflight
@@ -29,10 +30,9 @@ from tfp_sgmcmc.keras.fit.train_function import (
     check_callbacks,
     guard,
 )
-from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
-from tfp_sgmcmc.keras.model.replicas import check_distribution
 from tfp_sgmcmc.kernels.settings import StepSize
 
 
@@ -263,22 +263,6 @@ class SamplerCallback(Access, keras.callbacks.Callback):
         self._train_function: BatchTrainFunction | None = None
         self._steps = BatchSteps(self._recorder, self._preflight, self._start_chain)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Refuses copies and pickles of a callback whose chain runs; before, they may work."""
-        if self._recorder.chain is not None:
-            raise TypeError(
-                "A SamplerCallback cannot be copied or pickled once it has a chain, which lives in "
-                "its model's variables and in compiled functions. Save the samples by "
-                "posterior.save(path), or give a new callback a directory."
-            )
-        return dict(vars(self))
-
-    @property
-    def seed(self) -> tuple[int, int]:
-        """The seed of the chain, two integers, with which it can be repeated."""
-        high, low = self._seed.numpy().tolist()
-        return high, low
-
     def get_config(self) -> dict[str, Any]:
         """Returns the numbers that a chain in a directory must have been made with."""
         auto = {} if self._auto is None else {"max_excess_temperature": self._auto.pilot.bound}
@@ -296,15 +280,9 @@ class SamplerCallback(Access, keras.callbacks.Callback):
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
-        if keras.backend.backend() != "tensorflow":
-            raise ValueError(
-                f"The Keras backend must be tensorflow. Received: {keras.backend.backend()}."
-            )
-        internals.check_model(model)
-        compiled_loss.check_likelihoods(model)
         if self._auto is not None:
             check_single_replica(model)
-        check_distribution(model, num_groups=self._num_groups, noise_every=self._monitor)
+        check_samplable(model, num_groups=self._num_groups, noise_every=self._monitor)
         chain = self._recorder.chain
         if self._recorder.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")

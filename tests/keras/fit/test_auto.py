@@ -1,5 +1,6 @@
 """`SamplerCallback("auto")`: the chain that it leaves, its directory, its logs, and misuse."""
 
+import types
 import warnings
 
 import keras
@@ -11,8 +12,16 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.fit.small_auto import N, X, Y, auto, quietly, regression
 from tests.keras.small_models import assert_equal, unit_normal
-from tfp_sgmcmc.keras.fit import pilot, thermometer
+from tfp_sgmcmc.keras.fit import automatic, pilot, thermometer
 from tfp_sgmcmc.keras.fit.excess import Scheme, law
+
+
+class FakeChoices:
+    """Predicts a temperature of 1."""
+
+    predicted, scale = {"worst": 1.0, "mean": 1.0}, None
+    numbers = dict(kernel="SGLD", step_size=1e-3, friction=None, covariance=None)
+    numbers |= dict(predicted_excess_worst=0.0, bound=0.1)
 
 
 class Start(keras.callbacks.Callback):
@@ -123,6 +132,45 @@ class TestChain:
         quietly(model, callback, batch_size=24, epochs=2)
         assert callback.choices is not None and len(callback.samples[0]) == 5
 
+    def test_more_noise_than_the_pilot_saw_is_told_once(self, monkeypatch):
+        survey = automatic.survey
+
+        def noisier(*arguments):
+            found = survey(*arguments)
+            return found._replace(noise=1e6 * found.noise, mean_noise=1e6 * found.mean_noise)
+
+        monkeypatch.setattr(automatic, "survey", noisier)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            callback = auto(max_excess_temperature=0.1)
+            regression().fit(X, Y, batch_size=40, epochs=5, verbose=0, callbacks=[callback])
+        told = [str(w.message) for w in caught if "has grown since the pilot" in str(w.message)]
+        local, predicted = (callback.temperatures[k]["worst"] for k in ("local", "predicted"))
+        assert len(told) == 1 and local > 1e3 * predicted
+        assert f"{predicted:.3g} was predicted" in told[0]
+
+    @pytest.mark.parametrize("measured", [-0.4, 3.0, 1.1])
+    def test_a_temperature_that_was_not_predicted_is_told(self, monkeypatch, measured):
+        guide = automatic.Automatic(types.SimpleNamespace(choices=FakeChoices()), 4)
+        guide._thermometer = types.SimpleNamespace(sure_worst=measured)
+        seen = types.SimpleNamespace(excess=lambda scheme: np.array([0.0, 0.0]))
+        for name in ("survey", "first_state", "Views", "batch_size"):
+            monkeypatch.setattr(automatic, name, lambda *_: None)
+        monkeypatch.setattr(automatic, "place_of", lambda *_: seen)
+        chain = types.SimpleNamespace(
+            is_pilot=False,
+            num_examples=N,
+            state=types.SimpleNamespace(status=lambda: types.SimpleNamespace(first_bad=-1)),
+        )
+        source = types.SimpleNamespace(batch=lambda _: X)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            for _ in range(2):
+                guide.look_back(chain, source)
+        expected = [] if measured == 1.1 else [f"{measured:.3g}, where 1 was predicted"]
+        assert len(caught) == len(expected)
+        assert all(e in str(w.message) for e, w in zip(expected, caught, strict=True))
+
     @pytest.mark.slow
     def test_several_steps_an_execution_and_resident_data(self):
         model, callback = regression(jit_compile=True, steps_per_execution=5), auto()
@@ -184,6 +232,11 @@ class TestMisuse:
             auto(max_excess_temperature="x")
         with pytest.raises(ValueError, match='must be "auto", the name of a kernel.*automatic'):
             sgmcmc.keras.SamplerCallback("automatic", N, None)
+
+    def test_several_replicas(self):
+        two = types.SimpleNamespace(num_replicas_in_sync=2)
+        with pytest.raises(ValueError, match="on 2 replicas.*choices.make_kernel"):
+            automatic.check_single_replica(types.SimpleNamespace(distribute_strategy=two))
 
     def test_data_that_cannot_be_seen(self):
         data = tf.data.Dataset.range(1).interleave(

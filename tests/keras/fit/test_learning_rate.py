@@ -88,6 +88,12 @@ def test_a_run_in_a_directory_goes_on_with_its_rate(tmp_path):
     assert_equal(script("twice", 2, 4), script("once", 4))
 
 
+def test_a_plateau_after_a_sampler_that_saves_the_rate(tmp_path):
+    callback, plateau = named(directory=tmp_path), keras.callbacks.ReduceLROnPlateau("loss")
+    with pytest.raises(ValueError, match="ReduceLROnPlateau must come before SamplerCallback"):
+        model().fit(X, Y, verbose=0, callbacks=[callback, plateau])
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

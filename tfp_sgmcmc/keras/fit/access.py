@@ -32,6 +32,22 @@ class Access:
     _num_chains: int | None
     _posterior: Posterior | None = None  # kept for what it has compiled
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuses copies and pickles of a callback whose chain runs; before, they may work."""
+        if self._recorder.chain is not None:
+            raise TypeError(
+                "A SamplerCallback cannot be copied or pickled once it has a chain, which lives in "
+                "its model's variables and in compiled functions. Save the samples by "
+                "posterior.save(path), or give a new callback a directory."
+            )
+        return dict(vars(self))
+
+    @property
+    def seed(self) -> tuple[int, int]:
+        """The seed of the chain, two integers, with which it can be repeated."""
+        high, low = self._seed.numpy().tolist()
+        return high, low
+
     @property
     def samples(self) -> list[Any]:
         """Samples so far, `[num_kept, ...]` for each of `model.trainable_variables`.

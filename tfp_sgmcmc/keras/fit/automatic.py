@@ -80,7 +80,8 @@ class Automatic:
 
         Warns:
           UserWarning: the noise there makes the chain more than twice as hot above its temperature
-            as was predicted, and hotter than the bound.
+            as was predicted, and hotter than the bound, or the measured temperature along the
+            hottest direction is more than twice or less than half of what was predicted.
         """
         choices = self.choices
         if choices is None or chain is None or self._thermometer is None or chain.is_pilot:
@@ -95,7 +96,20 @@ class Automatic:
         worst, mean = float(excess.max()), float(excess[-1])
         self._local = {"worst": 1 + worst, "mean": 1 + mean}
         least = max(_AS_PREDICTED * own["predicted_excess_worst"], own["bound"])
-        if worst > least and not self._has_warned:
+        measured, predicted = self._thermometer.sure_worst, choices.predicted["worst"]
+        if self._has_warned:
+            return
+        if measured > _AS_PREDICTED * predicted or measured < predicted / _AS_PREDICTED:
+            self._has_warned = True
+            warnings.warn(
+                f"The measured temperature of the hottest direction is {measured:.3g}, where "
+                f"{predicted:.3g} was predicted. The log posterior or the noise along the chain is "
+                "far from what the pilot met at its end, so neither tells how right the samples "
+                "are. Begin again from these weights with a new callback, and more "
+                "num_burnin_epochs.",
+                stacklevel=2,
+            )
+        elif worst > least:
             self._has_warned = True
             warnings.warn(
                 "Gradient noise or curvature has grown since the pilot. At the chain's place the "

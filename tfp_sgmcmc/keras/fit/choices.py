@@ -98,8 +98,8 @@ class Choices:
             )
         if own["growth"] > _STEADY:
             found.append(
-                f"curvature or noise grew {own['growth']:.3g}-fold in the last trial, and may go "
-                "on to grow; more num_burnin_epochs would tell"
+                f"curvature or noise may grow {own['growth']:.3g}-fold from where the pilot ended, "
+                "by what its trials met; more num_burnin_epochs would tell"
             )
         return "; ".join(found) or None
 

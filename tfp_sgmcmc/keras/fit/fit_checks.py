@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,13 +15,27 @@ from tfp_sgmcmc.keras.fit.chain import Chain
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 from tfp_sgmcmc.keras.fit.source import Source
-from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.model import compiled_loss, internals, replicas
 
 _LARGE = 2**26  # bytes of a full covariance below which memory is not computed
 _MANY = 2**20  # all rows of a batch
 _MANY_SIZES = 20  # of batches, for each of which XLA compiles the step
 _MOST_FULL = 10_000  # variables with a full covariance; a step decomposes it
 _LEARNING_RATE = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+
+
+def check_samplable(model: keras.Model, **single: Any) -> None:
+    """Raises ValueError for a model, a backend or a strategy that a chain does not support.
+
+    `single` are options that only a model on a single replica can have (None if not given).
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            f"The Keras backend must be tensorflow. Received: {keras.backend.backend()}."
+        )
+    internals.check_model(model)
+    compiled_loss.check_likelihoods(model)
+    replicas.check_distribution(model, **single)
 
 
 def check_size(source: Source, num_examples: int) -> None:

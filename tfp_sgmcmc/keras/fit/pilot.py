@@ -27,6 +27,7 @@ from tfp_sgmcmc.storage.directory import CHECKPOINT
 _RATE, _STEPS = 3e-3, 100.0  # the descent's first step in a weight; it falls after so many steps
 _TRIALS = (1, 2, 4)  # parts of the pilot: a longer trial sees more of where the chain samples
 _AFTER_FAILURE = 16.0  # times the curvature is allowed for after a trial that failed
+_AFTER_SUCCESS = 4.0  # times less is allowed for after a trial that did not
 _FLOOR = 0.1  # no entry of M is more than 1 / _FLOOR times that of a typical weight
 _MOST_FULL = 1000  # weights whose gradient noise has a full covariance
 
@@ -48,7 +49,7 @@ class Pilot:
     is tried, and chosen again by what is found where that leads, up to three times, each time for
     twice as many epochs. Both may go on to grow as in the last trial, or ninefold. A trial that
     becomes NaN or infinite, or comes to where its step is unstable, is taken back, and the next
-    ones expect 16 times as much.
+    one expects 16 times as much growth.
 
     `SGHMC` is not among the kernels. Without the covariance it is `UnderdampedLangevin` with a
     larger error of the step. With it, its friction must exceed h / 2 times the largest eigenvalue
@@ -70,7 +71,7 @@ class Pilot:
         self._trial: Choices | None = None
         self._views: Views | None = None
         self._found: Landscape | None = None  # where a trial began
-        self._growth, self._has_failed = 1.0, False
+        self._growth = 1.0
         self._weights: list[np.ndarray] = []  # of the model where a trial began
         last = 3 * num_burnin_epochs // 4
         first = max(1, last // 3)
@@ -139,11 +140,11 @@ class Pilot:
             here = survey(chain, self._views, first_state(chain), source, size, scale)
             growth = 1.0 if found is None else _growth(found, here)
             if self._trial is None or self._trial.is_stable(here):
-                least = self._growth if self._has_failed else 1.0
+                least = max(1.0, self._growth / _AFTER_SUCCESS)
                 found, self._growth = here, max(least, min(growth, MARGIN))
         assert found is not None  # a descent that fails has raised
         if found is self._found:  # the trial failed
-            self._has_failed, self._growth = True, self._growth * _AFTER_FAILURE
+            self._growth *= _AFTER_FAILURE
             for variable, value in zip(chain.model.weights, self._weights, strict=True):
                 variable.assign(value)
             state = self.starts or [v.numpy() for v in chain.state.variables]

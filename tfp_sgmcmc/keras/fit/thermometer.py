@@ -16,6 +16,7 @@ from tfp_sgmcmc.state import flatten_events
 
 _ROWS = 2048  # examples whose gradient stands for that of all: gradients without noise differ less
 _LOOKS = 20  # an epoch
+_SURE = 5  # times as many steps, after which a measured temperature is within a factor of two
 _LEAST = 5  # looks before a temperature is told
 
 
@@ -76,3 +77,16 @@ class Thermometer:
             name: found if watched >= self._enough[name] else math.nan
             for name, found in (("worst", worst), ("mean", mean))
         }
+
+    @property
+    def sure_worst(self) -> float:
+        """The temperature along the hottest direction, NaN as long as chance can halve it.
+
+        After 50 relaxation times a sample variance is nearly chi-square with 50 degrees of freedom,
+        which is below half or above twice its mean with probability 1e-4, and so are the looks if
+        there are as many.
+        """
+        if len(self._pairs) < _SURE * ENOUGH:
+            return math.nan
+        is_sure = self._steps[-1] - self._steps[0] >= _SURE * self._enough["worst"]
+        return self.temperatures["worst"] if is_sure else math.nan

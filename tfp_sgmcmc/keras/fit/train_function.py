@@ -115,6 +115,12 @@ def check_callbacks(
             "BackupAndRestore saves the model's weights alone, from which a chain cannot go on. "
             f"Give {name} a directory, which saves all of the chain."
         )
+    plateau = keras.callbacks.ReduceLROnPlateau
+    if stored and any(isinstance(c, plateau) for c in callbacks[callbacks.index(sampler) :]):
+        raise ValueError(
+            f"ReduceLROnPlateau must come before {name} in callbacks, which saves the learning "
+            "rate at the end of an epoch. Received: it comes after."
+        )
     if backups and backups[-1] > callbacks.index(sampler):
         raise ValueError(
             f"BackupAndRestore must come before {name} in callbacks, or be left out. Received: it "
