@@ -12,8 +12,6 @@ and the seconds of a pass are beside them. SGFS has B = gamma N V, the paper's c
 plain number. V is kept after the first steps, which are burn-in. All settings of a method run as
 chains beside each other that share minibatches. HMC has a fixed step of 0.6 of its largest stable
 one. An autocorrelation time that is too long for the chain counts as infinite.
-
-The full form takes about ten minutes on two quiet cores.
 """
 
 from __future__ import annotations
