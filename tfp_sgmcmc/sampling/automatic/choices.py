@@ -27,8 +27,8 @@ class Choices:
       num_steps_between_results: steps between draws.
       predicted_excess: relative excess of the draws' variance that the noise was predicted to
         cause: its mean over directions, and the worst direction. None without noise.
-      measured_excess: the same from the noise at the pilot's draws. The temperature takes the mean
-        off.
+      measured_excess: the same from the noise at the pilot's draws. The temperature makes up for
+        the mean, and for the effect of the step.
       run_excess: the same from the noise at the draws of the run.
       guarded_share: share of the run's draws so far out that the guard of the control variates, w,
         is below 1.

@@ -5,33 +5,25 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.sampling.automatic.choose import Choice
 from tfp_sgmcmc.sampling.automatic.fallbacks import fall_back
-from tfp_sgmcmc.sampling.automatic.figures import Convergence, Fit, convergence, fit
-from tfp_sgmcmc.sampling.automatic.noise import Excess, excess_of, guarded_share
 from tfp_sgmcmc.sampling.automatic.prepared import Prepared
 from tfp_sgmcmc.sampling.automatic.problem import as_problem, single_state
 from tfp_sgmcmc.sampling.automatic.reasons import NotQuadratic
 from tfp_sgmcmc.sampling.automatic.saved import load, save
-from tfp_sgmcmc.sampling.automatic.selection import MOST_WORST
+from tfp_sgmcmc.sampling.automatic.verdict import Verdict, coordinates, judge
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
-from tfp_sgmcmc.state import flatten_events
 from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.targets import preflight
 
-_MOST_TESTED = 500  # results at which gradients are taken
-_LEAST_RESULTS = 50
-_MOST_SECONDS = 60.0  # of sampling, for draws that are made again because they are slow
 _MOST_RUNS = 3
-# What is not told apart from sound draws: relative variance, and standard deviations.
-_NOTED_EXCESS, _NOTED_SHIFT = 0.04, 0.05
+_MOST_SECONDS = 60.0  # of sampling, for draws that are made again because they are slow
 
 
 def sample_target(
@@ -89,7 +81,7 @@ def sample_target(
             preflight_check=False,
             view=prepared.bijector.forward,
         )
-        found = _judge(result, prepared, check_seed, goal)
+        found = judge(result, prepared, check_seed, goal)
         if not found.flags or not result.is_complete or attempt == _MOST_RUNS:
             break
         better, why = _better(prepared, choose, num_results, found, result.timings.seconds, run)
@@ -98,7 +90,7 @@ def sample_target(
             break
         # All draws are dropped, and others are made from their end.
         prepared = better.with_choices(
-            start=_coordinates(result.final_state, prepared.bijector),
+            start=coordinates(result.final_state, prepared.bijector),
             seed=_integers(random.fold_in(run_seed, attempt)),
         )
     prepared, last = prepared.with_choices(**found.along), found.line
@@ -117,63 +109,11 @@ def sample_target(
     )
 
 
-class _Verdict(NamedTuple):
-    """What the checks of the draws found.
-
-    Attributes:
-      flags: what is wrong, in plain words.
-      line: how good the draws are.
-      lacking: the goal over the effective sample size.
-      along: figures of the run for `Choices`.
-    """
-
-    flags: list[str]
-    line: str
-    lacking: float
-    along: dict[str, Any]
-
-
-def _judge(result: SampleResult, prepared: Prepared, seed: tf.Tensor, goal: float) -> _Verdict:
-    if result.num_results < _LEAST_RESULTS:
-        flag = f"Fewer than {_LEAST_RESULTS} draws of a chain cannot be checked. Ask for more."
-        line = f"{result.num_results} draws of each chain were taken."
-        return _Verdict([flag], line, 0.0, {})
-    found, fits, z = _figures(result, prepared, seed)
-    line = (
-        f"The draws of all chains are worth {found.ess:.0f} independent ones for the worst "
-        f"parameter, R-hat is {found.rhat:.3f}, and their gradients say that the variance is "
-        f"{fits.temperature:.3f} +- {fits.error:.3f} of the posterior's."
-    )
-    flags, along = _flags(found, fits, goal), {}
-    if prepared.noise is not None:
-        c = prepared.choices
-        share, covariance = guarded_share(z), prepared.noise.at(z)
-        excess = excess_of(covariance, c.arguments["step_size"], c.batch_size or 1)
-        along = {"guarded_share": share, "run_excess": excess}
-        line += (
-            f" The noise at these draws makes variances {100 * excess.mean:.2g} % too large on "
-            "average before the temperature, and the control variates were held back at "
-            f"{100 * share:.2g} % of them."
-        )
-        flags += _flags_of_noise(excess, c.arguments["temperature"])
-    return _Verdict(flags, line, goal / found.ess, along)
-
-
-def _flags_of_noise(excess: Excess, temperature: float) -> list[str]:
-    left = excess.mean + temperature - 1
-    if abs(left) < _NOTED_EXCESS and excess.worst < 2 * MOST_WORST:
-        return []
-    return [
-        f"The noise of minibatches grew along the run: it makes variances {100 * left:.2g} % too "
-        f"large on average, and {100 * excess.worst:.2g} % in the worst direction."
-    ]
-
-
 def _better(
     prepared: Prepared,
     choose: Choice,
     num_results: int,
-    found: _Verdict,
+    found: Verdict,
     seconds: float,
     run: RunDirectory | None,
 ) -> tuple[Prepared | None, list[str]]:
@@ -205,48 +145,6 @@ def _better(
 def _integers(seed: tf.Tensor) -> tuple[int, int]:
     first, second = seed.numpy().tolist()
     return first, second
-
-
-def _figures(
-    result: SampleResult, prepared: Prepared, seed: tf.Tensor
-) -> tuple[Convergence, Fit, np.ndarray]:
-    """Returns figures of all draws and of the gradients at some, which are the third, as z."""
-    states = tf.nest.map_structure(np.asarray, result.states)
-    flat = flatten_events(tf.nest.map_structure(tf.convert_to_tensor, states), 2).numpy()
-    most = min(len(flat), _MOST_TESTED if prepared.is_noisy else max(50, len(flat) // 10))
-    picked = np.unique(np.linspace(0, len(flat) - 1, most).astype(int))
-    z = _coordinates(tf.nest.map_structure(lambda x: x[picked], states), prepared.bijector)
-    return convergence(flat), fit(z, prepared.gradients(z, seed)), z
-
-
-def _coordinates(states: Any, bijector: Any) -> np.ndarray:
-    return bijector.inverse(tf.nest.map_structure(tf.convert_to_tensor, states)).numpy()
-
-
-def _flags(found: Convergence, fits: Fit, goal: float) -> list[str]:
-    """Returns what is wrong with the draws, in plain words."""
-    flags = []
-    if not found.rhat <= found.limit:
-        flags.append(
-            f"The chains disagree: R-hat is {found.rhat:.3f}. Do not trust these draws. The "
-            "posterior may have several modes or a funnel; ReplicaExchangeSGLD moves between modes."
-        )
-    if not found.ess >= goal:
-        flags.append(
-            f"The draws are worth {found.ess:.0f} independent ones for the worst parameter, fewer "
-            f"than {goal:.0f}. Ask for more results."
-        )
-    if not abs(fits.excess) <= _NOTED_EXCESS + 3 * fits.error:
-        way = "wide" if fits.excess > 0 else "narrow"
-        flags.append(
-            f"The draws are too {way}: by their gradients, the variance is {fits.temperature:.3f} "
-            f"+- {fits.error:.3f} of the posterior's on average."
-        )
-    if not fits.shift**2 <= _NOTED_SHIFT**2 + 4 * fits.shift_error**2:
-        flags.append(
-            f"The means are off by about {fits.shift:.2f} standard deviations, by their gradients."
-        )
-    return flags
 
 
 def _show(lines: Any, progress_bar: bool | None) -> None:

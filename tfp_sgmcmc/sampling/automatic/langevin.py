@@ -14,7 +14,13 @@ from tfp_sgmcmc.sampling.automatic import coordinates as to
 from tfp_sgmcmc.sampling.automatic.chains import Chains
 from tfp_sgmcmc.sampling.automatic.coordinates import Coordinates
 from tfp_sgmcmc.sampling.automatic.hamiltonian import TimedHMC
-from tfp_sgmcmc.sampling.automatic.noise import NUM_STATES, Excess, Noise, excess_of
+from tfp_sgmcmc.sampling.automatic.noise import (
+    NUM_STATES,
+    Excess,
+    Noise,
+    excess_of,
+    excess_of_parameters,
+)
 from tfp_sgmcmc.sampling.automatic.pilot import Pilot
 from tfp_sgmcmc.sampling.automatic.prepared import Prepared, prepare
 from tfp_sgmcmc.sampling.automatic.reasons import NotQuadratic
@@ -28,9 +34,10 @@ from tfp_sgmcmc.sampling.automatic.selection import (
 from tfp_sgmcmc.sampling.automatic.trials import Trials
 from tfp_sgmcmc.targets import ControlVariate, MinibatchLogProb
 
-_PILOT_DRAWS = 200
+_PILOT_DRAWS = 400
 _MOST_PILOTS = 5
 _UNEXPLAINED = 0.015  # excess variance beyond the noise's, which says that the step is too large
+_OF_STEPS = 0.01  # excess variance that a step of 1 may cause, to either side
 
 
 class Langevin:
@@ -70,7 +77,8 @@ class Langevin:
             if self._seconds(chosen.batch_size) * chosen.steps_per_draw > self._hmc.seconds:
                 return None
             predicted = predicted or Excess(chosen.mean, chosen.worst)
-            pilot = self._pilot(chosen)
+            of_pilot = 1 - self._of_parameters(covariance, chosen)
+            pilot = self._pilot(chosen, of_pilot)
             smaller = tuple(x for x in steps if x < chosen.step_size)
             if pilot is None:
                 steps = smaller
@@ -85,7 +93,7 @@ class Langevin:
                     self.found = to.at_draws(self._problem, self.found, pilot.z)
                     covariance = None
                     continue
-            explained = measured.mean + chosen.temperature - 1
+            explained = measured.mean + of_pilot - 1
             if pilot.fit.excess - explained > _UNEXPLAINED + 2.5 * pilot.fit.error:
                 steps = smaller
                 continue
@@ -96,7 +104,10 @@ class Langevin:
                 continue
             if pilot.convergence.rhat > 1.1 or pilot.fit.excess < -0.03 - 3 * pilot.fit.error:
                 return None
-            return self._prepared(chosen, pilot, predicted, measured)
+            unexplained = pilot.fit.excess - explained
+            noise = self._of_parameters(covariance, chosen)
+            t = temperature(noise, unexplained, pilot.fit.error)
+            return self._prepared(chosen, t, pilot, predicted, measured)
         return None
 
     def _predicted(self) -> np.ndarray | None:
@@ -127,29 +138,41 @@ class Langevin:
             self._trials.seconds(name, self._timed[n])
         return self._trials.milliseconds[name] / 1e3
 
-    def _pilot(self, chosen: Setting) -> Pilot | None:
+    def _of_parameters(self, covariance: np.ndarray, chosen: Setting) -> float:
+        assert self.found.factor is not None
+        sizes = chosen.step_size, chosen.batch_size
+        return excess_of_parameters(covariance, self.found.factor, *sizes)
+
+    def _pilot(self, chosen: Setting, temperature: float) -> Pilot | None:
         self._gradients = self._trials.gradients(self._control.with_batch_size(chosen.batch_size))
-        settings = chosen.step_size, chosen.temperature
+        settings = chosen.step_size, temperature
         chains = self._timed[chosen.batch_size]
         draws = functools.partial(self._trials.pilot, chains, self._gradients, settings)
         return draws(chosen.steps_per_draw, _PILOT_DRAWS)
 
     def _prepared(
-        self, chosen: Setting, pilot: Pilot, predicted: Excess, measured: Excess
+        self,
+        chosen: Setting,
+        temperature: float,
+        pilot: Pilot,
+        predicted: Excess,
+        measured: Excess,
     ) -> Prepared:
         n = chosen.batch_size
         arguments: dict[str, Any] = {
             "step_size": chosen.step_size,
             "friction": FRICTION,
-            "temperature": round(1 - measured.mean, 4),
+            "temperature": round(temperature, 4),
         }
         line = (
             f"A step takes {n} of the {self._problem.num_examples} examples, those more often "
             "whose log likelihood is far from its quadratic. Their noise was predicted to make "
             f"variances {100 * predicted.mean:.2g} % too large on average and "
             f"{100 * predicted.worst:.2g} % in the worst direction; at the pilot's draws it is "
-            f"{100 * measured.mean:.2g} % and {100 * measured.worst:.2g} %. A temperature of "
-            f"{arguments['temperature']:.4g} takes the average off."
+            f"{100 * measured.mean:.2g} % and {100 * measured.worst:.2g} %. By this and by the "
+            "gradients at these draws, a temperature of "
+            f"{arguments['temperature']:.4g} makes the parameters' variances right "
+            "on average."
         )
         return prepare(
             UnderdampedLangevin(self._control.with_batch_size(n), **arguments),
@@ -166,3 +189,20 @@ class Langevin:
             predicted_excess=predicted,
             measured_excess=measured,
         )
+
+
+def temperature(noise: float, unexplained: float, error: float) -> float:
+    r"""Returns the temperature at which the parameters' variances are right on average.
+
+    \[
+    T = 1 - m - \frac{0.01^2}{0.01^2 + \sigma^2} u
+    \]
+
+    with the mean excess m of the parameters' variances by the noise, and the excess
+    \( u \pm \sigma \) that gradients at the pilot's draws show beyond what the noise explains. That
+    is the step's effect, of about 0.01.
+
+    >>> round(temperature(0.02, unexplained=0.01, error=0.01), 4)
+    0.975
+    """
+    return 1 - noise - _OF_STEPS**2 / (_OF_STEPS**2 + error**2) * unexplained

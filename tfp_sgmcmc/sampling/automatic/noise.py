@@ -41,6 +41,18 @@ def excess_of(covariance: np.ndarray, step_size: float, batch_size: int) -> Exce
     return Excess(float(eigenvalues.mean()), float(eigenvalues[-1]))
 
 
+def excess_of_parameters(
+    covariance: np.ndarray, factor: np.ndarray, step_size: float, batch_size: int
+) -> float:
+    """Returns the mean over parameters of the relative excess of their variances.
+
+    `factor` is L in theta = center + L z. Directions that the data hardly inform, which have little
+    noise, make up most of the variances of parameters.
+    """
+    ratios = ((factor @ covariance) * factor).sum(axis=-1) / (factor**2).sum(axis=-1)
+    return float(excess_variance_factor(step_size, FRICTION) / batch_size * ratios.mean())
+
+
 def guarded_share(z: np.ndarray) -> float:
     """Returns the share of states `[..., D]` at which the guard w of control variates is below 1.
 

@@ -27,6 +27,7 @@ class Prepared:
       lines: what was done and why.
       flags: what cannot be promised.
       noise: the noise of a control variate's estimates at z; None for other targets.
+      most_results: the number of draws that there is time for; None for any number.
     """
 
     kernel: Any
@@ -36,6 +37,7 @@ class Prepared:
     lines: tuple[str, ...]
     flags: tuple[str, ...] = ()
     noise: Noise | None = None
+    most_results: int | None = None
 
     @property
     def is_noisy(self) -> bool:
@@ -46,7 +48,8 @@ class Prepared:
         return dataclasses.replace(self, flags=(*self.flags, *flags))
 
     def plan(self, num_results: int) -> Plan:
-        c = self.choices
+        c, most = self.choices, self.most_results
+        num_results = num_results if most is None else min(num_results, most)
         return Plan(num_results, c.num_burnin_steps, c.num_steps_between_results + 1)
 
     def with_choices(self, **changes: Any) -> Prepared:

@@ -41,11 +41,6 @@ class Setting(NamedTuple):
         """
         return round(2 / self.step_size)
 
-    @property
-    def temperature(self) -> float:
-        """The temperature at which the noise makes the mean variance 1, as it is predicted."""
-        return 1 - self.mean
-
 
 def batch_sizes(num_examples: int) -> list[int]:
     """Returns the batch sizes that are tried, up to N.
