@@ -77,7 +77,7 @@ def test_the_temperature_takes_the_mean_excess_off(h: float) -> None:
     Negative control: the mean over whitened directions in place of parameters.
     """
     factor, root = np.tril(RNG.normal(size=[3, 3])) + 2 * np.eye(3), RNG.normal(size=[3, 3])
-    noise, n = root @ root.T, 200
+    noise, n = root @ root.T, 10
     one_step, by_o, by_b = scheme(h, FRICTION)
     step, of_o, of_b = np.kron(one_step, np.eye(3)), np.kron(by_o, np.eye(3)), np.kron(by_b, noise)
 

@@ -26,6 +26,7 @@ from tfp_sgmcmc.sampling.automatic.prepared import Prepared, prepare
 from tfp_sgmcmc.sampling.automatic.reasons import NotQuadratic
 from tfp_sgmcmc.sampling.automatic.selection import (
     FRICTION,
+    MOST_WORST,
     STEP_SIZES,
     Setting,
     cheapest,
@@ -100,7 +101,7 @@ class Langevin:
             # More than chance and the pilot's wider starts explain; else with what was measured.
             if not (measured.mean < 1.5 * chosen.mean + 0.002):
                 continue
-            if not (measured.worst < 2 * chosen.worst + 0.02):
+            if not (measured.worst < min(2 * chosen.worst + 0.02, 1.5 * MOST_WORST)):
                 continue
             if pilot.convergence.rhat > 1.1 or pilot.fit.excess < -0.03 - 3 * pilot.fit.error:
                 return None

@@ -51,7 +51,7 @@ def judge(result: SampleResult, prepared: Prepared, seed: tf.Tensor, goal: float
     flags, along = _flags(found, fits, goal), {}
     if prepared.noise is not None:
         c = prepared.choices
-        share, covariance = guarded_share(z), prepared.noise.at(z)
+        share, covariance = guarded_share(z), prepared.noise.at(z, blocks=4)
         excess = excess_of(covariance, c.arguments["step_size"], c.batch_size or 1)
         along = {"guarded_share": share, "run_excess": excess}
         line += (
