@@ -1,5 +1,8 @@
 """Whether code is being traced for XLA is known wherever it is traced."""
 
+from typing import Any
+
+import pytest
 import tensorflow as tf
 
 from tfp_sgmcmc import xla
@@ -24,3 +27,23 @@ def test_xla_context_is_seen_wherever_code_is_traced() -> None:
     assert not any(seen.values()) and len(seen) == 4
     tf.function(everywhere, autograph=False, jit_compile=True)(tf.constant(0.0))
     assert all(seen.values()) and len(seen) == 4
+
+
+def test_functions_that_are_made_anew_are_traced_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Twelve of one source line. The negative control makes `tf.function` warn."""
+
+    def warned(make: Any) -> bool:
+        caplog.clear()
+        logger = tf.get_logger()
+        logger.addHandler(caplog.handler)
+        try:
+            for _ in range(12):
+                make(lambda x: x + 1)(tf.constant(1.0))
+        finally:
+            logger.removeHandler(caplog.handler)
+        return any("retracing" in record.message for record in caplog.records)
+
+    assert not warned(xla.traced)
+    assert warned(lambda fn: tf.function(fn, autograph=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -44,6 +45,16 @@ def num_parallel_programs() -> int:
         return 1
     affinity = getattr(os, "sched_getaffinity", None)  # not on all systems
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def traced(fn: Callable[..., Any], jit_compile: bool | None = None) -> Callable[..., Any]:
+    """Returns `fn` as a graph for each signature, compiled by XLA if wanted.
+
+    TensorFlow counts the traces of a function by its source line, and warns of many. A function
+    that each run makes anew is traced once a run. Its concrete functions are not counted.
+    """
+    graph = tf.function(fn, autograph=False, jit_compile=jit_compile)
+    return lambda *args: graph.get_concrete_function(*args)(*args)
 
 
 def materialized(x: tf.Tensor) -> tf.Tensor:

@@ -4,15 +4,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 import tensorflow as tf
 import tensorflow_probability as tfp
 import tree
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.sampling.automatic import figures, flow, modes, saved
+from tfp_sgmcmc.sampling.automatic import coordinates, fallbacks, figures, modes, saved, verdict
+from tfp_sgmcmc.sampling.automatic.chains import Gradients
+from tfp_sgmcmc.sampling.automatic.langevin import temperature
+from tfp_sgmcmc.sampling.automatic.noise import (
+    Excess,
+    excess_of,
+    excess_of_parameters,
+    guarded_share,
+)
+from tfp_sgmcmc.sampling.automatic.proper import check_proper
+from tfp_sgmcmc.sampling.automatic.reasons import ImproperError, NotQuadratic
 from tfp_sgmcmc.sampling.automatic.selection import (
+    FRICTION,
     MOST_MEAN,
     MOST_WORST,
+    STEP_SIZES,
     Setting,
     batch_sizes,
     cheapest,
@@ -20,7 +33,7 @@ from tfp_sgmcmc.sampling.automatic.selection import (
     leapfrog,
     safe_settings,
 )
-from tfp_sgmcmc.targets.predicted_noise import remainder_covariance
+from tfp_sgmcmc.targets.predicted_noise import RemainderCovariance
 
 tfd = tfp.distributions
 RNG = np.random.default_rng(0)
@@ -38,6 +51,46 @@ def regression(**options: Any) -> sgmcmc.MinibatchLogProb:
     )
 
 
+def scheme(h: float, friction: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the matrix of a step of BAOAB for N(0, 1), and its noises from O and from B."""
+    c = np.exp(-friction * h)
+    a, b = np.array([[1, h / 2], [0, 1]]), np.array([[1, 0], [-h, 1]])
+    of_o, of_b = b @ a @ [[0.0], [np.sqrt(1 - c**2)]], np.array([[0.0], [h]])
+    return b @ a @ np.diag([1, c]) @ a, of_o @ of_o.T, of_b @ of_b.T
+
+
+@pytest.mark.parametrize("h", STEP_SIZES)
+def test_the_temperature_takes_the_mean_excess_off(h: float) -> None:
+    """The stationary covariance with noise C of parameters theta = L z, for N(0, I) in z.
+
+    Negative control: the mean over whitened directions in place of parameters.
+    """
+    factor, root = np.tril(RNG.normal(size=[3, 3])) + 2 * np.eye(3), RNG.normal(size=[3, 3])
+    noise, n = root @ root.T, 10
+    one_step, by_o, by_b = scheme(h, FRICTION)
+    step, of_o, of_b = np.kron(one_step, np.eye(3)), np.kron(by_o, np.eye(3)), np.kron(by_b, noise)
+
+    def ratio(mean: float) -> float:
+        t = temperature(mean, 0.0, 0.01)
+        z = scipy.linalg.solve_discrete_lyapunov(step, t * of_o + of_b / n)[:3, :3]
+        return float(np.mean(np.diag(factor @ z @ factor.T) / np.diag(factor @ factor.T)))
+
+    np.testing.assert_allclose(ratio(excess_of_parameters(noise, factor, h, n)), 1.0, rtol=1e-12)
+    assert abs(ratio(excess_of(noise, h, n).mean) - 1) > 1e-4
+
+
+@pytest.mark.parametrize("h", STEP_SIZES)
+def test_draws_are_nearly_independent(h: float) -> None:
+    """By the exact law, for means and, by squared correlations, for variances."""
+    step, of_o, _ = scheme(h, FRICTION)
+    covariance = scipy.linalg.solve_discrete_lyapunov(step, of_o)
+    between = np.linalg.matrix_power(step, Setting(100, h, 0.0, 0.0).steps_per_draw)
+    powers = (np.linalg.matrix_power(between, k) for k in range(1, 50))
+    correlations = np.array([(x @ covariance)[0, 0] / covariance[0, 0] for x in powers])
+    assert 1 / (1 + 2 * correlations.sum()) > 0.98
+    assert 1 / (1 + 2 * (correlations**2).sum()) > 0.91
+
+
 @pytest.mark.parametrize("importance", [None, "pilot"])
 def test_the_noise_of_a_minibatch_is_enumerated(importance: Any) -> None:
     """C / n is the covariance of the estimate of n = 1, over all examples, in NumPy."""
@@ -45,7 +98,7 @@ def test_the_noise_of_a_minibatch_is_enumerated(importance: Any) -> None:
     center, _ = sgmcmc.find_center(target, tf.zeros([3], tf.float64))
     control = sgmcmc.ControlVariate(target, center, order=2, importance=importance)
     states = center + 0.3 * RNG.normal(size=[2, 3])
-    found = remainder_covariance(control, states.numpy())
+    found = RemainderCovariance(control, 2)(states.numpy())
     q = control.second_order.probabilities
     q = np.full(300, 1 / 300) if q is None else q
 
@@ -85,7 +138,7 @@ def test_the_choice_is_the_cheapest_of_all_that_are_safe() -> None:
             if not grid:
                 assert found is None
                 continue
-            best = min(round(3 / h) * seconds(n) for n, h in grid)
+            best = min(round(2 / h) * seconds(n) for n, h in grid)
             assert found is not None
             assert found.steps_per_draw * seconds(found.batch_size) == best
 
@@ -121,7 +174,7 @@ class Draws:
 
     def flags(self) -> list[str]:
         found = figures.convergence(self.z)
-        return flow._flags(found, figures.fit(self.z, -self.z), 400)
+        return verdict._flags(found, figures.fit(self.z, -self.z), 400)
 
 
 def test_sound_draws_have_no_flag() -> None:
@@ -141,6 +194,60 @@ def test_sound_draws_have_no_flag() -> None:
 def test_wrong_draws_are_flagged(options: dict[str, float], told: str) -> None:
     """Negative controls: a width 5 % off, means 0.15 sd off, chains that never met."""
     assert any(told in line for line in Draws(**options).flags())
+
+
+def test_noise_that_grew_is_flagged() -> None:
+    assert verdict._flags_of_noise(Excess(0.03, 0.08), Excess(0.02, 0.06)) == []
+    assert "grew" in verdict._flags_of_noise(Excess(0.09, 0.1), Excess(0.02, 0.06))[0]
+    assert "grew" in verdict._flags_of_noise(Excess(0.02, 0.3), Excess(0.02, 0.06))[0]
+    assert guarded_share(np.array([[2.0, 0.0], [0.1, 0.2]])) == 0.5
+
+
+@pytest.mark.parametrize(
+    "tail, is_proper",
+    [
+        (lambda x: -(x**2) / 2e8, True),  # hardly curved, but not flat
+        (lambda x: -tf.abs(x), True),
+        (lambda x: -tf.math.log1p(x**2), True),
+        (lambda x: -0.45 * tf.math.log1p(x**2), False),  # falls like t^-0.9
+        (lambda x: 0 * x, False),
+        (lambda x: -tf.nn.softplus(-x), False),  # flat to one side
+    ],
+)
+def test_a_posterior_without_a_finite_integral_is_told(tail: Any, is_proper: bool) -> None:
+    def log_prob(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return tail(b) - tf.reduce_sum(a**2, axis=-1)
+
+    center, direction = {"a": tf.zeros([2]), "b": tf.zeros([])}, np.array([0.0, 0.0, 1.0])
+    if is_proper:
+        check_proper(log_prob, center, direction)
+        return
+    with pytest.raises(ImproperError, match="changes .*b.* most"):
+        check_proper(log_prob, center, direction)
+
+
+def test_the_mode_of_redundant_parameters_is_refused() -> None:
+    target = sgmcmc.MinibatchLogProb(
+        lambda w: tf.zeros_like(w[..., 0]),
+        lambda w, x: -((tf.reduce_sum(w, axis=-1, keepdims=True) - x) ** 2),
+        X[:, 0],
+        10,
+    )
+    with pytest.raises(ImproperError, match="finite integral"):
+        coordinates.at_mode(target, tf.zeros([2]))
+
+
+def test_words_fit_the_reason() -> None:
+    shape = fallbacks._promise(NotQuadratic("draws went far"))
+    assert "funnel" in shape and "draws went far" in shape
+    kinks = fallbacks._promise(NotQuadratic("there are no second derivatives", has_shape=False))
+    assert "funnel" not in kinks and "no second derivatives" in kinks
+
+
+def test_gradients_come_in_blocks() -> None:
+    z = RNG.normal(size=[53, 2, 3]).astype(np.float32)
+    normal = sgmcmc.FullDataLogProb(lambda x: -tf.reduce_sum(x**2, axis=-1) / 2)
+    np.testing.assert_allclose(Gradients(normal, False)(z, tf.constant([0, 1])), -z, rtol=1e-6)
 
 
 def test_another_mode_is_found() -> None:
@@ -272,3 +379,42 @@ def test_a_mixture_and_a_funnel_are_flagged() -> None:
         with pytest.warns(UserWarning, match="modes|funnel"):
             result = sgmcmc.sample(fn, start, 200, seed=0, progress_bar=False)
         assert not result.is_trusted
+
+
+@pytest.mark.slow
+def test_more_parameters_than_a_matrix_is_for() -> None:
+    """Low rank and HMC on all data: 4100 independent entries, of which data inform ten."""
+    x = RNG.normal(size=[200, 10]).astype(np.float32)
+    target = sgmcmc.MinibatchLogProb(
+        lambda w: -tf.reduce_sum(w**2, axis=-1) / 2,
+        lambda w, batch: -2 * (tf.linalg.matvec(batch, w[..., :10]) - 1) ** 2,
+        x,
+        10,
+    )
+    result = sgmcmc.sample(target, tf.zeros([4100]), 200, seed=0, progress_bar=False)
+    assert result.choices.coordinates == "low rank"
+    covariance = np.linalg.inv(4 * x.astype(np.float64).T @ x + np.eye(10))
+    draws = np.asarray(result.states).reshape(-1, 4100)
+    # 800 draws, 4090 entries: means of squares within six standard errors.
+    assert abs((draws[:, 10:] ** 2).mean() - 1) < 6 * (2 / 800 / 4090) ** 0.5 + 0.01
+    ratio = draws[:, :10].std(axis=0) / np.diag(covariance) ** 0.5
+    np.testing.assert_array_less(np.abs(ratio - 1), 0.25)
+
+
+@pytest.mark.slow
+def test_large_data_without_second_derivatives_take_nogin(monkeypatch: Any) -> None:
+    """Absolute errors, N = 5000, and no time for NUTS; the median's law is known for large N."""
+    monkeypatch.setattr(fallbacks, "_MOST_SECONDS", 0.0)
+    y = RNG.laplace(size=5000).astype(np.float32)
+    target = sgmcmc.MinibatchLogProb(
+        lambda m: -(m**2) / 200,
+        lambda m, batch: -tf.abs(batch - m[..., tf.newaxis]),
+        y,
+        100,
+    )
+    with pytest.warns(UserWarning, match="not predicted"):
+        result = sgmcmc.sample(target, tf.zeros([]), 200, seed=0, progress_bar=False)
+    assert result.choices.sampler == "NOGIN" and not result.is_trusted
+    draws = np.asarray(result.states)
+    assert abs(draws.mean() - np.median(y)) < 0.05
+    assert 0.5 < draws.std() * 5000**0.5 < 2

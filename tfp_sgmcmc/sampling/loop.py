@@ -87,7 +87,7 @@ class Loop:
         sizes = [spec.dtype.size * spec.shape.num_elements() for spec in tree.flatten(self.kept)]
         #: Rows that one call can keep.
         self.slots = slots or max(1, min(_BUFFER_ROWS, _BUFFER_BYTES // max(1, sum(sizes))))
-        self._compiled = tf.function(self._steps, autograph=False, jit_compile=jit_compile)
+        self._graph = tf.function(self._steps, autograph=False, jit_compile=jit_compile)
 
     def __call__(
         self, position: Position, rows: int, first: int, stride: Any, seed: Any, values: Any = ()
@@ -100,7 +100,8 @@ class Loop:
         """
         numbers = tf.constant(rows), tf.constant(first, tf.int64)
         given = _tensors(position), *numbers, stride, seed, values
-        tensors, kept, is_finite, lost_at = self._compiled(*given)
+        # A concrete function, because TensorFlow warns of functions that many runs trace anew.
+        tensors, kept, is_finite, lost_at = self._graph.get_concrete_function(*given)(*given)
         return self._pack(tensors), kept, Health(bool(is_finite), int(lost_at))
 
     def trace_of(self, state: Any, results: Any) -> Any:
@@ -110,7 +111,7 @@ class Loop:
     def trace(self, position: Position, stride: Any, seed: Any, values: Any = ()) -> None:
         """Traces, but does not compile, what a call runs."""
         numbers = tf.constant(0), tf.constant(0, tf.int64)
-        self._compiled.get_concrete_function(_tensors(position), *numbers, stride, seed, values)
+        self._graph.get_concrete_function(_tensors(position), *numbers, stride, seed, values)
 
     def _pack(self, tensors: list[tf.Tensor]) -> Position:
         left = iter(tensors)

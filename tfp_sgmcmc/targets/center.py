@@ -18,6 +18,7 @@ from tfp_sgmcmc.targets.center_report import CenterReport, Expansion
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.newton import MOST_NEWTON_DIMENSIONS, newton_step
 from tfp_sgmcmc.targets.quadratic import HessianForm, hessian_products
+from tfp_sgmcmc.xla import traced
 
 _MAX_ITERATIONS = {"lbfgs": 100, "adam": 2000}
 _ROUNDS = 3
@@ -117,13 +118,13 @@ def find_center(
     check_single_state("initial_state", target, state)
     seed = random.as_seed(seed)
 
-    @tf.function(autograph=False)
+    @traced
     def log_posterior(theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         at = unflatten_events(theta, state, 0)
         log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(target, s), at)
         return log_prob, flatten_events(gradient, 0)
 
-    @tf.function(autograph=False)
+    @traced
     def evaluate(theta: tf.Tensor) -> _Point:
         scores = target.estimate(unflatten_events(theta, state, 0), seed).scores
         squares = tf.nest.map_structure(lambda s: tf.reduce_mean(s**2, axis=0), scores)
@@ -231,7 +232,7 @@ def _adam(
         optimizer.apply([-g for g in tf.nest.flatten(estimate.gradient)], variables)
         return i + 1, estimate.target_state
 
-    @tf.function(autograph=False)
+    @traced
     def run() -> None:
         start = (tf.zeros([], tf.int32), target.bootstrap(state))
         tf.while_loop(lambda i, _: i < num_steps, step, start, parallel_iterations=1)

@@ -16,6 +16,7 @@ from tfp_sgmcmc.targets.center import check_single_state
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.quadratic import HessianForm
 from tfp_sgmcmc.targets.second_order import SecondOrder
+from tfp_sgmcmc.xla import traced
 
 
 class ControlVariate(AnchoredTarget):
@@ -124,7 +125,7 @@ class ControlVariate(AnchoredTarget):
         self._names = part_names(center, "center")
         check_single_state("center", target, center)
         self.center = center
-        self._anchor = tf.function(lambda c: anchor_at(target, c), autograph=False)(center)
+        self._anchor = traced(lambda c: anchor_at(target, c))(center)
         for name, x in zip(self._names, tf.nest.flatten(self._anchor.gradient), strict=True):
             value = tf.get_static_value(x)
             if value is not None and not np.all(np.isfinite(value)):

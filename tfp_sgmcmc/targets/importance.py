@@ -13,6 +13,7 @@ from tfp_sgmcmc.state import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets.low_rank import LowRank
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.quadratic import Quadratic
+from tfp_sgmcmc.xla import traced
 
 _NUM_DRAWS = 16
 _MIXED = 0.05  # of the mean, which every example gets: remainders at other states differ
@@ -60,12 +61,12 @@ def pilot_probabilities(
     size = max(1, min(target.chunk_size // _NUM_DRAWS, total))
 
     # Compiled by XLA, because oneDNN cannot vectorise the product of a whitened target in 32 bits.
-    @tf.function(autograph=False, jit_compile=True)
     def squares(start: tf.Tensor) -> tf.Tensor:
         indices = tf.minimum(start + tf.range(size), total - 1)
         return squared_norms(state, target.rows(indices), size)
 
-    found = [squares(tf.constant(start)) for start in range(0, total, size)]
+    compiled = traced(squares, jit_compile=True)
+    found = [compiled(tf.constant(start)) for start in range(0, total, size)]
     norms = np.sqrt(np.concatenate(found)[:total].astype(np.float64))
     if not np.isfinite(norms).all():
         raise ValueError(

@@ -7,12 +7,13 @@ import tensorflow as tf
 
 from tfp_sgmcmc.state import flatten_events, unflatten_events
 from tfp_sgmcmc.targets.control_variate import ControlVariate
+from tfp_sgmcmc.xla import traced
 
 _MOST_EXAMPLES = 20_000  # whose remainders are evaluated at every state
 
 
-def remainder_covariance(control: ControlVariate, states: np.ndarray, seed: int = 0) -> np.ndarray:
-    r"""Returns the covariance of a second-order gradient estimate from one example.
+class RemainderCovariance:
+    r"""Computes the covariance of a second-order gradient estimate from one example.
 
     \[
     C = \frac 1 K \sum_{k=1}^K \Bigl( \sum_{i=1}^N \frac{s_i s_i^T}{q_i}
@@ -22,51 +23,59 @@ def remainder_covariance(control: ControlVariate, states: np.ndarray, seed: int 
     with the remainders \( s_i \) and probabilities \( q_i \) of `ControlVariate` (1/N without
     `importance`). A minibatch of n examples, drawn with replacement, has the covariance C / n.
     Data of more than 20,000 examples are represented by as many that are drawn by \( q_i \).
+    All calls share one compiled program.
 
     Args:
       control: a `ControlVariate` of order 2.
-      states: the \( \theta_k \), `[K, D]`, with the parts of a state side by side.
+      num_states: K.
       seed: of the examples that represent larger data.
-
-    Returns:
-      C, `[D, D]`, in double precision.
     """
-    order_2, target = control.second_order, control.target
-    flat = flatten_events(control.center, 0)
-    points = tf.constant(states, flat.dtype)
-    at = unflatten_events(points, control.center, 0)
-    total, (num_states, dim) = target.num_examples, points.shape
-    q = order_2.probabilities
-    q = np.full(total, 1 / total) if q is None else q
-    picked, weights = np.arange(total), 1 / q
-    if total > _MOST_EXAMPLES:
-        picked = np.random.default_rng(seed).choice(total, _MOST_EXAMPLES, p=q)
-        weights = 1 / (_MOST_EXAMPLES * q[picked] ** 2)
-    size = max(1, min(target.chunk_size // num_states, len(picked), 2**24 // (num_states * dim)))
 
-    @tf.function(autograph=False, jit_compile=True)
-    def moments(rows: tf.Tensor, squares: tf.Tensor, ones: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        found = order_2._of_examples(at, target.rows(rows), size)
-        flat_rows = tf.reshape(found * tf.sqrt(squares)[:, tf.newaxis], [-1, dim])
-        return tf.matmul(flat_rows, flat_rows, transpose_a=True), tf.einsum(
-            "knd,n->kd", found, ones
-        )
+    def __init__(self, control: ControlVariate, num_states: int, seed: int = 0):
+        self._control, self._num_states = control, num_states
+        order_2, target = control.second_order, control.target
+        flat = flatten_events(control.center, 0)
+        self._dtype, total, dim = flat.dtype, target.num_examples, flat.shape[0]
+        q = order_2.probabilities
+        q = np.full(total, 1 / total) if q is None else q
+        self._picked, self._weights = np.arange(total), 1 / q
+        if total > _MOST_EXAMPLES:
+            self._picked = np.random.default_rng(seed).choice(total, _MOST_EXAMPLES, p=q)
+            self._weights = 1 / (_MOST_EXAMPLES * q[self._picked] ** 2)
+        self._ones = self._weights * q[self._picked]
+        most = min(target.chunk_size // num_states, 2**24 // (num_states * dim))
+        self._size = size = max(1, min(len(self._picked), most))
 
-    second, first = np.zeros([dim, dim]), np.zeros([num_states, dim])
-    for start in range(0, len(picked), size):
-        rows = picked[start : start + size]
-        left = size - len(rows)  # a graph of one shape: what is missing has weight zero
-        of_squares = np.pad(weights[start : start + size], (0, left))
-        of_sums = np.pad((weights * q[picked])[start : start + size], (0, left))
-        rows = np.pad(rows, (0, left), mode="edge")
-        parts = moments(
-            *(
-                tf.constant(x, t)
-                for x, t in zip(
-                    (rows, of_squares, of_sums), (tf.int32, flat.dtype, flat.dtype), strict=True
-                )
+        def moments(
+            points: tf.Tensor, rows: tf.Tensor, squares: tf.Tensor, ones: tf.Tensor
+        ) -> tuple[tf.Tensor, ...]:
+            at = unflatten_events(points, control.center, 0)
+            found = order_2._of_examples(at, target.rows(rows), size)
+            flat_rows = tf.reshape(found * tf.sqrt(squares)[:, tf.newaxis], [-1, dim])
+            return tf.matmul(flat_rows, flat_rows, transpose_a=True), tf.einsum(
+                "knd,n->kd", found, ones
             )
-        )
-        second += parts[0].numpy()
-        first += parts[1].numpy()
-    return (second - first.T @ first) / num_states
+
+        self._moments = traced(moments, jit_compile=True)
+
+    def __call__(self, states: np.ndarray) -> np.ndarray:
+        r"""Returns C, `[D, D]`, in double precision.
+
+        Args:
+          states: the \( \theta_k \), `[K, D]`, with the parts of a state side by side.
+        """
+        points, dim = tf.constant(states, self._dtype), states.shape[-1]
+        second, first = np.zeros([dim, dim]), np.zeros([self._num_states, dim])
+        for start in range(0, len(self._picked), self._size):
+            rows, squares, ones = (
+                x[start : start + self._size] for x in (self._picked, self._weights, self._ones)
+            )
+            left = self._size - len(rows)  # a graph of one shape: what is missing has weight zero
+            parts = self._moments(
+                points,
+                tf.constant(np.pad(rows, (0, left), mode="edge"), tf.int32),
+                *(tf.constant(np.pad(x, (0, left)), self._dtype) for x in (squares, ones)),
+            )
+            second += parts[0].numpy()
+            first += parts[1].numpy()
+        return (second - first.T @ first) / self._num_states

@@ -23,6 +23,7 @@ from tfp_sgmcmc.targets.low_rank import (
     low_rank_at,
 )
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.xla import traced
 
 GUARD = 1.5
 HessianForm = Literal["auto", "full", "low_rank", "diag"]
@@ -129,7 +130,7 @@ def hessian_products(
     def compiled(count: int) -> Any:
         size = max(1, target.chunk_size // count)
 
-        @tf.function(autograph=False)
+        @traced
         def products(theta: tf.Tensor, probes: tf.Tensor) -> tuple[tf.Tensor, ...]:
             state = unflatten_events(tf.broadcast_to(theta, probes.shape), like, 0)
             probe = unflatten_events(probes, like, 0)

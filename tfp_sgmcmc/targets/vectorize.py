@@ -22,6 +22,9 @@ def map_examples(fn: Callable[[Any], Any], elements: Any) -> Any:
     `unsafe_operation`).
     """
     operation = unsafe_operation(fn, elements)
+    if operation is None and tf.executing_eagerly():
+        # In a graph, because TensorFlow makes a function for each eager call, and warns of many.
+        return xla.traced(lambda x: tf.vectorized_map(fn, x))(elements)
     if operation is None:
         return tf.vectorized_map(fn, elements)
     warnings.warn(

@@ -11,16 +11,18 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
+from tfp_sgmcmc.xla import traced
 
-_TIMED_SECONDS = 0.1
+_TIMED_SECONDS = 0.01  # short, so that other work on the machine misses one of ten
+_ROWS = 50  # of draws at which gradients are taken at a time
 
 
 class Chains:
-    """A compiled chain whose step size is given when it runs.
+    """A compiled chain whose settings are given when it runs.
 
     Args:
-      kernel_fn: step size -> kernel.
-      step_size: the step size to begin with.
+      kernel_fn: settings -> kernel.
+      settings: a nest of tensors, such as the step size, to begin with.
       start: z of all chains, `[chains, D]`.
       seed: the seed of all steps.
       jit_compile: whether XLA compiles the steps.
@@ -29,34 +31,35 @@ class Chains:
     def __init__(
         self,
         kernel_fn: Callable[[Any], Any],
-        step_size: float,
+        settings: Any,
         start: tf.Tensor,
         seed: tf.Tensor,
         jit_compile: bool,
     ):
-        self._kernel_fn, self._seed = kernel_fn, seed
-        self.position = start_of(kernel_fn(step_size), start)
+        self._kernel_fn, self._dtype = kernel_fn, start.dtype
+        self.restart(settings, start, seed)
         self._loop = Loop(kernel_fn, None, self.position, jit_compile)
-        self.step_size = tf.constant(step_size, start.dtype)
 
-    def restart(self, step_size: float, start: tf.Tensor, seed: tf.Tensor) -> None:
-        """Puts all chains back to a start, with another step size and seed."""
+    def restart(self, settings: Any, start: tf.Tensor, seed: tf.Tensor) -> None:
+        """Puts all chains back to a start, with other settings and another seed."""
         self._seed = seed
-        self.position = start_of(self._kernel_fn(step_size), start)
-        self.step_size = tf.constant(step_size, start.dtype)
+        self.settings = tf.nest.map_structure(lambda x: tf.constant(x, self._dtype), settings)
+        self.position = start_of(self._kernel_fn(self.settings), start)
 
     def seconds_per_step(self) -> float:
-        """Returns the time of a step of all chains. The chains stay where they are."""
-        steps, best = 4, np.inf
+        """Returns the time of a step of all chains, the least of ten. The chains stay there."""
         self._advance(self.position, 1, 1)  # compiles
-        while True:
-            began = time.perf_counter()
-            self._advance(self.position, 1, steps)
-            taken = time.perf_counter() - began
-            best = min(best, taken / steps) if steps > 4 else np.inf
-            if taken > _TIMED_SECONDS:
-                return min(best, taken / steps)
+        steps, taken = 1, self._timed(1)
+        while taken < _TIMED_SECONDS:
             steps = int(steps * min(8.0, 1.5 * _TIMED_SECONDS / taken + 1))
+            taken = self._timed(steps)
+        times = [taken, *(self._timed(steps) for _ in range(9) if taken < 10 * _TIMED_SECONDS)]
+        return min(times) / steps
+
+    def _timed(self, steps: int) -> float:
+        began = time.perf_counter()
+        self._advance(self.position, 1, steps)
+        return time.perf_counter() - began
 
     def burn_in(self, steps: int) -> bool:
         """Takes steps; returns whether the chains are finite."""
@@ -77,29 +80,40 @@ class Chains:
 
     def _advance(self, position: Position, rows: int, stride: int) -> tuple[Any, np.ndarray, bool]:
         step = tf.constant(stride, tf.int64)
-        position, kept, health = self._loop(
-            position, rows, stride, step, self._seed, self.step_size
-        )
+        position, kept, health = self._loop(position, rows, stride, step, self._seed, self.settings)
         return position, kept[0].numpy(), health.is_good
 
 
-def gradients_at(target: Any, z: np.ndarray, seed: tf.Tensor) -> np.ndarray:
-    """Returns estimates of the gradient at draws `[results, chains, D]`, one result at a time.
+class Gradients:
+    """Estimates gradients at draws, in blocks of one shape, so that it is compiled once.
 
-    Each has a fresh minibatch, so that products with the draws have no bias.
+    Args:
+      target: the target of z.
+      jit_compile: whether XLA compiles it.
     """
 
-    @tf.function(autograph=False, jit_compile=True)
-    def at(states: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        numbers = tf.range(states.shape[0])
-        return tf.map_fn(
-            lambda pair: (
-                target.estimate(pair[0], random.fold_in(seed, pair[1]), with_scores=False).gradient
-            ),
-            (states, numbers),
-            fn_output_signature=tf.TensorSpec(states.shape[1:], states.dtype),
-        )
+    def __init__(self, target: Any, jit_compile: bool):
+        def at(states: tf.Tensor, seed: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+            def one(pair: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+                fresh = random.fold_in(seed, pair[1])
+                return target.estimate(pair[0], fresh, with_scores=False).gradient
 
-    states = tf.constant(z)
-    # Not called as a function, which would warn of many traces after some pilots.
-    return at.get_concrete_function(states, seed)(states, seed).numpy()
+            return tf.map_fn(
+                one,
+                (states, first + tf.range(_ROWS)),
+                fn_output_signature=tf.TensorSpec(states.shape[1:], states.dtype),
+            )
+
+        self._at = traced(at, jit_compile)
+
+    def __call__(self, z: np.ndarray, seed: tf.Tensor) -> np.ndarray:
+        """Returns gradients at draws `[results, chains, D]`.
+
+        Each result has a fresh minibatch, so that products with the draws have no bias.
+        """
+        found = []
+        for first in range(0, len(z), _ROWS):
+            block = z[first : first + _ROWS]
+            block = np.pad(block, [(0, _ROWS - len(block)), (0, 0), (0, 0)], mode="edge")
+            found.append(self._at(tf.constant(block), seed, tf.constant(first)).numpy())
+        return np.concatenate(found)[: len(z)]

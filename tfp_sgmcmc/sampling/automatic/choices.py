@@ -27,7 +27,11 @@ class Choices:
       num_steps_between_results: steps between draws.
       predicted_excess: relative excess of the draws' variance that the noise was predicted to
         cause: its mean over directions, and the worst direction. None without noise.
-      measured_excess: the same from the noise at the pilot's draws.
+      measured_excess: the same from the noise at the pilot's draws. The temperature makes up for
+        the mean, and for the effect of the step.
+      run_excess: the same from the noise at the draws of the run.
+      guarded_share: share of the run's draws so far out that the guard of the control variates, w,
+        is below 1.
       milliseconds: measured milliseconds of a step of all chains, by name of the sampler.
     """
 
@@ -43,6 +47,8 @@ class Choices:
     milliseconds: dict[str, float]
     predicted_excess: tuple[float, float] | None = None
     measured_excess: tuple[float, float] | None = None
+    run_excess: tuple[float, float] | None = None
+    guarded_share: float | None = None
     seed: tuple[int, int] = (0, 0)
 
     def __repr__(self) -> str:

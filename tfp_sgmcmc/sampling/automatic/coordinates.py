@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.sampling.automatic.proper import check_proper
+from tfp_sgmcmc.sampling.automatic.reasons import NotQuadratic
+from tfp_sgmcmc.sampling.automatic.widths import NOT_CURVED, curved_over_widths, prior_slopes
 from tfp_sgmcmc.state import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
-from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.laplace import laplace_bijector
 from tfp_sgmcmc.targets.low_rank import LowRank
+from tfp_sgmcmc.targets.newton import MOST_NEWTON_DIMENSIONS
 from tfp_sgmcmc.targets.quadratic import (
     MOST_DIMENSIONS,
     Matrices,
@@ -23,7 +26,7 @@ from tfp_sgmcmc.targets.quadratic import (
 )
 from tfp_sgmcmc.targets.whitened import whiten_by
 
-_ROUNDS = 8
+_NEWTON_STEPS, _NEAR = 4, 0.03  # steps to the mode end at so many deviations from it
 
 
 class Coordinates(NamedTuple):
@@ -35,7 +38,8 @@ class Coordinates(NamedTuple):
       center: the unconstrained state at z = 0.
       factor: L in theta = center + L z, or None beyond 4096 entries.
       precision: the inverse of L L^T.
-      kind: "hessian", or "widths" and "pilot" where a prior has kinks.
+      kind: "hessian" at a mode, "low rank" beyond 4096 entries, "widths" where a prior has kinks,
+        or "pilot" by the draws of one.
       num_passes: passes over the data that finding the center took.
     """
 
@@ -55,32 +59,83 @@ def at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
     over the posterior's width.
 
     Raises:
-      ValueError: there is no mode, or the curvature there is of no use.
+      NotQuadratic: there is no mode, or the curvature there is of no use.
+      ImproperError: the density does not fall along a line through the mode.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the pilot finds out whether the center is of use
-        center, report = find_center(problem, state)
-        passes = report.num_passes
-        if report.converged:  # at kinks a search for the last digits never ends
-            center, report = find_center(problem, center, tolerance=0.01, max_iterations=20)
-            passes += report.num_passes
-    if flatten_events(center, 0).shape[0] > MOST_DIMENSIONS:
-        return Coordinates(*whiten(problem, center), center, None, None, "low rank", passes)
+        try:
+            center, report = find_center(problem, state)
+        except ValueError as error:
+            raise NotQuadratic(f"no mode was found ({error})", has_shape=False) from error
+    passes, dim = report.num_passes, flatten_events(center, 0).shape[0]
+    if dim > MOST_DIMENSIONS:
+        try:
+            target, bijector = whiten(problem, center)
+        except ValueError as error:
+            raise NotQuadratic(str(error)) from error
+        return Coordinates(target, bijector, center, None, None, "low rank", passes)
     try:
-        found = matrices(hessian_products(problem, center), flatten_events(center, 0).numpy())
+        center, found, more = _newton(problem, center)
     except (LookupError, NotImplementedError) as error:
-        raise ValueError(f"the log posterior has no second derivatives ({error})") from error
+        reason = f"the log posterior has no second derivatives ({error})"
+        raise NotQuadratic(reason, has_shape=False) from error
     if not np.isfinite(found.posterior).all():
-        raise ValueError("the Hessian at the mode is not finite")
-    least = np.linalg.eigvalsh(-found.posterior)[0]
+        raise NotQuadratic("the Hessian at the mode is not finite", has_shape=False)
     kind, precision = "hessian", -found.posterior
-    if not least > 1e-6 * np.abs(np.diag(found.posterior)).max():
-        kind, precision = "widths", _curved_over_widths(problem, center, found)
+    least, passes = np.linalg.eigvalsh(precision)[0], passes + more
+    if not least > 1e-6 * np.abs(np.diag(precision)).max():
+        check_proper(problem, center, _flattest(precision))
+        kind, precision = "widths", curved_over_widths(problem, center, found)
     if kind == "hessian":
         factor = np.linalg.cholesky(np.linalg.inv(precision))
-        whitened = whiten_by(problem, center, quadratic_of(found, _dtype(center)))
+        try:
+            whitened = whiten_by(problem, center, quadratic_of(found, _dtype(center)))
+        except ValueError as error:
+            raise NotQuadratic(str(error), has_shape=False) from error
         return Coordinates(*whitened, center, factor, precision, kind, passes)
     return _by_precision(problem, center, found.likelihood, precision, kind, passes)
+
+
+def _newton(problem: MinibatchLogProb, center: State) -> tuple[State, Matrices, int]:
+    """Returns a center nearer to the mode, the Hessians there, and the passes that it took.
+
+    The Hessian is needed anyway, and Newton's steps are exact in its own units. They end where they
+    get no shorter, as at kinks.
+    """
+    products = hessian_products(problem, center)
+    flat = flatten_events(center, 0).numpy()
+    found, count = matrices(products, flat), 1
+    step, length = _step(found)
+    for _ in range(_NEWTON_STEPS if len(flat) <= MOST_NEWTON_DIMENSIONS else 0):
+        if not _NEAR < length < np.inf:
+            break
+        moved = (flat + step).astype(flat.dtype)
+        there, count = matrices(products, moved), count + 1
+        step, shorter = _step(there)
+        if not shorter < 0.5 * length:
+            break
+        flat, found, length = moved, there, shorter
+    return unflatten_events(tf.constant(flat), center, 0), found, count * len(flat)
+
+
+def _step(found: Matrices) -> tuple[np.ndarray, float]:
+    """Returns Newton's step and its length in standard deviations; infinite without a mode."""
+    precision = -found.posterior
+    if not np.isfinite(precision).all():
+        return 0 * found.gradient, np.inf
+    eigenvalues, vectors = np.linalg.eigh(precision)
+    if not eigenvalues[0] > 1e-12 * eigenvalues[-1]:
+        return 0 * found.gradient, np.inf
+    step = vectors @ ((vectors.T @ found.gradient) / eigenvalues)
+    return step, float(np.sqrt(max(step @ found.gradient, 0.0)))
+
+
+def _flattest(precision: np.ndarray) -> np.ndarray:
+    """Returns the direction of least curvature in units of the entries' deviations, `[D]`."""
+    diagonal = np.abs(np.diag(precision))
+    units = 1 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+    return units * np.linalg.eigh(precision * np.outer(units, units))[1][:, 0]
 
 
 def at_draws(problem: MinibatchLogProb, before: Coordinates, z: np.ndarray) -> Coordinates:
@@ -95,7 +150,7 @@ def at_draws(problem: MinibatchLogProb, before: Coordinates, z: np.ndarray) -> C
     like = before.center
     theta = flatten_events(like, 0).numpy() + z.reshape(-1, z.shape[-1]) @ before.factor.T
     center = unflatten_events(tf.constant(theta.mean(axis=0), _dtype(like)), like, 0)
-    slopes = _prior_slopes(problem, like, theta)
+    slopes = prior_slopes(problem, like, theta)
     offsets = theta - theta.mean(axis=0)
     curvature = -(offsets * slopes).mean(axis=0) / np.maximum(offsets.var(axis=0), 1e-300)
     found = matrices(hessian_products(problem, center), flatten_events(center, 0).numpy())
@@ -117,10 +172,10 @@ def _by_precision(
     `likelihood` is the Hessian of the likelihood at the center.
 
     Raises:
-      ValueError: the precision is not positive definite.
+      NotQuadratic: the precision is not positive definite.
     """
     if not np.linalg.eigvalsh(precision)[0] > 0:
-        raise ValueError("the curvature of the log posterior at its mode is not positive")
+        raise NotQuadratic(NOT_CURVED)
     quadratic = Quadratic(*(tf.constant(h, _dtype(center)) for h in (likelihood, -precision)))
     target, bijector = whiten_by(problem, center, quadratic)
     factor = np.linalg.cholesky(np.linalg.inv(precision))
@@ -138,49 +193,5 @@ def scaled(
     return problem.with_bijector(bijector), bijector
 
 
-def prior_widths(problem: MinibatchLogProb, found: Coordinates) -> np.ndarray:
-    """Returns the prior's width along each entry, at most 100 of the posterior's, `[D]`."""
-    assert found.factor is not None
-    flat = flatten_events(found.center, 0).numpy()
-    most = 100 * np.sqrt((found.factor**2).sum(axis=-1))
-    widths = most / 10
-    for _ in range(_ROUNDS):
-        widths = np.minimum(
-            np.maximum(_prior_curvature(problem, found.center, flat, widths), 1e-300) ** -0.5, most
-        )
-    return widths
-
-
-def _prior_curvature(
-    problem: MinibatchLogProb, like: State, flat: np.ndarray, widths: np.ndarray
-) -> np.ndarray:
-    """Returns the mean curvature of the prior over `widths` along each entry, `[D]`."""
-    away = np.diag(widths)
-    up, down = (_prior_slopes(problem, like, flat + sign * away) for sign in (1, -1))
-    return np.nan_to_num(np.diag(down - up) / (2 * widths))
-
-
-def _curved_over_widths(problem: MinibatchLogProb, center: State, found: Matrices) -> np.ndarray:
-    """Returns a precision with the prior's curvature over the posterior's widths, by iteration."""
-    flat = flatten_events(center, 0).numpy()
-    widths, prior = np.ones(len(flat)), found.likelihood - found.posterior
-    precision = -found.posterior
-    for _ in range(_ROUNDS):
-        curvature = _prior_curvature(problem, center, flat, widths)
-        precision = prior + np.diag(np.maximum(curvature, 0) - np.diag(prior)) - found.likelihood
-        if not np.linalg.eigvalsh(precision)[0] > 0:
-            raise ValueError("the curvature of the log posterior at its mode is not positive")
-        widths = np.sqrt(np.diag(np.linalg.inv(precision)))
-    return precision
-
-
 def _dtype(state: State) -> tf.DType:
     return tf.nest.flatten(state)[0].dtype
-
-
-def _prior_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
-    """Returns gradients of the log prior at rows `[K, D]`."""
-    dtype = _dtype(like)
-    states = unflatten_events(tf.constant(theta, dtype), like, 0)
-    slopes = value_and_gradient(problem.log_prior, states, connected=False)[1]
-    return flatten_events(slopes, 1).numpy().astype(np.float64)

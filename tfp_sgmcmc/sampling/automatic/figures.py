@@ -14,17 +14,19 @@ _MOST_ENTRIES = 1000  # of which R-hat and effective sample sizes are computed
 
 
 class Convergence(NamedTuple):
-    """The worst figures of all entries.
+    """Figures of all entries.
 
     Attributes:
       rhat: largest R-hat, rank-normalised and split, of the draws and of their distances to the
         median.
       ess: smallest effective sample size of the same, all chains together.
+      median_ess: the median of the same.
       limit: the R-hat that sound chains hardly ever exceed.
     """
 
     rhat: float
     ess: float
+    median_ess: float
     limit: float
 
 
@@ -34,7 +36,7 @@ def convergence(draws: np.ndarray) -> Convergence:
     x = draws[..., np.unique(np.linspace(0, size - 1, min(size, _MOST_ENTRIES)).astype(int))]
     x = x[: len(x) // 2 * 2].astype(np.float64)
     folded = np.abs(x - np.median(x, axis=(0, 1)))
-    rhat, ess = 1.0, np.inf
+    rhat, sizes = 1.0, []
     for y in (x, folded):
         half = len(y) // 2
         split = _normal_scores(np.concatenate([y[:half], y[half:]], axis=1))
@@ -42,12 +44,14 @@ def convergence(draws: np.ndarray) -> Convergence:
         # Chains that have stopped give NaN.
         rhat = max(rhat, float(np.nan_to_num(np.sqrt(found), nan=np.inf).max()))
         times = integrated_autocorrelation_time(split, chain_ndims=1)
-        sizes = np.nan_to_num(split.shape[0] * split.shape[1] / np.maximum(times, 1e-3), nan=1.0)
-        ess = min(ess, float(sizes.min()))
+        worth = split.shape[0] * split.shape[1] / np.maximum(times, 1e-3)
+        sizes.append(np.nan_to_num(worth, nan=1.0))
+    ess = float(np.min(sizes))
     chains = 2 * x.shape[1]
     # Chains that never met have few effective draws, and must not be excused by that.
     worth = max(ess, 0.25 * x.shape[0] * x.shape[1])
-    return Convergence(rhat, ess, _rhat_by_chance(chains, 4 * x.shape[-1], worth))
+    median = float(np.median(sizes))
+    return Convergence(rhat, ess, median, _rhat_by_chance(chains, 4 * x.shape[-1], worth))
 
 
 def _normal_scores(x: np.ndarray) -> np.ndarray:

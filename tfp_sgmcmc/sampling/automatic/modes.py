@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc.xla import traced
 
 _FAR = 4.0  # deviations of Laplace's approximation, from which a place is another one
 _DEPTH = 10.0  # of the log posterior, below which a mode has hardly any mass
@@ -45,19 +48,16 @@ def far_starts(dim: int, first: np.ndarray, widths: np.ndarray, seed: Any) -> np
     return np.concatenate([near, wide])
 
 
-def other_mode(target: Any, starts: np.ndarray, dtype: tf.DType) -> OtherMode | None:
+def other_mode(
+    target: Any, starts: np.ndarray, dtype: tf.DType, jit_compile: bool = True
+) -> OtherMode | None:
     """Climbs from `starts`, `[K, D]`; returns the highest other mode, or None.
 
     `target` is the log posterior of z, which is near N(0, I) at the center. The steps are those of
     Barzilai and Borwein, halved where the log posterior falls.
     """
 
-    @tf.function(autograph=False, jit_compile=True)
-    def evaluate(z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(z)
-            value = target(z)
-        return value, tape.gradient(value, z)
+    evaluate = traced(lambda z: tfp.math.value_and_gradient(target, z), jit_compile)
 
     def at(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         value, gradient = evaluate(tf.constant(z, dtype))

@@ -11,8 +11,10 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.kernels import NOGIN, UnderdampedLangevin
+from tfp_sgmcmc.sampling.automatic.chains import Gradients
 from tfp_sgmcmc.sampling.automatic.choices import Choices
 from tfp_sgmcmc.sampling.automatic.coordinates import scaled
+from tfp_sgmcmc.sampling.automatic.noise import Noise
 from tfp_sgmcmc.sampling.automatic.prepared import Prepared
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.storage import archive
@@ -43,7 +45,11 @@ def save(folder: Path, prepared: Prepared, seed: tf.Tensor) -> None:
 
 
 def load(
-    folder: Path, problem: MinibatchLogProb, state: State, seed: tf.Tensor | None
+    folder: Path,
+    problem: MinibatchLogProb,
+    state: State,
+    seed: tf.Tensor | None,
+    jit_compile: bool = True,
 ) -> Prepared | None:
     """Returns what an earlier process chose, or None.
 
@@ -69,15 +75,16 @@ def load(
             f"initial_state must have parts of the shapes of the run in {folder}, "
             f"{[x.shape for x in leaves]}. Received: {[tuple(x.shape) for x in parts]}."
         )
-    for name in ("seed", "predicted_excess", "measured_excess"):
+    for name in ("seed", "predicted_excess", "measured_excess", "run_excess"):
         plain[name] = None if plain[name] is None else tuple(plain[name])
     center = tf.nest.pack_sequence_as(state, leaves)
     choices = Choices(center=center, hessian=hessian, start=start, **plain)
-    return dataclasses.replace(rebuilt(problem, choices), lines=lines, flags=flags)
+    return dataclasses.replace(rebuilt(problem, choices, jit_compile), lines=lines, flags=flags)
 
 
-def rebuilt(problem: MinibatchLogProb, choices: Choices) -> Prepared:
+def rebuilt(problem: MinibatchLogProb, choices: Choices, jit_compile: bool) -> Prepared:
     """Returns the kernel that `choices` describe."""
+    noise = None
     center = tf.nest.map_structure(tf.constant, choices.center)
     hessian = choices.hessian
     if hessian is not None and hessian.ndim == 1:
@@ -90,11 +97,12 @@ def rebuilt(problem: MinibatchLogProb, choices: Choices) -> Prepared:
     if choices.sampler == "UnderdampedLangevin":
         zero = tf.zeros(choices.start.shape[-1:], choices.start.dtype)
         control = ControlVariate(target, zero, order=2, importance="pilot")
-        estimates = control.with_batch_size(choices.batch_size or 1)
+        estimates, noise = control.with_batch_size(choices.batch_size or 1), Noise(control)
         kernel = UnderdampedLangevin(estimates, **arguments)
     elif choices.sampler == "NOGIN":
         estimates = target.with_minibatches(choices.batch_size or 1)
         kernel = NOGIN(estimates, **arguments)
     else:
         kernel = getattr(tfp.mcmc, choices.sampler)(target, **arguments)
-    return Prepared(kernel, bijector, estimates, choices, ())
+    gradients = Gradients(estimates, jit_compile)
+    return Prepared(kernel, bijector, gradients, choices, (), noise=noise)

@@ -9,9 +9,11 @@ import numpy as np
 
 from tfp_sgmcmc.kernels.linear_laws import splitting_law
 
-FRICTION = 1.5
+FRICTION = 1.0
 STEP_SIZES = (1.0, 0.5, 0.25)
-MOST_MEAN, MOST_WORST = 0.0075, 0.075  # excess variance; widths are off by half of it
+# Of excess variance, half of which is what widths are off by. The temperature takes the mean off.
+# Where more was allowed, few draws far out, which no prediction sees, made means and widths wrong.
+MOST_MEAN, MOST_WORST = 0.015, 0.05
 HMC_STRIDE = 2  # steps of HMC between nearly independent draws
 _ROUND = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 
@@ -33,25 +35,30 @@ class Setting(NamedTuple):
 
     @property
     def steps_per_draw(self) -> int:
-        """Number of steps between draws, whose correlation is then below 0.07 by the exact law."""
-        return round(3 / self.step_size)
+        """Number of steps between draws.
+
+        By the exact law of a standard normal, each draw is then worth 0.98 independent draws or
+        more for the mean, and 0.91 or more for the variance.
+        """
+        return round(2 / self.step_size)
 
 
 def batch_sizes(num_examples: int) -> list[int]:
-    """Returns the batch sizes that are tried, up to N.
+    """Returns the batch sizes that are tried: up to N / 2, beyond which all data cost no more.
 
-    >>> batch_sizes(569), batch_sizes(60)
-    ([100, 150, 200, 300, 500, 569], [60])
+    >>> batch_sizes(1200), batch_sizes(60)
+    ([100, 150, 200, 300, 500], [30])
     """
     found = [int(100 * 10**k * r) for k in range(8) for r in _ROUND]
-    return [n for n in found if n < num_examples] + [num_examples]
+    half = max(1, num_examples // 2)
+    return [n for n in found if n <= half] or [half]
 
 
 def excess_variance_factor(step_size: float) -> float:
     """Returns the variance that noise of variance 1 adds to a whitened direction.
 
     >>> round(excess_variance_factor(1.0), 4), round(excess_variance_factor(0.01), 6)
-    (0.5248, 0.003333)
+    (0.7213, 0.005)
     """
     return float(splitting_law(step_size, FRICTION, 1.0, 1.0).temperature) - 1
 
@@ -63,11 +70,11 @@ def safe_settings(
 
     `covariance` is that of the estimate from one example, in whitened coordinates. The variance in
     excess of 1 is predicted as `excess_variance_factor` times its eigenvalues over n. It must be at
-    most 0.0075 on average, and 0.075 in the worst direction.
+    most 0.015 on average, which the temperature makes up for, and 0.05 in the worst direction.
 
-    >>> n, h, mean, worst = safe_settings(np.diag([3.0, 1.0]), 10_000)[0]
+    >>> n, h, mean, worst = safe_settings(np.diag([4.0, 2.0]), 10_000)[0]
     >>> n, h, round(mean, 4), round(worst, 4)
-    (150, 1.0, 0.007, 0.0105)
+    (150, 1.0, 0.0144, 0.0192)
     """
     eigenvalues = np.maximum(np.linalg.eigvalsh(covariance), 0)
     found = []

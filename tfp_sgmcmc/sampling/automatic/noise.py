@@ -1,0 +1,62 @@
+"""The noise of minibatches at draws: what it does to variances, and where the guard is at work."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tfp_sgmcmc.sampling.automatic.selection import excess_variance_factor
+from tfp_sgmcmc.targets import ControlVariate
+from tfp_sgmcmc.targets.predicted_noise import RemainderCovariance
+from tfp_sgmcmc.targets.quadratic import GUARD
+
+NUM_STATES = 16  # at which the noise is evaluated at a time
+
+
+class Excess(NamedTuple):
+    """What noise adds to the variance 1 of a direction: on average, and to the worst direction."""
+
+    mean: float
+    worst: float
+
+
+class Noise:
+    """The covariance of a whitened control variate's estimates from one example."""
+
+    def __init__(self, control: ControlVariate):
+        self._covariance = RemainderCovariance(control, NUM_STATES)
+
+    def at(self, z: np.ndarray, blocks: int = 1) -> np.ndarray:
+        """Returns the mean covariance at 16 states a block out of `z`, `[..., D]`."""
+        flat = z.reshape(-1, z.shape[-1])
+        picked = flat[np.linspace(0, len(flat) - 1, blocks * NUM_STATES).astype(int)]
+        return np.mean([self._covariance(part) for part in np.split(picked, blocks)], axis=0)
+
+
+def excess_of(covariance: np.ndarray, step_size: float, batch_size: int) -> Excess:
+    """Returns the excess variance with n examples a step, by a covariance from one example."""
+    factor = excess_variance_factor(step_size) / batch_size
+    eigenvalues = factor * np.linalg.eigvalsh(covariance)
+    return Excess(float(eigenvalues.mean()), float(eigenvalues[-1]))
+
+
+def excess_of_parameters(
+    covariance: np.ndarray, factor: np.ndarray, step_size: float, batch_size: int
+) -> float:
+    """Returns the mean over parameters of the relative excess of their variances.
+
+    `factor` is L in theta = center + L z. Directions that the data hardly inform, which have little
+    noise, make up most of the variances of parameters.
+    """
+    ratios = ((factor @ covariance) * factor).sum(axis=-1) / (factor**2).sum(axis=-1)
+    return float(excess_variance_factor(step_size) / batch_size * ratios.mean())
+
+
+def guarded_share(z: np.ndarray) -> float:
+    """Returns the share of states `[..., D]` at which the guard w of control variates is below 1.
+
+    >>> guarded_share(np.array([[1.0, 1.0], [2.0, 0.0]]))
+    0.5
+    """
+    return float(np.mean((z**2).mean(axis=-1) > GUARD))
