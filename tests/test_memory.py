@@ -8,6 +8,7 @@ import pytest
 from tfp_sgmcmc import memory
 
 
+@pytest.mark.slow
 def test_free_memory_falls_when_an_array_is_filled() -> None:
     before = memory.available()
     if before is None:

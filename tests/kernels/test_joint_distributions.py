@@ -76,7 +76,9 @@ def check(name: str, law: np.ndarray) -> None:
     check_covariance(by_chain([tf.math.log(samples.scale), samples.loc]), MEAN, law, 0.1)
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n == "NOGIN" else []) for n in LAWS]
+)
 def test_samples_follow_the_law_of_the_scheme(name: str) -> None:
     check(name, LAWS[name][1])
 

@@ -73,7 +73,7 @@ def told(start: tf.Tensor, kernel: Any) -> list[str]:
     return [str(w.message) for w in found]
 
 
-@pytest.mark.parametrize("chains", [[], [3]])
+@pytest.mark.parametrize("chains", [[], pytest.param([3], marks=pytest.mark.slow)])
 def test_a_far_start_is_told_and_takes_as_long_as_told(chains: list[int]) -> None:
     kernel = sgmcmc.NOGIN(regression(), 0.005, 10.0)
     start = tf.broadcast_to(away(130.0), [*chains, D])

@@ -103,8 +103,9 @@ def test_every_pass_of_epochs_adds_up_to_the_full_gradient() -> None:
     estimate = tf.function(target.estimate, autograph=False)
     carried, gradients = target.bootstrap(at(THETA, 2)), []
     for step in range(12):
-        gradient, *_, carried, _ = estimate(at(THETA, 2), tf.constant([7, step]), carried)
-        gradients.append(gradient)
+        found = estimate(at(THETA, 2), tf.constant([7, step]), carried)
+        carried = found.target_state
+        gradients.append(found.gradient)
     _, gradient = tfp.math.value_and_gradient(base, at(THETA, 2))
     for one_pass in np.split(np.stack(gradients), 2):
         np.testing.assert_allclose(one_pass.mean(axis=0), gradient, rtol=1e-10)

@@ -121,6 +121,7 @@ def wide(dtype: Any = tf.float64, **options: Any) -> sgmcmc.MinibatchLogProb:
     )
 
 
+@pytest.mark.slow
 def test_more_entries_than_fit_a_matrix() -> None:
     """12 examples have a Hessian of rank 12 in 4100 dimensions: L L^T is the inverse of -H.
 

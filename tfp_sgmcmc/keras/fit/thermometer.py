@@ -86,7 +86,7 @@ class Thermometer:
         which is below half or above twice its mean with probability 1e-4, and so are the looks if
         there are as many.
         """
-        if len(self._pairs) < _SURE * ENOUGH:
+        if len(self._pairs) < max(_LEAST, _SURE * ENOUGH):
             return math.nan
         is_sure = self._steps[-1] - self._steps[0] >= _SURE * self._enough["worst"]
         return self.temperatures["worst"] if is_sure else math.nan
