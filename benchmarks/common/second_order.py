@@ -14,7 +14,7 @@ from benchmarks.common.logistic import gaussian_log_prior, log_likelihood
 from benchmarks.common.methods import Cost, Method, constant, find_mode
 from benchmarks.common.posteriors import Posterior
 
-FRICTION = 1.0
+FRICTION = 1.5
 PILOT_DRAWS = 16
 _FORMS = {"": True, ", autodiff": False}  # whether the log likelihood is a LinearModel
 _CHOICES = {
