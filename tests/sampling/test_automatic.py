@@ -23,7 +23,6 @@ from tfp_sgmcmc.sampling.automatic.proper import check_proper
 from tfp_sgmcmc.sampling.automatic.reasons import ImproperError, NotQuadratic
 from tfp_sgmcmc.sampling.automatic.selection import (
     FRICTION,
-    HMC_STEPS,
     MOST_MEAN,
     MOST_WORST,
     STEP_SIZES,
@@ -156,16 +155,13 @@ def test_hmc_accepts_most_of_a_standard_normal(dim: int) -> None:
     h, count = leapfrog(dim)
     assert 1.2 < h * count < 1.8
     q, p = RNG.normal(size=[2, 4000, dim])
-    start, before = q, (q**2 + p**2).sum(axis=-1) / 2
+    before = (q**2 + p**2).sum(axis=-1) / 2
     for _ in range(count):
         p = p - h / 2 * q
         q = q + h * p
         p = p - h / 2 * q
-    accepted = np.minimum(1, np.exp(before - (q**2 + p**2).sum(axis=-1) / 2))
-    assert 0.75 < accepted.mean() < 0.99
-    # One step for a draw of one dimension, 1.6 for hundreds. Two made HMC look too dear.
-    lag = np.mean(start**2 + accepted[:, np.newaxis] * start * (q - start))
-    assert 0.55 < (1 + lag) / (1 - lag) / HMC_STEPS < 1.3
+    accepted = np.minimum(1, np.exp(before - (q**2 + p**2).sum(axis=-1) / 2)).mean()
+    assert 0.75 < accepted < 0.99
 
 
 class Draws:

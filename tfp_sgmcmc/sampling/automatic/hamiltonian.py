@@ -11,7 +11,7 @@ from tfp_sgmcmc.sampling.automatic.coordinates import Coordinates
 from tfp_sgmcmc.sampling.automatic.pilot import Pilot
 from tfp_sgmcmc.sampling.automatic.prepared import Prepared, prepare
 from tfp_sgmcmc.sampling.automatic.reasons import NotQuadratic
-from tfp_sgmcmc.sampling.automatic.selection import HMC_STEPS, leapfrog
+from tfp_sgmcmc.sampling.automatic.selection import HMC_STRIDE, leapfrog
 from tfp_sgmcmc.sampling.automatic.trials import Trials
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb
 
@@ -39,7 +39,7 @@ class TimedHMC:
             lambda x: tfp.mcmc.HamiltonianMonteCarlo(found.target, x[0], tf.cast(x[1], tf.int32)),
             self._settings,
         )
-        self.seconds = HMC_STEPS * trials.seconds("HamiltonianMonteCarlo", self._chains)
+        self.seconds = HMC_STRIDE * trials.seconds("HamiltonianMonteCarlo", self._chains)
 
     def __call__(self, num_results: int) -> Prepared:
         """Returns it with a step that is accepted, where needed in coordinates of a pilot's draws.

@@ -14,7 +14,7 @@ STEP_SIZES = (1.0, 0.5, 0.25)
 # Of excess variance, half of which is what widths are off by. The temperature takes the mean off.
 # Where more was allowed, few draws far out, which no prediction sees, made means and widths wrong.
 MOST_MEAN, MOST_WORST = 0.015, 0.05
-HMC_STEPS = 1.4  # of HMC, of which 15 % are rejected, for an independent draw
+HMC_STRIDE = 2  # steps of HMC between nearly independent draws
 _ROUND = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 
 
