@@ -164,13 +164,13 @@ def claims(found: list[Row]) -> list[Claim]:
         others = [name for name in ("SGD", "SGLD") if name in errors]
         if ours in errors and others:
             held = all(errors[ours] < errors[other] for other in others)
-            early = "; V still averages the scores of the first steps, far from the end"
+            unknown = "; the cause is not known"
             result.append(
                 Claim(
                     f"the test error of {ours} is below those of SGD and SGLD",
                     cells(errors, ".5f"),
                     held,
-                    f"one start, the 10 % file, and equal passes{'' if held else early}",
+                    f"one start, the 10 % file, and equal passes{'' if held else unknown}",
                 )
             )
     if {"SGLD", "SGFS-d", "SGFS-f"} <= {*errors}:

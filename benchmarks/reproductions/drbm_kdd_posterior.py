@@ -175,7 +175,7 @@ def claims(result: Result) -> list[Claim]:
             "HMC runs that start at the mode agree",
             f"largest R-hat of {result.r_hat:.3f}, acceptance {result.acceptance:.2f}",
             result.r_hat < 1.1,
-            "" if result.r_hat < 1.1 else "chains leave the mode, or their draws are too few",
+            "" if result.r_hat < 1.1 else "chains that leave the mode and too few draws look alike",
         )
     )
     return found

@@ -147,7 +147,7 @@ def claims(found: dict[str, Found]) -> list[Claim]:
     of_hmc = found["HMC"]
     disagree = max(of_hmc.r_hat_joint, of_hmc.r_hat_rows) > AGREE
     smaller = "N and H are smaller than in the paper"
-    apart = f"{smaller}: HMC crosses between the modes, or they differ by permutations alone"
+    apart = f"{smaller}; modes that differ by permutations alone would look the same"
     result = [
         Claim(
             "runs of HMC from different starts disagree",

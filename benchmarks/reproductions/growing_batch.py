@@ -166,7 +166,8 @@ def claims(result: Result) -> list[Claim]:
         ahead = (values[0].mean() - values[1].mean()) / error
         held = None if why else bool(ahead > 3)
         if held is False:
-            why = f"ahead by {ahead:.1f} standard errors of the difference, where 3 are asked for"
+            why = f"by {abs(ahead):.1f} standard errors of the difference, where 3 are asked for"
+            why = f"not shown at this number of runs: ahead {why}" if ahead > 0 else f"behind {why}"
         name = measure.replace("_", " ") + " / N" * (measure == "log_joint")
         return Claim(text, f"{name} {found} (mean of {len(values[0])} runs)", held, why)
 

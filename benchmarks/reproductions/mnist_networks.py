@@ -260,16 +260,9 @@ def claims(classifiers: list[Classifier]) -> list[Claim]:
                         f"{value:.4f} ({ours.method}); Adam {others[0]:.4f} after its last epoch "
                         f"and {others[1]:.4f} at its best one",
                         held,
-                        "" if held else HEAT,
                     )
                 )
     return found
-
-
-HEAT = (
-    "SGHMC without Sigma is heated by the gradient noise, which flattens the predictions; few "
-    "epochs leave the average short of its plateau"
-)
 
 
 def plot(classifiers: list[Classifier]) -> Figure:
