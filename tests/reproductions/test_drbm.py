@@ -82,9 +82,11 @@ def test_samplers_around_the_mode_of_a_small_machine() -> None:
 
 
 @pytest.mark.slow
-def test_chains_from_several_starts_disagree() -> None:
+def test_replica_exchange_sees_the_same_levels_as_hmc() -> None:
+    """The log posterior has a standard deviation of about 7; at T = 1.3 it would be 15 lower."""
     found = drbm_modes.run(**drbm_modes.EXPERIMENT.quick)
-    for of_method in found.values():
-        assert np.all(np.isfinite(of_method.log_joint))
-    # Plain SGLD stays in the mode of its start for the whole run.
-    assert found["SGLD"].r_hat_joint > drbm_modes.AGREE
+    levels = {name: of_method.log_joint.mean() for name, of_method in found.items()}
+    assert abs(levels["HMC"] - levels["replica exchange"]) < 10
+    # Replica exchange has had too few steps for its starts to agree, and HMC agrees better.
+    assert found["HMC"].r_hat_joint < found["replica exchange"].r_hat_joint
+    assert len(drbm_modes.claims(found)) == 2
