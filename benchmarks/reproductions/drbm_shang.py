@@ -149,6 +149,7 @@ EXPERIMENT = Experiment(
     title="discriminative restricted Boltzmann machines on connect-4 and letter",
     run=run,
     quick={
+        "data": ("connect4",),
         "num_passes": 15,
         "step_sizes": (2e-3, 5e-3),
         "frictions": (10.0,),

@@ -274,7 +274,8 @@ def plot(result: Result) -> Figure:
             for method, points in by_method(result).items():
                 known = [p for p in points if p.rate > 0]
                 values = [getattr(p, measure)[at] for p in known]
-                axis.loglog([p.rate for p in known], values, "o-", label=method)
+                label = method if known else f"{method}: time too long for the chain"
+                axis.loglog([p.rate for p in known], values, "o-", label=label)
             axis.set(xlabel="1/ATUC, draws a pass", ylabel=f"{name}, {after:g} passes")
     axes[0, 0].legend(fontsize=7)
     return figure
