@@ -5,7 +5,8 @@ scoring, ICML 2012, section 5.2.1 and figures 4 and 5: the errors E1 of the post
 the posterior covariance (equation 14) of SGLD, SGFS-d and SGFS-f, and the 25 most correlated pairs
 of parameters, against HMC that starts from the mode, as all samplers do. Rows are of the six most
 populous classes. The posterior has several modes, so that HMC tells the law around this mode only
-if it stays there (`drbm_modes` has other starts).
+if it stays there (`drbm_modes` has other starts). Errors against HMC are judged only where its
+chains agree, with an R-hat below 1.1 for every parameter.
 
 The machine and the data are smaller here: 1000 rows of the 10 % file and 3 hidden units (147
 parameters), because HMC on all parameters of the paper's machine takes days. The prior is N(0, I),

@@ -277,7 +277,7 @@ def plot(classifiers: list[Classifier]) -> Figure:
                 axis.plot(*(p[count >= 20] for p in points), "o-", label=label)
         axis.plot([0, 1], [0, 1], "k:", label="calibrated")
         axis.set(title=name, xlabel="confidence", ylabel="accuracy (share of examples)")
-        axis.legend(fontsize="x-small")
+        axis.legend(fontsize="x-small", loc="upper left")
     return figure
 
 
