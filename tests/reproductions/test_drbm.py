@@ -37,6 +37,19 @@ def test_r_hat_tells_two_modes_from_one() -> None:
     assert drbm_hmc.largest_r_hat(draws) > drbm_modes.AGREE
 
 
+def test_slow_mixing_is_not_taken_for_modes() -> None:
+    draws = np.random.default_rng(0).standard_normal([500, 4])
+    for values, held, why in (
+        (draws + np.arange(4), True, "N and H are smaller than in the paper"),
+        (draws, False, "modes that differ by permutations alone would look the same"),
+        (np.cumsum(draws, axis=0), False, "not shown: a chain has"),  # random walks
+    ):
+        r_hat = drbm_hmc.largest_r_hat(values)
+        found = drbm_modes.Found(values, values, r_hat, r_hat, 0.0, "")
+        (claim,) = drbm_modes.claims({"HMC": found})
+        assert claim.held is held and why in claim.why
+
+
 def test_hidden_units_can_be_permuted() -> None:
     # The functions by which chains are compared do not change.
     state = drbm.initial(3, 4, 5)
