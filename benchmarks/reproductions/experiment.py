@@ -152,13 +152,13 @@ def picture(experiment: Experiment, result: Any) -> bytes:
 
 
 def _label_short_log_scales(figure: Figure) -> None:
-    """Labels 1, 2, 5, 10, ... on logarithmic axes of under two decades, where labels overlap."""
+    """Labels 1, 2, 5, 10, ... on logarithmic axes of under two decades, 1 to 9 of under one."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         low, high = axis.get_view_interval()
         if axis.get_scale() == "log" and high < 100 * low:
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else range(1, 10)))
             axis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axis.set_minor_formatter(NullFormatter())
 
