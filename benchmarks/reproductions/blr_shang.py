@@ -108,10 +108,7 @@ def claims(found: list[Curve]) -> list[Claim]:
             f"ahead at {sum(gap > 0 for gap in ends)} of {len(ends)}; differences over the last"
             f" quarter of the passes from {min(ends):.4f} to {max(ends):.4f}",
             min(ends) > 0,
-            ""
-            if min(ends) > 0
-            else "a chain that is too hot can predict better, so this measure does not tell how"
-            " right the samples are",
+            "" if min(ends) > 0 else "not known; predictions do not tell how right the samples are",
         )
     )
     full = [c["CCAdL full"].overall - c["CCAdL"].overall for c in groups.values()]

@@ -5,7 +5,8 @@ scoring, ICML 2012, section 5.2.1 and figures 4 and 5: the errors E1 of the post
 the posterior covariance (equation 14) of SGLD, SGFS-d and SGFS-f, and the 25 most correlated pairs
 of parameters, against HMC that starts from the mode, as all samplers do. Rows are of the six most
 populous classes. The posterior has several modes, so that HMC tells the law around this mode only
-if it stays there (`drbm_modes` has other starts).
+if it stays there (`drbm_modes` has other starts). Errors against HMC are judged only where its
+chains agree, with an R-hat below 1.1 for every parameter.
 
 The machine and the data are smaller here: 1000 rows of the 10 % file and 3 hidden units (147
 parameters), because HMC on all parameters of the paper's machine takes days. The prior is N(0, I),
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAIRS = 25
+AGREE = 1.1  # R-hat below which the chains of HMC agree, so that errors against them mean something
 # epsilon of SGLD, alpha of SGFS. B is the identity.
 SETTINGS = {
     "SGLD": (1e-3, 3e-3, 1e-2),
@@ -152,7 +154,20 @@ def best(result: Result, name: str, error: str) -> Row:
 
 
 def claims(result: Result) -> list[Claim]:
-    found = []
+    """Returns the claims; those of errors against HMC only if its chains agree."""
+    agree = result.r_hat < AGREE
+    alike = "chains that leave the mode and too few draws look alike"
+    found = [
+        Claim(
+            "HMC runs that start at the mode agree",
+            f"largest R-hat of {result.r_hat:.3f}, acceptance {result.acceptance:.2f}"
+            + "; so no errors against HMC are judged" * (not agree),
+            agree,
+            "" if agree else alike,
+        )
+    ]
+    if not agree:
+        return found
     for error, name, floor in (
         ("mean_error", "E1", result.floors[0]),
         ("covariance_error", "E2", result.floors[1]),
@@ -170,14 +185,6 @@ def claims(result: Result) -> list[Claim]:
                 f"N and H are smaller here; R-hat of HMC {result.r_hat:.2f}{within}",
             )
         )
-    found.append(
-        Claim(
-            "HMC runs that start at the mode agree",
-            f"largest R-hat of {result.r_hat:.3f}, acceptance {result.acceptance:.2f}",
-            result.r_hat < 1.1,
-            "" if result.r_hat < 1.1 else "chains leave the mode, or their draws are too few",
-        )
-    )
     return found
 
 
@@ -223,12 +230,12 @@ EXPERIMENT = Experiment(
     title="a small restricted Boltzmann machine on KDD Cup 1999, against HMC from the mode",
     run=run,
     quick={
-        "num_rows": 300,
+        "num_rows": 100,
         "num_hidden": 2,
         "batch_size": 50,
-        "num_results": 400,
+        "num_results": 200,
         "num_leapfrog": 20,
-        "num_steps": 10_000,
+        "num_steps": 2_000,
     },
     show=show,
     claims=claims,

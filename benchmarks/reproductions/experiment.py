@@ -142,11 +142,25 @@ def picture(experiment: Experiment, result: Any) -> bytes:
     for dots_per_inch in (100, 80, 60):
         drawn, small = io.BytesIO(), io.BytesIO()
         with rc_context(STYLE):
-            experiment.plot(result).savefig(drawn, dpi=dots_per_inch)
+            figure = experiment.plot(result)
+            _label_short_log_scales(figure)
+            figure.savefig(drawn, dpi=dots_per_inch)
         Image.open(drawn).convert("RGB").quantize(COLOURS).save(small, "png", optimize=True)
         if len(small.getvalue()) <= MOST_BYTES:
             break
     return small.getvalue()
+
+
+def _label_short_log_scales(figure: Figure) -> None:
+    """Labels 1, 2, 5, 10, ... on logarithmic axes of under two decades, 1 to 9 of under one."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = axis.get_view_interval()
+        if axis.get_scale() == "log" and high < 100 * low:
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else range(1, 10)))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_minor_formatter(NullFormatter())
 
 
 def module_name(experiment: Experiment) -> str:

@@ -161,14 +161,18 @@ def plot(result: Result) -> Figure:
 def claims(result: Result) -> list[Claim]:
     def claim(text: str, first: Curve, second: Curve, measure: str, why: str = "") -> Claim:
         values = [getattr(curve, measure)[-1] for curve in (first, second)]
-        found = " and ".join(f"{x.mean():.4f} +- {_error(x):.4f}" for x in values)
+        found = " and ".join(
+            f"{x.mean():.4f}" + f" +- {_error(x):.4f}" * (len(x) > 1) for x in values
+        )
         error = sum(_error(x) ** 2 for x in values) ** 0.5
         ahead = (values[0].mean() - values[1].mean()) / error
         held = None if why else bool(ahead > 3)
         if held is False:
-            why = f"ahead by {ahead:.1f} standard errors of the difference, where 3 are asked for"
+            why = f"by {abs(ahead):.1f} standard errors of the difference, where 3 are asked for"
+            why = f"not shown at this number of runs: ahead {why}" if ahead > 0 else f"behind {why}"
+        runs = " and ".join(str(size) for size in dict.fromkeys(map(len, values)))
         name = measure.replace("_", " ") + " / N" * (measure == "log_joint")
-        return Claim(text, f"{name} {found} (mean of {len(values[0])} runs)", held, why)
+        return Claim(text, f"{name} {found} (mean of {runs} runs)", held, why)
 
     text = "at equal steps the growing minibatch is ahead of the constant one"
     found = [claim(text, result.growing, result.constant, m) for m in ("log_joint", "accuracy")]

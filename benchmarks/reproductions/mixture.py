@@ -250,9 +250,9 @@ EXPERIMENT = Experiment(
     title="centres of a mixture, error by the size of the minibatch",
     run=run,
     quick={
-        "batch_sizes": (2, 10, 100),
+        "batch_sizes": (2, 10, 30),
         "samplers": ("SGLD", "SGNHT", "NOGIN"),
-        "num_epochs": 50,
+        "num_epochs": 250,
         "num_runs": 16,
     },
     show=show,

@@ -260,16 +260,9 @@ def claims(classifiers: list[Classifier]) -> list[Claim]:
                         f"{value:.4f} ({ours.method}); Adam {others[0]:.4f} after its last epoch "
                         f"and {others[1]:.4f} at its best one",
                         held,
-                        "" if held else HEAT,
                     )
                 )
     return found
-
-
-HEAT = (
-    "SGHMC without Sigma is heated by the gradient noise, which flattens the predictions; few "
-    "epochs leave the average short of its plateau"
-)
 
 
 def plot(classifiers: list[Classifier]) -> Figure:
@@ -284,7 +277,7 @@ def plot(classifiers: list[Classifier]) -> Figure:
                 axis.plot(*(p[count >= 20] for p in points), "o-", label=label)
         axis.plot([0, 1], [0, 1], "k:", label="calibrated")
         axis.set(title=name, xlabel="confidence", ylabel="accuracy (share of examples)")
-        axis.legend(fontsize="x-small")
+        axis.legend(fontsize="x-small", loc="upper left")
     return figure
 
 

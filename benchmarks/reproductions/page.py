@@ -133,7 +133,7 @@ def _failures(found: Mapping[str, Any]) -> list[str]:
     rows = [
         f"- [{record['title']}](#{name}) ({record['paper']}, {record['figure']}, {record['form']}"
         f" form). The claim: {claim['paper']}. Here: {claim['ours']}."
-        f" Likely cause: {claim['why'] or 'not known'}."
+        f" Likely cause: {_cause(claim)}."
         for name, record in found.items()
         for claim in record["claims"]
         if claim["held"] is False
@@ -167,7 +167,7 @@ def _summary(found: Mapping[str, Any]) -> list[str]:
 
 def _section(name: str, record: Mapping[str, Any], has_figure: bool) -> list[str]:
     rows = [("the claim", "here", "held", "what differs, or the likely cause"), ("---",) * 4]
-    rows += [(c["paper"], c["ours"], VERDICTS[c["held"]], c["why"]) for c in record["claims"]]
+    rows += [(c["paper"], c["ours"], VERDICTS[c["held"]], _cause(c)) for c in record["claims"]]
     figure = f"![{record['title']}]({name}.png)"
     missing = f"The figure is missing: there is no `{name}.png` beside this page."
     setting = record["description"].partition("\n")[2].strip()  # its first line is the title
@@ -185,6 +185,10 @@ def _section(name: str, record: Mapping[str, Any], has_figure: bool) -> list[str
         f" {record['date']}; {record['machine']}.",
         "",
     ]
+
+
+def _cause(claim: Mapping[str, Any]) -> str:
+    return claim["why"] or ("not known" if claim["held"] is False else "")
 
 
 def _minutes(record: Mapping[str, Any]) -> str:

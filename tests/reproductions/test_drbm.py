@@ -37,6 +37,19 @@ def test_r_hat_tells_two_modes_from_one() -> None:
     assert drbm_hmc.largest_r_hat(draws) > drbm_modes.AGREE
 
 
+def test_slow_mixing_is_not_taken_for_modes() -> None:
+    draws = np.random.default_rng(0).standard_normal([500, 4])
+    for values, held, why in (
+        (draws + np.arange(4), True, "N and H are smaller than in the paper"),
+        (draws, False, "modes that differ by permutations alone would look the same"),
+        (np.cumsum(draws, axis=0), False, "not shown: a chain has"),  # random walks
+    ):
+        r_hat = drbm_hmc.largest_r_hat(values)
+        found = drbm_modes.Found(values, values, r_hat, r_hat, 0.0, "")
+        (claim,) = drbm_modes.claims({"HMC": found})
+        assert claim.held is held and why in claim.why
+
+
 def test_hidden_units_can_be_permuted() -> None:
     # The functions by which chains are compared do not change.
     state = drbm.initial(3, 4, 5)
@@ -50,14 +63,12 @@ def test_hidden_units_can_be_permuted() -> None:
 
 
 @pytest.mark.slow
-def test_thermostats_learn_connect4_and_letter() -> None:
+def test_thermostats_learn_connect4() -> None:
     found = drbm_shang.run(**drbm_shang.EXPERIMENT.quick)
-    chance = {"connect4": 0.342, "letter": 0.96}  # of the most frequent class
-    for name, curves in found.items():
-        for curve in curves:
-            assert curve.final < 0.9 * chance[name]
-            assert curve.values[-1] < curve.values[0]
-    # Connect-4: the friction against known noise lets the error fall faster.
+    for curve in found["connect4"]:
+        assert curve.final < 0.9 * 0.342  # the error of the most frequent class
+        assert curve.values[-1] < curve.values[0]
+    # The friction against known noise lets the error fall faster.
     for curves in drbm_shang.pairs(found["connect4"]).values():
         for other in ("SGHMC", "SGNHT"):
             assert curves["CCAdL"].overall < curves[other].overall
@@ -82,9 +93,11 @@ def test_samplers_around_the_mode_of_a_small_machine() -> None:
 
 
 @pytest.mark.slow
-def test_chains_from_several_starts_disagree() -> None:
+def test_replica_exchange_sees_the_same_levels_as_hmc() -> None:
+    """The log posterior has a standard deviation of about 7; at T = 1.3 it would be 15 lower."""
     found = drbm_modes.run(**drbm_modes.EXPERIMENT.quick)
-    for of_method in found.values():
-        assert np.all(np.isfinite(of_method.log_joint))
-    # Plain SGLD stays in the mode of its start for the whole run.
-    assert found["SGLD"].r_hat_joint > drbm_modes.AGREE
+    levels = {name: of_method.log_joint.mean() for name, of_method in found.items()}
+    assert abs(levels["HMC"] - levels["replica exchange"]) < 10
+    # Replica exchange has had too few steps for its starts to agree, and HMC agrees better.
+    assert found["HMC"].r_hat_joint < found["replica exchange"].r_hat_joint
+    assert len(drbm_modes.claims(found)) == 2

@@ -17,9 +17,12 @@ def test_draws_have_the_moments_of_the_grid() -> None:
 
 @pytest.mark.slow
 def test_nogin_has_the_smallest_error_at_equal_epochs() -> None:
-    """Samplers that do not know the noise are wrong by more than twice their error at n = 100."""
+    """Samplers that do not know the noise are wrong by more than twice their error at n = 10.
+
+    Larger minibatches make fewer steps, and then the Monte Carlo error is large for all of them.
+    """
     result = mixture.run(**mixture.EXPERIMENT.quick)
     error = {key: float(result.best(*key)[1].mean()) for key in result.squared_errors}
     assert error["NOGIN", 2] < min(error["SGLD", 2], error["SGNHT", 2]) / 2
-    assert error["SGLD", 2] > 4 * error["SGLD", 100]
+    assert error["SGLD", 2] > 4 * error["SGLD", 10]
     assert all(isinstance(claim.held, bool) for claim in mixture.claims(result))
