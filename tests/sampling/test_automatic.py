@@ -365,6 +365,7 @@ def test_other_wrong_calls() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # other flags than the one that must be there
 def test_a_mixture_and_a_funnel_are_flagged() -> None:
     def mixture(x: tf.Tensor) -> tf.Tensor:
         parts = tfd.Normal(np.float32([-6.0, 6.0]), np.float32(1.0))
