@@ -14,6 +14,9 @@ methods make equally many passes, and all chains start at the same random weight
 chain, without compilation.
 
 The full form takes about 70 minutes, by the times of single steps, most of them in SGFS-f.
+
+The quick form has 1,500 test rows, and SGFS-f and SGLD differ there by one of them, which shows
+nothing. With 40,000 rows in all, and SGD, SGFS-f had the error 0.0165, SGLD 0.0165 and SGD 0.0160.
 """
 
 from __future__ import annotations
