@@ -37,7 +37,9 @@ def check_refused(target: Any, center: Any, form: Any, message: str) -> None:
     ).all()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(f, marks=[pytest.mark.slow] if f == "low_rank" else []) for f in FORMS]
+)
 @pytest.mark.parametrize(
     ("log_likelihood", "prior", "message"),
     [

@@ -173,6 +173,7 @@ def test_pilot_probabilities_by_low_rank() -> None:
     np.testing.assert_allclose(flat(q[1], 0).sum(), 1)
 
 
+@pytest.mark.slow
 def test_what_few_vectors_leave_out_does_not_make_steps_unstable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -82,6 +82,7 @@ class TestChain:
             other = auto(directory=tmp_path / "once", num_chains=num_chains)
             regression().fit(batches(), epochs=8, verbose=0, callbacks=[other])
 
+    @pytest.mark.slow
     def test_a_kernel_by_hand_does_not_go_on_with_it(self, tmp_path):
         quietly(regression(), auto(directory=tmp_path), batch_size=24, shuffle=False)
         other = small_models.sampler(
@@ -108,6 +109,7 @@ class TestChain:
         assert measured[-1] == callback.temperatures["measured"]["worst"]
         assert str(callback.choices) in capsys.readouterr().out
 
+    @pytest.mark.slow
     def test_a_trial_that_fails_is_taken_back(self, monkeypatch):
         """Steps 100 times too large throw the first trial to infinity; the second is smaller."""
         make, chosen = pilot.choose, []
@@ -125,6 +127,7 @@ class TestChain:
         assert chosen[0][0] is chosen[1][0]  # the same place
         assert len(callback.samples[0]) == 10
 
+    @pytest.mark.slow
     def test_a_pilot_may_end_with_a_fit(self):
         model, callback = regression(), auto()
         quietly(model, callback, batch_size=24, epochs=3)
@@ -132,6 +135,7 @@ class TestChain:
         quietly(model, callback, batch_size=24, epochs=2)
         assert callback.choices is not None and len(callback.samples[0]) == 5
 
+    @pytest.mark.slow
     def test_more_noise_than_the_pilot_saw_is_told_once(self, monkeypatch):
         survey = automatic.survey
 

@@ -65,6 +65,7 @@ def test_callbacks_set_the_steps():
     np.testing.assert_allclose(found, RATE * np.array([1, 1, 0.5, 0.25]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_function_reads_it_from_the_target():
     expected, callback = named(), small_models.sampler(
         lambda target: sgmcmc.SGLD(target, target.learning_rate), N, small_models.standard_normal()
