@@ -33,7 +33,7 @@ def main(
     output = arguments.pop("output", None)
     print(describe(), flush=True)
     start = time.perf_counter()
-    result = run(**{k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()})
+    result = run(**keywords(arguments))
     show(result)
     print(f"{time.perf_counter() - start:.0f} s")
     if plot is not None and output:
@@ -80,6 +80,11 @@ def parser(
     if with_output:
         made.add_argument("--output", help="file for a figure")
     return made
+
+
+def keywords(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns parsed options as keywords, with tuples in place of lists."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
 
 
 def print_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]]) -> None:

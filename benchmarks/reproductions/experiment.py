@@ -80,9 +80,7 @@ def main(experiment: Experiment, description: str | None) -> None:
     quick, folder = arguments.pop("quick"), arguments.pop("folder")
     print(describe(), flush=True)
     start = time.perf_counter()
-    result = experiment.run(
-        **{k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
-    )
+    result = experiment.run(**command_line.keywords(arguments))
     seconds = time.perf_counter() - start
     experiment.show(result)
     claims = experiment.claims(result)

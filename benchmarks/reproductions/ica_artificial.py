@@ -311,11 +311,6 @@ def plot(result: Result) -> Figure:
     return figure
 
 
-def _entry(index: int) -> str:
-    row, column = MARGINALS[index]
-    return f"W{row + 1}{column + 1}"
-
-
 def show(result: Result) -> None:
     print(f"corrected Langevin: acceptance {result.acceptance:.2f}")
     indices = [f"I{i + 1}" for i in range(HEAVY + NORMAL)]

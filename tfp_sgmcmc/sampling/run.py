@@ -112,14 +112,9 @@ def run_kernel(
         feed = Feed(target, position.results, run is not None)
         loop(position, 0, 1, plan.stride, seed)  # compiles
         sampling_began = time.perf_counter()
-        with contextlib.ExitStack() as stack:
-            show, interrupt = (
-                stack.enter_context(progress(progress_bar, plan.num_steps, first_step)),
-                None,
-            )
-            if watch is not None:
-                stack.enter_context(watch.stepping())
-                show, interrupt = watch.show, watch.interrupt
+        stepping = contextlib.nullcontext() if watch is None else watch.stepping()
+        with progress(progress_bar, plan.num_steps, first_step) as bar, stepping:
+            show, interrupt = (bar, None) if watch is None else (watch.show, watch.interrupt)
             position = take_steps(
                 loop, plan, seed, position, records, feed, show, checkpoint_seconds, interrupt
             )

@@ -73,11 +73,6 @@ class Recorder:
         self._initial: list[tuple[keras.Variable, np.ndarray]] = []
 
     @property
-    def num_burnin_steps(self) -> int:
-        """Steps before the first that may be kept."""
-        return self._collection.num_burnin_steps
-
-    @property
     def trainable_values(self) -> list[Any]:
         """Samples of the trainable variables, `[num_kept, chains..., ...]`."""
         if self.chain is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tree
 
+from tfp_sgmcmc import xla
 from tfp_sgmcmc.sampling.loop import Loop, Position
 from tfp_sgmcmc.sampling.progress import counter, held_back
 from tfp_sgmcmc.sampling.run import Watch
@@ -55,8 +55,7 @@ def local_devices() -> list[str]:
     for kind in ("TPU", "GPU"):
         if found := tf.config.list_logical_devices(kind):
             return [device.name for device in found]
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
-    return ["/CPU:0"] * len(cores)
+    return ["/CPU:0"] * xla.num_parallel_programs()
 
 
 def run_in_threads(tasks: Sequence[Task], progress_bar: bool | None) -> Finished:

@@ -22,7 +22,7 @@ from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.sampling.loop import state_tensors
 from tfp_sgmcmc.sampling.shards.engine import local_devices, run_by_executor, run_in_threads
 from tfp_sgmcmc.sampling.shards.result import ShardedResult, gather
-from tfp_sgmcmc.sampling.shards.worker import Outcome, Task, compare
+from tfp_sgmcmc.sampling.shards.worker import Task, mismatch
 from tfp_sgmcmc.sampling.steps import Plan
 from tfp_sgmcmc.storage.directory import Resume
 
@@ -87,9 +87,10 @@ def sample_shards(
         finished = run_in_threads(tasks, progress_bar)
     else:
         finished = run_by_executor(executor, tasks, progress_bar)
-    outcomes, failures = _same_problem(finished.outcomes), dict(finished.failures)
-    failures |= {x.index: error for x, error in outcomes if error is not None}
-    good = [x for x, error in outcomes if error is None]
+    outcomes = finished.outcomes
+    errors = {x.index: mismatch(x.problem, x.index, outcomes[0].problem) for x in outcomes}
+    failures = finished.failures | {i: error for i, error in errors.items() if error is not None}
+    good = [x for x in outcomes if x.index not in failures]
     if not good:
         raise next(iter(failures.values()), KeyboardInterrupt())
     for number, error in sorted(failures.items()):
@@ -107,18 +108,6 @@ def sample_shards(
         kernel=kernel if isinstance(kernel, tfp.mcmc.TransitionKernel) else None,
         seconds=time.perf_counter() - began,
     )
-
-
-def _same_problem(outcomes: list[Outcome]) -> list[tuple[Outcome, ValueError | None]]:
-    """Returns each outcome with an error if its worker had other data or another kernel."""
-    checked = []
-    for outcome in outcomes:
-        try:
-            compare(outcome.problem, outcome.index, outcomes[0].problem)
-            checked.append((outcome, None))
-        except ValueError as error:
-            checked.append((outcome, error))
-    return checked
 
 
 def _maker(kernel: Any, executor: Any) -> Callable[[], tfp.mcmc.TransitionKernel]:

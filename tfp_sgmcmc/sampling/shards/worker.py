@@ -73,7 +73,7 @@ class Outcome(NamedTuple):
       final_state: nest of arrays.
       moments: of each state; None if there are too few draws.
       timings: the times that the shard took.
-      problem: the fingerprint of the shard's kernel, data and posterior.
+      problem: the fingerprint of the kernel, data and posterior where workers make their own.
       process: the worker's process.
     """
 
@@ -105,15 +105,16 @@ def run_shard(
             "The function given as kernel must return a tfp.mcmc.TransitionKernel. Received: a "
             f"{type(kernel).__name__}."
         )
-    reference = tf.nest.map_structure(tf.convert_to_tensor, task.reference)
-    # JSON turns tuples into lists.
-    found = {**describe_kernel(kernel), **describe_target(kernel, reference)}
-    problem = json.loads(json.dumps(found))
+    # Shards in one process have one kernel.
+    problem = _problem(kernel, task.reference) if task.is_shared else {}
     with contextlib.ExitStack() as stack:
         run = None
         if task.directory is not None:
             run = stack.enter_context(RunDirectory(task.directory, is_shared=task.is_shared))
-            compare(problem, task.index, _first_problem(Path(task.directory).parent, problem))
+            if task.is_shared:
+                first = _first_problem(Path(task.directory).parent, problem)
+                if error := mismatch(problem, task.index, first):
+                    raise error
         result = run_kernel(
             kernel,
             tf.nest.map_structure(tf.convert_to_tensor, task.initial_state),
@@ -148,13 +149,21 @@ def run_shard(
         )
 
 
-def compare(problem: dict[str, Any], index: int, expected: dict[str, Any]) -> None:
-    """Raises ValueError if a shard's problem differs from that of the first shard that began."""
+def mismatch(problem: dict[str, Any], index: int, expected: dict[str, Any]) -> ValueError | None:
+    """Returns an error if a shard's problem differs from that of the first shard, or None."""
     found = differences(expected, problem)
-    if found:
-        raise ValueError(
-            f"Shard {index} must sample the same problem as the other shards. They have {found}."
-        )
+    if not found:
+        return None
+    return ValueError(
+        f"Shard {index} must sample the same problem as the other shards. They have {found}."
+    )
+
+
+def _problem(kernel: tfp.mcmc.TransitionKernel, reference: Any) -> dict[str, Any]:
+    """Returns what tells a kernel, its data and its posterior from others, as JSON values."""
+    state = tf.nest.map_structure(tf.convert_to_tensor, reference)
+    found = {**describe_kernel(kernel), **describe_target(kernel, state)}
+    return json.loads(json.dumps(found))  # which turns tuples into lists
 
 
 def _first_problem(folder: Path, problem: dict[str, Any]) -> dict[str, Any]:
