@@ -25,6 +25,7 @@ from tfp_sgmcmc.kernels import ReplicaExchangeSGLD as ReplicaExchangeSGLD
 from tfp_sgmcmc.kernels import UnderdampedLangevin as UnderdampedLangevin
 from tfp_sgmcmc.sampling import SampleResult as SampleResult
 from tfp_sgmcmc.sampling import ShardedResult as ShardedResult
+from tfp_sgmcmc.sampling import export_program as export_program
 from tfp_sgmcmc.sampling import open_shards as open_shards
 from tfp_sgmcmc.sampling import sample as sample
 from tfp_sgmcmc.sampling import tune as tune

@@ -6,11 +6,12 @@ import warnings
 from typing import Any
 
 from tfp_sgmcmc.sampling.driver import sample
+from tfp_sgmcmc.sampling.export import export_program
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.shards.result import ShardedResult, open_shards
 from tfp_sgmcmc.sampling.tuning import tune
 
-__all__ = ["SampleResult", "ShardedResult", "open_shards", "sample", "tune"]
+__all__ = ["SampleResult", "ShardedResult", "export_program", "open_shards", "sample", "tune"]
 
 
 def __getattr__(name: str) -> Any:

@@ -48,6 +48,20 @@ class Health(NamedTuple):
         return self.states_are_finite and self.lost_at == NEVER
 
 
+class Program(NamedTuple):
+    """A compiled call of a `Loop`.
+
+    Attributes:
+      stablehlo: the program in StableHLO, as MLIR bytecode.
+      inputs: the program's arguments by name, in order.
+      outputs: the names of its results, in order.
+    """
+
+    stablehlo: bytes
+    inputs: dict[str, tf.Tensor]
+    outputs: tuple[str, ...]
+
+
 class Loop:
     """Steps of a kernel, of which step t draws from `fold_in(seed, t)`.
 
@@ -107,6 +121,19 @@ class Loop:
     def trace_of(self, state: Any, results: Any) -> Any:
         """Returns what `trace_fn` returns; `()` without one."""
         return tf.function(self._keep, autograph=False)(state, results)[1]
+
+    def program(self, position: Position, rows: int, first: int, stride: int, seed: Any) -> Program:
+        """Returns the compiled program of a call with these arguments, which is not run."""
+        numbers = {"rows": tf.constant(rows), "first": tf.constant(first, tf.int64)}
+        given = _tensors(position), *numbers.values(), stride, seed, ()
+        graph = self._graph.get_concrete_function(*given)
+        arguments = [(f"position_{i}", x) for i, x in enumerate(given[0])]
+        arguments += [*numbers.items(), ("seed", seed)]
+        arguments += [(f"data_{i}", x) for i, x in enumerate(graph.captured_inputs)]
+        stablehlo = self._graph.experimental_get_compiler_ir(*given)(stage="stablehlo_serialized")
+        outputs = [f"position_{i}" for i in range(len(given[0]))]
+        outputs += [f"kept_{i}" for i in range(len(tree.flatten(self.kept)))]
+        return Program(stablehlo, dict(arguments), (*outputs, "is_finite", "lost_at"))
 
     def trace(self, position: Position, stride: Any, seed: Any, values: Any = ()) -> None:
         """Traces, but does not compile, what a call runs."""

@@ -1,0 +1,1 @@
+"""Chains on devices, without TensorFlow too."""

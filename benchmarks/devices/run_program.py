@@ -1,0 +1,119 @@
+"""Runs a file of `sgmcmc.export_program` by JAX's PJRT client, without TensorFlow.
+
+    python -m benchmarks.devices.run_program FILE [--calls 5] [--output DRAWS.npz]
+
+It needs NumPy and JAX alone, and takes JAX's default device. The first call begins where the file
+does. Each further call goes on from the one before, so that the draws of all calls are one chain.
+It prints the seconds that compiling took, and microseconds a step of each call but the first. The
+output has what the calls kept as `kept_i`, `[num_results * calls, ...]`: first the parts of the
+state, then step sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class Program:
+    """A compiled program with its inputs, which stay on the device.
+
+    Args:
+      path: the file.
+    """
+
+    def __init__(self, path: Path):
+        import jax
+
+        with np.load(path, allow_pickle=False) as file:
+            self.header = json.loads(str(file["header"]))
+            stablehlo = file["program"].tobytes()
+            arrays = {name: file[name] for name in self.header["inputs"]}
+        device = jax.devices()[0]
+        self.device = f"{device.device_kind} ({device.platform})"
+        began = time.perf_counter()
+        self._run = _compiled(stablehlo, device)
+        self.seconds_to_compile = time.perf_counter() - began
+        self._inputs = {name: jax.device_put(x, device) for name, x in arrays.items()}
+        self._next = jax.device_put(np.int64(self.header["steps_between"]), device)
+
+    @property
+    def num_draws(self) -> int:
+        return self.header["num_results"]
+
+    def __call__(self) -> tuple[dict[str, Any], int]:
+        """Takes the steps of a call; returns all outputs and the number of steps."""
+        before = int(np.asarray(self._inputs["position_0"]))
+        outputs = dict(
+            zip(self.header["outputs"], self._run([*self._inputs.values()]), strict=True)
+        )
+        self._inputs |= {name: x for name, x in outputs.items() if name in self._inputs}
+        self._inputs["first"] = self._next
+        return outputs, int(np.asarray(outputs["position_0"])) - before
+
+
+def _compiled(stablehlo: bytes, device: Any) -> Callable[[list[Any]], list[Any]]:
+    """Returns the program as a function of device arrays.
+
+    JAX has no public function for a program that it did not trace itself, so this uses the compiler
+    under it, as of jaxlib 0.10.
+    """
+    from jax._src.interpreters import mlir
+    from jax._src.lib import xla_client
+    from jaxlib.mlir import ir
+
+    with mlir.make_ir_context():
+        module = ir.Module.parse(stablehlo)
+        executable = device.client.compile_and_load(
+            module, xla_client.DeviceList((device,)), xla_client.CompileOptions()
+        )
+
+    def run(inputs: list[Any]) -> list[Any]:
+        found = executable.execute_sharded(inputs).disassemble_into_single_device_arrays()
+        outputs = [x[0] for x in found]
+        for x in outputs:
+            x.block_until_ready()
+        return outputs
+
+    return run
+
+
+def run(path: Path, calls: int) -> dict[str, np.ndarray]:
+    """Runs a file, prints how long that took, and returns the draws of all calls."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)  # or JAX would cut the number of a step to 32 bits
+    program = Program(path)
+    print(f"{program.device}: compiled in {program.seconds_to_compile:.1f} s")
+    kept: list[list[np.ndarray]] = []
+    for call in range(calls):
+        began = time.perf_counter()
+        outputs, steps = program()
+        seconds = time.perf_counter() - began
+        if not bool(outputs["is_finite"]):
+            raise ValueError(f"{path}: the draws of call {call} are not finite.")
+        kept.append([np.asarray(outputs[n]) for n in outputs if n.startswith("kept_")])
+        note = " (first call)" if call == 0 else ""
+        print(f"call {call}: {steps} steps, {1e6 * seconds / steps:.2f} us a step{note}")
+    return {f"kept_{i}": np.concatenate(x) for i, x in enumerate(zip(*kept, strict=True))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("path", type=Path, help="a file of sgmcmc.export_program")
+    parser.add_argument("--calls", type=int, default=5, help="how often the program is run")
+    parser.add_argument("--output", type=Path, help="where the draws go")
+    arguments = parser.parse_args()
+    draws = run(arguments.path, arguments.calls)
+    if arguments.output is not None:
+        np.savez(arguments.output, allow_pickle=False, **draws)
+
+
+if __name__ == "__main__":
+    main()

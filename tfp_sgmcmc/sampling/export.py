@@ -1,0 +1,153 @@
+"""`export_program`: a chain as a program that runs without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.sampling.introspection import target_of
+from tfp_sgmcmc.sampling.loop import Loop, Program, check_kernel, start_of, state_tensors
+from tfp_sgmcmc.sampling.steps import Plan
+from tfp_sgmcmc.targets.streamed import StreamedLogProb
+
+
+def export_program(
+    kernel: tfp.mcmc.TransitionKernel,
+    initial_state: Any,
+    num_results: int,
+    path: str | os.PathLike[str],
+    *,
+    seed: Any = 0,
+    num_burnin_steps: int = 0,
+    num_steps_between_results: int = 0,
+    num_chains: int | None = None,
+) -> Path:
+    """Writes the compiled chain of `sample` as StableHLO, together with all arrays that it reads.
+
+    The program is what XLA gets from `sample` with the same arguments. Any PJRT client can compile
+    and run it, such as JAX's, on a machine without TensorFlow. It takes the steps of one call and
+    returns the draws and the position after the last step. Given that position for its inputs, it
+    goes on. The choices that depend on a device (see the module `tfp_sgmcmc.xla`) are those of the
+    machine that exports. On that kind of device the draws are those of `sample` up to rounding.
+
+    The file is a NumPy archive (`.npz`, read without pickle) with these entries:
+
+    - `program`: StableHLO as MLIR bytecode, in bytes.
+    - `header`: JSON with the names of `inputs` and `outputs` in the program's order, `num_results`,
+      the number of steps of a call `num_steps`, and `steps_between`, from one draw to the next.
+    - one entry for each input: `position_i` is the chain's position, first the number of the step,
+      then the parts of the state, then those of the kernel's results. `rows` is the number of draws
+      to keep, at most `num_results`. `first` is the number of steps to the first of them, which to
+      go on must be `steps_between`. `seed` is the chain's seed, and `data_i` are arrays that the
+      kernel captured.
+
+    The outputs are the `position_i` after the last step; the `kept_i`, first the draws of each part
+    of the state, `[num_results, ...]`, then step sizes; `is_finite`, whether all draws are; and
+    `lost_at`, the first step whose log posterior was not, or 2^62.
+
+    Examples:
+      >>> import pathlib, tempfile
+      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> target = sgmcmc.FullDataLogProb(tfp.distributions.Normal(0., 1.).log_prob)
+      >>> kernel = sgmcmc.SGLD(target, step_size=0.1)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = sgmcmc.export_program(
+      ...         kernel, tf.zeros([4]), num_results=100, path=pathlib.Path(folder, "chain.npz"))
+      ...     with np.load(path) as file:
+      ...         inputs = file["rows"].item(), file["position_1"]
+      >>> inputs
+      (100, array([0., 0., 0., 0.], dtype=float32))
+
+    Args:
+      kernel: a kernel of this library or of `tfp.mcmc`.
+      initial_state: a tensor or a nest of tensors; leading axes count chains.
+      num_results: number of draws of a call.
+      path: the file to write. An existing one is replaced.
+      seed: an integer or two.
+      num_burnin_steps: number of steps before the one of the first draw.
+      num_steps_between_results: number of steps between kept ones.
+      num_chains: C; every part of `initial_state` is repeated to `[C, ...]`.
+
+    Returns:
+      The path.
+
+    Raises:
+      ValueError: a number is out of range, the state does not fit the kernel, or the kernel reads
+        what no program can hold: variables, or batches that arrive during a run.
+      TypeError: an argument has the wrong type.
+      OSError: the file cannot be written.
+    """
+    check_kernel("kernel", kernel)
+    if isinstance(target_of(kernel), StreamedLogProb):
+        raise ValueError(
+            "kernel must have its data in memory, which the file holds. Received: a kernel on a "
+            "StreamedLogProb, whose batches arrive during a run."
+        )
+    plan = Plan(
+        integer("num_results", num_results, 1),
+        integer("num_burnin_steps", num_burnin_steps, 0),
+        integer("num_steps_between_results", num_steps_between_results, 0) + 1,
+    )
+    seed = random.as_seed(seed)
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be a string or a path. Received: {path!r}.")
+    path = Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        what = "a directory" if path.is_dir() else "in a directory that does not exist"
+        raise ValueError(f"path must name a file in a directory. Received: {path}, {what}.")
+    if num_chains is not None:
+        integer("num_chains", num_chains, 1)
+        initial_state = tf.nest.map_structure(
+            lambda x: tf.broadcast_to(x, [num_chains, *x.shape]), state_tensors(initial_state)
+        )
+    position = start_of(kernel, initial_state)
+    loop = Loop(lambda _: kernel, None, position, jit_compile=True, slots=plan.num_results)
+    program = loop.program(position, plan.num_results, plan.num_burnin_steps + 1, plan.stride, seed)
+    _write(path, program, _arrays(kernel, program), plan)
+    return path
+
+
+def _arrays(kernel: Any, program: Program) -> dict[str, np.ndarray]:
+    """Returns the inputs as arrays that NumPy can store."""
+    for name, x in program.inputs.items():
+        if x.dtype == tf.resource:
+            raise ValueError(
+                "kernel must read tensors alone, which the file can hold. Received: a "
+                f"{type(kernel).__name__} that reads a variable. A Keras model's likelihood does; "
+                "pass its weights by model.stateless_call, as parts of the state."
+            )
+        if x.dtype == tf.bfloat16:
+            raise ValueError(
+                "kernel must have parts of a dtype that NumPy can store. Received: bfloat16 in "
+                f"the input {name}."
+            )
+    return {name: x.numpy() for name, x in program.inputs.items()}
+
+
+def _write(path: Path, program: Program, inputs: dict[str, np.ndarray], plan: Plan) -> None:
+    header = {
+        "format": 1,
+        "inputs": [*inputs],
+        "outputs": program.outputs,
+        "num_results": plan.num_results,
+        "num_steps": plan.num_steps,
+        "steps_between": plan.stride,
+    }
+    written = path.with_name(path.name + ".part")
+    entries = {"header": json.dumps(header), "program": program.stablehlo} | inputs
+    with zipfile.ZipFile(written, "w") as archive:
+        for name, value in entries.items():
+            array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+    written.replace(path)
