@@ -1,5 +1,9 @@
-"""Whether code is being traced for XLA is known wherever it is traced."""
+"""What code knows of the compiler and of the device that will run it."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +51,48 @@ def test_functions_that_are_made_anew_are_traced_without_a_warning(
 
     assert not warned(xla.traced)
     assert warned(lambda fn: tf.function(fn, autograph=False))
+
+
+class _Device:
+    def __init__(self, name: str):
+        self.name, self.device_type = f"/device:{name}", name.split(":")[0]
+
+
+def test_a_device_is_asked_where_code_is_placed_not_what_the_machine_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices = [_Device("CPU:0"), _Device("TPU:0"), _Device("GPU:0")]
+    monkeypatch.setattr(
+        tf.config,
+        "list_logical_devices",
+        lambda kind=None: [d for d in devices if kind in (None, d.device_type)],
+    )
+    seen = []
+
+    def note(x: tf.Tensor) -> tf.Tensor:
+        seen.append((xla.device_kind(), xla.compiles_for_cpu()))
+        return x
+
+    assert xla.device_kind() == "CPU"  # this machine places tensors there
+    for kind in ("CPU", "GPU", "TPU"):
+        graph = tf.Graph()
+        with graph.as_default(), tf.device(f"/{kind}:0"):
+            note(tf.zeros([]))
+    assert seen == [("CPU", False), ("GPU", False), ("TPU", False)]
+    seen.clear()
+    with tf.device("/CPU:0"):
+        tf.function(note, autograph=False, jit_compile=True)(tf.zeros([]))
+    assert seen == [("CPU", True)]
+    assert xla.num_parallel_programs() >= 1
+
+
+@pytest.mark.slow
+def test_runs_stay_on_the_device_of_their_scope() -> None:
+    """In a process of its own with two logical CPUs."""
+    root = Path(__file__).parents[1]
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.on_two_devices"],
+        cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stdout.splitlines()[-1] == "all on CPU:1"

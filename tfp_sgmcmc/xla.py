@@ -21,14 +21,34 @@ def in_xla_context() -> bool:
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
-def has_accelerator() -> bool:
-    """Returns whether TensorFlow sees a GPU or a TPU."""
-    return any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
+def device() -> str:
+    """Returns the name of the device where code that is run or traced now will be placed.
+
+    That is the innermost `tf.device` or strategy. Without one, TensorFlow takes the first GPU, but
+    no TPU.
+    """
+    placed = tf.zeros([]).device  # in a graph, the scope that was opened there, or nothing
+    if not placed:
+        with tf.init_scope():  # where the graph will be called
+            placed = tf.zeros([]).device
+    return placed
+
+
+def device_kind() -> str:
+    """Returns "CPU", "GPU" or "TPU", the kind of `device()`."""
+    if {found.device_type for found in tf.config.list_logical_devices()} == {"CPU"}:
+        return "CPU"  # without creating a tensor
+    return tf.DeviceSpec.from_string(device()).device_type
+
+
+def on_accelerator() -> bool:
+    """Returns whether code that is run or traced now will be placed on a GPU or a TPU."""
+    return device_kind() != "CPU"
 
 
 def compiles_for_cpu() -> bool:
     """Returns whether XLA will compile the code that is being traced now for a CPU."""
-    return in_xla_context() and not has_accelerator()
+    return in_xla_context() and not on_accelerator()
 
 
 def random_algorithm() -> str:
@@ -41,7 +61,7 @@ def num_parallel_programs() -> int:
 
     A compiled program uses about one core of a CPU, and all of an accelerator.
     """
-    if has_accelerator():
+    if on_accelerator():
         return 1
     affinity = getattr(os, "sched_getaffinity", None)  # not on all systems
     return len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -106,7 +126,7 @@ def write_slot(ring: tf.Variable, slot: tf.Tensor, value: tf.Tensor, is_kept: tf
         return xla.dynamic_update_slice(ring, value[tf.newaxis], start)
 
     is_small = value.shape.num_elements() < _WORTH_A_LOOP
-    if is_small or has_accelerator():
+    if is_small or on_accelerator():
         is_single = ring.shape[0] == 1  # then the old contents need not be read
         ring.assign(value[tf.newaxis] if is_single else write(ring.read_value()))
         return

@@ -139,7 +139,7 @@ class CovarianceEstimator(abc.ABC):
     def _require_memory(
         self, parts: Sequence[tf.Tensor], chain_ndims: int, num_scores: int | None
     ) -> None:
-        if xla.has_accelerator():
+        if xla.on_accelerator():
             return
         size = sum(x.shape[chain_ndims:].num_elements() for x in parts)
         diagonal = (

@@ -36,7 +36,7 @@ def normal(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     if not xla.in_xla_context():
         static = tf.get_static_value(tf.convert_to_tensor(shape, tf.int32))
         is_large = static is not None and math.prod(static) >= _WORTH_COMPILING
-        if is_large and not xla.has_accelerator():
+        if is_large and not xla.on_accelerator():
             return _compiled_normal(tuple(static.tolist()), dtype)(seed)
         return tf.random.stateless_normal(shape, seed, dtype=dtype, alg="philox")
     if dtype == tf.float64:

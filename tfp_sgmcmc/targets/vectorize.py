@@ -50,7 +50,7 @@ def unsafe_operation(fn: Callable[[Any], Any], elements: Any) -> str | None:
     of `[n, 1, a, b]`, whose n is the mapped axis, with a single matrix reads and writes memory that
     is not its own: values are wrong, or the process dies. A softmax takes at most 5 axes.
     """
-    if xla.in_xla_context() or xla.has_accelerator():
+    if xla.in_xla_context() or xla.on_accelerator():
         return None
     if {x.dtype for x in tf.nest.flatten(elements) if x.dtype.is_floating} == {tf.float64}:
         return None  # oneDNN has no such operations

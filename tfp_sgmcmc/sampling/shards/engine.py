@@ -51,11 +51,14 @@ class Programs:
 
 
 def local_devices() -> list[str]:
-    """Returns the devices that run one shard at a time each: all GPUs or TPUs, else the cores."""
-    for kind in ("TPU", "GPU"):
-        if found := tf.config.list_logical_devices(kind):
-            return [device.name for device in found]
-    return ["/CPU:0"] * xla.num_parallel_programs()
+    """Returns the devices that run one shard at a time each.
+
+    They are all accelerators of the kind that code here is placed on, or this CPU for each core.
+    """
+    kind = xla.device_kind()
+    if kind == "CPU":
+        return [xla.device()] * xla.num_parallel_programs()
+    return [found.name for found in tf.config.list_logical_devices(kind)]
 
 
 def run_in_threads(tasks: Sequence[Task], progress_bar: bool | None) -> Finished:
