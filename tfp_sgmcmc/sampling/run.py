@@ -16,7 +16,7 @@ import tree
 from tfp_sgmcmc import random
 from tfp_sgmcmc.sampling.aftermath import warn_of_skipped, warn_of_step
 from tfp_sgmcmc.sampling.feed import Feed
-from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
+from tfp_sgmcmc.sampling.introspection import chain_shape_of, replicas_of, target_of
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of, state_tensors
 from tfp_sgmcmc.sampling.problem import describe_batches, describe_run
 from tfp_sgmcmc.sampling.progress import progress
@@ -83,7 +83,9 @@ def run_kernel(
         )
     began = time.perf_counter()
     position, target = start_of(kernel, initial_state), target_of(kernel)
-    loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view)
+    loop = make_loop(
+        lambda _: kernel, trace_fn, position, jit_compile, view=view, replicas=replicas_of(target)
+    )
     if num_chains is not None:
         chain_shape = (num_chains,)
     else:
