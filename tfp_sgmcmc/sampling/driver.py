@@ -12,7 +12,10 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import boolean, function, integer, one_of, positive, require
 from tfp_sgmcmc.sampling.automatic import refuse_settings, sample_target
+from tfp_sgmcmc.sampling.gang import Gang
+from tfp_sgmcmc.sampling.introspection import replicas_of, target_of
 from tfp_sgmcmc.sampling.loop import check_kernel
+from tfp_sgmcmc.sampling.problem import describe_call
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel, seed_of
 from tfp_sgmcmc.sampling.shards.run import sample_shards
@@ -228,10 +231,28 @@ def sample(
             checkpoint_seconds=checkpoint_seconds,
             preflight_check=preflight_check,
         )
+    gang = Gang(None if is_automatic else replicas_of(target_of(kernel)))
+    if not is_automatic:
+        gang.check_same(
+            lambda: describe_call(
+                kernel,
+                initial_state,
+                seed=None if seed is None else seed.numpy().tolist(),
+                plan=list(plan),
+                num_chains=num_chains,
+                jit_compile=jit_compile,
+                preflight_check=preflight_check,
+                directory=directory is not None,
+                trace_fn=trace_fn is not None,
+            )
+        )
     with contextlib.ExitStack() as stack:
         run = None
         if directory is not None:
-            run = stack.enter_context(RunDirectory(directory, resume))
+            run = gang.by_first(
+                f"open {directory}",
+                lambda: stack.enter_context(RunDirectory(directory, resume)),
+            )
         if is_automatic:
             return sample_target(
                 kernel,
@@ -250,7 +271,7 @@ def sample(
             kernel,
             initial_state,
             plan,
-            seed=seed_of(seed, run),
+            seed=gang.of_first(seed_of(seed, run)),
             num_chains=num_chains,
             trace_fn=trace_fn,
             jit_compile=jit_compile,
@@ -258,6 +279,8 @@ def sample(
             run=run,
             checkpoint_seconds=checkpoint_seconds,
             preflight_check=preflight_check,
+            gang=gang,
+            on_disk=directory is not None,
         )
 
 

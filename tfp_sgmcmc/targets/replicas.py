@@ -6,6 +6,7 @@ equal, because sums over replicas are the same everywhere and all replicas draw 
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -141,14 +142,25 @@ class Replicas:
         """Returns the JSON values that the workers gave, by the number of the worker."""
         if self.num_workers == 1:
             return [value]
-        text = np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.float32)
-        lengths = self.run(lambda: self.joined(tf.constant([len(text)], tf.float32), 0)).numpy()
-        padded = np.zeros([1, int(lengths.max())], np.float32)  # bytes, as all devices join floats
-        padded[0, : len(text)] = text
-        rows = self.run(lambda: self.joined(tf.constant(padded), 0)).numpy().astype(np.uint8)
-        each = len(self.held)
-        found = zip(rows[::each], lengths[::each], strict=True)
-        return [json.loads(row[: int(length)].tobytes()) for row, length in found]
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        lengths = self.exchange([len(text)])[:, 0].astype(int)
+        padded = np.zeros([lengths.max()], np.uint8)
+        padded[: len(text)] = text
+        rows = self.exchange(padded).astype(np.uint8)
+        found = zip(rows, lengths, strict=True)
+        return [json.loads(row[:length].tobytes()) for row, length in found]
+
+    def exchange(self, numbers: Any) -> np.ndarray:
+        """Returns a row of numbers from each worker, `[workers, k]`, given this worker's k numbers.
+
+        They are floats of 24 bits, as not all devices join integers.
+        """
+        rows = self._join(tf.constant(np.asarray(numbers, np.float32)))
+        return rows.numpy()[:: len(self.held)]
+
+    @functools.cached_property
+    def _join(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        return traced(lambda row: self.run(lambda: self.joined(row[tf.newaxis], 0)))
 
     def from_first(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """Returns the arrays of worker 0, bit for bit, in place of those of this worker.

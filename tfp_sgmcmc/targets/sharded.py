@@ -11,11 +11,11 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import accepts, boolean, function, integer, require
 from tfp_sgmcmc.state import State, convert_state, state_from_call, static_or_dynamic_shape
-from tfp_sgmcmc.targets import replicas
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.chunked_sums import with_given_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.model import ModelTarget
+from tfp_sgmcmc.targets.replicas import Replicas, current
 from tfp_sgmcmc.targets.scores import combine_scores
 from tfp_sgmcmc.targets.shards import check_sizes, load_shards, on_device_of
 from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb, noise_scale
@@ -127,7 +127,7 @@ class ShardedLogProb(MinibatchLogProb):
         self.shared_batch = boolean("shared_batch", shared_batch)
         self._jit_compile = boolean("jit_compile", jit_compile)
         self.reshuffle, self._score_fn, self.has_score_fn = "step", score_fn, score_fn is not None
-        self._replicas = replicas.current()
+        self._replicas = current()
         count = 1 if self._replicas is None else self._replicas.count
         if count > num_shards:
             raise ValueError(
@@ -179,7 +179,7 @@ class ShardedLogProb(MinibatchLogProb):
         return 1 if self._replicas is None else self._replicas.count
 
     @property
-    def replicas(self) -> replicas.Replicas | None:
+    def replicas(self) -> Replicas | None:
         """The replicas that hold the shards; None for one."""
         return self._replicas
 
@@ -361,6 +361,7 @@ def refuse_shards(name: str, target: Any, replicas_alone: bool = False) -> None:
 
     With `replicas_alone` it is refused only if several replicas hold it.
     """
+    target = getattr(target, "target", target)
     if not isinstance(target, ShardedLogProb):
         return
     if target.num_replicas > 1 or not replicas_alone:
