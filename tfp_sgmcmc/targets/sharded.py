@@ -282,16 +282,17 @@ class ShardedLogProb(MinibatchLogProb):
             lambda part: part.sum_over_chunks(state, min(size, part.num_examples), probe)
         )
 
-    def summed(self, fn: Callable[[Any], Any]) -> Any:
+    def summed(self, fn: Callable[[Any], Any], compiles: bool = True) -> Any:
         """Returns the sums `fn(part)` over the parts of all replicas."""
         held = self._replicas
         if held is None:
             return fn(self._parts[0])
         if held.here() is None:
-            return held.run(lambda: self.summed(fn))
-        return held.total(self._share(fn))
+            once = tf.executing_eagerly()
+            return held.run(lambda: self.summed(fn, not once))
+        return held.total(self._share(fn, compiles))
 
-    def gathered(self, fn: Callable[[Any], Any], axis: int) -> Any:
+    def gathered(self, fn: Callable[[Any], Any], axis: int, compiles: bool = True) -> Any:
         """Returns the rows `fn(part)` of all replicas, `[chains..., rows, ...]`.
 
         Their sample covariance, about their one mean, estimates V within shards.
@@ -300,26 +301,27 @@ class ShardedLogProb(MinibatchLogProb):
         if held is None:
             return self._parts[0].gathered(fn, axis)
         if held.here() is None:
-            return held.run(lambda: self.gathered(fn, axis))
+            once = tf.executing_eagerly()
+            return held.run(lambda: self.gathered(fn, axis, not once))
 
         def local(part: StratifiedLogProb) -> Any:
             rows = fn(part)
             return part.spread(rows, axis), part.sums(rows, axis)
 
-        rows, sums = self._share(local)
+        rows, sums = self._share(local, compiles)
         replica, part = held.here(), self._parts[self._held[0]]
         own = len(range(replica or 0, self.num_shards, self.num_replicas))
         per_shard = tf.nest.flatten(rows)[0].shape[axis] // own
         rows, sums = held.joined(rows, axis, self.num_shards * per_shard), held.total(sums)
         return part.restored(rows, sums, axis)
 
-    def _share(self, fn: Callable[[Any], Any]) -> Any:
+    def _share(self, fn: Callable[[Any], Any], compiles: bool) -> Any:
         """Returns `fn` of the part of this replica, compiled by XLA unless it runs once only."""
         assert self._replicas is not None
         replica = self._replicas.here()
         assert replica is not None
         part = self._parts[replica]
-        if not self._jit_compile or tf.executing_eagerly():
+        if not (self._jit_compile and compiles) or tf.executing_eagerly():
             return fn(part)
         return traced(lambda: fn(part), jit_compile=True)()
 
