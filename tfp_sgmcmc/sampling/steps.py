@@ -106,7 +106,8 @@ def take_steps(
     committed = time.perf_counter()
     with contextlib.nullcontext(given) if given else held_back() as interrupt:
         while records.num_draws < plan.num_results:
-            paced, stops = gang.agree(pace.max_steps, interrupt.is_set(), position)
+            with gang.watched(lambda: _safe(records)):
+                paced, stops = gang.agree(pace.max_steps, interrupt.is_set(), position)
             if stops:
                 break
             began, step = time.perf_counter(), int(position.step)
