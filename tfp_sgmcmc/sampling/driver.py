@@ -100,6 +100,13 @@ def sample(
     gives it to another worker, or when the same call is made again. A `ShardedResult` comes back,
     whose arrays read only what is indexed; `open_shards(directory)` reads a run under way.
 
+    **On replicas**, a kernel whose target is a `ShardedLogProb` takes each step on all replicas of
+    the strategy in whose scope both are. All workers call `sample` alike. XLA compiles each
+    replica's share of the gradient and not the steps around it, so that chains are those of one
+    replica with `jit_compile=False`, up to the order of sums. Worker 0 chooses the seed if it is
+    None. It alone writes to `directory`, and sends the others what it read there; their results
+    then hold no draws. If a worker is lost, the others raise; the same call on all workers goes on.
+
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
       >>> import tfp_sgmcmc as sgmcmc
@@ -178,13 +185,14 @@ def sample(
       ValueError: a number is out of range; a state, target or trace does not fit; without a kernel,
         the log posterior is flat along a line, and has no finite integral; `directory` holds other
         files, a damaged run, or a run with another kernel, seed, start, trace, prior or
-        likelihood, which the message names.
+        likelihood, which the message names; workers were called with different arguments.
       TypeError: an argument has the wrong type.
       MemoryError: the draws or the kernel's results would not fit into memory.
       ModuleNotFoundError: zarr or tqdm is needed and not installed.
       NonFiniteChainError: a state or the log posterior became NaN or infinite. `samples` holds the
         results before, which are also in `directory`.
       OSError: `directory` cannot be written any more; the message says how many results are safe.
+      RuntimeError: another worker was lost, or its chain is not the same as this one's.
     """
     is_sharded = chains_per_shard is not None or executor is not None
     is_kernel = isinstance(kernel, tfp.mcmc.TransitionKernel)
