@@ -80,13 +80,20 @@ def test_chains_that_differ_are_noticed(tmp_path: Path) -> None:
         assert message.startswith("The chains of workers 0 and 1 differ by step"), message
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_run_goes_on_after_a_worker_was_killed(tmp_path: Path, lost: int) -> None:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """Returns the draws of a run that nothing interrupts."""
     pytest.importorskip("zarr")
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for folder in (whole, cut):
-        folder.mkdir()
-    run(whole, "on_disk")
+    folder = tmp_path_factory.mktemp("whole")
+    run(folder, "on_disk")
+    return np.load(folder / "on_disk.npz")["states"]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_run_goes_on_after_a_worker_was_killed(
+    tmp_path: Path, lost: int, whole: np.ndarray
+) -> None:
+    cut = tmp_path
     workers = start(cut, "on_disk")
     try:
         deadline = time.monotonic() + SECONDS
@@ -102,8 +109,7 @@ def test_a_run_goes_on_after_a_worker_was_killed(tmp_path: Path, lost: int) -> N
     assert not (cut / "on_disk.npz").exists()
     assert "Another worker of this run was lost" in (cut / f"log-{1 - lost}.txt").read_text()
     run(cut, "on_disk")
-    expected, found = (np.load(folder / "on_disk.npz")["states"] for folder in (whole, cut))
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(np.load(cut / "on_disk.npz")["states"], whole)
 
 
 def test_workers_that_differ_are_refused(tmp_path: Path) -> None:

@@ -123,6 +123,11 @@ class ShardedLogProb(MinibatchLogProb):
             _check_multiple("num_groups", num_groups, num_shards)
             divides = batch_size % num_groups == 0
             require("num_groups", num_groups, divides, f"a divisor of batch_size = {batch_size}")
+        if score_fn is not None and (bijector is not None or num_groups is not None):
+            raise ValueError(
+                "score_fn must be given without bijector and num_groups. "
+                f"Received: bijector={bijector}, num_groups={num_groups}."
+            )
         self.replacement = boolean("replacement", replacement)
         self.shared_batch = boolean("shared_batch", shared_batch)
         self._jit_compile = boolean("jit_compile", jit_compile)
@@ -159,8 +164,6 @@ class ShardedLogProb(MinibatchLogProb):
             bijector=bijector,
             score_fn=score_fn,
         )
-        if num_groups is not None and score_fn is not None:
-            raise ValueError("score_fn must be given without num_groups. Received: both.")
         self._parts: dict[int, StratifiedLogProb] = {}
         for replica in self._held:
             with on_device_of(self._replicas, replica):
