@@ -36,6 +36,7 @@ from tfp_sgmcmc.targets import GradientEstimate as GradientEstimate
 from tfp_sgmcmc.targets import GrowingBatch as GrowingBatch
 from tfp_sgmcmc.targets import LinearModel as LinearModel
 from tfp_sgmcmc.targets import MinibatchLogProb as MinibatchLogProb
+from tfp_sgmcmc.targets import ShardedLogProb as ShardedLogProb
 from tfp_sgmcmc.targets import StreamedLogProb as StreamedLogProb
 from tfp_sgmcmc.targets import find_center as find_center
 from tfp_sgmcmc.targets import largest_curvature as largest_curvature

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from tfp_sgmcmc.kernels.sgld import SGLD, SGLDResults
 from tfp_sgmcmc.kernels.stability import overdamped_limit
 from tfp_sgmcmc.state import State, append_dims, map_parts, number_as_dtype
 from tfp_sgmcmc.targets.differences import comparable_target, log_prob_differences
+from tfp_sgmcmc.targets.sharded import refuse_shards
 
 
 class ReplicaExchangeSGLDResults(NamedTuple):
@@ -151,7 +153,8 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         super().__init__(locals())
         self._temperatures = _checked_temperatures(temperatures)
         self._step_sizes(tf.zeros([], tf.int64), tf.float32)
-        integer("swap_every", swap_every, least=1)
+        if integer("swap_every", swap_every, least=1) > 1:  # no communication in a branch
+            refuse_shards("swap_every > 1", self._target, replicas_alone=True)
         if not (isinstance(correction_factor, float) and correction_factor == np.inf):
             expected = "at least 1, the full correction"
             number("correction_factor", correction_factor, expected, lambda x: x >= 1)
@@ -208,11 +211,10 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         pairs = tf.range(len(self._temperatures) - 1, dtype=tf.int64)
         proposed = is_due & (pairs % 2 == odd)
         last = results.log_swap_ratio, results.log_swap_variance
-        states, accepted, ratio, variance = tf.cond(
-            is_due,
-            lambda: self._swap(states, proposed, swap_seed),
-            lambda: (states, tf.zeros_like(results.is_swap_accepted), *last),
-        )
+        swap = functools.partial(self._swap, states, proposed, swap_seed)
+        keep = (states, tf.zeros_like(results.is_swap_accepted), *last)
+        found = swap() if every == 1 else tf.cond(is_due, swap, lambda: keep)
+        states, accepted, ratio, variance = found
         return tf.nest.map_structure(lambda x: x[0], states), ReplicaExchangeSGLDResults(
             **_shared(inner, step_sizes),
             hot_states=tf.nest.map_structure(lambda x: x[1:], states),

@@ -12,7 +12,10 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import boolean, function, integer, one_of, positive, require
 from tfp_sgmcmc.sampling.automatic import refuse_settings, sample_target
+from tfp_sgmcmc.sampling.gang import Gang
+from tfp_sgmcmc.sampling.introspection import replicas_of, target_of
 from tfp_sgmcmc.sampling.loop import check_kernel
+from tfp_sgmcmc.sampling.problem import describe_call
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel, seed_of
 from tfp_sgmcmc.sampling.shards.run import sample_shards
@@ -97,6 +100,13 @@ def sample(
     gives it to another worker, or when the same call is made again. A `ShardedResult` comes back,
     whose arrays read only what is indexed; `open_shards(directory)` reads a run under way.
 
+    **On replicas**, a kernel whose target is a `ShardedLogProb` takes each step on all replicas of
+    the strategy in whose scope both are. All workers call `sample` alike. XLA compiles each
+    replica's share of the gradient and not the steps around it, so that chains are those of one
+    replica with `jit_compile=False`, up to the order of sums. Worker 0 chooses the seed if it is
+    None. It alone writes to `directory`, and sends the others what it read there; their results
+    then hold no draws. If a worker is lost, the others raise; the same call on all workers goes on.
+
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
       >>> import tfp_sgmcmc as sgmcmc
@@ -175,13 +185,14 @@ def sample(
       ValueError: a number is out of range; a state, target or trace does not fit; without a kernel,
         the log posterior is flat along a line, and has no finite integral; `directory` holds other
         files, a damaged run, or a run with another kernel, seed, start, trace, prior or
-        likelihood, which the message names.
+        likelihood, which the message names; workers were called with different arguments.
       TypeError: an argument has the wrong type.
       MemoryError: the draws or the kernel's results would not fit into memory.
       ModuleNotFoundError: zarr or tqdm is needed and not installed.
       NonFiniteChainError: a state or the log posterior became NaN or infinite. `samples` holds the
         results before, which are also in `directory`.
       OSError: `directory` cannot be written any more; the message says how many results are safe.
+      RuntimeError: another worker was lost, or its chain is not the same as this one's.
     """
     is_sharded = chains_per_shard is not None or executor is not None
     is_kernel = isinstance(kernel, tfp.mcmc.TransitionKernel)
@@ -228,10 +239,28 @@ def sample(
             checkpoint_seconds=checkpoint_seconds,
             preflight_check=preflight_check,
         )
+    gang = Gang(None if is_automatic else replicas_of(target_of(kernel)))
+    if not is_automatic:
+        gang.check_same(
+            lambda: describe_call(
+                kernel,
+                initial_state,
+                seed=None if seed is None else seed.numpy().tolist(),
+                plan=list(plan),
+                num_chains=num_chains,
+                jit_compile=jit_compile,
+                preflight_check=preflight_check,
+                directory=directory is not None,
+                trace_fn=trace_fn is not None,
+            )
+        )
     with contextlib.ExitStack() as stack:
         run = None
         if directory is not None:
-            run = stack.enter_context(RunDirectory(directory, resume))
+            run = gang.by_first(
+                f"open {directory}",
+                lambda: stack.enter_context(RunDirectory(directory, resume)),
+            )
         if is_automatic:
             return sample_target(
                 kernel,
@@ -250,7 +279,7 @@ def sample(
             kernel,
             initial_state,
             plan,
-            seed=seed_of(seed, run),
+            seed=gang.of_first(seed_of(seed, run)),
             num_chains=num_chains,
             trace_fn=trace_fn,
             jit_compile=jit_compile,
@@ -258,6 +287,8 @@ def sample(
             run=run,
             checkpoint_seconds=checkpoint_seconds,
             preflight_check=preflight_check,
+            gang=gang,
+            on_disk=directory is not None,
         )
 
 

@@ -9,14 +9,22 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.sampling.loop import Position, log_prob_of
-from tfp_sgmcmc.targets import FullDataLogProb, Target
+from tfp_sgmcmc.targets import FullDataLogProb, ShardedLogProb, Target
 from tfp_sgmcmc.targets.base import as_target
+from tfp_sgmcmc.targets.replicas import Replicas
 
 
 def target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
     """Returns the target that estimates gradients for a kernel or the kernel that it wraps."""
     found = _target_of(kernel)
     return None if isinstance(found, FullDataLogProb) else found
+
+
+def replicas_of(target: Target | None) -> Replicas | None:
+    """Returns the replicas that hold the data of a target, or of the one that it wraps."""
+    while target is not None and not isinstance(target, ShardedLogProb):
+        target = getattr(target, "target", None)
+    return None if target is None else target.replicas
 
 
 def log_prob_fn_of(kernel: tfp.mcmc.TransitionKernel) -> Any:

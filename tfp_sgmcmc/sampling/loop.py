@@ -10,6 +10,7 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.targets.replicas import Replicas
 
 # Limits of the draws that one call keeps, the same in all runs, so that each compiles alike.
 _BUFFER_BYTES = 2**24
@@ -75,6 +76,8 @@ class Loop:
       start: a position with the structure, shapes and dtypes of all positions.
       jit_compile: whether XLA compiles the steps.
       slots: rows that one call can keep; None chooses.
+      replicas: those that take each step together. XLA cannot compile what they say to each other
+        on a CPU, so it compiles their shares alone. None is one replica.
       view: what is kept in place of the state, a function of it; None keeps the state.
 
     Raises:
@@ -89,7 +92,10 @@ class Loop:
         jit_compile: bool,
         slots: int | None = None,
         view: Callable[[Any], Any] | None = None,
+        replicas: Replicas | None = None,
     ):
+        self._replicas = replicas
+        jit_compile = jit_compile and replicas is None
         self._kernel_fn, self._trace_fn, self._view = kernel_fn, trace_fn, view
         self._start, self._jit_compile = start, jit_compile
         #: What is kept of a draw, as TensorSpecs: state, trace, step size.
@@ -207,8 +213,17 @@ class Loop:
     def _one_step(
         self, kernel: tfp.mcmc.TransitionKernel, position: Position, seed: tf.Tensor
     ) -> list[tf.Tensor]:
+        own = random.fold_in(seed, position.step)
+        if self._replicas is None:
+            return self._moved(kernel, position, own)
+        # A loop around the step: there is no communication in a loop within it.
+        return self._replicas.run(lambda: self._moved(kernel, position, own))
+
+    def _moved(
+        self, kernel: tfp.mcmc.TransitionKernel, position: Position, seed: tf.Tensor
+    ) -> list[tf.Tensor]:
         step, state, results = position
-        moved_state, results = kernel.one_step(state, results, seed=random.fold_in(seed, step))
+        moved_state, results = kernel.one_step(state, results, seed=seed)
         try:
             # Some kernels return a list for a tuple.
             state = tf.nest.pack_sequence_as(state, tf.nest.flatten(moved_state))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,10 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc.sampling.introspection import log_prob_fn_of
-from tfp_sgmcmc.sampling.loop import Loop, Position
+from tfp_sgmcmc.sampling.loop import Loop, Position, state_tensors
 from tfp_sgmcmc.state import State, call_with_state
 from tfp_sgmcmc.storage import approximate
-from tfp_sgmcmc.storage.fingerprint import describe_problem
+from tfp_sgmcmc.storage.fingerprint import describe_kernel, describe_problem
 from tfp_sgmcmc.targets import MinibatchLogProb, Target
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
@@ -34,6 +35,15 @@ def describe_run(
     found |= describe_target(kernel, start.state)
     trace = tf.nest.flatten(loop.trace_of(_shifted(start.state), _shifted(start.results)))
     return found | ({"trace_fn": approximate.record(trace)} if trace else {})
+
+
+def describe_call(
+    kernel: tfp.mcmc.TransitionKernel, initial_state: Any, **arguments: Any
+) -> dict[str, Any]:
+    """Returns what the workers of a run must be given alike, as JSON values by name."""
+    start = approximate.record(tf.nest.flatten(state_tensors(initial_state)))
+    found = {**describe_kernel(kernel), "initial_state": start, **arguments}
+    return json.loads(json.dumps(found))  # which turns tuples into lists
 
 
 def describe_target(kernel: tfp.mcmc.TransitionKernel, state: State) -> dict[str, dict[str, Any]]:

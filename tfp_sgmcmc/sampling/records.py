@@ -65,6 +65,26 @@ class MemoryRecords:
         return [array[:count] for array in self._arrays]
 
 
+class CountedRecords:
+    """Draws that worker 0 keeps in its directory, and that this worker only counts."""
+
+    num_draws = 0
+
+    def __init__(self, kept: Sequence[Kept]):
+        self._none = MemoryRecords(kept, 0)
+
+    def append(self, rows: Sequence[np.ndarray]) -> None:
+        self.num_draws += len(rows[0])
+
+    def commit(self, nests: dict[str, Any], finish: bool = False) -> None:
+        """Does nothing; worker 0 does it."""
+
+    def draws(self, count: int) -> list[Any]:
+        """Returns arrays without draws."""
+        del count
+        return self._none.draws(0)
+
+
 class DirectoryRecords:
     """Draws in a run's directory.
 
@@ -91,7 +111,7 @@ class DirectoryRecords:
         return [self._run.draws(k.group, k.name).first(count) for k in self._kept]
 
 
-Records = MemoryRecords | DirectoryRecords
+Records = MemoryRecords | CountedRecords | DirectoryRecords
 
 
 def open_records(

@@ -16,11 +16,18 @@ import tree
 from tfp_sgmcmc import random
 from tfp_sgmcmc.sampling.aftermath import warn_of_skipped, warn_of_step
 from tfp_sgmcmc.sampling.feed import Feed
+from tfp_sgmcmc.sampling.gang import Gang
 from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of, state_tensors
 from tfp_sgmcmc.sampling.problem import describe_batches, describe_run
 from tfp_sgmcmc.sampling.progress import progress
-from tfp_sgmcmc.sampling.records import MemoryRecords, Records, check_memory, open_records
+from tfp_sgmcmc.sampling.records import (
+    CountedRecords,
+    MemoryRecords,
+    Records,
+    check_memory,
+    open_records,
+)
 from tfp_sgmcmc.sampling.result import SampleResult, Timings, kept_arrays
 from tfp_sgmcmc.sampling.steps import Plan, take_steps
 from tfp_sgmcmc.storage.directory import RunDirectory
@@ -69,54 +76,70 @@ def run_kernel(
     watch: Watch | None = None,
     make_loop: Callable[..., Loop] = Loop,
     chain_shape: tuple[int, ...] = (),
+    gang: Gang | None = None,
+    on_disk: bool = False,
 ) -> SampleResult:
     """Takes the steps of `plan`, in memory or in the directory of `run`.
 
     The arguments are those of `sample`, checked. Draws are `view(state)`, with the leading axes of
     the state; None keeps the state itself. `watch` is told of steps in place of a progress bar.
     `make_loop` may return a loop that was compiled for another run of the same kernel.
-    `chain_shape` is for a kernel that does not tell how many chains its state has.
+    `chain_shape` is for a kernel that does not tell how many chains its state has. `gang` is of the
+    workers that call this together, of which worker 0 has the `run`; `on_disk` tells all of it.
     """
+    gang, on_disk = gang or Gang(), on_disk or run is not None
     if num_chains is not None:
         initial_state = tf.nest.map_structure(
             lambda x: tf.broadcast_to(x, [num_chains, *x.shape]), state_tensors(initial_state)
         )
     began = time.perf_counter()
     position, target = start_of(kernel, initial_state), target_of(kernel)
-    loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view)
+    position = gang.of_first(position)
+    options = {} if gang.replicas is None else {"replicas": gang.replicas}
+    loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view, **options)
     if num_chains is not None:
         chain_shape = (num_chains,)
     else:
         chain_shape = chain_shape_of(kernel, position) or chain_shape
     kept = kept_arrays(loop.kept, chain_shape)
-    check_memory(kept, plan.num_results, position, run is not None)
+    check_memory(kept, plan.num_results, position, on_disk)
     # The whole data of a stream may be too large for a check.
     checked = target.of_one_batch if isinstance(target, StreamedLogProb) else target
-    if checked is not None and preflight_check and (run is None or not run.has_run):
+    is_new = bool(gang.of_first(tf.constant(run is None or not run.has_run)))
+    if checked is not None and preflight_check and is_new:
         preflight(checked, position.state, kernel=kernel)
     attributes = {"tuning_steps": plan.num_burnin_steps}
     records: Records = MemoryRecords(kept, plan.num_results)
-    if run is not None:
+    if on_disk:
         fingerprint = {
             **describe_kernel(kernel),
             **describe_run(kernel, loop, position),
             "seed": seed.numpy().tolist(),
             "num_burnin_steps": plan.num_burnin_steps,
             "num_steps_between_results": plan.stride - 1,
-            "jit_compile": jit_compile,
+            # Not even noise depends on the number of replicas if XLA does not compile steps.
+            "jit_compile": jit_compile and gang.replicas is None,
         }
         describe = describe_batches(target, position.state)
-        records, position = open_records(run, kept, fingerprint, attributes, position, describe)
+        opened = gang.by_first(
+            f"open the run in {None if run is None else run.path}",
+            lambda: run and open_records(run, kept, fingerprint, attributes, position, describe),
+        )
+        records, position = opened or (CountedRecords(kept), position)
+        number, position = gang.of_first((tf.constant(records.num_draws), position))
+        if isinstance(records, CountedRecords):
+            records.num_draws = int(number)
     first_step, sampling_began = int(position.step), time.perf_counter()
     if records.num_draws < plan.num_results:
         feed = Feed(target, position.results, run is not None)
         loop(position, 0, 1, plan.stride, seed)  # compiles
         sampling_began = time.perf_counter()
         stepping = contextlib.nullcontext() if watch is None else watch.stepping()
+        progress_bar = progress_bar if gang.is_first else False
         with progress(progress_bar, plan.num_steps, first_step) as bar, stepping:
             show, interrupt = (bar, None) if watch is None else (watch.show, watch.interrupt)
             position = take_steps(
-                loop, plan, seed, position, records, feed, show, checkpoint_seconds, interrupt
+                loop, plan, seed, position, records, feed, show, checkpoint_seconds, interrupt, gang
             )
     seconds = time.perf_counter() - sampling_began
 

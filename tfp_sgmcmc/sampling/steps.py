@@ -15,9 +15,10 @@ import tree
 
 from tfp_sgmcmc.diagnostics import NonFiniteChainError, check_finite
 from tfp_sgmcmc.sampling.feed import Feed
+from tfp_sgmcmc.sampling.gang import Gang
 from tfp_sgmcmc.sampling.loop import Health, Loop, Position
 from tfp_sgmcmc.sampling.progress import held_back
-from tfp_sgmcmc.sampling.records import Records
+from tfp_sgmcmc.sampling.records import MemoryRecords, Records
 
 _SECONDS_A_CALL = 1.0
 
@@ -93,22 +94,30 @@ def take_steps(
     show: Callable[[Position], None],
     checkpoint_seconds: float,
     given: threading.Event | None = None,
+    gang: Gang | None = None,
 ) -> Position:
     """Takes the steps that are left, or those before Ctrl-C; returns the last position.
 
-    The event `given` takes the place of Ctrl-C, which only the main thread receives.
+    The event `given` takes the place of Ctrl-C, which only the main thread receives. The workers of
+    a gang take as many steps in each call, and all stop if one of them is interrupted.
     """
+    gang = gang or Gang()
     pace = Pace(min(_SECONDS_A_CALL, checkpoint_seconds))
     committed = time.perf_counter()
     with contextlib.nullcontext(given) if given else held_back() as interrupt:
-        while records.num_draws < plan.num_results and not interrupt.is_set():
+        while records.num_draws < plan.num_results:
+            with gang.watched(lambda: _safe(records)):
+                paced, stops = gang.agree(pace.max_steps, interrupt.is_set(), position)
+            if stops:
+                break
             began, step = time.perf_counter(), int(position.step)
             results, most = feed(position.results)
-            max_steps = min(pace.max_steps, most or pace.max_steps)
+            max_steps = min(paced, most or paced)
             rows, first = plan.next(step, records.num_draws, loop.slots, max_steps)
-            moved, kept, health = loop(
-                position._replace(results=results), max(rows, 1), first, plan.stride, seed
-            )
+            with gang.watched(lambda: _safe(records)):
+                moved, kept, health = loop(
+                    position._replace(results=results), max(rows, 1), first, plan.stride, seed
+                )
             draws = [np.asarray(x)[:rows] for x in tree.flatten(kept)]
             if not health.is_good:
                 good = plan.draws_before(health.lost_at) - records.num_draws
@@ -129,6 +138,13 @@ def take_steps(
             stacklevel=3,
         )
     return position
+
+
+def _safe(records: Records) -> str:
+    """Returns what is left of a run that ends without a commit."""
+    if isinstance(records, MemoryRecords):
+        return "The draws so far are lost, as they were in memory."
+    return "The run goes on from the last checkpoint in worker 0's directory."
 
 
 def _carried(position: Position, is_broken: bool = False) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.linear_model import LinearModel
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.preflight_check import preflight
+from tfp_sgmcmc.targets.sharded import ShardedLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.svrg import SVRG
 from tfp_sgmcmc.targets.whitened import whiten
@@ -21,6 +22,7 @@ __all__ = [
     "GrowingBatch",
     "LinearModel",
     "MinibatchLogProb",
+    "ShardedLogProb",
     "StreamedLogProb",
     "Target",
     "as_target",

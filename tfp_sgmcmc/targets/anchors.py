@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfp_sgmcmc.state import State, convert_state, static_or_dynamic_shape
 from tfp_sgmcmc.targets import linear_estimates
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
-from tfp_sgmcmc.targets.minibatch import Draw, MinibatchLogProb, checked_target
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.scores import combine_scores
 
 
@@ -64,8 +64,8 @@ class AnchoredTarget(Target):
     ) -> GradientEstimate:
         state = convert_state(state)
         anchor, inner, carry = self._next_anchor(state, target_state)
-        draw, inner = self.target.next_draw(seed, inner)
-        estimate = self._estimate_from(anchor, state, draw, probe, with_scores)
+        batch, inner = self.target.next_batch(seed, inner)
+        estimate = self._estimate_from(anchor, state, batch, probe, with_scores)
         return estimate._replace(target_state=carry(inner))
 
     @abc.abstractmethod
@@ -73,23 +73,36 @@ class AnchoredTarget(Target):
         """Returns the anchor of the estimate at `state`, and what to carry on."""
 
     def _estimate_from(
-        self, anchor: Anchor, state: State, draw: Draw, probe: State, with_scores: bool
+        self,
+        anchor: Anchor,
+        state: State,
+        batch_of: Callable[..., Any],
+        probe: State,
+        with_scores: bool,
     ) -> GradientEstimate:
-        """Returns the estimate from the minibatch of `draw`, with an empty `target_state`."""
+        """Returns the estimate from a minibatch, with an empty `target_state`.
+
+        `batch_of` is what the wrapped target's `next_batch` returned.
+        """
         base, n = self.target, self.target.batch_size
         prior, gradient, product = value_and_gradient(base.log_prior, state, probe, connected=False)
-        batch = base.rows(draw(static_or_dynamic_shape(prior)))
+        shape = static_or_dynamic_shape(prior)
         noise_scale = tf.constant(self.noise_scale, prior.dtype)
         log_prob = prior + anchor.log_likelihood
         gradient = tf.nest.map_structure(tf.add, gradient, anchor.gradient)
         chains = anchor.log_likelihood.shape
 
         if with_scores and probe is None:
-            values, scores = tf.nest.map_structure(
-                tf.subtract,
-                base.scores(state, batch, prior.shape),
-                base.scores(anchor.state, batch, chains),
-            )
+
+            def differences(base: Any) -> Any:
+                batch = batch_of(base, shape)
+                return tf.nest.map_structure(
+                    tf.subtract,
+                    base.scores(state, batch, prior.shape),
+                    base.scores(anchor.state, batch, chains),
+                )
+
+            values, scores = base.gathered(differences, prior.shape.rank)
             log_prob, gradient, scores = combine_scores(
                 log_prob, gradient, values, scores, self.num_examples, n
             )
@@ -97,18 +110,26 @@ class AnchoredTarget(Target):
 
         if probe is None and base.linear_model is not None:
             scale = self.num_examples / n
-            value, slope = linear_estimates.differences(base, state, anchor.state, batch)
+            value, slope = base.summed(
+                lambda part: linear_estimates.differences(
+                    part, state, anchor.state, batch_of(part, shape)
+                )
+            )
             gradient = tf.nest.map_structure(lambda g, s: g + scale * s, gradient, slope)
             return GradientEstimate(gradient, log_prob + scale * value, noise_scale=noise_scale)
 
-        def scaled_sum(at: State, chains: Any, probe: State = None) -> tuple[Any, State, State]:
-            def log_likelihood(s: State) -> tf.Tensor:
-                return base.scaled_sum(s, batch, chains, self.num_examples)
+        def scaled_sums(part: Any) -> Any:
+            batch = batch_of(part, shape)
 
-            return value_and_gradient(log_likelihood, at, probe, connected=False)
+            def at(place: State, chains: Any, probe: State = None) -> Any:
+                def log_likelihood(s: State) -> tf.Tensor:
+                    return part.scaled_sum(s, batch, chains, self.num_examples)
 
-        here, slope, curvature = scaled_sum(state, prior.shape, probe)
-        there, slope_there, _ = scaled_sum(anchor.state, chains)
+                return value_and_gradient(log_likelihood, place, probe, connected=False)
+
+            return at(state, prior.shape, probe), at(anchor.state, chains)[:2]
+
+        (here, slope, curvature), (there, slope_there) = base.summed(scaled_sums)
         gradient = tf.nest.map_structure(lambda g, a, b: g + (a - b), gradient, slope, slope_there)
         product = tf.nest.map_structure(tf.add, product, curvature)
         return GradientEstimate(

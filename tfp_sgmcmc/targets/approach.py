@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfp_sgmcmc.state import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 from tfp_sgmcmc.targets.curvature import one_chain
+from tfp_sgmcmc.xla import traced
 
 _FAR = 10.0  # deviations from the posterior, along the gradient
 _MANY = 100  # steps
@@ -85,10 +86,18 @@ def judge_approach(
     ndims, state = len(chains), one_chain(state, chains, 0)
     carried = {id(target): target.bootstrap(state) for target in targets}
 
-    def estimate(i: int, probe: State = None) -> GradientEstimate:
-        target = targets[i % len(targets)]
-        found = target.estimate(state, tf.constant([0, i]), carried[id(target)], probe, False)
-        carried[id(target)] = found.target_state
+    # One graph for each target, as those of several replicas take long to trace.
+    def graph_of(target: Target) -> Any:
+        return traced(
+            lambda seed, own, *probe: target.estimate(state, seed, own, *(probe or (None,)), False)
+        )
+
+    graphs = {id(target): graph_of(target) for target in targets}
+
+    def estimate(i: int, *probe: State) -> GradientEstimate:
+        key = id(targets[i % len(targets)])
+        found = graphs[key](tf.constant([0, i]), carried[key], *probe)
+        carried[key] = found.target_state
         return found
 
     gradients = np.array([_vector(estimate(i).gradient, ndims) for i in range(_NUM_MINIBATCHES)])

@@ -18,6 +18,7 @@ from tfp_sgmcmc.targets.center_report import CenterReport, Expansion
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.newton import MOST_NEWTON_DIMENSIONS, newton_step
 from tfp_sgmcmc.targets.quadratic import HessianForm, hessian_products
+from tfp_sgmcmc.targets.sharded import refuse_shards
 from tfp_sgmcmc.xla import traced
 
 _MAX_ITERATIONS = {"lbfgs": 100, "adam": 2000}
@@ -105,6 +106,8 @@ def find_center(
     checked_target(target)
     one_of("method", method, [*_MAX_ITERATIONS])
     one_of("hessian", hessian, ["auto", "full", "low_rank", "diag"])
+    if method == "adam":
+        refuse_shards("method='adam'", target, replicas_alone=True)
     limit = _MAX_ITERATIONS[method] if max_iterations is None else max_iterations
     integer("max_iterations", limit, 1)
     positive("tolerance", tolerance)

@@ -16,6 +16,7 @@ from tfp_sgmcmc.targets.center import check_single_state
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.quadratic import HessianForm
 from tfp_sgmcmc.targets.second_order import SecondOrder
+from tfp_sgmcmc.targets.sharded import refuse_shards
 from tfp_sgmcmc.xla import traced
 
 
@@ -121,6 +122,8 @@ class ControlVariate(AnchoredTarget):
         super().__init__(target)
         integer("order", order, 1, 2)
         one_of("hessian", hessian, ["auto", "full", "low_rank"])
+        if order == 2:
+            refuse_shards("order=2", target)
         center = convert_state(center, initial=True, called="center")
         self._names = part_names(center, "center")
         check_single_state("center", target, center)

@@ -18,6 +18,7 @@ from tfp_sgmcmc.targets.chunked_sums import sum_over_chunks
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.lanczos import Product, lanczos
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.sharded import ShardedLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 _MOST_CHAINS = 4
@@ -133,6 +134,8 @@ def posterior_product(
         batches, model = target.bootstrap(state).batches, target.of_one_batch
         data = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), batches)
         data = tf.nest.map_structure(lambda x: x[:max_examples], data)
+    elif isinstance(target, ShardedLogProb):
+        return _product_of_estimate(target.with_most(max_examples), seed, ())
     elif isinstance(target, MinibatchLogProb):
         most = max(target.batch_size, _MOST_BYTES // max(1, target.row_bytes))
         size, model = min(total, max_examples, most), target
@@ -141,12 +144,7 @@ def posterior_product(
             drawn = random.permuted_indices(seed, drawn, total)
         data = target.rows(drawn)
     else:
-        target_state = target.bootstrap(state)
-
-        def product_of_estimate(theta: State, v: State) -> State:
-            return target.estimate(theta, seed, target_state, probe=v).hessian_product
-
-        return tf.function(product_of_estimate, autograph=False)
+        return _product_of_estimate(target, seed, target.bootstrap(state))
 
     size = len(tf.nest.flatten(data)[0])
 
@@ -160,6 +158,13 @@ def posterior_product(
         chunk = min(size, model.chunk_size)
         of_data = sum_over_chunks(part, theta, size, chunk, v)[2]
         return tf.nest.map_structure(lambda a, b: a + total / size * b, of_prior, of_data)
+
+    return tf.function(product, autograph=False)
+
+
+def _product_of_estimate(target: Target, seed: tf.Tensor, target_state: Any) -> Any:
+    def product(theta: State, v: State) -> State:
+        return target.estimate(theta, seed, target_state, probe=v).hessian_product
 
     return tf.function(product, autograph=False)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tree
+
+_MOST_BYTES = 2**26  # of the examples that a checksum is made from
 
 
 def as_tensors(data: Any, dtype: Any, called: str = "data") -> Any:
@@ -74,20 +78,37 @@ def as_tensor(x: Any, dtype: Any, name: str = "data") -> tf.Tensor:
     return tf.cast(tensor, dtype) if dtype is not None and tensor.dtype.is_floating else tensor
 
 
-def leading_axis(data: Any) -> int:
+def leading_axis(data: Any, called: str = "data") -> int:
     """Returns N, the size of the leading axis of all leaves of `data`."""
     shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten(data)]
     sizes = {shape[:1] for shape in shapes}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(
-            "data must have arrays with leading axes of N examples, which must be equal. "
+            f"{called} must have arrays with leading axes of N examples, which must be equal. "
             f"Received: shapes {shapes[:10]}{' ...' if len(shapes) > 10 else ''}. A list or tuple "
             "holds several arrays; make one array of it by np.array."
         )
     ((size,),) = sizes
     if size == 0:
-        raise ValueError(f"data must not be empty. Received: shapes {shapes}.")
+        raise ValueError(f"{called} must not be empty. Received: shapes {shapes}.")
     return size
+
+
+def form_of(data: Any) -> tuple[str, int]:
+    """Returns the names, dtypes and shapes of the arrays of an example, and its bytes."""
+    leaves = tree.flatten_with_path(data)
+    form = ", ".join(_name("", path) + f" {x.dtype.name} {[*x.shape[1:]]}" for path, x in leaves)
+    return form.strip(), sum(x.dtype.size * x.shape[1:].num_elements() for _, x in leaves)
+
+
+def checksum(data: Any) -> str:
+    """Returns a checksum of `data`, or of evenly spread examples if the data are large."""
+    size, (_, row_bytes) = leading_axis(data), form_of(data)
+    count, found = min(size, max(1, _MOST_BYTES // max(1, row_bytes))), 0
+    spread = tf.constant(np.linspace(0, size - 1, count).astype(np.int64))
+    for x in tree.flatten(data):
+        found = zlib.crc32(tf.gather(x, spread).numpy().tobytes(), found)
+    return f"{found:08x}"
 
 
 def assert_finite(x: tf.Tensor, called: str = "data") -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfp_sgmcmc.state import State, call_with_state, static_or_dynamic_shape
@@ -61,10 +63,16 @@ def log_prob_differences(
     n = target.batch_size
     log_prior = target.log_prior(states)
     shape = static_or_dynamic_shape(log_prior)
-    indices = target.draw(seed, tf.range(n), shape[1:])
-    if indices.shape.rank > 1:  # each chain has a minibatch, the same for all of its states
-        indices = tf.broadcast_to(indices, tf.concat([shape, [n]], axis=0))
-    terms = difference(target.log_likelihood(states, target.rows(indices), n, log_prior.shape))
+
+    def terms_of(part: Any) -> tf.Tensor:
+        size = part.batch_size
+        indices = part.draw(seed, tf.range(size), shape[1:])
+        if indices.shape.rank > 1:  # each chain has a minibatch, the same for all of its states
+            indices = tf.broadcast_to(indices, tf.concat([shape, [size]], axis=0))
+        values = part.log_likelihood(states, part.rows(indices), size, log_prior.shape)
+        return difference(part.weighted(values))
+
+    terms = target.gathered(terms_of, log_prior.shape.rank)
     assert target.noise_scale is not None  # every MinibatchLogProb has one
     scale = target.num_examples / n
     differences = difference(log_prior) + scale * tf.reduce_sum(terms, axis=-1)

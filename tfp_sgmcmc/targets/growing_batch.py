@@ -13,6 +13,7 @@ from tfp_sgmcmc.checks import number
 from tfp_sgmcmc.state import State, convert_state, map_parts, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
+from tfp_sgmcmc.targets.sharded import refuse_shards
 
 
 class GrowingBatchState(NamedTuple):
@@ -78,6 +79,7 @@ class GrowingBatch(Target):
 
     def __init__(self, target: MinibatchLogProb, growth: float = 1.1, initial_size: float = 1.0):
         self.target = checked_target(target)
+        refuse_shards("GrowingBatch", target)
         if target.reshuffle != "step":
             raise ValueError(
                 "target must have reshuffle='step', because a growing minibatch is drawn anew at "

@@ -35,9 +35,7 @@ class _Predictor:
         return self._tape.gradient(self.eta, self._state, output_gradients=slopes)
 
 
-def differences(
-    target: ModelTarget, state: State, anchor: State, batch: Any
-) -> tuple[tf.Tensor, State]:
+def differences(target: Any, state: State, anchor: State, batch: Any) -> tuple[tf.Tensor, State]:
     """Returns the sum of a batch's log likelihoods at `state` less that at `anchor`, `[chains...]`.
 
     The second result is the difference of the sums' gradients, in the shapes of the state.
@@ -45,7 +43,8 @@ def differences(
     predictor = _Predictor(target, state, batch)
     values, slopes = _of_rows(target, predictor.eta, batch)
     there, slopes_there = _of_rows(target, target.linear_predictor(anchor, batch), batch)
-    return tf.reduce_sum(values - there, axis=-1), predictor.pull_back(slopes - slopes_there)
+    found = _weighted((values - there, slopes - slopes_there), target.row_weights)
+    return tf.reduce_sum(found[0], axis=-1), predictor.pull_back(found[1])
 
 
 def scores(
@@ -55,11 +54,19 @@ def scores(
 
     Those of each example are multiplied by its weight, if `weights`, `[n]`, are given.
     """
-    found = values, slopes = _of_rows(target, target.linear_predictor(state, batch), batch)
-    if weights is not None:
-        several = slopes.shape.rank > values.shape.rank  # outputs
-        found = values * weights, slopes * (weights[:, tf.newaxis] if several else weights)
+    found = _of_rows(target, target.linear_predictor(state, batch), batch)
+    found = _weighted(found, weights)
     return in_groups(target, state, found, batch, target.num_scores, chain_ndims)
+
+
+def _weighted(rows: Rows, weights: Any) -> Rows:
+    """Returns rows times their weights, `[n]`, which are 1 if None."""
+    if weights is None:
+        return rows
+    values, slopes = rows
+    weights = tf.cast(weights, values.dtype)
+    several = slopes.shape.rank > values.shape.rank  # outputs
+    return values * weights, slopes * (weights[:, tf.newaxis] if several else weights)
 
 
 def in_groups(

@@ -274,7 +274,9 @@ class MinibatchLogProb(ModelTarget):
         if with_scores and probe is None:
             prior, gradient, _ = value_and_gradient(self.log_prior, state, connected=False)
             batch = draw(static_or_dynamic_shape(prior))
-            values, scores = self.scores(state, batch, prior.shape)
+            values, scores = self.gathered(
+                lambda part: part.scores(state, batch, prior.shape), prior.shape.rank
+            )
             log_prob, gradient, scores = combine_scores(
                 prior, gradient, values, scores, total, self.batch_size
             )
@@ -366,6 +368,14 @@ class MinibatchLogProb(ModelTarget):
             )
 
         return draw, EpochState(key, step + 1)
+
+    def next_batch(self, seed: tf.Tensor, target_state: Any) -> tuple[Callable[..., Any], Any]:
+        """Returns the next minibatch, a function (part of this target, chain shape) -> examples.
+
+        The second result is the target state after it.
+        """
+        draw, target_state = self.next_draw(seed, target_state)
+        return lambda part, chain_shape: part.rows(draw(chain_shape)), target_state
 
     def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any) -> tf.Tensor:
         """Returns the indices at `positions` of the sequence of examples that `seed` names."""

@@ -23,6 +23,8 @@ from tfp_sgmcmc.targets.linear_model import LinearModel
 class ModelTarget(Target):
     """Checks what the functions of a model return. Arguments are those of `MinibatchLogProb`."""
 
+    row_weights: Any = None  # factors of a minibatch's rows in its sums, `[n]`, unless they are 1
+
     def __init__(
         self,
         log_prior_fn: Callable[..., tf.Tensor],
@@ -52,6 +54,24 @@ class ModelTarget(Target):
         if self._is_joint:
             return map_jointly(self.bijector, self.bijector.inverse, state)
         return map_bijectors(self.bijector, lambda b, x: b.inverse(x), state)
+
+    def weighted(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns values of a minibatch's examples, `[..., n]`, times their weights."""
+        if self.row_weights is None:
+            return values
+        return values * tf.cast(self.row_weights, values.dtype)
+
+    def summed(self, fn: Callable[[Any], Any]) -> Any:
+        """Returns `fn(self)`, sums over examples. A target in parts adds `fn` of its parts."""
+        return fn(self)
+
+    def gathered(self, fn: Callable[[Any], Any], axis: int) -> Any:
+        """Returns `fn(self)`, rows of a minibatch along `axis` whose sample covariance matters.
+
+        A target in parts joins the rows that `fn` returns of its parts. Their sum stays the same.
+        """
+        del axis
+        return fn(self)
 
     @property
     def linear_model(self) -> LinearModel | None:

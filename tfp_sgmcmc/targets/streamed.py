@@ -72,7 +72,8 @@ class StreamedLogProb(Target):
       num_groups: see `MinibatchLogProb`.
 
     Raises:
-      ValueError: the batches have unknown or unequal sizes; an epoch does not have N examples.
+      ValueError: the batches have unknown or unequal sizes; an epoch does not have N examples; the
+        current strategy has several replicas, which would all read all of the dataset.
       TypeError: `dataset` is neither a dataset nor a function that returns one.
     """
 
@@ -88,6 +89,7 @@ class StreamedLogProb(Target):
         score_fn: Callable[..., Any] | None = None,
         num_groups: int | None = None,
     ):
+        _refuse_replicas()
         is_dataset = isinstance(dataset, tf.data.Dataset)
         dataset_fn = (lambda epoch: dataset) if is_dataset else dataset
         signature = "epoch -> tf.data.Dataset, or a tf.data.Dataset"
@@ -192,6 +194,7 @@ class StreamedLogProb(Target):
         return self.of_one_batch.log_prior(state) + with_given_gradient(log_likelihood, state)
 
     def bootstrap(self, state: State) -> StreamState:
+        _refuse_replicas()
         self.of_one_batch.bootstrap(state)
         return StreamState(next(self.reads()), tf.zeros([], tf.int64))
 
@@ -222,3 +225,13 @@ class StreamedLogProb(Target):
     def _sum(self, state: State, batch: Any) -> tf.Tensor:
         values = self.of_one_batch.log_likelihood(state, batch, self.of_one_batch.batch_size)
         return tf.reduce_sum(values, axis=-1)
+
+
+def _refuse_replicas() -> None:
+    count = tf.distribute.get_strategy().num_replicas_in_sync
+    if count > 1:
+        raise ValueError(
+            "StreamedLogProb must be used on one replica, because a chain that goes on in the same "
+            "place needs one order of batches. Received: a strategy of "
+            f"{count} replicas. A ShardedLogProb holds a share of the data on each replica."
+        )

@@ -10,6 +10,7 @@ from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.anchors import Anchor, AnchoredTarget, NextAnchor, anchor_at
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.sharded import refuse_shards
 
 
 class SVRGState(NamedTuple):
@@ -60,6 +61,7 @@ class SVRG(AnchoredTarget):
 
     def __init__(self, target: MinibatchLogProb, update_every: int | None = None):
         super().__init__(target)
+        refuse_shards("SVRG", target, replicas_alone=True)
         if update_every is None:
             update_every = -(-target.num_examples // target.batch_size)
         self.update_every = integer("update_every", update_every, 1)

@@ -13,6 +13,7 @@ from tfp_sgmcmc.checks import require
 from tfp_sgmcmc.state import State, call_with_state, convert_state, state_from_call
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, Target
 from tfp_sgmcmc.targets.center import check_single_state
+from tfp_sgmcmc.targets.sharded import refuse_shards
 
 
 def refuse_settings(target: Any, num_burnin_steps: Any, stride: Any, trace_fn: Any) -> None:
@@ -22,6 +23,7 @@ def refuse_settings(target: Any, num_burnin_steps: Any, stride: Any, trace_fn: A
             "sample needs a MinibatchLogProb, a FullDataLogProb or a plain callable if there is no "
             f"kernel; it makes control variates itself. Received: a {type(target).__name__}."
         )
+    refuse_shards("sample without a kernel", target)
     expected = "0 with a target in place of a kernel: the run chooses it"
     for name, value in (
         ("num_burnin_steps", num_burnin_steps),

@@ -1,0 +1,182 @@
+"""What a step takes when two replicas share its minibatch, as threads and as processes.
+
+SGLD on logistic regression with synthetic data (`ShardedLogProb`, two shards). A replica has one
+core. One replica takes t(1), with the whole step compiled by XLA. For R replicas the model is
+
+    t(R) = t(1) / R + a(D, R)
+
+where a is the time to sum D numbers over the replicas, measured alone in a loop like that of the
+steps. What a step takes beyond the model are the parts that XLA does not compile there: the noise,
+the update and what the strategy does. Two replicas are worth it where t(1) is above
+2 (a + these parts). Other work on the machine slows all of it, so compare times within one run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from benchmarks.common import command_line
+from benchmarks.common.logistic import gaussian_log_prior, log_likelihood
+from tfp_sgmcmc.sampling.loop import Loop, start_of
+
+MODULE = "benchmarks.scaling_out.replicas"
+KINDS = ("one", "threads", "processes")
+SECONDS = 150  # for a child
+
+
+class Row(NamedTuple):
+    """Times of a step, in milliseconds."""
+
+    replicas: str
+    batch_size: int
+    one: float
+    two: float
+    sum: float
+    model: float
+    beyond: float
+    gain: float
+
+
+def rows(
+    *,
+    batch_sizes: tuple[int, ...] = (500, 5_000, 50_000),
+    num_examples: int = 100_000,
+    num_features: int = 200,
+    repeats: int = 5,
+) -> list[Row]:
+    """Returns a row for each kind of replicas and batch size.
+
+    Args:
+      batch_sizes: n.
+      num_examples: N.
+      num_features: D.
+      repeats: how often each is timed; the shortest time counts.
+    """
+    options = dict(n=batch_sizes, total=num_examples, dim=num_features, repeats=repeats)
+    found = {kind: _in_processes(kind, options) for kind in KINDS}
+    made = []
+    for kind in KINDS[1:]:
+        added = found[kind]["sum"]
+        for n in batch_sizes:
+            one, two = (found[k][str(n)] for k in ("one", kind))
+            model = one / 2 + added
+            made.append(Row(kind, n, one, two, added, model, two - model, one / two))
+    return made
+
+
+def show(found: list[Row]) -> None:
+    columns = {"replicas": "s", "n": ",d", "t(1), ms": ".3f", "t(2), ms": ".3f"}
+    columns |= {"a, ms": ".3f", "model, ms": ".3f", "beyond, ms": ".3f", "t(1)/t(2)": ".2f"}
+    command_line.print_table(columns, found)
+
+
+def _in_processes(kind: str, options: dict[str, Any]) -> dict[str, float]:
+    """Returns milliseconds by batch size, and of the sum, measured in new processes."""
+    count = 2 if kind == "processes" else 1
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    addresses = [f"localhost:{s.getsockname()[1]}" for s in sockets]
+    for s in sockets:
+        s.close()
+    children = []
+    for index in range(count):
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        one_core = {"TF_NUM_INTRAOP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        children.append(
+            subprocess.Popen(
+                [sys.executable, "-m", MODULE, "--child", kind, json.dumps(options)],
+                env={**os.environ, **one_core, "TF_CONFIG": json.dumps(config)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        )
+    try:
+        outputs = [child.communicate(timeout=SECONDS)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    if any(child.returncode for child in children):
+        raise RuntimeError(f"A process of kind {kind!r} failed.")
+    return json.loads(outputs[0].splitlines()[-1])
+
+
+def child(kind: str, n: list[int], total: int, dim: int, repeats: int) -> None:
+    """Measures in this process, and prints the result."""
+    strategy = tf.distribute.get_strategy()
+    if kind == "threads":
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        parts = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpu, parts)
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    elif kind == "processes":
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    def load_shard(s: int) -> Any:
+        generator = np.random.default_rng(s)
+        x = generator.standard_normal([total // 2, dim]).astype(np.float32)
+        return {"x": x, "y": (generator.uniform(size=len(x)) < 0.5).astype(np.float32)}
+
+    with strategy.scope():
+        found = {}
+        target = sgmcmc.ShardedLogProb(
+            gaussian_log_prior, log_likelihood, load_shard, 2, total, n[0]
+        )
+        for size in n:
+            found[str(size)] = _step_ms(target.with_minibatches(size), dim, repeats)
+        if target.replicas is not None:
+            found["sum"] = _sum_ms(target.replicas, dim, repeats)
+    print(json.dumps(found), flush=True)
+
+
+def _step_ms(target: sgmcmc.ShardedLogProb, dim: int, repeats: int) -> float:
+    kernel = sgmcmc.SGLD(target, 1e-6)
+    position = start_of(kernel, tf.zeros([dim]))
+    loop = Loop(lambda _: kernel, None, position, jit_compile=True, replicas=target.replicas)
+    steps = max(5, 2_000_000 // (target.batch_size * 4 + 20_000))
+    seed = tf.constant([0, 1])
+    return _shortest_ms(lambda: loop(position, 1, steps, 1, seed)[0].state.numpy(), steps, repeats)
+
+
+def _sum_ms(replicas: Any, dim: int, repeats: int) -> float:
+    """Returns the time of a sum of D numbers over replicas, and of the loop around it."""
+    count = 200
+
+    @tf.function(autograph=False)
+    def sums(x: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(
+            lambda i, _: i < count,
+            lambda i, x: (i + 1, replicas.run(lambda: replicas.total(x / replicas.count))),
+            (tf.constant(0), x),
+            parallel_iterations=1,
+        )[1]
+
+    return _shortest_ms(lambda: sums(tf.ones([dim])).numpy(), count, repeats)
+
+
+def _shortest_ms(run: Callable[[], Any], count: int, repeats: int) -> float:
+    """Returns the shortest of several times, divided by the number of steps in a call."""
+    run()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return 1e3 * min(times) / count
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2], **json.loads(sys.argv[3]))
+    else:
+        command_line.main(__doc__, rows, show)

@@ -1,0 +1,135 @@
+"""A chain on two replicas; `test_sharded.py` runs this in a process with two logical CPUs.
+
+Each chain is compared with the chain of one replica that has the same seed. Steps that XLA does not
+compile draw the same noise there, so that only the order of sums differs.
+"""
+
+import functools
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.targets.shards import SIZES, in_shards, kernels, log_likelihood, log_prior, sharded
+from tfp_sgmcmc.targets.replicas import Replicas
+
+if "ON_TWO_REPLICAS" not in os.environ:
+    pytest.skip("run by test_sharded.py", allow_module_level=True)
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+MIRRORED = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@functools.cache
+def alone(name: str) -> np.ndarray:
+    return run(name)
+
+
+def run(name: str, jit_compile: bool = True, num_results: int = 40) -> np.ndarray:
+    target = sharded(jit_compile=jit_compile)
+    kernel = kernels(name, target)
+    return sgmcmc.sample(
+        kernel, tf.zeros([4, 3]), num_results, seed=0, jit_compile=False, progress_bar=False,
+        preflight_check=False,
+    ).states  # fmt: skip
+
+
+def on_both(name: str, jit_compile: bool) -> tuple[np.ndarray, np.ndarray]:
+    expected = alone(name)
+    with MIRRORED.scope():
+        return expected, run(name, jit_compile)
+
+
+def assert_close(together: np.ndarray, alone: np.ndarray) -> None:
+    """Float32 sums in another order differ by 6e-8 a step, which these chains contract."""
+    np.testing.assert_allclose(together, alone, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["quick", "compiled"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SGLD", "NOGIN", "SGHMC", "ModifiedSGLD", "SGFS", "SGNHT", "CCAdL", "UnderdampedLangevin",
+        "CorrectedLangevin", "ReplicaExchangeSGLD", "ControlVariate",
+    ],
+)  # fmt: skip
+def test_chain_is_that_of_one_replica(name: str, jit_compile: bool) -> None:
+    alone, together = on_both(name, jit_compile)
+    assert np.ptp(alone[-1], axis=0).min() > 0.01  # the chains have moved apart
+    assert_close(together, alone)
+
+
+def test_shares_that_are_not_summed_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: each replica goes by its own shards alone."""
+    monkeypatch.setattr(Replicas, "total", lambda _, values: values)
+    alone, together = on_both("SGLD", jit_compile=False)
+    with pytest.raises(AssertionError):
+        assert_close(together, alone)
+
+
+def test_each_replica_loads_its_shards() -> None:
+    loaded: list[tuple[int, str]] = []
+
+    def load_shard(s: int) -> Any:
+        loaded.append((s, tf.zeros([]).device[-5:]))
+        return in_shards(SIZES)(s)
+
+    with MIRRORED.scope():
+        target = sharded(load_shard=load_shard)
+    assert loaded == [(0, "CPU:0"), (2, "CPU:0"), (1, "CPU:1")]
+    assert target.num_replicas == 2
+    with pytest.raises(ValueError, match="in the scope of the strategy in which it was made"):
+        target.estimate(tf.zeros([3]), tf.constant([0, 1]))
+
+
+def test_what_is_computed_between_steps() -> None:
+    """The log posterior, its gradient, a mode, the curvature and `preflight`, on both."""
+    found = []
+    for scope in (tf.distribute.get_strategy().scope, MIRRORED.scope):
+        with scope():
+            target, at = sharded(), tf.constant([0.2, -0.1, 0.3])
+            with tf.GradientTape() as tape:
+                tape.watch(at)
+                value = target(at)
+            center, report = sgmcmc.find_center(target, at)
+            stability = sgmcmc.preflight(target, at, kernel=sgmcmc.NOGIN(target, 0.1))
+            estimate = target.estimate(at, tf.constant([0, 1]))
+            covariance = np.cov(estimate.scores, rowvar=False)
+            numbers = [value, report.log_prob, stability.largest_curvature, estimate.log_prob]
+            arrays = [tape.gradient(value, at), center, estimate.gradient, covariance]
+            found.append([*map(np.asarray, [*numbers, *arrays])])
+    for one, both in zip(*found, strict=True):
+        np.testing.assert_allclose(both, one, rtol=1e-4, atol=1e-5)
+
+
+def streamed() -> Any:
+    batches = tf.data.Dataset.from_tensor_slices(in_shards(SIZES)(0)).batch(5)
+    return sgmcmc.StreamedLogProb(log_prior, log_likelihood, batches, 20)
+
+
+REFUSED = {
+    "num_shards must be at least 2, the number of replicas": lambda: sharded(
+        load_shard=in_shards([90]), num_shards=1
+    ),
+    "StreamedLogProb must be used on one replica": streamed,
+    "SVRG needs a MinibatchLogProb": lambda: sgmcmc.SVRG(sharded()),
+    "order=2 needs a MinibatchLogProb": lambda: sgmcmc.ControlVariate(
+        sharded(), tf.zeros([3]), order=2
+    ),
+    "method='adam' needs a MinibatchLogProb": lambda: sgmcmc.find_center(
+        sharded(), tf.zeros([3]), "adam"
+    ),
+    "swap_every > 1 needs a MinibatchLogProb": lambda: sgmcmc.ReplicaExchangeSGLD(
+        sharded(), 0.01, [1.0, 2.0], swap_every=2
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_takes_one_replica(message: str) -> None:
+    with MIRRORED.scope(), pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        REFUSED[message]()

@@ -1,0 +1,382 @@
+"""The log posterior of data in shards, which the replicas of a strategy hold between them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import accepts, boolean, function, integer, require
+from tfp_sgmcmc.state import State, convert_state, state_from_call, static_or_dynamic_shape
+from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
+from tfp_sgmcmc.targets.chunked_sums import with_given_gradient
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.model import ModelTarget
+from tfp_sgmcmc.targets.replicas import Replicas, current
+from tfp_sgmcmc.targets.scores import combine_scores
+from tfp_sgmcmc.targets.shards import check_sizes, load_shards, on_device_of
+from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb, noise_scale
+from tfp_sgmcmc.xla import traced
+
+
+class ShardedLogProb(MinibatchLogProb):
+    r"""Log posterior of N examples in S shards, which replicas hold between them.
+
+    \[
+    g(\theta) = \nabla \log p(\theta)
+      + \sum_{s=1}^S \frac{N_s}{m} \sum_{i \in B_s} \nabla \log p(x_i \mid \theta), \qquad
+    \operatorname{cov} g = \sum_{s=1}^S \frac{N_s (N_s - m)}{m} V_s = c V, \quad
+    c = \frac{N (N - n)}{n}
+    \]
+
+    A minibatch has m = n/S examples \( B_s \) of each shard of \( N_s \) examples. They are drawn
+    from (seed, s) alone, so that estimates are the same for every number of replicas, up to the
+    order of sums. \( V_s \) is the covariance of the scores within a shard (divisor
+    \( N_s - 1 \)), and V their average over shards if these are equal. It is smaller than the
+    covariance of all scores where shards differ from each other.
+
+    Made in the scope of a `tf.distribute.MirroredStrategy` or `MultiWorkerMirroredStrategy` with R
+    replicas, replica r holds the shards s with s % R = r. `load_shard` is called for these alone,
+    in the process of that replica. `sgmcmc.sample`, called by all workers alike in the same scope,
+    takes each step on all replicas. A replica computes its share of the gradient, XLA compiles
+    that, and shares are summed. Chains, their noise and the kernel's results are the same on all
+    replicas. Without a strategy all shards are held here, as by a `MinibatchLogProb`.
+
+    The target takes the place of a `MinibatchLogProb` for kernels, `ControlVariate` of order 1,
+    `find_center`, `preflight` and `largest_curvature`.
+
+    Examples:
+      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> tfd = tfp.distributions
+      >>> def load_shard(s):  # reads a file, say
+      ...     return np.random.default_rng(s).normal(2., 1., size=[250]).astype(np.float32)
+      >>> strategy = tf.distribute.get_strategy()  # or tf.distribute.MultiWorkerMirroredStrategy()
+      >>> with strategy.scope():
+      ...     target = sgmcmc.ShardedLogProb(
+      ...         tfd.Normal(0., 10.).log_prob,
+      ...         lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
+      ...         load_shard, num_shards=4, num_examples=1000, batch_size=40)
+      ...     result = sgmcmc.sample(sgmcmc.SGLD(target, step_size=1e-4), tf.zeros([]), 2000,
+      ...                            num_burnin_steps=200, seed=0, progress_bar=False)
+      >>> data = np.concatenate([load_shard(s) for s in range(4)])
+      >>> bool(abs(result.states.mean() - data.mean()) < 0.02)
+      True
+
+    Args:
+      log_prior_fn: see `MinibatchLogProb`.
+      log_likelihood_fn: see `MinibatchLogProb`.
+      load_shard: shard number, 0 .. S - 1 -> nest of arrays with one leading axis \( N_s \). All
+        shards have the same nest, dtypes and other axes.
+      num_shards: S, at least the number of replicas; a multiple of it shares the work equally.
+        Another S draws other minibatches.
+      num_examples: N, the sum of all \( N_s \).
+      batch_size: n, a multiple of S. Samplers that use the covariance of the gradient noise need
+        two examples of each shard, n >= 2 S.
+      replacement: whether examples are drawn with replacement. Then \( c = N^2/n \).
+      shared_batch: see `MinibatchLogProb`.
+      bijector: see `MinibatchLogProb`.
+      dtype: see `MinibatchLogProb`.
+      chunk_size: see `MinibatchLogProb`; the number of examples that a replica evaluates at once.
+      score_fn: see `MinibatchLogProb`.
+      num_groups: see `MinibatchLogProb`; a multiple of S, at least 2 S.
+      jit_compile: whether XLA compiles the share of each of several replicas.
+
+    Raises:
+      ValueError: there are fewer shards than replicas; `batch_size` or `num_groups` is not a
+        multiple of `num_shards`; a shard is empty, not finite or smaller than n/S; shards have
+        different forms, or not `num_examples` rows together; workers differ in an argument, in
+        their version of this library or of TensorFlow, or one cannot load its shards; the strategy
+        is of another kind, or was told of no workers; the target is used in another scope.
+      TypeError: a function is not callable, or the data are not numeric.
+    """
+
+    def __init__(
+        self,
+        log_prior_fn: Callable[..., tf.Tensor],
+        log_likelihood_fn: Callable[..., tf.Tensor],
+        load_shard: Callable[[int], Any],
+        num_shards: int,
+        num_examples: int,
+        batch_size: int,
+        *,
+        replacement: bool = False,
+        shared_batch: bool = False,
+        bijector: Any = None,
+        dtype: Any = None,
+        chunk_size: int | None = None,
+        score_fn: Callable[..., Any] | None = None,
+        num_groups: int | None = None,
+        jit_compile: bool = True,
+    ):
+        ModelTarget.__init__(self, log_prior_fn, log_likelihood_fn, bijector)
+        accepts("load_shard", function("load_shard", load_shard, "shard number -> arrays"), 0)
+        self.num_shards = integer("num_shards", num_shards, 1)
+        self.num_examples = integer("num_examples", num_examples, num_shards)
+        self.batch_size = integer("batch_size", batch_size, num_shards, num_examples)
+        _check_multiple("batch_size", batch_size, num_shards)
+        if num_groups is not None:
+            integer("num_groups", num_groups, 2 * num_shards)
+            _check_multiple("num_groups", num_groups, num_shards)
+            divides = batch_size % num_groups == 0
+            require("num_groups", num_groups, divides, f"a divisor of batch_size = {batch_size}")
+        if score_fn is not None and (bijector is not None or num_groups is not None):
+            raise ValueError(
+                "score_fn must be given without bijector and num_groups. "
+                f"Received: bijector={bijector}, num_groups={num_groups}."
+            )
+        self.replacement = boolean("replacement", replacement)
+        self.shared_batch = boolean("shared_batch", shared_batch)
+        self._jit_compile = boolean("jit_compile", jit_compile)
+        self.reshuffle, self._score_fn, self.has_score_fn = "step", score_fn, score_fn is not None
+        self._replicas = current()
+        count = 1 if self._replicas is None else self._replicas.count
+        if count > num_shards:
+            raise ValueError(
+                f"num_shards must be at least {count}, the number of replicas, each of which holds "
+                f"a shard. Received: {num_shards}."
+            )
+        arguments = {
+            "num_shards": num_shards,
+            "num_examples": num_examples,
+            "batch_size": batch_size,
+            "replacement": replacement,
+            "shared_batch": shared_batch,
+            "num_groups": num_groups,
+        }
+        shards, sizes, self.row_bytes, self.checksums = load_shards(
+            load_shard, num_shards, dtype, self._replicas, arguments
+        )
+        rows = batch_size if num_groups is None else num_groups
+        strata = Strata(sizes, batch_size // num_shards, rows // num_shards, self.replacement)
+        check_sizes(strata, self.num_examples)
+        is_small = num_examples <= 2**17 and num_examples * self.row_bytes <= 2**25
+        if chunk_size is None:
+            least = 2**22 // max(1, self.row_bytes)
+            chunk_size = num_examples if is_small else min(max(batch_size, least), num_examples)
+        self.chunk_size = integer("chunk_size", chunk_size, 1)
+        options = dict(
+            replacement=replacement,
+            shared_batch=shared_batch,
+            bijector=bijector,
+            score_fn=score_fn,
+        )
+        self._parts: dict[int, StratifiedLogProb] = {}
+        for replica in self._held:
+            with on_device_of(self._replicas, replica):
+                numbers = [*range(replica, num_shards, count)]
+                own = [shards.pop(s) for s in numbers]
+                size = min(self.chunk_size, sum(int(strata.sizes[s]) for s in numbers))
+                functions = (log_prior_fn, log_likelihood_fn)
+                self._parts[replica] = StratifiedLogProb(
+                    functions, own, numbers, strata, options | {"chunk_size": size}
+                )
+        self._set(strata)
+
+    @property
+    def num_replicas(self) -> int:
+        """R, the number of replicas that hold the shards."""
+        return 1 if self._replicas is None else self._replicas.count
+
+    @property
+    def replicas(self) -> Replicas | None:
+        """The replicas that hold the shards; None for one."""
+        return self._replicas
+
+    @property
+    def _held(self) -> list[int]:
+        return [0] if self._replicas is None else self._replicas.held
+
+    def _set(self, strata: Strata) -> None:
+        self._strata, self.noise_scale = strata, noise_scale(strata)
+        self.batch_size = self.num_shards * strata.per_shard
+        # A single row of each shard says nothing about the covariance within shards.
+        rows = strata.rows_per_shard
+        self.num_scores = self.num_shards * rows if rows > 1 else 1
+        self.group_size = strata.per_shard // rows
+
+    def with_bijector(self, bijector: Any, curvature: Any = None) -> ShardedLogProb:
+        other = super().with_bijector(bijector, curvature)
+        assert isinstance(other, ShardedLogProb)
+        other._parts = {}
+        for replica, part in self._parts.items():
+            part = part.with_bijector(bijector)
+            assert isinstance(part, StratifiedLogProb)
+            other._parts[replica] = part
+        return other
+
+    def with_minibatches(self, batch_size: int) -> ShardedLogProb:
+        other = copy.copy(self)
+        integer("batch_size", batch_size, self.num_shards, self.num_examples)
+        _check_multiple("batch_size", batch_size, self.num_shards)
+        size = batch_size // self.num_shards
+        strata = self._strata._replace(per_shard=size, rows_per_shard=size)
+        check_sizes(strata, self.num_examples)
+        other._parts = {r: x.with_strata(strata) for r, x in self._parts.items()}
+        other._score_fn, other.has_score_fn = None, False
+        other._set(strata)
+        return other
+
+    def with_most(self, max_examples: int) -> ShardedLogProb:
+        """Returns this target with the largest minibatch of up to `max_examples` examples."""
+        most = min(int(self._strata.sizes.min()), max_examples // self.num_shards)
+        return self.with_minibatches(self.num_shards * max(1, most))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        if self._replicas is None:
+            return self._parts[0](*args, **kwargs)
+        state = convert_state(state_from_call(args, kwargs))
+        return self.log_prior(state) + with_given_gradient(
+            lambda s: self.sum_over_chunks(s, self.chunk_size), state
+        )
+
+    def bootstrap(self, state: State) -> Any:
+        return self._parts[self._held[0]].bootstrap(state)
+
+    def estimate(
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
+    ) -> GradientEstimate:
+        num_scores = 1 if self.num_scores == 1 else None
+        if self._replicas is None:
+            estimate = self._parts[0].estimate(state, seed, target_state, probe, with_scores)
+            return estimate._replace(num_scores=num_scores)
+        state = convert_state(state)
+        prior, gradient, product = value_and_gradient(self.log_prior, state, probe, connected=False)
+        shape, total = static_or_dynamic_shape(prior), self.num_examples
+        batch_of, target_state = self.next_batch(seed, target_state)
+        scores: Any = ()
+        if with_scores and probe is None:
+            values, scores = self.gathered(
+                lambda part: part.scores(state, batch_of(part, shape), prior.shape),
+                prior.shape.rank,
+            )
+            log_prob, gradient, scores = combine_scores(
+                prior, gradient, values, scores, total, self.batch_size
+            )
+        else:
+
+            def sums(part: StratifiedLogProb) -> Any:
+                batch = batch_of(part, shape)
+                return value_and_gradient(
+                    lambda s: part.scaled_sum(s, batch, prior.shape, total),
+                    state,
+                    probe,
+                    connected=False,
+                )
+
+            log_prob, gradient, product = tf.nest.map_structure(
+                tf.add, (prior, gradient, product), self.summed(sums)
+            )
+        noise = tf.constant(self.noise_scale, prior.dtype)
+        return GradientEstimate(
+            gradient, log_prob, scores, product, target_state, noise, num_scores
+        )
+
+    def sum_over_chunks(self, state: State, size: int, probe: State = None) -> tuple[Any, ...]:
+        return self.summed(
+            lambda part: part.sum_over_chunks(state, min(size, part.num_examples), probe)
+        )
+
+    def summed(self, fn: Callable[[Any], Any], compiles: bool = True) -> Any:
+        """Returns the sums `fn(part)` over the parts of all replicas."""
+        held = self._replicas
+        if held is None:
+            return fn(self._parts[0])
+        if held.here() is None:
+            once = tf.executing_eagerly()
+            return held.run(lambda: self.summed(fn, not once))
+        return held.total(self._share(fn, compiles))
+
+    def gathered(self, fn: Callable[[Any], Any], axis: int, compiles: bool = True) -> Any:
+        """Returns the rows `fn(part)` of all replicas, `[chains..., rows, ...]`.
+
+        Their sample covariance, about their one mean, estimates V within shards.
+        """
+        held = self._replicas
+        if held is None:
+            return self._parts[0].gathered(fn, axis)
+        if held.here() is None:
+            once = tf.executing_eagerly()
+            return held.run(lambda: self.gathered(fn, axis, not once))
+
+        def local(part: StratifiedLogProb) -> Any:
+            rows = fn(part)
+            return part.spread(rows, axis), part.sums(rows, axis)
+
+        rows, sums = self._share(local, compiles)
+        replica, part = held.here(), self._parts[self._held[0]]
+        own = len(range(replica or 0, self.num_shards, self.num_replicas))
+        per_shard = tf.nest.flatten(rows)[0].shape[axis] // own
+        rows, sums = held.joined(rows, axis, self.num_shards * per_shard), held.total(sums)
+        return part.restored(rows, sums, axis)
+
+    def _share(self, fn: Callable[[Any], Any], compiles: bool) -> Any:
+        """Returns `fn` of the part of this replica, compiled by XLA unless it runs once only."""
+        assert self._replicas is not None
+        replica = self._replicas.here()
+        assert replica is not None
+        part = self._parts[replica]
+        if not (self._jit_compile and compiles) or tf.executing_eagerly():
+            return fn(part)
+        return traced(lambda: fn(part), jit_compile=True)()
+
+    def next_batch(self, seed: tf.Tensor, target_state: Any) -> tuple[Callable[..., Any], Any]:
+        seed = random.as_seed(seed)
+        return (
+            lambda part, chain_shape: part.rows(part.draw(seed, None, chain_shape)),
+            target_state,
+        )
+
+    def rows(self, indices: tf.Tensor) -> Any:
+        return self._whole("rows").rows(indices)
+
+    def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any) -> tf.Tensor:
+        return self._whole("draw").draw(seed, positions, chain_shape)
+
+    def scores(
+        self, state: State, batch: Any, chain_shape: Any, weights: Any = None
+    ) -> tuple[tf.Tensor, State]:
+        return self._whole("scores").scores(state, batch, chain_shape, weights)
+
+    def scaled_sum(self, state: State, batch: Any, chain_shape: Any, total: int) -> tf.Tensor:
+        return self._whole("scaled_sum").scaled_sum(state, batch, chain_shape, total)
+
+    def _whole(self, wanted: str) -> StratifiedLogProb:
+        """Returns the part that holds all shards; raises ValueError if replicas share them."""
+        if self._replicas is not None:
+            raise ValueError(
+                f"A ShardedLogProb on {self.num_replicas} replicas cannot be used where all "
+                f"examples are needed in one place ({wanted}). Kernels, ControlVariate of order 1, "
+                "find_center with L-BFGS, preflight and largest_curvature take it; everything else "
+                "takes one replica."
+            )
+        return self._parts[0]
+
+
+def refuse_shards(name: str, target: Any, replicas_alone: bool = False) -> None:
+    """Raises ValueError for a `ShardedLogProb`, which `name` does not take.
+
+    With `replicas_alone` it is refused only if several replicas hold it.
+    """
+    target = getattr(target, "target", target)
+    if not isinstance(target, ShardedLogProb):
+        return
+    if target.num_replicas > 1 or not replicas_alone:
+        where = f" on {target.num_replicas} replicas" if replicas_alone else ""
+        raise ValueError(
+            f"{name} needs a MinibatchLogProb, with all examples in one place. Received: a "
+            f"ShardedLogProb{where}."
+        )
+
+
+def _check_multiple(name: str, value: int, num_shards: int) -> None:
+    multiple = value % num_shards == 0
+    require(name, value, multiple, f"a multiple of num_shards = {num_shards}")

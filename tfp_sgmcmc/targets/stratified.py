@@ -1,0 +1,170 @@
+"""The log posterior of examples in shards, with as many of each shard in every minibatch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.state import State
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+
+
+class Strata(NamedTuple):
+    r"""How a minibatch is drawn from all shards.
+
+    Attributes:
+      sizes: number of examples of each shard, \( N_s \), `[S]`.
+      per_shard: number of examples of each shard in a minibatch, m = n / S.
+      rows_per_shard: number of scores of each shard: m, or its number of groups.
+      replacement: whether examples are drawn with replacement.
+    """
+
+    sizes: np.ndarray
+    per_shard: int
+    rows_per_shard: int
+    replacement: bool
+
+    @property
+    def weights(self) -> np.ndarray:
+        r"""Factors \( N_s S / N \) of the shards' sums, relative to N/n times the sum of all."""
+        return self.sizes * len(self.sizes) / self.sizes.sum()
+
+    def spreads(self, q: int) -> np.ndarray:
+        r"""Returns factors \( a_s \) of q weighted scores about their shard's mean, `[S]`.
+
+        With G = S q rows in all, the rows \( \bar y + a_s (y_i - \bar y_s) \) have the
+        sample covariance (divisor G - 1, about one mean) whose product with c estimates
+        \( \sum_s N_s (N_s - m) / m \, V_s \), the covariance of the stratified gradient.
+        """
+        total, count = self.sizes.sum(), len(self.sizes)
+        n = count * self.per_shard
+        squares = np.full(count, (count * q - 1) / ((q - 1) * count))
+        if not self.replacement and total > n:
+            squares *= (self.sizes - self.per_shard) / self.sizes * total / (total - n)
+        return np.sqrt(squares)
+
+
+class StratifiedLogProb(MinibatchLogProb):
+    """The rows of some shards, or of all, as a part of a `ShardedLogProb`.
+
+    N, n and the number of scores are those of these rows. Sums over a minibatch are scaled as those
+    of all shards are.
+
+    Args:
+      functions: log prior and log likelihood.
+      shards: the shards' data, nests of tensors.
+      numbers: the shards' numbers, which with a seed name their draws.
+      strata: how a minibatch is drawn.
+      options: further arguments of `MinibatchLogProb`.
+    """
+
+    def __init__(
+        self,
+        functions: tuple[Callable[..., Any], Callable[..., Any]],
+        shards: Sequence[Any],
+        numbers: Sequence[int],
+        strata: Strata,
+        options: dict[str, Any],
+    ):
+        # A single shard is not copied.
+        data = tf.nest.map_structure(lambda *x: x[0] if len(x) == 1 else tf.concat(x, 0), *shards)
+        size = len(numbers) * strata.per_shard
+        super().__init__(*functions, data, size, **options)
+        self._numbers = list(numbers)
+        self._set(strata)
+
+    def _set(self, strata: Strata) -> None:
+        held, m = len(self._numbers), strata.per_shard
+        self._strata, self.batch_size = strata, held * m
+        self.num_scores, self.group_size = held * strata.rows_per_shard, m // strata.rows_per_shard
+        self.noise_scale = noise_scale(strata)
+        self._sum_scale = strata.sizes.sum() / (len(strata.sizes) * m)
+        dtype = next((x.dtype for x in tf.nest.flatten(self._data) if x.dtype.is_floating), None)
+        weights = strata.weights[self._numbers]
+        self.row_weights = None
+        if not np.all(weights == 1):
+            self.row_weights = tf.constant(np.repeat(weights, m), dtype or tf.float32)
+
+    def with_strata(self, strata: Strata) -> StratifiedLogProb:
+        """Returns this part for minibatches that are drawn in another way."""
+        other = copy.copy(self)
+        other._score_fn, other.has_score_fn = None, False
+        other._set(strata)
+        return other
+
+    def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any) -> tf.Tensor:
+        """Returns the indices of a minibatch: m rows of each shard, in the order of `shards`.
+
+        `positions` are those of the whole minibatch, which is all that is ever drawn.
+        """
+        del positions
+        draw = random.uniform_indices if self.replacement else random.permuted_indices
+        chains, first, found = [] if self.shared_batch else chain_shape, 0, []
+        for number in self._numbers:
+            own = random.numbered_seed(seed, tf.constant(number, tf.int32))
+            size = int(self._strata.sizes[number])
+            found.append(first + draw(own, tf.range(self._strata.per_shard), size, chains))
+            first += size
+        return found[0] if len(found) == 1 else tf.concat(found, axis=-1)
+
+    def scaled_sum(self, state: State, batch: Any, chain_shape: Any, total: int) -> tf.Tensor:
+        """Returns the sum of these shards' log likelihoods, each times its shard's N_s/m."""
+        del total
+        values = self.log_likelihood(state, batch, self.batch_size, chain_shape)
+        return self._sum_scale * tf.reduce_sum(self.weighted(values), axis=-1)
+
+    def scores(
+        self, state: State, batch: Any, chain_shape: Any, weights: Any = None
+    ) -> tuple[tf.Tensor, State]:
+        dtype = tf.nest.flatten(state)[0].dtype
+        own = None if self.row_weights is None else tf.cast(self.row_weights, dtype)
+        both = own if weights is None else weights if own is None else own * weights
+        return super().scores(state, batch, chain_shape, both)
+
+    def gathered(self, fn: Callable[[Any], Any], axis: int) -> Any:
+        """Returns the rows `fn(self)` of all shards, with the covariance of a stratified sum."""
+        rows = fn(self)
+        return self.restored(self.spread(rows, axis), self.sums(rows, axis), axis)
+
+    def sums(self, rows: Any, axis: int) -> Any:
+        """Returns the sums of rows."""
+        return tf.nest.map_structure(lambda x: tf.reduce_sum(x, axis), rows)
+
+    def spread(self, rows: Any, axis: int) -> Any:
+        """Returns rows about the means of their shards, times the shards' spread."""
+
+        def of(x: tf.Tensor) -> tf.Tensor:
+            held = len(self._numbers)
+            q = x.shape[axis] // held
+            if q == 1:  # nothing is known of the covariance within a shard
+                return x
+            shape, behind, inner = tf.shape(x), x.shape.rank - axis - 1, [held, q]
+            spreads = self._strata.spreads(q)[self._numbers]
+            apart = tf.reshape(x, tf.concat([shape[:axis], inner, shape[axis + 1 :]], 0))
+            apart -= tf.reduce_mean(apart, axis=axis + 1, keepdims=True)
+            factors = tf.constant(spreads.reshape([-1, *[1] * (behind + 1)]), x.dtype)
+            return tf.ensure_shape(tf.reshape(apart * factors, shape), x.shape)
+
+        return tf.nest.map_structure(of, rows)
+
+    def restored(self, rows: Any, sums: Any, axis: int) -> Any:
+        """Returns spread rows of all shards with the mean that `sums` tells."""
+
+        def of(x: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
+            count = x.shape[axis]
+            if count == len(self._strata.sizes):
+                return x
+            return x + tf.expand_dims(t / count, axis)
+
+        return tf.nest.map_structure(of, rows, sums)
+
+
+def noise_scale(strata: Strata) -> float:
+    """Returns c of the whole minibatch: N (N - n) / n, or N^2 / n with replacement."""
+    total, n = int(strata.sizes.sum()), len(strata.sizes) * strata.per_shard
+    return total * (total if strata.replacement else total - n) / n
