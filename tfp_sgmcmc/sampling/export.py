@@ -14,7 +14,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import integer
-from tfp_sgmcmc.sampling.introspection import target_of
+from tfp_sgmcmc.sampling.introspection import replicas_of, target_of
 from tfp_sgmcmc.sampling.loop import Loop, Program, check_kernel, start_of, state_tensors
 from tfp_sgmcmc.sampling.steps import Plan
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
@@ -88,7 +88,13 @@ def export_program(
       OSError: the file cannot be written.
     """
     check_kernel("kernel", kernel)
-    if isinstance(target_of(kernel), StreamedLogProb):
+    target = target_of(kernel)
+    if replicas_of(target) is not None:
+        raise ValueError(
+            "kernel must take its steps on one device, as a program does. Received: a kernel on a "
+            "ShardedLogProb whose data several replicas hold."
+        )
+    if isinstance(target, StreamedLogProb):
         raise ValueError(
             "kernel must have its data in memory, which the file holds. Received: a kernel on a "
             "StreamedLogProb, whose batches arrive during a run."
