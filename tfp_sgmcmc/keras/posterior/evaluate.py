@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -10,18 +11,17 @@ import tensorflow as tf
 
 from tfp_sgmcmc.checks import require
 from tfp_sgmcmc.keras.model import compiled_loss, internals
-from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
-from tfp_sgmcmc.keras.posterior.sample_loops import (
-    Each,
-    Fold,
-    check_arrays,
+from tfp_sgmcmc.keras.posterior.batches import (
+    Batch,
+    Batches,
+    Tick,
     check_finite,
-    checked_inputs,
-    joined,
+    check_weights,
     num_rows,
-    running_mean,
-    wide,
+    row_weight,
 )
+from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
+from tfp_sgmcmc.keras.posterior.sample_loops import Each, Fold, running_mean, wide
 
 
 class Evaluation(NamedTuple):
@@ -73,33 +73,34 @@ class Evaluator:
         self,
         samples: list[Any],
         num_chains: int | None,
-        data: Any,
-        weight: Any,
-        batch_size: int,
+        data: Batches,
         weights: np.ndarray | None,
     ) -> Evaluation:
-        """Returns what `Posterior.evaluate` does for data `(x, y)`.
-
-        `weight` is that of the examples, and `weights` are those of the samples.
-        """
-        rows = self._build(data)
-        weight = _weights(weight, rows)
-        parts = self._scores(samples, num_chains, data, batch_size, weights)
-        check_finite([p.maximum + p.likelihood for p in parts], x=data[0], y=data[1])
-        maximum, scaled, mean, masks = (joined([p[i] for p in parts], axis=0) for i in range(4))
-        compiled_loss.check_probabilities(self._model, mean)
-        with np.errstate(divide="ignore"):  # an impossible example
-            density = maximum + np.log(scaled)
+        """Returns what `Posterior.evaluate` does for `data`; `weights` are those of the samples."""
+        densities, row_weights, rows = [], [], 0
+        decided: dict[int, list[tuple[np.ndarray, ...]]] = {}
+        mean: Any = None
+        for block, tick in self._checked(data):
+            row_weights += [row_weight(w, num_rows(x)) for x, _, w in block]
+            pairs = [(x, y) for x, y, _ in block]
+            found = self._scores(samples, num_chains, pairs, weights, tick)
+            check_finite([p.maximum + p.likelihood for p in found], block, rows)
+            for (_, y), weight, part in zip(pairs, row_weights[-len(block) :], found, strict=True):
+                maximum, scaled, mean, masks = tf.nest.map_structure(np.asarray, [*part])
+                compiled_loss.check_probabilities(self._model, mean)
+                with np.errstate(divide="ignore"):  # an impossible example
+                    densities.append(maximum + np.log(scaled))
+                for place, found_here in self._decisions(y, mean, masks, weight).items():
+                    decided.setdefault(place, []).append(found_here)
+                rows += len(weight)
+        weight, density = np.concatenate(row_weights), np.concatenate(densities)
+        check_weights(weight)
         counts = weight > 0
-        outputs = keras.tree.flatten(mean)
         accuracy, error = {}, {}
-        labels = compiled_loss.labels(self._model, data[1], mean)
-        classes = compiled_loss.classes(self._model, mean)
-        for (place, kind), mask in zip(classes.items(), masks, strict=True):
-            confidence, hit, entry_counts = _decisions(outputs[place], labels[place], kind)
-            weights = _spread(weight, hit) * _spread(mask, hit) * entry_counts
-            accuracy[place] = float(np.average(hit, weights=weights))
-            error[place] = expected_calibration_error(confidence, hit, weights)
+        for place, parts in decided.items():
+            confidence, hit, entry_weights = map(np.concatenate, zip(*parts, strict=True))
+            accuracy[place] = float(np.average(hit, weights=entry_weights))
+            error[place] = expected_calibration_error(confidence, hit, entry_weights)
         return Evaluation(
             float(np.average(density[counts], weights=weight[counts])),
             compiled_loss.at_places(mean, accuracy),
@@ -107,27 +108,47 @@ class Evaluator:
         )
 
     def log_likelihood(
-        self, samples: list[Any], num_chains: int | None, data: Any, batch_size: int
+        self, samples: list[Any], num_chains: int | None, data: Batches
     ) -> np.ndarray:
-        """Returns what `Posterior.log_likelihood` does for data `(x, y)`."""
-        self._build(data)
-        values = self._each(samples, num_chains, data, batch_size)
-        check_finite(values, x=data[0], y=data[1])
-        return values
+        """Returns what `Posterior.log_likelihood` does for `data`."""
+        parts, rows = [], 0
+        for block, tick in self._checked(data):
+            pairs = [(x, y) for x, y, _ in block]
+            values = self._each(samples, num_chains, pairs, tick)
+            check_finite(values, block, rows)
+            parts.append(values)
+            rows += values.shape[-1]
+        return np.concatenate(parts, axis=-1)
 
-    def _build(self, data: Any) -> int:
-        """Resolves the losses of a model that saw no labels yet, and returns the number of rows."""
-        checked_inputs(self._model, data[0])
-        check_arrays("y", data[1])
-        rows = num_rows(data)
-        internals.build(self._model, *keras.tree.map_structure(lambda a: a[:1], data), None)
-        outputs = internals.symbolic_outputs(self._model)
-        kinds = {} if outputs is None else compiled_loss.classes(self._model, outputs)
-        is_binary = len(kinds) == 1 and all(kind.axis is None for kind in kinds.values())
-        if is_binary and not keras.tree.is_nested(data[1]):
-            y = np.asarray(data[1])
-            require("y", y[(y < 0) | (y > 1)][:3], not np.any((y < 0) | (y > 1)), "in 0 .. 1")
-        return rows
+    def _checked(self, data: Batches) -> Iterator[tuple[list[Batch], Tick]]:
+        """Yields the blocks, and resolves the losses of a model that saw no labels yet."""
+        is_binary = None
+        for block, tick in data.blocks():
+            if is_binary is None:
+                pair = keras.tree.map_structure(lambda a: a[:1], block[0][:2])
+                internals.build(self._model, *pair, None)
+                outputs = internals.symbolic_outputs(self._model)
+                kinds = {} if outputs is None else compiled_loss.classes(self._model, outputs)
+                is_binary = len(kinds) == 1 and all(k.axis is None for k in kinds.values())
+            for _, labels, _ in block if is_binary else ():
+                if not keras.tree.is_nested(labels):
+                    y = np.asarray(labels)
+                    wrong = (y < 0) | (y > 1)
+                    require("y", y[wrong][:3], not np.any(wrong), "in 0 .. 1")
+            yield block, tick
+
+    def _decisions(
+        self, y: Any, mean: Any, masks: list[np.ndarray], weight: np.ndarray
+    ) -> dict[int, tuple[np.ndarray, ...]]:
+        """Returns confidences, hits and weights of the entries of a batch, by place."""
+        outputs, found = keras.tree.flatten(mean), {}
+        classes = compiled_loss.classes(self._model, mean)
+        labels = compiled_loss.labels(self._model, y, mean) if classes else {}
+        for (place, kind), mask in zip(classes.items(), masks, strict=True):
+            confidence, hit, counts = _decided(outputs[place], labels[place], kind)
+            weights = _spread(weight, hit) * _spread(mask, hit) * counts
+            found[place] = confidence.ravel(), hit.ravel(), weights.ravel()
+        return found
 
     def _evaluated(self, values: list[tf.Tensor], batch: Any) -> tuple[Any, tf.Tensor]:
         """Returns the outputs and the log likelihoods of a batch."""
@@ -155,7 +176,7 @@ class Evaluator:
         return Running(maximum, likelihood, running_mean(old.mean, mean, share), old.masks)
 
 
-def _decisions(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tuple[np.ndarray, ...]:
+def _decided(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tuple[np.ndarray, ...]:
     """Returns largest probabilities, whether their classes are the labels', and which count."""
     label = np.asarray(label)
     if classes.axis is None:
@@ -164,28 +185,6 @@ def _decisions(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tup
     decided = p.argmax(axis=classes.axis)
     label = label.reshape(decided.shape) if classes.is_sparse else label.argmax(axis=classes.axis)
     return p.max(axis=classes.axis), decided == label, label != classes.ignored
-
-
-def _weights(sample_weight: Any, rows: int) -> np.ndarray:
-    if sample_weight is None:
-        return np.ones([rows])
-    try:
-        weight = np.asarray(sample_weight, np.float64)
-    except (TypeError, ValueError):
-        weight = np.asarray(None)
-    if weight.dtype != np.float64:
-        raise TypeError(f"sample_weight must be an array of numbers. Received: {sample_weight!r}.")
-    if weight.shape != (rows,):
-        raise ValueError(
-            f"sample_weight must have one weight for each example, shape [{rows}]. Received: shape "
-            f"{weight.shape}."
-        )
-    if not (np.isfinite(weight).all() and (weight >= 0).all() and weight.any()):
-        raise ValueError(
-            "sample_weight must have finite weights that are not negative and not all zero. "
-            f"Received: weights from {weight.min()} to {weight.max()}."
-        )
-    return weight
 
 
 def _spread(weights: np.ndarray, entries: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import archive, sample_arrays
+from tfp_sgmcmc.keras.posterior.batches import Batches
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator
 from tfp_sgmcmc.keras.posterior.predict import (
     Activation,
@@ -116,7 +117,13 @@ class Posterior:
         return self.samples[0].shape[0]
 
     def predict(
-        self, x: Any, batch_size: int = 32, activation: Activation = "auto"
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        activation: Activation = "auto",
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
     ) -> PosteriorPrediction:
         """Returns mean, standard deviation and entropies of the outputs over samples and chains.
 
@@ -126,18 +133,35 @@ class Posterior:
         outputs whose loss is a crossentropy of Keras, because these are probabilities.
 
         Args:
-          x: an array or nest of arrays, `[rows, ...]`.
-          batch_size: the number of rows that are evaluated at once.
+          x: what `model.predict` takes: an array or nest of arrays `[rows, ...]`, a
+            `tf.data.Dataset`, a `keras.utils.PyDataset` or a Python generator of batches `x`,
+            `(x,)`, `(x, y)` or `(x, y, sample_weight)`. Such data are read once, batch by batch.
+          batch_size: the number of rows that are evaluated at once, 32 by default. None for data
+            that come in batches.
           activation: "auto", None (outputs as they are), or a callable on the outputs.
+          steps: the number of batches to take. None takes all, and data without an end need it.
+          verbose: 0 is silent, 1 shows a progress bar, 2 one line at the end. "auto" is 1 in a
+            terminal or a notebook, and 0 elsewhere.
 
         Raises:
-          ValueError: `activation` is an unknown string, or "auto" for a model that is not compiled.
+          TypeError: x is of none of these kinds.
+          ValueError: `activation` is an unknown string, or "auto" for a model that is not compiled;
+            the data are empty, do not fit the model, or have no end.
         """
         check_activation(activation)
         predictor = self._function(Predictor, activation)
-        return predictor(self.samples, self.num_chains, x, batch_size, self.weights)
+        data = Batches(self.model, x, batch_size=batch_size, steps=steps, verbose=verbose)
+        return predictor(self.samples, self.num_chains, data, self.weights)
 
-    def outputs(self, x: Any, batch_size: int = 32, activation: Activation = "auto") -> Any:
+    def outputs(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        activation: Activation = "auto",
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> Any:
         """Returns the model's outputs for each sample, `[num_kept, rows, ...]`.
 
         With chains the shape is `[num_kept, num_chains, rows, ...]`, as R-hat and effective sample
@@ -165,10 +189,18 @@ class Posterior:
         """
         check_activation(activation)
         predictor = self._function(Predictor, activation)
-        return predictor.outputs(self.samples, self.num_chains, x, batch_size)
+        data = Batches(self.model, x, batch_size=batch_size, steps=steps, verbose=verbose)
+        return predictor.outputs(self.samples, self.num_chains, data)
 
     def evaluate(
-        self, x: Any, y: Any, sample_weight: Any = None, batch_size: int = 32
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int | None = None,
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
     ) -> Evaluation:
         r"""Returns log predictive density, and accuracy and calibration error of classifications.
 
@@ -182,27 +214,51 @@ class Posterior:
         negative log likelihood that `SamplerCallback` samples with, without regularisers.
 
         Args:
-          x: an array or nest of arrays, `[rows, ...]`.
-          y: labels, as `fit` takes them.
+          x: inputs in any form that `predict` takes. Batches of a data set must have labels.
+          y: labels, as `fit` takes them. None for data that come in batches.
           sample_weight: weights `[rows]` of the examples in all averages. They do not weight the
             likelihoods, as they do in `fit`. None weights all examples by 1.
-          batch_size: the number of rows that are evaluated at once.
+          batch_size: as in `predict`.
+          steps: as in `predict`.
+          verbose: as in `predict`.
 
         Raises:
           ValueError: the model's loss is not a negative log likelihood (see `SamplerCallback`),
             lengths differ, or weights are not finite, negative or all zero.
         """
         evaluator = self._function(Evaluator)
-        given = (x, y), sample_weight, batch_size, self.weights
-        return evaluator(self.samples, self.num_chains, *given)
+        data = self._labelled(x, y, sample_weight, batch_size, steps, verbose)
+        return evaluator(self.samples, self.num_chains, data, self.weights)
 
-    def log_likelihood(self, x: Any, y: Any, batch_size: int = 32) -> np.ndarray:
+    def log_likelihood(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> np.ndarray:
         """Returns minus the compiled loss of each example for each sample, `[num_kept, rows]`.
 
         With chains the shape is `[num_kept, num_chains, rows]`. Arguments are those of `evaluate`.
         """
         evaluator = self._function(Evaluator)
-        return evaluator.log_likelihood(self.samples, self.num_chains, (x, y), batch_size)
+        data = self._labelled(x, y, None, batch_size, steps, verbose)
+        return evaluator.log_likelihood(self.samples, self.num_chains, data)
+
+    def _labelled(self, x: Any, y: Any, weight: Any, batch_size: Any, *given: Any) -> Batches:
+        steps, verbose = given
+        return Batches(
+            self.model,
+            x,
+            y,
+            weight,
+            batch_size=batch_size,
+            steps=steps,
+            verbose=verbose,
+            has_labels=True,
+        )
 
     def to_inference_data(self, log_likelihood: np.ndarray | None = None) -> Any:
         """Returns an `arviz.InferenceData` with dimensions chain and draw.

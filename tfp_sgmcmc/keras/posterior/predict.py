@@ -10,15 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import compiled_loss, internals
-from tfp_sgmcmc.keras.posterior.sample_loops import (
-    Each,
-    Fold,
-    check_finite,
-    checked_inputs,
-    joined,
-    running_mean,
-    wide,
-)
+from tfp_sgmcmc.keras.posterior.batches import Batches, check_finite, num_rows
+from tfp_sgmcmc.keras.posterior.sample_loops import Each, Fold, joined, running_mean, wide
 
 Activation = Callable[[Any], Any] | str | None
 
@@ -102,14 +95,17 @@ class Predictor:
         self,
         samples: list[Any],
         num_chains: int | None,
-        x: Any,
-        batch_size: int,
+        data: Batches,
         weights: np.ndarray | None,
     ) -> PosteriorPrediction:
-        """Predicts for inputs `[rows, ...]`."""
-        x = checked_inputs(self._model, x)
-        moments = self._moments(samples, num_chains, x, batch_size, weights)
-        check_finite([m.mean for m in moments], x=x)
+        """Predicts for the inputs of `data`."""
+        moments, rows = [], 0
+        for block, tick in data.blocks():
+            inputs = [x for x, *_ in block]
+            found = self._moments(samples, num_chains, inputs, weights, tick)
+            check_finite([m.mean for m in found], block, rows)
+            moments += found
+            rows += sum(map(num_rows, inputs))
         mean, variance, of_samples = (joined([m[i] for m in moments], axis=0) for i in range(3))
         if self._activation == "auto":
             compiled_loss.check_probabilities(self._model, mean)
@@ -127,9 +123,13 @@ class Predictor:
             compiled_loss.at_places(mean, information),
         )
 
-    def outputs(self, samples: list[Any], num_chains: int | None, x: Any, batch_size: int) -> Any:
-        """Returns what `Posterior.outputs` does for inputs `[rows, ...]`."""
-        return self._each(samples, num_chains, checked_inputs(self._model, x), batch_size)
+    def outputs(self, samples: list[Any], num_chains: int | None, data: Batches) -> Any:
+        """Returns what `Posterior.outputs` does for the inputs of `data`."""
+        parts = [
+            self._each(samples, num_chains, [x for x, *_ in block], tick)
+            for block, tick in data.blocks()
+        ]
+        return joined(parts, axis=1 if num_chains is None else 2)
 
     def _output(self, values: list[tf.Tensor], batch: Any) -> Any:
         forward = internals.forward(self._model, self._variables, values, batch, training=False)
