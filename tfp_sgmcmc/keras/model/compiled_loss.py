@@ -170,7 +170,7 @@ def labels(model: keras.Model, y: Any, outputs: Any) -> dict[int, Any]:
         return tf.zeros([])
 
     _call_compiled(model, y, outputs, None, lambda loss: record)
-    places = [place for place, _ in _placed_losses(model, outputs)]
+    places = [place for place, _ in placed_losses(model, outputs)]
     return dict(zip(places, found, strict=True))
 
 
@@ -258,7 +258,7 @@ def classes(model: keras.Model, outputs: Any) -> dict[int, Classes]:
     A place is a position among the flattened outputs.
     """
     found = {}
-    for place, loss in _placed_losses(model, outputs):
+    for place, loss in placed_losses(model, outputs):
         fn, arguments = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
         if fn in _BINARY or fn in _CATEGORICAL:
             found[place] = Classes(
@@ -286,7 +286,7 @@ def activate(model: keras.Model, outputs: Any) -> Any:
     return keras.tree.pack_sequence_as(outputs, flat)
 
 
-def _placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.losses.Loss]]:
+def placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.losses.Loss]]:
     """Returns the losses, each with the place of its output among the flattened outputs."""
     compiled = model._compile_loss
     if compiled is None:

@@ -183,6 +183,10 @@ def _items(data: keras.utils.PyDataset, length: int | None) -> Iterator[Any]:
     data.on_epoch_end()
 
 
+def no_tick(share: float) -> None:
+    """Shows nothing."""
+
+
 def tensors(nest: Any) -> Any:
     """Returns a nest of arrays as one of tensors."""
     return keras.tree.map_structure(tf.convert_to_tensor, nest)

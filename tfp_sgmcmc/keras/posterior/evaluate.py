@@ -10,18 +10,28 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.checks import require
-from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.model import compiled_loss, internals, observations
 from tfp_sgmcmc.keras.posterior.batches import (
     Batch,
     Batches,
     Tick,
     check_finite,
     check_weights,
-    num_rows,
+    no_tick,
     row_weight,
 )
 from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
-from tfp_sgmcmc.keras.posterior.sample_loops import Each, Fold, running_mean, wide
+from tfp_sgmcmc.keras.posterior.mixtures import Mixture
+from tfp_sgmcmc.keras.posterior.sample_loops import (
+    Each,
+    Fold,
+    flat_samples,
+    running_mean,
+    sample_shares,
+    wide,
+)
+
+_LEVEL = 0.9  # probability of the central interval whose coverage is reported
 
 
 class Evaluation(NamedTuple):
@@ -36,17 +46,32 @@ class Evaluation(NamedTuple):
         a crossentropy.
       expected_calibration_error: the calibration error of these classifications over 15 bins, in
         the structure of `accuracy`.
+      root_mean_squared_error: the error of the predictive mean of an observation that is a number
+        (see `Predictive`), over the entries of all examples. A float, or a nest with None where the
+        loss is no `NegativeLogLikelihood` of numbers (nor Keras' Poisson loss).
+      crps: the mean continuous ranked probability score, in the units of y and in the structure of
+        `root_mean_squared_error`. Lower is better. Exact for normals, if there are at most 128
+        samples; beyond, and for other distributions, an estimate by draws without bias.
+      coverage: the share of observations within the central 90 % interval of the predictive, in the
+        same structure. It is 0.9 if predictions are calibrated.
+
+    References:
+      T. Gneiting and A. E. Raftery. Strictly proper scoring rules, prediction, and estimation.
+      Journal of the American Statistical Association, 102(477):359-378, 2007. Equation 21.
     """
 
     log_predictive_density: float
     accuracy: Any
     expected_calibration_error: Any
+    root_mean_squared_error: Any = None
+    crps: Any = None
+    coverage: Any = None
 
 
 class Running(NamedTuple):
     """Running largest log likelihoods, mean likelihoods, and mean outputs.
 
-    A mean of likelihoods is divided by exp(`maximum`). Masks are those of the outputs with classes.
+    A mean of likelihoods is divided by exp(`maximum`). Masks are those of all outputs.
     """
 
     maximum: tf.Tensor
@@ -67,6 +92,7 @@ class Evaluator:
         compiled_loss.check_likelihoods(model)
         self._model, self._variables = model, variables
         self._scores = Fold(model, self._add)
+        self._outputs = Each(model, self._output)
         self._each = Each(model, lambda values, batch: self._evaluated(values, batch)[1])
 
     def __call__(
@@ -77,34 +103,57 @@ class Evaluator:
         weights: np.ndarray | None,
     ) -> Evaluation:
         """Returns what `Posterior.evaluate` does for `data`; `weights` are those of the samples."""
-        densities, row_weights, rows = [], [], 0
-        decided: dict[int, list[tuple[np.ndarray, ...]]] = {}
-        mean: Any = None
+        densities, row_weights = [], []
+        decided: dict[int, list[Any]] = {}
+        numbers: dict[int, list[Any]] = {}
+        rows, mean = 0, None
+        shares = sample_shares(weights, samples[0].shape[0], num_chains)
         for block, tick in self._checked(data):
-            row_weights += [row_weight(w, num_rows(x)) for x, _, w in block]
             pairs = [(x, y) for x, y, _ in block]
             found = self._scores(samples, num_chains, pairs, weights, tick)
             check_finite([p.maximum + p.likelihood for p in found], block, rows)
-            for (_, y), weight, part in zip(pairs, row_weights[-len(block) :], found, strict=True):
+            for (x, y, weight), part in zip(block, found, strict=True):
                 maximum, scaled, mean, masks = tf.nest.map_structure(np.asarray, [*part])
                 compiled_loss.check_probabilities(self._model, mean)
+                weight = row_weight(weight, len(scaled))
                 with np.errstate(divide="ignore"):  # an impossible example
                     densities.append(maximum + np.log(scaled))
-                for place, found_here in self._decisions(y, mean, masks, weight).items():
-                    decided.setdefault(place, []).append(found_here)
+                outputs = keras.tree.flatten(mean)
+                classes = compiled_loss.classes(self._model, mean)
+                laws = observations.of_numbers(self._model, mean)
+                labels = compiled_loss.labels(self._model, y, mean) if classes or laws else {}
+                for place, kind in classes.items():
+                    confidence, hit, counts = _decided(outputs[place], labels[place], kind)
+                    counts = counts * _spread(weight, hit) * _spread(masks[place], hit)
+                    _append(decided, place, confidence, hit, counts)
+                if laws:
+                    stacked = self._outputs(samples, num_chains, [x], no_tick)
+                    stacked = keras.tree.flatten(stacked)
+                for place, law in laws.items():
+                    values = flat_samples(stacked[place], num_chains)
+                    mixture = Mixture(law, values, shares, len(densities))
+                    label = np.asarray(labels[place], np.float64).reshape(mixture.shape)
+                    scores = _scores(mixture, label)
+                    counts = _spread(weight, label) * _spread(masks[place], label)
+                    _append(numbers, place, *scores, counts)
+                row_weights.append(weight)
                 rows += len(weight)
         weight, density = np.concatenate(row_weights), np.concatenate(densities)
         check_weights(weight)
         counts = weight > 0
-        accuracy, error = {}, {}
+        figures: list[dict[int, float]] = [{} for _ in range(5)]
         for place, parts in decided.items():
-            confidence, hit, entry_weights = map(np.concatenate, zip(*parts, strict=True))
-            accuracy[place] = float(np.average(hit, weights=entry_weights))
-            error[place] = expected_calibration_error(confidence, hit, entry_weights)
+            confidence, hit, counted = map(np.concatenate, zip(*parts, strict=True))
+            figures[0][place] = float(np.average(hit, weights=counted))
+            figures[1][place] = expected_calibration_error(confidence, hit, counted)
+        for place, parts in numbers.items():
+            *scores, counted = map(np.concatenate, zip(*parts, strict=True))
+            for figure, values in zip(figures[2:], scores, strict=True):
+                figure[place] = float(np.average(values, weights=counted))
+            figures[2][place] **= 0.5
         return Evaluation(
             float(np.average(density[counts], weights=weight[counts])),
-            compiled_loss.at_places(mean, accuracy),
-            compiled_loss.at_places(mean, error),
+            *(compiled_loss.at_places(mean, values) for values in figures),
         )
 
     def log_likelihood(
@@ -137,23 +186,13 @@ class Evaluator:
                     require("y", y[wrong][:3], not np.any(wrong), "in 0 .. 1")
             yield block, tick
 
-    def _decisions(
-        self, y: Any, mean: Any, masks: list[np.ndarray], weight: np.ndarray
-    ) -> dict[int, tuple[np.ndarray, ...]]:
-        """Returns confidences, hits and weights of the entries of a batch, by place."""
-        outputs, found = keras.tree.flatten(mean), {}
-        classes = compiled_loss.classes(self._model, mean)
-        labels = compiled_loss.labels(self._model, y, mean) if classes else {}
-        for (place, kind), mask in zip(classes.items(), masks, strict=True):
-            confidence, hit, counts = _decided(outputs[place], labels[place], kind)
-            weights = _spread(weight, hit) * _spread(mask, hit) * counts
-            found[place] = confidence.ravel(), hit.ravel(), weights.ravel()
-        return found
+    def _output(self, values: list[tf.Tensor], x: Any) -> Any:
+        return internals.forward(self._model, self._variables, values, x, training=False).outputs
 
     def _evaluated(self, values: list[tf.Tensor], batch: Any) -> tuple[Any, tf.Tensor]:
         """Returns the outputs and the log likelihoods of a batch."""
         x, y = batch
-        outputs = internals.forward(self._model, self._variables, values, x, training=False).outputs
+        outputs = self._output(values, x)
         return outputs, -compiled_loss.negative_log_likelihoods(self._model, y, outputs)
 
     def _add(
@@ -162,8 +201,7 @@ class Evaluator:
         outputs, log_p = self._evaluated(values, batch)
         mean = wide(compiled_loss.activate(self._model, outputs))
         if old is None:
-            flat = keras.tree.flatten(outputs)
-            masks = [internals.mask(flat[i]) for i in compiled_loss.classes(self._model, outputs)]
+            masks = map(internals.mask, keras.tree.flatten(outputs))
             return Running(
                 tf.zeros_like(log_p) + log_p.dtype.min,
                 tf.zeros_like(log_p),
@@ -174,6 +212,15 @@ class Evaluator:
         before = old.likelihood * tf.exp(old.maximum - maximum)
         likelihood = running_mean(before, tf.exp(log_p - maximum), share)
         return Running(maximum, likelihood, running_mean(old.mean, mean, share), old.masks)
+
+
+def _scores(mixture: Mixture, y: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Returns squared errors, CRPS, and whether y lies in the central interval."""
+    return (mixture.mean() - y) ** 2, mixture.crps(y), mixture.coverage(y, _LEVEL)
+
+
+def _append(found: dict[int, list[Any]], place: int, *arrays: np.ndarray) -> None:
+    found.setdefault(place, []).append([np.ravel(a) for a in arrays])
 
 
 def _decided(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tuple[np.ndarray, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfp_sgmcmc import random
 from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
 from tfp_sgmcmc.keras.model import internals
@@ -21,6 +22,7 @@ from tfp_sgmcmc.keras.posterior.predict import (
     PosteriorPrediction,
     Predictor,
     check_activation,
+    checked_levels,
 )
 
 
@@ -124,13 +126,15 @@ class Posterior:
         *,
         steps: int | None = None,
         verbose: Any = "auto",
+        quantiles: Any = None,
     ) -> PosteriorPrediction:
         """Returns mean, standard deviation and entropies of the outputs over samples and chains.
 
         The mean is one of probabilities, because a mean of logits would be wrong. With
         `activation="auto"`, outputs get a softmax or sigmoid where the compiled loss is a
         crossentropy object with `from_logits=True`. Entropies are given only with "auto", for
-        outputs whose loss is a crossentropy of Keras, because these are probabilities.
+        outputs whose loss is a crossentropy of Keras, because these are probabilities. Outputs
+        with a `NegativeLogLikelihood` get the predictive law of an observation (see `Predictive`).
 
         Args:
           x: what `model.predict` takes: an array or nest of arrays `[rows, ...]`, a
@@ -142,16 +146,20 @@ class Posterior:
           steps: the number of batches to take. None takes all, and data without an end need it.
           verbose: 0 is silent, 1 shows a progress bar, 2 one line at the end. "auto" is 1 in a
             terminal or a notebook, and 0 elsewhere.
+          quantiles: levels of quantiles of an observation, such as `[0.05, 0.95]` for the central
+            90 % interval.
 
         Raises:
           TypeError: x is of none of these kinds.
           ValueError: `activation` is an unknown string, or "auto" for a model that is not compiled;
-            the data are empty, do not fit the model, or have no end.
+            the data are empty, do not fit the model, or have no end; `quantiles` are not in (0, 1),
+            or no output has a `NegativeLogLikelihood`.
         """
         check_activation(activation)
+        levels = checked_levels(quantiles)
         predictor = self._function(Predictor, activation)
         data = Batches(self.model, x, batch_size=batch_size, steps=steps, verbose=verbose)
-        return predictor(self.samples, self.num_chains, data, self.weights)
+        return predictor(self.samples, self.num_chains, data, self.weights, levels)
 
     def outputs(
         self,
@@ -192,6 +200,59 @@ class Posterior:
         data = Batches(self.model, x, batch_size=batch_size, steps=steps, verbose=verbose)
         return predictor.outputs(self.samples, self.num_chains, data)
 
+    def sample_predictive(
+        self,
+        x: Any,
+        num_draws: int | None = None,
+        *,
+        seed: Any = None,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> Any:
+        """Draws observations from the posterior predictive, `[num_draws, rows, ...]`.
+
+        Each draw takes one sample of the weights for all rows, and then an observation of each row.
+        Samples are taken by systematic resampling: sample s comes floor(n w_s) or ceil(n w_s) times
+        in n draws, so that with equal weights and as many draws as samples each comes once.
+        Crossentropies give classes, in the form of their labels.
+
+        Examples:
+          >>> import keras, numpy as np
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+          >>> model.compile(loss=sgmcmc.keras.losses.GaussianNLL(scale=0.1))
+          >>> kernels = np.random.default_rng(0).normal(2., 0.1, size=[1000, 1, 1])
+          >>> posterior = sgmcmc.keras.Posterior(
+          ...     model, model.trainable_variables, [kernels.astype(np.float32)])
+          >>> x = np.array([[0.], [3.]], np.float32)
+          >>> draws = posterior.sample_predictive(x, seed=1)
+          >>> draws.shape
+          (1000, 2, 1)
+          >>> draws.std(axis=0)[:, 0].round(1)  # noise alone; noise and uncertainty
+          array([0.1, 0.3], dtype=float32)
+          >>> lower, upper = posterior.predict(x, quantiles=[0.05, 0.95]).predictive.quantiles
+          >>> (upper - lower)[:, 0].round(1)
+          array([0.3, 1. ], dtype=float32)
+
+        Args:
+          x: inputs, as in `predict`.
+          num_draws: the number of draws. None takes as many as there are samples in all chains.
+          seed: one or two integers. None draws a seed. Draws depend on the sizes of the batches.
+          batch_size: as in `predict`.
+          steps: as in `predict`.
+          verbose: as in `predict`.
+
+        Raises:
+          ValueError: the loss of an output does not tell the distribution of its observations.
+        """
+        if num_draws is not None:
+            integer("num_draws", num_draws, 1)
+        seed = random.as_seed(random.fresh_seed() if seed is None else seed)
+        predictor = self._function(Predictor, "auto")
+        data = Batches(self.model, x, batch_size=batch_size, steps=steps, verbose=verbose)
+        return predictor.draw(self.samples, self.num_chains, data, self.weights, num_draws, seed)
+
     def evaluate(
         self,
         x: Any,
@@ -202,7 +263,7 @@ class Posterior:
         steps: int | None = None,
         verbose: Any = "auto",
     ) -> Evaluation:
-        r"""Returns log predictive density, and accuracy and calibration error of classifications.
+        r"""Returns log predictive density, and scores of classes and of numbers (`Evaluation`).
 
         The log predictive density of an example is
 

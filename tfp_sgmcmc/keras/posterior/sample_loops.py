@@ -112,6 +112,17 @@ def chunks(samples: Sequence[Any], num_chains: int | None) -> Iterator[list[tf.T
         yield [tf.convert_to_tensor(p) for p in parts]
 
 
+def flat_samples(values: np.ndarray, num_chains: int | None) -> np.ndarray:
+    """Returns values of all samples, `[S, ...]`, without an axis of chains."""
+    return values if num_chains is None else values.reshape(-1, *values.shape[2:])
+
+
+def sample_shares(weights: np.ndarray | None, num_kept: int, num_chains: int | None) -> np.ndarray:
+    """Returns the weights of all samples, `[S]`, which add up to 1."""
+    each = np.repeat(np.ones([num_kept]) if weights is None else weights, num_chains or 1)
+    return each / each.sum()
+
+
 def running_mean(old: Any, new: Any, share: tf.Tensor) -> Any:
     """Returns the mean of nests: the last is `new`, and `old` is the mean of the others.
 
