@@ -11,6 +11,7 @@ from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction, Prediction, Predictive
+from tfp_sgmcmc.keras.posterior.summary import Summary
 
 __all__ = [
     "Evaluation",
@@ -22,6 +23,7 @@ __all__ = [
     "Prediction",
     "Predictive",
     "SamplerCallback",
+    "Summary",
     "by_variable",
     "expected_calibration_error",
     "find_step_size",
