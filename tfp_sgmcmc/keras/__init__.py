@@ -12,6 +12,7 @@ from tfp_sgmcmc.keras.posterior.evaluate import Evaluation
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction, Prediction, Predictive
 from tfp_sgmcmc.keras.posterior.summary import Summary
+from tfp_sgmcmc.keras.posterior.temperature_scaling import TemperatureScaling
 
 __all__ = [
     "Evaluation",
@@ -24,6 +25,7 @@ __all__ = [
     "Predictive",
     "SamplerCallback",
     "Summary",
+    "TemperatureScaling",
     "by_variable",
     "expected_calibration_error",
     "find_step_size",

@@ -51,7 +51,9 @@ def dataset(*arrays):
 FORMS = {"dataset": dataset, "PyDataset": Rows, "generator": generator}
 
 
-@pytest.fixture(scope="module", params=[None, 1], ids=["one chain", "chains"])
+@pytest.fixture(
+    scope="module", params=[None, pytest.param(1, marks=pytest.mark.slow)], ids=["one", "chains"]
+)
 def posterior(request):
     kernels = KERNELS if request.param is None else KERNELS[:, None]
     weights = RNG.uniform(0.1, 1.0, size=[S])
@@ -238,6 +240,7 @@ def test_unfit_arguments(posterior, arguments, error, words):
         posterior.predict(X, **arguments)
 
 
+@pytest.mark.slow
 def test_a_callback_predicts_from_a_data_set():
     model = small_models.affine(unit_normal)
     callback = small_models.sampler(small_models.sgld(1e-2), N, num_burnin_steps=2)

@@ -30,6 +30,7 @@ from tfp_sgmcmc.keras.posterior.sample_loops import (
     sample_shares,
     wide,
 )
+from tfp_sgmcmc.keras.posterior.temperature_scaling import TemperatureScaling, fitted
 
 _LEVEL = 0.9  # probability of the central interval whose coverage is reported
 
@@ -156,6 +157,41 @@ class Evaluator:
             *(compiled_loss.at_places(mean, values) for values in figures),
         )
 
+    def calibrate(
+        self,
+        samples: list[Any],
+        num_chains: int | None,
+        data: Batches,
+        weights: np.ndarray | None,
+    ) -> TemperatureScaling:
+        """Returns what `Posterior.calibrate` does for `data`."""
+        parts, rows, axis = [], 0, None
+        for block, tick in self._checked(data):
+            pairs = [(x, y) for x, y, _ in block]
+            found = self._scores(samples, num_chains, pairs, weights, tick)
+            check_finite([p.maximum + p.likelihood for p in found], block, rows)
+            for (_, y, weight), part in zip(block, found, strict=True):
+                mean, masks = tf.nest.map_structure(np.asarray, [part.mean, part.masks])
+                compiled_loss.check_probabilities(self._model, mean)
+                classes = compiled_loss.classes(self._model, mean)
+                if len(classes) != 1:
+                    raise ValueError(
+                        "calibrate needs a model with exactly one output whose loss is a "
+                        f"crossentropy. Received: {len(classes)} of them."
+                    )
+                ((place, kind),) = classes.items()
+                p = keras.tree.flatten(mean)[place]
+                label = compiled_loss.labels(self._model, y, mean)[place]
+                p, label, counts = _distributions(p, np.asarray(label), kind)
+                weight = row_weight(weight, len(p))
+                counts = counts * _spread(weight, counts) * _spread(masks[place], counts)
+                size = p.shape[-1]
+                parts.append([p.reshape(-1, size), label.reshape(-1, size), counts.ravel()])
+                rows, axis = rows + len(p), kind.axis
+        p, label, counts = map(np.concatenate, zip(*parts, strict=True))
+        check_weights(counts)
+        return fitted(p, label, counts, axis)
+
     def log_likelihood(
         self, samples: list[Any], num_chains: int | None, data: Batches
     ) -> np.ndarray:
@@ -232,6 +268,21 @@ def _decided(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tuple
     decided = p.argmax(axis=classes.axis)
     label = label.reshape(decided.shape) if classes.is_sparse else label.argmax(axis=classes.axis)
     return p.max(axis=classes.axis), decided == label, label != classes.ignored
+
+
+def _distributions(
+    p: np.ndarray, label: np.ndarray, classes: compiled_loss.Classes
+) -> tuple[np.ndarray, ...]:
+    """Returns probabilities and those of the labels, `[..., classes]`, and which entries count."""
+    if classes.axis is None:
+        label = label.reshape(p.shape)
+        return np.stack([1 - p, p], -1), np.stack([1 - label, label], -1), np.ones(p.shape)
+    p = np.moveaxis(p, classes.axis, -1)
+    if not classes.is_sparse:
+        return p, np.moveaxis(label, classes.axis, -1), np.ones(p.shape[:-1])
+    label = label.reshape(p.shape[:-1]).astype(np.int64)
+    counts = label != classes.ignored
+    return p, np.eye(p.shape[-1])[np.where(counts, label, 0)], counts
 
 
 def _spread(weights: np.ndarray, entries: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from tfp_sgmcmc.keras.posterior.predict import (
     check_activation,
     checked_levels,
 )
+from tfp_sgmcmc.keras.posterior.temperature_scaling import TemperatureScaling
 
 
 class Predicting:
@@ -219,6 +220,49 @@ class Predicting:
         evaluator = self._function(Evaluator)
         data = self._labelled(x, y, None, batch_size, steps, verbose)
         return evaluator.log_likelihood(self.samples, self.num_chains, data)
+
+    def calibrate(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int | None = None,
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> TemperatureScaling:
+        """Returns the temperature of predicted probabilities that explains held-out labels best.
+
+        The posterior predictive of a well-specified model needs none. A chain that is too hot or
+        too cold, or a wrong model, may make predictions that are too sure or not sure enough.
+        `calibration(prediction.mean)` gives the calibrated probabilities. Use other data than those
+        that were sampled with, and others again to evaluate.
+
+        Arguments are those of `evaluate`.
+
+        Examples:
+          >>> import keras, numpy as np
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+          >>> model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+          >>> posterior = sgmcmc.keras.Posterior(  # three times as sure as the labels allow
+          ...     model, model.trainable_variables, [np.array([[[3.]]], np.float32)])
+          >>> generator = np.random.default_rng(0)
+          >>> x = generator.normal(size=[10_000, 1]).astype(np.float32)
+          >>> y = generator.uniform(size=x.shape) < 1 / (1 + np.exp(-x))
+          >>> calibration = posterior.calibrate(x, y, batch_size=10_000)
+          >>> round(calibration.temperature, 1)
+          3.0
+          >>> p = calibration(posterior.predict(x[:2]).mean)
+
+        Raises:
+          ModuleNotFoundError: SciPy is not installed.
+          ValueError: not exactly one output has a crossentropy, or the labels determine no
+            temperature.
+        """
+        evaluator = self._function(Evaluator)
+        data = self._labelled(x, y, sample_weight, batch_size, steps, verbose)
+        return evaluator.calibrate(self.samples, self.num_chains, data, self.weights)
 
     def _labelled(self, x: Any, y: Any, weight: Any, batch_size: Any, *given: Any) -> Batches:
         steps, verbose = given
