@@ -13,7 +13,7 @@ import numpy as np
 from tfp_sgmcmc.checks import integer, one_of
 from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
 from tfp_sgmcmc.keras.model import internals
-from tfp_sgmcmc.keras.posterior import archive, average, sample_arrays, sample_loops
+from tfp_sgmcmc.keras.posterior import archive, average, estimator, sample_arrays, sample_loops
 from tfp_sgmcmc.keras.posterior.predicting import Predicting
 from tfp_sgmcmc.keras.posterior.summary import Summary, import_figure, plot, summarize
 
@@ -153,6 +153,26 @@ class Posterior(Predicting):
         flat = [sample_loops.flat_samples(np.asarray(s[:]), self.num_chains) for s in self.samples]
         shares = sample_loops.running_shares(self.weights, len(self), self.num_chains)
         return average.keras_model(self.model, self.variables, flat, shares, name)
+
+    def to_estimator(self) -> Any:
+        """Returns a regressor or classifier of scikit-learn that predicts by this posterior.
+
+        MAPIE makes conformal intervals and sets of it, whose coverage holds for any model and
+        posterior. It needs held-out data, `x_held_out` and `y_held_out` here:
+
+            from mapie.regression import SplitConformalRegressor
+            conformal = SplitConformalRegressor(
+                posterior.to_estimator(), confidence_level=0.9, prefit=True)
+            conformal.conformalize(x_held_out, y_held_out)
+            mean, intervals = conformal.predict_interval(x)
+
+        A classifier goes to `SplitConformalClassifier` in the same way.
+
+        Raises:
+          ModuleNotFoundError: scikit-learn is not installed.
+          ValueError: the model has several outputs, or no number or class for each row.
+        """
+        return estimator.estimator(self)
 
     def __copy__(self) -> Posterior:
         other = object.__new__(type(self))
