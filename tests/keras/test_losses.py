@@ -67,7 +67,10 @@ def saved(path, loss, units):
     return model
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    ["gaussian", *(pytest.param(n, marks=pytest.mark.slow) for n in CASES if n != "gaussian")],
+)
 def test_models_are_saved_and_loaded(name, tmp_path):
     loss, outputs, _ = CASES[name]
     model = saved(tmp_path / "model.keras", loss, outputs.shape[1])

@@ -110,10 +110,11 @@ def opaque(sigma):
     "is_known, count",
     [
         pytest.param(True, 100, id="all pairs"),
-        pytest.param(True, 200, id="drawn partners", marks=pytest.mark.slow),
-        pytest.param(False, 100, id="draws", marks=pytest.mark.slow),
+        pytest.param(True, 200, id="drawn partners"),
+        pytest.param(False, 100, id="draws"),
     ],
 )
+@pytest.mark.slow
 def test_crps_of_bayesian_linear_regression_has_no_bias(is_known, count):
     """40 posteriors give independent scores, whose mean is known exactly."""
 
@@ -297,6 +298,7 @@ def test_poisson_and_the_loss_of_keras_agree():
     assert (average(law.cdf(mine.quantiles[0] - 1)) < 0.9).all()
 
 
+@pytest.mark.slow
 def test_distributions_without_cdf_or_moments():
     """Quantiles are those of draws; the moments of sinh-normals are unknown in closed form."""
     flow = sgmcmc.keras.NegativeLogLikelihood(

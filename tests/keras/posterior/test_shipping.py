@@ -136,7 +136,8 @@ def test_several_inputs_and_masks_in_sequences():
     assert_close([*posterior.to_keras_model()(x).values()], posterior.predict(x)[:2])
 
 
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision(posterior, dtype, tmp_path):
     """Weights change by half a unit in the last place, in memory, in files and when shipped."""
     half, unit = posterior.to_dtype(dtype), {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
@@ -164,6 +165,14 @@ def stored_bytes(posterior, folder):
     return (folder / "whole.npz").stat().st_size
 
 
+def test_half_precision_in_short(posterior):
+    half = posterior.to_dtype("float16")
+    exact = [s.astype(np.float16).astype(np.float32) for s in posterior.samples]
+    rounded = posterior.with_samples(exact, WEIGHTS).predict(X)
+    assert_equal(half.predict(X).mean.values(), rounded.mean.values())
+    assert {s.dtype.name for s in half.samples} == {"float16"}
+
+
 def test_thinned_samples_keep_their_weights(posterior):
     thin = posterior.thin(3)
     assert len(thin) == 2 and thin.num_chains == 2
@@ -172,6 +181,7 @@ def test_thinned_samples_keep_their_weights(posterior):
     assert posterior.with_samples(posterior.samples).thin(2).weights is None
 
 
+@pytest.mark.slow
 def test_quantization_changes_nothing(posterior):
     shipped = posterior.to_keras_model()
     with pytest.warns(UserWarning, match="does not have a `quantize` method"):
