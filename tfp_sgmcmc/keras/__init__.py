@@ -1,5 +1,6 @@
 """`model.fit` as a posterior sampler: a Keras callback around any stochastic-gradient kernel."""
 
+from tfp_sgmcmc.keras import losses
 from tfp_sgmcmc.keras.callback import SamplerCallback
 from tfp_sgmcmc.keras.fit.find_step_size import find_step_size
 from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
@@ -9,7 +10,9 @@ from tfp_sgmcmc.keras.model.patterns import by_variable
 from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
-from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction, Prediction
+from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction, Prediction, Predictive
+from tfp_sgmcmc.keras.posterior.summary import Summary
+from tfp_sgmcmc.keras.posterior.temperature_scaling import TemperatureScaling
 
 __all__ = [
     "Evaluation",
@@ -19,8 +22,12 @@ __all__ = [
     "Posterior",
     "PosteriorPrediction",
     "Prediction",
+    "Predictive",
     "SamplerCallback",
+    "Summary",
+    "TemperatureScaling",
     "by_variable",
     "expected_calibration_error",
     "find_step_size",
+    "losses",
 ]

@@ -48,10 +48,10 @@ class SamplerCallback(Access, keras.callbacks.Callback):
 
     whose last sum is estimated by N/B times the sum over a batch of B rows. \( \ell \) is the
     compiled loss as a function of one example, so it must be a negative log likelihood: Keras'
-    crossentropies and Poisson (their means over outputs count as sums), `NegativeLogLikelihood`, or
-    a function such as `0.5 * (y - f)**2 / sigma**2`. Its reduction makes no difference.
-    `loss_weights`, `sample_weight`, `class_weight` and masks count. \( R_k \) are regularisers and
-    `add_loss` terms, which Keras adds to a mean, so they count N-fold.
+    crossentropies and Poisson (their means over outputs count as sums), `sgmcmc.keras.losses`,
+    `NegativeLogLikelihood`, or a function such as `0.5 * (y - f)**2 / sigma**2`. Its reduction does
+    not matter. `loss_weights`, `sample_weight`, `class_weight` and masks count. \( R_k \) are
+    regularisers and `add_loss` terms, which Keras adds to a mean, so they count N-fold.
 
     Metrics, validation, `steps_per_execution`, `jit_compile`, `run_eagerly` and other callbacks
     work as in any `fit`. In the logs, `loss` is Keras' loss. Beside it stand `step_size` (the

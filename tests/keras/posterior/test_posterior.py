@@ -47,7 +47,7 @@ def bernoulli(p):
 def check(prediction, p, entropies):
     np.testing.assert_allclose(prediction.mean, p.mean(axis=0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(prediction.standard_deviation, p.std(axis=0), rtol=1e-3, atol=1e-6)
-    for got, want in zip(prediction[2:], entropies or (None, None), strict=True):
+    for got, want in zip(prediction[2:4], entropies or (None, None), strict=True):
         if want is None:
             assert got is None
         else:
@@ -234,3 +234,14 @@ def test_a_model_that_is_not_compiled():
 def test_unfit_arguments(arguments, error, words):
     with pytest.raises(error, match=words):
         posterior_of(linear()).predict(NEW, **arguments)
+
+
+def test_several_outputs_of_a_compiled_model_that_saw_no_labels():
+    """A traced function creates no variables for the metrics of several losses."""
+    inputs = keras.Input([3])
+    model = keras.Model(inputs, [keras.layers.Dense(4, use_bias=False)(inputs) for _ in range(2)])
+    model.compile(loss=[CROSSENTROPY, unit_normal], jit_compile=False)
+    prediction = small_models.posterior_of(model, [KERNELS, KERNELS]).predict(NEW)
+    p = scipy.special.softmax(NEW @ KERNELS, axis=-1)
+    np.testing.assert_allclose(prediction.mean[0], p.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(prediction.mean[1], (NEW @ KERNELS).mean(axis=0), rtol=1e-4)

@@ -102,14 +102,30 @@ class Access:
             values, None if is_even else step_size_weights(samples.step_sizes)
         )
 
-    def predict(self, x: Any, batch_size: int = 32, activation: Any = "auto") -> Prediction:
-        """Returns the mean and standard deviation of `posterior.predict`."""
-        mean, standard_deviation, *_ = self.posterior.predict(x, batch_size, activation)
-        return Prediction(mean, standard_deviation)
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        activation: Any = "auto",
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> Prediction:
+        """Returns the mean and standard deviation of `posterior.predict`, with its arguments."""
+        found = self.posterior.predict(x, batch_size, activation, steps=steps, verbose=verbose)
+        return Prediction(found.mean, found.standard_deviation)
 
-    def outputs(self, x: Any, batch_size: int = 32, activation: Any = "auto") -> Any:
+    def outputs(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        activation: Any = "auto",
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> Any:
         """Returns the model's outputs for each sample, as `posterior.outputs` does."""
-        return self.posterior.outputs(x, batch_size, activation)
+        return self.posterior.outputs(x, batch_size, activation, steps=steps, verbose=verbose)
 
     @property
     def choices(self) -> Choices | None:

@@ -64,8 +64,8 @@ _ADVICE = {
     ),
     "": (
         "A mean squared error, for example, is one only for a known variance of the noise, which "
-        "the loss does not state. Compile with tfp_sgmcmc.keras.NegativeLogLikelihood(lambda out: "
-        "tfd.Normal(out, sigma)), with another distribution, " + _FUNCTION
+        "the loss does not state. Compile with tfp_sgmcmc.keras.losses.GaussianNLL(scale=sigma), "
+        "with tfp_sgmcmc.keras.NegativeLogLikelihood of another distribution, " + _FUNCTION
     ),
 }
 
@@ -170,7 +170,7 @@ def labels(model: keras.Model, y: Any, outputs: Any) -> dict[int, Any]:
         return tf.zeros([])
 
     _call_compiled(model, y, outputs, None, lambda loss: record)
-    places = [place for place, _ in _placed_losses(model, outputs)]
+    places = [place for place, _ in placed_losses(model, outputs)]
     return dict(zip(places, found, strict=True))
 
 
@@ -258,7 +258,7 @@ def classes(model: keras.Model, outputs: Any) -> dict[int, Classes]:
     A place is a position among the flattened outputs.
     """
     found = {}
-    for place, loss in _placed_losses(model, outputs):
+    for place, loss in placed_losses(model, outputs):
         fn, arguments = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
         if fn in _BINARY or fn in _CATEGORICAL:
             found[place] = Classes(
@@ -286,7 +286,7 @@ def activate(model: keras.Model, outputs: Any) -> Any:
     return keras.tree.pack_sequence_as(outputs, flat)
 
 
-def _placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.losses.Loss]]:
+def placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.losses.Loss]]:
     """Returns the losses, each with the place of its output among the flattened outputs."""
     compiled = model._compile_loss
     if compiled is None:
@@ -294,7 +294,8 @@ def _placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.lo
     if not compiled.built:  # `fit` builds it, so a model that was only loaded has it unbuilt
         names = compiled.output_names
         compiled = type(compiled)(compiled._user_loss, compiled._user_loss_weights, "sum", names)
-        with tf.init_scope():  # for the metrics that it creates, which are not used
+        # It creates metrics, which are not used. A traced function may create no variables.
+        with tf.Graph().as_default():
             compiled.build(outputs, outputs)
     order = keras.tree.pack_sequence_as(outputs, list(range(len(keras.tree.flatten(outputs)))))
     placed = []

@@ -158,7 +158,8 @@ def forward(
     x: Any,
     training: bool,
 ) -> Forward:
-    """Calls the model with `values` in place of its `variables`."""
+    """Calls the model with `values`, cast to their dtypes, in place of its `variables`."""
+    values = [tf.cast(x, v.dtype) for v, x in zip(variables, values, strict=True)]
     mapping = list(zip(variables, values, strict=True))
     arguments = {"training": training} if model._call_has_training_arg else {}
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:

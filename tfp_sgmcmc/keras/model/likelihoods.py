@@ -67,20 +67,31 @@ class NegativeLogLikelihood(keras.losses.Loss):
             "make_distribution_fn", make_distribution_fn, "outputs -> distribution"
         )
 
-    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-        distribution = self.make_distribution_fn(y_pred)
+    def distribution(self, outputs: tf.Tensor) -> tfp.distributions.Distribution:
+        """Returns the distribution of y that outputs `[n, ...]` parametrise.
+
+        Raises:
+          TypeError: `make_distribution_fn` does not return a distribution.
+          ValueError: it returns a distribution without an axis of n rows.
+        """
+        distribution = self.make_distribution_fn(outputs)
         if not isinstance(distribution, tfp.distributions.Distribution):
             raise TypeError(
                 "make_distribution_fn must return a tfd distribution of y. Received: a "
                 f"{type(distribution).__name__}."
             )
-        batch, rows = distribution.batch_shape, y_pred.shape[:1]
+        batch, rows = distribution.batch_shape, outputs.shape[:1]
         if batch.rank == 0 or not batch[:1].is_compatible_with(rows):
             raise ValueError(
                 "make_distribution_fn must return a distribution for each row, of batch shape "
                 f"[{rows[0]}, ...]. Received: batch shape {batch} for outputs of shape "
-                f"{y_pred.shape}."
+                f"{outputs.shape}."
             )
+        return distribution
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        distribution = self.distribution(y_pred)
+        batch = distribution.batch_shape
         shape = batch + distribution.event_shape
         shapes = [shape[:-1]] if shape[-1:] == [1] and shape.rank > 1 else []
         if not any(y_true.shape.is_compatible_with(s) for s in [shape, *shapes, shape + [1]]):
@@ -90,7 +101,7 @@ class NegativeLogLikelihood(keras.losses.Loss):
                 "axis of length 1 may be missing or added."
             )
         mask = internals.mask(y_pred)  # Keras multiplies what this returns by the mask
-        kept = rows if mask is None else mask.shape
+        kept = y_pred.shape[:1] if mask is None else mask.shape
         if kept.rank > batch.rank:
             raise ValueError(
                 "The distribution must have a log probability for each entry of the outputs' mask "

@@ -13,7 +13,9 @@ from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.keras.posterior.sample_arrays import checked, checked_weights
 from tfp_sgmcmc.storage import archive
 
-_FORMAT, _WEIGHTED = "tfp_sgmcmc.keras.Posterior", {1: False, 2: True}  # by version
+_FORMAT = "tfp_sgmcmc.keras.Posterior"
+# Version 1 has no weights, version 2 has them, and version 3 says so and has dtypes of the samples.
+_VERSIONS = (1, 2, 3)
 _KEYS = ("path", "shape", "dtype")
 
 Description = tuple[str, tuple[int, ...], str]  # path without the model's name, shape, dtype
@@ -28,12 +30,15 @@ def write(
     weights: np.ndarray | None,
 ) -> None:
     """Writes samples; an existing file stays whole until the new one is complete."""
-    header = {
+    header: dict[str, Any] = {
         "format": _FORMAT,
         "version": 1 if weights is None else 2,
         "num_chains": num_chains,
         "variables": [dict(zip(_KEYS, _description(v, model), strict=True)) for v in variables],
     }
+    stored = [np.dtype(s.dtype).name for s in samples]
+    if stored != [v.dtype for v in variables]:
+        header |= {"version": 3, "weighted": weights is not None, "stored": stored}
     arrays = {str(i): values for i, values in enumerate(samples)}
     archive.write(path, header, arrays if weights is None else {**arrays, "weights": weights})
 
@@ -48,15 +53,19 @@ def read(
       ValueError: the file is damaged or of another kind, or holds samples of another model.
     """
     with archive.reading(path, "Posterior.save") as (header, array):
-        if header["format"] != _FORMAT or header["version"] not in _WEIGHTED:
+        if header["format"] != _FORMAT or header["version"] not in _VERSIONS:
             raise ValueError(f"its format is {header['format']!r} {header['version']!r}")
         num_chains = header["num_chains"]
         if num_chains is not None:
             num_chains = integer("num_chains", num_chains, 1)
         described = [_described(v) for v in header["variables"]]
         variables = _matching(described, model)
-        samples = [array(str(i), v.dtype) for i, v in enumerate(variables or ())]
-        weights = array("weights", "float64") if _WEIGHTED[header["version"]] else None
+        dtypes = [v.dtype for v in variables or ()]
+        is_weighted = header["version"] == 2
+        if header["version"] == 3:
+            dtypes, is_weighted = dtypes and header["stored"], header["weighted"]
+        samples = [array(str(i), dtype) for i, dtype in enumerate(dtypes)]
+        weights = array("weights", "float64") if is_weighted else None
     if variables is None:
         raise ValueError(
             f"{os.fspath(path)} must hold samples of the model {model.name!r}. Received: samples "

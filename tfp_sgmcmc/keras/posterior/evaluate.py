@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -9,19 +10,29 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.checks import require
-from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.model import compiled_loss, internals, observations
+from tfp_sgmcmc.keras.posterior.batches import (
+    Batch,
+    Batches,
+    Tick,
+    check_finite,
+    check_weights,
+    no_tick,
+    row_weight,
+)
 from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
+from tfp_sgmcmc.keras.posterior.mixtures import Mixture
 from tfp_sgmcmc.keras.posterior.sample_loops import (
     Each,
     Fold,
-    check_arrays,
-    check_finite,
-    checked_inputs,
-    joined,
-    num_rows,
+    flat_samples,
     running_mean,
+    sample_shares,
     wide,
 )
+from tfp_sgmcmc.keras.posterior.temperature_scaling import TemperatureScaling, fitted
+
+_LEVEL = 0.9  # probability of the central interval whose coverage is reported
 
 
 class Evaluation(NamedTuple):
@@ -36,17 +47,32 @@ class Evaluation(NamedTuple):
         a crossentropy.
       expected_calibration_error: the calibration error of these classifications over 15 bins, in
         the structure of `accuracy`.
+      root_mean_squared_error: the error of the predictive mean of an observation that is a number
+        (see `Predictive`), over the entries of all examples. A float, or a nest with None where the
+        loss is no `NegativeLogLikelihood` of numbers (nor Keras' Poisson loss).
+      crps: the mean continuous ranked probability score, in the units of y and in the structure of
+        `root_mean_squared_error`. Lower is better. Exact for normals, if there are at most 128
+        samples; beyond, and for other distributions, an estimate by draws without bias.
+      coverage: the share of observations within the central 90 % interval of the predictive, in the
+        same structure. It is 0.9 if predictions are calibrated.
+
+    References:
+      T. Gneiting and A. E. Raftery. Strictly proper scoring rules, prediction, and estimation.
+      Journal of the American Statistical Association, 102(477):359-378, 2007. Equation 21.
     """
 
     log_predictive_density: float
     accuracy: Any
     expected_calibration_error: Any
+    root_mean_squared_error: Any = None
+    crps: Any = None
+    coverage: Any = None
 
 
 class Running(NamedTuple):
     """Running largest log likelihoods, mean likelihoods, and mean outputs.
 
-    A mean of likelihoods is divided by exp(`maximum`). Masks are those of the outputs with classes.
+    A mean of likelihoods is divided by exp(`maximum`). Masks are those of all outputs.
     """
 
     maximum: tf.Tensor
@@ -67,72 +93,142 @@ class Evaluator:
         compiled_loss.check_likelihoods(model)
         self._model, self._variables = model, variables
         self._scores = Fold(model, self._add)
+        self._outputs = Each(model, self._output)
         self._each = Each(model, lambda values, batch: self._evaluated(values, batch)[1])
 
     def __call__(
         self,
         samples: list[Any],
         num_chains: int | None,
-        data: Any,
-        weight: Any,
-        batch_size: int,
+        data: Batches,
         weights: np.ndarray | None,
     ) -> Evaluation:
-        """Returns what `Posterior.evaluate` does for data `(x, y)`.
-
-        `weight` is that of the examples, and `weights` are those of the samples.
-        """
-        rows = self._build(data)
-        weight = _weights(weight, rows)
-        parts = self._scores(samples, num_chains, data, batch_size, weights)
-        check_finite([p.maximum + p.likelihood for p in parts], x=data[0], y=data[1])
-        maximum, scaled, mean, masks = (joined([p[i] for p in parts], axis=0) for i in range(4))
-        compiled_loss.check_probabilities(self._model, mean)
-        with np.errstate(divide="ignore"):  # an impossible example
-            density = maximum + np.log(scaled)
+        """Returns what `Posterior.evaluate` does for `data`; `weights` are those of the samples."""
+        densities, row_weights = [], []
+        decided: dict[int, list[Any]] = {}
+        numbers: dict[int, list[Any]] = {}
+        rows, mean = 0, None
+        shares = sample_shares(weights, samples[0].shape[0], num_chains)
+        for block, tick in self._checked(data):
+            pairs = [(x, y) for x, y, _ in block]
+            found = self._scores(samples, num_chains, pairs, weights, tick)
+            check_finite([p.maximum + p.likelihood for p in found], block, rows)
+            for (x, y, weight), part in zip(block, found, strict=True):
+                maximum, scaled, mean, masks = tf.nest.map_structure(np.asarray, [*part])
+                compiled_loss.check_probabilities(self._model, mean)
+                weight = row_weight(weight, len(scaled))
+                with np.errstate(divide="ignore"):  # an impossible example
+                    densities.append(maximum + np.log(scaled))
+                outputs = keras.tree.flatten(mean)
+                classes = compiled_loss.classes(self._model, mean)
+                laws = observations.of_numbers(self._model, mean)
+                labels = compiled_loss.labels(self._model, y, mean) if classes or laws else {}
+                for place, kind in classes.items():
+                    confidence, hit, counts = _decided(outputs[place], labels[place], kind)
+                    counts = counts * _spread(weight, hit) * _spread(masks[place], hit)
+                    _append(decided, place, confidence, hit, counts)
+                if laws:
+                    stacked = self._outputs(samples, num_chains, [x], no_tick)
+                    stacked = keras.tree.flatten(stacked)
+                for place, law in laws.items():
+                    values = flat_samples(stacked[place], num_chains)
+                    mixture = Mixture(law, values, shares, len(densities))
+                    label = np.asarray(labels[place], np.float64).reshape(mixture.shape)
+                    scores = _scores(mixture, label)
+                    counts = _spread(weight, label) * _spread(masks[place], label)
+                    _append(numbers, place, *scores, counts)
+                row_weights.append(weight)
+                rows += len(weight)
+        weight, density = np.concatenate(row_weights), np.concatenate(densities)
+        check_weights(weight)
         counts = weight > 0
-        outputs = keras.tree.flatten(mean)
-        accuracy, error = {}, {}
-        labels = compiled_loss.labels(self._model, data[1], mean)
-        classes = compiled_loss.classes(self._model, mean)
-        for (place, kind), mask in zip(classes.items(), masks, strict=True):
-            confidence, hit, entry_counts = _decisions(outputs[place], labels[place], kind)
-            weights = _spread(weight, hit) * _spread(mask, hit) * entry_counts
-            accuracy[place] = float(np.average(hit, weights=weights))
-            error[place] = expected_calibration_error(confidence, hit, weights)
+        figures: list[dict[int, float]] = [{} for _ in range(5)]
+        for place, parts in decided.items():
+            confidence, hit, counted = map(np.concatenate, zip(*parts, strict=True))
+            figures[0][place] = float(np.average(hit, weights=counted))
+            figures[1][place] = expected_calibration_error(confidence, hit, counted)
+        for place, parts in numbers.items():
+            *scores, counted = map(np.concatenate, zip(*parts, strict=True))
+            for figure, values in zip(figures[2:], scores, strict=True):
+                figure[place] = float(np.average(values, weights=counted))
+            figures[2][place] **= 0.5
         return Evaluation(
             float(np.average(density[counts], weights=weight[counts])),
-            compiled_loss.at_places(mean, accuracy),
-            compiled_loss.at_places(mean, error),
+            *(compiled_loss.at_places(mean, values) for values in figures),
         )
 
-    def log_likelihood(
-        self, samples: list[Any], num_chains: int | None, data: Any, batch_size: int
-    ) -> np.ndarray:
-        """Returns what `Posterior.log_likelihood` does for data `(x, y)`."""
-        self._build(data)
-        values = self._each(samples, num_chains, data, batch_size)
-        check_finite(values, x=data[0], y=data[1])
-        return values
+    def calibrate(
+        self,
+        samples: list[Any],
+        num_chains: int | None,
+        data: Batches,
+        weights: np.ndarray | None,
+    ) -> TemperatureScaling:
+        """Returns what `Posterior.calibrate` does for `data`."""
+        parts, rows, axis = [], 0, None
+        for block, tick in self._checked(data):
+            pairs = [(x, y) for x, y, _ in block]
+            found = self._scores(samples, num_chains, pairs, weights, tick)
+            check_finite([p.maximum + p.likelihood for p in found], block, rows)
+            for (_, y, weight), part in zip(block, found, strict=True):
+                mean, masks = tf.nest.map_structure(np.asarray, [part.mean, part.masks])
+                compiled_loss.check_probabilities(self._model, mean)
+                classes = compiled_loss.classes(self._model, mean)
+                if len(classes) != 1:
+                    raise ValueError(
+                        "calibrate needs a model with exactly one output whose loss is a "
+                        f"crossentropy. Received: {len(classes)} of them."
+                    )
+                ((place, kind),) = classes.items()
+                p = keras.tree.flatten(mean)[place]
+                label = compiled_loss.labels(self._model, y, mean)[place]
+                p, label, counts = _distributions(p, np.asarray(label), kind)
+                weight = row_weight(weight, len(p))
+                counts = counts * _spread(weight, counts) * _spread(masks[place], counts)
+                size = p.shape[-1]
+                parts.append([p.reshape(-1, size), label.reshape(-1, size), counts.ravel()])
+                rows, axis = rows + len(p), kind.axis
+        p, label, counts = map(np.concatenate, zip(*parts, strict=True))
+        check_weights(counts)
+        return fitted(p, label, counts, axis)
 
-    def _build(self, data: Any) -> int:
-        """Resolves the losses of a model that saw no labels yet, and returns the number of rows."""
-        checked_inputs(self._model, data[0])
-        check_arrays("y", data[1])
-        rows = num_rows(data)
-        internals.build(self._model, *keras.tree.map_structure(lambda a: a[:1], data), None)
-        outputs = internals.symbolic_outputs(self._model)
-        kinds = {} if outputs is None else compiled_loss.classes(self._model, outputs)
-        is_binary = len(kinds) == 1 and all(kind.axis is None for kind in kinds.values())
-        if is_binary and not keras.tree.is_nested(data[1]):
-            y = np.asarray(data[1])
-            require("y", y[(y < 0) | (y > 1)][:3], not np.any((y < 0) | (y > 1)), "in 0 .. 1")
-        return rows
+    def log_likelihood(
+        self, samples: list[Any], num_chains: int | None, data: Batches
+    ) -> np.ndarray:
+        """Returns what `Posterior.log_likelihood` does for `data`."""
+        parts, rows = [], 0
+        for block, tick in self._checked(data):
+            pairs = [(x, y) for x, y, _ in block]
+            values = self._each(samples, num_chains, pairs, tick)
+            check_finite(values, block, rows)
+            parts.append(values)
+            rows += values.shape[-1]
+        return np.concatenate(parts, axis=-1)
+
+    def _checked(self, data: Batches) -> Iterator[tuple[list[Batch], Tick]]:
+        """Yields the blocks, and resolves the losses of a model that saw no labels yet."""
+        is_binary = None
+        for block, tick in data.blocks():
+            if is_binary is None:
+                pair = keras.tree.map_structure(lambda a: a[:1], block[0][:2])
+                internals.build(self._model, *pair, None)
+                outputs = internals.symbolic_outputs(self._model)
+                kinds = {} if outputs is None else compiled_loss.classes(self._model, outputs)
+                is_binary = len(kinds) == 1 and all(k.axis is None for k in kinds.values())
+            for _, labels, _ in block if is_binary else ():
+                if not keras.tree.is_nested(labels):
+                    y = np.asarray(labels)
+                    wrong = (y < 0) | (y > 1)
+                    require("y", y[wrong][:3], not np.any(wrong), "in 0 .. 1")
+            yield block, tick
+
+    def _output(self, values: list[tf.Tensor], x: Any) -> Any:
+        return internals.forward(self._model, self._variables, values, x, training=False).outputs
 
     def _evaluated(self, values: list[tf.Tensor], batch: Any) -> tuple[Any, tf.Tensor]:
         """Returns the outputs and the log likelihoods of a batch."""
         x, y = batch
-        outputs = internals.forward(self._model, self._variables, values, x, training=False).outputs
+        outputs = self._output(values, x)
         return outputs, -compiled_loss.negative_log_likelihoods(self._model, y, outputs)
 
     def _add(
@@ -141,8 +237,7 @@ class Evaluator:
         outputs, log_p = self._evaluated(values, batch)
         mean = wide(compiled_loss.activate(self._model, outputs))
         if old is None:
-            flat = keras.tree.flatten(outputs)
-            masks = [internals.mask(flat[i]) for i in compiled_loss.classes(self._model, outputs)]
+            masks = map(internals.mask, keras.tree.flatten(outputs))
             return Running(
                 tf.zeros_like(log_p) + log_p.dtype.min,
                 tf.zeros_like(log_p),
@@ -155,7 +250,16 @@ class Evaluator:
         return Running(maximum, likelihood, running_mean(old.mean, mean, share), old.masks)
 
 
-def _decisions(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tuple[np.ndarray, ...]:
+def _scores(mixture: Mixture, y: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Returns squared errors, CRPS, and whether y lies in the central interval."""
+    return (mixture.mean() - y) ** 2, mixture.crps(y), mixture.coverage(y, _LEVEL)
+
+
+def _append(found: dict[int, list[Any]], place: int, *arrays: np.ndarray) -> None:
+    found.setdefault(place, []).append([np.ravel(a) for a in arrays])
+
+
+def _decided(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tuple[np.ndarray, ...]:
     """Returns largest probabilities, whether their classes are the labels', and which count."""
     label = np.asarray(label)
     if classes.axis is None:
@@ -166,26 +270,19 @@ def _decisions(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tup
     return p.max(axis=classes.axis), decided == label, label != classes.ignored
 
 
-def _weights(sample_weight: Any, rows: int) -> np.ndarray:
-    if sample_weight is None:
-        return np.ones([rows])
-    try:
-        weight = np.asarray(sample_weight, np.float64)
-    except (TypeError, ValueError):
-        weight = np.asarray(None)
-    if weight.dtype != np.float64:
-        raise TypeError(f"sample_weight must be an array of numbers. Received: {sample_weight!r}.")
-    if weight.shape != (rows,):
-        raise ValueError(
-            f"sample_weight must have one weight for each example, shape [{rows}]. Received: shape "
-            f"{weight.shape}."
-        )
-    if not (np.isfinite(weight).all() and (weight >= 0).all() and weight.any()):
-        raise ValueError(
-            "sample_weight must have finite weights that are not negative and not all zero. "
-            f"Received: weights from {weight.min()} to {weight.max()}."
-        )
-    return weight
+def _distributions(
+    p: np.ndarray, label: np.ndarray, classes: compiled_loss.Classes
+) -> tuple[np.ndarray, ...]:
+    """Returns probabilities and those of the labels, `[..., classes]`, and which entries count."""
+    if classes.axis is None:
+        label = label.reshape(p.shape)
+        return np.stack([1 - p, p], -1), np.stack([1 - label, label], -1), np.ones(p.shape)
+    p = np.moveaxis(p, classes.axis, -1)
+    if not classes.is_sparse:
+        return p, np.moveaxis(label, classes.axis, -1), np.ones(p.shape[:-1])
+    label = label.reshape(p.shape[:-1]).astype(np.int64)
+    counts = label != classes.ignored
+    return p, np.eye(p.shape[-1])[np.where(counts, label, 0)], counts
 
 
 def _spread(weights: np.ndarray, entries: np.ndarray) -> np.ndarray:

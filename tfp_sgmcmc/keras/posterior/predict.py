@@ -9,14 +9,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc import random
+from tfp_sgmcmc.checks import array, require
+from tfp_sgmcmc.keras.model import compiled_loss, internals, observations
+from tfp_sgmcmc.keras.posterior.batches import Batches, check_finite, no_tick, num_rows
+from tfp_sgmcmc.keras.posterior.mixtures import Mixture, systematic
 from tfp_sgmcmc.keras.posterior.sample_loops import (
     Each,
     Fold,
-    check_finite,
-    checked_inputs,
+    flat_samples,
     joined,
     running_mean,
+    sample_shares,
     wide,
 )
 
@@ -36,6 +40,34 @@ class Prediction(NamedTuple):
     standard_deviation: Any
 
 
+class Predictive(NamedTuple):
+    r"""The posterior predictive of an observation that is a number, entry by entry.
+
+    With means \( m_s \) and variances \( v_s \) of an observation by sample s, the law of total
+    variance is
+
+    \[
+    \mathrm{Var}\, y = \underbrace{\frac 1 S \sum_s v_s}_{\text{aleatoric}^2}
+      + \underbrace{\frac 1 S \sum_s (m_s - \bar m)^2}_{\text{epistemic}^2}.
+    \]
+
+    Attributes:
+      mean: \( \bar m \), `[rows, ...]` in the shape of the observations. NaN where the mean of the
+        distribution has no closed form, as for the next three.
+      standard_deviation: the standard deviation of y.
+      aleatoric: the part of it that is noise of an observation.
+      epistemic: the part that is uncertainty about the weights. More data make it smaller.
+      quantiles: `[num_quantiles, rows, ...]`, the quantiles of the mixture over samples, or None.
+        They are exact to the accuracy of its CDF, and those of draws if there is none.
+    """
+
+    mean: Any
+    standard_deviation: Any
+    aleatoric: Any
+    epistemic: Any
+    quantiles: Any
+
+
 class PosteriorPrediction(NamedTuple):
     r"""`Prediction`, with the entropies of outputs that are probabilities, in nats.
 
@@ -49,7 +81,7 @@ class PosteriorPrediction(NamedTuple):
 
     Attributes:
       mean: the average over samples, in the structure of the outputs, `[rows, ...]`.
-      standard_deviation: the standard deviation over samples, by their weights.
+      standard_deviation: the standard deviation of the outputs over samples, by their weights.
       entropy: \( H[\bar p] \), in the structure of the outputs and in their shapes without the axis
         of classes. Outputs that are probabilities of 1 have one entropy for each entry. None for
         outputs that are not probabilities.
@@ -65,14 +97,28 @@ class PosteriorPrediction(NamedTuple):
     standard_deviation: Any
     entropy: Any
     mutual_information: Any
+    predictive: Any = None
 
 
 class Moments(NamedTuple):
-    """Running mean and variance with weights (West 1979), and mean entropies."""
+    """Running mean and variance with weights (West 1979), and mean entropies and noise.
+
+    Mean and variance are pairs: those of the outputs, and those of the means of observations.
+    """
 
     mean: Any
     variance: Any
-    entropies: list[tf.Tensor]
+    averages: Any  # entropies, and variances of observations
+
+
+def checked_levels(quantiles: Any) -> tuple[float, ...] | None:
+    """Returns levels of quantiles as floats; raises unless they are numbers in (0, 1) or None."""
+    if quantiles is None:
+        return None
+    levels = array("quantiles", quantiles)
+    holds = levels.ndim == 1 and bool(np.all((levels > 0) & (levels < 1)))
+    require("quantiles", quantiles, holds, "a list of numbers in (0, 1)")
+    return tuple(levels.astype(np.float64).tolist())
 
 
 def check_activation(activation: Any) -> None:
@@ -102,15 +148,28 @@ class Predictor:
         self,
         samples: list[Any],
         num_chains: int | None,
-        x: Any,
-        batch_size: int,
+        data: Batches,
         weights: np.ndarray | None,
+        levels: tuple[float, ...] | None = None,
     ) -> PosteriorPrediction:
-        """Predicts for inputs `[rows, ...]`."""
-        x = checked_inputs(self._model, x)
-        moments = self._moments(samples, num_chains, x, batch_size, weights)
-        check_finite([m.mean for m in moments], x=x)
-        mean, variance, of_samples = (joined([m[i] for m in moments], axis=0) for i in range(3))
+        """Predicts for the inputs of `data`, with quantiles at the given levels."""
+        moments, quantiles, rows = [], [], 0
+        for block, tick in data.blocks():
+            inputs = [x for x, *_ in block]
+            found = self._moments(samples, num_chains, inputs, weights, tick)
+            check_finite([m.mean[0] for m in found], block, rows)
+            if levels is not None:
+                batches = zip(inputs, found, strict=True)
+                start = len(moments)
+                quantiles += [
+                    self._quantiles(samples, num_chains, x, m, weights, levels, start + i)
+                    for i, (x, m) in enumerate(batches)
+                ]
+            moments += found
+            rows += sum(map(num_rows, inputs))
+        (mean, means), (variance, spreads), (of_samples, noises) = (
+            joined([m[i] for m in moments], axis=0) for i in range(3)
+        )
         if self._activation == "auto":
             compiled_loss.check_probabilities(self._model, mean)
         flat = keras.tree.flatten(mean)
@@ -120,16 +179,90 @@ class Predictor:
             entropies[place] = entropy(flat[place], classes.axis).numpy()
             # Rounding may make it negative where all samples agree.
             information[place] = np.maximum(entropies[place] - of_sample, 0)
+        of_levels = joined(quantiles, axis=1) if quantiles else [None] * len(means)
+        laws = zip(self._laws(mean), means, spreads, noises, of_levels, strict=True)
         return PosteriorPrediction(
             mean,
             keras.tree.map_structure(np.sqrt, variance),
             compiled_loss.at_places(mean, entropies),
             compiled_loss.at_places(mean, information),
+            compiled_loss.at_places(mean, {i: _predictive(*parts) for i, *parts in laws}),
         )
 
-    def outputs(self, samples: list[Any], num_chains: int | None, x: Any, batch_size: int) -> Any:
-        """Returns what `Posterior.outputs` does for inputs `[rows, ...]`."""
-        return self._each(samples, num_chains, checked_inputs(self._model, x), batch_size)
+    def _quantiles(
+        self,
+        samples: list[Any],
+        num_chains: int | None,
+        x: Any,
+        moments: Moments,
+        weights: np.ndarray | None,
+        levels: tuple[float, ...],
+        number: int,
+    ) -> list[np.ndarray]:
+        laws = self._laws(moments.mean[0])
+        if not laws:
+            raise ValueError(
+                "quantiles need an output whose loss is a NegativeLogLikelihood of numbers, and "
+                "activation='auto'. Received: a model or an activation without."
+            )
+        outputs = keras.tree.flatten(self._each(samples, num_chains, [x], no_tick))
+        shares = sample_shares(weights, samples[0].shape[0], num_chains)
+        return [
+            Mixture(law, flat_samples(outputs[place], num_chains), shares, number)
+            .quantiles(levels)
+            .astype(outputs[place].dtype)
+            for place, law in laws.items()
+        ]
+
+    def outputs(self, samples: list[Any], num_chains: int | None, data: Batches) -> Any:
+        """Returns what `Posterior.outputs` does for the inputs of `data`."""
+        parts = [
+            self._each(samples, num_chains, [x for x, *_ in block], tick)
+            for block, tick in data.blocks()
+        ]
+        return joined(parts, axis=1 if num_chains is None else 2)
+
+    def draw(
+        self,
+        samples: list[Any],
+        num_chains: int | None,
+        data: Batches,
+        weights: np.ndarray | None,
+        num_draws: int | None,
+        seed: tf.Tensor,
+    ) -> Any:
+        """Returns what `Posterior.sample_predictive` does for the inputs of `data`."""
+        shares = sample_shares(weights, samples[0].shape[0], num_chains)
+        first, each = random.split(seed, 2)
+        chosen = systematic(shares, num_draws or len(shares), first)
+        parts = []
+        for block, tick in data.blocks():
+            outputs = [self._each(samples, num_chains, [x], no_tick) for x, *_ in block]
+            for number, nest in enumerate(outputs, len(parts)):
+                taken = keras.tree.map_structure(
+                    lambda y: flat_samples(y, num_chains)[chosen], nest
+                )
+                parts.append(self._draws_of(taken, random.fold_in(each, number)))
+            tick(1.0)
+        return joined(parts, axis=1)
+
+    def _draws_of(self, outputs: Any, seed: tf.Tensor) -> Any:
+        """Returns draws, given outputs `[num_draws, rows, ...]`."""
+        flat = keras.tree.flatten(outputs)
+        joint = keras.tree.map_structure(lambda y: y.reshape(-1, *y.shape[2:]), outputs)
+        laws = observations.of_draws(self._model, joint)
+        if len(laws) < len(flat):
+            raise ValueError(
+                "Observations can be drawn if the loss of each output is a NegativeLogLikelihood, "
+                "a crossentropy or the Poisson loss of Keras. Received: another loss of output "
+                f"{min({*range(len(flat))} - {*laws})}, which does not tell how to draw them."
+            )
+        found = {}
+        for place, law in laws.items():
+            rows = tf.convert_to_tensor(keras.tree.flatten(joint)[place])
+            draws = law(rows).sample(seed=random.fold_in(seed, place)).numpy()
+            found[place] = draws.reshape(*flat[place].shape[:2], *draws.shape[1:])
+        return compiled_loss.at_places(outputs, found)
 
     def _output(self, values: list[tf.Tensor], batch: Any) -> Any:
         forward = internals.forward(self._model, self._variables, values, batch, training=False)
@@ -152,19 +285,37 @@ class Predictor:
     def _probabilities(self, outputs: Any) -> dict[int, compiled_loss.Classes]:
         return compiled_loss.classes(self._model, outputs) if self._activation == "auto" else {}
 
+    def _laws(self, outputs: Any) -> dict[int, observations.Law]:
+        return observations.of_numbers(self._model, outputs) if self._activation == "auto" else {}
+
     def _add(
         self, old: Moments | None, values: list[tf.Tensor], share: tf.Tensor, batch: Any
     ) -> Moments:
         y = wide(self._output(values, batch))
         flat = keras.tree.flatten(y)
         entropies = [entropy(flat[i], c.axis) for i, c in self._probabilities(y).items()]
+        found = [_moments_of(law(flat[i])) for i, law in self._laws(y).items()]
+        new, averages = wide((y, [m for m, _ in found])), (entropies, [v for _, v in found])
         if old is None:
-            zeros, no_entropies = tf.nest.map_structure(tf.zeros_like, (y, entropies))
-            return Moments(zeros, zeros, no_entropies)
-        mean = running_mean(old.mean, y, share)
-        squares = tf.nest.map_structure(lambda v, m, n: (v - m) * (v - n), y, old.mean, mean)
+            zeros, no_averages = tf.nest.map_structure(tf.zeros_like, (new, averages))
+            return Moments(zeros, zeros, no_averages)
+        mean = running_mean(old.mean, new, share)
+        squares = tf.nest.map_structure(lambda v, m, n: (v - m) * (v - n), new, old.mean, mean)
         variance = running_mean(old.variance, squares, share)
-        return Moments(mean, variance, running_mean(old.entropies, entropies, share))
+        return Moments(mean, variance, running_mean(old.averages, averages, share))
+
+
+def _moments_of(law: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns mean and variance, NaN where they have no closed form."""
+    found = observations.moments(law)
+    if found is None:
+        shape = tf.concat([law.batch_shape_tensor(), law.event_shape_tensor()], axis=0)
+        found = (tf.fill(shape, tf.constant(np.nan, law.dtype)),) * 2
+    return found
+
+
+def _predictive(mean: Any, spread: Any, noise: Any, quantiles: Any) -> Predictive:
+    return Predictive(mean, np.sqrt(noise + spread), np.sqrt(noise), np.sqrt(spread), quantiles)
 
 
 def entropy(probabilities: tf.Tensor, axis: int | None) -> tf.Tensor:

@@ -7,15 +7,18 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
 from tfp_sgmcmc.storage.archive import numpy_dtype
+
+_WIDE = ("float32", "float64")  # dtypes of variables whose samples may be in half precision
 
 
 def checked(
     samples: Sequence[Any], variables: Sequence[keras.Variable], num_chains: int | None
 ) -> list[Any]:
-    """Returns samples in the variables' dtypes.
+    """Returns samples in the variables' dtypes, or in half precision.
 
     Raises:
       TypeError: `samples` is not a sequence of arrays.
@@ -45,7 +48,8 @@ def checked(
         if dtype.itemsize < 4 and values.dtype == np.float32:
             values = _Narrowed(values, dtype)
         expected = (max(length, 1), *chains, *variable.shape)
-        if tuple(values.shape) != expected or values.dtype != dtype:
+        is_half = np.dtype(values.dtype) in half_precisions() and dtype.name in _WIDE
+        if tuple(values.shape) != expected or not (values.dtype == dtype or is_half):
             raise ValueError(
                 f"The samples of {variable.path} must be {dtype} of shape {expected}. Received: "
                 f"{values.dtype} of shape {tuple(values.shape)}."
@@ -56,6 +60,34 @@ def checked(
             )
         arrays.append(values)
     return arrays
+
+
+def half_precisions() -> tuple[np.dtype, ...]:
+    """Returns the dtypes of half precision."""
+    return numpy_dtype("float16"), numpy_dtype("bfloat16")
+
+
+def in_half_precision(
+    samples: Sequence[Any], variables: Sequence[keras.Variable], name: str
+) -> list[Any]:
+    """Returns samples of variables of floating dtype in the dtype `name`, and others as they are.
+
+    Raises:
+      ValueError: a sample is too large for this dtype.
+    """
+    dtype, narrow = numpy_dtype(name), []
+    for variable, values in zip(variables, samples, strict=True):
+        if variable.dtype not in _WIDE:
+            narrow.append(values)
+            continue
+        with np.errstate(over="ignore"):
+            narrow.append(np.asarray(values[:]).astype(dtype))
+        if not _is_finite(narrow[-1]):
+            raise ValueError(
+                f"The samples of {variable.path} must be at most {tf.as_dtype(name).max} in "
+                f"magnitude for {name}. Received: larger ones."
+            )
+    return narrow
 
 
 def checked_weights(weights: Any, num_kept: int) -> np.ndarray | None:

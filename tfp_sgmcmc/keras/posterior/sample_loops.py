@@ -1,8 +1,9 @@
 """Compiled loops over samples of a model's variables, in bounded memory.
 
-The loops take samples in chunks and rows in batches. Samples are arrays `[num_kept, ...]`, or
-`[num_kept, num_chains, ...]` with chains. Only their `shape`, `dtype` and slices are used, so that
-they may be on disk. The model's `run_eagerly` and `jit_compile` decide how loops are compiled.
+The loops take samples in chunks, and rows in the batches that `batches.py` makes. Samples are
+arrays `[num_kept, ...]`, or `[num_kept, num_chains, ...]` with chains. Only their `shape`, `dtype`
+and slices are used, so that they may be on disk. The model's `run_eagerly` and `jit_compile` decide
+how loops are compiled.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.keras.posterior.batches import Tick, tensors
 
 _CHUNK_BYTES = 2**26  # size of the samples that a compiled function gets at once
 
@@ -38,22 +39,22 @@ class Fold:
         self,
         samples: Sequence[Any],
         num_chains: int | None,
-        data: Any,
-        batch_size: int,
-        weights: np.ndarray | None = None,
+        parts: list[Any],
+        weights: np.ndarray | None,
+        tick: Tick,
     ) -> list[Any]:
-        """Returns the final state for each batch of the rows of `data`.
+        """Returns the final state for each batch of `parts`.
 
         `weights`, `[num_kept]`, are those of the samples; None weights all by 1.
         """
-        parts = batches(data, batch_size)
         states: list[Any] = [None] * len(parts)
-        shares, start = _shares(weights, samples[0].shape[0], num_chains or 1), 0
+        shares, start = running_shares(weights, samples[0].shape[0], num_chains), 0
         for chunk in chunks(samples, num_chains):
             end = start + chunk[0].shape[0]
             share = tf.constant(shares[start:end])
-            pairs = zip(states, map(_tensors, parts), strict=True)
-            states = [self._add(state, chunk, share, batch) for state, batch in pairs]
+            for i, batch in enumerate(parts):
+                states[i] = self._add(states[i], chunk, share, tensors(batch))
+                tick((start + (end - start) * (i + 1) / len(parts)) / len(shares))
             start = end
         return states
 
@@ -76,14 +77,15 @@ class Each:
         self._map = _compiled(model, self._of_chunk)
 
     def __call__(
-        self, samples: Sequence[Any], num_chains: int | None, data: Any, batch_size: int
+        self, samples: Sequence[Any], num_chains: int | None, parts: list[Any], tick: Tick
     ) -> Any:
         """Returns values `[num_kept, rows, ...]`, or `[num_kept, num_chains, rows, ...]`."""
-        parts = batches(data, batch_size)
-        values = [
-            joined([self._map(chunk, _tensors(batch)) for batch in parts], axis=1)
-            for chunk in chunks(samples, num_chains)
-        ]
+        values, done = [], 0
+        total = samples[0].shape[0] * (num_chains or 1)
+        for chunk in chunks(samples, num_chains):
+            values.append(joined([self._map(chunk, tensors(batch)) for batch in parts], axis=1))
+            done += chunk[0].shape[0]
+            tick(done / total)
         flat = joined(values, axis=0)
         if num_chains is None:
             return flat
@@ -99,89 +101,6 @@ class Each:
         )
 
 
-def batches(data: Any, batch_size: int) -> list[Any]:
-    """Returns the rows of a nest of arrays in batches of `batch_size`."""
-    integer("batch_size", batch_size, 1)
-    return [
-        keras.tree.map_structure(lambda leaf, start=start: leaf[start : start + batch_size], data)
-        for start in range(0, num_rows(data), batch_size)
-    ]
-
-
-def checked_inputs(model: keras.Model, x: Any) -> Any:
-    """Returns x if it can be the inputs of the model; raises TypeError or ValueError otherwise."""
-    check_arrays("x", x)
-    inputs = getattr(model, "inputs", None) or []  # models by subclassing do not say
-    leaves = keras.tree.flatten(x)
-    if inputs and len(leaves) != len(inputs):
-        raise ValueError(
-            f"x must have an array for each of the {len(inputs)} inputs of the model. Received: "
-            f"{len(leaves)} arrays."
-        )
-    for symbol, leaf in zip(inputs, leaves, strict=False):
-        if _kind(leaf) == "U" and symbol.dtype != "string":
-            raise TypeError("x must have real numbers as entries. Received: strings.")
-    if len(inputs) == 1:
-        expected, found = tf.TensorShape(inputs[0].shape[1:]), tf.TensorShape(leaves[0].shape[1:])
-        by_one = abs((found.rank or 0) - (expected.rank or 0)) == 1  # Keras adds or drops an axis
-        if not by_one and not expected.is_compatible_with(found):
-            raise ValueError(
-                f"x must have shape {['rows', *expected]}, as the model's input. Received: shape "
-                f"{[*leaves[0].shape]}."
-            )
-    return x
-
-
-def check_finite(values: Any, **data: Any) -> None:
-    """Raises ValueError for NaN among the results `values` if the `data` are not finite."""
-    leaves = [np.asarray(x) for x in tf.nest.flatten(values)]
-    if not any(np.isnan(x).any() for x in leaves if x.dtype.kind == "f"):
-        return
-    for name, nest in data.items():
-        for leaf in keras.tree.flatten(nest):
-            array = np.asarray(leaf)
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                bad = int(np.argwhere(~np.isfinite(array))[0][0])
-                raise ValueError(
-                    f"{name} must have finite entries. Received: NaN or infinity in row {bad}."
-                )
-
-
-def check_arrays(name: str, data: Any) -> None:
-    """Raises TypeError unless `data` is a nest of arrays `[rows, ...]` of numbers."""
-    for leaf in keras.tree.flatten(data) or [data]:
-        shape = tuple(getattr(leaf, "shape", ()))
-        if not hasattr(leaf, "__array__") or not shape or None in shape:
-            raise TypeError(
-                f"{name} must be an array [rows, ...], or a nest of such arrays. Received: a "
-                f"{type(leaf).__name__}."
-            )
-        if _kind(leaf) in "OcMm":
-            raise TypeError(f"{name} must have real numbers as entries. Received: {leaf!r}.")
-
-
-def _kind(array: Any) -> str:
-    """Returns the kind of NumPy dtype of an array, "U" for strings of any dtype."""
-    if tf.is_tensor(array):
-        return "U" if array.dtype == tf.string else np.dtype(array.dtype.as_numpy_dtype).kind
-    if not hasattr(array, "dtype"):  # a table of pandas
-        array = np.asarray(array)
-    is_text = array.dtype.kind == "O" and all(isinstance(x, str | bytes) for x in array.flat[:1])
-    return "U" if is_text or array.dtype.kind == "S" else array.dtype.kind
-
-
-def num_rows(data: Any) -> int:
-    """Returns the number of rows of a nest of arrays, which must be the same in all of them."""
-    leaves = keras.tree.flatten(data)
-    rows = {leaf.shape[0] for leaf in leaves}
-    if len(rows) != 1 or 0 in rows:
-        raise ValueError(
-            "The arrays x and y must have the same number of rows, at least 1. Received: "
-            f"{sorted(rows)} rows."
-        )
-    return rows.pop()
-
-
 def chunks(samples: Sequence[Any], num_chains: int | None) -> Iterator[list[tf.Tensor]]:
     """Yields samples `[n * num_chains, ...]`, with n as large as a chunk allows."""
     sizes = [math.prod(s.shape[1:]) * np.dtype(s.dtype).itemsize for s in samples]
@@ -193,6 +112,17 @@ def chunks(samples: Sequence[Any], num_chains: int | None) -> Iterator[list[tf.T
         yield [tf.convert_to_tensor(p) for p in parts]
 
 
+def flat_samples(values: np.ndarray, num_chains: int | None) -> np.ndarray:
+    """Returns values of all samples, `[S, ...]`, without an axis of chains."""
+    return values if num_chains is None else values.reshape(-1, *values.shape[2:])
+
+
+def sample_shares(weights: np.ndarray | None, num_kept: int, num_chains: int | None) -> np.ndarray:
+    """Returns the weights of all samples, `[S]`, which add up to 1."""
+    each = np.repeat(np.ones([num_kept]) if weights is None else weights, num_chains or 1)
+    return each / each.sum()
+
+
 def running_mean(old: Any, new: Any, share: tf.Tensor) -> Any:
     """Returns the mean of nests: the last is `new`, and `old` is the mean of the others.
 
@@ -201,9 +131,9 @@ def running_mean(old: Any, new: Any, share: tf.Tensor) -> Any:
     return tf.nest.map_structure(lambda m, y: m + tf.cast(share, y.dtype) * (y - m), old, new)
 
 
-def _shares(weights: np.ndarray | None, num_kept: int, num_chains: int) -> np.ndarray:
-    """Returns each sample's weight over the sum of the weights up to it."""
-    weights = np.repeat(np.ones([num_kept]) if weights is None else weights, num_chains)
+def running_shares(weights: np.ndarray | None, num_kept: int, num_chains: int | None) -> np.ndarray:
+    """Returns each sample's weight over the sum of the weights up to it, `[S]`."""
+    weights = np.repeat(np.ones([num_kept]) if weights is None else weights, num_chains or 1)
     total = np.cumsum(weights)
     return np.divide(weights, total, out=np.zeros_like(total), where=total > 0)
 
@@ -216,7 +146,19 @@ def wide(values: Any) -> Any:
 
 
 def joined(parts: list[Any], axis: int) -> Any:
-    """Concatenates nests of tensors leaf by leaf."""
+    """Concatenates nests of tensors leaf by leaf.
+
+    Raises:
+      ValueError: shapes differ along other axes.
+    """
+    for leaves in zip(*map(tf.nest.flatten, parts), strict=True):
+        shapes = {(*x.shape[:axis], *x.shape[axis + 1 :]): tuple(x.shape) for x in leaves}
+        if len(shapes) > 1:
+            raise ValueError(
+                "All batches must give outputs of one shape, apart from the number of rows. "
+                f"Received: {', '.join(map(str, shapes.values()))}. Predict such data batch by "
+                "batch, or pad them to one length."
+            )
     return tf.nest.map_structure(lambda *p: np.concatenate([*map(np.asarray, p)], axis), *parts)
 
 
@@ -235,7 +177,3 @@ def _compiled(model: keras.Model, fn: Callable[..., Any]) -> Callable[..., Any]:
         return functions[key](*arguments)
 
     return call
-
-
-def _tensors(batch: Any) -> Any:
-    return keras.tree.map_structure(tf.convert_to_tensor, batch)

@@ -1,0 +1,222 @@
+"""Posteriors as Keras models and SavedModels, thinned, and in half precision."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
+from tests.keras.small_models import CROSSENTROPY, assert_close, assert_equal, linear
+from tfp_sgmcmc.keras import losses
+
+# Keras converts to NumPy in model.save in a way that NumPy 2 warns about.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[7, 3]).astype(np.float32)
+WEIGHTS = np.array([0.0, 1.0, 3.0, 0.5, 2.0, 1.0])
+Posterior = sgmcmc.keras.Posterior
+
+
+def normal(samples, v):
+    return samples.uniform(0.1, 2.0, size=[6, 2, *v.shape]).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    """Two outputs, moving statistics that are sampled, a layer that is not, chains and weights."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input([3], name="features")
+    hidden = keras.layers.Dense(3, trainable=False, name="frozen")(inputs)
+    hidden = keras.layers.BatchNormalization(name="norm")(hidden)
+    hidden = keras.layers.Dropout(0.5)(keras.layers.Dense(5, "relu")(hidden))
+    units = {"kind": 4, "value": 2}
+    model = keras.Model(
+        inputs, {n: keras.layers.Dense(u, name=n)(hidden) for n, u in units.items()}
+    )
+    model.compile(loss={"kind": CROSSENTROPY, "value": losses.GaussianNLL()}, jit_compile=False)
+    norm = model.get_layer("norm")
+    variables = [*model.trainable_variables, norm.moving_mean, norm.moving_variance]
+    return Posterior(model, variables, [normal(RNG, v) for v in variables], 2, WEIGHTS)
+
+
+def check(shipped, posterior, rtol=1e-6):
+    """Compares the outputs of a model with those of `predict`."""
+    expected = posterior.predict(X)
+    value = expected.predictive["value"]
+    assert shipped.keys() == {
+        *(f"{n}_{k}" for n in ("kind", "value") for k in ("mean", "standard_deviation")),
+        *(f"value_{k}" for k in ("predictive_mean", "aleatoric", "epistemic")),
+    }
+    for name in ("kind", "value"):
+        np.testing.assert_allclose(shipped[f"{name}_mean"], expected.mean[name], rtol, 1e-7)
+        spread = expected.standard_deviation[name]
+        np.testing.assert_allclose(shipped[f"{name}_standard_deviation"], spread, rtol, 1e-6)
+    np.testing.assert_allclose(shipped["value_predictive_mean"], value.mean, rtol, 1e-7)
+    np.testing.assert_allclose(shipped["value_aleatoric"], value.aleatoric, rtol)
+    np.testing.assert_allclose(shipped["value_epistemic"], value.epistemic, rtol, 1e-6)
+    assert value.epistemic.min() > 0
+
+
+def test_the_model_predicts_as_the_posterior_does_before_and_after_saving(posterior, tmp_path):
+    before = [v.numpy() for v in posterior.model.variables]
+    shipped = posterior.to_keras_model()
+    check(shipped.predict(X, verbose=0), posterior)
+    assert not shipped.trainable_variables
+    shipped.save(tmp_path / "shipped.keras")
+    loaded = keras.models.load_model(tmp_path / "shipped.keras")
+    check(loaded.predict(X, verbose=0), posterior)
+    assert_equal([v.numpy() for v in posterior.model.variables], before)
+
+
+def test_a_saved_model_gives_the_same_numbers(posterior, tmp_path):
+    posterior.to_keras_model().export(tmp_path / "exported", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "exported")
+    check(loaded.serve(X), posterior)
+
+
+SERVE = """
+import sys, numpy as np, tensorflow as tf
+x, out, loaded = np.load(sys.argv[2]), sys.argv[3], tf.saved_model.load(sys.argv[1])
+np.savez(out, **{k: y.numpy() for k, y in loaded.serve(x).items()})
+assert not {n.split(".")[0] for n in sys.modules} & {"tfp_sgmcmc", "tensorflow_probability"}
+"""
+
+LOAD = """
+import sys, numpy as np, keras, tfp_sgmcmc.keras
+model = keras.models.load_model(sys.argv[1])
+np.savez(sys.argv[3], **model.predict(np.load(sys.argv[2]), verbose=0))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [SERVE, LOAD], ids=["tensorflow alone", "a new script"])
+def test_other_processes_load_it(posterior, code, tmp_path):
+    path, x, out = tmp_path / "shipped.keras", tmp_path / "x.npy", tmp_path / "out.npz"
+    shipped = posterior.to_keras_model()
+    np.save(x, X)
+    if code is SERVE:
+        path = tmp_path / "exported"
+        shipped.export(path, verbose=False)
+    else:
+        shipped.save(path)
+    environment = {**os.environ, "PYTHONPATH": "" if code is SERVE else os.getcwd()}
+    arguments = [sys.executable, "-c", code, path, x, out]
+    subprocess.run(arguments, check=True, env=environment, cwd=tmp_path)
+    with np.load(out) as found:
+        check(dict(found), posterior)
+
+
+def test_a_single_output_has_short_names():
+    kernels = RNG.normal(size=[5, 3, 4]).astype(np.float32)
+    posterior = small_models.posterior_of(linear(small_models.BINARY_CROSSENTROPY), [kernels])
+    shipped = posterior.to_keras_model("net")
+    found, expected = shipped(X), posterior.predict(X)
+    assert shipped.name == "net" and found.keys() == {"mean", "standard_deviation"}
+    assert_close([*found.values()], expected[:2])
+
+
+def test_several_inputs_and_masks_in_sequences():
+    """The inputs keep their structure; embeddings of masked tokens are means of their samples."""
+    inputs = {"a": keras.Input([3], name="a"), "t": keras.Input([None], dtype="int32", name="t")}
+    hidden = keras.layers.Embedding(4, 2, mask_zero=True)(inputs["t"])
+    pooled = keras.layers.GlobalAveragePooling1D()(hidden)
+    outputs = keras.layers.Dense(1)(keras.layers.Concatenate()([inputs["a"], pooled]))
+    model = keras.Model(inputs, outputs)
+    model.compile(loss=small_models.unit_normal, run_eagerly=True)
+    samples = [RNG.normal(size=[4, *v.shape]).astype(np.float32) for v in model.trainable_variables]
+    posterior = small_models.posterior_of(model, samples)
+    x = {"a": X[:2], "t": np.array([[1, 2, 0], [3, 0, 0]])}
+    assert_close([*posterior.to_keras_model()(x).values()], posterior.predict(x)[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(posterior, dtype, tmp_path):
+    """Weights change by half a unit in the last place, in memory, in files and when shipped."""
+    half, unit = posterior.to_dtype(dtype), {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+    exact = [s.astype(half.samples[0].dtype).astype(np.float32) for s in posterior.samples]
+    for rounded, values in zip(exact, posterior.samples, strict=True):
+        assert 0 < np.abs(rounded / values - 1).max() <= unit
+    assert sum(s.nbytes for s in half.samples) * 2 == sum(s.nbytes for s in posterior.samples)
+    rounded = posterior.with_samples(exact, WEIGHTS)
+    x, y = X, {"kind": np.arange(7) % 4, "value": X[:, :1]}
+    assert half.evaluate(x, y) == rounded.evaluate(x, y)
+    assert_equal(half.predict(x).mean.values(), rounded.predict(x).mean.values())
+    shipped = half.to_keras_model()
+    check(shipped.predict(x, verbose=0), rounded)
+    assert sum(w.dtype == dtype for w in shipped.weights) == len(half.samples)
+    half.save(tmp_path / "half.npz")
+    assert (tmp_path / "half.npz").stat().st_size < 0.8 * stored_bytes(posterior, tmp_path)
+    loaded = Posterior.load(tmp_path / "half.npz", posterior.model)
+    assert [s.dtype for s in loaded.samples] == [s.dtype for s in half.samples]
+    assert_equal(loaded.samples, half.samples)
+    np.testing.assert_array_equal(loaded.weights, WEIGHTS)
+
+
+def stored_bytes(posterior, folder):
+    posterior.save(folder / "whole.npz")
+    return (folder / "whole.npz").stat().st_size
+
+
+def test_half_precision_in_short(posterior):
+    half = posterior.to_dtype("float16")
+    exact = [s.astype(np.float16).astype(np.float32) for s in posterior.samples]
+    rounded = posterior.with_samples(exact, WEIGHTS).predict(X)
+    assert_equal(half.predict(X).mean.values(), rounded.mean.values())
+    assert {s.dtype.name for s in half.samples} == {"float16"}
+
+
+def test_thinned_samples_keep_their_weights(posterior):
+    thin = posterior.thin(3)
+    assert len(thin) == 2 and thin.num_chains == 2
+    assert_equal(thin.samples, [s[::3] for s in posterior.samples])
+    np.testing.assert_array_equal(thin.weights, WEIGHTS[::3])
+    assert posterior.with_samples(posterior.samples).thin(2).weights is None
+
+
+@pytest.mark.slow
+def test_quantization_changes_nothing(posterior):
+    shipped = posterior.to_keras_model()
+    with pytest.warns(UserWarning, match="does not have a `quantize` method"):
+        shipped.quantize("int8")
+    check(shipped.predict(X, verbose=0), posterior)
+
+
+def test_a_lambda_is_exported_but_not_saved(tmp_path):
+    loss = sgmcmc.keras.NegativeLogLikelihood(lambda out: tfp.distributions.Laplace(out, 1.0))
+    kernels = RNG.normal(size=[5, 3, 1]).astype(np.float32)
+    shipped = small_models.posterior_of(linear(loss, 1), [kernels]).to_keras_model()
+    np.testing.assert_allclose(shipped(X)["aleatoric"], 2**0.5, rtol=1e-6)
+    with pytest.raises(ValueError, match="cannot be saved, because its make_distribution_fn"):
+        shipped.save(tmp_path / "shipped.keras")
+
+
+def test_errors(posterior):
+    class Custom(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Custom()
+    model(X)
+    made = small_models.posterior_of(model, [np.ones([2, 3, 1], "f4"), np.ones([2, 1], "f4")])
+    with pytest.raises(ValueError, match="must be Functional or Sequential.* Received: a Custom"):
+        made.to_keras_model()
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        posterior.thin(0)
+    with pytest.raises(ValueError, match="dtype must be 'float16' or 'bfloat16'"):
+        posterior.to_dtype("int8")
+    large = posterior.with_samples([1e5 * s for s in posterior.samples])
+    with pytest.raises(ValueError, match="must be at most 65.* in magnitude for float16"):
+        large.to_dtype("float16")
+    large.to_dtype("bfloat16")

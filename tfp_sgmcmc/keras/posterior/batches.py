@@ -1,0 +1,321 @@
+"""Data in the forms that `model.predict` takes, as blocks of batches, with a progress bar."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.checks import integer
+
+_BLOCK_ENTRIES = 2**24  # entries of the batches that go through all samples side by side
+_MOST_BATCHES = 100_000  # of a Python generator that was given without steps
+_ROWS = 32  # Keras' default batch size
+_GENERATOR = "a generator"
+_UNFIT_WEIGHTS = (
+    "sample_weight must have finite weights that are not negative and not all zero. Received: "
+    "weights from {} to {}."
+)
+
+Batch = tuple[Any, Any, Any]  # x, y, sample_weight
+Tick = Callable[[float], None]  # takes the share of a block that is done
+
+
+class Batches:
+    """The batches `(x, y, sample_weight)` of data, once through.
+
+    Arguments are those of `model.evaluate`. Batches come in blocks of bounded size, so that samples
+    on a disk are read once for each block.
+
+    Raises:
+      TypeError: the data are of no known kind, or entries are no numbers.
+      ValueError: data have no end and `steps` is None; data that come in batches are given a
+        `batch_size`, y or weights; lengths differ; there are no rows.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        verbose: Any = "auto",
+        has_labels: bool = False,
+    ):
+        self._model, self._has_labels = model, has_labels
+        self._steps = None if steps is None else integer("steps", steps, 1)
+        if batch_size is not None:
+            integer("batch_size", batch_size, 1)
+        self._verbose = _verbosity(verbose)
+        self._kind = _kind_of_data(x)
+        if self._kind is None:
+            self._batches, length = self._of_arrays(x, y, sample_weight, batch_size)
+        else:
+            given = {"batch_size": batch_size, "y": y, "sample_weight": sample_weight}
+            for name, value in given.items():
+                if value is not None:
+                    raise ValueError(
+                        f"{name} must be None with {self._kind}, whose elements are batches (x,), "
+                        f"(x, y) or (x, y, sample_weight). Received: a {type(value).__name__}."
+                    )
+            self._batches, length = self._of_stream(x)
+        self.num_batches = length if steps is None or length is None else min(length, steps)
+        self.num_batches = steps if length is None else self.num_batches
+
+    def blocks(self) -> Iterator[tuple[list[Batch], Tick]]:
+        """Yields blocks of batches, each with a function that shows the share of it that is done.
+
+        Raises:
+          ValueError: the data are empty, a batch does not fit the model, or a Python generator
+            without `steps` does not end.
+        """
+        bar = keras.utils.Progbar(self.num_batches, verbose=self._verbose)
+        done = 0
+        for block in self._blocks():
+            start, size = done, len(block)
+
+            def tick(share: float, start: int = start, size: int = size) -> None:
+                if self._verbose == 1:
+                    bar.update(start + int(share * size), finalize=False)
+
+            yield block, tick
+            done += size
+        if not done:
+            raise ValueError(f"x must have at least one batch. Received: {self._kind} without any.")
+        if self._verbose:
+            bar.target = done  # known only now if the data do not tell their length
+            bar.update(done, finalize=True)
+        if self._steps is not None and done < self._steps:
+            warnings.warn(f"The data ended after {done} of {self._steps} batches.", stacklevel=4)
+
+    def _blocks(self) -> Iterator[list[Batch]]:
+        block, size = [], 0
+        for number, element in enumerate(itertools.islice(self._batches, self._steps)):
+            if number == _MOST_BATCHES and self._kind == _GENERATOR and self._steps is None:
+                raise ValueError(
+                    f"x, {self._kind} without steps, must end within {_MOST_BATCHES} batches. "
+                    "Received: more. Pass steps=, the number of batches to take."
+                )
+            batch = self._checked(element)
+            leaves = keras.tree.flatten(batch)
+            more = sum(math.prod(leaf.shape) for leaf in leaves if leaf is not None)
+            if block and size + more > _BLOCK_ENTRIES:
+                yield block
+                block, size = [], 0
+            block.append(batch)
+            size += more
+        if block:
+            yield block
+
+    def _of_arrays(
+        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None
+    ) -> tuple[Iterator[Batch], int]:
+        checked_inputs(self._model, x)
+        if self._has_labels:
+            check_arrays("y", y)
+        rows = num_rows((x, y) if self._has_labels else x)
+        if sample_weight is not None:
+            sample_weight = row_weight(sample_weight, rows)
+            check_weights(sample_weight)
+        if batch_size is None:
+            batch_size = _ROWS if self._steps is None else math.ceil(rows / self._steps)
+        data = (x, y if self._has_labels else None, sample_weight)
+
+        def batch(start: int) -> Batch:
+            def of(leaf: Any) -> Any:
+                return None if leaf is None else leaf[start : start + batch_size]
+
+            return keras.tree.map_structure(of, data)
+
+        return map(batch, range(0, rows, batch_size)), math.ceil(rows / batch_size)
+
+    def _of_stream(self, x: Any) -> tuple[Iterator[Any], int | None]:
+        if isinstance(x, tf.data.Dataset):
+            length = int(x.cardinality())
+            self._check_end(length != tf.data.INFINITE_CARDINALITY)
+            return iter(x), length if length >= 0 else None
+        if isinstance(x, keras.utils.PyDataset):
+            length = x.num_batches
+            self._check_end(length is not None)
+            return _items(x, length), length
+        return iter(x), None
+
+    def _check_end(self, has_end: bool) -> None:
+        if not has_end and self._steps is None:
+            raise ValueError(
+                f"steps must be given with {self._kind} that has no end: the number of batches to "
+                "take. Received: steps=None."
+            )
+
+    def _checked(self, element: Any) -> Batch:
+        """Returns an element of the data as `(x, y, sample_weight)` if it fits the model."""
+        if self._kind is None:
+            return element
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(element)
+        if not self._has_labels:
+            y = weight = None
+        elif y is None:
+            raise ValueError(
+                f"x must have labels: {self._kind} of batches (x, y) or (x, y, sample_weight). "
+                "Received: batches without y."
+            )
+        checked_inputs(self._model, x)
+        if y is not None:
+            check_arrays("y", y)
+        num_rows((x, y) if y is not None else x)
+        return x, y, weight
+
+
+def _items(data: keras.utils.PyDataset, length: int | None) -> Iterator[Any]:
+    data.on_epoch_begin()
+    for i in itertools.count() if length is None else range(length):
+        yield data[i]
+    data.on_epoch_end()
+
+
+def no_tick(share: float) -> None:
+    """Shows nothing."""
+
+
+def tensors(nest: Any) -> Any:
+    """Returns a nest of arrays as one of tensors."""
+    return keras.tree.map_structure(tf.convert_to_tensor, nest)
+
+
+def _kind_of_data(x: Any) -> str | None:
+    """Returns the kind of data that come in batches, in words, or None for arrays."""
+    if isinstance(x, tf.data.Dataset):
+        return "a tf.data.Dataset"
+    if isinstance(x, keras.utils.PyDataset):
+        return "a PyDataset"
+    return _GENERATOR if isinstance(x, Iterator) else None
+
+
+def _verbosity(verbose: Any) -> int:
+    """Returns 0, 1 or 2; "auto" is 1 in a terminal or a notebook, and 0 elsewhere."""
+    if isinstance(verbose, str) and verbose == "auto":
+        is_watched = "ipykernel" in sys.modules or getattr(sys.stdout, "isatty", bool)()
+        return int(is_watched)
+    if isinstance(verbose, str) or verbose not in (0, 1, 2):
+        raise ValueError(f"verbose must be 'auto', 0, 1 or 2. Received: {verbose!r}.")
+    return int(verbose)
+
+
+def checked_inputs(model: keras.Model, x: Any) -> Any:
+    """Returns x if it can be the inputs of the model; raises TypeError or ValueError otherwise."""
+    check_arrays("x", x)
+    inputs = getattr(model, "inputs", None) or []  # models by subclassing do not say
+    leaves = keras.tree.flatten(x)
+    if inputs and len(leaves) != len(inputs):
+        raise ValueError(
+            f"x must have an array for each of the {len(inputs)} inputs of the model. Received: "
+            f"{len(leaves)} arrays."
+        )
+    for symbol, leaf in zip(inputs, leaves, strict=False):
+        if _kind(leaf) == "U" and symbol.dtype != "string":
+            raise TypeError("x must have real numbers as entries. Received: strings.")
+    if len(inputs) == 1:
+        expected, found = tf.TensorShape(inputs[0].shape[1:]), tf.TensorShape(leaves[0].shape[1:])
+        by_one = abs((found.rank or 0) - (expected.rank or 0)) == 1  # Keras adds or drops an axis
+        if not by_one and not expected.is_compatible_with(found):
+            raise ValueError(
+                f"x must have shape {['rows', *expected]}, as the model's input. Received: shape "
+                f"{[*leaves[0].shape]}."
+            )
+    return x
+
+
+def check_finite(values: Any, block: list[Batch], first_row: int) -> None:
+    """Raises ValueError for NaN among the results `values` if the block's data are not finite.
+
+    `first_row` is the number of the block's first row.
+    """
+    leaves = [np.asarray(x) for x in tf.nest.flatten(values)]
+    if not any(np.isnan(x).any() for x in leaves if x.dtype.kind == "f"):
+        return
+    for batch in block:
+        for name, nest in zip("xy", batch, strict=False):
+            for leaf in keras.tree.flatten(nest):
+                array = np.asarray(leaf)
+                if array.dtype.kind == "f" and not np.isfinite(array).all():
+                    bad = first_row + int(np.argwhere(~np.isfinite(array))[0][0])
+                    raise ValueError(
+                        f"{name} must have finite entries. Received: NaN or infinity in row {bad}."
+                    )
+        first_row += num_rows(batch[0])
+
+
+def check_arrays(name: str, data: Any) -> None:
+    """Raises TypeError unless `data` is a nest of arrays `[rows, ...]` of numbers."""
+    for leaf in keras.tree.flatten(data) or [data]:
+        shape = tuple(getattr(leaf, "shape", ()))
+        if not hasattr(leaf, "__array__") or not shape or None in shape:
+            raise TypeError(
+                f"{name} must be an array [rows, ...], or a nest of such arrays. Received: a "
+                f"{type(leaf).__name__}."
+            )
+        if _kind(leaf) in "OcMm":
+            raise TypeError(f"{name} must have real numbers as entries. Received: {leaf!r}.")
+
+
+def _kind(array: Any) -> str:
+    """Returns the kind of NumPy dtype of an array, "U" for strings of any dtype."""
+    if tf.is_tensor(array):
+        return "U" if array.dtype == tf.string else np.dtype(array.dtype.as_numpy_dtype).kind
+    if not hasattr(array, "dtype"):  # a table of pandas
+        array = np.asarray(array)
+    is_text = array.dtype.kind == "O" and all(isinstance(x, str | bytes) for x in array.flat[:1])
+    return "U" if is_text or array.dtype.kind == "S" else array.dtype.kind
+
+
+def num_rows(data: Any) -> int:
+    """Returns the number of rows of a nest of arrays, which must be the same in all of them."""
+    leaves = keras.tree.flatten(data)
+    rows = {leaf.shape[0] for leaf in leaves}
+    if len(rows) != 1 or 0 in rows:
+        raise ValueError(
+            "The arrays x and y must have the same number of rows, at least 1. Received: "
+            f"{sorted(rows)} rows."
+        )
+    return rows.pop()
+
+
+def row_weight(sample_weight: Any, rows: int) -> np.ndarray:
+    """Returns weights `[rows]` of examples in double precision; None weights all by 1.
+
+    Raises:
+      TypeError: they are no numbers.
+      ValueError: they have another shape, are not finite, or negative.
+    """
+    if sample_weight is None:
+        return np.ones([rows])
+    try:
+        weight = np.asarray(sample_weight, np.float64)
+    except (TypeError, ValueError):
+        weight = np.asarray(None)
+    if weight.dtype != np.float64:
+        raise TypeError(f"sample_weight must be an array of numbers. Received: {sample_weight!r}.")
+    if weight.shape != (rows,):
+        raise ValueError(
+            f"sample_weight must have one weight for each example, shape [{rows}]. Received: shape "
+            f"{weight.shape}."
+        )
+    if not (np.isfinite(weight).all() and (weight >= 0).all()):
+        raise ValueError(_UNFIT_WEIGHTS.format(weight.min(), weight.max()))
+    return weight
+
+
+def check_weights(weight: np.ndarray) -> None:
+    """Raises ValueError if all weights of the examples are zero."""
+    if not weight.any():
+        raise ValueError(_UNFIT_WEIGHTS.format(weight.min(), weight.max()))

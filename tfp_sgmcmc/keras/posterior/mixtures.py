@@ -1,0 +1,212 @@
+"""The posterior predictive of observations that are numbers: a mixture over the samples."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.keras.model import observations
+
+_MOST_PAIRS = 2**14  # of samples in the CRPS: all pairs of up to 128 samples
+_LEAST_DRAWS = 2000  # of what is not known in closed form
+_SEED = 0x5EED  # of estimates by draws
+
+
+class Mixture:
+    r"""The mixture \( \sum_s w_s\, p(y \mid f_{\theta_s}(x)) \) for a batch of rows.
+
+    Everything is about single entries of an observation, `[rows, ...]`.
+
+    Args:
+      law: outputs `[n, ...]` -> distribution of their observations.
+      outputs: outputs of all samples, `[S, rows, ...]`.
+      weights: weights of the samples, `[S]`, which add up to 1.
+      number: the number of the batch, which draws depend on.
+    """
+
+    def __init__(self, law: observations.Law, outputs: Any, weights: np.ndarray, number: int = 0):
+        self._size, self._weights = outputs.shape[0], weights
+        self._law = law(tf.reshape(outputs, [-1, *outputs.shape[2:]]))
+        self._entries: Any = observations.entries(self._law)
+        shape = self._law.batch_shape + self._law.event_shape
+        self.shape = [outputs.shape[1], *shape.as_list()[1:]]
+        self._seed = random.fold_in(random.as_seed(_SEED), number)
+        self._is_discrete = observations.is_discrete(self._entries or self._law)
+
+    def mean(self) -> np.ndarray:
+        """Returns the mean; that of draws if it has no closed form."""
+        found = observations.moments(self._law)
+        if found is None:
+            draws, weights = self._draws(0)
+            return _average(draws, weights)
+        return _average(self._by_sample(found[0]), self._weights)
+
+    def quantiles(self, levels: tuple[float, ...]) -> np.ndarray:
+        """Returns the smallest numbers whose CDF reaches the levels, `[num_levels, rows, ...]`.
+
+        They are found by bisection of the mixture's CDF; without a CDF they are those of draws.
+        """
+        if not self._has_cdf:
+            draws, weights = self._draws(0)
+            weights = _like(weights, draws)
+            found = [
+                np.quantile(draws, p, axis=0, weights=weights, method="inverted_cdf")
+                for p in levels
+            ]
+            return np.stack(found)
+        return np.stack([self._solve(p) for p in levels])
+
+    def coverage(self, y: np.ndarray, level: float) -> np.ndarray:
+        """Returns whether y lies in the central interval of this probability."""
+        lower, upper = (1 - level) / 2, (1 + level) / 2
+        if self._has_cdf:
+            up_to = self._cdf(y)
+            below = self._cdf(y - 1) if self._is_discrete else up_to
+        else:
+            draws, weights = self._draws(0)
+            up_to, below = _average(draws <= y, weights), _average(draws < y, weights)
+        return (up_to >= lower) & (below <= upper)
+
+    def crps(self, y: np.ndarray) -> np.ndarray:
+        r"""Returns \( E |Y - y| - \frac 1 2 E |Y - Y'| \) with Y, Y' from the mixture.
+
+        For normals both are known: \( E |m + s z| = m\, \mathrm{erf}(m / s \sqrt 2) + 2 s
+        \varphi(m/s) \). The second takes all pairs of up to 128 samples. Beyond, each sample gets
+        partners drawn by the weights, 16384 pairs in all. Other distributions take two independent
+        sets of draws, each with as many draws from each sample. All are free of bias.
+        """
+        if isinstance(self._entries, tfp.distributions.Normal):
+            loc, scale = (self._by_sample(x).astype(np.float64) for x in
+                          (self._entries.mean(), self._entries.stddev()))  # fmt: skip
+            return _crps_of_normals(y, loc, scale, self._weights, *self._partners()).numpy()
+        (one, weights), (other, _) = self._draws(1), self._draws(2)
+        near = _average(np.abs(one - y) + np.abs(other - y), weights) / 2
+        return near - _mean_distance(one, other, weights) / 2
+
+    def _by_sample(self, values: Any) -> np.ndarray:
+        return np.asarray(values).reshape(self._size, *self.shape)
+
+    def _draws(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns draws `[J S, rows, ...]`, J from each sample, and their weights."""
+        copies = math.ceil(_LEAST_DRAWS / self._size)
+        draws = np.asarray(self._law.sample(copies, seed=random.fold_in(self._seed, number)))
+        draws = draws.reshape(-1, *self.shape).astype(np.float64)
+        return draws, np.tile(self._weights / copies, copies)
+
+    @functools.cached_property
+    def _first(self) -> np.ndarray:
+        """One draw from each sample, `[S, rows, ...]`."""
+        return self._by_sample(self._law.sample(seed=random.fold_in(self._seed, 0)))
+
+    @functools.cached_property
+    def _has_cdf(self) -> bool:
+        try:
+            return self._entries is not None and self._cdf(np.zeros(self.shape)) is not None
+        except NotImplementedError:
+            return False
+
+    def _cdf(self, y: np.ndarray) -> np.ndarray:
+        """Returns the CDF at y, `[rows, ...]`; raises NotImplementedError if it is not known."""
+        repeated = np.broadcast_to(y, [self._size, *self.shape]).reshape(-1, *self.shape[1:])
+        values = self._by_sample(self._entries.cdf(tf.cast(repeated, self._entries.dtype)))
+        if np.isnan(values).any():  # outside of the support
+            values = np.where(np.isnan(values), y > self._first, values)
+        return _average(values, self._weights)
+
+    def _bracket(self, level: float) -> tuple[np.ndarray, np.ndarray]:
+        """Returns numbers with F(low) < level <= F(high), whole ones if the distribution is."""
+        low, high = self._first.min(axis=0), self._first.max(axis=0)
+        low, high = low.astype(np.float64), high.astype(np.float64)
+        width = np.maximum(high - low, 1e-3 * np.abs(high) + np.finfo(np.float32).tiny)
+        if self._is_discrete:
+            low, high, width = low - 1, high, np.ceil(width)
+        for _ in range(200):
+            too_high, too_low = self._cdf(low) >= level, self._cdf(high) < level
+            if not (too_high | too_low).any():
+                break
+            low, high = np.where(too_high, low - width, low), np.where(too_low, high + width, high)
+            width = 2 * width
+        return low, high
+
+    def _solve(self, level: float) -> np.ndarray:
+        low, high = self._bracket(level)
+        accuracy = 0.5 if self._is_discrete else 1e-7 * (high - low)
+        while (high - low > 2 * accuracy).any():
+            middle = (low + high) / 2
+            middle = np.floor(middle) if self._is_discrete else middle
+            reaches = self._cdf(middle) >= level
+            low, high = np.where(reaches, low, middle), np.where(reaches, middle, high)
+        return high
+
+    def _partners(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns partners of each sample, `[K, S]`, and their weights."""
+        numbers = np.arange(self._size)
+        if self._size**2 <= _MOST_PAIRS:
+            partners = (numbers[:, np.newaxis] + numbers) % self._size
+            return partners, self._weights[partners]
+        generator = np.random.default_rng(self._seed.numpy().view(np.uint32))
+        count = max(1, _MOST_PAIRS // self._size)
+        partners = generator.choice(self._size, [count, self._size], p=self._weights)
+        return partners, np.full(partners.shape, 1 / count)
+
+
+def systematic(weights: np.ndarray, num_draws: int, seed: tf.Tensor) -> np.ndarray:
+    """Returns numbers of samples, `[num_draws]`, drawn by weights that add up to 1.
+
+    Sample s comes floor(w_s n) or ceil(w_s n) times (systematic resampling). With equal weights and
+    as many draws as samples, each comes once.
+    """
+    start = tf.random.stateless_uniform([], seed, dtype=tf.float64).numpy()
+    ends = np.cumsum(weights) / weights.sum()
+    ends[-1] = 1.0
+    # Rounding must not count a sample twice whose share is a whole number of draws.
+    return np.searchsorted(np.round(ends, 12), (np.arange(num_draws) + start) / num_draws, "right")
+
+
+@tf.function(reduce_retracing=True)
+def _crps_of_normals(
+    y: Any, loc: Any, scale: Any, weights: Any, partners: Any, partner_weights: Any
+) -> tf.Tensor:
+    near = tf.tensordot(weights, _mean_size(loc - y, scale), 1)
+
+    def add(pair: Any) -> tf.Tensor:
+        partner, weight = pair
+        distance = loc - tf.gather(loc, partner)
+        size = _mean_size(distance, tf.sqrt(scale**2 + tf.gather(scale, partner) ** 2))
+        return tf.tensordot(weights * weight, size, 1)
+
+    total = tf.foldl(
+        lambda a, pair: a + add(pair), (partners, partner_weights), tf.zeros_like(near)
+    )
+    return near - total / 2
+
+
+def _mean_size(m: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+    """Returns E |m + s z| for a standard normal z."""
+    ratio = m / s
+    density = tf.exp(-0.5 * ratio**2) / math.sqrt(2 * math.pi)
+    return m * tf.math.erf(ratio / math.sqrt(2)) + 2 * s * density
+
+
+def _mean_distance(one: np.ndarray, other: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns the sum of w_i w_j |one_i - other_j|, the integral of F (1 - G) + G (1 - F)."""
+    both = np.concatenate([one, other])
+    order = np.argsort(both, axis=0)
+    sorted_draws = np.take_along_axis(both, order, axis=0)
+    shares = np.concatenate([weights, 0 * weights]), np.concatenate([0 * weights, weights])
+    f, g = (np.cumsum(share[order], axis=0)[:-1] for share in shares)
+    return np.sum(np.diff(sorted_draws, axis=0) * (f * (1 - g) + g * (1 - f)), axis=0)
+
+
+def _average(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return np.tensordot(weights, values, axes=1)
+
+
+def _like(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(weights.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
