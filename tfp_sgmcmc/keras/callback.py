@@ -18,6 +18,7 @@ from tfp_sgmcmc.keras.fit.automatic import Automatic, check_single_replica
 from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.fit.chain import Chain, check_same_variables, check_variables
 from tfp_sgmcmc.keras.fit.fit_checks import check_samplable
+from tfp_sgmcmc.keras.fit.gang import Gang
 from tfp_sgmcmc.keras.fit.monitor import noise_monitor
 from tfp_sgmcmc.keras.fit.pilot import pilot_of
 from tfp_sgmcmc.keras.fit.preflight import Preflight
@@ -30,7 +31,8 @@ from tfp_sgmcmc.keras.fit.train_function import (
     check_callbacks,
     guard,
 )
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.fit.worker_log import on_worker
+from tfp_sgmcmc.keras.model import internals, workers
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
 from tfp_sgmcmc.kernels.settings import StepSize
@@ -261,6 +263,7 @@ class SamplerCallback(Access, keras.callbacks.Callback):
             num_burnin_epochs,
         )
         self._train_function: BatchTrainFunction | None = None
+        self._gang = Gang()
         self._steps = BatchSteps(self._recorder, self._preflight, self._start_chain)
 
     def get_config(self) -> dict[str, Any]:
@@ -283,7 +286,10 @@ class SamplerCallback(Access, keras.callbacks.Callback):
         if self._auto is not None:
             check_single_replica(model)
         check_samplable(model, num_groups=self._num_groups, noise_every=self._monitor)
-        chain = self._recorder.chain
+        chain, samples = self._recorder.chain, self._recorder.samples
+        strategy = model.distribute_strategy
+        if type(samples) is StoredSampleLog and workers.are_several(strategy):
+            self._recorder.samples = on_worker(samples, strategy)
         if self._recorder.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
         if chain is not None and chain.state.is_new:
@@ -312,14 +318,28 @@ class SamplerCallback(Access, keras.callbacks.Callback):
         is_stored = isinstance(self._recorder.samples, StoredSampleLog)
         check_callbacks(self._callback_list, self, is_stored)
         num_epochs = self.params["epochs"]
-        problem = self._preflight.begin_fit(
-            self.model, self._callback_list, self._recorder.chain, is_stored, num_epochs
+        chain, model = self._recorder.chain, self.model
+        is_described = is_stored or workers.are_several(model.distribute_strategy)
+        problem = self._gang.begin(
+            model,
+            lambda: self._preflight.begin_fit(
+                model, self._callback_list, chain, is_described, num_epochs
+            ),
+            {
+                **self.get_config(),
+                **({} if chain is None else chain.kernel_description),
+                "epochs": num_epochs,
+                "a directory": is_stored,
+            },
         )
         if self._auto is not None:
             self._auto.pilot.check(self._preflight.source)
         initial_epoch = self._recorder.begin_fit(num_epochs, problem)
-        internals.begin_at_epoch(self.model, initial_epoch)
-        compilation = (*internals.compilation(self.model), self._steps.most(self.model))
+        internals.begin_at_epoch(model, initial_epoch)
+        source = self._preflight.source
+        self._gang.start(model, source)
+        shares = self._gang.is_needed(model, source)
+        compilation = (*internals.compilation(model), self._steps.most(model), shares)
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
             self._make_train_function()
@@ -333,6 +353,7 @@ class SamplerCallback(Access, keras.callbacks.Callback):
             functools.partial(steps.take, model),
             functools.partial(steps.prepare, model),
             lambda: self._recorder.after_execution(steps.most(model)),
+            self._gang.function(model, self._preflight.source, steps),
         )
 
     def _restore(self) -> None:
@@ -341,6 +362,7 @@ class SamplerCallback(Access, keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
+        self._gang.end()
         if self._auto is not None:
             self._auto.look_back(self._recorder.chain, self._preflight.source)
         self._recorder.end_fit(is_stopped=self.model.stop_training)

@@ -100,10 +100,17 @@ class IndependentBatches(keras.utils.PyDataset):
         return self.steps_per_epoch
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        step = self._first_step + index
-        generator, size = np.random.default_rng([*self._words, step]), self.sizes.at(step)
-        rows = generator.choice(self.num_examples, size, replace=False, shuffle=False)
-        x, y, sample_weight = map_arrays(lambda a: a[rows], self.arrays)
+        x, y, sample_weight = self.at(self.rows(index))
         if sample_weight is not None:
             return x, y, sample_weight
         return (x,) if y is None else (x, y)
+
+    def rows(self, index: int) -> np.ndarray:
+        """Returns the numbers of the examples of a batch, `[B]`."""
+        step = self._first_step + index
+        generator, size = np.random.default_rng([*self._words, step]), self.sizes.at(step)
+        return generator.choice(self.num_examples, size, replace=False, shuffle=False)
+
+    def at(self, rows: np.ndarray) -> tuple[Any, Any, Any]:
+        """Returns `(x, y, sample_weight)` of some examples."""
+        return map_arrays(lambda a: a[rows], self.arrays)
