@@ -15,6 +15,7 @@ from tfp_sgmcmc.keras.fit.choices import Choices
 from tfp_sgmcmc.keras.fit.recorder import Recorder
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
+from tfp_sgmcmc.keras.model import workers
 from tfp_sgmcmc.keras.posterior.posterior import Posterior, step_size_weights
 from tfp_sgmcmc.keras.posterior.predict import Prediction
 
@@ -169,6 +170,7 @@ class Access:
             as in `sgmcmc.GrowingBatch`, until they hold all N examples. This needs a model that is
             compiled with `jit_compile=False`, `reshuffle="step"` and `steps_per_epoch`.
         """
+        workers.check_alone("resident data", "WorkerBatches(IndependentBatches(x, y, batch_size))")
         data = ResidentData(
             (x, y, sample_weight),
             batch_size,

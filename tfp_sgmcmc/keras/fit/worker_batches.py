@@ -111,7 +111,6 @@ class WorkerBatches(internals.DataAdapter):
         edges = [total * r // num_replicas for r in range(num_replicas + 1)]
         return [take(slice(edges[r], edges[r + 1])) for r in replicas], total
 
-
     def spec_of(self, share: Any, num_replicas: int) -> Any:
         """Returns the specification that a share has in common with all others."""
         size = self.batch_size

@@ -31,6 +31,17 @@ def check_cluster(strategy: tf.distribute.Strategy) -> None:
         )
 
 
+def check_alone(what: str, instead: str) -> None:
+    """Raises ValueError if TF_CONFIG makes this process one of several workers."""
+    cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+    count = sum(map(cluster.num_tasks, cluster.jobs))
+    if count > 1:
+        raise ValueError(
+            f"{what[0].upper()}{what[1:]} need a model on one device. Received: a process that "
+            f"TF_CONFIG makes one of {count} workers. Give fit {instead} there."
+        )
+
+
 def local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
     """Returns the numbers of the replicas that this process has."""
 
