@@ -24,7 +24,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ _IMPORTED = [
     "tfp_sgmcmc.keras",
     "benchmarks.robustness.shard_problem",
 ]
-_LONGEST_WAIT = 1.0  # seconds after a worker took a lease
+_LONGEST_WAIT = 4.0  # seconds after a worker took a lease
 _KINDS = ("workers", "scheduler", "one worker")
 _SETTINGS = {
     "distributed.scheduler.allowed-failures": 1000,
@@ -77,7 +77,7 @@ class Row(NamedTuple):
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[Any]:
+def cluster() -> Generator[Any]:
     """Yields a client of two worker processes that start fast."""
     with dask.config.set(_SETTINGS):
         get_mp_context().set_forkserver_preload(_IMPORTED)

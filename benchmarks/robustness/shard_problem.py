@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 
-NUM_CHAINS, CHAINS_PER_SHARD, NUM_RESULTS = 12, 2, 30_000
+NUM_CHAINS, CHAINS_PER_SHARD, NUM_RESULTS = 12, 2, 8_000
 
 
 def make_kernel() -> sgmcmc.SGNHT:
@@ -40,4 +40,5 @@ def sample(executor: Any, directory: Path) -> Any:
         checkpoint_seconds=0.1,
         progress_bar=False,
         preflight_check=False,
+        jit_compile=False,  # a killed worker compiles anew
     )

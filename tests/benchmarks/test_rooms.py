@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-ROOMS = ("common", "accuracy", "cost", "no_knobs", "peers", "reproductions", "robustness", "suite")
+ROOMS = (
+    "common", "accuracy", "cost", "no_knobs", "peers", "reproductions", "robustness",
+    "scaling_out", "suite",
+)  # fmt: skip
 FILES = sorted(FOLDER.glob("*/*.py"))
 MOST_LINES = 400
 

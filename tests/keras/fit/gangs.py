@@ -39,7 +39,7 @@ def start(num_workers, **options):
     return processes
 
 
-def finished(processes, seconds=240):
+def finished(processes, seconds=600):
     """Returns what each process printed, and its return code; ends those that take too long."""
     found = []
     for process in processes:

@@ -1,0 +1,1 @@
+"""What more cores, processes and machines bring to a run."""
