@@ -10,8 +10,10 @@ A `LocalCluster` of two processes runs the shards of `sample(..., executor=...)`
              host. Its shard must go to the other worker, after the lease has expired.
 
 The aim is that all runs end, and that no bit of their draws differs from a run that nobody killed.
-The configuration `distributed.scheduler.allowed-failures` is raised, as dask otherwise gives up a
-task after three workers that died with it.
+Two settings of dask are raised. `distributed.scheduler.allowed-failures`: dask otherwise gives up a
+task after three workers that died with it. `distributed.deploy.lost-worker-timeout`: a cluster
+otherwise looks 15 seconds after it lost a worker whether that is back, and closes it for good if it
+was just killed once more.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ _LONGEST_WAIT = 4.0  # seconds after a worker took a lease
 _KINDS = ("workers", "scheduler", "one worker")
 _SETTINGS = {
     "distributed.scheduler.allowed-failures": 1000,
+    "distributed.deploy.lost-worker-timeout": "1 hour",
     "distributed.worker.multiprocessing-method": "forkserver",  # a new worker imports nothing
     "distributed.worker.daemon": False,
     "logging.distributed": "critical",
