@@ -69,7 +69,7 @@ def executor(engine: str, workers: int) -> Generator[Any]:
 
 
 def rows(
-    *, engines: tuple[str, ...] = ENGINES, chains: int = 16, num_results: int = 1000
+    *, engines: tuple[str, ...] = ENGINES, chains: int = 16, num_results: int = 200
 ) -> Iterator[Row]:
     """Yields rows for one and for two workers.
 

@@ -32,7 +32,7 @@ from tfp_sgmcmc.keras.fit.train_function import (
     guard,
 )
 from tfp_sgmcmc.keras.fit.worker_log import on_worker
-from tfp_sgmcmc.keras.model import internals, workers
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
 from tfp_sgmcmc.kernels.settings import StepSize
@@ -69,6 +69,10 @@ class SamplerCallback(Access, keras.callbacks.Callback):
     and variances come out too small. They refuse such batches before the first step. Give them
     `IndependentBatches`, or `resident` data on a single device. With their `growth`, batches grow
     as in `GrowingBatch`, which itself cannot wrap the target here: the data make the batches.
+
+    On several hosts, under `MultiWorkerMirroredStrategy`, data are `WorkerBatches`. Worker 0 alone
+    writes a `directory`, from which all go on; the others then hold the last sample alone. Metrics
+    in the logs of a batch are those of one worker, and in the logs of an epoch those of all.
 
     If the step size changes along the run, `posterior` and `predict` weight samples by their step
     sizes (Welling & Teh 2011, equation 11), unless a `mixing_distance` lies between them.
@@ -266,30 +270,13 @@ class SamplerCallback(Access, keras.callbacks.Callback):
         self._gang = Gang()
         self._steps = BatchSteps(self._recorder, self._preflight, self._start_chain)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the numbers that a chain in a directory must have been made with."""
-        auto = {} if self._auto is None else {"max_excess_temperature": self._auto.pilot.bound}
-        return {
-            **auto,
-            "num_examples": self._num_examples,
-            "num_burnin_steps": self._collection.num_burnin_steps,
-            "num_steps_between_results": self._collection.num_steps_between_results,
-            "mixing_distance": self._collection.distance,
-            "num_burnin_epochs": self._num_burnin_epochs,
-            "num_chains": self._num_chains,
-            "num_groups": self._num_groups,
-            "seed": self._seed.numpy().tolist(),
-        }
-
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         if self._auto is not None:
             check_single_replica(model)
         check_samplable(model, num_groups=self._num_groups, noise_every=self._monitor)
-        chain, samples = self._recorder.chain, self._recorder.samples
-        strategy = model.distribute_strategy
-        if type(samples) is StoredSampleLog and workers.are_several(strategy):
-            self._recorder.samples = on_worker(samples, strategy)
+        chain = self._recorder.chain
+        self._recorder.samples = on_worker(self._recorder.samples, model.distribute_strategy)
         if self._recorder.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
         if chain is not None and chain.state.is_new:
@@ -319,17 +306,16 @@ class SamplerCallback(Access, keras.callbacks.Callback):
         check_callbacks(self._callback_list, self, is_stored)
         num_epochs = self.params["epochs"]
         chain, model = self._recorder.chain, self.model
-        is_described = is_stored or workers.are_several(model.distribute_strategy)
         problem = self._gang.begin(
             model,
-            lambda: self._preflight.begin_fit(
+            lambda is_described: self._preflight.begin_fit(
                 model, self._callback_list, chain, is_described, num_epochs
             ),
+            is_stored,
             {
                 **self.get_config(),
-                **({} if chain is None else chain.kernel_description),
+                **(chain.kernel_description if chain else {}),
                 "epochs": num_epochs,
-                "a directory": is_stored,
             },
         )
         if self._auto is not None:

@@ -133,11 +133,11 @@ def test_differences_between_workers_are_named(monkeypatch):
     problem = Problem({"x": "ab"}, {"batch_size": 5})
     words = "on worker 2. Worker 0 has seed: 3, but worker 2 has 4; x: ab"
     with pytest.raises(ValueError, match=words):
-        Gang().begin(model, lambda: problem, {"seed": 3})
+        Gang().begin(model, lambda _: problem, False, {"seed": 3})
     assert {"version of keras", "seed", "batch_size", "x"} <= answers[0].keys()
 
     monkeypatch.setattr(workers, "exchanged", lambda _, make: [make()] * 3)
-    assert Gang().begin(model, lambda: problem, {"seed": 3}) is problem
+    assert Gang().begin(model, lambda _: problem, False, {"seed": 3}) is problem
 
 
 def test_an_error_on_one_worker_is_told_on_all(monkeypatch):

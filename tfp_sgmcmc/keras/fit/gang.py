@@ -28,13 +28,19 @@ class Gang:
         self._fit: WorkerFit | None = None
 
     def begin(
-        self, model: keras.Model, begin: Callable[[], Problem], settings: Mapping[str, Any]
+        self,
+        model: keras.Model,
+        begin: Callable[[bool], Problem],
+        is_stored: bool,
+        settings: Mapping[str, Any],
     ) -> Problem:
         """Returns what `begin` returns, which all workers call.
 
         Args:
           model: the model.
-          begin: checks the data, and describes the problem.
+          begin: checks the data, and describes the problem: all that is known of it, if its
+            argument is True.
+          is_stored: whether the chain is saved in a directory.
           settings: what else must be the same, by name.
 
         Raises:
@@ -43,13 +49,14 @@ class Gang:
         """
         self.end()
         if not workers.are_several(model.distribute_strategy):
-            return begin()
+            return begin(is_stored)
         problems: list[Problem] = []
 
         def describe() -> bytes:
             _check_validation(validation_of_fit(model))
-            problems.append(begin())
-            found = {**_versions(), **settings, **problems[0].of_fit, **problems[0].of_all}
+            problems.append(begin(True))
+            found = {**_versions(), **settings, "a directory": is_stored}
+            found |= {**problems[0].of_fit, **problems[0].of_all}
             return json.dumps(found).encode()
 
         found = [json.loads(x) for x in workers.exchanged(model.distribute_strategy, describe)]

@@ -19,8 +19,8 @@ class IndependentBatches(keras.utils.PyDataset):
     With arrays, `fit` takes each example once an epoch, so the batches of an epoch depend on one
     another. Kernels that make up for the covariance of the gradient noise (`ModifiedSGLD`, `SGFS`,
     `SGHMC`, `CCAdL`, `NOGIN`) expect independent batches. These data give them. They work on any
-    number of replicas and with `steps_per_execution`; on a single device `SamplerCallback.resident`
-    is faster.
+    number of replicas (on several hosts in `WorkerBatches`) and with `steps_per_execution`; on a
+    single device `SamplerCallback.resident` is faster.
 
     With `growth`, batches grow from a step of the chain to the next, until they hold all examples:
     early steps are cheap and noisy, late ones have the exact gradient. Each step's likelihood is

@@ -11,13 +11,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.fit.sample_log import StoredSampleLog, recorded_variables
+from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog, recorded_variables
 from tfp_sgmcmc.keras.model import workers
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, load
 
 
-def on_worker(log: StoredSampleLog, strategy: tf.distribute.Strategy) -> StoredSampleLog:
-    """Returns the log of the same run for this worker."""
+def on_worker(
+    log: SampleLog | StoredSampleLog, strategy: tf.distribute.Strategy
+) -> SampleLog | StoredSampleLog:
+    """Returns the log of the same run for this worker; in memory, all workers have one."""
+    if type(log) is not StoredSampleLog or not workers.are_several(strategy):
+        return log
     kind = FirstWorkerLog if workers.is_first(strategy) else OtherWorkerLog
     return kind(strategy, log.path, log.fingerprint, log.num_chains)
 
