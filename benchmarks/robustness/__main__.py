@@ -10,7 +10,7 @@ import sys
 
 from benchmarks.common import command_line
 
-TABLES = ("calls", "files", "kills", "resumes", "panel")
+TABLES = ("calls", "files", "kills", "shard_kills", "resumes", "panel")
 
 
 def run(*, quick: bool = False, tables: tuple[str, ...] = TABLES) -> list[str]:

@@ -133,7 +133,7 @@ def test_workers_with_another_problem_are_refused_by_name(tmp_path: Path) -> Non
         ({"chains_per_shard": 0}, ValueError, "chains_per_shard"),
         ({"chains_per_shard": 2.0}, TypeError, "chains_per_shard"),
         ({"executor": Inline()}, TypeError, "kernel must be a function without arguments"),
-        ({"executor": 3}, TypeError, "executor must have a method submit"),
+        ({"executor": 3}, TypeError, "executor must have a method submit.*pip install"),
         ({"kernel": lambda x: x, "executor": Inline()}, TypeError, "without arguments"),
         ({"kernel": lambda: 3, "executor": Inline()}, TypeError, "must return a tfp.mcmc"),
         ({"initial_state": {"x": tf.zeros([2, 3]), "y": tf.zeros([])}}, ValueError, "leading axis"),
@@ -169,6 +169,20 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
         in_shards(chains_per_shard=2, directory=tmp_path)
     with pytest.raises(ValueError, match="must hold a run in shards"):
         sgmcmc.open_shards(tmp_path)
+
+
+class Elsewhere(Inline):
+    """Runs tasks where the directory of the run is another one."""
+
+    def submit(self, function: Any, /, task: Any, **kwargs: Any) -> Future:
+        there = Path(task.directory).parents[1] / "elsewhere" / Path(task.directory).name
+        return super().submit(function, task._replace(directory=str(there)), **kwargs)
+
+
+def test_a_directory_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="directory must be on a file system that all.*elsewhere"):
+        in_shards(Walk, chains_per_shard=2, executor=Elsewhere(), directory=tmp_path / "run")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_the_manifest_names_how_chains_were_cut(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from tfp_sgmcmc.keras import losses
 from tfp_sgmcmc.keras.callback import SamplerCallback
 from tfp_sgmcmc.keras.fit.find_step_size import find_step_size
 from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
+from tfp_sgmcmc.keras.fit.worker_batches import WorkerBatches
 from tfp_sgmcmc.keras.model.likelihoods import NegativeLogLikelihood
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.patterns import by_variable
@@ -26,6 +27,7 @@ __all__ = [
     "SamplerCallback",
     "Summary",
     "TemperatureScaling",
+    "WorkerBatches",
     "by_variable",
     "expected_calibration_error",
     "find_step_size",

@@ -18,6 +18,7 @@ from tfp_sgmcmc.keras.fit.automatic import Automatic, check_single_replica
 from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.fit.chain import Chain, check_same_variables, check_variables
 from tfp_sgmcmc.keras.fit.fit_checks import check_samplable
+from tfp_sgmcmc.keras.fit.gang import Gang
 from tfp_sgmcmc.keras.fit.monitor import noise_monitor
 from tfp_sgmcmc.keras.fit.pilot import pilot_of
 from tfp_sgmcmc.keras.fit.preflight import Preflight
@@ -30,6 +31,7 @@ from tfp_sgmcmc.keras.fit.train_function import (
     check_callbacks,
     guard,
 )
+from tfp_sgmcmc.keras.fit.worker_log import on_worker
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
@@ -67,6 +69,10 @@ class SamplerCallback(Access, keras.callbacks.Callback):
     and variances come out too small. They refuse such batches before the first step. Give them
     `IndependentBatches`, or `resident` data on a single device. With their `growth`, batches grow
     as in `GrowingBatch`, which itself cannot wrap the target here: the data make the batches.
+
+    On several hosts, under `MultiWorkerMirroredStrategy`, data are `WorkerBatches`. Worker 0 alone
+    writes a `directory`, from which all go on; the others then hold the last sample alone. Metrics
+    in the logs of a batch are those of one worker, and in the logs of an epoch those of all.
 
     If the step size changes along the run, `posterior` and `predict` weight samples by their step
     sizes (Welling & Teh 2011, equation 11), unless a `mixing_distance` lies between them.
@@ -261,22 +267,8 @@ class SamplerCallback(Access, keras.callbacks.Callback):
             num_burnin_epochs,
         )
         self._train_function: BatchTrainFunction | None = None
+        self._gang = Gang()
         self._steps = BatchSteps(self._recorder, self._preflight, self._start_chain)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the numbers that a chain in a directory must have been made with."""
-        auto = {} if self._auto is None else {"max_excess_temperature": self._auto.pilot.bound}
-        return {
-            **auto,
-            "num_examples": self._num_examples,
-            "num_burnin_steps": self._collection.num_burnin_steps,
-            "num_steps_between_results": self._collection.num_steps_between_results,
-            "mixing_distance": self._collection.distance,
-            "num_burnin_epochs": self._num_burnin_epochs,
-            "num_chains": self._num_chains,
-            "num_groups": self._num_groups,
-            "seed": self._seed.numpy().tolist(),
-        }
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
@@ -284,6 +276,7 @@ class SamplerCallback(Access, keras.callbacks.Callback):
             check_single_replica(model)
         check_samplable(model, num_groups=self._num_groups, noise_every=self._monitor)
         chain = self._recorder.chain
+        self._recorder.samples = on_worker(self._recorder.samples, model.distribute_strategy)
         if self._recorder.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
         if chain is not None and chain.state.is_new:
@@ -312,14 +305,27 @@ class SamplerCallback(Access, keras.callbacks.Callback):
         is_stored = isinstance(self._recorder.samples, StoredSampleLog)
         check_callbacks(self._callback_list, self, is_stored)
         num_epochs = self.params["epochs"]
-        problem = self._preflight.begin_fit(
-            self.model, self._callback_list, self._recorder.chain, is_stored, num_epochs
+        chain, model = self._recorder.chain, self.model
+        problem = self._gang.begin(
+            model,
+            lambda is_described: self._preflight.begin_fit(
+                model, self._callback_list, chain, is_described, num_epochs
+            ),
+            is_stored,
+            {
+                **self.get_config(),
+                **(chain.kernel_description if chain else {}),
+                "epochs": num_epochs,
+            },
         )
         if self._auto is not None:
             self._auto.pilot.check(self._preflight.source)
         initial_epoch = self._recorder.begin_fit(num_epochs, problem)
-        internals.begin_at_epoch(self.model, initial_epoch)
-        compilation = (*internals.compilation(self.model), self._steps.most(self.model))
+        internals.begin_at_epoch(model, initial_epoch)
+        source = self._preflight.source
+        self._gang.start(model, source)
+        shares = self._gang.is_needed(model, source)
+        compilation = (*internals.compilation(model), self._steps.most(model), shares)
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
             self._make_train_function()
@@ -333,6 +339,7 @@ class SamplerCallback(Access, keras.callbacks.Callback):
             functools.partial(steps.take, model),
             functools.partial(steps.prepare, model),
             lambda: self._recorder.after_execution(steps.most(model)),
+            self._gang.function(model, self._preflight.source, steps),
         )
 
     def _restore(self) -> None:
@@ -341,6 +348,7 @@ class SamplerCallback(Access, keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
+        self._gang.end()
         if self._auto is not None:
             self._auto.look_back(self._recorder.chain, self._preflight.source)
         self._recorder.end_fit(is_stopped=self.model.stop_training)

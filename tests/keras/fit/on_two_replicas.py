@@ -132,15 +132,26 @@ def test_scores_are_those_of_all_rows(make_kernel_fn, hidden):
         assert_close(together, alone)
 
 
-def test_independent_batches_are_split_over_replicas():
-    runs = []
-    for strategy in (None, MIRRORED):
+@pytest.mark.parametrize("compiled", [{}, {"run_eagerly": False}], ids=["eager", "graph"])
+def test_independent_batches_are_split_over_replicas(compiled):
+    """By Keras, and in shares: each replica has other rows of the batch."""
+    runs, logs = [], []
+    for strategy, wrap in (
+        (None, lambda data: data),
+        (MIRRORED, lambda data: data),
+        (MIRRORED, sgmcmc.keras.WorkerBatches),
+    ):
         data = sgmcmc.keras.IndependentBatches(X, Y, batch_size=4, steps_per_epoch=2)
-        run = sampler(sghmc, independent_batches=None)
-        classifier(strategy).fit(data, epochs=2, verbose=0, callbacks=[run])
+        run, model = sampler(sghmc, independent_batches=None), classifier(strategy, **compiled)
+        logs.append(model.fit(wrap(data), epochs=2, verbose=0, callbacks=[run]).history)
         runs.append(run.samples)
     assert len(runs[0][0]) == 4
-    assert_close(runs[1], runs[0])
+    for samples, history in zip(runs[1:], logs[1:], strict=True):
+        assert_close(samples, runs[0])
+        for name, values in history.items():
+            np.testing.assert_allclose(values, logs[0][name], rtol=1e-5, err_msg=name)
+    assert "get_metrics_result" not in vars(model)
+    assert_copies_are_equal(model, run)
 
 
 def test_a_mixing_distance():

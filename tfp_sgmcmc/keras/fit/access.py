@@ -15,6 +15,7 @@ from tfp_sgmcmc.keras.fit.choices import Choices
 from tfp_sgmcmc.keras.fit.recorder import Recorder
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
+from tfp_sgmcmc.keras.model import workers
 from tfp_sgmcmc.keras.posterior.posterior import Posterior, step_size_weights
 from tfp_sgmcmc.keras.posterior.predict import Prediction
 
@@ -29,6 +30,8 @@ class Access:
     _steps: BatchSteps
     _recorder: Recorder
     _collection: Collection
+    _num_burnin_epochs: int
+    _num_groups: int | None
     _num_chains: int | None
     _posterior: Posterior | None = None  # kept for what it has compiled
 
@@ -41,6 +44,21 @@ class Access:
                 "posterior.save(path), or give a new callback a directory."
             )
         return dict(vars(self))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the numbers that a chain in a directory must have been made with."""
+        auto = {} if self._auto is None else {"max_excess_temperature": self._auto.pilot.bound}
+        return {
+            **auto,
+            "num_examples": self._num_examples,
+            "num_burnin_steps": self._collection.num_burnin_steps,
+            "num_steps_between_results": self._collection.num_steps_between_results,
+            "mixing_distance": self._collection.distance,
+            "num_burnin_epochs": self._num_burnin_epochs,
+            "num_chains": self._num_chains,
+            "num_groups": self._num_groups,
+            "seed": self._seed.numpy().tolist(),
+        }
 
     @property
     def seed(self) -> tuple[int, int]:
@@ -185,6 +203,7 @@ class Access:
             as in `sgmcmc.GrowingBatch`, until they hold all N examples. This needs a model that is
             compiled with `jit_compile=False`, `reshuffle="step"` and `steps_per_epoch`.
         """
+        workers.check_alone("resident data", "WorkerBatches(IndependentBatches(x, y, batch_size))")
         data = ResidentData(
             (x, y, sample_weight),
             batch_size,

@@ -45,6 +45,13 @@ class BatchSteps:
         chain = self._built_chain(model, resident.batch_spec)
         return chain.steps(resident, resident.num_steps(batch))
 
+    def take_share(self, model: keras.Model, share: tuple[Any, Any, Any], rows: tf.Tensor) -> Any:
+        """Takes the step of a batch of which this replica has a share; returns the logs.
+
+        `rows` is the number of rows of the whole batch.
+        """
+        return self._built_chain(model, share).step(share, total_rows=rows)
+
     def prepare(self, model: keras.Model, spec: Any) -> None:
         """Makes the variables that the first step would make."""
         batch = keras.utils.unpack_x_y_sample_weight(spec)

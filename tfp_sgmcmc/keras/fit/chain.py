@@ -151,9 +151,16 @@ class Chain:
         tf.while_loop(lambda i: i < num_steps, step, start, parallel_iterations=1)
         return self._logs(self.model.get_metrics_result(), self.state.read_results())
 
-    def step(self, batch: tuple[Any, Any, Any], is_resident: bool = False) -> dict[str, tf.Tensor]:
-        """Takes one step on a batch, in place of `model.train_step`; returns the logs."""
-        model, (x, y, sample_weight), target = self.model, batch, self._target(batch)
+    def step(
+        self, batch: tuple[Any, Any, Any], is_resident: bool = False, total_rows: Any = None
+    ) -> dict[str, tf.Tensor]:
+        """Takes one step on a batch, in place of `model.train_step`; returns the logs.
+
+        With the number of rows of the batch on all replicas, `total_rows`, the metrics in the logs
+        are those of this replica. Otherwise they are those of all replicas.
+        """
+        model, (x, y, sample_weight) = self.model, batch
+        target = self._target(batch, total_rows=total_rows)
         status, before = self.state.read_status(), self.state.read()
         seed = random.fold_in(tf.constant(self._seed), status.num_steps)
         kernel = self._make_kernel_fn(target)
@@ -161,7 +168,9 @@ class Chain:
         evaluation, results = _take_evaluation(results)
         shown = self._shown(evaluation.forward)
         loss = internals.reported_loss(model, y, shown, sample_weight, target.local_rows)
-        figures = [loss, evaluation.log_prob, getattr(results, "gradient_norm", loss)]
+        figures = [evaluation.log_prob, getattr(results, "gradient_norm", evaluation.log_prob)]
+        if replicas.count() == 1:  # with several, each has a loss
+            figures.append(loss)
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(f)) for f in figures])
         # This also tells XLA that all of the old state was read before the new one takes its
         # place. Otherwise XLA makes a copy first.
@@ -191,7 +200,7 @@ class Chain:
             )
         )
         metrics = model.compute_metrics(x, y, shown.outputs, sample_weight=sample_weight)
-        if replicas.count() > 1:
+        if replicas.count() > 1 and total_rows is None:
             metrics = replicas.metrics_result(model)
         return self._logs(metrics, results)
 
@@ -252,9 +261,16 @@ class Chain:
         """Returns the kernel over the log posterior of a single chain."""
         return self._make_kernel_fn(self.target_of_one(batch))
 
-    def _target(self, batch: Any, num_rows: int | None = None) -> ModelLogProb:
-        others, scores = self.state.read_others(), self._scores
-        return self._make_target(batch, others=others, scores=scores, num_rows=num_rows)
+    def _target(
+        self, batch: Any, num_rows: int | None = None, total_rows: Any = None
+    ) -> ModelLogProb:
+        return self._make_target(
+            batch,
+            others=self.state.read_others(),
+            scores=self._scores,
+            num_rows=num_rows,
+            total_rows=total_rows,
+        )
 
     def _shown(self, forward: internals.Forward) -> internals.Forward:
         """Returns the forward pass that the logs are made from: that of the first chain."""

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.fit.packing import PackedVariables
+from tfp_sgmcmc.keras.model import replicas
 from tfp_sgmcmc.storage.checkpoint import Checkpoint
 
 
@@ -155,7 +156,8 @@ class ChainState:
     def saved(self) -> dict[str, Any]:
         """Returns all that changes as nests of variables and arrays, once a step was taken."""
         others = self._stacked_variables(self.others or [])
-        return {**self._early(), "others": others, "results": self.results}
+        early = tf.nest.map_structure(replicas.on_this_process, self._early())
+        return {**early, "others": others, "results": self.results}
 
     def restore(self, saved: Checkpoint) -> None:
         """Takes over what `saved` returned; values that need the first batch follow with it.

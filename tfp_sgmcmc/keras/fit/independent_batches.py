@@ -19,8 +19,8 @@ class IndependentBatches(keras.utils.PyDataset):
     With arrays, `fit` takes each example once an epoch, so the batches of an epoch depend on one
     another. Kernels that make up for the covariance of the gradient noise (`ModifiedSGLD`, `SGFS`,
     `SGHMC`, `CCAdL`, `NOGIN`) expect independent batches. These data give them. They work on any
-    number of replicas and with `steps_per_execution`; on a single device `SamplerCallback.resident`
-    is faster.
+    number of replicas (on several hosts in `WorkerBatches`) and with `steps_per_execution`; on a
+    single device `SamplerCallback.resident` is faster.
 
     With `growth`, batches grow from a step of the chain to the next, until they hold all examples:
     early steps are cheap and noisy, late ones have the exact gradient. Each step's likelihood is
@@ -100,10 +100,17 @@ class IndependentBatches(keras.utils.PyDataset):
         return self.steps_per_epoch
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        step = self._first_step + index
-        generator, size = np.random.default_rng([*self._words, step]), self.sizes.at(step)
-        rows = generator.choice(self.num_examples, size, replace=False, shuffle=False)
-        x, y, sample_weight = map_arrays(lambda a: a[rows], self.arrays)
+        x, y, sample_weight = self.at(self.rows(index))
         if sample_weight is not None:
             return x, y, sample_weight
         return (x,) if y is None else (x, y)
+
+    def rows(self, index: int) -> np.ndarray:
+        """Returns the numbers of the examples of a batch, `[B]`."""
+        step = self._first_step + index
+        generator, size = np.random.default_rng([*self._words, step]), self.sizes.at(step)
+        return generator.choice(self.num_examples, size, replace=False, shuffle=False)
+
+    def at(self, rows: np.ndarray) -> tuple[Any, Any, Any]:
+        """Returns `(x, y, sample_weight)` of some examples."""
+        return map_arrays(lambda a: a[rows], self.arrays)

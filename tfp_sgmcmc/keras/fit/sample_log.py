@@ -88,7 +88,7 @@ class StoredSampleLog:
         fingerprint: Mapping[str, Any],
         num_chains: int | None,
     ):
-        self.path, self._fingerprint, self._num_chains = path, dict(fingerprint), num_chains
+        self.path, self.fingerprint, self.num_chains = path, dict(fingerprint), num_chains
         self._problem: dict[str, Any] = {}  # as described by the fits so far
         self._saved_problem: dict[str, Any] = {}
         self._run: RunDirectory  # opened by the first fit
@@ -111,7 +111,7 @@ class StoredSampleLog:
             "any fit" or "fit" and a number.
         """
         self._problem |= problem
-        self._fingerprint |= kernel_description
+        self.fingerprint |= kernel_description
         if self._is_open:  # by a fit that was interrupted
             if self._names:
                 self._run.add_to_fingerprint(self._problem)
@@ -123,8 +123,8 @@ class StoredSampleLog:
             if saved_run is not None:
                 before = saved_run.header["fingerprint"]
                 # Numbers first: shapes of samples may differ because of them.
-                both = {n: before[n] for n in self._fingerprint if n in before}
-                check_same(f"The run in {self.path}", both, {n: self._fingerprint[n] for n in both})
+                both = {n: before[n] for n in self.fingerprint if n in before}
+                check_same(f"The run in {self.path}", both, {n: self.fingerprint[n] for n in both})
                 self._saved_problem = {n: x for n, x in before.items() if n.startswith(_SCOPES)}
             recorded, names = self._saved_variables(run, model)
             saved = self._start(run, recorded, names) if recorded else None
@@ -142,7 +142,7 @@ class StoredSampleLog:
 
     def describe(self, kernel_description: Mapping[str, Any]) -> None:
         """Takes on a kernel that was chosen after `open`, before the first sample."""
-        self._fingerprint |= kernel_description
+        self.fingerprint |= kernel_description
 
     def close(self) -> None:
         """Releases the directory; the samples can still be read."""
@@ -201,7 +201,7 @@ class StoredSampleLog:
     def _start(
         self, run: RunDirectory, recorded: Sequence[keras.Variable], names: list[str]
     ) -> Checkpoint | None:
-        chains = () if self._num_chains is None else (self._num_chains,)
+        chains = () if self.num_chains is None else (self.num_chains,)
         variables = {
             name: Variable((*chains, *v.shape), v.dtype, len(chains))
             for name, v in zip(names, recorded, strict=True)
@@ -217,7 +217,7 @@ class StoredSampleLog:
         stats = {"step": Variable((), "int64", None), "step_size": Variable((), "float64", None)}
         saved = run.start(
             {"posterior": variables, "sample_stats": stats},
-            {**self._fingerprint, **known, _NUMBERS: numbers},
+            {**self.fingerprint, **known, _NUMBERS: numbers},
         )
         run.add_to_fingerprint(self._problem)
         return saved
@@ -235,11 +235,20 @@ class StoredSampleLog:
         if checkpoint is None:
             return [], []
         saved = checkpoint.header["fingerprint"]
-        numbers = saved.get(_NUMBERS, [])
-        if not numbers or max(numbers) >= len(model.variables):
-            raise ValueError(
-                f"The run in {self.path} must be a run of this model, which has "
-                f"{len(model.variables)} variables. Received: samples of the variables {numbers}."
-            )
         names = [n.removeprefix(_GROUP) for n in saved if n.startswith(_GROUP)]
-        return [model.variables[i] for i in numbers], names
+        return recorded_variables(checkpoint, model), names
+
+
+def recorded_variables(checkpoint: Checkpoint, model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables that a run has samples of.
+
+    Raises:
+      ValueError: the model has no such variables.
+    """
+    numbers = checkpoint.header["fingerprint"].get(_NUMBERS, [])
+    if not numbers or max(numbers) >= len(model.variables):
+        raise ValueError(
+            f"The run in {checkpoint.path.parent} must be a run of this model, which has "
+            f"{len(model.variables)} variables. Received: samples of the variables {numbers}."
+        )
+    return [model.variables[i] for i in numbers]

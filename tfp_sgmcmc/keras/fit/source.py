@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ import tensorflow as tf
 from tfp_sgmcmc.keras.fit.batch_sizes import BatchSizes
 from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData
+from tfp_sgmcmc.keras.fit.worker_batches import WorkerBatches
 from tfp_sgmcmc.keras.model.internals import map_arrays
 
 # A data set of `tf.data` made of these gives each row of its tensors once.
@@ -49,6 +49,7 @@ class Source(NamedTuple):
       take_batch: returns `(x, y, sample_weight)` of some batch; None if that would use it up.
       spec: the specification of a batch, where none can be taken.
       sizes: the numbers of rows of batches that grow; `batch_size` is the first.
+      has_shares: whether each replica takes its share of a batch (`WorkerBatches`).
     """
 
     kind: str = "unknown data"
@@ -62,6 +63,7 @@ class Source(NamedTuple):
     take_batch: Callable[[], Any] | None = None
     spec: Any = None
     sizes: BatchSizes | None = None
+    has_shares: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -89,7 +91,7 @@ def training_source(model: keras.Model) -> Source:
     Raises:
       ValueError: `steps_per_epoch` was given to `fit` beside `IndependentBatches`.
     """
-    iterator = _epoch_iterator(model, inspect.currentframe())
+    iterator = _names_of_fit(model).get("epoch_iterator")
     if iterator is None:
         return Source()
     found, steps = _of_adapter(iterator.data_adapter), iterator.steps_per_epoch
@@ -103,15 +105,21 @@ def training_source(model: keras.Model) -> Source:
     return found._replace(num_batches=steps)
 
 
-def _epoch_iterator(model: keras.Model, frame: types.FrameType | None) -> Any:
-    """Returns the iterator of the model's `fit` among the callers of a frame, or None."""
+def validation_of_fit(model: keras.Model) -> Any:
+    """Returns the `validation_data` of the model's `fit` on the call stack, or None."""
+    return _names_of_fit(model).get("validation_data")
+
+
+def _names_of_fit(model: keras.Model) -> dict[str, Any]:
+    """Returns the local names of the model's `fit` on the call stack; empty if there is none."""
+    frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "fit":
             names = frame.f_locals
             if names.get("self") is model and "epoch_iterator" in names:
-                return names["epoch_iterator"]
+                return names
         frame = frame.f_back
-    return None
+    return {}
 
 
 def _of_adapter(adapter: Any) -> Source:
@@ -121,7 +129,29 @@ def _of_adapter(adapter: Any) -> Source:
         size = adapter._batch_size
         order = {"shuffle": bool(adapter._shuffle)}
         return Source("arrays", rows, size, adapter.num_batches, arrays, order=order)
+    if isinstance(adapter, WorkerBatches):
+        order = {"shuffle": False}
+        found = _of_py_dataset(adapter.data, order, lambda batch: batch)
+        return found._replace(has_shares=True)
     dataset = getattr(adapter, "py_dataset", None)
+    if isinstance(dataset, keras.utils.PyDataset):
+        if isinstance(dataset, IndependentBatches):
+            adapter.shuffle = False  # the batch of a step depends on the step
+            if adapter.enqueuer is not None:
+                adapter.enqueuer.shuffle = False
+        order = {"shuffle": bool(adapter.shuffle)}
+        return _of_py_dataset(dataset, order, adapter._standardize_batch)
+    if isinstance(batches := getattr(adapter, "_first_batches", None), list) and batches:
+        batch = keras.utils.unpack_x_y_sample_weight(batches[0])
+        return Source("a generator", take_batch=lambda: batch)
+    if isinstance(given := getattr(adapter, "_dataset", None), tf.data.Dataset):
+        return _of_tf_data(given, adapter.num_batches)
+    return Source()
+
+
+def _of_py_dataset(
+    dataset: keras.utils.PyDataset, order: dict[str, Any], standardized: Callable[[Any], Any]
+) -> Source:
     if isinstance(dataset, ResidentData):
         is_fresh = dataset.reshuffle == "step"
         order = {"reshuffle": dataset.reshuffle}
@@ -130,30 +160,19 @@ def _of_adapter(adapter: Any) -> Source:
                        dataset, order, is_fresh)  # fmt: skip
         return _grown(found, dataset.sizes)
     if isinstance(dataset, IndependentBatches):
-        adapter.shuffle = False  # the batch of a step depends on the step
-        if adapter.enqueuer is not None:
-            adapter.enqueuer.shuffle = False
         order = {"seed of the batches": dataset.seed} if dataset.has_seed else {}
         found = Source("IndependentBatches", dataset.num_examples, dataset.batch_size,
                        len(dataset), dataset.arrays, dataset, order, True)  # fmt: skip
         return _grown(found, dataset.sizes)
-    if isinstance(dataset, keras.utils.PyDataset):
 
-        @functools.cache
-        def take() -> Any:
-            return keras.utils.unpack_x_y_sample_weight(adapter._standardize_batch(dataset[0]))
+    @functools.cache
+    def take() -> Any:
+        return keras.utils.unpack_x_y_sample_weight(standardized(dataset[0]))
 
-        order = {"shuffle": bool(adapter.shuffle)}
-        kind = f"a PyDataset, {type(dataset).__name__}"
-        return Source(
-            kind, num_batches=dataset.num_batches, dataset=dataset, order=order, take_batch=take
-        )
-    if isinstance(batches := getattr(adapter, "_first_batches", None), list) and batches:
-        batch = keras.utils.unpack_x_y_sample_weight(batches[0])
-        return Source("a generator", take_batch=lambda: batch)
-    if isinstance(given := getattr(adapter, "_dataset", None), tf.data.Dataset):
-        return _of_tf_data(given, adapter.num_batches)
-    return Source()
+    kind = f"a PyDataset, {type(dataset).__name__}"
+    return Source(
+        kind, num_batches=dataset.num_batches, dataset=dataset, order=order, take_batch=take
+    )
 
 
 def _grown(source: Source, sizes: BatchSizes) -> Source:

@@ -16,6 +16,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfp_sgmcmc.keras.fit.worker_batches import BatchIterator
+
 
 class BatchTrainFunction:
     """Replaces `model.train_function` from `install` until it has been called once.
@@ -26,6 +28,7 @@ class BatchTrainFunction:
       before: called once, with the specification of a batch, before the function is compiled. It
         makes variables: TensorFlow traces a function twice if it makes them while it is traced.
       after: called after every execution, also after one that failed.
+      function: takes the place of the function that Keras would make of `train_step`.
     """
 
     def __init__(
@@ -34,9 +37,13 @@ class BatchTrainFunction:
         train_step: Callable[[Any], Any],
         before: Callable[[Any], None],
         after: Callable[[], None],
+        function: Callable[[Any], Any] | None = None,
     ):
         self._model, self._after = model, after
         self._before: Callable[[Any], None] | None = before
+        if function is not None:
+            self._function = function
+            return
         previous = model.train_function
         try:
             model.train_step = train_step
@@ -60,7 +67,8 @@ class BatchTrainFunction:
             if self._before is not None:
                 spec = _batch_spec(self._model, iterator)
                 if spec is not None:
-                    self._before(spec)
+                    with self._model.distribute_strategy.scope():
+                        self._before(spec)
                 self._before = None
             return self._function(iterator)
         finally:
@@ -73,7 +81,11 @@ def _batch_spec(model: keras.Model, iterator: Any) -> Any:
 
     Data that are None come as `tf.experimental.Optional`, which Keras turns back into None.
     """
-    if model.run_eagerly or not isinstance(iterator, tf.data.Iterator):
+    if model.run_eagerly:
+        return None
+    if isinstance(iterator, BatchIterator):
+        return iterator.spec(model.distribute_strategy.num_replicas_in_sync)
+    if not isinstance(iterator, tf.data.Iterator):
         return None
     spec = keras.tree.map_structure(
         lambda s: None if isinstance(s, tf.OptionalSpec) else s, iterator.element_spec

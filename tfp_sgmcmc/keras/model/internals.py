@@ -13,6 +13,7 @@ Keras. The names used here, and why:
   `Layer._call_has_training_arg`: tells whether `training` may be passed;
   `Layer._flatten_layers`: lists all layers, nested ones included;
   `Functional._outputs_struct`: the nest of the symbolic outputs;
+  `keras.src`, for `DataAdapter`: the class of data that `fit` takes as they are;
   `_keras_history` of a symbolic tensor: the layer that it comes from;
   `_keras_mask` of a tensor: its mask;
   `_keras_logits` of a tensor: the logits whose sigmoid or softmax the tensor is.
@@ -28,6 +29,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import replicas
 
+DataAdapter = keras.src.trainers.data_adapters.data_adapter.DataAdapter
 CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
 

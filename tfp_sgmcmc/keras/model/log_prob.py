@@ -72,6 +72,7 @@ class ModelLogProb(Target):
         `[C, ...]`. Only with `num_chains`.
       scores: computes the scores. None makes an `ExampleScores(model)`.
       num_rows: rows of the batches on one replica, if they are known before the first batch.
+      total_rows: rows of the batch on all replicas. None asks them for their rows.
     """
 
     wrapping_advice = (
@@ -89,6 +90,7 @@ class ModelLogProb(Target):
         others: Sequence[tuple[keras.Variable, tf.Tensor]] = (),
         scores: ExampleScores | None = None,
         num_rows: Any = None,
+        total_rows: Any = None,
     ):
         internals.check_built(model)
         self.num_examples = integer("num_examples", num_examples, 1)
@@ -102,7 +104,9 @@ class ModelLogProb(Target):
         self.default_covariance = "full" if size <= _MOST_FULL else "diag"
         #: Rows on this replica, and on all replicas.
         self.local_rows = num_rows if batch is None else count_rows(batch[0])
-        self.num_rows = num_rows if batch is None else replicas.total_rows(self.local_rows)
+        if total_rows is None:
+            total_rows = num_rows if batch is None else replicas.total_rows(self.local_rows)
+        self.num_rows = total_rows
         self.num_scores = self._scores.num_scores(self.local_rows)
 
     @property

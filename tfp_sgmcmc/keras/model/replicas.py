@@ -13,6 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfp_sgmcmc.keras.model import workers
+
 _WITH_COPIES = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
@@ -26,7 +28,8 @@ def check_distribution(model: keras.Model, **single: Any) -> None:
     Only a model on a single replica can have the options `single` (None if not given).
     """
     strategy = model.distribute_strategy
-    if strategy.num_replicas_in_sync == 1:
+    workers.check_cluster(strategy)
+    if strategy.num_replicas_in_sync == 1 and not workers.are_several(strategy):
         return
     if not isinstance(strategy, _WITH_COPIES):
         raise ValueError(
@@ -102,4 +105,15 @@ def metrics_result(model: keras.Model) -> dict[str, tf.Tensor]:
     summed = [v for v in model.metrics_variables if v.aggregation == "sum"]
     totals = total([keras.ops.convert_to_tensor(v) for v in summed])
     with keras.StatelessScope(state_mapping=list(zip(summed, totals, strict=True))):
-        return model.get_metrics_result()
+        return type(model).get_metrics_result(
+            model
+        )  # a model in `fit` may have one that calls this
+
+
+def on_this_process(variable: Any) -> Any:
+    """Returns the copy that the first replica of this process has of a variable.
+
+    Reading a variable of metrics would sum it over all workers, which must then all read it.
+    """
+    is_distributed = isinstance(variable, tf.distribute.DistributedValues)
+    return variable.values[0] if is_distributed else variable

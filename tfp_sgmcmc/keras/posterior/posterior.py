@@ -14,6 +14,7 @@ from tfp_sgmcmc.checks import integer, one_of
 from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import archive, average, estimator, sample_arrays, sample_loops
+from tfp_sgmcmc.keras.posterior.concatenate import concatenated
 from tfp_sgmcmc.keras.posterior.predicting import Predicting
 from tfp_sgmcmc.keras.posterior.summary import Summary, import_figure, plot, summarize
 
@@ -306,6 +307,35 @@ class Posterior(Predicting):
                 "exist."
             )
         return cls(model, *archive.read(path, model))
+
+    @classmethod
+    def concatenate(cls, posteriors: Sequence[Posterior]) -> Posterior:
+        """Returns a posterior that has the chains of several ones side by side, in memory.
+
+        A posterior without an axis of chains is one chain. So R-hat of `outputs` compares what
+        several runs found, such as `fit`s on other machines whose samples came by `save` and
+        `load`.
+
+        Examples:
+          >>> import keras, numpy as np
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+          >>> runs = [
+          ...     sgmcmc.keras.Posterior(model, model.trainable_variables, [x])
+          ...     for x in np.random.default_rng(0).normal(size=[2, 50, 1, 1]).astype(np.float32)]
+          >>> both = sgmcmc.keras.Posterior.concatenate(runs)
+          >>> len(both), both.num_chains, both.samples[0].shape
+          (50, 2, (50, 2, 1, 1))
+
+        Args:
+          posteriors: posteriors of one model and the same variables, with equally many samples in
+            each chain and the same weights.
+
+        Raises:
+          ValueError: there are none, or they differ in one of these.
+          TypeError: something is not a Posterior.
+        """
+        return cls(*concatenated(posteriors))
 
     def _function(self, kind: Callable[..., Any], *arguments: Any) -> Any:
         """Returns `kind(model, variables, *arguments)`, cached until the model is compiled anew."""

@@ -22,11 +22,10 @@ from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.sampling.loop import state_tensors
 from tfp_sgmcmc.sampling.shards.engine import local_devices, run_by_executor, run_in_threads
 from tfp_sgmcmc.sampling.shards.result import ShardedResult, gather
-from tfp_sgmcmc.sampling.shards.worker import Task, mismatch
+from tfp_sgmcmc.sampling.shards.worker import MANIFEST, Task, mismatch
 from tfp_sgmcmc.sampling.steps import Plan
 from tfp_sgmcmc.storage.directory import Resume
 
-MANIFEST = "shards.json"
 DEFAULT_CHAINS = 32  # in a shard
 
 
@@ -50,8 +49,10 @@ def sample_shards(
     """Runs each shard as a run of its own; see `sample`, whose arguments are checked already."""
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise TypeError(
-            "executor must have a method submit(function, argument), as of concurrent.futures. "
-            f"Received: a {type(executor).__name__}."
+            "executor must have a method submit(function, argument), as executors of "
+            "concurrent.futures and the Client of dask.distributed have it, which "
+            'python -m pip install "tfp_sgmcmc[distributed]" installs. Received: a '
+            f"{type(executor).__name__}."
         )
     make_kernel = _maker(kernel, executor)
     state = tree.map_structure(np.asarray, state_tensors(initial_state))

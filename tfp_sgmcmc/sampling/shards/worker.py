@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from tfp_sgmcmc.storage.checkpoint import differences
 from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.storage.fingerprint import describe_kernel
 
-PROBLEM = "problem.json"
+MANIFEST, PROBLEM = "shards.json", "problem.json"
 
 
 class Task(NamedTuple):
@@ -95,10 +96,18 @@ def run_shard(
     """Runs one shard, or goes on with it.
 
     Raises:
-      ValueError: the kernel, data or posterior here differ from those of another shard; or as in
-        `sample`.
+      ValueError: the kernel, data or posterior here differ from those of another shard, the
+        directory is not that of the caller, or as in `sample`.
       NonFiniteChainError: as in `sample`.
     """
+    if task.is_shared and task.directory is not None:
+        folder = Path(task.directory).parent
+        if not (folder / MANIFEST).exists():  # which the caller wrote
+            raise ValueError(
+                "directory must be on a file system that all workers share. Received: "
+                f"{os.fspath(folder)!r}, where the worker on {socket.gethostname()} does not find "
+                f"{MANIFEST}."
+            )
     kernel = task.make_kernel()
     if not isinstance(kernel, tfp.mcmc.TransitionKernel):
         raise TypeError(
