@@ -8,7 +8,8 @@ core. One replica takes t(1), with the whole step compiled by XLA. For R replica
 where a is the time to sum D numbers over the replicas, measured alone in a loop like that of the
 steps. What a step takes beyond the model are the parts that XLA does not compile there: the noise,
 the update and what the strategy does. Two replicas are worth it where t(1) is above
-2 (a + these parts). Other work on the machine slows all of it, so compare times within one run.
+2 (a + these parts). Other work on the machine slows all of it, so compare times within one run. The
+last two columns are processor times of a replica, its waiting left out, which bear other work best.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SECONDS = 150  # for a child
 
 
 class Row(NamedTuple):
-    """Times of a step, in milliseconds."""
+    """Times of a step, in milliseconds; the last two are processor times of a replica."""
 
     replicas: str
     batch_size: int
@@ -46,6 +47,8 @@ class Row(NamedTuple):
     model: float
     beyond: float
     gain: float
+    cpu_one: float
+    cpu_two: float
 
 
 def rows(
@@ -67,22 +70,25 @@ def rows(
     found = {kind: _in_processes(kind, options) for kind in KINDS}
     made = []
     for kind in KINDS[1:]:
-        added = found[kind]["sum"]
+        added = found[kind]["sum"][0]
         for n in batch_sizes:
-            one, two = (found[k][str(n)] for k in ("one", kind))
+            (one, cpu_one), (two, cpu_two) = (found[k][str(n)] for k in ("one", kind))
+            cpu_two /= 2 if kind == "threads" else 1  # of the process
             model = one / 2 + added
-            made.append(Row(kind, n, one, two, added, model, two - model, one / two))
+            times = (one, two, added, model, two - model, one / two, cpu_one, cpu_two)
+            made.append(Row(kind, n, *times))
     return made
 
 
 def show(found: list[Row]) -> None:
     columns = {"replicas": "s", "n": ",d", "t(1), ms": ".3f", "t(2), ms": ".3f"}
     columns |= {"a, ms": ".3f", "model, ms": ".3f", "beyond, ms": ".3f", "t(1)/t(2)": ".2f"}
+    columns |= {"cpu(1), ms": ".3f", "cpu(2), ms": ".3f"}
     command_line.print_table(columns, found)
 
 
-def _in_processes(kind: str, options: dict[str, Any]) -> dict[str, float]:
-    """Returns milliseconds by batch size, and of the sum, measured in new processes."""
+def _in_processes(kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns times by batch size, and of the sum, measured in new processes."""
     count = 2 if kind == "processes" else 1
     sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
     addresses = [f"localhost:{s.getsockname()[1]}" for s in sockets]
@@ -91,11 +97,13 @@ def _in_processes(kind: str, options: dict[str, Any]) -> dict[str, float]:
     children = []
     for index in range(count):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        one_core = {"TF_NUM_INTRAOP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        # More threads than cores take the operations, as some of them wait for other replicas.
+        threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4"}
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
         children.append(
             subprocess.Popen(
                 [sys.executable, "-m", MODULE, "--child", kind, json.dumps(options)],
-                env={**os.environ, **one_core, "TF_CONFIG": json.dumps(config)},
+                env={**os.environ, **threads, **quiet, "TF_CONFIG": json.dumps(config)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
@@ -139,16 +147,16 @@ def child(kind: str, n: list[int], total: int, dim: int, repeats: int) -> None:
     print(json.dumps(found), flush=True)
 
 
-def _step_ms(target: sgmcmc.ShardedLogProb, dim: int, repeats: int) -> float:
+def _step_ms(target: sgmcmc.ShardedLogProb, dim: int, repeats: int) -> tuple[float, float]:
     kernel = sgmcmc.SGLD(target, 1e-6)
     position = start_of(kernel, tf.zeros([dim]))
     loop = Loop(lambda _: kernel, None, position, jit_compile=True, replicas=target.replicas)
-    steps = max(5, 2_000_000 // (target.batch_size * 4 + 20_000))
+    steps = max(5, 1_000_000 // (target.batch_size * 4 + 20_000))
     seed = tf.constant([0, 1])
     return _shortest_ms(lambda: loop(position, 1, steps, 1, seed)[0].state.numpy(), steps, repeats)
 
 
-def _sum_ms(replicas: Any, dim: int, repeats: int) -> float:
+def _sum_ms(replicas: Any, dim: int, repeats: int) -> tuple[float, float]:
     """Returns the time of a sum of D numbers over replicas, and of the loop around it."""
     count = 200
 
@@ -164,15 +172,16 @@ def _sum_ms(replicas: Any, dim: int, repeats: int) -> float:
     return _shortest_ms(lambda: sums(tf.ones([dim])).numpy(), count, repeats)
 
 
-def _shortest_ms(run: Callable[[], Any], count: int, repeats: int) -> float:
-    """Returns the shortest of several times, divided by the number of steps in a call."""
+def _shortest_ms(run: Callable[[], Any], count: int, repeats: int) -> tuple[float, float]:
+    """Returns the shortest time and the least processor time of a step, of `count` in a call."""
     run()
     times = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = np.array([time.perf_counter(), time.process_time()])
         run()
-        times.append(time.perf_counter() - began)
-    return 1e3 * min(times) / count
+        times.append(np.array([time.perf_counter(), time.process_time()]) - began)
+    wall, processor = 1e3 * np.min(times, axis=0) / count
+    return float(wall), float(processor)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ compile draw the same noise there, so that only the order of sums differs.
 
 import functools
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,32 @@ def test_what_is_computed_between_steps() -> None:
             found.append([*map(np.asarray, [*numbers, *arrays])])
     for one, both in zip(*found, strict=True):
         np.testing.assert_allclose(both, one, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
+    with MIRRORED.scope():
+        kernel = kernels("SGHMC", sharded())
+        sgmcmc.sample(kernel, tf.zeros([4, 3]), 20, directory=tmp_path, **options)
+    kernel = kernels("SGHMC", sharded())
+    result = sgmcmc.sample(kernel, tf.zeros([4, 3]), 40, directory=tmp_path, **options)
+    assert_close(np.asarray(result.states), alone("SGHMC"))
+    with pytest.raises(ValueError, match="jit_compile"):  # other noise
+        sgmcmc.sample(
+            kernel, tf.zeros([4, 3]), 60, directory=tmp_path, **options | {"jit_compile": True}
+        )
+
+
+def test_report() -> None:
+    pytest.importorskip("arviz")
+    with MIRRORED.scope():
+        target = sharded()
+        kernel = kernels("UnderdampedLangevin", target)
+        result = sgmcmc.sample(
+            kernel, tf.zeros([4, 3]), 200, seed=0, progress_bar=False, preflight_check=False
+        )
+        assert "R-hat" in str(sgmcmc.report(result, target))
 
 
 def streamed() -> Any:

@@ -60,11 +60,12 @@ class ShardedLogProb(MinibatchLogProb):
       ...         tfd.Normal(0., 10.).log_prob,
       ...         lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
       ...         load_shard, num_shards=4, num_examples=1000, batch_size=40)
-      ...     result = sgmcmc.sample(sgmcmc.SGLD(target, step_size=1e-4), tf.zeros([]), 2000,
-      ...                            num_burnin_steps=200, seed=0, progress_bar=False)
-      >>> data = np.concatenate([load_shard(s) for s in range(4)])
-      >>> bool(abs(result.states.mean() - data.mean()) < 0.02)
-      True
+      >>> estimate = target.estimate(tf.zeros([3]), seed=tf.constant([0, 1]))  # three chains
+      >>> estimate.gradient.shape, estimate.scores.shape, target.noise_scale
+      (TensorShape([3]), TensorShape([3, 40]), 24000.0)
+
+      Below `with strategy.scope():`, `sgmcmc.sample(sgmcmc.SGLD(target, step_size=1e-4), ...)` then
+      takes each step on all replicas.
 
     Args:
       log_prior_fn: see `MinibatchLogProb`.
