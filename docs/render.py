@@ -1,7 +1,7 @@
 """Runs tutorials and writes their pages: `python -m docs.render [NAME ...]`, from the root.
 
-A tutorial is a percent script, `docs/tutorials/NAME.py`. Its page `NAME.md` holds the text, the code,
-what the code printed, and its pictures. What goes to stderr is left out.
+A tutorial is a percent script, `docs/tutorials/NAME.py`. Its page `NAME.md` holds the text, the
+code, what the code printed, and its pictures. What goes to stderr is left out.
 """
 
 import argparse
@@ -15,8 +15,8 @@ FOLDER = Path(__file__).parent / "tutorials"
 END = """
 ---
 
-This page is the output of `docs/tutorials/{name}.py`. `python -m docs.render {name}` runs it and writes
-the page again; here that took {seconds:.0f} s on two cores of a shared virtual machine.
+This page is the output of `docs/tutorials/{name}.py`. `python -m docs.render {name}` runs it and
+writes the page again. Here that took {seconds:.0f} s on two cores of a shared virtual machine.
 """
 
 
@@ -63,7 +63,9 @@ def render(name: str) -> None:
 def main(arguments: list[str] | None = None) -> None:
     names = sorted(path.stem for path in FOLDER.glob("*.py"))
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all if none")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all if none"
+    )
     for name in parser.parse_args(arguments).names or names:
         if name not in names:
             parser.error(f"NAME must be one of {', '.join(names)}. Received: {name}.")

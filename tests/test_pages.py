@@ -19,6 +19,8 @@ WRITTEN_BY_PROGRAMS = ("docs/reproductions", "docs/tutorials/")
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]*?) -->\n+)?^```python\n(?P<code>.*?)^```", re.S | re.M
 )
+FENCED = re.compile(r"^```.*?^```", re.S | re.M)
+PUBLISHED_BESIDE = ("asv/",)  # docs.yml puts the history of the benchmarks there
 CHEAP = ("docs/guides/scale.md", "docs/guides/developers.md")
 MOST_NOT_RUN = 2  # on a page
 

@@ -10,7 +10,9 @@ NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all if none")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all if none"
+    )
     for name in parser.parse_args(arguments).names or NAMES:
         if name not in NAMES:
             parser.error(f"NAME must be one of {', '.join(NAMES)}. Received: {name}.")

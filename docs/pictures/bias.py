@@ -12,12 +12,12 @@ import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.kernels.linear_laws import nogin_law, overdamped_law, splitting_law
 
 NOISE = 5.0  # variance of the gradient, in units of the curvature: N / n
-NUM_EXAMPLES, DIMENSION, NUM_CHAINS, FRICTION = 500, 10, 400, 1.5
+NUM_EXAMPLES, DIMENSION, NUM_CHAINS, FRICTION = 500, 10, 40, 1.5
 STEPS = np.array([0.1, 0.15, 0.22, 0.33, 0.5])  # times: epsilon = h^2
 
 
 def target() -> sgmcmc.MinibatchLogProb:
-    """Means of numbers, one in each dimension: curvature 1, and gradient noise of variance NOISE."""
+    """Means of numbers, one in each dimension: curvature 1, gradient noise of variance NOISE."""
     x = np.random.default_rng(0).standard_normal([NUM_EXAMPLES, DIMENSION])
     x *= np.sqrt(NUM_EXAMPLES) / x.std(axis=0)
 
@@ -53,7 +53,10 @@ def sghmc_covariance(h: float) -> np.ndarray:
 
 
 SAMPLERS = {
-    "SGLD": (lambda t, h: sgmcmc.SGLD(t, h**2), lambda h: overdamped_law(h**2, 1, NOISE).temperature),
+    "SGLD": (
+        lambda t, h: sgmcmc.SGLD(t, h**2),
+        lambda h: overdamped_law(h**2, 1, NOISE).temperature,
+    ),
     "ModifiedSGLD": (lambda t, h: sgmcmc.ModifiedSGLD(t, h**2), modified_sgld_variance),
     "UnderdampedLangevin": (
         lambda t, h: sgmcmc.UnderdampedLangevin(t, h, FRICTION),
@@ -77,7 +80,7 @@ def measured(make, posterior: sgmcmc.MinibatchLogProb) -> np.ndarray:  # noqa: A
     def run(h: tf.Tensor) -> tf.Tensor:
         return tfp.mcmc.sample_chain(
             30, tf.zeros([NUM_CHAINS, DIMENSION]), kernel=make(posterior, h), trace_fn=None,
-            num_burnin_steps=1_500, num_steps_between_results=29, seed=[0, 1],
+            num_burnin_steps=1_000, num_steps_between_results=49, seed=[0, 1],
         )  # fmt: skip
 
     steps = tf.constant(STEPS, tf.float32)

@@ -24,7 +24,9 @@ def first_order() -> list[Problem]:
     """Returns the best sampler of each kind in each of the long tables."""
     text = TABLES.read_text(encoding="utf-8")
     found = []
-    for title, table in re.findall(r"^([^\n]*D = \d+[^\n]*):\n\n```text\n(.*?)```", text, re.S | re.M):
+    for title, table in re.findall(
+        r"^([^\n]*D = \d+[^\n]*):\n\n```text\n(.*?)```", text, re.S | re.M
+    ):
         best: dict[str, float] = {}
         for line in table.splitlines()[2:]:
             *_, milliseconds, _, sd = line.split()

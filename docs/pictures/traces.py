@@ -30,7 +30,10 @@ def draw(folder: Path) -> Path:
     mode, sd = center.numpy()[WEIGHT], covariance[WEIGHT, WEIGHT] ** 0.5
     step = 4 / float(sgmcmc.largest_curvature(target, center))
     samplers = {
-        f"SGLD, ε = {step / 100:.1e}: hardly biased, and slow": (sgmcmc.SGLD(target, step / 100), False),
+        f"SGLD, ε = {step / 100:.1e}: hardly biased, and slow": (
+            sgmcmc.SGLD(target, step / 100),
+            False,
+        ),
         f"SGLD, ε = {step / 4:.1e}: fast, and too wide": (sgmcmc.SGLD(target, step / 4), False),
         "NOGIN, whitened, h = 0.5": (sgmcmc.NOGIN(whitened, 0.5, friction=1.0), True),
     }
@@ -43,6 +46,8 @@ def draw(folder: Path) -> Path:
         axes.axhspan(mode - 2 * sd, mode + 2 * sd, color="0.9")
         axes.plot(draws, linewidth=0.6)
         axes.set_title(name, fontsize=9)
-    panels[-1].set_xlabel("step; the band is Laplace's approximation, plus and minus two deviations")
+    panels[-1].set_xlabel(
+        "step; the band is Laplace's approximation, plus and minus two deviations"
+    )
     figure.savefig(folder / "traces.png", dpi=100)
     return folder / "traces.png"

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Choosing a sampler and a step
 #
-# One posterior, and the way from a guess to settings that hold: measure the curvature, see what a step
-# does, whiten, compare step sizes, and let the library choose.
+# One posterior, and the way from a guess to settings that hold: measure the curvature, see what a
+# step does, whiten, compare step sizes, and let the library choose.
 #
 # The data are the Pima diabetes set: 532 women, 7 measurements and a constant.
 
@@ -34,13 +34,21 @@ print(N, D, "converged:", found.converged)
 # %% [markdown]
 # ## 1. Measure
 #
-# The curvature bounds the step. Its range says how hard the posterior is without whitening: a chain whose
-# step fits the stiffest direction crawls along the softest.
+# The curvature bounds the step. Its range says how hard the posterior is without whitening: a
+# chain whose step fits the stiffest direction crawls along the softest.
 
 # %%
 curvatures = np.linalg.eigvalsh(-np.asarray(found.hessian))
-for kernel in (sgmcmc.SGLD(target, 1.0), sgmcmc.UnderdampedLangevin(target, 1.0), sgmcmc.NOGIN(target, 1.0)):
-    print(type(kernel).__name__, "is stable below", f"{float(kernel.largest_stable_step(curvatures[-1])):.3g}")
+for kernel in (
+    sgmcmc.SGLD(target, 1.0),
+    sgmcmc.UnderdampedLangevin(target, 1.0),
+    sgmcmc.NOGIN(target, 1.0),
+):
+    print(
+        type(kernel).__name__,
+        "is stable below",
+        f"{float(kernel.largest_stable_step(curvatures[-1])):.3g}",
+    )
 print(f"curvatures from {curvatures[0]:.1f} to {curvatures[-1]:.1f}")
 
 # %% [markdown]
@@ -59,8 +67,8 @@ print(f"mean variance in these coordinates, by HMC: {exact:.3f}")
 # %% [markdown]
 # ## 3. Compare step sizes
 #
-# Bias and speed of three samplers, in the same coordinates. An excess of 0.1 means that variances are 10 %
-# too large.
+# Bias and speed of three samplers, in the same coordinates. An excess of 0.1 means that variances
+# are 10 % too large.
 
 # %%
 makers = {
@@ -97,8 +105,9 @@ axis.legend()
 plt.show()
 
 # %% [markdown]
-# SGLD's variances grow with the step, as its bias is of first order. SGHMC's grow less. NOGIN has no bias that
-# could be seen, at any of these steps, and its draws forget their start sooner with each.
+# SGLD's variances grow with the step, as its bias is of first order. SGHMC's grow less. NOGIN has
+# no bias that could be seen, at any of these steps, and its draws forget their start sooner with
+# each.
 #
 # ## 4. Without looking at a reference
 #

@@ -1,14 +1,13 @@
 # %% [markdown]
 # # An image classifier and its calibration
 #
-# A network on 6,000 images of MNIST, trained by Adam and then sampled from the same weights. We compare
-# accuracy, log density and calibration on the 10,000 test images, at two temperatures.
+# A network on 6,000 images of MNIST, trained by Adam and then sampled from the same weights. We
+# compare accuracy, log density and calibration on the 10,000 test images, at two temperatures.
 
 # %%
 import keras
 import matplotlib.pyplot as plt
 import numpy as np
-import tensorflow as tf
 import tensorflow_probability as tfp
 
 import datasets
@@ -23,7 +22,9 @@ chosen = np.random.default_rng(0).permutation(len(x))[:6_000]
 x, y, y_test = x[chosen], y[chosen].astype(np.int32), y_test.astype(np.int32)
 
 keras.utils.set_random_seed(0)
-model = keras.Sequential([keras.Input([784]), keras.layers.Dense(50, "relu"), keras.layers.Dense(10)])
+model = keras.Sequential(
+    [keras.Input([784]), keras.layers.Dense(50, "relu"), keras.layers.Dense(10)]
+)
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True),
               metrics=["accuracy"], jit_compile=True)  # fmt: skip
 model.fit(x, y, epochs=15, batch_size=100, verbose=0)
@@ -37,8 +38,8 @@ start = model.get_weights()
 
 def scores(name, posterior):
     found = posterior.evaluate(x_test, y_test, batch_size=1_000)
-    print(f"{name:28} accuracy {found.accuracy:.4f}  log density {found.log_predictive_density:.4f}  "
-          f"calibration error {found.expected_calibration_error:.4f}")  # fmt: skip
+    print(f"{name:28} accuracy {found.accuracy:.4f}  log density {found.log_predictive_density:.4f}"
+          f"  calibration error {found.expected_calibration_error:.4f}")  # fmt: skip
     return np.asarray(posterior.predict(x_test, batch_size=1_000).mean)
 
 
@@ -49,7 +50,8 @@ probabilities = {"Adam": scores("Adam", one)}
 # ## The chain
 #
 # SGHMC, on data that stay on the device. With n = 500 the noise along stiff directions is about
-# N/n = 12 times the curvature, so the friction is large. `covariance="diag"` makes up for a part of it.
+# N/n = 12 times the curvature, so the friction is large. `covariance="diag"` makes up for a part
+# of it.
 
 # %%
 for temperature in (1.0, 0.1):
@@ -84,7 +86,9 @@ for axis, (name, p) in zip(axes, probabilities.items(), strict=True):
     cell = np.digitize(confidence, edges[1:-1])
     used = [k for k in range(10) if np.sum(cell == k) >= 20]
     axis.plot([0, 1], [0, 1], color="0.7", lw=1)
-    axis.plot([confidence[cell == k].mean() for k in used], [right[cell == k].mean() for k in used], "o-")
+    axis.plot(
+        [confidence[cell == k].mean() for k in used], [right[cell == k].mean() for k in used], "o-"
+    )
     axis.set_title(name, fontsize=9)
     axis.set(xlabel="confidence")
 axes[0].set_ylabel("share right")
@@ -93,12 +97,13 @@ plt.show()
 # %% [markdown]
 # ## What the samples know that one network does not
 #
-# The mutual information of prediction and weights is large where samples disagree. Images of which the
-# posterior is unsure in that way are wrong more often:
+# The mutual information of prediction and weights is large where samples disagree. Images of
+# which the posterior is unsure in that way are wrong more often:
 
 # %%
 prediction = sampler.posterior.predict(x_test, batch_size=1_000)
 information = np.asarray(prediction.mutual_information)
 wrong = np.asarray(prediction.mean).argmax(-1) != y_test
-for name, part in (("least", np.argsort(information)[:5_000]), ("most", np.argsort(information)[-1_000:])):
-    print(f"error among the {len(part):5} images with the {name} mutual information: {wrong[part].mean():.4f}")
+order = np.argsort(information)
+print(f"error among the 5,000 images with the least: {wrong[order[:5_000]].mean():.4f}")
+print(f"error among the 1,000 images with the most:  {wrong[order[-1_000:]].mean():.4f}")

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Logistic regression against HMC
 #
-# We sample the posterior of a logistic regression three times: by HMC on all data, which is exact, by SGLD
-# with a step that somebody might guess, and by NOGIN in whitened coordinates. Then we look at what differs.
+# We sample the posterior of a logistic regression three times: by HMC on all data, which is
+# exact, by SGLD with a step that somebody might guess, and by NOGIN in whitened coordinates. Then
+# we look at what differs.
 #
-# The data are German credit: 800 loans for training, 24 numbers about each and a constant, and whether
-# it went well.
-# Run the script from a checkout, where `datasets` finds them.
+# The data are German credit: 800 loans for training, 24 numbers about each and a constant, and
+# whether it went well. Run the script from a checkout, where `datasets` finds them.
 
 # %%
 import matplotlib.pyplot as plt
@@ -24,7 +24,8 @@ N, D = x.shape
 print(N, D, y.mean())
 
 # %% [markdown]
-# The target is the log prior and the log likelihood of each example. Nothing is summed, divided or scaled.
+# The target is the log prior and the log likelihood of each example. Nothing is summed, divided
+# or scaled.
 
 # %%
 target = sgmcmc.MinibatchLogProb(
@@ -37,8 +38,8 @@ target = sgmcmc.MinibatchLogProb(
 # %% [markdown]
 # ## The reference
 #
-# `find_center` finds the mode, and `whiten` gives coordinates z in which the posterior is about N(0, I).
-# There HMC needs no tuning.
+# `find_center` finds the mode, and `whiten` gives coordinates z in which the posterior is about
+# N(0, I). There HMC needs no tuning.
 
 # %%
 center, report = sgmcmc.find_center(target, tf.zeros([D]))
@@ -57,7 +58,8 @@ print(sgmcmc.report(hmc, whitened))
 # %% [markdown]
 # ## SGLD, with a guessed step
 #
-# The largest curvature of this posterior tells which steps are stable. We take a fifth of the largest.
+# The largest curvature of this posterior tells which steps are stable. We take a fifth of the
+# largest.
 
 # %%
 curvature = sgmcmc.largest_curvature(target, center)
@@ -92,8 +94,9 @@ print(sgmcmc.report(nogin, whitened))
 # %% [markdown]
 # ## What differs
 #
-# E1 and E2 are the relative errors of the posterior mean and covariance against HMC's. Draws are finite in
-# number, so the last row compares two halves of HMC's chains: less than that cannot be seen.
+# E1 and E2 are the relative errors of the posterior mean and covariance against HMC's. Draws are
+# finite in number, so the last row compares two halves of HMC's chains: less than that cannot be
+# seen.
 
 # %%
 draws = {"SGLD": np.asarray(sgld.states), "NOGIN": bijector.forward(nogin.states).numpy()}
@@ -104,9 +107,13 @@ for name, w in (draws | halves).items():
     reference = exact[:, 2:].reshape(-1, D) if name == "HMC" else flat
     w = w.reshape(-1, D)
     mean_error = sgmcmc.diagnostics.relative_mean_error(w.mean(0), reference.mean(0))
-    covariance_error = sgmcmc.diagnostics.relative_covariance_error(np.cov(w.T), np.cov(reference.T))
+    covariance_error = sgmcmc.diagnostics.relative_covariance_error(
+        np.cov(w.T), np.cov(reference.T)
+    )
     ratio = w.std(0) / reference.std(0)
-    print(f"{name:8}{mean_error:7.3f}{covariance_error:7.3f}   {ratio.min():.2f} to {ratio.max():.2f}")
+    print(
+        f"{name:8}{mean_error:7.3f}{covariance_error:7.3f}   {ratio.min():.2f} to {ratio.max():.2f}"
+    )
 
 # %%
 widest = np.argsort(-(np.asarray(sgld.states).std((0, 1)) / exact.std((0, 1))))[:4]

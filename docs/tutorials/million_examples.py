@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A million examples
 #
-# A logistic regression with N = 1,000,000 examples and 20 weights. HMC passes over all of them several
-# times for one draw. With control variates, a step takes 100 of them, and is nearly as good as a step
-# with exact gradients.
+# A logistic regression with N = 1,000,000 examples and 20 weights. HMC passes over all of them
+# several times for one draw. With control variates, a step takes 100 of them, and is nearly as
+# good as a step with exact gradients.
 #
 # The data are drawn at random, as no public set at hand has a million rows.
 
@@ -42,15 +42,17 @@ control = sgmcmc.ControlVariate(whitened, tf.zeros([D]), order=2, importance="pi
 print(f"mode, whitening and control variates: {time.perf_counter() - start:.1f} s")
 
 # %% [markdown]
-# How noisy are the gradients, one posterior standard deviation from the mode? In whitened coordinates the
-# curvature is 1, and so is the scale on which noise counts.
+# How noisy are the gradients, one posterior standard deviation from the mode? In whitened
+# coordinates the curvature is 1, and so is the scale on which noise counts.
 
 # %%
 z = tf.random.stateless_normal([500, D], seed=[0, 1])
 for name, estimates in (("plain", whitened), ("control variates", control)):
     first = estimates.estimate(z, tf.constant([0, 1])).gradient
     second = estimates.estimate(z, tf.constant([0, 2])).gradient
-    print(f"variance of the gradient, {name}: {float(tf.reduce_mean((first - second) ** 2)) / 2:.2e}")
+    print(
+        f"variance of the gradient, {name}: {float(tf.reduce_mean((first - second) ** 2)) / 2:.2e}"
+    )
 
 # %% [markdown]
 # ## Sampling
@@ -69,8 +71,10 @@ for name, kernel, num_results in (
     ("NOGIN, plain", sgmcmc.NOGIN(whitened, 0.5, friction=1.0), 10_000),
     ("HMC", tfp.mcmc.HamiltonianMonteCarlo(whitened, 0.5, num_leapfrog_steps=3), 40),
 ):
-    result = sgmcmc.sample(kernel, tf.zeros([4, D]), num_results, num_burnin_steps=num_results // 10,
-                           seed=0, progress_bar=False)  # fmt: skip
+    result = sgmcmc.sample(
+        kernel, tf.zeros([4, D]), num_results, num_burnin_steps=num_results // 10, seed=0,
+        progress_bar=False,
+    )  # fmt: skip
     draws = np.asarray(result.states)
     costs[name] = result.timings.seconds / effective(draws)
     variances[name] = draws.var((0, 1)).mean()
@@ -78,8 +82,8 @@ for name, kernel, num_results in (
           f"{1e3 * costs[name]:8.2f} ms each, variance {variances[name]:.3f}")  # fmt: skip
 
 # %% [markdown]
-# HMC has only 160 draws here, so its variance is uncertain by some percent. Laplace's approximation says 1
-# in these coordinates, and with a million examples it is very good.
+# HMC has only 160 draws here, so its variance is uncertain by some percent. Laplace's
+# approximation says 1 in these coordinates, and with a million examples it is very good.
 
 # %%
 print(f"HMC / control variates: {costs['HMC'] / costs['control variates']:.0f}")
@@ -87,5 +91,6 @@ print(f"HMC / NOGIN with plain minibatches: {costs['HMC'] / costs['NOGIN, plain'
 assert abs(variances["control variates"] - 1) < 0.05
 
 # %% [markdown]
-# Plain minibatches cannot win here: an effective sample costs them about a pass over the data, whatever
-# the sampler. `sgmcmc.sample(target, ...)` finds these settings by itself, and tests the draws.
+# Plain minibatches cannot win here: an effective sample costs them about a pass over the data,
+# whatever the sampler. `sgmcmc.sample(target, ...)` finds these settings by itself, and tests the
+# draws.

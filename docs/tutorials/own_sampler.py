@@ -1,13 +1,15 @@
 # %% [markdown]
 # # A sampler of your own
 #
-# A sampler is a file of about a hundred lines, and most of them are its docstring. Here we write one that
-# the library does not have, and prove it right. It is the overdamped limit of BAOAB (Leimkuhler &
-# Matthews 2013): SGLD, whose noise is the mean of this step's normals and those of the step before,
+# A sampler is a file of about a hundred lines, and most of them are its docstring. Here we write
+# one that the library does not have, and prove it right. It is the overdamped limit of BAOAB
+# (Leimkuhler & Matthews 2013): SGLD, whose noise is the mean of this step's normals and those of
+# the step before,
 #
 # $$\theta \leftarrow \theta + \tfrac\epsilon2 g(\theta) + \sqrt\epsilon\, \frac{z_t + z_{t-1}}2 .$$
 #
-# That small change removes the whole bias of the step on a Gaussian posterior with exact gradients.
+# That small change removes the whole bias of the step on a Gaussian posterior with exact
+# gradients.
 
 # %%
 from typing import Any, NamedTuple
@@ -24,8 +26,8 @@ from tfp_sgmcmc.kernels.overdamped import OverdampedKernel
 from tfp_sgmcmc.state import map_parts
 
 # %% [markdown]
-# All that a sampler remembers is in its results. The first six fields are those of every sampler; ours
-# also keeps the normals.
+# All that a sampler remembers is in its results. The first six fields are those of every sampler;
+# ours also keeps the normals.
 
 
 # %%
@@ -67,9 +69,9 @@ class AveragedNoise(OverdampedKernel):
 #
 # ## Is it right?
 #
-# On a Gaussian with curvature a the step is linear, so the law of its draws is known in closed form. With
-# $\rho = 1 - \epsilon a / 2$, the pair $(\theta_t, z_t)$ is a linear scheme, and its covariance S solves
-# $S = F S F^T + L L^T$.
+# On a Gaussian with curvature a the step is linear, so the law of its draws is known in closed
+# form. With $\rho = 1 - \epsilon a / 2$, the pair $(\theta_t, z_t)$ is a linear scheme, and its
+# covariance S solves $S = F S F^T + L L^T$.
 
 # %%
 from scipy.linalg import solve_discrete_lyapunov  # noqa: E402
@@ -107,8 +109,8 @@ for epsilon in steps:
 # %% [markdown]
 # The draws have the law that the equation says, and the new scheme's variance is 1 at every step.
 #
-# A test that cannot fail proves nothing. So break the sampler, and see that the test rejects it. The usual
-# mistake is a noise that is drawn once and used twice:
+# A test that cannot fail proves nothing. So break the sampler, and see that the test rejects it.
+# The usual mistake is a noise that is drawn once and used twice:
 
 
 # %%
@@ -125,8 +127,8 @@ assert abs(wrong / exact_variance(0.5) - 1) > error
 # %% [markdown]
 # ## What it does not do
 #
-# The trick is for exact gradients. The noise of minibatches is not averaged over two steps, and heats the
-# chain as it heats SGLD:
+# The trick is for exact gradients. The noise of minibatches is not averaged over two steps, and
+# heats the chain as it heats SGLD:
 
 # %%
 noises = np.linspace(0, 8, 50)
@@ -134,12 +136,14 @@ figure, axis = plt.subplots(figsize=(6, 3), layout="constrained")
 axis.plot(noises, overdamped_law(0.5, 1.0, noises).temperature, label="SGLD")
 axis.plot(noises, [exact_variance(0.5, s) for s in noises], label="averaged noise")
 axis.axhline(1, color="0.6", lw=1)
-axis.set(xlabel="variance of the gradient noise, over the curvature", ylabel="variance", ylim=(0, None))
+axis.set(
+    xlabel="variance of the gradient noise, over the curvature", ylabel="variance", ylim=(0, None)
+)
 axis.set_title("step 0.5; the exact variance is 1", fontsize=10)
 axis.legend()
 plt.show()
 
 # %% [markdown]
-# So it goes well with control variates, which leave little noise, and not with plain minibatches. The
-# [developers' page](../guides/developers.md) has what a sampler needs besides to become part of the
-# library.
+# So it goes well with control variates, which leave little noise, and not with plain minibatches.
+# The [developers' page](../guides/developers.md) has what a sampler needs besides to become part
+# of the library.

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Several modes
 #
-# A chain that sits in one of two modes looks perfect. No diagnostic of its draws can tell. Here we build
-# such a posterior, watch SGLD fail on it, and sample it by replica exchange.
+# A chain that sits in one of two modes looks perfect. No diagnostic of its draws can tell. Here
+# we build such a posterior, watch SGLD fail on it, and sample it by replica exchange.
 #
-# The data are 60 draws of a mixture of two Gaussians, N(-1.2, 1) and N(1.2, 1). The two centres are unknown. Exchange the
-# centres and the posterior is the same, so it has two modes of equal weight.
+# The data are 60 draws of a mixture of two Gaussians, N(-1.2, 1) and N(1.2, 1). The two centres
+# are unknown. Exchange the centres and the posterior is the same, so it has two modes of equal
+# weight.
 
 # %%
 import matplotlib.pyplot as plt
@@ -66,9 +67,10 @@ print(sgmcmc.report({"centres": plain}, target))
 # %% [markdown]
 # ## Replica exchange
 #
-# Replicas at higher temperatures cross between the modes, and neighbours exchange their states. The
-# energies that decide an exchange are estimated from a minibatch; the kernel corrects for their noise.
-# `log_swap_variance` should stay below about 4, and a fair share of the swaps should be accepted.
+# Replicas at higher temperatures cross between the modes, and neighbours exchange their states.
+# The energies that decide an exchange are estimated from a minibatch; the kernel corrects for
+# their noise. `log_swap_variance` should stay below about 4, and a fair share of the swaps should
+# be accepted.
 
 # %%
 temperatures = np.geomspace(1.0, 20.0, 8)

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Streaming, and kill -9
 #
-# The data lie in files, and do not have to fit into memory. The run writes its draws and checkpoints to a
-# directory. We kill it, hard, in the middle; run the same script again; and compare with a run that was
-# never killed.
+# The data lie in files, and do not have to fit into memory. The run writes its draws and
+# checkpoints to a directory. We kill it, hard, in the middle; run the same script again; and
+# compare with a run that was never killed.
 #
-# The data are a9a (UCI Adult): 32,561 people, 123 binary features, and who earns more than 50,000 dollars.
+# The data are a9a (UCI Adult): 32,561 people, 123 binary features, and who earns more than 50,000
+# dollars.
 
 # %%
 import os
@@ -31,12 +32,13 @@ print(len(x), sorted(f.name for f in folder.glob("*.npz"))[:3], "...")
 # %% [markdown]
 # ## The script
 #
-# A function of the epoch gives a dataset: it shuffles the files and the examples of each file, by the
-# number of the epoch. So epoch 7 is the same whenever it is read, and the run can go on in its middle.
+# A function of the epoch gives a dataset: it shuffles the files and the examples of each file, by
+# the number of the epoch. So epoch 7 is the same whenever it is read, and the run can go on in
+# its middle.
 
 # %%
 script = folder / "sample.py"
-script.write_text('''
+script.write_text("""
 import sys
 from pathlib import Path
 import numpy as np, tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
@@ -51,21 +53,22 @@ def batches(epoch):
         for i in rng.permutation(len(files)):
             with np.load(files[i]) as part:
                 x, y = part["x"], part["y"]
-            for row in rng.permutation(len(x)):
-                yield {"x": x[row], "y": y[row]}
-    one = {"x": tf.TensorSpec([123], tf.float32), "y": tf.TensorSpec([], tf.float32)}
-    return tf.data.Dataset.from_generator(read, output_signature=one).batch(250, drop_remainder=True)
+            rows = rng.permutation(len(x))
+            yield {"x": x[rows], "y": y[rows]}
+    file = {"x": tf.TensorSpec([None, 123], tf.float32), "y": tf.TensorSpec([None], tf.float32)}
+    examples = tf.data.Dataset.from_generator(read, output_signature=file).unbatch()
+    return examples.batch(250, drop_remainder=True)
 
 target = sgmcmc.StreamedLogProb(
     lambda w: tfd.Sample(tfd.Normal(0.0, 1.0), 123).log_prob(w),
     lambda w, batch: tfd.Bernoulli(tf.linalg.matvec(batch["x"], w)).log_prob(batch["y"]),
     batches, num_examples=32_561)
 result = sgmcmc.sample(
-    sgmcmc.SGLD(target, step_size=2e-5), tf.zeros([4, 123]), 150, num_burnin_steps=200,
-    num_steps_between_results=9, seed=0, directory=folder / sys.argv[1], checkpoint_seconds=1.0,
+    sgmcmc.SGLD(target, step_size=2e-5), tf.zeros([4, 123]), 400, num_burnin_steps=200,
+    num_steps_between_results=9, seed=0, directory=folder / sys.argv[1], checkpoint_seconds=0.5,
     progress_bar=False)
 print("complete:", result.is_complete, result.num_results)
-''')
+""")
 
 
 def start(name):
@@ -79,20 +82,18 @@ def draws(name):
 
 
 # %% [markdown]
-# ## A run that is never killed, and one that is killed as soon as it has draws on disk
+# ## A run that is never killed, and one that is killed soon after its first checkpoint
 
 # %%
 whole = start("whole")
 print(whole.communicate()[0].strip())
 
 killed = start("killed")
-while killed.poll() is None:
-    time.sleep(0.2)
-    checkpoints = [*(folder / "killed").glob("*checkpoint*")]
-    if checkpoints and time.time() - checkpoints[0].stat().st_mtime < 1e9:
-        time.sleep(1.5)
-        killed.send_signal(signal.SIGKILL)
-        break
+checkpoint = folder / "killed" / "checkpoint.npz"
+while killed.poll() is None and not checkpoint.exists():
+    time.sleep(0.05)
+time.sleep(0.5)  # some more steps, and perhaps a checkpoint half written
+killed.send_signal(signal.SIGKILL)
 print("killed with code", killed.wait())
 print(sorted(path.name for path in (folder / "killed").iterdir()))
 
@@ -107,9 +108,9 @@ print("same draws, bit for bit:", np.array_equal(a, b), a.shape)
 assert np.array_equal(a, b)
 
 # %% [markdown]
-# Step t draws its random numbers from (seed, t), and the checkpoint holds the minibatches that were read
-# but not used. A script that changes the step size, the prior or the data is refused, and told what
-# changed:
+# Step t draws its random numbers from (seed, t), and the checkpoint holds the minibatches that
+# were read but not used. A script that changes the step size, the prior or the data is refused,
+# and told what changed:
 
 # %%
 changed = script.read_text().replace("step_size=2e-5", "step_size=1e-5")
