@@ -6,9 +6,9 @@ code, what the code printed, and its pictures. What goes to stderr is left out.
 
 import argparse
 import os
+import resource
 import shutil
 import sys
-import time
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "tutorials"
@@ -16,7 +16,7 @@ END = """
 ---
 
 This page is the output of `docs/tutorials/{name}.py`. `python -m docs.render {name}` runs it and
-writes the page again. Here that took {seconds:.0f} s on two cores of a shared virtual machine.
+writes the page again. Here that took {seconds:.0f} s of processor time on a machine of two cores.
 """
 
 
@@ -41,10 +41,11 @@ def render(name: str) -> None:
     from nbconvert.preprocessors import ExecutePreprocessor
 
     notebook = jupytext.read(FOLDER / f"{name}.py")
-    start = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = ExecutePreprocessor(timeout=600, kernel_name="python3")
     run.preprocess(notebook, {"metadata": {"path": FOLDER.parents[1]}})
-    seconds = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)  # the kernel and what it started
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     for cell in notebook.cells:
         if "outputs" in cell:
             cell["outputs"] = shown(cell["outputs"])
@@ -54,7 +55,7 @@ def render(name: str) -> None:
     for file, data in resources["outputs"].items():
         pictures.mkdir(exist_ok=True)
         (pictures / file).write_bytes(data)
-        text = text.replace(f"]({file})", f"]({name}_files/{file})")
+        text = text.replace(f"![png]({file})", f"![What the code above draws]({name}_files/{file})")
     lines = [line.rstrip() for line in (text + END.format(name=name, seconds=seconds)).splitlines()]
     (FOLDER / f"{name}.md").write_text("\n".join(lines).lstrip() + "\n", encoding="utf-8")
     print(f"{name}: {seconds:.0f} s")

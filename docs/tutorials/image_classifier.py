@@ -49,8 +49,8 @@ probabilities = {"Adam": scores("Adam", one)}
 # %% [markdown]
 # ## The chain
 #
-# SGHMC, on data that stay on the device. With n = 500 the noise along stiff directions is about
-# N/n = 12 times the curvature, so the friction is large. `covariance="diag"` makes up for a part
+# SGHMC, on data that stay on the device. With n = 300 the noise along stiff directions is about
+# N/n = 20 times the curvature, so the friction is large. `covariance="diag"` makes up for a part
 # of it.
 
 # %%
@@ -62,11 +62,11 @@ for temperature in (1.0, 0.1):
         ),
         num_examples=len(x),
         prior=tfd.Normal(0.0, 0.3),
-        num_burnin_steps=4_000,
-        num_steps_between_results=199,
+        num_burnin_steps=2_000,
+        num_steps_between_results=99,
         seed=0,
     )
-    data = sampler.resident(x, y, batch_size=500, steps_per_call=500, steps_per_epoch=2_000)
+    data = sampler.resident(x, y, batch_size=300, steps_per_call=500, steps_per_epoch=1_000)
     history = model.fit(data, epochs=5, callbacks=[sampler], verbose=0)
     name = f"posterior, temperature {temperature}"
     print(f"kinetic temperature {np.round(history.history['kinetic_temperature'], 2)}, "

@@ -82,7 +82,8 @@ for name, kernel, num_results in (
           f"{1e3 * costs[name]:8.2f} ms each, variance {variances[name]:.3f}")  # fmt: skip
 
 # %% [markdown]
-# HMC has only 160 draws here, so its variance is uncertain by some percent. Laplace's
+# HMC has only 160 draws here, so its variance is uncertain by some percent. NOGIN's 10,000 steps
+# are worth about ten independent draws, so its variance and its cost are rough figures. Laplace's
 # approximation says 1 in these coordinates, and with a million examples it is very good.
 
 # %%
