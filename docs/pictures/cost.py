@@ -54,10 +54,10 @@ def second_order() -> list[Problem]:
 
 
 def size(title: str) -> tuple[float, int]:
-    """Returns N and D as a title gives them: MNIST 7 v 9 has 12,214 examples, a9a 32,561."""
+    """Returns N and D as a title gives them: MNIST 7 v 9 has 12,214 examples, a9a 26,048."""
     (dimension,) = re.findall(r"D = (\d+)", title)
     if "MNIST" in title or "a9a" in title:
-        return (12_214.0 if "MNIST" in title else 32_561.0), int(dimension)
+        return (12_214.0 if "MNIST" in title else 26_048.0), int(dimension)
     (power,) = re.findall(r"N = 10([⁰¹²³⁴⁵⁶⁷⁸⁹]+)", title)
     return 10.0 ** int(power.translate(SUPERSCRIPTS)), int(dimension)
 
