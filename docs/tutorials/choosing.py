@@ -105,9 +105,10 @@ axis.legend()
 plt.show()
 
 # %% [markdown]
-# SGLD's variances grow with the step, as its bias is of first order. SGHMC's grow less. NOGIN has
-# no bias that could be seen, at any of these steps, and its draws forget their start sooner with
-# each.
+# SGLD's variances grow with the step, as its bias is of first order. SGHMC is far less biased,
+# and was lost at the largest step (NaN): its friction must exceed h λmax(Σ)/2, and stability
+# bounds h times the friction, so that noise limits its step. NOGIN has no bias that could be seen
+# at any of these steps, and its draws forget their start sooner with each.
 #
 # ## 4. Without looking at a reference
 #

@@ -76,6 +76,10 @@ for temperature in (1.0, 0.1):
 # %% [markdown]
 # ## Calibration
 #
+# Both averages are more accurate than Adam's network and have the better log density. Neither has
+# the smaller calibration error: at temperature 1 the average is not sure enough, as the picture
+# shows, and at 0.1 it is close to Adam.
+#
 # Of the images to which the classifier gives 80 %, 80 % should be right.
 
 # %%

@@ -137,7 +137,13 @@ for law in networks.values():
 
 # %% [markdown]
 # The share of patients in an interval should be its level. With 112 patients a share is uncertain
-# by 0.03 to 0.05.
+# by 0.02 to 0.05. The intervals of the posterior and those of the stopped network hold about what
+# they should. Those of the network that was trained to the end are far too narrow: an interval of
+# 90 % holds half of the patients.
+#
+# The stopped network has the better log density by a little, as the test data told it when to
+# stop. The posterior needed no such data, and the prior and the averaging kept it from
+# overfitting.
 
 # %%
 order = np.argsort(predictive.mean(0))
