@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import keras
-import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,7 +44,7 @@ WITH_CODE = [
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks run in an empty folder and print something finite, and their asserts hold."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(matplotlib.pyplot, "show", lambda: None)
+    monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
     keras.utils.set_random_seed(1)
     names: dict = {"__name__": "page"}
     ran = 0

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 
 import tfp_sgmcmc as sgmcmc
@@ -51,7 +51,7 @@ def test_every_tutorial_is_listed() -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_tutorials_run(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each ends, with its own asserts."""
-    monkeypatch.setattr(matplotlib.pyplot, "show", lambda: matplotlib.pyplot.close("all"))
+    monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
     start = time.perf_counter()
     names = runpy.run_path(str(script))
     assert len(names) > 10
@@ -99,3 +99,22 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Pat
     assert {url for url in loaded if not url.startswith(SITE)} == set()  # canonical addresses
     assert (tmp_path / "api/nogin/index.html").read_text().count("arithmatex") > 5
     assert not list(tmp_path.rglob("*.py"))
+
+
+def test_the_picture_of_costs_has_the_numbers_of_the_tables() -> None:
+    from docs.pictures import cost
+
+    first = {(p.num_examples, p.dimension): p.costs for p in cost.first_order()}
+    assert len(first) == 5
+    minibatches, control = cost.KINDS
+    assert first[12_214, 51] == {minibatches: 12.7 / 2.71, control: 8.68 / 2.71}
+    assert minibatches not in first[1e6, 20]  # none is within 10 % of the exact deviations
+    second = {(p.num_examples, p.dimension): p.costs[cost.SECOND] for p in cost.second_order()}
+    assert len(second) == 6 and second[1e6, 20] == 1 / 336
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["banana", "traces"])
+def test_pictures_are_drawn(name: str, tmp_path: Path) -> None:
+    file = importlib.import_module(f"docs.pictures.{name}").draw(tmp_path)
+    assert 10_000 < file.stat().st_size < 500_000
