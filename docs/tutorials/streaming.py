@@ -94,7 +94,8 @@ while killed.poll() is None and not checkpoint.exists():
     time.sleep(0.05)
 time.sleep(0.5)  # some more steps, and perhaps a checkpoint half written
 killed.send_signal(signal.SIGKILL)
-print("killed with code", killed.wait())
+killed.communicate()
+print("killed with code", killed.returncode)
 print(sorted(path.name for path in (folder / "killed").iterdir()))
 
 # %% [markdown]
