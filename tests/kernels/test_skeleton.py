@@ -1,4 +1,4 @@
-"""The skeleton of a sampler in CONTRIBUTING.md runs and samples its stationary law.
+"""The skeleton of a sampler in the developers' guide runs and samples its stationary law.
 
 On the Gaussian-mean model the covariance S of the samples solves S = F S F^T + eps^2 / 4 Sigma +
 eps^2 T I with F = I - eps / 2 A. False-alarm rate: 1e-6 a test. An error of 4% in the variance of
@@ -20,16 +20,16 @@ from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.statistics import Rejected, check_covariance
 
 MODEL, BATCH, STEP, TEMPERATURE = GaussianMean(num_examples=12), 4, 0.08, 2.0
-CONTRIBUTING = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs/guides/developers.md"
 
 
 def skeleton(old: str = "", new: str = "") -> Any:
     """Returns the sampler, with `old` replaced by `new` in its source."""
-    section = CONTRIBUTING.read_text(encoding="utf-8").split("## Add a sampler\n")[1]
+    section = GUIDE.read_text(encoding="utf-8").split("## Add a sampler\n")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
     assert not old or code.count(old) == 1
     names: dict[str, Any] = {"__name__": "skeleton"}
-    exec(compile(code.replace(old, new), "CONTRIBUTING.md", "exec"), names)
+    exec(compile(code.replace(old, new), "developers.md", "exec"), names)
     return names["NoisySGD"]
 
 

@@ -1,0 +1,112 @@
+"""Every Python block of README and of the documentation runs, and every internal link leads there.
+
+The blocks of a page run in their order, in one namespace. A block that cannot run here follows a
+comment `<!-- not run: reason -->`. Tutorials are tested by their scripts, in `test_tutorials.py`, and the page
+about many machines in `test_many_machines.py`.
+"""
+
+import re
+from pathlib import Path
+
+import keras
+import matplotlib.pyplot as plt
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SITE = "https://tfp-sgmcmc.github.io/tfp-sgmcmc/"
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+RUN_ELSEWHERE = ("docs/reproductions", "docs/tutorials/", "docs/guides/many-machines.md")
+BLOCK = re.compile(
+    r"(?:<!-- not run: (?P<reason>[^>]*?) -->\n+)?^```python\n(?P<code>.*?)^```", re.S | re.M
+)
+FENCED = re.compile(r"^```.*?^```", re.S | re.M)
+PUBLISHED_BESIDE = ("asv/",)  # docs.yml puts the history of the benchmarks there
+CHEAP = ("docs/guides/scale.md", "docs/guides/developers.md")
+MOST_NOT_RUN = {"docs/guides/many-machines.md": 4}  # on a page; 2 on others
+
+
+def blocks(page: Path) -> list[re.Match]:
+    return [*BLOCK.finditer(page.read_text(encoding="utf-8"))]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+WITH_CODE = [
+    pytest.param(page, id=name_of(page), marks=() if name_of(page) in CHEAP else pytest.mark.slow)
+    for page in PAGES
+    if blocks(page) and not name_of(page).startswith(RUN_ELSEWHERE)
+]
+
+
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks run in an empty folder and print something finite, and their asserts hold."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
+    keras.utils.set_random_seed(1)
+    names: dict = {"__name__": "page"}
+    ran = 0
+    for block in blocks(page):
+        if block["reason"] is None:
+            exec(compile(block["code"], name_of(page), "exec"), names)
+            ran += 1
+    assert ran
+
+
+def test_blocks_that_do_not_run_are_few_and_say_why() -> None:
+    reasons = {name_of(page): [b["reason"] for b in blocks(page) if b["reason"]] for page in PAGES}
+    assert not [n for n, found in reasons.items() if len(found) > MOST_NOT_RUN.get(n, 2)]
+    assert all(len(reason) > 10 for found in reasons.values() for reason in found)
+    markers = sum(page.read_text(encoding="utf-8").count("\n<!-- not run:") for page in PAGES)
+    assert markers == sum(map(len, reasons.values()))  # each marker stands before a block
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the ids of headings, as Python-Markdown and GitHub make them, and explicit ids."""
+    text = page.read_text(encoding="utf-8")
+    found = set(re.findall(r'<a id="([^"]+)"', text))
+    for snippet in re.findall(r'^--8<-- "([^"]+)"', text, re.M):
+        found |= anchors(ROOT / snippet)
+    for heading in re.findall(
+        r"^#+ (.*)", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M
+    ):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower().strip()
+        plain = re.sub(r"[^\w\s-]", "", plain)
+        found |= {re.sub(r"[-\s]+", "-", plain), re.sub(r"\s", "-", plain)}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_internal_links_lead_somewhere(page: Path) -> None:
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text))
+    missing = []
+    for link in links:
+        path, _, anchor = link.partition("#")
+        if path.startswith(tuple(SITE + name for name in PUBLISHED_BESIDE)):
+            continue
+        if path.startswith(SITE):
+            path = path.removeprefix(SITE).removesuffix("/")
+            found = [ROOT / "docs" / f"{path}.md", ROOT / "docs" / path / "index.md"]
+            found += [ROOT / "docs" / path / "README.md"]
+            place = next((f for f in found if f.is_file()), ROOT / path)
+        elif "://" in path or path.startswith("mailto:"):
+            continue
+        else:
+            place = (page.parent / path).resolve() if path else page
+        if not place.exists() or (
+            anchor and place.suffix == ".md" and anchor not in anchors(place)
+        ):
+            missing.append(link)
+    assert not missing, missing
+
+
+def test_links_are_checked(tmp_path: Path) -> None:
+    """The negative control: a broken path and a broken anchor are found."""
+    page = tmp_path / "page.md"
+    page.write_text("# A heading\n[good](#a-heading) [bad](#another) [worse](none.md)\n")
+    with pytest.raises(AssertionError, match=r"\['#another', 'none.md'\]"):
+        test_internal_links_lead_somewhere(page)
