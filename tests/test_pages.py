@@ -1,8 +1,8 @@
 """Every Python block of README and of the documentation runs, and every internal link leads there.
 
 The blocks of a page run in their order, in one namespace. A block that cannot run here follows a
-comment `<!-- not run: reason -->`. Tutorials are tested by their scripts, in `test_tutorials.py`, and the page
-about many machines in `test_many_machines.py`.
+comment `<!-- not run: reason -->`. `test_tutorials.py` runs the tutorials, by their scripts, and
+`test_many_machines.py` the page about many machines.
 """
 
 import re
