@@ -99,8 +99,8 @@ def test_burn_in_and_thinning_choose_among_the_steps(
     ("burn_in", "between", "traced", "jit_compile"),
     [
         pytest.param(0, 0, False, True, marks=pytest.mark.slow),
-        (9, 4, True, False),
-        pytest.param(0, 0, True, False, marks=pytest.mark.slow),
+        pytest.param(9, 4, True, False, marks=pytest.mark.slow),
+        (0, 0, True, False),
         pytest.param(9, 4, False, False, marks=pytest.mark.slow),
     ],
 )

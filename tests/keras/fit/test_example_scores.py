@@ -93,7 +93,11 @@ FIXED = (6, 2, 12)
 @pytest.mark.parametrize(
     "name, covariance, sizes",
     [
-        *(("NOGIN", kind, SHORT_LAST) for kind in ("diag", "block", "full", "low_rank")),
+        *(("NOGIN", kind, SHORT_LAST) for kind in ("diag", "full")),
+        *(
+            pytest.param("NOGIN", kind, SHORT_LAST, marks=pytest.mark.slow)
+            for kind in ("block", "low_rank")
+        ),
         ("SGFS", "diag", SHORT_LAST),
         *(
             pytest.param("SGFS", kind, SHORT_LAST, marks=pytest.mark.slow)

@@ -56,7 +56,10 @@ def test_a_kernel_that_expects_independent_batches_refuses_others_before_it_move
     assert len(callback.samples[0]) == 3
 
 
-@pytest.mark.parametrize("data", INDEPENDENT)
+@pytest.mark.parametrize(
+    "data",
+    [pytest.param(d, marks=pytest.mark.slow if "whole" in d else []) for d in INDEPENDENT],
+)
 def test_independent_batches_are_taken(data):
     callback = sampler()
     classifier().fit(**INDEPENDENT[data](callback), verbose=0, callbacks=[callback])
@@ -105,7 +108,11 @@ def test_each_example_comes_equally_often():
 
 
 @pytest.mark.parametrize(
-    "compiled", [{"run_eagerly": True}, {"jit_compile": False, "steps_per_execution": 2}]
+    "compiled",
+    [
+        pytest.param({"run_eagerly": True}, marks=pytest.mark.slow),
+        {"jit_compile": False, "steps_per_execution": 2},
+    ],
 )
 def test_a_run_goes_on_with_the_same_batches(tmp_path, compiled):
     """Keras shuffles the batches of a PyDataset, but not these."""

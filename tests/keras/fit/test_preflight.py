@@ -55,7 +55,7 @@ class TestStability:
     }
 
     @pytest.mark.parametrize("name", KERNELS)
-    @pytest.mark.parametrize("num_chains", [None, 2])
+    @pytest.mark.parametrize("num_chains", [None, pytest.param(2, marks=pytest.mark.slow)])
     def test_a_step_above_the_limit_is_told_before_the_first_step(self, name, num_chains):
         kernel, limit = self.KERNELS[name]
         for share, is_told in ((0.97, False), (1.03, True)):
@@ -250,7 +250,7 @@ class TestCopies:
             how(callback)
 
 
-@pytest.mark.parametrize("covariance", ["full", "diag"])
+@pytest.mark.parametrize("covariance", [pytest.param("full", marks=pytest.mark.slow), "diag"])
 def test_models_of_float64(covariance):
     dense = keras.layers.Dense(1, use_bias=False, dtype="float64")
     model = small_models.sequential(dense, loss=BINARY_CROSSENTROPY, inputs=D)

@@ -164,7 +164,7 @@ def gradient_by_hand(model, weights=1.0):
 @pytest.mark.parametrize(
     "mode, weights",
     [
-        ({"run_eagerly": True}, None),
+        pytest.param({"run_eagerly": True}, None, marks=pytest.mark.slow),
         pytest.param({"run_eagerly": True}, WEIGHTS, marks=pytest.mark.slow),
         ({"jit_compile": True}, WEIGHTS),
     ],
