@@ -5,10 +5,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-import tfp_sgmcmc as sgmcmc  # noqa: E402  (devices must be made before any tensor)
+import tfp_sgmcmc as sgmcmc
 
 X = np.random.default_rng(0).normal(size=[200, 3]).astype(np.float32)
 WEIGHTS = np.ones([3], np.float32)
@@ -67,6 +64,8 @@ def of_fit() -> set[str]:
 
 
 def main() -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     for run in (of_a_run, of_sample_chain, of_a_control_variate, of_fit):
         with tf.device("/CPU:1"):
             found = run()
