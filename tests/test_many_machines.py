@@ -1,33 +1,30 @@
 """The examples of the page about many machines, in order and in one namespace."""
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.test_pages import blocks
+
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "many-machines.md"
-BLOCK = re.compile(r"(<!-- not run: [^>]*-->\n)?```python\n(.*?)```", re.DOTALL)
-
-
-def blocks() -> list[tuple[str, str]]:
-    return BLOCK.findall(PAGE.read_text(encoding="utf-8"))
 
 
 def test_blocks_compile_and_say_why_they_are_not_run() -> None:
-    found = blocks()
-    for number, (_, code) in enumerate(found):
-        compile(code, f"block {number}", "exec")
-    assert [bool(mark) for mark, _ in found] == [False, False, True, True, True, False, True]
+    found = blocks(PAGE)
+    for number, block in enumerate(found):
+        compile(block["code"], f"block {number}", "exec")
+    reasons = [bool(block["reason"]) for block in found]
+    assert reasons == [False, False, True, True, True, False, True]
 
 
 @pytest.mark.slow
 def test_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     """The page itself compares the draws of dask's workers with those of threads."""
     names: dict = {}
-    for number, (mark, code) in enumerate(blocks()):
-        if not mark:
-            exec(compile(code, f"{PAGE.name}, block {number}", "exec"), names)
+    for number, block in enumerate(blocks(PAGE)):
+        if not block["reason"]:
+            exec(compile(block["code"], f"{PAGE.name}, block {number}", "exec"), names)
     assert names["shards"].is_complete and len(set(names["shards"].processes)) == 2
     assert names["posterior"].num_chains == 2
     first, second = np.swapaxes(names["posterior"].samples[0], 0, 1)

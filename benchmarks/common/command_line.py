@@ -6,6 +6,8 @@ import argparse
 import inspect
 import itertools
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,6 +40,16 @@ def main(
     print(f"{time.perf_counter() - start:.0f} s")
     if plot is not None and output:
         plot(result, output)
+
+
+def failed_tables(room: str, tables: Sequence[str], *options: str) -> list[str]:
+    """Runs the module of each table in a new process; returns the names of those that failed."""
+    failed = []
+    for table in tables:
+        print(f"== {table}", flush=True)
+        if subprocess.run([sys.executable, "-m", f"{room}.{table}", *options]).returncode:
+            failed.append(table)
+    return failed
 
 
 def parser(

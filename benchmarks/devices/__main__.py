@@ -161,12 +161,10 @@ def measured(case: Case, python: str, folder: Path, speed: float) -> Row:
     target, state = MODELS[case.model](case.batch_size)
     kernel, steps = KERNELS[case.sampler](target), 2
     state = [tf.broadcast_to(x, [case.num_chains, *x.shape]) for x in state]
-    began = time.perf_counter()
-    sampled(kernel, state, steps)
-    compile_seconds = time.perf_counter() - began
-    seconds = sampled(kernel, state, steps)[0]
-    steps = max(2, min(2000, int(SECONDS / max(seconds / steps, 1e-6))))
-    here, draws = sampled(kernel, state, steps)
+    trial = sampled(kernel, state, steps).timings
+    steps = max(2, min(2000, int(SECONDS / max(trial.seconds / steps, 1e-6))))
+    result = sampled(kernel, state, steps)
+    here, draws = result.timings.seconds, np.asarray(result.states[0])
     there, apart = math.nan, math.nan
     if python:
         name = re.sub(r"\W+", "_", "_".join(map(str, case)))
@@ -176,16 +174,22 @@ def measured(case: Case, python: str, folder: Path, speed: float) -> Row:
         there, found = by_jax(python, path)
         scale = max(float(np.std(draws)), 1e-30)
         apart = float(np.max(np.abs(found - draws))) / scale
-    return Row(case, compile_seconds, 1e6 * here / steps, there, apart, read * steps / here / speed)
+    return Row(
+        case,
+        result.timings.compile_seconds,
+        1e6 * here / steps,
+        there,
+        apart,
+        read * steps / here / speed,
+    )
 
 
-def sampled(kernel: Any, state: list[tf.Tensor], steps: int) -> tuple[float, np.ndarray]:
-    """Returns the seconds that the steps took, and the last state of the first part."""
-    result = sgmcmc.sample(
+def sampled(kernel: Any, state: list[tf.Tensor], steps: int) -> sgmcmc.SampleResult:
+    """Returns a run of so many steps, which keeps the last state alone."""
+    return sgmcmc.sample(
         kernel, state, 1, seed=0, num_burnin_steps=steps - 1, progress_bar=False,
         preflight_check=False,
     )  # fmt: skip
-    return result.timings.seconds, np.asarray(result.states[0])
 
 
 def by_jax(python: str, path: Path) -> tuple[float, np.ndarray]:

@@ -5,9 +5,6 @@ python -m benchmarks.robustness --quick
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from benchmarks.common import command_line
 
 TABLES = ("calls", "files", "kills", "shard_kills", "resumes", "panel")
@@ -20,13 +17,7 @@ def run(*, quick: bool = False, tables: tuple[str, ...] = TABLES) -> list[str]:
       quick: a fixed part of each table, in about a minute.
       tables: which tables to print.
     """
-    failed = []
-    for table in tables:
-        print(f"== {table}", flush=True)
-        command = [sys.executable, "-m", f"benchmarks.robustness.{table}"]
-        if subprocess.run([*command, "--quick"] if quick else command).returncode:
-            failed.append(table)
-    return failed
+    return command_line.failed_tables("benchmarks.robustness", tables, *["--quick"] * quick)
 
 
 def show(failed: list[str]) -> None:

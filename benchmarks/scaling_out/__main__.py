@@ -10,10 +10,6 @@ python -m benchmarks.scaling_out --tables plan fit
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
-
 from benchmarks.common import command_line
 
 TABLES = ("plan", "shards", "fit", "replicas")
@@ -25,15 +21,7 @@ def run(*, tables: tuple[str, ...] = TABLES) -> list[str]:
     Args:
       tables: which tables to print.
     """
-    failed = []
-    for table in tables:
-        module = f"benchmarks.scaling_out.{table}"
-        if importlib.util.find_spec(module) is None:
-            continue
-        print(f"== {table}", flush=True)
-        if subprocess.run([sys.executable, "-m", module]).returncode:
-            failed.append(table)
-    return failed
+    return command_line.failed_tables("benchmarks.scaling_out", tables)
 
 
 def show(failed: list[str]) -> None:

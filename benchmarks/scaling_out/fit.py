@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import command_line
 from benchmarks.common.environment import num_cores
+from benchmarks.scaling_out import workers
 
 MODULE = "benchmarks.scaling_out.fit"
 SECONDS = 200  # for a child
@@ -52,8 +51,9 @@ def rows(*, quick: bool = False) -> Iterator[Row]:
       quick: the smaller network alone.
     """
     for units, batch_size in SIZES[: 1 if quick else None]:
-        one = _run(1, units, batch_size)
-        two = _run(2, units, batch_size)
+        arguments = (MODULE, "child", str(units), str(batch_size))
+        one = workers.measured(arguments, 1, SECONDS)
+        two = workers.measured(arguments, 2, SECONDS)
         yield Row(
             one["weights"],
             batch_size,
@@ -70,30 +70,6 @@ def show(coming: Iterator[Row]) -> None:
     columns = {"weights": "d", "n": "d", "t(1), ms": ".2f", "t(2), ms": ".2f", "a, ms": ".2f"}
     columns |= {"t(1)/2 + a": ".2f", "epoch(1)": ".0f", "epoch(2)": ".0f"}
     command_line.print_table(columns, coming)
-
-
-def _run(workers: int, units: int, batch_size: int) -> dict[str, Any]:
-    """Returns what the first of some processes measured."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]
-    addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
-    for s in sockets:
-        s.close()
-    children = []
-    for i in range(workers):
-        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
-        config = {"TF_CONFIG": json.dumps(task)} if workers > 1 else {}
-        command = [sys.executable, "-m", MODULE, "child", str(units), str(batch_size)]
-        children.append(
-            subprocess.Popen(command, env={**os.environ, **config}, stdout=subprocess.PIPE)
-        )
-    try:
-        found = [child.communicate(timeout=SECONDS)[0] for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    if any(child.returncode for child in children):
-        raise RuntimeError("A process of fit failed; its message is above.")
-    return json.loads(found[0].splitlines()[-1])
 
 
 def child(units: int, batch_size: int) -> None:

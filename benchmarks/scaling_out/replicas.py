@@ -15,9 +15,6 @@ last two columns are processor times of a replica, its waiting left out, which b
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +26,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.logistic import gaussian_log_prior, log_likelihood
+from benchmarks.scaling_out import workers
 from tfp_sgmcmc.sampling.loop import Loop, start_of
 
 MODULE = "benchmarks.scaling_out.replicas"
@@ -89,34 +87,10 @@ def show(found: list[Row]) -> None:
 
 def _in_processes(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     """Returns times by batch size, and of the sum, measured in new processes."""
-    count = 2 if kind == "processes" else 1
-    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
-    addresses = [f"localhost:{s.getsockname()[1]}" for s in sockets]
-    for s in sockets:
-        s.close()
-    children = []
-    for index in range(count):
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        # More threads than cores take the operations, as some of them wait for other replicas.
-        threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4"}
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-        children.append(
-            subprocess.Popen(
-                [sys.executable, "-m", MODULE, "--child", kind, json.dumps(options)],
-                env={**os.environ, **threads, **quiet, "TF_CONFIG": json.dumps(config)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-        )
-    try:
-        outputs = [child.communicate(timeout=SECONDS)[0] for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    if any(child.returncode for child in children):
-        raise RuntimeError(f"A process of kind {kind!r} failed.")
-    return json.loads(outputs[0].splitlines()[-1])
+    # More threads than cores take the operations, as some of them wait for other replicas.
+    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4"}
+    arguments = (MODULE, "--child", kind, json.dumps(options))
+    return workers.measured(arguments, 2 if kind == "processes" else 1, SECONDS, threads)
 
 
 def child(kind: str, n: list[int], total: int, dim: int, repeats: int) -> None:

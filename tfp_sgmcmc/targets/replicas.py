@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.xla import traced
 
+_WORD = 4  # bytes of the integers that carry a message
 _WITH_COPIES = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
@@ -27,14 +28,7 @@ def current() -> Replicas | None:
         it is a `MultiWorkerMirroredStrategy` that was told of no workers.
     """
     strategy = tf.distribute.get_strategy()
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        cluster = strategy.cluster_resolver.cluster_spec()
-        if not cluster.as_dict():
-            raise ValueError(
-                "MultiWorkerMirroredStrategy must be told of its workers, by the environment "
-                "variable TF_CONFIG or a cluster_resolver, before it is made. Received: neither, "
-                "so that this process would sample alone. Without a strategy it may do so."
-            )
+    check_cluster(strategy)
     if strategy.num_replicas_in_sync == 1:
         return None
     if not isinstance(strategy, _WITH_COPIES):
@@ -44,6 +38,53 @@ def current() -> Replicas | None:
             f"{type(strategy).__name__} of {strategy.num_replicas_in_sync} replicas."
         )
     return Replicas(strategy)
+
+
+def check_cluster(strategy: tf.distribute.Strategy) -> None:
+    """Raises ValueError if a strategy for several workers was told of none."""
+    is_for_several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if is_for_several and not strategy.cluster_resolver.cluster_spec():
+        raise ValueError(
+            "MultiWorkerMirroredStrategy must be told of its workers, by a cluster_resolver or by "
+            "the environment variable TF_CONFIG. It needs the addresses of all workers in "
+            'TF_CONFIG, such as {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": '
+            '{"type": "worker", "index": 0}}, set before the strategy is made. Received: neither, '
+            "so that this process would sample alone. It may do so without a strategy, or in the "
+            "scope of a MirroredStrategy."
+        )
+
+
+def held_by_process(strategy: tf.distribute.Strategy) -> list[int]:
+    """Returns the numbers of a strategy's replicas in this process."""
+    numbers = traced(lambda: strategy.run(_number))()
+    return [int(x) for x in strategy.experimental_local_results(numbers)]
+
+
+def first_local(strategy: tf.distribute.Strategy, results: Any) -> Any:
+    """Returns what `strategy.run` returned on the first replica of this process."""
+    return tf.nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], results)
+
+
+def messages(strategy: tf.distribute.Strategy, message: bytes) -> list[bytes]:
+    """Returns the messages of all workers, by their numbers.
+
+    All workers must call it, in the same order and not within a step.
+    """
+    padded = message.ljust(-(-len(message) // _WORD) * _WORD, b"\0")
+    words = np.frombuffer(padded, np.int32)
+
+    def gather(length: tf.Tensor, words: tf.Tensor) -> Any:
+        def of_replica() -> list[tf.Tensor]:
+            context = tf.distribute.get_replica_context()
+            return [context.all_gather(tf.identity(x), axis=0) for x in (length, words)]
+
+        return first_local(strategy, strategy.run(of_replica))
+
+    found = traced(gather)(tf.constant([len(message)]), tf.constant(words))
+    lengths, rows = (x.numpy() for x in found)
+    parts = np.split(rows, np.cumsum(-(-lengths // _WORD))[:-1])
+    every = slice(None, None, len(held_by_process(strategy)))  # those of a worker send the same
+    return [p.tobytes()[:n] for p, n in zip(parts[every], lengths[every], strict=True)]
 
 
 class Replicas:
@@ -59,8 +100,7 @@ class Replicas:
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self.strategy, self.count = strategy, strategy.num_replicas_in_sync
-        numbers = traced(lambda: strategy.run(_number))()
-        self.held = [int(x) for x in strategy.experimental_local_results(numbers)]
+        self.held = held_by_process(strategy)
         self.devices = list(strategy.extended.worker_devices)
         self.num_workers = self.count // len(self.held)
 
@@ -108,13 +148,13 @@ class Replicas:
             return [tf.identity(x) for x in tf.nest.flatten(found[0])]
 
         def on_all() -> list[tf.Tensor]:
-            results = self.strategy.run(on_replica)
-            return [self.strategy.experimental_local_results(x)[0] for x in results]
+            return first_local(self.strategy, self.strategy.run(on_replica))
 
         tensors = traced(on_all)() if tf.executing_eagerly() else on_all()
         return tf.nest.pack_sequence_as(found[0], tensors)
 
-    def total(self, values: Any) -> Any:
+    @staticmethod
+    def total(values: Any) -> Any:
         """Returns the sums of a nest of tensors over replicas. All replicas must call it.
 
         It must be called outside loops, branches and mapped functions.
@@ -125,7 +165,8 @@ class Replicas:
         values = tf.nest.map_structure(tf.identity, values)
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
 
-    def joined(self, tensors: Any, axis: int, size: int | None = None) -> Any:
+    @staticmethod
+    def joined(tensors: Any, axis: int, size: int | None = None) -> Any:
         """Returns a nest whose tensors are those of all replicas, concatenated along `axis`.
 
         `size` is the length of that axis, if known. All replicas must call it, as `total`.
@@ -142,18 +183,12 @@ class Replicas:
         """Returns the JSON values that the workers gave, by the number of the worker."""
         if self.num_workers == 1:
             return [value]
-        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-        lengths = self.exchange([len(text)])[:, 0].astype(int)
-        padded = np.zeros([lengths.max()], np.uint8)
-        padded[: len(text)] = text
-        rows = self.exchange(padded).astype(np.uint8)
-        found = zip(rows, lengths, strict=True)
-        return [json.loads(row[:length].tobytes()) for row, length in found]
+        return [json.loads(x) for x in messages(self.strategy, json.dumps(value).encode())]
 
     def exchange(self, numbers: Any) -> np.ndarray:
         """Returns a row of numbers from each worker, `[workers, k]`, given this worker's k numbers.
 
-        They are floats of 24 bits, as not all devices join integers.
+        They are floats of 24 bits.
         """
         rows = self._join(tf.constant(np.asarray(numbers, np.float32)))
         return rows.numpy()[:: len(self.held)]
@@ -170,14 +205,8 @@ class Replicas:
         own = [np.asarray(x) for x in arrays]
         if self.num_workers == 1 or not own:
             return own
-        sent = np.concatenate([np.frombuffer(x.tobytes(), np.uint8) for x in own])
-        sent = sent.astype(np.float32)  # bytes, as all devices sum floats
-
-        def share() -> tf.Tensor:
-            first = self.here() == 0
-            return self.total(tf.constant(sent if first else np.zeros_like(sent)))
-
-        rest, found = self.run(share).numpy().astype(np.uint8).tobytes(), []
+        sent = b"".join(x.tobytes() for x in own) if self.is_first else b"-"
+        rest, found = messages(self.strategy, sent)[0], []
         for x in own:
             found.append(np.frombuffer(rest[: x.nbytes], x.dtype).reshape(x.shape))
             rest = rest[x.nbytes :]

@@ -13,6 +13,7 @@ from tfp_sgmcmc.keras import IndependentBatches, WorkerBatches
 from tfp_sgmcmc.keras.fit.gang import Gang
 from tfp_sgmcmc.keras.fit.preflight import Problem
 from tfp_sgmcmc.keras.model import replicas, workers
+from tfp_sgmcmc.targets.replicas import check_cluster
 
 X = np.arange(30.0, dtype=np.float32).reshape([15, 2])
 Y = np.arange(15) % 4
@@ -115,7 +116,7 @@ def test_a_strategy_without_a_cluster_is_refused(monkeypatch):
     model = type("Model", (), {"distribute_strategy": ClusterOf()})()
     with pytest.raises(ValueError, match="needs the addresses of all workers.*TF_CONFIG"):
         replicas.check_distribution(model)
-    workers.check_cluster(ClusterOf("host:1"))
+    check_cluster(ClusterOf("host:1"))
 
 
 def test_differences_between_workers_are_named(monkeypatch):
@@ -141,11 +142,11 @@ def test_differences_between_workers_are_named(monkeypatch):
 
 
 def test_an_error_on_one_worker_is_told_on_all(monkeypatch):
-    """`_gathered` stands for two workers with the same message, and then for one that failed."""
-    monkeypatch.setattr(workers, "_gathered", lambda _, message: [message, message])
+    """`messages` stands for two workers with the same message, and then for one that failed."""
+    monkeypatch.setattr(workers, "messages", lambda _, message: [message, message])
     assert workers.exchanged(None, lambda: b"abc") == [b"abc", b"abc"]
     with pytest.raises(OSError, match="no such disk"):
         workers.exchanged(None, lambda: (_ for _ in ()).throw(OSError("no such disk")))
-    monkeypatch.setattr(workers, "_gathered", lambda _, message: [b"-no such disk", message])
+    monkeypatch.setattr(workers, "messages", lambda _, message: [b"-no such disk", message])
     with pytest.raises(ValueError, match="Worker 0 cannot go on: no such disk"):
         workers.exchanged(None, lambda: b"abc")

@@ -13,7 +13,8 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.fit.worker_batches import BatchIterator
-from tfp_sgmcmc.keras.model import internals, replicas, workers
+from tfp_sgmcmc.keras.model import internals, replicas
+from tfp_sgmcmc.targets.replicas import first_local, held_by_process
 
 
 class ShareFunction:
@@ -35,7 +36,7 @@ class ShareFunction:
     ):
         self._model, self._step, self._with_totals = model, step, with_totals
         self._strategy = model.distribute_strategy
-        self._replicas = workers.local_replicas(self._strategy)
+        self._replicas = held_by_process(self._strategy)
         self._compiled: dict[str, Callable[..., Any]] = {}
 
     def __call__(self, iterator: BatchIterator) -> Any:
@@ -116,11 +117,6 @@ class WorkerFit:
         """Gives the model its functions back."""
         vars(self._model).pop("get_metrics_result", None)
         self._model.test_function = self._function_before
-
-
-def first_local(strategy: tf.distribute.Strategy, results: Any) -> Any:
-    """Returns what a step returned on the first replica of this process."""
-    return tf.nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], results)
 
 
 def _arrays(batch: Any) -> list[Any]:

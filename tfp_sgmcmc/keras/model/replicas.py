@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import workers
+from tfp_sgmcmc.targets.replicas import Replicas, check_cluster
 
 _WITH_COPIES = (
     tf.distribute.MirroredStrategy,
@@ -28,7 +29,7 @@ def check_distribution(model: keras.Model, **single: Any) -> None:
     Only a model on a single replica can have the options `single` (None if not given).
     """
     strategy = model.distribute_strategy
-    workers.check_cluster(strategy)
+    check_cluster(strategy)
     if strategy.num_replicas_in_sync == 1 and not workers.are_several(strategy):
         return
     if not isinstance(strategy, _WITH_COPIES):
@@ -63,11 +64,7 @@ def total(values: Any) -> Any:
 
     All replicas must call it, outside loops, branches and mapped functions.
     """
-    if count() == 1 or not tf.nest.flatten(values):
-        return values
-    # TensorFlow does not sum an object that all replicas share, such as a constant.
-    values = tf.nest.map_structure(tf.identity, values)
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+    return values if count() == 1 else Replicas.total(values)
 
 
 def total_rows(rows: Any) -> Any:
@@ -89,15 +86,7 @@ def averaged(values: Sequence[tf.Tensor], rows: Any, num_rows: Any) -> list[tf.T
 
 def gathered(tensors: Any, axis: int) -> Any:
     """Returns a nest whose tensors are those of all replicas, concatenated along `axis`."""
-    if count() == 1:
-        return tensors
-    context = tf.distribute.get_replica_context()
-
-    def gather(x: tf.Tensor) -> tf.Tensor:
-        shape = [*x.shape[:axis], None, *x.shape[axis + 1 :]]
-        return tf.ensure_shape(context.all_gather(x, axis), shape)
-
-    return tf.nest.map_structure(gather, tensors)
+    return tensors if count() == 1 else Replicas.joined(tensors, axis)
 
 
 def metrics_result(model: keras.Model) -> dict[str, tf.Tensor]:
@@ -105,9 +94,8 @@ def metrics_result(model: keras.Model) -> dict[str, tf.Tensor]:
     summed = [v for v in model.metrics_variables if v.aggregation == "sum"]
     totals = total([keras.ops.convert_to_tensor(v) for v in summed])
     with keras.StatelessScope(state_mapping=list(zip(summed, totals, strict=True))):
-        return type(model).get_metrics_result(
-            model
-        )  # a model in `fit` may have one that calls this
+        # Of the class, as a model in `fit` may have one that calls this.
+        return type(model).get_metrics_result(model)
 
 
 def on_this_process(variable: Any) -> Any:
