@@ -1,5 +1,8 @@
 """Checks of arguments: every kind of wrong value is told in the same words."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -55,3 +58,16 @@ def test_accepts_lets_through_what_fits_or_cannot_be_known() -> None:
         assert checks.accepts("fn", value, 1.0, batch=2.0) is value
     with pytest.raises(TypeError, match="^fn must be a callable. Received: a int.$"):
         checks.accepts("fn", 3)
+
+
+@pytest.mark.parametrize("value", [None, 3, b"x", [], True])
+def test_what_is_no_path_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="directory must be a string or a path. Received: "):
+        checks.path("directory", value)
+
+
+def test_paths_that_no_file_can_have_are_refused() -> None:
+    for value in ("", "a\0b"):
+        with pytest.raises(ValueError, match="directory must be a path without null bytes"):
+            checks.path("directory", value)
+    assert checks.path("directory", "a") == checks.path("directory", Path("a")) == Path("a")

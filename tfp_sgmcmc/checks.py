@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,6 +125,15 @@ def array(name: str, value: Any, least_ndim: int = 1, finite: bool = True) -> np
     holds = not finite or bool(np.all(np.isfinite(found)))
     require(name, "NaN or infinite entries", holds, "finite")
     return found
+
+
+def path(name: str, value: Any) -> Path:
+    """Returns `value` as a path; raises TypeError, or ValueError if no file can have that name."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be a string or a path. Received: {value!r}.")
+    text = os.fspath(value)
+    require(name, repr(value), bool(text) and "\0" not in text, "a path without null bytes")
+    return Path(value)
 
 
 def boolean(name: str, value: Any) -> bool:

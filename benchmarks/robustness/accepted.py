@@ -9,7 +9,7 @@ REASONS = {
     r"SGHMC\(covariance=None\)": "None leaves the gradient noise uncorrected, as documented",
     r"(SGFS|NOGIN)\(num_estimation_steps=None\)": "None chooses the number by a rule",
     r"RunningMean\(decay=0.0\)": "the average of the last minibatch alone",
-    r"(Minibatch|Streamed)LogProb\(log_prior_fn=a function, returns 0.0\)": "a flat prior",
+    r"(Minibatch|Sharded|Streamed)LogProb\(log_prior_fn=a function, returns 0.0\)": "a flat prior",
     r"StreamedLogProb\(num_examples=9\)": "a dataset may drop its remainder of one example",
     r"preflight\(rtol=inf\)": "allows every difference, as was asked",
     r"(check_finite|integrated_autocorrelation_time|autocorrelation_time_unit_cost)"
@@ -21,6 +21,38 @@ REASONS = {
     r"find_center\(learning_rate=a function, returns 0.0\)": "warns that it has not converged",
     r"kinetic_temperature\(momentum=\[\[1.0\], \[1.0, 2.0\]\]\)": "a nest of three scalar parts",
     r"GrowingBatch\(growth=inf\)": "all examples from the second estimate on",
+}
+
+# Public names that no user calls with arguments of his own, and the reason; the rest is called.
+UNCALLED = {
+    r".*(Reducer|RunningMean|History)\.(initialize|one_step|finalize|init|update|update_slots)": (
+        "TFP or a kernel calls it"
+    ),
+    r"covariance\.\w+\.(evaluate|groups|init|num_bytes|prepare|with_average)": "a kernel calls it",
+    r"covariance\.(CovarianceEstimator|NoiseCovariance.*)": "what a kernel works with",
+    r"preconditioners\.\w+\.(evaluate|init)": "a kernel calls it",
+    r"preconditioners\.(Preconditioner|NaturalGradientICA)": "it has no arguments",
+    r"kernels.CorrectedLangevin.largest_stable_step": "infinite, whatever the arguments",
+    r".*\.(bootstrap|chain_shape|metric_product)": "a kernel or a check calls it",
+    r"targets\.\w+\.(draw|estimate_from|gathered|linear_predictor|log_likelihood|log_prior|next_batch"
+    r"|next_draw|rows|scaled_sum|scores|sum_over_chunks|summed|weighted|with_most|reads|log_prob"
+    r"|predictor)": "a kernel or another target calls it",
+    r"targets\.(StreamedLogProb|ShardedLogProb)\.(estimate|constrain|unconstrain|with_.*)": (
+        "that of MinibatchLogProb"
+    ),
+    r"targets\.(Target|Target\.estimate|CenterReport|as_target)": "an interface, a result, a part",
+    r"random\.(fresh_seed|numbered_seed)": "no arguments, and a part of others",
+    r".*\.(figure|to_inference_data|rhat|effective_sample_size|to_estimator)": "no arguments",
+    r".*(Error|Report|Result|Summary)": "what a call returns or raises",
+    r"keras\.(IndependentBatches|WorkerBatches|SamplerCallback)\.(at|begin_epoch|rows|shares|spec_of"
+    r"|get_tf_dataset|get_config|on_\w+|set_model)": "Keras calls it",
+    r"keras\.(NegativeLogLikelihood|losses\.\w+)\.(call|distribution|from_config|get_config)": (
+        "Keras calls it"
+    ),
+    r"schedules\.(Schedule|\w+\.get_config)": "an interface that Keras calls",
+    r"schedules\.Cyclical\.(is_sampling|position)": "of a step, which a kernel numbers",
+    r"keras\.SamplerCallback\.(outputs|predict)": "that of its posterior",
+    r"keras\.ModelLogProb\.estimate": "called by the entry of ModelLogProb",
 }
 
 

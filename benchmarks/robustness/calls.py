@@ -162,7 +162,9 @@ def catalogue() -> list[Entry]:
         catalogue_diagnostics,
         catalogue_drivers,
         catalogue_keras,
+        catalogue_methods,
         catalogue_numbers,
+        catalogue_posterior,
         catalogue_samplers,
         catalogue_targets,
     )
@@ -170,10 +172,12 @@ def catalogue() -> list[Entry]:
     modules = (
         catalogue_samplers,
         catalogue_targets,
+        catalogue_methods,
         catalogue_numbers,
         catalogue_diagnostics,
         catalogue_drivers,
         catalogue_keras,
+        catalogue_posterior,
     )
     return [entry for module in modules for entry in module.entries()]
 

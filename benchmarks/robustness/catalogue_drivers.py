@@ -155,5 +155,78 @@ def drivers() -> list[Entry]:
     ]
 
 
+def in_shards(**arguments: Any) -> Any:
+    """Returns the draws of a run of four chains in shards."""
+    start = np.zeros([4, 2], np.float32)
+    return sgmcmc.sample(
+        KERNEL, start, 2, seed=0, jit_compile=False, progress_bar=False, **arguments
+    ).states
+
+
+def of_target(**arguments: Any) -> Any:
+    return sgmcmc.sample(seed=0, progress_bar=False, **arguments).states
+
+
+def others() -> list[Entry]:
+    """Calls of `sample` in shards and of a target, and of the functions around them."""
+    folder = Path(tempfile.mkdtemp())
+    run = folder / "run"
+    in_shards(chains_per_shard=2, directory=run)
+    executors = [v for v in instance(optional=True) if not hasattr(v, "submit")]
+    return [
+        Entry(
+            "sampling",
+            "sample in shards",
+            in_shards,
+            dict(chains_per_shard=2, executor=None),
+            dict(chains_per_shard=integer(1, optional=True), executor=executors),
+        ),
+        Entry(
+            "sampling",
+            "sample of a target",
+            of_target,
+            dict(kernel=TARGET, initial_state=STATE, num_results=2),
+            dict(initial_state=state(), num_results=integer(1)),
+            ALSO,
+        ),
+        Entry(
+            "sampling",
+            "open_shards",
+            lambda **arguments: np.asarray(next(iter(sgmcmc.open_shards(**arguments).values()))),
+            dict(directory=run, shards=None),
+            dict(
+                directory=[*path(), str(folder), f"{folder}/other"],
+                shards=[v for v in instance([7], [-1], ["a"], optional=True)],
+            ),
+        ),
+        Entry(
+            "sampling",
+            "export_program",
+            lambda **arguments: str(sgmcmc.export_program(**arguments)),
+            dict(
+                kernel=KERNEL,
+                initial_state=STATE,
+                num_results=2,
+                path=folder / "chain.npz",
+                seed=0,
+                num_burnin_steps=0,
+                num_steps_between_results=0,
+                num_chains=None,
+            ),
+            dict(
+                kernel=kernel(),
+                initial_state=state(),
+                num_results=integer(1),
+                path=[*path(), str(folder), f"{folder}/none/chain.npz"],
+                seed=seed(),
+                num_burnin_steps=integer(0),
+                num_steps_between_results=integer(0),
+                num_chains=integer(1, optional=True),
+            ),
+            ALSO,
+        ),
+    ]
+
+
 def entries() -> list[Entry]:
-    return drivers()
+    return [*drivers(), *others()]

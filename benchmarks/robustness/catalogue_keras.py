@@ -1,9 +1,7 @@
-"""Calls of `SamplerCallback` in `fit`, of `Posterior` and of the other names in `keras`."""
+"""Calls of `SamplerCallback`, data, losses and the other names in `keras` but `Posterior`."""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -33,7 +31,6 @@ from benchmarks.robustness.values import (
 
 tfd = tfp.distributions
 LABELS = (DATA[:, :1] > 0).astype(np.float32)
-SAMPLES = np.random.default_rng(2).normal(size=[3, 2, 1]).astype(np.float32)
 
 
 def network() -> keras.Model:
@@ -154,118 +151,6 @@ def callbacks() -> list[Entry]:
     ]
 
 
-def posteriors() -> list[Entry]:
-    model = network()
-    variables = model.trainable_variables
-    posterior = sgmcmc.keras.Posterior(model, variables, [SAMPLES])
-    with tempfile.TemporaryDirectory() as folder:
-        posterior.save(f"{folder}/p.npz")
-        stored = Path(f"{folder}/p.npz").read_bytes()
-    room, models = "model", instance(keras.Model, keras.layers.Dense(1), keras.Sequential())
-    samples = array([SAMPLES[0]], [SAMPLES, SAMPLES], [SAMPLES[:0]], [SAMPLES * NAN], [["a"]])
-    rows = array(DATA[:, :1], np.zeros([0, 2], np.float32), DATA.astype(str))
-    labels = array(LABELS[:7], np.full([8, 1], 7.0), LABELS * NAN)
-    weights = array(np.ones([7]), -np.ones([8]), np.full([8], NAN), np.zeros([8]), optional=True)
-    shares = [None, "x", {}, [1.0], [NAN] * len(SAMPLES), [-1.0] * len(SAMPLES), np.zeros([3, 3])]
-    activations = function(1, None, "x", [], {}, object(), optional=True)
-    arguments = dict(x=DATA, y=LABELS, sample_weight=None, batch_size=4)
-
-    def made(**arguments: Any) -> Any:
-        return sgmcmc.keras.Posterior(**arguments).predict(DATA).mean
-
-    def saved(path: Any) -> Any:
-        if isinstance(path, str) and path in ("", "a\0b"):
-            return posterior.save(path)
-        with tempfile.TemporaryDirectory() as folder:
-            return posterior.save(folder if path == "a directory" else path)
-
-    def loaded(path: Any, model: Any) -> Any:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "p.npz"
-            file.write_bytes(stored)
-            places = {"good": file, "a directory": folder, "no file": f"{folder}/other"}
-            place = places.get(path, path) if isinstance(path, str) else path
-            return sgmcmc.keras.Posterior.load(place, model).samples
-
-    return [
-        Entry(
-            room,
-            "Posterior",
-            made,
-            dict(
-                model=model, variables=variables, samples=[SAMPLES], num_chains=None, weights=None
-            ),
-            dict(
-                model=models,
-                variables=instance([], [SAMPLES], [None]),
-                samples=samples,
-                num_chains=integer(1, optional=True),
-                weights=shares,
-            ),
-        ),
-        Entry(
-            room,
-            "Posterior.with_samples",
-            lambda **given: posterior.with_samples(**given).samples,
-            dict(samples=[SAMPLES], weights=None),
-            dict(samples=samples, weights=shares),
-        ),
-        *(
-            Entry(
-                room,
-                f"Posterior.{name}",
-                lambda name=name, **given: getattr(posterior, name)(**given),
-                dict(x=DATA, batch_size=4, activation="auto"),
-                dict(
-                    x=rows,
-                    batch_size=integer(1),
-                    activation=[*choice("auto", optional=True), *activations],
-                ),
-            )
-            for name in ("predict", "outputs")
-        ),
-        Entry(
-            room,
-            "Posterior.evaluate",
-            lambda **given: posterior.evaluate(**given),
-            arguments,
-            dict(x=rows, y=labels, sample_weight=weights, batch_size=integer(1)),
-            {"y": "y|labels"},
-        ),
-        Entry(
-            room,
-            "Posterior.log_likelihood",
-            lambda **given: posterior.log_likelihood(**given),
-            {k: arguments[k] for k in ("x", "y", "batch_size")},
-            dict(x=rows, y=labels, batch_size=integer(1)),
-            {"y": "y|labels"},
-        ),
-        Entry(
-            room,
-            "Posterior.to_inference_data",
-            lambda log_likelihood: str(posterior.to_inference_data(log_likelihood)),
-            dict(log_likelihood=np.zeros([3, 8])),
-            dict(log_likelihood=array(np.zeros([2, 8]), optional=True)),
-        ),
-        Entry(
-            room,
-            "Posterior.load",
-            loaded,
-            dict(path="good", model=model),
-            dict(path=[*path(), "a directory", "no file"], model=models),
-            {"path": "path|file|directory|p.npz|other"},
-        ),
-        Entry(
-            room,
-            "Posterior.save",
-            saved,
-            dict(path=f"{tempfile.gettempdir()}/robustness.npz"),
-            dict(path=[*[v for v in path() if not isinstance(v, int)], "a directory"]),
-            {"path": "path|file|directory"},
-        ),
-    ]
-
-
 def others() -> list[Entry]:
     model = network()
     model.evaluate(DATA, LABELS, verbose=0)  # builds the compiled loss
@@ -340,5 +225,121 @@ def others() -> list[Entry]:
     ]
 
 
+def batches() -> list[Entry]:
+    """Calls of the data sets of `fit`."""
+    rows = [DATA[:7], np.zeros([0, 2], np.float32), DATA * NAN, DATA.astype(str)]
+    data = sgmcmc.keras.IndependentBatches(DATA, LABELS, batch_size=4, seed=0)
+
+    def independent(**arguments: Any) -> Any:
+        made = sgmcmc.keras.IndependentBatches(**arguments)
+        sampler = sgmcmc.keras.SamplerCallback(sgld, NUM_EXAMPLES, None, 0, seed=0)
+        network().fit(made, epochs=1, verbose=0, callbacks=[sampler])
+        return [np.asarray(x) for x in sampler.samples]
+
+    return [
+        Entry(
+            "fit",
+            "IndependentBatches",
+            independent,
+            dict(
+                x=DATA,
+                y=LABELS,
+                sample_weight=None,
+                batch_size=4,
+                seed=0,
+                steps_per_epoch=2,
+                growth=1.0,
+            ),
+            dict(
+                x=[*array(), *rows],
+                y=[*array(optional=True), LABELS[:7], LABELS * NAN],
+                sample_weight=[*array(optional=True), np.ones([7]), np.full([8], NAN)],
+                batch_size=integer(1, NUM_EXAMPLES),
+                seed=seed(optional=True),
+                steps_per_epoch=integer(1, optional=True),
+                growth=number(0.0, 0.9),
+            ),
+            {"x": "x|data", "y": "y|data|labels", "sample_weight": "sample_weight|data"},
+        ),
+        Entry(
+            "fit",
+            "WorkerBatches",
+            lambda data: sgmcmc.keras.WorkerBatches(data).num_batches,
+            dict(data=data),
+            dict(data=instance(DATA, (DATA, LABELS), sgmcmc.keras.IndependentBatches)),
+        ),
+    ]
+
+
+def losses() -> list[Entry]:
+    """Calls of the losses that save with the model, and of `find_step_size`."""
+    found, y = [], tf.ones([4, 1])
+    numbers = {
+        "GaussianNLL": ["scale"],
+        "StudentTNLL": ["df", "scale"],
+        "PoissonNLL": [],
+        "NegativeBinomialNLL": ["concentration"],
+    }
+    for name, known in numbers.items():
+        kind = getattr(sgmcmc.keras.losses, name)
+        found.append(
+            Entry(
+                "model",
+                f"losses.{name}",
+                lambda kind=kind, **arguments: kind(**arguments)(y, y),
+                {**dict.fromkeys(known, 1.0), "reduction": "sum_over_batch_size"},
+                {
+                    **{k: number(0.0, -1.0, optional=k != "df") for k in known},
+                    "reduction": choice("sum", optional=True),
+                },
+            )
+        )
+        found.append(
+            Entry(
+                "model",
+                f"losses.{name} on y",
+                lambda labels, kind=kind, known=known: kind(**dict.fromkeys(known, 1.0))(
+                    labels, tf.ones([4, 1])
+                ),
+                dict(labels=np.ones([4, 1], np.float32)),
+                dict(labels=[np.ones([3, 1]), np.ones([4, 2]), np.ones([1, 4]), np.ones([8, 1])]),
+                {"labels": "y|y_true|observations|labels"},
+            )
+        )
+
+    def suggested(**arguments: Any) -> Any:
+        return sgmcmc.keras.find_step_size(verbose=0, **arguments).step_size
+
+    found.append(
+        Entry(
+            "fit",
+            "find_step_size",
+            suggested,
+            dict(
+                model=network(),
+                x=DATA,
+                y=LABELS,
+                sample_weight=None,
+                prior=tfd.Normal(0.0, 1.0),
+                batch_size=4,
+                kernel="SGLD",
+                max_excess_temperature=0.1,
+            ),
+            dict(
+                model=instance(keras.Model, keras.layers.Dense(1), keras.Sequential()),
+                x=array(DATA[:7], np.zeros([0, 2], np.float32), DATA.astype(str)),
+                y=array(LABELS[:7], LABELS * NAN),
+                sample_weight=array(np.ones([7]), np.full([8], NAN), optional=True),
+                prior=[v for v in priors() if v is not None],
+                batch_size=integer(1, NUM_EXAMPLES),
+                kernel=choice("SGLD"),
+                max_excess_temperature=number(0.0, -1.0),
+            ),
+            {"x": "x|data", "y": "y|data|labels", "sample_weight": "sample_weight|data"},
+        )
+    )
+    return found
+
+
 def entries() -> list[Entry]:
-    return [*callbacks(), *posteriors(), *others()]
+    return [*callbacks(), *batches(), *others(), *losses()]

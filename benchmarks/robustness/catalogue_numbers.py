@@ -87,6 +87,16 @@ def random_numbers() -> list[Entry]:
             Entry(room, name, getattr(rng, name), indices, dict(seed=seed(), num_examples=sizes))
             for name in ("permuted_indices", "uniform_indices")
         ),
+        *(
+            Entry(
+                room,
+                name,
+                getattr(rng, name),
+                dict(state=tf.zeros([2]), seed=SEED),
+                dict(seed=seed()),
+            )
+            for name in ("normal_like", "rademacher_like", "three_point_like")
+        ),
         Entry(
             room,
             "epoch_indices",

@@ -105,7 +105,7 @@ def test_resume_says_what_is_wanted(tmp_path: Path) -> None:
     for resume in ("never", False):
         with pytest.raises(ValueError, match="holds a run already"):
             RunDirectory(tmp_path / "a", resume)
-    with pytest.raises(TypeError, match="directory must be a path, .* Received: a int"):
+    with pytest.raises(TypeError, match="directory must be a string or a path. Received: 3"):
         RunDirectory(3)  # ty: ignore[invalid-argument-type]
     with pytest.raises(ValueError, match="resume must be .* Received: 'yes'"):
         RunDirectory(tmp_path / "a", resume="yes")  # ty: ignore[invalid-argument-type]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import numbers
+from tfp_sgmcmc.checks import integer, numbers
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.kernels.settings import is_schedule, number_at, setting_at, value_at
 from tfp_sgmcmc.kernels.stability import splitting_limit
@@ -63,6 +63,7 @@ class MomentumKernel(StochasticGradientKernel):
         """Returns the results' `field`, or without results the argument `name` at `step`."""
         if results is not None:
             return np.asarray(getattr(results, field))
+        integer("step", step, 0)
         return np.asarray(setting_at(self._parameters[name], tf.constant(step, tf.int64)))
 
     def _mass(self, state: State) -> State:

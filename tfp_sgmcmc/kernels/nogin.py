@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import boolean, integer
+from tfp_sgmcmc.checks import array, boolean, integer, require
 from tfp_sgmcmc.covariance import CovarianceState
 from tfp_sgmcmc.kernels.linear_laws import nogin_law
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, degrees_of_freedom, scaled
@@ -172,7 +172,19 @@ class NOGIN(MomentumKernel):
         \( -1 / \log \rho \) with the spectral radius of `kernels.linear_laws.nogin_law`: about
         s / (2 a T) where noise dominates, at any h. It is infinite for an unstable step. With
         `matrix_lambda` noise adds no friction, up to where it raises it.
+
+        Args:
+          curvature: a, a number or an array of them.
+          noise: s, a number or an array of them that are not negative.
+          step: the step at which schedules are evaluated.
+
+        Raises:
+          TypeError: an argument is no number.
+          ValueError: NaN or infinity, or a negative noise.
         """
+        curvature = array("curvature", curvature, least_ndim=0)
+        noise = array("noise", noise, least_ndim=0)
+        require("noise", noise, bool(np.all(noise >= 0)), "at least zero")
         h, friction, temperature = (
             self._used(name, name, step, None) for name in ("step_size", "friction", "temperature")
         )

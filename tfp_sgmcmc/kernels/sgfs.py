@@ -21,6 +21,7 @@ from tfp_sgmcmc.kernels.injected_noise import (
 from tfp_sgmcmc.kernels.momentum import scaled
 from tfp_sgmcmc.kernels.noise import GradientNoise
 from tfp_sgmcmc.kernels.settings import StepSize, check_positive, number_at, setting_at
+from tfp_sgmcmc.kernels.stability import at_least_zero
 from tfp_sgmcmc.preconditioners import FullMatrix
 from tfp_sgmcmc.state import State, map_parts, sum_events
 from tfp_sgmcmc.targets.anchors import AnchoredTarget
@@ -194,11 +195,13 @@ class SGFS(StochasticGradientKernel):
         floating-point number stands for the infinite \( \epsilon \).
         """
         name = "alpha" if self.step_size is None else "step_size"
-        at = tf.constant(step, tf.int64) if results is None else results.step
+        at = (
+            results.step if results is not None else tf.constant(integer("step", step, 0), tf.int64)
+        )
         value = np.asarray(setting_at(self._parameters[name], at), np.float64)
         with np.errstate(divide="ignore"):
             epsilon = np.minimum(4 / value**2 if name == "alpha" else value, np.finfo(float).max)
-        curvature = np.asarray(largest_curvature, np.float64)
+        curvature = at_least_zero(largest_curvature)
         return np.where(curvature >= 1, epsilon / np.maximum(curvature, 1), np.inf)[()]
 
     def metric_product(self, vector: State, state: State, results: Any) -> State:

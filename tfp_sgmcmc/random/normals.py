@@ -55,6 +55,8 @@ def normal_like(state: Any, seed: tf.Tensor) -> Any:
 def rademacher_like(state: Any, seed: tf.Tensor) -> Any:
     """Draws -1 and +1 with equal probability, in the structure, shapes and dtypes of `state`."""
 
+    seed = as_seed(seed)
+
     def signs(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         bits = uniform_indices(seed, tf.range(tf.size(x)), 2)
         return tf.cast(tf.reshape(bits, static_or_dynamic_shape(x)), x.dtype) * 2 - 1

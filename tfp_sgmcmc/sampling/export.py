@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc import random
+from tfp_sgmcmc import checks, random
 from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.sampling.introspection import replicas_of, target_of
 from tfp_sgmcmc.sampling.loop import Loop, Program, check_kernel, start_of, state_tensors
@@ -105,9 +105,7 @@ def export_program(
         integer("num_steps_between_results", num_steps_between_results, 0) + 1,
     )
     seed = random.as_seed(seed)
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"path must be a string or a path. Received: {path!r}.")
-    path = Path(path)
+    path = checks.path("path", path)
     if path.is_dir() or not path.parent.is_dir():
         what = "a directory" if path.is_dir() else "in a directory that does not exist"
         raise ValueError(f"path must name a file in a directory. Received: {path}, {what}.")

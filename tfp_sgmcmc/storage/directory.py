@@ -12,8 +12,8 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from tfp_sgmcmc import __version__
-from tfp_sgmcmc.checks import one_of, require
+from tfp_sgmcmc import __version__, checks
+from tfp_sgmcmc.checks import one_of
 from tfp_sgmcmc.storage import approximate, checkpoint
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same
 from tfp_sgmcmc.storage.lease import Lease
@@ -68,16 +68,7 @@ class RunDirectory:
     ):
         if not isinstance(resume, bool):
             one_of("resume", resume, ("auto", "must", "never"))
-        try:
-            self.path = Path(path)
-        except TypeError as error:
-            raise TypeError(
-                "directory must be a path, as a string or a pathlib.Path. Received: a "
-                f"{type(path).__name__}."
-            ) from error
-        require(
-            "directory", repr(path), "\0" not in os.fspath(self.path), "a path without null bytes"
-        )
+        self.path = checks.path("directory", path)
         self.num_committed = 0
         self._fingerprint: dict[str, Any] = {}
         self._store: DrawStore | None = None

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import function, integer
+from tfp_sgmcmc.checks import accepts, function, integer
 from tfp_sgmcmc.state import State, convert_state, flatten_events, part_names, unflatten_events
 from tfp_sgmcmc.targets.anchors import AnchoredTarget
 from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
@@ -84,6 +84,8 @@ def largest_curvature(
     if metric is not None:
         function("metric", metric, "v -> M v")
     state = convert_state(state, initial=True)
+    if metric is not None:
+        accepts("metric", metric, state)
     seed = random.as_seed(seed)
     chains = tuple(int(n) for n in target.chain_shape(state))
     hessian_product = posterior_product(target, one_chain(state, chains, 0), seed, max_examples)

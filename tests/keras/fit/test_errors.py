@@ -46,7 +46,7 @@ def make_model(*layers, **compiled):
         ({"prior": tfp.distributions.Normal}, TypeError, "prior must .* Received: a _?[A-Z]"),
         ({"keep": 3}, TypeError, "keep must be a callable.*Received: a int"),
         ({"keep": lambda step: None}, TypeError, "keep must return one truth value"),
-        ({"directory": 3}, TypeError, "directory must be a path"),
+        ({"directory": 3}, TypeError, "directory must be a string or a path"),
         ({"seed": "x"}, ValueError, "seed must be an integer or two integers"),
         ({"check_num_examples": 1}, TypeError, "check_num_examples must be True or False"),
         ({"independent_batches": "no"}, TypeError, "independent_batches must be True or False"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -99,11 +98,8 @@ def check_options(
     independent_batches: Any,
 ) -> None:
     """Raises ValueError or TypeError for options of `SamplerCallback` that are out of range."""
-    if directory is not None and not isinstance(directory, str | os.PathLike):
-        raise TypeError(
-            "directory must be a path, as a string or a pathlib.Path. Received: a "
-            f"{type(directory).__name__}."
-        )
+    if directory is not None:
+        checks.path("directory", directory)
     if num_chains is not None:
         checks.integer("num_chains", num_chains, 1)
     if num_groups is not None:

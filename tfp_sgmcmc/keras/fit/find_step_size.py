@@ -17,6 +17,7 @@ from tfp_sgmcmc.keras.fit.landscape import Views, first_state, survey
 from tfp_sgmcmc.keras.fit.place import Place
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 from tfp_sgmcmc.keras.fit.source import Source
+from tfp_sgmcmc.keras.fit.training_arrays import training_arrays
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
 
@@ -150,8 +151,8 @@ def find_step_size(
     check_prior(prior)
     internals.check_model(model)
     compiled_loss.check_likelihoods(model)
-    arrays = internals.map_arrays(np.asarray, (x, y, sample_weight))
-    num_examples = len(next(a for a in keras.tree.flatten(arrays) if a is not None))
+    tensors, num_examples = training_arrays(x, y, sample_weight)
+    arrays = internals.map_arrays(np.asarray, tensors)
     size = checks.integer("batch_size", batch_size, 1, num_examples)
     source = Source("arrays", num_examples, size, -(-num_examples // size), arrays)
     internals.build(model, *source.batch(2))

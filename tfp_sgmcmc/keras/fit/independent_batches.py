@@ -9,8 +9,8 @@ import numpy as np
 
 from tfp_sgmcmc import checks, random
 from tfp_sgmcmc.keras.fit.batch_sizes import BatchSizes
+from tfp_sgmcmc.keras.fit.training_arrays import training_arrays
 from tfp_sgmcmc.keras.model.internals import map_arrays
-from tfp_sgmcmc.targets.data import as_tensor, leading_axis
 
 
 class IndependentBatches(keras.utils.PyDataset):
@@ -72,10 +72,8 @@ class IndependentBatches(keras.utils.PyDataset):
         growth: float = 1.0,
     ):
         super().__init__()
-        floatx = keras.config.floatx()
-        self.arrays = map_arrays(lambda a: as_tensor(a, floatx).numpy(), (x, y, sample_weight))
-        given = [a for a in keras.tree.flatten(self.arrays) if a is not None]
-        self.num_examples = leading_axis(given)
+        tensors, self.num_examples = training_arrays(x, y, sample_weight)
+        self.arrays = map_arrays(lambda a: a.numpy(), tensors)
         self.sizes = BatchSizes(batch_size, growth, self.num_examples, steps_per_epoch)
         self.batch_size = self.sizes.first
         if steps_per_epoch is None:

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfp_sgmcmc import checks, random
 from tfp_sgmcmc.keras.fit.batch_sizes import BatchSizes
+from tfp_sgmcmc.keras.fit.training_arrays import training_arrays
 from tfp_sgmcmc.keras.model.internals import map_arrays
-from tfp_sgmcmc.targets.data import as_tensor, leading_axis
 
 _NAME = "num_resident_steps"  # the name of the only array of x that comes through Keras begins so
 
@@ -56,9 +56,7 @@ class ResidentData(keras.utils.PyDataset):
         growth: float = 1.0,
     ):
         super().__init__()
-        self.arrays = map_arrays(lambda a: as_tensor(a, keras.config.floatx()), arrays)
-        given = [a for a in keras.tree.flatten(self.arrays) if a is not None]
-        self.num_examples = leading_axis(given)
+        self.arrays, self.num_examples = training_arrays(*arrays)
         if self.num_examples != num_examples:
             raise ValueError(
                 f"x must have num_examples = {num_examples} rows. Received: {self.num_examples}."

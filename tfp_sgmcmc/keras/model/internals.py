@@ -85,7 +85,8 @@ def check_built(model: Any) -> None:
 
 
 def check_model(model: keras.Model) -> None:
-    """Raises ValueError unless the model is compiled and has the training step of `keras.Model`."""
+    """Raises unless the model is compiled and has the training step of `keras.Model`."""
+    check_model_type(model)
     for name in ("train_step", "compute_loss"):
         if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name):
             raise ValueError(

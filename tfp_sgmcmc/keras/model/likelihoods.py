@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.checks import function, one_of
+from tfp_sgmcmc.checks import accepts, function, one_of
 from tfp_sgmcmc.keras.model import internals
 
 _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", "none")
@@ -63,9 +63,8 @@ class NegativeLogLikelihood(keras.losses.Loss):
     ):
         one_of("reduction", "none" if reduction is None else reduction, _REDUCTIONS)
         super().__init__(name=name, reduction=reduction, dtype=dtype)
-        self.make_distribution_fn = function(
-            "make_distribution_fn", make_distribution_fn, "outputs -> distribution"
-        )
+        function("make_distribution_fn", make_distribution_fn, "outputs -> distribution")
+        self.make_distribution_fn = accepts("make_distribution_fn", make_distribution_fn, "outputs")
 
     def distribution(self, outputs: tf.Tensor) -> tfp.distributions.Distribution:
         """Returns the distribution of y that outputs `[n, ...]` parametrise.

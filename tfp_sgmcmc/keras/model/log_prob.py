@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import function, integer
+from tfp_sgmcmc.checks import accepts, function, integer
 from tfp_sgmcmc.keras.model import compiled_loss, internals, replicas
 from tfp_sgmcmc.keras.model.column_gradient import with_stored_gradient
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, count_rows
@@ -96,7 +96,7 @@ class ModelLogProb(Target):
         self.num_examples = integer("num_examples", num_examples, 1)
         self.num_chains = None if num_chains is None else integer("num_chains", num_chains, 1)
         self.batch = batch
-        function("log_prior_fn", log_prior_fn, "list of values -> log prior")
+        accepts("log_prior_fn", function("log_prior_fn", log_prior_fn, "values -> log prior"), [])
         self._model, self._log_prior_fn, self._others = model, log_prior_fn, list(others)
         self._learning_rate: LearningRate | None = None
         self._scores = ExampleScores(model) if scores is None else scores

@@ -206,7 +206,7 @@ def _verbosity(verbose: Any) -> int:
     if isinstance(verbose, str) and verbose == "auto":
         is_watched = "ipykernel" in sys.modules or getattr(sys.stdout, "isatty", bool)()
         return int(is_watched)
-    if isinstance(verbose, str) or verbose not in (0, 1, 2):
+    if not isinstance(verbose, int) or verbose not in (0, 1, 2):
         raise ValueError(f"verbose must be 'auto', 0, 1 or 2. Received: {verbose!r}.")
     return int(verbose)
 

@@ -13,12 +13,16 @@ if TYPE_CHECKING:
 
 def concatenated(posteriors: Sequence[Posterior]) -> tuple[Any, ...]:
     """Returns the arguments of the `Posterior` that has the chains of all; see there."""
+    if not isinstance(posteriors, list | tuple):
+        raise TypeError(
+            f"posteriors must be a list of Posterior. Received: a {type(posteriors).__name__}."
+        )
     parts = list(posteriors)
     if not parts:
         raise ValueError("posteriors must hold at least one Posterior. Received: none.")
     first = parts[0]
     for number, part in enumerate(parts):
-        if type(part) is not type(first):
+        if not (hasattr(part, "model") and hasattr(part, "num_chains")):
             raise TypeError(
                 f"posteriors must be a list of Posterior. Received: a {type(part).__name__} at "
                 f"place {number}."

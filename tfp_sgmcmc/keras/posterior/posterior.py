@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfp_sgmcmc import checks
 from tfp_sgmcmc.checks import integer, one_of
 from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
 from tfp_sgmcmc.keras.model import internals
@@ -148,9 +149,12 @@ class Posterior(Predicting):
           name: the name of the model.
 
         Raises:
+          TypeError: `name` is not a string.
           ValueError: the model is neither Functional nor Sequential, or cannot be made again from
             its configuration. When it is saved: a loss is a lambda.
         """
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name must be a string. Received: {name!r}.")
         flat = [sample_loops.flat_samples(np.asarray(s[:]), self.num_chains) for s in self.samples]
         shares = sample_loops.running_shares(self.weights, len(self), self.num_chains)
         return average.keras_model(self.model, self.variables, flat, shares, name)
@@ -368,9 +372,5 @@ def _checked_variables(variables: Any, model: keras.Model) -> list[keras.Variabl
 
 
 def _check_path(path: Any) -> None:
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"path must be a string or a path. Received: {path!r}.")
-    text = os.fspath(path)
-    if not text or "\0" in text or os.path.isdir(text):
-        what = f"{path!r}, a directory" if text and "\0" not in text else repr(path)
-        raise ValueError(f"path must name a file. Received: {what}.")
+    is_folder = checks.path("path", path).is_dir()
+    checks.require("path", f"{path!r}, a directory", not is_folder, "the name of a file")

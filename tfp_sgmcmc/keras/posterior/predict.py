@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import array, require
+from tfp_sgmcmc.checks import accepts, array, require
 from tfp_sgmcmc.keras.model import compiled_loss, internals, observations
 from tfp_sgmcmc.keras.posterior.batches import Batches, check_finite, no_tick, num_rows
 from tfp_sgmcmc.keras.posterior.mixtures import Mixture, systematic
@@ -124,6 +124,8 @@ def checked_levels(quantiles: Any) -> tuple[float, ...] | None:
 def check_activation(activation: Any) -> None:
     """Raises TypeError or ValueError unless it is "auto", None or a callable."""
     is_callable = callable(activation) and not isinstance(activation, type)
+    if is_callable:
+        accepts("activation", activation, "outputs")
     if activation is None or is_callable or isinstance(activation, str) and activation == "auto":
         return
     error = ValueError if isinstance(activation, str) else TypeError

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tfp_sgmcmc.checks import array
+from tfp_sgmcmc.checks import array, integer, positive, require
 
+_MOST_AXES = 32  # of an array
 _MOST_LOG = 7.0  # of the temperature, in absolute value
 
 
@@ -26,6 +27,10 @@ class TemperatureScaling:
       array([[0.667, 0.333],
              [0.5  , 0.5  ]])
 
+    Raises:
+      TypeError: an argument has the wrong type.
+      ValueError: `temperature` is not positive.
+
     Attributes:
       temperature: T.
       axis: the axis of the classes; None if each entry is the probability of 1.
@@ -40,9 +45,26 @@ class TemperatureScaling:
     axis: int | None
     log_densities: tuple[float, float] = (np.nan, np.nan)
 
+    def __post_init__(self) -> None:
+        positive("temperature", self.temperature)
+        if self.axis is not None:
+            integer("axis", self.axis, -_MOST_AXES, _MOST_AXES)
+
     def __call__(self, probabilities: Any) -> np.ndarray:
-        """Returns probabilities, such as `prediction.mean`, with the temperature."""
+        """Returns probabilities, such as `prediction.mean`, with the temperature.
+
+        Raises:
+          TypeError: they are no numbers.
+          ValueError: they are not in [0, 1], or have no such axis.
+        """
         p = array("probabilities", probabilities)
+        in_range = bool(np.all((p >= 0) & (p <= 1)))
+        require("probabilities", f"{p.min()} to {p.max()}", in_range, "in [0, 1]")
+        if self.axis is not None:
+            has_axis = -p.ndim <= self.axis < p.ndim
+            require(
+                "probabilities", f"shape {p.shape}", has_axis, f"an array with axis {self.axis}"
+            )
         logits = _log(p) / self.temperature
         if self.axis is None:
             return 1 / (1 + np.exp(_log(1 - p) / self.temperature - logits))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tree
 
+from tfp_sgmcmc import checks
 from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
 from tfp_sgmcmc.sampling.result import SampleResult, Timings
 from tfp_sgmcmc.sampling.shards import moments
@@ -115,19 +116,25 @@ def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None 
       shards: numbers of the shards; None takes all that have written draws.
 
     Raises:
-      ValueError: no shard has written draws there.
+      TypeError: `directory` is not a path, or `shards` are no integers.
+      ValueError: none of these shards has written draws there.
       ModuleNotFoundError: xarray or zarr is not installed.
     """
+    folder = checks.path("directory", directory)
+    if shards is None:
+        shards = [int(path.name.removeprefix("shard-")) for path in folder.glob("shard-*")]
+    elif not isinstance(shards, Sequence | set | frozenset | np.ndarray):
+        raise TypeError(f"shards must be numbers of shards. Received: {shards!r}.")
+    numbers = sorted(checks.integer("shards", i, 0) for i in shards)
     import_arviz("open_shards")
     import xarray
 
-    folder = Path(directory)
-    found = [int(path.name.removeprefix("shard-")) for path in folder.glob("shard-*")]
-    stores = [folder / f"shard-{i}" / SAMPLES for i in sorted(found if shards is None else shards)]
+    stores = [folder / f"shard-{i}" / SAMPLES for i in numbers]
     stores = [store for store in stores if (store / "posterior" / "zarr.json").exists()]
     if not stores:
         raise ValueError(
-            f"directory must hold a run in shards with draws. Received: {os.fspath(directory)!r}."
+            f"directory must hold a run in shards with draws. Received: {os.fspath(directory)!r}, "
+            f"of which shards {numbers} have none."
         )
     chunks: Any = {} if importlib.util.find_spec("dask") else None
     parts = [xarray.open_zarr(store, group="posterior", chunks=chunks) for store in stores]
