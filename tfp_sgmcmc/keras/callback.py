@@ -17,14 +17,13 @@ from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.fit.gang import Gang
 from tfp_sgmcmc.keras.fit.hooks import Hooks
 from tfp_sgmcmc.keras.fit.monitor import noise_monitor
+from tfp_sgmcmc.keras.fit.phase import Phase
 from tfp_sgmcmc.keras.fit.pilot import pilot_of
 from tfp_sgmcmc.keras.fit.preflight import Preflight
 from tfp_sgmcmc.keras.fit.problem import describe_keep
 from tfp_sgmcmc.keras.fit.recorder import Recorder
 from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog, stored_seed
-from tfp_sgmcmc.keras.fit.train_function import (
-    BatchTrainFunction,
-)
+from tfp_sgmcmc.keras.fit.train_function import BatchTrainFunction
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import check_prior
 from tfp_sgmcmc.kernels.settings import StepSize
@@ -48,12 +47,15 @@ class SamplerCallback(Access, Hooks):
     regularisers and `add_loss` terms, which Keras adds to a mean, so they count N-fold.
 
     Metrics, validation, `steps_per_execution`, `jit_compile`, `run_eagerly` and other callbacks
-    work as in any `fit`. In the logs, `loss` is Keras' loss. Beside it stand `step_size` (the
-    largest), `temperature`, `kinetic_temperature` if the kernel has momenta, and with `noise_every`
-    `sampling_threshold` (the largest alpha of the chains) and `gradient_noise_share`. The optimizer
-    is not used. After `fit` the model carries the chain's last state, and another `fit` with the
-    same callback goes on from there. The model gets its training function back after every batch,
-    so a fit that fails or is interrupted leaves a model that trains as before.
+    work as in any `fit`. In the logs, and so in the progress bar, `loss` is Keras' loss. Beside it
+    stand `samples` (kept so far, 0 in the burn-in), `step_size` (the largest), `temperature`,
+    `kinetic_temperature` if the kernel has momenta, and with `noise_every` `sampling_threshold`
+    (the largest alpha of the chains) and `gradient_noise_share`. A verbose `fit` prints how many
+    samples it will keep, with their bytes (see `plan`), and when burn-in and sampling begin.
+    `Traces` draws the chains in TensorBoard. The optimizer is not used. After `fit` the model
+    carries the chain's last state, and another `fit` with the same callback goes on from there. The
+    model gets its training function back after every batch, so a fit that fails or is interrupted
+    leaves a model that trains as before.
 
     The batches of an epoch of `fit` are not independent, because each example comes once. This does
     not harm SGLD, but kernels that make up for the covariance of the gradient noise
@@ -174,6 +176,7 @@ class SamplerCallback(Access, Hooks):
         that are not the probabilities that the loss expects; another problem than the chain's; NaN
         in the initial weights.
       MemoryError: in `fit`, kept states and the kernel's results would not fit into memory.
+      OSError: in `fit`, the samples would not fit on the disk of the directory.
       TypeError: arguments of a wrong type. In `fit`: `make_kernel_fn` returns no kernel.
       NonFiniteChainError: in `fit`, the loss, its gradient or a sample became NaN or infinite.
         `samples` holds the samples before. The model is set back to the last of them, or to where
@@ -255,9 +258,9 @@ class SamplerCallback(Access, Hooks):
             self._num_examples,
             check_num_examples,
             independent_batches,
-            self._collection if directory is None else None,
-            num_burnin_epochs,
+            self._collection,
+            directory,
         )
         self._train_function: BatchTrainFunction | None = None
-        self._gang = Gang()
+        self._gang, self._phase = Gang(), Phase()
         self._steps = BatchSteps(self._recorder, self._preflight, self._start_chain)

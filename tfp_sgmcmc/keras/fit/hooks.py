@@ -16,6 +16,7 @@ from tfp_sgmcmc.keras.fit.chain import Chain, check_same_variables, check_variab
 from tfp_sgmcmc.keras.fit.fit_checks import check_samplable
 from tfp_sgmcmc.keras.fit.gang import Gang
 from tfp_sgmcmc.keras.fit.monitor import NoiseMonitor
+from tfp_sgmcmc.keras.fit.phase import Phase
 from tfp_sgmcmc.keras.fit.preflight import Preflight
 from tfp_sgmcmc.keras.fit.recorder import Recorder
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
@@ -27,7 +28,7 @@ from tfp_sgmcmc.keras.fit.train_function import (
     guard,
 )
 from tfp_sgmcmc.keras.fit.worker_log import on_worker
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model import internals, workers
 from tfp_sgmcmc.keras.model.priors import as_log_prior
 
 
@@ -37,6 +38,7 @@ class Hooks(keras.callbacks.Callback):
     _make_kernel_fn: Callable[[Any], Any]
     _prior: Any
     _num_examples: int
+    _num_burnin_epochs: int
     _num_chains: int | None
     _num_groups: int | None
     _initial_states: Any
@@ -48,6 +50,7 @@ class Hooks(keras.callbacks.Callback):
     _preflight: Preflight
     _steps: BatchSteps
     _gang: Gang
+    _phase: Phase
     _train_function: BatchTrainFunction | None
     get_config: Callable[[], dict[str, Any]]
 
@@ -90,7 +93,7 @@ class Hooks(keras.callbacks.Callback):
         problem = self._gang.begin(
             model,
             lambda is_described: self._preflight.begin_fit(
-                model, self._callback_list, chain, is_described, num_epochs
+                model, self._callback_list, chain, is_described
             ),
             is_stored,
             {
@@ -142,7 +145,16 @@ class Hooks(keras.callbacks.Callback):
         first_step = self._recorder.begin_epoch(
             may_be_resident=bool(self._steps.resident), counts_rows=self._preflight.counts_rows
         )
-        self._preflight.begin_epoch(first_step, random.fold_in(self._seed, -2))
+        left = self.params["epochs"] - epoch
+        burnin = min(left, max(0, self._num_burnin_epochs - self._recorder.total_epochs))
+        self._preflight.begin_epoch(first_step, random.fold_in(self._seed, -2), left, burnin)
+        chain = self._recorder.chain
+        if chain is not None and chain.state.has_run:
+            self._preflight.before_variables(chain, None, self._steps.most(self.model))
+        if chain is not None and self.params.get("verbose"):
+            line = self._phase.line(chain.state.status(), chain.is_pilot, burnin)
+            if line is not None and workers.is_first(self.model.distribute_strategy):
+                print(line)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         assert self._train_function is not None  # made by on_train_begin
