@@ -38,6 +38,7 @@ from scipy import stats
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.logistic import gaussian_log_prior, log_likelihood, score
+from benchmarks.common.tables import Table
 
 N, D, PIXELS = 100_000, 129, 784
 MOST_BYTES = 4e9  # of a row's minibatches or scores
@@ -241,13 +242,13 @@ def check_exact(num_chains: int = 1000) -> None:
     print(f"exact: NOGIN's variance is {statistic / num_chains:.3f} of the exact one, as it may be")
 
 
-def show(rows: Iterator[Row]) -> None:
+def show(rows: Iterator[Row]) -> Table:
     columns = {
         "model": "", "sampler": "", "chains": "d", "n": "d", "compile s": ".1f", "here us": ".1f",
         "there us": ".1f", "apart": ".1g", "rows": ".2f",
     }  # fmt: skip
-    command_line.print_table(columns, [(*row.case, *row[1:]) for row in rows])
+    return command_line.print_table(columns, ((*row.case, *row[1:]) for row in rows))
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show)
+    command_line.main(__doc__, run, show, table="devices")

@@ -27,6 +27,7 @@ import numpy as np
 import datasets
 from benchmarks.common import command_line
 from benchmarks.common.environment import num_cores
+from benchmarks.common.tables import Table
 from benchmarks.peers import install
 from benchmarks.peers.sides import logistic
 from benchmarks.peers.worker import Case, Worker
@@ -172,14 +173,15 @@ def run(
     return table, problems
 
 
-def show(result: tuple[list[tuple[str, ...]], dict[str, str]]) -> None:
-    table, problems = result
+def show(result: tuple[list[tuple[str, ...]], dict[str, str]]) -> Table:
+    lines, problems = result
     print(f"\ncores: {num_cores()}; microseconds a step, medians")
     names = ("model", "sampler", "n", "chains", "minibatch", "ours", *OTHERS, "ratio", "most", "")
-    command_line.print_table(dict.fromkeys(names, ""), table)
+    shown = command_line.print_table(dict.fromkeys(names, ""), lines)
     for name, problem in problems.items():
         print(f"{name}: {problem}")
+    return shown
 
 
 def main() -> None:
-    command_line.main(__doc__, run, show, choices={"models": DATA})
+    command_line.main(__doc__, run, show, choices={"models": DATA}, table="peers")
