@@ -41,9 +41,9 @@ def main(
     if table is not None:
         made.add_argument("--page", type=Path, help=f"file whose table {table} is written again")
     arguments = vars(made.parse_args())
-    output, page = arguments.pop("output", None), arguments.pop("page", None)
-    place = None if page is None or table is None else tables.Place(page, table)
-    if place is not None:
+    output, place = arguments.pop("output", None), None
+    if table is not None and (page := arguments.pop("page")) is not None:
+        place = tables.Place(page, table)
         place.parts()  # raises before the work if there is no such place
     load = tables.load()
     print(describe(), flush=True)

@@ -14,10 +14,11 @@ from benchmarks.common.environment import describe
 
 
 class Table(NamedTuple):
-    """Names of columns, and lines of cells as text."""
+    """Names of columns, lines of cells as text, and a note that stands below."""
 
     names: tuple[str, ...]
     lines: list[tuple[str, ...]]
+    note: str = ""
 
     def markdown(self) -> str:
         """Returns the table in Markdown.
@@ -28,7 +29,8 @@ class Table(NamedTuple):
         | 100 | 0.5 |
         """
         rows = [self.names, ("---",) * len(self.names), *self.lines]
-        return "\n".join(f"| {' | '.join(cell.strip() for cell in row)} |" for row in rows)
+        text = "\n".join(f"| {' | '.join(cell.strip() for cell in row)} |" for row in rows)
+        return f"{text}\n\n{self.note}" if self.note else text
 
 
 Tables = Table | Mapping[str, Table]  # one, or several by their titles

@@ -62,6 +62,19 @@ def test_a_command_writes_its_table(
     assert calls == [7]  # refused before the work
 
 
+def test_a_command_without_a_table_may_have_a_page_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages: list[str] = []
+    monkeypatch.setattr("sys.argv", ["program", "--page", "folder"])
+
+    def run(*, page: str = "") -> str:
+        return page
+
+    command_line.main("What it does.", run, pages.append)
+    assert pages == ["folder"]
+
+
 def test_every_place_of_the_page_belongs_to_a_command() -> None:
     page = ROOT / "benchmarks" / "README.md"
     texts = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
