@@ -74,13 +74,14 @@ KERNELS: dict[str, Callable[[Any], Any]] = {
     "NOGIN full": lambda target: sgmcmc.NOGIN(target, 1e-3),
     "CCAdL diag": lambda target: sgmcmc.CCAdL(target, 1e-4, covariance="diag"),
     "control variates": lambda target: sgmcmc.UnderdampedLangevin(
-        sgmcmc.ControlVariate(target, tf.zeros([D]), order=2), 1e-3
+        sgmcmc.ControlVariate(target, [tf.zeros([D])], order=2), 1e-3
     ),
 }
 USES_SCORES = ("SGHMC diag", "NOGIN diag", "NOGIN full", "CCAdL diag")
 CASES = (
     *(
-        Case("logistic", sampler, chains, n)
+        # Control variates of order 2 differentiate the scores.
+        Case(f"logistic{', differentiated' * (sampler == 'control variates')}", sampler, chains, n)
         for sampler in KERNELS
         for chains in (1, 64, 4096)
         for n in (100, 16_384)
@@ -91,14 +92,14 @@ CASES = (
 QUICK = (Case("logistic", "SGLD", 1, 100), Case("logistic", "NOGIN diag", 64, 100))
 
 
-def logistic(batch_size: int) -> tuple[Any, list[tf.Tensor]]:
+def logistic(batch_size: int, score_fn: Any = score) -> tuple[Any, list[tf.Tensor]]:
     rng = np.random.default_rng(0)
     data = {
         "x": rng.standard_normal([N, D]).astype(np.float32),
         "y": rng.integers(0, 2, [N]).astype(np.float32),
     }
     target = sgmcmc.MinibatchLogProb(
-        gaussian_log_prior, log_likelihood, data, batch_size, score_fn=score
+        gaussian_log_prior, log_likelihood, data, batch_size, score_fn=score_fn
     )
     return target, [tf.zeros([D])]
 
@@ -131,6 +132,7 @@ def network(widths: tuple[int, ...], batch_size: int) -> tuple[Any, list[tf.Tens
 
 MODELS: dict[str, Callable[[int], tuple[Any, list[tf.Tensor]]]] = {
     "logistic": logistic,
+    "logistic, differentiated": lambda n: logistic(n, score_fn=None),
     "network, 79,510": lambda n: network((PIXELS, 100, 10), n),
     "network, 10 million": lambda n: network((PIXELS, 2700, 2900, 10), n),
 }
@@ -159,7 +161,7 @@ def run(*, python: str = "", folder: str = "", quick: bool = False) -> Iterator[
 
 def measured(case: Case, python: str, folder: Path, speed: float) -> Row:
     """Exports, compiles and times a case."""
-    width = D if case.model == "logistic" else PIXELS
+    width = D if case.model.startswith("logistic") else PIXELS
     read = 4 * case.num_chains * case.batch_size * width
     if read * (2 if case.sampler in USES_SCORES else 1) > MOST_BYTES:
         return Row(case, *[math.nan] * 5)
