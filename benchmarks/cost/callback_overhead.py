@@ -3,9 +3,9 @@
 A 784-100-10 network on MNIST, batches of 128 (468 steps an epoch), equal settings on all sides.
 Each side is compiled in a first epoch that is not counted; then epochs are timed in turn. "SGD,
 callback" is the callback with SGD's arithmetic as its kernel and without prior. It separates the
-time of the callback from the time of the 79,510 normals and the prior. "SGLD, monitors" keeps a
-sample every 50 steps, compares gradient noise and injected noise every 100, and writes traces and
-the predictions of 100 rows for TensorBoard after each epoch (`Traces`). Ratios are ratios of
+time of the callback from the time of the 79,510 normals and the prior. "SGLD, Traces" keeps a sample
+every 50 steps, and writes traces and the predictions of 100 rows for TensorBoard after each epoch.
+"SGLD, noise" compares gradient noise and injected noise every 100 steps. Ratios are ratios of
 medians. `--bar` draws Keras' progress bar on all sides, into a file that nobody reads.
 """
 
@@ -48,27 +48,28 @@ class SGDKernel(tfp.mcmc.TransitionKernel):
         return [x + self._step_size * g for x, g in moved], estimate.target_state
 
 
-def sampler(make_kernel_fn: Callable[[Any], Any], prior: Any, seed: int) -> list[Any]:
+def sampler(
+    make_kernel_fn: Callable[[Any], Any], prior: Any, seed: int, noise_every: int | None = None
+) -> list[Any]:
     """Returns the callback, which keeps no sample, so that only its steps are timed."""
     return [
         sgmcmc.keras.SamplerCallback(
-            make_kernel_fn, NUM_EXAMPLES, prior, num_burnin_steps=10**9, seed=seed
+            make_kernel_fn,
+            NUM_EXAMPLES,
+            prior,
+            num_burnin_steps=10**9,
+            noise_every=noise_every,
+            seed=seed,
         )
     ]
 
 
-def monitored(make_kernel_fn: Callable[[Any], Any], prior: Any, folder: str, seed: int) -> Any:
-    """Returns the callback with all that shows a run."""
+def traced(make_kernel_fn: Callable[[Any], Any], prior: Any, folder: str, seed: int) -> list[Any]:
+    """Returns the callback with samples every 50 steps, and `Traces` with a probe."""
     callback = sgmcmc.keras.SamplerCallback(
-        make_kernel_fn,
-        NUM_EXAMPLES,
-        prior,
-        num_steps_between_results=49,
-        noise_every=100,
-        seed=seed,
+        make_kernel_fn, NUM_EXAMPLES, prior, num_steps_between_results=49, seed=seed
     )
-    probe = datasets.mnist()[2][:100]
-    return [callback, sgmcmc.keras.Traces(callback, folder, probe=probe)]
+    return [callback, sgmcmc.keras.Traces(callback, folder, probe=datasets.mnist()[2][:100])]
 
 
 def timer(
@@ -99,6 +100,10 @@ def timer(
     return lambda: 1e3 * seconds(epoch) * BATCH_SIZE / NUM_EXAMPLES
 
 
+def sgld(target: Any) -> sgmcmc.SGLD:
+    return sgmcmc.SGLD(target, 1e-6)
+
+
 def run(
     *,
     steps_per_execution: tuple[int, ...] = (1, 50),
@@ -119,11 +124,9 @@ def run(
             sides = {
                 "Adam": ("adam", []),
                 "SGD": ("sgd", []),
-                "SGLD, callback": ("sgd", sampler(lambda t: sgmcmc.SGLD(t, 1e-6), normal, seed)),
-                "SGLD, monitors": (
-                    "sgd",
-                    monitored(lambda t: sgmcmc.SGLD(t, 1e-6), normal, folder, seed),
-                ),
+                "SGLD, callback": ("sgd", sampler(sgld, normal, seed)),
+                "SGLD, Traces": ("sgd", traced(sgld, normal, folder, seed)),
+                "SGLD, noise": ("sgd", sampler(sgld, normal, seed, noise_every=100)),
                 "SGD, callback": ("sgd", sampler(lambda t: SGDKernel(t, 5e-7), None, seed)),
             }
             epochs = {
