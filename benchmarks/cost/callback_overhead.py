@@ -3,10 +3,10 @@
 A 784-100-10 network on MNIST, batches of 128 (468 steps an epoch), equal settings on all sides.
 Each side is compiled in a first epoch that is not counted; then epochs are timed in turn. "SGD,
 callback" is the callback with SGD's arithmetic as its kernel and without prior. It separates the
-time of the callback from the time of the 79,510 normals and the prior. "SGLD, Traces" keeps a sample
-every 50 steps, and writes traces and the predictions of 100 rows for TensorBoard after each epoch.
-"SGLD, noise" compares gradient noise and injected noise every 100 steps. Ratios are ratios of
-medians. `--bar` draws Keras' progress bar on all sides, into a file that nobody reads.
+time of the callback from the time of the 79,510 normals and the prior. "SGLD, Traces" keeps a
+sample every 50 steps, and writes traces and the predictions of 100 rows for TensorBoard after each
+epoch. "SGLD, noise" compares gradient noise and injected noise every 100 steps. Ratios are ratios
+of medians. `--bar` draws Keras' progress bar on all sides, into a file that nobody reads.
 """
 
 from __future__ import annotations

@@ -279,7 +279,26 @@ def show(rows: Rows) -> dict[str, Table]:
     print()
     for line in conclusions(rows):
         print(line)
-    return found
+    return {"The fewest seconds of each kind": cheapest(rows), **found}
+
+
+def cheapest(rows: Rows) -> Table:
+    """Returns the samplers of each kind that take the fewest seconds, with seconds and passes."""
+    fields = {"E1 < 0.05": "mean_error", "E2 < 0.1": "covariance_error", "ESS": "effective"}
+    lines = []
+    for data, here in rows.items():
+        found = {
+            field: {kind: name for _, kind, name in ranking(here, field, "seconds")}
+            for field in fields.values()
+        }
+        for kind in sorted({kind for best in found.values() for kind in best}):
+            cells = []
+            for field in fields.values():
+                name = found[field].get(kind)
+                row = getattr(here[name], field) if name else None
+                cells.append(row and f"{name}, {row.seconds:.3g} s ({row.passes:.3g} passes)")
+            lines.append((data, kind, *(cell or "not reached" for cell in cells)))
+    return Table(("posterior", "kind", *fields), lines)
 
 
 def cells(row: Row) -> list[str]:

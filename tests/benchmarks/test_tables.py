@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.common import command_line, tables
 from benchmarks.common.tables import Place, Table
+from benchmarks.cost import equal_error
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "before\n<!-- room.name -->\nold\n<!-- end of room.name -->\nafter\n"
@@ -73,6 +74,25 @@ def test_a_command_without_a_table_may_have_a_page_of_its_own(
 
     command_line.main("What it does.", run, pages.append)
     assert pages == ["folder"]
+
+
+def test_the_cheapest_of_each_kind() -> None:
+    def row(seconds: float, sd: float = 1.0) -> equal_error.Row:
+        reached = equal_error.Reached(1.0, 10 * seconds, seconds, 0.01)
+        return equal_error.Row(reached, None, equal_error.Effective(1.0, 3.0, seconds / 4, 0.0, sd))
+
+    rows = {"a": {"SGLD": row(2.0), "NOGIN": row(1.0, sd=1.2), "HMC": row(4.0), "Laplace": row(0)}}
+    found = equal_error.cheapest(rows)
+    assert found.lines == [
+        ("a", "all data", "HMC, 4 s (40 passes)", "not reached", "HMC, 1 s (3 passes)"),
+        (
+            "a",
+            "plain minibatches",
+            "NOGIN, 1 s (10 passes)",
+            "not reached",
+            "SGLD, 0.5 s (3 passes)",
+        ),
+    ]
 
 
 def test_every_place_of_the_page_belongs_to_a_command() -> None:
