@@ -36,6 +36,7 @@ from benchmarks.common.chains import compiled, effective_sizes, timed
 from benchmarks.common.logistic import as_batch, score
 from benchmarks.common.problems import correlated, make_target
 from benchmarks.common.reference import logistic_laplace
+from benchmarks.common.tables import Table
 
 LEAPFROG_STEPS = 5  # 3, 5 and 8 were tried; 5 takes the fewest passes for an effective sample
 COLUMNS = {
@@ -218,9 +219,9 @@ def run(
             yield row(name, chains, exact, num_examples, baseline)
 
 
-def show(rows: Iterator[tuple[Any, ...]]) -> None:
-    command_line.print_table(COLUMNS, rows)
+def show(rows: Iterator[tuple[Any, ...]]) -> Table:
+    return command_line.print_table(COLUMNS, rows)
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show)
+    command_line.main(__doc__, run, show, table="accuracy.control_variates")

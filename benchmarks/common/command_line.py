@@ -10,34 +10,50 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from benchmarks.common import tables
 from benchmarks.common.environment import describe
 
 
 def main(
     description: str | None,
     run: Callable[..., Any],
-    show: Callable[[Any], None],
+    show: Callable[[Any], Any],
     plot: Callable[[Any, str], None] | None = None,
     choices: Mapping[str, Iterable[str]] | None = None,
+    table: str | None = None,
 ) -> None:
     """Calls `run` with the given options; prints the machine, the result and the seconds it took.
+
+    With a name for its `table`, the option `--page` writes what `show` returned into a page.
 
     Args:
       description: the first lines of `--help`.
       run: the function whose keywords are the options; see `parser`.
-      show: prints what `run` returned.
+      show: prints what `run` returned; returns the `Tables` for a page.
       plot: draws the result into the file `--output`, if that option is given.
       choices: see `parser`.
+      table: the name of the command's place in a page.
     """
-    arguments = vars(parser(description, run, plot is not None, choices).parse_args())
-    output = arguments.pop("output", None)
+    made = parser(description, run, plot is not None, choices)
+    if table is not None:
+        made.add_argument("--page", type=Path, help=f"file whose table {table} is written again")
+    arguments = vars(made.parse_args())
+    output, place = arguments.pop("output", None), None
+    if table is not None and (page := arguments.pop("page")) is not None:
+        place = tables.Place(page, table)
+        place.parts()  # raises before the work if there is no such place
+    load = tables.load()
     print(describe(), flush=True)
     start = time.perf_counter()
     result = run(**keywords(arguments))
-    show(result)
-    print(f"{time.perf_counter() - start:.0f} s")
+    shown = show(result)
+    seconds = time.perf_counter() - start
+    print(f"{seconds:.0f} s")
+    if place is not None:
+        place.write(shown, tables.head(seconds, load, sys.argv[1:]))
     if plot is not None and output:
         plot(result, output)
 
@@ -99,12 +115,14 @@ def keywords(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
 
 
-def print_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]]) -> None:
+def print_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]]) -> tables.Table:
     """Prints rows below the names of their columns, each value in its column's format.
+
+    Returns the table.
 
     The rows of an iterator are printed as they come, in columns as wide as the first row needs.
 
-    >>> print_table({"passes": ".0f", "E1": ".3f"}, [(1.0, 0.5), (100.0, 0.0625)])
+    >>> _ = print_table({"passes": ".0f", "E1": ".3f"}, [(1.0, 0.5), (100.0, 0.0625)])
     passes    E1
          1 0.500
        100 0.062
@@ -112,6 +130,9 @@ def print_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]]) -> No
     lines = ([format(x, f) for x, f in zip(row, columns.values(), strict=True)] for row in rows)
     known = list(itertools.islice(lines, 1 if isinstance(rows, Iterator) else None))
     widths = [max(map(len, column)) for column in zip(columns, *known, strict=True)]
+    printed = []
     for line in itertools.chain([columns], known, lines):
-        cells = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
         print(*cells, flush=True)
+        printed.append(tuple(cell.strip() for cell in cells))
+    return tables.Table(printed[0], printed[1:])

@@ -59,6 +59,7 @@ from benchmarks.common.posteriors import Posterior, named
 from benchmarks.common.reference import Reference, relative_errors
 from benchmarks.common.second_order import NAMES as SECOND_ORDER
 from benchmarks.common.second_order import second_order
+from benchmarks.common.tables import Table
 from benchmarks.common.trajectories import Runner, Trajectory, progress
 
 BOUNDS = {"mean_error": 0.05, "covariance_error": 0.1}
@@ -265,19 +266,39 @@ def _median_effective(chain: Trajectory) -> float:
     return float(np.median(chain.effective_sample_sizes()))
 
 
-def show(rows: Rows) -> None:
+def show(rows: Rows) -> dict[str, Table]:
+    names = (
+        "", "h", "E1 < 0.05: passes", "s", "h ", "E2 < 0.1: passes", "s ", "h  ", "ESS: passes",
+        "ms", "mean", "sd",
+    )  # fmt: skip
+    found = {}
     for data, here in rows.items():
         print(f"\n{data}")
-        command_line.print_table(
-            dict.fromkeys(
-                ("", "h", "E1 < 0.05: passes", "s", "h ", "E2 < 0.1: passes", "s ", "h  ",
-                 "ESS: passes", "ms", "mean", "sd"), ""
-            ),
-            [(name, *cells(row)) for name, row in here.items()],
-        )  # fmt: skip
+        lines = [(name, *cells(row)) for name, row in here.items()]
+        found[data] = command_line.print_table(dict.fromkeys(names, ""), lines)
     print()
     for line in conclusions(rows):
         print(line)
+    return {"The fewest seconds of each kind": cheapest(rows), **found}
+
+
+def cheapest(rows: Rows) -> Table:
+    """Returns the samplers of each kind that take the fewest seconds, with seconds and passes."""
+    fields = {"E1 < 0.05": "mean_error", "E2 < 0.1": "covariance_error", "ESS": "effective"}
+    lines = []
+    for data, here in rows.items():
+        found = {
+            field: {kind: name for _, kind, name in ranking(here, field, "seconds")}
+            for field in fields.values()
+        }
+        for kind in sorted({kind for best in found.values() for kind in best}):
+            cells = []
+            for field in fields.values():
+                name = found[field].get(kind)
+                row = getattr(here[name], field) if name else None
+                cells.append(row and f"{name}, {row.seconds:.3g} s ({row.passes:.3g} passes)")
+            lines.append((data, kind, *(cell or "not reached" for cell in cells)))
+    return Table(("posterior", "kind", *fields), lines)
 
 
 def cells(row: Row) -> list[str]:
@@ -365,4 +386,4 @@ def since(winners: dict[int, str]) -> str:
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show)
+    command_line.main(__doc__, run, show, table="cost.equal_error")

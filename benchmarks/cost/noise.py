@@ -20,6 +20,7 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.chains import compiled
 from benchmarks.common.logistic import gaussian_log_prior, log_likelihood
+from benchmarks.common.tables import Table
 from benchmarks.common.timing import in_turn
 from benchmarks.cost.callback_overhead import SGDKernel
 
@@ -101,11 +102,11 @@ def run(*, steps: int = 60, repeats: int = 15) -> Iterator[tuple[Any, ...]]:
                 yield problem, sampler, noise, min(found), middle(found), middle(ratios)
 
 
-def show(rows: Iterator[tuple[Any, ...]]) -> None:
+def show(rows: Iterator[tuple[Any, ...]]) -> Table:
     print("microseconds of processor time a step")
     columns = {"posterior": "12s", "sampler": "8s", "noise": "12s", "least": ".1f"}
-    command_line.print_table({**columns, "median": ".1f", "to normal": "9.2f"}, rows)
+    return command_line.print_table({**columns, "median": ".1f", "to normal": "9.2f"}, rows)
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show)
+    command_line.main(__doc__, run, show, table="cost.noise")

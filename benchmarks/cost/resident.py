@@ -22,6 +22,7 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.chains import compiled
 from benchmarks.common.logistic import as_batch, log_likelihood
+from benchmarks.common.tables import Table
 from benchmarks.common.timing import in_turn, seconds
 
 STEP_SIZE = 1e-5
@@ -80,10 +81,10 @@ def compare(
     return rows
 
 
-def show(rows: list[tuple[float, ...]]) -> None:
+def show(rows: list[tuple[float, ...]]) -> Table:
     columns = {"n": "d", "steps a call": "d", "fit, us": ".1f", "sample_chain": ".1f"}
-    command_line.print_table({**columns, "rate": ".2f"}, rows)
+    return command_line.print_table({**columns, "rate": ".2f"}, rows)
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, compare, show)
+    command_line.main(__doc__, compare, show, table="cost.resident")

@@ -8,7 +8,8 @@ Each row is a kernel on a model, for a number of chains and a size of minibatche
 device, "there" that of the same file run by `benchmarks.devices.run_program` with another Python
 that has JAX, and "apart" the largest difference of the draws of both, in standard deviations of the
 draws. "rows" is the rate at which "here" reads the examples of its minibatches, as a share of the
-rate at which a sum over 400 MB is read in the same run: near 1, memory is what limits a step.
+rate at which a sum over 400 MB is read in the same run: near 1, memory is what limits a step. "nan"
+stands for what was not measured: minibatches of more than 4 GB, chains that became infinite.
 
 "exact" is a test: draws of NOGIN of a normal mean, whose variance is known, must have that variance
 (a chi-square test with a false-alarm rate of 1e-6).
@@ -38,6 +39,7 @@ from scipy import stats
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.logistic import gaussian_log_prior, log_likelihood, score
+from benchmarks.common.tables import Table
 
 N, D, PIXELS = 100_000, 129, 784
 MOST_BYTES = 4e9  # of a row's minibatches or scores
@@ -67,18 +69,19 @@ class Row(NamedTuple):
 
 KERNELS: dict[str, Callable[[Any], Any]] = {
     "SGLD": lambda target: sgmcmc.SGLD(target, 1e-6),
-    "SGHMC diag": lambda target: sgmcmc.SGHMC(target, 1e-3, 50.0, covariance="diag"),
+    "SGHMC diag": lambda target: sgmcmc.SGHMC(target, 1e-6, 50.0, covariance="diag"),
     "NOGIN diag": lambda target: sgmcmc.NOGIN(target, 1e-3, covariance="diag"),
     "NOGIN full": lambda target: sgmcmc.NOGIN(target, 1e-3),
     "CCAdL diag": lambda target: sgmcmc.CCAdL(target, 1e-4, covariance="diag"),
     "control variates": lambda target: sgmcmc.UnderdampedLangevin(
-        sgmcmc.ControlVariate(target, tf.zeros([D]), order=2), 1e-3
+        sgmcmc.ControlVariate(target, [tf.zeros([D])], order=2), 1e-3
     ),
 }
 USES_SCORES = ("SGHMC diag", "NOGIN diag", "NOGIN full", "CCAdL diag")
 CASES = (
     *(
-        Case("logistic", sampler, chains, n)
+        # Control variates of order 2 differentiate the scores.
+        Case(f"logistic{', differentiated' * (sampler == 'control variates')}", sampler, chains, n)
         for sampler in KERNELS
         for chains in (1, 64, 4096)
         for n in (100, 16_384)
@@ -89,14 +92,14 @@ CASES = (
 QUICK = (Case("logistic", "SGLD", 1, 100), Case("logistic", "NOGIN diag", 64, 100))
 
 
-def logistic(batch_size: int) -> tuple[Any, list[tf.Tensor]]:
+def logistic(batch_size: int, score_fn: Any = score) -> tuple[Any, list[tf.Tensor]]:
     rng = np.random.default_rng(0)
     data = {
         "x": rng.standard_normal([N, D]).astype(np.float32),
         "y": rng.integers(0, 2, [N]).astype(np.float32),
     }
     target = sgmcmc.MinibatchLogProb(
-        gaussian_log_prior, log_likelihood, data, batch_size, score_fn=score
+        gaussian_log_prior, log_likelihood, data, batch_size, score_fn=score_fn
     )
     return target, [tf.zeros([D])]
 
@@ -129,6 +132,7 @@ def network(widths: tuple[int, ...], batch_size: int) -> tuple[Any, list[tf.Tens
 
 MODELS: dict[str, Callable[[int], tuple[Any, list[tf.Tensor]]]] = {
     "logistic": logistic,
+    "logistic, differentiated": lambda n: logistic(n, score_fn=None),
     "network, 79,510": lambda n: network((PIXELS, 100, 10), n),
     "network, 10 million": lambda n: network((PIXELS, 2700, 2900, 10), n),
 }
@@ -149,12 +153,15 @@ def run(*, python: str = "", folder: str = "", quick: bool = False) -> Iterator[
         kept = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         kept.mkdir(exist_ok=True)
         for case in QUICK if quick else CASES:
-            yield measured(case, python, kept, speed)
+            try:
+                yield measured(case, python, kept, speed)
+            except sgmcmc.NonFiniteChainError:
+                yield Row(case, *[math.nan] * 5)
 
 
 def measured(case: Case, python: str, folder: Path, speed: float) -> Row:
     """Exports, compiles and times a case."""
-    width = D if case.model == "logistic" else PIXELS
+    width = D if case.model.startswith("logistic") else PIXELS
     read = 4 * case.num_chains * case.batch_size * width
     if read * (2 if case.sampler in USES_SCORES else 1) > MOST_BYTES:
         return Row(case, *[math.nan] * 5)
@@ -241,13 +248,13 @@ def check_exact(num_chains: int = 1000) -> None:
     print(f"exact: NOGIN's variance is {statistic / num_chains:.3f} of the exact one, as it may be")
 
 
-def show(rows: Iterator[Row]) -> None:
+def show(rows: Iterator[Row]) -> Table:
     columns = {
         "model": "", "sampler": "", "chains": "d", "n": "d", "compile s": ".1f", "here us": ".1f",
         "there us": ".1f", "apart": ".1g", "rows": ".2f",
     }  # fmt: skip
-    command_line.print_table(columns, [(*row.case, *row[1:]) for row in rows])
+    return command_line.print_table(columns, ((*row.case, *row[1:]) for row in rows))
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show)
+    command_line.main(__doc__, run, show, table="devices")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import command_line
+from benchmarks.common.tables import Table
 from benchmarks.peers import install
 from benchmarks.peers.sides import sides, times
 from benchmarks.peers.worker import Case
@@ -62,10 +63,10 @@ def run(
             yield cores, "JAX" if side else "ours", name, least[key], median[key], ratio
 
 
-def show(rows: Iterator[tuple[Any, ...]]) -> None:
+def show(rows: Iterator[tuple[Any, ...]]) -> Table:
     columns = {"cores": "d", "side": ">5s", "": "<18s", "least": "6.0f", "median": "6.0f"}
-    command_line.print_table({**columns, "ratio": ">6s"}, rows)
+    return command_line.print_table({**columns, "ratio": ">6s"}, rows)
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show)
+    command_line.main(__doc__, run, show, table="peers.covariance")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import command_line
+from benchmarks.common.tables import Table
 from benchmarks.peers import install
 from benchmarks.peers.sides import sides, times
 from benchmarks.peers.worker import Case
@@ -53,13 +54,13 @@ def run(
                 )  # fmt: skip
 
 
-def show(rows: Iterator[tuple[Any, ...]]) -> None:
+def show(rows: Iterator[tuple[Any, ...]]) -> Table:
     columns = {
         "cores": "d", "n": "4d", "chains": "6d", "minibatch": "", "kept": "4s", "ours": ">15s",
         "no replacement": ">15s", "BlackJAX": ">15s", "ratio": "6.2f", "no rep.": "7.2f",
     }  # fmt: skip
-    command_line.print_table(columns, rows)
+    return command_line.print_table(columns, rows)
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show)
+    command_line.main(__doc__, run, show, table="peers.sgld")

@@ -27,6 +27,7 @@ import numpy as np
 import datasets
 from benchmarks.common import command_line
 from benchmarks.common.environment import num_cores
+from benchmarks.common.tables import Table
 from benchmarks.peers import install
 from benchmarks.peers.sides import logistic
 from benchmarks.peers.worker import Case, Worker
@@ -150,13 +151,14 @@ def run(
     repeats: int = 5,
     seed: int = 0,
     folder: Path = install.FOLDER,
-) -> tuple[list[tuple[str, ...]], dict[str, str]]:
-    """Times all chosen rows; returns the table, and what failed or is not installed.
+) -> tuple[list[tuple[str, ...]], dict[str, str], set[str]]:
+    """Times all chosen rows; returns the table, what failed or is not installed, and versions.
 
     Args:
       folder: the folder of the environments.
     """
     problems: dict[str, str] = {}
+    versions: set[str] = set()
     table = []
     for model in models:
         rows = [row for row in ROWS if row.model == model and row.sampler in samplers]
@@ -165,21 +167,36 @@ def run(
             x, y = DATA[model]()
             np.savez(data, x=x, y=y)
             with sides(data, folder, problems) as workers:
-                print(model, *(w.versions for w in workers.values()), sep="\n  ", flush=True)
+                found = [worker.versions for worker in workers.values()]
+                versions.update(found)
+                print(model, *found, sep="\n  ", flush=True)
                 for row in rows:
                     table.append(cells(row, measure(workers, row.case, repeats, seed, problems)))
                     print(" ", *table[-1], flush=True)
-    return table, problems
+    return table, problems, versions
 
 
-def show(result: tuple[list[tuple[str, ...]], dict[str, str]]) -> None:
-    table, problems = result
+def show(result: tuple[list[tuple[str, ...]], dict[str, str], set[str]]) -> Table:
+    lines, problems, versions = result
     print(f"\ncores: {num_cores()}; microseconds a step, medians")
-    names = ("model", "sampler", "n", "chains", "minibatch", "ours", *OTHERS, "ratio", "most", "")
-    command_line.print_table(dict.fromkeys(names, ""), table)
+    names = (
+        "model",
+        "sampler",
+        "n",
+        "chains",
+        "minibatch",
+        "ours",
+        *OTHERS,
+        "ratio",
+        "most",
+        "aim",
+    )
+    shown = command_line.print_table(dict.fromkeys(names, ""), lines)
     for name, problem in problems.items():
         print(f"{name}: {problem}")
+    notes = [*sorted(versions), *(f"{name}: {problem}" for name, problem in problems.items())]
+    return shown._replace(note="; ".join(notes) + ".")
 
 
 def main() -> None:
-    command_line.main(__doc__, run, show, choices={"models": DATA})
+    command_line.main(__doc__, run, show, choices={"models": DATA}, table="peers")

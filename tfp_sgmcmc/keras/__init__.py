@@ -4,6 +4,8 @@ from tfp_sgmcmc.keras import losses
 from tfp_sgmcmc.keras.callback import SamplerCallback
 from tfp_sgmcmc.keras.fit.find_step_size import find_step_size
 from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
+from tfp_sgmcmc.keras.fit.plan import Plan
+from tfp_sgmcmc.keras.fit.traces import Traces
 from tfp_sgmcmc.keras.fit.worker_batches import WorkerBatches
 from tfp_sgmcmc.keras.model.likelihoods import NegativeLogLikelihood
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
@@ -20,6 +22,7 @@ __all__ = [
     "IndependentBatches",
     "ModelLogProb",
     "NegativeLogLikelihood",
+    "Plan",
     "Posterior",
     "PosteriorPrediction",
     "Prediction",
@@ -27,6 +30,7 @@ __all__ = [
     "SamplerCallback",
     "Summary",
     "TemperatureScaling",
+    "Traces",
     "WorkerBatches",
     "by_variable",
     "expected_calibration_error",

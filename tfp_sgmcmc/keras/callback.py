@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from typing import Any, Literal
 
-import keras
 import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import checks, random
 from tfp_sgmcmc.keras.fit.access import Access
 from tfp_sgmcmc.keras.fit.arguments import check_options, checked_collection, checked_kernel
-from tfp_sgmcmc.keras.fit.automatic import Automatic, check_single_replica
+from tfp_sgmcmc.keras.fit.automatic import Automatic
 from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
-from tfp_sgmcmc.keras.fit.chain import Chain, check_same_variables, check_variables
-from tfp_sgmcmc.keras.fit.fit_checks import check_samplable
 from tfp_sgmcmc.keras.fit.gang import Gang
+from tfp_sgmcmc.keras.fit.hooks import Hooks
 from tfp_sgmcmc.keras.fit.monitor import noise_monitor
+from tfp_sgmcmc.keras.fit.phase import Phase
 from tfp_sgmcmc.keras.fit.pilot import pilot_of
 from tfp_sgmcmc.keras.fit.preflight import Preflight
 from tfp_sgmcmc.keras.fit.problem import describe_keep
 from tfp_sgmcmc.keras.fit.recorder import Recorder
 from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog, stored_seed
-from tfp_sgmcmc.keras.fit.train_function import (
-    BatchTrainFunction,
-    calling_list,
-    check_callbacks,
-    guard,
-)
-from tfp_sgmcmc.keras.fit.worker_log import on_worker
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.fit.train_function import BatchTrainFunction
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
-from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
+from tfp_sgmcmc.keras.model.priors import check_prior
 from tfp_sgmcmc.kernels.settings import StepSize
 
 
-class SamplerCallback(Access, keras.callbacks.Callback):
+class SamplerCallback(Access, Hooks):
     r"""Samples the posterior of a model's weights by `model.fit`.
 
     Each batch of `fit` becomes one step of a kernel over the trainable variables, with log
@@ -56,12 +47,15 @@ class SamplerCallback(Access, keras.callbacks.Callback):
     regularisers and `add_loss` terms, which Keras adds to a mean, so they count N-fold.
 
     Metrics, validation, `steps_per_execution`, `jit_compile`, `run_eagerly` and other callbacks
-    work as in any `fit`. In the logs, `loss` is Keras' loss. Beside it stand `step_size` (the
-    largest), `temperature`, `kinetic_temperature` if the kernel has momenta, and with `noise_every`
-    `sampling_threshold` (the largest alpha of the chains) and `gradient_noise_share`. The optimizer
-    is not used. After `fit` the model carries the chain's last state, and another `fit` with the
-    same callback goes on from there. The model gets its training function back after every batch,
-    so a fit that fails or is interrupted leaves a model that trains as before.
+    work as in any `fit`. In the logs, and so in the progress bar, `loss` is Keras' loss. Beside it
+    stand `samples` (kept so far, 0 in the burn-in), `step_size` (the largest), `temperature`,
+    `kinetic_temperature` if the kernel has momenta, and with `noise_every` `sampling_threshold`
+    (the largest alpha of the chains) and `gradient_noise_share`. A verbose `fit` prints how many
+    samples it will keep, with their bytes (see `plan`), and when burn-in and sampling begin.
+    `Traces` draws the chains in TensorBoard. The optimizer is not used. After `fit` the model
+    carries the chain's last state, and another `fit` with the same callback goes on from there. The
+    model gets its training function back after every batch, so a fit that fails or is interrupted
+    leaves a model that trains as before.
 
     The batches of an epoch of `fit` are not independent, because each example comes once. This does
     not harm SGLD, but kernels that make up for the covariance of the gradient noise
@@ -182,6 +176,7 @@ class SamplerCallback(Access, keras.callbacks.Callback):
         that are not the probabilities that the loss expects; another problem than the chain's; NaN
         in the initial weights.
       MemoryError: in `fit`, kept states and the kernel's results would not fit into memory.
+      OSError: in `fit`, the samples would not fit on the disk of the directory.
       TypeError: arguments of a wrong type. In `fit`: `make_kernel_fn` returns no kernel.
       NonFiniteChainError: in `fit`, the loss, its gradient or a sample became NaN or infinite.
         `samples` holds the samples before. The model is set back to the last of them, or to where
@@ -263,149 +258,9 @@ class SamplerCallback(Access, keras.callbacks.Callback):
             self._num_examples,
             check_num_examples,
             independent_batches,
-            self._collection if directory is None else None,
-            num_burnin_epochs,
+            self._collection,
+            directory,
         )
         self._train_function: BatchTrainFunction | None = None
-        self._gang = Gang()
+        self._gang, self._phase = Gang(), Phase()
         self._steps = BatchSteps(self._recorder, self._preflight, self._start_chain)
-
-    def set_model(self, model: keras.Model) -> None:
-        super().set_model(model)
-        if self._auto is not None:
-            check_single_replica(model)
-        check_samplable(model, num_groups=self._num_groups, noise_every=self._monitor)
-        chain = self._recorder.chain
-        self._recorder.samples = on_worker(self._recorder.samples, model.distribute_strategy)
-        if self._recorder.failed:
-            raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
-        if chain is not None and chain.state.is_new:
-            chain = self._recorder.chain = None  # weights may have been set since
-        if chain is not None:
-            check_same_variables(chain, model)
-        if chain is None:
-            self._train_function = None
-            if model.built:
-                self._start_chain()
-        self._callback_list = calling_list()
-        self._is_fit = False
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self._check_fit("evaluate")
-
-    def on_predict_begin(self, logs: Any = None) -> None:
-        self._check_fit("predict")
-
-    def _check_fit(self, method: str) -> None:
-        if not self._is_fit:
-            raise ValueError(f"A SamplerCallback must be given to fit. Received: by {method}.")
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._is_fit = True
-        is_stored = isinstance(self._recorder.samples, StoredSampleLog)
-        check_callbacks(self._callback_list, self, is_stored)
-        num_epochs = self.params["epochs"]
-        chain, model = self._recorder.chain, self.model
-        problem = self._gang.begin(
-            model,
-            lambda is_described: self._preflight.begin_fit(
-                model, self._callback_list, chain, is_described, num_epochs
-            ),
-            is_stored,
-            {
-                **self.get_config(),
-                **(chain.kernel_description if chain else {}),
-                "epochs": num_epochs,
-            },
-        )
-        if self._auto is not None:
-            self._auto.pilot.check(self._preflight.source)
-        initial_epoch = self._recorder.begin_fit(num_epochs, problem)
-        internals.begin_at_epoch(model, initial_epoch)
-        source = self._preflight.source
-        self._gang.start(model, source)
-        shares = self._gang.is_needed(model, source)
-        compilation = (*internals.compilation(model), self._steps.most(model), shares)
-        if self._train_function is None or compilation != self._compilation:
-            self._compilation = compilation
-            self._make_train_function()
-        if self._callback_list is not None:
-            guard(self._callback_list, "on_train_batch_begin", self._restore)
-
-    def _make_train_function(self) -> None:
-        steps, model = self._steps, self.model
-        self._train_function = BatchTrainFunction(
-            model,
-            functools.partial(steps.take, model),
-            functools.partial(steps.prepare, model),
-            lambda: self._recorder.after_execution(steps.most(model)),
-            self._gang.function(model, self._preflight.source, steps),
-        )
-
-    def _restore(self) -> None:
-        if self._train_function is not None:
-            self._train_function.restore()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        internals.begin_at_epoch(self.model, None)
-        self._gang.end()
-        if self._auto is not None:
-            self._auto.look_back(self._recorder.chain, self._preflight.source)
-        self._recorder.end_fit(is_stopped=self.model.stop_training)
-        self._preflight.end_fit()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        internals.begin_at_epoch(self.model, None)
-        if self._auto is not None:
-            self._go_on(self._auto, epoch)
-        first_step = self._recorder.begin_epoch(
-            may_be_resident=bool(self._steps.resident), counts_rows=self._preflight.counts_rows
-        )
-        self._preflight.begin_epoch(first_step, random.fold_in(self._seed, -2))
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        assert self._train_function is not None  # made by on_train_begin
-        if self._auto is not None:
-            self._auto.at_batch(batch, self._recorder.chain, self._preflight.source)
-        self._train_function.install()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
-        if self._recorder.chain is not None:
-            self._preflight.end_epoch(self._recorder.chain, self._recorder.total_epochs)
-        if logs is not None and self._auto is not None:
-            logs |= self._auto.logs
-
-    def _go_on(self, auto: Automatic, epoch: int) -> None:
-        """Goes on to the pilot's next part, or to the chain, if it is time."""
-        chain, total, source = (
-            self._recorder.chain, self._recorder.total_epochs, self._preflight.source
-        )  # fmt: skip
-        if chain is not None and auto.pilot.is_due(total):
-            auto.pilot.look(chain, source, total, self.params["epochs"] - epoch)
-            self._start_chain()
-            self._preflight.new_chain()
-            self._make_train_function()
-            if auto.choices is not None and self.params.get("verbose"):
-                print(auto.choices)
-        auto.begin_epoch(self._recorder.chain, source, total, self.params)
-
-    def _start_chain(self) -> None:
-        check_variables(self.model.trainable_variables)
-        pilot = None if self._auto is None else self._auto.pilot
-        chain = Chain(
-            self.model,
-            self._make_kernel_fn if pilot is None else pilot.make_kernel,
-            self._num_examples,
-            as_log_prior(self._prior, self.model),
-            self._collection,
-            self._seed,
-            self._num_chains,
-            self._initial_states if pilot is None or pilot.starts is None else pilot.starts,
-            self._num_groups,
-            self._monitor,
-            role="chain" if pilot is None else pilot.role,
-        )
-        if pilot is not None and pilot.choices is not None:
-            pilot.choices.describe(chain, self._recorder)
-        self._recorder.start(chain)

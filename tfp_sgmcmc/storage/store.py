@@ -18,6 +18,7 @@ from tfp_sgmcmc import __version__
 from tfp_sgmcmc.storage import chunks
 from tfp_sgmcmc.storage.archive import sync
 from tfp_sgmcmc.storage.stored_draws import StoredDraws
+from tfp_sgmcmc.storage.variable import Variable
 
 LIBRARY = {"inference_library": "tfp_sgmcmc", "inference_library_version": __version__}
 _CHUNK_BYTES = 2**23  # of a chunk of all arrays together; fewer draws wait in memory
@@ -26,34 +27,7 @@ _LONGEST_NAME = 200  # bytes
 _FILTERS = threading.Lock()
 
 Groups = Mapping[str, Mapping[str, Any]]
-
-
-class Variable(NamedTuple):
-    """Shape and dtype of one draw of an array.
-
-    Attributes:
-      shape: `[chains..., event...]`.
-      dtype: NumPy's name of the dtype.
-      chain_ndims: number of leading axes of `shape` that count chains; None if chains share draws.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    chain_ndims: int | None = 0
-
-    @property
-    def chain_shape(self) -> tuple[int, ...] | None:
-        return None if self.chain_ndims is None else self.shape[: self.chain_ndims]
-
-    @property
-    def event_shape(self) -> tuple[int, ...]:
-        return self.shape[self.chain_ndims or 0 :]
-
-    @property
-    def stored_dtype(self) -> np.dtype:
-        """The dtype on disk: `float32` for dtypes that zarr does not know, such as `bfloat16`."""
-        is_known = self.dtype in np.sctypeDict and np.dtype(self.dtype).kind != "V"
-        return np.dtype(self.dtype if is_known else np.float32)
+Variables = Mapping[str, Mapping[str, Variable]]
 
 
 class Committed(NamedTuple):
@@ -94,18 +68,14 @@ class DrawStore:
     def __init__(
         self,
         path: Path,
-        variables: Mapping[str, Mapping[str, Variable]],
+        variables: Variables,
         attributes: Mapping[str, Any] | None = None,
         committed: Committed | None = None,
     ):
         self.path, self._zarr = path, _zarr()
         for group, members in variables.items():
             _check(group, members)
-        self.variables = {
-            group: {**members, "draw": Variable((), "int64", None)}
-            for group, members in variables.items()
-            if members
-        }
+        self.variables = _numbered(variables)
         self._unsynced: set[Path] = set()
         self._checksums: dict[str, dict[str, list[int] | None]] = {
             group: {name: [] for name in members} for group, members in self.variables.items()
@@ -193,9 +163,7 @@ class DrawStore:
     def _create(self, attributes: dict[str, Any]) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat()
         attributes = {"created_at": now, **LIBRARY, **attributes}
-        variables = [v for members in self.variables.values() for v in members.values()]
-        sizes = [v.stored_dtype.itemsize * math.prod(v.shape) for v in variables]
-        self._rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // sum(sizes)))
+        self._rows = _chunk_rows(self.variables)
         root = self._zarr.create_group(self.path, zarr_format=3)
         self._arrays: dict[str, dict[str, Any]] = {}
         for group, members in self.variables.items():
@@ -322,6 +290,35 @@ class DrawStore:
         if checksums is not None:
             del checksums[first:]
             checksums += [chunks.checksum(file) for file in files[: stop // self._rows - first]]
+
+
+def bytes_on_disk(variables: Variables, num_draws: int) -> int:
+    """Returns the bytes of all chunks of a store of so many draws.
+
+    The last chunk of an array has the size of the others, however many draws it holds.
+
+    >>> bytes_on_disk({"posterior": {"w": Variable((10,), "float32")}}, 1)  # and the draw's number
+    480008
+    """
+    numbered = _numbered(variables)
+    rows = _chunk_rows(numbered)
+    sizes = [v.draw_bytes for members in numbered.values() for v in members.values()]
+    return -(-num_draws // rows) * sum(rows * size + chunks.CHECKSUM_BYTES for size in sizes)
+
+
+def _numbered(variables: Variables) -> dict[str, dict[str, Variable]]:
+    """Returns the groups that have variables, each with the numbers of the draws."""
+    return {
+        group: {**members, "draw": Variable((), "int64", None)}
+        for group, members in variables.items()
+        if members
+    }
+
+
+def _chunk_rows(variables: Variables) -> int:
+    """Returns the draws in a chunk of each array."""
+    total = sum(v.draw_bytes for members in variables.values() for v in members.values())
+    return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // total))
 
 
 def dimensions(name: str, variable: Variable) -> tuple[str, ...]:

@@ -8,14 +8,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc import random
+from tfp_sgmcmc import checks, random
 from tfp_sgmcmc.keras.fit.automatic import Automatic
 from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
+from tfp_sgmcmc.keras.fit.chain import recorded_variables
 from tfp_sgmcmc.keras.fit.choices import Choices
+from tfp_sgmcmc.keras.fit.plan import Plan, make_plan, num_due
 from tfp_sgmcmc.keras.fit.recorder import Recorder
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
-from tfp_sgmcmc.keras.model import workers
+from tfp_sgmcmc.keras.fit.source import source_of
+from tfp_sgmcmc.keras.model import internals, workers
 from tfp_sgmcmc.keras.posterior.posterior import Posterior, step_size_weights
 from tfp_sgmcmc.keras.posterior.predict import Prediction
 
@@ -167,6 +170,65 @@ class Access:
         """
         return {} if self._auto is None else self._auto.temperatures
 
+    def plan(
+        self,
+        model: keras.Model,
+        x: Any,
+        y: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        steps_per_epoch: int | None = None,
+    ) -> Plan:
+        """Returns how many samples a `fit` will keep, and the memory and disk that they take.
+
+        Nothing is sampled. `fit` prints the same for the epochs ahead, unless `verbose=0`.
+
+        Examples:
+          >>> import keras, numpy as np
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+          >>> sampler = sgmcmc.keras.SamplerCallback(
+          ...     "SGLD", 1000, None, num_burnin_epochs=2, num_steps_between_results=4,
+          ...     step_size=1e-3)
+          >>> plan = sampler.plan(model, np.zeros([1000, 2], np.float32), epochs=10, batch_size=50)
+          >>> plan.num_samples, plan.bytes_of_sample, plan.memory, plan.disk
+          (32, 12, 384, 0)
+
+        Args:
+          model: a model.
+          x: the data of `fit`, of any kind. A Python generator does not tell its length.
+          y: the targets of `fit`, if x is an array or a nest of arrays.
+          epochs: epochs of the first `fit`.
+          batch_size: examples of a batch, if x is an array or a nest of arrays.
+          steps_per_epoch: as in `fit`.
+
+        Raises:
+          ValueError: the model is not built, and the data do not show the shapes of a batch; or
+            numbers are out of range.
+        """
+        epochs = checks.integer("epochs", epochs, 1)
+        checks.integer("batch_size", batch_size, 1)
+        source = source_of(x, y, batch_size, steps_per_epoch)
+        batch = source.spec or source.batch(2)
+        if not model.built:
+            if batch is None:
+                raise ValueError(
+                    "model must be built, since the data do not show the shapes of a batch. "
+                    f"Received: {model.name}, which is not, and {source.kind}."
+                )
+            model(internals.map_arrays(_zeros, batch[0]))
+        burnin = min(epochs, self._num_burnin_epochs)
+        first, batches = self._collection.first, source.num_batches
+        return make_plan(
+            self._collection,
+            recorded_variables(model, None if batch is None else batch[0]),
+            self._num_chains,
+            getattr(self._recorder.samples, "path", None),
+            num_due(self._collection, 0, first, batches, epochs, burnin),
+            self._steps.most(model),
+        )
+
     def resident(
         self,
         x: Any,
@@ -216,3 +278,7 @@ class Access:
         )
         self._steps.resident.append(data)
         return data
+
+
+def _zeros(array: Any) -> tf.Tensor:
+    return tf.zeros([size or 1 for size in array.shape], array.dtype)

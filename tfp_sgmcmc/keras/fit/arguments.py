@@ -86,6 +86,7 @@ def checked_collection(
         by_epochs or sampling_threshold is not None,
         checked_keep(keep),
         checked_distance(mixing_distance, num_steps_between_results),
+        sampling_threshold is not None,
     )
 
 

@@ -68,7 +68,7 @@ class BatchSteps:
         chain = self._recorder.chain
         assert chain is not None
         chain.rings.num_steps = self.most(model)
-        self._preflight.before_variables(chain)
+        self._preflight.before_variables(chain, batch[0], self.most(model))
         chain.create(batch[0])
         self._preflight.first_batch(chain)
         return chain

@@ -122,6 +122,7 @@ class Chain:
         self.follows_learning_rate = target.learning_rate_asked is not None
         self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
         self.num_groups = num_groups
+        self._recorded: list[keras.Variable] | None = None
         starts: list[tf.Tensor] = []
         if num_chains is not None:
             variables = list(model.trainable_variables)
@@ -149,7 +150,8 @@ class Chain:
 
         start = [tf.zeros([], tf.int64)]
         tf.while_loop(lambda i: i < num_steps, step, start, parallel_iterations=1)
-        return self._logs(self.model.get_metrics_result(), self.state.read_results())
+        metrics, num_kept = self.model.get_metrics_result(), self.state.read_status().num_kept
+        return self._logs(metrics, self.state.read_results(), num_kept)
 
     def step(
         self, batch: tuple[Any, Any, Any], is_resident: bool = False, total_rows: Any = None
@@ -202,7 +204,7 @@ class Chain:
         metrics = model.compute_metrics(x, y, shown.outputs, sample_weight=sample_weight)
         if replicas.count() > 1 and total_rows is None:
             metrics = replicas.metrics_result(model)
-        return self._logs(metrics, results)
+        return self._logs(metrics, results, num_kept)
 
     def create(self, x: Any) -> None:
         """Creates what the step reads and a batch's inputs, or their specification, determine."""
@@ -222,9 +224,15 @@ class Chain:
 
     def create_rings(self, x: Any) -> None:
         """Creates the rings that the first step would create when it writes to them."""
-        recorded = self.rings.recorded or self._recorded(x)
+        recorded = self.rings.recorded or self.recorded(x)
         shape = self.state.chain_shape
         self.rings.create([(v, tf.TensorSpec([*shape, *v.shape], v.dtype)) for v in recorded])
+
+    def recorded(self, x: Any) -> list[keras.Variable]:
+        """Returns the variables whose values make a sample, as the first step will find them."""
+        if self._recorded is None:
+            self._recorded = recorded_variables(self.model, x, self.state.others)
+        return self._recorded
 
     def num_skipped(self) -> int:
         """Returns the number of minibatches whose scores the covariance has left out."""
@@ -278,17 +286,11 @@ class Chain:
             forward = tf.nest.map_structure(lambda x: x[0], forward)
         return forward._replace(outputs=internals.with_marks(forward.outputs, forward.marks))
 
-    def _logs(self, metrics: dict[str, tf.Tensor], results: Any) -> dict[str, tf.Tensor]:
+    def _logs(
+        self, metrics: dict[str, tf.Tensor], results: Any, num_kept: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
         noise = {} if self._monitor is None else self._monitor.logs()
-        return {**metrics, **scalars(results), **noise}
-
-    def _recorded(self, x: Any) -> list[keras.Variable]:
-        """Returns the variables whose values make a sample, as the first step will find them."""
-        others = self.state.others
-        if others is None:
-            may_change = any(map(_is_kept, self.model.non_trainable_variables))
-            others = internals.changed_by_call(self.model, x) if may_change else []
-        return [v for v in [*self.state.variables, *others] if _is_kept(v)]
+        return {**metrics, "samples": num_kept, **scalars(results), **noise}
 
     @property
     def _start_seed(self) -> tf.Tensor:
@@ -327,6 +329,22 @@ def _take_evaluation(results: Any) -> tuple[Evaluation, Any]:
     if not found:
         raise ValueError(_NO_ESTIMATE.format(f"results of type {type(results).__name__}"))
     return found[-1], rest
+
+
+def recorded_variables(
+    model: keras.Model, x: Any, others: list[keras.Variable] | None = None
+) -> list[keras.Variable]:
+    """Returns the variables whose values make a sample.
+
+    Args:
+      model: a built model.
+      x: a batch of inputs, or its specification.
+      others: the non-trainable variables that a step changes; None finds out.
+    """
+    if others is None:
+        may_change = any(map(_is_kept, model.non_trainable_variables))
+        others = internals.changed_by_call(model, x) if may_change else []
+    return [v for v in [*model.trainable_variables, *others] if _is_kept(v)]
 
 
 def _is_kept(variable: keras.Variable) -> bool:

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfp_sgmcmc import memory
 from tfp_sgmcmc.keras.fit.chain import Chain
+from tfp_sgmcmc.keras.fit.plan import Plan
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData
-from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 from tfp_sgmcmc.keras.fit.source import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals, replicas
 
@@ -164,35 +164,23 @@ def check_probabilities(model: keras.Model, source: Source) -> None:
     compiled_loss.check_probabilities(model, outputs)
 
 
-def check_memory(chain: Chain, source: Source, collection: Collection | None, epochs: int) -> None:
-    """Raises before memory is spent that is not there.
-
-    Args:
-      chain: the chain.
-      source: the data.
-      collection: which states are kept in memory; None if they are kept on a disk.
-      epochs: epochs that can leave states.
+def check_memory(chain: Chain, plan: Plan) -> None:
+    """Raises before memory or disk is spent that is not there.
 
     Raises:
       MemoryError: kept states and the covariance of the gradient noise need more than is free.
+      OSError: the samples need more than is free on the disk of the directory.
       ValueError: a full covariance of more than 10,000 variables.
 
     Warns:
-      UserWarning: they need more than a quarter of what is free.
+      UserWarning: they need more than a quarter of the memory that is free.
     """
+    plan.check_disk()
     needs: dict[str, int] = {}
-    state = sum(x.dtype.size * x.shape.num_elements() for x in chain.state.read())
     # A function `keep` or a distance may keep few of the states, and a sampling threshold may never
     # be reached.
-    if (
-        source.num_batches is not None
-        and collection is not None
-        and collection.keep is None
-        and collection.distance is None
-    ):
-        num_steps = source.num_batches * epochs - collection.num_burnin_steps
-        kept = max(0, -(-num_steps // (collection.num_steps_between_results + 1)))
-        needs[f"{kept} kept states"] = kept * state
+    if plan.is_exact and plan.memory:
+        needs[f"{plan.num_samples} kept states"] = plan.memory
     count = chain.num_variables
     if not chain.state.has_run and 4 * count**2 > _LARGE:
         results, is_full = chain.results_size()

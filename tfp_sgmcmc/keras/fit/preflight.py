@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from typing import Any, NamedTuple
 
@@ -14,10 +15,11 @@ from tfp_sgmcmc.checks import accepts
 from tfp_sgmcmc.keras.fit import fit_checks, problem
 from tfp_sgmcmc.keras.fit.chain import Chain
 from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
+from tfp_sgmcmc.keras.fit.plan import make_plan, num_due
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 from tfp_sgmcmc.keras.fit.source import Source, training_source
 from tfp_sgmcmc.keras.fit.stability import StabilityCheck
-from tfp_sgmcmc.keras.model import replicas
+from tfp_sgmcmc.keras.model import replicas, workers
 
 
 class Problem(NamedTuple):
@@ -42,8 +44,8 @@ class Preflight:
       num_examples: N.
       checks_size: whether the data must have N examples.
       independent_batches: see `SamplerCallback`.
-      collection: which states are kept; None if that takes no memory.
-      num_burnin_epochs: epochs that leave no states.
+      collection: which states are kept.
+      directory: where they are kept; None for memory.
     """
 
     def __init__(
@@ -51,16 +53,17 @@ class Preflight:
         num_examples: int,
         checks_size: bool,
         independent_batches: bool | None,
-        collection: Collection | None,
-        num_burnin_epochs: int,
+        collection: Collection,
+        directory: str | os.PathLike[str] | None,
     ):
         self.source = Source()
         self._num_examples, self._checks_size = num_examples, checks_size
         self._independent_batches = independent_batches
-        self._collection, self._num_burnin_epochs = collection, num_burnin_epochs
+        self._collection, self._directory = collection, directory
         self._stability, self._checksums = StabilityCheck(), problem.Checksums()
         self._of_all: dict[str, Any] = {}
-        self._num_epochs, self._num_skipped = 0, 0
+        self._epochs = self._burnin_epochs = 0
+        self._num_skipped = 0
         self._is_memory_checked = self._is_begun = False
         self._callback_list: keras.callbacks.CallbackList | None = None
 
@@ -70,7 +73,6 @@ class Preflight:
         callback_list: keras.callbacks.CallbackList | None,
         chain: Chain | None,
         is_stored: bool,
-        num_epochs: int,
     ) -> Problem:
         """Checks what can be known before the first batch; returns the problem.
 
@@ -83,7 +85,7 @@ class Preflight:
             is there, callbacks that change a learning rate which it does not use.
         """
         self.source = source = training_source(model)
-        self._num_epochs, self._is_begun = num_epochs, False
+        self._is_begun = self._is_memory_checked = False
         if self._checks_size or isinstance(source.dataset, IndependentBatches):
             fit_checks.check_size(source, self._num_examples)
         fit_checks.check_growth(model, source)
@@ -105,12 +107,40 @@ class Preflight:
         """Has the checks of a first batch made again, for another kernel on the same data."""
         self._is_memory_checked = self._is_begun = False
 
-    def before_variables(self, chain: Chain) -> None:
-        """Checks the memory that the variables of the chain and its kept states will take."""
-        if not self._is_memory_checked:
-            self._is_memory_checked = True
-            epochs = max(0, self._num_epochs - self._num_burnin_epochs)
-            fit_checks.check_memory(chain, self.source, self._collection, epochs)
+    def before_variables(self, chain: Chain, x: Any, most_steps: int) -> None:
+        """Plans the rest of the fit, whose longest execution has `most_steps`, and checks it.
+
+        `x` is a batch of inputs, or its specification. The plan is printed if `fit` is verbose.
+
+        Raises:
+          MemoryError, OSError, ValueError: see `fit_checks.check_memory`.
+        """
+        if self._is_memory_checked:
+            return
+        self._is_memory_checked = True
+        with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
+            status = chain.state.status()
+        kept = num_due(
+            self._collection,
+            status.num_steps,
+            status.first_kept,
+            self.source.num_batches,
+            self._epochs,
+            self._burnin_epochs,
+        )
+        is_first = workers.is_first(chain.model.distribute_strategy)
+        plan = make_plan(
+            self._collection,
+            chain.recorded(x),
+            chain.state.num_chains,
+            self._directory,
+            kept,
+            most_steps,
+        )
+        fit_checks.check_memory(chain, plan if is_first else plan._replace(disk=0))
+        params = getattr(self._callback_list, "params", None) or {}
+        if params.get("verbose") and is_first and not chain.is_pilot:
+            print(plan)
 
     def first_batch(self, chain: Chain) -> None:
         """Checks what is known once the kernel's results exist, before the first step of a fit."""
@@ -128,8 +158,14 @@ class Preflight:
                 if not chain.is_pilot:  # its step sizes fall with the gradients that it meets
                     self._stability.check_start(chain, self.source)
 
-    def begin_epoch(self, first_step: int, seed: Any) -> None:
-        """Numbers the batches of `IndependentBatches` by the steps of the chain."""
+    def begin_epoch(
+        self, first_step: int, seed: Any, num_epochs: int, num_burnin_epochs: int
+    ) -> None:
+        """Numbers the batches of `IndependentBatches` by the steps of the chain.
+
+        So many epochs follow, this one included; the first of them belong to the burn-in.
+        """
+        self._epochs, self._burnin_epochs = num_epochs, num_burnin_epochs
         if isinstance(self.source.dataset, IndependentBatches):
             self.source.dataset.begin_epoch(first_step, np.asarray(seed))
 

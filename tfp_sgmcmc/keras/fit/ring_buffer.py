@@ -14,7 +14,7 @@ from tfp_sgmcmc.checks import accepts, positive
 from tfp_sgmcmc.diagnostics.mixing_distance import travel
 from tfp_sgmcmc.keras.fit.packing import Packing
 
-_NEVER = np.iinfo(np.int64).max  # the first step to keep while the end of burn-in is unknown
+NEVER = np.iinfo(np.int64).max  # the first step to keep while the end of burn-in is unknown
 
 
 class Collection(NamedTuple):
@@ -27,6 +27,7 @@ class Collection(NamedTuple):
       keep: step -> whether a state that is due is kept, such as `Cyclical.is_sampling`; or None.
       distance: the sum of step sizes from one kept state to the next, in place of a number of
         steps; or None.
+      has_threshold: whether burn-in ends at a sampling threshold.
     """
 
     num_burnin_steps: int
@@ -34,20 +35,36 @@ class Collection(NamedTuple):
     is_open: bool = False
     keep: Callable[[tf.Tensor], tf.Tensor] | None = None
     distance: float | None = None
+    has_threshold: bool = False
 
     @property
     def first(self) -> int:
         """The first step that may be kept, as far as that is known before the run."""
-        return _NEVER if self.is_open else self.num_burnin_steps
+        return NEVER if self.is_open else self.num_burnin_steps
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the numbers of steps and epochs alone tell which states are kept."""
+        return self.keep is None and self.distance is None and not self.has_threshold
+
+    def num_due(self, first: int, num_steps: int) -> int:
+        """Returns how many of the steps `0 .. num_steps - 1` are due, if `first` is the first."""
+        return max(num_steps - first + self.num_steps_between_results, 0) // (
+            self.num_steps_between_results + 1
+        )
+
+    def num_slots(self, num_steps: int) -> int:
+        """Returns the number of states that may wait for the end of an execution."""
+        # As many slots as an execution can fill, and one for the steps after these.
+        return -(-num_steps // (self.num_steps_between_results + 1)) + (num_steps > 1)
 
     def may_be_due(self, num_before: int, num_after: int) -> bool:
         """Returns whether the steps `num_before .. num_after - 1` can leave a sample."""
-        first, between = self.num_burnin_steps, self.num_steps_between_results
+        first = self.num_burnin_steps
         # Any step may be the first, once burn-in has lasted long enough.
         if self.is_open or self.distance is not None:
             return num_after > max(first, num_before)
-        due = [max(n - first + between, 0) // (between + 1) for n in (num_before, num_after)]
-        return due[1] > due[0]
+        return self.num_due(first, num_after) > self.num_due(first, num_before)
 
     def is_kept(
         self, first: tf.Tensor, step: tf.Tensor, is_due: tf.Tensor | None = None
@@ -131,9 +148,7 @@ class RingBuffer:
 
     def create(self, like: list[tuple[keras.Variable, Any]]) -> None:
         """Makes room for values of the shapes and dtypes of `like`, unless there is room."""
-        # As many slots as an execution can fill, and one for the steps after these.
-        num_slots = -(-self.num_steps // (self._collection.num_steps_between_results + 1))
-        num_slots += self.num_steps > 1
+        num_slots = self._collection.num_slots(self.num_steps)
         variables = [v for v, _ in like]
         is_same = [id(v) for v in variables] == [id(v) for v in self.recorded]
         if self._num_slots == num_slots and is_same:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import numpy as np
 
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same, load
 from tfp_sgmcmc.storage.directory import CHECKPOINT, RunDirectory
-from tfp_sgmcmc.storage.store import Variable
+from tfp_sgmcmc.storage.variable import Variable
 
 _GROUP, _NUMBERS = "posterior/", "variables"
+_BLOCK_BYTES = 2**25  # of samples read at once
 _SCOPES = ("any fit, ", "fit ")  # of values that describe the problem
 
 
@@ -49,6 +50,16 @@ class SampleLog:
     def step_sizes(self) -> np.ndarray:
         """The sizes of these steps, `[num_samples]`; NaN if the kernel has none."""
         return self._joined()[-1] if self._chunks else np.zeros([0])
+
+    def since(self, number: int) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
+        """Yields blocks of the samples after the first `number`, each with its steps."""
+        before = 0
+        for chunk in self._chunks:
+            *values, steps, _ = chunk
+            skipped = max(0, number - before)
+            before += len(steps)
+            if skipped < len(steps):
+                yield [x[skipped:] for x in values], steps[skipped:]
 
     def append(
         self,
@@ -168,6 +179,14 @@ class StoredSampleLog:
     def step_sizes(self) -> np.ndarray:
         return self._numbers_of("step_size", np.float64)
 
+    def since(self, number: int) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
+        """Yields blocks of the samples after the first `number`, each with its steps."""
+        values, steps = self.values, self.steps
+        rows = max(1, _BLOCK_BYTES // max(1, sum(x[:1].nbytes for x in values)))
+        for start in range(number, len(steps), rows):
+            block = slice(start, start + rows)
+            yield [np.asarray(x[block]) for x in values], steps[block]
+
     def _numbers_of(self, name: str, dtype: type[np.generic]) -> np.ndarray:
         if not self._names:
             return np.zeros([0], dtype)
@@ -201,12 +220,8 @@ class StoredSampleLog:
     def _start(
         self, run: RunDirectory, recorded: Sequence[keras.Variable], names: list[str]
     ) -> Checkpoint | None:
-        chains = () if self.num_chains is None else (self.num_chains,)
-        variables = {
-            name: Variable((*chains, *v.shape), v.dtype, len(chains))
-            for name, v in zip(names, recorded, strict=True)
-        }
-        if len(variables) < len(recorded):
+        groups = stored_arrays(names, recorded, self.num_chains)
+        if len(groups["posterior"]) < len(recorded):
             raise ValueError(
                 "The variables' paths must differ; give the layers different names. Received: "
                 f"{', '.join(v.path for v in recorded)}."
@@ -214,9 +229,8 @@ class StoredSampleLog:
         self._names = names
         numbers = [self._numbers[id(v)] for v in recorded]
         known = {n: self._problem.get(n, x) for n, x in self._saved_problem.items()}
-        stats = {"step": Variable((), "int64", None), "step_size": Variable((), "float64", None)}
         saved = run.start(
-            {"posterior": variables, "sample_stats": stats},
+            groups,
             {**self.fingerprint, **known, _NUMBERS: numbers},
         )
         run.add_to_fingerprint(self._problem)
@@ -237,6 +251,19 @@ class StoredSampleLog:
         saved = checkpoint.header["fingerprint"]
         names = [n.removeprefix(_GROUP) for n in saved if n.startswith(_GROUP)]
         return recorded_variables(checkpoint, model), names
+
+
+def stored_arrays(
+    names: Sequence[str], recorded: Sequence[keras.Variable], num_chains: int | None
+) -> dict[str, dict[str, Variable]]:
+    """Returns the arrays of a store of samples, by group and name."""
+    chains = () if num_chains is None else (num_chains,)
+    variables = {
+        name: Variable((*chains, *v.shape), v.dtype, len(chains))
+        for name, v in zip(names, recorded, strict=True)
+    }
+    stats = {"step": Variable((), "int64", None), "step_size": Variable((), "float64", None)}
+    return {"posterior": variables, "sample_stats": stats}
 
 
 def recorded_variables(checkpoint: Checkpoint, model: keras.Model) -> list[keras.Variable]:

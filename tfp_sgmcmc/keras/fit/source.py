@@ -105,6 +105,26 @@ def training_source(model: keras.Model) -> Source:
     return found._replace(num_batches=steps)
 
 
+def source_of(x: Any, y: Any, batch_size: int, steps_per_epoch: int | None) -> Source:
+    """Returns what is known of data that `fit` is going to be called with."""
+    if isinstance(x, WorkerBatches):
+        return _of_adapter(x)
+    if isinstance(x, keras.utils.PyDataset):
+        found = _of_py_dataset(x, {}, lambda batch: batch)
+    elif isinstance(x, tf.data.Dataset):
+        count = int(x.cardinality())
+        found = _of_tf_data(x, count if count >= 0 else None)
+    elif not keras.tree.is_nested(x) and not hasattr(x, "shape"):
+        found = Source("a generator")
+    else:
+        arrays = map_arrays(np.asarray, (x, y, None))
+        rows = _first(arrays).shape[0]
+        found = Source("arrays", rows, batch_size, -(-rows // batch_size), arrays)
+    if steps_per_epoch is None or isinstance(x, ResidentData | IndependentBatches):
+        return found
+    return found._replace(num_batches=steps_per_epoch)
+
+
 def validation_of_fit(model: keras.Model) -> Any:
     """Returns the `validation_data` of the model's `fit` on the call stack, or None."""
     return _names_of_fit(model).get("validation_data")
