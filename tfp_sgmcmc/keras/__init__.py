@@ -1,6 +1,7 @@
 """`model.fit` as a posterior sampler: a Keras callback around any stochastic-gradient kernel."""
 
 from tfp_sgmcmc.keras import losses
+from tfp_sgmcmc.keras.baselines.last_layer import last_layer_laplace
 from tfp_sgmcmc.keras.baselines.swag import SWAG
 from tfp_sgmcmc.keras.callback import SamplerCallback
 from tfp_sgmcmc.keras.fit.find_step_size import find_step_size
@@ -33,5 +34,6 @@ __all__ = [
     "by_variable",
     "expected_calibration_error",
     "find_step_size",
+    "last_layer_laplace",
     "losses",
 ]

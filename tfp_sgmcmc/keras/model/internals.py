@@ -114,6 +114,11 @@ def symbolic_outputs(model: keras.Model) -> Any:
     return getattr(model, "_outputs_struct", None)
 
 
+def layer_of(output: Any) -> Any:
+    """Returns the layer that a symbolic output comes from, or None if not known."""
+    return getattr(output, "_keras_history", (None,))[0]
+
+
 def activation_name(output: Any) -> str | None:
     """Returns the name of the activation of a symbolic output's layer, or None if not known."""
     layer, _, index = getattr(output, "_keras_history", (None, 0, 0))
