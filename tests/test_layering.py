@@ -41,7 +41,7 @@ LAZY = {
     "sampling": {"tqdm", "xarray"},
 }
 # The order within `keras/`.
-KERAS_ROOMS = ["model", "posterior", "fit", "callback"]
+KERAS_ROOMS = ["model", "posterior", "baselines", "fit", "callback"]
 MOST_LINES = 400
 
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")

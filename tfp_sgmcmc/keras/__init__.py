@@ -1,6 +1,8 @@
 """`model.fit` as a posterior sampler: a Keras callback around any stochastic-gradient kernel."""
 
 from tfp_sgmcmc.keras import losses
+from tfp_sgmcmc.keras.baselines.last_layer import last_layer_laplace
+from tfp_sgmcmc.keras.baselines.swag import SWAG
 from tfp_sgmcmc.keras.callback import SamplerCallback
 from tfp_sgmcmc.keras.fit.find_step_size import find_step_size
 from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
@@ -18,6 +20,7 @@ from tfp_sgmcmc.keras.posterior.summary import Summary
 from tfp_sgmcmc.keras.posterior.temperature_scaling import TemperatureScaling
 
 __all__ = [
+    "SWAG",
     "Evaluation",
     "IndependentBatches",
     "ModelLogProb",
@@ -35,5 +38,6 @@ __all__ = [
     "by_variable",
     "expected_calibration_error",
     "find_step_size",
+    "last_layer_laplace",
     "losses",
 ]

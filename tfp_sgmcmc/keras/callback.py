@@ -11,7 +11,12 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import checks, random
 from tfp_sgmcmc.keras.fit.access import Access
-from tfp_sgmcmc.keras.fit.arguments import check_options, checked_collection, checked_kernel
+from tfp_sgmcmc.keras.fit.arguments import (
+    check_options,
+    checked_collection,
+    checked_kernel,
+    sampling_phases,
+)
 from tfp_sgmcmc.keras.fit.automatic import Automatic
 from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.fit.gang import Gang
@@ -128,7 +133,10 @@ class SamplerCallback(Access, Hooks):
         its validation show the first chain. None samples a single chain without such an axis.
       initial_states: where the chains start, except the first, which starts at the model's weights:
         "initializers" draws from the initializers of the weights, "model" takes the model's
-        weights. A list of arrays `[C, ...]`, one for each trainable variable, starts all chains.
+        weights. A list of arrays `[C, ...]`, one for each trainable variable, starts all chains. So
+        does a list of C trained models of the same architecture, of paths that `save` or
+        `save_weights` wrote, or of `Posterior`s, whose last samples count (MILE, Sommer et al.
+        2024), and a `Posterior` with a sample or a chain for each chain, such as `SWAG` draws.
       num_groups: the covariance of the gradient noise is estimated from the scores of this many
         groups of a batch's examples instead of single examples. This takes less time and memory if
         the model has layers other than `Dense`, `Embedding` and convolutions.
@@ -137,8 +145,8 @@ class SamplerCallback(Access, Hooks):
         `sgmcmc.diagnostics`, is below this number, such as 0.1. For SGLD and ModifiedSGLD.
       noise_every: steps from one comparison of gradient noise and injected noise to the next, for
         SGLD and ModifiedSGLD. None means 100 with a `sampling_threshold`, and never without.
-      keep: step -> whether a state that is due is kept. `Cyclical.is_sampling` keeps those of the
-        sampling phases.
+      keep: step -> whether a state that is due is kept. "sampling" keeps those of the sampling
+        phases of the `step_size`, a `Cyclical` (Zhang et al. 2020), as its `is_sampling` does.
       mixing_distance: keeps a state whenever the sum of the step sizes since the end of burn-in
         passes a multiple of this number, as `sgmcmc.diagnostics.indices_by_distance` does. These
         samples have equal weights although steps decrease. It takes the place of
@@ -198,7 +206,7 @@ class SamplerCallback(Access, Hooks):
         num_burnin_epochs: int = 0,
         sampling_threshold: float | None = None,
         noise_every: int | None = None,
-        keep: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        keep: Callable[[tf.Tensor], tf.Tensor] | Literal["sampling"] | None = None,
         mixing_distance: float | None = None,
         directory: str | os.PathLike[str] | None = None,
         seconds_between_commits: float = 10.0,
@@ -211,7 +219,7 @@ class SamplerCallback(Access, Hooks):
         self._make_kernel_fn = checked_kernel(make_kernel_fn, step_size)
         self._num_examples = checks.integer("num_examples", num_examples, 1)
         check_prior(prior)
-        self._prior = prior
+        self._prior, keep = prior, sampling_phases(keep, step_size)
         self._collection = checked_collection(
             num_burnin_steps,
             num_steps_between_results,

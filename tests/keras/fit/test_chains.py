@@ -159,7 +159,7 @@ class Shift(keras.layers.Layer):
     "initial_states, message",
     [
         ("initializers", r"offset must have an initializer.*initial_states='model'"),
-        ("modle", "must be 'initializers', 'model', or a list of arrays"),
+        ("modle", "must be 'initializers', 'model', a Posterior, or a list"),
         ([np.zeros([C, 3])], "3 trainable variables. Received: 1 arrays"),
         (
             [np.zeros([C, 3]), np.zeros([3, 4]), np.zeros([C, 4])],

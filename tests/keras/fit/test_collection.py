@@ -62,6 +62,33 @@ def test_only_the_sampling_phase_is_kept():
     np.testing.assert_allclose(logs["step_size"], [float(schedule(t)) for t in (2, 5, 8, 11)])
 
 
+@pytest.mark.parametrize("between", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_cyclical_sghmc_keeps_the_sampling_phases_by_a_word(between):
+    """Cycles of 6 steps, the first 60 % of which explore: steps 0 .. 3, as 3.6 rounds up."""
+    schedule = sgmcmc.schedules.Cyclical(1e-3, num_steps=18, num_cycles=3, exploration_ratio=0.6)
+    model = linear(unit_normal, 1, inputs=D, jit_compile=False)
+    callback = sgmcmc.keras.SamplerCallback(
+        "SGHMC", N, None, step_size=schedule, keep="sampling", seed=0,
+        num_burnin_steps=1, num_steps_between_results=between,
+    )  # fmt: skip
+    data = callback.resident(X, Y, batch_size=B, steps_per_call=5, steps_per_epoch=9)
+    model.fit(data, epochs=2, verbose=0, callbacks=[callback])
+    every = [4, 5, 10, 11, 16, 17]
+    assert list(callback.sample_steps) == (every if not between else [5, 11, 17])
+    expected = [float(schedule(t)) for t in callback.sample_steps]
+    np.testing.assert_allclose(callback.sample_step_sizes, expected, rtol=1e-5)
+
+
+def test_a_word_for_the_phases_needs_a_schedule_that_has_them():
+    arguments = {"prior": None, "num_examples": N, "keep": "sampling"}
+    with pytest.raises(ValueError, match='keep="sampling" needs a step_size with sampling phases'):
+        sgmcmc.keras.SamplerCallback("SGLD", step_size=1e-3, **arguments)
+    with pytest.raises(ValueError, match=r"pass keep=schedule\.is_sampling"):
+        sgmcmc.keras.SamplerCallback(sgld(), **arguments)
+    with pytest.raises(ValueError, match="keep must be one of"):
+        sgmcmc.keras.SamplerCallback(sgld(), **{**arguments, "keep": "cycles"})
+
+
 class Alphas(keras.callbacks.Callback):
     """Records the logged sampling threshold after each step."""
 

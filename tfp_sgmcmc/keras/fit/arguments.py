@@ -90,6 +90,25 @@ def checked_collection(
     )
 
 
+def sampling_phases(keep: Any, step_size: Any) -> Any:
+    """Returns `keep`, with the word "sampling" as the schedule's `is_sampling`.
+
+    Raises:
+      ValueError: another word, or a step size without such phases.
+    """
+    if not isinstance(keep, str):
+        return keep
+    checks.one_of("keep", keep, ("sampling",))
+    found = getattr(step_size, "is_sampling", None)
+    if found is None:
+        raise ValueError(
+            'keep="sampling" needs a step_size with sampling phases, such as '
+            f"sgmcmc.schedules.Cyclical. Received: {step_size!r}. With a function as "
+            "make_kernel_fn, pass keep=schedule.is_sampling."
+        )
+    return found
+
+
 def check_options(
     directory: Any,
     num_chains: Any,

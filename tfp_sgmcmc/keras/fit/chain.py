@@ -20,6 +20,7 @@ from tfp_sgmcmc.covariance import CovarianceState
 from tfp_sgmcmc.covariance.base import covariance_states
 from tfp_sgmcmc.keras.fit.chain_state import ChainState, Status
 from tfp_sgmcmc.keras.fit.initial_states import stacked_starts, values_for_chains
+from tfp_sgmcmc.keras.fit.members import are_members, member_values
 from tfp_sgmcmc.keras.fit.monitor import NoiseMonitor, scalars, step_size_of
 from tfp_sgmcmc.keras.fit.resident_data import ResidentData
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection, RingBuffer
@@ -124,8 +125,12 @@ class Chain:
         self.num_groups = num_groups
         self._recorded: list[keras.Variable] | None = None
         starts: list[tf.Tensor] = []
+        self._members: dict[int, np.ndarray] = {}  # moving statistics, by id of the variable
         if num_chains is not None:
             variables = list(model.trainable_variables)
+            if are_members(initial_states):
+                self._members = member_values(model, initial_states, num_chains)
+                initial_states = [self._members.pop(id(v)) for v in variables]
             starts = stacked_starts(model, variables, num_chains, initial_states, self._start_seed)
         elif not isinstance(initial_states, str):
             raise ValueError(
@@ -212,7 +217,9 @@ class Chain:
         if state.num_chains is not None and state.others is None:
             with tf.init_scope():
                 others = internals.changed_by_call(self.model, x)
-                values = values_for_chains(others, state.num_chains, self._start_seed)
+                values = values_for_chains(
+                    others, state.num_chains, self._start_seed, self._members
+                )
                 state.create_others(others, values)
         if not state.has_run:
             # In an init_scope, the tapes of a kernel that wants a gradient here do not record.

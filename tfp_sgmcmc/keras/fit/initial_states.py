@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -36,8 +36,8 @@ def stacked_starts(
         return _given(starts, variables, num_chains)
     if starts not in ("initializers", "model"):
         raise ValueError(
-            "initial_states must be 'initializers', 'model', or a list of arrays. Received: "
-            f"{starts!r}."
+            "initial_states must be 'initializers', 'model', a Posterior, or a list of arrays or "
+            f"models. Received: {starts!r}."
         )
     values = [v.numpy() for v in variables]
     if starts == "model":
@@ -57,14 +57,21 @@ def stacked_starts(
 
 
 def values_for_chains(
-    variables: list[keras.Variable], num_chains: int, seed: Any
+    variables: list[keras.Variable],
+    num_chains: int,
+    seed: Any,
+    given: Mapping[int, np.ndarray],
 ) -> list[tf.Tensor]:
     """Returns non-trainable variables' values for each chain, `[num_chains, ...]`.
 
-    All chains have the same values, except that each has seeds of its own.
+    Values that are not `given`, by `id` of the variable, are the same for all chains, except that
+    each has seeds of its own.
     """
     stacked = []
     for i, variable in enumerate(variables):
+        if id(variable) in given:
+            stacked.append(tf.constant(given[id(variable)]))
+            continue
         values = np.stack([variable.numpy()] * num_chains)
         if not np.issubdtype(values.dtype, np.floating) and values.shape[1:] == (2,):
             # The state of a SeedGenerator: seed and counter.
@@ -78,8 +85,8 @@ def _given(
 ) -> list[tf.Tensor]:
     if not isinstance(starts, list | tuple):
         raise TypeError(
-            'initial_states must be "initializers", "model", or a list of one array for each '
-            f"trainable variable. Received: {starts!r}."
+            'initial_states must be "initializers", "model", a Posterior, a list of one array for '
+            f"each trainable variable, or of one model for each chain. Received: {starts!r}."
         )
     if len(starts) != len(variables):
         raise ValueError(

@@ -1,0 +1,242 @@
+"""SWAG: a normal distribution of the weights along an ordinary training run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from tfp_sgmcmc import checks, random
+from tfp_sgmcmc.keras.baselines.moving_statistics import MovingStatistics
+from tfp_sgmcmc.keras.baselines.weight_moments import WeightMoments
+from tfp_sgmcmc.keras.posterior.batches import Batches
+from tfp_sgmcmc.keras.posterior.posterior import Posterior
+
+
+class SWAG(keras.callbacks.Callback):
+    r"""Fits a normal distribution to the weights that an optimizer passes in `model.fit`.
+
+    With the weights \( \theta_1, \dots, \theta_T \) that are collected and K = min(T, `rank`),
+
+    \[
+    \theta \sim N\Big(\bar\theta_T,\; \tfrac12 \big(\Sigma_\mathrm{diag} + \tfrac{1}{K-1}
+      \hat D \hat D^\top\big)\Big), \qquad
+    \Sigma_\mathrm{diag} = \mathrm{diag}\big(\overline{\theta^2} - \bar\theta_T^2\big),
+    \]
+
+    where the columns of \( \hat D \) are the last K deviations \( \theta_i - \bar\theta_i \) from
+    the running mean (Maddox et al. 2019, equation 1 and algorithm 1, without the initial weights
+    among the collected ones). This is a cheap baseline of a sampler and a start of its chains. It
+    describes where the optimizer goes, which depends on its learning rate and batch size: a
+    constant, rather large learning rate is usual. `fit` runs as without the callback, with any
+    optimizer and loss, and the model keeps the weights that the optimizer leaves.
+
+    Further `fit`s with the same callback go on collecting, and epochs and steps are counted over
+    all of them. The moments are in the memory of the host, as 2 numbers of double precision and
+    `rank` numbers of the weights' precision for each weight.
+
+    Draws have no moving statistics of their own. For a model with BatchNormalization, `posterior`
+    therefore needs inputs, from which it computes those of each draw. Statistics of other layers
+    that change in training are refused.
+
+    Examples:
+      >>> import keras, numpy as np
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> x = np.random.default_rng(0).normal(size=[256, 2]).astype(np.float32)
+      >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+      >>> model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+      >>> swag = sgmcmc.keras.SWAG(burn_in=2)
+      >>> _ = model.fit(x, x[:, :1] > 0, epochs=6, verbose=0, callbacks=[swag])
+      >>> swag.num_collected
+      4
+      >>> posterior = swag.posterior(10, seed=0)
+      >>> [s.shape for s in posterior.samples]
+      [(10, 2, 1), (10, 1)]
+
+    Args:
+      burn_in: epochs, or steps, before the first whose weights are collected.
+      collect_every: collects the weights after every so many epochs, or steps, from there on. With
+        `steps_per_execution`, steps end where an execution ends.
+      unit: "epochs" or "steps", what `burn_in` and `collect_every` count.
+      rank: K, the number of deviations to keep, at least 2. 0 keeps none, so that weights are drawn
+        independently. Maddox et al. take 20, and draw from the whole of \( \Sigma_\mathrm{diag} \),
+        `scale=1.`, with 0.
+
+    Raises:
+      ValueError: a number is out of range. In `fit`: the model has no trainable weights, collected
+        weights are not finite, or the callback has collected those of another model.
+      TypeError: a number is no integer.
+
+    References:
+      W. J. Maddox, T. Garipov, P. Izmailov, D. Vetrov and A. G. Wilson. A simple baseline for
+      Bayesian uncertainty in deep learning. NeurIPS, 2019.
+    """
+
+    def __init__(
+        self,
+        burn_in: int,
+        collect_every: int = 1,
+        *,
+        unit: Literal["epochs", "steps"] = "epochs",
+        rank: int = 20,
+    ):
+        super().__init__()
+        self._burn_in = checks.integer("burn_in", burn_in, 0)
+        self._every = checks.integer("collect_every", collect_every, 1)
+        self._unit = checks.one_of("unit", unit, ("epochs", "steps"))
+        checks.integer("rank", rank, 0)
+        checks.require("rank", rank, rank != 1, "0, or at least 2 to have a covariance")
+        self._moments = WeightMoments(rank)
+        self._variables: list[keras.Variable] = []
+        self._moving: list[tuple[keras.Variable, np.ndarray]] = []  # as first collected
+        self._num_seen = self._num_before = 0  # epochs or steps; before this epoch
+
+    @property
+    def num_collected(self) -> int:
+        """T, the number of weights' values that were collected."""
+        return self._moments.count
+
+    @property
+    def mean(self) -> list[np.ndarray]:
+        """The mean weights, in double precision, one array for each trainable variable.
+
+        Raises:
+          ValueError: nothing has been collected.
+        """
+        return self._collected(1).mean
+
+    @property
+    def variance(self) -> list[np.ndarray]:
+        r"""The diagonal of \( \Sigma_\mathrm{diag} \), in the layout of `mean`.
+
+        Raises:
+          ValueError: nothing has been collected.
+        """
+        return self._collected(1).variance
+
+    @property
+    def deviations(self) -> list[np.ndarray]:
+        r"""The columns of \( \hat D \), `[K, ...]` for each trainable variable, the oldest first.
+
+        Raises:
+          ValueError: nothing has been collected.
+        """
+        parts = self._collected(1).deviations
+        shapes = [(len(parts), *m.shape) for m in self._moments.mean]
+        return [np.reshape([p[i] for p in parts], shape) for i, shape in enumerate(shapes)]
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        if self._variables:
+            self._check_variables()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._num_before = self._num_seen
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._unit == "steps":
+            # The last execution of an epoch may be cut short.
+            in_epoch = min(batch + 1, (self.params or {}).get("steps") or batch + 1)
+            self._advance(self._num_before + in_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._unit == "epochs":
+            self._advance(self._num_seen + 1)
+
+    def posterior(
+        self,
+        num_samples: int = 30,
+        *,
+        seed: Any = None,
+        scale: float = 0.5,
+        x: Any = None,
+        batch_size: int | None = None,
+    ) -> Posterior:
+        r"""Returns draws of the weights as a `Posterior`.
+
+        Args:
+          num_samples: the number of draws.
+          seed: one or two integers. None draws one, which `keras.utils.set_random_seed` determines.
+          scale: the factor of \( \Sigma_\mathrm{diag} + \hat D \hat D^\top / (K - 1) \) in the
+            covariance, 1/2 in the paper. At 0 all draws are the mean weights.
+          x: the training inputs, for a model with BatchNormalization: an array or nest of arrays
+            `[rows, ...]`, or other data that `model.predict` takes. Each draw goes through them
+            once. Its moving means and variances are averages of those of the batches. Dropout is
+            on, as in training.
+          batch_size: rows of a batch of x, that of training at best.
+
+        Raises:
+          ValueError: less than 2 weights were collected, a number is out of range, or the model has
+            moving statistics and there is no `x`, or others than those of BatchNormalization.
+          TypeError: an argument is of another type.
+        """
+        checks.integer("num_samples", num_samples, 1)
+        checks.number("scale", scale, "a number of at least 0", lambda s: s >= 0)
+        moments = self._collected(2)
+        statistics = MovingStatistics(self.model)
+        self._check_moving(statistics.variables, x is not None)
+        seed = random.as_seed(random.fresh_seed() if seed is None else seed)
+        data = None if x is None else Batches(self.model, x, batch_size=batch_size, verbose=0)
+        samples = moments.draws(num_samples, seed, scale)
+        if data is not None and statistics.variables:
+            samples += statistics(samples, data)
+            return Posterior(self.model, [*self._variables, *statistics.variables], samples)
+        return Posterior(self.model, self._variables, samples)
+
+    def _advance(self, num_seen: int) -> None:
+        """Collects the weights if an epoch or step up to `num_seen` is due."""
+        due = [-(-max(n - self._burn_in, 0) // self._every) for n in (self._num_seen, num_seen)]
+        self._num_seen = num_seen
+        if due[1] == due[0]:
+            return
+        if not self._variables:
+            self._variables = list(self.model.trainable_variables)
+            self._moving = [(v, v.numpy()) for v in _statistics(self.model)]
+        self._check_variables()
+        values = [v.numpy() for v in self._variables]
+        for variable, value in zip(self._variables, values, strict=True):
+            if not np.isfinite(value).all():
+                raise ValueError(
+                    f"{variable.path} must be finite where weights are collected. Received: NaN or "
+                    f"infinity after {num_seen} {self._unit}. Training has diverged."
+                )
+        self._moments.add(values)
+
+    def _collected(self, least: int) -> WeightMoments:
+        if self.num_collected < least:
+            raise ValueError(
+                f"SWAG must have collected weights at least {least} times. Received: "
+                f"{self.num_collected}, after {self._num_seen} {self._unit} with burn_in="
+                f"{self._burn_in} and collect_every={self._every}."
+            )
+        return self._moments
+
+    def _check_variables(self) -> None:
+        found = self.model.trainable_variables
+        if not found:
+            raise ValueError("The model has no trainable weights; there is nothing to collect.")
+        if [id(v) for v in found] != [id(v) for v in self._variables]:
+            raise ValueError(
+                "This callback holds weights of another model or of other trainable variables; "
+                "make a new callback."
+            )
+
+    def _check_moving(self, known: list[keras.Variable], has_data: bool) -> None:
+        if known and not has_data:
+            raise ValueError(
+                f"x must be the training inputs, because the model has moving statistics, such as "
+                f"{known[0].path}, which each draw needs anew. Received: None."
+            )
+        ids = {id(v) for v in known}
+        for variable, value in self._moving:
+            if id(variable) not in ids and not np.array_equal(variable.numpy(), value):
+                raise ValueError(
+                    "The model's moving statistics must be those of BatchNormalization, which SWAG "
+                    f"can compute for each draw. Received: {variable.path}, which training changes."
+                )
+
+
+def _statistics(model: keras.Model) -> list[keras.Variable]:
+    found = model.non_trainable_variables
+    return [v for v in found if v.dtype.startswith(("float", "bfloat"))]
