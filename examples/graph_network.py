@@ -38,7 +38,7 @@ def main() -> dict[str, float]:
     model = keras.Model(node, layers.Dense(FIELDS, "softmax")(hidden))
     nodes = np.arange(NODES, dtype=np.int32)
     x, y, x_test, y_test = nodes[:150], field[:150], nodes[150:], field[150:]
-    model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", jit_compile=False)
     model.fit(x, y, batch_size=50, epochs=100, verbose=0)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 

@@ -46,7 +46,7 @@ def main() -> dict[str, float]:
     )
     hidden = layers.Dense(12, "relu")(layers.GlobalMaxPooling1D()(hidden))
     model = keras.Model(points, layers.Dense(3, "softmax")(hidden))
-    model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", jit_compile=False)
     model.fit(x, y, batch_size=50, epochs=100, verbose=0)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 

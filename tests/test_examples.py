@@ -15,15 +15,15 @@ NAMES = sorted(
     if path.stem not in ("__init__", "scores")
 )
 TABLE = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-# Nats by which the average over the posterior may predict worse than Adam's weights.
-MOST_WORSE = 0.05
+# The share by which the average over the posterior may predict worse than Adam's weights.
+MOST_WORSE = 0.1
 
 # Keras makes an array of a tf.Variable when it saves, which NumPy 2 warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
 
 
 def test_all_examples_are_listed():
-    listed = re.findall(r"^\| \[[^]]*\]\((\w+)\.py\)", TABLE, re.M)
+    listed = re.findall(r"^\| \[[^]]*\]\(https:\S*examples/(\w+)\.py\)", TABLE, re.M)
     assert sorted(listed) == NAMES and len(NAMES) >= 12
 
 
@@ -38,7 +38,8 @@ def test_examples_run(name):
     found = importlib.import_module(f"examples.{name}").main()
     assert np.isfinite([*found.values()]).all()
     key = "log predictive density"
-    assert found[f"posterior: {key}"] > found[f"Adam: {key}"] - MOST_WORSE, found
+    adam = found[f"Adam: {key}"]
+    assert found[f"posterior: {key}"] > adam - MOST_WORSE * abs(adam), found
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from benchmarks.robustness.architectures import KERNELS, NETWORKS, REFUSED, Sett
 from tests.keras import small_models
 from tests.keras.small_models import assert_close
 from tfp_sgmcmc.keras.fit.stability import _PARTS, _Parts
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 
 # Keras makes an array of a tf.Variable when it saves, which NumPy 2 warns about.
@@ -97,6 +98,7 @@ def test_one_graph_estimates_by_all_parts_of_a_batch():
             return ModelLogProb(model, 70, lambda state: tf.zeros([]), batch)
 
     parts = _Parts(Chain(), (x, y, None), 2)
+    internals.build(model, x, y, None)
     state = [tf.identity(v.value) for v in model.trainable_variables]
     for i in (0, 31):
         batch = x[i::_PARTS][:2], y[i::_PARTS][:2], None

@@ -85,7 +85,7 @@ def multi_output() -> Network:
 
 def siamese() -> Network:
     """Two inputs that pass through the same layers."""
-    encoder = keras.Sequential([keras.Input([D]), layers.Dense(6, "tanh"), layers.Dense(3)])
+    encoder = keras.Sequential([keras.Input([D]), layers.Dense(6, "tanh"), layers.Dense(3, "tanh")])
     left, right = keras.Input([D]), keras.Input([D])
     distance = ops.square(encoder(left) - encoder(right))
     same = layers.Dense(1, "sigmoid")(distance)
