@@ -31,8 +31,8 @@ def reviews(count: int, seed: int, turned: int = 0) -> tuple[np.ndarray, np.ndar
 
 def transformer() -> keras.Model:
     inputs = keras.Input([LENGTH], dtype="int32")
-    places = layers.Embedding(LENGTH, DIM)(ops.arange(LENGTH))
-    hidden = layers.Embedding(WORDS, DIM)(inputs) + places
+    places = ops.cumsum(ops.ones_like(inputs), axis=1) - 1  # 0, 1, 2, ...
+    hidden = layers.Embedding(WORDS, DIM)(inputs) + layers.Embedding(LENGTH, DIM)(places)
     hidden = layers.LayerNormalization()(hidden + layers.MultiHeadAttention(2, 8)(hidden, hidden))
     dense = layers.Dense(DIM)(layers.Dense(16, "relu")(hidden))
     hidden = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(hidden + dense))

@@ -27,7 +27,8 @@ def main() -> dict[str, float]:
     x, y, x_test, y_test = digits()
     inputs = keras.Input([14, 14, 1])
     patches = layers.Reshape([PATCHES, 49])(ops.image.extract_patches(inputs, 7))
-    hidden = layers.Dense(DIM)(patches) + layers.Embedding(PATCHES, DIM)(ops.arange(PATCHES))
+    # Each place has a bias of its own, which is its embedding.
+    hidden = layers.EinsumDense("npx,xd->npd", (PATCHES, DIM), bias_axes="pd")(patches)
     for _ in range(2):
         normal = layers.LayerNormalization()(hidden)
         hidden += layers.MultiHeadAttention(2, 8)(normal, normal)

@@ -80,7 +80,7 @@ def conv3d() -> Network:
 def vision_transformer() -> Network:
     inputs = keras.Input([SIZE, SIZE, 1])
     patches = layers.Reshape([4, 16])(ops.image.extract_patches(inputs, 4))
-    x = layers.Dense(6)(patches) + layers.Embedding(4, 6)(ops.arange(4))
+    x = layers.EinsumDense("npx,xd->npd", (4, 6), bias_axes="pd")(patches)  # a bias for each place
     h = layers.LayerNormalization()(x)
     x += layers.MultiHeadAttention(2, 3)(h, h)
     x += layers.Dense(6, "gelu")(layers.LayerNormalization()(x))
@@ -102,7 +102,8 @@ def other_normalizations() -> Network:
     inputs = keras.Input([SIZE, SIZE, 4])
     x = layers.GroupNormalization(2)(layers.Conv2D(4, 3)(inputs))
     x = layers.UnitNormalization()(layers.AveragePooling2D(2)(x))
-    return classifier(inputs, layers.RMSNormalization()(layers.Flatten()(x)), numbers(8, 8, 4))
+    x = layers.RMSNormalization()(layers.Flatten()(x))  # no initializer, for chains to start from
+    return classifier(inputs, x, numbers(8, 8, 4), initial_states="model")
 
 
 def autoencoder() -> Network:

@@ -139,14 +139,17 @@ class PosteriorAverage(keras.layers.Layer):
             "links": self._links,
             "losses": [None if x is None else serialize(x) for x in self._likelihoods.values],
             "names": self._names,
+            "low_rank": _adapted(self._averaged.values[0]),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PosteriorAverage:
         load = keras.saving.deserialize_keras_object
         losses = [None if x is None else load(x) for x in config["losses"]]
-        config = {**config, "model": load(config["model"]), "losses": losses}
-        for key in ("trainable", "autocast"):
+        model = load(config["model"])
+        _adapt(model, config.get("low_rank", []))
+        config = {**config, "model": model, "losses": losses}
+        for key in ("trainable", "autocast", "low_rank"):
             config.pop(key, None)
         return cls(**config)
 
@@ -203,6 +206,7 @@ def _traced(model: keras.Model, inputs: Any) -> tuple[Any, keras.Model, Any]:
         )
     copied = type(model).from_config(model.get_config())
     outputs = internals.symbolic_outputs(model) if known else copied(inputs)
+    _adapt(copied, _adapted(model))
     same = [(v.shape, v.dtype) for v in model.variables]
     if [(v.shape, v.dtype) for v in copied.variables] != same:
         raise ValueError(
@@ -210,6 +214,25 @@ def _traced(model: keras.Model, inputs: Any) -> tuple[Any, keras.Model, Any]:
             "get_config and from_config. Received: one that is not."
         )
     return inputs, copied, outputs
+
+
+def _adapted(model: keras.Model) -> list[list[Any]]:
+    """Returns place, rank and scale of the layers that have an adaptation of low rank.
+
+    The configuration of MultiHeadAttention does not tell of those of its layers.
+    """
+    layers = enumerate(internals.layers(model))
+    enabled = [(i, x) for i, x in layers if getattr(x, "lora_enabled", False)]
+    return [[i, x.lora_rank, getattr(x, "lora_alpha", x.lora_rank)] for i, x in enabled]
+
+
+def _adapt(model: keras.Model, adapted: list[list[Any]]) -> None:
+    """Adds the adaptations that a model which was made from its configuration lacks."""
+    layers = internals.layers(model)
+    for place, rank, alpha in adapted:
+        layer: Any = layers[place]
+        if not layer.lora_enabled:
+            layer.enable_lora(rank, **({} if alpha == rank else {"lora_alpha": alpha}))
 
 
 def _link(classes: Any) -> Any:
