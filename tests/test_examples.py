@@ -4,6 +4,7 @@ import importlib
 import re
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -57,7 +58,11 @@ def test_low_rank_weights_are_predicted_with_saved_and_exported(tmp_path):
     loaded = Posterior.load(tmp_path / "samples.npz", model).predict(x)
     np.testing.assert_array_equal(loaded.mean, expected.mean)
     np.testing.assert_array_equal(loaded.standard_deviation, expected.standard_deviation)
-    posterior.to_keras_model().export(tmp_path / "exported", verbose=False)
+    shipped = posterior.to_keras_model()
+    shipped.save(tmp_path / "shipped.keras")
+    again = keras.models.load_model(tmp_path / "shipped.keras")
+    np.testing.assert_allclose(again(x)["mean"], expected.mean, rtol=1e-5)
+    shipped.export(tmp_path / "exported", verbose=False)
     exported = tf.saved_model.load(tmp_path / "exported")
     found = exported.serve(x)
     np.testing.assert_allclose(found["mean"], expected.mean, rtol=1e-5)

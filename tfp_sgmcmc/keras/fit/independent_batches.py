@@ -73,7 +73,8 @@ class IndependentBatches(keras.utils.PyDataset):
     ):
         super().__init__()
         floatx = keras.config.floatx()
-        self.arrays = map_arrays(lambda a: as_tensor(a, floatx).numpy(), (x, y, sample_weight))
+        arrays = map_arrays(lambda a: as_tensor(a, floatx).numpy(), (x, y, sample_weight))
+        self.arrays = keras.tree.lists_to_tuples(arrays)  # tf.data has no batches that are lists
         given = [a for a in keras.tree.flatten(self.arrays) if a is not None]
         self.num_examples = leading_axis(given)
         self.sizes = BatchSizes(batch_size, growth, self.num_examples, steps_per_epoch)
