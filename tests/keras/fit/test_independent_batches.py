@@ -98,6 +98,14 @@ def test_a_batch_has_no_example_twice_and_batches_differ():
     np.testing.assert_array_equal(data[0][1], batches[2][1])
 
 
+def test_lists_of_arrays_become_tuples():
+    """Batches of `tf.data` have no lists, and a model with two inputs takes either."""
+    a, b = np.zeros([6, 2], np.float32), np.ones([6, 1], np.float32)
+    (x, y) = sgmcmc.keras.IndependentBatches([a, b], [b, a], batch_size=3)[0]
+    assert isinstance(x, tuple) and isinstance(y, tuple)
+    assert [v.shape for v in (*x, *y)] == [(3, 2), (3, 1), (3, 1), (3, 2)]
+
+
 def test_each_example_comes_equally_often():
     """Chi-square of 20 counts over 6,000 draws; without replacement it is smaller by 14/19."""
     data = IndependentBatches(np.arange(N), batch_size=B, seed=0, steps_per_epoch=1000)

@@ -199,19 +199,6 @@ def test_a_lambda_is_exported_but_not_saved(tmp_path):
 
 
 def test_errors(posterior):
-    class Custom(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, x):
-            return self.dense(x)
-
-    model = Custom()
-    model(X)
-    made = small_models.posterior_of(model, [np.ones([2, 3, 1], "f4"), np.ones([2, 1], "f4")])
-    with pytest.raises(ValueError, match="must be Functional or Sequential.* Received: a Custom"):
-        made.to_keras_model()
     with pytest.raises(ValueError, match="k must be at least 1"):
         posterior.thin(0)
     with pytest.raises(ValueError, match="dtype must be 'float16' or 'bfloat16'"):

@@ -73,7 +73,8 @@ class IndependentBatches(keras.utils.PyDataset):
     ):
         super().__init__()
         tensors, self.num_examples = training_arrays(x, y, sample_weight)
-        self.arrays = map_arrays(lambda a: a.numpy(), tensors)
+        arrays = map_arrays(lambda a: a.numpy(), tensors)
+        self.arrays = keras.tree.lists_to_tuples(arrays)  # tf.data has no batches that are lists
         self.sizes = BatchSizes(batch_size, growth, self.num_examples, steps_per_epoch)
         self.batch_size = self.sizes.first
         if steps_per_epoch is None:

@@ -109,7 +109,9 @@ def _initializers(model: keras.Model) -> dict[int, keras.Initializer]:
     for layer in internals.layers(model):
         for variable in layer.trainable_variables:
             name = variable.name  # the initializer of a recurrent_kernel is recurrent_initializer
-            for owner in (name, name.removesuffix("_kernel")):
+            # A depthwise convolution calls its depthwise_kernel "kernel".
+            others = ["depthwise"] if name == "kernel" else []
+            for owner in (name, name.removesuffix("_kernel"), *others):
                 initializer = getattr(layer, f"{owner}_initializer", None)
                 if isinstance(initializer, keras.Initializer):
                     found.setdefault(id(variable), initializer)

@@ -13,10 +13,11 @@ import tensorflow as tf
 from tfp_sgmcmc.keras.fit.chain import Chain
 from tfp_sgmcmc.keras.fit.landscape import first_state
 from tfp_sgmcmc.keras.fit.source import Source
+from tfp_sgmcmc.keras.model.example_scores import count_rows
 from tfp_sgmcmc.keras.model.internals import map_arrays
 from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.approach import check_approach
-from tfp_sgmcmc.targets.base import Target
+from tfp_sgmcmc.targets.base import GradientEstimate, Target
 from tfp_sgmcmc.targets.curvature import largest_curvature
 
 _ROWS = 512  # examples that stand for all; the largest eigenvalue needs few
@@ -60,11 +61,12 @@ class StabilityCheck:
         batch = source.batch(_ROWS) if hasattr(kernel, "relaxation_steps") else None
         if batch is None or not source.batch_size or source.sizes is not None:
             return  # the noise of growing batches ends with their growth
-        parts = [map_arrays(lambda a, i=i: a[i::_PARTS], batch) for i in range(_PARTS)]
-        targets = [chain.target_of_one(part) for part in parts]
-        ratio = targets[0].local_rows / source.batch_size
+        rows = count_rows(batch[0]) // _PARTS
+        if not rows:
+            return
+        target, ratio = _Parts(chain, batch, rows), rows / source.batch_size
         with contextlib.suppress(LookupError, NotImplementedError, ValueError, tf.errors.OpError):
-            check_approach(kernel, targets, first_state(chain), ratio, stacklevel=2)
+            check_approach(kernel, [target], first_state(chain), ratio, stacklevel=2)
 
     def check(self, chain: Chain, source: Source) -> bool:
         """Compares the step with the curvature at the first chain; returns whether it warns.
@@ -96,6 +98,37 @@ class StabilityCheck:
             stacklevel=2,
         )
         return True
+
+
+class _Parts(Target):
+    """The log posterior by a part of a batch, whose number is the second word of the seed.
+
+    A graph of it serves all parts.
+    """
+
+    def __init__(self, chain: Chain, batch: Any, rows: int):
+        def split(a: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(a[: rows * _PARTS], [rows, _PARTS, *a.shape[1:]])
+
+        self._chain, self._parts = chain, map_arrays(split, batch)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        raise NotImplementedError
+
+    def chain_shape(self, state: State) -> tf.TensorShape:
+        return tf.TensorShape([])
+
+    def estimate(
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
+    ) -> GradientEstimate:
+        target = self._chain.target_of_one(map_arrays(lambda a: a[:, seed[1]], self._parts))
+        found = target.estimate(state, seed, (), probe, with_scores)
+        return found._replace(target_state=target_state)
 
 
 def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | None:

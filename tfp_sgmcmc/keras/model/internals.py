@@ -166,7 +166,11 @@ def forward(
     x: Any,
     training: bool,
 ) -> Forward:
-    """Calls the model with `values`, cast to their dtypes, in place of its `variables`."""
+    """Calls the model with `values`, cast to their dtypes, in place of its `variables`.
+
+    Raises:
+      ValueError: the model assigns weights that are sampled.
+    """
     values = [tf.cast(x, v.dtype) for v, x in zip(variables, values, strict=True)]
     given = {id(v): value for v, value in zip(variables, values, strict=True)}
     # In the scope, Keras finds no value of another variable for its regulariser.
@@ -177,6 +181,14 @@ def forward(
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         outputs = model(x, **arguments)
         losses = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
+    for v in model.trainable_variables:
+        if given.get(id(v)) is not None and scope.get_current_value(v) is not given[id(v)]:
+            raise ValueError(
+                f"A call of the model must not assign {v.path}, which is sampled: predictions "
+                "would use the weight, and the likelihood what the call makes of it. Received: a "
+                "layer that does, as SpectralNormalization does in training. Leave the layer out, "
+                "or set trainable=False."
+            )
 
     def assigned(variables: list[keras.Variable]) -> dict[int, tf.Tensor]:
         found = [(i, scope.get_current_value(v), id(v)) for i, v in enumerate(variables)]

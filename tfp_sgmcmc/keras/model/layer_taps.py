@@ -80,6 +80,8 @@ def tapped_layers(model: keras.Model, x: Any) -> list[keras.Layer]:
 
     def random_batch(like: tf.Tensor, rows: int) -> np.ndarray:
         shape = [rows, *like.shape[1:]]
+        if like.dtype == tf.string:
+            return np.full(shape, b"")
         values = generator.random(shape) if like.dtype.is_floating else np.zeros(shape)
         return values.astype(like.dtype.as_numpy_dtype)
 

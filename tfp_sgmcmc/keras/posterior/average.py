@@ -50,6 +50,9 @@ class PosteriorAverage(keras.layers.Layer):
     ):
         super().__init__(trainable=False, autocast=False, **arguments)
         self._averaged = _Hidden(model)
+        # A SavedModel has only tables that are tracked. These layers have no variables.
+        lookups = keras.layers.StringLookup, keras.layers.IntegerLookup
+        self._lookups = [layer for layer in internals.layers(model) if isinstance(layer, lookups)]
         self._sampled, self._num_samples = [*sampled], num_samples
         self._links, self._names = [*links], [*names]
         self._likelihoods = _Hidden(*losses)
@@ -136,14 +139,17 @@ class PosteriorAverage(keras.layers.Layer):
             "links": self._links,
             "losses": [None if x is None else serialize(x) for x in self._likelihoods.values],
             "names": self._names,
+            "low_rank": _adapted(self._averaged.values[0]),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PosteriorAverage:
         load = keras.saving.deserialize_keras_object
         losses = [None if x is None else load(x) for x in config["losses"]]
-        config = {**config, "model": load(config["model"]), "losses": losses}
-        for key in ("trainable", "autocast"):
+        model = load(config["model"])
+        _adapt(model, config.get("low_rank", []))
+        config = {**config, "model": model, "losses": losses}
+        for key in ("trainable", "autocast", "low_rank"):
             config.pop(key, None)
         return cls(**config)
 
@@ -154,11 +160,11 @@ def keras_model(
     samples: list[Any],
     shares: np.ndarray,
     name: str | None,
+    inputs: Any = None,
 ) -> keras.Model:
     """Returns what `Posterior.to_keras_model` does, for samples `[S, ...]`."""
-    inputs, outputs = _inputs(model), internals.symbolic_outputs(model)
+    inputs, copied, outputs = _traced(model, inputs)
     flat = keras.tree.flatten(outputs)
-    copied = _copy(model)
     places = {id(v): samples[i] for i, v in enumerate(variables)}
     stacked = [places.get(id(v)) for v in model.variables]
     is_compiled = model.compiled and model.loss
@@ -181,29 +187,52 @@ def keras_model(
     return made
 
 
-def _inputs(model: keras.Model) -> Any:
-    """Returns new symbolic inputs in the structure that the model takes."""
-    if not getattr(model, "inputs", None) or internals.symbolic_outputs(model) is None:
+def _traced(model: keras.Model, inputs: Any) -> tuple[Any, keras.Model, Any]:
+    """Returns symbolic inputs, a copy of the model, and its symbolic outputs.
+
+    The copy has the same architecture, and its variables are never read.
+    """
+    known = getattr(model, "inputs", None) and internals.symbolic_outputs(model) is not None
+    if inputs is None and not known:
         raise ValueError(
-            "The model must be Functional or Sequential, whose inputs are known. Received: a "
-            f"{type(model).__name__}. Wrap it: keras.Model(inputs, model(inputs))."
+            "inputs must be given unless the model is Functional or Sequential, whose inputs are "
+            f"known. Received: None for a {type(model).__name__}. Pass "
+            "to_keras_model(inputs=keras.Input(shape)), or a nest of them."
         )
-    structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    return keras.tree.map_structure(
-        lambda x: keras.Input(x.shape[1:], dtype=x.dtype, name=x.name), structure
-    )
-
-
-def _copy(model: keras.Model) -> keras.Model:
-    """Returns a model of the same architecture, whose variables are never read."""
+    if inputs is None:
+        structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        inputs = keras.tree.map_structure(
+            lambda x: keras.Input(x.shape[1:], dtype=x.dtype, name=x.name), structure
+        )
     copied = type(model).from_config(model.get_config())
+    outputs = internals.symbolic_outputs(model) if known else copied(inputs)
+    _adapt(copied, _adapted(model))
     same = [(v.shape, v.dtype) for v in model.variables]
     if [(v.shape, v.dtype) for v in copied.variables] != same:
         raise ValueError(
             f"The model {model.name!r} must be made again with the same variables by its "
             "get_config and from_config. Received: one that is not."
         )
-    return copied
+    return inputs, copied, outputs
+
+
+def _adapted(model: keras.Model) -> list[list[Any]]:
+    """Returns place, rank and scale of the layers that have an adaptation of low rank.
+
+    The configuration of MultiHeadAttention does not tell of those of its layers.
+    """
+    layers = enumerate(internals.layers(model))
+    enabled = [(i, x) for i, x in layers if getattr(x, "lora_enabled", False)]
+    return [[i, x.lora_rank, getattr(x, "lora_alpha", x.lora_rank)] for i, x in enabled]
+
+
+def _adapt(model: keras.Model, adapted: list[list[Any]]) -> None:
+    """Adds the adaptations that a model which was made from its configuration lacks."""
+    layers = internals.layers(model)
+    for place, rank, alpha in adapted:
+        layer: Any = layers[place]
+        if not layer.lora_enabled:
+            layer.enable_lora(rank, **({} if alpha == rank else {"lora_alpha": alpha}))
 
 
 def _link(classes: Any) -> Any:

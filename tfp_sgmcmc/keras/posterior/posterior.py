@@ -120,7 +120,7 @@ class Posterior(Predicting):
         narrow = sample_arrays.in_half_precision(self.samples, self.variables, dtype)
         return self.with_samples(narrow, self.weights)
 
-    def to_keras_model(self, name: str | None = None) -> keras.Model:
+    def to_keras_model(self, name: str | None = None, inputs: Any = None) -> keras.Model:
         """Returns a `keras.Model` whose call averages the model's outputs over all samples.
 
         It has the inputs of the model, and returns a dict of outputs: "mean" and
@@ -147,17 +147,22 @@ class Posterior(Predicting):
 
         Args:
           name: the name of the model.
+          inputs: a `keras.Input` or a nest of them, for a subclassed model, whose inputs are not
+            known. Its class must be registered by `keras.saving.register_keras_serializable` if the
+            new model is to be saved; `export` needs no registration. None takes the inputs of a
+            Functional or Sequential model.
 
         Raises:
           TypeError: `name` is not a string.
-          ValueError: the model is neither Functional nor Sequential, or cannot be made again from
-            its configuration. When it is saved: a loss is a lambda.
+          ValueError: `inputs` are missing, or the model cannot be made again from its
+            configuration. When it is saved: a loss is a lambda.
+          NotImplementedError: a subclassed model has no `get_config`.
         """
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name must be a string. Received: {name!r}.")
         flat = [sample_loops.flat_samples(np.asarray(s[:]), self.num_chains) for s in self.samples]
         shares = sample_loops.running_shares(self.weights, len(self), self.num_chains)
-        return average.keras_model(self.model, self.variables, flat, shares, name)
+        return average.keras_model(self.model, self.variables, flat, shares, name, inputs)
 
     def to_estimator(self) -> Any:
         """Returns a regressor or classifier of scikit-learn that predicts by this posterior.

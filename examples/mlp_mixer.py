@@ -1,0 +1,54 @@
+"""Image classification with modern MLP models: an MLP-Mixer, on 1,000 images of MNIST.
+
+python -m examples.mlp_mixer
+"""
+
+import keras
+import numpy as np
+import tensorflow_probability as tfp
+from keras import layers
+
+import datasets
+import tfp_sgmcmc as sgmcmc
+from examples.scores import at_the_weights, compared, show
+
+PATCHES, DIM = 4, 16
+
+
+def digits() -> tuple[np.ndarray, ...]:
+    """Returns 1,000 images of 14 x 14 pixels for training and 1,000 for tests, with labels."""
+    x, y, x_test, y_test = datasets.mnist(flatten=False)
+    small = [a[:1000].reshape(-1, 14, 2, 14, 2).mean(axis=(2, 4))[..., None] for a in (x, x_test)]
+    return small[0], y[:1000], small[1], y_test[:1000]
+
+
+def main() -> dict[str, float]:
+    keras.utils.set_random_seed(0)
+    x, y, x_test, y_test = digits()
+    inputs = keras.Input([14, 14, 1])
+    hidden = layers.Reshape([PATCHES, DIM])(layers.Conv2D(DIM, 7, strides=7)(inputs))
+    for _ in range(2):
+        turned = layers.Permute([2, 1])(layers.LayerNormalization()(hidden))
+        mixed = layers.Dense(PATCHES)(layers.Dense(8, "gelu")(turned))
+        hidden += layers.Permute([2, 1])(mixed)
+        hidden += layers.Dense(DIM)(layers.Dense(32, "gelu")(layers.LayerNormalization()(hidden)))
+    model = keras.Model(inputs, layers.Dense(10, "softmax")(layers.Flatten()(hidden)))
+    model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+    model.fit(x, y, batch_size=100, epochs=60, verbose=0)
+    trained = at_the_weights(model).evaluate(x_test, y_test)
+
+    sampler = sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.UnderdampedLangevin(target, step_size=1e-3, friction=50.0),
+        num_examples=1000,
+        prior=tfp.distributions.Normal(0.0, 0.3),
+        num_burnin_steps=300,
+        num_steps_between_results=29,
+        seed=0,
+    )
+    data = sampler.resident(x, y, batch_size=100, steps_per_call=100, steps_per_epoch=1500)
+    model.fit(data, callbacks=[sampler], verbose=0)
+    return compared(trained, sampler.posterior.evaluate(x_test, y_test))
+
+
+if __name__ == "__main__":
+    show(main)

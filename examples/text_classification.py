@@ -1,0 +1,59 @@
+"""Text classification from scratch: convolutions over embedded words.
+
+The reviews come from a generator: some words are kind, some are not, and most say nothing.
+
+python -m examples.text_classification
+"""
+
+import keras
+import numpy as np
+import tensorflow_probability as tfp
+from keras import layers
+
+import tfp_sgmcmc as sgmcmc
+from examples.scores import at_the_weights, compared, show
+
+WORDS, LENGTH = 200, 20
+
+
+def reviews(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns words `[count, LENGTH]` and labels, 1 for a kind review."""
+    words = np.random.default_rng(seed).integers(0, WORDS, size=[count, LENGTH])
+    kindness = np.random.default_rng(7).normal(size=WORDS) * (np.arange(WORDS) < 60)
+    p = 1 / (1 + np.exp(-2 * kindness[words].sum(axis=1)))
+    labels = np.random.default_rng(seed + 1).random(count) < p
+    return words.astype(np.int32), labels.astype(np.float32)[:, None]
+
+
+def main() -> dict[str, float]:
+    keras.utils.set_random_seed(0)
+    (x, y), (x_test, y_test) = reviews(800, 0), reviews(1000, 10)
+    model = keras.Sequential(
+        [
+            keras.Input([LENGTH], dtype="int32"),
+            layers.Embedding(WORDS, 8),
+            layers.Conv1D(8, 3, activation="relu"),
+            layers.GlobalMaxPooling1D(),
+            layers.Dense(8, "relu"),
+            layers.Dense(1, "sigmoid"),
+        ]
+    )
+    model.compile("adam", "binary_crossentropy", jit_compile=False)
+    model.fit(x, y, batch_size=50, epochs=20, verbose=0)
+    trained = at_the_weights(model).evaluate(x_test, y_test)
+
+    sampler = sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.SGHMC(target, step_size=3e-3, friction=20.0, covariance="diag"),
+        num_examples=800,
+        prior=tfp.distributions.Normal(0.0, 0.5),
+        num_burnin_steps=1000,
+        num_steps_between_results=49,
+        seed=0,
+    )
+    data = sampler.resident(x, y, batch_size=100, steps_per_call=500, steps_per_epoch=4000)
+    model.fit(data, callbacks=[sampler], verbose=0)
+    return compared(trained, sampler.posterior.evaluate(x_test, y_test))
+
+
+if __name__ == "__main__":
+    show(main)
