@@ -118,12 +118,13 @@ def instability(draws, weights=None):
 indices = {"SGLD": instability(sgld, weights), "corrected Langevin": instability(exact)}
 order = np.argsort(indices["corrected Langevin"][0])
 for name, (value, error) in indices.items():
-    print(f"{name:18}", *(f"{v:.1e} ± {e:.0e}" for v, e in zip(value[order], error[order])))
+    print(f"{name:18}", *(f"{value[i]:.1e} ± {error[i]:.0e}" for i in order))
 ratio = indices["SGLD"][0] / indices["corrected Langevin"][0]
 print("ratio:", ratio[order].round(2))
 mean = exact.mean(axis=(0, 1))
 shift = np.average(sgld, axis=0, weights=weights).mean(axis=0) - mean
-print(f"largest difference of the means: {np.max(np.abs(shift) / exact.std((0, 1))):.2f} deviations")
+shift /= exact.std(axis=(0, 1))
+print(f"largest difference of the means: {np.abs(shift).max():.2f} standard deviations")
 print("excess kurtosis, in this order:", kurtosis(x @ mean.T)[order].round(1))
 assert np.all((ratio > 0.8) & (ratio < 1.3))
 
@@ -134,10 +135,9 @@ assert np.all((ratio > 0.8) & (ratio < 1.3))
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained", width_ratios=[2, 1])
-shown = slice(4_300, 5_000)
-sources = x[shown] @ mean.T
+shown = np.arange(4_300, 5_000)
 for row, i in enumerate(order):
-    axes[0].plot(np.arange(shown.start, shown.stop), sources[:, i] / 4 - row * 2, lw=0.6, color="C0")
+    axes[0].plot(shown, x[shown] @ mean[i] / 4 - row * 2, lw=0.6, color="C0")
 axes[0].set(xlabel="time (samples)", yticks=-2 * np.arange(D), yticklabels=np.arange(1, D + 1),
             ylabel="source, by stability")  # fmt: skip
 for place, (name, (value, error)) in enumerate(indices.items()):
