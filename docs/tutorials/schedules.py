@@ -3,7 +3,7 @@
 #
 # Two things can change while a chain runs: how many examples a step takes, and how long the step
 # is. A minibatch that grows gives a fast start and ends with exact gradients. A step that grows
-# again and again takes a chain from one mode of a network to the next.
+# again and again is meant to take a chain from one mode of a network to the next.
 
 # %%
 import keras
