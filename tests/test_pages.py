@@ -15,7 +15,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SITE = "https://tfp-sgmcmc.github.io/tfp-sgmcmc/"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+OUTSIDE = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "benchmarks/README.md",
+    "datasets/README.md",
+)
+PAGES += [ROOT / name for name in OUTSIDE]
 RUN_ELSEWHERE = ("docs/reproductions", "docs/tutorials/", "docs/guides/many-machines.md")
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]*?) -->\n+)?^```python\n(?P<code>.*?)^```", re.S | re.M
@@ -23,6 +30,7 @@ BLOCK = re.compile(
 FENCED = re.compile(r"^```.*?^```", re.S | re.M)
 PUBLISHED_BESIDE = ("asv/",)  # docs.yml puts the history of the benchmarks there
 CHEAP = ("docs/guides/scale.md", "docs/guides/developers.md")
+MODULE = re.compile(r"python -m ((?:benchmarks|docs|tfp_sgmcmc)(?:\.[a-z_0-9]+)*)(?![.\w])")
 MOST_NOT_RUN = {"docs/guides/many-machines.md": 4}  # on a page; 2 on others
 
 
@@ -64,6 +72,27 @@ def test_blocks_that_do_not_run_are_few_and_say_why() -> None:
     assert markers == sum(map(len, reasons.values()))  # each marker stands before a block
 
 
+def commands(page: Path) -> set[str]:
+    """Returns the modules of this repository that the page's commands run."""
+    return set(MODULE.findall(page.read_text(encoding="utf-8")))
+
+
+def is_program(module: str) -> bool:
+    file = ROOT / module.replace(".", "/")
+    source = file.with_suffix(".py")
+    return (file / "__main__.py").is_file() or (
+        source.is_file() and '__name__ == "__main__"' in source.read_text(encoding="utf-8")
+    )
+
+
+def test_commands_exist() -> None:
+    found = {(name_of(page), module) for page in PAGES for module in commands(page)}
+    assert len(found) > 40
+    missing = {(name, module) for name, module in found if not is_program(module)}
+    assert missing == set()
+    assert not is_program("benchmarks.common.chains")  # the negative control: not a program
+
+
 def anchors(page: Path) -> set[str]:
     """Returns the ids of headings, as Python-Markdown and GitHub make them, and explicit ids."""
     text = page.read_text(encoding="utf-8")
@@ -91,7 +120,7 @@ def test_internal_links_lead_somewhere(page: Path) -> None:
         if path.startswith(SITE):
             path = path.removeprefix(SITE).removesuffix("/")
             found = [ROOT / "docs" / f"{path}.md", ROOT / "docs" / path / "index.md"]
-            found += [ROOT / "docs" / path / "README.md"]
+            found += [ROOT / "docs" / path / "README.md", ROOT / "docs" / path]
             place = next((f for f in found if f.is_file()), ROOT / path)
         elif "://" in path or path.startswith("mailto:"):
             continue

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 
 def _homes() -> dict[str, str]:

@@ -159,6 +159,7 @@ def _within_seconds(run: Callable[[], Any]) -> Any:
 def catalogue() -> list[Entry]:
     """Returns all entries. Each valid call is made once, and must work."""
     from benchmarks.robustness import (
+        catalogue_baselines,
         catalogue_diagnostics,
         catalogue_drivers,
         catalogue_keras,
@@ -178,6 +179,7 @@ def catalogue() -> list[Entry]:
         catalogue_drivers,
         catalogue_keras,
         catalogue_posterior,
+        catalogue_baselines,
     )
     return [entry for module in modules for entry in module.entries()]
 

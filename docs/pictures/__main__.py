@@ -4,6 +4,8 @@ import argparse
 import importlib
 from pathlib import Path
 
+from docs.render import shrunk
+
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 
@@ -17,6 +19,8 @@ def main(arguments: list[str] | None = None) -> None:
         if name not in NAMES:
             parser.error(f"NAME must be one of {', '.join(NAMES)}. Received: {name}.")
         file = importlib.import_module(f"docs.pictures.{name}").draw(FOLDER)
+        if file.suffix == ".png":
+            file.write_bytes(shrunk(file.read_bytes()))
         print(f"{file.relative_to(FOLDER.parents[1])}: {file.stat().st_size / 1000:.0f} kB")
 
 

@@ -18,6 +18,7 @@ from tfp_sgmcmc.sampling.shards.moments import (
     effective_sample_size,
     rhat,
 )
+from tfp_sgmcmc.storage.directory import SAMPLES
 
 EAGER: dict[str, Any] = dict(seed=7, jit_compile=False, progress_bar=False)
 START = {"x": tf.reshape(tf.range(10.0), [5, 2]), "y": tf.range(5.0)}
@@ -99,6 +100,13 @@ def test_the_same_draws_from_an_executor_and_after_a_failure(tmp_path: Path) -> 
     np.testing.assert_array_equal(again["x"], posterior["x"])
     in_memory = expected.to_inference_data().posterior
     np.testing.assert_array_equal(in_memory["x"], posterior["x"][:, :50])
+
+    # Before its first checkpoint a shard shows nothing, and the others are read without a warning.
+    shown = folder / "shard-0" / SAMPLES / "posterior" / "zarr.json"
+    metadata = json.loads(shown.read_text())
+    assert metadata.pop("consolidated_metadata")
+    shown.write_text(json.dumps(metadata))
+    np.testing.assert_array_equal(sgmcmc.open_shards(folder)["x"], posterior["x"][2:])
 
 
 def test_all_chains_may_start_at_one_point() -> None:

@@ -53,13 +53,13 @@ class NOGIN(MomentumKernel):
     \theta &\leftarrow \theta + \tfrac h2 m^{-1} p \\
     p &\leftarrow p + \tfrac h2 g(\theta) + \lambda \sqrt{T m}\, z \\
     p &\leftarrow \bigl((1 - \lambda^2) m - \tfrac{h^2}{4T} \Sigma\bigr)
-      \bigl((1 + \lambda^2) m + \tfrac{h^2}{4T} \Sigma\bigr)^{-1} p
-      = 2 m \bigl((1 + \lambda^2) m + \tfrac{h^2}{4T} \Sigma\bigr)^{-1} p - p \\
+      \bigl((1 + \lambda^2) m + \tfrac{h^2}{4T} \Sigma\bigr)^{-1} p \\
+      &\quad = 2 m \bigl((1 + \lambda^2) m + \tfrac{h^2}{4T} \Sigma\bigr)^{-1} p - p,
+      \qquad \lambda^2 = \tanh(\text{friction}\, h / 2) \\
     p &\leftarrow p + \tfrac h2 g(\theta) + \lambda \sqrt{T m}\, z
       \quad \text{(the same g and z)} \\
     \theta &\leftarrow \theta + \tfrac h2 m^{-1} p
     \end{aligned}
-    \qquad \lambda^2 = \tanh(\text{friction}\, h / 2)
     \]
 
     g is the target's gradient estimate with covariance Sigma, z standard normal, m the mass. With

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -130,7 +131,7 @@ def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None 
     import xarray
 
     stores = [folder / f"shard-{i}" / SAMPLES for i in numbers]
-    stores = [store for store in stores if (store / "posterior" / "zarr.json").exists()]
+    stores = [store for store in stores if _shows_draws(store)]
     if not stores:
         raise ValueError(
             f"directory must hold a run in shards with draws. Received: {os.fspath(directory)!r}, "
@@ -143,6 +144,12 @@ def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None 
         [part.isel(draw=slice(length)) for part in parts], "chain", data_vars="minimal"
     )
     return data.assign_coords(chain=np.arange(data.sizes["chain"]))
+
+
+def _shows_draws(store: Path) -> bool:
+    """Returns whether the store has consolidated metadata, which its first checkpoint writes."""
+    metadata = store / "posterior" / "zarr.json"
+    return metadata.exists() and bool(json.loads(metadata.read_text()).get("consolidated_metadata"))
 
 
 def gather(
