@@ -20,6 +20,7 @@ REASONS = {
     r"ConstantBelow\(schedule=a function, returns array\(.*\)": "one value for each chain",
     r"find_center\(learning_rate=a function, returns 0.0\)": "warns that it has not converged",
     r"kinetic_temperature\(momentum=\[\[1.0\], \[1.0, 2.0\]\]\)": "a nest of three scalar parts",
+    r"Traces\(weights=(\[\]|\{\}|set\(\)|0)\)": "no weight is traced, as was asked",
     r"GrowingBatch\(growth=inf\)": "all examples from the second estimate on",
 }
 
@@ -44,7 +45,7 @@ UNCALLED = {
     r"random\.(fresh_seed|numbered_seed)": "no arguments, and a part of others",
     r".*\.(figure|to_inference_data|rhat|effective_sample_size|to_estimator)": "no arguments",
     r".*(Error|Report|Result|Summary)": "what a call returns or raises",
-    r"keras\.(IndependentBatches|WorkerBatches|SamplerCallback)\.(at|begin_epoch|rows|shares|spec_of"
+    r"keras\.(IndependentBatches|WorkerBatches|SamplerCallback|SWAG|Traces)\.(at|begin_epoch|rows|shares|spec_of"
     r"|get_tf_dataset|get_config|on_\w+|set_model)": "Keras calls it",
     r"keras\.(NegativeLogLikelihood|losses\.\w+)\.(call|distribution|from_config|get_config)": (
         "Keras calls it"

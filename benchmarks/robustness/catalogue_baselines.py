@@ -1,4 +1,4 @@
-"""Calls of what trains, plans and shows beside a sampler: `SWAG`, Laplace's approximation, `Traces`."""
+"""Calls of `SWAG`, of Laplace's approximation, of `Traces` and of the plan of a `fit`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ def swag(**arguments: Any) -> sgmcmc.keras.SWAG:
 
 def traced(**arguments: Any) -> Any:
     sampler = sgmcmc.keras.SamplerCallback(sgld, NUM_EXAMPLES, None, 0, seed=0)
-    with tempfile.TemporaryDirectory() as folder:
-        given = {"sampler": sampler, "log_dir": folder, **arguments}
-        network().fit(DATA, LABELS, verbose=0, callbacks=[sampler, sgmcmc.keras.Traces(**given)])
+    given: dict[str, Any] = {"sampler": sampler, "log_dir": tempfile.mkdtemp(), **arguments}
+    network().fit(DATA, LABELS, verbose=0, callbacks=[sampler, sgmcmc.keras.Traces(**given)])
     return [np.asarray(x) for x in sampler.samples]
 
 
@@ -108,7 +107,7 @@ def entries() -> list[Entry]:
         Entry(
             "fit",
             "SamplerCallback.plan",
-            lambda **arguments: float(sampler.plan(**arguments).memory),
+            lambda **arguments: sampler.plan(**arguments).num_samples,
             dict(model=model, x=DATA, y=LABELS, epochs=2, batch_size=4, steps_per_epoch=None),
             dict(
                 model=kinds,

@@ -167,7 +167,7 @@ class TestBadInput:
             (TypeError, "weights must be an integer, or pairs", {"weights": "kernel"}),
             (TypeError, "weights must be an integer, or pairs", {"weights": [("kernel", 0)]}),
             (ValueError, "most_points must be", {"most_points": 0}),
-            (TypeError, "log_dir must be a path", {"log_dir": 1}),
+            (TypeError, "log_dir must be a string or a path", {"log_dir": 1}),
             (TypeError, "sampler must be the SamplerCallback", {"sampler": None}),
         ],
     )

@@ -204,11 +204,15 @@ class Access:
           steps_per_epoch: as in `fit`.
 
         Raises:
+          TypeError: an argument has the wrong type.
           ValueError: the model is not built, and the data do not show the shapes of a batch; or
             numbers are out of range.
         """
+        internals.check_model_type(model)
         epochs = checks.integer("epochs", epochs, 1)
         checks.integer("batch_size", batch_size, 1)
+        if steps_per_epoch is not None:
+            checks.integer("steps_per_epoch", steps_per_epoch, 1)
         source = source_of(x, y, batch_size, steps_per_epoch)
         batch = source.spec or source.batch(2)
         if not model.built:

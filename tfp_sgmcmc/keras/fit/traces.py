@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -92,10 +91,8 @@ class Traces(keras.callbacks.Callback):
                 "sampler must be the SamplerCallback of the same fit. Received: a "
                 f"{type(sampler).__name__}."
             )
-        if not isinstance(log_dir, str | os.PathLike):
-            raise TypeError(f"log_dir must be a path. Received: a {type(log_dir).__name__}.")
         check_weights(weights)
-        self._sampler, self._log_dir = sampler, Path(log_dir)
+        self._sampler, self._log_dir = sampler, checks.path("log_dir", log_dir)
         self._weights, self._probe = weights, probe
         self._most_points = checks.integer("most_points", most_points, 1)
         self._writers: dict[str, Any] = {}
