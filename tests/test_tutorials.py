@@ -117,7 +117,7 @@ def test_the_picture_of_costs_has_the_numbers_of_the_tables() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["banana", "traces"])
+@pytest.mark.parametrize("name", ["banana", "error", "traces"])
 def test_pictures_are_drawn(name: str, tmp_path: Path) -> None:
     file = importlib.import_module(f"docs.pictures.{name}").draw(tmp_path)
     assert 10_000 < file.stat().st_size < 500_000

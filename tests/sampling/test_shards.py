@@ -102,7 +102,7 @@ def test_the_same_draws_from_an_executor_and_after_a_failure(tmp_path: Path) -> 
     np.testing.assert_array_equal(in_memory["x"], posterior["x"][:, :50])
 
     # Before its first checkpoint a shard shows nothing, and the others are read without a warning.
-    shown = folder / "shard-0" / SAMPLES / "posterior" / "zarr.json"
+    shown = folder / "shard-0" / SAMPLES / "zarr.json"
     metadata = json.loads(shown.read_text())
     assert metadata.pop("consolidated_metadata")
     shown.write_text(json.dumps(metadata))

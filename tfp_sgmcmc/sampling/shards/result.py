@@ -147,8 +147,8 @@ def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None 
 
 
 def _shows_draws(store: Path) -> bool:
-    """Returns whether the store has consolidated metadata, which its first checkpoint writes."""
-    metadata = store / "posterior" / "zarr.json"
+    """Returns whether the store has the metadata that its first checkpoint writes last."""
+    metadata = store / "zarr.json"
     return metadata.exists() and bool(json.loads(metadata.read_text()).get("consolidated_metadata"))
 
 
