@@ -167,12 +167,15 @@ def forward(
 ) -> Forward:
     """Calls the model with `values`, cast to their dtypes, in place of its `variables`."""
     values = [tf.cast(x, v.dtype) for v, x in zip(variables, values, strict=True)]
-    mapping = list(zip(variables, values, strict=True))
+    given = {id(v): value for v, value in zip(variables, values, strict=True)}
+    # In the scope, Keras finds no value of another variable for its regulariser.
+    others = [v for v in model.trainable_variables if v.regularizer and id(v) not in given]
+    mapping = [*zip(variables, values, strict=True)]
+    mapping += [(v, keras.ops.convert_to_tensor(v)) for v in others]
     arguments = {"training": training} if model._call_has_training_arg else {}
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         outputs = model(x, **arguments)
         losses = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
-    given = {id(v): value for v, value in mapping}
 
     def assigned(variables: list[keras.Variable]) -> dict[int, tf.Tensor]:
         found = [(i, scope.get_current_value(v), id(v)) for i, v in enumerate(variables)]

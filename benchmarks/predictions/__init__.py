@@ -1,0 +1,1 @@
+"""How well networks predict, and know what they do not know, by training and by sampling."""

@@ -1,0 +1,188 @@
+"""The methods: each takes a network and passes over the data, and leaves sets of weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+import tfp_sgmcmc as sgmcmc
+from benchmarks.predictions.problems import Data, Problem, make_model
+from benchmarks.predictions.scores import Predicted
+
+MEMBERS, KEPT, DROPOUT, CYCLES = 5, 30, 0.2, 4
+ROWS = 1000  # evaluated at once
+PER_CALL = 200  # steps
+MOMENTUM_STEPS = 10  # in which friction forgets a momentum
+
+
+class Result(NamedTuple):
+    """What a method left, the passes over the data that it took, and the seconds."""
+
+    method: str
+    predicted: Predicted
+    passes: float
+    seconds: float
+
+
+class Trainer:
+    """Trains and samples a network from the weights that a seed gives.
+
+    One model serves all methods, so that it is compiled once.
+    """
+
+    def __init__(self, problem: Problem, data: Data, epochs: int):
+        self.problem, self.data, self.epochs = problem, data, epochs
+        self.model = make_model(problem, data)
+        self.num_steps = len(data.x) // problem.batch_size  # of a pass
+
+    def train(self, seed: int, epochs: int, callbacks: Any = (), dropout: bool = False) -> Any:
+        """Trains a network anew by Adam; returns its model."""
+        keras.utils.set_random_seed(seed)
+        fresh = make_model(self.problem, self.data, DROPOUT if dropout else 0.0)
+        model = fresh if dropout else self.model
+        model.set_weights(fresh.get_weights())
+        for variable in model.optimizer.variables:
+            if "learning_rate" not in variable.path:
+                variable.assign(keras.ops.zeros_like(variable))
+        model.fit(
+            self.data.x, self.data.y, batch_size=self.problem.batch_size, epochs=epochs, verbose=0,
+            callbacks=[*callbacks],
+        )  # fmt: skip
+        return model
+
+    def posterior(self, sets: list[list[np.ndarray]]) -> sgmcmc.keras.Posterior:
+        """Returns sets of weights as a posterior."""
+        stacked = [np.stack(values) for values in zip(*sets, strict=True)]
+        return sgmcmc.keras.Posterior(self.model, self.model.trainable_variables, stacked)
+
+    def sample(
+        self,
+        make_kernel: Callable[[Any], Any],
+        passes: int,
+        seed: int,
+        num_chains: int | None = None,
+        initial_states: Any = "model",
+        keep: Any = None,
+    ) -> sgmcmc.keras.Posterior:
+        """Samples from where the model is; the first quarter of the steps is burn-in."""
+        num_steps = passes * self.num_steps
+        burnin = 0 if keep else num_steps // 4
+        num_kept = KEPT // (num_chains or 1) * (2 if keep else 1)
+        between = max((num_steps - burnin) // num_kept, 1) - 1
+        sampler = sgmcmc.keras.SamplerCallback(
+            make_kernel, len(self.data.x), None, burnin, between,
+            seed=seed, num_chains=num_chains, initial_states=initial_states, keep=keep,
+        )  # fmt: skip
+        per_call = min(PER_CALL, num_steps)
+        data = sampler.resident(
+            self.data.x, self.data.y, batch_size=self.problem.batch_size, steps_per_call=per_call,
+            steps_per_epoch=num_steps,
+        )  # fmt: skip
+        self.model.fit(data, epochs=1, verbose=0, callbacks=[sampler])
+        return sampler.posterior
+
+    def predicted(self, posterior: sgmcmc.keras.Posterior) -> Predicted:
+        """Returns the outputs of a posterior."""
+        shape = (-1, self.problem.num_outputs)
+
+        def outputs(x: np.ndarray | None) -> np.ndarray | None:
+            if x is None:
+                return None
+            found = posterior.outputs(x, ROWS, activation=None, verbose=0)
+            return np.reshape(found, (-1, len(x), shape[1]))
+
+        test = outputs(self.data.x_test)
+        assert test is not None
+        weights = np.ones(len(posterior)) if posterior.weights is None else posterior.weights
+        weights = np.repeat(weights, posterior.num_chains or 1)
+        return Predicted(test, outputs(self.data.x_out), weights / weights.sum())
+
+    def with_dropout(self, model: keras.Model) -> Predicted:
+        """Returns the outputs of a model whose dropout is on."""
+
+        def outputs(x: np.ndarray | None) -> np.ndarray | None:
+            if x is None:
+                return None
+            return np.stack([np.asarray(model(x, training=True)) for _ in range(KEPT)])
+
+        test = outputs(self.data.x_test)
+        assert test is not None
+        return Predicted(test, outputs(self.data.x_out), np.full(KEPT, 1 / KEPT))
+
+
+def run(trainer: Trainer, seed: int) -> list[Result]:
+    """Runs all methods; the members of an ensemble have the seeds `MEMBERS * seed + 0, 1, ...`."""
+    results: list[Result] = []
+    epochs, all_epochs = trainer.epochs, MEMBERS * trainer.epochs
+    step = trainer.problem.step
+    h = step**0.5
+    friction = 1 / (MOMENTUM_STEPS * h)
+    seeds = [MEMBERS * seed + i for i in range(MEMBERS)]
+    clock = time.perf_counter
+
+    def record(method: str, predicted: Predicted, passes: float, start: float) -> None:
+        results.append(Result(method, predicted, passes, clock() - start))
+
+    def trained(seed: int, epochs: int) -> list[np.ndarray]:
+        return trainer.train(seed, epochs).get_weights()
+
+    start = clock()
+    first = trained(seeds[0], epochs)
+    by_one = trainer.posterior([first])
+    record("Adam", trainer.predicted(by_one), epochs, start)
+    adam = results[-1].seconds
+
+    start = clock() - adam
+    members = [first, *(trained(s, epochs) for s in seeds[1:])]
+    record("deep ensemble", trainer.predicted(trainer.posterior(members)), all_epochs, start)
+
+    start = clock()
+    longer = trained(seeds[0], all_epochs)
+    record("Adam, longer", trainer.predicted(trainer.posterior([longer])), all_epochs, start)
+
+    start = clock()
+    swag = sgmcmc.keras.SWAG(burn_in=epochs)
+    trainer.train(seeds[0], all_epochs, [swag])
+    record("SWAG", trainer.predicted(swag.posterior(KEPT, seed=seed)), all_epochs, start)
+
+    start = clock()
+    dropped = trainer.train(seeds[0], all_epochs, dropout=True)
+    record("dropout", trainer.with_dropout(dropped), all_epochs, start)
+
+    start = clock() - adam
+    trainer.model.set_weights(first)
+    laplace = sgmcmc.keras.last_layer_laplace(
+        trainer.model, trainer.data.x, trainer.data.y, None, num_samples=KEPT, seed=seed
+    )
+    record("last-layer Laplace", trainer.predicted(laplace), epochs + 1, start)
+
+    passes = all_epochs - epochs
+    cycles = sgmcmc.schedules.Cyclical(
+        2 * h, passes * trainer.num_steps, CYCLES, exploration_ratio=0.5
+    )
+    kernels: dict[str, tuple[Callable[[Any], Any], Any]] = {
+        "SGLD": (lambda target: sgmcmc.SGLD(target, step), None),
+        "SGHMC": (lambda target: sgmcmc.SGHMC(target, h, friction), None),
+        "cyclical SGHMC": (
+            lambda target: sgmcmc.SGHMC(target, cycles, friction),
+            cycles.is_sampling,
+        ),
+    }
+    for method, (make_kernel, keep) in kernels.items():
+        start = clock() - adam
+        trainer.model.set_weights(first)
+        posterior = trainer.sample(make_kernel, passes, seed, keep=keep)
+        record(method, trainer.predicted(posterior), all_epochs, start)
+
+    start = clock()
+    half = epochs // 2
+    starts = trainer.posterior([trained(s, half) for s in seeds])
+    posterior = trainer.sample(
+        kernels["SGHMC"][0], epochs - half, seed, MEMBERS, initial_states=starts
+    )
+    record("warm-started SGHMC", trainer.predicted(posterior), all_epochs, start)
+    return results
