@@ -118,8 +118,7 @@ def run(trainer: Trainer, seed: int) -> list[Result]:
     """Runs all methods; the members of an ensemble have the seeds `MEMBERS * seed + 0, 1, ...`."""
     results: list[Result] = []
     epochs, all_epochs = trainer.epochs, MEMBERS * trainer.epochs
-    step = trainer.problem.step
-    h = step**0.5
+    step, h = trainer.problem.step, trainer.problem.momentum_step
     friction = 1 / (MOMENTUM_STEPS * h)
     seeds = [MEMBERS * seed + i for i in range(MEMBERS)]
     clock = time.perf_counter

@@ -245,3 +245,17 @@ def test_several_outputs_of_a_compiled_model_that_saw_no_labels():
     p = scipy.special.softmax(NEW @ KERNELS, axis=-1)
     np.testing.assert_allclose(prediction.mean[0], p.mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(prediction.mean[1], (NEW @ KERNELS).mean(axis=0), rtol=1e-4)
+
+
+def test_samples_of_some_variables_of_a_regularised_model():
+    """In a stateless scope, Keras gives other variables' regularisers no value."""
+    penalty = keras.regularizers.L2(0.1)
+    layers = [keras.layers.Dense(n, kernel_regularizer=penalty) for n in (4, 2)]
+    model = small_models.sequential(*layers)
+    last = layers[1].trainable_variables
+    values = [np.stack([v.numpy(), 2 * v.numpy()]) for v in last]
+    posterior = sgmcmc.keras.Posterior(model, last, values)
+    x = np.ones([3, 3], np.float32)
+    outputs = posterior.outputs(x, activation=None)
+    np.testing.assert_allclose(outputs[0], model(x), rtol=1e-5)
+    np.testing.assert_allclose(outputs[1], 2 * outputs[0], rtol=1e-5)

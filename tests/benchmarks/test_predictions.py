@@ -1,0 +1,58 @@
+"""The table of predictions: scores by hand, real texts, and the mark of the best."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from benchmarks.predictions import __main__ as command
+from benchmarks.predictions import docstrings, scores
+from benchmarks.predictions.scores import Predicted
+
+SHARES = np.array([0.25, 0.75])
+
+
+def logits(*probabilities: list[list[float]]) -> np.ndarray:
+    return np.log(np.array(probabilities))
+
+
+def test_scores_of_a_classification_are_those_of_averaged_probabilities() -> None:
+    test = logits([[0.8, 0.2], [0.5, 0.5]], [[0.4, 0.6], [0.1, 0.9]])  # averages: 0.5, 0.2
+    out = logits([[0.5, 0.5]], [[0.6, 0.4]])  # entropy between those of the two rows
+    found = scores.classification(Predicted(test, out, SHARES), np.array([1, 1]))
+    assert found.nll == pytest.approx(-(np.log(0.5) + np.log(0.8)) / 2)
+    assert found.auroc == 0.5
+    assert found.error == 0.5  # a tie goes to the first class
+    assert np.isnan(found.crps)
+
+
+def test_scores_of_a_regression_are_those_of_the_mixture() -> None:
+    raw = np.log(np.expm1(2.0))  # the softplus of which is 2
+    outputs = np.array([[[0.0, raw]], [[1.0, raw]]], np.float32)
+    found = scores.regression(Predicted(outputs, None, SHARES), np.array([[3.0]], np.float32))
+    density = SHARES @ scipy.stats.norm.pdf(3.0, [0.0, 1.0], 2.0)
+    assert found.nll == pytest.approx(-np.log(density), rel=1e-3)
+    assert found.error == pytest.approx(3 - 0.75, rel=1e-5)
+    grid = np.linspace(-30, 30, 60_001)
+    cdf = SHARES @ scipy.stats.norm.cdf(grid, [[0.0], [1.0]], 2.0)
+    by_integral = np.trapezoid((cdf - (grid >= 3.0)) ** 2, grid)
+    assert found.crps == pytest.approx(by_integral, rel=2e-3)
+
+
+def test_texts_are_real_and_come_in_the_same_order() -> None:
+    x, y, others = docstrings.docstrings()
+    assert len(x) == len(y) > 1000 and len(others) > 500
+    assert set(y) == {*range(len(docstrings.PACKAGES))}
+    assert x.max() < docstrings.VOCABULARY and (x > 0).sum(axis=1).min() >= docstrings.LEAST
+    assert all(np.array_equal(a, b) for a, b in zip((x, y), docstrings.docstrings(), strict=False))
+
+
+def row(method: str, nll: list[float]) -> command.Row:
+    values = {key: np.full(len(nll), np.nan) for key in command.LOWER_IS_BETTER}
+    return command.Row("problem", method, {**values, "nll": np.array(nll)}, 1.0, 1.0)
+
+
+def test_the_best_and_those_that_cannot_be_told_from_it_are_marked() -> None:
+    rows = [row("a", [1.0, 1.1, 1.2]), row("b", [1.1, 1.0, 1.3]), row("c", [2.0, 2.1, 2.2])]
+    assert command.best(rows, "nll") == {"a", "b"}
+    assert command.best(rows, "ece") == set()
+    assert command.best([row("a", [2.0]), row("b", [1.0])], "nll") == {"b"}
