@@ -23,7 +23,8 @@ Adam trains for E epochs. A deep ensemble has 5 such networks, and the others ta
 SWAG goes on from E epochs with the same Adam, dropout trains a network with a rate of 0.2 and keeps
 it on for predictions, SGLD, SGHMC and cyclical SGHMC begin at Adam's weights, with a quarter of
 their steps as burn-in, and the warm-started ensemble has 5 networks after E/2 epochs and 5 chains.
-Prior and step sizes were chosen by hand on rows that are not test data. The temperature is 1.
+Prior and step sizes were chosen by hand on rows that are not test data. A step size at which a
+chain does not stay finite is halved. The temperature is 1.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from benchmarks.predictions.problems import Data, Problem, make_model
 from benchmarks.predictions.scores import Predicted
 
 MEMBERS, KEPT, DROPOUT, CYCLES = 5, 30, 0.2, 4
+HALVINGS = 4  # of the step size of a chain that does not stay finite
 ROWS = 1000  # evaluated at once
 PER_CALL = 200  # steps
 MOMENTUM_STEPS = 10  # in which friction forgets a momentum
@@ -61,28 +63,37 @@ class Trainer:
 
     def sample(
         self,
-        make_kernel: Callable[[Any], Any],
+        make_kernel: Callable[[float, Any], Any],
         passes: int,
         seed: int,
         num_chains: int | None = None,
         initial_states: Any = "model",
         keep: Any = None,
     ) -> sgmcmc.keras.Posterior:
-        """Samples from where the model is; the first quarter of the steps is burn-in."""
+        """Samples from where the model is; the first quarter of the steps is burn-in.
+
+        `make_kernel` takes a factor of the step size, which is halved from 1 until the chain
+        stays finite, and a target.
+        """
         num_steps = passes * self.num_steps
         burnin = 0 if keep else num_steps // 4
         num_kept = KEPT // (num_chains or 1) * (2 if keep else 1)
         between = max((num_steps - burnin) // num_kept, 1) - 1
-        sampler = sgmcmc.keras.SamplerCallback(
-            make_kernel, len(self.data.x), None, burnin, between,
-            seed=seed, num_chains=num_chains, initial_states=initial_states, keep=keep,
-        )  # fmt: skip
-        per_call = min(PER_CALL, num_steps)
-        data = sampler.resident(
-            self.data.x, self.data.y, batch_size=self.problem.batch_size, steps_per_call=per_call,
-            steps_per_epoch=num_steps,
-        )  # fmt: skip
-        self.model.fit(data, epochs=1, verbose=0, callbacks=[sampler])
+        for halvings in range(HALVINGS):
+            sampler = sgmcmc.keras.SamplerCallback(
+                functools.partial(make_kernel, 2.0**-halvings), len(self.data.x), None,
+                burnin, between, seed=seed, num_chains=num_chains, initial_states=initial_states,
+                keep=keep,
+            )  # fmt: skip
+            data = sampler.resident(
+                self.data.x, self.data.y, batch_size=self.problem.batch_size,
+                steps_per_call=min(PER_CALL, num_steps), steps_per_epoch=num_steps,
+            )  # fmt: skip
+            try:
+                self.model.fit(data, epochs=1, verbose=0, callbacks=[sampler])
+                break
+            except sgmcmc.diagnostics.NonFiniteChainError:
+                print(f"A chain is not finite at {2.0**-halvings:g} of its step size.", flush=True)
         return sampler.posterior
 
     def predicted(self, posterior: sgmcmc.keras.Posterior) -> Predicted:
@@ -160,28 +171,31 @@ def run(trainer: Trainer, seed: int) -> list[Result]:
     record("last-layer Laplace", trainer.predicted(laplace), epochs + 1, start)
 
     passes = all_epochs - epochs
-    cycles = sgmcmc.schedules.Cyclical(
-        2 * h, passes * trainer.num_steps, CYCLES, exploration_ratio=0.5
-    )
-    kernels: dict[str, tuple[Callable[[Any], Any], Any]] = {
-        "SGLD": (lambda target: sgmcmc.SGLD(target, step), None),
-        "SGHMC": (lambda target: sgmcmc.SGHMC(target, h, friction), None),
-        "cyclical SGHMC": (
-            lambda target: sgmcmc.SGHMC(target, cycles, friction),
-            cycles.is_sampling,
-        ),
-    }
-    for method, (make_kernel, keep) in kernels.items():
+    num_steps = passes * trainer.num_steps
+
+    def schedule(scale: float) -> sgmcmc.schedules.Cyclical:
+        return sgmcmc.schedules.Cyclical(2 * h * scale, num_steps, CYCLES, exploration_ratio=0.5)
+
+    def sgld(scale: float, target: Any) -> Any:
+        return sgmcmc.SGLD(target, scale * step)
+
+    def sghmc(scale: float, target: Any) -> Any:
+        return sgmcmc.SGHMC(target, scale * h, friction / scale)
+
+    def cyclical(scale: float, target: Any) -> Any:
+        return sgmcmc.SGHMC(target, schedule(scale), friction / scale)
+
+    kernels = {"SGLD": sgld, "SGHMC": sghmc, "cyclical SGHMC": cyclical}
+    for method, make_kernel in kernels.items():
         start = clock() - adam
         trainer.model.set_weights(first)
+        keep = schedule(1.0).is_sampling if make_kernel is cyclical else None
         posterior = trainer.sample(make_kernel, passes, seed, keep=keep)
         record(method, trainer.predicted(posterior), all_epochs, start)
 
     start = clock()
     half = epochs // 2
     starts = trainer.posterior([trained(s, half) for s in seeds])
-    posterior = trainer.sample(
-        kernels["SGHMC"][0], epochs - half, seed, MEMBERS, initial_states=starts
-    )
+    posterior = trainer.sample(sghmc, epochs - half, seed, MEMBERS, starts)
     record("warm-started SGHMC", trainer.predicted(posterior), all_epochs, start)
     return results

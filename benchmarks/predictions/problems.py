@@ -138,7 +138,7 @@ def _words(share: float, given: dict[str, Any]) -> list[Any]:
 
 PROBLEMS = {
     "digits, dense": Problem(lambda: _digits(True), _dense(50), 10, 15, 2e-5, 3e-3),
-    "digits, ConvNet": Problem(lambda: _digits(False), _convolutions, 10, 10, 2e-5, 2e-3),
+    "digits, ConvNet": Problem(lambda: _digits(False), _convolutions, 10, 10, 5e-6, 1e-3),
     "diabetes": Problem(_diabetes, _dense(30), 2, 40, 4e-4, 4e-3),
     "docstrings": Problem(_docstrings, _words, len(docstrings.PACKAGES), 15, 1e-4, 2e-3),
 }
