@@ -38,6 +38,7 @@ def test_scores_of_a_regression_are_those_of_the_mixture() -> None:
     assert found.crps == pytest.approx(by_integral, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_texts_are_real_and_come_in_the_same_order() -> None:
     x, y, others = docstrings.docstrings()
     assert len(x) == len(y) > 1000 and len(others) > 500

@@ -44,6 +44,7 @@ def draws_of(model, y, **arguments):
     return np.concatenate([kernel, bias[:, None]], axis=1).reshape(NUM_DRAWS, 1, -1)
 
 
+@pytest.mark.slow
 def test_a_regression_has_its_exact_posterior():
     model = network(keras.layers.Dense(1), sgmcmc.keras.losses.GaussianNLL(scale=SCALE))
     y = RNG.normal(size=[N, 1]).astype(np.float32)
@@ -137,5 +138,12 @@ def test_models_without_a_last_dense_layer_are_refused():
     for model, labels, message in cases:
         with pytest.raises(ValueError, match=message):
             sgmcmc.keras.last_layer_laplace(model, X, labels, normal())
-    with pytest.raises(ValueError, match="[Hh]essian|curved|definite"):  # shifts of the logits
-        sgmcmc.keras.last_layer_laplace(network(keras.layers.Dense(K), loss), X, y, None)
+
+
+@pytest.mark.slow
+def test_a_flat_prior_of_a_softmax_is_refused():
+    """The same number added to all logits changes no probability."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = network(keras.layers.Dense(K), loss)
+    with pytest.raises(ValueError, match="[Hh]essian|curved|definite"):
+        sgmcmc.keras.last_layer_laplace(model, X, RNG.integers(0, K, size=[N]), None)

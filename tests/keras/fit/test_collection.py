@@ -62,7 +62,7 @@ def test_only_the_sampling_phase_is_kept():
     np.testing.assert_allclose(logs["step_size"], [float(schedule(t)) for t in (2, 5, 8, 11)])
 
 
-@pytest.mark.parametrize("between", [0, 1])
+@pytest.mark.parametrize("between", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_cyclical_sghmc_keeps_the_sampling_phases_by_a_word(between):
     """Cycles of 6 steps, the first 60 % of which explore: steps 0 .. 3, as 3.6 rounds up."""
     schedule = sgmcmc.schedules.Cyclical(1e-3, num_steps=18, num_cycles=3, exploration_ratio=0.6)

@@ -112,6 +112,7 @@ def test_chains_go_on_from_the_moving_statistics_of_their_members(ensemble):
             assert_close([found[0, i]], [0.99 * start + 0.01 * batch])
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_draws_starts_chains():
     model = classifier(optimizer="sgd", jit_compile=False)
     swag = sgmcmc.keras.SWAG(0)
