@@ -80,7 +80,8 @@ def attention(kind: Any = layers.Attention) -> Network:
     x = layers.Embedding(WORDS, 4)(inputs)
     query = layers.Dense(4)(x)
     x = layers.GlobalAveragePooling1D()(kind(use_scale=True)([query, x]))
-    return classifier(inputs, x, tokens(LENGTH, most=WORDS))
+    # The scale has no initializer from which chains could start.
+    return classifier(inputs, x, tokens(LENGTH, most=WORDS), initial_states="model")
 
 
 def _embedded(inputs: Any, dim: int = 6) -> Any:

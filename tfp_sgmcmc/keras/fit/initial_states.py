@@ -103,7 +103,7 @@ def _given(
     return [tf.convert_to_tensor(a, v.dtype) for a, v in zip(starts, variables, strict=True)]
 
 
-def _initializers(model: keras.Model) -> dict[int, keras.Initializer]:
+def _initializers(model: keras.Model) -> dict[int, Any]:
     """Returns the initializers of the layers' variables, by `id` of the variable."""
     found = {}
     for layer in internals.layers(model):
@@ -113,13 +113,13 @@ def _initializers(model: keras.Model) -> dict[int, keras.Initializer]:
             others = ["depthwise"] if name == "kernel" else []
             for owner in (name, name.removesuffix("_kernel"), *others):
                 initializer = getattr(layer, f"{owner}_initializer", None)
-                if isinstance(initializer, keras.Initializer):
+                if callable(initializer):  # Keras takes functions, too
                     found.setdefault(id(variable), initializer)
     return found
 
 
-def _draw(initializer: keras.Initializer, like: np.ndarray, seed: int) -> np.ndarray:
-    config = initializer.get_config()
+def _draw(initializer: Any, like: np.ndarray, seed: int) -> np.ndarray:
+    config = initializer.get_config() if isinstance(initializer, keras.Initializer) else {}
     if "seed" in config:
         initializer = type(initializer).from_config({**config, "seed": seed})
     return np.asarray(initializer(like.shape, dtype=like.dtype.name))
