@@ -41,12 +41,18 @@ def recurrent():
     )
 
 
-def estimates(model, x, rows=slice(None), num_chains=None, with_scores=False, states=None):
+def transposed():
+    return compiled(keras.Input([2, 2, 4]), keras.layers.Conv2DTranspose(2, 2))
+
+
+def estimates(
+    model, x, rows=slice(None), num_chains=None, with_scores=False, states=None, jit_compile=False
+):
     """Returns gradients and scores of each variable."""
     batch = (tf.constant(x[rows]), tf.constant(Y[rows]), None)
     target = ModelLogProb(model, len(batch[0]), lambda _: tf.zeros([]), batch, num_chains)
 
-    @tf.function(autograph=False)
+    @tf.function(autograph=False, jit_compile=jit_compile)
     def estimate(state):
         found = target.estimate(state, SEED, with_scores=with_scores)
         scores = [s.rows() if isinstance(s, FactoredScores) else s for s in found.scores]
@@ -61,10 +67,12 @@ def states_of(model, x):
     return [RNG.normal(size=[C, *s]).astype(np.float32) for s in shapes]
 
 
-def errors(model, x, with_scores):
+def errors(model, x, with_scores, jit_compile=False):
     """Returns the largest relative difference between chains side by side and chains alone."""
     states = states_of(model, x)
-    together = estimates(model, x, num_chains=C, with_scores=with_scores, states=states)
+    together = estimates(
+        model, x, num_chains=C, with_scores=with_scores, states=states, jit_compile=jit_compile
+    )
     found = []
     for c in range(C):
         alone = estimates(model, x, with_scores=with_scores, states=[s[c] for s in states])
@@ -89,8 +97,17 @@ def test_chains_are_each_by_itself(make, x, with_scores):
 
 def test_convolutions_in_groups_are_vectorized_wrongly(monkeypatch):
     """Control. If this fails, TensorFlow has fixed the error and `not_vectorizable` can go."""
-    monkeypatch.setattr("tfp_sgmcmc.keras.model.vectorize.not_vectorizable", lambda _: None)
+    monkeypatch.setattr("tfp_sgmcmc.keras.model.vectorize.not_vectorizable", lambda *_: None)
     assert errors(in_groups(), IMAGES, with_scores=False) > 0.1
+
+
+@pytest.mark.slow
+def test_transposed_convolutions_in_chains_with_scores_are_compiled_by_xla(monkeypatch):
+    assert errors(transposed(), IMAGES, with_scores=True, jit_compile=True) < 1e-5
+    # Control. If this fails, XLA compiles them, and `twice_in_xla` can go.
+    monkeypatch.setattr("tfp_sgmcmc.keras.model.vectorize.not_vectorizable", lambda *_: None)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="tf2xla conversion failed"):
+        errors(transposed(), IMAGES, with_scores=True, jit_compile=True)
 
 
 def test_scores_over_masked_steps_are_gradients_of_single_examples():

@@ -194,7 +194,7 @@ class ModelLogProb(Target):
         if self.num_chains is None:
             estimated = of_one_chain(given)
         else:
-            estimated = self._scores.map_chains(of_one_chain, given, self.local_rows)
+            estimated = self._scores.map_chains(of_one_chain, given, self.local_rows, scored)
         (log_prob, gradient, more), forward = estimated
         lead = log_prob.shape.rank
         log_prob, gradient = replicas.total((log_prob, gradient))

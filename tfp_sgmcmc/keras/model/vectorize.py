@@ -13,6 +13,12 @@ from tfp_sgmcmc import xla
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.targets.vectorize import one_by_one, unsafe_operation, without_log
 
+_TRANSPOSED = (
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+    keras.layers.Conv3DTranspose,
+)
+
 
 class Mapper:
     """Maps functions by `tf.vectorized_map`, or by a loop where vectorization is not correct.
@@ -30,13 +36,20 @@ class Mapper:
         self._model, self._message = model, message
         self._unsafe: dict[Any, str | None] = {}  # operations by what decides whether they are safe
 
-    def __call__(self, fn: Callable[[Any], Any], elements: Any, num_rows: Any = None) -> Any:
+    def __call__(
+        self,
+        fn: Callable[[Any], Any],
+        elements: Any,
+        num_rows: Any = None,
+        maps_examples: bool = False,
+    ) -> Any:
         """Returns `fn` of each element of a nest with leaves `[n, ...]`, stacked.
 
-        `num_rows` is the number of rows that `fn` reads beside its element, if it is known.
+        `num_rows` is the number of rows that `fn` reads beside its element, if it is known, and
+        `maps_examples` whether `fn` maps over them.
         """
         try:
-            reason = self._reason(fn, elements, num_rows)
+            reason = self._reason(fn, elements, num_rows, maps_examples)
             if reason is None:
                 with without_log():
                     return tf.vectorized_map(fn, elements)
@@ -50,9 +63,11 @@ class Mapper:
             self._message = None
         return found
 
-    def _reason(self, fn: Callable[[Any], Any], elements: Any, num_rows: Any) -> str | None:
+    def _reason(
+        self, fn: Callable[[Any], Any], elements: Any, num_rows: Any, maps_examples: bool
+    ) -> str | None:
         """Returns why the map must be a loop, or None."""
-        layer = not_vectorizable(self._model)
+        layer = not_vectorizable(self._model, maps_examples and xla.in_xla_context())
         if layer is not None:
             name = type(layer).__name__
             return f"TensorFlow does not vectorize the layer {layer.name!r} ({name}) correctly."
@@ -71,16 +86,21 @@ class Mapper:
         )
 
 
-def not_vectorizable(model: keras.Model) -> keras.Layer | None:
+def not_vectorizable(model: keras.Model, twice_in_xla: bool = False) -> keras.Layer | None:
     """Returns a layer that TensorFlow does not vectorize correctly, or None.
+
+    `twice_in_xla` says that a function is mapped that maps itself, and compiled by XLA.
 
     For a convolution in groups, it does not. If only the kernel is mapped, the gradient with
     respect to it is wrong, as if there were a single group. If the inputs are mapped, XLA cannot
-    compile the result. The loop of a recurrent layer over masked steps fails when it runs.
+    compile the result. The loop of a recurrent layer over masked steps fails when it runs. XLA
+    cannot compile a transposed convolution that is mapped over chains and examples.
     """
     for layer in internals.layers(model):
-        if (isinstance(layer, internals.CONVOLUTIONS) and layer.groups > 1) or (
-            isinstance(layer, keras.layers.RNN) and not layer.unroll
+        if (
+            (isinstance(layer, internals.CONVOLUTIONS) and layer.groups > 1)
+            or (isinstance(layer, keras.layers.RNN) and not layer.unroll)
+            or (twice_in_xla and isinstance(layer, _TRANSPOSED))
         ):
             return layer
     return None
