@@ -108,7 +108,9 @@ class NOGIN(MomentumKernel):
         By default past minibatches are averaged with decay 0.99, or 1 - n / (50 D) if that is more,
         because NOGIN solves with Sigma and a noisy Sigma heats it: with D = 129, n = 10 and decay
         0.99 the variances of a logistic regression were four times too large. D and n are as for
-        `num_estimation_steps`.
+        `num_estimation_steps`. With n = 30 the default left an error of 17 % in its variances after
+        200 passes, and `Full(RunningMean(0.9995))`, an average over ten times as many examples,
+        7.6 %.
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
