@@ -64,6 +64,11 @@ class Access:
         }
 
     @property
+    def recorder(self) -> Recorder:
+        """What keeps the chain and its samples, for callbacks such as `Traces`."""
+        return self._recorder
+
+    @property
     def seed(self) -> tuple[int, int]:
         """The seed of the chain, two integers, with which it can be repeated."""
         high, low = self._seed.numpy().tolist()

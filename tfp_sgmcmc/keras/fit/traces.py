@@ -117,10 +117,10 @@ class Traces(keras.callbacks.Callback):
         if self.model.built:
             self._choose()
         # Earlier samples were drawn by the process that took them; R-hat counts them.
-        self._first_drawn = len(self._sampler._recorder.samples)
+        self._first_drawn = len(self._sampler.recorder.samples)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        chain = self._sampler._recorder.chain
+        chain = self._sampler.recorder.chain
         if chain is None or not workers.is_first(self.model.distribute_strategy):
             return
         if chain is not self._chain:  # a pilot has chosen another kernel, or the first epoch
@@ -132,7 +132,7 @@ class Traces(keras.callbacks.Callback):
         drawn: list[tuple[np.ndarray, np.ndarray]] = []  # steps, and [n, chains, weights]
         recent: list[list[np.ndarray]] = []
         step = 0
-        for values, steps in self._sampler._recorder.samples.since(before):
+        for values, steps in self._sampler.recorder.samples.since(before):
             self._num_seen += len(steps)
             skipped = max(0, self._first_drawn - (self._num_seen - len(steps)))
             trained = values[:num_variables]
