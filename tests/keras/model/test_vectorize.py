@@ -45,6 +45,10 @@ def transposed():
     return compiled(keras.Input([2, 2, 4]), keras.layers.Conv2DTranspose(2, 2))
 
 
+def depthwise():
+    return compiled(keras.Input([2, 2, 4]), keras.layers.DepthwiseConv2D(2))
+
+
 def estimates(
     model, x, rows=slice(None), num_chains=None, with_scores=False, states=None, jit_compile=False
 ):
@@ -102,12 +106,13 @@ def test_convolutions_in_groups_are_vectorized_wrongly(monkeypatch):
 
 
 @pytest.mark.slow
-def test_transposed_convolutions_in_chains_with_scores_are_compiled_by_xla(monkeypatch):
-    assert errors(transposed(), IMAGES, with_scores=True, jit_compile=True) < 1e-5
+@pytest.mark.parametrize("make", [transposed, depthwise])
+def test_convolutions_in_chains_with_scores_are_compiled_by_xla(make, monkeypatch):
+    assert errors(make(), IMAGES, with_scores=True, jit_compile=True) < 1e-5
     # Control. If this fails, XLA compiles them, and `twice_in_xla` can go.
     monkeypatch.setattr("tfp_sgmcmc.keras.model.vectorize.not_vectorizable", lambda *_: None)
     with pytest.raises(tf.errors.InvalidArgumentError, match="tf2xla conversion failed"):
-        errors(transposed(), IMAGES, with_scores=True, jit_compile=True)
+        errors(make(), IMAGES, with_scores=True, jit_compile=True)
 
 
 def test_scores_over_masked_steps_are_gradients_of_single_examples():

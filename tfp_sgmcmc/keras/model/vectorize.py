@@ -13,10 +13,14 @@ from tfp_sgmcmc import xla
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.targets.vectorize import one_by_one, unsafe_operation, without_log
 
-_TRANSPOSED = (
+_NOT_TWICE = (
     keras.layers.Conv1DTranspose,
     keras.layers.Conv2DTranspose,
     keras.layers.Conv3DTranspose,
+    keras.layers.DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D,
+    keras.layers.SeparableConv1D,
+    keras.layers.SeparableConv2D,
 )
 
 
@@ -94,13 +98,13 @@ def not_vectorizable(model: keras.Model, twice_in_xla: bool = False) -> keras.La
     For a convolution in groups, it does not. If only the kernel is mapped, the gradient with
     respect to it is wrong, as if there were a single group. If the inputs are mapped, XLA cannot
     compile the result. The loop of a recurrent layer over masked steps fails when it runs. XLA
-    cannot compile a transposed convolution that is mapped over chains and examples.
+    cannot compile a transposed or depthwise convolution that is mapped over chains and examples.
     """
     for layer in internals.layers(model):
         if (
             (isinstance(layer, internals.CONVOLUTIONS) and layer.groups > 1)
             or (isinstance(layer, keras.layers.RNN) and not layer.unroll)
-            or (twice_in_xla and isinstance(layer, _TRANSPOSED))
+            or (twice_in_xla and isinstance(layer, _NOT_TWICE))
         ):
             return layer
     return None
