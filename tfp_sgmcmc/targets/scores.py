@@ -42,9 +42,12 @@ def mapped_scores(
         return _move_axis(x, batch_ndims, 0)
 
     def one(group: Any) -> tuple[tf.Tensor, State]:
-        return value_and_gradient(
+        value, gradient, _ = value_and_gradient(
             lambda s: tf.reduce_sum(log_likelihood_fn(s, group), axis=-1), state, connected=False
-        )[:2]
+        )
+        # The gradient through the loop of a recurrent layer has lost its static shape.
+        tf.nest.map_structure(lambda g, x: g.set_shape(x.shape), gradient, state)
+        return value, gradient
 
     values, gradients = map_fn(one, tf.nest.map_structure(in_groups, batch))
     return _move_axis(values, 0, chain_ndims), tf.nest.map_structure(
