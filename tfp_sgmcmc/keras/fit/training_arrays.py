@@ -15,8 +15,8 @@ from tfp_sgmcmc.targets.data import as_tensor, leading_axis
 def training_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, Any, Any], int]:
     """Returns `(x, y, sample_weight)` as nests of tensors `[N, ...]`, and N.
 
-    Floating arrays get Keras' `floatx`. y and weights can be None, as a whole or at places of their
-    nests.
+    Floating arrays get Keras' `floatx`. y and weights can be None, as a whole or at some places of
+    their nests.
 
     Raises:
       TypeError: a leaf is not an array of numbers.
@@ -24,12 +24,8 @@ def training_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, Any,
     """
     nests = []
     for name, nest in {"x": x, "y": y, "sample_weight": sample_weight}.items():
-        if not isinstance(nest, dict | list | tuple):
-            is_given = nest is not None or name == "x"
-        else:
-            is_given = True
-        leaves = [a for a in keras.tree.flatten(nest) if a is not None]
-        if is_given and not leaves:
+        has_arrays = any(a is not None for a in keras.tree.flatten(nest))
+        if not has_arrays and (name == "x" or nest is not None):
             raise ValueError(
                 f"{name} must be an array [N, ...], or a nest of such arrays. Received: {nest!r}."
             )
