@@ -81,11 +81,9 @@ def largest_curvature(
     target = as_target(target, full_data_expected=True, called="target")
     integer("num_iterations", num_iterations, 1)
     integer("max_examples", max_examples, 1)
-    if metric is not None:
-        function("metric", metric, "v -> M v")
     state = convert_state(state, initial=True)
     if metric is not None:
-        accepts("metric", metric, state)
+        accepts("metric", function("metric", metric, "v -> M v"), state)
     seed = random.as_seed(seed)
     chains = tuple(int(n) for n in target.chain_shape(state))
     hessian_product = posterior_product(target, one_chain(state, chains, 0), seed, max_examples)

@@ -99,7 +99,8 @@ def last_layer_laplace(
     seed = random.as_seed(random.fresh_seed() if seed is None else seed)
     internals.build(model, *keras.tree.map_structure(lambda a: a[:1], (x, y)), None)
     values = [keras.ops.convert_to_tensor(v) for v in model.trainable_variables]
-    places = [_place(v, model.trainable_variables) for v in layer.trainable_variables]
+    numbers = {id(v): i for i, v in enumerate(model.trainable_variables)}
+    places = [numbers[id(v)] for v in layer.trainable_variables]
     log_prior = as_log_prior(prior, model)
 
     def log_prior_fn(*state: tf.Tensor) -> tf.Tensor:
@@ -160,7 +161,3 @@ def _last_layer(model: keras.Model) -> tuple[keras.layers.Dense, Any]:
             "the Dense layer."
         )
     return layer, outputs
-
-
-def _place(variable: keras.Variable, variables: list[keras.Variable]) -> int:
-    return next(i for i, v in enumerate(variables) if v is variable)

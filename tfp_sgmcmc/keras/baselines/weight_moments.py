@@ -61,12 +61,12 @@ class WeightMoments:
         """
         rank_seed, *seeds = random.split(seed, len(self.mean) + 1)
         num_columns, drawn = len(self.deviations), []
+        shared = random.normal((num_samples, num_columns), tf.float32, rank_seed).numpy()
         for i, (mean, variance) in enumerate(zip(self.mean, self.variance, strict=True)):
             dtype = tf.float64 if self._dtypes[i] == np.float64 else tf.float32
             noise = random.normal((num_samples, *mean.shape), dtype, seeds[i]).numpy()
             noise *= np.sqrt(variance)
             if num_columns:
-                shared = random.normal((num_samples, num_columns), tf.float32, rank_seed).numpy()
                 columns = np.stack([part[i] for part in self.deviations])
                 noise += np.tensordot(shared, columns, axes=1) / math.sqrt(num_columns - 1)
             noise *= math.sqrt(scale)

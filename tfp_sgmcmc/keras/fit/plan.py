@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
+import tensorflow as tf
 
 from tfp_sgmcmc import memory
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
@@ -81,8 +81,8 @@ def make_plan(
     `most_steps` are the steps of its longest execution.
     """
     chains = [] if num_chains is None else [num_chains]
-    sizes = [math.prod([*chains, *v.shape]) * _itemsize(v.dtype) for v in recorded]
-    numbers = 8 + _itemsize(recorded[0].dtype)  # the step, and its size
+    sizes = [math.prod([*chains, *v.shape]) * tf.as_dtype(v.dtype).size for v in recorded]
+    numbers = 8 + tf.as_dtype(recorded[0].dtype).size  # the step, and its size
     device = collection.num_slots(most_steps) * (sum(sizes) + numbers)
     device += 0 if num_chains is None else sum(sizes)
     known, stored = num_samples, stored_arrays([v.path for v in recorded], recorded, num_chains)
@@ -125,10 +125,6 @@ def num_due(
     if collection.distance is not None:
         return max(0, after - max(first, before))
     return collection.num_due(first, after) - collection.num_due(first, before)
-
-
-def _itemsize(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def _free(path: Any) -> int | None:
