@@ -15,6 +15,7 @@ from benchmarks.common.reference import Reference
 
 BLOCK_EXAMPLES = 400_000  # examples that a compiled call evaluates, roughly
 LEAST_BLOCKS = 4  # compiled calls of a chain
+MOST_DRAWS = 4_000  # draws of a compiled call
 RATIO = 2**0.25  # of the numbers of draws of two records
 
 
@@ -60,7 +61,7 @@ class Runner:
     def __init__(self, method: Method, num_examples: int):
         self.method, self.num_examples = method, num_examples
         per_draw = method.examples * method.thinning
-        self.num_results = int(np.clip(BLOCK_EXAMPLES // per_draw, 1, 500))
+        self.num_results = int(np.clip(BLOCK_EXAMPLES // per_draw, 1, MOST_DRAWS))
 
         self._block = compiled(
             method.make_kernel,

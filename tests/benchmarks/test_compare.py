@@ -22,8 +22,8 @@ from benchmarks.common.posteriors import Posterior, posterior
 from benchmarks.common.reference import Reference
 from benchmarks.common.second_order import second_order
 from benchmarks.common.trajectories import Curve, Runner, Trajectory, first_below
-from benchmarks.cost import equal_error
-from benchmarks.cost.equal_error import Effective, Reached, Row
+from benchmarks.cost import equal_error, equal_error_tables
+from benchmarks.cost.equal_error_tables import Effective, Reached, Row
 from benchmarks.suite import profiles
 
 N, D, BATCH = 40, 2, 10
@@ -155,7 +155,7 @@ def test_a_chain_that_becomes_infinite_does_not_win(sgld: Runner, reference: Ref
     assert {x.step for x in row if x is not None} == {1.0}
     never = equal_error.measure(sgld, (1e4,), reference, 0.05, 0.02, seeds=(1,))
     assert never == Row(None, None, None)
-    assert equal_error.cells(never)[1] == "became infinite"
+    assert equal_error_tables.cells(never)[1] == "became infinite"
     # The pilot was finite, but a seed that counts fails.
     reached = equal_error.reached(1.0, [wild], "mean_error")
     assert reached.seconds == reached.passes == reached.least_error == np.inf
@@ -197,7 +197,7 @@ def test_the_best_step_is_chosen() -> None:
     np.testing.assert_allclose(reached, (1.0, 160, 16, 0.02))  # (0.2 / 0.05)^2 seconds
     missed = equal_error.reached(0.5, [pilots[0.5]] * 3, "mean_error")
     assert missed.seconds == np.inf and missed.least_error == 0.5
-    assert equal_error.cells(Row(missed, missed, None))[1] == "not reached (0.5)"
+    assert equal_error_tables.cells(Row(missed, missed, None))[1] == "not reached (0.5)"
 
 
 def test_biases_of_known_draws() -> None:
@@ -215,7 +215,7 @@ def test_who_wins_and_from_which_n_on() -> None:
         "SGLD + CV": Row(None, None, None),
         "HMC": Row(slow, missed, Effective(1.0, 2.0, 3.0, 0.0, 1.05)),
     }
-    ranking, nobody = equal_error.ranking, (np.inf, "control variates", "")
+    ranking, nobody = equal_error_tables.ranking, (np.inf, "control variates", "")
     first, second = (1.0, "plain minibatches", "SGLD"), (2.0, "all data", "HMC")
     assert ranking(here, "mean_error", "seconds") == [first, second, nobody]
     assert ranking(here, "mean_error", "passes")[0] == (5.0, "all data", "HMC")
@@ -223,7 +223,7 @@ def test_who_wins_and_from_which_n_on() -> None:
     found = ranking(here, "effective", "seconds")  # SGLD is biased
     assert found == [(3.0, "all data", "HMC"), nobody, (np.inf, "plain minibatches", "")]
     both = {"synthetic_1e4": {"HMC": here["HMC"]}, "synthetic_1e5": here}
-    said = list(equal_error.conclusions(both))
+    said = list(equal_error_tables.conclusions(both))
     assert "  synthetic: plain minibatches from N = 10^5 on; all data at N = 10^4" in said
     assert "  synthetic: nobody from N = 10^4 on" in said
 

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.common import command_line, tables
 from benchmarks.common.tables import Place, Table
-from benchmarks.cost import equal_error
+from benchmarks.cost import equal_error_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "before\n<!-- room.name -->\nold\n<!-- end of room.name -->\nafter\n"
@@ -77,12 +78,14 @@ def test_a_command_without_a_table_may_have_a_page_of_its_own(
 
 
 def test_the_cheapest_of_each_kind() -> None:
-    def row(seconds: float, sd: float = 1.0) -> equal_error.Row:
-        reached = equal_error.Reached(1.0, 10 * seconds, seconds, 0.01)
-        return equal_error.Row(reached, None, equal_error.Effective(1.0, 3.0, seconds / 4, 0.0, sd))
+    def row(seconds: float, sd: float = 1.0) -> equal_error_tables.Row:
+        reached = equal_error_tables.Reached(1.0, 10 * seconds, seconds, 0.01)
+        return equal_error_tables.Row(
+            reached, None, equal_error_tables.Effective(1.0, 3.0, seconds / 4, 0.0, sd)
+        )
 
     rows = {"a": {"SGLD": row(2.0), "NOGIN": row(1.0, sd=1.2), "HMC": row(4.0), "Laplace": row(0)}}
-    found = equal_error.cheapest(rows)
+    found = equal_error_tables.cheapest(rows)
     assert found.lines == [
         ("a", "all data", "HMC, 4 s (40 passes)", "not reached", "HMC, 1 s (3 passes)"),
         (
@@ -93,6 +96,25 @@ def test_the_cheapest_of_each_kind() -> None:
             "SGLD, 0.5 s (3 passes)",
         ),
     ]
+
+
+def test_second_order_beside_whitened_hmc() -> None:
+    def row(seconds: float, error: float) -> equal_error_tables.Row:
+        reached = equal_error_tables.Reached(1.0, 1.0, seconds, error)
+        missed = equal_error_tables.Reached(1.0, np.inf, np.inf, error)
+        return equal_error_tables.Row(
+            reached, missed, equal_error_tables.Effective(1.0, 3.0, seconds / 100, 0.0, 1.0)
+        )
+
+    laplace = equal_error_tables.Row(equal_error_tables.Reached(np.nan, 1.0, 1.0, 0.1), None, None)
+    name = equal_error_tables.SECOND_ORDER[0]
+    rows = {"a": {"HMC whitened": row(4.0, 0.2), name: row(0.5, 0.01), "Laplace": laplace}}
+    assert equal_error_tables.beside_hmc(rows).lines == [
+        ("a", "HMC whitened", "4", "not reached", "40", "1", "1.000", "0.2", "0.1"),
+        ("a", name, "0.5", "not reached", "5", "8", "1.000", "0.01", "0.1"),
+    ]
+    without_hmc = {"a": {name: row(0.5, 0.01), "Laplace": laplace}}
+    assert equal_error_tables.beside_hmc(without_hmc).lines == []
 
 
 def test_every_place_of_the_page_belongs_to_a_command() -> None:
