@@ -302,6 +302,27 @@ def test_a_run_goes_on_and_is_repeated_by_hand(run: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def test_coordinates_by_the_covariance_of_draws() -> None:
+    """Draws have mean 0 there, and the covariance that the formula leaves; not so before."""
+    problem = regression()
+    at_mode = coordinates.at_mode(problem, tf.zeros([3]))
+    scale = np.array([[2.0, 0, 0], [1, 1, 0], [0, 0, 0.5]])
+    z = 1 + np.random.default_rng(0).standard_normal([50, 4, 3]) @ scale.T
+    found = coordinates.at_covariance(problem, at_mode, z)
+    theta = at_mode.bijector.forward(tf.constant(z, tf.float32))
+    draws = found.bijector.inverse(theta).numpy().reshape(-1, 3)
+    np.testing.assert_allclose(draws.mean(axis=0), 0, atol=1e-4)
+    covariance = np.cov(z.reshape(-1, 3), rowvar=False)
+    drawn = (200 * covariance + np.trace(covariance) * np.eye(3)) / 203
+    left = np.linalg.eigvals(np.linalg.solve(drawn, covariance))
+    whitened = np.linalg.eigvalsh(np.cov(draws, rowvar=False))
+    np.testing.assert_allclose(whitened, np.sort(left), rtol=1e-3)
+    assert np.abs(np.linalg.eigvalsh(covariance) - 1).max() > 1  # before
+    np.testing.assert_allclose(
+        found.precision @ found.factor @ found.factor.T, np.eye(3), atol=1e-8
+    )
+
+
 def test_choices_survive_the_file(run: Any) -> None:
     seed = sgmcmc.random.as_seed(3)
     found = saved.load(run.directory, regression(), tf.zeros([3]), seed)

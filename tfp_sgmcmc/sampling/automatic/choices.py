@@ -17,7 +17,7 @@ class Choices:
       arguments: the kernel's arguments beside the target, by name.
       batch_size: n, or None for all examples in every step.
       coordinates: where the coordinates z come from: "hessian", the curvature at the center;
-        "pilot" or "widths", where the prior has kinks.
+        "pilot" or "widths", where the prior has kinks; "covariance", that of a pilot's draws.
       hessian: what `whiten` takes for the Hessian at the center, or None for its own; of a diagonal
         matrix only the diagonal.
       center: the center, in the structure of the state, unconstrained.

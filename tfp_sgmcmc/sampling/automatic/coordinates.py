@@ -39,7 +39,7 @@ class Coordinates(NamedTuple):
       factor: L in theta = center + L z, or None beyond 4096 entries.
       precision: the inverse of L L^T.
       kind: "hessian" at a mode, "low rank" beyond 4096 entries, "widths" where a prior has kinks,
-        or "pilot" by the draws of one.
+        "pilot" by the data's curvature at the mean of a pilot's draws, or "covariance" by these.
       num_passes: passes over the data that finding the center took.
     """
 
@@ -157,6 +157,25 @@ def at_draws(problem: MinibatchLogProb, before: Coordinates, z: np.ndarray) -> C
     prior = found.likelihood - found.posterior
     precision = prior + np.diag(np.maximum(curvature, 0) - np.diag(prior)) - found.likelihood
     return _by_precision(problem, center, found.likelihood, precision, "pilot", before.num_passes)
+
+
+def at_covariance(problem: MinibatchLogProb, before: Coordinates, z: np.ndarray) -> Coordinates:
+    r"""Returns coordinates with the mean and covariance of draws z, `[results, chains, D]`.
+
+    The covariance S of the n draws, in the coordinates before, is drawn towards its mean variance,
+    \( (n S + \operatorname{tr}(S) I) / (n + D) \), because few draws tell it only roughly.
+    """
+    assert before.factor is not None
+    like, draws = before.center, z.reshape(-1, z.shape[-1])
+    num, dim = draws.shape
+    covariance = np.cov(draws, rowvar=False).reshape(dim, dim)
+    covariance = (num * covariance + np.trace(covariance) * np.eye(dim)) / (num + dim)
+    flat = flatten_events(like, 0).numpy() + before.factor @ draws.mean(axis=0)
+    center = unflatten_events(tf.constant(flat, _dtype(like)), like, 0)
+    factor = before.factor @ np.linalg.cholesky(covariance)
+    precision = np.linalg.inv(factor @ factor.T)
+    whitened = whiten(problem, center, hessian=-precision)
+    return Coordinates(*whitened, center, factor, precision, "covariance", before.num_passes)
 
 
 def _by_precision(

@@ -11,11 +11,11 @@ from tfp_sgmcmc.sampling.automatic.coordinates import Coordinates
 from tfp_sgmcmc.sampling.automatic.pilot import Pilot
 from tfp_sgmcmc.sampling.automatic.prepared import Prepared, prepare
 from tfp_sgmcmc.sampling.automatic.reasons import NotQuadratic
-from tfp_sgmcmc.sampling.automatic.selection import HMC_STRIDE, leapfrog
+from tfp_sgmcmc.sampling.automatic.selection import HMC_STRIDE, leapfrog, steps_for
 from tfp_sgmcmc.sampling.automatic.trials import Trials
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb
 
-_PILOT_DRAWS = 200
+_PILOT_DRAWS = 400
 _MOST_PILOTS = 5
 _LEAST_ACCEPTED = 0.6
 
@@ -56,13 +56,15 @@ class TimedHMC:
             accepted = 0.0 if pilot is None else _acceptance(pilot)
             if accepted >= _LEAST_ACCEPTED:
                 break
-            h, count = 0.7 * h, round(count / 0.7)  # trajectories of the same length
+            h = 0.7 * h
+            count = steps_for(h)
         if pilot is None or accepted < _LEAST_ACCEPTED / 2:
             raise NotQuadratic("HMC in the coordinates of the mode is hardly ever accepted")
         if pilot.wanders:
             raise NotQuadratic(pilot.wandering)
-        if found.factor is not None and found.kind != "pilot" and not pilot.fits:
-            recentred = to.at_draws(self._problem, found, pilot.z)
+        poor = not pilot.fits or h < self._settings[0]  # a normal would have accepted the first h
+        if found.factor is not None and found.kind != "covariance" and poor:
+            recentred = to.at_covariance(self._problem, found, pilot.z)
             return TimedHMC(self._problem, recentred, trials)(num_results)
         arguments = {"step_size": h, "num_leapfrog_steps": count}
         line = (

@@ -86,6 +86,7 @@ def prepare(
         "low rank": "The largest curvatures there give",
         "widths": "The prior has kinks there, so the posterior's widths give",
         "pilot": "A pilot's draws, and the data's curvature at their mean, give",
+        "covariance": "The mean and the covariance of a pilot's draws give",
     }[found.kind]
     costs = ", ".join(f"{k}: {v:.3g} ms" for k, v in milliseconds.items())
     fits, every = pilot.fit, "state" if stride == 1 else f"{stride}. state"

@@ -107,11 +107,16 @@ def leapfrog(dim: int) -> tuple[float, int]:
     """Returns the step and the number of steps of HMC for a standard normal in `dim` dimensions.
 
     With step e, the error of the energy has the standard deviation e^2 sqrt(D) / 4, and 0.38 of it
-    is accepted with probability 0.85. A trajectory of about pi / 2 makes draws independent.
+    is accepted with probability 0.85.
 
     >>> leapfrog(1), leapfrog(124), leapfrog(1000)
     ((0.79, 2), (0.37, 4), (0.22, 7))
     """
     step = min(0.8, (1.5**2 / dim) ** 0.25)
-    count = max(2, round(1.5 / step))
+    count = steps_for(step)
     return round(min(step, 1.57 / count), 2), count
+
+
+def steps_for(step: float) -> int:
+    """Returns the number of leapfrog steps to about pi / 2, which make draws independent."""
+    return max(2, round(1.5 / step))
