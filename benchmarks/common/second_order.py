@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,13 +14,26 @@ from benchmarks.common.logistic import gaussian_log_prior, log_likelihood
 from benchmarks.common.methods import Cost, Method, constant, find_mode
 from benchmarks.common.posteriors import Posterior
 
-FRICTION = 1.5
 PILOT_DRAWS = 16
-_FORMS = {"": True, ", autodiff": False}  # whether the log likelihood is a LinearModel
+
+
+class _Choice(NamedTuple):
+    """A minibatch, a friction, and whether the log likelihood is a `LinearModel`."""
+
+    batch_size: int
+    friction: float = 1.5
+    is_linear: bool = True
+
+
 _CHOICES = {
-    f"underdamped Langevin + CV2, n = {n}{form}": (n, is_linear)
-    for form, is_linear in _FORMS.items()
-    for n in (100, 500)
+    f"underdamped Langevin + CV2, n = {name}": choice
+    for name, choice in {
+        "100": _Choice(100),
+        "100, friction 1": _Choice(100, friction=1.0),
+        "500": _Choice(500),
+        "100, autodiff": _Choice(100, is_linear=False),
+        "500, autodiff": _Choice(500, is_linear=False),
+    }.items()
 }
 NAMES = (*_CHOICES,)
 
@@ -37,16 +50,16 @@ def second_order(p: Posterior, names: Sequence[str]) -> dict[str, Method]:
     if not found:
         return {}
     mode, search = find_mode(p.target(1), len(p.mode))
-    return {name: _method(p, mode, search, *choice) for name, choice in found.items()}
+    return {name: _method(p, mode, search, choice) for name, choice in found.items()}
 
 
-def _method(p: Posterior, mode: np.ndarray, search: Cost, size: int, is_linear: bool) -> Method:
+def _method(p: Posterior, mode: np.ndarray, search: Cost, choice: _Choice) -> Method:
     total, dimension = p.x.shape
-    n = min(size, total)
+    n = min(choice.batch_size, total)
     begin = time.process_time()
     target = sgmcmc.MinibatchLogProb(
         lambda w: gaussian_log_prior(w, p.prior_precision),
-        sgmcmc.LinearModel(_of_predictor) if is_linear else _of_weights,
+        sgmcmc.LinearModel(_of_predictor) if choice.is_linear else _of_weights,
         (p.x, p.y.astype(np.float32)),
         n,
         chunk_size=total,
@@ -56,9 +69,9 @@ def _method(p: Posterior, mode: np.ndarray, search: Cost, size: int, is_linear: 
     seconds = time.process_time() - begin
     # Twice the Hessian, a gradient at the mode, and remainders at the pilot's draws and the mode.
     passes = 2 * dimension / 2 + 1 + PILOT_DRAWS + 1
-    examples = n if is_linear else 3 * n  # a product with the Hessian counts as a gradient
+    examples = n if choice.is_linear else 3 * n  # a product with the Hessian counts as a gradient
     return Method(
-        lambda h: sgmcmc.UnderdampedLangevin(control, h, FRICTION),
+        lambda h: sgmcmc.UnderdampedLangevin(control, h, choice.friction),
         1.0,
         constant(examples),
         examples,

@@ -18,7 +18,8 @@ The same rules hold for all samplers:
   "+ CV2" stands for `ControlVariate` of order 2 with importance="pilot" in the coordinates of
   `whiten`, in closed form (`LinearModel`) or by automatic differentiation. It starts from a draw of
   Laplace's approximation, and pays for whitening, Hessians and pilot the seconds that the calls
-  took, compilation included. Its step h = 1 is a standard deviation, its friction 1.5.
+  took, compilation included. Its step h = 1 is a standard deviation, its friction 1.5 unless
+  it is named.
   "Laplace" is Laplace's approximation itself, without a sampler.
 - All samplers run on one core. Seconds are processor seconds, the time that a clock would show with
   nothing else running.
