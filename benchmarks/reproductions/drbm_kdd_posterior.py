@@ -12,7 +12,7 @@ The machine and the data are smaller here: 1000 rows of the 10 % file and 3 hidd
 parameters), because HMC on all parameters of the paper's machine takes days. The prior is N(0, I),
 n = 100. Each sampler runs one chain for each of its step sizes, and starts at the mode.
 
-The full form takes about 30 minutes on two cores, by the times of single steps.
+The full form takes 37 minutes of one core.
 """
 
 from __future__ import annotations
