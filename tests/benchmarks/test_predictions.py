@@ -49,7 +49,7 @@ def test_texts_are_real_and_come_in_the_same_order() -> None:
 
 def row(method: str, nll: list[float]) -> command.Row:
     values = {key: np.full(len(nll), np.nan) for key in command.LOWER_IS_BETTER}
-    return command.Row("problem", method, {**values, "nll": np.array(nll)}, 1.0, 1.0)
+    return command.Row(method, {**values, "nll": np.array(nll)}, 1.0, 1.0)
 
 
 def test_the_best_and_those_that_cannot_be_told_from_it_are_marked() -> None:

@@ -74,7 +74,8 @@ class SamplerCallback(Access, Hooks):
     in the logs of a batch are those of one worker, and in the logs of an epoch those of all.
 
     If the step size changes along the run, `posterior` and `predict` weight samples by their step
-    sizes (Welling & Teh 2011, equation 11), unless a `mixing_distance` lies between them.
+    sizes (Welling & Teh 2011, equation 11), unless a `mixing_distance` lies between them. Samples
+    of the sampling phases of a `Cyclical` have equal weights, as in Zhang et al. 2020.
 
     With "auto" for a kernel, the first three quarters of the burn-in's epochs are a pilot. It comes
     down from the model's weights by RMSprop without noise, measures the curvature and the gradient
@@ -146,7 +147,8 @@ class SamplerCallback(Access, Hooks):
       noise_every: steps from one comparison of gradient noise and injected noise to the next, for
         SGLD and ModifiedSGLD. None means 100 with a `sampling_threshold`, and never without.
       keep: step -> whether a state that is due is kept. "sampling" keeps those of the sampling
-        phases of the `step_size`, a `Cyclical` (Zhang et al. 2020), as its `is_sampling` does.
+        phases of the `step_size`, a `Cyclical` (Zhang et al. 2020), as its `is_sampling` does. With
+        either, samples have equal weights. With another function they have those of their steps.
       mixing_distance: keeps a state whenever the sum of the step sizes since the end of burn-in
         passes a multiple of this number, as `sgmcmc.diagnostics.indices_by_distance` does. These
         samples have equal weights although steps decrease. It takes the place of
