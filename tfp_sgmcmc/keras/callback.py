@@ -55,8 +55,13 @@ class SamplerCallback(Access, Hooks):
     work as in any `fit`. In the logs, and so in the progress bar, `loss` is Keras' loss. Beside it
     stand `samples` (kept so far, 0 in the burn-in), `step_size` (the largest), `temperature`,
     `kinetic_temperature` if the kernel has momenta, and with `noise_every` `sampling_threshold`
-    (the largest alpha of the chains) and `gradient_noise_share`. A verbose `fit` prints how many
-    samples it will keep, with their bytes (see `plan`), and when burn-in and sampling begin.
+    (the largest alpha of the chains) and `gradient_noise_share`. `failed_checks` counts the checks
+    that failed when they were made last: the step size against the largest stable one, with
+    `noise_every` alpha of kept samples against the `sampling_threshold` or 0.1, with "auto" the
+    temperatures against the predicted ones, and whether scores were finite for a kernel that uses
+    them. It is missing where nothing can be checked. A verbose `fit` prints how many samples it
+    will keep, with their bytes (see `plan`), when burn-in and sampling begin, and which checks
+    fail.
     `Traces` draws the chains in TensorBoard. The optimizer is not used. After `fit` the model
     carries the chain's last state, and another `fit` with the same callback goes on from there. The
     model gets its training function back after every batch, so a fit that fails or is interrupted

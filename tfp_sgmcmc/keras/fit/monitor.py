@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from tfp_sgmcmc.kernels import SGLD, ModifiedSGLD
 from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner
 
 _EVERY = 100
+_HOT = 0.1  # alpha, the excess temperature of the noisiest direction, if no threshold is given
 
 
 def scalars(results: Any) -> dict[str, tf.Tensor]:
@@ -109,6 +111,16 @@ class NoiseMonitor:
             return first
         is_over = (alpha < self._threshold) & (step + 1 >= self._burnin)
         return tf.where(is_over, tf.minimum(first, step + 1), first)
+
+    def has_failed(self, logs: Mapping[str, Any]) -> bool | None:
+        """Returns whether samples that are kept were too hot at the last look, by the logs.
+
+        None without samples, or if alpha cannot be told.
+        """
+        alpha = float(logs.get("sampling_threshold", math.nan))
+        if math.isnan(alpha) or not logs.get("samples"):
+            return None
+        return alpha > (self._threshold or _HOT)
 
     def logs(self) -> dict[str, tf.Tensor]:
         return {
