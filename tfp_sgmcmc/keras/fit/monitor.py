@@ -88,13 +88,14 @@ class NoiseMonitor:
         def look() -> tuple[tf.Tensor, tf.Tensor]:
             estimate = target.estimate(state, seed, with_scores=True)
             chain_ndims = estimate.log_prob.shape.rank
-            preconditioner = as_preconditioner(kernel.parameters.get("preconditioner"))
-            matrix, _ = preconditioner.evaluate(
-                state,
-                chain_ndims,
-                getattr(results, "preconditioner_state", ()),
-                GradientInfo(estimate.gradient, target.num_examples),
-            )
+            matrix = kernel.parameters.get("preconditioner")
+            if matrix is not None:  # sampling_threshold takes less time without
+                matrix, _ = as_preconditioner(matrix).evaluate(
+                    state,
+                    chain_ndims,
+                    getattr(results, "preconditioner_state", ()),
+                    GradientInfo(estimate.gradient, target.num_examples),
+                )
             temperature = _largest(results.temperature)
             heat = tf.nest.map_structure(  # both figures depend on epsilon / T alone
                 lambda s: s / tf.cast(temperature, s.dtype), results.step_size
