@@ -221,7 +221,7 @@ def _scaled_matrix(
 
 def _number(step_size: Any, preconditioner: Any, dtype: tf.DType) -> tf.Tensor | None:
     """Returns the number that multiplies vectors as E^(1/2) M E^(1/2) does; None for a matrix."""
-    factors = [step_size, 1.0 if preconditioner is None else preconditioner]
+    factors: list[Any] = [step_size, 1.0 if preconditioner is None else preconditioner]
     for i, x in enumerate(factors):
         if tf.is_tensor(x) and x.shape.rank == 0:
             factors[i] = tf.cast(x, dtype)
