@@ -123,8 +123,11 @@ class Cyclical(Schedule):
     \[ \epsilon_t = \frac{\epsilon_0}{2} \left( \cos(\pi r_t) + 1 \right), \]
 
     for t = 0, 1, ... (the paper counts from 1). Steps with \( r_t < \beta \) explore, the others
-    sample. Keep only the states of the steps where `is_sampling` is true. To explore without noise,
-    as in the paper, give the kernel
+    sample. Keep only the states of the steps where `is_sampling` is true, and average them with
+    equal weights. Weights by step size are for steps that fall once and for all: the states then
+    hardly move in the end, and equal weights would count the same place ever more often. Here every
+    cycle moves on, and equal weights give the first states of a phase, whose steps are too large,
+    the smaller share. To explore without noise, as in the paper, give the kernel
     `temperature=lambda t: tf.where(schedule.is_sampling(t), 1., 0.)`.
 
     Examples:

@@ -29,25 +29,29 @@ chain does not stay finite is halved. The temperature is 1.
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.common import command_line
+from benchmarks.common.tables import Table
 from benchmarks.predictions import methods, scores
 from benchmarks.predictions.problems import PROBLEMS
 
 LOWER_IS_BETTER = {"nll": True, "error": True, "ece": True, "crps": True, "auroc": False}
+HEADS = {"nll": "NLL", "error": "error", "ece": "ECE", "crps": "CRPS", "auroc": "AUROC"}
 QUICK_EPOCHS = 2
 
 
 class Row(NamedTuple):
     """Scores of one method on one problem, `[seeds]` for each score, and what they cost."""
 
-    problem: str
     method: str
     scores: dict[str, np.ndarray]
     passes: float
@@ -55,34 +59,79 @@ class Row(NamedTuple):
 
 
 def run(
-    *, problems: tuple[str, ...] = tuple(PROBLEMS), seeds: int = 2, quick: bool = False
-) -> Iterator[list[Row]]:
-    """Yields the rows of each problem.
+    *,
+    problems: tuple[str, ...] = tuple(PROBLEMS),
+    seeds: int = 2,
+    quick: bool = False,
+    folder: str = "",
+) -> Iterator[tuple[str, list[Row]]]:
+    """Yields each problem with its rows.
 
     Args:
       problems: names of problems.
       seeds: the number of repetitions.
       quick: two epochs and one seed.
+      folder: keeps the scores of each problem and seed, which a later call reads again.
     """
     tf.get_logger().setLevel("ERROR")
     for name in problems:
-        problem = PROBLEMS[name]
-        data = problem.data()
-        epochs = QUICK_EPOCHS if quick else problem.epochs
-        trainer = methods.Trainer(problem, data, epochs)
+        epochs = QUICK_EPOCHS if quick else PROBLEMS[name].epochs
+        measure = Measure(name, epochs, folder)
+        by_seed = [measure(seed) for seed in range(1 if quick else seeds)]
+        yield name, [joined(rows) for rows in zip(*by_seed, strict=True)]
+
+
+class Measure:
+    """Measures a problem with one seed, or reads what an earlier call kept in a folder."""
+
+    def __init__(self, name: str, epochs: int, folder: str):
+        self.name, self.epochs, self.folder = name, epochs, folder
+        self._trainer: methods.Trainer | None = None
+
+    def __call__(self, seed: int) -> list[Row]:
+        """Returns the rows of one seed."""
+        name = re.sub(r"\W+", "_", self.name)
+        path = Path(self.folder, f"{name}_{self.epochs}_epochs_seed_{seed}.json")
+        if self.folder and path.is_file():
+            return [as_row(kept) for kept in json.loads(path.read_text(encoding="utf-8"))]
+        results = self._run(seed)
+        if self.folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        return [as_row(result) for result in results]
+
+    def _run(self, seed: int) -> list[dict[str, Any]]:
+        problem = PROBLEMS[self.name]
+        if self._trainer is None:
+            self._trainer = methods.Trainer(problem, problem.data(), self.epochs)
+        trainer = self._trainer
         score = scores.regression if problem.is_regression else scores.classification
-        runs = []
-        for seed in range(1 if quick else seeds):
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "find_center ended|step_size must be below")
-                runs.append(methods.run(trainer, seed))
-        rows = []
-        for of_seeds in zip(*runs, strict=True):
-            found = [score(r.predicted, data.y_test)._asdict() for r in of_seeds]
-            by_score = {key: np.array([f[key] for f in found]) for key in LOWER_IS_BETTER}
-            seconds = float(np.mean([r.seconds for r in of_seeds]))
-            rows.append(Row(name, of_seeds[0].method, by_score, of_seeds[0].passes, seconds))
-        yield rows
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "find_center ended|step_size must be below")
+            results = methods.run(trainer, seed)
+        y = trainer.data.y_test
+        return [
+            {
+                "method": r.method,
+                "scores": {k: float(v) for k, v in score(r.predicted, y)._asdict().items()},
+                "passes": r.passes,
+                "seconds": r.seconds,
+            }
+            for r in results
+        ]
+
+
+def as_row(result: dict[str, Any]) -> Row:
+    """Returns the row of a single seed."""
+    by_score = {key: np.array([result["scores"][key]]) for key in LOWER_IS_BETTER}
+    return Row(result["method"], by_score, result["passes"], result["seconds"])
+
+
+def joined(rows: Sequence[Row]) -> Row:
+    """Returns the row of several seeds."""
+    by_score = {k: np.concatenate([r.scores[k] for r in rows]) for k in LOWER_IS_BETTER}
+    seconds = float(np.mean([r.seconds for r in rows]))
+    return Row(rows[0].method, by_score, rows[0].passes, seconds)
 
 
 def best(rows: list[Row], key: str) -> set[str]:
@@ -101,28 +150,29 @@ def best(rows: list[Row], key: str) -> set[str]:
 
 
 def cells(row: Row, winners: dict[str, set[str]]) -> list[str]:
-    """Returns the line of the table."""
-    line = [row.problem, row.method]
-    for key, values in row.scores.items():
-        if np.isnan(values).any():
-            line.append("-")
-            continue
+    """Returns the line of the table, with the scores that `winners` has."""
+    line = [row.method]
+    for key, methods_of_key in winners.items():
+        values = row.scores[key]
         spread = f" ~ {values.std(ddof=1):.3f}" if len(values) > 1 else ""
-        line.append(f"{values.mean():.3f}{spread}{'*' * (row.method in winners[key])}")
+        line.append(f"{values.mean():.3f}{spread}{'*' * (row.method in methods_of_key)}")
     return [*line, f"{row.passes:.0f}", f"{row.seconds:.0f}"]
 
 
-HEADS = ("", "method", "NLL", "error", "ECE", "CRPS", "AUROC", "passes", "s")
-
-
-def show(found: Iterator[list[Row]]) -> None:
-    """Prints the table of each problem."""
-    columns: Any = dict.fromkeys(HEADS, "")
-    for rows in found:
-        winners = {key: best(rows, key) for key in LOWER_IS_BETTER}
-        command_line.print_table(columns, [cells(row, winners) for row in rows])
-        print(flush=True)
+def show(found: Iterable[tuple[str, list[Row]]]) -> dict[str, Table]:
+    """Prints the table of each problem, with the scores that apply to it; returns the tables."""
+    tables = {}
+    for name, rows in found:
+        keys = [k for k in LOWER_IS_BETTER if not any(np.isnan(r.scores[k]).any() for r in rows)]
+        winners = {key: best(rows, key) for key in keys}
+        heads = ("method", *(HEADS[key] for key in keys), "passes", "s")
+        print(f"\n{name}", flush=True)
+        lines = [cells(row, winners) for row in rows]
+        tables[name[0].upper() + name[1:]] = command_line.print_table(
+            dict.fromkeys(heads, ""), lines
+        )
+    return tables
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show, choices={"problems": PROBLEMS})
+    command_line.main(__doc__, run, show, choices={"problems": PROBLEMS}, table="predictions")

@@ -15,7 +15,7 @@ from benchmarks.predictions.problems import Data, Problem, make_model
 from benchmarks.predictions.scores import Predicted
 
 MEMBERS, KEPT, DROPOUT, CYCLES = 5, 30, 0.2, 4
-HALVINGS = 4  # of the step size of a chain that does not stay finite
+HALVINGS = 8  # of the step size of a chain that does not stay finite
 ROWS = 1000  # evaluated at once
 PER_CALL = 200  # steps
 MOMENTUM_STEPS = 10  # in which friction forgets a momentum
@@ -74,12 +74,17 @@ class Trainer:
 
         `make_kernel` takes a factor of the step size, which is halved from 1 until the chain
         stays finite, and a target.
+
+        Raises:
+          NonFiniteChainError: no chain stays finite.
         """
         num_steps = passes * self.num_steps
         burnin = 0 if keep else num_steps // 4
         num_kept = KEPT // (num_chains or 1) * (2 if keep else 1)
         between = max((num_steps - burnin) // num_kept, 1) - 1
-        for halvings in range(HALVINGS):
+        start = self.model.get_weights()
+        for halvings in range(HALVINGS + 1):
+            self.model.set_weights(start)  # a chain that fails leaves its last sample
             sampler = sgmcmc.keras.SamplerCallback(
                 functools.partial(make_kernel, 2.0**-halvings), len(self.data.x), None,
                 burnin, between, seed=seed, num_chains=num_chains, initial_states=initial_states,
@@ -93,6 +98,8 @@ class Trainer:
                 self.model.fit(data, epochs=1, verbose=0, callbacks=[sampler])
                 break
             except sgmcmc.diagnostics.NonFiniteChainError:
+                if halvings == HALVINGS:
+                    raise
                 print(f"A chain is not finite at {2.0**-halvings:g} of its step size.", flush=True)
         return sampler.posterior
 

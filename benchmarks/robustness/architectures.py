@@ -210,14 +210,12 @@ def fitted(name: str, setting: Setting, folder: str) -> str:
     model, x, y = network.model, network.x, network.y
     has_strings = any(a.dtype.kind == "U" for a in keras.tree.flatten(x))
     x_fit = batch(x) if has_strings else x  # what fit takes of strings
-    starts = network.initial_states if setting.num_chains else "initializers"
     sampler = sgmcmc.keras.SamplerCallback(
         KERNELS[setting.kernel],
         N,
         _prior,
         seed=0,
         num_chains=setting.num_chains,
-        initial_states=starts,
         num_burnin_steps=1,
         num_steps_between_results=0,
         independent_batches=False if has_strings else None,

@@ -1,9 +1,12 @@
 """The table of predictions: scores by hand, real texts, and the mark of the best."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scipy.stats
 
+from benchmarks.common.tables import Table
 from benchmarks.predictions import __main__ as command
 from benchmarks.predictions import docstrings, scores
 from benchmarks.predictions.scores import Predicted
@@ -49,7 +52,7 @@ def test_texts_are_real_and_come_in_the_same_order() -> None:
 
 def row(method: str, nll: list[float]) -> command.Row:
     values = {key: np.full(len(nll), np.nan) for key in command.LOWER_IS_BETTER}
-    return command.Row("problem", method, {**values, "nll": np.array(nll)}, 1.0, 1.0)
+    return command.Row(method, {**values, "nll": np.array(nll)}, 1.0, 1.0)
 
 
 def test_the_best_and_those_that_cannot_be_told_from_it_are_marked() -> None:
@@ -57,3 +60,33 @@ def test_the_best_and_those_that_cannot_be_told_from_it_are_marked() -> None:
     assert command.best(rows, "nll") == {"a", "b"}
     assert command.best(rows, "ece") == set()
     assert command.best([row("a", [2.0]), row("b", [1.0])], "nll") == {"b"}
+
+
+def results(seed: int) -> list[dict[str, object]]:
+    found = {key: float("nan") for key in command.LOWER_IS_BETTER}
+    return [
+        {"method": m, "scores": {**found, "nll": nll + seed}, "passes": 5, "seconds": 2.0}
+        for m, nll in (("a", 1.0), ("b", 0.5))
+    ]
+
+
+def test_scores_of_a_seed_are_kept_and_shown_in_a_table_of_the_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def measured(self: command.Measure, seed: int) -> list[dict[str, object]]:
+        asked.append(seed)
+        return results(seed)
+
+    monkeypatch.setattr(command.Measure, "_run", measured)
+    for seeds in (1, 2, 2):
+        found = command.run(problems=("digits, dense",), seeds=seeds, folder=str(tmp_path))
+        tables = command.show(found)
+    assert asked == [0, 1]
+    assert tables == {
+        "Digits, dense": Table(
+            ("method", "NLL", "passes", "s"),
+            [("a", "1.500 ~ 0.707", "5", "2"), ("b", "1.000 ~ 0.707*", "5", "2")],
+        )
+    }

@@ -150,6 +150,23 @@ def test_factored_scores() -> None:
         np.testing.assert_allclose(figure(found, 0.1, 0.5), figure(dense, 0.1, 0.5))
 
 
+@pytest.mark.parametrize("num_positions", [1, 2])
+def test_a_wide_layer_beside_another_part(num_positions: int) -> None:
+    """With one position the scores are not formed, and alpha is that of the scores."""
+    inputs, gradients = (GENERATOR.standard_normal([2, 5, num_positions, k]) + 1 for k in (30, 20))
+    wide = OuterProducts(tf.constant(inputs), tf.constant(gradients), [30, 20], scale=0.5)
+    assert (wide.gram() is None) == (num_positions > 1)
+    bias = tf.constant(GENERATOR.standard_normal([2, 5, 3]))
+    like = [tf.zeros([2, 30, 20], tf.float64), tf.zeros([2, 3], tf.float64)]
+    found = sgmcmc.GradientEstimate(like, like[1][:, 0], [wide, bias], noise_scale=SCALE)
+    alpha = sampling_threshold(found, 0.1, 0.3, seed=1, num_iterations=ENOUGH)
+    rows = np.concatenate([wide.rows().numpy().reshape(2, 5, 600), bias.numpy()], axis=-1)
+    for chain in range(2):
+        noise = SCALE * np.cov(rows[chain], rowvar=False)
+        exact = 0.1 / 4 * 0.3 * np.linalg.eigvalsh(noise).max()
+        np.testing.assert_allclose(alpha[chain], exact, rtol=1e-9)
+
+
 def test_exact_gradients_have_no_noise() -> None:
     target = sgmcmc.FullDataLogProb(lambda x: -(x**2))
     found = target.estimate(tf.zeros([4]), tf.constant([0, 1]))

@@ -137,8 +137,11 @@ def test_exports(name, tmp_path):
     samples = [rng.normal(size=[3, *v.shape]).astype(np.float32) for v in variables]
     posterior = sgmcmc.keras.Posterior(network.model, variables, samples)
     inputs = keras.Input([4]) if name == "subclassed" else None
-    posterior.to_keras_model(inputs=inputs).export(tmp_path / "exported", verbose=False)
+    shipped = posterior.to_keras_model(inputs=inputs)
+    shipped.export(tmp_path / "exported", verbose=False)
     exported = tf.saved_model.load(tmp_path / "exported")
     expected = posterior.predict(x)
     found = exported.serve(x)
     assert_close([found["mean"], found["standard_deviation"]], expected[:2])
+    shipped.quantize("int8", filters="posterior_average")
+    assert "int8" in {v.dtype for v in shipped.variables}

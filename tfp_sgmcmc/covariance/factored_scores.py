@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 _CHUNK = 2**21  # numbers of single scores that may be in memory at once
+_PASSES = 20  # over the scores, which their Gram matrix saves
 
 
 class FactoredScores(abc.ABC):
@@ -140,6 +141,20 @@ class OuterProducts(FactoredScores):
             lambda a, d: tf.reduce_sum(tf.square(self._rows(a, d)), axis=self._axis),
             math.prod(self._event_shape),
         )
+
+    def gram(self) -> tf.Tensor | None:
+        r"""Returns the products of all pairs of scores, `[chains..., n, n]`, or None.
+
+        With one position \( s_i \cdot s_j = (a_i \cdot a_j)(d_i \cdot d_j) \), so that no score is
+        in memory. Returns None for more positions, and where some passes over the scores take less
+        time.
+        """
+        n, (height, width) = self._gradients.shape[self._axis] or 1, self._event_shape
+        if self._gradients.shape[-2] != 1 or n * (height + width) > _PASSES * height * width:
+            return None
+        parts = (self._merged(x) for x in (self._inputs, self._gradients))
+        inputs, gradients = (tf.linalg.matmul(x, x, transpose_b=True) for x in parts)
+        return self._scale**2 * inputs * gradients
 
     def _merged(self, x: tf.Tensor) -> tf.Tensor:
         """Returns `x` with examples and positions on one axis."""

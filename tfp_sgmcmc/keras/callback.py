@@ -55,8 +55,13 @@ class SamplerCallback(Access, Hooks):
     work as in any `fit`. In the logs, and so in the progress bar, `loss` is Keras' loss. Beside it
     stand `samples` (kept so far, 0 in the burn-in), `step_size` (the largest), `temperature`,
     `kinetic_temperature` if the kernel has momenta, and with `noise_every` `sampling_threshold`
-    (the largest alpha of the chains) and `gradient_noise_share`. A verbose `fit` prints how many
-    samples it will keep, with their bytes (see `plan`), and when burn-in and sampling begin.
+    (the largest alpha of the chains) and `gradient_noise_share`. `failed_checks` counts the checks
+    that failed when they were made last: the step size against the largest stable one, with
+    `noise_every` alpha of kept samples against the `sampling_threshold` or 0.1, with "auto" the
+    temperatures against the predicted ones, and whether scores were finite for a kernel that uses
+    them. It is missing where nothing can be checked. A verbose `fit` prints how many samples it
+    will keep, with their bytes (see `plan`), when burn-in and sampling begin, and which checks
+    fail.
     `Traces` draws the chains in TensorBoard. The optimizer is not used. After `fit` the model
     carries the chain's last state, and another `fit` with the same callback goes on from there. The
     model gets its training function back after every batch, so a fit that fails or is interrupted
@@ -74,7 +79,8 @@ class SamplerCallback(Access, Hooks):
     in the logs of a batch are those of one worker, and in the logs of an epoch those of all.
 
     If the step size changes along the run, `posterior` and `predict` weight samples by their step
-    sizes (Welling & Teh 2011, equation 11), unless a `mixing_distance` lies between them.
+    sizes (Welling & Teh 2011, equation 11), unless a `mixing_distance` lies between them. Samples
+    of the sampling phases of a `Cyclical` have equal weights, as in Zhang et al. 2020.
 
     With "auto" for a kernel, the first three quarters of the burn-in's epochs are a pilot. It comes
     down from the model's weights by RMSprop without noise, measures the curvature and the gradient
@@ -146,7 +152,8 @@ class SamplerCallback(Access, Hooks):
       noise_every: steps from one comparison of gradient noise and injected noise to the next, for
         SGLD and ModifiedSGLD. None means 100 with a `sampling_threshold`, and never without.
       keep: step -> whether a state that is due is kept. "sampling" keeps those of the sampling
-        phases of the `step_size`, a `Cyclical` (Zhang et al. 2020), as its `is_sampling` does.
+        phases of the `step_size`, a `Cyclical` (Zhang et al. 2020), as its `is_sampling` does. With
+        either, samples have equal weights. With another function they have those of their steps.
       mixing_distance: keeps a state whenever the sum of the step sizes since the end of burn-in
         passes a multiple of this number, as `sgmcmc.diagnostics.indices_by_distance` does. These
         samples have equal weights although steps decrease. It takes the place of

@@ -151,8 +151,7 @@ def low_rank() -> Network:
     """Low-rank adaptations are trained; the layers that they adapt are frozen."""
     inputs = keras.Input([D])
     hidden = layers.Dense(6, "relu", name="adapted")
-    # The matrices have no initializer from which chains could start.
-    network = classifier(inputs, hidden(inputs), numbers(D), initial_states="model")
+    network = classifier(inputs, hidden(inputs), numbers(D))
     for layer in (hidden, network.model.get_layer("logits")):
         layer.enable_lora(2)
         layer.lora_kernel_b.assign(0.1 * ops.ones_like(layer.lora_kernel_b))

@@ -102,8 +102,8 @@ def other_normalizations() -> Network:
     inputs = keras.Input([SIZE, SIZE, 4])
     x = layers.GroupNormalization(2)(layers.Conv2D(4, 3)(inputs))
     x = layers.UnitNormalization()(layers.AveragePooling2D(2)(x))
-    x = layers.RMSNormalization()(layers.Flatten()(x))  # no initializer, for chains to start from
-    return classifier(inputs, x, numbers(8, 8, 4), initial_states="model")
+    x = layers.RMSNormalization()(layers.Flatten()(x))
+    return classifier(inputs, x, numbers(8, 8, 4))
 
 
 def autoencoder() -> Network:

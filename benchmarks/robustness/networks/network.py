@@ -21,7 +21,6 @@ class Network(NamedTuple):
       loss: the negative log likelihood.
       entries: the number of labels of an example, over which Keras takes the mean of the loss.
       draws: whether a call in training draws random numbers.
-      initial_states: where the chains start, if there are several.
     """
 
     model: keras.Model
@@ -30,7 +29,6 @@ class Network(NamedTuple):
     loss: Any
     entries: int = 1
     draws: bool = False
-    initial_states: str = "initializers"
 
 
 def crossentropy() -> keras.losses.Loss:

@@ -80,8 +80,7 @@ def attention(kind: Any = layers.Attention) -> Network:
     x = layers.Embedding(WORDS, 4)(inputs)
     query = layers.Dense(4)(x)
     x = layers.GlobalAveragePooling1D()(kind(use_scale=True)([query, x]))
-    # The scale has no initializer from which chains could start.
-    return classifier(inputs, x, tokens(LENGTH, most=WORDS), initial_states="model")
+    return classifier(inputs, x, tokens(LENGTH, most=WORDS))
 
 
 def _embedded(inputs: Any, dim: int = 6) -> Any:

@@ -151,6 +151,7 @@ class TestChain:
         told = [str(w.message) for w in caught if "has grown since the pilot" in str(w.message)]
         local, predicted = (callback.temperatures[k]["worst"] for k in ("local", "predicted"))
         assert len(told) == 1 and local > 1e3 * predicted
+        assert callback.model.history.history["failed_checks"][-1] >= 1
         assert f"{predicted:.3g} was predicted" in told[0]
 
     @pytest.mark.parametrize("measured", [-0.4, 3.0, 1.1])
@@ -172,6 +173,7 @@ class TestChain:
             for _ in range(2):
                 guide.look_back(chain, source)
         expected = [] if measured == 1.1 else [f"{measured:.3g}, where 1 was predicted"]
+        assert guide.has_failed is bool(expected)
         assert len(caught) == len(expected)
         assert all(e in str(w.message) for e, w in zip(expected, caught, strict=True))
 

@@ -1,6 +1,7 @@
 """Several chains in one `fit`: each equals the chain of a separate fit."""
 
 import functools
+import random
 
 import keras
 import numpy as np
@@ -10,6 +11,7 @@ import scipy.stats
 import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import assert_close, assert_equal, sequential, sgld
+from tfp_sgmcmc.keras.fit.initial_states import stacked_starts
 
 N, C = 40, 3
 RNG = np.random.default_rng(0)
@@ -149,10 +151,53 @@ def test_starts_without_chains_are_refused():
 
 class Shift(keras.layers.Layer):
     def build(self, shape):
-        self.offset = self.add_weight(shape=shape[-1:], initializer="zeros", name="offset")
+        self.offset = keras.Variable(
+            np.zeros(shape[-1:], "float32"), name="offset"
+        )  # of no initializer
 
     def call(self, x):
         return x + self.offset
+
+
+class Declared(Shift):
+    def build(self, shape):
+        self.offset = self.add_weight(shape[-1:], keras.initializers.RandomNormal(), name="offset")
+
+
+def low_rank():
+    layer = keras.layers.Dense(3)
+    layer.build([None, 3])
+    layer.enable_lora(2)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "layer, expected",
+    [
+        (keras.layers.RMSNormalization, {"scale": "ones"}),
+        (keras.layers.LayerNormalization, {"gamma": "ones", "beta": "zeros"}),
+        (low_rank, {"lora_kernel_a": "differ", "lora_kernel_b": "zeros", "bias": "zeros"}),
+        (Declared, {"offset": "differ"}),
+    ],
+)
+def test_chains_start_at_initializers_that_only_build_tells(layer, expected):
+    """Weights that are trained away from their initializers start the first chain."""
+    made = layer()
+    model = classifier(made)
+    trained = {v.name: 1.5 + np.zeros(v.shape) for v in made.trainable_variables}
+    for v in made.trainable_variables:
+        v.assign(trained[v.name])
+    state = random.getstate()
+    variables = list(made.trainable_variables)
+    found = stacked_starts(model, variables, C, "initializers", np.array([1, 2]))
+    assert random.getstate() == state and {v.name for v in variables} == expected.keys()
+    for variable, values in zip(variables, found, strict=True):
+        first, *others = values.numpy()
+        np.testing.assert_array_equal(first, trained[variable.name])
+        if expected[variable.name] == "differ":
+            assert np.ptp(others, axis=0).min() > 0
+        else:
+            assert np.all(np.array(others) == float(expected[variable.name] == "ones"))
 
 
 @pytest.mark.parametrize(

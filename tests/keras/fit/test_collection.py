@@ -62,6 +62,26 @@ def test_only_the_sampling_phase_is_kept():
     np.testing.assert_allclose(logs["step_size"], [float(schedule(t)) for t in (2, 5, 8, 11)])
 
 
+def test_samples_of_a_sampling_phase_have_equal_weights():
+    schedule = sgmcmc.schedules.Cyclical(0.1, num_steps=6, num_cycles=1, exploration_ratio=0.5)
+    callback, _ = fit(
+        sgld(schedule), keep=schedule.is_sampling, compiled={"run_eagerly": True}, epochs=2
+    )
+    assert callback.posterior.weights is None
+    outputs, found = callback.outputs(X), callback.predict(X).mean
+    np.testing.assert_allclose(found, outputs.mean(axis=0), 1e-5, 1e-7)
+    weighted = sgmcmc.diagnostics.weighted_expectation(outputs, callback.sample_step_sizes)
+    assert np.abs(weighted - found).max() > 1e-2  # the other weights give others
+
+
+def test_samples_of_other_steps_have_the_weights_of_their_steps():
+    schedule = sgmcmc.schedules.Cyclical(0.1, num_steps=6, num_cycles=1)
+    assert Collection(0, keep=schedule.is_sampling).has_equal_weights
+    assert Collection(0, distance=0.1).has_equal_weights
+    assert not Collection(0, keep=lambda step: schedule.is_sampling(step)).has_equal_weights
+    assert not Collection(0).has_equal_weights
+
+
 @pytest.mark.parametrize("between", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_cyclical_sghmc_keeps_the_sampling_phases_by_a_word(between):
     """Cycles of 6 steps, the first 60 % of which explore: steps 0 .. 3, as 3.6 rounds up."""
@@ -77,6 +97,7 @@ def test_cyclical_sghmc_keeps_the_sampling_phases_by_a_word(between):
     assert list(callback.sample_steps) == (every if not between else [5, 11, 17])
     expected = [float(schedule(t)) for t in callback.sample_steps]
     np.testing.assert_allclose(callback.sample_step_sizes, expected, rtol=1e-5)
+    assert callback.posterior.weights is None
 
 
 def test_a_word_for_the_phases_needs_a_schedule_that_has_them():

@@ -87,6 +87,7 @@ def test_files_have_the_samples_their_rhat_and_the_entropy(tmp_path):
         assert steps == [5, 11, 17]
         expected = [classic_rhat(samples[:n].astype(np.float64)).max() for n in ends]
         np.testing.assert_allclose(values, expected, rtol=1e-6)
+    np.testing.assert_allclose(model.history.history["rhat"], run["rhat/all"][1], rtol=1e-6)
     for name in ("entropy", "mutual_information"):
         expected = []
         for first, last in zip([0, *ends], ends, strict=False):

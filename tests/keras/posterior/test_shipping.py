@@ -181,12 +181,98 @@ def test_thinned_samples_keep_their_weights(posterior):
     assert posterior.with_samples(posterior.samples).thin(2).weights is None
 
 
-@pytest.mark.slow
-def test_quantization_changes_nothing(posterior):
+UNEVEN = np.array([1.0, 100.0, 0.01, 0.0], np.float32)  # of the columns of a kernel
+
+
+def quantized(posterior):
     shipped = posterior.to_keras_model()
-    with pytest.warns(UserWarning, match="does not have a `quantize` method"):
-        shipped.quantize("int8")
-    check(shipped.predict(X, verbose=0), posterior)
+    shipped.quantize("int8", filters="posterior_average")  # Keras warns of input layers
+    return shipped
+
+
+def test_8_bits_change_means_by_less_than_half_a_step_of_each_channel():
+    """A step is max |w| / 127 over the inputs of a sample's channel; a common one is too wide."""
+    kernels = RNG.normal(size=[5, 3, 4]).astype(np.float32) * UNEVEN
+    posterior = small_models.posterior_of(linear(small_models.unit_normal), [kernels])
+
+    def bound(largest):
+        half_step = (largest + keras.config.epsilon()) / 254
+        return np.abs(X).sum(axis=1)[:, None] * half_step.mean(axis=0)
+
+    exact, shipped = posterior.predict(X), quantized(posterior)
+    error = np.abs(shipped(X)["mean"] - exact.mean)
+    limit = bound(np.abs(kernels).max(axis=1)) + 1e-6 * np.abs(exact.mean)
+    assert np.all(error <= limit) and error[:, 1].max() > 0.05 * limit[:, 1].max()
+    common, scale = keras.quantizers.abs_max_quantize(kernels, (0, 1, 2), to_numpy=True)
+    coarse = np.abs(X @ (np.asarray(common) / np.asarray(scale)).mean(axis=0) - exact.mean)
+    assert (coarse[:, [0, 2]] > limit[:, [0, 2]]).any(axis=0).all()
+
+
+def test_8_bits_make_a_file_smaller_and_are_read_again(tmp_path):
+    samples = [RNG.normal(size=[20, 64, 64]).astype(np.float32)]
+    posterior = small_models.posterior_of(linear(units=64, inputs=64), samples)
+    x, sizes = RNG.normal(size=[3, 64]).astype(np.float32), {}
+    shipped = {"whole": posterior.to_keras_model(), "narrow": quantized(posterior)}
+    for name, model in shipped.items():
+        model.save(tmp_path / f"{name}.keras")
+        sizes[name] = (tmp_path / f"{name}.keras").stat().st_size
+    assert sizes["narrow"] < 0.33 * sizes["whole"]  # a byte for four, and 4/64 bytes for a scale
+    loaded = keras.models.load_model(tmp_path / "narrow.keras")
+    assert_equal(loaded(x).values(), shipped["narrow"](x).values())
+    assert [v.dtype for v in loaded.variables] == [v.dtype for v in shipped["narrow"].variables]
+
+
+def rounded(values, is_stacked):
+    """Returns a kernel as 8 bits hold it, or another variable as it is."""
+    if values.ndim - is_stacked < 2:
+        return values
+    values = np.asarray(values, np.float32)
+    axes = tuple(range(int(is_stacked), values.ndim - 1))
+    step = (np.abs(values).max(axes, keepdims=True) + keras.config.epsilon()) / 127
+    return np.rint(values / step) * step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_8_bits_of_many_layers(posterior, dtype, tmp_path):
+    """Kernels are rounded, whether sampled or not, and biases and statistics stay as they are."""
+    stored = posterior if dtype is None else posterior.to_dtype(dtype)
+    shipped = quantized(stored)
+    kernels = [v for v in posterior.model.variables if len(v.shape) > 1]
+    assert [v.dtype for v in shipped.variables].count("int8") == len(kernels) == 4
+    found = shipped.predict(X, verbose=0)
+    flat = [s.reshape(-1, *v.shape) for s, v in zip(stored.samples, stored.variables, strict=True)]
+    by_hand = [rounded(x, True).reshape(s.shape) for x, s in zip(flat, stored.samples, strict=True)]
+    frozen = posterior.model.get_layer("frozen").kernel
+    whole = frozen.numpy()
+    frozen.assign(rounded(whole, False))
+    check(found, stored.with_samples(by_hand, WEIGHTS), rtol=1e-5)
+    frozen.assign(whole)
+    shipped.save(tmp_path / "shipped.keras")
+    loaded = keras.models.load_model(tmp_path / "shipped.keras")
+    assert_equal(loaded.predict(X, verbose=0).values(), found.values())
+    shipped.export(tmp_path / "exported", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "exported")
+    served = loaded.serve(X)
+    assert_close([served[name] for name in found], found.values())
+
+
+def test_8_bits_are_the_only_other_storage():
+    kernels = RNG.normal(size=[2, 3, 4]).astype(np.float32)
+    posterior = small_models.posterior_of(linear(small_models.unit_normal), [kernels])
+    shipped = posterior.to_keras_model()
+    for mode in ("float8", "int4"):
+        with pytest.raises(ValueError, match=f"mode must be \"int8\".*Received: '{mode}'"):
+            shipped.quantize(mode, filters="posterior_average")
+    assert_close([shipped(X)["mean"]], [posterior.predict(X).mean])
+    config = keras.quantizers.Int8QuantizationConfig(
+        keras.quantizers.AbsMaxQuantizer(value_range=(-7, 7)), None
+    )
+    shipped.quantize(config=config, filters="posterior_average")
+    integers = next(v for v in shipped.variables if v.dtype == "int8")
+    assert np.abs(integers.numpy()).max() == 7
+    with pytest.raises(ValueError, match="already quantized"):
+        shipped.quantize("int8", filters="posterior_average")
 
 
 def test_a_lambda_is_exported_but_not_saved(tmp_path):

@@ -107,7 +107,8 @@ class Access:
         """The samples so far as a `Posterior`, which predicts, evaluates and saves.
 
         If their step sizes differ, these are the samples' weights (see `weighted_expectation` of
-        `sgmcmc.diagnostics`), except with a `mixing_distance`.
+        `sgmcmc.diagnostics`), except with a `mixing_distance` and in the sampling phases of a
+        `Cyclical`, whose samples have equal weights.
 
         Raises:
           ValueError: there are no samples yet.
@@ -122,8 +123,7 @@ class Access:
         if self._posterior is None:
             recorded = chain.rings.recorded
             self._posterior = Posterior(self.model, recorded, values, self._num_chains)
-        # Samples at equal distances in time have equal weights.
-        is_even = self._collection.distance is not None
+        is_even = self._collection.has_equal_weights
         return self._posterior.with_samples(
             values, None if is_even else step_size_weights(samples.step_sizes)
         )

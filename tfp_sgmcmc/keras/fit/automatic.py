@@ -24,6 +24,7 @@ class Automatic:
 
     Attributes:
       pilot: chooses the kernel.
+      has_failed: whether the temperatures were others than predicted at the last look; None before.
 
     Args:
       pilot: the pilot.
@@ -35,6 +36,7 @@ class Automatic:
         self._thermometer: Thermometer | None = None
         self._local = {"worst": math.nan, "mean": math.nan}
         self._has_warned = False
+        self.has_failed: bool | None = None
         self._views: tuple[Chain, Views] | None = None
 
     @property
@@ -97,9 +99,11 @@ class Automatic:
         self._local = {"worst": 1 + worst, "mean": 1 + mean}
         least = max(_AS_PREDICTED * own["predicted_excess_worst"], own["bound"])
         measured, predicted = self._thermometer.sure_worst, choices.predicted["worst"]
+        is_off = measured > _AS_PREDICTED * predicted or measured < predicted / _AS_PREDICTED
+        self.has_failed = is_off or worst > least
         if self._has_warned:
             return
-        if measured > _AS_PREDICTED * predicted or measured < predicted / _AS_PREDICTED:
+        if is_off:
             self._has_warned = True
             warnings.warn(
                 f"The measured temperature of the hottest direction is {measured:.3g}, where "

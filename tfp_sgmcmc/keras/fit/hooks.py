@@ -152,9 +152,10 @@ class Hooks(keras.callbacks.Callback):
         if chain is not None and chain.state.has_run:
             self._preflight.before_variables(chain, None, self._steps.most(self.model))
         if chain is not None and self.params.get("verbose"):
-            line = self._phase.line(chain.state.status(), chain.is_pilot, burnin)
-            if line is not None and workers.is_first(self.model.distribute_strategy):
-                print(line)
+            phase = self._phase.line(chain.state.status(), chain.is_pilot, burnin)
+            for line in (phase, self._preflight.verdicts.line()):
+                if line is not None and workers.is_first(self.model.distribute_strategy):
+                    print(line)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         assert self._train_function is not None  # made by on_train_begin
@@ -162,12 +163,21 @@ class Hooks(keras.callbacks.Callback):
             self._auto.at_batch(batch, self._recorder.chain, self._preflight.source)
         self._train_function.install()
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if logs is not None:
+            logs |= self._preflight.verdicts.logs  # the progress bar comes after this callback
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
-        if self._recorder.chain is not None:
-            self._preflight.end_epoch(self._recorder.chain, self._recorder.total_epochs)
-        if logs is not None and self._auto is not None:
-            logs |= self._auto.logs
+        chain, verdicts = self._recorder.chain, self._preflight.verdicts
+        if chain is not None:
+            self._preflight.end_epoch(chain, self._recorder.total_epochs)
+            if self._monitor is not None and not chain.uses_noise_covariance:
+                verdicts.tell("gradient noise", self._monitor.has_failed(logs or {}))
+        if self._auto is not None:
+            verdicts.tell("temperature", self._auto.has_failed)
+        if logs is not None:
+            logs |= verdicts.logs | ({} if self._auto is None else self._auto.logs)
 
     def _go_on(self, auto: Automatic, epoch: int) -> None:
         """Goes on to the pilot's next part, or to the chain, if it is time."""

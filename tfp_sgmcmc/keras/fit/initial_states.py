@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,9 +26,9 @@ def stacked_starts(
       variables: the variables that are sampled. Their values start chain 0 unless arrays are given.
       num_chains: C.
       starts: "initializers" draws the other chains' states from the initializer of each variable,
-        which is found in its layer as Keras names it (`kernel_initializer` for `kernel`). "model"
-        starts all chains where chain 0 starts. A sequence of arrays `[num_chains, ...]`, one for
-        each variable, gives all states.
+        which is found in its layer as Keras names it (`kernel_initializer` for `kernel`), or where
+        the layer's `build` adds the variable. "model" starts all chains where chain 0 starts. A
+        sequence of arrays `[num_chains, ...]`, one for each variable, gives all states.
       seed: names the draws.
 
     Raises:
@@ -115,6 +118,37 @@ def _initializers(model: keras.Model) -> dict[int, Any]:
                 initializer = getattr(layer, f"{owner}_initializer", None)
                 if callable(initializer):  # Keras takes functions, too
                     found.setdefault(id(variable), initializer)
+    for layer in reversed(internals.layers(model)):  # a layer comes before those that it has
+        missing = [v for v in layer.trainable_variables if id(v) not in found]
+        if missing and not isinstance(layer, keras.Model):
+            declared = _declared(layer)
+            keys = {id(v): (v.name, tuple(v.shape)) for v in missing}
+            found |= {i: declared[key] for i, key in keys.items() if key in declared}
+    return found
+
+
+def _declared(layer: keras.Layer) -> dict[Any, Any]:
+    """Returns the initializers with which a layer's `build` adds variables, by name and shape.
+
+    The scale of `RMSNormalization` and of attention, the matrices of `enable_lora`, and weights of
+    a user's layer often have an initializer that no attribute tells. A second layer of the same
+    configuration is built and watched. It draws numbers from Python's generator, which is set back.
+    """
+    found, state = {}, random.getstate()
+    with contextlib.suppress(Exception):  # of a user's layer, which may be built in this way or not
+        again = type(layer).from_config(layer.get_config())
+        add = again.add_weight
+
+        def watched(*arguments: Any, **options: Any) -> keras.Variable:
+            variable = add(*arguments, **options)
+            given = inspect.signature(add).bind(*arguments, **options).arguments
+            initializer = given.get("initializer") or "glorot_uniform"  # Keras' default
+            found[variable.name, tuple(variable.shape)] = keras.initializers.get(initializer)
+            return variable
+
+        again.add_weight = watched
+        again.build_from_config(layer.get_build_config())
+    random.setstate(state)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from tfp_sgmcmc.kernels import SGLD, ModifiedSGLD
 from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner
 
 _EVERY = 100
+_HOT = 0.1  # alpha, the excess temperature of the noisiest direction, if no threshold is given
 
 
 def scalars(results: Any) -> dict[str, tf.Tensor]:
@@ -86,13 +88,14 @@ class NoiseMonitor:
         def look() -> tuple[tf.Tensor, tf.Tensor]:
             estimate = target.estimate(state, seed, with_scores=True)
             chain_ndims = estimate.log_prob.shape.rank
-            preconditioner = as_preconditioner(kernel.parameters.get("preconditioner"))
-            matrix, _ = preconditioner.evaluate(
-                state,
-                chain_ndims,
-                getattr(results, "preconditioner_state", ()),
-                GradientInfo(estimate.gradient, target.num_examples),
-            )
+            matrix = kernel.parameters.get("preconditioner")
+            if matrix is not None:  # sampling_threshold takes less time without
+                matrix, _ = as_preconditioner(matrix).evaluate(
+                    state,
+                    chain_ndims,
+                    getattr(results, "preconditioner_state", ()),
+                    GradientInfo(estimate.gradient, target.num_examples),
+                )
             temperature = _largest(results.temperature)
             heat = tf.nest.map_structure(  # both figures depend on epsilon / T alone
                 lambda s: s / tf.cast(temperature, s.dtype), results.step_size
@@ -109,6 +112,16 @@ class NoiseMonitor:
             return first
         is_over = (alpha < self._threshold) & (step + 1 >= self._burnin)
         return tf.where(is_over, tf.minimum(first, step + 1), first)
+
+    def has_failed(self, logs: Mapping[str, Any]) -> bool | None:
+        """Returns whether samples that are kept were too hot at the last look, by the logs.
+
+        None without samples, or if alpha cannot be told.
+        """
+        alpha = float(logs.get("sampling_threshold", math.nan))
+        if math.isnan(alpha) or not logs.get("samples"):
+            return None
+        return alpha > (self._threshold or _HOT)
 
     def logs(self) -> dict[str, tf.Tensor]:
         return {

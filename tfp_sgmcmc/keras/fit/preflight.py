@@ -19,6 +19,7 @@ from tfp_sgmcmc.keras.fit.plan import make_plan, num_due
 from tfp_sgmcmc.keras.fit.ring_buffer import Collection
 from tfp_sgmcmc.keras.fit.source import Source, training_source
 from tfp_sgmcmc.keras.fit.stability import StabilityCheck
+from tfp_sgmcmc.keras.fit.verdicts import Verdicts
 from tfp_sgmcmc.keras.model import replicas, workers
 
 
@@ -39,6 +40,7 @@ class Preflight:
 
     Attributes:
       source: the data of the fit under way.
+      verdicts: what the checks found when they were made last.
 
     Args:
       num_examples: N.
@@ -56,7 +58,7 @@ class Preflight:
         collection: Collection,
         directory: str | os.PathLike[str] | None,
     ):
-        self.source = Source()
+        self.source, self.verdicts = Source(), Verdicts()
         self._num_examples, self._checks_size = num_examples, checks_size
         self._independent_batches = independent_batches
         self._collection, self._directory = collection, directory
@@ -105,6 +107,7 @@ class Preflight:
 
     def new_chain(self) -> None:
         """Has the checks of a first batch made again, for another kernel on the same data."""
+        self.verdicts.forget()
         self._is_memory_checked = self._is_begun = False
 
     def before_variables(self, chain: Chain, x: Any, most_steps: int) -> None:
@@ -157,6 +160,7 @@ class Preflight:
                 fit_checks.check_probabilities(chain.model, self.source)
                 if not chain.is_pilot:  # its step sizes fall with the gradients that it meets
                     self._stability.check_start(chain, self.source)
+                    self.verdicts.tell("step size", self._stability.has_failed)
 
     def begin_epoch(
         self, first_step: int, seed: Any, num_epochs: int, num_burnin_epochs: int
@@ -183,6 +187,7 @@ class Preflight:
         if chain.is_pilot:
             return
         self._stability.at_epoch_end(chain, self.source, total_epochs)
+        self.verdicts.tell("step size", self._stability.has_failed)
         skipped = chain.num_skipped()
         if skipped > self._num_skipped:
             warnings.warn(
@@ -192,7 +197,9 @@ class Preflight:
                 "loss of single examples.",
                 stacklevel=2,
             )
-            self._num_skipped = skipped
+        if chain.uses_noise_covariance:
+            self.verdicts.tell("scores", skipped > self._num_skipped)
+        self._num_skipped = skipped
 
     @property
     def counts_rows(self) -> bool:

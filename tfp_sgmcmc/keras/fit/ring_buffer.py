@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,6 +47,16 @@ class Collection(NamedTuple):
     def is_planned(self) -> bool:
         """Whether the numbers of steps and epochs alone tell which states are kept."""
         return self.keep is None and self.distance is None and not self.has_threshold
+
+    @property
+    def has_equal_weights(self) -> bool:
+        """Whether samples have equal weights, even if their step sizes differ.
+
+        Those at equal distances in time have, and those of sampling phases, as in Zhang et al.
+        """
+        keep = self.keep
+        is_of_phases = inspect.ismethod(keep) and keep.__name__ == "is_sampling"
+        return self.distance is not None or is_of_phases
 
     def num_due(self, first: int, num_steps: int) -> int:
         """Returns how many of the steps `0 .. num_steps - 1` are due, if `first` is the first."""

@@ -35,9 +35,13 @@ class StabilityCheck:
     the compiled step: before the first step, after burn-in, and after 1, 2, 4, 8, ... epochs. For a
     kernel that states no limit, data that cannot be seen, or layers without second derivatives,
     nothing is estimated. What is found at the start is told once, what is found later too.
+
+    Attributes:
+      has_failed: whether the step was too large at the last look; None if nothing was estimated.
     """
 
     def __init__(self) -> None:
+        self.has_failed: bool | None = None
         self._is_told, self._was_burning_in = False, True
 
     def at_epoch_end(self, chain: Chain, source: Source, total_epochs: int) -> None:
@@ -80,9 +84,12 @@ class StabilityCheck:
             found = _step_and_limit(chain, batch)
         except (LookupError, NotImplementedError, ValueError, tf.errors.OpError):
             return False  # no second derivatives, or none that are finite
-        if found is None or found[0] <= found[1]:
+        if found is None:
             return False
         step_size, limit, curvature = found
+        self.has_failed = step_size > limit
+        if not self.has_failed:
+            return False
         if num_steps := chain.state.status().num_steps:
             place, more = f"after {num_steps} steps", "Make a new chain with a smaller step_size."
         else:
@@ -132,7 +139,11 @@ class _Parts(Target):
 
 
 def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | None:
-    """Returns step size, largest stable one and curvature; None if the kernel has no limit."""
+    """Returns step size, largest stable one and curvature; None if the kernel has no limit.
+
+    For a step that is far below the limit these are a curvature which the largest one hardly
+    exceeds, and the step that it would allow.
+    """
     target, kernel = chain.target_of_one(batch), chain.kernel_for_one(batch)
     if not hasattr(kernel, "largest_stable_step"):
         return None
@@ -151,8 +162,11 @@ def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | No
         spread = [tf.broadcast_to(v, x.shape) for v, x in zip(vector, everywhere, strict=True)]
         return [x[0] for x in kernel.metric_product(spread, everywhere, results)]
 
-    if math.isinf(limit(1.0)) or step_size <= limit(_bound(target, state, metric)):
+    if math.isinf(limit(1.0)):
         return None
+    bound = _bound(target, state, metric)
+    if step_size <= limit(bound):
+        return step_size, limit(bound), bound
     curvature = largest_curvature(target, state, metric=metric, num_iterations=_PRODUCTS)
     return step_size, limit(curvature), curvature
 

@@ -38,7 +38,8 @@ class Traces(keras.callbacks.Callback):
     | `sampler` | `predictive/mutual_information` | the part that is uncertainty about the weights |
     | `sampler` | `predictive/aleatoric`, `predictive/epistemic` | standard deviations of a number |
 
-    R-hat needs `num_chains` of 2 or more. It compares means and variances of whole chains, which
+    R-hat needs `num_chains` of 2 or more. The largest is also in the logs, and so in the progress
+    bar, as `rhat`. It compares means and variances of whole chains, which
     are updated as samples come and take 16 bytes for each weight of each chain;
     `posterior.summary()` has the stricter R-hat of ranks and half chains. Predictive figures are
     means over the rows of the `probe`, predicted by at most 20 samples of each chain from the epoch
@@ -150,6 +151,8 @@ class Traces(keras.callbacks.Callback):
             return
         self._write_traces(drawn)
         figures = self._rhat([v.path for v in chain.state.variables])
+        if logs is not None and figures:
+            logs["rhat"] = figures["rhat/all"]
         if recent:
             figures |= self._predicted(chain, recent)
         for name, value in figures.items():

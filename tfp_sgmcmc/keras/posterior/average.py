@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.model import compiled_loss, internals, observations
+from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.posterior import quantized
 from tfp_sgmcmc.keras.posterior.sample_loops import running_mean, wide
 
 
@@ -24,7 +25,8 @@ class PosteriorAverage(keras.layers.Layer):
     """Evaluates a model with each sample of its variables, and returns mean and spread.
 
     The layer owns the samples, stacked as `[S, ...]`, and the values of the other variables. A loop
-    takes one sample after the other, so that memory does not grow with their number. See
+    takes one sample after the other, so that memory does not grow with their number. `quantize`
+    stores kernels in 8 bits, which are turned back one sample at a time. See
     `Posterior.to_keras_model`.
 
     Args:
@@ -50,31 +52,102 @@ class PosteriorAverage(keras.layers.Layer):
     ):
         super().__init__(trainable=False, autocast=False, **arguments)
         self._averaged = _Hidden(model)
-        # A SavedModel has only tables that are tracked. These layers have no variables.
+        # A SavedModel has only tables that are tracked. Keras quantises only layers without layers,
+        # so the tables are kept, and not their layers.
         lookups = keras.layers.StringLookup, keras.layers.IntegerLookup
-        self._lookups = [layer for layer in internals.layers(model) if isinstance(layer, lookups)]
+        self._tables = [x.lookup_table for x in internals.layers(model) if isinstance(x, lookups)]
         self._sampled, self._num_samples = [*sampled], num_samples
         self._links, self._names = [*links], [*names]
         self._likelihoods = _Hidden(*losses)
-        self._stacked = [
-            self.add_weight(
-                shape=v.shape if dtype is None else (num_samples, *v.shape),
-                dtype=dtype or v.dtype,
-                trainable=False,
-                name=f"value_{i}",
-                initializer="zeros",
-                autocast=False,
-            )
-            for i, (v, dtype) in enumerate(zip(model.variables, sampled, strict=True))
-        ]
+        narrow = self._narrow() if self.quantization_mode else {}
+        for i, dtype in enumerate(self._dtypes()):
+            if i not in narrow:
+                self._add(f"value_{i}", self._shape(i), dtype)
         self._shares = self.add_weight(
             shape=(num_samples,), dtype="float32", trainable=False, name="shares", autocast=False
         )
+        if self.quantization_mode:
+            self.quantized_build(None, self.quantization_mode)
+
+    def quantized_build(self, input_shape: Any, mode: str, config: Any = None) -> None:
+        """Adds the variables of the kernels in 8 bits, and of their scales."""
+        del input_shape, config
+        quantized.check_mode(mode)
+        for i, axes in self._narrow().items():
+            scale = quantized.scale_shape(self._shape(i), axes)
+            self._add(f"value_{i}", self._shape(i), quantized.MODE)
+            self._add(f"scale_{i}", scale, quantized.scale_dtype(self._dtypes()[i]))
+        self._is_quantized = True  # as Keras' layers do
+
+    def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
+        """Stores kernels in 8 bits, with a scale for each sample and output channel.
+
+        Raises:
+          ValueError: the mode is not "int8".
+        """
+        del type_check
+        quantized.check_mode(mode)
+        found = {}
+        for i, axes in self._narrow().items():
+            found[i] = quantized.quantize(self._value(i), axes, config)
+            delattr(self, f"value_{i}")
+        self.quantized_build(None, mode, config)
+        for i, (integers, scale) in found.items():
+            self._value(i).assign(integers)
+            getattr(self, f"scale_{i}").assign(scale)
+        if self.dtype_policy.quantization_mode is None:
+            self.dtype_policy = keras.dtype_policies.get(f"{mode}_from_{self.dtype_policy.name}")
+
+    def quantized_call(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return self.call(*args, **kwargs)
+
+    def _dtypes(self) -> list[str]:
+        """Returns the dtypes in which values are stored that are not quantised."""
+        (model,) = self._averaged.values
+        return [x or v.dtype for x, v in zip(self._sampled, model.variables, strict=True)]
+
+    def _shape(self, i: int) -> tuple[int, ...]:
+        """Returns the shape of the values of variable i, with the axis of the samples."""
+        (model,) = self._averaged.values
+        lead = () if self._sampled[i] is None else (self._num_samples,)
+        return (*lead, *model.variables[i].shape)
+
+    def _narrow(self) -> dict[int, tuple[int, ...]]:
+        """Returns the variables that 8 bits can hold, each with the axes that share a scale."""
+        found = {
+            i: quantized.axes_of_scale(self._shape(i), dtype, self._sampled[i] is not None)
+            for i, dtype in enumerate(self._dtypes())
+        }
+        return {i: axes for i, axes in found.items() if axes is not None}
+
+    def _add(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
+        variable = self.add_weight(
+            shape=shape, dtype=dtype, trainable=False, name=name, initializer="zeros",
+            autocast=False,
+        )  # fmt: skip
+        setattr(self, name, variable)
+
+    def _value(self, i: int) -> keras.Variable:
+        return getattr(self, f"value_{i}")
+
+    def _values(self, sample: Any) -> list[tf.Tensor]:
+        """Returns the values of all variables in one sample."""
+        values = []
+        for i, dtype in enumerate(self._sampled):
+
+            def taken(variable: keras.Variable, is_stacked: bool = dtype is not None) -> tf.Tensor:
+                tensor = tf.convert_to_tensor(variable)
+                return tensor[sample] if is_stacked else tensor
+
+            scale = getattr(self, f"scale_{i}", None)
+            value = taken(self._value(i))
+            values.append(value if scale is None else quantized.dequantize(value, taken(scale)))
+        return values
 
     def set_samples(self, values: list[Any], shares: np.ndarray) -> None:
         """Sets the samples `[S, ...]`, the other values, and each sample's share of the means."""
-        for variable, value in zip(self._stacked, values, strict=True):
-            variable.assign(value)
+        for i, value in enumerate(values):
+            self._value(i).assign(value)
         self._shares.assign(shares)
 
     def call(self, inputs: Any) -> dict[str, Any]:
@@ -110,11 +183,8 @@ class PosteriorAverage(keras.layers.Layer):
     def _evaluated(self, inputs: Any, i: Any) -> Any:
         """Returns outputs and means of observations, and their variances, by sample i."""
         (model,) = self._averaged.values
-        values = [
-            tf.convert_to_tensor(v) if dtype is None else tf.convert_to_tensor(v)[i]
-            for v, dtype in zip(self._stacked, self._sampled, strict=True)
-        ]
-        outputs = internals.forward(model, model.variables, values, inputs, training=False).outputs
+        called = internals.forward(model, model.variables, self._values(i), inputs, training=False)
+        outputs = called.outputs
         flat = keras.tree.flatten(outputs)
         means, noises = {}, {}
         for y, loss, name in zip(flat, self._likelihoods.values, self._names, strict=True):
@@ -139,7 +209,7 @@ class PosteriorAverage(keras.layers.Layer):
             "links": self._links,
             "losses": [None if x is None else serialize(x) for x in self._likelihoods.values],
             "names": self._names,
-            "low_rank": _adapted(self._averaged.values[0]),
+            "low_rank": adapted(self._averaged.values[0]),
         }
 
     @classmethod
@@ -147,76 +217,14 @@ class PosteriorAverage(keras.layers.Layer):
         load = keras.saving.deserialize_keras_object
         losses = [None if x is None else load(x) for x in config["losses"]]
         model = load(config["model"])
-        _adapt(model, config.get("low_rank", []))
+        adapt(model, config.get("low_rank", []))
         config = {**config, "model": model, "losses": losses}
         for key in ("trainable", "autocast", "low_rank"):
             config.pop(key, None)
         return cls(**config)
 
 
-def keras_model(
-    model: keras.Model,
-    variables: list[keras.Variable],
-    samples: list[Any],
-    shares: np.ndarray,
-    name: str | None,
-    inputs: Any = None,
-) -> keras.Model:
-    """Returns what `Posterior.to_keras_model` does, for samples `[S, ...]`."""
-    inputs, copied, outputs = _traced(model, inputs)
-    flat = keras.tree.flatten(outputs)
-    places = {id(v): samples[i] for i, v in enumerate(variables)}
-    stacked = [places.get(id(v)) for v in model.variables]
-    is_compiled = model.compiled and model.loss
-    classes = compiled_loss.classes(model, outputs) if is_compiled else {}
-    likelihoods = observations.with_moments(model, outputs) if is_compiled else {}
-    links = [_link(classes.get(i)) for i in range(len(flat))]
-    names = [*getattr(model, "output_names", [])]
-    layer = PosteriorAverage(
-        copied,
-        [None if s is None else keras.backend.standardize_dtype(s.dtype) for s in stacked],
-        len(shares),
-        links,
-        [likelihoods.get(i) for i in range(len(flat))],
-        names if len(names) == len(flat) else [f"output_{i}" for i in range(len(flat))],
-        name="posterior_average",
-    )
-    pairs = zip(model.variables, stacked, strict=True)
-    layer.set_samples([v.numpy() if s is None else s for v, s in pairs], shares)
-    made = keras.Model(inputs, layer(inputs), name=name or f"{model.name}_posterior")
-    return made
-
-
-def _traced(model: keras.Model, inputs: Any) -> tuple[Any, keras.Model, Any]:
-    """Returns symbolic inputs, a copy of the model, and its symbolic outputs.
-
-    The copy has the same architecture, and its variables are never read.
-    """
-    known = getattr(model, "inputs", None) and internals.symbolic_outputs(model) is not None
-    if inputs is None and not known:
-        raise ValueError(
-            "inputs must be given unless the model is Functional or Sequential, whose inputs are "
-            f"known. Received: None for a {type(model).__name__}. Pass "
-            "to_keras_model(inputs=keras.Input(shape)), or a nest of them."
-        )
-    if inputs is None:
-        structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-        inputs = keras.tree.map_structure(
-            lambda x: keras.Input(x.shape[1:], dtype=x.dtype, name=x.name), structure
-        )
-    copied = type(model).from_config(model.get_config())
-    outputs = internals.symbolic_outputs(model) if known else copied(inputs)
-    _adapt(copied, _adapted(model))
-    same = [(v.shape, v.dtype) for v in model.variables]
-    if [(v.shape, v.dtype) for v in copied.variables] != same:
-        raise ValueError(
-            f"The model {model.name!r} must be made again with the same variables by its "
-            "get_config and from_config. Received: one that is not."
-        )
-    return inputs, copied, outputs
-
-
-def _adapted(model: keras.Model) -> list[list[Any]]:
+def adapted(model: keras.Model) -> list[list[Any]]:
     """Returns place, rank and scale of the layers that have an adaptation of low rank.
 
     The configuration of MultiHeadAttention does not tell of those of its layers.
@@ -226,19 +234,13 @@ def _adapted(model: keras.Model) -> list[list[Any]]:
     return [[i, x.lora_rank, getattr(x, "lora_alpha", x.lora_rank)] for i, x in enabled]
 
 
-def _adapt(model: keras.Model, adapted: list[list[Any]]) -> None:
+def adapt(model: keras.Model, adapted: list[list[Any]]) -> None:
     """Adds the adaptations that a model which was made from its configuration lacks."""
     layers = internals.layers(model)
     for place, rank, alpha in adapted:
         layer: Any = layers[place]
         if not layer.lora_enabled:
             layer.enable_lora(rank, **({} if alpha == rank else {"lora_alpha": alpha}))
-
-
-def _link(classes: Any) -> Any:
-    if classes is None or not classes.from_logits:
-        return None
-    return "sigmoid" if classes.axis is None else classes.axis
 
 
 def _sqrt(nest: Any) -> Any:
