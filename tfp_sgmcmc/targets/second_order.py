@@ -76,7 +76,7 @@ class SecondOrder:
         self._weigh(target)
 
     def _weigh(self, target: MinibatchLogProb) -> None:
-        """Makes estimates from minibatches of `target` whose examples are drawn by probabilities."""
+        """Takes minibatches of `target` whose examples are drawn by their probabilities."""
         self.noise_scale = target.num_examples**2 / target.batch_size
         if isinstance(target, ShardedLogProb):
             self._target = target.with_replacement()

@@ -366,9 +366,9 @@ class ShardedLogProb(MinibatchLogProb):
         if self._replicas is not None:
             raise ValueError(
                 f"A ShardedLogProb on {self.num_replicas} replicas cannot be used where all "
-                f"examples are needed in one place ({wanted}). Kernels, ControlVariate, find_center "
-                "with L-BFGS, preflight and largest_curvature take it; everything else takes one "
-                "replica."
+                f"examples are needed in one place ({wanted}). Kernels, ControlVariate, "
+                "find_center with L-BFGS, preflight and largest_curvature take it; everything else "
+                "takes one replica."
             )
         return self._parts[0]
 
