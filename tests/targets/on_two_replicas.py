@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.sampling.runs import Walk
 from tests.targets.shards import (
     SECOND_ORDER,
     SIZES,
@@ -23,6 +24,8 @@ from tests.targets.shards import (
     log_prior,
     sharded,
 )
+from tfp_sgmcmc import xla
+from tfp_sgmcmc.sampling.shards import engine
 from tfp_sgmcmc.targets.replicas import Replicas
 
 if "ON_TWO_REPLICAS" not in os.environ:
@@ -144,6 +147,30 @@ def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
         sgmcmc.sample(
             kernel, tf.zeros([4, 3]), 60, directory=tmp_path, **options | {"jit_compile": True}
         )
+
+
+def test_each_device_runs_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two logical CPUs stand for two accelerators, each of which runs a shard of the chains."""
+    placed: set[str] = set()
+
+    class Placed(Walk):
+        def bootstrap_results(self, init_state: Any) -> Any:
+            placed.add(xla.device())
+            return super().bootstrap_results(init_state)
+
+    def draws() -> np.ndarray:
+        placed.clear()
+        options: dict[str, Any] = dict(chains_per_shard=2, seed=0, progress_bar=False)
+        result = sgmcmc.sample(Placed(), tf.zeros([4, 2]), 30, jit_compile=False, **options)
+        return np.asarray(result.states)
+
+    names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    assert len(names) == 2
+    expected = draws()
+    assert placed == {xla.device()}  # control: cores of a CPU are not told apart
+    monkeypatch.setattr(engine, "local_devices", lambda: names)
+    np.testing.assert_array_equal(draws(), expected)
+    assert {name[-len(names[0]) :] for name in placed} == {*names}
 
 
 def test_report() -> None:
