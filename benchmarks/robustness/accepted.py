@@ -35,8 +35,8 @@ UNCALLED = {
     r"preconditioners\.(Preconditioner|NaturalGradientICA)": "it has no arguments",
     r"kernels.CorrectedLangevin.largest_stable_step": "infinite, whatever the arguments",
     r".*\.(bootstrap|chain_shape|metric_product)": "a kernel or a check calls it",
-    r"targets\.\w+\.(draw|estimate_from|gathered|linear_predictor|log_likelihood|log_prior|next_batch"
-    r"|next_draw|rows|scaled_sum|scores|sum_over_chunks|summed|weighted|with_most|reads|log_prob"
+    r"targets\.\w+\.(draw|estimate_from|gathered|linear_predictor|log_likelihood|log_prior|next_draw"
+    r"|next_indices|rows|scaled_sum|scores|sum_over_chunks|summed|weighted|with_most|reads|log_prob"
     r"|predictor)": "a kernel or another target calls it",
     r"targets\.(StreamedLogProb|ShardedLogProb)\.(estimate|constrain|unconstrain|with_.*)": (
         "that of MinibatchLogProb"

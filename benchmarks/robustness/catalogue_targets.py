@@ -171,6 +171,10 @@ def entries() -> list[Entry]:
     )
     no_limit = integer(1, optional=True)
     kinds = [None, sgmcmc.MinibatchLogProb, sgmcmc.SVRG(TARGET), log_prior]
+    weights = [-1.0, "x", [1.0], np.zeros(NUM_EXAMPLES), np.full(NUM_EXAMPLES, NAN)]
+    in_shards = sgmcmc.ShardedLogProb(
+        log_prior, log_likelihood, lambda s: np.split(DATA, 2)[s], 2, NUM_EXAMPLES, BATCH_SIZE
+    )
     plain = [*instance(sgmcmc.FullDataLogProb(log_prior), *kinds[1:]), kinds[2]]
     stepper = lambda made: [made, steps(sgmcmc.NOGIN(made, 0.01))][1]  # noqa: E731
     found = [
@@ -313,9 +317,16 @@ def entries() -> list[Entry]:
             dict(target=TARGET, center=STATE, order=2, importance=None, hessian="full"),
             dict(
                 order=integer(1, 2),
-                importance=[-1.0, "x", [1.0], np.zeros(NUM_EXAMPLES), np.full(NUM_EXAMPLES, NAN)],
+                importance=weights,
                 hessian=[*choice("full"), "diag"],
             ),
+        ),
+        Entry(
+            ROOM,
+            "ControlVariate",
+            lambda **arguments: use(sgmcmc.ControlVariate(**arguments)),
+            dict(target=in_shards, center=STATE, order=2, importance="pilot", hessian="full"),
+            dict(order=integer(1, 2), importance=weights, hessian=[*choice("full"), "diag"]),
         ),
     ]
     made = {

@@ -2,6 +2,7 @@
 
   plan      a simulated run of 10,000 shards with failures, beside the model of its efficiency,
   shards    weak scaling of shards over threads, processes and dask,
+  chains    64 chains as one program and in shards, with processor and wall-clock seconds,
   fit       a step of `fit` on two processes, beside one,
   replicas  a step of one chain on two replicas, beside one.
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from benchmarks.common import command_line
 
-TABLES = ("plan", "shards", "fit", "replicas")
+TABLES = ("plan", "shards", "chains", "fit", "replicas")
 
 
 def run(*, tables: tuple[str, ...] = TABLES) -> list[str]:

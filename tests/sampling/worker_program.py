@@ -20,7 +20,7 @@ from tests.targets.shards import SIZES, in_shards, kernels, sharded
 from tfp_sgmcmc.targets import shards
 from tfp_sgmcmc.targets.replicas import Replicas
 
-KERNELS = ("SGLD", "NOGIN", "SGHMC", "ControlVariate")
+KERNELS = ("SGLD", "NOGIN", "SGHMC", "ControlVariate", "pilot")
 OPTIONS: dict[str, Any] = dict(seed=0, progress_bar=False, preflight_check=False)
 
 

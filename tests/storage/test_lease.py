@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ pytest.importorskip("zarr")
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.5)
+    monkeypatch.setattr(lease, "PATIENCE_SECONDS", 0.3)
 
 
 def foreign(path: Path, **changed: Any) -> None:
@@ -40,6 +42,13 @@ def test_a_lease_that_beats_keeps_others_out(tmp_path: Path) -> None:
     held.release()
     assert not held.is_held and not path.with_suffix(".lease").exists()
     Lease(path).release()
+
+
+def test_a_holder_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
+    """An engine gives a task to another worker before the first one has ended."""
+    held = Lease(tmp_path / "run.lock")
+    threading.Timer(0.1, held.release).start()
+    Lease(tmp_path / "run.lock").release()
 
 
 def test_an_ended_process_is_succeeded_at_once(tmp_path: Path, monkeypatch: Any) -> None:

@@ -14,7 +14,18 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tests.targets.shards import SIZES, in_shards, kernels, log_likelihood, log_prior, sharded
+from tests.sampling.runs import Walk
+from tests.targets.shards import (
+    SECOND_ORDER,
+    SIZES,
+    in_shards,
+    kernels,
+    log_likelihood,
+    log_prior,
+    sharded,
+)
+from tfp_sgmcmc import xla
+from tfp_sgmcmc.sampling.shards import engine
 from tfp_sgmcmc.targets.replicas import Replicas
 
 if "ON_TWO_REPLICAS" not in os.environ:
@@ -56,6 +67,7 @@ def assert_close(together: np.ndarray, alone: np.ndarray) -> None:
     [
         "SGLD", "NOGIN", "SGHMC", "ModifiedSGLD", "SGFS", "SGNHT", "CCAdL", "UnderdampedLangevin",
         "CorrectedLangevin", "ReplicaExchangeSGLD", "ControlVariate",
+        "order 2", "pilot",
     ],
 )  # fmt: skip
 def test_chain_is_that_of_one_replica(name: str, jit_compile: bool) -> None:
@@ -107,6 +119,21 @@ def test_what_is_computed_between_steps() -> None:
         np.testing.assert_allclose(both, one, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", SECOND_ORDER)
+def test_scores_of_second_order(name: str) -> None:
+    """In 64 bits, because oneDNN cannot vectorize the scores of 32 bits."""
+    found, at = [], tf.constant([[0.2, -0.1, 0.3], [1.0, 2.0, -2.0]], tf.float64)
+    for scope in (tf.distribute.get_strategy().scope, MIRRORED.scope):
+        with scope():
+            center, target = tf.zeros([3], tf.float64), sharded(dtype=tf.float64)
+            control = sgmcmc.ControlVariate(target, center, order=2, **SECOND_ORDER[name])
+            estimate = control.estimate(at, tf.constant([0, 1]))
+            covariance = [np.cov(rows, rowvar=False) for rows in estimate.scores.numpy()]
+            found.append([estimate.gradient, estimate.log_prob, covariance, estimate.noise_scale])
+    for one, both in zip(*found, strict=True):
+        np.testing.assert_allclose(both, one, rtol=1e-9)
+
+
 def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
     pytest.importorskip("zarr")
     options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
@@ -120,6 +147,30 @@ def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
         sgmcmc.sample(
             kernel, tf.zeros([4, 3]), 60, directory=tmp_path, **options | {"jit_compile": True}
         )
+
+
+def test_each_device_runs_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two logical CPUs stand for two accelerators, each of which runs a shard of the chains."""
+    placed: set[str] = set()
+
+    class Placed(Walk):
+        def bootstrap_results(self, init_state: Any) -> Any:
+            placed.add(xla.device())
+            return super().bootstrap_results(init_state)
+
+    def draws() -> np.ndarray:
+        placed.clear()
+        options: dict[str, Any] = dict(chains_per_shard=2, seed=0, progress_bar=False)
+        result = sgmcmc.sample(Placed(), tf.zeros([4, 2]), 30, jit_compile=False, **options)
+        return np.asarray(result.states)
+
+    names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    assert len(names) == 2
+    expected = draws()
+    assert placed == {xla.device()}  # control: cores of a CPU are not told apart
+    monkeypatch.setattr(engine, "local_devices", lambda: names)
+    np.testing.assert_array_equal(draws(), expected)
+    assert {name[-len(names[0]) :] for name in placed} == {*names}
 
 
 def test_report() -> None:
@@ -144,9 +195,6 @@ REFUSED = {
     ),
     "StreamedLogProb must be used on one replica": streamed,
     "SVRG needs a MinibatchLogProb": lambda: sgmcmc.SVRG(sharded()),
-    "order=2 needs a MinibatchLogProb": lambda: sgmcmc.ControlVariate(
-        sharded(), tf.zeros([3]), order=2
-    ),
     "method='adam' needs a MinibatchLogProb": lambda: sgmcmc.find_center(
         sharded(), tf.zeros([3]), "adam"
     ),

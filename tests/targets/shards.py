@@ -10,6 +10,11 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 
 SIZES = (20, 30, 40)
+SECOND_ORDER: dict[str, dict[str, str]] = {
+    "order 2": {},
+    "low rank": {"hessian": "low_rank"},
+    "pilot": {"importance": "pilot"},
+}
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[sum(SIZES), 3]).astype(np.float32)
 Y = (RNG.uniform(size=len(X)) < 0.5).astype(np.float32)
@@ -46,6 +51,9 @@ def kernels(name: str, target: Any) -> Any:
     if name == "ControlVariate":
         center = tf.constant([0.1, 0.1, 0.1])
         return sgmcmc.NOGIN(sgmcmc.ControlVariate(target, center), 0.1)
+    if name in SECOND_ORDER:
+        control = sgmcmc.ControlVariate(target, tf.zeros([3]), order=2, **SECOND_ORDER[name])
+        return sgmcmc.UnderdampedLangevin(control, 0.1)
     if name == "ReplicaExchangeSGLD":
         return sgmcmc.ReplicaExchangeSGLD(target, [0.01, 0.02], temperatures=[1.0, 2.0])
     options: dict[str, Any] = {"NOGIN": dict(covariance="full"), "SGHMC": dict(covariance="full")}

@@ -246,7 +246,6 @@ def test_what_needs_all_examples_alike_is_refused() -> None:
     target = sharded()
     for make in (
         lambda: sgmcmc.GrowingBatch(target),
-        lambda: sgmcmc.ControlVariate(target, tf.zeros([3]), order=2),
         lambda: sgmcmc.sample(target, tf.zeros([3]), 10),
     ):
         with pytest.raises(ValueError, match="needs a MinibatchLogProb, with all examples"):

@@ -16,6 +16,7 @@ from tfp_sgmcmc.storage.lock import SIGNATURE
 
 HEARTBEAT_SECONDS = 2.0
 EXPIRY_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0  # engines end a worker up to 30 s after they gave its task to another one
 _LENGTH = 300  # bytes of the file, so that each heartbeat replaces all of the last one
 
 
@@ -24,9 +25,10 @@ class Lease:
 
     A thread writes the file anew every `HEARTBEAT_SECONDS`. The lease of a process that has ended
     on this host is taken over at once, and that of another host when its file has not changed for
-    `EXPIRY_SECONDS`. A process that was suspended and lost its lease finds another file at its
-    place when it next commits, and stops. Times are differences of one clock, so that the clocks of
-    hosts need not agree.
+    `EXPIRY_SECONDS`. A holder that lives has `PATIENCE_SECONDS` to release it, because an engine
+    that ends a worker may start its task elsewhere while the worker still runs. A process that was
+    suspended and lost its lease finds another file at its place when it next commits, and stops.
+    Times are differences of one clock, so that the clocks of hosts need not agree.
 
     Args:
       path: the file that `Lock` would lock, which holds `text`. The lease lies beside it.
@@ -36,7 +38,8 @@ class Lease:
       is_busy: whether a `with` block that will release the lease is under way.
 
     Raises:
-      ValueError: another process holds the lease, which the message names.
+      ValueError: another process, which the message names, still holds the lease after
+        `PATIENCE_SECONDS`.
       OSError: a file cannot be written.
     """
 
@@ -50,7 +53,8 @@ class Lease:
         beat.start()
 
     def _take(self) -> int:
-        seen, since = None, time.monotonic()
+        seen, began = None, time.monotonic()
+        since = began
         while True:
             with contextlib.suppress(FileExistsError):
                 descriptor = os.open(self._lease, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
@@ -62,7 +66,8 @@ class Lease:
                 continue
             holder = _holder(found)
             if found != seen:
-                if seen is not None and holder:
+                waited = time.monotonic() - began
+                if seen is not None and holder and waited > PATIENCE_SECONDS:
                     raise ValueError(
                         f"The directory {self._path.parent} is in use by process "
                         f"{holder['process']} on {holder['host']}. Only one process may write a "

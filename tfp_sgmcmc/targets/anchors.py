@@ -64,8 +64,8 @@ class AnchoredTarget(Target):
     ) -> GradientEstimate:
         state = convert_state(state)
         anchor, inner, carry = self._next_anchor(state, target_state)
-        batch, inner = self.target.next_batch(seed, inner)
-        estimate = self._estimate_from(anchor, state, batch, probe, with_scores)
+        indices, inner = self.target.next_indices(seed, inner)
+        estimate = self._estimate_from(anchor, state, indices, probe, with_scores)
         return estimate._replace(target_state=carry(inner))
 
     @abc.abstractmethod
@@ -76,13 +76,13 @@ class AnchoredTarget(Target):
         self,
         anchor: Anchor,
         state: State,
-        batch_of: Callable[..., Any],
+        indices_of: Callable[..., Any],
         probe: State,
         with_scores: bool,
     ) -> GradientEstimate:
         """Returns the estimate from a minibatch, with an empty `target_state`.
 
-        `batch_of` is what the wrapped target's `next_batch` returned.
+        `indices_of` is what the wrapped target's `next_indices` returned.
         """
         base, n = self.target, self.target.batch_size
         prior, gradient, product = value_and_gradient(base.log_prior, state, probe, connected=False)
@@ -95,7 +95,7 @@ class AnchoredTarget(Target):
         if with_scores and probe is None:
 
             def differences(base: Any) -> Any:
-                batch = batch_of(base, shape)
+                batch = base.rows(indices_of(base, shape))
                 return tf.nest.map_structure(
                     tf.subtract,
                     base.scores(state, batch, prior.shape),
@@ -112,14 +112,14 @@ class AnchoredTarget(Target):
             scale = self.num_examples / n
             value, slope = base.summed(
                 lambda part: linear_estimates.differences(
-                    part, state, anchor.state, batch_of(part, shape)
+                    part, state, anchor.state, part.rows(indices_of(part, shape))
                 )
             )
             gradient = tf.nest.map_structure(lambda g, s: g + scale * s, gradient, slope)
             return GradientEstimate(gradient, log_prob + scale * value, noise_scale=noise_scale)
 
         def scaled_sums(part: Any) -> Any:
-            batch = batch_of(part, shape)
+            batch = part.rows(indices_of(part, shape))
 
             def at(place: State, chains: Any, probe: State = None) -> Any:
                 def log_likelihood(s: State) -> tf.Tensor:

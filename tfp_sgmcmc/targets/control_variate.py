@@ -16,7 +16,6 @@ from tfp_sgmcmc.targets.center import check_single_state
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.quadratic import HessianForm
 from tfp_sgmcmc.targets.second_order import SecondOrder
-from tfp_sgmcmc.targets.sharded import refuse_shards
 from tfp_sgmcmc.xla import traced
 
 
@@ -93,7 +92,10 @@ class ControlVariate(AnchoredTarget):
         `[N]` of positive numbers is scaled to sum to one, and examples are drawn with replacement.
         `"pilot"` takes them in proportion to the root mean square of \( |s_i| \), in units of
         Laplace's approximation, at 16 draws from it, plus 5 % of the mean. It takes 16 passes over
-        the data, and matters where a few examples have large remainders.
+        the data, and matters where a few examples have large remainders. A `ShardedLogProb` draws
+        n/S examples of each of its S shards, in proportion to the \( q_i \) within the shard,
+        which are scaled to sum to 1/S. An array has the examples of shard 0, those of shard 1, and
+        so on.
       hessian: the form of the Hessians of `order=2`: `"full"`, `"low_rank"`, or `"auto"`, which is
         full up to 4096 entries and low rank beyond.
 
@@ -122,8 +124,6 @@ class ControlVariate(AnchoredTarget):
         super().__init__(target)
         integer("order", order, 1, 2)
         one_of("hessian", hessian, ["auto", "full", "low_rank"])
-        if order == 2:
-            refuse_shards("order=2", target)
         center = convert_state(center, initial=True, called="center")
         self._names = part_names(center, "center")
         check_single_state("center", target, center)

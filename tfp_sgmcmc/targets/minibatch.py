@@ -369,13 +369,13 @@ class MinibatchLogProb(ModelTarget):
 
         return draw, EpochState(key, step + 1)
 
-    def next_batch(self, seed: tf.Tensor, target_state: Any) -> tuple[Callable[..., Any], Any]:
-        """Returns the next minibatch, a function (part of this target, chain shape) -> examples.
+    def next_indices(self, seed: tf.Tensor, target_state: Any) -> tuple[Callable[..., Any], Any]:
+        """Returns the next minibatch, a function (part of this target, chain shape) -> indices.
 
         The second result is the target state after it.
         """
         draw, target_state = self.next_draw(seed, target_state)
-        return lambda part, chain_shape: part.rows(draw(chain_shape)), target_state
+        return lambda part, chain_shape: draw(chain_shape), target_state
 
     def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any) -> tf.Tensor:
         """Returns the indices at `positions` of the sequence of examples that `seed` names."""

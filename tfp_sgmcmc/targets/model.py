@@ -24,6 +24,7 @@ class ModelTarget(Target):
     """Checks what the functions of a model return. Arguments are those of `MinibatchLogProb`."""
 
     row_weights: Any = None  # factors of a minibatch's rows in its sums, `[n]`, unless they are 1
+    number = 0  # that names it among the parts of a target
 
     def __init__(
         self,
@@ -60,6 +61,11 @@ class ModelTarget(Target):
         if self.row_weights is None:
             return values
         return values * tf.cast(self.row_weights, values.dtype)
+
+    @property
+    def parts(self) -> list[Any]:
+        """The parts of this target that this process holds: itself, unless it is in parts."""
+        return [self]
 
     def summed(self, fn: Callable[[Any], Any]) -> Any:
         """Returns `fn(self)`, sums over examples. A target in parts adds `fn` of its parts."""

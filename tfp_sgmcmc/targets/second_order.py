@@ -18,11 +18,13 @@ from tfp_sgmcmc.state import (
 )
 from tfp_sgmcmc.targets.anchors import Anchor
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
-from tfp_sgmcmc.targets.importance import as_probabilities, pilot_probabilities
+from tfp_sgmcmc.targets.importance import weighted_draws
 from tfp_sgmcmc.targets.linear_estimates import Bends, LinearRemainders
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.quadratic import HessianForm, Quadratic, expansion_at, weight
 from tfp_sgmcmc.targets.scores import mapped_scores
+from tfp_sgmcmc.targets.sharded import ShardedLogProb
+from tfp_sgmcmc.targets.shards import on_device_of_part
 
 
 class _Remainders(NamedTuple):
@@ -40,7 +42,8 @@ class SecondOrder:
 
     Attributes:
       quadratic: the Hessians at the center.
-      probabilities: the \( q_i \), `[N]`, or None if the wrapped target draws its minibatches.
+      probabilities: the \( q_i \), or None if the wrapped target draws its minibatches. They are
+        those of all examples, or of the shards that this process holds.
       noise_scale: c in cov(gradient) = c V.
 
     Args:
@@ -58,28 +61,32 @@ class SecondOrder:
         self.quadratic = expansion_at(target, anchor.state, hessian)
         self.probabilities: np.ndarray | None = None
         self.noise_scale = target.noise_scale
-        self._linear = None
+        self._linear: dict[int, LinearRemainders] = {}  # of each part of the target held here
         if target.linear_model is not None:
             is_full = isinstance(self.quadratic, Quadratic)
-            self._linear = LinearRemainders(target, anchor.state, is_full)
+            for part in target.parts:
+                with on_device_of_part(target, part):
+                    self._linear[part.number] = LinearRemainders(part, anchor.state, is_full)
         if importance is None:
             return
-        total = target.num_examples
-        if isinstance(importance, str) and importance == "pilot":
-            wanted = pilot_probabilities(target, anchor.state, self.quadratic, self._squared_norms)
-        else:
-            wanted = as_probabilities(importance, total)
-        self._table = random.AliasTable.from_probabilities(wanted)
-        self.probabilities = self._table.probabilities
-        self._weights = tf.constant(1 / (total * self.probabilities), self._center.dtype)
-        self.noise_scale = total**2 / target.batch_size
+        self._draws = weighted_draws(
+            target, importance, self.quadratic, anchor.state, self._squared_norms
+        )
+        self.probabilities = np.concatenate([x.probabilities for x in self._draws.values()])
+        self._weigh(target)
+
+    def _weigh(self, target: MinibatchLogProb) -> None:
+        """Takes minibatches of `target` whose examples are drawn by their probabilities."""
+        self.noise_scale = target.num_examples**2 / target.batch_size
+        if isinstance(target, ShardedLogProb):
+            self._target = target.with_replacement()
 
     def with_target(self, target: MinibatchLogProb) -> SecondOrder:
         """Returns these estimates for a target that differs in its minibatches only."""
         other = copy.copy(self)
         other._target, other.noise_scale = target, target.noise_scale
         if self.probabilities is not None:
-            other.noise_scale = target.num_examples**2 / target.batch_size
+            other._weigh(target)
         return other
 
     def estimate(
@@ -88,7 +95,7 @@ class SecondOrder:
         """Returns the estimate. The arguments are those of `Target.estimate`."""
         base, anchor = self._target, self._anchor
         prior, slope, product = value_and_gradient(base.log_prior, state, probe, connected=False)
-        batch, target_state = self._draw(seed, target_state, static_or_dynamic_shape(prior))
+        batch_of, target_state = self._draw(seed, target_state, static_or_dynamic_shape(prior))
         ndims = prior.shape.rank
         offset = flatten_events(state, ndims) - self._center
         guarded = self.quadratic.kept(weight(self.quadratic, offset) * offset)
@@ -98,13 +105,15 @@ class SecondOrder:
         log_prob = prior + anchor.log_likelihood + _inner(total + bend / 2, offset)
         scale, scores = base.num_examples / base.batch_size, ()
         if with_scores and probe is None:
-            size, batch_ndims = base.group_size, 0 if base.shared_batch else ndims
-            count = base.batch_size // size
-            rows = self._of_rows(state, offset, guarded, batch, count, size, batch_ndims)
-            scores = self._parts(rows.slopes / size**0.5)
+            rows = base.gathered(
+                lambda part: self._of_rows(part, state, offset, guarded, batch_of(part)), ndims
+            )
+            scores = self._parts(rows.slopes / base.group_size**0.5)
             found = _Remainders(tf.reduce_sum(rows.values, -1), tf.reduce_sum(rows.slopes, -2))
         else:
-            found, curvature = self._of_sum(state, offset, guarded, batch, probe)
+            found, curvature = base.summed(
+                lambda part: self._of_sum(part, state, offset, guarded, batch_of(part), probe)
+            )
             if probe is not None:
                 product = map_parts(lambda a, b: a + scale * b, product, curvature)
         return GradientEstimate(
@@ -120,35 +129,46 @@ class SecondOrder:
         return unflatten_events(flat, self._anchor.state, 0)
 
     def _draw(self, seed: tf.Tensor, target_state: Any, chains: Any) -> tuple[Any, Any]:
-        """Returns examples with their weights 1 / (N q_i), and the next target state."""
-        base = self._target
-        if self.probabilities is None:
-            draw, target_state = base.next_draw(seed, target_state)
-            indices = draw(chains)
-            return self._rows(indices, tf.ones_like(indices, self._center.dtype)), target_state
-        chains = [] if base.shared_batch else chains
-        indices = self._table.draw(random.as_seed(seed), tf.range(base.batch_size), chains)
-        return self._rows(indices, tf.gather(self._weights, indices)), target_state
+        """Returns the next minibatch, a function of a part of the target, and the target state.
 
-    def _rows(self, indices: tf.Tensor, weights: tf.Tensor) -> tuple[Any, ...]:
-        """Returns examples and weights, followed by what a linear model knows of the examples."""
-        linear = self._linear
-        known = () if linear is None else (tf.gather(linear.at_center, indices),)
-        return self._target.rows(indices), weights, *known
+        A minibatch has examples, their weights in a sum that estimates n/N times that over all, and
+        what a linear model knows of the examples.
+        """
+        if self.probabilities is None:
+            indices_of, target_state = self._target.next_indices(seed, target_state)
+
+        def batch_of(part: Any) -> tuple[Any, ...]:
+            if self.probabilities is None:
+                indices = indices_of(part, chains)
+                weights = part.weighted(tf.ones_like(indices, self._center.dtype))
+            else:
+                draws = self._draws[part.number]
+                indices, weights = draws(part, random.as_seed(seed), chains)
+            linear = self._linear.get(part.number)
+            known = () if linear is None else (tf.gather(linear.at_center, indices),)
+            return part.rows(indices), weights, *known
+
+        return batch_of, target_state
 
     def _of_sum(
-        self, state: State, offset: tf.Tensor, guarded: tf.Tensor, batch: Any, probe: Any
+        self,
+        part: Any,
+        state: State,
+        offset: tf.Tensor,
+        guarded: tf.Tensor,
+        batch: Any,
+        probe: Any,
     ) -> tuple[_Remainders, State]:
         """Returns the remainders of the sum, and the sum's Hessian at `state` times `probe`."""
-        shape = offset.shape[:-1]
-        if self._linear is not None and probe is None:
+        shape, linear = offset.shape[:-1], self._linear.get(part.number)
+        if linear is not None and probe is None:
             bends = self._bends(offset, guarded)
-            value, slope = self._linear.of_sum(state, bends, *batch)
+            value, slope = linear.of_sum(state, bends, *batch)
             return _Remainders(value, flatten_events(slope, shape.rank)), ()
-        base, rows, weights = self._target, *batch[:2]
+        rows, weights = batch[:2]
 
         def weighted_sum(s: State) -> tf.Tensor:
-            values = base.log_likelihood(s, rows, base.batch_size, shape)
+            values = part.log_likelihood(s, rows, part.batch_size, shape)
             return tf.reduce_sum(weights * values, axis=-1)
 
         value, slope, curvature = value_and_gradient(weighted_sum, state, probe, connected=False)
@@ -160,7 +180,18 @@ class SecondOrder:
         return _Remainders(value - taylor, slopes), curvature
 
     def _of_rows(
+        self, part: Any, state: State, offset: tf.Tensor, guarded: tf.Tensor, batch: Any
+    ) -> _Remainders:
+        """Returns the remainders of a minibatch's examples, or groups of examples."""
+        size = part.group_size
+        batch_ndims = 0 if part.shared_batch else offset.shape.rank - 1
+        return self._of_groups(
+            part, state, offset, guarded, batch, part.batch_size // size, size, batch_ndims
+        )
+
+    def _of_groups(
         self,
+        part: Any,
         state: State,
         offset: tf.Tensor,
         guarded: tf.Tensor,
@@ -170,15 +201,15 @@ class SecondOrder:
         batch_ndims: int,
     ) -> _Remainders:
         """Returns the remainders of `num_rows` groups of `size` examples."""
-        shape = offset.shape[:-1]
-        if self._linear is not None:
+        shape, linear = offset.shape[:-1], self._linear.get(part.number)
+        if linear is not None:
             bends = self._bends(offset, guarded)
-            values, slopes = self._linear.of_groups(state, bends, *batch, num_rows)
+            values, slopes = linear.of_groups(state, bends, *batch, num_rows)
             return _Remainders(values, flatten_events(slopes, shape.rank + 1))
 
         def expand(s: State) -> tuple[tf.Tensor, tf.Tensor]:
             values, slopes = mapped_scores(
-                lambda x, group: group[1] * self._target.log_likelihood(x, group[0], size, shape),
+                lambda x, group: group[1] * part.log_likelihood(x, group[0], size, shape),
                 s,
                 batch,
                 num_rows,
@@ -201,11 +232,11 @@ class SecondOrder:
 
     def _squared_norms(self, states: State, rows: Any, size: int) -> tf.Tensor:
         """Returns each example's mean of squared remainders over K states, `[size]`, whitened."""
-        if self._linear is not None and isinstance(self.quadratic, Quadratic):
+        if self._linear and isinstance(self.quadratic, Quadratic):
             offset = flatten_events(states, 1) - self._center
             bends = self._bends(offset, weight(self.quadratic, offset) * offset)
             axes = tf.constant(self.quadratic.factor().T, offset.dtype)
-            return self._linear.squared_norms(states, bends, rows, axes)
+            return [*self._linear.values()][0].squared_norms(states, bends, rows, axes)
         found = self.quadratic.root(self._of_examples(states, rows, size), transposed=True)
         return tf.reduce_mean(tf.reduce_sum(found**2, axis=-1), axis=0)
 
@@ -213,14 +244,14 @@ class SecondOrder:
         """Returns the remainders of `size` examples at each of K states, `[K, size, D]`."""
         offset = flatten_events(states, 1) - self._center
         guarded = self.quadratic.kept(weight(self.quadratic, offset) * offset)
-        base, shape = self._target, [offset.shape[0], size]
-        if self._linear is not None:
+        base, shape = self._target.parts[0], [offset.shape[0], size]  # for its functions alone
+        if self._linear:
             at_center = base.linear_predictor(self._anchor.state, rows)
             batch = (rows, tf.ones([size], offset.dtype), at_center)
-            return self._of_rows(states, offset, guarded, batch, size, 1, 0).slopes
+            return self._of_groups(base, states, offset, guarded, batch, size, 1, 0).slopes
         if base.shared_batch:  # the likelihood need not take an example for each chain
             batch = (rows, tf.ones([size], offset.dtype))
-            return self._of_rows(states, offset, guarded, batch, size, 1, 0).slopes
+            return self._of_groups(base, states, offset, guarded, batch, size, 1, 0).slopes
         # A chain for each example is a hundred times faster than a map of gradients.
         batch = tf.nest.map_structure(
             lambda x: tf.broadcast_to(x[:, tf.newaxis], [*shape, 1, *x.shape[1:]]), rows

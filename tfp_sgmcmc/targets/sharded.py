@@ -45,8 +45,8 @@ class ShardedLogProb(MinibatchLogProb):
     that, and shares are summed. Chains, their noise and the kernel's results are the same on all
     replicas. Without a strategy all shards are held here, as by a `MinibatchLogProb`.
 
-    The target takes the place of a `MinibatchLogProb` for kernels, `ControlVariate` of order 1,
-    `find_center`, `preflight` and `largest_curvature`.
+    The target takes the place of a `MinibatchLogProb` for kernels, `ControlVariate`, `find_center`,
+    `preflight` and `largest_curvature`.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
@@ -188,6 +188,11 @@ class ShardedLogProb(MinibatchLogProb):
         return self._replicas
 
     @property
+    def parts(self) -> list[Any]:
+        """The parts of this target that this process holds, one for each replica."""
+        return [*self._parts.values()]
+
+    @property
     def _held(self) -> list[int]:
         return [0] if self._replicas is None else self._replicas.held
 
@@ -210,12 +215,21 @@ class ShardedLogProb(MinibatchLogProb):
         return other
 
     def with_minibatches(self, batch_size: int) -> ShardedLogProb:
-        other = copy.copy(self)
         integer("batch_size", batch_size, self.num_shards, self.num_examples)
         _check_multiple("batch_size", batch_size, self.num_shards)
         size = batch_size // self.num_shards
         strata = self._strata._replace(per_shard=size, rows_per_shard=size)
         check_sizes(strata, self.num_examples)
+        return self._with_strata(strata)
+
+    def with_replacement(self) -> ShardedLogProb:
+        """Returns this target for minibatches whose examples are drawn with replacement."""
+        other = self._with_strata(self._strata._replace(replacement=True))
+        other.replacement = True
+        return other
+
+    def _with_strata(self, strata: Strata) -> ShardedLogProb:
+        other = copy.copy(self)
         other._parts = {r: x.with_strata(strata) for r, x in self._parts.items()}
         other._score_fn, other.has_score_fn = None, False
         other._set(strata)
@@ -252,11 +266,11 @@ class ShardedLogProb(MinibatchLogProb):
         state = convert_state(state)
         prior, gradient, product = value_and_gradient(self.log_prior, state, probe, connected=False)
         shape, total = static_or_dynamic_shape(prior), self.num_examples
-        batch_of, target_state = self.next_batch(seed, target_state)
+        indices_of, target_state = self.next_indices(seed, target_state)
         scores: Any = ()
         if with_scores and probe is None:
             values, scores = self.gathered(
-                lambda part: part.scores(state, batch_of(part, shape), prior.shape),
+                lambda part: part.scores(state, part.rows(indices_of(part, shape)), prior.shape),
                 prior.shape.rank,
             )
             log_prob, gradient, scores = combine_scores(
@@ -265,7 +279,7 @@ class ShardedLogProb(MinibatchLogProb):
         else:
 
             def sums(part: StratifiedLogProb) -> Any:
-                batch = batch_of(part, shape)
+                batch = part.rows(indices_of(part, shape))
                 return value_and_gradient(
                     lambda s: part.scaled_sum(s, batch, prior.shape, total),
                     state,
@@ -329,12 +343,9 @@ class ShardedLogProb(MinibatchLogProb):
             return fn(part)
         return traced(lambda: fn(part), jit_compile=True)()
 
-    def next_batch(self, seed: tf.Tensor, target_state: Any) -> tuple[Callable[..., Any], Any]:
+    def next_indices(self, seed: tf.Tensor, target_state: Any) -> tuple[Callable[..., Any], Any]:
         seed = random.as_seed(seed)
-        return (
-            lambda part, chain_shape: part.rows(part.draw(seed, None, chain_shape)),
-            target_state,
-        )
+        return lambda part, chain_shape: part.draw(seed, None, chain_shape), target_state
 
     def rows(self, indices: tf.Tensor) -> Any:
         return self._whole("rows").rows(indices)
@@ -355,7 +366,7 @@ class ShardedLogProb(MinibatchLogProb):
         if self._replicas is not None:
             raise ValueError(
                 f"A ShardedLogProb on {self.num_replicas} replicas cannot be used where all "
-                f"examples are needed in one place ({wanted}). Kernels, ControlVariate of order 1, "
+                f"examples are needed in one place ({wanted}). Kernels, ControlVariate, "
                 "find_center with L-BFGS, preflight and largest_curvature take it; everything else "
                 "takes one replica."
             )

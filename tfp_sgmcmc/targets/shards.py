@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -90,6 +91,12 @@ def load_shards(
 def on_device_of(replicas: Replicas | None, replica: int) -> Any:
     """Returns a context in which tensors are made on the device of a replica of this process."""
     return tf.device(None if replicas is None else replicas.device_of(replica))
+
+
+def on_device_of_part(target: Any, part: Any) -> Any:
+    """Returns a context in which tensors are made where a part of a target is."""
+    replicas = getattr(target, "replicas", None)
+    return contextlib.nullcontext() if replicas is None else on_device_of(replicas, part.number)
 
 
 def check_sizes(strata: Strata, num_examples: int) -> None:

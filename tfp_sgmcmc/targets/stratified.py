@@ -49,6 +49,27 @@ class Strata(NamedTuple):
         return np.sqrt(squares)
 
 
+class Shard(NamedTuple):
+    """A shard whose examples are drawn apart from those of others.
+
+    Attributes:
+      number: its number, which with a seed names its draws; None for all examples.
+      start: its first example, in the order of all shards.
+      size: number of its examples.
+    """
+
+    number: int | None
+    start: int
+    size: int
+
+
+def shards_of(part: MinibatchLogProb) -> list[Shard]:
+    """Returns the shards that a part of a target holds, or all examples as a single one."""
+    if isinstance(part, StratifiedLogProb):
+        return part.shards
+    return [Shard(None, 0, part.num_examples)]
+
+
 class StratifiedLogProb(MinibatchLogProb):
     """The rows of some shards, or of all, as a part of a `ShardedLogProb`.
 
@@ -76,6 +97,7 @@ class StratifiedLogProb(MinibatchLogProb):
         size = len(numbers) * strata.per_shard
         super().__init__(*functions, data, size, **options)
         self._numbers = list(numbers)
+        self.number = self._numbers[0]
         self._set(strata)
 
     def _set(self, strata: Strata) -> None:
@@ -93,9 +115,17 @@ class StratifiedLogProb(MinibatchLogProb):
     def with_strata(self, strata: Strata) -> StratifiedLogProb:
         """Returns this part for minibatches that are drawn in another way."""
         other = copy.copy(self)
+        other.replacement = strata.replacement
         other._score_fn, other.has_score_fn = None, False
         other._set(strata)
         return other
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards that this part holds, in the order of their rows."""
+        sizes = self._strata.sizes
+        ends = np.cumsum(sizes)
+        return [Shard(s, int(ends[s] - sizes[s]), int(sizes[s])) for s in self._numbers]
 
     def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any) -> tf.Tensor:
         """Returns the indices of a minibatch: m rows of each shard, in the order of `shards`.
