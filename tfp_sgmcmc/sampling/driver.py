@@ -66,11 +66,11 @@ def sample(
 
     - coordinates: it finds a mode, and whitens by the Hessian there (`whiten`), by low rank beyond
       4096 entries; where the prior has kinks or a pilot's draws are far wider or narrower than the
-      Hessian says, by the draws' mean and the Hessian there.
+      Hessian says, by the draws' mean and the Hessian there, or for HMC by their covariance.
     - the sampler: `UnderdampedLangevin` with second-order control variates (`ControlVariate`), or
       HMC on all data where that is cheaper by measured times of a step.
     - minibatch n, step h and temperature: the cheapest n and h whose noise is predicted to make
-      variances at most 1.5 % too large on average and 5 % in the worst direction. A temperature of
+      variances at most 3 % too large on average and 5 % in the worst direction. A temperature of
       about 1 makes up for the average. A pilot of all chains from dispersed starts measures the
       noise and the draws' variance, and the choice is made again where they differ from the
       prediction.
