@@ -113,7 +113,7 @@ def test_the_picture_of_costs_has_the_numbers_of_the_tables() -> None:
     assert first[12_214, 51] == {minibatches: 12.7 / 2.71, control: 8.68 / 2.71}
     assert minibatches not in first[1e6, 20]  # none is within 10 % of the exact deviations
     second = {(p.num_examples, p.dimension): p.costs[cost.SECOND] for p in cost.second_order()}
-    assert len(second) == 6 and second[1e6, 20] == 1 / 336
+    assert len(second) == 6 and second[1e6, 20] == 1 / 1020
 
 
 @pytest.mark.slow

@@ -255,9 +255,8 @@ def test_acceptance_ratio_by_hand() -> None:
 # The kernel in TensorFlow Probability
 
 
-@pytest.mark.parametrize(
-    "adaptation", ["dual averaging", pytest.param("simple", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("adaptation", ["dual averaging", "simple"])
 def test_step_size_adaptation_reaches_its_target(adaptation: str) -> None:
     """The acceptance rate of 64 chains in the last 500 steps is within 0.03 of the target.
 

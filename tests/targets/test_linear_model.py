@@ -167,6 +167,7 @@ def test_expansions_of_low_rank() -> None:
     np.testing.assert_allclose(*q, atol=2.0**-24)
 
 
+@pytest.mark.slow
 def test_single_precision_and_svrg() -> None:
     *pair, state = models("Bernoulli", dtype=tf.float32)
     *white, origin = whitened("Bernoulli", state, dtype=tf.float32)
@@ -230,6 +231,7 @@ def test_a_bijector_that_is_not_affine_is_differentiated(monkeypatch: pytest.Mon
     assert called == ["closed"]  # the control: it is the closed form that is compared above
 
 
+@pytest.mark.slow
 def test_compiled_chains_and_named_weights() -> None:
     linear = sgmcmc.LinearModel(bernoulli)
     target = sgmcmc.MinibatchLogProb(

@@ -56,10 +56,8 @@ def parts(parameters: Any) -> tuple[tf.Tensor, tf.Tensor]:
     return (parameters["loc"], parameters["v"]) if named else tuple(parameters)
 
 
-@pytest.mark.parametrize(
-    "form",
-    ["joint", *(pytest.param(form, marks=pytest.mark.slow) for form in ("dict", "joint, list"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["joint", "dict", "joint, list"])
 def test_draws_have_the_moments_of_the_posterior(form: str) -> None:
     """Means and variances, within six standard errors between 400 independent chains.
 

@@ -207,13 +207,13 @@ def test_outputs_that_are_no_probabilities_are_refused_before_the_first_step(
 
 class TestMemory:
     def test_kept_states_are_refused_if_they_do_not_fit(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(memory, "available", lambda: 1000)
+        monkeypatch.setattr(memory, "available", lambda: 120)
         with pytest.raises(MemoryError, match="1000 kept states 12.0 kB.*directory"):
             fit(classifier(), standard(), epochs=1000)
-        fit(classifier(), standard(num_steps_between_results=99), epochs=100)
+        fit(classifier(), standard(num_steps_between_results=9), epochs=10)
         stored = standard(directory=tmp_path)
-        fit(classifier(), stored, epochs=84)
-        assert len(stored.samples[0]) == 84
+        fit(classifier(), stored, epochs=11)
+        assert len(stored.samples[0]) == 11
 
     def test_much_of_the_memory_is_told(self, monkeypatch):
         monkeypatch.setattr(memory, "available", lambda: 1000)

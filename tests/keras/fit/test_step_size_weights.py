@@ -109,6 +109,7 @@ def test_a_distance_selects_the_states_that_indices_by_distance_does(burnin, dis
     assert callback.posterior.weights is None
 
 
+@pytest.mark.slow
 def test_a_distance_counts_from_the_sampling_threshold():
     arguments = {"noise_every": 1, "sampling_threshold": 0.3, "compiled": {"jit_compile": False}}
     every = fit(**arguments)

@@ -166,9 +166,8 @@ def test_operations_that_must_not_be_vectorized_are_found(fn, shape, is_unsafe):
     assert found == [is_unsafe, False]  # XLA does not use oneDNN
 
 
-@pytest.mark.parametrize(
-    "which, count", [("first", 1), pytest.param("all", 8, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("which, count", [("first", 1), ("all", 8)])
 def test_attention_and_scores_leave_the_process_alive(which, count):
     """A crash would take the test process along, so a transformer samples in another one."""
     done = subprocess.run(
