@@ -163,10 +163,6 @@ class Hooks(keras.callbacks.Callback):
             self._auto.at_batch(batch, self._recorder.chain, self._preflight.source)
         self._train_function.install()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if logs is not None:
-            logs |= self._preflight.verdicts.logs  # the progress bar comes after this callback
-
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
         chain, verdicts = self._recorder.chain, self._preflight.verdicts

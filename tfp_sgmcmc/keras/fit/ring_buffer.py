@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from tfp_sgmcmc import xla
 from tfp_sgmcmc.checks import accepts, positive
 from tfp_sgmcmc.diagnostics.mixing_distance import travel
 from tfp_sgmcmc.keras.fit.packing import Packing
+from tfp_sgmcmc.schedules import Cyclical
 
 NEVER = np.iinfo(np.int64).max  # the first step to keep while the end of burn-in is unknown
 
@@ -54,8 +54,7 @@ class Collection(NamedTuple):
 
         Those at equal distances in time have, and those of sampling phases, as in Zhang et al.
         """
-        keep = self.keep
-        is_of_phases = inspect.ismethod(keep) and keep.__name__ == "is_sampling"
+        is_of_phases = isinstance(getattr(self.keep, "__self__", None), Cyclical)
         return self.distance is not None or is_of_phases
 
     def num_due(self, first: int, num_steps: int) -> int:
