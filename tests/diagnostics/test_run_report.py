@@ -326,6 +326,7 @@ def test_bad_arguments_are_refused_by_name(name: str, value: Any) -> None:
         sgmcmc.report({"w": draws()}, **given)
 
 
+@pytest.mark.slow
 def test_draws_in_other_coordinates_than_the_kernel_s_are_judged_in_its_own() -> None:
     """Constrained draws with their bijector have the report of the unconstrained ones."""
     target = sgmcmc.MinibatchLogProb(

@@ -116,7 +116,8 @@ def slow_unless(*fast: str) -> list[Any]:
     return [pytest.param(family, marks=marks[family]) for family in FAMILIES]
 
 
-@pytest.mark.parametrize("family", slow_unless("categorical"))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_estimates_equal_automatic_differentiation(family: str) -> None:
     """Scores, differences and remainders, also whitened, agree to a few rounding errors."""
     closed, plain, state = models(family)
