@@ -16,14 +16,20 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
+def one_core() -> set[int] | None:
+    """Returns the last core that this process may use, or None where cores have no numbers."""
+    return {max(os.sched_getaffinity(0))} if hasattr(os, "sched_getaffinity") else None
+
+
 def use_one_core() -> None:
     """Keeps this process on one core, on Linux; for a start, before TensorFlow makes its threads.
 
     Threads of XLA that wait for small operations keep their cores busy. On two cores the processor
     seconds of a small step are twice its wall-clock seconds.
     """
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    core = one_core()
+    if core is not None:
+        os.sched_setaffinity(0, core)
 
 
 def versions(*packages: str) -> str:

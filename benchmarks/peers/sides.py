@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 import datasets
-from benchmarks.common.environment import num_cores
+from benchmarks.common.environment import num_cores, one_core
 from benchmarks.common.timing import in_turn
 from benchmarks.peers.worker import Case, Worker
 
@@ -43,8 +42,9 @@ def sides(
         x, y = logistic()
         np.savez(data, x=x, y=y)
         settings = [] if one_core_only else [None]
-        if hasattr(os, "sched_setaffinity"):
-            settings.append({max(os.sched_getaffinity(0))})
+        core = one_core()
+        if core is not None:
+            settings.append(core)
         for cores in settings:
             started: list[Worker] = []
             try:

@@ -49,3 +49,20 @@ def in_parts(batch_size: int) -> sgmcmc.MinibatchLogProb:
 
 def at(theta: np.ndarray, *chains: int, dtype: tf.DType = tf.float64) -> tf.Tensor:
     return tf.constant(np.broadcast_to(theta, [*chains, *theta.shape]), dtype)
+
+
+def probabilities_that_lower_the_variance(base: Any) -> np.ndarray:
+    """Returns the pilot's q after a test that they lower the variance, and that 1 / q raises it."""
+    center, _ = sgmcmc.find_center(base, tf.zeros([2], tf.float64))
+
+    def variance(importance: Any) -> float:
+        target = sgmcmc.ControlVariate(base, center, order=2, importance=importance)
+        theta = at(center.numpy() + [0.3, -0.3], 4000)
+        gradient = target.estimate(theta, tf.constant([3, 4]), with_scores=False).gradient
+        return float(np.trace(np.cov(gradient.numpy().T)))
+
+    pilot = sgmcmc.ControlVariate(base, center, order=2, importance="pilot").second_order
+    q = pilot.probabilities
+    uniform = variance(None)
+    assert variance("pilot") < 0.3 * uniform < variance(1 / q)
+    return q

@@ -105,7 +105,7 @@ def sampling_threshold(
         flat = [(r, flatten_events([x], chain_ndims)) for r, x in parts]
         return tf.add_n([tf.linalg.matvec(r, x) for r, x in flat])
 
-    u = random.normal_like([*known, *rows][0][..., 0], random.as_seed(seed))
+    u = random.normal_like((known or rows)[0][..., 0], random.as_seed(seed))
     _, u = tf.while_loop(
         lambda i, _: i < num_iterations,
         lambda i, u: (i + 1, gram_product(u)),

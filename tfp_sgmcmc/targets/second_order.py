@@ -236,7 +236,8 @@ class SecondOrder:
             offset = flatten_events(states, 1) - self._center
             bends = self._bends(offset, weight(self.quadratic, offset) * offset)
             axes = tf.constant(self.quadratic.factor().T, offset.dtype)
-            return [*self._linear.values()][0].squared_norms(states, bends, rows, axes)
+            linear = next(iter(self._linear.values()))
+            return linear.squared_norms(states, bends, rows, axes)
         found = self.quadratic.root(self._of_examples(states, rows, size), transposed=True)
         return tf.reduce_mean(tf.reduce_sum(found**2, axis=-1), axis=0)
 

@@ -40,8 +40,7 @@ def keras_model(
     )
     pairs = zip(model.variables, stacked, strict=True)
     layer.set_samples([v.numpy() if s is None else s for v, s in pairs], shares)
-    made = keras.Model(inputs, layer(inputs), name=name or f"{model.name}_posterior")
-    return made
+    return keras.Model(inputs, layer(inputs), name=name or f"{model.name}_posterior")
 
 
 def _traced(model: keras.Model, inputs: Any) -> tuple[Any, keras.Model, Any]:
