@@ -16,6 +16,7 @@ from tests.targets.logistic_regression import (
     X,
     Y,
     at,
+    log_likelihood,
     log_prior,
     probabilities_that_lower_the_variance,
     regression,
@@ -23,6 +24,7 @@ from tests.targets.logistic_regression import (
 from tfp_sgmcmc.random import AliasTable
 
 FAR = CENTER + [2.0, -1.5]  # there w < 1
+RNG = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("theta", [THETA, FAR], ids=["near", "far"])
@@ -119,13 +121,26 @@ def test_pilot_draws_examples_with_large_remainders() -> None:
     scales = np.repeat([0.2, 5.0], [190, 10])[:, None]
     data = {"x": scales * generator.standard_normal([200, 2]), "y": np.arange(200) % 2.0}
 
-    def log_likelihood(theta: Any, batch: Any) -> Any:
-        logits = tf.linalg.matvec(batch["x"], theta)
-        return batch["y"] * logits - tf.math.softplus(logits)
-
     base = sgmcmc.MinibatchLogProb(log_prior, log_likelihood, data, 20, replacement=True)
     q = probabilities_that_lower_the_variance(base)
     assert q[190:].mean() > 10 * q[:190].mean()
+
+
+@pytest.mark.filterwarnings("ignore:The scores of single examples are computed one after another")
+def test_scores_in_float32_without_xla() -> None:
+    """For several chains oneDNN cannot vectorize them, so that they are those of a loop."""
+    rows = {"x": X.astype(np.float32), "y": Y.astype(np.float32)}
+    single = sgmcmc.MinibatchLogProb(log_prior, log_likelihood, rows, 6)
+    center = tf.constant(CENTER, tf.float32)
+    target = sgmcmc.ControlVariate(single, center, order=2)
+    state = center + tf.constant(RNG.normal(size=[3, 2]), tf.float32)
+
+    def scores(state: Any) -> Any:
+        return target.estimate(state, tf.constant([1, 2]), with_scores=True).scores
+
+    here, compiled = (tf.function(scores, jit_compile=jit)(state) for jit in (False, True))
+    np.testing.assert_allclose(here, compiled, rtol=1e-4, atol=1e-5)
+    assert here.shape == [3, 6, 2] and np.std(here) > 1e-3
 
 
 @pytest.mark.slow

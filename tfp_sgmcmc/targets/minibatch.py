@@ -326,7 +326,7 @@ class MinibatchLogProb(ModelTarget):
             values = self.log_likelihood(state, group[0], self.group_size, chain_shape)
             return values if weights is None else values * group[1]
 
-        return mapped_scores(likelihood, state, rows, self.num_scores, chain_ndims, batch_ndims)
+        return mapped_scores(likelihood, state, rows, self.num_scores, chain_ndims, batch_ndims)[:2]
 
     def sum_over_chunks(self, state: State, size: int, probe: State = None) -> tuple[Any, ...]:
         """Returns the sum of all log likelihoods and its gradient, `size` examples at a time.

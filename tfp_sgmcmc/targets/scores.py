@@ -20,10 +20,12 @@ def mapped_scores(
     chain_ndims: int,
     batch_ndims: int,
     map_fn: Callable[[Callable[[Any], Any], Any], Any] = map_examples,
-) -> tuple[tf.Tensor, State]:
-    """Returns sums of log likelihoods over equal groups of a minibatch, and their gradients.
+    probe: State = None,
+) -> tuple[tf.Tensor, State, State]:
+    """Returns sums of log likelihoods over equal groups of a minibatch, and their derivatives.
 
-    Shapes are `[chains..., num_rows]`, and `[chains..., num_rows, event...]` for each part.
+    These are gradients, and Hessians times `probe` (`()` without a probe). Shapes are
+    `[chains..., num_rows]`, and `[chains..., num_rows, event...]` for each part.
 
     Args:
       log_likelihood_fn: (state, batch) -> `[chains..., m]`, the log likelihoods of m examples.
@@ -33,6 +35,7 @@ def mapped_scores(
       chain_ndims: number of chain dimensions of `state`.
       batch_ndims: number of chain dimensions of `batch`.
       map_fn: maps a function over elements, like `tf.vectorized_map`.
+      probe: what the Hessians are multiplied by, like `state`.
     """
 
     def in_groups(x: tf.Tensor) -> tf.Tensor:
@@ -41,18 +44,19 @@ def mapped_scores(
         x = tf.reshape(x, [*shape[:batch_ndims], num_rows, size, *shape[batch_ndims + 1 :]])
         return _move_axis(x, batch_ndims, 0)
 
-    def one(group: Any) -> tuple[tf.Tensor, State]:
-        value, gradient, _ = value_and_gradient(
-            lambda s: tf.reduce_sum(log_likelihood_fn(s, group), axis=-1), state, connected=False
+    def one(group: Any) -> tuple[tf.Tensor, State, State]:
+        value, gradient, product = value_and_gradient(
+            lambda s: tf.reduce_sum(log_likelihood_fn(s, group), axis=-1),
+            state,
+            probe,
+            connected=False,
         )
         # The gradient through the loop of a recurrent layer has lost its static shape.
         tf.nest.map_structure(lambda g, x: g.set_shape(x.shape), gradient, state)
-        return value, gradient
+        return value, gradient, product
 
-    values, gradients = map_fn(one, tf.nest.map_structure(in_groups, batch))
-    return _move_axis(values, 0, chain_ndims), tf.nest.map_structure(
-        lambda g: _move_axis(g, 0, chain_ndims), gradients
-    )
+    found = map_fn(one, tf.nest.map_structure(in_groups, batch))
+    return tf.nest.map_structure(lambda x: _move_axis(x, 0, chain_ndims), found)
 
 
 def combine_scores(

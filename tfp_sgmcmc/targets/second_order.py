@@ -207,22 +207,21 @@ class SecondOrder:
             values, slopes = linear.of_groups(state, bends, *batch, num_rows)
             return _Remainders(values, flatten_events(slopes, shape.rank + 1))
 
-        def expand(s: State) -> tuple[tf.Tensor, tf.Tensor]:
-            values, slopes = mapped_scores(
+        def derivatives(at: State, probe: State = None) -> tuple[tf.Tensor, State, State]:
+            return mapped_scores(
                 lambda x, group: group[1] * part.log_likelihood(x, group[0], size, shape),
-                s,
+                at,
                 batch,
                 num_rows,
                 shape.rank,
                 batch_ndims,
+                probe=probe,
             )
-            return values, flatten_events(slopes, shape.rank + 1)
 
-        values, slopes = expand(state)
-        center = tf.zeros_like(offset) + self._center
-        with tf.autodiff.ForwardAccumulator(center, guarded) as forward:
-            at_center, slopes_there = expand(self._parts(center))
-        bends = forward.jvp(slopes_there, tf.UnconnectedGradients.ZERO)
+        center = self._parts(tf.zeros_like(offset) + self._center)
+        values, slopes, _ = derivatives(state)
+        at_center, *rest = derivatives(center, self._parts(guarded))
+        slopes, slopes_there, bends = (flatten_events(x, shape.rank + 1) for x in (slopes, *rest))
         taylor = at_center + _inner(slopes_there + bends / 2, offset[..., tf.newaxis, :])
         return _Remainders(values - taylor, slopes - slopes_there - bends)
 
