@@ -1,7 +1,9 @@
 """64 chains on one machine: one program on one core, one program on all cores, and shards.
 
 Each side has a process of its own, which waits while another one runs. "one core" is a process that
-is held to one core before TensorFlow makes its threads. Sides run in turn. The posterior is that of
+is held to one core before TensorFlow makes its threads. "one thread" is a process that calls
+`tf.config.threading.set_intra_op_parallelism_threads(1)` first, so that an operation of one program
+does not spread over the cores that other programs are for. Sides run in turn. The posterior is that of
 the weak scaling (logistic regression, D = 50, n = 500).
 
   processor  seconds that all threads of the process were busy, waiting threads of XLA included,
@@ -39,19 +41,25 @@ class Side(NamedTuple):
       name: the name of the row.
       shards: number of equal shards.
       is_held: whether the process is held to one core.
+      has_one_thread: whether an operation has one thread.
     """
 
     name: str
     shards: int
-    is_held: bool
+    is_held: bool = False
+    has_one_thread: bool = False
 
 
 def serve(connection: Any, side: Side, chains: int) -> None:
     """Runs chains for as many results as it is sent, and sends processor and wall-clock seconds."""
     if side.is_held:
         use_one_core()
-    from benchmarks.scaling_out import problem  # TensorFlow counts the cores
+    import tensorflow as tf  # counts the cores
 
+    from benchmarks.scaling_out import problem
+
+    if side.has_one_thread:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
     kernel = problem.make_kernel()
     while num_results := connection.recv():
         wall, processor = time.perf_counter(), time.process_time()
@@ -92,9 +100,11 @@ def rows(
       repeats: number of runs of each side that count.
     """
     sides = [
-        Side("one program, one core", 1, True),
-        Side("one program, all cores", 1, False),
-        Side(f"{shards} shards, all cores", shards, False),
+        Side("one program, one core", 1, is_held=True),
+        Side("one program, all cores", 1),
+        Side(f"{shards} shards, all cores", shards),
+        Side("one program, one thread", 1, has_one_thread=True),
+        Side(f"{shards} shards, one thread", shards, has_one_thread=True),
     ]
     few = num_results // 10
     with contextlib.ExitStack() as stack:

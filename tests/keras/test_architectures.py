@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
     "name, setting",
     [
         ("several inputs", Setting("SGLD", None, False)),
-        ("subclassed", Setting("SGHMC", 2, False)),
+        pytest.param("subclassed", Setting("SGHMC", 2, False), marks=pytest.mark.slow),
     ],
 )
 def test_a_part_of_the_table(name, setting):

@@ -50,7 +50,7 @@ def on_two_replicas(*arguments):
 
 def test_two_replicas():
     """The chain equals the chain on one device, unless shares are not summed."""
-    on_two_replicas("-k", "graph or not_summed")
+    on_two_replicas("-k", "(chain and graph) or not_summed")
 
 
 @pytest.mark.slow
