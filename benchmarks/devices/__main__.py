@@ -43,7 +43,7 @@ from benchmarks.common.tables import Table
 
 N, D, PIXELS = 100_000, 129, 784
 MOST_BYTES = 4e9  # of a row's minibatches or scores
-SECONDS = 1.0  # for a call
+SECONDS, MOST_STEPS = 1.0, 20_000  # for a call
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -168,9 +168,13 @@ def measured(case: Case, python: str, folder: Path, speed: float) -> Row:
     target, state = MODELS[case.model](case.batch_size)
     kernel, steps = KERNELS[case.sampler](target), 2
     state = [tf.broadcast_to(x, [case.num_chains, *x.shape]) for x in state]
-    trial = sampled(kernel, state, steps).timings
-    steps = max(2, min(2000, int(SECONDS / max(trial.seconds / steps, 1e-6))))
     result = sampled(kernel, state, steps)
+    while (
+        result.timings.seconds < SECONDS / 2 and steps < MOST_STEPS
+    ):  # a call has a cost of its own
+        times = SECONDS / max(result.timings.seconds, 1e-6)
+        steps = int(min(MOST_STEPS, steps * max(times, 2)))
+        result = sampled(kernel, state, steps)
     here, draws = result.timings.seconds, np.asarray(result.states[0])
     there, apart = math.nan, math.nan
     if python:
