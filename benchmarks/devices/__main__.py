@@ -169,9 +169,8 @@ def measured(case: Case, python: str, folder: Path, speed: float) -> Row:
     kernel, steps = KERNELS[case.sampler](target), 2
     state = [tf.broadcast_to(x, [case.num_chains, *x.shape]) for x in state]
     result = sampled(kernel, state, steps)
-    while (
-        result.timings.seconds < SECONDS / 2 and steps < MOST_STEPS
-    ):  # a call has a cost of its own
+    # A call has a cost of its own, so a few steps tell little.
+    while result.timings.seconds < SECONDS / 2 and steps < MOST_STEPS:
         times = SECONDS / max(result.timings.seconds, 1e-6)
         steps = int(min(MOST_STEPS, steps * max(times, 2)))
         result = sampled(kernel, state, steps)
