@@ -179,9 +179,10 @@ def measured(case: Case, python: str, folder: Path, speed: float) -> Row:
     if python:
         name = re.sub(r"\W+", "_", "_".join(map(str, case)))
         path = sgmcmc.export_program(
-            kernel, state, 1, folder / f"{name}.npz", num_burnin_steps=steps - 1
-        )
-        there, found = by_jax(python, path)
+            kernel, state, 1, folder / f"{name}.npz",
+            num_burnin_steps=steps - 1, num_steps_between_results=steps - 1,
+        )  # fmt: skip
+        there, found = by_jax(python, path, steps)
         scale = max(float(np.std(draws)), 1e-30)
         apart = float(np.max(np.abs(found - draws))) / scale
     return Row(
@@ -202,17 +203,24 @@ def sampled(kernel: Any, state: list[tf.Tensor], steps: int) -> sgmcmc.SampleRes
     )  # fmt: skip
 
 
-def by_jax(python: str, path: Path) -> tuple[float, np.ndarray]:
-    """Returns the microseconds of a step of the second call, and the first call's draws."""
+def by_jax(python: str, path: Path, steps: int) -> tuple[float, np.ndarray]:
+    """Returns the microseconds of a step of the second call, and the first call's draws.
+
+    Raises:
+      ValueError: a call did not take `steps` steps.
+    """
     output = path.with_suffix(".draws.npz")
     command = [python, "-m", "benchmarks.devices.run_program", path, "--calls", "2", "--output"]
     text = subprocess.run(
         [*command, output], check=True, capture_output=True, text=True, cwd=ROOT,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     ).stdout  # fmt: skip
+    calls = re.findall(r"(\d+) steps, ([\d.]+) us a step", text)
+    if [int(taken) for taken, _ in calls] != [steps, steps]:
+        raise ValueError(f"Each of two calls must take {steps} steps. Received: {text}")
     with np.load(output) as file:
         draws = file["kept_0"][:1]
-    return float(re.findall(r"([\d.]+) us a step", text)[-1]), draws
+    return float(calls[-1][1]), draws
 
 
 def read_speed() -> float:
