@@ -6,7 +6,8 @@ is held to one core before TensorFlow makes its threads. "one thread" is a proce
 does not spread over the cores that other programs are for. Sides run in turn. The posterior is that
 of the weak scaling (logistic regression, D = 50, n = 500).
 
-  processor  seconds that all threads of the process were busy, waiting threads of XLA included,
+  processor  seconds that all threads of the process were busy, waiting threads of XLA included
+             (nan for processes of its own),
   wall       seconds on the clock,
   busy       processor / wall, the cores that a side takes,
   rate       thousands of steps of all chains a second, with the least and most of the repeats,
@@ -19,7 +20,9 @@ steps, so that compilation cancels. Numbers are medians of the repeats, and rati
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import math
 import multiprocessing
 import statistics
 import time
@@ -42,29 +45,45 @@ class Side(NamedTuple):
       shards: number of equal shards.
       is_held: whether the process is held to one core.
       has_one_thread: whether an operation has one thread.
+      has_processes: whether each shard runs in a process.
     """
 
     name: str
     shards: int
     is_held: bool = False
     has_one_thread: bool = False
+    has_processes: bool = False
 
 
 def serve(connection: Any, side: Side, chains: int) -> None:
     """Runs chains for as many results as it is sent, and sends processor and wall-clock seconds."""
     if side.is_held:
         use_one_core()
-    import tensorflow as tf  # counts the cores
-
-    from benchmarks.scaling_out import problem
-
     if side.has_one_thread:
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-    kernel = problem.make_kernel()
-    while num_results := connection.recv():
-        wall, processor = time.perf_counter(), time.process_time()
-        problem.sample(kernel, None, side.shards, chains // side.shards, num_results)
-        connection.send((time.process_time() - processor, time.perf_counter() - wall))
+        take_one_thread()
+    from benchmarks.scaling_out import problem  # TensorFlow counts the cores
+
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(processes(side.shards)) if side.has_processes else None
+        kernel = problem.make_kernel if pool else problem.make_kernel()
+        while num_results := connection.recv():
+            wall, processor = time.perf_counter(), time.process_time()
+            problem.sample(kernel, pool, side.shards, chains // side.shards, num_results)
+            busy = math.nan if pool else time.process_time() - processor
+            connection.send((busy, time.perf_counter() - wall))
+
+
+def take_one_thread() -> None:
+    """Gives each operation of this process one thread."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+def processes(number: int) -> concurrent.futures.ProcessPoolExecutor:
+    """Returns an executor whose processes have one thread an operation."""
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(number, context, take_one_thread)
 
 
 @contextlib.contextmanager
@@ -72,7 +91,9 @@ def process(side: Side, chains: int) -> Generator[Callable[[int], tuple[float, f
     """Yields a function of the number of results that measures a side in a process."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    worker = context.Process(target=serve, args=(there, side, chains), daemon=True)
+    worker = context.Process(
+        target=serve, args=(there, side, chains), daemon=not side.has_processes
+    )
     worker.start()
     there.close()  # so that `recv` ends if the worker does
 
@@ -105,6 +126,7 @@ def rows(
         Side(f"{shards} shards, all cores", shards),
         Side("one program, one thread", 1, has_one_thread=True),
         Side(f"{shards} shards, one thread", shards, has_one_thread=True),
+        Side(f"{shards} processes, one thread", shards, has_processes=True),
     ]
     few = num_results // 10
     with contextlib.ExitStack() as stack:
