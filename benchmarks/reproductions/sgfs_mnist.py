@@ -6,6 +6,8 @@ a network with 30 logistic hidden units (940 parameters), minibatches of n = 200
 error after equal epochs of SGFS with the full (SGFS-f) and the diagonal (SGFS-d) covariance of the
 scores, of SGLD and of SGD.
 
+The paper's other network, on the data set HHP, is not here, because its data cannot be had.
+
 The prior is N(0, 1) on every parameter, as a regulariser, so that all four have the same log
 posterior. A sampler predicts by the mean of the class probabilities over the second half of its
 states so far, of which five an epoch are kept. SGD predicts by its current state. 10,000 of the
