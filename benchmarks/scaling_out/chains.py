@@ -3,8 +3,9 @@
 Each side has a process of its own, which waits while another one runs. "one core" is a process that
 is held to one core before TensorFlow makes its threads. "one thread" is a process that calls
 `tf.config.threading.set_intra_op_parallelism_threads(1)` first, so that an operation of one program
-does not spread over the cores that other programs are for. Sides run in turn. The posterior is that
-of the weak scaling (logistic regression, D = 50, n = 500).
+does not spread over the cores that other programs are for. "processes" have one such process for
+each shard. Sides run in turn. The posterior is that of the weak scaling (logistic regression,
+D = 50, n = 500).
 
   processor  seconds that all threads of the process were busy, waiting threads of XLA included
              (nan for processes of its own),
