@@ -171,8 +171,7 @@ def measured(case: Case, python: str, folder: Path, speed: float) -> Row:
     result = sampled(kernel, state, steps)
     # A call has a cost of its own, so a few steps tell little.
     while result.timings.seconds < SECONDS / 2 and steps < MOST_STEPS:
-        times = SECONDS / max(result.timings.seconds, 1e-6)
-        steps = int(min(MOST_STEPS, steps * max(times, 2)))
+        steps = int(min(MOST_STEPS, steps * SECONDS / max(result.timings.seconds, 1e-6)))
         result = sampled(kernel, state, steps)
     here, draws = result.timings.seconds, np.asarray(result.states[0])
     there, apart = math.nan, math.nan

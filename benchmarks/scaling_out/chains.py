@@ -21,7 +21,6 @@ steps, so that compilation cancels. Numbers are medians of the repeats, and rati
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import math
 import multiprocessing
@@ -44,28 +43,26 @@ class Side(NamedTuple):
     Attributes:
       name: the name of the row.
       shards: number of equal shards.
-      is_held: whether the process is held to one core.
-      has_one_thread: whether an operation has one thread.
-      has_processes: whether each shard runs in a process.
+      prepare: what a process does before TensorFlow counts the cores, if anything.
+      has_processes: whether each shard runs in a process, which prepares itself.
     """
 
     name: str
     shards: int
-    is_held: bool = False
-    has_one_thread: bool = False
+    prepare: Callable[[], None] | None = None
     has_processes: bool = False
 
 
 def serve(connection: Any, side: Side, chains: int) -> None:
     """Runs chains for as many results as it is sent, and sends processor and wall-clock seconds."""
-    if side.is_held:
-        use_one_core()
-    if side.has_one_thread:
-        take_one_thread()
-    from benchmarks.scaling_out import problem  # TensorFlow counts the cores
+    if side.prepare is not None and not side.has_processes:
+        side.prepare()
+    from benchmarks.scaling_out import problem, shards  # TensorFlow counts the cores
 
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(processes(side.shards)) if side.has_processes else None
+        pool = None
+        if side.has_processes:
+            pool = stack.enter_context(shards.processes(side.shards, side.prepare))
         kernel = problem.make_kernel if pool else problem.make_kernel()
         while num_results := connection.recv():
             wall, processor = time.perf_counter(), time.process_time()
@@ -79,12 +76,6 @@ def take_one_thread() -> None:
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-
-
-def processes(number: int) -> concurrent.futures.ProcessPoolExecutor:
-    """Returns an executor whose processes have one thread an operation."""
-    context = multiprocessing.get_context("spawn")
-    return concurrent.futures.ProcessPoolExecutor(number, context, take_one_thread)
 
 
 @contextlib.contextmanager
@@ -122,12 +113,12 @@ def rows(
       repeats: number of runs of each side that count.
     """
     sides = [
-        Side("one program, one core", 1, is_held=True),
+        Side("one program, one core", 1, use_one_core),
         Side("one program, all cores", 1),
         Side(f"{shards} shards, all cores", shards),
-        Side("one program, one thread", 1, has_one_thread=True),
-        Side(f"{shards} shards, one thread", shards, has_one_thread=True),
-        Side(f"{shards} processes, one thread", shards, has_processes=True),
+        Side("one program, one thread", 1, take_one_thread),
+        Side(f"{shards} shards, one thread", shards, take_one_thread),
+        Side(f"{shards} processes, one thread", shards, take_one_thread, True),
     ]
     few = num_results // 10
     with contextlib.ExitStack() as stack:

@@ -20,7 +20,7 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.common import command_line
@@ -44,14 +44,21 @@ class Row(NamedTuple):
     model: float
 
 
+def processes(
+    workers: int, prepare: Callable[[], None] | None = None
+) -> concurrent.futures.ProcessPoolExecutor:
+    """Returns an executor with new processes, which call `prepare` first."""
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(workers, context, prepare)
+
+
 @contextlib.contextmanager
 def executor(engine: str, workers: int) -> Generator[Any]:
     """Yields what `sample` takes as `executor`; None means threads."""
     if engine == "threads":
         yield None
     elif engine == "processes":
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(workers, context) as pool:
+        with processes(workers) as pool:
             yield pool
     else:
         import dask
