@@ -13,7 +13,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
 from tfp_sgmcmc.xla import traced
 
-_TIMED_SECONDS = 0.01  # short, so that other work on the machine misses one of ten
+_TIMED_SECONDS = 0.02  # short, so that other work on the machine misses one of five
 _ROWS = 50  # of draws at which gradients are taken at a time
 
 
@@ -47,19 +47,27 @@ class Chains:
         self.position = start_of(self._kernel_fn(self.settings), start)
 
     def seconds_per_step(self) -> float:
-        """Returns the time of a step of all chains, the least of ten. The chains stay there."""
-        self._advance(self.position, 1, 1)  # compiles
-        steps, taken = 1, self._timed(1)
-        while taken < _TIMED_SECONDS:
-            steps = int(steps * min(8.0, 1.5 * _TIMED_SECONDS / taken + 1))
-            taken = self._timed(steps)
-        times = [taken, *(self._timed(steps) for _ in range(9) if taken < 10 * _TIMED_SECONDS)]
-        return min(times) / steps
+        """Returns the time of a step of all chains. The chains stay where they are.
 
-    def _timed(self, steps: int) -> float:
-        began = time.perf_counter()
-        self._advance(self.position, 1, steps)
-        return time.perf_counter() - began
+        It is the time that more steps take in one call, as a call takes milliseconds by itself.
+        """
+        self._advance(self.position, 1, 1)  # compiles
+        one, steps, more = self._least(1), 1, 0.0
+        if one > 10 * _TIMED_SECONDS:
+            return one
+        while more < _TIMED_SECONDS:
+            steps *= 4
+            more = self._least(steps) - one
+        return more / (steps - 1)
+
+    def _least(self, steps: int) -> float:
+        """Returns the seconds of a call of some steps, the least of five."""
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            self._advance(self.position, 1, steps)
+            times.append(time.perf_counter() - began)
+        return min(times)
 
     def burn_in(self, steps: int) -> bool:
         """Takes steps; returns whether the chains are finite."""

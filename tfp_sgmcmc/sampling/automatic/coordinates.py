@@ -163,7 +163,8 @@ def at_covariance(problem: MinibatchLogProb, before: Coordinates, z: np.ndarray)
     r"""Returns coordinates with the mean and covariance of draws z, `[results, chains, D]`.
 
     The covariance S of the n draws, in the coordinates before, is drawn towards its mean variance,
-    \( (n S + \operatorname{tr}(S) I) / (n + D) \), because few draws tell it only roughly.
+    \( (n S + \operatorname{tr}(S) I) / (n + D) \), because few draws tell it only roughly. The
+    target knows no curvature: it is for samplers that take all examples.
     """
     assert before.factor is not None
     like, draws = before.center, z.reshape(-1, z.shape[-1])
@@ -174,7 +175,8 @@ def at_covariance(problem: MinibatchLogProb, before: Coordinates, z: np.ndarray)
     center = unflatten_events(tf.constant(flat, _dtype(like)), like, 0)
     factor = before.factor @ np.linalg.cholesky(covariance)
     precision = np.linalg.inv(factor @ factor.T)
-    whitened = whiten(problem, center, hessian=-precision)
+    posterior = tf.constant(-precision, _dtype(like))
+    whitened = _linear(problem, center, Quadratic(tf.zeros_like(posterior), posterior))
     return Coordinates(*whitened, center, factor, precision, "covariance", before.num_passes)
 
 
@@ -208,6 +210,13 @@ def scaled(
     dtype = _dtype(center)
     diagonal = tf.constant(1 / variance, dtype)
     quadratic = LowRank(diagonal, tf.zeros([len(variance), 0], dtype), tf.zeros([0], dtype))
+    return _linear(problem, center, quadratic)
+
+
+def _linear(
+    problem: MinibatchLogProb, center: State, quadratic: Quadratic | LowRank
+) -> tuple[MinibatchLogProb, Any]:
+    """Returns the target of z and the way back, without the curvature at z = 0."""
     bijector = laplace_bijector(problem.bijector, center, quadratic)
     return problem.with_bijector(bijector), bijector
 

@@ -16,6 +16,7 @@ from tfp_sgmcmc.sampling.automatic.trials import Trials
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb
 
 _PILOT_DRAWS = 400
+_DRAWS_PER_ENTRY = 100  # of all chains, so that a covariance is known well
 _MOST_PILOTS = 5
 _LEAST_ACCEPTED = 0.6
 
@@ -64,6 +65,10 @@ class TimedHMC:
             raise NotQuadratic(pilot.wandering)
         poor = not pilot.fits or h < self._settings[0]  # a normal would have accepted the first h
         if found.factor is not None and found.kind != "covariance" and poor:
+            more = min(num_results // 2, _DRAWS_PER_ENTRY * trials.dim // pilot.z.shape[1])
+            if more > num_draws:
+                longer = trials.pilot(self._chains, gradients, (h, count), 1, more)
+                pilot = pilot if longer is None else longer
             recentred = to.at_covariance(self._problem, found, pilot.z)
             return TimedHMC(self._problem, recentred, trials)(num_results)
         arguments = {"step_size": h, "num_leapfrog_steps": count}
