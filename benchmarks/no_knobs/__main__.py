@@ -2,6 +2,8 @@
 
 For each posterior the table gives D and N, and for the automatic run
 
+  took     n and h of control variates of second order, or the sampler, with "*" if the run was
+           flagged,
   mean     the error of the posterior means in posterior standard deviations, as root mean square
            over the parameters, and after "~" what the finite numbers of draws explain of it,
   beyond   what is left of it beyond that (errors add in squares),
@@ -22,23 +24,26 @@ quadrature or a closed form where there is one, and otherwise from long HMC.
 
 The aims are means within 0.03 standard deviations, root mean square, beyond what the numbers of
 draws explain, and standard deviations within 2 % on average. The command fails if a run misses them
-and does not say so: it has neither flags nor warnings. Costs are printed only.
+and does not say so: it has neither flags nor warnings. Costs are printed only. Networks, through
+`fit`, have the command `python -m benchmarks.no_knobs.networks`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.common import command_line
+from benchmarks.common.tables import Table
 from benchmarks.no_knobs import automatic
-from benchmarks.no_knobs import networks as neural
+from benchmarks.no_knobs.accuracy import Accuracy
 from benchmarks.no_knobs.automatic import Automatic
 from benchmarks.no_knobs.by_hand import ByHand, all_settings
 from benchmarks.no_knobs.hostile import HOSTILE
@@ -47,7 +52,7 @@ from benchmarks.no_knobs.problems import Problem
 from benchmarks.no_knobs.references import Reference, reference
 
 QUICK = ("Poisson", "linear")
-QUICK_RESULTS, QUICK_NETWORKS = 400, ("dense", "regression")
+QUICK_RESULTS = 600
 ALL = {**POSTERIORS, **HOSTILE}
 
 
@@ -68,11 +73,10 @@ def run(
     seed: int = 0,
     hand_seconds: float = 2.0,
     folder: str = "",
-    networks: bool = False,
-    mnist: bool = False,
+    kept: str = "",
     quick: bool = False,
-) -> Iterator[Any]:
-    """Yields a row for each posterior, or for each network.
+) -> Iterator[Row]:
+    """Yields a row for each posterior.
 
     Args:
       posteriors: names; "table" for the posteriors of the table, "hostile" for those that were
@@ -80,26 +84,40 @@ def run(
       num_results: draws of each chain.
       hand_seconds: processor seconds for each setting by hand; 0 tries none.
       folder: keeps the exact moments, which a later call reads again.
-      networks: runs ten networks through `fit` instead; see `benchmarks.no_knobs.networks`.
-      mnist: runs the network 784-100-10 on all of MNIST instead, which those ten leave out.
-      quick: two small posteriors, without settings by hand, or few epochs of two networks.
+      kept: a folder that keeps all that was found of each posterior, so that a command that was cut
+        off goes on from there. Only for one state of the program.
+      quick: two small posteriors, without settings by hand.
     """
     tf.get_logger().setLevel("ERROR")
-    if networks or mnist:
-        named = neural.BY_NAME if mnist else QUICK_NETWORKS if quick else ()
-        yield from neural.run(named, seed, quick)
-        return
     if quick:
         posteriors, num_results, hand_seconds = QUICK, QUICK_RESULTS, 0.0
     for name in names(posteriors):
-        problem = ALL[name]()
-        kept = Path(folder, re.sub(r"\W+", "_", name) + ".npz") if folder else None
-        exact = reference(problem, kept)
+        problem, file = ALL[name](), re.sub(r"\W+", "_", name)
+        exact = reference(problem, Path(folder, file + ".npz") if folder else None)
         if not exact.is_good:
             print(f"{name}: {exact}", flush=True)
+        path = Path(kept, f"{file}_{num_results}_draws_{hand_seconds:g}_s_seed_{seed}.json")
+        if kept and path.is_file():
+            yield Row(name, problem, exact, *read(path))
+            continue
         found = automatic.run(problem, exact, num_results, seed, hand_seconds)
         by_hand = all_settings(problem, exact, hand_seconds) if hand_seconds else []
+        if kept:
+            write(path, found, by_hand)
         yield Row(name, problem, exact, found, by_hand)
+
+
+def write(path: Path, found: Automatic, by_hand: list[ByHand]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([found, by_hand]), encoding="utf-8")
+
+
+def read(path: Path) -> tuple[Automatic, list[ByHand]]:
+    """Returns what `write` wrote."""
+    (*head, flags, judged, size, whole, part, cost), by_hand = json.loads(path.read_text("utf-8"))
+    accuracy = None if judged is None else Accuracy(*judged)
+    found = Automatic(*head, tuple(flags), accuracy, size, whole, part, cost)
+    return found, [ByHand(how, x, None if a is None else Accuracy(*a)) for how, x, a in by_hand]
 
 
 def names(chosen: tuple[str, ...]) -> list[str]:
@@ -116,27 +134,31 @@ def names(chosen: tuple[str, ...]) -> list[str]:
 
 
 COLUMNS = dict.fromkeys(
-    ("", "D", "N", "mean", "beyond", "sd", "Laplace", "s", "ESS", "ms", "by hand", "x"), ""
+    ("", "D", "N", "took", "mean", "beyond", "sd", "Laplace", "s", "ESS", "ms", "by hand", "x"), ""
 )
 
 
-def show(rows: Iterator[Any]) -> None:
-    """Prints the table and the flags; exits with an error if a run is wrong and does not say so."""
-    done: list[Any] = []
+def show(rows: Iterator[Row]) -> dict[str, Table]:
+    """Prints the tables and the flags; returns the tables.
+
+    Exits with an error if a run is wrong and does not say so.
+    """
+    done = []
     for row in rows:
         done.append(row)
-        for line in neural.lines(row) if isinstance(row, neural.Row) else lines(row):
+        for line in lines(row):
             print(line, flush=True)
-    if done and isinstance(done[0], neural.Row):
-        neural.show(done)
-        return
-    print()
-    command_line.print_table(COLUMNS, [cells(row) for row in done])
+    tables = {}
+    for title, group in (("Posteriors", POSTERIORS), ("Made to break such a run", HOSTILE)):
+        if those := [cells(row) for row in done if row.name in group]:
+            print(f"\n{title}")
+            tables[title] = command_line.print_table(COLUMNS, those)
     failed = [row.name for row in done if verdict(row).startswith("FAIL")]
     flagged = [row.name for row in done if row.automatic.flags]
     print(f"\n{len(done)} posteriors: {len(flagged)} flagged, {len(failed)} wrong and not flagged.")
     if failed:
         raise SystemExit(f"These are wrong and not flagged: {', '.join(failed)}.")
+    return tables
 
 
 def verdict(row: Row) -> str:
@@ -177,11 +199,11 @@ def cells(row: Row) -> list[str]:
     off = (exact.laplace_mean - exact.mean) / exact.deviation
     ratio = np.mean(exact.laplace_deviation / exact.deviation)
     laplace = f"{np.sqrt(np.mean(off**2)):.3f} {ratio:.3f}"
-    head = [row.name + "*" * bool(found.flags), str(row.problem.dimension)]
-    head.append(str(row.problem.num_examples))
+    size = row.problem.dimension, row.problem.num_examples
+    head = [row.name, *map(str, size), found.took + "*" * bool(found.flags)]
     x = found.accuracy
     if x is None:
-        return [*head, "refused", "", "", laplace, f"{found.seconds:.0f}", *[""] * 4]
+        return [*head, "", "", "", laplace, f"{found.seconds:.0f}", *[""] * 4]
     hand = row.by_hand[0].milliseconds if row.by_hand else np.nan
     return [
         *head,
@@ -191,11 +213,16 @@ def cells(row: Row) -> list[str]:
         laplace,
         f"{found.seconds:.0f} {found.sampling:.1f}",
         f"{found.effective:.0f}",
-        f"{found.milliseconds:.3g}",
-        f"{hand:.3g}",
-        f"{found.milliseconds / hand:.2f}",
+        *(
+            "" if np.isnan(x) else format(x, f)
+            for x, f in [
+                (found.milliseconds, ".3g"),
+                (hand, ".3g"),
+                (found.milliseconds / hand, ".2f"),
+            ]
+        ),
     ]
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show)
+    command_line.main(__doc__, run, show, table="no_knobs")

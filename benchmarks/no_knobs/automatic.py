@@ -21,7 +21,8 @@ class Automatic(NamedTuple):
     """What `sample(target, initial_state, num_results)` did.
 
     Attributes:
-      sampler: what it chose.
+      sampler: what it chose, with all arguments.
+      took: the same in short.
       flags: what it does not promise, or the error that it raised.
       accuracy: the errors of its draws; None if it raised.
       effective: effective samples of the median parameter.
@@ -32,6 +33,7 @@ class Automatic(NamedTuple):
     """
 
     sampler: str
+    took: str
     flags: tuple[str, ...]
     accuracy: Accuracy | None
     effective: float
@@ -63,7 +65,7 @@ def run(
         refusal = f"{type(error).__name__}: {error}"
         is_told = isinstance(error, ValueError | sgmcmc.NonFiniteChainError)
         how = "refused" if is_told else "crashed"
-        return Automatic(how, (refusal,), None, np.nan, whole, np.nan, np.nan)
+        return Automatic(how, how, (refusal,), None, np.nan, whole, np.nan, np.nan)
     whole = time.perf_counter() - begin
     warned = (str(w.message) for w in caught if issubclass(w.category, UserWarning))
     flags = (*result.flags, *warned)
@@ -71,6 +73,7 @@ def run(
     draws = np.asarray(flatten_events(target.unconstrain(states), 2), np.float64)
     return Automatic(
         describe(result.choices),
+        short(result.choices),
         tuple(dict.fromkeys(flags)),
         judge(draws, reference),
         effective(draws),
@@ -85,6 +88,13 @@ def describe(choices: Any) -> str:
     given = ", ".join(f"{k} = {v:.3g}" for k, v in choices.arguments.items())
     size = "" if choices.batch_size is None else f", n = {choices.batch_size}"
     return f"{choices.sampler}{size}, {given}"
+
+
+def short(choices: Any) -> str:
+    """Returns n and h for control variates, and the name of another sampler."""
+    if choices.sampler != "UnderdampedLangevin":
+        return choices.sampler.replace("HamiltonianMonteCarlo", "HMC")
+    return f"n = {choices.batch_size}, h = {choices.arguments['step_size']:.3g}"
 
 
 def again(result: sgmcmc.SampleResult, seconds: float) -> float:

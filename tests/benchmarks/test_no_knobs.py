@@ -11,6 +11,7 @@ from benchmarks.common.reference import logistic_laplace
 from benchmarks.no_knobs import __main__ as command
 from benchmarks.no_knobs.accuracy import DEVIATION_AIM, MEAN_AIM, judge
 from benchmarks.no_knobs.automatic import Automatic
+from benchmarks.no_knobs.by_hand import ByHand
 from benchmarks.no_knobs.hostile import HOSTILE
 from benchmarks.no_knobs.posteriors import POSTERIORS
 from benchmarks.no_knobs.problems import Problem, by_quadrature, logistic, normal_prior
@@ -33,7 +34,7 @@ def normals(num_results: int = 2500) -> np.ndarray:
 
 
 def row(draws: np.ndarray, flags: tuple[str, ...] = ()) -> command.Row:
-    found = Automatic("sampler", flags, judge(draws, exact()), 1e4, 2.0, 1.0, 0.5)
+    found = Automatic("sampler", "took", flags, judge(draws, exact()), 1e4, 2.0, 1.0, 0.5)
     problem = Problem(normal_prior(), normal_prior(), np.zeros([9, 1]), np.zeros(D))
     return command.Row("a posterior", problem, exact(), found, [])
 
@@ -142,8 +143,21 @@ def test_names_stand_for_posteriors() -> None:
         command.names(("pima", "iris"))
 
 
+def test_rows_are_kept(tmp_path) -> None:
+    judged = row(normals(), ("The draws are too wide.",)).automatic
+    by_hand = [ByHand("HMC", 0.5, None), ByHand("order 2", np.inf, judged.accuracy)]
+    for found in (judged, judged._replace(accuracy=None)):
+        command.write(tmp_path / "kept" / "of.json", found, by_hand)
+        assert command.read(tmp_path / "kept" / "of.json") == (found, by_hand)
+
+
 @pytest.mark.slow
 def test_the_quick_table_is_right(tmp_path) -> None:
-    rows = list(command.run(quick=True, folder=str(tmp_path)))
+    folders = {"folder": str(tmp_path), "kept": str(tmp_path)}
+    rows = list(command.run(quick=True, **folders))
     assert [command.verdict(row) for row in rows] == ["right", "right"]
-    command.show(iter(rows))
+    assert len(command.show(iter(rows))["Posteriors"].lines) == 2
+    again = list(command.run(quick=True, **folders))
+    assert [r.automatic._replace(milliseconds=0.0) for r in again] == [
+        r.automatic._replace(milliseconds=0.0) for r in rows
+    ]
