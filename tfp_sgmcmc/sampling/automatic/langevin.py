@@ -64,12 +64,12 @@ class Langevin:
         Raises:
           NotQuadratic: draws wander far from the mode.
         """
-        steps, predicted, covariance = STEP_SIZES, None, None
+        steps, covariance, predicted = STEP_SIZES, None, np.eye(0)
         for _ in range(_MOST_PILOTS):
             if covariance is None:
-                covariance = self._predicted()
-                if covariance is None:
+                if (found := self._predicted()) is None:
                     return None
+                covariance = predicted = found
             chosen = cheapest(
                 safe_settings(covariance, self._problem.num_examples, steps), self._seconds
             )
@@ -77,7 +77,6 @@ class Langevin:
                 return None
             if self._seconds(chosen.batch_size) * chosen.steps_per_draw > self._hmc.seconds:
                 return None
-            predicted = predicted or Excess(chosen.mean, chosen.worst)
             of_pilot = 1 - self._of_parameters(covariance, chosen)
             pilot = self._pilot(chosen, of_pilot)
             smaller = tuple(x for x in steps if x < chosen.step_size)
@@ -106,9 +105,11 @@ class Langevin:
             if pilot.convergence.rhat > 1.1 or pilot.fit.excess < -0.03 - 3 * pilot.fit.error:
                 return None
             unexplained = pilot.fit.excess - explained
-            noise = self._of_parameters(covariance, chosen)
+            fewest = self._fewest(covariance, chosen)
+            noise = self._of_parameters(covariance, fewest)
             t = temperature(noise, unexplained, pilot.fit.error)
-            return self._prepared(chosen, t, pilot, predicted, measured)
+            before = excess_of(predicted, fewest.step_size, fewest.batch_size)
+            return self._prepared(fewest, chosen.batch_size, t, pilot, before)
         return None
 
     def _predicted(self) -> np.ndarray | None:
@@ -139,6 +140,15 @@ class Langevin:
             self._trials.seconds(name, self._timed[n])
         return self._trials.milliseconds[name] / 1e3
 
+    def _fewest(self, covariance: np.ndarray, chosen: Setting) -> Setting:
+        """Returns the setting with as few examples as the noise at a pilot's draws allows.
+
+        `chosen` is the pilot's. Predictions have fewer draws, of Laplace's approximation.
+        """
+        found = safe_settings(covariance, self._problem.num_examples, (chosen.step_size,))
+        n = min([chosen.batch_size, *(s.batch_size for s in found)])
+        return Setting(n, chosen.step_size, *excess_of(covariance, chosen.step_size, n))
+
     def _of_parameters(self, covariance: np.ndarray, chosen: Setting) -> float:
         assert self.found.factor is not None
         sizes = chosen.step_size, chosen.batch_size
@@ -154,31 +164,31 @@ class Langevin:
     def _prepared(
         self,
         chosen: Setting,
+        size_of_pilot: int,
         temperature: float,
         pilot: Pilot,
         predicted: Excess,
-        measured: Excess,
     ) -> Prepared:
-        n = chosen.batch_size
+        n, control = chosen.batch_size, self._control.with_batch_size(chosen.batch_size)
         arguments: dict[str, Any] = {
             "step_size": chosen.step_size,
             "friction": FRICTION,
             "temperature": round(temperature, 4),
         }
         line = (
-            f"A step takes {n} of the {self._problem.num_examples} examples, those more often "
-            "whose log likelihood is far from its quadratic. Their noise was predicted to make "
-            f"variances {100 * predicted.mean:.2g} % too large on average and "
+            f"A step takes {n} of the {self._problem.num_examples} examples"
+            + f" ({size_of_pilot} in the pilot)" * (n < size_of_pilot)
+            + ", those more often whose log likelihood is far from its quadratic. Their noise was "
+            f"predicted to make variances {100 * predicted.mean:.2g} % too large on average and "
             f"{100 * predicted.worst:.2g} % in the worst direction; at the pilot's draws it is "
-            f"{100 * measured.mean:.2g} % and {100 * measured.worst:.2g} %. By this and by the "
-            "gradients at these draws, a temperature of "
-            f"{arguments['temperature']:.4g} makes the parameters' variances right "
-            "on average."
+            f"{100 * chosen.mean:.2g} % and {100 * chosen.worst:.2g} %. By this and by the "
+            f"gradients at these draws, a temperature of {arguments['temperature']:.4g} makes the "
+            "parameters' variances right on average."
         )
         return prepare(
-            UnderdampedLangevin(self._control.with_batch_size(n), **arguments),
+            UnderdampedLangevin(control, **arguments),
             self.found,
-            self._gradients,
+            self._gradients if n == size_of_pilot else self._trials.gradients(control),
             pilot,
             self._trials.milliseconds,
             [line],
@@ -188,7 +198,7 @@ class Langevin:
             batch_size=n,
             stride=chosen.steps_per_draw,
             predicted_excess=predicted,
-            measured_excess=measured,
+            measured_excess=Excess(chosen.mean, chosen.worst),
         )
 
 

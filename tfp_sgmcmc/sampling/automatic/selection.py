@@ -15,7 +15,7 @@ STEP_SIZES = (1.0, 0.5, 0.25)
 # Where more was allowed, few draws far out, which no prediction sees, made means and widths wrong.
 MOST_MEAN, MOST_WORST = 0.03, 0.05
 HMC_STRIDE = 2  # steps of HMC between nearly independent draws
-_ROUND = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+_ROUND = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
 
 
 class Setting(NamedTuple):
@@ -47,7 +47,7 @@ def batch_sizes(num_examples: int) -> list[int]:
     """Returns the batch sizes that are tried: up to N / 2, beyond which all data cost no more.
 
     >>> batch_sizes(1200), batch_sizes(60)
-    ([100, 150, 200, 300, 500], [30])
+    ([100, 150, 200, 300, 400, 500], [30])
     """
     found = [int(100 * 10**k * r) for k in range(8) for r in _ROUND]
     half = max(1, num_examples // 2)
