@@ -12,12 +12,12 @@ import tree
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.sampling.automatic import coordinates, fallbacks, figures, modes, saved, verdict
 from tfp_sgmcmc.sampling.automatic.chains import Gradients
-from tfp_sgmcmc.sampling.automatic.langevin import temperature
 from tfp_sgmcmc.sampling.automatic.noise import (
     Excess,
     excess_of,
     excess_of_parameters,
     guarded_share,
+    temperature,
 )
 from tfp_sgmcmc.sampling.automatic.proper import check_proper
 from tfp_sgmcmc.sampling.automatic.reasons import ImproperError, NotQuadratic

@@ -20,6 +20,7 @@ from tfp_sgmcmc.sampling.automatic.noise import (
     Noise,
     excess_of,
     excess_of_parameters,
+    temperature,
 )
 from tfp_sgmcmc.sampling.automatic.pilot import Pilot
 from tfp_sgmcmc.sampling.automatic.prepared import Prepared, prepare
@@ -38,7 +39,6 @@ from tfp_sgmcmc.targets import ControlVariate, MinibatchLogProb
 _PILOT_DRAWS = 400
 _MOST_PILOTS = 5
 _UNEXPLAINED = 0.015  # excess variance beyond the noise's, which says that the step is too large
-_OF_STEPS = 0.01  # excess variance that a step of 1 may cause, to either side
 
 
 class Langevin:
@@ -200,20 +200,3 @@ class Langevin:
             predicted_excess=predicted,
             measured_excess=Excess(chosen.mean, chosen.worst),
         )
-
-
-def temperature(noise: float, unexplained: float, error: float) -> float:
-    r"""Returns the temperature at which the parameters' variances are right on average.
-
-    \[
-    T = 1 - m - \frac{0.01^2}{0.01^2 + \sigma^2} u
-    \]
-
-    with the mean excess m of the parameters' variances by the noise, and the excess
-    \( u \pm \sigma \) that gradients at the pilot's draws show beyond what the noise explains. That
-    is the step's effect, of about 0.01.
-
-    >>> round(temperature(0.02, unexplained=0.01, error=0.01), 4)
-    0.975
-    """
-    return 1 - noise - _OF_STEPS**2 / (_OF_STEPS**2 + error**2) * unexplained

@@ -12,6 +12,7 @@ from tfp_sgmcmc.targets.predicted_noise import RemainderCovariance
 from tfp_sgmcmc.targets.quadratic import GUARD
 
 NUM_STATES = 16  # at which the noise is evaluated at a time
+_OF_STEPS = 0.01  # excess variance that a step of 1 may cause, to either side
 
 
 class Excess(NamedTuple):
@@ -51,6 +52,23 @@ def excess_of_parameters(
     """
     ratios = ((factor @ covariance) * factor).sum(axis=-1) / (factor**2).sum(axis=-1)
     return float(excess_variance_factor(step_size) / batch_size * ratios.mean())
+
+
+def temperature(noise: float, unexplained: float, error: float) -> float:
+    r"""Returns the temperature at which the parameters' variances are right on average.
+
+    \[
+    T = 1 - m - \frac{0.01^2}{0.01^2 + \sigma^2} u
+    \]
+
+    with the mean excess m of the parameters' variances by the noise, and the excess
+    \( u \pm \sigma \) that gradients at the pilot's draws show beyond what the noise explains. That
+    is the step's effect, of about 0.01.
+
+    >>> round(temperature(0.02, unexplained=0.01, error=0.01), 4)
+    0.975
+    """
+    return 1 - noise - _OF_STEPS**2 / (_OF_STEPS**2 + error**2) * unexplained
 
 
 def guarded_share(z: np.ndarray) -> float:
