@@ -72,8 +72,8 @@ def sample(
     - minibatch n, step h and temperature: the cheapest n and h whose noise is predicted to make
       variances at most 3 % too large on average and 5 % in the worst direction. A temperature of
       about 1 makes up for the average. A pilot of all chains from dispersed starts measures the
-      noise and the draws' variance, and the choice is made again where they differ from the
-      prediction.
+      noise and the draws' variance. The choice is made again where they are larger than predicted,
+      and the run takes fewer examples where the noise is smaller.
     - the number of steps between results, such that draws are nearly independent.
     - the seed, the number of chains (4) and their starts, where they are not given.
 
