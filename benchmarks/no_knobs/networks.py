@@ -3,7 +3,8 @@
 The networks have prior N(0, 1) on all weights. Adam takes 30 or 60 epochs of batches of 50. The
 chain takes 20,000 steps on independent batches of the same size: so many, as temperatures can be
 told only after ten times the steps in which a direction forgets its start. Its pilot takes three
-eighths of them, and its burn-in one eighth more. "-" stands for a temperature that cannot be told.
+eighths of them, and its burn-in one eighth more. "-" stands for a temperature that cannot be told,
+and after "~" comes a rough standard error. "*" marks runs that were told to take more steps.
 
 The command fails if a network diverges.
 """
@@ -151,6 +152,7 @@ class Row(NamedTuple):
       kernel: what was chosen.
       predicted, local, measured: temperatures along the hottest direction, and their mean over
         weights; see `SamplerCallback.temperatures`.
+      measured_error: the standard error of the first of `measured`.
       doubts: why the predictions cannot be told for sure; empty if they can.
       log_density: mean log predictive density of the held-out examples, of the chain and of Adam.
       accuracy: share of held-out classes predicted by both; NaN for regressions.
@@ -166,6 +168,7 @@ class Row(NamedTuple):
     predicted: tuple[float, float]
     local: tuple[float, float]
     measured: tuple[float, float]
+    measured_error: float
     log_density: tuple[float, float]
     accuracy: tuple[float, float]
     advised: bool
@@ -234,6 +237,7 @@ def one(name: str, network: Network, num_steps: int, epochs: int, seed: int) -> 
         pair(found.get("predicted")),
         pair(found.get("local")),
         pair(found.get("measured")),
+        found.get("measured", {}).get("worst_error", np.nan),
         (chain[0], adam[0]),
         (chain[1], adam[1]),
         any("steps" in str(w.message) for w in caught),
@@ -311,13 +315,16 @@ def show(rows: Iterator[Row]) -> Table:
 
 
 def cells(row: Row) -> list[str]:
-    figures = [*row.predicted, *row.local, *row.measured]
+    figures = ["-" if np.isnan(x) else f"{x:.3g}" for x in
+               (*row.predicted, *row.local, *row.measured)]  # fmt: skip
+    if not np.isnan(row.measured_error):
+        figures[-2] += f" ~ {row.measured_error:.2g}"
     scored = [*row.log_density, *row.accuracy]
     return [
         row.name + "*" * row.advised,
         f"{row.weights}",
         row.kernel,
-        *("-" if np.isnan(x) else f"{x:.3g}" for x in figures),
+        *figures,
         *(f"{x:.3f}" for x in scored),
         f"{row.seconds:.0f}",
     ]

@@ -107,6 +107,7 @@ class TestChain:
         measured = history["measured_temperature_worst"]
         assert len(measured) == 2 and np.isfinite(measured[-1])
         assert measured[-1] == callback.temperatures["measured"]["worst"]
+        assert history["measured_temperature_worst_error"][-1] > 0
         assert str(callback.choices) in capsys.readouterr().out
 
     @pytest.mark.slow

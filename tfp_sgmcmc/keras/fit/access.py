@@ -169,9 +169,10 @@ class Access:
         over the weights. "predicted" and "local" are those of the linear law, by the noise and
         curvature that the pilot expects, and by those at the chain's place when burn-in or the last
         fit was over. "measured" is the configurational temperature after burn-in along the
-        direction that is predicted to be the hottest. It is NaN until the chain has taken ten times
-        the steps in which a direction forgets its start, as nothing can be told before: those of
-        the hottest direction, and for the mean those of the slowest one.
+        direction that is predicted to be the hottest, with a rough standard error, "worst_error".
+        It is NaN until the chain has taken ten times the steps in which a direction forgets its
+        start, as nothing can be told before: those of the hottest direction, and for the mean
+        those of the slowest one.
         """
         return {} if self._auto is None else self._auto.temperatures
 

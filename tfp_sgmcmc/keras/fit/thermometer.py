@@ -17,7 +17,7 @@ from tfp_sgmcmc.state import flatten_events
 _ROWS = 2048  # examples whose gradient stands for that of all: gradients without noise differ less
 _LOOKS = 20  # an epoch
 _SURE = 5  # times as many steps, after which a measured temperature is within a factor of two
-_LEAST = 5  # looks before a temperature is told
+_LEAST = 5  # looks before a temperature is told, and windows whose means tell its error
 
 
 class Thermometer:
@@ -65,18 +65,20 @@ class Thermometer:
 
     @property
     def temperatures(self) -> dict[str, float]:
-        """The temperature along the hottest direction, and the mean; NaN if it cannot be told."""
+        """The temperature along the hottest direction, its standard error, and the mean.
+
+        NaN if they cannot be told. The error is that of the mean of five windows.
+        """
         count = len(self._pairs)
         if count < _LEAST:
-            return {"worst": math.nan, "mean": math.nan}
+            return {"worst": math.nan, "worst_error": math.nan, "mean": math.nan}
         x, g = np.array(self._pairs).T
         mean = -self._product / ((count - 1) * len(self._mean_state))
         worst = float(configurational_temperature(x[:, None], g[:, None]))
         watched = self._steps[-1] - self._steps[0]
-        return {
-            name: found if watched >= self._enough[name] else math.nan
-            for name, found in (("worst", worst), ("mean", mean))
-        }
+        found = {"worst": worst, "worst_error": standard_error(x, g), "mean": mean}
+        told = {name: watched >= enough for name, enough in self._enough.items()}
+        return {k: v if told[k.removesuffix("_error")] else math.nan for k, v in found.items()}
 
     @property
     def sure_worst(self) -> float:
@@ -90,3 +92,13 @@ class Thermometer:
             return math.nan
         is_sure = self._steps[-1] - self._steps[0] >= _SURE * self._enough["worst"]
         return self.temperatures["worst"] if is_sure else math.nan
+
+
+def standard_error(x: np.ndarray, gradients: np.ndarray) -> float:
+    r"""Returns that of the mean of \( -(x - \bar x)(g - \bar g) \), from the means of windows.
+
+    It is too small where a window is not much longer than the products are correlated.
+    """
+    products = (x - x.mean()) * (gradients - gradients.mean())
+    means = [np.mean(part) for part in np.array_split(products, _LEAST)]
+    return float(np.std(means, ddof=1) / math.sqrt(_LEAST))
