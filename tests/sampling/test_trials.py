@@ -46,7 +46,7 @@ def test_slow_steps_are_timed_singly(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(1.0, first=0.0)
     monkeypatch.setattr(chains, "time", clock)
     assert clock.seconds_per_step() == pytest.approx(1.0 + CALL)
-    assert clock.now < 7
+    assert clock.now < 4  # one to compile, two to time
 
 
 def log_of_exponentials() -> sgmcmc.MinibatchLogProb:
