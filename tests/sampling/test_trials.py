@@ -9,6 +9,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.sampling.automatic import chains, coordinates, hamiltonian
 from tfp_sgmcmc.sampling.automatic.langevin import Langevin
+from tfp_sgmcmc.sampling.automatic.noise import excess_of
 from tfp_sgmcmc.sampling.automatic.selection import Setting
 from tfp_sgmcmc.sampling.automatic.trials import Trials
 
@@ -95,6 +96,7 @@ def test_less_noise_at_the_pilots_draws_takes_fewer_examples(scale: float, expec
     langevin = Langevin.__new__(Langevin)
     langevin._problem = types.SimpleNamespace(num_examples=100_000)
     covariance = scale * np.diag([0.5, 1.5])
-    found = langevin._fewest(covariance, Setting(1000, 1.0, 0.0, 0.0))
+    of_pilot = Setting(1000, 1.0, *excess_of(covariance, 1.0, 1000))
+    found = langevin._fewest(covariance, of_pilot)
     mean = 0.7213 * scale / expected
     assert found == pytest.approx((expected, 1.0, mean, 1.5 * mean), rel=1e-3)

@@ -105,7 +105,8 @@ class Langevin:
             if pilot.convergence.rhat > 1.1 or pilot.fit.excess < -0.03 - 3 * pilot.fit.error:
                 return None
             unexplained = pilot.fit.excess - explained
-            fewest = self._fewest(covariance, chosen)
+            here = Setting(chosen.batch_size, chosen.step_size, *measured)
+            fewest = self._fewest(covariance, here)
             noise = self._of_parameters(covariance, fewest)
             t = temperature(noise, unexplained, pilot.fit.error)
             before = excess_of(predicted, fewest.step_size, fewest.batch_size)
@@ -140,14 +141,14 @@ class Langevin:
             self._trials.seconds(name, self._timed[n])
         return self._trials.milliseconds[name] / 1e3
 
-    def _fewest(self, covariance: np.ndarray, chosen: Setting) -> Setting:
+    def _fewest(self, covariance: np.ndarray, here: Setting) -> Setting:
         """Returns the setting with as few examples as the noise at a pilot's draws allows.
 
-        `chosen` is the pilot's. Predictions have fewer draws, of Laplace's approximation.
+        `here` is the pilot's, with that noise. Predictions have fewer draws, of Laplace's
+        approximation.
         """
-        found = safe_settings(covariance, self._problem.num_examples, (chosen.step_size,))
-        n = min([chosen.batch_size, *(s.batch_size for s in found)])
-        return Setting(n, chosen.step_size, *excess_of(covariance, chosen.step_size, n))
+        found = safe_settings(covariance, self._problem.num_examples, (here.step_size,))
+        return min([here, *found], key=lambda s: s.batch_size)
 
     def _of_parameters(self, covariance: np.ndarray, chosen: Setting) -> float:
         assert self.found.factor is not None
