@@ -1,59 +1,103 @@
-"""The order of the rooms: imports go down only, and `import tfp_sgmcmc` is light."""
+"""Imports between folders go one way, folders and files are small, and the package loads lazily."""
 
 import ast
+import collections
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tfp_sgmcmc import _HOMES
-
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "tfp_sgmcmc"
 
-# A room may import those before it, and itself.
-ROOMS = [
-    "xla",
-    "checks",
-    "memory",
-    "state",
+# The folders and top-level modules, in order. A file imports from those above its own, and from its
+# own. An `__init__.py` re-exports names of its subfolders and is exempt.
+ORDER = [
+    "internal",
     "random",
     "schedules",
     "preconditioners",
     "covariance",
-    "targets",
-    "kernels",
-    "samplers",
-    "diagnostics",
     "storage",
+    "targets",
+    "targets.laplace",
+    "targets.control_variates",
+    "targets.validation",
+    "kernels",
+    "diagnostics",
+    "diagnostics.run_report",
     "sampling",
+    "sampling.shards",
+    "adaptation",
+    "keras.distributed",
+    "keras.model",
+    "keras.posterior",
+    "keras.baselines",
+    "keras.data",
+    "keras.chain",
+    "keras.records",
+    "keras.checks",
+    "keras.workers",
+    "keras.adaptation",
     "keras",
     "demo",
     "__main__",
 ]
-CORE = ROOMS[: ROOMS.index("keras")]
 ALLOWED_IN_CORE = {"tensorflow", "tensorflow_probability", "keras", "numpy", "tree", "tfp_sgmcmc"}
-# What only the extras install, imported inside the functions that need it.
+# Packages of the extras, imported inside the functions that need them.
 LAZY = {
-    "diagnostics": {"arviz", "matplotlib", "scipy"},
+    "internal": {"arviz"},
+    "diagnostics": {"matplotlib", "scipy"},
+    "diagnostics.run_report": {"matplotlib", "scipy"},
     "storage": {"zarr"},
     "sampling": {"tqdm", "xarray"},
+    "sampling.shards": {"tqdm", "xarray"},
+    "adaptation": {"scipy", "tqdm"},
 }
-# The order within `keras/`.
-KERAS_ROOMS = ["model", "posterior", "baselines", "fit", "callback"]
-MOST_LINES = 400
+MOST_CODE_LINES = 300
+MOST_FILES = 25
+# Names of modules that stand in several folders, where they mean the same.
+COMMON_NAMES = {"__init__", "base"}
 
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
-CORE_FILES = [p for p in FILES if p.relative_to(PACKAGE).parts[0].removesuffix(".py") in CORE]
+MODULES = [path for path in FILES if path.stem != "__init__"]
 
 
-def room(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def identity(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def folder(path: Path) -> str:
+    """Returns the folder of a file, or the name of a top-level module."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1]) or parts[0]
+
+
+def _dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FOLDERS = {_dotted(path): folder(path) for path in MODULES}
+
+
+def re_exports() -> dict[str, str]:
+    """Returns the module behind each public name of a package, such as `tfp_sgmcmc.SGLD`."""
+    homes = {}
+    for path in [PACKAGE / "__init__.pyi", *PACKAGE.rglob("__init__.py")]:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom):
+                names = {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+                homes |= {f"{_dotted(path)}.{name}": home for name, home in names.items()}
+    return {name: home for name, home in homes.items() if name != home}
+
+
+HOMES = re_exports()
 
 
 def imports(path: Path) -> set[str]:
-    """Dotted names of everything a file imports, wherever in the file."""
+    """Returns the dotted names of all that a file imports, anywhere in the file."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -64,59 +108,87 @@ def imports(path: Path) -> set[str]:
     return names
 
 
-def rooms_imported(path: Path) -> set[str]:
-    """Rooms, and the rooms of the names that the package itself hands out."""
-    names = {name for name in imports(path) if name.split(".")[0] == "tfp_sgmcmc"}
-    names = {name.split(".")[1] for name in names if "." in name}
-    homes = {name: home.split(".")[-1] for name, home in _HOMES.items() if "." in home}
-    return {homes.get(name, name) for name in names} - {"__version__"}
-
-
-def identity(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-@pytest.mark.parametrize("path", FILES, ids=identity)
-def test_every_file_is_in_a_room_and_imports_go_down(path: Path) -> None:
-    assert room(path) in ROOMS
-    below = ROOMS[: ROOMS.index(room(path)) + 1]
-    assert rooms_imported(path) <= set(below)
-
-
-@pytest.mark.parametrize("path", sorted((PACKAGE / "keras").rglob("*.py")), ids=identity)
-def test_imports_go_down_within_keras(path: Path) -> None:
-    def place(module: str) -> int:
-        """Position in the order; the public names in `__init__` come last."""
-        room = module.split(".")[2] if module.count(".") > 1 else ""
-        return KERAS_ROOMS.index(room) if room in KERAS_ROOMS else len(KERAS_ROOMS)
-
-    own = ".".join(["tfp_sgmcmc", *path.relative_to(PACKAGE).with_suffix("").parts])
+def folders_imported(path: Path) -> set[str]:
+    """Returns the folders of the modules that define the imported names."""
+    found = set()
     for name in imports(path):
-        if name.startswith("tfp_sgmcmc.keras"):
-            assert place(name) <= place(own), name
+        while name in HOMES:
+            name = HOMES[name]
+        while name and name not in FOLDERS:
+            name = name.rpartition(".")[0]
+        found |= {FOLDERS[name]} if name else set()
+    return found
 
 
-def test_rooms_imported_sees_every_form_of_import(tmp_path: Path) -> None:
+def code_lines(path: Path) -> int:
+    """Counts the lines of a file without blank lines, comments and docstrings."""
+    text = path.read_text()
+    documented: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            first = node.body[0]
+            documented |= set(range(first.lineno, (first.end_lineno or 0) + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(
+        bool(line.strip()) and not line.strip().startswith("#") and number not in documented
+        for number, line in lines
+    )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=identity)
+def test_imports_go_one_way(path: Path) -> None:
+    assert folder(path) in ORDER
+    assert folders_imported(path) <= set(ORDER[: ORDER.index(folder(path)) + 1])
+
+
+def test_folders_imported_sees_every_form_of_import(tmp_path: Path) -> None:
     source = tmp_path / "source.py"
     source.write_text(
         "import tfp_sgmcmc.kernels.sgld\n"
-        "def f():\n    from tfp_sgmcmc import random, keras as k\n"
-        "from tfp_sgmcmc.targets import Target\n"
+        "def f():\n    from tfp_sgmcmc.keras.model import priors as p\n"
+        "from tfp_sgmcmc.targets import Target, whiten\n"
         "from tfp_sgmcmc import __version__, check_finite\n"
         "import numpy as np\n"
     )
-    assert rooms_imported(source) == {"kernels", "random", "keras", "targets", "diagnostics"}
+    expected = {"kernels", "keras.model", "targets", "targets.laplace", "diagnostics"}
+    assert folders_imported(source) == expected
 
 
-@pytest.mark.parametrize("path", CORE_FILES, ids=identity)
-def test_core_files_are_short_and_need_little(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MOST_LINES
+@pytest.mark.parametrize("path", MODULES, ids=identity)
+def test_files_are_short(path: Path) -> None:
+    assert code_lines(path) <= MOST_CODE_LINES
+
+
+def test_code_lines_leaves_out_docstrings_comments_and_blank_lines(tmp_path: Path) -> None:
+    source = tmp_path / "source.py"
+    source.write_text('"""Doc.\n\nMore.\n"""\n\nx = 1  # why\n# why\n\ndef f():\n    """Doc."""\n')
+    assert code_lines(source) == 2
+
+
+def test_folders_are_small() -> None:
+    sizes = collections.Counter(path.parent for path in FILES)
+    assert max(sizes.values()) <= MOST_FILES, sizes.most_common(3)
+
+
+def test_a_module_name_stands_for_one_thing() -> None:
+    names = collections.Counter(path.stem for path in MODULES if path.stem not in COMMON_NAMES)
+    assert not [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if folder(path).split(".")[0] not in ("keras", "demo", "__main__")],
+    ids=identity,
+)
+def test_the_core_needs_few_packages(path: Path) -> None:
     outside = {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names)
-    assert outside <= ALLOWED_IN_CORE | LAZY.get(room(path), set())
+    assert outside <= ALLOWED_IN_CORE | LAZY.get(folder(path), set())
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "datasets").rglob("*.py")), ids=identity)
-def test_datasets_know_nothing_of_the_samplers(path: Path) -> None:
+def test_datasets_do_not_import_the_samplers(path: Path) -> None:
     tops = {name.split(".")[0] for name in imports(path) if name.split(".")[0]}
     assert not tops & {"tfp_sgmcmc", "tensorflow", "tensorflow_probability", "keras"}
 
@@ -133,18 +205,17 @@ def test_importing_the_package_loads_no_tensorflow() -> None:
     assert not loaded & {"tensorflow", "keras", "numpy", "tensorflow_probability"}
 
 
-def test_runs_on_disk_and_the_registry_load_no_tensorflow() -> None:
-    loaded = loaded_after("import tfp_sgmcmc.samplers, tfp_sgmcmc.storage.directory")
+def test_run_directories_load_no_tensorflow() -> None:
+    loaded = loaded_after("import tfp_sgmcmc.storage.directory")
     assert not loaded & {"tensorflow", "keras", "tensorflow_probability"}
 
 
 def test_the_core_loads_nothing_optional() -> None:
-    """What only the extras install (or only the demonstration needs) stays out."""
     loaded = loaded_after(
-        "import tfp_sgmcmc.kernels, tfp_sgmcmc.diagnostics, tfp_sgmcmc.sampling.driver; "
+        "import tfp_sgmcmc.kernels, tfp_sgmcmc.diagnostics, tfp_sgmcmc.adaptation; "
         "ours = {n for n in sys.modules if n.startswith('tfp_sgmcmc.')}; "
         "assert not any(n.startswith('tfp_sgmcmc.keras') for n in ours), ours"
     )
     assert "tensorflow" in loaded
     optional = {"tqdm", "pooch", "datasets", "zarr", "xarray", "arviz"}
-    assert not loaded & optional  # Keras itself loads what plots
+    assert not loaded & optional  # Keras itself loads matplotlib

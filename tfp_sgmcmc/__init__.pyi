@@ -1,5 +1,6 @@
 """The public names, each with its home; `__init__.py` loads a name from there on first use."""
 
+from tfp_sgmcmc import adaptation as adaptation
 from tfp_sgmcmc import covariance as covariance
 from tfp_sgmcmc import diagnostics as diagnostics
 from tfp_sgmcmc import keras as keras
@@ -10,6 +11,8 @@ from tfp_sgmcmc import sampling as sampling
 from tfp_sgmcmc import schedules as schedules
 from tfp_sgmcmc import storage as storage
 from tfp_sgmcmc import targets as targets
+from tfp_sgmcmc.adaptation import sample as sample
+from tfp_sgmcmc.adaptation import tune as tune
 from tfp_sgmcmc.diagnostics import NonFiniteChainError as NonFiniteChainError
 from tfp_sgmcmc.diagnostics import check_finite as check_finite
 from tfp_sgmcmc.diagnostics import report as report
@@ -27,8 +30,6 @@ from tfp_sgmcmc.sampling import SampleResult as SampleResult
 from tfp_sgmcmc.sampling import ShardedResult as ShardedResult
 from tfp_sgmcmc.sampling import export_program as export_program
 from tfp_sgmcmc.sampling import open_shards as open_shards
-from tfp_sgmcmc.sampling import sample as sample
-from tfp_sgmcmc.sampling import tune as tune
 from tfp_sgmcmc.targets import SVRG as SVRG
 from tfp_sgmcmc.targets import ControlVariate as ControlVariate
 from tfp_sgmcmc.targets import FullDataLogProb as FullDataLogProb

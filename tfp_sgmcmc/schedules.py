@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import accepts, integer, number, numbers, positive, require
+from tfp_sgmcmc.internal.checks import accepts, integer, number, numbers, positive, require
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):

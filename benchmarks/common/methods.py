@@ -24,7 +24,7 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common.posteriors import Posterior, whitened_hmc
 from benchmarks.common.samplers import covariances
-from tfp_sgmcmc.samplers import SAMPLERS, Sampler
+from tfp_sgmcmc.kernels.registry import SAMPLERS, Sampler
 
 LEAPFROG_STEPS = 10
 WHITENED_LEAPFROG_STEPS = 3

@@ -14,7 +14,7 @@ from benchmarks.no_knobs.accuracy import Accuracy, effective, judge
 from benchmarks.no_knobs.by_hand import Timed
 from benchmarks.no_knobs.problems import Problem
 from benchmarks.no_knobs.references import Reference
-from tfp_sgmcmc.state import flatten_events
+from tfp_sgmcmc.internal.nest import flatten_events
 
 
 class Automatic(NamedTuple):

@@ -17,7 +17,7 @@ from benchmarks.common.chains import compiled
 from benchmarks.no_knobs.accuracy import Accuracy, effective, judge
 from benchmarks.no_knobs.problems import Problem
 from benchmarks.no_knobs.references import Reference
-from tfp_sgmcmc.state import call_with_state, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import call_with_state, flatten_events, unflatten_events
 
 NUM_CHAINS, FRICTION, THINNING = 4, 1.5, 2
 HMC_GRID = ((0.3, 5), (0.5, 3), (0.4, 4), (0.8, 2), (1.0, 2), (1.0, 1))  # step, leapfrog steps

@@ -12,7 +12,7 @@ import tensorflow_probability as tfp
 
 from benchmarks.common.chains import compiled
 from benchmarks.no_knobs.problems import Problem
-from tfp_sgmcmc.state import call_with_state, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import call_with_state, flatten_events, unflatten_events
 
 NUM_CHAINS = 32
 PILOT_RESULTS, MOST_PILOTS, ROUGH_R_HAT = 100, 6, 1.1

@@ -41,9 +41,9 @@ import numpy as np
 from benchmarks.common import command_line
 from datasets import _fetch
 from tfp_sgmcmc.keras import NegativeLogLikelihood, Posterior
-from tfp_sgmcmc.storage import checkpoint, store
+from tfp_sgmcmc.storage import checkpoint, zarr_store
 from tfp_sgmcmc.storage.directory import RunDirectory
-from tfp_sgmcmc.storage.store import Variable
+from tfp_sgmcmc.storage.zarr_store import Variable
 
 OUTCOMES = ("unchanged", "refused", "other", "changed", "hangs")
 _SECONDS = 10
@@ -300,7 +300,7 @@ def _drawn(rng: np.random.Generator) -> tuple[str, Damage]:
 def rows(quick: bool = False) -> list[Row]:
     """Damages thousands of files, or about a twentieth of them."""
     found: list[Row] = []
-    short_chunks = mock.patch.object(store, "_CHUNK_ROWS", 4)
+    short_chunks = mock.patch.object(zarr_store, "_CHUNK_ROWS", 4)
     # Only a machine that stops needs what is flushed to the disk.
     with short_chunks, mock.patch.object(os, "fsync", lambda descriptor: None):
         for subject in SUBJECTS:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from scipy.linalg import solve_discrete_lyapunov
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.kernels.linear_laws import nogin_law, overdamped_law, splitting_law
+from tfp_sgmcmc.kernels.linear_theory import nogin_law, overdamped_law, splitting_law
 
 NOISE = 5.0  # variance of the gradient, in units of the curvature: N / n
 NUM_EXAMPLES, DIMENSION, NUM_CHAINS, FRICTION = 500, 10, 40, 1.5

@@ -16,7 +16,7 @@ from benchmarks.no_knobs.hostile import HOSTILE
 from benchmarks.no_knobs.posteriors import POSTERIORS
 from benchmarks.no_knobs.problems import Problem, by_quadrature, logistic, normal_prior
 from benchmarks.no_knobs.references import Reference, laplace, reference
-from tfp_sgmcmc.state import call_with_state
+from tfp_sgmcmc.internal.nest import call_with_state
 
 MODELS = ("linear", "softmax", "hierarchical", "Student-t", "funnel", "network")
 D = 3

@@ -13,7 +13,7 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.robustness import calls, catalogue_numbers, catalogue_samplers, catalogue_targets
 from benchmarks.robustness.accepted import UNCALLED
 from benchmarks.robustness.values import Named, integer, number
-from tfp_sgmcmc import checks
+from tfp_sgmcmc.internal import checks
 
 ROOMS = ("kernels", "preconditioners", "schedules", "random")
 

@@ -10,7 +10,6 @@ from tests.harness.every_minibatch import flat
 from tests.harness.graphs import largest_tensor, trace
 from tests.harness.known_covariance import KnownCovariance
 from tests.harness.sigma import PLACES, SIZE, draw_parts, explicit, kept, tensors
-from tfp_sgmcmc import memory
 from tfp_sgmcmc.covariance import (
     KINDS,
     Block,
@@ -23,6 +22,7 @@ from tfp_sgmcmc.covariance import (
     Solver,
     as_covariance,
 )
+from tfp_sgmcmc.internal import memory
 
 GENERATOR = np.random.default_rng(0)
 ROWS, SCALE = 5, 3.0

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 

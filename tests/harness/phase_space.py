@@ -17,7 +17,7 @@ from scipy.linalg import solve_discrete_lyapunov
 
 from tests.harness.chains import by_chain, compiled
 from tfp_sgmcmc import random
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 

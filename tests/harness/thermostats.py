@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 
 from tests.harness.chains import by_chain, compiled
 from tfp_sgmcmc import random
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
 

@@ -12,7 +12,7 @@ from benchmarks.robustness import architectures
 from benchmarks.robustness.architectures import KERNELS, NETWORKS, REFUSED, Setting
 from tests.keras import small_models
 from tests.keras.small_models import assert_close
-from tfp_sgmcmc.keras.fit.stability import _PARTS, _Parts
+from tfp_sgmcmc.keras.checks.curvature_check import _PARTS, _Parts
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 

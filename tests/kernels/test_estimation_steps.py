@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.harness.by_hand import MODEL
 from tfp_sgmcmc.covariance import Full, History, RunningMean
-from tfp_sgmcmc.kernels.noise import GradientNoise
+from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise
 from tfp_sgmcmc.targets.base import Target
 
 PARTS = [tf.zeros([2, 1]), tf.zeros([2, 3, 10])]  # two chains of 31 entries

@@ -9,7 +9,7 @@ import scipy.linalg
 import tfp_sgmcmc as sgmcmc
 from tests.harness.linear_steps import QuadraticWithScores, step_matrix
 from tests.harness.phase_space import linear_scheme
-from tfp_sgmcmc.kernels.linear_laws import LinearLaw, nogin_law, overdamped_law, splitting_law
+from tfp_sgmcmc.kernels.linear_theory import LinearLaw, nogin_law, overdamped_law, splitting_law
 
 A, S = np.array([0.5, 2.0, 7.0]), np.array([3.0, 40.0, 0.0])
 STEPS = [(0.01, 0.3), (0.3, 1.5), (0.7, 4.0)]  # h and friction

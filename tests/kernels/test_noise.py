@@ -12,7 +12,7 @@ from tests.harness.gaussian_mean import PRECISION, GaussianMean
 from tests.harness.graphs import largest_tensor, trace
 from tests.harness.thermostats import NoisyQuadratic
 from tfp_sgmcmc.covariance import Full, RunningMean, Solver
-from tfp_sgmcmc.kernels.noise import GradientNoise
+from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise
 
 MODEL = GaussianMean(num_examples=12)
 BATCH, CHAINS = 4, 3

@@ -23,7 +23,7 @@ from tfp_sgmcmc.covariance import Full, History
 from tfp_sgmcmc.covariance.matrices import DenseMatrix
 from tfp_sgmcmc.covariance.operators import NoiseCovariance
 from tfp_sgmcmc.covariance.solvers import Solver
-from tfp_sgmcmc.kernels.noise import remaining_noise
+from tfp_sgmcmc.kernels.noisy_gradients import remaining_noise
 
 BATCH = 4
 NOISE = MODEL.noise(BATCH, replacement=False)

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import zarr.codecs
 
-from tfp_sgmcmc.storage import store
+from tfp_sgmcmc.storage import zarr_store
 from tfp_sgmcmc.storage.directory import RunDirectory
-from tfp_sgmcmc.storage.store import Variable
+from tfp_sgmcmc.storage.zarr_store import Variable
 
 NUM_ROUNDS, ROWS, DEAD = 3, 3, 9
 VARIABLES = {
@@ -114,6 +114,6 @@ def main(folder: str, first: int, step: int, mutated: bool) -> None:
 
 if __name__ == "__main__":
     assert zarr.codecs  # imported before any fork
-    store._CHUNK_ROWS = 4
+    zarr_store._CHUNK_ROWS = 4
     os.fsync = lambda descriptor: None  # only a machine that stops needs it
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), "mutated" in sys.argv[4:])

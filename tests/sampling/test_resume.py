@@ -24,7 +24,7 @@ from tests.sampling.runs import (
     trace,
 )
 from tfp_sgmcmc.sampling import run, steps
-from tfp_sgmcmc.storage import approximate, archive, checkpoint, store
+from tfp_sgmcmc.storage import checkpoint, npz, tolerant_equality, zarr_store
 from tfp_sgmcmc.storage.directory import RunDirectory
 
 pytest.importorskip("zarr")
@@ -38,7 +38,7 @@ OPTIONS: dict[str, Any] = EAGER | dict(
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_CHUNK_ROWS", 8)
+    monkeypatch.setattr(zarr_store, "_CHUNK_ROWS", 8)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_run_that_failed_goes_on(
     owner, name = {
         "loop": (run.Loop, "__call__"),
         "append": (RunDirectory, "append"),
-        "write": (store.DrawStore, "_write"),
+        "write": (zarr_store.DrawStore, "_write"),
         "commit": (run.RunDirectory, "commit"),
     }[place]
     monkeypatch.setattr(
@@ -254,7 +254,9 @@ def test_a_problem_that_distributions_refuse_next_to_the_start(tmp_path: Path) -
 def test_a_run_from_before_the_problem_was_recorded(tmp_path: Path) -> None:
     sampled(tmp_path, **PROBLEM)
     saved = checkpoint.load(tmp_path / "checkpoint.npz")
-    old = {k: v for k, v in saved.header["fingerprint"].items() if not approximate.is_record(v)}
+    old = {
+        k: v for k, v in saved.header["fingerprint"].items() if not tolerant_equality.is_record(v)
+    }
     nests = {k: v for k, v in saved.leaves.items()}
     rewrite(tmp_path / "checkpoint.npz", saved.header | {"fingerprint": old}, nests)
     with pytest.warns(UserWarning, match="did not record .*initial_state.* cannot be checked"):
@@ -268,7 +270,7 @@ def rewrite(path: Path, header: dict[str, Any], leaves: dict[str, Any]) -> None:
         "header": header,
         "leaves": [[name, x.dtype.name] for name, x in leaves.items()],
     }
-    archive.write(path, contents, {str(i): x for i, x in enumerate(leaves.values())})
+    npz.write(path, contents, {str(i): x for i, x in enumerate(leaves.values())})
 
 
 def test_a_run_without_a_seed_goes_on_with_its_own(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_sgmcmc.storage import archive, checkpoint
+from tfp_sgmcmc.storage import checkpoint, npz
 
 
 class Pair(NamedTuple):
@@ -176,7 +176,7 @@ def test_a_write_that_fails_leaves_the_old_file(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    for module, name in ((archive, "_write_array"), (archive.os, "fsync")):
+    for module, name in ((npz, "_write_array"), (npz.os, "fsync")):
         with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
             patch.setattr(module, name, full)
             checkpoint.save(path, {}, {"state": 2})

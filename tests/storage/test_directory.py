@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfp_sgmcmc.storage import archive, store
+from tfp_sgmcmc.storage import npz, zarr_store
 from tfp_sgmcmc.storage.directory import RunDirectory
-from tfp_sgmcmc.storage.store import DrawStore, Variable
+from tfp_sgmcmc.storage.zarr_store import DrawStore, Variable
 
 pytest.importorskip("zarr")
 
@@ -179,12 +179,12 @@ def test_a_full_disk_loses_nothing_that_was_safe(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "_CHUNK_ROWS", 4)
+    monkeypatch.setattr(zarr_store, "_CHUNK_ROWS", 4)
     make_run(tmp_path)
     owner, name = {
         "chunk": (DrawStore, "_write"),
-        "flush": (store, "sync"),
-        "checkpoint": (archive, "_write_array"),
+        "flush": (zarr_store, "sync"),
+        "checkpoint": (npz, "_write_array"),
     }[place]
     with RunDirectory(tmp_path) as run:
         run.start(VARIABLES, {"seed": [0, 1]})
@@ -213,8 +213,8 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
     [
         (os, "pwrite", FULL),
         (os, "ftruncate", KeyboardInterrupt()),
-        (store, "sync", FULL),
-        (archive, "_write_array", KeyboardInterrupt()),
+        (zarr_store, "sync", FULL),
+        (npz, "_write_array", KeyboardInterrupt()),
     ],
 )
 def test_the_same_process_opens_a_directory_again_after_an_error(
@@ -264,7 +264,7 @@ def test_a_lost_lock_file_does_not_lose_the_run(tmp_path: Path) -> None:
 def test_a_directory_that_is_removed_under_way_is_not_called_safe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    monkeypatch.setattr(store, "_CHUNK_ROWS", 4)
+    monkeypatch.setattr(zarr_store, "_CHUNK_ROWS", 4)
     folder = tmp_path / "run"
     make_run(folder)
     with RunDirectory(folder) as run:
@@ -312,7 +312,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     code = (
         "import resource, signal, sys, numpy as np\n"
         "from tfp_sgmcmc.storage.directory import RunDirectory\n"
-        "from tfp_sgmcmc.storage.store import Variable\n"
+        "from tfp_sgmcmc.storage.zarr_store import Variable\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "run = RunDirectory(sys.argv[1])\n"
         "run.start({'posterior': {'w': Variable((3,), 'float32')}}, {'seed': [0, 1]})\n"

@@ -15,7 +15,7 @@ from tfp_sgmcmc.storage import lease
 from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.storage.lease import Lease
 from tfp_sgmcmc.storage.lock import SIGNATURE
-from tfp_sgmcmc.storage.store import Variable
+from tfp_sgmcmc.storage.zarr_store import Variable
 
 pytest.importorskip("zarr")
 

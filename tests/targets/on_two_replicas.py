@@ -24,9 +24,9 @@ from tests.targets.shards import (
     log_prior,
     sharded,
 )
-from tfp_sgmcmc import xla
-from tfp_sgmcmc.sampling.shards import engine
-from tfp_sgmcmc.targets.replicas import Replicas
+from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal.replicas import Replicas
+from tfp_sgmcmc.sampling.shards import executors
 
 if "ON_TWO_REPLICAS" not in os.environ:
     pytest.skip("run by test_sharded.py", allow_module_level=True)
@@ -168,7 +168,7 @@ def test_each_device_runs_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(names) == 2
     expected = draws()
     assert placed == {xla.device()}  # control: cores of a CPU are not told apart
-    monkeypatch.setattr(engine, "local_devices", lambda: names)
+    monkeypatch.setattr(executors, "local_devices", lambda: names)
     np.testing.assert_array_equal(draws(), expected)
     assert {name[-len(names[0]) :] for name in placed} == {*names}
 

@@ -12,8 +12,8 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tests.harness.every_minibatch import check_moments, give_every_minibatch
 from tfp_sgmcmc.random import AliasTable
-from tfp_sgmcmc.targets import linear_estimates
-from tfp_sgmcmc.targets.quadratic import weight
+from tfp_sgmcmc.targets import linear_model_scores
+from tfp_sgmcmc.targets.laplace.quadratic import weight
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 RNG = np.random.default_rng(0)
@@ -223,9 +223,9 @@ def test_a_bijector_that_is_not_affine_is_differentiated(monkeypatch: pytest.Mon
     affine = models("normal", bijector=tfb.Scale(tf.constant(2.0, tf.float64)))[0]
     assert affine.linear_model is not None
     called: list[str] = []
-    real = linear_estimates.differences
+    real = linear_model_scores.differences
     monkeypatch.setattr(
-        linear_estimates, "differences", lambda *a: [called.append("closed"), real(*a)][1]
+        linear_model_scores, "differences", lambda *a: [called.append("closed"), real(*a)][1]
     )
     sgmcmc.SVRG(affine).bootstrap(state)
     sgmcmc.ControlVariate(affine, state).estimate(state, SEED, with_scores=False)

@@ -10,7 +10,7 @@ import tensorflow_probability as tfp
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.state import call_with_state
+from tfp_sgmcmc.internal.nest import call_with_state
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 

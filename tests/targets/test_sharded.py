@@ -19,7 +19,7 @@ from tests.harness.every_minibatch import check_moments
 from tests.harness.gaussian_mean import PRECISION, GaussianMean, sgld_covariance
 from tests.harness.statistics import Rejected, check_covariance
 from tests.targets.shards import SIZES, X, Y, in_shards, sharded
-from tfp_sgmcmc.targets.replicas import Replicas
+from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb
 
 DATA = X[:9, :2].astype(np.float64), Y[:9].astype(np.float64)
@@ -126,7 +126,7 @@ def test_wrong_scores_and_weights_are_found(name: str, monkeypatch: pytest.Monke
 def test_differences_between_states_have_the_variance_of_a_stratified_sum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from tfp_sgmcmc.targets.differences import log_prob_differences
+    from tfp_sgmcmc.targets.log_prob_differences import log_prob_differences
 
     target = small((3, 4), 4)
     count = give_every_minibatch(monkeypatch, target, (3, 4))

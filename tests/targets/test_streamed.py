@@ -15,7 +15,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc import random
-from tfp_sgmcmc.sampling.feed import Feed
+from tfp_sgmcmc.sampling.stream_feed import Feed
 from tfp_sgmcmc.targets.streamed import StreamState
 
 tfd = tfp.distributions

@@ -8,7 +8,6 @@ earlier minibatches. That average is the default; `include_current=True` follows
 
 from typing import Any
 
-from tfp_sgmcmc.checks import boolean, require
 from tfp_sgmcmc.covariance.averages import Average, History, RunningMean
 from tfp_sgmcmc.covariance.base import CovarianceEstimator, CovarianceState
 from tfp_sgmcmc.covariance.diag import Diag, Zero
@@ -16,6 +15,7 @@ from tfp_sgmcmc.covariance.full import Block, Full
 from tfp_sgmcmc.covariance.low_rank import LowRank
 from tfp_sgmcmc.covariance.operators import NoiseCovariance
 from tfp_sgmcmc.covariance.solvers import Solver
+from tfp_sgmcmc.internal.checks import boolean, require
 
 __all__ = [
     "Block",

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import array, integer, number, require
-from tfp_sgmcmc.state import append_dims
+from tfp_sgmcmc.internal.checks import array, integer, number, require
+from tfp_sgmcmc.internal.nest import append_dims
 
 
 class AverageState(NamedTuple):

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tree
 
-from tfp_sgmcmc import memory, xla
-from tfp_sgmcmc.checks import boolean
 from tfp_sgmcmc.covariance.averages import Average, AverageState, History, RunningMean
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, count_rows
 from tfp_sgmcmc.covariance.matrices import Matrix
 from tfp_sgmcmc.covariance.operators import NoiseCovariance
 from tfp_sgmcmc.covariance.solvers import Solver, as_solver
-from tfp_sgmcmc.state import State, flatten_events
+from tfp_sgmcmc.internal import memory, xla
+from tfp_sgmcmc.internal.checks import boolean
+from tfp_sgmcmc.internal.nest import State, flatten_events
 
 
 class CovarianceState(NamedTuple):

@@ -11,7 +11,7 @@ from tfp_sgmcmc.covariance.base import CovarianceEstimator, CovarianceState, deg
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.covariance.matrices import DiagonalMatrix, Matrix
 from tfp_sgmcmc.covariance.operators import NoiseCovariance
-from tfp_sgmcmc.state import State, flatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events
 
 
 class Diag(CovarianceEstimator):

@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import boolean
 from tfp_sgmcmc.covariance.averages import Average, AverageState, History
 from tfp_sgmcmc.covariance.base import CovarianceEstimator, degrees_of_freedom
 from tfp_sgmcmc.covariance.factored_scores import pad_rows
 from tfp_sgmcmc.covariance.matrices import LowRankMatrix, Matrix
 from tfp_sgmcmc.covariance.solvers import Solver
+from tfp_sgmcmc.internal.checks import boolean
 
 
 class LowRank(CovarianceEstimator):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.matrices import DenseMatrix, DiagonalMatrix, Matrix
-from tfp_sgmcmc.state import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 
 
 class NoiseCovariance:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc import xla
-from tfp_sgmcmc.checks import integer, number, one_of
+from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal.checks import integer, number, one_of
 
 Product = Callable[[tf.Tensor], tf.Tensor]  # [chains..., D] -> [chains..., D]
 

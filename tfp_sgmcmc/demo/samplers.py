@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc import samplers as registry
+from tfp_sgmcmc.kernels import registry as registry
 
 EXCESS = 0.05  # of the variance, in the worst direction, by which step sizes are set
 

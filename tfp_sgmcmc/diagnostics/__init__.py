@@ -23,7 +23,7 @@ from tfp_sgmcmc.diagnostics.mixing_distance import (
     indices_by_distance,
 )
 from tfp_sgmcmc.diagnostics.rejection import RejectionReducer, RejectionState, rejection_probability
-from tfp_sgmcmc.diagnostics.run_report import Report, report
+from tfp_sgmcmc.diagnostics.run_report.report import Report, report
 from tfp_sgmcmc.diagnostics.stein import gradients_at, squared_kernel_stein_discrepancy
 from tfp_sgmcmc.diagnostics.stein_reducer import KernelSteinDiscrepancyReducer, SteinState
 from tfp_sgmcmc.diagnostics.temperatures import (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.internal.nest import State
 
 
 def real_array(name: str, value: Any) -> np.ndarray:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import integer, positive
 from tfp_sgmcmc.diagnostics.arrays import real_array
+from tfp_sgmcmc.internal.checks import integer, positive
 
 
 def integrated_autocorrelation_time(

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import function, integer, positive
 from tfp_sgmcmc.diagnostics.gradient_noise import sampling_threshold
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.internal.checks import function, integer, positive
+from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.targets.base import Target
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer, positive
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, OuterProducts
-from tfp_sgmcmc.kernels.settings import check_positive, value_at
+from tfp_sgmcmc.internal.checks import integer, positive
+from tfp_sgmcmc.internal.nest import State, flatten_events, map_parts, sum_events
+from tfp_sgmcmc.kernels.hyperparameters import check_positive, value_at
 from tfp_sgmcmc.preconditioners import Diagonal, FullMatrix, LocalMatrix, as_preconditioner
-from tfp_sgmcmc.state import State, flatten_events, map_parts, sum_events
 from tfp_sgmcmc.targets.base import GradientEstimate
 
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tfp_sgmcmc.checks import one_of
 from tfp_sgmcmc.diagnostics.arrays import real_array
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
+from tfp_sgmcmc.internal.checks import one_of
 
 
 def amari_distance(w: Any, v: Any) -> Any:

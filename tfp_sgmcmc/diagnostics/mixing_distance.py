@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc import checks
-from tfp_sgmcmc.checks import function, integer, positive
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.internal.checks import function, integer, positive
+from tfp_sgmcmc.internal.nest import State
 
 _ROUNDING = 1 + 1e-6  # allows for steps in single precision
 

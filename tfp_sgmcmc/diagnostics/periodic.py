@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.checks import integer
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.targets.base import Target
 
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import function
 from tfp_sgmcmc.diagnostics.arrays import floating_parts
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
-from tfp_sgmcmc.kernels.settings import check_positive, value_at
+from tfp_sgmcmc.internal.checks import function
+from tfp_sgmcmc.internal.nest import State, call_with_state, map_parts
+from tfp_sgmcmc.kernels.hyperparameters import check_positive, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
-from tfp_sgmcmc.state import State, call_with_state, map_parts
 from tfp_sgmcmc.targets.base import as_target, value_and_gradient
 
 

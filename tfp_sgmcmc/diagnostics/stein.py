@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer, number, one_of, positive
 from tfp_sgmcmc.diagnostics.arrays import floating_parts
-from tfp_sgmcmc.state import State, call_with_state, flatten_events
+from tfp_sgmcmc.internal.checks import integer, number, one_of, positive
+from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events
 from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
 
 _CHUNK = 2**22  # pairs of samples that may be in memory at once

@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import function, integer, number, one_of, positive
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.diagnostics.stein import gradient_at, squared_kernel_stein_discrepancy
-from tfp_sgmcmc.state import State, append_dims
+from tfp_sgmcmc.internal.checks import function, integer, number, one_of, positive
+from tfp_sgmcmc.internal.nest import State, append_dims
 from tfp_sgmcmc.targets.base import as_target
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.diagnostics.arrays import floating_parts, real_array
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.diagnostics.stein import gradient_at
+from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
 from tfp_sgmcmc.kernels import momentum as momentum_kernels
-from tfp_sgmcmc.kernels.settings import check_positive, value_at
-from tfp_sgmcmc.state import State, map_parts, sum_events
+from tfp_sgmcmc.kernels.hyperparameters import check_positive, value_at
 from tfp_sgmcmc.targets.base import as_target
 
 

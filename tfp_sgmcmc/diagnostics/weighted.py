@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc import checks
-from tfp_sgmcmc.checks import function
 from tfp_sgmcmc.diagnostics.arrays import real_array
-from tfp_sgmcmc.state import State, append_dims
+from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.internal.checks import function
+from tfp_sgmcmc.internal.nest import State, append_dims
 
 
 def weighted_expectation(values: Any, step_sizes: Any) -> Any:

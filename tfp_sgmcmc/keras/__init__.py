@@ -4,11 +4,9 @@ from tfp_sgmcmc.keras import losses
 from tfp_sgmcmc.keras.baselines.last_layer import last_layer_laplace
 from tfp_sgmcmc.keras.baselines.swag import SWAG
 from tfp_sgmcmc.keras.callback import SamplerCallback
-from tfp_sgmcmc.keras.fit.find_step_size import find_step_size
-from tfp_sgmcmc.keras.fit.independent_batches import IndependentBatches
-from tfp_sgmcmc.keras.fit.plan import Plan
-from tfp_sgmcmc.keras.fit.traces import Traces
-from tfp_sgmcmc.keras.fit.worker_batches import WorkerBatches
+from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
+from tfp_sgmcmc.keras.data.worker_batches import WorkerBatches
+from tfp_sgmcmc.keras.find_step_size import find_step_size
 from tfp_sgmcmc.keras.model.likelihoods import NegativeLogLikelihood
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.patterns import by_variable
@@ -18,6 +16,8 @@ from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction, Prediction, Predictive
 from tfp_sgmcmc.keras.posterior.summary import Summary
 from tfp_sgmcmc.keras.posterior.temperature_scaling import TemperatureScaling
+from tfp_sgmcmc.keras.records.fit_plan import Plan
+from tfp_sgmcmc.keras.traces import Traces
 
 __all__ = [
     "SWAG",

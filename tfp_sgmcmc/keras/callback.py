@@ -9,29 +9,30 @@ from typing import Any, Literal
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc import checks, random
-from tfp_sgmcmc.keras.fit.access import Access
-from tfp_sgmcmc.keras.fit.arguments import (
+from tfp_sgmcmc import random
+from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.keras.adaptation.automatic_fit import Automatic
+from tfp_sgmcmc.keras.adaptation.network_pilot import pilot_of
+from tfp_sgmcmc.keras.arguments import (
     check_options,
     checked_collection,
     checked_kernel,
     sampling_phases,
 )
-from tfp_sgmcmc.keras.fit.automatic import Automatic
-from tfp_sgmcmc.keras.fit.batch_steps import BatchSteps
-from tfp_sgmcmc.keras.fit.gang import Gang
-from tfp_sgmcmc.keras.fit.hooks import Hooks
-from tfp_sgmcmc.keras.fit.monitor import noise_monitor
-from tfp_sgmcmc.keras.fit.phase import Phase
-from tfp_sgmcmc.keras.fit.pilot import pilot_of
-from tfp_sgmcmc.keras.fit.preflight import Preflight
-from tfp_sgmcmc.keras.fit.problem import describe_keep
-from tfp_sgmcmc.keras.fit.recorder import Recorder
-from tfp_sgmcmc.keras.fit.sample_log import SampleLog, StoredSampleLog, stored_seed
-from tfp_sgmcmc.keras.fit.train_function import BatchTrainFunction
+from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
+from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
+from tfp_sgmcmc.keras.checks.progress_lines import Phase
+from tfp_sgmcmc.keras.data.train_function import BatchTrainFunction
+from tfp_sgmcmc.keras.fit_result import Access
+from tfp_sgmcmc.keras.hooks import Hooks
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import check_prior
-from tfp_sgmcmc.kernels.settings import StepSize
+from tfp_sgmcmc.keras.records.fit_fingerprint import describe_keep
+from tfp_sgmcmc.keras.records.recorder import Recorder
+from tfp_sgmcmc.keras.records.sample_log import SampleLog, StoredSampleLog, stored_seed
+from tfp_sgmcmc.keras.workers.batch_steps import BatchSteps
+from tfp_sgmcmc.keras.workers.worker_group import Gang
+from tfp_sgmcmc.kernels.hyperparameters import StepSize
 
 
 class SamplerCallback(Access, Hooks):

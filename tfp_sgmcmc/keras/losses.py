@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.checks import positive
+from tfp_sgmcmc.internal.checks import positive
 from tfp_sgmcmc.keras.model.likelihoods import NegativeLogLikelihood
 
 __all__ = ["GaussianNLL", "NegativeBinomialNLL", "PoissonNLL", "StudentTNLL"]

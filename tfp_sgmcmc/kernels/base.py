@@ -11,9 +11,9 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.kernels.settings import StepSize, check_positive
+from tfp_sgmcmc.internal.nest import State, convert_state, squared_norm
+from tfp_sgmcmc.kernels.hyperparameters import StepSize, check_positive
 from tfp_sgmcmc.kernels.wrappers import refuse_wrappers
-from tfp_sgmcmc.state import State, convert_state, squared_norm
 from tfp_sgmcmc.targets.base import GradientEstimate, as_target
 
 

@@ -9,10 +9,16 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.internal.nest import (
+    State,
+    call_with_state,
+    map_parts,
+    number_as_dtype,
+    squared_norm,
+)
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel, check_results
-from tfp_sgmcmc.kernels.settings import is_schedule, value_at
+from tfp_sgmcmc.kernels.hyperparameters import is_schedule, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
-from tfp_sgmcmc.state import State, call_with_state, map_parts, number_as_dtype, squared_norm
 from tfp_sgmcmc.targets.base import value_and_gradient
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import integer, numbers
+from tfp_sgmcmc.internal.checks import integer, numbers
+from tfp_sgmcmc.internal.nest import State, append_dims, map_parts, sum_events
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
-from tfp_sgmcmc.kernels.settings import is_schedule, number_at, setting_at, value_at
+from tfp_sgmcmc.kernels.hyperparameters import is_schedule, number_at, setting_at, value_at
 from tfp_sgmcmc.kernels.stability import splitting_limit
-from tfp_sgmcmc.state import State, append_dims, map_parts, sum_events
 
 
 class MomentumKernel(StochasticGradientKernel):

@@ -8,13 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import array, boolean, integer, require
 from tfp_sgmcmc.covariance import CovarianceState
-from tfp_sgmcmc.kernels.linear_laws import nogin_law
+from tfp_sgmcmc.internal.checks import array, boolean, integer, require
+from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
+from tfp_sgmcmc.kernels.hyperparameters import StepSize
+from tfp_sgmcmc.kernels.linear_theory import nogin_law
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, degrees_of_freedom, scaled
-from tfp_sgmcmc.kernels.noise import GradientNoise, largest_eigenvalue, remaining_noise
-from tfp_sgmcmc.kernels.settings import StepSize
-from tfp_sgmcmc.state import State, map_parts, sum_events
+from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise, largest_eigenvalue, remaining_noise
 
 
 class NOGINResults(NamedTuple):

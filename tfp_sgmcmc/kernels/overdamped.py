@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
-from tfp_sgmcmc.kernels.settings import value_at
+from tfp_sgmcmc.kernels.hyperparameters import value_at
 from tfp_sgmcmc.kernels.stability import overdamped_limit
-from tfp_sgmcmc.state import State
 
 
 class OverdampedKernel(StochasticGradientKernel):

@@ -8,23 +8,23 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer
 from tfp_sgmcmc.covariance import Block, CovarianceState, Full, RunningMean
+from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
-from tfp_sgmcmc.kernels.injected_noise import (
+from tfp_sgmcmc.kernels.fisher_noise import (
     InjectedNoise,
     check_regular,
     injected_noise,
     raised_shift,
     solve,
 )
+from tfp_sgmcmc.kernels.hyperparameters import StepSize, check_positive, number_at, setting_at
 from tfp_sgmcmc.kernels.momentum import scaled
-from tfp_sgmcmc.kernels.noise import GradientNoise
-from tfp_sgmcmc.kernels.settings import StepSize, check_positive, number_at, setting_at
+from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise
 from tfp_sgmcmc.kernels.stability import at_least_zero
 from tfp_sgmcmc.preconditioners import FullMatrix
-from tfp_sgmcmc.state import State, map_parts, sum_events
-from tfp_sgmcmc.targets.anchors import AnchoredTarget
+from tfp_sgmcmc.targets.anchored import AnchoredTarget
 
 
 class SGFSResults(NamedTuple):

@@ -8,13 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import one_of
 from tfp_sgmcmc.covariance import RunningMean
+from tfp_sgmcmc.internal.checks import one_of
+from tfp_sgmcmc.internal.nest import State, append_dims, map_parts
+from tfp_sgmcmc.kernels.hyperparameters import StepSize
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
-from tfp_sgmcmc.kernels.noise import GradientNoise, largest_eigenvalue, remaining_noise
-from tfp_sgmcmc.kernels.settings import StepSize
+from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise, largest_eigenvalue, remaining_noise
 from tfp_sgmcmc.kernels.stability import euler_limit
-from tfp_sgmcmc.state import State, append_dims, map_parts
 
 
 class SGHMCResults(NamedTuple):

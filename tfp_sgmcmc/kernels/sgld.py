@@ -7,11 +7,11 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import one_of
+from tfp_sgmcmc.internal.checks import one_of
+from tfp_sgmcmc.internal.nest import State, map_parts
+from tfp_sgmcmc.kernels.hyperparameters import StepSize, check_positive
 from tfp_sgmcmc.kernels.overdamped import OverdampedKernel
-from tfp_sgmcmc.kernels.settings import StepSize, check_positive
 from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner
-from tfp_sgmcmc.state import State, map_parts
 
 
 class SGLDResults(NamedTuple):

@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import one_of
+from tfp_sgmcmc.internal.checks import one_of
+from tfp_sgmcmc.internal.nest import State, map_parts
+from tfp_sgmcmc.kernels.hyperparameters import StepSize
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, mean_decay, scaled
-from tfp_sgmcmc.kernels.settings import StepSize
 from tfp_sgmcmc.kernels.stability import euler_limit
-from tfp_sgmcmc.state import State, map_parts
 
 SCHEMES = ("euler", "adodab")
 THERMOSTATS = ("scalar", "per_part", "per_coordinate")

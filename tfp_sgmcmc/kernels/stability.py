@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_sgmcmc.checks import array, require
+from tfp_sgmcmc.internal.checks import array, require
 
 
 def overdamped_limit(largest_curvature: Any) -> Any:

@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import one_of
+from tfp_sgmcmc.internal.checks import one_of
+from tfp_sgmcmc.internal.nest import State, map_parts
+from tfp_sgmcmc.kernels.hyperparameters import StepSize
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
-from tfp_sgmcmc.kernels.settings import StepSize
-from tfp_sgmcmc.state import State, map_parts
 
 
 class UnderdampedLangevinResults(NamedTuple):

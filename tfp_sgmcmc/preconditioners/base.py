@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.internal.nest import State
 
 
 class LocalMatrix(NamedTuple):

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import array, numbers, require
-from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
-from tfp_sgmcmc.state import (
+from tfp_sgmcmc.internal.checks import array, numbers, require
+from tfp_sgmcmc.internal.nest import (
     State,
     by_part,
     flatten_events,
@@ -18,6 +17,7 @@ from tfp_sgmcmc.state import (
     sum_events,
     unflatten_events,
 )
+from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
 
 # The asymmetry allowed, relative to (M_ii M_jj)^(1/2). `float32` inverses from tf.linalg.inv reach
 # 4e-4 at condition number 10^5.

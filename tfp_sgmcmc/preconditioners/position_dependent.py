@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import accepts
+from tfp_sgmcmc.internal.checks import accepts
+from tfp_sgmcmc.internal.nest import State, returned_by
 from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
-from tfp_sgmcmc.state import State, returned_by
 
 
 class PositionDependent(Preconditioner):

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import boolean, number, positive
+from tfp_sgmcmc.internal.checks import boolean, number, positive
+from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
-from tfp_sgmcmc.state import State
 
 
 class SquaredGradients(NamedTuple):

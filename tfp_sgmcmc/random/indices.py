@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc import xla
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.random.seeds import GOLDEN, as_seed, hashed_words, mix, numbered_seed, word, xor
 
 _MAX_EXAMPLES = 2**31 - 1

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc import xla
+from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal.nest import static_or_dynamic_shape
 from tfp_sgmcmc.random.indices import uniform_indices
 from tfp_sgmcmc.random.seeds import as_seed, split, word, xor
-from tfp_sgmcmc.state import static_or_dynamic_shape
 
 _WORTH_COMPILING = 10_000  # normals; a compiled function draws more of them faster on a CPU
 # -2 log(1 + f) / f in powers of f, and sin(pi w) / w in powers of w^2.

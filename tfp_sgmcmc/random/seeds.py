@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc import xla
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal.checks import integer
 
 xor = tf.bitwise.bitwise_xor
 GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive counters over the 32-bit words

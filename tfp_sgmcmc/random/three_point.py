@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.nest import static_or_dynamic_shape
 from tfp_sgmcmc.random.normals import map_with_seeds, row_and_column
 from tfp_sgmcmc.random.seeds import as_seed, hashed_words
-from tfp_sgmcmc.state import static_or_dynamic_shape
 
 _SIXTH = 715_827_883  # 2^32 / 6 = 715,827,882.67, rounded
 

@@ -1,28 +1,25 @@
-"""Runs of a kernel: the driver `sample`, and `tune`, which chooses a kernel's settings."""
+"""Runs of a kernel: its steps, its draws in memory or on disk, and its result."""
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
-from tfp_sgmcmc.sampling.driver import sample
 from tfp_sgmcmc.sampling.export import export_program
 from tfp_sgmcmc.sampling.result import SampleResult
-from tfp_sgmcmc.sampling.shards.result import ShardedResult, open_shards
-from tfp_sgmcmc.sampling.tuning import tune
+from tfp_sgmcmc.sampling.shards.sharded_result import ShardedResult, open_shards
 
-__all__ = ["SampleResult", "ShardedResult", "export_program", "open_shards", "sample", "tune"]
+__all__ = ["SampleResult", "ShardedResult", "export_program", "open_shards"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "StreamedLogProb":
-        from tfp_sgmcmc.targets import StreamedLogProb
-
+    if name in ("sample", "tune"):
         warnings.warn(
-            "tfp_sgmcmc.sampling.StreamedLogProb is now tfp_sgmcmc.StreamedLogProb. The old name "
-            "will be removed in the next release.",
+            f"tfp_sgmcmc.sampling.{name} is now tfp_sgmcmc.{name}. The old name will be removed in "
+            "the next release.",
             DeprecationWarning,
             stacklevel=2,
         )
-        return StreamedLogProb
+        return getattr(importlib.import_module("tfp_sgmcmc"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.targets import Target
-from tfp_sgmcmc.targets.stability import judge_step
+from tfp_sgmcmc.targets.validation.step_size_check import judge_step
 
 
 def warn_of_skipped(results: Any) -> None:

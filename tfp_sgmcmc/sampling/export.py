@@ -12,8 +12,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc import checks, random
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc import random
+from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.sampling.introspection import replicas_of, target_of
 from tfp_sgmcmc.sampling.loop import Loop, Program, check_kernel, start_of, state_tensors
 from tfp_sgmcmc.sampling.steps import Plan
@@ -36,7 +37,7 @@ def export_program(
     The program is what XLA gets from `sample` with the same arguments. Any PJRT client can compile
     and run it, such as JAX's, on a machine without TensorFlow. It takes the steps of one call and
     returns the draws and the position after the last step. Given that position for its inputs, it
-    goes on. The choices that depend on a device (see the module `tfp_sgmcmc.xla`) are those of the
+    goes on. The choices that depend on a device (see `tfp_sgmcmc.internal.xla`) are those of the
     machine that exports. On that kind of device the draws are those of `sample` up to rounding.
 
     The file is a NumPy archive (`.npz`, read without pickle) with these entries:

@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.sampling.loop import Position, log_prob_of
 from tfp_sgmcmc.targets import FullDataLogProb, ShardedLogProb, Target
 from tfp_sgmcmc.targets.base import as_target
-from tfp_sgmcmc.targets.replicas import Replicas
 
 
 def target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:

@@ -10,7 +10,7 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.targets.replicas import Replicas
+from tfp_sgmcmc.internal.replicas import Replicas
 
 # Limits of the draws that one call keeps, the same in all runs, so that each compiles alike.
 _BUFFER_BYTES = 2**24

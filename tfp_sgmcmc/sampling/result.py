@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
-from tfp_sgmcmc.storage.store import LIBRARY, Variable, dimensions, flatten_chains
+from tfp_sgmcmc.internal.arviz_import import import_arviz
+from tfp_sgmcmc.storage.zarr_store import LIBRARY, Variable, dimensions, flatten_chains
 
 
 class Timings(NamedTuple):

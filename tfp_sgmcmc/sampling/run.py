@@ -14,24 +14,24 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.sampling.aftermath import warn_of_skipped, warn_of_step
-from tfp_sgmcmc.sampling.feed import Feed
-from tfp_sgmcmc.sampling.gang import Gang
-from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
-from tfp_sgmcmc.sampling.loop import Loop, Position, start_of, state_tensors
-from tfp_sgmcmc.sampling.problem import describe_batches, describe_run
-from tfp_sgmcmc.sampling.progress import progress
-from tfp_sgmcmc.sampling.records import (
+from tfp_sgmcmc.sampling.draw_records import (
     CountedRecords,
     MemoryRecords,
     Records,
     check_memory,
     open_records,
 )
+from tfp_sgmcmc.sampling.introspection import chain_shape_of, target_of
+from tfp_sgmcmc.sampling.loop import Loop, Position, start_of, state_tensors
+from tfp_sgmcmc.sampling.process_group import Gang
+from tfp_sgmcmc.sampling.progress import progress
 from tfp_sgmcmc.sampling.result import SampleResult, Timings, kept_arrays
+from tfp_sgmcmc.sampling.run_fingerprint import describe_batches, describe_run
 from tfp_sgmcmc.sampling.steps import Plan, take_steps
+from tfp_sgmcmc.sampling.stream_feed import Feed
 from tfp_sgmcmc.storage.directory import RunDirectory
-from tfp_sgmcmc.storage.fingerprint import describe_kernel
 from tfp_sgmcmc.targets import preflight
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 

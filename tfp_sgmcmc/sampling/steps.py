@@ -14,11 +14,11 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.diagnostics import NonFiniteChainError, check_finite
-from tfp_sgmcmc.sampling.feed import Feed
-from tfp_sgmcmc.sampling.gang import Gang
+from tfp_sgmcmc.sampling.draw_records import MemoryRecords, Records
 from tfp_sgmcmc.sampling.loop import Health, Loop, Position
+from tfp_sgmcmc.sampling.process_group import Gang
 from tfp_sgmcmc.sampling.progress import held_back
-from tfp_sgmcmc.sampling.records import MemoryRecords, Records
+from tfp_sgmcmc.sampling.stream_feed import Feed
 
 _SECONDS_A_CALL = 1.0
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from tfp_sgmcmc.storage import approximate, archive
+from tfp_sgmcmc.storage import npz, tolerant_equality
 
 FORMAT_VERSION = 1
 
@@ -61,7 +61,7 @@ def save(path: Path, header: Mapping[str, Any], nests: Mapping[str, Any]) -> Non
         "leaves": [[name, None if x is None else x.dtype.name] for name, x in leaves.items()],
     }
     arrays = {str(i): x for i, x in enumerate(leaves.values()) if x is not None}
-    archive.write(path, contents, arrays)
+    npz.write(path, contents, arrays)
 
 
 def load(path: Path) -> Checkpoint:
@@ -71,7 +71,7 @@ def load(path: Path) -> Checkpoint:
       ValueError: the file is damaged, or was written in another format.
     """
     advice = " The run cannot go on from it. The draws in samples.zarr beside it can still be read."
-    with archive.reading(path, "a run", advice) as (contents, array):
+    with npz.reading(path, "a run", advice) as (contents, array):
         if (version := contents["format"]) == FORMAT_VERSION:
             leaves = {
                 name: None if dtype is None else array(str(i), dtype)
@@ -87,7 +87,7 @@ def load(path: Path) -> Checkpoint:
 def is_of_run(path: Path) -> bool:
     """Returns whether a file is a checkpoint of a run; only its header is read."""
     try:
-        with archive.reading(path, "a run") as (contents, _):
+        with npz.reading(path, "a run") as (contents, _):
             return "fingerprint" in contents["header"] and "leaves" in contents
     except (FileNotFoundError, ValueError):
         return False
@@ -117,14 +117,14 @@ def differences(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
 
 
 def _agree(one: Any, other: Any) -> bool:
-    if approximate.is_record(one) and approximate.is_record(other):
-        return approximate.are_same(one, other)
+    if tolerant_equality.is_record(one) and tolerant_equality.is_record(other):
+        return tolerant_equality.are_same(one, other)
     return one == other
 
 
 def _in_words(values: Mapping[str, Any], name: str) -> Any:
     value = values.get(name, "nothing of this name")
-    return approximate.words(value) if approximate.is_record(value) else value
+    return tolerant_equality.words(value) if tolerant_equality.is_record(value) else value
 
 
 def names_and_leaves(nests: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,14 +12,15 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from tfp_sgmcmc import __version__, checks
-from tfp_sgmcmc.checks import one_of
-from tfp_sgmcmc.storage import approximate, checkpoint
+from tfp_sgmcmc import __version__
+from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.internal.checks import one_of
+from tfp_sgmcmc.storage import checkpoint, tolerant_equality
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same
 from tfp_sgmcmc.storage.lease import Lease
 from tfp_sgmcmc.storage.lock import SIGNATURE, Lock
-from tfp_sgmcmc.storage.store import Committed, DrawStore, Groups, Variable
 from tfp_sgmcmc.storage.stored_draws import StoredDraws
+from tfp_sgmcmc.storage.zarr_store import Committed, DrawStore, Groups, Variable
 
 LOCK, SAMPLES, CHECKPOINT = "run.lock", "samples.zarr", "checkpoint.npz"
 _COMMITTED = "It has a checkpoint.\n"
@@ -143,7 +144,7 @@ class RunDirectory:
             for name, v in members.items()
         }
         # The first differences are told, and numbers differ where something else does.
-        numbers = {n: x for n, x in fingerprint.items() if approximate.is_record(x)}
+        numbers = {n: x for n, x in fingerprint.items() if tolerant_equality.is_record(x)}
         plain = {n: x for n, x in fingerprint.items() if n not in numbers}
         own = {"library version": __version__, **plain, **described, **numbers}
         self._fingerprint = json.loads(json.dumps(own))  # JSON turns tuples into lists
@@ -164,7 +165,7 @@ class RunDirectory:
     def _compare(self, before: dict[str, Any]) -> None:
         """Raises unless the run was begun with the same fingerprint; warns of what is not in it."""
         own = self._fingerprint
-        unknown = [n for n, x in own.items() if n not in before and approximate.is_record(x)]
+        unknown = [n for n, x in own.items() if n not in before and tolerant_equality.is_record(x)]
         check_same(
             f"The run in {self.path}", before, {n: x for n, x in own.items() if n not in unknown}
         )

@@ -1,17 +1,17 @@
 """Targets: log posteriors, with gradients estimated from some of the examples."""
 
 from tfp_sgmcmc.targets.base import FullDataLogProb, GradientEstimate, Target, as_target
-from tfp_sgmcmc.targets.center import CenterReport, find_center
-from tfp_sgmcmc.targets.control_variate import ControlVariate
-from tfp_sgmcmc.targets.curvature import largest_curvature
+from tfp_sgmcmc.targets.control_variates.control_variate import ControlVariate
+from tfp_sgmcmc.targets.control_variates.svrg import SVRG
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
+from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
+from tfp_sgmcmc.targets.laplace.mode import CenterReport, find_center
+from tfp_sgmcmc.targets.laplace.whitening import whiten
 from tfp_sgmcmc.targets.linear_model import LinearModel
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
-from tfp_sgmcmc.targets.preflight_check import preflight
 from tfp_sgmcmc.targets.sharded import ShardedLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.svrg import SVRG
-from tfp_sgmcmc.targets.whitened import whiten
+from tfp_sgmcmc.targets.validation.gradient_check import preflight
 
 __all__ = [
     "SVRG",

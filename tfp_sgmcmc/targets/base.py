@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import accepts, function
-from tfp_sgmcmc.state import (
+from tfp_sgmcmc.internal.checks import accepts, function
+from tfp_sgmcmc.internal.nest import (
     State,
     call_with_state,
     convert_state,

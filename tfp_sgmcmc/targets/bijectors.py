@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 import tree
 
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.internal.nest import State
 
 
 def check_bijectors(bijector: Any) -> None:

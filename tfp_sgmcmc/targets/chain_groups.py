@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc import xla
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.targets.base import value_and_gradient
 
 _CACHE = 2**20  # bytes; minibatches that exceed the cache of a core are faster in groups

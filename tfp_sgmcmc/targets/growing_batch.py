@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import number
-from tfp_sgmcmc.state import State, convert_state, map_parts, static_or_dynamic_shape
+from tfp_sgmcmc.internal.checks import number
+from tfp_sgmcmc.internal.nest import State, convert_state, map_parts, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.sharded import refuse_shards

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import accepts, function, integer
+from tfp_sgmcmc.internal.checks import accepts, function, integer
 
 
 class LinearModel:

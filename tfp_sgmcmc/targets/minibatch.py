@@ -10,21 +10,28 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import boolean, count_of_examples, function, integer, one_of, require
-from tfp_sgmcmc.state import (
+from tfp_sgmcmc.internal.checks import (
+    boolean,
+    count_of_examples,
+    function,
+    integer,
+    one_of,
+    require,
+)
+from tfp_sgmcmc.internal.nest import (
     State,
     call_with_state,
     convert_state,
     state_from_call,
     static_or_dynamic_shape,
 )
-from tfp_sgmcmc.targets import linear_estimates
+from tfp_sgmcmc.targets import linear_model_scores
 from tfp_sgmcmc.targets.base import GradientEstimate, check_signature, value_and_gradient
 from tfp_sgmcmc.targets.bijectors import check_bijectors, is_joint
 from tfp_sgmcmc.targets.chain_groups import group_size, map_groups
-from tfp_sgmcmc.targets.chunked_sums import sum_over_chunks, with_given_gradient
+from tfp_sgmcmc.targets.chunking import sum_over_chunks, with_given_gradient
 from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
-from tfp_sgmcmc.targets.model import ModelTarget
+from tfp_sgmcmc.targets.model_target import ModelTarget
 from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
 
 Draw = Callable[[Any], tf.Tensor]  # chain shape -> indices
@@ -316,7 +323,7 @@ class MinibatchLogProb(ModelTarget):
 
             return weighted(values), tf.nest.map_structure(weighted, given)
         if self.linear_model is not None:
-            return linear_estimates.scores(self, state, batch, chain_ndims, weights)
+            return linear_model_scores.scores(self, state, batch, chain_ndims, weights)
         batch_ndims, rows = 0 if self.shared_batch else chain_ndims, (batch,)
         if weights is not None:
             leading = tf.shape(tf.nest.flatten(batch)[0])[: batch_ndims + 1]

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.internal.nest import State
+from tfp_sgmcmc.internal.vectorize import map_examples
 from tfp_sgmcmc.targets.base import value_and_gradient
-from tfp_sgmcmc.targets.vectorize import map_examples
 
 
 def mapped_scores(

@@ -9,17 +9,17 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import accepts, boolean, function, integer, require
-from tfp_sgmcmc.state import State, convert_state, state_from_call, static_or_dynamic_shape
+from tfp_sgmcmc.internal.checks import accepts, boolean, function, integer, require
+from tfp_sgmcmc.internal.nest import State, convert_state, state_from_call, static_or_dynamic_shape
+from tfp_sgmcmc.internal.replicas import Replicas, current
+from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
-from tfp_sgmcmc.targets.chunked_sums import with_given_gradient
+from tfp_sgmcmc.targets.chunking import with_given_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
-from tfp_sgmcmc.targets.model import ModelTarget
-from tfp_sgmcmc.targets.replicas import Replicas, current
+from tfp_sgmcmc.targets.model_target import ModelTarget
 from tfp_sgmcmc.targets.scores import combine_scores
 from tfp_sgmcmc.targets.shards import check_sizes, load_shards, on_device_of
 from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb, noise_scale
-from tfp_sgmcmc.xla import traced
 
 
 class ShardedLogProb(MinibatchLogProb):

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import __version__
+from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.targets.data import as_tensors, assert_finite, checksum, form_of, leading_axis
-from tfp_sgmcmc.targets.replicas import Replicas
 from tfp_sgmcmc.targets.stratified import Strata
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.state import State
+from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 

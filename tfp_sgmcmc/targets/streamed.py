@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import accepts, function, integer
-from tfp_sgmcmc.state import State, convert_state, state_from_call
+from tfp_sgmcmc.internal.checks import accepts, function, integer
+from tfp_sgmcmc.internal.nest import State, convert_state, state_from_call
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
-from tfp_sgmcmc.targets.chunked_sums import with_given_gradient
+from tfp_sgmcmc.targets.chunking import with_given_gradient
 from tfp_sgmcmc.targets.data import as_tensors, assert_finite
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 

@@ -374,12 +374,12 @@ def test_memory_for_scores_of_weights_without_taps(monkeypatch):
     """6 examples of 8 weights take 192 bytes; two groups take 64."""
     x = floats(8)
     model = build(lambda: stack([8], L.PReLU()), x)
-    monkeypatch.setattr("tfp_sgmcmc.memory.available", lambda: 191)
+    monkeypatch.setattr("tfp_sgmcmc.internal.memory.available", lambda: 191)
     with pytest.raises(MemoryError, match="6 scores of .*/alpha 192 bytes.*num_groups=G"):
         target_of(model, x).estimate(state_of(model), SEED)
     grouped = target_of(model, x, scores=ExampleScores(model, 2))
     assert as_rows(grouped.estimate(state_of(model), SEED).scores)[0].shape == (2, 8)
-    monkeypatch.setattr("tfp_sgmcmc.memory.available", lambda: 192)
+    monkeypatch.setattr("tfp_sgmcmc.internal.memory.available", lambda: 192)
     assert as_rows(target_of(model, x).estimate(state_of(model), SEED).scores)[0].shape == (6, 8)
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tfp_sgmcmc.keras.fit import source
+from tfp_sgmcmc.keras.data import training_data
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 
 ROOT = Path(internals.__file__).parents[1]
 LISTED = {
     Path(module.__file__): set(re.findall(r"`(?:\w+\.)?(_[a-z]\w*)`", module.__doc__))
-    for module in (compiled_loss, internals, source)
+    for module in (compiled_loss, internals, training_data)
 }
 NAMEDTUPLE = {"_asdict", "_fields", "_replace"}
 

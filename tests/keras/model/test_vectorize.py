@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from tests.keras.small_models import assert_close, unit_normal
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
+from tfp_sgmcmc.internal.vectorize import unsafe_operation
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
-from tfp_sgmcmc.keras.model.vectorize import Mapper
-from tfp_sgmcmc.targets.vectorize import unsafe_operation
+from tfp_sgmcmc.keras.model.map_samples import Mapper
 
 B, C, SEED = 3, 2, tf.constant([0, 0])
 RNG = np.random.default_rng(0)
@@ -101,7 +101,7 @@ def test_chains_are_each_by_itself(make, x, with_scores):
 
 def test_convolutions_in_groups_are_vectorized_wrongly(monkeypatch):
     """Control. If this fails, TensorFlow has fixed the error and `not_vectorizable` can go."""
-    monkeypatch.setattr("tfp_sgmcmc.keras.model.vectorize.not_vectorizable", lambda *_: None)
+    monkeypatch.setattr("tfp_sgmcmc.keras.model.map_samples.not_vectorizable", lambda *_: None)
     assert errors(in_groups(), IMAGES, with_scores=False) > 0.1
 
 
@@ -110,7 +110,7 @@ def test_convolutions_in_groups_are_vectorized_wrongly(monkeypatch):
 def test_convolutions_in_chains_with_scores_are_compiled_by_xla(make, monkeypatch):
     assert errors(make(), IMAGES, with_scores=True, jit_compile=True) < 1e-5
     # Control. If this fails, XLA compiles them, and `twice_in_xla` can go.
-    monkeypatch.setattr("tfp_sgmcmc.keras.model.vectorize.not_vectorizable", lambda *_: None)
+    monkeypatch.setattr("tfp_sgmcmc.keras.model.map_samples.not_vectorizable", lambda *_: None)
     with pytest.raises(tf.errors.InvalidArgumentError, match="tf2xla conversion failed"):
         errors(make(), IMAGES, with_scores=True, jit_compile=True)
 

@@ -76,7 +76,7 @@ def test_model_and_posterior_come_back_as_they_were(posterior, tmp_path):
 
 def test_the_file_is_numpy_s_without_pickle(posterior, tmp_path, monkeypatch):
     three_kernels_of_four = 3 * C * 12 * 4
-    monkeypatch.setattr("tfp_sgmcmc.storage.archive._PIECE_BYTES", three_kernels_of_four)
+    monkeypatch.setattr("tfp_sgmcmc.storage.npz._PIECE_BYTES", three_kernels_of_four)
     posterior.save(tmp_path / "posterior.npz")
     assert [p.name for p in tmp_path.iterdir()] == ["posterior.npz"]
     with np.load(tmp_path / "posterior.npz", allow_pickle=False) as file:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior
 from tfp_sgmcmc.keras.posterior.batches import check_arrays, checked_inputs, num_rows

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from tfp_sgmcmc import checks, random
+from tfp_sgmcmc import random
+from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.baselines.moving_statistics import MovingStatistics
 from tfp_sgmcmc.keras.baselines.weight_moments import WeightMoments
 from tfp_sgmcmc.keras.posterior.batches import Batches

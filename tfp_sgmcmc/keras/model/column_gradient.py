@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc import xla
+from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.keras.model import internals
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc import memory
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
-from tfp_sgmcmc.keras.model import internals, replicas
+from tfp_sgmcmc.internal import memory
+from tfp_sgmcmc.keras.distributed import replica_context
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.layer_factors import as_scores, factors
 from tfp_sgmcmc.keras.model.layer_taps import tapped, tapped_layers
-from tfp_sgmcmc.keras.model.vectorize import Mapper
+from tfp_sgmcmc.keras.model.map_samples import Mapper
 from tfp_sgmcmc.targets.base import check_connected
 from tfp_sgmcmc.targets.scores import mapped_scores
 
@@ -57,7 +58,7 @@ class ExampleScores:
         """Returns the largest number of scores for a replica's rows, or None if it is not known."""
         if not isinstance(num_rows, int):
             return self._num_groups
-        num_rows *= replicas.count()
+        num_rows *= replica_context.count()
         return num_rows if self._num_groups is None else min(num_rows, self._num_groups)
 
     def prepare(self, x: Any, num_chains: int | None = None) -> None:

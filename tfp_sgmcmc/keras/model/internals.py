@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.model import replicas
+from tfp_sgmcmc.keras.distributed import replica_context
 
 DataAdapter = keras.src.trainers.data_adapters.data_adapter.DataAdapter
 CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
@@ -248,7 +248,7 @@ def reported_loss(
 ) -> tf.Tensor:
     """Returns the loss that Keras reports, and updates its metric and the metrics of layers."""
     # Keras divides it by the number of replicas.
-    compiled = replicas.count() * model._compile_loss(y, evaluated.outputs, sample_weight)
+    compiled = replica_context.count() * model._compile_loss(y, evaluated.outputs, sample_weight)
     loss = compiled + sum(tf.cast(x, compiled.dtype) for x in evaluated.losses)
     model._loss_tracker.update_state(loss, sample_weight=rows)
     for i, value in evaluated.metrics.items():

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.checks import accepts, function, one_of
+from tfp_sgmcmc.internal.checks import accepts, function, one_of
 from tfp_sgmcmc.keras.model import internals
 
 _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", "none")

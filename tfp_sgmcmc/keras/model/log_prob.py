@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import accepts, function, integer
-from tfp_sgmcmc.keras.model import compiled_loss, internals, replicas
+from tfp_sgmcmc.internal.checks import accepts, function, integer
+from tfp_sgmcmc.internal.nest import State
+from tfp_sgmcmc.keras.distributed import replica_context
+from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.column_gradient import with_stored_gradient
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, count_rows
 from tfp_sgmcmc.keras.model.learning_rate import LearningRate
 from tfp_sgmcmc.keras.model.priors import LogPrior, checked_value
-from tfp_sgmcmc.state import State
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 
 _MOST_FULL = 1000  # weights whose gradient noise has a full covariance by default
@@ -105,7 +106,7 @@ class ModelLogProb(Target):
         #: Rows on this replica, and on all replicas.
         self.local_rows = num_rows if batch is None else count_rows(batch[0])
         if total_rows is None:
-            total_rows = num_rows if batch is None else replicas.total_rows(self.local_rows)
+            total_rows = num_rows if batch is None else replica_context.total_rows(self.local_rows)
         self.num_rows = total_rows
         self.num_scores = self._scores.num_scores(self.local_rows)
 
@@ -180,7 +181,7 @@ class ModelLogProb(Target):
                 rows = tf.cast(self.num_rows, value.dtype)
                 log_prior = checked_value("log_prior_fn", self._log_prior_fn(state))
                 log_prior = tf.cast(log_prior, value.dtype)
-                return log_prior / replicas.count() + self.num_examples / rows * value
+                return log_prior / replica_context.count() + self.num_examples / rows * value
 
             if scored:
                 estimate = self._scores.gradient_and_factors(
@@ -197,13 +198,15 @@ class ModelLogProb(Target):
             estimated = self._scores.map_chains(of_one_chain, given, self.local_rows, scored)
         (log_prob, gradient, more), forward = estimated
         lead = log_prob.shape.rank
-        log_prob, gradient = replicas.total((log_prob, gradient))
-        means = replicas.averaged([*forward.updates.values()], self.local_rows, self.num_rows)
+        log_prob, gradient = replica_context.total((log_prob, gradient))
+        means = replica_context.averaged(
+            [*forward.updates.values()], self.local_rows, self.num_rows
+        )
         updates = dict(zip(forward.updates, means, strict=True))
         evaluation = Evaluation(log_prob, forward._replace(updates=updates))
         if not scored:
-            return GradientEstimate(gradient, log_prob, (), replicas.total(more), evaluation)
-        factors = replicas.gathered(more, axis=lead)
+            return GradientEstimate(gradient, log_prob, (), replica_context.total(more), evaluation)
+        factors = replica_context.gathered(more, axis=lead)
         scores = self._scores.scores(factors, self.num_rows, self.num_examples)
         total = tf.constant(self.num_examples, state[0].dtype)
         rows = tf.cast(self.num_rows, total.dtype)

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.checks import accepts
+from tfp_sgmcmc.internal.checks import accepts
+from tfp_sgmcmc.internal.nest import sum_entries
 from tfp_sgmcmc.keras.model.patterns import assigned, check_patterns
-from tfp_sgmcmc.state import sum_entries
 
 LogPrior = Callable[[list[tf.Tensor]], tf.Tensor]
 

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.keras.posterior.sample_arrays import checked, checked_weights
-from tfp_sgmcmc.storage import archive
+from tfp_sgmcmc.storage import npz
 
 _FORMAT = "tfp_sgmcmc.keras.Posterior"
 # Version 1 has no weights, version 2 has them, and version 3 says so and has dtypes of the samples.
@@ -40,7 +40,7 @@ def write(
     if stored != [v.dtype for v in variables]:
         header |= {"version": 3, "weighted": weights is not None, "stored": stored}
     arrays = {str(i): values for i, values in enumerate(samples)}
-    archive.write(path, header, arrays if weights is None else {**arrays, "weights": weights})
+    npz.write(path, header, arrays if weights is None else {**arrays, "weights": weights})
 
 
 def read(
@@ -52,7 +52,7 @@ def read(
       FileNotFoundError: `path` does not exist.
       ValueError: the file is damaged or of another kind, or holds samples of another model.
     """
-    with archive.reading(path, "Posterior.save") as (header, array):
+    with npz.reading(path, "Posterior.save") as (header, array):
         if header["format"] != _FORMAT or header["version"] not in _VERSIONS:
             raise ValueError(f"its format is {header['format']!r} {header['version']!r}")
         num_chains = header["num_chains"]

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_sgmcmc.keras.model import compiled_loss, internals, observations
-from tfp_sgmcmc.keras.posterior.average import PosteriorAverage, adapt, adapted
+from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
+from tfp_sgmcmc.keras.posterior.averaged_model import PosteriorAverage, adapt, adapted
 
 
 def keras_model(
@@ -26,7 +26,7 @@ def keras_model(
     stacked = [places.get(id(v)) for v in model.variables]
     is_compiled = model.compiled and model.loss
     classes = compiled_loss.classes(model, outputs) if is_compiled else {}
-    likelihoods = observations.with_moments(model, outputs) if is_compiled else {}
+    likelihoods = observation_models.with_moments(model, outputs) if is_compiled else {}
     links = [_link(classes.get(i)) for i in range(len(flat))]
     names = [*getattr(model, "output_names", [])]
     layer = PosteriorAverage(

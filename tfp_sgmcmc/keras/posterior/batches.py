@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import integer
+from tfp_sgmcmc.internal.checks import integer
 
 _BLOCK_ENTRIES = 2**24  # entries of the batches that go through all samples side by side
 _MOST_BATCHES = 100_000  # of a Python generator that was given without steps

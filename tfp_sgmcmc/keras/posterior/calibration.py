@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_sgmcmc.checks import as_array, integer, require
+from tfp_sgmcmc.internal.checks import as_array, integer, require
 
 
 def expected_calibration_error(

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_sgmcmc.keras.model import compiled_loss, internals, observations
+from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
 
 
 def estimator(posterior: Any) -> Any:
@@ -81,7 +81,7 @@ def _kind(model: keras.Model) -> tuple[int, bool]:
         is_plain = len(flat[0].shape) == 2
         if found is not None and is_plain and (found.axis is not None or width == 1):
             return max(width, 2), False
-        if found is None and observations.with_moments(model, outputs):
+        if found is None and observation_models.with_moments(model, outputs):
             return 0, True
     raise ValueError(
         "The model must have a single output [rows, ...], with a crossentropy over one label for "

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.checks import require
-from tfp_sgmcmc.keras.model import compiled_loss, internals, observations
+from tfp_sgmcmc.internal.checks import require
+from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
 from tfp_sgmcmc.keras.posterior.batches import (
     Batch,
     Batches,
@@ -121,7 +121,7 @@ class Evaluator:
                     densities.append(maximum + np.log(scaled))
                 outputs = keras.tree.flatten(mean)
                 classes = compiled_loss.classes(self._model, mean)
-                laws = observations.of_numbers(self._model, mean)
+                laws = observation_models.of_numbers(self._model, mean)
                 labels = compiled_loss.labels(self._model, y, mean) if classes or laws else {}
                 for place, kind in classes.items():
                     confidence, hit, counts = _decided(outputs[place], labels[place], kind)

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.keras.model import observations
+from tfp_sgmcmc.keras.model import observation_models
 
 _MOST_PAIRS = 2**14  # of samples in the CRPS: all pairs of up to 128 samples
 _LEAST_DRAWS = 2000  # of what is not known in closed form
@@ -30,18 +30,20 @@ class Mixture:
       number: the number of the batch, which draws depend on.
     """
 
-    def __init__(self, law: observations.Law, outputs: Any, weights: np.ndarray, number: int = 0):
+    def __init__(
+        self, law: observation_models.Law, outputs: Any, weights: np.ndarray, number: int = 0
+    ):
         self._size, self._weights = outputs.shape[0], weights
         self._law = law(tf.reshape(outputs, [-1, *outputs.shape[2:]]))
-        self._entries: Any = observations.entries(self._law)
+        self._entries: Any = observation_models.entries(self._law)
         shape = self._law.batch_shape + self._law.event_shape
         self.shape = [outputs.shape[1], *shape.as_list()[1:]]
         self._seed = random.fold_in(random.as_seed(_SEED), number)
-        self._is_discrete = observations.is_discrete(self._entries or self._law)
+        self._is_discrete = observation_models.is_discrete(self._entries or self._law)
 
     def mean(self) -> np.ndarray:
         """Returns the mean; that of draws if it has no closed form."""
-        found = observations.moments(self._law)
+        found = observation_models.moments(self._law)
         if found is None:
             draws, weights = self._draws(0)
             return _average(draws, weights)

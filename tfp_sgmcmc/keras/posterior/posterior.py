@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_sgmcmc import checks
-from tfp_sgmcmc.checks import integer, one_of
-from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
+from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.internal.arviz_import import import_arviz
+from tfp_sgmcmc.internal.checks import integer, one_of
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import (
     archive,
@@ -22,7 +22,7 @@ from tfp_sgmcmc.keras.posterior import (
     sample_loops,
 )
 from tfp_sgmcmc.keras.posterior.concatenate import concatenated
-from tfp_sgmcmc.keras.posterior.predicting import Predicting
+from tfp_sgmcmc.keras.posterior.prediction_methods import Predicting
 from tfp_sgmcmc.keras.posterior.summary import Summary, import_figure, plot, summarize
 
 

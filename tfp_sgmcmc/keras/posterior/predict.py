@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.checks import accepts, array, require
-from tfp_sgmcmc.keras.model import compiled_loss, internals, observations
+from tfp_sgmcmc.internal.checks import accepts, array, require
+from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
 from tfp_sgmcmc.keras.posterior.batches import Batches, check_finite, no_tick, num_rows
 from tfp_sgmcmc.keras.posterior.mixtures import Mixture, systematic
 from tfp_sgmcmc.keras.posterior.sample_loops import (
@@ -252,7 +252,7 @@ class Predictor:
         """Returns draws, given outputs `[num_draws, rows, ...]`."""
         flat = keras.tree.flatten(outputs)
         joint = keras.tree.map_structure(lambda y: y.reshape(-1, *y.shape[2:]), outputs)
-        laws = observations.of_draws(self._model, joint)
+        laws = observation_models.of_draws(self._model, joint)
         if len(laws) < len(flat):
             raise ValueError(
                 "Observations can be drawn if the loss of each output is a NegativeLogLikelihood, "
@@ -287,8 +287,12 @@ class Predictor:
     def _probabilities(self, outputs: Any) -> dict[int, compiled_loss.Classes]:
         return compiled_loss.classes(self._model, outputs) if self._activation == "auto" else {}
 
-    def _laws(self, outputs: Any) -> dict[int, observations.Law]:
-        return observations.of_numbers(self._model, outputs) if self._activation == "auto" else {}
+    def _laws(self, outputs: Any) -> dict[int, observation_models.Law]:
+        return (
+            observation_models.of_numbers(self._model, outputs)
+            if self._activation == "auto"
+            else {}
+        )
 
     def _add(
         self, old: Moments | None, values: list[tf.Tensor], share: tf.Tensor, batch: Any
@@ -309,7 +313,7 @@ class Predictor:
 
 def _moments_of(law: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns mean and variance, NaN where they have no closed form."""
-    found = observations.moments(law)
+    found = observation_models.moments(law)
     if found is None:
         shape = tf.concat([law.batch_shape_tensor(), law.event_shape_tensor()], axis=0)
         found = (tf.fill(shape, tf.constant(np.nan, law.dtype)),) * 2

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
-from tfp_sgmcmc.storage.archive import numpy_dtype
+from tfp_sgmcmc.storage.npz import numpy_dtype
 
 _WIDE = ("float32", "float64")  # dtypes of variables whose samples may be in half precision
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_sgmcmc.diagnostics.arviz_import import import_arviz
+from tfp_sgmcmc.internal.arviz_import import import_arviz
 
 _SHOWN = 20  # rows that are printed
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_sgmcmc.checks import array, integer, positive, require
+from tfp_sgmcmc.internal.checks import array, integer, positive, require
 
 _MOST_AXES = 32  # of an array
 _MOST_LOG = 7.0  # of the temperature, in absolute value

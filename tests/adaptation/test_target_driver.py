@@ -1,0 +1,449 @@
+"""The run without a kernel: predictions, the choice, the draws, and what it flags."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import tensorflow as tf
+import tensorflow_probability as tfp
+import tree
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.adaptation import (
+    coordinates,
+    draw_checks,
+    draw_statistics,
+    fallback,
+    modes,
+    settings_file,
+)
+from tfp_sgmcmc.adaptation.chains import Gradients
+from tfp_sgmcmc.adaptation.excess_variance import (
+    Excess,
+    excess_of,
+    excess_of_parameters,
+    guarded_share,
+    temperature,
+)
+from tfp_sgmcmc.adaptation.proper import check_proper
+from tfp_sgmcmc.adaptation.reasons import ImproperError, NotQuadratic
+from tfp_sgmcmc.adaptation.selection import (
+    FRICTION,
+    MOST_MEAN,
+    MOST_WORST,
+    STEP_SIZES,
+    Setting,
+    batch_sizes,
+    cheapest,
+    excess_variance_factor,
+    leapfrog,
+    safe_settings,
+)
+from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
+
+tfd = tfp.distributions
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[300, 3]).astype(np.float32)
+Y = (RNG.random(300) < 1 / (1 + np.exp(-X @ [1.0, -1.0, 0.5]))).astype(np.float32)
+
+
+def regression(**options: Any) -> sgmcmc.MinibatchLogProb:
+    return sgmcmc.MinibatchLogProb(
+        lambda w: tf.reduce_sum(tfd.Normal(tf.zeros([], w.dtype), 1.0).log_prob(w), axis=-1),
+        lambda w, batch: tfd.Bernoulli(tf.linalg.matvec(batch[0], w)).log_prob(batch[1]),
+        (X, Y),
+        10,
+        **options,
+    )
+
+
+def scheme(h: float, friction: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the matrix of a step of BAOAB for N(0, 1), and its noises from O and from B."""
+    c = np.exp(-friction * h)
+    a, b = np.array([[1, h / 2], [0, 1]]), np.array([[1, 0], [-h, 1]])
+    of_o, of_b = b @ a @ [[0.0], [np.sqrt(1 - c**2)]], np.array([[0.0], [h]])
+    return b @ a @ np.diag([1, c]) @ a, of_o @ of_o.T, of_b @ of_b.T
+
+
+@pytest.mark.parametrize("h", STEP_SIZES)
+def test_the_temperature_takes_the_mean_excess_off(h: float) -> None:
+    """The stationary covariance with noise C of parameters theta = L z, for N(0, I) in z.
+
+    Negative control: the mean over whitened directions in place of parameters.
+    """
+    factor, root = np.tril(RNG.normal(size=[3, 3])) + 2 * np.eye(3), RNG.normal(size=[3, 3])
+    noise, n = root @ root.T, 10
+    one_step, by_o, by_b = scheme(h, FRICTION)
+    step, of_o, of_b = np.kron(one_step, np.eye(3)), np.kron(by_o, np.eye(3)), np.kron(by_b, noise)
+
+    def ratio(mean: float) -> float:
+        t = temperature(mean, 0.0, 0.01)
+        z = scipy.linalg.solve_discrete_lyapunov(step, t * of_o + of_b / n)[:3, :3]
+        return float(np.mean(np.diag(factor @ z @ factor.T) / np.diag(factor @ factor.T)))
+
+    np.testing.assert_allclose(ratio(excess_of_parameters(noise, factor, h, n)), 1.0, rtol=1e-12)
+    assert abs(ratio(excess_of(noise, h, n).mean) - 1) > 1e-4
+
+
+@pytest.mark.parametrize("h", STEP_SIZES)
+def test_draws_are_nearly_independent(h: float) -> None:
+    """By the exact law, for means and, by squared correlations, for variances."""
+    step, of_o, _ = scheme(h, FRICTION)
+    covariance = scipy.linalg.solve_discrete_lyapunov(step, of_o)
+    between = np.linalg.matrix_power(step, Setting(100, h, 0.0, 0.0).steps_per_draw)
+    powers = (np.linalg.matrix_power(between, k) for k in range(1, 50))
+    correlations = np.array([(x @ covariance)[0, 0] / covariance[0, 0] for x in powers])
+    assert 1 / (1 + 2 * correlations.sum()) > 0.98
+    assert 1 / (1 + 2 * (correlations**2).sum()) > 0.91
+
+
+@pytest.mark.parametrize("importance", [None, "pilot"])
+def test_the_noise_of_a_minibatch_is_enumerated(importance: Any) -> None:
+    """C / n is the covariance of the estimate of n = 1, over all examples, in NumPy."""
+    target = regression(dtype="float64")
+    center, _ = sgmcmc.find_center(target, tf.zeros([3], tf.float64))
+    control = sgmcmc.ControlVariate(target, center, order=2, importance=importance)
+    states = center + 0.3 * RNG.normal(size=[2, 3])
+    found = RemainderCovariance(control, 2)(states.numpy())
+    q = control.second_order.probabilities
+    q = np.full(300, 1 / 300) if q is None else q
+
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+    x, expected = X.astype(np.float64), 0.0
+    hessian = control.second_order.quadratic.posterior.numpy()
+    for theta in states.numpy():
+        d = theta - center.numpy()
+        w = min(1.0, 1.5 * 3 / (d @ -hessian @ d))
+        p = sigmoid(x @ center.numpy())
+        s = (p - sigmoid(x @ theta) + w * p * (1 - p) * (x @ d))[:, np.newaxis] * x
+        mean = s.sum(axis=0)
+        expected += ((s / q[:, np.newaxis]).T @ s - np.outer(mean, mean)) / 2
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9 * np.abs(expected).max())
+
+
+def test_the_choice_is_the_cheapest_of_all_that_are_safe() -> None:
+    """Compared with a search over the whole grid, for noises over seven orders of magnitude."""
+    for scale in np.logspace(-2, 5, 15):
+        eigenvalues = scale * np.array([1.0, 0.1, 0.01])
+        settings = safe_settings(np.diag(eigenvalues), 5000)
+        grid = [
+            (n, h)
+            for h in (1.0, 0.5, 0.25)
+            for n in batch_sizes(5000)
+            if excess_variance_factor(h) * eigenvalues.mean() / n <= MOST_MEAN
+            and excess_variance_factor(h) * eigenvalues.max() / n <= MOST_WORST
+        ]
+        for per_example in (1e-9, 1e-5):  # the overhead of a step dominates, or its examples
+
+            def seconds(n: int, per_example: float = per_example) -> float:
+                return 1e-5 + per_example * n
+
+            found = cheapest(settings, seconds)
+            if not grid:
+                assert found is None
+                continue
+            best = min(round(2 / h) * seconds(n) for n, h in grid)
+            assert found is not None
+            assert found.steps_per_draw * seconds(found.batch_size) == best
+
+
+def test_only_sizes_that_may_win_are_timed() -> None:
+    settings = [Setting(100, h, 0.0, 0.0) for h in (1.0, 0.5, 0.25)]
+    asked = []
+    assert cheapest(settings, lambda n: float(asked.append(n) or 1.0)) == settings[0]
+    assert asked == [100]
+
+
+@pytest.mark.parametrize("dim", [1, 10, 100, 1000])
+def test_hmc_accepts_most_of_a_standard_normal(dim: int) -> None:
+    h, count = leapfrog(dim)
+    assert 1.2 < h * count < 1.8
+    q, p = RNG.normal(size=[2, 4000, dim])
+    before = (q**2 + p**2).sum(axis=-1) / 2
+    for _ in range(count):
+        p = p - h / 2 * q
+        q = q + h * p
+        p = p - h / 2 * q
+    accepted = np.minimum(1, np.exp(before - (q**2 + p**2).sum(axis=-1) / 2)).mean()
+    assert 0.75 < accepted < 0.99
+
+
+class Draws:
+    """Draws whose law is known, with the gradients of N(0, I)."""
+
+    def __init__(self, width: float = 1.0, shift: float = 0.0, stuck: float = 0.0):
+        rng = np.random.default_rng(1)
+        z = width * rng.standard_normal([500, 4, 20]) + shift
+        self.z = z + stuck * rng.standard_normal([4, 20])
+
+    def flags(self) -> list[str]:
+        found = draw_statistics.convergence(self.z)
+        return draw_checks._flags(found, draw_statistics.fit(self.z, -self.z), 400)
+
+
+def test_sound_draws_have_no_flag() -> None:
+    assert Draws().flags() == []
+    assert Draws(width=1.01).flags() == []
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({"width": 1.05}, "too wide"),
+        ({"width": 0.95}, "too narrow"),
+        ({"shift": 0.15}, "means are off"),
+        ({"stuck": 0.5}, "chains disagree"),
+    ],
+)
+def test_wrong_draws_are_flagged(options: dict[str, float], told: str) -> None:
+    """Negative controls: a width 5 % off, means 0.15 sd off, chains that never met."""
+    assert any(told in line for line in Draws(**options).flags())
+
+
+def test_noise_that_grew_is_flagged() -> None:
+    assert draw_checks._flags_of_noise(Excess(0.03, 0.08), Excess(0.02, 0.06)) == []
+    assert "grew" in draw_checks._flags_of_noise(Excess(0.09, 0.1), Excess(0.02, 0.06))[0]
+    assert "grew" in draw_checks._flags_of_noise(Excess(0.02, 0.3), Excess(0.02, 0.06))[0]
+    assert guarded_share(np.array([[2.0, 0.0], [0.1, 0.2]])) == 0.5
+
+
+@pytest.mark.parametrize(
+    "tail, is_proper",
+    [
+        (lambda x: -(x**2) / 2e8, True),  # hardly curved, but not flat
+        (lambda x: -tf.abs(x), True),
+        (lambda x: -tf.math.log1p(x**2), True),
+        (lambda x: -0.45 * tf.math.log1p(x**2), False),  # falls like t^-0.9
+        (lambda x: 0 * x, False),
+        (lambda x: -tf.nn.softplus(-x), False),  # flat to one side
+    ],
+)
+def test_a_posterior_without_a_finite_integral_is_told(tail: Any, is_proper: bool) -> None:
+    def log_prob(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return tail(b) - tf.reduce_sum(a**2, axis=-1)
+
+    center, direction = {"a": tf.zeros([2]), "b": tf.zeros([])}, np.array([0.0, 0.0, 1.0])
+    if is_proper:
+        check_proper(log_prob, center, direction)
+        return
+    with pytest.raises(ImproperError, match="changes .*b.* most"):
+        check_proper(log_prob, center, direction)
+
+
+def test_the_mode_of_redundant_parameters_is_refused() -> None:
+    target = sgmcmc.MinibatchLogProb(
+        lambda w: tf.zeros_like(w[..., 0]),
+        lambda w, x: -((tf.reduce_sum(w, axis=-1, keepdims=True) - x) ** 2),
+        X[:, 0],
+        10,
+    )
+    with pytest.raises(ImproperError, match="finite integral"):
+        coordinates.at_mode(target, tf.zeros([2]))
+
+
+def test_words_fit_the_reason() -> None:
+    shape = fallback._promise(NotQuadratic("draws went far"))
+    assert "funnel" in shape and "draws went far" in shape
+    kinks = fallback._promise(NotQuadratic("there are no second derivatives", has_shape=False))
+    assert "funnel" not in kinks and "no second derivatives" in kinks
+
+
+def test_gradients_come_in_blocks() -> None:
+    z = RNG.normal(size=[53, 2, 3]).astype(np.float32)
+    normal = sgmcmc.FullDataLogProb(lambda x: -tf.reduce_sum(x**2, axis=-1) / 2)
+    np.testing.assert_allclose(Gradients(normal, False)(z, tf.constant([0, 1])), -z, rtol=1e-6)
+
+
+def test_another_mode_is_found() -> None:
+    two = tfd.MixtureSameFamily(
+        tfd.Categorical(probs=[0.5, 0.5]), tfd.Normal(np.float32([0.0, 20.0]), np.float32(1.0))
+    )
+    starts = modes.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
+    found = modes.other_mode(lambda z: two.log_prob(z[..., 0]), starts, tf.float32)
+    assert found is not None
+    np.testing.assert_allclose(found, [20.0, 0.0], atol=0.1)
+    one = tfd.Normal(0.0, 1.0)
+    assert modes.other_mode(lambda z: one.log_prob(z[..., 0]), starts, tf.float32) is None
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns a run of 60 results in two parts, in a directory."""
+    folder = tmp_path_factory.mktemp("automatic") / "run"
+    options: dict[str, Any] = {"seed": 3, "progress_bar": False, "directory": folder}
+    first = sgmcmc.sample(regression(), tf.zeros([3]), 200, **options)
+    assert first.num_results == 200
+    return sgmcmc.sample(regression(), tf.zeros([3]), 400, **options)
+
+
+def test_a_run_goes_on_and_is_repeated_by_hand(run: Any) -> None:
+    """The program in `choices` takes the same steps, to the last bit, in one go."""
+    choices = run.choices
+    assert run.is_trusted and run.states.shape == (400, 4, 3)
+    assert len(run.explanation) >= 4 and choices.sampler in str(run)
+    whitened, bijector = sgmcmc.whiten(regression(), choices.center)
+    kernel: Any
+    if choices.batch_size is None:  # which is cheaper depends on the machine
+        kernel = tfp.mcmc.HamiltonianMonteCarlo(whitened, **choices.arguments)
+    else:
+        whitened = whitened.with_minibatches(choices.batch_size)
+        control = sgmcmc.ControlVariate(whitened, tf.zeros([3]), order=2, importance="pilot")
+        kernel = sgmcmc.UnderdampedLangevin(control, **choices.arguments)
+    by_hand = sgmcmc.sample(
+        kernel,
+        choices.start,
+        400,
+        seed=choices.seed,
+        num_burnin_steps=choices.num_burnin_steps,
+        num_steps_between_results=choices.num_steps_between_results,
+        progress_bar=False,
+        preflight_check=False,
+    )
+    draws = bijector.forward(by_hand.states).numpy()
+    np.testing.assert_allclose(np.asarray(run.states), draws, rtol=1e-5, atol=1e-6)
+    ends = (tree.flatten(x.final_kernel_results) for x in (run, by_hand))
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_coordinates_by_the_covariance_of_draws() -> None:
+    """Draws have mean 0 there, and the covariance that the formula leaves; not so before."""
+    problem = regression()
+    at_mode = coordinates.at_mode(problem, tf.zeros([3]))
+    scale = np.array([[2.0, 0, 0], [1, 1, 0], [0, 0, 0.5]])
+    z = 1 + np.random.default_rng(0).standard_normal([50, 4, 3]) @ scale.T
+    found = coordinates.at_covariance(problem, at_mode, z)
+    theta = at_mode.bijector.forward(tf.constant(z, tf.float32))
+    draws = found.bijector.inverse(theta).numpy().reshape(-1, 3)
+    np.testing.assert_allclose(draws.mean(axis=0), 0, atol=1e-4)
+    covariance = np.cov(z.reshape(-1, 3), rowvar=False)
+    drawn = (200 * covariance + np.trace(covariance) * np.eye(3)) / 203
+    left = np.linalg.eigvals(np.linalg.solve(drawn, covariance))
+    whitened = np.linalg.eigvalsh(np.cov(draws, rowvar=False))
+    np.testing.assert_allclose(whitened, np.sort(left), rtol=1e-3)
+    assert np.abs(np.linalg.eigvalsh(covariance) - 1).max() > 1  # before
+    np.testing.assert_allclose(
+        found.precision @ found.factor @ found.factor.T, np.eye(3), atol=1e-8
+    )
+
+
+def test_choices_survive_the_file(run: Any) -> None:
+    seed = sgmcmc.random.as_seed(3)
+    found = settings_file.load(run.directory, regression(), tf.zeros([3]), seed)
+    assert found is not None
+    assert found.choices.program() == run.choices.program()
+    np.testing.assert_array_equal(found.choices.start, run.choices.start)
+    with pytest.raises(ValueError, match="seed must be that of the run"):
+        settings_file.load(run.directory, regression(), tf.zeros([3]), sgmcmc.random.as_seed(4))
+    with pytest.raises(ValueError, match="initial_state must have parts"):
+        settings_file.load(run.directory, regression(), tf.zeros([2]), seed)
+
+
+def test_the_draws_have_the_moments_of_the_posterior(run: Any) -> None:
+    """Against quadrature by importance sampling from Laplace's approximation, 200,000 draws.
+
+    1600 nearly independent draws: means within 0.15 sd and sds within 12 % is six standard errors
+    (false alarms below 1e-8). Laplace's approximation itself is not told apart here.
+    """
+    x, y = X.astype(np.float64), Y.astype(np.float64)
+    center = np.asarray(run.choices.center, np.float64)
+    p = 1 / (1 + np.exp(-x @ center))
+    covariance = np.linalg.inv((x * (p * (1 - p))[:, np.newaxis]).T @ x + np.eye(3))
+    factor = np.linalg.cholesky(covariance)
+    z = np.random.default_rng(0).standard_normal([50_000, 3])
+    w = center + z @ factor.T
+    logits = w @ x.T
+    log_prob = (y * logits - np.logaddexp(0, logits)).sum(axis=-1) - (w**2).sum(axis=-1) / 2
+    log_weights = log_prob + (z**2).sum(axis=-1) / 2
+    weights = np.exp(log_weights - log_weights.max())
+    weights /= weights.sum()
+    mean = weights @ w
+    sd = np.sqrt(weights @ (w - mean) ** 2)
+    draws = np.asarray(run.states).reshape(-1, 3)
+    np.testing.assert_array_less(np.abs(draws.mean(axis=0) - mean) / sd, 0.15)
+    np.testing.assert_array_less(np.abs(draws.std(axis=0) / sd - 1), 0.12)
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({"num_burnin_steps": 10}, "num_burnin_steps must be 0"),
+        ({"num_steps_between_results": 1}, "num_steps_between_results must be 0"),
+        ({"trace_fn": lambda *_: ()}, "trace_fn must be None"),
+        ({"min_ess": 0}, "min_ess must be at least 1"),
+    ],
+)
+def test_what_a_target_excludes(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        sgmcmc.sample(regression(), tf.zeros([3]), 10, **options)
+
+
+def test_other_wrong_calls() -> None:
+    control = sgmcmc.ControlVariate(regression(), tf.zeros([3]))
+    with pytest.raises(ValueError, match="makes control variates itself"):
+        sgmcmc.sample(control, tf.zeros([3]), 10)
+    with pytest.raises(ValueError, match="without chain dimensions"):
+        sgmcmc.sample(regression(), tf.zeros([4, 3]), 10)
+    kernel = sgmcmc.SGLD(regression(), 1e-3)
+    with pytest.raises(ValueError, match="min_ess must be None"):
+        sgmcmc.sample(kernel, tf.zeros([3]), 10, min_ess=400)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # other flags than the one that must be there
+def test_a_mixture_and_a_funnel_are_flagged() -> None:
+    def mixture(x: tf.Tensor) -> tf.Tensor:
+        parts = tfd.Normal(np.float32([-6.0, 6.0]), np.float32(1.0))
+        return tfd.MixtureSameFamily(tfd.Categorical(probs=[0.5, 0.5]), parts).log_prob(x)
+
+    def funnel(v: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        scale = tf.exp(v / 2)[..., tf.newaxis]
+        prior = tfd.Normal(tf.zeros([], v.dtype), 3.0).log_prob(v)
+        return prior + tf.reduce_sum(tfd.Normal(tf.zeros([], x.dtype), scale).log_prob(x), axis=-1)
+
+    for fn, start in ((mixture, tf.constant(0.5)), (funnel, [tf.zeros([]), tf.zeros([9])])):
+        with pytest.warns(UserWarning, match="modes|funnel"):
+            result = sgmcmc.sample(fn, start, 200, seed=0, progress_bar=False)
+        assert not result.is_trusted
+
+
+@pytest.mark.slow
+def test_more_parameters_than_a_matrix_is_for() -> None:
+    """Low rank and HMC on all data: 4100 independent entries, of which data inform ten."""
+    x = RNG.normal(size=[200, 10]).astype(np.float32)
+    target = sgmcmc.MinibatchLogProb(
+        lambda w: -tf.reduce_sum(w**2, axis=-1) / 2,
+        lambda w, batch: -2 * (tf.linalg.matvec(batch, w[..., :10]) - 1) ** 2,
+        x,
+        10,
+    )
+    result = sgmcmc.sample(target, tf.zeros([4100]), 200, seed=0, progress_bar=False)
+    assert result.choices.coordinates == "low rank"
+    covariance = np.linalg.inv(4 * x.astype(np.float64).T @ x + np.eye(10))
+    draws = np.asarray(result.states).reshape(-1, 4100)
+    # 800 draws, 4090 entries: means of squares within six standard errors.
+    assert abs((draws[:, 10:] ** 2).mean() - 1) < 6 * (2 / 800 / 4090) ** 0.5 + 0.01
+    ratio = draws[:, :10].std(axis=0) / np.diag(covariance) ** 0.5
+    np.testing.assert_array_less(np.abs(ratio - 1), 0.25)
+
+
+@pytest.mark.slow
+def test_large_data_without_second_derivatives_take_nogin(monkeypatch: Any) -> None:
+    """Absolute errors, N = 5000, and no time for NUTS; the median's law is known for large N."""
+    monkeypatch.setattr(fallback, "_MOST_SECONDS", 0.0)
+    y = RNG.laplace(size=5000).astype(np.float32)
+    target = sgmcmc.MinibatchLogProb(
+        lambda m: -(m**2) / 200,
+        lambda m, batch: -tf.abs(batch - m[..., tf.newaxis]),
+        y,
+        100,
+    )
+    with pytest.warns(UserWarning, match="not predicted"):
+        result = sgmcmc.sample(target, tf.zeros([]), 200, seed=0, progress_bar=False)
+    assert result.choices.sampler == "NOGIN" and not result.is_trusted
+    draws = np.asarray(result.states)
+    assert abs(draws.mean() - np.median(y)) < 0.05
+    assert 0.5 < draws.std() * 5000**0.5 < 2

@@ -1,0 +1,99 @@
+"""What code knows of the compiler and of the device that will run it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tfp_sgmcmc.internal import xla
+
+
+def test_xla_context_is_seen_wherever_code_is_traced() -> None:
+    seen = {}
+
+    def note(name: str, x: tf.Tensor) -> tf.Tensor:
+        seen[name] = xla.in_xla_context()
+        return x
+
+    def everywhere(x: tf.Tensor) -> tf.Tensor:
+        x = note("body", x)
+        x = tf.while_loop(lambda x: x < 3.0, lambda x: (note("while", x + 1),), (x,))[0]
+        x = tf.cond(x > 0, lambda: note("cond", x), lambda: x)
+        return tf.function(lambda x: note("nested", x), autograph=False)(x)
+
+    everywhere(tf.constant(0.0))
+    assert not any(seen.values())
+    tf.function(everywhere, autograph=False)(tf.constant(0.0))
+    assert not any(seen.values()) and len(seen) == 4
+    tf.function(everywhere, autograph=False, jit_compile=True)(tf.constant(0.0))
+    assert all(seen.values()) and len(seen) == 4
+
+
+def test_functions_that_are_made_anew_are_traced_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Twelve of one source line. The negative control makes `tf.function` warn."""
+
+    def warned(make: Any) -> bool:
+        caplog.clear()
+        logger = tf.get_logger()
+        caplog.set_level("WARNING", logger.name)  # other tests may have made it quieter
+        logger.addHandler(caplog.handler)
+        try:
+            for _ in range(12):
+                make(lambda x: x + 1)(tf.constant(1.0))
+        finally:
+            logger.removeHandler(caplog.handler)
+        return any("retracing" in record.message for record in caplog.records)
+
+    assert not warned(xla.traced)
+    assert warned(lambda fn: tf.function(fn, autograph=False))
+
+
+class _Device:
+    def __init__(self, name: str):
+        self.name, self.device_type = f"/device:{name}", name.split(":")[0]
+
+
+def test_a_device_is_asked_where_code_is_placed_not_what_the_machine_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices = [_Device("CPU:0"), _Device("TPU:0"), _Device("GPU:0")]
+    monkeypatch.setattr(
+        tf.config,
+        "list_logical_devices",
+        lambda kind=None: [d for d in devices if kind in (None, d.device_type)],
+    )
+    seen = []
+
+    def note(x: tf.Tensor) -> tf.Tensor:
+        seen.append((xla.device_kind(), xla.compiles_for_cpu()))
+        return x
+
+    assert xla.device_kind() == "CPU"  # this machine places tensors there
+    for kind in ("CPU", "GPU", "TPU"):
+        graph = tf.Graph()
+        with graph.as_default(), tf.device(f"/{kind}:0"):
+            note(tf.zeros([]))
+    assert seen == [("CPU", False), ("GPU", False), ("TPU", False)]
+    seen.clear()
+    with tf.device("/CPU:0"):
+        tf.function(note, autograph=False, jit_compile=True)(tf.zeros([]))
+    assert seen == [("CPU", True)]
+    assert xla.num_parallel_programs() >= 1
+
+
+@pytest.mark.slow
+def test_runs_stay_on_the_device_of_their_scope() -> None:
+    """In a process of its own with two logical CPUs."""
+    root = Path(__file__).parents[2]
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.on_two_devices"],
+        cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stdout.splitlines()[-1] == "all on CPU:1"

@@ -1,0 +1,44 @@
+"""The registry of samplers has every kernel, makes it, and is the README's table."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.kernels import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_public_kernel_has_one_row() -> None:
+    assert sorted(row.name for row in registry.SAMPLERS) == sorted(sgmcmc.kernels.__all__)
+    labels = [row.label for row in registry.SAMPLERS]
+    assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize("row", registry.SAMPLERS, ids=lambda row: row.name)
+def test_makers_make_the_named_kernel_and_pass_on_what_it_takes(row: registry.Sampler) -> None:
+    target = sgmcmc.MinibatchLogProb(
+        lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),
+        lambda theta, batch: -0.5 * tf.reduce_sum((batch - theta[..., None, :]) ** 2, axis=-1),
+        np.random.default_rng(0).standard_normal([40, 2]).astype(np.float32),
+        batch_size=10,
+    )
+    kernel = row.make(target, 0.25, 3.0, 8.0, "diag")
+    assert type(kernel) is getattr(sgmcmc.kernels, row.name)
+    parameters = kernel.parameters
+    assert parameters["target_log_prob_fn"] is target
+    assert row.uses_covariance == ("covariance" in parameters)
+    assert parameters.get("covariance", "diag") == "diag"
+    steps = {"SGFS": 8.0, "SGLD": 0.0625, "SGNHT": 0.25}
+    found = parameters.get("alpha") or parameters["step_size"]
+    assert found == steps.get(row.name, found)
+    frictions = {"SGHMC": 3.0 + 0.25 * 8.0}
+    assert parameters.get("friction", 3.0) == frictions.get(row.name, 3.0)
+
+
+def test_the_readme_has_the_table_of_the_registry() -> None:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Samplers\n")[1]
+    assert section.strip().split("\n\n")[0] == registry.table()

@@ -1,0 +1,254 @@
+"""Chains in shards: the same draws as each shard alone, whoever runs them and whatever fails."""
+
+import json
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.sampling.runs import Walk, assert_equal, quick_kernel, state
+from tfp_sgmcmc.sampling.shards.moments import (
+    Moments,
+    concatenate,
+    effective_sample_size,
+    rhat,
+)
+from tfp_sgmcmc.sampling.shards.sharded_draws import ShardedDraws
+from tfp_sgmcmc.storage.directory import SAMPLES
+
+EAGER: dict[str, Any] = dict(seed=7, jit_compile=False, progress_bar=False)
+START = {"x": tf.reshape(tf.range(10.0), [5, 2]), "y": tf.range(5.0)}
+
+
+class Inline(Executor):
+    """Runs each task at once, in the order given by `order`."""
+
+    def __init__(self, fail: int | None = None):
+        self.fail = fail
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future:
+        future: Future = Future()
+        try:
+            if args[0].index == self.fail:
+                raise OSError("the worker is gone")
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def number(state: Any, results: Any) -> Any:
+    return {"number": results["number"], "x": 2 * state["x"]}
+
+
+def in_shards(kernel: Any = None, num_results: int = 50, **options: Any) -> Any:
+    return sgmcmc.sample(kernel or Walk(), START, num_results, trace_fn=number, **EAGER | options)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_each_shard_is_a_run_of_its_own(tmp_path: Path, on_disk: bool) -> None:
+    directory = tmp_path / "run" if on_disk else None
+    result = in_shards(chains_per_shard=2, directory=directory)
+    assert result.is_complete and result.shards == (0, 1, 2) and not result.failures
+    assert result.seeds == tuple(
+        tuple(sgmcmc.random.fold_in(tf.constant(result.seed), i).numpy()) for i in range(3)
+    )
+    assert len(set(result.seeds)) == 3
+    states = tf.nest.map_structure(np.asarray, result.states)
+    for i in range(3):
+        chains = slice(2 * i, 2 * i + 2)
+        alone = sgmcmc.sample(
+            Walk(), {k: x[chains] for k, x in START.items()}, 50, trace_fn=number,
+            **EAGER | {"seed": result.seeds[i]},
+        )  # fmt: skip
+        assert_equal({k: x[:, chains] for k, x in states.items()}, alone.states)
+        np.testing.assert_array_equal(np.asarray(result.trace["x"])[:, chains], alone.trace["x"])
+        assert_equal({k: x[chains] for k, x in result.final_state.items()}, alone.final_state)
+    np.testing.assert_array_equal(result.trace["number"], np.arange(1, 51))
+    # Control: shards draw different numbers.
+    assert np.abs(states["x"][-1, 0] - states["x"][-1, 2]).min() > 1e-3
+
+
+def test_the_same_draws_from_an_executor_and_after_a_failure(tmp_path: Path) -> None:
+    expected = in_shards(chains_per_shard=2)
+    folder = tmp_path / "run"
+    with pytest.warns(UserWarning, match="Shard 1 failed, and its chains are left out: the worker"):
+        partial = in_shards(Walk, chains_per_shard=2, executor=Inline(fail=1), directory=folder)
+    assert not partial.is_complete and partial.shards == (0, 2)
+    assert isinstance(partial.failures[1], OSError) and "shard 1 failed" in repr(partial)
+    chains = np.asarray(expected.states["y"])[:, [0, 1, 4]]
+    np.testing.assert_array_equal(partial.states["y"], chains)
+
+    whole = in_shards(
+        Walk, chains_per_shard=2, executor=Inline(), directory=folder, seed=None, resume="must"
+    )
+    assert whole.is_complete and whole.seed == expected.seed
+    assert_equal(
+        tf.nest.map_structure(np.asarray, whole.states),
+        tf.nest.map_structure(np.asarray, expected.states),
+    )
+    more = in_shards(Walk, 80, chains_per_shard=2, executor=Inline(), directory=folder)
+    np.testing.assert_array_equal(more.states["x"][:50], expected.states["x"][:])
+    pytest.importorskip("xarray")
+    posterior = sgmcmc.open_shards(folder)
+    np.testing.assert_array_equal(posterior["y"].transpose("draw", "chain"), more.states["y"])
+    again = more.to_inference_data().posterior
+    np.testing.assert_array_equal(again["x"], posterior["x"])
+    in_memory = expected.to_inference_data().posterior
+    np.testing.assert_array_equal(in_memory["x"], posterior["x"][:, :50])
+
+    # Before its first checkpoint a shard shows nothing, and the others are read without a warning.
+    shown = folder / "shard-0" / SAMPLES / "zarr.json"
+    metadata = json.loads(shown.read_text())
+    assert metadata.pop("consolidated_metadata")
+    shown.write_text(json.dumps(metadata))
+    np.testing.assert_array_equal(sgmcmc.open_shards(folder)["x"], posterior["x"][2:])
+
+
+def test_all_chains_may_start_at_one_point() -> None:
+    result = sgmcmc.sample(
+        quick_kernel(), state(), 40, num_chains=3, chains_per_shard=2, seed=1, progress_bar=False,
+        jit_compile=False, preflight_check=False,
+    )  # fmt: skip
+    assert result.states["mean"].shape == (40, 3, 3) and result.weights.shape == (40,)
+    assert result.rhat()["mean"].shape == (3,)
+    alone = sgmcmc.sample(
+        quick_kernel(), state(), 40, num_chains=1, seed=result.seeds[1], progress_bar=False,
+        jit_compile=False, preflight_check=False,
+    )  # fmt: skip
+    np.testing.assert_array_equal(np.asarray(result.states["mean"])[:, 2:], alone.states["mean"])
+
+
+def test_workers_with_another_problem_are_refused_by_name(tmp_path: Path) -> None:
+    made = iter([0.5, 0.25, 0.5])
+    for directory in (None, tmp_path / "run"):
+        made = iter([0.5, 0.25, 0.5])
+        with pytest.warns(UserWarning, match="Shard 1 failed.*kernel.growth: 0.5, but here 0.25"):
+            result = in_shards(
+                lambda: Walk(next(made)),  # noqa: B023
+                chains_per_shard=2, executor=Inline(), directory=directory,
+            )  # fmt: skip
+        assert result.shards == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"chains_per_shard": 0}, ValueError, "chains_per_shard"),
+        ({"chains_per_shard": 2.0}, TypeError, "chains_per_shard"),
+        ({"executor": Inline()}, TypeError, "kernel must be a function without arguments"),
+        ({"executor": 3}, TypeError, "executor must have a method submit.*pip install"),
+        ({"kernel": lambda x: x, "executor": Inline()}, TypeError, "without arguments"),
+        ({"kernel": lambda: 3, "executor": Inline()}, TypeError, "must return a tfp.mcmc"),
+        ({"initial_state": {"x": tf.zeros([2, 3]), "y": tf.zeros([])}}, ValueError, "leading axis"),
+        ({"initial_state": {"x": tf.zeros([2, 3]), "y": tf.zeros([3])}}, ValueError, "same length"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], error: type, message: str) -> None:
+    start = options.pop("initial_state", START)
+    with pytest.raises(error, match=message):
+        sgmcmc.sample(
+            options.pop("kernel", Walk()), start, 3, **EAGER | {"chains_per_shard": 2} | options
+        )
+
+
+def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match="holds no run, but resume is 'must'"):
+        in_shards(chains_per_shard=2, directory=folder, resume="must")
+    in_shards(num_results=5, chains_per_shard=2, directory=folder)
+    for options, message in (
+        ({"seed": 8}, "has seed"),
+        ({"chains_per_shard": 3}, "has chains_per_shard: 2, but here 3"),
+        ({"resume": "never"}, "holds a run already"),
+        ({"kernel": Walk(0.25)}, "kernel.growth: 0.5, but here 0.25"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            in_shards(**{"chains_per_shard": 2, "directory": folder} | options)
+    (folder / "shards.json").write_text("[]")
+    with pytest.raises(ValueError, match="shards.json is damaged"):
+        in_shards(chains_per_shard=2, directory=folder)
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(ValueError, match="which holds other files"):
+        in_shards(chains_per_shard=2, directory=tmp_path)
+    with pytest.raises(ValueError, match="must hold a run in shards"):
+        sgmcmc.open_shards(tmp_path)
+
+
+class Elsewhere(Inline):
+    """Runs tasks where the directory of the run is another one."""
+
+    def submit(self, function: Any, /, task: Any, **kwargs: Any) -> Future:
+        there = Path(task.directory).parents[1] / "elsewhere" / Path(task.directory).name
+        return super().submit(function, task._replace(directory=str(there)), **kwargs)
+
+
+def test_a_directory_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="directory must be on a file system that all.*elsewhere"):
+        in_shards(Walk, chains_per_shard=2, executor=Elsewhere(), directory=tmp_path / "run")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_manifest_names_how_chains_were_cut(tmp_path: Path) -> None:
+    in_shards(num_results=2, chains_per_shard=4, directory=tmp_path / "run")
+    saved = json.loads((tmp_path / "run" / "shards.json").read_text())
+    assert saved == {"seed": [0, 7], "num_chains": 5, "chains_per_shard": 4}
+
+
+def test_sharded_draws_are_indexed_as_an_array() -> None:
+    parts = [np.random.default_rng(i).normal(size=[6 + i, 1 + i, 3, 2]) for i in range(3)]
+    draws = ShardedDraws(parts)
+    whole = np.concatenate([part[:6] for part in parts], axis=1)
+    assert draws.shape == whole.shape == (6, 6, 3, 2) and len(draws) == 6 and draws.ndim == 4
+    np.testing.assert_array_equal(draws, whole)
+    for index in (
+        0, -1, slice(None), slice(1, 4), slice(4, 1, -1), slice(None, None, -2), slice(-2, None),
+        (0, 3), (slice(None), 5), (slice(1, 5, 2), -1, 2), (slice(None), slice(1, 4)), (2, ..., 1),
+        (slice(None), np.array([0, 4])), np.array([1, 3]), whole[:, 0, 0, 0] > 0,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(draws[index], whole[index])
+    for index in (6, -7, (0, 6)):
+        with pytest.raises(IndexError):
+            draws[index]
+
+
+def test_moments_of_shards_are_those_of_all_draws() -> None:
+    x = np.random.default_rng(0).normal(size=[803, 6, 2]).cumsum(axis=0) / 10
+    parts = [Moments.of(x[:, :4]), Moments.of(x[:, 4:])]
+    whole = concatenate(parts)
+    used = x[3:].reshape([20, 40, 6, 2])
+    np.testing.assert_allclose(whole.means, used.mean(axis=1))
+    np.testing.assert_allclose(whole.variances, used.var(axis=1))
+
+    halves = np.concatenate([x[3:403], x[403:]], axis=1)
+    within = halves.var(axis=0, ddof=1).mean(axis=0)
+    between = 400 * halves.mean(axis=0).var(axis=0, ddof=1)
+    expected = np.sqrt((399 / 400 * within + between / 400) / within)
+    np.testing.assert_allclose(rhat(whole), expected)
+    assert np.all(expected > 1.5)  # a walk does not forget its start
+
+    with pytest.raises(ValueError, match="equally many draws"):
+        concatenate([parts[0], Moments.of(x[:400, :1])])
+    with pytest.raises(ValueError, match="at least 40 draws"):
+        Moments.of(x[:39])
+
+
+def test_effective_sample_size_of_autoregression() -> None:
+    """AR(1) with coefficient r has ESS N (1 - r) / (1 + r).
+
+    With C K = 320 segments the relative standard error is 0.08. False alarms 1e-6 for a bound of 5
+    standard errors, 0.4. Power: without autocorrelation the estimate would be 3 times as large.
+    """
+    r, rng = 0.5, np.random.default_rng(1)
+    z = rng.normal(size=[8_000, 16])
+    x = np.zeros_like(z)
+    x[0] = z[0] / np.sqrt(1 - r**2)
+    for t in range(1, len(x)):
+        x[t] = r * x[t - 1] + z[t]
+    expected = x.size * (1 - r) / (1 + r)
+    assert abs(effective_sample_size(Moments.of(x)) / expected - 1) < 0.4
+    assert abs(effective_sample_size(Moments.of(z)) / expected - 3) < 3 * 0.4  # control

@@ -1,0 +1,88 @@
+"""Other modes of the posterior, looked for from places far from the first."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc.internal.xla import traced
+
+_FAR = 4.0  # deviations of Laplace's approximation, from which a place is another one
+_DEPTH = 10.0  # of the log posterior, below which a mode has hardly any mass
+_RADII = (5.0, 15.0)  # of the nearer starts, in deviations of an entry
+_NUM_STARTS = 16
+_NUM_GRADIENTS = 100
+
+
+class OtherMode(NamedTuple):
+    """A place where searches ended, far from the center.
+
+    Attributes:
+      distance: its distance from the center, in deviations of Laplace's approximation there.
+      log_prob: log posterior there, less that at the center.
+    """
+
+    distance: float
+    log_prob: float
+
+
+def far_starts(dim: int, first: np.ndarray, widths: np.ndarray, seed: Any) -> np.ndarray:
+    """Returns z of sixteen starts, `[16, D]`.
+
+    Four lie near the center. The others are as wide as the prior, around the center and around the
+    user's start.
+
+    Args:
+      dim: D.
+      first: z of the user's start, `[D]`.
+      widths: linear map from a standard normal to z with the prior's widths, `[D, D]`.
+      seed: an integer or two, of the normals.
+    """
+    rng = np.random.default_rng(np.atleast_1d(seed).astype(np.uint32))
+    near = np.repeat(_RADII, 2)[:, np.newaxis] * rng.standard_normal([4, dim])
+    wide = rng.standard_normal([_NUM_STARTS - 4, dim]) @ widths.T
+    wide[::2] += first
+    return np.concatenate([near, wide])
+
+
+def other_mode(
+    target: Any, starts: np.ndarray, dtype: tf.DType, jit_compile: bool = True
+) -> OtherMode | None:
+    """Climbs from `starts`, `[K, D]`; returns the highest other mode, or None.
+
+    `target` is the log posterior of z, which is near N(0, I) at the center. The steps are those of
+    Barzilai and Borwein, halved where the log posterior falls.
+    """
+
+    evaluate = traced(lambda z: tfp.math.value_and_gradient(target, z), jit_compile)
+
+    def at(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = evaluate(tf.constant(z, dtype))
+        return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
+
+    z = np.concatenate([0 * starts[:1], starts])
+    value, gradient = at(z)
+    with np.errstate(all="ignore"):
+        step = np.linalg.norm(z, axis=-1) / np.maximum(np.linalg.norm(gradient, axis=-1), 1e-30)
+        step = np.minimum(0.1 * step, 1.0)
+        for _ in range(_NUM_GRADIENTS):
+            moved = z + step[:, np.newaxis] * gradient
+            there, slope = at(moved)
+            good = (there >= value - 1e-3 * np.abs(value)) & np.isfinite(slope).all(axis=-1)
+            offset, change = moved - z, gradient - slope
+            curvature = (offset * change).sum(axis=-1)
+            wanted = (offset**2).sum(axis=-1) / np.maximum(curvature, 1e-12)
+            step = np.where(good, np.clip(wanted, 1e-6, 4 * step + 1e-3), step / 4)
+            keep = good[:, np.newaxis]
+            z, gradient = np.where(keep, moved, z), np.where(keep, slope, gradient)
+            value = np.where(good, there, value)
+    heights, distances = value - value[0], np.linalg.norm(z - z[0], axis=-1)
+    is_mode = np.isfinite(heights) & (np.abs(gradient).max(axis=-1) < 1.0)
+    others = is_mode & (distances > _FAR) & (heights > -_DEPTH)
+    if not others.any():
+        return None
+    best = int(np.argmax(np.where(others, heights, -np.inf)))
+    return OtherMode(float(distances[best]), float(heights[best]))

@@ -1,0 +1,1 @@
+"""The report on a run: bias, convergence, and tests of the gradients at its draws."""

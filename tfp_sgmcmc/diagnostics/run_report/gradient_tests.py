@@ -1,0 +1,189 @@
+r"""Tests of every entry against the gradients, with the error rate over all entries controlled.
+
+Under \( p(\theta)^{1/T} \), for each entry i and each constant a,
+
+\[ E[\partial_i \log p] = 0, \qquad -E[(\theta_i - a)\, \partial_i \log p] = T \]
+
+The first fails if a mean is off, the second if a width is. Combinations of entries have the same
+identities.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from tfp_sgmcmc.diagnostics.run_report.directions import Direction, directions
+
+FALSE_ALARMS = 1e-3  # the probability that any test of a report on sound draws rejects
+_MOST_WINDOWS, _LEAST_WINDOWS = 20, 4
+_TIMES_IN_WINDOW = 5
+_MOST_FOR_COVARIANCE = 200  # entries
+# Under the target, -(theta - a) g falls off exponentially or faster, with heavy tails too.
+_FAR = 60.0  # of its scale
+_MOST_MEDIAN = 3.0  # of a number with mean 1 that is hardly ever negative
+
+
+class Deviations(NamedTuple):
+    """How far the entries are off, in numbers that are 0 for sound draws.
+
+    Attributes:
+      log_width: logarithm of the draws' width over the target's, `[K]`.
+      log_width_surely: the same, less what the largest of K such numbers is by chance.
+      is_width_wrong: whether the test rejects, `[K]`.
+      shift: mean of the draws less the target's, in standard deviations, `[K]`.
+      shift_surely: the same, less what the largest of K such numbers is by chance.
+      is_shift_wrong: whether the test rejects, `[K]`.
+    """
+
+    log_width: np.ndarray
+    log_width_surely: np.ndarray
+    is_width_wrong: np.ndarray
+    shift: np.ndarray
+    shift_surely: np.ndarray
+    is_shift_wrong: np.ndarray
+
+
+class Outcome(NamedTuple):
+    """All tests of a run.
+
+    Attributes:
+      entries: each entry of the state, from all chains.
+      mean: the mean over entries, from all chains; it has a width only.
+      by_chain: the mean over entries of each chain; it has widths only.
+      directions: combinations of entries.
+      of_directions: their deviations.
+      far: (result, chain, entry) of the draw that lies farthest out, or None if none is too far.
+      temperature: the configurational temperature and its standard error, over T.
+    """
+
+    entries: Deviations
+    mean: Deviations
+    by_chain: Deviations
+    directions: list[Direction]
+    of_directions: Deviations
+    far: tuple[int, int, int] | None
+    temperature: tuple[float, float]
+
+
+def run_tests(x: np.ndarray, g: np.ndarray, time: float) -> Outcome:
+    """Tests draws x and gradients g of the tempered log posterior, both `[draws, chains, D]`.
+
+    Args:
+      x: draws, of which each entry moves.
+      g: gradients there, or unbiased estimates.
+      time: integrated autocorrelation time of the slowest entry, as a number of these draws.
+    """
+    num_draws, num_chains, size = x.shape
+    windows = int(np.clip(num_draws / (_TIMES_IN_WINDOW * time), _LEAST_WINDOWS, _MOST_WINDOWS))
+    windows = min(windows, num_draws)
+    scale = x.std(axis=(0, 1))
+    x = (x - np.median(x, axis=(0, 1))) / scale
+    g = g * scale
+    widths = -x * g
+    far, clipped = _clipped(widths)
+    shifts = _clipped(g - np.median(g, axis=(0, 1)))[1] + np.median(g, axis=(0, 1))
+    if 1 < size <= min(_MOST_FOR_COVARIANCE, num_draws * num_chains / (5 * max(time, 1))):
+        shifts = shifts @ np.cov(x.reshape(-1, size), rowvar=False)  # a step of Newton's method
+    else:
+        shifts = shifts / np.maximum(g.std(axis=(0, 1)), 1e-300)
+    found = directions(x, g)
+    num_tests = 2 * size + 1 + num_chains + 2 * len(found)
+    mean, whole = clipped.mean(axis=-1, keepdims=True), widths.mean(axis=-1)
+    by_chain = mean[..., 0]
+    parts = []
+    for d in found:
+        fewer = max(2, windows * len(d.width) // num_draws)
+        parts.append(_deviations(_clipped(d.width)[1], d.shift, fewer, num_tests))
+    error = _error(whole[..., np.newaxis], windows)[1][0]
+    return Outcome(
+        _deviations(clipped, shifts, windows, num_tests),
+        _deviations(mean, None, windows, num_tests),
+        _stack(
+            [
+                _deviations(by_chain[:, [c], np.newaxis], None, windows, num_tests)
+                for c in range(num_chains)
+            ]
+        ),
+        found,
+        _stack(parts),
+        far,
+        (float(whole.mean()), float(error)),
+    )
+
+
+def _clipped(series: np.ndarray) -> tuple[tuple[int, int, int] | None, np.ndarray]:
+    """Returns the place of the value that is farthest out, if too far, and values cut off there.
+
+    The scale comes from quartiles, which a few bad draws or one bad chain do not change. So a bad
+    chain cannot hide by the variance that it causes. Under the target, the scale is 1 or more.
+    """
+    quartiles = np.quantile(series, [0.25, 0.75], axis=(0, 1))
+    limit = _FAR * np.maximum((quartiles[1] - quartiles[0]) / 1.349, 1)
+    ratio = np.abs(series) / limit
+    if ratio.max(initial=0) <= 1:
+        return None, series
+    place = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    far = (int(place[0]), int(place[1]), int(place[2]))
+    return far, np.clip(series, -limit, limit)
+
+
+def _error(series: np.ndarray, windows: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Returns the mean of series `[draws, chains, K]`, its standard error, and degrees of freedom.
+
+    The error comes from the variance of means over windows, within chains alone.
+    """
+    length = len(series) // windows
+    means = series[: windows * length].reshape(windows, length, *series.shape[1:]).mean(axis=1)
+    variance = means.var(axis=0, ddof=1).mean(axis=0) if windows > 1 else np.nan
+    count = windows * series.shape[1]
+    return series.mean(axis=(0, 1)), np.sqrt(variance / count), count - series.shape[1]
+
+
+def _deviations(
+    widths: np.ndarray, shifts: np.ndarray | None, windows: int, num_tests: int
+) -> Deviations:
+    """Tests the means of series `[draws, chains, K]`: widths have mean 1, and shifts 0."""
+    from scipy import special  # ArviZ, which the report needs, installs SciPy
+
+    value, error, freedom = _error(widths, windows)
+    critical = special.stdtrit(freedom, 1 - FALSE_ALARMS / (2 * num_tests))
+    share = 0.5 + 0.5 ** (1 + 1 / len(value))
+    by_chance = NormalDist().inv_cdf(share)  # the median of the largest of K
+    is_wrong = np.abs(_width_score(value, error)) > critical
+    # By Markov's inequality, the median of a positive number with mean 1 is at most 2. This finds
+    # chains that explode, whose errors grow as their means do.
+    quartile, median = np.quantile(widths, [0.25, 0.5], axis=(0, 1))
+    hot = (median > _MOST_MEDIAN) & (quartile > 0)
+    nearer = value - np.sign(value - 1) * by_chance * error
+    surely = np.where(value > 1, np.maximum(nearer, 1), np.minimum(nearer, 1))
+    value, surely = (np.where(hot, np.maximum(v, median), v) for v in (value, surely))
+    smallest = 1e-12
+    logs = [0.5 * np.log(np.maximum(v, smallest)) for v in (value, surely)]
+    if shifts is None:
+        nothing = np.zeros_like(value)
+        return Deviations(*logs, is_wrong | hot, nothing, nothing, nothing > 0)
+    shift, shift_error, _ = _error(-shifts, windows)  # the gradient points back
+    shift_nearer = np.sign(shift) * np.maximum(np.abs(shift) - by_chance * shift_error, 0)
+    is_off = np.abs(shift) > critical * shift_error
+    return Deviations(*logs, is_wrong | hot, shift, shift_nearer, is_off)
+
+
+def _width_score(value: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Returns the deviation from 1 in standard errors.
+
+    Below 1 the logarithm is tested if the error is small: the estimated error of a chi-squared
+    variable shrinks with its mean, so that small means look too significant otherwise.
+    """
+    with np.errstate(all="ignore"):
+        plain = np.where(value == 1, 0.0, (value - 1) / error)
+        logarithm = value * np.log(np.maximum(value, 1e-300)) / error
+    return np.where((value > 0) & (value < 1) & (error < 0.3 * value), logarithm, plain)
+
+
+def _stack(parts: list[Deviations]) -> Deviations:
+    if not parts:
+        return Deviations(*(np.zeros(0) for _ in Deviations._fields))
+    return Deviations(*(np.concatenate(fields) for fields in zip(*parts, strict=True)))

@@ -1,0 +1,1 @@
+"""Nests of state parts, argument checks, and what depends on device and compiler."""

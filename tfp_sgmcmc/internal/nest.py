@@ -1,0 +1,254 @@
+"""States of a chain: nests of tensors, their names, their entries, and sums over them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tree
+
+from tfp_sgmcmc.internal import xla
+
+State = Any  # a tensor, or any nest of tensors, each with leading chain dimensions
+
+_WORTH_PARTS = 10_000  # entries; XLA sums longer vectors faster in parts
+
+
+def call_with_state(fn: Callable[..., Any], state: State, **extra: Any) -> Any:
+    """Calls `fn` with the parts of the state: a list or tuple by position, a dict by name.
+
+    A named tuple goes by name if `fn` takes these names, otherwise by position. `extra` follows the
+    parts by position if they go by position, and by name if they go by name.
+    """
+    if hasattr(state, "_asdict") and _takes_names(fn, [*state._fields, *extra]):
+        state = state._asdict()
+    if isinstance(state, Mapping):
+        return fn(**state, **extra)
+    parts = state if isinstance(state, list | tuple) else [state]
+    return fn(*parts, *extra.values())
+
+
+def _takes_names(fn: Callable[..., Any], names: Sequence[str]) -> bool:
+    """Returns whether `fn` can be called with these keywords, as far as its signature tells."""
+    try:
+        inspect.signature(fn).bind(**dict.fromkeys(names))
+    except (TypeError, ValueError):  # ValueError: a builtin without a signature
+        return False
+    return True
+
+
+def state_from_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+    """Returns the state that `call_with_state` passed as these arguments."""
+    if kwargs:
+        return kwargs
+    return args[0] if len(args) == 1 else list(args)
+
+
+def part_names(state: State, called: str = "state") -> list[str]:
+    """Returns names for messages, in the order of `tf.nest.flatten`: `state[0]`, `state['w']`."""
+    paths = (path for path, _ in tree.flatten_with_path(state))
+    return [called + "".join(f"[{key!r}]" for key in path) for path in paths]
+
+
+def map_parts(fn: Callable[..., tf.Tensor], *states: State) -> State:
+    """Maps like `tf.nest.map_structure`, but takes a list where another state has a tuple."""
+    leaves = zip(*(tf.nest.flatten(s) for s in states), strict=True)
+    return tf.nest.pack_sequence_as(states[0], [fn(*parts) for parts in leaves])
+
+
+def by_part(
+    name: str, value: Any, state: State, evaluate: Callable[[Any], Any] = lambda v: v
+) -> State:
+    """Returns `value` as one tensor for each part of the state, of the state's dtype.
+
+    `value` is one for all parts, or has the structure of the state, and `evaluate` is applied to
+    each first. Raises ValueError for another structure, and for a value that does not broadcast to
+    the shape of its part.
+    """
+
+    def convert(part: tf.Tensor, v: Any) -> tf.Tensor:
+        v = number_as_dtype(name, evaluate(v), part.dtype)
+        try:
+            shape = tf.broadcast_static_shape(v.shape, part.shape)
+            fits = part.shape.is_compatible_with(shape)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"{name} must broadcast to the shape of its state part, {part.shape}. Received: "
+                f"shape {v.shape}."
+            )
+        return v
+
+    if not tf.nest.is_nested(value):
+        return tf.nest.map_structure(lambda part: convert(part, value), state)
+    try:
+        picked = tree.map_structure_up_to(state, lambda _, v: v, state, value)
+        left_over = len(tf.nest.flatten(picked)) != len(tf.nest.flatten(value))
+    except (TypeError, ValueError):
+        left_over = True
+    if left_over:
+        raise ValueError(
+            f"{name} must have the structure of the state, whose parts have shapes "
+            f"{tf.nest.map_structure(lambda x: x.shape, state)}. Received: {value}."
+        )
+    return tree.map_structure_up_to(state, convert, state, value)
+
+
+def returned_by(name: str, value: Any, state: State) -> State:
+    """Returns what the function `name` returned for `state`, as a vector of the state's shapes.
+
+    Raises TypeError for what is not numbers, and ValueError for another structure, for shapes that
+    do not broadcast to the state's, and for NaN or infinity at a finite state (if known).
+    """
+
+    def convert(leaf: Any) -> tf.Tensor:
+        try:
+            x = tf.convert_to_tensor(leaf)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} must return numbers. Received: {leaf!r}.") from error
+        if not (x.dtype.is_floating or x.dtype.is_integer):
+            raise TypeError(f"{name} must return numbers. Received: dtype {x.dtype.name}.")
+        return x
+
+    if value is None or not tf.nest.flatten(value):
+        raise ValueError(
+            f"{name} must return a vector in the structure of the state. Received: {value!r}."
+        )
+    vector = by_part(f"The value of {name}", value, state, convert)
+    vector = tf.nest.map_structure(lambda v, x: tf.broadcast_to(v, tf.shape(x)), vector, state)
+    if _is_finite(state) and not _is_finite(vector):
+        raise ValueError(f"{name} must return finite numbers. Received: NaN or infinite entries.")
+    return vector
+
+
+def _is_finite(state: State) -> bool:
+    """Returns whether all entries are finite, or not known before the program runs."""
+    known = (tf.get_static_value(x) for x in tf.nest.flatten(state))
+    return all(x is None or np.all(np.isfinite(x)) for x in known)
+
+
+def as_dtype(value: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns `value` as a tensor of this dtype."""
+    # tf.cast would take a Python float through float32.
+    return tf.cast(value, dtype) if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
+
+
+def number_as_dtype(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns the argument `name` as a tensor; raises for what is no array of numbers of `dtype`.
+
+    Raises TypeError for what cannot be converted, and ValueError for a number beyond the range.
+    """
+    if isinstance(value, float | int) and abs(value) > float(dtype.max):
+        raise ValueError(f"{name} must be within the range of {dtype.name}. Received: {value}.")
+    try:
+        return as_dtype(value, dtype)
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        raise TypeError(
+            f"{name} must be a number or an array of numbers. Received: {value!r}."
+        ) from error
+
+
+def static_or_dynamic_shape(x: tf.Tensor) -> Any:
+    """Returns `x.shape` if all of it is known, otherwise a tensor."""
+    return x.shape if x.shape.is_fully_defined() else tf.shape(x)
+
+
+def append_dims(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Appends axes of size one to `x`, shape `[chains...]`, until it has the rank of `like`."""
+    return x[(..., *[tf.newaxis] * (like.shape.rank - x.shape.rank))]
+
+
+def sum_events(x: State, chain_ndims: int) -> tf.Tensor:
+    """Returns the sum of all entries of all parts for each chain, shape `[chains...]`."""
+    return tf.add_n([sum_entries(p, chain_ndims) for p in tf.nest.flatten(x)])
+
+
+def sum_entries(x: tf.Tensor, chain_ndims: int = 0) -> tf.Tensor:
+    """Returns `tf.reduce_sum` over all axes but the first `chain_ndims`, shape `[chains...]`."""
+    size = x.shape[chain_ndims:].num_elements()
+    if size is None or size < _WORTH_PARTS or not xla.in_xla_context():
+        return tf.reduce_sum(x, list(range(chain_ndims, x.shape.rank)))
+    chains = tf.shape(x)[:chain_ndims]
+    return xla.sum_last_axis(tf.reshape(x, tf.concat([chains, [size]], axis=0)))
+
+
+def squared_norm(x: State, chain_ndims: int) -> tf.Tensor:
+    """Returns the squared Euclidean norm over all parts, shape `[chains...]`."""
+    # The minimum changes nothing. Without it XLA makes a dot product of each sum, which takes
+    # three to five times as long on a CPU.
+    squares = tf.nest.map_structure(lambda p: tf.minimum(tf.square(p), math.inf), x)
+    return sum_events(squares, chain_ndims)
+
+
+def flatten_events(x: State, lead_ndims: int) -> tf.Tensor:
+    """Concatenates the entries of all parts behind their leading axes, shape `[lead..., D]`."""
+
+    def flat(part: tf.Tensor) -> tf.Tensor:
+        lead, size = part.shape[:lead_ndims], part.shape[lead_ndims:].num_elements()
+        is_known = lead.is_fully_defined()
+        sizes = list(lead) if is_known else tf.unstack(tf.shape(part)[:lead_ndims])
+        return tf.reshape(part, [*sizes, size])
+
+    parts = [flat(part) for part in tf.nest.flatten(x)]
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
+
+
+def unflatten_events(flat: tf.Tensor, like: State, lead_ndims: int) -> State:
+    """Splits `flat`, `[lead..., D]`, into parts `[lead..., event...]`.
+
+    The events are those of `like`, behind its own `lead_ndims` leading axes.
+    """
+    events = [p.shape[lead_ndims:] for p in tf.nest.flatten(like)]
+    sizes = [event.num_elements() for event in events]
+    pieces = tf.split(flat, sizes, axis=-1) if len(sizes) > 1 else [flat]
+    lead = static_or_dynamic_shape(flat)[:-1]
+    shapes = [tf.concat([lead, e], axis=0) if tf.is_tensor(lead) else lead + e for e in events]
+    return tf.nest.pack_sequence_as(
+        like, [tf.reshape(x, shape) for x, shape in zip(pieces, shapes, strict=True)]
+    )
+
+
+def convert_state(state: State, initial: bool = False, called: str = "state") -> State:
+    """Returns `state` as tensors; raises for parts that no Langevin step can move.
+
+    Only an `initial` state must be finite: `tfp_sgmcmc.diagnostics.check_finite` tells the user
+    when a chain breaks down later. `called` is the name in messages.
+    """
+
+    leaves = tf.nest.flatten(state)
+    if not initial and leaves and all(isinstance(x, tf.Tensor) for x in leaves):
+        dtypes = {x.dtype for x in leaves}
+        if len(dtypes) == 1 and dtypes.pop().is_floating:
+            return state
+
+    def convert(name: str, x: Any) -> tf.Tensor:
+        try:
+            x = tf.convert_to_tensor(x)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise TypeError(f"{name} must be a tensor of numbers. Received: {x!r}.") from error
+        if not x.dtype.is_floating:
+            raise TypeError(
+                f"{name} must have a floating dtype, because an integer state cannot follow a "
+                f"gradient. Received: dtype {x.dtype.name}."
+            )
+        value = tf.get_static_value(x) if initial else None
+        if value is not None and not np.all(np.isfinite(value)):
+            what = "initial state" if called == "state" else called
+            raise ValueError(
+                f"The {what} must be finite. Received: NaN or infinite entries in {name}."
+            )
+        return x
+
+    pairs = zip(part_names(state, called), leaves, strict=True)
+    leaves = [convert(name, x) for name, x in pairs]
+    if not leaves:
+        raise ValueError(f"The {called} must have at least one part. Received: an empty {called}.")
+    if len({x.dtype for x in leaves}) > 1:
+        dtypes = [x.dtype.name for x in leaves]
+        raise TypeError(f"The {called}'s parts must have one dtype. Received: {dtypes}.")
+    return tf.nest.pack_sequence_as(state, leaves)

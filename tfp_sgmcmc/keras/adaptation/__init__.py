@@ -1,0 +1,1 @@
+"""`SamplerCallback("auto")`: a pilot measures the model and chooses the kernel."""

@@ -1,0 +1,359 @@
+"""The chain inside `fit`: the step that Keras compiles in place of its training step."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+import tree
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.covariance import CovarianceState
+from tfp_sgmcmc.covariance.base import covariance_states
+from tfp_sgmcmc.internal.checks import accepts
+from tfp_sgmcmc.keras.chain.chain_state import ChainState, Status
+from tfp_sgmcmc.keras.chain.initial_states import stacked_starts, values_for_chains
+from tfp_sgmcmc.keras.chain.members import are_members, member_values
+from tfp_sgmcmc.keras.chain.noise_monitor import NoiseMonitor, scalars, step_size_of
+from tfp_sgmcmc.keras.chain.ring_buffer import Collection, RingBuffer
+from tfp_sgmcmc.keras.data.resident_data import ResidentData
+from tfp_sgmcmc.keras.distributed import replica_context
+from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model.example_scores import ExampleScores, known_rows
+from tfp_sgmcmc.keras.model.learning_rate import LearningRate
+from tfp_sgmcmc.keras.model.log_prob import Evaluation, ModelLogProb
+from tfp_sgmcmc.keras.model.priors import LogPrior
+from tfp_sgmcmc.kernels.fingerprint import describe_kernel
+from tfp_sgmcmc.targets.base import FullDataLogProb, Target
+
+_NO_ESTIMATE = (
+    "The kernel must take its steps with estimates from the target that make_kernel_fn is given, "
+    "and its results must hold the estimate's target_state, from which fit takes the forward pass. "
+    "Received: {}, without an estimate from this target."
+)
+
+
+def check_variables(variables: list[keras.Variable]) -> None:
+    """Raises ValueError if there are no variables, or some that cannot be sampled."""
+    if not variables:
+        raise ValueError("The model has no trainable weights; there is nothing to sample.")
+    for v in variables:
+        if v.constraint is not None:
+            raise ValueError(
+                f"{v.path} must have no constraint, which a chain would violate. Received: "
+                f"{v.constraint!r}. Remove it and say what is known of the weights by the prior."
+            )
+        if v.dtype in ("bfloat16", "float16"):
+            raise ValueError(
+                f"{v.path} must be of float32 or float64. Received: {v.dtype}, which would round "
+                "most of a chain's small steps away. With the dtype policy "
+                f"'mixed_{v.dtype}' layers compute in {v.dtype} and variables are of float32."
+            )
+
+
+def check_same_variables(chain: Chain, model: keras.Model) -> None:
+    """Raises ValueError unless a chain samples the trainable variables of a model."""
+    variables = [id(v) for v in model.trainable_variables]
+    if chain.model is not model or [id(v) for v in chain.state.variables] != variables:
+        raise ValueError(
+            "This callback holds samples of another model or of other trainable variables; "
+            "make a new callback."
+        )
+
+
+class Chain:
+    """Chains over a model's trainable variables, one step for each batch.
+
+    Attributes:
+      state: all that a step changes.
+      rings: the states to keep, on the device.
+      uses_noise_covariance: whether the kernel makes up for the covariance of the gradient noise;
+        known when the first batch comes.
+      num_groups: see `SamplerCallback`.
+      kernel_description: what identifies the kernel; nothing in a pilot.
+      role: "chain", or "descent" and "trial" in a pilot, which chooses the kernel. A trial may
+        become NaN or infinite.
+      log_prior_fn: list of values -> log prior.
+      num_examples: N.
+      follows_learning_rate: whether the kernel has asked for the optimizer's learning rate.
+
+    Args:
+      model: a compiled and built model.
+      log_prior_fn: list of values -> log prior.
+      collection: which states are kept.
+      monitor: monitor of the gradient noise.
+      make_kernel_fn, num_examples, seed, num_chains, initial_states, num_groups: see
+        `SamplerCallback`.
+
+    Raises:
+      ValueError: unfit `initial_states`, or a kernel over another target.
+      TypeError: `make_kernel_fn` returns no kernel.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        make_kernel_fn: Callable[[ModelLogProb], tfp.mcmc.TransitionKernel],
+        num_examples: int,
+        log_prior_fn: LogPrior,
+        collection: Collection,
+        seed: tf.Tensor,
+        num_chains: int | None = None,
+        initial_states: Any = "initializers",
+        num_groups: int | None = None,
+        monitor: NoiseMonitor | None = None,
+        role: Literal["chain", "descent", "trial"] = "chain",
+    ):
+        self.log_prior_fn, self.role, self.num_examples = log_prior_fn, role, num_examples
+        self.model, self._make_kernel_fn = model, make_kernel_fn
+        self._seed, self._monitor = seed.numpy(), monitor
+        self._make_target = functools.partial(
+            ModelLogProb, model, num_examples, log_prior_fn, num_chains=num_chains
+        )
+        target = self._make_target()
+        accepts("make_kernel_fn", make_kernel_fn, target)
+        description = describe_kernel(_checked(make_kernel_fn(target)))
+        self.kernel_description = {} if self.is_pilot else description
+        self.follows_learning_rate = target.learning_rate_asked is not None
+        self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
+        self.num_groups = num_groups
+        self._recorded: list[keras.Variable] | None = None
+        starts: list[tf.Tensor] = []
+        self._members: dict[int, np.ndarray] = {}  # moving statistics, by id of the variable
+        if num_chains is not None:
+            variables = list(model.trainable_variables)
+            if are_members(initial_states):
+                self._members = member_values(model, initial_states, num_chains)
+                initial_states = [self._members.pop(id(v)) for v in variables]
+            starts = stacked_starts(model, variables, num_chains, initial_states, self._start_seed)
+        elif not isinstance(initial_states, str):
+            raise ValueError(
+                "initial_states needs num_chains, which is None: a single chain starts at the "
+                "model's weights."
+            )
+        with model.distribute_strategy.scope():
+            self.rings = RingBuffer(collection)
+        monitored = [] if monitor is None else [monitor.alpha, monitor.share]
+        monitored = (*monitored, *self.rings.travelled)
+        self.state = ChainState(model, num_chains, starts, collection.first, monitored)
+        if self.follows_learning_rate:  # of the optimizer that was compiled last
+            self.state.learning_rate = lambda: LearningRate(model).variable
+
+    def steps(self, data: ResidentData, num_steps: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Takes many steps on batches drawn here; returns the logs after the last."""
+
+        def step(i: tf.Tensor) -> list[tf.Tensor]:
+            batch = data.batch(self.state.read_status().num_steps)
+            self.step(batch, is_resident=True)
+            return [i + 1]
+
+        start = [tf.zeros([], tf.int64)]
+        tf.while_loop(lambda i: i < num_steps, step, start, parallel_iterations=1)
+        metrics, num_kept = self.model.get_metrics_result(), self.state.read_status().num_kept
+        return self._logs(metrics, self.state.read_results(), num_kept)
+
+    def step(
+        self, batch: tuple[Any, Any, Any], is_resident: bool = False, total_rows: Any = None
+    ) -> dict[str, tf.Tensor]:
+        """Takes one step on a batch, in place of `model.train_step`; returns the logs.
+
+        With the number of rows of the batch on all replicas, `total_rows`, the metrics in the logs
+        are those of this replica. Otherwise they are those of all replicas.
+        """
+        model, (x, y, sample_weight) = self.model, batch
+        target = self._target(batch, total_rows=total_rows)
+        status, before = self.state.read_status(), self.state.read()
+        seed = random.fold_in(tf.constant(self._seed), status.num_steps)
+        kernel = self._make_kernel_fn(target)
+        after, results = kernel.one_step(before, self.state.read_results(), seed=seed)
+        evaluation, results = _take_evaluation(results)
+        shown = self._shown(evaluation.forward)
+        loss = internals.reported_loss(model, y, shown, sample_weight, target.local_rows)
+        figures = [evaluation.log_prob, getattr(results, "gradient_norm", evaluation.log_prob)]
+        if replica_context.count() == 1:  # with several, each has a loss
+            figures.append(loss)
+        is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(f)) for f in figures])
+        # This also tells XLA that all of the old state was read before the new one takes its
+        # place. Otherwise XLA makes a copy first.
+        after = [tf.where(is_finite, new, old) for new, old in zip(after, before, strict=True)]
+        updates = evaluation.forward.updates
+        moved = [
+            *zip(self.state.variables, after, strict=True),
+            *((model.non_trainable_variables[i], new) for i, new in updates.items()),
+        ]
+        self.state.move(moved, results)
+        first_kept = status.first_kept
+        if self._monitor is not None:
+            first_kept = self._monitor.update(target, kernel, before, results, seed, first_kept)
+        kept = [(v, new) for v, new in moved if _is_kept(v)]
+        epsilon = step_size_of(results)
+        num_kept = self.rings.write(status.num_steps, epsilon, kept, first_kept, status.num_kept)
+        bad = tf.where(is_finite, tf.constant(-1, tf.int64), status.num_steps)
+        if tf.executing_eagerly() and not all(np.isfinite(new).all() for new in after):
+            bad = status.num_steps + 1  # the next kernel would refuse the state before its loss
+        self.state.write_status(
+            Status(
+                num_steps=status.num_steps + 1,
+                first_bad=tf.where(status.first_bad < 0, bad, status.first_bad),
+                num_rows=status.num_rows + tf.cast(0 if is_resident else target.num_rows, tf.int64),
+                first_kept=first_kept,
+                num_kept=num_kept,
+            )
+        )
+        metrics = model.compute_metrics(x, y, shown.outputs, sample_weight=sample_weight)
+        if replica_context.count() > 1 and total_rows is None:
+            metrics = replica_context.metrics_result(model)
+        return self._logs(metrics, results, num_kept)
+
+    def create(self, x: Any) -> None:
+        """Creates what the step reads and a batch's inputs, or their specification, determine."""
+        state = self.state
+        if state.num_chains is not None and state.others is None:
+            with tf.init_scope():
+                others = internals.changed_by_call(self.model, x)
+                values = values_for_chains(
+                    others, state.num_chains, self._start_seed, self._members
+                )
+                state.create_others(others, values)
+        if not state.has_run:
+            # In an init_scope, the tapes of a kernel that wants a gradient here do not record.
+            with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
+                kernel = self._make_kernel_fn(self._target(None, known_rows(x)))
+                results = kernel.bootstrap_results(state.read())
+                self.uses_noise_covariance = bool(_covariance_states(results))
+                state.create_results(results)
+
+    def create_rings(self, x: Any) -> None:
+        """Creates the rings that the first step would create when it writes to them."""
+        recorded = self.rings.recorded or self.recorded(x)
+        shape = self.state.chain_shape
+        self.rings.create([(v, tf.TensorSpec([*shape, *v.shape], v.dtype)) for v in recorded])
+
+    def recorded(self, x: Any) -> list[keras.Variable]:
+        """Returns the variables whose values make a sample, as the first step will find them."""
+        if self._recorded is None:
+            self._recorded = recorded_variables(self.model, x, self.state.others)
+        return self._recorded
+
+    def num_skipped(self) -> int:
+        """Returns the number of minibatches whose scores the covariance has left out."""
+        found = _covariance_states(self.state.read_results())
+        return max((int(np.max(x.num_skipped)) for x in found), default=0)
+
+    @property
+    def is_pilot(self) -> bool:
+        """Whether the chain only finds out which kernel to take."""
+        return self.role != "chain"
+
+    @property
+    def num_variables(self) -> int:
+        """D, the number of weights that are sampled."""
+        return sum(math.prod(v.shape) for v in self.state.variables)
+
+    def results_size(self) -> tuple[int, bool]:
+        """Returns the bytes of the kernel's results, and whether a part of them is D x D.
+
+        Nothing is allocated.
+        """
+        kernel = self._make_kernel_fn(self._target(None))
+        specs = [tf.TensorSpec(x.shape, x.dtype) for x in self.state.read()]
+        traced = tf.function(kernel.bootstrap_results, autograph=False).get_concrete_function(specs)
+        parts = [x for x in tf.nest.flatten(traced.structured_outputs) if hasattr(x, "shape")]
+        size = sum(x.dtype.size * (x.shape.num_elements() or 0) for x in parts)
+        return size, any(x.shape[-2:] == [self.num_variables] * 2 for x in parts)
+
+    def target_of_one(self, batch: Any) -> ModelLogProb:
+        """Returns the log posterior of a single chain, on any batch."""
+        return self._make_target(batch, num_chains=None)
+
+    def kernel_for_one(self, batch: Any) -> tfp.mcmc.TransitionKernel:
+        """Returns the kernel over the log posterior of a single chain."""
+        return self._make_kernel_fn(self.target_of_one(batch))
+
+    def _target(
+        self, batch: Any, num_rows: int | None = None, total_rows: Any = None
+    ) -> ModelLogProb:
+        return self._make_target(
+            batch,
+            others=self.state.read_others(),
+            scores=self._scores,
+            num_rows=num_rows,
+            total_rows=total_rows,
+        )
+
+    def _shown(self, forward: internals.Forward) -> internals.Forward:
+        """Returns the forward pass that the logs are made from: that of the first chain."""
+        if self.state.num_chains is not None:
+            forward = tf.nest.map_structure(lambda x: x[0], forward)
+        return forward._replace(outputs=internals.with_marks(forward.outputs, forward.marks))
+
+    def _logs(
+        self, metrics: dict[str, tf.Tensor], results: Any, num_kept: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        noise = {} if self._monitor is None else self._monitor.logs()
+        return {**metrics, "samples": num_kept, **scalars(results), **noise}
+
+    @property
+    def _start_seed(self) -> tf.Tensor:
+        return random.fold_in(tf.constant(self._seed), -1)  # no step has this number
+
+
+def _checked(kernel: Any) -> tfp.mcmc.TransitionKernel:
+    """Returns a kernel that takes its estimates from a target; raises for anything else."""
+    if not isinstance(kernel, tfp.mcmc.TransitionKernel):
+        raise TypeError(
+            "make_kernel_fn must return a tfp.mcmc.TransitionKernel over the target that it was "
+            f"given. Received: a {type(kernel).__name__}."
+        )
+    given = getattr(kernel, "parameters", {}).get("target_log_prob_fn")
+    if given is not None and (isinstance(given, FullDataLogProb) or not isinstance(given, Target)):
+        raise ValueError(_NO_ESTIMATE.format(type(kernel).__name__))
+    return kernel
+
+
+def _covariance_states(results: Any) -> list[CovarianceState]:
+    """Returns what the averages of the covariance of the gradient noise carry in results."""
+    return [x for x in covariance_states(results) if tf.nest.flatten(list(x.averages))]
+
+
+def _take_evaluation(results: Any) -> tuple[Evaluation, Any]:
+    """Returns the evaluation that a step left in its results, and the results without it."""
+    found: list[Evaluation] = []
+
+    def take(x: Any) -> Any:
+        if not isinstance(x, Evaluation):
+            return None  # look inside
+        found.append(x)
+        return ()
+
+    rest = tree.traverse(take, results)
+    if not found:
+        raise ValueError(_NO_ESTIMATE.format(f"results of type {type(results).__name__}"))
+    return found[-1], rest
+
+
+def recorded_variables(
+    model: keras.Model, x: Any, others: list[keras.Variable] | None = None
+) -> list[keras.Variable]:
+    """Returns the variables whose values make a sample.
+
+    Args:
+      model: a built model.
+      x: a batch of inputs, or its specification.
+      others: the non-trainable variables that a step changes; None finds out.
+    """
+    if others is None:
+        may_change = any(map(_is_kept, model.non_trainable_variables))
+        others = internals.changed_by_call(model, x) if may_change else []
+    return [v for v in [*model.trainable_variables, *others] if _is_kept(v)]
+
+
+def _is_kept(variable: keras.Variable) -> bool:
+    return variable.dtype.startswith(("float", "bfloat"))

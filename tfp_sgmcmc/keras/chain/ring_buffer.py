@@ -1,0 +1,190 @@
+"""Which states of a chain become samples, and the ring buffers on the device that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.diagnostics.mixing_distance import travel
+from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal.checks import accepts, positive
+from tfp_sgmcmc.keras.chain.packing import Packing
+from tfp_sgmcmc.schedules import Cyclical
+
+NEVER = np.iinfo(np.int64).max  # the first step to keep while the end of burn-in is unknown
+
+
+class Collection(NamedTuple):
+    """Which steps' states are kept, counted as in `tfp.mcmc.sample_chain`.
+
+    Attributes:
+      num_burnin_steps: steps before the first that may be kept.
+      num_steps_between_results: steps between kept ones.
+      is_open: whether the step at which burn-in ends becomes known only during the run.
+      keep: step -> whether a state that is due is kept, such as `Cyclical.is_sampling`; or None.
+      distance: the sum of step sizes from one kept state to the next, in place of a number of
+        steps; or None.
+      has_threshold: whether burn-in ends at a sampling threshold.
+    """
+
+    num_burnin_steps: int
+    num_steps_between_results: int = 0
+    is_open: bool = False
+    keep: Callable[[tf.Tensor], tf.Tensor] | None = None
+    distance: float | None = None
+    has_threshold: bool = False
+
+    @property
+    def first(self) -> int:
+        """The first step that may be kept, as far as that is known before the run."""
+        return NEVER if self.is_open else self.num_burnin_steps
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the numbers of steps and epochs alone tell which states are kept."""
+        return self.keep is None and self.distance is None and not self.has_threshold
+
+    @property
+    def has_equal_weights(self) -> bool:
+        """Whether samples have equal weights, even if their step sizes differ.
+
+        Those at equal distances in time have, and those of sampling phases, as in Zhang et al.
+        """
+        is_of_phases = isinstance(getattr(self.keep, "__self__", None), Cyclical)
+        return self.distance is not None or is_of_phases
+
+    def num_due(self, first: int, num_steps: int) -> int:
+        """Returns how many of the steps `0 .. num_steps - 1` are due, if `first` is the first."""
+        return max(num_steps - first + self.num_steps_between_results, 0) // (
+            self.num_steps_between_results + 1
+        )
+
+    def num_slots(self, num_steps: int) -> int:
+        """Returns the number of states that may wait for the end of an execution."""
+        # As many slots as an execution can fill, and one for the steps after these.
+        return -(-num_steps // (self.num_steps_between_results + 1)) + (num_steps > 1)
+
+    def may_be_due(self, num_before: int, num_after: int) -> bool:
+        """Returns whether the steps `num_before .. num_after - 1` can leave a sample."""
+        first = self.num_burnin_steps
+        # Any step may be the first, once burn-in has lasted long enough.
+        if self.is_open or self.distance is not None:
+            return num_after > max(first, num_before)
+        return self.num_due(first, num_after) > self.num_due(first, num_before)
+
+    def is_kept(
+        self, first: tf.Tensor, step: tf.Tensor, is_due: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns whether the state that step number `step` leaves is kept.
+
+        `is_due` says whether the sum of step sizes passed a multiple of the `distance`.
+        """
+        if is_due is None:
+            is_due = (step - first) % (self.num_steps_between_results + 1) == 0
+        is_due &= step >= first
+        return is_due if self.keep is None else is_due & accepts("keep", self.keep, step)(step)
+
+
+def checked_distance(distance: Any, num_steps_between_results: int) -> float | None:
+    """Returns the distance between kept states, or None for a number of steps between them.
+
+    Raises:
+      ValueError: it is not positive, or a number of steps is given as well.
+    """
+    if distance is None:
+        return None
+    if num_steps_between_results:
+        raise ValueError(
+            "Only one of mixing_distance and num_steps_between_results can choose the samples. "
+            f"Received: {distance} and {num_steps_between_results}."
+        )
+    return positive("mixing_distance", distance)
+
+
+class RingBuffer:
+    """States to keep, written in turn to as many slots as one execution can fill.
+
+    Attributes:
+      num_steps: steps of the longest execution, for which slots are made. One train function may
+        take resident data and other data, and can make variables only once.
+      recorded: the variables whose values make a sample.
+      travelled: the sum of the step sizes since the end of burn-in, if a `distance` lies between
+        samples.
+    """
+
+    def __init__(self, collection: Collection):
+        self._collection = collection
+        self.travelled: list[tf.Variable] = []
+        if collection.distance is not None:
+            self.travelled = [tf.Variable(0.0, trainable=False, dtype=tf.float64)]
+        self.num_steps = 1
+        self.recorded: list[keras.Variable] = []
+        self._packing = Packing([])
+        self._num_slots = 0
+        self._rings: list[tf.Variable] = []
+
+    def write(
+        self,
+        step: tf.Tensor,
+        step_size: tf.Tensor,
+        moved: list[tuple[keras.Variable, tf.Tensor]],
+        first: tf.Tensor,
+        num_kept: tf.Tensor,
+    ) -> tf.Tensor:
+        """Writes the values that `step` left; returns the number of states kept, this one included.
+
+        The next step overwrites them unless they are kept. `first` is the first step to keep.
+        """
+        self.create(moved)
+        is_kept = self._collection.is_kept(first, step, self._travel(step_size, step >= first))
+        step_size = tf.cast(step_size, moved[0][1].dtype)
+        values = self._packing.pack([step, step_size, *(x for _, x in moved)])
+        for ring, value in zip(self._rings, values, strict=True):
+            xla.write_slot(ring, num_kept % self._num_slots, value, is_kept)
+        return num_kept + tf.cast(is_kept, tf.int64)
+
+    def _travel(self, step_size: tf.Tensor, counts: tf.Tensor) -> tf.Tensor | None:
+        """Adds a step that `counts`; returns whether a sample is due, None without a distance."""
+        if self._collection.distance is None:
+            return None
+        before = self.travelled[0].read_value()
+        after, is_due = travel(before, step_size, self._collection.distance)
+        self.travelled[0].assign(tf.where(counts, after, before))
+        return is_due
+
+    def create(self, like: list[tuple[keras.Variable, Any]]) -> None:
+        """Makes room for values of the shapes and dtypes of `like`, unless there is room."""
+        num_slots = self._collection.num_slots(self.num_steps)
+        variables = [v for v, _ in like]
+        is_same = [id(v) for v in variables] == [id(v) for v in self.recorded]
+        if self._num_slots == num_slots and is_same:
+            return
+        self._num_slots, self.recorded = num_slots, variables
+        numbers = [tf.TensorSpec([], tf.int64), tf.TensorSpec([], like[0][1].dtype)]
+        self._packing = Packing([*numbers, *(x for _, x in like)])
+        with tf.init_scope():
+            self._rings = [
+                tf.Variable(tf.zeros([num_slots, *part.shape], part.dtype), trainable=False)
+                for part in self._packing.parts
+            ]
+
+    def read(
+        self, num_taken: int, num_kept: int, before: int
+    ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        """Returns the samples after the first `num_taken`, their steps and their step sizes.
+
+        Samples are arrays `[num_new, ...]`, and steps and step sizes `[num_new]`.
+
+        Samples that the step `before` or a later one left are not returned.
+        """
+        if num_kept == num_taken:
+            return [], np.zeros([0], np.int64), np.zeros([0])
+        rings = [ring.numpy() for ring in self._rings]
+        steps, step_sizes, *values = self._packing.unpack(rings, lead=(self._num_slots,))
+        slots = np.arange(num_taken, num_kept) % self._num_slots
+        slots = slots[steps[slots] < before]
+        return [x[slots] for x in values], steps[slots], step_sizes[slots]

@@ -1,0 +1,1 @@
+"""Checks of a `fit` before its first step and between its epochs."""

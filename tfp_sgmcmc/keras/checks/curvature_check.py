@@ -1,0 +1,189 @@
+"""Whether a chain's step size is stable, by the curvature of the log posterior at its state."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.internal.nest import State
+from tfp_sgmcmc.keras.chain.chain import Chain
+from tfp_sgmcmc.keras.checks.local_geometry import first_state
+from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.model.example_scores import count_rows
+from tfp_sgmcmc.keras.model.internals import map_arrays
+from tfp_sgmcmc.targets.base import GradientEstimate, Target
+from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
+from tfp_sgmcmc.targets.validation.initial_distance import check_approach
+
+_ROWS = 512  # examples that stand for all; the largest eigenvalue needs few
+_PARTS = 32  # of them, whose gradients tell the noise
+_PRODUCTS = 12  # with the Hessian
+# A random vector's share in the leading eigenvector is smaller than 1 / (_RARE sqrt(D)) with
+# probability 0.03.
+_RARE = 30.0
+
+
+class StabilityCheck:
+    """Warns when a chain's step size is above the largest stable one.
+
+    The curvature is estimated by a few products with the Hessian on at most 512 examples, outside
+    the compiled step: before the first step, after burn-in, and after 1, 2, 4, 8, ... epochs. For a
+    kernel that states no limit, data that cannot be seen, or layers without second derivatives,
+    nothing is estimated. What is found at the start is told once, what is found later too.
+
+    Attributes:
+      has_failed: whether the step was too large at the last look; None if nothing was estimated.
+    """
+
+    def __init__(self) -> None:
+        self.has_failed: bool | None = None
+        self._is_told, self._was_burning_in = False, True
+
+    def at_epoch_end(self, chain: Chain, source: Source, total_epochs: int) -> None:
+        """Checks again if it is time, after `total_epochs` epochs."""
+        status = chain.state.status()
+        is_first_kept = self._was_burning_in and status.num_kept > 0
+        self._was_burning_in = not status.num_kept
+        is_due = is_first_kept or total_epochs & (total_epochs - 1) == 0
+        if is_due and not self._is_told:
+            self._is_told = self.check(chain, source)
+
+    def check_start(self, chain: Chain, source: Source) -> None:
+        """Compares the step with the curvature, and noise with the way to the posterior.
+
+        Warns:
+          UserWarning: the step is above the largest stable one, or the start is far and noise makes
+            the way from there long.
+        """
+        self.check(chain, source)
+        kernel = chain.kernel_for_one(None)
+        batch = source.batch(_ROWS) if hasattr(kernel, "relaxation_steps") else None
+        if batch is None or not source.batch_size or source.sizes is not None:
+            return  # the noise of growing batches ends with their growth
+        rows = count_rows(batch[0]) // _PARTS
+        if not rows:
+            return
+        target, ratio = _Parts(chain, batch, rows), rows / source.batch_size
+        with contextlib.suppress(LookupError, NotImplementedError, ValueError, tf.errors.OpError):
+            check_approach(kernel, [target], first_state(chain), ratio, stacklevel=2)
+
+    def check(self, chain: Chain, source: Source) -> bool:
+        """Compares the step with the curvature at the first chain; returns whether it warns.
+
+        Warns:
+          UserWarning: the step is above the largest stable one.
+        """
+        if (batch := source.batch(_ROWS)) is None:
+            return False
+        try:
+            found = _step_and_limit(chain, batch)
+        except (LookupError, NotImplementedError, ValueError, tf.errors.OpError):
+            return False  # no second derivatives, or none that are finite
+        if found is None:
+            return False
+        step_size, limit, curvature = found
+        self.has_failed = step_size > limit
+        if not self.has_failed:
+            return False
+        if num_steps := chain.state.status().num_steps:
+            place, more = f"after {num_steps} steps", "Make a new chain with a smaller step_size."
+        else:
+            place, more = "where the chain starts", (
+                "If the log posterior is flatter where the chain is going, small first steps by a "
+                "schedule are enough; fit looks again after the first epoch."
+            )  # fmt: skip
+        warnings.warn(
+            f"step_size must be below {limit:.3g} to be stable {place}, where the largest "
+            f"curvature of the log posterior is about {curvature:.3g}. Received: {step_size:.3g}. "
+            "Above the "
+            f"limit samples can stay finite and be wrong; a third of it is a good size. {more}",
+            stacklevel=2,
+        )
+        return True
+
+
+class _Parts(Target):
+    """The log posterior by a part of a batch, whose number is the second word of the seed.
+
+    A graph of it serves all parts.
+    """
+
+    def __init__(self, chain: Chain, batch: Any, rows: int):
+        def split(a: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(a[: rows * _PARTS], [rows, _PARTS, *a.shape[1:]])
+
+        self._chain, self._parts = chain, map_arrays(split, batch)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        raise NotImplementedError
+
+    def chain_shape(self, state: State) -> tf.TensorShape:
+        return tf.TensorShape([])
+
+    def estimate(
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
+    ) -> GradientEstimate:
+        target = self._chain.target_of_one(map_arrays(lambda a: a[:, seed[1]], self._parts))
+        found = target.estimate(state, seed, (), probe, with_scores)
+        return found._replace(target_state=target_state)
+
+
+def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | None:
+    """Returns step size, largest stable one and curvature; None if the kernel has no limit.
+
+    For a step that is far below the limit these are a curvature which the largest one hardly
+    exceeds, and the step that it would allow.
+    """
+    target, kernel = chain.target_of_one(batch), chain.kernel_for_one(batch)
+    if not hasattr(kernel, "largest_stable_step"):
+        return None
+    step = tf.constant(chain.state.status().num_steps, tf.int64)
+    everywhere, results = chain.state.read(), chain.state.read_results()
+    one, state = chain.state.num_chains is None, first_state(chain)
+    sizes = tf.nest.flatten(results.step_size)
+    step_size = min(float(np.min(s)) for s in sizes)  # a part with a larger step may be flat
+
+    def limit(curvature: float) -> float:
+        return float(np.min(kernel.largest_stable_step(curvature, int(step), results)))
+
+    def metric(vector: State) -> State:
+        if one:
+            return kernel.metric_product(vector, state, results)
+        spread = [tf.broadcast_to(v, x.shape) for v, x in zip(vector, everywhere, strict=True)]
+        return [x[0] for x in kernel.metric_product(spread, everywhere, results)]
+
+    if math.isinf(limit(1.0)):
+        return None
+    bound = _bound(target, state, metric)
+    if step_size <= limit(bound):
+        return step_size, limit(bound), bound
+    curvature = largest_curvature(target, state, metric=metric, num_iterations=_PRODUCTS)
+    return step_size, limit(curvature), curvature
+
+
+def _bound(target: Target, state: State, metric: Any) -> float:
+    """Returns what the largest eigenvalue of M H hardly exceeds, from two products.
+
+    Most step sizes are far below the limit, so that no better estimate is needed.
+    """
+    generator = np.random.RandomState(0)
+    vector = [tf.constant(generator.standard_normal(x.shape), x.dtype) for x in state]
+    size = sum(x.shape.num_elements() for x in state)
+    norms = [float(tf.linalg.global_norm(vector))]
+    for _ in range(2):
+        found = target.estimate(state, tf.zeros([2], tf.int32), probe=vector).hessian_product
+        vector = metric(found)
+        norms.append(float(tf.linalg.global_norm(vector)))
+    if not np.isfinite(norms).all():
+        raise ValueError("The second derivatives must be finite.")
+    return math.sqrt(_RARE * math.sqrt(size) * norms[-1] / norms[0])

@@ -1,0 +1,234 @@
+"""Curvature of a model's log posterior and noise of its gradient, measured at one place."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.internal.nest import flatten_events, unflatten_events
+from tfp_sgmcmc.keras.chain.chain import Chain
+from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.laplace.curvature import largest_eigenvalue
+
+_GROUPS = 192  # whose gradients give the covariance of the noise
+_MOST_BYTES = 2**28  # of these gradients
+_ROWS = 512  # examples whose Hessian stands for that of all
+_PROBES = 8  # products that estimate the trace of the Hessian
+_PRODUCTS = 20  # at most, for its largest eigenvalue
+_DIRECTIONS = 20
+_MANY = 10  # groups for each weight from which on the same groups show and measure directions
+
+
+class Landscape(NamedTuple):
+    """What a chain meets near one state, in coordinates where M is the identity.
+
+    Noise is the covariance V of single examples' scores, so that a batch has c V, c = N (N - n)/n.
+
+    Attributes:
+      scale: the diagonal of M, an array for each variable.
+      noise: V along the noisiest directions, `[k]`.
+      noise_of_diagonal: what the diagonal of V alone says of it, `[k]`.
+      mean_noise: the mean of the diagonal of V.
+      curvature: the curvature along these directions, `[k]`.
+      largest_curvature: the largest eigenvalue of M H.
+      mean_curvature: the mean of the diagonal of M H.
+      prior_curvature: the median over weights of the prior's curvature, which directions have that
+        the data do not determine; 0 if it is not known.
+      has_hessian: whether curvatures come from second derivatives. If not, they are N V, which
+        equals the curvature of a model that fits its data.
+      directions: the noisiest directions, `[k, D]`, orthonormal.
+    """
+
+    scale: list[np.ndarray]
+    noise: np.ndarray
+    noise_of_diagonal: np.ndarray
+    mean_noise: float
+    curvature: np.ndarray
+    largest_curvature: float
+    mean_curvature: float
+    prior_curvature: float
+    has_hessian: bool
+    directions: np.ndarray
+
+
+class Views:
+    """Gradients and curvatures of one chain's log posterior at any state, compiled once.
+
+    Args:
+      chain: chains of the model.
+    """
+
+    def __init__(self, chain: Chain):
+        self._structure: Any = None
+
+        def estimate(state: list[tf.Tensor], leaves: list[tf.Tensor], probe: Any = None) -> Any:
+            batch = keras.tree.pack_sequence_as(self._structure, leaves)
+            target, seed = chain.target_of_one(batch), tf.zeros([2], tf.int32)
+            return target.estimate(state, seed, probe=probe, with_scores=False)
+
+        @tf.function(autograph=False)
+        def gradient(state: list[tf.Tensor], leaves: list[tf.Tensor]) -> tf.Tensor:
+            return flatten_events(estimate(state, leaves).gradient, 0)
+
+        @tf.function(autograph=False)
+        def product(state: list[tf.Tensor], leaves: list[tf.Tensor], v: tf.Tensor) -> tf.Tensor:
+            found = estimate(state, leaves, unflatten_events(v, state, 0))
+            return flatten_events(found.hessian_product, 0)
+
+        self._gradient, self._product = gradient, product
+
+    def gradient(self, state: list[tf.Tensor], batch: Any) -> np.ndarray:
+        """Returns the gradient of the log posterior, with the data likelihood of a batch, `[D]`."""
+        self._structure = batch
+        return self._gradient(state, keras.tree.flatten(batch)).numpy()
+
+    def curve(self, state: list[tf.Tensor], batch: Any, vector: np.ndarray) -> np.ndarray:
+        """Returns H v, `[D]`, with -H the Hessian of this log posterior."""
+        self._structure = batch
+        v = tf.constant(vector, state[0].dtype)
+        product = -self._product(state, keras.tree.flatten(batch), v).numpy().astype(np.float64)
+        if not np.isfinite(product).all():
+            raise ValueError("The second derivatives must be finite.")
+        return product
+
+
+def survey(
+    chain: Chain,
+    views: Views,
+    state: list[tf.Tensor],
+    source: Source,
+    batch_size: int,
+    scale: list[np.ndarray],
+) -> Landscape:
+    """Measures curvature and noise at the state of one chain.
+
+    The covariance of the noise is estimated from the gradients of groups of examples, so that every
+    layer will do. Where groups are few for so many weights, half of them shows the noisiest
+    directions, and the other half measures the noise along them. Otherwise the largest variance
+    that a sample happens to have would be taken for that of the model.
+
+    Args:
+      chain: chains of the model.
+      views: of these chains, or of others over the same log posterior.
+      state: the state of one of them.
+      source: data that can be seen.
+      batch_size: the largest size of a group.
+      scale: the diagonal of M.
+    """
+    root = np.concatenate([np.sqrt(s).ravel() for s in scale])
+    centred = _centred_gradients(chain, views, source, state, batch_size) * root
+    parts = [centred] * 2 if len(centred) >= _MANY * len(root) else np.array_split(centred, 2)
+    shown, measured = (_normalised(rows) for rows in parts)
+    directions = _leading(shown)
+    everything = _normalised(centred)
+    squares = np.sum(everything**2, axis=0)
+    noise = np.sum((measured @ directions.T) ** 2, axis=0)
+    try:
+        curvature, mean, largest = _curvatures(views, source, state, directions, root)
+        has_hessian = True
+    except (LookupError, NotImplementedError, ValueError, tf.errors.OpError):
+        has_hessian, curvature = False, chain.num_examples * noise
+        mean, largest = chain.num_examples * float(np.mean(squares)), float(np.max(curvature))
+    return Landscape(
+        scale=scale,
+        noise=noise,
+        noise_of_diagonal=directions**2 @ squares,
+        mean_noise=float(np.mean(squares)),
+        curvature=curvature,
+        largest_curvature=largest,
+        mean_curvature=mean,
+        prior_curvature=_prior_curvature(chain, state, root),
+        has_hessian=has_hessian,
+        directions=directions,
+    )
+
+
+def first_state(chain: Chain) -> list[tf.Tensor]:
+    """Returns the state of the first chain."""
+    state = chain.state.read()
+    return state if chain.state.num_chains is None else [x[0] for x in state]
+
+
+def _centred_gradients(
+    chain: Chain, views: Views, source: Source, state: list[tf.Tensor], batch_size: int
+) -> np.ndarray:
+    """Returns centred gradients of groups, `[groups, D]`, with covariance V."""
+    size = sum(x.shape.num_elements() for x in state)
+    most = max(4, min(_GROUPS, _MOST_BYTES // (4 * size)))
+    total = source.num_examples or chain.num_examples
+    width = max(1, min(batch_size, total // most))
+    if any(isinstance(x, keras.layers.BatchNormalization) for x in internals.layers(chain.model)):
+        width = batch_size  # its examples interact
+    batch = source.batch(most * width)
+    rows = keras.tree.flatten(batch)[0].shape[0]
+    if rows < 4 * width and width < batch_size:
+        width = max(1, rows // most)
+    count = rows // width
+    if count < 4:
+        raise ValueError(
+            "The pilot must see several groups of examples to measure the noise of the gradient. "
+            f"Received: {rows} examples in groups of {width}. Give fit arrays, or "
+            "sgmcmc.keras.IndependentBatches."
+        )
+    order = np.random.default_rng(0).permutation(rows)
+    gradients = []
+    for i in range(count):
+        chosen = tf.constant(order[i * width : (i + 1) * width])
+        group = internals.map_arrays(lambda a, chosen=chosen: tf.gather(a, chosen), batch)
+        gradients.append(views.gradient(state, group))
+    found = np.stack(gradients).astype(np.float32)
+    return (found - found.mean(axis=0)) * np.float32(width**0.5 / chain.num_examples)
+
+
+def _normalised(rows: np.ndarray) -> np.ndarray:
+    """Returns rows R of a sample covariance R^T R."""
+    return (rows - rows.mean(axis=0)) / max(len(rows) - 1, 1) ** 0.5
+
+
+def _leading(rows: np.ndarray) -> np.ndarray:
+    """Returns the leading eigenvectors of R^T R, `[k, D]`, from the Gram matrix or from itself."""
+    if rows.shape[1] <= len(rows):
+        return np.linalg.eigh(rows.T @ rows)[1][:, : -_DIRECTIONS - 1 : -1].T
+    values, vectors = np.linalg.eigh((rows @ rows.T).astype(np.float64))
+    kept = slice(-min(_DIRECTIONS, len(rows) - 1), None)
+    directions = (vectors[:, kept] / np.sqrt(np.maximum(values[kept], 1e-30))).T @ rows
+    return (directions / np.linalg.norm(directions, axis=1, keepdims=True))[::-1]
+
+
+def _curvatures(
+    views: Views, source: Source, state: list[tf.Tensor], directions: np.ndarray, root: np.ndarray
+) -> tuple[np.ndarray, float, float]:
+    """Returns the curvatures along directions, their mean over all weights, and the largest."""
+    batch, signs = source.batch(_ROWS), np.random.default_rng(1)
+
+    def curve(v: np.ndarray) -> np.ndarray:
+        return views.curve(state, batch, v)
+
+    def curvature(direction: np.ndarray) -> float:
+        return float(root * direction @ curve(root * direction))
+
+    of_directions = np.array([curvature(u) for u in directions])
+    probes = [curvature(signs.choice([-1.0, 1.0], len(root))) for _ in range(_PROBES)]
+    start = signs.standard_normal(len(root))
+    largest = largest_eigenvalue(curve, lambda v: root**2 * v, start, _PRODUCTS)
+    return of_directions, float(np.mean(probes)) / len(root), largest
+
+
+def _prior_curvature(chain: Chain, state: list[tf.Tensor], root: np.ndarray) -> float:
+    """Returns the median curvature of a prior that treats each weight alone."""
+    ones = [tf.ones_like(x) for x in state]
+
+    def log_prior(values: list[tf.Tensor]) -> tf.Tensor:
+        return tf.cast(chain.log_prior_fn(values), state[0].dtype)
+
+    try:
+        found = value_and_gradient(log_prior, state, ones, connected=False)[2]
+    except (LookupError, NotImplementedError):
+        return 0.0
+    typical = float(np.median(-flatten_events(found, 0).numpy() * root**2))
+    return typical if np.isfinite(typical) and typical > 0 else 0.0

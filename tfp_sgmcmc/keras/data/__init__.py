@@ -1,0 +1,1 @@
+"""Training data of `fit`: where batches come from and how they are drawn."""

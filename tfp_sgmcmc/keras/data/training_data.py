@@ -1,0 +1,260 @@
+"""What `fit` was called with, as far as it can be known before the first step.
+
+Keras does not show a callback the data of `fit`, so they are found on the call stack. Where they
+are not found, nothing is known, and nothing is checked. The names used here, and why:
+
+  `ArrayDataAdapter._inputs`: the arrays, after a validation split, with weights of classes;
+  `ArrayDataAdapter._batch_size`, `ArrayDataAdapter._shuffle`: how they are batched;
+  `GeneratorDataAdapter._first_batches`: batches that Keras took to see their shapes;
+  `PyDatasetAdapter._standardize_batch`: a batch as `fit` sees it, with weights of classes;
+  `TFDatasetAdapter._dataset`: the data set;
+  `Dataset._inputs`, `Dataset._tensors`, `Dataset._batch_size`, `Dataset._buffer_size`,
+  `Dataset._count`: of `tf.data`: what a data set is made of.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.keras.data.growing_batches import BatchSizes
+from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
+from tfp_sgmcmc.keras.data.resident_data import ResidentData
+from tfp_sgmcmc.keras.data.worker_batches import WorkerBatches
+from tfp_sgmcmc.keras.model.internals import map_arrays
+
+# A data set of `tf.data` made of these gives each row of its tensors once.
+_NUMBERS = ("_batch_size", "_buffer_size", "_count")  # of such a data set
+_ONCE = {"Batch", "ParallelBatch", "Cache", "Map", "ParallelMap", "Options", "Prefetch", "Shuffle"}
+
+
+class Source(NamedTuple):
+    """The training data of a `fit`; None is unknown.
+
+    Attributes:
+      kind: the kind of data, in words.
+      num_examples: N, the number of rows.
+      batch_size: rows of all batches but perhaps a last one.
+      num_batches: batches of an epoch.
+      arrays: `(x, y, sample_weight)`, nests of arrays with N rows.
+      dataset: a `PyDataset`.
+      order: what determines the order of the rows, as words and numbers by name.
+      are_independent: whether batches are drawn independently of one another.
+      take_batch: returns `(x, y, sample_weight)` of some batch; None if that would use it up.
+      spec: the specification of a batch, where none can be taken.
+      sizes: the numbers of rows of batches that grow; `batch_size` is the first.
+      has_shares: whether each replica takes its share of a batch (`WorkerBatches`).
+    """
+
+    kind: str = "unknown data"
+    num_examples: int | None = None
+    batch_size: int | None = None
+    num_batches: int | None = None
+    arrays: Any = None
+    dataset: Any = None
+    order: dict[str, Any] = {}  # noqa: RUF012
+    are_independent: bool | None = None
+    take_batch: Callable[[], Any] | None = None
+    spec: Any = None
+    sizes: BatchSizes | None = None
+    has_shares: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each batch is known to hold all examples, so that gradients have no noise."""
+        if self.num_examples is None or self.batch_size is None:
+            return self.num_batches == 1  # and the epoch must have N examples
+        return self.batch_size >= self.num_examples
+
+    def batch(self, most: int) -> Any:
+        """Returns `(x, y, sample_weight)` of at most so many examples, or None.
+
+        These are rows spread over arrays, and otherwise those of a batch.
+        """
+        if self.arrays is None:
+            first = self.take_batch() if self.take_batch else None
+            return first if first is None else map_arrays(lambda a: _floatx(a[:most]), first)
+        count = min(self.num_examples or most, most)
+        chosen = np.linspace(0, (self.num_examples or most) - 1, count).astype(np.int64)
+        return map_arrays(lambda a: _floatx(_taken(a, chosen)), self.arrays)
+
+
+def training_source(model: keras.Model) -> Source:
+    """Returns what the `fit` of a model that is on the call stack was called with.
+
+    Raises:
+      ValueError: `steps_per_epoch` was given to `fit` beside `IndependentBatches`.
+    """
+    iterator = _names_of_fit(model).get("epoch_iterator")
+    if iterator is None:
+        return Source()
+    found, steps = _of_adapter(iterator.data_adapter), iterator.steps_per_epoch
+    if not steps or isinstance(found.dataset, ResidentData):
+        return found
+    if isinstance(found.dataset, IndependentBatches):
+        raise ValueError(
+            "steps_per_epoch must be given to IndependentBatches, not to fit, so that each step "
+            f"has its batch. Received: steps_per_epoch={steps} in fit."
+        )
+    return found._replace(num_batches=steps)
+
+
+def source_of(x: Any, y: Any, batch_size: int, steps_per_epoch: int | None) -> Source:
+    """Returns what is known of data that `fit` is going to be called with."""
+    if isinstance(x, WorkerBatches):
+        return _of_adapter(x)
+    if isinstance(x, keras.utils.PyDataset):
+        found = _of_py_dataset(x, {}, lambda batch: batch)
+    elif isinstance(x, tf.data.Dataset):
+        count = int(x.cardinality())
+        found = _of_tf_data(x, count if count >= 0 else None)
+    elif not keras.tree.is_nested(x) and not hasattr(x, "shape"):
+        found = Source("a generator")
+    else:
+        arrays = map_arrays(np.asarray, (x, y, None))
+        rows = _first(arrays).shape[0]
+        found = Source("arrays", rows, batch_size, -(-rows // batch_size), arrays)
+    if steps_per_epoch is None or isinstance(x, ResidentData | IndependentBatches):
+        return found
+    return found._replace(num_batches=steps_per_epoch)
+
+
+def validation_of_fit(model: keras.Model) -> Any:
+    """Returns the `validation_data` of the model's `fit` on the call stack, or None."""
+    return _names_of_fit(model).get("validation_data")
+
+
+def _names_of_fit(model: keras.Model) -> dict[str, Any]:
+    """Returns the local names of the model's `fit` on the call stack; empty if there is none."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "fit":
+            names = frame.f_locals
+            if names.get("self") is model and "epoch_iterator" in names:
+                return names
+        frame = frame.f_back
+    return {}
+
+
+def _of_adapter(adapter: Any) -> Source:
+    if isinstance(getattr(adapter, "_inputs", None), tuple):
+        arrays = keras.utils.unpack_x_y_sample_weight(adapter._inputs)
+        rows = _first(arrays).shape[0]
+        size = adapter._batch_size
+        order = {"shuffle": bool(adapter._shuffle)}
+        return Source("arrays", rows, size, adapter.num_batches, arrays, order=order)
+    if isinstance(adapter, WorkerBatches):
+        order = {"shuffle": False}
+        found = _of_py_dataset(adapter.data, order, lambda batch: batch)
+        return found._replace(has_shares=True)
+    dataset = getattr(adapter, "py_dataset", None)
+    if isinstance(dataset, keras.utils.PyDataset):
+        if isinstance(dataset, IndependentBatches):
+            adapter.shuffle = False  # the batch of a step depends on the step
+            if adapter.enqueuer is not None:
+                adapter.enqueuer.shuffle = False
+        order = {"shuffle": bool(adapter.shuffle)}
+        return _of_py_dataset(dataset, order, adapter._standardize_batch)
+    if isinstance(batches := getattr(adapter, "_first_batches", None), list) and batches:
+        batch = keras.utils.unpack_x_y_sample_weight(batches[0])
+        return Source("a generator", take_batch=lambda: batch)
+    if isinstance(given := getattr(adapter, "_dataset", None), tf.data.Dataset):
+        return _of_tf_data(given, adapter.num_batches)
+    return Source()
+
+
+def _of_py_dataset(
+    dataset: keras.utils.PyDataset, order: dict[str, Any], standardized: Callable[[Any], Any]
+) -> Source:
+    if isinstance(dataset, ResidentData):
+        is_fresh = dataset.reshuffle == "step"
+        order = {"reshuffle": dataset.reshuffle}
+        count, size = dataset.num_examples, dataset.batch_size
+        found = Source("resident data", count, size, dataset.steps_per_epoch, dataset.arrays,
+                       dataset, order, is_fresh)  # fmt: skip
+        return _grown(found, dataset.sizes)
+    if isinstance(dataset, IndependentBatches):
+        order = {"seed of the batches": dataset.seed} if dataset.has_seed else {}
+        found = Source("IndependentBatches", dataset.num_examples, dataset.batch_size,
+                       len(dataset), dataset.arrays, dataset, order, True)  # fmt: skip
+        return _grown(found, dataset.sizes)
+
+    @functools.cache
+    def take() -> Any:
+        return keras.utils.unpack_x_y_sample_weight(standardized(dataset[0]))
+
+    kind = f"a PyDataset, {type(dataset).__name__}"
+    return Source(
+        kind, num_batches=dataset.num_batches, dataset=dataset, order=order, take_batch=take
+    )
+
+
+def _grown(source: Source, sizes: BatchSizes) -> Source:
+    """Returns the source of data whose batches have such sizes."""
+    if sizes.is_constant:
+        return source
+    return source._replace(sizes=sizes, order={**source.order, "growth": sizes.growth})
+
+
+def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
+    """Returns what is known of a data set from the data sets that it is made of."""
+    steps: list[tuple[str, list[int]]] = []
+    tensors: list[tf.Tensor] = []
+    left, is_slices = [dataset], False
+    while left:
+        one = left.pop()
+        name = type(one).__name__.removeprefix("_").removesuffix("Dataset")
+        numbers: list[Any] = [getattr(one, n, None) for n in _NUMBERS]
+        steps.append((name, [int(n) for n in numbers if isinstance(n, tf.Tensor)]))
+        if name in ("TensorSlice", "Tensor"):
+            tensors += one._tensors
+            is_slices = is_slices or name == "TensorSlice"
+        left += one._inputs()
+    kinds = {name for name, _ in steps}
+    sizes = [numbers[0] for name, numbers in steps if name.endswith("Batch") and numbers]
+    rows = None
+    if is_slices and kinds <= {*_ONCE, "TensorSlice"} and len(sizes) == 1:
+        rows = int(tensors[0].shape[0])
+    chain = " < ".join(f"{name} {numbers[0]}" if numbers else name for name, numbers in steps)
+
+    @functools.cache
+    def take() -> Any:
+        first = next(iter(dataset.take(1)), None)
+        return None if first is None else keras.utils.unpack_x_y_sample_weight(first)
+
+    # Other data sets, such as those of generators, may be read once only, or slowly.
+    in_memory = bool(tensors) and not kinds & {"Generator", "Interleave", "ParallelInterleave"}
+    # The tensors of a data set stand for its rows: what maps them cannot be seen.
+    return Source(
+        "a tf.data.Dataset",
+        rows,
+        sizes[0] if sizes else None,
+        num_batches,
+        dataset=tensors or None,
+        order={"steps of the data set": chain},
+        take_batch=take if in_memory else None,
+        spec=keras.utils.unpack_x_y_sample_weight(dataset.element_spec),
+    )
+
+
+def _taken(array: Any, rows: np.ndarray) -> Any:
+    if tf.is_tensor(array):
+        return tf.gather(array, rows)
+    if hasattr(array, "iloc"):  # of pandas
+        return array.iloc[rows].to_numpy()
+    return np.asarray(array)[rows]
+
+
+def _floatx(array: Any) -> tf.Tensor:
+    array = tf.convert_to_tensor(array)
+    return tf.cast(array, keras.config.floatx()) if array.dtype.is_floating else array
+
+
+def _first(nest: Any) -> Any:
+    return next(a for a in keras.tree.flatten(nest) if a is not None)

@@ -1,0 +1,107 @@
+"""Communication between the replicas of a `tf.distribute` strategy within a step.
+
+Each replica has some rows of a batch, perhaps none of a short last batch, and a copy of every
+variable. The copies stay equal because all replicas assign the same values to them: the gradient is
+summed over replicas before a kernel sees it, and all replicas draw noise from the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfp_sgmcmc.internal.replicas import Replicas, check_cluster
+from tfp_sgmcmc.keras.distributed import messages
+
+_WITH_COPIES = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.TPUStrategy,
+)
+
+
+def check_distribution(model: keras.Model, **single: Any) -> None:
+    """Raises ValueError unless chains, and `fit`, support how a compiled model is distributed.
+
+    Only a model on a single replica can have the options `single` (None if not given).
+    """
+    strategy = model.distribute_strategy
+    check_cluster(strategy)
+    if strategy.num_replicas_in_sync == 1 and not messages.are_several(strategy):
+        return
+    if not isinstance(strategy, _WITH_COPIES):
+        raise ValueError(
+            "model must be distributed by one of "
+            f"{', '.join(s.__name__ for s in _WITH_COPIES)}, whose replicas each hold a copy of "
+            f"the weights and step together. Received: {type(strategy).__name__}."
+        )
+    is_mirrored = not isinstance(strategy, tf.distribute.TPUStrategy)
+    if is_mirrored and (model.jit_compile or model.steps_per_execution > 1):
+        raise ValueError(
+            "model must be compiled with jit_compile=False (or 'auto') and steps_per_execution=1 "
+            f"under {type(strategy).__name__}, because Keras' fit then takes only single steps "
+            f"that XLA does not compile. Received: jit_compile={model.jit_compile} and "
+            f"steps_per_execution={model.steps_per_execution}."
+        )
+    for name, option in single.items():
+        if option is not None:
+            raise ValueError(
+                f"{name} must be None for a model that is distributed over "
+                f"{strategy.num_replicas_in_sync} replicas, because it needs a model on one."
+            )
+
+
+def count() -> int:
+    """Returns the number of replicas, R."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def total(values: Any) -> Any:
+    """Returns the sums of a nest of tensors over replicas.
+
+    All replicas must call it, outside loops, branches and mapped functions.
+    """
+    return values if count() == 1 else Replicas.total(values)
+
+
+def total_rows(rows: Any) -> Any:
+    """Returns the number of rows of the whole batch, given the `rows` of this replica."""
+    # A float, because not all devices sum integers.
+    return rows if count() == 1 else total(tf.cast(rows, tf.float32))
+
+
+def averaged(values: Sequence[tf.Tensor], rows: Any, num_rows: Any) -> list[tf.Tensor]:
+    """Returns means of floats over replicas, weighted by their rows, and integers as they are."""
+    if count() == 1:
+        return list(values)
+    weight = tf.cast(rows, num_rows.dtype) / num_rows
+    floats = [x for x in values if x.dtype.is_floating]
+    # On a replica without rows, values that are means over rows are NaN.
+    means = iter(total([tf.math.multiply_no_nan(x, tf.cast(weight, x.dtype)) for x in floats]))
+    return [next(means) if x.dtype.is_floating else x for x in values]
+
+
+def gathered(tensors: Any, axis: int) -> Any:
+    """Returns a nest whose tensors are those of all replicas, concatenated along `axis`."""
+    return tensors if count() == 1 else Replicas.joined(tensors, axis)
+
+
+def metrics_result(model: keras.Model) -> dict[str, tf.Tensor]:
+    """Returns the model's metrics over the rows that all replicas have seen."""
+    summed = [v for v in model.metrics_variables if v.aggregation == "sum"]
+    totals = total([keras.ops.convert_to_tensor(v) for v in summed])
+    with keras.StatelessScope(state_mapping=list(zip(summed, totals, strict=True))):
+        # Of the class, as a model in `fit` may have one that calls this.
+        return type(model).get_metrics_result(model)
+
+
+def on_this_process(variable: Any) -> Any:
+    """Returns the copy that the first replica of this process has of a variable.
+
+    Reading a variable of metrics would sum it over all workers, which must then all read it.
+    """
+    is_distributed = isinstance(variable, tf.distribute.DistributedValues)
+    return variable.values[0] if is_distributed else variable

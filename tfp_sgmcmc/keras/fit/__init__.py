@@ -1,1 +1,0 @@
-"""The chain that runs inside `model.fit`."""

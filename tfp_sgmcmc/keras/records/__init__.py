@@ -1,0 +1,1 @@
+"""Kept samples of a `fit`, in memory or on disk, and the fingerprint of its problem."""

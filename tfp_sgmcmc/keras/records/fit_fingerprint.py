@@ -1,0 +1,203 @@
+"""The problem that a `fit` samples, as values that must stay the same for its chain to go on."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
+from tfp_sgmcmc.keras.model.priors import LogPrior
+from tfp_sgmcmc.kernels.fingerprint import describe_problem
+from tfp_sgmcmc.storage import tolerant_equality
+
+_MOST_BYTES = 2**26  # of an array that a checksum is made from
+_ROWS, _LENGTH = 4, 32  # of the batch at which the model is evaluated, where its shape is unknown
+_MANY = 2**20  # all rows of a batch
+_NAMES = ("x", "y", "sample_weight")
+
+
+class Problem(NamedTuple):
+    """What a `fit` samples, by name.
+
+    Attributes:
+      of_all: values that must be the same in all fits of a chain.
+      of_fit: values that must be the same when this fit of a script is run again.
+    """
+
+    of_all: dict[str, Any]
+    of_fit: dict[str, Any]
+
+
+class Checksums:
+    """Describes training data; arrays that were seen before are not read again."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[list[weakref.ref[Any]], str]] = {}
+
+    def describe(self, source: Source) -> dict[str, Any]:
+        """Returns checksums of the training data, by name; empty for data that cannot be seen."""
+        parts: dict[str, Any] = {}
+        if source.arrays is not None:
+            parts = dict(zip(_NAMES, source.arrays, strict=True))
+        elif isinstance(source.dataset, list):
+            parts = {"tensors of the data set": source.dataset}
+        described: dict[str, Any] = {name: self._of(name, part) for name, part in parts.items()}
+        if source.num_examples is not None:
+            described["number of examples"] = source.num_examples
+        return described
+
+    def _of(self, name: str, nest: Any) -> str | None:
+        if nest is None:
+            return None
+        leaves = [x for x in keras.tree.flatten(nest) if x is not None]
+        before, found = self._known.get(name, ([], ""))
+        if len(before) != len(leaves) or any(
+            seen() is not x for seen, x in zip(before, leaves, strict=True)
+        ):
+            found = _checksum(leaves)
+            if all(isinstance(x, np.ndarray) or tf.is_tensor(x) for x in leaves):
+                self._known[name] = [weakref.ref(x) for x in leaves], found
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_known": {}}  # weak references cannot be copied
+
+
+def describe_batches(source: Source) -> dict[str, Any]:
+    """Returns what is known of how the data come in batches, by name."""
+    size = source.batch_size
+    if size is None and (batch := source.batch(_MANY)) is not None:
+        size = int(keras.tree.flatten(batch)[0].shape[0])
+    return {"data": source.kind, "batch_size": size, **source.order}
+
+
+def describe_keep(keep: Callable[[tf.Tensor], tf.Tensor] | None) -> str | None:
+    """Returns which of a few hundred steps a `keep` function keeps, as zeros and ones."""
+    if keep is None:
+        return None
+    steps = sorted({*range(32), *np.geomspace(32, 1e6, 96).astype(int).tolist()})
+    return "".join(str(int(bool(keep(tf.constant(t, tf.int64))))) for t in steps)
+
+
+def describe_model(
+    model: keras.Model, num_examples: int, log_prior_fn: LogPrior, source: Source
+) -> dict[str, Any]:
+    """Returns numbers that name the log posterior, at fixed weights and on a made-up batch.
+
+    Prior, loss, regularisers and layers change them, the data do not. They are missing where the
+    shapes of a batch are unknown, or where the model takes no batch of such numbers.
+    """
+    like = source.batch(_ROWS) or source.spec
+    if like is None:
+        return {}
+    like = internals.map_arrays(_spec, like)
+    internals.build(model, *like)
+    variables = model.trainable_variables
+    state = [tf.constant(tolerant_equality.shifted(np.zeros(v.shape, v.dtype))) for v in variables]
+    others = [(v, _plain(v)) for v in model.non_trainable_variables]
+    target = ModelLogProb(model, num_examples, log_prior_fn, _made_up(like), others=others)
+    prior = describe_problem(log_prior_fn(state), (), "log prior at fixed weights")
+    try:
+        found = target.estimate(state, tf.zeros([2], tf.int32), with_scores=False)
+    except tf.errors.InvalidArgumentError:  # such as an index or a label that the model forbids
+        return prior
+    what = "log posterior at fixed weights"
+    return {**prior, **describe_problem(found.log_prob, found.gradient, what)}
+
+
+def check_same_problem(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises ValueError if a callback's second `fit` differs from its first in what both know."""
+    changed = [
+        name
+        for name in before
+        if name in now
+        and not (
+            tolerant_equality.are_same(before[name], now[name])
+            if tolerant_equality.is_record(now[name])
+            else before[name] == now[name]
+        )
+    ]
+    if changed:
+        raise ValueError(
+            "fit must have the data and the model of the samples that this callback holds, or "
+            f"samples of two posteriors would mix. Received: another {', another '.join(changed)}. "
+            "Make a new SamplerCallback."
+        )
+
+
+def _checksum(arrays: list[Any]) -> str:
+    """Returns a checksum that depends on the numbers alone, not on their dtype."""
+    found = 0
+    for array in arrays:
+        row = max(1, int(np.prod(array.shape[1:]))) * 4
+        count = min(array.shape[0], max(1, _MOST_BYTES // row)) if len(array.shape) else 0
+        if count and count < array.shape[0]:
+            chosen = np.linspace(0, array.shape[0] - 1, count).astype(np.int64)
+            array = array.iloc[chosen] if hasattr(array, "iloc") else _gathered(array, chosen)
+        values = np.asarray(array)
+        if values.dtype.kind in "biuf":
+            values = values.astype(np.float32)
+        elif values.dtype.kind == "O":
+            values = values.astype(str)
+        found = zlib.crc32(np.ascontiguousarray(values).tobytes(), found)
+    return f"{found:08x}"
+
+
+def _gathered(array: Any, rows: np.ndarray) -> Any:
+    return tf.gather(array, rows) if tf.is_tensor(array) else np.asarray(array)[rows]
+
+
+def _spec(array: Any) -> tf.TensorSpec:
+    """Returns shape and dtype of a few rows, with lengths that are unknown filled in."""
+    shape = [_ROWS if array.shape[0] is None else min(array.shape[0], _ROWS)]
+    return tf.TensorSpec(
+        shape + [_LENGTH if n is None else n for n in array.shape[1:]], array.dtype
+    )
+
+
+def _plain(variable: keras.Variable) -> tf.Tensor:
+    """Returns a value for a variable that is not sampled: ones, or zeros for seeds."""
+    make = tf.ones if variable.dtype.startswith(("float", "bfloat")) else tf.zeros
+    return make(variable.shape, variable.dtype)
+
+
+def _made_up(like: Any) -> tuple[Any, Any, Any]:
+    """Returns a batch with the shapes and dtypes of another, whose values are fixed."""
+    x, y, sample_weight = like
+    generator = np.random.RandomState(0)  # its numbers never change
+
+    def input_of(a: tf.TensorSpec) -> tf.Tensor:
+        if a.dtype.is_floating:
+            return tf.constant(generator.standard_normal(a.shape), a.dtype)
+        return tf.cast(_pattern(a), a.dtype) if a.dtype != tf.string else tf.fill(a.shape, "")
+
+    def weight_of(a: tf.TensorSpec) -> tf.Tensor:
+        rows = tf.range(1, a.shape[0] + 1)
+        return tf.cast(tf.reshape(rows, [-1] + [1] * (a.shape.rank - 1)), a.dtype) * tf.ones(
+            a.shape, a.dtype
+        )
+
+    return (
+        internals.map_arrays(input_of, x),
+        internals.map_arrays(lambda a: tf.cast(_pattern(a), a.dtype), y),
+        internals.map_arrays(weight_of, sample_weight),
+    )
+
+
+def _pattern(a: tf.TensorSpec) -> tf.Tensor:
+    """Returns zeros and ones; each row is the code of a class if there are several classes."""
+    rows = tf.range(a.shape[0])
+    if a.shape.rank == 1 or a.shape[-1] == 1:
+        return tf.broadcast_to(tf.reshape(rows % 2, [-1] + [1] * (a.shape.rank - 1)), a.shape)
+    code = tf.one_hot(rows % a.shape[-1], a.shape[-1], dtype=tf.int32)
+    return tf.broadcast_to(
+        tf.reshape(code, [a.shape[0]] + [1] * (a.shape.rank - 2) + [a.shape[-1]]), a.shape
+    )

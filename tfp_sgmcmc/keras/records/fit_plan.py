@@ -1,0 +1,138 @@
+"""What a fit will keep, and the memory and disk that this takes, known before it starts."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfp_sgmcmc.internal import memory
+from tfp_sgmcmc.keras.chain.ring_buffer import Collection
+from tfp_sgmcmc.keras.records.sample_log import stored_arrays
+from tfp_sgmcmc.storage.zarr_store import bytes_on_disk
+
+
+class Plan(NamedTuple):
+    """What a `fit` adds to the samples, and the bytes that this takes.
+
+    Attributes:
+      num_samples: number of samples, counting all chains of a step as one; None if the data do not
+        tell the number of batches.
+      is_exact: whether `num_samples` is their number. Otherwise it is the largest possible number,
+        because `keep`, a `mixing_distance` or a `sampling_threshold` decides during the run.
+      bytes_of_sample: bytes of one sample, with all chains and moving statistics.
+      memory: bytes of the samples in host memory; 0 with a `directory`, None if unknown.
+      device: bytes on the device of samples that wait to be taken over, and of several chains.
+      disk: bytes of the files of samples; 0 without a `directory`, None if unknown.
+      directory: where the samples go, or None.
+    """
+
+    num_samples: int | None
+    is_exact: bool
+    bytes_of_sample: int
+    memory: int | None
+    device: int
+    disk: int | None
+    directory: str | None
+
+    def __str__(self) -> str:
+        size = memory.readable(self.bytes_of_sample)
+        device = f"; {memory.readable(self.device)} on the device"
+        if self.num_samples is None or self.memory is None or self.disk is None:
+            return f"Samples of {size} each, of an unknown number of batches{device}."
+        many = f"{'' if self.is_exact else 'at most '}{self.num_samples}"
+        place = f"{memory.readable(self.memory)} in memory"
+        if self.directory is not None:
+            place = f"{memory.readable(self.disk)} on disk in {self.directory}"
+        return f"This fit keeps {many} samples of {size} each: {place}{device}."
+
+    def check_disk(self) -> None:
+        """Raises OSError if the disk has no room for samples whose number is known."""
+        if self.directory is None or not self.disk or not self.is_exact:
+            return
+        free = _free(self.directory)
+        if free is not None and self.disk > free:
+            raise OSError(
+                errno.ENOSPC,
+                f"directory must be on a disk with room for the {self.num_samples} samples that "
+                f"fit will keep: {memory.readable(self.disk)}. Received: {self.directory}, with "
+                f"{memory.readable(free)} free. Keep fewer states (num_steps_between_results, "
+                "num_burnin_steps), or take another disk.",
+            )
+
+
+def make_plan(
+    collection: Collection,
+    recorded: Sequence[keras.Variable],
+    num_chains: int | None,
+    directory: str | os.PathLike[str] | None,
+    num_samples: int | None,
+    most_steps: int,
+) -> Plan:
+    """Returns the plan of a fit that keeps `num_samples`, of the `recorded` variables.
+
+    `most_steps` are the steps of its longest execution.
+    """
+    chains = [] if num_chains is None else [num_chains]
+    sizes = [math.prod([*chains, *v.shape]) * tf.as_dtype(v.dtype).size for v in recorded]
+    numbers = 8 + tf.as_dtype(recorded[0].dtype).size  # the step, and its size
+    device = collection.num_slots(most_steps) * (sum(sizes) + numbers)
+    device += 0 if num_chains is None else sum(sizes)
+    known, stored = num_samples, stored_arrays([v.path for v in recorded], recorded, num_chains)
+    return Plan(
+        num_samples,
+        num_samples is not None and collection.is_planned,
+        sum(sizes),
+        0 if directory is not None else known and known * sum(sizes),
+        device,
+        0 if directory is None else known and bytes_on_disk(stored, known),
+        None if directory is None else os.fspath(directory),
+    )
+
+
+def num_due(
+    collection: Collection,
+    before: int,
+    first: int,
+    batches: int | None,
+    epochs: int,
+    burnin_epochs: int,
+) -> int | None:
+    """Returns how many samples the coming epochs keep, at most; None if that is unknown.
+
+    Args:
+      collection: which states are kept.
+      before: steps so far.
+      first: the first step that may be kept, as the chain knows it.
+      batches: steps of an epoch, or None.
+      epochs: epochs to come.
+      burnin_epochs: those of them that belong to the burn-in.
+    """
+    if batches is None:
+        return None
+    if burnin_epochs:
+        first = max(before + batches * burnin_epochs, collection.num_burnin_steps)
+    elif collection.is_open:  # where a threshold ends burn-in, any later step may be the first
+        first = min(first, max(before, collection.num_burnin_steps))
+    after = before + batches * epochs
+    if collection.distance is not None:
+        return max(0, after - max(first, before))
+    return collection.num_due(first, after) - collection.num_due(first, before)
+
+
+def _free(path: Any) -> int | None:
+    """Returns the free bytes of the disk that holds a path, or None if that is not known."""
+    place = Path(path).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return None

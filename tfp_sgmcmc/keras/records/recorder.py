@@ -1,0 +1,255 @@
+"""The host's side of a chain: takes samples over, checks what the chain leaves, and saves it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from tfp_sgmcmc.diagnostics import NonFiniteChainError
+from tfp_sgmcmc.keras.chain.chain import Chain
+from tfp_sgmcmc.keras.chain.chain_state import Status
+from tfp_sgmcmc.keras.chain.ring_buffer import Collection
+from tfp_sgmcmc.keras.records.fit_fingerprint import Problem
+from tfp_sgmcmc.keras.records.sample_log import SampleLog, StoredSampleLog
+
+# Reading a variable makes an accelerator wait. While no sample is due, look for NaN this often.
+_STEPS_UNSEEN = 100
+
+
+class Place(NamedTuple):
+    """How far the fits of a script have come.
+
+    Attributes:
+      fit: number of the fit under way or of the last one, from 0.
+      num_epochs: epochs of this fit that are over, counted as Keras does.
+      total_epochs: epochs of all fits together.
+    """
+
+    fit: int = -1
+    num_epochs: int = 0
+    total_epochs: int = 0
+
+
+class Recorder:
+    """Takes over from the device what a chain leaves.
+
+    Attributes:
+      chain: the chain, or None until the model is built.
+      failed: whether the chain has become NaN or infinite.
+      also_saved: nests by name that are saved with the chain.
+
+    Args:
+      collection: which states are kept.
+      samples: the samples so far, in memory or on a disk.
+      seconds_between_commits: least time between saves to a `StoredSampleLog`, which happen at the
+        ends of epochs.
+      num_burnin_epochs: epochs before the first sample.
+      num_examples: N, which the examples of an epoch of `fit` must add up to. None skips the check.
+
+    """
+
+    def __init__(
+        self,
+        collection: Collection,
+        samples: SampleLog | StoredSampleLog,
+        seconds_between_commits: float = 0.0,
+        num_burnin_epochs: int = 0,
+        num_examples: int | None = None,
+    ):
+        self.chain: Chain | None = None
+        self.samples, self.failed = samples, False
+        self.also_saved: dict[str, Any] = {}
+        self._collection, self._num_examples = collection, num_examples
+        self._seconds, self._num_burnin_epochs = seconds_between_commits, num_burnin_epochs
+        self._num_seen = self._num_unseen = 0  # steps before the last look; at most so many since
+        self._rows_before = 0  # examples seen before this epoch
+        self._may_be_resident, self._counts_rows = False, True
+        self._place = self._saved = Place()
+        self._epochs_asked = 0
+        self._committed_at = -np.inf
+        self._initial: list[tuple[keras.Variable, np.ndarray]] = []
+
+    @property
+    def trainable_values(self) -> list[Any]:
+        """Samples of the trainable variables, `[num_kept, chains..., ...]`."""
+        if self.chain is None:
+            return []
+        state = self.chain.state
+        if not len(self.samples):
+            lead = [0, *state.chain_shape]
+            return [np.zeros([*lead, *v.shape], v.dtype) for v in state.variables]
+        return self.samples.values[: len(state.variables)]
+
+    def start(self, chain: Chain) -> None:
+        """Takes on a new chain."""
+        self.chain = chain
+        self._num_seen = self._num_unseen = 0
+        self._initial = [(v, v.numpy()) for v in chain.model.weights]
+
+    def begin_fit(self, num_epochs: int, problem: Problem) -> int | None:
+        """Restores a saved chain; returns the epoch to begin at, None for the first.
+
+        Fits and epochs that were over when the chain was saved are not run again.
+
+        Raises:
+          ValueError: the model is not built, or another chain was saved.
+        """
+        self._place = Place(self._place.fit + 1, 0, self._place.total_epochs)
+        self._epochs_asked = num_epochs
+        if not isinstance(self.samples, StoredSampleLog):
+            return None
+        if self.chain is None:
+            raise ValueError(
+                "The model must be built before fit if the callback has a directory. Give it an "
+                "Input, or call it on a batch."
+            )
+        is_new = not len(self.samples)
+        scoped = {f"any fit, {name}": x for name, x in problem.of_all.items()}
+        scoped |= {f"fit {self._place.fit}, {name}": x for name, x in problem.of_fit.items()}
+        checkpoint, recorded = self.samples.open(
+            self.chain.model, self.chain.kernel_description, scoped
+        )
+        if checkpoint is not None and is_new:
+            self.chain.rings.recorded = recorded
+            self.chain.state.restore(checkpoint)
+            self._num_seen = self.chain.state.status().num_steps
+            numbers = checkpoint.restore("place", dict.fromkeys(Place._fields, np.int64(0)))
+            self._saved = Place(**{name: int(n) for name, n in numbers.items()})
+        if self._place.fit > self._saved.fit:
+            return None
+        done = num_epochs if self._place.fit < self._saved.fit else self._saved.num_epochs
+        self._place = self._place._replace(num_epochs=done, total_epochs=self._saved.total_epochs)
+        return done or None
+
+    def end_fit(self, is_stopped: bool) -> None:
+        """Saves, and releases the directory. A fit that was stopped early counts as over."""
+        if is_stopped:
+            self._place = self._place._replace(num_epochs=self._epochs_asked)
+        self._commit(finish=True)
+        if isinstance(self.samples, StoredSampleLog):
+            self.samples.close()
+
+    @property
+    def total_epochs(self) -> int:
+        """Epochs of all fits together that are over."""
+        return self._place.total_epochs
+
+    def begin_epoch(self, may_be_resident: bool, counts_rows: bool) -> int:
+        """Begins an epoch; returns the number of steps before it.
+
+        Its examples may be resident and then are not counted.
+        """
+        self._may_be_resident, self._counts_rows = may_be_resident, counts_rows
+        if self.chain is None:
+            return 0
+        status = self.chain.state.status()
+        self._rows_before = status.num_rows
+        if self._num_burnin_epochs and self._place.total_epochs == self._num_burnin_epochs:
+            first = max(status.num_steps, self._collection.num_burnin_steps)
+            self.chain.state.keep_from(first)
+        return status.num_steps
+
+    def end_epoch(self, epoch: int, is_whole: bool) -> None:
+        """Takes over new samples, checks the number of examples of a whole epoch, and saves.
+
+        Raises:
+          ValueError: the epoch did not have N examples.
+        """
+        if self.chain is None:
+            return
+        status = self.look()
+        if is_whole and self._num_examples is not None:
+            self._check_rows(status, expected_at_least=self._num_examples)
+        self._place = Place(self._place.fit, epoch + 1, self._place.total_epochs + 1)
+        self._commit()
+
+    def after_execution(self, num_steps: int) -> None:
+        """Takes over new samples if some may be there after at most `num_steps` more steps."""
+        if self.chain is None:  # its first batch failed
+            return
+        self._num_unseen += num_steps
+        is_long_unseen = self._num_unseen >= _STEPS_UNSEEN or self.chain.model.run_eagerly
+        last = self._num_seen + self._num_unseen
+        if is_long_unseen or self._collection.may_be_due(self._num_seen, last):
+            self.look()
+
+    def look(self) -> Status:
+        """Takes over new samples; returns the chain's status.
+
+        Raises:
+          NonFiniteChainError: the loss, its gradient or a sample is NaN or infinite.
+          ValueError: the epoch has more than N examples.
+        """
+        assert self.chain is not None
+        status, rings = self.chain.state.status(), self.chain.rings
+        self._num_unseen, self._num_seen = 0, status.num_steps
+        loss_is_finite = status.first_bad < 0
+        num_steps = status.num_steps if loss_is_finite else status.first_bad
+        values, steps, sizes = rings.read(len(self.samples), status.num_kept, num_steps)
+        if len(steps):
+            is_finite = [np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in values]
+            num_finite = int(np.logical_and.reduce(is_finite).cumprod().sum())
+            if num_finite:
+                finite = [x[:num_finite] for x in values]
+                numbers = steps[:num_finite], sizes[:num_finite]
+                self.samples.append(rings.recorded, finite, *numbers)
+            if num_finite < len(steps):
+                self._fail(self.chain, int(steps[num_finite]))
+        if not loss_is_finite and self.chain.role != "trial":
+            self._fail(self.chain, num_steps)
+        self._check_rows(status, expected_at_least=0)
+        return status
+
+    def _commit(self, finish: bool = False) -> None:
+        chain = self.chain
+        if not isinstance(self.samples, StoredSampleLog) or chain is None or chain.is_pilot:
+            return
+        is_due = finish or time.monotonic() - self._committed_at >= self._seconds
+        if chain.state.has_run and is_due:
+            place = max(self._place, self._saved)._asdict()
+            numbers = {name: np.int64(n) for name, n in place.items()}
+            nests = {"chain": chain.state.saved(), "place": numbers, **self.also_saved}
+            self.samples.commit(chain.rings.recorded, nests, finish)
+            self._committed_at = time.monotonic()
+
+    def _check_rows(self, status: Status, expected_at_least: int) -> None:
+        rows = status.num_rows - self._rows_before
+        if self._num_examples is None or (self._may_be_resident and not rows):
+            return
+        if self._counts_rows and not expected_at_least <= rows <= self._num_examples:
+            if not self._place.total_epochs:  # every step so far had a wrong N
+                self._set_back()
+            so_far = "" if expected_at_least else " so far"
+            raise ValueError(
+                f"num_examples must be the number of training examples, without the validation "
+                f"split. Received: {self._num_examples}, but one epoch of fit gave {rows} "
+                f"examples{so_far}. If steps_per_epoch makes an epoch shorter or longer than the "
+                "data, pass check_num_examples=False."
+            )
+
+    def _set_back(self) -> None:
+        for variable, value in self._initial:
+            variable.assign(value)
+
+    def _fail(self, chain: Chain, step: int) -> None:
+        """Sets the model back to its last finite state, and raises NonFiniteChainError."""
+        self.failed = True
+        bad, values = chain.state.not_finite(), self.samples.values
+        self._set_back()
+        for variable, samples in zip(chain.rings.recorded if values else (), values, strict=True):
+            variable.assign(samples[-1] if chain.state.num_chains is None else samples[-1][0])
+        if isinstance(self.samples, StoredSampleLog):
+            self.samples.close()  # for a callback that starts again from what is saved
+        start = "the last of them" if values else "where the chain began"
+        what = bad[0] if bad else "The loss or its gradient"
+        raise NonFiniteChainError(
+            f"{what} became NaN or infinite by step {step} of the chain. The error and the "
+            f"callback hold the {len(self.samples)} samples before it as `samples`, and the model "
+            f"is set back to {start}. A smaller step_size is the usual cure.",
+            step,
+            tuple(bad[:1]),
+            self.trainable_values,
+        )

@@ -1,0 +1,244 @@
+"""A Keras callback that writes traces, R-hat and predictive entropy for TensorBoard."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.keras.chain.chain import Chain
+from tfp_sgmcmc.keras.data.train_function import calling_list
+from tfp_sgmcmc.keras.distributed import messages
+from tfp_sgmcmc.keras.fit_result import Access
+from tfp_sgmcmc.keras.posterior.posterior import Posterior
+from tfp_sgmcmc.keras.records.running_moments import RunningMoments
+from tfp_sgmcmc.keras.records.traced_entries import Weights, check_weights, traced_entries
+
+_PROBE_SAMPLES = 20  # of each chain and epoch, that predict the probe
+
+
+class Traces(keras.callbacks.Callback):
+    r"""Writes what a `SamplerCallback` samples for TensorBoard, at the end of each epoch.
+
+    It goes beside `keras.callbacks.TensorBoard` with the same `log_dir`, or alone, and comes after
+    the sampler in `callbacks`. Each chain is a run, `chain_0`, `chain_1` and so on, so that
+    TensorBoard draws the traces of a weight in all chains in one chart. The run `sampler` has what
+    belongs to all chains. The horizontal axis counts the steps of the chain.
+
+    | run | tag | scalar |
+    | --- | --- | --- |
+    | `chain_c` | `weights/PATH[INDEX]` | a weight's samples, thinned to `most_points` an epoch |
+    | `sampler` | `rhat/PATH` | the largest R-hat of the variable's entries so far |
+    | `sampler` | `rhat/all` | the largest R-hat of all weights so far |
+    | `sampler` | `predictive/entropy` | entropy of the mean probabilities, in nats |
+    | `sampler` | `predictive/mutual_information` | the part that is uncertainty about the weights |
+    | `sampler` | `predictive/aleatoric`, `predictive/epistemic` | standard deviations of a number |
+
+    R-hat needs `num_chains` of 2 or more. The largest is also in the logs, and so in the progress
+    bar, as `rhat`. It compares means and variances of whole chains, which
+    are updated as samples come and take 16 bytes for each weight of each chain;
+    `posterior.summary()` has the stricter R-hat of ranks and half chains. Predictive figures are
+    means over the rows of the `probe`, predicted by at most 20 samples of each chain from the epoch
+    (see `Posterior.predict`). Nothing is read from the device between the ends of epochs.
+
+    Examples:
+      >>> import keras, numpy as np, os, tempfile, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> x = np.random.default_rng(0).normal(size=[100, 2]).astype(np.float32)
+      >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+      >>> model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+      >>> sampler = sgmcmc.keras.SamplerCallback(
+      ...     "SGLD", 100, tfp.distributions.Normal(0., 1.), step_size=1e-3, num_chains=2, seed=0)
+      >>> log_dir = tempfile.mkdtemp()
+      >>> traces = sgmcmc.keras.Traces(sampler, log_dir, probe=x[:10])
+      >>> _ = model.fit(x, x[:, :1] > 0, epochs=2, batch_size=50, verbose=0,
+      ...               callbacks=[sampler, traces])
+      >>> sorted(os.listdir(log_dir))
+      ['chain_0', 'chain_1', 'sampler']
+
+    Args:
+      sampler: the `SamplerCallback` of the same `fit`.
+      log_dir: the directory that TensorBoard shows.
+      weights: how many weights are traced, taken from all trainable variables in turn; or pairs
+        of a variable's path and the index of an entry, such as `[("dense/kernel", (0, 3))]`. The
+        beginning of a path may be left out.
+      probe: inputs of a few rows, as `Posterior.predict` takes them. None predicts nothing.
+      most_points: the largest number of points of a trace in an epoch.
+
+    Raises:
+      ModuleNotFoundError: tensorboard is not installed.
+      TypeError: `sampler` is no SamplerCallback, or `log_dir` is no path.
+      ValueError: numbers out of range. In `fit`: the sampler does not come before in `callbacks`;
+        a variable or an entry of it does not exist.
+    """
+
+    def __init__(
+        self,
+        sampler: Access,
+        log_dir: str | os.PathLike[str],
+        *,
+        weights: int | Weights = 4,
+        probe: Any = None,
+        most_points: int = 50,
+    ):
+        super().__init__()
+        _import_writer()  # tell before the fit that it is missing
+        if not isinstance(sampler, Access):
+            raise TypeError(
+                "sampler must be the SamplerCallback of the same fit. Received: a "
+                f"{type(sampler).__name__}."
+            )
+        check_weights(weights)
+        self._sampler, self._log_dir = sampler, checks.path("log_dir", log_dir)
+        self._weights, self._probe = weights, probe
+        self._most_points = checks.integer("most_points", most_points, 1)
+        self._writers: dict[str, Any] = {}
+        self._posterior: Posterior | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begins with a new chain."""
+        self._chain: Chain | None = None
+        self._chosen: list[tuple[str, int, tuple[int, ...]]] = []
+        self._moments: list[RunningMoments] = []
+        self._num_seen = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        given = calling_list()
+        callbacks: list[Any] = [self] if given is None else given.callbacks
+        if not any(c is self._sampler for c in callbacks[: callbacks.index(self)]):
+            raise ValueError(
+                "The sampler of Traces must come before Traces in the callbacks of fit. Received: "
+                f"{', '.join(type(c).__name__ for c in callbacks)}."
+            )
+        if self.model.built:
+            self._choose()
+        # Earlier samples were drawn by the process that took them; R-hat counts them.
+        self._first_drawn = len(self._sampler.recorder.samples)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        chain = self._sampler.recorder.chain
+        if chain is None or not messages.is_first(self.model.distribute_strategy):
+            return
+        if chain is not self._chain:  # a pilot has chosen another kernel, or the first epoch
+            self._forget()
+            self._chain = chain
+            self._moments = [RunningMoments() for _ in chain.state.variables]
+            self._choose()
+        before, num_variables = self._num_seen, len(chain.state.variables)
+        drawn: list[tuple[np.ndarray, np.ndarray]] = []  # steps, and [n, chains, weights]
+        recent: list[list[np.ndarray]] = []
+        step = 0
+        for values, steps in self._sampler.recorder.samples.since(before):
+            self._num_seen += len(steps)
+            skipped = max(0, self._first_drawn - (self._num_seen - len(steps)))
+            trained = values[:num_variables]
+            by_chain = [x if chain.state.num_chains else x[:, np.newaxis] for x in trained]
+            if (chain.state.num_chains or 1) > 1:
+                for moments, x in zip(self._moments, by_chain, strict=True):
+                    moments.add(x)
+            picked = [by_chain[i][(slice(None), slice(None), *at)] for _, i, at in self._chosen]
+            if picked and skipped < len(steps):
+                drawn.append((steps[skipped:], np.stack(picked, axis=-1)[skipped:]))
+            if self._probe is not None:
+                recent.append([x[-_PROBE_SAMPLES:] for x in values])
+            step = int(steps[-1])
+        if self._num_seen == before:
+            return
+        self._write_traces(drawn)
+        figures = self._rhat([v.path for v in chain.state.variables])
+        if logs is not None and figures:
+            logs["rhat"] = figures["rhat/all"]
+        if recent:
+            figures |= self._predicted(chain, recent)
+        for name, value in figures.items():
+            self._run("sampler").add_scalar(name, value, step)
+        for writer in self._writers.values():
+            writer.flush()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
+    def _run(self, name: str) -> Any:
+        if name not in self._writers:
+            self._writers[name] = _import_writer()(str(self._log_dir / name))
+        return self._writers[name]
+
+    def _write_traces(self, drawn: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        if not drawn:
+            return
+        steps = np.concatenate([s for s, _ in drawn])
+        values = np.concatenate([x for _, x in drawn])
+        points = np.unique(np.linspace(0, len(steps) - 1, self._most_points).round().astype(int))
+        for c in range(values.shape[1]):
+            run = self._run(f"chain_{c}")
+            for (name, *_), trace in zip(self._chosen, values[points, c].T, strict=True):
+                for step, value in zip(steps[points].tolist(), trace.tolist(), strict=True):
+                    run.add_scalar(name, value, step)
+
+    def _rhat(self, paths: list[str]) -> dict[str, float]:
+        """Returns the largest R-hat of each variable, and of all."""
+        worst = {}
+        for path, moments in zip(paths, self._moments, strict=True):
+            if moments.count > 1 and np.isfinite(found := moments.rhat()).any():
+                worst[f"rhat/{path}"] = float(np.nanmax(found))
+        return worst and {**worst, "rhat/all": max(worst.values())}
+
+    def _predicted(self, chain: Chain, recent: list[list[np.ndarray]]) -> dict[str, float]:
+        """Returns means over the rows of the probe, as the last samples predict it."""
+        last = [np.concatenate(parts) for parts in zip(*recent, strict=True)]
+        every = -(-len(last[0]) // _PROBE_SAMPLES)
+        samples = [x[::every] for x in last]
+        if self._posterior is None or self._posterior.model is not self.model:
+            recorded, num_chains = chain.rings.recorded, chain.state.num_chains
+            self._posterior = Posterior(self.model, recorded, samples, num_chains)
+        found = self._posterior.with_samples(samples).predict(self._probe, verbose=0)
+        laws = [x for x in _leaves(found.predictive) if x is not None]
+        arrays = {
+            "entropy": [x for x in _leaves(found.entropy) if x is not None],
+            "mutual_information": [x for x in _leaves(found.mutual_information) if x is not None],
+            "aleatoric": [x.aleatoric for x in laws],
+            "epistemic": [x.epistemic for x in laws],
+        }
+        return {
+            f"predictive/{name}{f'_{i}' if len(several) > 1 else ''}": float(np.mean(array))
+            for name, several in arrays.items()
+            for i, array in enumerate(several)
+        }
+
+    def _choose(self) -> None:
+        variables = list(self.model.trainable_variables)
+        pairs = traced_entries(variables, self._weights)
+        self._chosen = [
+            (f"weights/{variables[i].path}{list(at) if at else ''}", i, at) for i, at in pairs
+        ]
+
+
+def _leaves(nest: Any) -> list[Any]:
+    """Returns the figures of the outputs, each an array, a tuple of arrays, or None."""
+    if isinstance(nest, Mapping):
+        return [leaf for part in nest.values() for leaf in _leaves(part)]
+    is_nested = isinstance(nest, list) or (isinstance(nest, tuple) and not hasattr(nest, "_fields"))
+    return [leaf for part in nest for leaf in _leaves(part)] if is_nested else [nest]
+
+
+def _import_writer() -> Any:
+    """Returns the class that writes files of events.
+
+    Raises:
+      ModuleNotFoundError: tensorboard is not installed.
+    """
+    try:
+        from tensorboard.summary import Writer
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "Traces needs tensorboard, which writes the files. Install it by "
+            "python -m pip install tensorboard"
+        ) from error
+    return Writer

@@ -1,0 +1,1 @@
+"""Training functions of a `fit` on several workers."""

@@ -1,0 +1,106 @@
+"""What the workers of one run agree on, where the replicas of several share a chain."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tree
+
+from tfp_sgmcmc.internal.replicas import Replicas
+from tfp_sgmcmc.sampling.loop import Position, as_tensors
+
+_MOST_STEPS = 2**24  # which a float holds exactly
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+
+
+class Gang:
+    """The workers that take the steps of a run together.
+
+    Worker 0 chooses the seed and the pace, and alone writes a directory. What it read from there is
+    sent to the other workers, so that they need not see its files.
+
+    Args:
+      replicas: those of the kernel's target; None for one replica, whose worker agrees with itself.
+    """
+
+    def __init__(self, replicas: Replicas | None = None):
+        self._replicas = replicas
+        several = replicas is not None and replicas.num_workers > 1
+        self._others = replicas if several else None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is worker 0, or the only one."""
+        return self._others is None or self._others.is_first
+
+    @property
+    def replicas(self) -> Replicas | None:
+        """All replicas, or None for one."""
+        return self._replicas
+
+    def check_same(self, describe: Callable[[], dict[str, Any]]) -> None:
+        """Raises ValueError if a JSON value that `describe()` names differs between workers."""
+        if self._others is not None:
+            self._others.check_same(self._others.together("describe its call", describe))
+
+    def by_first(self, what: str, fn: Callable[[], Any]) -> Any:
+        """Returns `fn()` on worker 0, and None on others; if it raises, all workers raise.
+
+        `what` says what `fn` does.
+        """
+        if self._others is None:
+            return fn()
+        return self._others.together(what, fn if self.is_first else lambda: None)
+
+    def of_first(self, nest: Any) -> Any:
+        """Returns the nest of tensors (or None) of worker 0."""
+        if self._others is None:
+            return nest
+        leaves = [x for x in tree.flatten(nest) if x is not None]
+        found = iter(self._others.from_first(leaves))
+        return as_tensors(tree.map_structure(lambda x: None if x is None else next(found), nest))
+
+    def agree(self, max_steps: int, is_interrupted: bool, position: Position) -> tuple[int, bool]:
+        """Returns worker 0's number of steps for the next call, and whether any was interrupted.
+
+        Raises:
+          RuntimeError: the chains of two workers differ.
+        """
+        if self._others is None:
+            return max_steps, is_interrupted
+        check = 0
+        for x in tree.flatten(position.state):
+            check = zlib.crc32(np.asarray(x).tobytes(), check)
+        steps, step = min(max_steps, _MOST_STEPS), int(position.step)
+        found = self._others.exchange(
+            [steps, is_interrupted, check >> 16, check & 0xFFFF, step >> 24, step & 0xFFFFFF]
+        )
+        for worker, row in enumerate(found):
+            if np.any(row[2:] != found[0][2:]):
+                raise RuntimeError(
+                    f"The chains of workers 0 and {worker} differ by step {step}. All workers must "
+                    "have processors and libraries that compute the same numbers from the same "
+                    "state, because each of them takes every step."
+                )
+        return int(found[0][0]), bool(np.any(found[:, 1]))
+
+    @contextmanager
+    def watched(self, kept: Callable[[], str]) -> Generator[None]:
+        """Explains an error of TensorFlow's that the loss of another worker causes.
+
+        `kept()` says what is left of the run.
+        """
+        try:
+            yield
+        except _LOST as error:
+            if self._others is None:
+                raise
+            raise RuntimeError(
+                "Another worker of this run was lost. Start all workers again with the same "
+                f"arguments. {kept()} TensorFlow says: {error.message[:300]}"
+            ) from error

@@ -1,0 +1,127 @@
+"""The problem that a run in a directory samples, as numbers that must be the same to go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+import tree
+
+from tfp_sgmcmc.internal.nest import State, call_with_state
+from tfp_sgmcmc.kernels.fingerprint import describe_kernel, describe_problem
+from tfp_sgmcmc.sampling.introspection import log_prob_fn_of
+from tfp_sgmcmc.sampling.loop import Loop, Position, state_tensors
+from tfp_sgmcmc.storage import tolerant_equality
+from tfp_sgmcmc.targets import MinibatchLogProb, Target
+from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
+
+_SEED = (0, 0)  # of the minibatch
+
+
+def describe_run(
+    kernel: tfp.mcmc.TransitionKernel, loop: Loop, start: Position
+) -> dict[str, dict[str, Any]]:
+    """Returns numbers that name the start, the trace, and the prior and posterior near the start.
+
+    The posterior is that of one minibatch; of a stream only the prior is named, and
+    `describe_batches` names the posterior.
+    """
+    found = {"initial_state": tolerant_equality.record(tf.nest.flatten(start.state))}
+    found |= describe_target(kernel, start.state)
+    trace = tf.nest.flatten(loop.trace_of(_shifted(start.state), _shifted(start.results)))
+    return found | ({"trace_fn": tolerant_equality.record(trace)} if trace else {})
+
+
+def describe_call(
+    kernel: tfp.mcmc.TransitionKernel, initial_state: Any, **arguments: Any
+) -> dict[str, Any]:
+    """Returns what the workers of a run must be given alike, as JSON values by name."""
+    start = tolerant_equality.record(tf.nest.flatten(state_tensors(initial_state)))
+    found = {**describe_kernel(kernel), "initial_state": start, **arguments}
+    return json.loads(json.dumps(found))  # which turns tuples into lists
+
+
+def describe_target(kernel: tfp.mcmc.TransitionKernel, state: State) -> dict[str, dict[str, Any]]:
+    """Returns numbers that name the prior and the posterior of a kernel near a state."""
+    log_prob_fn = log_prob_fn_of(kernel)
+    if log_prob_fn is None:
+        return {}
+    return _near(state, lambda state: _values_at(log_prob_fn, state))
+
+
+def describe_batches(target: Any, state: State) -> Callable[[Any], dict[str, Any]] | None:
+    """Returns a function of kernel results that names a stream's posterior; None if no stream.
+
+    The posterior is that of the first batch in the results. A checkpoint holds the same batch, so
+    that a dataset whose order changes does not matter.
+    """
+    if not isinstance(target, StreamedLogProb):
+        return None
+
+    def describe(results: Any) -> dict[str, Any]:
+        found: list[StreamState] = []
+        tree.traverse(lambda x: found.append(x) if isinstance(x, StreamState) else None, results)
+        stream = StreamState(found[0].batches, tf.zeros([], tf.int64))
+
+        def values(at: State) -> dict[str, Any]:
+            estimate = target.estimate(at, tf.constant(_SEED), stream, with_scores=False)
+            return describe_problem(estimate.log_prob, estimate.gradient, "log posterior of a read")
+
+        return _near(state, values)
+
+    return describe
+
+
+def _near(state: State, values_at: Callable[[State], dict[str, Any]]) -> dict[str, Any]:
+    """Returns values next to a state, because many priors and likelihoods agree at zero.
+
+    Where they are NaN or infinite, or a distribution refuses the state, it is the state itself.
+    """
+    found: dict[str, Any] = {}
+    for at in (_shifted(state), state):
+        try:
+            found = values_at(at)
+        except tf.errors.InvalidArgumentError:
+            continue
+        if all(x["about"] is not None for x in found.values()):
+            break
+    return found
+
+
+def _values_at(log_prob_fn: Any, state: State) -> dict[str, Any]:
+    while isinstance(getattr(log_prob_fn, "target", None), Target):
+        log_prob_fn = log_prob_fn.target
+    if isinstance(log_prob_fn, StreamedLogProb):  # its batches are those of the feed
+        base = log_prob_fn.of_one_batch
+        prior = value_and_gradient(base.log_prior, state, connected=False)
+        return describe_problem(*prior[:2], what="log prior")
+    if not isinstance(log_prob_fn, Target):
+        if not all(x.dtype.is_floating for x in tf.nest.flatten(state)):
+            return describe_problem(call_with_state(log_prob_fn, state), ())
+        of_state = value_and_gradient(
+            lambda s: call_with_state(log_prob_fn, s), state, connected=False
+        )
+        return describe_problem(*of_state[:2])
+    estimate = log_prob_fn.estimate(
+        state, tf.constant(_SEED), log_prob_fn.bootstrap(state), with_scores=False
+    )
+    found = describe_problem(estimate.log_prob, estimate.gradient)
+    if isinstance(log_prob_fn, MinibatchLogProb):
+        prior = value_and_gradient(log_prob_fn.log_prior, state, connected=False)
+        found |= describe_problem(*prior[:2], what="log prior")
+    return found
+
+
+def _shifted(nest: Any) -> Any:
+    def shift(x: Any) -> Any:
+        if x is None or not x.dtype.is_floating:
+            return x
+        wide = tolerant_equality.shifted(np.asarray(x).astype(np.float64))
+        return tf.cast(tf.constant(wide), x.dtype)
+
+    return tree.map_structure(shift, nest)

@@ -1,0 +1,187 @@
+"""One shard of a run: what a worker is sent, what it does, and what it sends back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+import tree
+
+from tfp_sgmcmc.kernels.fingerprint import describe_kernel
+from tfp_sgmcmc.sampling.loop import Loop
+from tfp_sgmcmc.sampling.result import Kept, Timings
+from tfp_sgmcmc.sampling.run import Watch, run_kernel
+from tfp_sgmcmc.sampling.run_fingerprint import describe_target
+from tfp_sgmcmc.sampling.shards.moments import NUM_SEGMENTS, Moments
+from tfp_sgmcmc.sampling.steps import Plan
+from tfp_sgmcmc.storage.checkpoint import differences
+from tfp_sgmcmc.storage.directory import RunDirectory
+
+MANIFEST, PROBLEM = "shards.json", "problem.json"
+
+
+class Task(NamedTuple):
+    """All that a worker needs to run a shard, without the data.
+
+    Attributes:
+      index: number of the shard.
+      make_kernel: a function without arguments that returns the kernel.
+      initial_state: nest of arrays, that of the shard's chains.
+      num_chains: chains at each place of `initial_state`, or None.
+      reference: one chain's start, the same for all shards, near which posteriors are compared.
+      seed: the shard's seed.
+      plan: the steps of each chain.
+      trace_fn: as in `sample`.
+      jit_compile: as in `sample`.
+      directory: the shard's directory; None keeps the draws in memory.
+      is_shared: whether several hosts may write the directory.
+      checkpoint_seconds: as in `sample`.
+      preflight_check: as in `sample`.
+    """
+
+    index: int
+    make_kernel: Callable[[], tfp.mcmc.TransitionKernel]
+    initial_state: Any
+    num_chains: int | None
+    reference: Any
+    seed: tuple[int, int]
+    plan: Plan
+    trace_fn: Callable[[Any, Any], Any] | None
+    jit_compile: bool
+    directory: str | None
+    is_shared: bool
+    checkpoint_seconds: float
+    preflight_check: bool
+
+
+class Outcome(NamedTuple):
+    """What a worker sends back: no draws if they are in a directory.
+
+    Attributes:
+      index: number of the shard.
+      num_results: number of draws of each chain.
+      kept: names and forms of the arrays, in the order of `structure`.
+      structure: states, trace and weights, with a number in place of each array.
+      arrays: the draws if there is no directory.
+      final_state: nest of arrays.
+      moments: of each state; None if there are too few draws.
+      timings: the times that the shard took.
+      problem: the fingerprint of the kernel, data and posterior where workers make their own.
+      process: the worker's process.
+    """
+
+    index: int
+    num_results: int
+    kept: list[Kept]
+    structure: Any
+    arrays: list[np.ndarray] | None
+    final_state: Any
+    moments: list[Moments] | None
+    timings: Timings
+    problem: dict[str, Any]
+    process: int
+
+
+def run_shard(
+    task: Task, watch: Watch | None = None, make_loop: Callable[..., Loop] = Loop
+) -> Outcome:
+    """Runs one shard, or goes on with it.
+
+    Raises:
+      ValueError: the kernel, data or posterior here differ from those of another shard, the
+        directory is not that of the caller, or as in `sample`.
+      NonFiniteChainError: as in `sample`.
+    """
+    if task.is_shared and task.directory is not None:
+        folder = Path(task.directory).parent
+        if not (folder / MANIFEST).exists():  # which the caller wrote
+            raise ValueError(
+                "directory must be on a file system that all workers share. Received: "
+                f"{os.fspath(folder)!r}, where the worker on {socket.gethostname()} does not find "
+                f"{MANIFEST}."
+            )
+    kernel = task.make_kernel()
+    if not isinstance(kernel, tfp.mcmc.TransitionKernel):
+        raise TypeError(
+            "The function given as kernel must return a tfp.mcmc.TransitionKernel. Received: a "
+            f"{type(kernel).__name__}."
+        )
+    # Shards in one process have one kernel.
+    problem = _problem(kernel, task.reference) if task.is_shared else {}
+    with contextlib.ExitStack() as stack:
+        run = None
+        if task.directory is not None:
+            run = stack.enter_context(RunDirectory(task.directory, is_shared=task.is_shared))
+            if task.is_shared:
+                first = _first_problem(Path(task.directory).parent, problem)
+                if error := mismatch(problem, task.index, first):
+                    raise error
+        result = run_kernel(
+            kernel,
+            tf.nest.map_structure(tf.convert_to_tensor, task.initial_state),
+            task.plan,
+            seed=tf.constant(task.seed),
+            num_chains=task.num_chains,
+            trace_fn=task.trace_fn,
+            jit_compile=task.jit_compile,
+            progress_bar=False,
+            run=run,
+            checkpoint_seconds=task.checkpoint_seconds,
+            preflight_check=task.preflight_check and task.index == 0,
+            watch=watch,
+            make_loop=make_loop,
+            chain_shape=tree.flatten(task.initial_state)[0].shape[:1],
+        )
+        # dm-tree takes None for a leaf.
+        nests = tuple(() if x is None else x for x in (result.states, result.trace, result.weights))
+        states = tree.flatten(result.states)
+        enough = result.num_results >= 2 * NUM_SEGMENTS
+        return Outcome(
+            index=task.index,
+            num_results=result.num_results,
+            kept=list(result._kept),
+            structure=tree.map_structure(lambda _: 0, nests),
+            arrays=[np.asarray(x) for x in tree.flatten(nests)] if run is None else None,
+            final_state=tf.nest.map_structure(np.asarray, result.final_state),
+            moments=[Moments.of(x) for x in states] if enough else None,
+            timings=result.timings,
+            problem=problem,
+            process=os.getpid(),
+        )
+
+
+def mismatch(problem: dict[str, Any], index: int, expected: dict[str, Any]) -> ValueError | None:
+    """Returns an error if a shard's problem differs from that of the first shard, or None."""
+    found = differences(expected, problem)
+    if not found:
+        return None
+    return ValueError(
+        f"Shard {index} must sample the same problem as the other shards. They have {found}."
+    )
+
+
+def _problem(kernel: tfp.mcmc.TransitionKernel, reference: Any) -> dict[str, Any]:
+    """Returns what tells a kernel, its data and its posterior from others, as JSON values."""
+    state = tf.nest.map_structure(tf.convert_to_tensor, reference)
+    found = {**describe_kernel(kernel), **describe_target(kernel, state)}
+    return json.loads(json.dumps(found))  # which turns tuples into lists
+
+
+def _first_problem(folder: Path, problem: dict[str, Any]) -> dict[str, Any]:
+    """Returns the problem of the shard that began first, which writes its own."""
+    path = folder / PROBLEM
+    if not path.exists():
+        own = folder / f"{PROBLEM}.{os.getpid()}"
+        own.write_text(json.dumps(problem), encoding="utf-8")
+        with contextlib.suppress(FileExistsError):
+            os.link(own, path)  # whole, and only by the first
+        own.unlink()
+    return json.loads(path.read_text(encoding="utf-8"))

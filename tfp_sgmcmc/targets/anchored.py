@@ -1,0 +1,137 @@
+"""The base class of targets that estimate differences from an anchor with a known gradient."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_sgmcmc.internal.nest import State, convert_state, static_or_dynamic_shape
+from tfp_sgmcmc.targets import linear_model_scores
+from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
+from tfp_sgmcmc.targets.scores import combine_scores
+
+
+class Anchor(NamedTuple):
+    """A state with the sum of all N log likelihoods at it.
+
+    The sum is `[chains...]`, and its gradient has the structure and shapes of the state.
+    """
+
+    state: State
+    log_likelihood: tf.Tensor
+    gradient: State
+
+
+def anchor_at(target: MinibatchLogProb, state: State) -> Anchor:
+    """Returns the anchor at `state`, by a pass over the data in chunks of bounded memory."""
+    return Anchor(state, *target.sum_over_chunks(state, target.chunk_size))
+
+
+# The anchor of an estimate, what the wrapped target carries, and a function that takes what the
+# wrapped target carries next and returns the target state.
+NextAnchor = tuple[Anchor, Any, Callable[[Any], Any]]
+
+
+class AnchoredTarget(Target):
+    """Base class of targets whose minibatches estimate differences from an anchor.
+
+    Scores are the differences between the examples' gradients at the state and at the anchor, V is
+    their covariance, c the wrapped target's. The log posterior is estimated by differences, too.
+    """
+
+    def __init__(self, target: MinibatchLogProb):
+        self.target = checked_target(target)
+        self.num_examples, self.num_scores = target.num_examples, target.num_scores
+        self.noise_scale = target.noise_scale
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        return self.target(*args, **kwargs)
+
+    def chain_shape(self, state: State) -> Any:
+        return self.target.chain_shape(state)
+
+    def estimate(
+        self,
+        state: State,
+        seed: tf.Tensor,
+        target_state: Any = (),
+        probe: State = None,
+        with_scores: bool = True,
+    ) -> GradientEstimate:
+        state = convert_state(state)
+        anchor, inner, carry = self._next_anchor(state, target_state)
+        indices, inner = self.target.next_indices(seed, inner)
+        estimate = self._estimate_from(anchor, state, indices, probe, with_scores)
+        return estimate._replace(target_state=carry(inner))
+
+    @abc.abstractmethod
+    def _next_anchor(self, state: State, target_state: Any) -> NextAnchor:
+        """Returns the anchor of the estimate at `state`, and what to carry on."""
+
+    def _estimate_from(
+        self,
+        anchor: Anchor,
+        state: State,
+        indices_of: Callable[..., Any],
+        probe: State,
+        with_scores: bool,
+    ) -> GradientEstimate:
+        """Returns the estimate from a minibatch, with an empty `target_state`.
+
+        `indices_of` is what the wrapped target's `next_indices` returned.
+        """
+        base, n = self.target, self.target.batch_size
+        prior, gradient, product = value_and_gradient(base.log_prior, state, probe, connected=False)
+        shape = static_or_dynamic_shape(prior)
+        noise_scale = tf.constant(self.noise_scale, prior.dtype)
+        log_prob = prior + anchor.log_likelihood
+        gradient = tf.nest.map_structure(tf.add, gradient, anchor.gradient)
+        chains = anchor.log_likelihood.shape
+
+        if with_scores and probe is None:
+
+            def differences(base: Any) -> Any:
+                batch = base.rows(indices_of(base, shape))
+                return tf.nest.map_structure(
+                    tf.subtract,
+                    base.scores(state, batch, prior.shape),
+                    base.scores(anchor.state, batch, chains),
+                )
+
+            values, scores = base.gathered(differences, prior.shape.rank)
+            log_prob, gradient, scores = combine_scores(
+                log_prob, gradient, values, scores, self.num_examples, n
+            )
+            return GradientEstimate(gradient, log_prob, scores, noise_scale=noise_scale)
+
+        if probe is None and base.linear_model is not None:
+            scale = self.num_examples / n
+            value, slope = base.summed(
+                lambda part: linear_model_scores.differences(
+                    part, state, anchor.state, part.rows(indices_of(part, shape))
+                )
+            )
+            gradient = tf.nest.map_structure(lambda g, s: g + scale * s, gradient, slope)
+            return GradientEstimate(gradient, log_prob + scale * value, noise_scale=noise_scale)
+
+        def scaled_sums(part: Any) -> Any:
+            batch = part.rows(indices_of(part, shape))
+
+            def at(place: State, chains: Any, probe: State = None) -> Any:
+                def log_likelihood(s: State) -> tf.Tensor:
+                    return part.scaled_sum(s, batch, chains, self.num_examples)
+
+                return value_and_gradient(log_likelihood, place, probe, connected=False)
+
+            return at(state, prior.shape, probe), at(anchor.state, chains)[:2]
+
+        (here, slope, curvature), (there, slope_there) = base.summed(scaled_sums)
+        gradient = tf.nest.map_structure(lambda g, a, b: g + (a - b), gradient, slope, slope_there)
+        product = tf.nest.map_structure(tf.add, product, curvature)
+        return GradientEstimate(
+            gradient, log_prob + (here - there), (), product, noise_scale=noise_scale
+        )

@@ -1,0 +1,1 @@
+"""Gradient estimates with less variance: control variates, SVRG, and importance sampling."""

@@ -1,0 +1,162 @@
+"""Which examples second-order control variates draw: those whose remainders are large."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.internal.checks import require
+from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRank
+from tfp_sgmcmc.targets.laplace.quadratic import Quadratic
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.shards import on_device_of_part
+from tfp_sgmcmc.targets.stratified import shards_of
+
+_NUM_DRAWS = 16
+_MIXED = 0.05  # of the mean, which every example gets: remainders at other states differ
+
+
+class WeightedDraws:
+    r"""Draws the examples of a part of a target by their probabilities, with replacement.
+
+    A minibatch has n/S examples of each shard, which are drawn with probabilities \( r_i \) that
+    sum to one within the shard. The sum of remainders times \( 1/(N q_i) \), \( q_i = r_i / S \),
+    then estimates n/N times the sum over all examples without bias. Data in one place are a single
+    shard, with \( q_i = r_i \).
+
+    Attributes:
+      probabilities: the \( q_i \) of the part's examples.
+
+    Args:
+      target: the target, whose number of shards and examples count.
+      part: the part of the target.
+      weights: of the part's examples, to which the \( r_i \) are in proportion.
+      dtype: dtype of the weights.
+    """
+
+    def __init__(self, target: Any, part: Any, weights: np.ndarray, dtype: tf.DType):
+        shards = shards_of(part)
+        firsts = np.cumsum([0, *(shard.size for shard in shards)])
+        self._tables = []
+        for shard, first in zip(shards, firsts, strict=False):
+            own = weights[first : first + shard.size]
+            table = random.AliasTable.from_probabilities(own / own.sum())
+            self._tables.append((shard.number, int(first), table))
+        found = np.concatenate([table.probabilities for *_, table in self._tables])
+        self.probabilities = found / getattr(target, "num_shards", 1)
+        self._weights = tf.constant(1 / (target.num_examples * self.probabilities), dtype)
+
+    def __call__(self, part: Any, seed: tf.Tensor, chains: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        r"""Returns the indices of a minibatch of the part, and weights \( 1/(N q_i) \)."""
+        chains = [] if part.shared_batch else chains
+        positions, found = tf.range(part.batch_size // len(self._tables)), []
+        for number, first, table in self._tables:
+            named = tf.constant(0 if number is None else number, tf.int32)
+            own = seed if number is None else random.numbered_seed(seed, named)
+            found.append(first + table.draw(own, positions, chains))
+        indices = found[0] if len(found) == 1 else tf.concat(found, axis=-1)
+        return indices, tf.gather(self._weights, indices)
+
+
+def weighted_draws(
+    target: Any, importance: Any, quadratic: Quadratic | LowRank, center: State, squared_norms: Any
+) -> dict[int, WeightedDraws]:
+    """Returns the draws of each part of a target that this process holds, by the part's number.
+
+    Args:
+      target: the target.
+      importance: "pilot", or N positive numbers in the order of all examples.
+      quadratic: the expansion at the center.
+      center: the center.
+      squared_norms: see `pilot_weights`.
+
+    Raises:
+      ValueError: the numbers are not N positive finite ones, or remainders are not finite, here or
+        on another worker.
+    """
+    if isinstance(importance, str) and importance == "pilot":
+
+        def weights_of(part: Any) -> np.ndarray:
+            return pilot_weights(part, center, quadratic, squared_norms)
+
+    else:
+        given = as_weights(importance, target.num_examples)
+
+        def weights_of(part: Any) -> np.ndarray:
+            return np.concatenate([given[s.start : s.start + s.size] for s in shards_of(part)])
+
+    def draws() -> dict[int, WeightedDraws]:
+        found, dtype = {}, flatten_events(center, 0).dtype
+        for part in target.parts:
+            with on_device_of_part(target, part):
+                found[part.number] = WeightedDraws(target, part, weights_of(part), dtype)
+        return found
+
+    replicas = getattr(target, "replicas", None)
+    return draws() if replicas is None else replicas.together("weigh its examples", draws)
+
+
+def as_weights(importance: Any, num_examples: int) -> np.ndarray:
+    """Returns an array of N positive weights in `float64`.
+
+    Raises:
+      ValueError: the weights are not N positive finite numbers.
+    """
+    weights = np.asarray(importance)
+    fits = weights.shape == (num_examples,) and weights.dtype.kind in "iuf"
+    expected = f"None, 'pilot' or {num_examples} positive finite numbers, one for each example"
+    received = f"shape {weights.shape}, dtype {weights.dtype}"
+    require("importance", received, fits, expected)
+    weights = weights.astype(np.float64)
+    wrong = ~(np.isfinite(weights) & (weights > 0))
+    require("importance", weights[wrong][:3], not wrong.any(), expected)
+    return weights
+
+
+def pilot_weights(
+    part: MinibatchLogProb,
+    center: State,
+    quadratic: Quadratic | LowRank,
+    squared_norms: Any,
+    seed: Any = 0,
+) -> np.ndarray:
+    r"""Returns examples' remainders under Laplace's approximation, plus 5 % of their shard's mean.
+
+    \[
+    r_i \propto m_i + 0.05 \, \bar m, \qquad
+    m_i^2 = \frac 1 {16} \sum_{k=1}^{16} s_i(\theta_k)^T (-H)^{-1} s_i(\theta_k), \qquad
+    \theta_k \sim N(\hat\theta, (-H)^{-1})
+    \]
+
+    It takes as many passes over the data as draws. `squared_norms(states, rows, size)`
+    returns the \( m_i^2 \) of `size` rows at the draws.
+    """
+    flat = flatten_events(center, 0)
+    normals = random.normal([_NUM_DRAWS, flat.shape[0]], tf.float64, random.as_seed(seed))
+    state = unflatten_events(flat + quadratic.root(tf.cast(normals, flat.dtype)), center, 0)
+    total = part.num_examples
+    size = max(1, min(part.chunk_size // _NUM_DRAWS, total))
+
+    # Compiled by XLA, because oneDNN cannot vectorise the product of a whitened target in 32 bits.
+    def squares(start: tf.Tensor) -> tf.Tensor:
+        indices = tf.minimum(start + tf.range(size), total - 1)
+        return squared_norms(state, part.rows(indices), size)
+
+    compiled = traced(squares, jit_compile=True)
+    found = [compiled(tf.constant(start)) for start in range(0, total, size)]
+    norms = np.sqrt(np.concatenate(found)[:total].astype(np.float64))
+    if not np.isfinite(norms).all():
+        raise ValueError(
+            "The remainders of all examples must be finite for importance='pilot'. Received: NaN "
+            "or infinite ones at draws of Laplace's approximation. Use importance=None."
+        )
+    firsts = np.cumsum([0, *(shard.size for shard in shards_of(part))])
+    for own in np.split(norms, firsts[1:-1]):
+        # A quadratic log likelihood leaves no remainders, whichever examples are drawn.
+        own += _MIXED * own.mean() if own.any() else 1.0
+    return norms

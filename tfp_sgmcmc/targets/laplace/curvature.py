@@ -1,0 +1,211 @@
+"""The largest curvature of a log posterior at a state, which limits the step sizes of samplers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.internal.checks import accepts, function, integer
+from tfp_sgmcmc.internal.nest import (
+    State,
+    convert_state,
+    flatten_events,
+    part_names,
+    unflatten_events,
+)
+from tfp_sgmcmc.targets.anchored import AnchoredTarget
+from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
+from tfp_sgmcmc.targets.chunking import sum_over_chunks
+from tfp_sgmcmc.targets.growing_batch import GrowingBatch
+from tfp_sgmcmc.targets.laplace.lanczos import Product, lanczos
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.sharded import ShardedLogProb
+from tfp_sgmcmc.targets.streamed import StreamedLogProb
+
+_MOST_CHAINS = 4
+_MOST_BYTES = 2**28  # of the examples that are evaluated
+_LEAST_ITERATIONS = 5
+_RTOL = 1e-4  # of the eigenvalue; iterations stop when its residual is smaller
+
+
+def largest_curvature(
+    target: Any,
+    state: State,
+    *,
+    seed: Any = 0,
+    metric: Callable[[State], State] | None = None,
+    num_iterations: int = 20,
+    max_examples: int = 16_384,
+) -> float:
+    r"""Estimates the largest eigenvalue of M H, where \( H = -\nabla^2 \log p(\theta \mid x) \).
+
+    The step sizes at which a sampler is stable depend on this number: see `largest_stable_step` of
+    the kernels. No matrix is formed. The Lanczos iteration multiplies H with `num_iterations`
+    vectors, which takes the time of about four gradients each, and stops early when the eigenvalue
+    has converged. From a random start its expected relative error is at most
+    \( 0.1 (\log D / (k - 1))^2 \) after k iterations if no eigenvalue is negative: 4 % for 20
+    iterations in \( 10^5 \) dimensions, where power iteration promises 50 %. It is mostly far
+    smaller, because the largest eigenvalues of posteriors stand apart.
+
+    Up to `max_examples` examples (and 256 MB of them) are evaluated. Of larger data a random
+    subsample of n stands for all, with its sum scaled by N/n. On logistic regressions of 51 to 129
+    parameters (MNIST, 7 against 9) the relative error was 1e-6 with all 12,214 examples, at most
+    6 % with 4,000 and at most 22 % with 1,000. A `StreamedLogProb` takes the examples of its first
+    read. `ControlVariate`, `SVRG` and `GrowingBatch` have the curvature of the target that they
+    wrap. Any other target is asked for the Hessian product of a single estimate.
+
+    Examples:
+      With `x` and `target` as in `MinibatchLogProb`, a Gaussian of precision N + 1/100:
+
+      >>> round(sgmcmc.largest_curvature(target, tf.zeros([])), 2)
+      1000.01
+
+    Args:
+      target: a target or a plain callable.
+      state: the state at which to estimate. With leading chain dimensions the largest of four
+        chains at most is returned; the target is evaluated at one chain at a time, with chain
+        dimensions of size one.
+      seed: seed of the random vector and of the subsample.
+      metric: v -> M v, for vectors in the structure and shape of `state` (chain dimensions
+        included), with M symmetric and positive definite. None stands for the identity.
+      num_iterations: k, the largest number of products with H.
+      max_examples: the largest number of examples.
+
+    Returns:
+      The largest eigenvalue, or 0 if none is positive.
+
+    Raises:
+      ValueError: a number is below 1; the products are NaN or infinite; `metric` is not positive
+        definite or returns another structure.
+      TypeError: the target or `metric` is not callable; a number is not an integer.
+    """
+    target = as_target(target, full_data_expected=True, called="target")
+    integer("num_iterations", num_iterations, 1)
+    integer("max_examples", max_examples, 1)
+    state = convert_state(state, initial=True)
+    if metric is not None:
+        accepts("metric", function("metric", metric, "v -> M v"), state)
+    seed = random.as_seed(seed)
+    chains = tuple(int(n) for n in target.chain_shape(state))
+    hessian_product = posterior_product(target, one_chain(state, chains, 0), seed, max_examples)
+    num_chains, largest = math.prod(chains), 0.0
+    for chain in np.unique(
+        np.linspace(0, num_chains - 1, min(num_chains, _MOST_CHAINS), dtype=int)
+    ):
+        here = one_chain(state, chains, chain)
+
+        def curve(v: np.ndarray, here: State = here) -> np.ndarray:
+            at, ndims = tf.nest.flatten(here)[0], len(chains)
+            flat = tf.reshape(tf.constant(v, at.dtype), [1] * ndims + [len(v)])
+            product = hessian_product(here, unflatten_events(flat, here, ndims))
+            return -flatten_events(product, ndims).numpy().ravel().astype(np.float64)
+
+        def weigh(v: np.ndarray, chain: int = int(chain), here: State = here) -> np.ndarray:
+            if metric is None:
+                return v
+            at, ndims = tf.nest.flatten(here)[0], len(chains)
+            flat = tf.reshape(tf.constant(v, at.dtype), [1] * ndims + [len(v)])
+            vector = tf.nest.map_structure(
+                lambda part, like: tf.broadcast_to(part, like.shape),
+                unflatten_events(flat, here, ndims),
+                state,
+            )
+            product = _checked_product(metric(vector), state)
+            product = flatten_events(one_chain(product, chains, chain), ndims)
+            return product.numpy().ravel().astype(np.float64)
+
+        size = sum(x.shape.num_elements() for x in tf.nest.flatten(here))
+        start = np.random.default_rng(seed.numpy().view(np.uint32)).standard_normal(size)
+        largest = max(largest, largest_eigenvalue(curve, weigh, start, num_iterations))
+    return largest
+
+
+def wrapped_target(target: Target) -> Target:
+    """Returns the target whose log posterior `target` estimates in another way, or `target`."""
+    return target.target if isinstance(target, GrowingBatch | AnchoredTarget) else target
+
+
+def posterior_product(
+    target: Target, state: State, seed: tf.Tensor, max_examples: int
+) -> Callable[[State, State], State]:
+    """Returns the function (theta, v) -> (Hessian of the log posterior at theta) v."""
+    target = wrapped_target(target)
+    total = target.num_examples
+    if isinstance(target, StreamedLogProb):
+        batches, model = target.bootstrap(state).batches, target.of_one_batch
+        data = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), batches)
+        data = tf.nest.map_structure(lambda x: x[:max_examples], data)
+    elif isinstance(target, ShardedLogProb):
+        return _product_of_estimate(target.with_most(max_examples), seed, ())
+    elif isinstance(target, MinibatchLogProb):
+        most = max(target.batch_size, _MOST_BYTES // max(1, target.row_bytes))
+        size, model = min(total, max_examples, most), target
+        drawn = tf.range(size)
+        if size < total:
+            drawn = random.permuted_indices(seed, drawn, total)
+        data = target.rows(drawn)
+    else:
+        return _product_of_estimate(target, seed, target.bootstrap(state))
+
+    size = len(tf.nest.flatten(data)[0])
+
+    def product(theta: State, v: State) -> State:
+        log_prior, _, of_prior = value_and_gradient(model.log_prior, theta, v, connected=False)
+
+        def part(at: State, start: Any, n: int) -> tf.Tensor:
+            rows = tf.nest.map_structure(lambda x: tf.gather(x, start + tf.range(n)), data)
+            return tf.reduce_sum(model.log_likelihood(at, rows, n, log_prior.shape), axis=-1)
+
+        chunk = min(size, model.chunk_size)
+        of_data = sum_over_chunks(part, theta, size, chunk, v)[2]
+        return tf.nest.map_structure(lambda a, b: a + total / size * b, of_prior, of_data)
+
+    return tf.function(product, autograph=False)
+
+
+def _product_of_estimate(target: Target, seed: tf.Tensor, target_state: Any) -> Any:
+    def product(theta: State, v: State) -> State:
+        return target.estimate(theta, seed, target_state, probe=v).hessian_product
+
+    return tf.function(product, autograph=False)
+
+
+def one_chain(state: State, chains: tuple[int, ...], chain: int) -> State:
+    """Returns the state of one chain, with chain dimensions of size one."""
+    at = tuple(slice(i, i + 1) for i in np.unravel_index(chain, chains)) if chains else ()
+    return tf.nest.map_structure(lambda x: x[at] if at else x, state)
+
+
+def _checked_product(product: State, state: State) -> State:
+    given = tf.nest.flatten(product)
+    shapes = [tuple(x.shape) for x in tf.nest.flatten(state)]
+    if [tuple(getattr(x, "shape", (None,))) for x in given] != shapes:
+        raise ValueError(
+            f"metric must return vectors of the shapes of the state, {shapes} for "
+            f"{part_names(state)}. Received: {product!r}."
+        )
+    return tf.nest.pack_sequence_as(state, [tf.convert_to_tensor(x) for x in given])
+
+
+def largest_eigenvalue(curve: Product, weigh: Product, start: np.ndarray, most: int) -> float:
+    """Returns the largest eigenvalue of M H, or 0 if none is positive, by the Lanczos iteration.
+
+    Args:
+      curve: v -> H v, `[D]`.
+      weigh: v -> M v, `[D]`.
+      start: the first vector, `[D]`.
+      most: the largest number of products.
+    """
+    largest = 0.0
+    for k, found in enumerate(lanczos(curve, start, most, weigh)):
+        eigenvalues, vectors = np.linalg.eigh(found.matrix)
+        largest = float(eigenvalues[-1])
+        residual = found.rest * abs(vectors[-1, -1])
+        if k + 1 >= _LEAST_ITERATIONS and residual <= _RTOL * abs(largest):
+            break
+    return max(largest, 0.0)

@@ -1,0 +1,100 @@
+"""Laplace's approximation of a posterior, and the bijector that makes it of a standard normal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_probability as tfp
+import tree
+
+from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.targets.bijectors import in_structure, is_joint
+from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRank
+from tfp_sgmcmc.targets.laplace.quadratic import Quadratic
+
+tfb, tfd = tfp.bijectors, tfp.distributions
+
+
+def laplace(bijector: Any, center: State, quadratic: Quadratic | LowRank) -> tfd.Distribution:
+    """Returns Laplace's approximation in the coordinates of the model's parameters."""
+    flat = flatten_events(center, 0)
+    standard = tfd.Sample(tfd.Normal(tf.zeros([], flat.dtype), 1.0), flat.shape)
+    return laplace_bijector(bijector, center, quadratic)(standard)
+
+
+def laplace_bijector(bijector: Any, center: State, quadratic: Quadratic | LowRank) -> tfb.Bijector:
+    r"""Returns the map from z, `[D]`, to the model's parameters at \( \hat\theta + L z \).
+
+    Args:
+      bijector: that of the target, from states to parameters.
+      center: \( \hat\theta \), one state without chain dimensions.
+      quadratic: the expansion there.
+    """
+    flat = flatten_events(center, 0)
+    if isinstance(quadratic, LowRank):
+        scale = LowRankScale(quadratic)
+    else:
+        scale = tfb.ScaleMatvecTriL(tf.constant(quadratic.factor(), flat.dtype))
+    steps = [*_to_parameters(bijector, center), *_to_parts(center), tfb.Shift(flat), scale]
+    return tfb.Chain(steps)
+
+
+class LowRankScale(tfb.Bijector):
+    """Multiplies vectors by the L of a `LowRank`."""
+
+    def __init__(self, quadratic: LowRank, name: str = "low_rank_scale"):
+        parameters = dict(locals())
+        self._quadratic = quadratic
+        super().__init__(
+            forward_min_event_ndims=1,
+            is_constant_jacobian=True,
+            dtype=quadratic.diagonal.dtype,
+            parameters=parameters,
+            name=name,
+        )
+        self._log_det = quadratic.log_det_root()
+
+    @classmethod
+    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
+        del dtype
+        return {}
+
+    def _forward(self, x: tf.Tensor) -> tf.Tensor:
+        return self._quadratic.root(x)
+
+    def _inverse(self, y: tf.Tensor) -> tf.Tensor:
+        return self._quadratic.inverse_root(y)
+
+    def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
+        del x
+        return self._log_det
+
+
+def _to_parts(center: State) -> list[tfb.Bijector]:
+    """Returns the steps of a `Chain` that split a vector into the parts of `center`."""
+    parts = tf.nest.flatten(center)
+    reshapes = [tfb.Reshape(x.shape, [x.shape.num_elements()]) for x in parts]
+    if not tf.nest.is_nested(center):
+        return reshapes
+    split = tfb.Split([x.shape.num_elements() for x in parts], axis=-1)
+    return [tfb.Restructure(_places(center)), tfb.JointMap(reshapes), split]
+
+
+def _to_parameters(bijector: Any, center: State) -> list[tfb.Bijector]:
+    """Returns the steps of a `Chain` that constrain the parts, none if there is no bijector."""
+    if is_joint(bijector):
+        places = _places(center)
+        theirs = in_structure(bijector.forward_min_event_ndims, places)
+        return [tfb.Restructure(places, theirs), bijector, tfb.Restructure(theirs, places)]
+    if bijector is None or isinstance(bijector, tfb.Bijector):
+        return [] if bijector is None else [bijector]
+    bijectors = tree.map_structure_up_to(
+        center, lambda _, b: tfb.Identity() if b is None else b, center, bijector
+    )
+    return [tfb.JointMap(bijectors)]
+
+
+def _places(center: State) -> Any:
+    """Returns the places of the parts in a flat list, in the structure of `center`."""
+    return tf.nest.pack_sequence_as(center, [*range(len(tf.nest.flatten(center)))])

@@ -1,0 +1,222 @@
+"""The second-order expansion of a log posterior at a center."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.internal.checks import one_of
+from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.laplace.low_rank_hessian import (
+    ORDER_1,
+    LowRank,
+    check_curved,
+    check_definite,
+    check_finite,
+    low_rank_at,
+)
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+
+GUARD = 1.5
+HessianForm = Literal["auto", "full", "low_rank", "diag"]
+MOST_DIMENSIONS = 4096
+_BLOCK = 64  # columns of a Hessian that are evaluated at once
+
+
+class Products(NamedTuple):
+    """Hessians of the likelihood and of the prior at theta times K vectors, both `[K, D]`.
+
+    The third field is the gradient of the log posterior, `[D]`.
+    """
+
+    likelihood: np.ndarray
+    prior: np.ndarray
+    gradient: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Quadratic:
+    r"""The Hessians at a center, in flat coordinates of D entries.
+
+    Attributes:
+      likelihood: \( H_l \), the Hessian of the sum of all log likelihoods, `[D, D]`.
+      posterior: H, the Hessian of the log posterior, `[D, D]`.
+    """
+
+    likelihood: tf.Tensor
+    posterior: tf.Tensor
+
+    def factor(self) -> np.ndarray:
+        r"""Returns the Cholesky factor of \( (-H)^{-1} \), `[D, D]`, in `float64`."""
+        return self._factor
+
+    @functools.cached_property
+    def _factor(self) -> np.ndarray:
+        return np.linalg.cholesky(np.linalg.inv(-self.posterior.numpy().astype(np.float64)))
+
+    def square(self, offset: tf.Tensor) -> tf.Tensor:
+        r"""Returns \( d^T (-H) d \) for offsets d, `[chains..., 1]`."""
+        product = tf.linalg.matvec(self.posterior, offset)
+        return -tf.reduce_sum(offset * product, axis=-1, keepdims=True)
+
+    def root(self, z: tf.Tensor, transposed: bool = False) -> tf.Tensor:
+        r"""Returns \( L z \), or \( L^T z \), with \( L L^T = (-H)^{-1} \) for rows z."""
+        return tf.linalg.matvec(tf.constant(self._factor, z.dtype), z, transpose_a=transposed)
+
+    def kept(self, offset: tf.Tensor) -> tf.Tensor:
+        """Returns the part of offsets along which examples are expanded: all of it."""
+        return offset
+
+    def bend(self, kept: tf.Tensor) -> tf.Tensor:
+        r"""Returns \( H_l d \) for the kept parts d of offsets."""
+        return tf.linalg.matvec(self.likelihood, kept)
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.posterior.dtype
+
+    @property
+    def hessian(self) -> tf.Tensor:
+        """H as a matrix."""
+        return self.posterior
+
+
+def weight(quadratic: Quadratic | LowRank, offset: tf.Tensor) -> tf.Tensor:
+    r"""Returns \( w = \min(1, 1.5 D / (d^T (-H) d)) \) for offsets d, `[chains..., 1]`."""
+    most = tf.constant(GUARD * offset.shape[-1], offset.dtype)
+    return most / tf.maximum(quadratic.square(offset), most)
+
+
+def expansion_at(target: MinibatchLogProb, center: State, hessian: HessianForm) -> Any:
+    """Returns the expansion that second-order control variates at `center` take off."""
+    quadratic = quadratic_at(target, center, hessian)
+    if isinstance(quadratic, Quadratic):
+        return quadratic
+    return quadratic.with_products(hessian_products(target, center), center)
+
+
+def _warn_if_far(gradient: np.ndarray, quadratic: Quadratic | LowRank) -> None:
+    """Warns of a center from which Newton's step is longer than draws of the posterior go."""
+    step = quadratic.root(tf.constant(gradient[np.newaxis], quadratic.dtype), transposed=True)
+    distance, radius = float(tf.norm(step)), gradient.size**0.5
+    if distance > 3 + radius:
+        warnings.warn(
+            "center must be near a mode of the posterior. Received: one from which the step to the "
+            f"mode of Laplace's approximation is {distance:.3g} standard deviations long, where "
+            f"draws go about {radius:.3g} far. Use `find_center`.",
+            stacklevel=4,
+        )
+
+
+def hessian_products(
+    target: MinibatchLogProb, like: State
+) -> Callable[[np.ndarray, np.ndarray], Products]:
+    """Returns the function of theta, `[D]`, and vectors, `[K, D]`, that gives `Products`.
+
+    `like` is a state without chain dimensions, whose structure and dtype flat vectors stand for.
+    """
+    dtype = tf.nest.flatten(like)[0].dtype
+    dim = flatten_events(like, 0).shape[0]
+
+    @functools.cache
+    def compiled(count: int) -> Any:
+        size = max(1, target.chunk_size // count)
+
+        @traced
+        def products(theta: tf.Tensor, probes: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            state = unflatten_events(tf.broadcast_to(theta, probes.shape), like, 0)
+            probe = unflatten_events(probes, like, 0)
+            likelihood = target.sum_over_chunks(state, size, probe)[1:]
+            prior = value_and_gradient(target.log_prior, state, probe, connected=False)[1:]
+            slopes = [flatten_events(slope, 1) for slope, _ in (likelihood, prior)]
+            bends = [flatten_events(bend, 1) for _, bend in (likelihood, prior)]
+            return *bends, tf.add_n(slopes)
+
+        return products
+
+    def multiply(theta: np.ndarray, vectors: np.ndarray) -> Products:
+        blocks = -(-len(vectors) // _BLOCK)
+        count = -(-len(vectors) // blocks)
+        padded = np.zeros([blocks * count, dim])
+        padded[: len(vectors)] = vectors
+        at, run = tf.constant(theta, dtype), compiled(count)
+        found = [run(at, tf.constant(v, dtype)) for v in np.split(padded, blocks)]
+        likelihood, prior, gradient = (
+            np.concatenate(x)[: len(vectors)].astype(np.float64) for x in zip(*found, strict=True)
+        )
+        return Products(likelihood, prior, gradient[0])
+
+    return multiply
+
+
+class Matrices(NamedTuple):
+    """Hessians of likelihood and log posterior, `[D, D]`, and the log posterior's gradient."""
+
+    likelihood: np.ndarray
+    posterior: np.ndarray
+    gradient: np.ndarray
+
+
+def matrices(products: Callable[..., Products], theta: np.ndarray) -> Matrices:
+    """Returns the Hessians at theta, made symmetric."""
+    likelihood, prior, gradient = products(theta, np.eye(len(theta)))
+    likelihood, posterior = (h + h.T for h in (likelihood / 2, (likelihood + prior) / 2))
+    return Matrices(likelihood, posterior, gradient)
+
+
+def quadratic_at(
+    target: MinibatchLogProb, center: State, hessian: HessianForm = "auto"
+) -> Quadratic | LowRank:
+    """Returns the expansion at `center`.
+
+    `"full"` takes D Hessian-vector products with all data, and is what `"auto"` stands for up to
+    4096 entries. Beyond, `"auto"` is `"low_rank"`; see `low_rank_at`. `"diag"` has rank zero.
+
+    Raises:
+      ValueError: D is above 4096 with `"full"`; the form is unknown; a second derivative is not
+        finite; the log likelihood has no second derivatives; the Hessian of the log posterior is
+        not negative definite.
+    """
+    one_of("hessian", hessian, ["auto", "full", "low_rank", "diag"])
+    flat = flatten_events(center, 0)
+    dim = flat.shape[0]
+    if hessian == "full" and dim > MOST_DIMENSIONS:
+        raise ValueError(
+            f"hessian must be 'auto', 'low_rank' or 'diag' for more than {MOST_DIMENSIONS} "
+            f"entries, because 'full' keeps D x D matrices. Received: 'full' for D = {dim}."
+        )
+    try:
+        known = target.curvature if hessian == "auto" else None
+        # Matrices hold at zero alone. Of low rank, products with all data are taken at the center.
+        if isinstance(known, LowRank) or (known is not None and not np.any(flat)):
+            return known
+        products = hessian_products(target, center)
+        if hessian in ("low_rank", "diag") or dim > MOST_DIMENSIONS:
+            low_rank, gradient = low_rank_at(target, center, products, hessian == "diag")
+            _warn_if_far(gradient, low_rank)
+            return low_rank
+        found = matrices(products, flat.numpy())
+    except (LookupError, NotImplementedError) as error:
+        raise ValueError(
+            "log_prior_fn and log_likelihood_fn must have second derivatives at the center. "
+            f"Received: functions without. TensorFlow says: {error}. {ORDER_1}"
+        ) from error
+    return quadratic_of(found, flat.dtype)
+
+
+def quadratic_of(found: Matrices, dtype: tf.DType) -> Quadratic:
+    """Returns the expansion with these Hessians; raises ValueError as `quadratic_at` does."""
+    check_finite(found.posterior)
+    check_curved(found.likelihood)
+    check_definite(np.linalg.eigvalsh(-found.posterior)[0])
+    quadratic = Quadratic(*(tf.constant(h, dtype) for h in found[:2]))
+    _warn_if_far(found.gradient, quadratic)
+    return quadratic

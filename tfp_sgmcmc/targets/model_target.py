@@ -1,0 +1,160 @@
+"""Targets that are made from a model: its log prior and the log likelihood of each example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_sgmcmc.internal.checks import function
+from tfp_sgmcmc.internal.nest import State, call_with_state, static_or_dynamic_shape
+from tfp_sgmcmc.targets.base import Target, check_signature, log_prob_from, numbers_from
+from tfp_sgmcmc.targets.bijectors import (
+    check_bijectors,
+    is_joint,
+    joint_log_det,
+    map_bijectors,
+    map_jointly,
+)
+from tfp_sgmcmc.targets.linear_model import LinearModel
+
+
+class ModelTarget(Target):
+    """Checks what the functions of a model return. Arguments are those of `MinibatchLogProb`."""
+
+    row_weights: Any = None  # factors of a minibatch's rows in its sums, `[n]`, unless they are 1
+    number = 0  # that names it among the parts of a target
+
+    def __init__(
+        self,
+        log_prior_fn: Callable[..., tf.Tensor],
+        log_likelihood_fn: Callable[..., tf.Tensor],
+        bijector: Any,
+    ):
+        self._log_prior_fn = function("log_prior_fn", log_prior_fn)
+        self._log_likelihood_fn = function("log_likelihood_fn", log_likelihood_fn)
+        check_bijectors(bijector)
+        self.bijector, self._is_joint = bijector, is_joint(bijector)
+
+    def constrain(self, state: State) -> State:
+        """Maps an unconstrained state (or samples of it) to the parameters of the model."""
+        if self._is_joint:
+            return map_jointly(self.bijector, self.bijector.forward, state)
+        return map_bijectors(self.bijector, lambda b, x: b.forward(x), state)
+
+    def _parameters(self, state: State) -> State:
+        try:
+            return self.constrain(state)
+        except tf.errors.InvalidArgumentError as error:
+            _explain_failure("bijector", error, state)
+            raise
+
+    def unconstrain(self, state: State) -> State:
+        """Maps parameters of the model to the unconstrained state that kernels move."""
+        if self._is_joint:
+            return map_jointly(self.bijector, self.bijector.inverse, state)
+        return map_bijectors(self.bijector, lambda b, x: b.inverse(x), state)
+
+    def weighted(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns values of a minibatch's examples, `[..., n]`, times their weights."""
+        if self.row_weights is None:
+            return values
+        return values * tf.cast(self.row_weights, values.dtype)
+
+    @property
+    def parts(self) -> list[Any]:
+        """The parts of this target that this process holds: itself, unless it is in parts."""
+        return [self]
+
+    def summed(self, fn: Callable[[Any], Any]) -> Any:
+        """Returns `fn(self)`, sums over examples. A target in parts adds `fn` of its parts."""
+        return fn(self)
+
+    def gathered(self, fn: Callable[[Any], Any], axis: int) -> Any:
+        """Returns `fn(self)`, rows of a minibatch along `axis` whose sample covariance matters.
+
+        A target in parts joins the rows that `fn` returns of its parts. Their sum stays the same.
+        """
+        del axis
+        return fn(self)
+
+    @property
+    def linear_model(self) -> LinearModel | None:
+        """The log likelihood, if it is a `LinearModel` of weights that are affine in the state."""
+        bijectors = (b for b in tf.nest.flatten(self.bijector) if b is not None)
+        is_affine = all(b.is_constant_jacobian for b in bijectors)
+        fn = self._log_likelihood_fn
+        return fn if is_affine and isinstance(fn, LinearModel) else None
+
+    def linear_predictor(self, state: State, batch: Any) -> tf.Tensor:
+        """Returns the predictor of `linear_model`, `[chains..., n]` or `[chains..., n, C]`."""
+        model = self.linear_model
+        assert model is not None
+        return call_with_state(model.predictor, self._parameters(state), batch=batch)
+
+    def chain_shape(self, state: State) -> Any:
+        return static_or_dynamic_shape(self.log_prior(state))
+
+    def log_prior(self, state: State) -> tf.Tensor:
+        """Returns the log prior of the unconstrained state, Jacobian included, `[chains...]`."""
+        try:
+            parameters = self._parameters(state)
+            result = log_prob_from("log_prior_fn", self._log_prior_fn, parameters)
+        except tf.errors.InvalidArgumentError as error:
+            _explain_failure("log_prior_fn", error, state)
+            raise
+        if self.bijector is None:
+            return result
+        if self._is_joint:
+            return result + joint_log_det(self.bijector, state, result.shape.rank)
+        terms = map_bijectors(
+            self.bijector,
+            lambda b, x: b.forward_log_det_jacobian(x, x.shape.rank - result.shape.rank),
+            state,
+            otherwise=lambda x: tf.zeros([], x.dtype),
+        )
+        return result + tf.add_n([t + tf.zeros_like(result) for t in tf.nest.flatten(terms)])
+
+    def log_likelihood(
+        self, state: State, batch: Any, size: int, chain_shape: Any = None
+    ) -> tf.Tensor:
+        """Returns the log likelihoods of a batch of `size` examples, `[chains..., size]`."""
+        if chain_shape is None:
+            chain_shape = self.log_prior(state).shape
+        name, fn, parameters = "log_likelihood_fn", self._log_likelihood_fn, self._parameters(state)
+        try:
+            result = call_with_state(fn, parameters, batch=batch)
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            if isinstance(error, TypeError):
+                check_signature(name, fn, parameters, batch=batch)
+            _explain_failure(name, error, state, batch)
+            raise
+        result = numbers_from(name, result, state)
+        expected = tf.TensorShape(chain_shape).concatenate(size)
+        if not result.shape.is_compatible_with(expected):
+            raise ValueError(
+                f"log_likelihood_fn must return shape {expected}, [chains..., n]: the log "
+                "likelihood of each example, not their sum or mean, and without event dimensions. "
+                f"Received: shape {result.shape}. The chain dimensions "
+                f"{tf.TensorShape(chain_shape)} are the shape that log_prior_fn returned, which "
+                "must be summed over event dimensions, too."
+            )
+        return result
+
+
+def _explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -> None:
+    """Raises an error that says what a user's function was given, if that is the likely cause."""
+    parts, leaves = tf.nest.flatten(state), tf.nest.flatten(batch)
+    dtype, dtypes = parts[0].dtype.name, sorted({x.dtype.name for x in leaves})
+    if leaves and dtypes != [dtype]:
+        raise TypeError(
+            f"{name} failed for a state of dtype {dtype} and data of {dtypes}. If it mixes them, "
+            f"dtype='{dtype}' casts floating data; integer data are never cast. It raised: {error}"
+        ) from error
+    if isinstance(error, tf.errors.InvalidArgumentError):
+        shapes = ", ".join(str(x.shape) for x in parts)
+        examples = f" and examples of {', '.join(str(x.shape) for x in leaves)}" if leaves else ""
+        raise ValueError(
+            f"{name} failed for a state of shapes {shapes}{examples}. It raised: {error.message}"
+        ) from error

@@ -1,0 +1,134 @@
+"""A check before a long run that minibatch gradients add up to the full gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.internal.checks import positive
+from tfp_sgmcmc.internal.nest import State, call_with_state, convert_state, part_names
+from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets.base import as_target, value_and_gradient
+from tfp_sgmcmc.targets.control_variates.control_variate import ControlVariate
+from tfp_sgmcmc.targets.laplace.curvature import wrapped_target
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.validation.initial_distance import check_approach
+from tfp_sgmcmc.targets.validation.step_size_check import Stability, check_step
+
+
+def preflight(
+    target: Any, state: State, rtol: float | None = None, *, kernel: Any = None
+) -> Stability | None:
+    r"""Checks a target at one state, by one pass over the data, before anything is sampled.
+
+    \[
+    \nabla \log p(\theta) + \sum_j \sum_{i \in B_j} \nabla \log p(x_i \mid \theta)
+      = \nabla \log p(\theta \mid x_{1:N})
+    \]
+
+    must hold for the minibatches \(B_1, ..., B_m\) of one pass. It fails if `log_likelihood_fn`
+    depends on the batch: by a mean over it, batch normalisation, or class weights made from it. The
+    right side takes chunks of another size. The last minibatch may be short, and minibatches are
+    enlarged if there would be more than 2001. A `ControlVariate` is checked at its center, too.
+
+    With a `kernel` it also compares the kernel's step size with the largest one that is stable at
+    the curvature of the log posterior at `state`, and warns if the step is larger. A chain with
+    such a step may stay finite, and its draws are then far too wide. The start can be far stiffer
+    or softer than the mode, so `report` judges the step again at the draws. For a target that draws
+    by epochs of K minibatches, it also warns if an epoch is too long for its noise to cancel in the
+    direction of most curvature: K h sqrt(lambda) > 1 with momenta, K epsilon lambda / 2 > 1
+    without. For `NOGIN` it also warns of a start from which gradient noise makes the way to the
+    posterior long.
+
+    Examples:
+      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> tfd = tfp.distributions
+      >>> def centred(theta, batch):  # a bug: the batch's own mean enters the likelihood
+      ...     return tfd.Normal(theta[..., None], 1.).log_prob(batch - tf.reduce_mean(batch))
+      >>> target = sgmcmc.MinibatchLogProb(
+      ...     tfd.Normal(0., 1.).log_prob, centred, np.arange(9., dtype=np.float32) ** 2, 4)
+      >>> sgmcmc.preflight(target, tf.constant(1.))  # doctest: +IGNORE_EXCEPTION_DETAIL
+      Traceback (most recent call last):
+        ...
+      ValueError: The minibatch log likelihoods of one pass do not add up to the full one ...
+
+    Args:
+      target: what will be sampled: a target or a plain callable.
+      state: the state at which to check, with leading chain dimensions as in the run.
+      rtol: allowed relative difference in each part; by default 1e-3 (`float64`: 1e-8).
+      kernel: the kernel that will sample the target, for the check of its step size. A kernel
+        without the methods `largest_stable_step` and `metric_product`, such as those of
+        `tfp.mcmc`, is not judged.
+
+    Returns:
+      A `Stability` with the curvature and the step sizes, or None if no kernel was judged.
+
+    Raises:
+      ValueError: the log posterior or its gradient is NaN or infinite at `state`, or the two sides
+        differ. The message names the part of the state.
+      TypeError: the target is not callable, or `state` does not hold floating numbers.
+    """
+    target = as_target(target, full_data_expected=True, called="target")
+    state = convert_state(state, initial=True)
+    if rtol is not None:
+        positive("rtol", rtol)
+    base = wrapped_target(target)
+    log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(base, s), state)
+    _assert_finite("log posterior", {"log posterior": log_prob.numpy()})
+    _assert_finite("gradient of the log posterior", _by_part(state, gradient))
+    target.estimate(state, tf.constant([0, 0]), target.bootstrap(state))
+    if isinstance(base, MinibatchLogProb):
+        _compare(base, state, log_prob, gradient, rtol)
+    if isinstance(target, ControlVariate):  # differences add up if the sums at both states do
+        preflight(base, target.center, rtol)
+    if kernel is None:
+        return None
+    check_approach(kernel, [target], state)
+    return check_step(kernel, target, state)
+
+
+def _compare(
+    target: MinibatchLogProb, state: State, log_prob: tf.Tensor, gradient: Any, rtol: float | None
+) -> None:
+    size, total = target.batch_size, target.num_examples
+    size = max(size, total // 2000)  # bounds the time for tiny minibatches
+    other = size if size < target.chunk_size else max(1, size // 2)
+    prior = value_and_gradient(target.log_prior, state, connected=False)
+    passed = traced(lambda at: target.sum_over_chunks(at, other))(state)
+    combined = tf.nest.map_structure(tf.add, prior[:2], passed)
+    dtype = tf.nest.flatten(state)[0].dtype
+    rtol = rtol if rtol is not None else {tf.float64: 1e-8}.get(dtype, 1e-3)
+    parts = {"log posterior": (combined[0].numpy(), log_prob.numpy())}
+    full = _by_part(state, gradient)
+    for name, value in _by_part(state, combined[1]).items():
+        parts[f"gradient of {name}"] = (value, full[name])
+    # Near a mode the gradient vanishes, but rounding is relative to its N terms, which do not.
+    floor = np.abs(log_prob.numpy()).max() + 1.0
+    for name, (got, expected) in parts.items():
+        difference = np.max(np.abs(got - expected))
+        allowed = rtol * max(np.max(np.abs(expected)), floor)
+        if not difference <= allowed:
+            raise ValueError(
+                "The minibatch log likelihoods of one pass do not add up to the full one: "
+                f"{name} over all N = {total} examples differs by {difference:.3g} (allowed "
+                f"{allowed:.3g}) between batches of {other} and of {target.chunk_size}. "
+                "log_likelihood_fn must return a log likelihood for each example that does not "
+                "depend on the rest of the batch."
+            )
+
+
+def _by_part(state: State, values: Any) -> dict[str, np.ndarray]:
+    leaves = tf.nest.flatten(values)
+    return {n: v.numpy() for n, v in zip(part_names(state), leaves, strict=True)}
+
+
+def _assert_finite(what: str, values: dict[str, np.ndarray]) -> None:
+    for name, value in values.items():
+        if not np.all(np.isfinite(value)):
+            raise ValueError(
+                f"The {what} is NaN or infinite at the initial state ({name}). Start elsewhere, or "
+                "check log_prior_fn and log_likelihood_fn for overflow."
+            )
