@@ -43,25 +43,11 @@ def test_type_checkers_see_the_names_that_are_loaded_on_first_use() -> None:
     assert {alias.name for alias in aliases} == {*sgmcmc._HOMES}
 
 
-def test_all_and_dir_agree() -> None:
+def test_dir_lists_the_public_names_only() -> None:
     assert set(sgmcmc.__all__) == {*CLASSES_AND_FUNCTIONS, *MODULES}
-    assert set(sgmcmc.__all__) <= set(dir(sgmcmc))
+    assert set(dir(sgmcmc)) == {*sgmcmc.__all__, "__version__"}
     with pytest.raises(AttributeError, match="no attribute 'SGDL'"):
         sgmcmc.SGDL  # noqa: B018
-
-
-@pytest.mark.parametrize("name", sorted(sgmcmc._MOVED_TO_DIAGNOSTICS))
-def test_old_names_of_diagnostics_still_work_and_say_where_they_are(name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"is now tfp_sgmcmc.diagnostics.{name};"):
-        found = getattr(sgmcmc, name)
-    assert found is getattr(sgmcmc.diagnostics, name)
-    assert name not in sgmcmc.__all__
-
-
-def test_the_old_home_of_streamed_log_prob_still_works() -> None:
-    with pytest.warns(DeprecationWarning, match="is now tfp_sgmcmc.StreamedLogProb"):
-        found = sgmcmc.sampling.StreamedLogProb
-    assert found is sgmcmc.StreamedLogProb
 
 
 @pytest.mark.parametrize("name", CLASSES_AND_FUNCTIONS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +19,6 @@ def _homes() -> dict[str, str]:
 
 # Names are loaded on first use, so that `import tfp_sgmcmc` does not wait for TensorFlow.
 _HOMES = _homes()
-# Public here until version 0.1; now in `tfp_sgmcmc.diagnostics` alone.
-_MOVED_TO_DIAGNOSTICS = {
-    "ConfigurationalTemperatureReducer",
-    "KernelSteinDiscrepancyReducer",
-    "MixingDistanceReducer",
-    "RejectionReducer",
-    "SamplingThresholdReducer",
-    "WeightedExpectationReducer",
-    "amari_distance",
-    "autocorrelation_time_unit_cost",
-    "configurational_temperature",
-    "effective_number_of_steps",
-    "gradient_noise_share",
-    "gradients_at",
-    "indices_by_distance",
-    "instability_index",
-    "integrated_autocorrelation_time",
-    "kinetic_temperature",
-    "rejection_probability",
-    "relative_covariance_error",
-    "relative_mean_error",
-    "sampling_threshold",
-    "squared_kernel_stein_discrepancy",
-    "squared_variance_error",
-    "weighted_expectation",
-}
-
 __all__ = [*_HOMES]
 
 
@@ -55,16 +27,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _MOVED_TO_DIAGNOSTICS:
-        warnings.warn(
-            f"tfp_sgmcmc.{name} is now tfp_sgmcmc.diagnostics.{name}; the old name goes in the "
-            "next release.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return getattr(importlib.import_module(f"{__name__}.diagnostics"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted(["__version__", *__all__])

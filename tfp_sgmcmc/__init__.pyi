@@ -30,6 +30,7 @@ from tfp_sgmcmc.sampling import SampleResult as SampleResult
 from tfp_sgmcmc.sampling import ShardedResult as ShardedResult
 from tfp_sgmcmc.sampling import export_program as export_program
 from tfp_sgmcmc.sampling import open_shards as open_shards
+from tfp_sgmcmc.storage import Directory as Directory
 from tfp_sgmcmc.targets import SVRG as SVRG
 from tfp_sgmcmc.targets import ControlVariate as ControlVariate
 from tfp_sgmcmc.targets import FullDataLogProb as FullDataLogProb

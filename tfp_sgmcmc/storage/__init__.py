@@ -1,1 +1,5 @@
-"""What a run keeps on disk: its directory, checkpoints and draws, in files without pickle."""
+"""The files of a run: its directory, checkpoints and draws, without pickle."""
+
+from tfp_sgmcmc.storage.directory import Directory
+
+__all__ = ["Directory"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -26,6 +27,43 @@ LOCK, SAMPLES, CHECKPOINT = "run.lock", "samples.zarr", "checkpoint.npz"
 _COMMITTED = "It has a checkpoint.\n"
 
 Resume = Literal["auto", "must", "never"] | bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Directory:
+    """Where a run keeps its draws and checkpoints, and whether it resumes a run that is there.
+
+    A plain path in place of a `Directory` takes the defaults.
+
+    Examples:
+      >>> Directory("run", resume="must").seconds_between_commits
+      10.0
+
+    Args:
+      path: a new or empty directory, or that of the same run.
+      resume: "auto" resumes a run if `path` holds one; "must" or True raises if it holds none;
+        "never" or False raises if it holds one.
+      seconds_between_commits: approximate seconds between checkpoints, which a crash may cost.
+
+    Raises:
+      TypeError: `path` is no path, or `seconds_between_commits` is no number.
+      ValueError: `resume` is none of the above, or `seconds_between_commits` is not positive.
+    """
+
+    path: str | os.PathLike[str]
+    resume: Resume = "auto"
+    seconds_between_commits: float = 10.0
+
+    def __post_init__(self) -> None:
+        checks.path("directory", self.path)
+        if not isinstance(self.resume, bool):
+            one_of("resume", self.resume, ("auto", "must", "never"))
+        checks.positive("seconds_between_commits", self.seconds_between_commits)
+
+
+def as_directory(value: Directory | str | os.PathLike[str] | None) -> Directory | None:
+    """Returns a `Directory` for a path, and a `Directory` or None as it is."""
+    return value if value is None or isinstance(value, Directory) else Directory(value)
 
 
 class RunDirectory:

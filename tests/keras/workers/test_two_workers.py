@@ -91,7 +91,8 @@ def test_a_killed_worker_and_a_gang_that_goes_on(tmp_path):
     assert not (tmp_path / "nothing").exists()
 
     # Another kernel in the directory of worker 0 is refused on both.
-    for text, code in worker_groups.finished(worker_groups.start(2, **options | {"kernel": "SGLD"})):
+    processes = worker_groups.start(2, **options | {"kernel": "SGLD"})
+    for text, code in worker_groups.finished(processes):
         assert code != 0 and "belongs to another run" in text
 
 
