@@ -1,12 +1,13 @@
 """Imports between folders go one way, folders and files are small, and the package loads lazily."""
 
-import ast
-import collections
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.structure import imports
+from benchmarks.structure.__main__ import repeated_names, sizes
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "tfp_sgmcmc"
@@ -57,11 +58,7 @@ LAZY = {
 }
 MOST_CODE_LINES = 300
 MOST_FILES = 25
-# Names of modules that stand in several folders, where they mean the same.
-COMMON_NAMES = {"__init__", "base"}
-
-FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
-MODULES = [path for path in FILES if path.stem != "__init__"]
+MODULES = imports.modules(PACKAGE)
 
 
 def identity(path: Path) -> str:
@@ -69,78 +66,13 @@ def identity(path: Path) -> str:
 
 
 def folder(path: Path) -> str:
-    """Returns the folder of a file, or the name of a top-level module."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1]) or parts[0]
-
-
-def _dotted(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-FOLDERS = {_dotted(path): folder(path) for path in MODULES}
-
-
-def re_exports() -> dict[str, str]:
-    """Returns the module behind each public name of a package, such as `tfp_sgmcmc.SGLD`."""
-    homes = {}
-    for path in [PACKAGE / "__init__.pyi", *PACKAGE.rglob("__init__.py")]:
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ImportFrom):
-                names = {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-                homes |= {f"{_dotted(path)}.{name}": home for name, home in names.items()}
-    return {name: home for name, home in homes.items() if name != home}
-
-
-HOMES = re_exports()
-
-
-def imports(path: Path) -> set[str]:
-    """Returns the dotted names of all that a file imports, anywhere in the file."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} has a relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
-def folders_imported(path: Path) -> set[str]:
-    """Returns the folders of the modules that define the imported names."""
-    found = set()
-    for name in imports(path):
-        while name in HOMES:
-            name = HOMES[name]
-        while name and name not in FOLDERS:
-            name = name.rpartition(".")[0]
-        found |= {FOLDERS[name]} if name else set()
-    return found
-
-
-def code_lines(path: Path) -> int:
-    """Counts the lines of a file without blank lines, comments and docstrings."""
-    text = path.read_text()
-    documented: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-            node
-        ):
-            first = node.body[0]
-            documented |= set(range(first.lineno, (first.end_lineno or 0) + 1))
-    lines = enumerate(text.splitlines(), 1)
-    return sum(
-        bool(line.strip()) and not line.strip().startswith("#") and number not in documented
-        for number, line in lines
-    )
+    return imports.folder(PACKAGE, path)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=identity)
 def test_imports_go_one_way(path: Path) -> None:
-    assert folder(path) in ORDER
-    assert folders_imported(path) <= set(ORDER[: ORDER.index(folder(path)) + 1])
+    assert folder(path) in ORDER  # a new folder needs a place there
+    assert imports.folders_imported(PACKAGE, path) <= set(ORDER[: ORDER.index(folder(path)) + 1])
 
 
 def test_folders_imported_sees_every_form_of_import(tmp_path: Path) -> None:
@@ -153,28 +85,27 @@ def test_folders_imported_sees_every_form_of_import(tmp_path: Path) -> None:
         "import numpy as np\n"
     )
     expected = {"kernels", "keras.model", "targets", "targets.laplace", "diagnostics"}
-    assert folders_imported(source) == expected
+    assert imports.folders_imported(PACKAGE, source) == expected
 
 
 @pytest.mark.parametrize("path", MODULES, ids=identity)
 def test_files_are_short(path: Path) -> None:
-    assert code_lines(path) <= MOST_CODE_LINES
+    assert imports.count_lines(path)[0] <= MOST_CODE_LINES
 
 
-def test_code_lines_leaves_out_docstrings_comments_and_blank_lines(tmp_path: Path) -> None:
+def test_lines_of_code_leave_out_docstrings_comments_and_blank_lines(tmp_path: Path) -> None:
     source = tmp_path / "source.py"
     source.write_text('"""Doc.\n\nMore.\n"""\n\nx = 1  # why\n# why\n\ndef f():\n    """Doc."""\n')
-    assert code_lines(source) == 2
+    assert imports.count_lines(source) == (2, 4)
 
 
 def test_folders_are_small() -> None:
-    sizes = collections.Counter(path.parent for path in FILES)
-    assert max(sizes.values()) <= MOST_FILES, sizes.most_common(3)
+    *folders, _ = sizes(PACKAGE)
+    assert max(files for _, files, _, _ in folders) <= MOST_FILES
 
 
 def test_a_module_name_stands_for_one_thing() -> None:
-    names = collections.Counter(path.stem for path in MODULES if path.stem not in COMMON_NAMES)
-    assert not [name for name, count in names.items() if count > 1]
+    assert repeated_names(PACKAGE) == []
 
 
 @pytest.mark.parametrize(
@@ -183,13 +114,13 @@ def test_a_module_name_stands_for_one_thing() -> None:
     ids=identity,
 )
 def test_the_core_needs_few_packages(path: Path) -> None:
-    outside = {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names)
+    outside = {name.split(".")[0] for name in imports.imported(path)} - set(sys.stdlib_module_names)
     assert outside <= ALLOWED_IN_CORE | LAZY.get(folder(path), set())
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "datasets").rglob("*.py")), ids=identity)
 def test_datasets_do_not_import_the_samplers(path: Path) -> None:
-    tops = {name.split(".")[0] for name in imports(path) if name.split(".")[0]}
+    tops = {name.split(".")[0] for name in imports.imported(path) if name.split(".")[0]}
     assert not tops & {"tfp_sgmcmc", "tensorflow", "tensorflow_probability", "keras"}
 
 

@@ -1,0 +1,1 @@
+"""The structure of the package: files, folders, imports, and the files that a call passes."""
