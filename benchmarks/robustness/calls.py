@@ -158,29 +158,9 @@ def _within_seconds(run: Callable[[], Any]) -> Any:
 
 def catalogue() -> list[Entry]:
     """Returns all entries. Each valid call is made once, and must work."""
-    from benchmarks.robustness import (
-        catalogue_baselines,
-        catalogue_diagnostics,
-        catalogue_drivers,
-        catalogue_keras,
-        catalogue_methods,
-        catalogue_numbers,
-        catalogue_posterior,
-        catalogue_samplers,
-        catalogue_targets,
-    )
+    from benchmarks.robustness import catalogue_core, catalogue_keras, catalogue_runs
 
-    modules = (
-        catalogue_samplers,
-        catalogue_targets,
-        catalogue_methods,
-        catalogue_numbers,
-        catalogue_diagnostics,
-        catalogue_drivers,
-        catalogue_keras,
-        catalogue_posterior,
-        catalogue_baselines,
-    )
+    modules = (catalogue_core, catalogue_runs, catalogue_keras)
     return [entry for module in modules for entry in module.entries()]
 
 
