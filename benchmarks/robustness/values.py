@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import keras
 import numpy as np
 import tensorflow as tf
@@ -52,6 +54,36 @@ def label(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def drawn(strategy: st.SearchStrategy[Any], count: int = 4) -> list[Any]:
+    """Returns examples of a strategy, the same in each run."""
+    found: list[Any] = []
+    quiet = hypothesis.settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=[*hypothesis.HealthCheck],
+    )
+
+    @quiet
+    @hypothesis.given(strategy)
+    def collect(value: Any) -> None:
+        found.append(value)
+
+    collect()
+    return found
+
+
+# Values that no number, switch or function is.
+NESTS = st.recursive(
+    st.text(max_size=4) | st.binary(max_size=4) | st.complex_numbers(max_magnitude=9) | st.dates(),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
 def junk() -> list[Any]:
     """Values that are wrong for every argument."""
     return [
@@ -73,6 +105,7 @@ def junk() -> list[Any]:
         slice(3),
         Frame(),
         ...,
+        *drawn(NESTS.filter(bool)),
     ]
 
 
@@ -101,7 +134,9 @@ def integer(least: int, most: int | None = None, optional: bool = False) -> list
     """Wrong values of an integer."""
     wrong = [None, "2", b"2", True, 0.5, 2.0, NAN, INF, [], {}, set(), [2], np.array([2, 2])]
     others = [np.float32(2), tf.constant(2.0), tf.constant([2, 2]), lambda: 2, int, Thing]
-    outside = [least - 1, -(2**40)] + ([] if most is None else [most + 1, 2**31, 2**63, 10**30])
+    outside = [least - 1, *drawn(st.integers(max_value=least - 1))]
+    if most is not None:
+        outside += [most + 1, 2**31, *drawn(st.integers(min_value=most + 1))]
     return _without_none([*wrong, *others, *junk(), *outside], optional)
 
 
