@@ -194,5 +194,5 @@ def test_what_few_vectors_leave_out_does_not_make_steps_unstable(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # zero is no mode
         bounded = largest()
-        monkeypatch.setattr(low_rank_hessian.LowRank, "bounded", lambda self: self)
+        monkeypatch.setattr(low_rank_hessian.LowRankHessian, "bounded", lambda self: self)
         assert 1 < bounded < 4 < largest()

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.targets.validation.initial_distance import judge_approach
+from tfp_sgmcmc.targets.validation.initial_distance import estimate_initial_distance
 
 tfd = tfp.distributions
 
@@ -78,7 +78,7 @@ def test_a_far_start_is_told_and_takes_as_long_as_told(chains: list[int]) -> Non
     kernel = sgmcmc.NOGIN(regression(), 0.005, 10.0)
     start = tf.broadcast_to(away(130.0), [*chains, D])
     (message,) = told(start, kernel)
-    found = judge_approach(kernel, [regression()], start)
+    found = estimate_initial_distance(kernel, [regression()], start)
     assert found is not None
     assert f"{found.distance:.0f} standard deviations" in message
     assert 100 < found.distance < 170  # along the gradient, from eight minibatches

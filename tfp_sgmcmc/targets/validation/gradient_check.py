@@ -1,4 +1,4 @@
-"""A check before a long run that minibatch gradients add up to the full gradient."""
+"""A check that minibatch gradients add up to the full gradient."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def preflight(
       ValueError: The minibatch log likelihoods of one pass do not add up to the full one ...
 
     Args:
-      target: what will be sampled: a target or a plain callable.
+      target: the target to sample, or a plain callable.
       state: the state at which to check, with leading chain dimensions as in the run.
       rtol: allowed relative difference in each part; by default 1e-3 (`float64`: 1e-8).
-      kernel: the kernel that will sample the target, for the check of its step size. A kernel
-        without the methods `largest_stable_step` and `metric_product`, such as those of
-        `tfp.mcmc`, is not judged.
+      kernel: the kernel that will sample the target, for the check of its step size. Kernels
+        without the methods `largest_stable_step` and `metric_product`, such as the kernels of
+        `tfp.mcmc`, are not checked.
 
     Returns:
-      A `Stability` with the curvature and the step sizes, or None if no kernel was judged.
+      A `Stability` with the curvature and the step sizes, or None if no kernel was checked.
 
     Raises:
       ValueError: the log posterior or its gradient is NaN or infinite at `state`, or the two sides
