@@ -56,7 +56,9 @@ def dense(hessian: Any) -> np.ndarray:
     return (hessian.to_dense() if is_operator else hessian).numpy()
 
 
-@pytest.mark.parametrize("form", ["full", "low_rank", "diag"])
+@pytest.mark.parametrize(
+    "form", [pytest.param("full", marks=pytest.mark.thorough), "low_rank", "diag"]
+)
 def test_laplace_has_the_curvature_of_its_form(form: Any) -> None:
     _, report = sgmcmc.find_center(
         MODEL.target(10, tf.float64, score_fn=None), np.zeros(3), tolerance=1e-9, hessian=form

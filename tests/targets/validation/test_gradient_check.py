@@ -191,7 +191,14 @@ def quadratic(*precisions: float) -> Any:
 
 @pytest.mark.parametrize(
     "step_size",
-    [0.99, tf.constant([0.99, 0.5]), [0.99], lambda step: 0.99 / (1 + tf.cast(step, tf.float32))],
+    [
+        0.99,
+        tf.constant([0.99, 0.5]),
+        pytest.param([0.99], marks=pytest.mark.thorough),
+        pytest.param(
+            lambda step: 0.99 / (1 + tf.cast(step, tf.float32)), marks=pytest.mark.thorough
+        ),
+    ],
 )
 def test_stable_steps_pass(step_size: Any) -> None:
     """The curvature is that of the 51 terms of prior and data, in a metric of 4 / 51."""
@@ -204,7 +211,13 @@ def test_stable_steps_pass(step_size: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "step_size", [1.01, tf.constant([0.5, 1.01]), [1.01], lambda step: tf.constant(1.01)]
+    "step_size",
+    [
+        pytest.param(1.01, marks=pytest.mark.thorough),
+        pytest.param(tf.constant([0.5, 1.01]), marks=pytest.mark.thorough),
+        [1.01],
+        lambda step: tf.constant(1.01),
+    ],
 )
 def test_unstable_steps_are_told_with_the_largest_stable_one(step_size: Any) -> None:
     message = (
@@ -229,8 +242,16 @@ def test_a_step_for_each_part_is_compared_with_the_curvature_there() -> None:
             assert found.is_stable == is_stable
 
 
-@pytest.mark.parametrize("reshuffle", ["epoch", "symmetric"])
-@pytest.mark.parametrize("wrap", [lambda t: t, sgmcmc.SVRG], ids=["plain", "wrapped"])
+@pytest.mark.parametrize(
+    ("wrap", "reshuffle"),
+    [
+        (lambda t: t, "symmetric"),
+        (sgmcmc.SVRG, "epoch"),
+        pytest.param(lambda t: t, "epoch", marks=pytest.mark.thorough),
+        pytest.param(sgmcmc.SVRG, "symmetric", marks=pytest.mark.thorough),
+    ],
+    ids=["plain symmetric", "wrapped epoch", "plain epoch", "wrapped symmetric"],
+)
 def test_epochs_too_long_for_their_noise_to_cancel_are_told(reshuffle: Any, wrap: Any) -> None:
     """The curvature is 51, K = 10, and the lengths of an epoch are K eps a / 2 and K h sqrt(a)."""
     drawn = wrap(target(normal, 5, reshuffle=reshuffle))
