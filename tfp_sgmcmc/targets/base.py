@@ -59,8 +59,8 @@ class Target(abc.ABC):
 
     Attributes:
       num_examples: N, the number of examples that the log posterior sums over.
-      num_scores: rows of `GradientEstimate.scores`; 0 for none, None if not known beforehand.
-      noise_scale: c in cov(gradient) = c V; 0 for an exact gradient, None if not known beforehand.
+      num_scores: rows of `GradientEstimate.scores`; 0 for none, None if unknown.
+      noise_scale: c in cov(gradient) = c V; 0 for an exact gradient, None if unknown.
       becomes_exact: whether the estimates become exact along a run, so that c ends at 0.
       default_covariance: the covariance of the gradient noise that `covariance="auto"` stands for.
     """

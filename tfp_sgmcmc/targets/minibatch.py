@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import tensorflow as tf
 
@@ -205,7 +205,7 @@ class MinibatchLogProb(ModelTarget):
             lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )
 
-    def with_bijector(self, bijector: Any, curvature: Any = None) -> MinibatchLogProb:
+    def with_bijector(self, bijector: Any, curvature: Any = None) -> Self:
         """Returns this target with another bijector, and its curvature in these coordinates."""
         check_bijectors(bijector)
         other = copy.copy(self)
@@ -213,7 +213,7 @@ class MinibatchLogProb(ModelTarget):
         other.curvature = curvature
         return other
 
-    def with_minibatches(self, batch_size: int) -> MinibatchLogProb:
+    def with_minibatches(self, batch_size: int) -> Self:
         """Returns this target with another batch size, and without epochs, groups or `score_fn`."""
         other = copy.copy(self)
         n = count_of_examples("batch_size", batch_size, self.num_examples)

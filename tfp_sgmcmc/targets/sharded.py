@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -190,13 +190,12 @@ class ShardedLogProb(MinibatchLogProb):
         self.num_scores = self.num_shards * rows if rows > 1 else 1
         self.group_size = strata.per_shard // rows
 
-    def with_bijector(self, bijector: Any, curvature: Any = None) -> ShardedLogProb:
+    def with_bijector(self, bijector: Any, curvature: Any = None) -> Self:
         other = super().with_bijector(bijector, curvature)
-        assert isinstance(other, ShardedLogProb)
         other._parts = {r: x.with_bijector(bijector) for r, x in self._parts.items()}
         return other
 
-    def with_minibatches(self, batch_size: int) -> ShardedLogProb:
+    def with_minibatches(self, batch_size: int) -> Self:
         integer("batch_size", batch_size, self.num_shards, self.num_examples)
         _check_multiple("batch_size", batch_size, self.num_shards)
         size = batch_size // self.num_shards
@@ -204,20 +203,20 @@ class ShardedLogProb(MinibatchLogProb):
         strata.check(self.num_examples)
         return self._with_strata(strata)
 
-    def with_replacement(self) -> ShardedLogProb:
+    def with_replacement(self) -> Self:
         """Returns this target with examples drawn with replacement."""
         other = self._with_strata(self._strata._replace(replacement=True))
         other.replacement = True
         return other
 
-    def _with_strata(self, strata: Strata) -> ShardedLogProb:
+    def _with_strata(self, strata: Strata) -> Self:
         other = copy.copy(self)
         other._parts = {r: x.with_strata(strata) for r, x in self._parts.items()}
         other._score_fn = None
         other._set(strata)
         return other
 
-    def with_most(self, max_examples: int) -> ShardedLogProb:
+    def with_most(self, max_examples: int) -> Self:
         """Returns this target with the largest minibatch of up to `max_examples` examples."""
         most = min(int(self._strata.sizes.min()), max_examples // self.num_shards)
         return self.with_minibatches(self.num_shards * max(1, most))

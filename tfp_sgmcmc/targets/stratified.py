@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tensorflow as tf
@@ -135,7 +135,7 @@ class StratifiedLogProb(MinibatchLogProb):
         if not np.all(weights == 1):
             self.row_weights = tf.constant(np.repeat(weights, m), dtype or tf.float32)
 
-    def with_strata(self, strata: Strata) -> StratifiedLogProb:
+    def with_strata(self, strata: Strata) -> Self:
         """Returns this part with minibatches that are drawn as `strata` describes."""
         other = copy.copy(self)
         other.replacement, other._score_fn = strata.replacement, None

@@ -81,7 +81,7 @@ def whiten(
         dimensions, unconstrained if the target has a bijector. Warns if it is far from a mode.
       hessian: the form of H: `"full"`, `"low_rank"`, `"diag"`, or `"auto"`, which is full up to
         4096 entries and low rank beyond. Or H itself, `[D, D]`, in the order of the flattened
-        parts, where the derivatives at the center say little about the posterior (a prior with
+        parts, where the derivatives at the center do not describe the posterior (a prior with
         kinks).
 
     Raises:

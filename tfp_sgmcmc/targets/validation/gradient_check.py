@@ -36,7 +36,7 @@ def preflight(
     With a `kernel` it also compares the kernel's step size with the largest one that is stable at
     the curvature of the log posterior at `state`, and warns if the step is larger. A chain with
     such a step may stay finite, and its draws are then far too wide. The start can be far stiffer
-    or softer than the mode, so `report` judges the step again at the draws. For a target that draws
+    or softer than the mode, so `report` checks the step again at the draws. For a target that draws
     by epochs of K minibatches, it also warns if an epoch is too long for its noise to cancel in the
     direction of most curvature: K h sqrt(lambda) > 1 with momenta, K epsilon lambda / 2 > 1
     without. For `NOGIN` it also warns of a start from which gradient noise makes the way to the
