@@ -44,8 +44,19 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("name", BUGS)
-@pytest.mark.parametrize("batch_size", [7, pytest.param(25, marks=pytest.mark.slow), 50])
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    [
+        *((name, 7) for name in BUGS),
+        ("batch normalised", 50),
+        *(
+            pytest.param(name, size, marks=pytest.mark.thorough)
+            for name in BUGS
+            for size in (25, 50)
+            if (name, size) != ("batch normalised", 50)
+        ),
+    ],
+)
 def test_likelihoods_that_depend_on_the_batch(name: str, batch_size: int) -> None:
     with pytest.raises(ValueError, match="do not add up to the full one: .* over all N = 50"):
         sgmcmc.preflight(target(BUGS[name], batch_size), tf.constant([0.7, -0.2]))
@@ -89,8 +100,14 @@ STATES = [0.3, [0.3, -2.0], [[0.1, 0.2], [3.0, 100.0]]]
 CHUNKS = [{}, {"chunk_size": 3}, {"chunk_size": 50}]
 
 
-@pytest.mark.parametrize("chains", [0, 1, 2])
-@pytest.mark.parametrize("size", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("size", "chains"),
+    [
+        pytest.param(i, j, marks=[] if i == j else [pytest.mark.thorough])
+        for i in range(3)
+        for j in range(3)
+    ],
+)
 def test_right_targets_pass(size: int, chains: int) -> None:
     """Tests a Latin square of the 27 triples of state, batch size and chunks."""
     options = CHUNKS[(size + chains) % 3]
