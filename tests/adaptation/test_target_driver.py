@@ -113,7 +113,7 @@ def test_the_noise_of_a_minibatch_is_enumerated(importance: Any) -> None:
         return 1 / (1 + np.exp(-x))
 
     x, expected = X.astype(np.float64), 0.0
-    hessian = control.second_order.quadratic.posterior.numpy()
+    hessian = control.second_order.quadratic.hessian.numpy()
     for theta in states.numpy():
         d = theta - center.numpy()
         w = min(1.0, 1.5 * 3 / (d @ -hessian @ d))

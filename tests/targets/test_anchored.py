@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tests.targets.logistic_regression import CENTER, GENERATOR, at, regression
+from tests.targets.logistic_regression import CENTER, GENERATOR, at, regression, score
 
 KINDS = [sgmcmc.ControlVariate, sgmcmc.SVRG]
 
@@ -26,7 +26,7 @@ def anchored(kind: Any, base: Any, *chains: int) -> tuple[Any, tf.Tensor, Any]:
 @pytest.mark.parametrize("chains", [(), pytest.param((4,), marks=pytest.mark.slow), (2, 3)])
 def test_one_chain_and_many(chains: tuple[int, ...], shared: bool, kind: Any) -> None:
     """The estimate is the plain estimate minus the one at the anchor, plus the exact one."""
-    base = regression(shared_batch=shared)
+    base = regression(shared_batch=shared, score_fn=score)
     target, anchor, carried = anchored(kind, base, *chains)
     theta, seed = tf.constant(GENERATOR.standard_normal([*chains, 2])), tf.constant([1, 2])
     estimate = target.estimate(theta, seed, carried)

@@ -170,7 +170,12 @@ def joint_target(bijector: Any, batch_size: int = 2) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    ["coroutine", pytest.param("batched", marks=pytest.mark.slow), "named", "sequential"],
+    [
+        "named",
+        "sequential",
+        pytest.param("coroutine", marks=pytest.mark.thorough),
+        pytest.param("batched", marks=pytest.mark.slow),
+    ],
 )
 def test_bijector_of_a_joint_distribution(name: str) -> None:
     """Adds log |d (s, u) / d z|, which automatic differentiation gives, to a density by SciPy."""

@@ -142,14 +142,20 @@ THETA = np.array([0.5, 1.0, -0.3])
 @pytest.mark.parametrize(
     ("size", "chunk", "replacement", "options"),
     [
-        *((size, 2, False, {}) for size in (2, 3, 4, 5)),
-        (4, 3, False, {}),
+        (3, 2, False, {}),
         (3, 5, False, {}),
         (4, 3, True, {}),
-        (3, 4, True, {}),
         (5, 4, False, dict(num_groups=2)),
-        (3, 4, False, dict(num_groups=2)),
         (4, 3, False, dict(score_fn=None)),
+        *(
+            pytest.param(*setting, marks=pytest.mark.thorough)
+            for setting in (
+                *((size, 2, False, {}) for size in (2, 4, 5)),
+                (4, 3, False, {}),
+                (3, 4, True, {}),
+                (3, 4, False, dict(num_groups=2)),
+            )
+        ),
     ],
 )
 def test_scores_have_the_covariance_of_the_gradient_of_their_size(
@@ -230,10 +236,15 @@ def learnt(kernel: Any, num_steps: int) -> Any:
     ("name", "make"),
     [
         ("SGFS", lambda target: sgmcmc.SGFS(target, 0.01)),
-        ("NOGIN", lambda target: sgmcmc.NOGIN(target, 0.01)),
-        ("CCAdL", lambda target: sgmcmc.CCAdL(target, 0.01)),
-        ("SGHMC", lambda target: sgmcmc.SGHMC(target, 0.01)),
-        ("mSGLD", lambda target: sgmcmc.ModifiedSGLD(target, 0.001, "diag")),
+        *(
+            pytest.param(name, make, marks=pytest.mark.thorough)
+            for name, make in (
+                ("NOGIN", lambda target: sgmcmc.NOGIN(target, 0.01)),
+                ("CCAdL", lambda target: sgmcmc.CCAdL(target, 0.01)),
+                ("SGHMC", lambda target: sgmcmc.SGHMC(target, 0.01)),
+                ("mSGLD", lambda target: sgmcmc.ModifiedSGLD(target, 0.001, "diag")),
+            )
+        ),
         ("NOGIN, low rank", lambda target: sgmcmc.NOGIN(target, 0.01, covariance="low_rank")),
     ],
 )

@@ -242,7 +242,9 @@ def test_compiled_chains_and_named_weights() -> None:
     control = sgmcmc.ControlVariate(target, center, 2, "pilot")
     state = {"weights": tf.ones([2, D], tf.float64)}
     eager = control.estimate(state, SEED)
-    compiled = tf.function(lambda s: control.estimate(s, SEED)[:3], jit_compile=True)(state)
+    compiled = tf.function(
+        lambda s: control.estimate(s, SEED)[:3], autograph=False, jit_compile=True
+    )(state)
     tf.nest.map_structure(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), eager[:3], compiled
     )

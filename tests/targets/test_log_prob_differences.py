@@ -29,7 +29,7 @@ def log_prior(states: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("options", [{}, {"replacement": True}, {"reshuffle": "epoch"}])
-@pytest.mark.parametrize("chains", [[], [2], [2, 3]])
+@pytest.mark.parametrize("chains", [[], pytest.param([2], marks=pytest.mark.thorough), [2, 3]])
 def test_the_formula_with_the_draws_of_the_seed(chains: list[int], options: Any) -> None:
     """All states of a chain see the minibatch that the seed names for it."""
     target = MODEL.target(BATCH, tf.float64, **options)

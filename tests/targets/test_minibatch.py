@@ -238,7 +238,7 @@ def test_epochs_take_every_example_once_a_pass(total: int, batch: int) -> None:
     carried, taken = target.bootstrap(state), []
     for step in range(-(-passes * total // batch)):
         seed = tf.constant([9, step])
-        indices = target.next_draw(seed, carried)[0]([chains]).numpy()
+        indices = target.next_indices(seed, carried)[0](target, [chains]).numpy()
         estimate = target.estimate(state, seed, carried)
         np.testing.assert_allclose(estimate.gradient, total / batch * np.sum(2.0**indices, axis=1))
         carried = estimate.target_state

@@ -85,7 +85,7 @@ def check(
     assert plain.scores == ()
 
 
-@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("replacement", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("chains", CHAINS)
 def test_mapped_scores(chains: tuple[int, ...], shared: bool, replacement: bool) -> None:

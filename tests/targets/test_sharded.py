@@ -18,6 +18,7 @@ from tests.harness.chains import run_chains
 from tests.harness.every_minibatch import check_moments
 from tests.harness.gaussian_mean import PRECISION, GaussianMean, sgld_covariance
 from tests.harness.statistics import Rejected, check_covariance
+from tests.targets.logistic_regression import score
 from tests.targets.shards import SIZES, X, Y, in_shards, sharded
 from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb
@@ -64,8 +65,18 @@ CASES: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("is_control", [False, True], ids=["plain", "ControlVariate"])
+@pytest.mark.parametrize(
+    ("name", "is_control"),
+    [
+        *((name, False) for name in CASES),
+        ("unequal shards", True),
+        *(
+            pytest.param(name, True, marks=pytest.mark.thorough)
+            for name in CASES
+            if name != "unequal shards"
+        ),
+    ],
+)
 def test_moments_over_all_minibatches(
     name: str, is_control: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +126,7 @@ WRONG: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_scores_and_weights_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     WRONG[name](monkeypatch)
-    target = small((3, 4), 4)
+    target = small((3, 4), 4, score_fn=score)
     count = give_every_minibatch(monkeypatch, target, (3, 4))
     value, gradient = tfp.math.value_and_gradient(target, tf.constant(THETA))
     estimate = target.estimate(tf.constant(np.tile(THETA, [count, 1])), tf.constant([0, 0]))
@@ -256,7 +267,7 @@ def test_a_strategy_of_workers_must_be_told_of_them(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with (
         tf.distribute.MultiWorkerMirroredStrategy().scope(),
-        pytest.raises(ValueError, match="must be told of its workers, by .* TF_CONFIG"),
+        pytest.raises(ValueError, match="must have the addresses of its workers, .* TF_CONFIG"),
     ):
         sharded()
 

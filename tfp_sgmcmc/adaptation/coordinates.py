@@ -14,11 +14,11 @@ from tfp_sgmcmc.adaptation.reasons import NotQuadratic
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
 from tfp_sgmcmc.targets.laplace.laplace import laplace_bijector
-from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRank
-from tfp_sgmcmc.targets.laplace.newton import MOST_NEWTON_DIMENSIONS
+from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRankHessian
+from tfp_sgmcmc.targets.laplace.mode import MOST_NEWTON_DIMENSIONS
 from tfp_sgmcmc.targets.laplace.quadratic import (
     MOST_DIMENSIONS,
-    Matrices,
+    Hessians,
     Quadratic,
     hessian_products,
     matrices,
@@ -97,7 +97,7 @@ def at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
     return _by_precision(problem, center, found.likelihood, precision, kind, passes)
 
 
-def _newton(problem: MinibatchLogProb, center: State) -> tuple[State, Matrices, int]:
+def _newton(problem: MinibatchLogProb, center: State) -> tuple[State, Hessians, int]:
     """Returns a center nearer to the mode, the Hessians there, and the passes that it took.
 
     The Hessian is needed anyway, and Newton's steps are exact in its own units. They end where they
@@ -119,7 +119,7 @@ def _newton(problem: MinibatchLogProb, center: State) -> tuple[State, Matrices, 
     return unflatten_events(tf.constant(flat), center, 0), found, count * len(flat)
 
 
-def _step(found: Matrices) -> tuple[np.ndarray, float]:
+def _step(found: Hessians) -> tuple[np.ndarray, float]:
     """Returns Newton's step and its length in standard deviations; infinite without a mode."""
     precision = -found.posterior
     if not np.isfinite(precision).all():
@@ -209,12 +209,12 @@ def scaled(
     """Returns the target of z, theta = center + sqrt(variance) z, and the way back."""
     dtype = _dtype(center)
     diagonal = tf.constant(1 / variance, dtype)
-    quadratic = LowRank(diagonal, tf.zeros([len(variance), 0], dtype), tf.zeros([0], dtype))
+    quadratic = LowRankHessian(diagonal, tf.zeros([len(variance), 0], dtype), tf.zeros([0], dtype))
     return _linear(problem, center, quadratic)
 
 
 def _linear(
-    problem: MinibatchLogProb, center: State, quadratic: Quadratic | LowRank
+    problem: MinibatchLogProb, center: State, quadratic: Quadratic | LowRankHessian
 ) -> tuple[MinibatchLogProb, Any]:
     """Returns the target of z and the way back, without the curvature at z = 0."""
     bijector = laplace_bijector(problem.bijector, center, quadratic)

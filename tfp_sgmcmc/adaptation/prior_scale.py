@@ -9,7 +9,7 @@ from tfp_sgmcmc.adaptation.reasons import NotQuadratic
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import value_and_gradient
-from tfp_sgmcmc.targets.laplace.quadratic import Matrices
+from tfp_sgmcmc.targets.laplace.quadratic import Hessians
 
 NOT_CURVED = "the curvature of the log posterior at its mode is not positive"
 _ROUNDS = 8
@@ -35,7 +35,7 @@ def _prior_curvature(
     return np.nan_to_num(np.diag(down - up) / (2 * widths))
 
 
-def curved_over_widths(problem: MinibatchLogProb, center: State, found: Matrices) -> np.ndarray:
+def curved_over_widths(problem: MinibatchLogProb, center: State, found: Hessians) -> np.ndarray:
     """Returns a precision with the prior's curvature over the posterior's widths, by iteration."""
     flat = flatten_events(center, 0).numpy()
     widths, prior = np.ones(len(flat)), found.likelihood - found.posterior

@@ -6,6 +6,7 @@ equal, because sums over replicas are the same everywhere and all replicas draw 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ def current() -> Replicas | None:
 
     Raises:
       ValueError: the strategy is not one whose replicas step together with copies of the state, or
-        it is a `MultiWorkerMirroredStrategy` that was told of no workers.
+        it is a `MultiWorkerMirroredStrategy` without the addresses of its workers.
     """
     strategy = tf.distribute.get_strategy()
     check_cluster(strategy)
@@ -41,17 +42,23 @@ def current() -> Replicas | None:
 
 
 def check_cluster(strategy: tf.distribute.Strategy) -> None:
-    """Raises ValueError if a strategy for several workers was told of none."""
+    """Raises ValueError if a strategy for several workers has no addresses of workers."""
     is_for_several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     if is_for_several and not strategy.cluster_resolver.cluster_spec():
         raise ValueError(
-            "MultiWorkerMirroredStrategy must be told of its workers, by a cluster_resolver or by "
-            "the environment variable TF_CONFIG. It needs the addresses of all workers in "
-            'TF_CONFIG, such as {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": '
-            '{"type": "worker", "index": 0}}, set before the strategy is made. Received: neither, '
-            "so that this process would sample alone. It may do so without a strategy, or in the "
-            "scope of a MirroredStrategy."
+            "MultiWorkerMirroredStrategy must have the addresses of its workers, from a "
+            "cluster_resolver or the environment variable TF_CONFIG, such as "
+            '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", '
+            '"index": 0}}, set before the strategy is made. Received: neither, so that this '
+            "process would sample alone. For one process, use no strategy or a MirroredStrategy."
         )
+
+
+def device_scope(replicas: Replicas | None, number: int) -> Any:
+    """Returns a context that places tensors on the device of a replica of this process."""
+    if replicas is None:
+        return contextlib.nullcontext()
+    return tf.device(replicas.devices[replicas.held.index(number)])
 
 
 def held_by_process(strategy: tf.distribute.Strategy) -> list[int]:
@@ -61,14 +68,14 @@ def held_by_process(strategy: tf.distribute.Strategy) -> list[int]:
 
 
 def first_local(strategy: tf.distribute.Strategy, results: Any) -> Any:
-    """Returns what `strategy.run` returned on the first replica of this process."""
+    """Returns the result of `strategy.run` on the first replica of this process."""
     return tf.nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], results)
 
 
 def messages(strategy: tf.distribute.Strategy, message: bytes) -> list[bytes]:
-    """Returns the messages of all workers, by their numbers.
+    """Returns the messages of all workers, in the order of their numbers.
 
-    All workers must call it, in the same order and not within a step.
+    All workers must call it, in the same order, and not within a step.
     """
     padded = message.ljust(-(-len(message) // _WORD) * _WORD, b"\0")
     words = np.frombuffer(padded, np.int32)
@@ -83,12 +90,12 @@ def messages(strategy: tf.distribute.Strategy, message: bytes) -> list[bytes]:
     found = traced(gather)(tf.constant([len(message)]), tf.constant(words))
     lengths, rows = (x.numpy() for x in found)
     parts = np.split(rows, np.cumsum(-(-lengths // _WORD))[:-1])
-    every = slice(None, None, len(held_by_process(strategy)))  # those of a worker send the same
+    every = slice(None, None, len(held_by_process(strategy)))  # a worker's replicas send the same
     return [p.tobytes()[:n] for p, n in zip(parts[every], lengths[every], strict=True)]
 
 
 class Replicas:
-    """The replicas of a strategy, some or all of which are held by this process.
+    """The replicas of a strategy, some or all of them in this process.
 
     Attributes:
       strategy: the strategy.
@@ -111,17 +118,13 @@ class Replicas:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is worker 0, which writes what all would write alike."""
+        """Whether this process is worker 0, which writes the files that all share."""
         return self.worker == 0
-
-    def device_of(self, replica: int) -> str:
-        """Returns the device of a replica of this process."""
-        return self.devices[self.held.index(replica)]
 
     def here(self) -> int | None:
         """Returns the number of the replica whose step is under way, or None between steps.
 
-        Raises ValueError under a strategy other than that of these replicas.
+        Raises ValueError in the scope of another strategy.
         """
         if tf.distribute.get_strategy() is not self.strategy:
             raise ValueError(
@@ -167,9 +170,9 @@ class Replicas:
 
     @staticmethod
     def joined(tensors: Any, axis: int, size: int | None = None) -> Any:
-        """Returns a nest whose tensors are those of all replicas, concatenated along `axis`.
+        """Returns a nest with the tensors of all replicas, concatenated along `axis`.
 
-        `size` is the length of that axis, if known. All replicas must call it, as `total`.
+        `size` is the length of that axis, if known. All replicas must call it, as for `total`.
         """
         context = tf.distribute.get_replica_context()
 
@@ -180,7 +183,7 @@ class Replicas:
         return tf.nest.map_structure(join, tensors)
 
     def all(self, value: Any) -> list[Any]:
-        """Returns the JSON values that the workers gave, by the number of the worker."""
+        """Returns the JSON values of all workers, in the order of their numbers."""
         if self.num_workers == 1:
             return [value]
         return [json.loads(x) for x in messages(self.strategy, json.dumps(value).encode())]
@@ -198,9 +201,9 @@ class Replicas:
         return traced(lambda row: self.run(lambda: self.joined(row[tf.newaxis], 0)))
 
     def from_first(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """Returns the arrays of worker 0, bit for bit, in place of those of this worker.
+        """Replaces this worker's arrays by those of worker 0, bit for bit.
 
-        All workers give arrays of the same shapes and dtypes.
+        All workers must pass arrays of the same shapes and dtypes.
         """
         own = [np.asarray(x) for x in arrays]
         if self.num_workers == 1 or not own:
@@ -215,7 +218,7 @@ class Replicas:
     def together(self, what: str, fn: Callable[[], Any]) -> Any:
         """Returns `fn()`; if it raises on a worker, all workers raise before they wait for it.
 
-        `fn` must not communicate. `what` says what it does, such as "load its shards".
+        `fn` must not communicate. `what` describes it in messages, such as "load its shards".
         """
         result, failure = None, None
         try:

@@ -16,9 +16,9 @@ _ONEDNN_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 
 @tf.autograph.experimental.do_not_convert
 def map_examples(fn: Callable[[Any], Any], elements: Any) -> Any:
-    """Returns `fn` of each element of a nest with leaves `[n, ...]`, stacked.
+    """Maps `fn` over the elements of a nest with leaves `[n, ...]`, and stacks the results.
 
-    This is `tf.vectorized_map`, or a loop, with a warning, where an operation would fail in it (see
+    It calls `tf.vectorized_map`, or, with a warning, a loop if an operation would fail in it (see
     `unsafe_operation`).
     """
     operation = unsafe_operation(fn, elements)
@@ -37,7 +37,7 @@ def map_examples(fn: Callable[[Any], Any], elements: Any) -> Any:
 
 
 def one_by_one(fn: Callable[[Any], Any], elements: Any) -> Any:
-    """Returns what `map_examples` returns, by a loop."""
+    """Maps `fn` over the elements as `map_examples`, in a loop."""
     first = fn(tf.nest.map_structure(lambda x: x[0], elements))
     signature = tf.nest.map_structure(tf.TensorSpec.from_tensor, first)
     return tf.map_fn(fn, elements, fn_output_signature=signature, parallel_iterations=1)
@@ -47,8 +47,8 @@ def unsafe_operation(fn: Callable[[Any], Any], elements: Any) -> str | None:
     """Returns the name of an operation that must not be vectorized on this device, or None.
 
     Two operations of oneDNN, which TensorFlow uses on CPUs outside XLA, are at fault. The product
-    of `[n, 1, a, b]`, whose n is the mapped axis, with a single matrix reads and writes memory that
-    is not its own: values are wrong, or the process dies. A softmax takes at most 5 axes.
+    of `[n, 1, a, b]`, where n is the mapped axis, with a single matrix accesses memory outside of
+    its arrays: values are wrong, or the process dies. A softmax has at most 5 axes.
     """
     if xla.in_xla_context() or xla.on_accelerator():
         return None
@@ -89,17 +89,14 @@ def _is_unsafe(operation: tf.Operation, varies: set[str]) -> bool:
     y = operation.inputs[1]
     if x.name not in varies or y.name in varies or x.shape.rank not in (3, None):
         return False
-    return all(_may_be_single(matrices) for matrices in (x, y))
-
-
-def _may_be_single(matrices: tf.Tensor) -> bool:
-    """Returns whether a tensor `[..., a, b]` may hold a single matrix."""
-    return matrices.shape.rank is None or all(n in (1, None) for n in matrices.shape[:-2])
+    return all(  # of both may hold a single matrix
+        z.shape.rank is None or all(n in (1, None) for n in z.shape[:-2]) for z in (x, y)
+    )
 
 
 @contextlib.contextmanager
 def without_log() -> Generator[None]:
-    """Silences TensorFlow, which logs the whole graph of what it cannot vectorize."""
+    """Silences TensorFlow, which logs whole graphs that it cannot vectorize."""
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel("CRITICAL")

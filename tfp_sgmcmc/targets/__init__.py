@@ -1,4 +1,4 @@
-"""Targets: log posteriors, with gradients estimated from some of the examples."""
+"""Targets: log posteriors whose gradients are estimated from minibatches."""
 
 from tfp_sgmcmc.targets.base import FullDataLogProb, GradientEstimate, Target, as_target
 from tfp_sgmcmc.targets.control_variates.control_variate import ControlVariate

@@ -31,16 +31,16 @@ def anchor_at(target: MinibatchLogProb, state: State) -> Anchor:
     return Anchor(state, *target.sum_over_chunks(state, target.chunk_size))
 
 
-# The anchor of an estimate, what the wrapped target carries, and a function that takes what the
-# wrapped target carries next and returns the target state.
+# The anchor of an estimate, the wrapped target's state, and a function from the wrapped target's
+# next state to this target's next state.
 NextAnchor = tuple[Anchor, Any, Callable[[Any], Any]]
 
 
 class AnchoredTarget(Target):
     """Base class of targets whose minibatches estimate differences from an anchor.
 
-    Scores are the differences between the examples' gradients at the state and at the anchor, V is
-    their covariance, c the wrapped target's. The log posterior is estimated by differences, too.
+    Scores are the differences between the examples' gradients at the state and at the anchor. V is
+    their covariance, and c the wrapped target's. Differences estimate the log posterior, too.
     """
 
     def __init__(self, target: MinibatchLogProb):
@@ -70,7 +70,7 @@ class AnchoredTarget(Target):
 
     @abc.abstractmethod
     def _next_anchor(self, state: State, target_state: Any) -> NextAnchor:
-        """Returns the anchor of the estimate at `state`, and what to carry on."""
+        """Returns the anchor of the estimate at `state`, and the states to carry on."""
 
     def _estimate_from(
         self,
@@ -82,7 +82,7 @@ class AnchoredTarget(Target):
     ) -> GradientEstimate:
         """Returns the estimate from a minibatch, with an empty `target_state`.
 
-        `indices_of` is what the wrapped target's `next_indices` returned.
+        `indices_of` is the first result of the wrapped target's `next_indices`.
         """
         base, n = self.target, self.target.batch_size
         prior, gradient, product = value_and_gradient(base.log_prior, state, probe, connected=False)

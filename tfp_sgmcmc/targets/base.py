@@ -1,4 +1,4 @@
-"""The interface between kernels and targets, and the target that uses exact gradients."""
+"""The interface between kernels and targets, and the target with exact gradients."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class GradientEstimate(NamedTuple):
       log_prob: the log posterior, estimated from the same examples, `[chains...]`.
       scores: rows whose sample covariance (divisor rows - 1) estimates V, the covariance of the
         gradients of single examples' log likelihoods. The rows are those gradients, or scaled means
-        of groups of them, `[chains..., rows, event...]` for each part. `()` if not asked for, or if
-        the target has none.
+        of groups of them, `[chains..., rows, event...]` for each part. `()` if they were not
+        requested, or if the target has none.
       hessian_product: the estimate's Hessian times the probe, or `()` if no probe was given.
-      target_state: what the target carries to the next step or hands to the driver, by this channel
-        alone. The kernel keeps it in its results and does not read it.
+      target_state: the state of the target, which the kernel keeps in its results without reading
+        it, and passes to the next estimate.
       noise_scale: c in cov(gradient) = c V; 0 for an exact gradient.
-      num_scores: number of rows of `scores` that say something about V; None stands for all. With
-        less than two the minibatch tells nothing about V, and averages leave it out.
+      num_scores: number of rows of `scores` that estimate V; None stands for all. A minibatch with
+        fewer than two such rows does not enter averages of V.
     """
 
     gradient: State
@@ -54,13 +54,13 @@ class GradientEstimate(NamedTuple):
 class Target(abc.ABC):
     """A log posterior that estimates its gradient.
 
-    A target holds no state that changes. What it carries from step to step is made by `bootstrap`,
-    taken by `estimate` as `target_state`, and returned in `GradientEstimate.target_state`.
+    A target is immutable. `bootstrap` makes the state that it carries from step to step. `estimate`
+    takes it as `target_state`, and returns the next one in `GradientEstimate.target_state`.
 
     Attributes:
       num_examples: N, the number of examples that the log posterior sums over.
-      num_scores: rows of `GradientEstimate.scores`; 0 for none, None if not known beforehand.
-      noise_scale: c in cov(gradient) = c V; 0 for an exact gradient, None if not known beforehand.
+      num_scores: rows of `GradientEstimate.scores`; 0 for none, None if unknown.
+      noise_scale: c in cov(gradient) = c V; 0 for an exact gradient, None if unknown.
       becomes_exact: whether the estimates become exact along a run, so that c ends at 0.
       default_covariance: the covariance of the gradient noise that `covariance="auto"` stands for.
     """
@@ -88,10 +88,10 @@ class Target(abc.ABC):
 
         Args:
           state: the state of the chains, a tensor or a nest of tensors.
-          seed: `int32` tensor of shape `[2]` that names the minibatch.
-          target_state: what `bootstrap` or the last estimate returned.
+          seed: `int32` tensor of shape `[2]` that determines the minibatch.
+          target_state: the target state that `bootstrap` or the last estimate returned.
           probe: a vector for `GradientEstimate.hessian_product`, structured as the state, or None.
-          with_scores: whether to return scores, which cost more than the gradient alone.
+          with_scores: whether to return scores, which cost more than the gradient.
         """
 
     @abc.abstractmethod
@@ -99,7 +99,7 @@ class Target(abc.ABC):
         """Returns the leading chain dimensions: a static shape if known, otherwise a tensor."""
 
     def bootstrap(self, state: State) -> Any:
-        """Returns the target state before the first estimate; raises if none is possible."""
+        """Returns the target state before the first estimate; raises if it cannot estimate."""
         del state
         return ()
 
@@ -160,7 +160,7 @@ def as_target(
 ) -> Target:
     """Returns a target unchanged, and wraps a plain callable in `FullDataLogProb`.
 
-    `called` is the name of the argument in messages. Warns of a plain callable unless
+    `called` is the name of the argument in messages. Warns about a plain callable unless
     `full_data_expected`, because wrappers such as `tfp.mcmc.TransformedTransitionKernel` pass
     kernels a closure, which loses the minibatches.
     """
@@ -181,10 +181,10 @@ def as_target(
 
 
 def log_prob_from(name: str, fn: Callable[..., Any], state: State) -> tf.Tensor:
-    """Returns what the user's function `name` returns for the state, `[chains...]`, checked.
+    """Calls the user's function `name` with the state, and checks its result, `[chains...]`.
 
-    Raises TypeError for another signature, and for what is not numbers of the state's dtype.
-    Raises ValueError for a shape that is not one of leading dimensions of all parts.
+    Raises TypeError if the signature does not fit, or if the result does not have the state's
+    dtype. Raises ValueError if its shape does not consist of leading dimensions of all parts.
     """
     try:
         value = call_with_state(fn, state)
@@ -204,7 +204,7 @@ def log_prob_from(name: str, fn: Callable[..., Any], state: State) -> tf.Tensor:
 
 
 def numbers_from(name: str, value: Any, state: State) -> tf.Tensor:
-    """Returns what the user's function `name` returned as a tensor of the state's dtype."""
+    """Converts a result of the user's function `name` to a tensor, and checks its dtype."""
     if value is None:
         raise TypeError(f"{name} must return log probabilities. Received: None.")
     try:
@@ -220,7 +220,7 @@ def numbers_from(name: str, value: Any, state: State) -> tf.Tensor:
 
 
 def check_signature(name: str, fn: Callable[..., Any], state: State, **extra: Any) -> None:
-    """Raises TypeError if `call_with_state(fn, state, **extra)` is impossible by the signature."""
+    """Raises TypeError if the signature of `fn` does not accept the state and `extra`."""
     if hasattr(state, "_asdict"):  # its parts go by name or by position
         return
     try:
@@ -237,7 +237,7 @@ def value_and_gradient(
 
     Raises ValueError if `connected` and `fn` does not depend on a part of the state.
     """
-    # New tensors, because bijectors cache their results for a tensor under a tape that is gone.
+    # New tensors, because bijectors cache results of tensors that an earlier tape has watched.
     leaves = [tf.identity(x) for x in tf.nest.flatten(state)]
     unconnected = tf.UnconnectedGradients.NONE if connected else tf.UnconnectedGradients.ZERO
 
@@ -264,7 +264,7 @@ def value_and_gradient(
 
 
 def check_connected(state: State, gradient: Sequence[Any]) -> State:
-    """Returns a tape's gradients, dense and packed as the state; raises ValueError for a None."""
+    """Packs a tape's gradients as the state, as dense tensors; raises ValueError for a None."""
     for name, g in zip(part_names(state), gradient, strict=True):
         if g is None:
             raise ValueError(

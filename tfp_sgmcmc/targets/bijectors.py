@@ -22,10 +22,10 @@ def check_bijectors(bijector: Any) -> None:
 
 
 def is_joint(bijector: Any) -> bool:
-    """Returns whether `bijector` is one that maps all parts together, as joint distributions have.
+    """Returns whether `bijector` maps all parts of a state together.
 
-    Such a bijector is that of `experimental_default_event_space_bijector()`, also after
-    `experimental_pin`, or a `tfp.bijectors.JointMap`.
+    Such bijectors are a `tfp.bijectors.JointMap`, and the one that
+    `experimental_default_event_space_bijector()` of a joint distribution returns.
     """
     if not isinstance(bijector, tfp.bijectors.Bijector):
         return False
@@ -51,7 +51,7 @@ def map_bijectors(
     except (TypeError, ValueError) as error:
         raise ValueError(
             "bijector must have the structure of the state, whose parts have shapes "
-            f"{tf.nest.map_structure(lambda x: x.shape, state)}; None stands for no bijector. "
+            f"{tf.nest.map_structure(lambda x: x.shape, state)} (None stands for no bijector). "
             f"Received: {bijector}."
         ) from error
     mapped = tree.map_structure_up_to(
@@ -63,7 +63,7 @@ def map_bijectors(
 
 
 def map_jointly(bijector: Any, fn: Callable[[Any], Any], state: State) -> State:
-    """Applies `fn`, a method of a joint bijector, to the state; returns the state's structure."""
+    """Applies `fn`, a method of a joint bijector, to the state, and keeps the structure."""
     return in_structure(state, fn(in_structure(bijector.forward_min_event_ndims, state)))
 
 

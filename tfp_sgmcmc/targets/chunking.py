@@ -1,4 +1,4 @@
-"""Sums over all examples, taken in chunks so that memory stays bounded."""
+"""Sums over examples in chunks of bounded memory, and chains in groups that fit a cache."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.nest import State, append_dims
 from tfp_sgmcmc.targets.base import value_and_gradient
+
+_CACHE = 2**20  # bytes; larger minibatches exceed a core's cache and are faster in groups
 
 
 def sum_over_chunks(
@@ -21,7 +23,8 @@ def sum_over_chunks(
     """Returns a sum over all examples, its gradient, and its Hessian times `probe`, in one pass.
 
     `fn(state, start, size)` returns the sum over `size` examples from `start` on, `[chains...]`.
-    Chunks have `size` examples; the first one may have fewer. Without a probe the product is `()`.
+    Chunks have `size` examples, except for the first, which may have fewer. Without a probe the
+    product is `()`.
     """
     first = num_examples % size or size
 
@@ -41,9 +44,9 @@ def sum_over_chunks(
 
 
 def with_given_gradient(fn: Callable[[State], tuple[tf.Tensor, State]], state: State) -> tf.Tensor:
-    """Returns the value of `fn(state)`, which returns a value `[chains...]` and its gradient.
+    """Returns the value of `fn(state)`, a function that returns a value and its gradient.
 
-    Tapes of the caller see that gradient, and raise NotImplementedError for a second derivative.
+    Tapes of the caller use that gradient, and raise NotImplementedError for a second derivative.
     """
 
     @tf.custom_gradient
@@ -63,7 +66,7 @@ def with_given_gradient(fn: Callable[[State], tuple[tf.Tensor, State]], state: S
 
 @tf.custom_gradient
 def _of_first_order(gradient: tf.Tensor, leaf: tf.Tensor) -> Any:
-    """Returns `gradient`, taken with respect to `leaf`. Its derivative raises, and is not zero."""
+    """Returns `gradient`, the gradient with respect to `leaf`, whose derivative raises an error."""
 
     def second_order(_: tf.Tensor) -> Any:
         raise NotImplementedError(
@@ -74,3 +77,39 @@ def _of_first_order(gradient: tf.Tensor, leaf: tf.Tensor) -> Any:
 
     del leaf
     return tf.identity(gradient), second_order
+
+
+def chains_per_group(chain_shape: Any, batch_bytes: int) -> int | None:
+    """Returns how many chains to evaluate at a time on a CPU, or None for all of them at once.
+
+    XLA writes the minibatches of all chains to memory and reads them back, unless groups of chains
+    fit the cache. 64 minibatches of 500 x 129 `float32` took 8.3 ms, and 3.5 ms in pairs.
+    """
+    if tf.is_tensor(chain_shape) or len(chain_shape) != 1:
+        return None
+    return 2 if chain_shape[0] % 2 == 0 and chain_shape[0] * batch_bytes > _CACHE else None
+
+
+def map_groups(
+    fn: Callable[[State, tf.Tensor], tf.Tensor], state: State, indices: tf.Tensor, size: int
+) -> tuple[tf.Tensor, State]:
+    """Returns `fn(state, indices)`, `[chains]`, and its gradient, `size` chains at a time.
+
+    `state` has parts `[chains, event...]`, `indices` is `[chains, n]`, and `size` divides `chains`.
+    """
+    dtypes = tf.nest.map_structure(lambda x: x.dtype, state)
+
+    def split(x: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(x, [x.shape[0] // size, size, *x.shape[1:]])
+
+    def join(x: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(x, [x.shape[0] * size, *x.shape[2:]])
+
+    groups = tf.nest.map_structure(split, state), split(indices)
+    results = tf.map_fn(
+        lambda group: value_and_gradient(lambda s: fn(s, group[1]), group[0], connected=False)[:2],
+        groups,
+        fn_output_signature=(tf.nest.flatten(dtypes)[0], dtypes),
+        parallel_iterations=1,
+    )
+    return tf.nest.map_structure(join, results)

@@ -1,4 +1,4 @@
-"""The data of a target, checked before anything is computed."""
+"""Conversion, checks and checksums of a target's data."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-_MOST_BYTES = 2**26  # of the examples that a checksum is made from
+_MOST_BYTES = 2**26  # of the examples that enter a checksum
 
 
 def as_tensors(data: Any, dtype: Any, called: str = "data") -> Any:
-    """Returns the arrays of `data` as tensors; floating ones are cast to `dtype` unless it is None.
+    """Returns the arrays of `data` as tensors, with floating ones cast to `dtype` if it is given.
 
     A data frame becomes a dict of its columns.
     """
-    try:
-        # tf.as_dtype takes integers for the numbers of its enumeration.
-        found = None if dtype is None or isinstance(dtype, int) else tf.as_dtype(dtype)
-    except TypeError:
-        found = None
-    if found is None and dtype is not None:
-        raise TypeError(f"dtype must be floating, or None. Received: {dtype!r}.")
-    if found is not None and not found.is_floating:
-        raise TypeError(f"dtype must be floating. Received: {found.name}.")
+    if dtype is not None:
+        try:
+            # tf.as_dtype accepts integers, as members of its enumeration.
+            found = None if isinstance(dtype, int) else tf.as_dtype(dtype)
+        except TypeError:
+            found = None
+        if found is None or not found.is_floating:
+            raise TypeError(f"dtype must be floating, or None. Received: {dtype!r}.")
     data = _without_frames(data)
     return tree.map_structure_with_path(
         lambda path, x: as_tensor(x, dtype, _name(called, path)), data
@@ -34,7 +33,7 @@ def as_tensors(data: Any, dtype: Any, called: str = "data") -> Any:
 
 
 def _without_frames(data: Any) -> Any:
-    """Returns `data` with a dict of columns in place of each data frame."""
+    """Replaces each data frame in `data` by a dict of its columns."""
     if _is_frame(data):
         names = [*data.columns]
         if len({*names}) != len(names):
@@ -49,7 +48,7 @@ def _without_frames(data: Any) -> Any:
 
 
 def _is_frame(x: Any) -> bool:
-    # By its methods, because pandas need not be installed.
+    # Checks methods, because pandas need not be installed.
     return hasattr(x, "columns") and hasattr(x, "to_numpy") and hasattr(x, "__getitem__")
 
 
@@ -95,7 +94,7 @@ def leading_axis(data: Any, called: str = "data") -> int:
 
 
 def form_of(data: Any) -> tuple[str, int]:
-    """Returns the names, dtypes and shapes of the arrays of an example, and its bytes."""
+    """Returns names, dtypes and shapes of the arrays of an example, and their bytes."""
     leaves = tree.flatten_with_path(data)
     form = ", ".join(_name("", path) + f" {x.dtype.name} {[*x.shape[1:]]}" for path, x in leaves)
     return form.strip(), sum(x.dtype.size * x.shape[1:].num_elements() for _, x in leaves)
@@ -112,7 +111,7 @@ def checksum(data: Any) -> str:
 
 
 def assert_finite(x: tf.Tensor, called: str = "data") -> None:
-    """Raises ValueError for NaN or infinity; works in slices to save memory."""
+    """Raises ValueError for NaN or infinity, in slices to save memory."""
     if not x.dtype.is_floating:
         return
     rows = max(1, 2**22 // max(1, x.shape[1:].num_elements()))

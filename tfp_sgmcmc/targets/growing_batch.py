@@ -17,7 +17,7 @@ from tfp_sgmcmc.targets.sharded import refuse_shards
 
 
 class GrowingBatchState(NamedTuple):
-    """The size of the next minibatch: a real number, so that 1.1 x 1 grows; used rounded up."""
+    """The size of the next minibatch, a real number that is rounded up when it is used."""
 
     size: tf.Tensor
 
@@ -31,12 +31,12 @@ class GrowingBatch(Target):
       + \frac{N}{\lceil n_k \rceil} \sum_{i \in S_k} \nabla \log p(x_i \mid \theta)
     \]
 
-    Early steps are cheap and noisy; late steps use all the data. A step gathers its minibatch in
-    chunks of the wrapped target's `batch_size`, with weight zero for surplus examples of the last.
-    Shapes are therefore static, and the cost is proportional to n_k.
+    Early steps are cheap and noisy, and late steps use all the data. A step gathers its minibatch
+    in chunks of the wrapped target's `batch_size`, with weight zero for surplus examples of the
+    last chunk. Shapes are therefore static, and the cost is proportional to n_k.
 
-    Samplers that use the covariance of the gradient noise get as many scores from every minibatch
-    as from a chunk. Score r sums up the r-th examples of all chunks. If \( w_r \) of them are used
+    Samplers that use the covariance of the gradient noise receive as many scores from a minibatch
+    as from a chunk. Score r sums the r-th examples of all chunks. If \( w_r \) of them are used
     and \( s_r \) is the sum of their scores, the sample covariance of the rows is
 
     \[
@@ -46,10 +46,10 @@ class GrowingBatch(Target):
     \]
 
     where m is the number of \( w_r > 0 \). It is unbiased for V at every size from 2 on, and
-    Sigma = c V has the factor c of that size. A minibatch of one example says nothing about V and
-    is left out of its average. Steps that a sampler takes to estimate V (`num_estimation_steps`)
-    make the minibatch grow, too. SGFS with alpha = 0 needs minibatch noise to the end and refuses
-    a minibatch that grows to all examples without replacement.
+    Sigma = c V has the factor c of that size. A minibatch of one example cannot estimate V and does
+    not enter its average. Steps in which a sampler estimates V (`num_estimation_steps`) make the
+    minibatch grow, too. SGFS with alpha = 0 needs minibatch noise to the end and refuses a
+    minibatch that grows to all examples without replacement.
 
     Examples:
       With `target` as in `MinibatchLogProb`:

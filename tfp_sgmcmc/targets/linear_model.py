@@ -1,4 +1,4 @@
-"""Log likelihoods of regressions, which depend on the weights by a linear predictor."""
+"""Log likelihoods of regressions, which depend on the weights through a linear predictor."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class LinearModel:
     \log p(y_i \mid x_i, w) = f(\eta_i, y_i), \qquad \eta_i = x_i^T w
     \]
 
-    The data of the target are a pair `(x, y)`. Targets know from this class that the gradient of
-    example i is \( f'(\eta_i, y_i) x_i \). So `ControlVariate` and `SVRG` compute differences of
-    gradients, remainders of second order, pilot probabilities and the scores of single examples by
-    a few products with x, in place of automatic differentiation. With \( d = w - \hat w \) and
+    The data of the target are a pair `(x, y)`. The gradient of example i is then
+    \( f'(\eta_i, y_i) x_i \), so `ControlVariate` and `SVRG` compute differences of gradients,
+    remainders of second order, pilot probabilities and the scores of single examples by a few
+    products with x instead of automatic differentiation. With \( d = w - \hat w \) and
     \( \hat \eta = X \hat w \), the remainders of second order add up to
 
     \[
@@ -28,9 +28,9 @@ class LinearModel:
     \]
 
     where \( \omega \) is the weight that `ControlVariate` calls w. The results are the same up to
-    rounding. This holds behind an affine bijector, too, such as that of `whiten`. A bijector that
-    is not affine is differentiated automatically, as any other log likelihood is. The derivatives
-    of f come from automatic differentiation by \( \eta \), so f is any function of the predictor:
+    rounding. Affine bijectors, such as the one of `whiten`, keep this form. With other bijectors
+    the log likelihood is differentiated automatically, as any other. Automatic differentiation with
+    respect to \( \eta \) gives the derivatives of f, so f is any function of the predictor:
     Bernoulli, Poisson, normal, Student's t, or, with several outputs, categorical.
 
     Examples:

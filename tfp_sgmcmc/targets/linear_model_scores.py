@@ -18,10 +18,10 @@ Rows = tuple[tf.Tensor, tf.Tensor]  # log likelihoods `[..., n]` and derivatives
 
 
 class _Predictor:
-    """The predictor of a batch at a state, and the way back from derivatives by it."""
+    """The predictor of a batch at a state, which can be differentiated backwards."""
 
     def __init__(self, target: ModelTarget, state: State, batch: Any):
-        # New tensors, because bijectors cache their results for a tensor under a tape that is gone.
+        # New tensors, because bijectors cache results of tensors that an earlier tape has watched.
         self._state = tf.nest.map_structure(tf.identity, state)
         with tf.GradientTape(watch_accessed_variables=False) as self._tape:
             self._tape.watch(tf.nest.flatten(self._state))
@@ -30,15 +30,16 @@ class _Predictor:
     def pull_back(self, slopes: tf.Tensor) -> State:
         """Returns the sum over examples of slopes times the Jacobian of eta, shaped as the state.
 
-        A bijector is differentiated once for each chain, not for each example.
+        A bijector is differentiated once per chain instead of once per example.
         """
         return self._tape.gradient(self.eta, self._state, output_gradients=slopes)
 
 
 def differences(target: Any, state: State, anchor: State, batch: Any) -> tuple[tf.Tensor, State]:
-    """Returns the sum of a batch's log likelihoods at `state` less that at `anchor`, `[chains...]`.
+    """Returns how much a batch's log likelihood at `state` exceeds the one at `anchor`.
 
-    The second result is the difference of the sums' gradients, in the shapes of the state.
+    The results are the difference of the sums over the batch, `[chains...]`, and the difference of
+    their gradients, in the shapes of the state.
     """
     predictor = _Predictor(target, state, batch)
     values, slopes = _of_rows(target, predictor.eta, batch)
@@ -52,7 +53,7 @@ def scores(
 ) -> tuple[tf.Tensor, State]:
     """Returns log likelihoods and gradients of the groups of a `MinibatchLogProb`'s batch.
 
-    Those of each example are multiplied by its weight, if `weights`, `[n]`, are given.
+    `weights`, `[n]`, multiply the examples if they are given.
     """
     found = _of_rows(target, target.linear_predictor(state, batch), batch)
     found = _weighted(found, weights)
@@ -105,20 +106,22 @@ def in_groups(
     return values, tape.gradient(weights, at, output_gradients=products)
 
 
-class Bends(NamedTuple):
-    """What the quadratic terms of an expansion are taken along.
+class QuadraticDirections(NamedTuple):
+    """The directions along which expansions of second order at a center keep quadratic terms.
 
     Attributes:
-      weight: the factor of the offset from the center, `[chains..., 1]`.
-      kept: the center plus the part of the weighted offset that the expansion keeps, a state.
+      offset: the state minus the center, `[chains..., D]`.
+      weight: the factor of the offset in quadratic terms, `[chains..., 1]`.
+      kept: the part of the weighted offset that quadratic terms keep, `[chains..., D]`.
     """
 
+    offset: tf.Tensor
     weight: tf.Tensor
-    kept: State
+    kept: tf.Tensor
 
 
 class LinearRemainders:
-    """What log likelihoods have beyond their expansions of second order at a center.
+    """Remainders of log likelihoods after their second-order expansions at a center.
 
     Attributes:
       at_center: the predictors of all examples at the center, `[N]` or `[N, C]`.
@@ -126,7 +129,7 @@ class LinearRemainders:
     Args:
       target: a `MinibatchLogProb` with a `linear_model`.
       center: the center, without chain dimensions.
-      is_full: whether expansions keep all of an offset. Its predictor is then known already.
+      is_full: whether expansions keep the whole offset, whose predictor is then known.
     """
 
     def __init__(self, target: Any, center: State, is_full: bool):
@@ -142,38 +145,47 @@ class LinearRemainders:
         self.at_center = tf.concat(found, axis=0)[:total]
 
     def of_sum(
-        self, state: State, bends: Bends, rows: Any, weights: tf.Tensor, at_center: tf.Tensor
+        self,
+        state: State,
+        directions: QuadraticDirections,
+        rows: Any,
+        weights: tf.Tensor,
+        at_center: tf.Tensor,
     ) -> tuple[tf.Tensor, State]:
         """Returns the remainder of the weighted sum over `rows`, and its gradient.
 
         Args:
           state: the state of the chains.
-          bends: what the quadratic terms are taken along.
+          directions: the directions of the quadratic terms.
           rows: examples.
           weights: their weights, `[..., n]`.
           at_center: their predictors at the center.
         """
         predictor = _Predictor(self._target, state, rows)
-        values, slopes = self._expand(predictor.eta, bends, rows, at_center)
+        values, slopes = self._expand(predictor.eta, directions, rows, at_center)
         total = tf.reduce_sum(weights * values, axis=-1)
         return total, predictor.pull_back(append_dims(weights, at_center) * slopes)
 
     def of_groups(
         self,
         state: State,
-        bends: Bends,
+        directions: QuadraticDirections,
         rows: Any,
         weights: tf.Tensor,
         at_center: tf.Tensor,
         num_rows: int,
     ) -> tuple[tf.Tensor, State]:
-        """Returns the remainders of `num_rows` groups; other arguments are those of `of_sum`."""
+        """Returns the remainders of `num_rows` groups; `of_sum` documents the other arguments."""
         eta = self._target.linear_predictor(state, rows)
-        values, slopes = self._expand(eta, bends, rows, at_center)
+        values, slopes = self._expand(eta, directions, rows, at_center)
         found = weights * values, append_dims(weights, at_center) * slopes
-        return in_groups(self._target, state, found, rows, num_rows, bends.weight.shape.rank - 1)
+        return in_groups(
+            self._target, state, found, rows, num_rows, directions.weight.shape.rank - 1
+        )
 
-    def squared_norms(self, states: State, bends: Bends, rows: Any, axes: tf.Tensor) -> tf.Tensor:
+    def squared_norms(
+        self, states: State, directions: QuadraticDirections, rows: Any, axes: tf.Tensor
+    ) -> tf.Tensor:
         r"""Returns each example's mean over K states of \( \sum_j (s^T a_j)^2 \), `[n]`.
 
         `axes` has the vectors \( a_j \) as rows, `[D, D]`. For derivatives r by a predictor of
@@ -181,7 +193,7 @@ class LinearRemainders:
         """
         at_center = self._target.linear_predictor(self._center, rows)
         eta = self._target.linear_predictor(states, rows)
-        slopes = self._expand(eta, bends, rows, at_center)[1]
+        slopes = self._expand(eta, directions, rows, at_center)[1]
         moved = unflatten_events(flatten_events(self._center, 0) + axes, self._center, 0)
         jacobian = self._target.linear_predictor(moved, rows) - at_center
         if slopes.shape.rank == 2:
@@ -189,14 +201,16 @@ class LinearRemainders:
         gram = tf.einsum("dnb,dnc->nbc", jacobian, jacobian)
         return tf.einsum("knb,nbc,knc->n", slopes, gram, slopes) / slopes.shape[0]
 
-    def _expand(self, eta: tf.Tensor, bends: Bends, rows: Any, at_center: tf.Tensor) -> Rows:
-        offset, weight = eta - at_center, bends.weight
+    def _expand(
+        self, eta: tf.Tensor, directions: QuadraticDirections, rows: Any, at_center: tf.Tensor
+    ) -> Rows:
+        offset, weight = eta - at_center, directions.weight
         if self._is_full:
-            along = offset * (
-                weight if offset.shape.rank == weight.shape.rank else weight[..., tf.newaxis]
-            )
+            along = offset * append_dims(weight, offset)
         else:
-            along = self._target.linear_predictor(bends.kept, rows) - at_center
+            kept = directions.kept + flatten_events(self._center, 0)
+            along = self._target.linear_predictor(unflatten_events(kept, self._center, 0), rows)
+            along -= at_center
         values, slopes = _of_rows(self._target, eta, rows)
         there, slopes_there, bend = value_and_gradient(
             lambda e: self._target.linear_model.log_prob(e, rows),

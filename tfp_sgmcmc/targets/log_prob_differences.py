@@ -12,10 +12,10 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 
 def comparable_target(target: Target) -> Target:
-    """Returns the target that `log_prob_differences` takes: `target`, or the one that it wraps.
+    """Returns the target that `log_prob_differences` accepts: `target`, or the one that it wraps.
 
-    Raises ValueError if it is neither exact nor a `MinibatchLogProb` with at least two examples in
-    a minibatch, from which the variance is estimated.
+    Raises ValueError unless it is exact, or a `MinibatchLogProb` with at least two examples in a
+    minibatch, which estimate the variance.
     """
     base = getattr(target, "target", target)
     if isinstance(base, MinibatchLogProb):
@@ -50,8 +50,8 @@ def log_prob_differences(
     `noise_scale`, and the variance in S has the divisor n - 1. For two draws of a nearly Gaussian
     posterior of d parameters, tempered by T, var D is about 2 d T (N - n) / n.
 
-    `target` is what `comparable_target` returned. `states` has R states along the first axis of
-    every part. Both results are `[R - 1, chains...]`; the variances of an exact target are zero.
+    `comparable_target` returned `target`. `states` has R states along the first axis of every part.
+    Both results are `[R - 1, chains...]`. The variances of an exact target are zero.
     """
 
     def difference(x: tf.Tensor) -> tf.Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import (
     boolean,
     count_of_examples,
@@ -28,17 +28,19 @@ from tfp_sgmcmc.internal.nest import (
 from tfp_sgmcmc.targets import linear_model_scores
 from tfp_sgmcmc.targets.base import GradientEstimate, check_signature, value_and_gradient
 from tfp_sgmcmc.targets.bijectors import check_bijectors, is_joint
-from tfp_sgmcmc.targets.chain_groups import group_size, map_groups
-from tfp_sgmcmc.targets.chunking import sum_over_chunks, with_given_gradient
+from tfp_sgmcmc.targets.chunking import (
+    chains_per_group,
+    map_groups,
+    sum_over_chunks,
+    with_given_gradient,
+)
 from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
 from tfp_sgmcmc.targets.model_target import ModelTarget
 from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
 
-Draw = Callable[[Any], tf.Tensor]  # chain shape -> indices
-
 
 class EpochState(NamedTuple):
-    """The position of the chains in their epochs: the seed of all permutations, and the steps."""
+    """The position of the chains in their epochs: the permutations' seed and the step number."""
 
     key: tf.Tensor
     step: tf.Tensor
@@ -122,7 +124,7 @@ class MinibatchLogProb(ModelTarget):
       TypeError: a function is not callable, or the data are not numeric.
     """
 
-    curvature: Any = None  # a `LowRank` that `quadratic_at` takes as it is
+    curvature: Any = None  # a known expansion, which `quadratic_at` returns
 
     def __init__(
         self,
@@ -142,11 +144,10 @@ class MinibatchLogProb(ModelTarget):
         num_groups: int | None = None,
     ):
         super().__init__(log_prior_fn, log_likelihood_fn, bijector)
-        self._score_fn = score_fn if score_fn is None else function("score_fn", score_fn)
-        self.has_score_fn = score_fn is not None
-        boolean("replacement", replacement)
-        boolean("shared_batch", shared_batch)
-        one_of("reshuffle", reshuffle, ("step", "epoch", "symmetric"))
+        self._set_score_fn(score_fn, num_groups)
+        self.replacement = boolean("replacement", replacement)
+        self.shared_batch = boolean("shared_batch", shared_batch)
+        self.reshuffle = one_of("reshuffle", reshuffle, ("step", "epoch", "symmetric"))
         allowed = reshuffle == "step" or not replacement
         expected = f"False with reshuffle={reshuffle!r}, which draws without replacement"
         require("replacement", replacement, allowed, expected)
@@ -159,30 +160,42 @@ class MinibatchLogProb(ModelTarget):
         self.batch_size = count_of_examples("batch_size", batch_size, self.num_examples)
         for leaf in tf.nest.flatten(self._data):
             assert_finite(leaf)
-        self.replacement, self.shared_batch, self.reshuffle = replacement, shared_batch, reshuffle
-        total, n = self.num_examples, self.batch_size
-        self.noise_scale = total * (total if replacement else total - n) / n
+        n = self.batch_size
+        self.noise_scale = noise_scale(self.num_examples, n, replacement)
         if num_groups is not None:
             integer("num_groups", num_groups, 0)
             divides = num_groups >= 2 and n % num_groups == 0
             expected = f"a divisor of batch_size = {n} and at least 2"
             require("num_groups", num_groups, divides, expected)
-        if score_fn is not None and (bijector is not None or num_groups is not None):
-            raise ValueError(
-                "score_fn must be given without bijector and num_groups, because it returns single "
-                "examples' scores of unconstrained parameters. "
-                f"Received: bijector={bijector}, num_groups={num_groups}."
-            )
         self.num_scores = rows = n if num_groups is None else num_groups
         self.group_size = n // rows
         self.row_bytes = sum(
             leaf.dtype.size * leaf.shape[1:].num_elements() for leaf in tf.nest.flatten(self._data)
         )
-        # A loop copies each chunk, which takes small data twice as long as a single evaluation.
-        is_small = total <= 2**17 and total * self.row_bytes <= 2**25
         if chunk_size is None:
-            chunk_size = total if is_small else min(max(n, 2**22 // max(1, self.row_bytes)), total)
-        self.chunk_size = count_of_examples("chunk_size", chunk_size, total)
+            chunk_size = self._default_chunk_size()
+        self.chunk_size = count_of_examples("chunk_size", chunk_size, self.num_examples)
+
+    def _set_score_fn(self, score_fn: Any, num_groups: int | None) -> None:
+        self._score_fn = score_fn if score_fn is None else function("score_fn", score_fn)
+        if score_fn is not None and (self.bijector is not None or num_groups is not None):
+            raise ValueError(
+                "score_fn must be given without bijector and num_groups, because it returns single "
+                "examples' scores of unconstrained parameters. "
+                f"Received: bijector={self.bijector}, num_groups={num_groups}."
+            )
+
+    def _default_chunk_size(self) -> int:
+        # A loop copies each chunk, which takes small data twice as long as a single evaluation.
+        total, row_bytes = self.num_examples, max(1, self.row_bytes)
+        if total <= 2**17 and total * self.row_bytes <= 2**25:
+            return total
+        return min(max(self.batch_size, 2**22 // row_bytes), total)
+
+    @property
+    def has_score_fn(self) -> bool:
+        """Whether scores come from a `score_fn` of the user."""
+        return self._score_fn is not None
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         state = convert_state(state_from_call(args, kwargs))
@@ -192,31 +205,25 @@ class MinibatchLogProb(ModelTarget):
             lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )
 
-    def with_bijector(self, bijector: Any, curvature: Any = None) -> MinibatchLogProb:
-        """Returns this target with another bijector, and what is known of its curvature there."""
+    def with_bijector(self, bijector: Any, curvature: Any = None) -> Self:
+        """Returns this target with another bijector, and its curvature in these coordinates."""
         check_bijectors(bijector)
         other = copy.copy(self)
         other.bijector, other._is_joint = bijector, is_joint(bijector)
         other.curvature = curvature
         return other
 
-    def with_minibatches(self, batch_size: int) -> MinibatchLogProb:
-        """Returns this target with another batch size, in its plain form.
-
-        Every step then draws a new minibatch, and scores are those of single examples, by automatic
-        differentiation.
-        """
+    def with_minibatches(self, batch_size: int) -> Self:
+        """Returns this target with another batch size, and without epochs, groups or `score_fn`."""
         other = copy.copy(self)
         n = count_of_examples("batch_size", batch_size, self.num_examples)
         other.batch_size, other.num_scores, other.group_size = n, n, 1
-        other.reshuffle = "step"
-        other._score_fn, other.has_score_fn = None, False
-        total = self.num_examples
-        other.noise_scale = total * (total if self.replacement else total - n) / n
+        other.reshuffle, other._score_fn = "step", None
+        other.noise_scale = noise_scale(self.num_examples, n, self.replacement)
         return other
 
     def bootstrap(self, state: State) -> Any:
-        # Raises here, before the first step, if something does not fit.
+        # Raises errors of the user's functions before the first step.
         value_and_gradient(
             lambda s: self.log_prior(s) + self._sum_of_slice(s, 0, self.batch_size), state
         )
@@ -226,8 +233,8 @@ class MinibatchLogProb(ModelTarget):
     def _check_another_size(self, state: State) -> None:
         """Raises ValueError if log likelihoods have the right shape only because sizes coincide.
 
-        If n equals the number of chains, say, then theta without `[..., None]` broadcasts against
-        the examples. Another number of examples shows it.
+        If n equals the number of chains, for example, theta without `[..., None]` broadcasts
+        against the examples. Another number of examples reveals this.
         """
         sizes = {n for x in tf.nest.flatten(state) for n in x.shape}
         others = [n for n in range(2, self.num_examples + 1) if n not in sizes][:1]
@@ -253,25 +260,29 @@ class MinibatchLogProb(ModelTarget):
         with_scores: bool = True,
     ) -> GradientEstimate:
         state = convert_state(state)
-        draw, target_state = self.next_draw(seed, target_state)
-        noise_scale = tf.constant(self.noise_scale, tf.nest.flatten(state)[0].dtype)
+        indices_of, target_state = self.next_indices(seed, target_state)
         size = None
-        if probe is None and not with_scores and not self.shared_batch:
-            size = group_size(self.chain_shape(state), self.batch_size * self.row_bytes)
+        if not (with_scores or self.shared_batch) and probe is None and xla.compiles_for_cpu():
+            size = chains_per_group(self.chain_shape(state), self.batch_size * self.row_bytes)
         if size is None:
             estimate = self.estimate_from(
-                lambda chains: self.rows(draw(chains)), state, probe, with_scores, self.num_examples
+                lambda chains: self.rows(indices_of(self, chains)),
+                state,
+                probe,
+                with_scores,
+                self.num_examples,
             )
         else:
             prior = value_and_gradient(self.log_prior, state, connected=False)[:2]
-            parts = map_groups(
+            found = map_groups(
                 lambda s, i: self.scaled_sum(s, self.rows(i), [size], self.num_examples),
                 state,
-                draw(prior[0].shape),
+                indices_of(self, prior[0].shape),
                 size,
             )
-            log_prob, gradient = tf.nest.map_structure(tf.add, prior, parts)
+            log_prob, gradient = tf.nest.map_structure(tf.add, prior, found)
             estimate = GradientEstimate(gradient, log_prob)
+        noise_scale = tf.constant(self.noise_scale, estimate.log_prob.dtype)
         return estimate._replace(target_state=target_state, noise_scale=noise_scale)
 
     def estimate_from(
@@ -307,7 +318,7 @@ class MinibatchLogProb(ModelTarget):
     ) -> tuple[tf.Tensor, State]:
         """Returns log likelihoods of a minibatch, single or summed over groups, and gradients.
 
-        Those of each example are multiplied by its weight, if `weights`, `[n]`, are given.
+        `weights`, `[n]`, multiply the examples if they are given.
         """
         chain_ndims, n = len(chain_shape), self.batch_size
         if self._score_fn is not None:
@@ -338,7 +349,7 @@ class MinibatchLogProb(ModelTarget):
     def sum_over_chunks(self, state: State, size: int, probe: State = None) -> tuple[Any, ...]:
         """Returns the sum of all log likelihoods and its gradient, `size` examples at a time.
 
-        With a `probe` it also returns the sum's Hessian times the probe.
+        With a `probe`, the sum's Hessian times the probe is the third result.
         """
         found = sum_over_chunks(self._sum_of_slice, state, self.num_examples, size, probe)
         return found[:2] if probe is None else found
@@ -352,40 +363,35 @@ class MinibatchLogProb(ModelTarget):
         return tf.reduce_sum(self.log_likelihood(state, chunk, size), axis=-1)
 
     def rows(self, indices: tf.Tensor) -> Any:
-        """Returns the examples of the given indices, `[..., n]`, as leaves `[..., n, ...]`."""
+        """Returns the examples with the given indices, `[..., n]`, as leaves `[..., n, ...]`."""
         return tf.nest.map_structure(lambda x: tf.gather(x, indices), self._data)
-
-    def next_draw(self, seed: tf.Tensor, target_state: Any) -> tuple[Draw, Any]:
-        """Returns the next draw, and the target state after it."""
-        seed = random.as_seed(seed)
-        if self.reshuffle == "step":
-            return functools.partial(self.draw, seed, tf.range(self.batch_size)), target_state
-        key, step = target_state or _first_epoch()
-        key = tf.where(step == 0, seed, key)
-
-        def draw(chain_shape: Any) -> tf.Tensor:
-            chains = [] if self.shared_batch else chain_shape
-            return random.epoch_indices(
-                key,
-                step,
-                self.batch_size,
-                self.num_examples,
-                chains,
-                is_symmetric=self.reshuffle == "symmetric",
-            )
-
-        return draw, EpochState(key, step + 1)
 
     def next_indices(self, seed: tf.Tensor, target_state: Any) -> tuple[Callable[..., Any], Any]:
         """Returns the next minibatch, a function (part of this target, chain shape) -> indices.
 
         The second result is the target state after it.
         """
-        draw, target_state = self.next_draw(seed, target_state)
-        return lambda part, chain_shape: draw(chain_shape), target_state
+        seed = random.as_seed(seed)
+        if self.reshuffle == "step":
+            positions = tf.range(self.batch_size)
+            return lambda part, chains: part.draw(seed, positions, chains), target_state
+        key, step = target_state or _first_epoch()
+        key = tf.where(step == 0, seed, key)
+
+        def indices_of(part: MinibatchLogProb, chains: Any) -> tf.Tensor:
+            return random.epoch_indices(
+                key,
+                step,
+                part.batch_size,
+                part.num_examples,
+                [] if part.shared_batch else chains,
+                is_symmetric=part.reshuffle == "symmetric",
+            )
+
+        return indices_of, EpochState(key, step + 1)
 
     def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any) -> tf.Tensor:
-        """Returns the indices at `positions` of the sequence of examples that `seed` names."""
+        """Returns the indices at `positions` in the sequence of examples that `seed` determines."""
         draw = random.uniform_indices if self.replacement else random.permuted_indices
         return draw(seed, positions, self.num_examples, [] if self.shared_batch else chain_shape)
 
@@ -398,6 +404,11 @@ def checked_target(target: Any) -> MinibatchLogProb:
             f"Received: a {type(target).__name__}.{getattr(target, 'wrapping_advice', '')}"
         )
     return target
+
+
+def noise_scale(total: int, n: int, replacement: bool) -> float:
+    """Returns c for minibatches of n of N = `total` examples."""
+    return total * (total if replacement else total - n) / n
 
 
 def _first_epoch() -> EpochState:

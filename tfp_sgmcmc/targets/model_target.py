@@ -1,4 +1,4 @@
-"""Targets that are made from a model: its log prior and the log likelihood of each example."""
+"""The base class of targets made from a log prior and the log likelihood of each example."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ from tfp_sgmcmc.targets.linear_model import LinearModel
 
 
 class ModelTarget(Target):
-    """Checks what the functions of a model return. Arguments are those of `MinibatchLogProb`."""
+    """Evaluates a model's log prior and log likelihood, and checks their results.
 
-    row_weights: Any = None  # factors of a minibatch's rows in its sums, `[n]`, unless they are 1
-    number = 0  # that names it among the parts of a target
+    `MinibatchLogProb` documents the arguments.
+    """
+
+    row_weights: Any = None  # factors of a minibatch's rows in its sums, `[n]`; None for ones
+    number = 0  # of this target among the parts of a target
+    replicas: Any = None  # the `Replicas` that hold the parts of a target
 
     def __init__(
         self,
@@ -39,6 +43,8 @@ class ModelTarget(Target):
 
     def constrain(self, state: State) -> State:
         """Maps an unconstrained state (or samples of it) to the parameters of the model."""
+        if self.bijector is None:
+            return state
         if self._is_joint:
             return map_jointly(self.bijector, self.bijector.forward, state)
         return map_bijectors(self.bijector, lambda b, x: b.forward(x), state)
@@ -57,24 +63,24 @@ class ModelTarget(Target):
         return map_bijectors(self.bijector, lambda b, x: b.inverse(x), state)
 
     def weighted(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns values of a minibatch's examples, `[..., n]`, times their weights."""
+        """Multiplies values of a minibatch's examples, `[..., n]`, by their weights."""
         if self.row_weights is None:
             return values
         return values * tf.cast(self.row_weights, values.dtype)
 
     @property
     def parts(self) -> list[Any]:
-        """The parts of this target that this process holds: itself, unless it is in parts."""
+        """The parts of this target in this process; a target that is not split is its only part."""
         return [self]
 
     def summed(self, fn: Callable[[Any], Any]) -> Any:
-        """Returns `fn(self)`, sums over examples. A target in parts adds `fn` of its parts."""
+        """Returns `fn(self)`, sums over examples. A target in parts adds those of its parts."""
         return fn(self)
 
     def gathered(self, fn: Callable[[Any], Any], axis: int) -> Any:
-        """Returns `fn(self)`, rows of a minibatch along `axis` whose sample covariance matters.
+        """Returns `fn(self)`, rows along `axis`, whose sample covariance estimates V.
 
-        A target in parts joins the rows that `fn` returns of its parts. Their sum stays the same.
+        A target in parts joins the rows `fn(part)` of its parts, without changing their sum.
         """
         del axis
         return fn(self)
@@ -144,7 +150,7 @@ class ModelTarget(Target):
 
 
 def _explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -> None:
-    """Raises an error that says what a user's function was given, if that is the likely cause."""
+    """Raises an error that names the inputs of a user's function, if they are a likely cause."""
     parts, leaves = tf.nest.flatten(state), tf.nest.flatten(batch)
     dtype, dtypes = parts[0].dtype.name, sorted({x.dtype.name for x in leaves})
     if leaves and dtypes != [dtype]:

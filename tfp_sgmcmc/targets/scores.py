@@ -24,7 +24,7 @@ def mapped_scores(
 ) -> tuple[tf.Tensor, State, State]:
     """Returns sums of log likelihoods over equal groups of a minibatch, and their derivatives.
 
-    These are gradients, and Hessians times `probe` (`()` without a probe). Shapes are
+    The derivatives are gradients, and Hessians times `probe` (`()` without a probe). Shapes are
     `[chains..., num_rows]`, and `[chains..., num_rows, event...]` for each part.
 
     Args:
@@ -35,7 +35,7 @@ def mapped_scores(
       chain_ndims: number of chain dimensions of `state`.
       batch_ndims: number of chain dimensions of `batch`.
       map_fn: maps a function over elements, like `tf.vectorized_map`.
-      probe: what the Hessians are multiplied by, like `state`.
+      probe: a vector that the Hessians multiply, structured as `state`.
     """
 
     def in_groups(x: tf.Tensor) -> tf.Tensor:
@@ -67,10 +67,10 @@ def combine_scores(
     num_examples: int,
     batch_size: int,
 ) -> tuple[tf.Tensor, State, State]:
-    """Adds N/n times the sums over a minibatch to a log posterior and gradient known so far.
+    """Adds N/n times the sums over a minibatch to a log posterior and its gradient.
 
-    `values` and their gradients `scores` are those of `mapped_scores`. Returns the log posterior,
-    its gradient, and scores whose sample covariance estimates V.
+    `mapped_scores` returns the `values` and `scores`. Returns the log posterior, its gradient, and
+    scores whose sample covariance estimates V.
     """
     scale, axis = num_examples / batch_size, log_prob.shape.rank
     gradient = tf.nest.map_structure(
@@ -83,7 +83,7 @@ def combine_scores(
 
 
 def check_scores(scores: State, state: State, num_rows: int, chain_ndims: int) -> State:
-    """Returns what a user's `score_fn` returned, packed as the state; checks the shapes."""
+    """Packs the result of a user's `score_fn` as the state, and checks its shapes."""
     if hasattr(state, "_asdict") and isinstance(scores, Mapping) and {*scores} == {*state._fields}:
         scores = type(state)(**scores)  # by name, because a dict has another order
     parts, given = tf.nest.flatten(state), tf.nest.flatten(scores)

@@ -1,29 +1,29 @@
-"""The log posterior of data in shards, which the replicas of a strategy hold between them."""
+"""The log posterior of data in shards, which are distributed over the replicas of a strategy."""
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
-from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import accepts, boolean, function, integer, require
 from tfp_sgmcmc.internal.nest import State, convert_state, state_from_call, static_or_dynamic_shape
-from tfp_sgmcmc.internal.replicas import Replicas, current
+from tfp_sgmcmc.internal.replicas import current, device_scope
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.chunking import with_given_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.model_target import ModelTarget
 from tfp_sgmcmc.targets.scores import combine_scores
-from tfp_sgmcmc.targets.shards import check_sizes, load_shards, on_device_of
-from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb, noise_scale
+from tfp_sgmcmc.targets.shards import load_shards
+from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb
 
 
 class ShardedLogProb(MinibatchLogProb):
-    r"""Log posterior of N examples in S shards, which replicas hold between them.
+    r"""Log posterior of N examples in S shards, which are distributed over replicas.
 
     \[
     g(\theta) = \nabla \log p(\theta)
@@ -41,11 +41,11 @@ class ShardedLogProb(MinibatchLogProb):
     Made in the scope of a `tf.distribute.MirroredStrategy` or `MultiWorkerMirroredStrategy` with R
     replicas, replica r holds the shards s with s % R = r. `load_shard` is called for these alone,
     in the process of that replica. `sgmcmc.sample`, called by all workers alike in the same scope,
-    takes each step on all replicas. A replica computes its share of the gradient, XLA compiles
-    that, and shares are summed. Chains, their noise and the kernel's results are the same on all
-    replicas. Without a strategy all shards are held here, as by a `MinibatchLogProb`.
+    takes each step on all replicas. Each replica computes its share of the gradient, in a function
+    that XLA compiles, and the shares are summed. Chains, their noise and the kernel's results are
+    the same on all replicas. Without a strategy this process holds all shards.
 
-    The target takes the place of a `MinibatchLogProb` for kernels, `ControlVariate`, `find_center`,
+    The target replaces a `MinibatchLogProb` for kernels, `ControlVariate`, `find_center`,
     `preflight` and `largest_curvature`.
 
     Examples:
@@ -89,9 +89,9 @@ class ShardedLogProb(MinibatchLogProb):
     Raises:
       ValueError: there are fewer shards than replicas; `batch_size` or `num_groups` is not a
         multiple of `num_shards`; a shard is empty, not finite or smaller than n/S; shards have
-        different forms, or not `num_examples` rows together; workers differ in an argument, in
+        different forms, or not `num_examples` rows in total; workers differ in an argument, in
         their version of this library or of TensorFlow, or one cannot load its shards; the strategy
-        is of another kind, or was told of no workers; the target is used in another scope.
+        is of another kind, or has no workers; the target is used in another scope.
       TypeError: a function is not callable, or the data are not numeric.
     """
 
@@ -124,17 +124,13 @@ class ShardedLogProb(MinibatchLogProb):
             _check_multiple("num_groups", num_groups, num_shards)
             divides = batch_size % num_groups == 0
             require("num_groups", num_groups, divides, f"a divisor of batch_size = {batch_size}")
-        if score_fn is not None and (bijector is not None or num_groups is not None):
-            raise ValueError(
-                "score_fn must be given without bijector and num_groups. "
-                f"Received: bijector={bijector}, num_groups={num_groups}."
-            )
+        self._set_score_fn(score_fn, num_groups)
         self.replacement = boolean("replacement", replacement)
         self.shared_batch = boolean("shared_batch", shared_batch)
         self._jit_compile = boolean("jit_compile", jit_compile)
-        self.reshuffle, self._score_fn, self.has_score_fn = "step", score_fn, score_fn is not None
-        self._replicas = current()
-        count = 1 if self._replicas is None else self._replicas.count
+        self.reshuffle = "step"
+        self.replicas = current()
+        count = self.num_replicas
         if count > num_shards:
             raise ValueError(
                 f"num_shards must be at least {count}, the number of replicas, each of which holds "
@@ -149,25 +145,20 @@ class ShardedLogProb(MinibatchLogProb):
             "num_groups": num_groups,
         }
         shards, sizes, self.row_bytes, self.checksums = load_shards(
-            load_shard, num_shards, dtype, self._replicas, arguments
+            load_shard, num_shards, dtype, self.replicas, arguments
         )
         rows = batch_size if num_groups is None else num_groups
         strata = Strata(sizes, batch_size // num_shards, rows // num_shards, self.replacement)
-        check_sizes(strata, self.num_examples)
-        is_small = num_examples <= 2**17 and num_examples * self.row_bytes <= 2**25
+        strata.check(num_examples)
         if chunk_size is None:
-            least = 2**22 // max(1, self.row_bytes)
-            chunk_size = num_examples if is_small else min(max(batch_size, least), num_examples)
+            chunk_size = self._default_chunk_size()
         self.chunk_size = integer("chunk_size", chunk_size, 1)
         options = dict(
-            replacement=replacement,
-            shared_batch=shared_batch,
-            bijector=bijector,
-            score_fn=score_fn,
+            replacement=replacement, shared_batch=shared_batch, bijector=bijector, score_fn=score_fn
         )
         self._parts: dict[int, StratifiedLogProb] = {}
         for replica in self._held:
-            with on_device_of(self._replicas, replica):
+            with device_scope(self.replicas, replica):
                 numbers = [*range(replica, num_shards, count)]
                 own = [shards.pop(s) for s in numbers]
                 size = min(self.chunk_size, sum(int(strata.sizes[s]) for s in numbers))
@@ -180,12 +171,7 @@ class ShardedLogProb(MinibatchLogProb):
     @property
     def num_replicas(self) -> int:
         """R, the number of replicas that hold the shards."""
-        return 1 if self._replicas is None else self._replicas.count
-
-    @property
-    def replicas(self) -> Replicas | None:
-        """The replicas that hold the shards; None for one."""
-        return self._replicas
+        return 1 if self.replicas is None else self.replicas.count
 
     @property
     def parts(self) -> list[Any]:
@@ -194,54 +180,49 @@ class ShardedLogProb(MinibatchLogProb):
 
     @property
     def _held(self) -> list[int]:
-        return [0] if self._replicas is None else self._replicas.held
+        return [0] if self.replicas is None else self.replicas.held
 
     def _set(self, strata: Strata) -> None:
-        self._strata, self.noise_scale = strata, noise_scale(strata)
+        self._strata, self.noise_scale = strata, strata.noise_scale
         self.batch_size = self.num_shards * strata.per_shard
-        # A single row of each shard says nothing about the covariance within shards.
+        # A single row of each shard cannot estimate the covariance within shards.
         rows = strata.rows_per_shard
         self.num_scores = self.num_shards * rows if rows > 1 else 1
         self.group_size = strata.per_shard // rows
 
-    def with_bijector(self, bijector: Any, curvature: Any = None) -> ShardedLogProb:
+    def with_bijector(self, bijector: Any, curvature: Any = None) -> Self:
         other = super().with_bijector(bijector, curvature)
-        assert isinstance(other, ShardedLogProb)
-        other._parts = {}
-        for replica, part in self._parts.items():
-            part = part.with_bijector(bijector)
-            assert isinstance(part, StratifiedLogProb)
-            other._parts[replica] = part
+        other._parts = {r: x.with_bijector(bijector) for r, x in self._parts.items()}
         return other
 
-    def with_minibatches(self, batch_size: int) -> ShardedLogProb:
+    def with_minibatches(self, batch_size: int) -> Self:
         integer("batch_size", batch_size, self.num_shards, self.num_examples)
         _check_multiple("batch_size", batch_size, self.num_shards)
         size = batch_size // self.num_shards
         strata = self._strata._replace(per_shard=size, rows_per_shard=size)
-        check_sizes(strata, self.num_examples)
+        strata.check(self.num_examples)
         return self._with_strata(strata)
 
-    def with_replacement(self) -> ShardedLogProb:
-        """Returns this target for minibatches whose examples are drawn with replacement."""
+    def with_replacement(self) -> Self:
+        """Returns this target with examples drawn with replacement."""
         other = self._with_strata(self._strata._replace(replacement=True))
         other.replacement = True
         return other
 
-    def _with_strata(self, strata: Strata) -> ShardedLogProb:
+    def _with_strata(self, strata: Strata) -> Self:
         other = copy.copy(self)
         other._parts = {r: x.with_strata(strata) for r, x in self._parts.items()}
-        other._score_fn, other.has_score_fn = None, False
+        other._score_fn = None
         other._set(strata)
         return other
 
-    def with_most(self, max_examples: int) -> ShardedLogProb:
+    def with_most(self, max_examples: int) -> Self:
         """Returns this target with the largest minibatch of up to `max_examples` examples."""
         most = min(int(self._strata.sizes.min()), max_examples // self.num_shards)
         return self.with_minibatches(self.num_shards * max(1, most))
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        if self._replicas is None:
+        if self.replicas is None:
             return self._parts[0](*args, **kwargs)
         state = convert_state(state_from_call(args, kwargs))
         return self.log_prior(state) + with_given_gradient(
@@ -260,7 +241,7 @@ class ShardedLogProb(MinibatchLogProb):
         with_scores: bool = True,
     ) -> GradientEstimate:
         num_scores = 1 if self.num_scores == 1 else None
-        if self._replicas is None:
+        if self.replicas is None:
             estimate = self._parts[0].estimate(state, seed, target_state, probe, with_scores)
             return estimate._replace(num_scores=num_scores)
         state = convert_state(state)
@@ -300,83 +281,66 @@ class ShardedLogProb(MinibatchLogProb):
             lambda part: part.sum_over_chunks(state, min(size, part.num_examples), probe)
         )
 
-    def summed(self, fn: Callable[[Any], Any], compiles: bool = True) -> Any:
-        """Returns the sums `fn(part)` over the parts of all replicas."""
-        held = self._replicas
-        if held is None:
+    def summed(self, fn: Callable[[Any], Any]) -> Any:
+        """Returns the sums of `fn(part)` over the parts of all replicas."""
+        if self.replicas is None:
             return fn(self._parts[0])
-        if held.here() is None:
-            once = tf.executing_eagerly()
-            return held.run(lambda: self.summed(fn, not once))
-        return held.total(self._share(fn, compiles))
+        return self._on_replicas(lambda share: self.replicas.total(share(fn)))
 
-    def gathered(self, fn: Callable[[Any], Any], axis: int, compiles: bool = True) -> Any:
+    def gathered(self, fn: Callable[[Any], Any], axis: int) -> Any:
         """Returns the rows `fn(part)` of all replicas, `[chains..., rows, ...]`.
 
-        Their sample covariance, about their one mean, estimates V within shards.
+        Their sample covariance about their common mean estimates V within shards.
         """
-        held = self._replicas
-        if held is None:
-            return self._parts[0].gathered(fn, axis)
-        if held.here() is None:
-            once = tf.executing_eagerly()
-            return held.run(lambda: self.gathered(fn, axis, not once))
+        replicas, part = self.replicas, self._parts[self._held[0]]
+        if replicas is None:
+            return part.gathered(fn, axis)
 
         def local(part: StratifiedLogProb) -> Any:
             rows = fn(part)
             return part.spread(rows, axis), part.sums(rows, axis)
 
-        rows, sums = self._share(local, compiles)
-        replica, part = held.here(), self._parts[self._held[0]]
-        own = len(range(replica or 0, self.num_shards, self.num_replicas))
-        per_shard = tf.nest.flatten(rows)[0].shape[axis] // own
-        rows, sums = held.joined(rows, axis, self.num_shards * per_shard), held.total(sums)
-        return part.restored(rows, sums, axis)
+        def join(share: Callable[[Any], Any]) -> Any:
+            rows, sums = share(local)
+            own = len(range(replicas.here() or 0, self.num_shards, replicas.count))
+            per_shard = tf.nest.flatten(rows)[0].shape[axis] // own
+            rows = replicas.joined(rows, axis, self.num_shards * per_shard)
+            return part.restored(rows, replicas.total(sums), axis)
 
-    def _share(self, fn: Callable[[Any], Any], compiles: bool) -> Any:
-        """Returns `fn` of the part of this replica, compiled by XLA unless it runs once only."""
-        assert self._replicas is not None
-        replica = self._replicas.here()
-        assert replica is not None
-        part = self._parts[replica]
+        return self._on_replicas(join)
+
+    def _on_replicas(self, fn: Callable[[Callable[[Any], Any]], Any]) -> Any:
+        """Returns `fn(share)`, on this replica within a step, or on all replicas between steps.
+
+        `share(g)` returns `g(part)` of the replica's part, compiled by XLA unless it runs once.
+        """
+        replicas = self.replicas
+        if replicas.here() is None:
+            compiles = not tf.executing_eagerly()
+            return replicas.run(lambda: fn(functools.partial(self._share, compiles=compiles)))
+        return fn(self._share)
+
+    def _share(self, fn: Callable[[Any], Any], compiles: bool = True) -> Any:
+        part = self._parts[self.replicas.here()]
         if not (self._jit_compile and compiles) or tf.executing_eagerly():
             return fn(part)
         return traced(lambda: fn(part), jit_compile=True)()
 
-    def next_indices(self, seed: tf.Tensor, target_state: Any) -> tuple[Callable[..., Any], Any]:
-        seed = random.as_seed(seed)
-        return lambda part, chain_shape: part.draw(seed, None, chain_shape), target_state
-
     def rows(self, indices: tf.Tensor) -> Any:
-        return self._whole("rows").rows(indices)
-
-    def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any) -> tf.Tensor:
-        return self._whole("draw").draw(seed, positions, chain_shape)
-
-    def scores(
-        self, state: State, batch: Any, chain_shape: Any, weights: Any = None
-    ) -> tuple[tf.Tensor, State]:
-        return self._whole("scores").scores(state, batch, chain_shape, weights)
-
-    def scaled_sum(self, state: State, batch: Any, chain_shape: Any, total: int) -> tf.Tensor:
-        return self._whole("scaled_sum").scaled_sum(state, batch, chain_shape, total)
-
-    def _whole(self, wanted: str) -> StratifiedLogProb:
-        """Returns the part that holds all shards; raises ValueError if replicas share them."""
-        if self._replicas is not None:
+        if self.replicas is not None:
             raise ValueError(
                 f"A ShardedLogProb on {self.num_replicas} replicas cannot be used where all "
-                f"examples are needed in one place ({wanted}). Kernels, ControlVariate, "
-                "find_center with L-BFGS, preflight and largest_curvature take it; everything else "
-                "takes one replica."
+                "examples are needed in one place. Kernels, ControlVariate, find_center with "
+                "L-BFGS, preflight and largest_curvature take it. Everything else needs a single "
+                "replica."
             )
-        return self._parts[0]
+        return self._parts[0].rows(indices)
 
 
 def refuse_shards(name: str, target: Any, replicas_alone: bool = False) -> None:
-    """Raises ValueError for a `ShardedLogProb`, which `name` does not take.
+    """Raises ValueError for a `ShardedLogProb`, which `name` does not accept.
 
-    With `replicas_alone` it is refused only if several replicas hold it.
+    With `replicas_alone` the error is raised only if several replicas hold the target.
     """
     target = getattr(target, "target", target)
     if not isinstance(target, ShardedLogProb):

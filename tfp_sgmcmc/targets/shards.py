@@ -1,8 +1,7 @@
-"""The shards of a data set: which ones a process holds, and whether all fit together."""
+"""Loads the shards of a data set that a process holds, and checks that all fit together."""
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,16 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import __version__
-from tfp_sgmcmc.internal.replicas import Replicas
+from tfp_sgmcmc.internal.replicas import Replicas, device_scope
 from tfp_sgmcmc.targets.data import as_tensors, assert_finite, checksum, form_of, leading_axis
-from tfp_sgmcmc.targets.stratified import Strata
 
 
 class Shards(NamedTuple):
     """The shards of a data set.
 
     Attributes:
-      held: the data of those that this process holds, by number.
+      held: the data of the shards in this process, by number.
       sizes: number of rows of each shard, `[S]`.
       row_bytes: bytes of a row.
       checksums: a checksum of the rows of each shard.
@@ -39,13 +37,13 @@ def load_shards(
     replicas: Replicas | None,
     arguments: dict[str, Any],
 ) -> Shards:
-    """Loads the shards that the replicas of this process hold, r those with s % R == r.
+    """Loads the shards of this process; replica r holds the shards s with s % R == r.
 
     Args:
       load_shard: shard number -> nest of arrays.
       num_shards: S.
-      dtype: what floating arrays are cast to; None keeps them.
-      replicas: all replicas; None is one replica, which holds all shards.
+      dtype: dtype to which floating arrays are cast; None keeps them.
+      replicas: all replicas; None means one replica, which holds all shards.
       arguments: JSON values that must be the same on all workers.
 
     Raises:
@@ -59,12 +57,12 @@ def load_shards(
         for replica in [0] if replicas is None else replicas.held:
             for s in range(replica, num_shards, 1 if replicas is None else replicas.count):
                 name = f"load_shard({s})"
-                with on_device_of(replicas, replica):
+                with device_scope(replicas, replica):
                     shards[s] = as_tensors(load_shard(s), dtype, name)
                 rows = leading_axis(shards[s], name)
                 for leaf in tf.nest.flatten(shards[s]):
                     assert_finite(leaf, name)
-                # JSON has strings for names.
+                # Names in JSON are strings.
                 described[str(s)] = [rows, *form_of(shards[s]), checksum(shards[s])]
         return shards, described
 
@@ -86,35 +84,6 @@ def load_shards(
             )
     _warn_of_equal(checksums)
     return Shards(held, np.array(sizes, np.int64), row_bytes[0], list(checksums))
-
-
-def on_device_of(replicas: Replicas | None, replica: int) -> Any:
-    """Returns a context in which tensors are made on the device of a replica of this process."""
-    return tf.device(None if replicas is None else replicas.device_of(replica))
-
-
-def on_device_of_part(target: Any, part: Any) -> Any:
-    """Returns a context in which tensors are made where a part of a target is."""
-    replicas = getattr(target, "replicas", None)
-    return contextlib.nullcontext() if replicas is None else on_device_of(replicas, part.number)
-
-
-def check_sizes(strata: Strata, num_examples: int) -> None:
-    """Raises ValueError unless the shards have N rows, and each has as many as are drawn of it."""
-    total, count = int(strata.sizes.sum()), len(strata.sizes)
-    if total != num_examples:
-        sizes = ", ".join(map(str, strata.sizes[:10])) + (" ..." if count > 10 else "")
-        raise ValueError(
-            f"num_examples must be {total}, the number of rows of all shards. Received: "
-            f"{num_examples}, and shards of {sizes} rows."
-        )
-    smallest = int(strata.sizes.argmin())
-    if not strata.replacement and strata.sizes[smallest] < strata.per_shard:
-        raise ValueError(
-            f"batch_size must be at most {count * strata.sizes[smallest]}, because it takes "
-            f"equally many rows of each shard, and shard {smallest} has {strata.sizes[smallest]}. "
-            f"Received: {count * strata.per_shard} with {count} shards."
-        )
 
 
 def _warn_of_equal(checksums: Sequence[str]) -> None:

@@ -1,17 +1,17 @@
-"""The log posterior of examples in shards, with as many of each shard in every minibatch."""
+"""The log posterior of examples in shards, with equally many of each in every minibatch."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.nest import State
-from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, noise_scale
 
 
 class Strata(NamedTuple):
@@ -34,6 +34,29 @@ class Strata(NamedTuple):
         r"""Factors \( N_s S / N \) of the shards' sums, relative to N/n times the sum of all."""
         return self.sizes * len(self.sizes) / self.sizes.sum()
 
+    @property
+    def noise_scale(self) -> float:
+        """c of the whole minibatch: N (N - n) / n, or N^2 / n with replacement."""
+        n = len(self.sizes) * self.per_shard
+        return noise_scale(int(self.sizes.sum()), n, self.replacement)
+
+    def check(self, num_examples: int) -> None:
+        """Raises ValueError unless shards have N rows in all, and each as many as are drawn."""
+        total, count = int(self.sizes.sum()), len(self.sizes)
+        if total != num_examples:
+            sizes = ", ".join(map(str, self.sizes[:10])) + (" ..." if count > 10 else "")
+            raise ValueError(
+                f"num_examples must be {total}, the number of rows of all shards. Received: "
+                f"{num_examples}, and shards of {sizes} rows."
+            )
+        smallest = int(self.sizes.argmin())
+        if not self.replacement and self.sizes[smallest] < self.per_shard:
+            raise ValueError(
+                f"batch_size must be at most {count * self.sizes[smallest]}, because it takes "
+                f"equally many rows of each shard, and shard {smallest} has "
+                f"{self.sizes[smallest]}. Received: {count * self.per_shard} with {count} shards."
+            )
+
     def spreads(self, q: int) -> np.ndarray:
         r"""Returns factors \( a_s \) of q weighted scores about their shard's mean, `[S]`.
 
@@ -50,10 +73,10 @@ class Strata(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A shard whose examples are drawn apart from those of others.
+    """A shard whose examples are drawn independently of other shards.
 
     Attributes:
-      number: its number, which with a seed names its draws; None for all examples.
+      number: its number, which with a seed determines its draws; None for all examples.
       start: its first example, in the order of all shards.
       size: number of its examples.
     """
@@ -73,13 +96,13 @@ def shards_of(part: MinibatchLogProb) -> list[Shard]:
 class StratifiedLogProb(MinibatchLogProb):
     """The rows of some shards, or of all, as a part of a `ShardedLogProb`.
 
-    N, n and the number of scores are those of these rows. Sums over a minibatch are scaled as those
-    of all shards are.
+    N, n and the number of scores count these rows. Sums over a minibatch have the scale of sums
+    over all shards.
 
     Args:
       functions: log prior and log likelihood.
       shards: the shards' data, nests of tensors.
-      numbers: the shards' numbers, which with a seed name their draws.
+      numbers: the shards' numbers, which with a seed determine their draws.
       strata: how a minibatch is drawn.
       options: further arguments of `MinibatchLogProb`.
     """
@@ -104,7 +127,7 @@ class StratifiedLogProb(MinibatchLogProb):
         held, m = len(self._numbers), strata.per_shard
         self._strata, self.batch_size = strata, held * m
         self.num_scores, self.group_size = held * strata.rows_per_shard, m // strata.rows_per_shard
-        self.noise_scale = noise_scale(strata)
+        self.noise_scale = strata.noise_scale
         self._sum_scale = strata.sizes.sum() / (len(strata.sizes) * m)
         dtype = next((x.dtype for x in tf.nest.flatten(self._data) if x.dtype.is_floating), None)
         weights = strata.weights[self._numbers]
@@ -112,11 +135,10 @@ class StratifiedLogProb(MinibatchLogProb):
         if not np.all(weights == 1):
             self.row_weights = tf.constant(np.repeat(weights, m), dtype or tf.float32)
 
-    def with_strata(self, strata: Strata) -> StratifiedLogProb:
-        """Returns this part for minibatches that are drawn in another way."""
+    def with_strata(self, strata: Strata) -> Self:
+        """Returns this part with minibatches that are drawn as `strata` describes."""
         other = copy.copy(self)
-        other.replacement = strata.replacement
-        other._score_fn, other.has_score_fn = None, False
+        other.replacement, other._score_fn = strata.replacement, None
         other._set(strata)
         return other
 
@@ -130,7 +152,7 @@ class StratifiedLogProb(MinibatchLogProb):
     def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any) -> tf.Tensor:
         """Returns the indices of a minibatch: m rows of each shard, in the order of `shards`.
 
-        `positions` are those of the whole minibatch, which is all that is ever drawn.
+        `positions` is not used, because only whole minibatches are drawn.
         """
         del positions
         draw = random.uniform_indices if self.replacement else random.permuted_indices
@@ -143,7 +165,7 @@ class StratifiedLogProb(MinibatchLogProb):
         return found[0] if len(found) == 1 else tf.concat(found, axis=-1)
 
     def scaled_sum(self, state: State, batch: Any, chain_shape: Any, total: int) -> tf.Tensor:
-        """Returns the sum of these shards' log likelihoods, each times its shard's N_s/m."""
+        """Returns the sum of these shards' log likelihoods, weighted by N_s/m for shard s."""
         del total
         values = self.log_likelihood(state, batch, self.batch_size, chain_shape)
         return self._sum_scale * tf.reduce_sum(self.weighted(values), axis=-1)
@@ -157,7 +179,7 @@ class StratifiedLogProb(MinibatchLogProb):
         return super().scores(state, batch, chain_shape, both)
 
     def gathered(self, fn: Callable[[Any], Any], axis: int) -> Any:
-        """Returns the rows `fn(self)` of all shards, with the covariance of a stratified sum."""
+        """Returns the rows `fn(self)`, rescaled to the covariance of a stratified sum."""
         rows = fn(self)
         return self.restored(self.spread(rows, axis), self.sums(rows, axis), axis)
 
@@ -166,12 +188,12 @@ class StratifiedLogProb(MinibatchLogProb):
         return tf.nest.map_structure(lambda x: tf.reduce_sum(x, axis), rows)
 
     def spread(self, rows: Any, axis: int) -> Any:
-        """Returns rows about the means of their shards, times the shards' spread."""
+        """Returns rows minus the means of their shards, times the shards' spread."""
 
         def of(x: tf.Tensor) -> tf.Tensor:
             held = len(self._numbers)
             q = x.shape[axis] // held
-            if q == 1:  # nothing is known of the covariance within a shard
+            if q == 1:  # one row per shard has no covariance within the shard
                 return x
             shape, behind, inner = tf.shape(x), x.shape.rank - axis - 1, [held, q]
             spreads = self._strata.spreads(q)[self._numbers]
@@ -183,7 +205,7 @@ class StratifiedLogProb(MinibatchLogProb):
         return tf.nest.map_structure(of, rows)
 
     def restored(self, rows: Any, sums: Any, axis: int) -> Any:
-        """Returns spread rows of all shards with the mean that `sums` tells."""
+        """Adds the mean of the original rows, given their `sums`, to the spread rows."""
 
         def of(x: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
             count = x.shape[axis]
@@ -192,9 +214,3 @@ class StratifiedLogProb(MinibatchLogProb):
             return x + tf.expand_dims(t / count, axis)
 
         return tf.nest.map_structure(of, rows, sums)
-
-
-def noise_scale(strata: Strata) -> float:
-    """Returns c of the whole minibatch: N (N - n) / n, or N^2 / n with replacement."""
-    total, n = int(strata.sizes.sum()), len(strata.sizes) * strata.per_shard
-    return total * (total if strata.replacement else total - n) / n

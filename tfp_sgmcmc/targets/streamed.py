@@ -16,7 +16,7 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 
 class StreamState(NamedTuple):
-    """Minibatches that wait in the results of a kernel.
+    """Minibatches in the results of a kernel that later steps will use.
 
     Attributes:
       batches: nest of arrays `[K, n, ...]`.
@@ -37,12 +37,12 @@ class StreamedLogProb(Target):
     Each step uses the next batch, for all chains, epoch after epoch. `sgmcmc.sample` reads
     `batches_per_read` batches at a time, in advance. Other drivers cycle through the first ones.
 
-    A `tf.data.Dataset` is iterated anew in each epoch. A run that resumes within an epoch skips the
-    batches that it has used, which is exact, bit for bit, if batches come in the same order each
-    time. A `shuffle` in the dataset changes the order: the chain is as good, but cannot be resumed.
-    `sgmcmc.sample` warns of this when a run in a directory starts, and on resuming refuses batches
-    that differ from those of the checkpoint's last read. A function of the epoch, as in the
-    example, shuffles each epoch and can be resumed.
+    A `tf.data.Dataset` is iterated again in each epoch. A run that resumes within an epoch skips
+    the batches that it has used, so that it continues bit for bit if batches have the same order
+    each time. With a `shuffle` in the dataset the chain is as good, but cannot be resumed.
+    `sgmcmc.sample` warns of this when a run in a directory starts, and refuses to resume with
+    batches other than the checkpoint's. A function of the epoch, as in the example, shuffles each
+    epoch and can be resumed.
 
     Examples:
       With `x` and `tfd` as in `MinibatchLogProb`:
@@ -65,8 +65,8 @@ class StreamedLogProb(Target):
         epoch's number to one. Contents and order of the batches should be random: shuffle the files
         if the dataset is not shuffled.
       num_examples: N; an epoch has N/n batches, rounded down.
-      batches_per_read: K, the number of batches in the kernel's results, and so in checkpoints.
-        Memory holds a few times as many.
+      batches_per_read: K, the number of batches in the kernel's results and in checkpoints. Memory
+        holds a few times as many.
       bijector: see `MinibatchLogProb`.
       score_fn: see `MinibatchLogProb`.
       num_groups: see `MinibatchLogProb`.
@@ -111,7 +111,9 @@ class StreamedLogProb(Target):
         self._epoch_batches = self.num_examples // size
         cardinality = int(epoch.cardinality())
         if cardinality == tf.data.INFINITE_CARDINALITY:
-            raise ValueError("dataset must be one epoch, without .repeat(). Received: no end.")
+            raise ValueError(
+                "dataset must be one epoch, without .repeat(). Received: an infinite dataset."
+            )
         if cardinality not in (self._epoch_batches, tf.data.UNKNOWN_CARDINALITY):
             raise self._wrong_epoch(0, cardinality, size)
         first = next(iter(epoch), None)
@@ -120,7 +122,7 @@ class StreamedLogProb(Target):
         first = as_tensors(first, None, "dataset")
         for leaf in tf.nest.flatten(first):
             assert_finite(leaf, "dataset")
-        #: The posterior of the first batch, for what does not depend on the data.
+        #: The posterior of the first batch, which evaluates priors, likelihoods and scores.
         self.of_one_batch = MinibatchLogProb(
             log_prior_fn,
             log_likelihood_fn,
@@ -136,7 +138,7 @@ class StreamedLogProb(Target):
         self.noise_scale = self.num_examples * (self.num_examples - size) / size
 
     def reads(self, start: int = 0) -> Iterator[Any]:
-        """Yields batches `[K, n, ...]` without end, beginning with the batch of step `start`."""
+        """Yields batches `[K, n, ...]` endlessly, beginning with the batch of step `start`."""
         epoch, skipped = divmod(start, self._epoch_batches)
         rest: Any = None
         while True:
@@ -166,9 +168,9 @@ class StreamedLogProb(Target):
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        """Returns the log posterior by a pass over epoch 0, whose sum is scaled to N examples.
+        """Returns the log posterior from a pass over epoch 0, whose sum is scaled to N examples.
 
-        It is evaluated eagerly, and has first derivatives only.
+        It is evaluated eagerly, and has only first derivatives.
 
         Raises:
           ValueError: the call is in a `tf.function`.
@@ -231,7 +233,7 @@ def _refuse_replicas() -> None:
     count = tf.distribute.get_strategy().num_replicas_in_sync
     if count > 1:
         raise ValueError(
-            "StreamedLogProb must be used on one replica, because a chain that goes on in the same "
-            "place needs one order of batches. Received: a strategy of "
-            f"{count} replicas. A ShardedLogProb holds a share of the data on each replica."
+            "StreamedLogProb must be used on one replica, because only one order of batches can be "
+            f"resumed. Received: a strategy of {count} replicas. A ShardedLogProb holds a share of "
+            "the data on each replica."
         )

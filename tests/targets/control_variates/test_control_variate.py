@@ -53,7 +53,7 @@ def test_mean_and_covariance_over_all_minibatches(
 
 @pytest.mark.parametrize("with_scores", [True, False])
 def test_no_noise_at_the_center(with_scores: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = regression(3, 5)
+    base = regression(3, 5, score_fn=score)
     target = sgmcmc.ControlVariate(base, CENTER)
     count = give_every_minibatch(monkeypatch, base)
     estimate = target.estimate(at(CENTER, count), [0, 0], with_scores=with_scores)
@@ -83,7 +83,7 @@ MUTATIONS = {
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_wrong_estimates_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutations fail; other examples at the center give no bias, but too much noise."""
-    base = regression(3, 5)
+    base = regression(3, 5, score_fn=score)
     target = sgmcmc.ControlVariate(base, CENTER)
     broken = mutant(AnchoredTarget, MUTATIONS[name])
     monkeypatch.setattr(
@@ -98,7 +98,7 @@ def test_wrong_estimates_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_pass_of_epochs_adds_up_to_the_full_gradient() -> None:
-    base = regression(5, reshuffle="epoch", shared_batch=True)
+    base = regression(5, reshuffle="epoch", shared_batch=True, score_fn=score)
     target = sgmcmc.ControlVariate(base, CENTER)
     estimate = tf.function(target.estimate, autograph=False)
     carried, gradients = target.bootstrap(at(THETA, 2)), []
@@ -114,7 +114,7 @@ def test_every_pass_of_epochs_adds_up_to_the_full_gradient() -> None:
 
 
 def test_made_inside_a_compiled_function() -> None:
-    base = regression()
+    base = regression(score_fn=score)
 
     @tf.function(jit_compile=True, autograph=False)
     def gradient(center: tf.Tensor) -> tf.Tensor:
@@ -125,7 +125,14 @@ def test_made_inside_a_compiled_function() -> None:
     np.testing.assert_allclose(gradient(tf.constant(CENTER)), expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(list, marks=pytest.mark.slow), tuple, dict])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(list, marks=pytest.mark.slow),
+        pytest.param(tuple, marks=pytest.mark.thorough),
+        dict,
+    ],
+)
 def test_parts_and_bijectors(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """A location [2] and a positive scale [] have an unconstrained center, like the state."""
     four = tf.constant(4.0, tf.float64)

@@ -27,15 +27,23 @@ FAR = CENTER + [2.0, -1.5]  # there w < 1
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("theta", [THETA, FAR], ids=["near", "far"])
 @pytest.mark.parametrize(
-    ("num_examples", "batch_size", "options"),
+    ("theta", "num_examples", "batch_size", "options"),
     [
-        (6, 2, dict(replacement=False)),
-        (5, 3, dict(replacement=True)),
-        (5, 4, dict(replacement=False, num_groups=2)),
+        pytest.param(
+            theta,
+            *sizes,
+            options,
+            marks=[pytest.mark.thorough] if theta is FAR and sizes != (6, 2) else [],
+            id=f"{name}-{'far' if theta is FAR else 'near'}",
+        )
+        for theta in (THETA, FAR)
+        for name, sizes, options in (
+            ("without replacement", (6, 2), dict(replacement=False)),
+            ("with", (5, 3), dict(replacement=True)),
+            ("groups", (5, 4), dict(replacement=False, num_groups=2)),
+        )
     ],
-    ids=["without replacement", "with", "groups"],
 )
 def test_moments_over_all_minibatches(
     theta: Any, num_examples: int, batch_size: int, options: Any, monkeypatch: pytest.MonkeyPatch
@@ -70,7 +78,9 @@ def test_moments_in_whitened_coordinates(center: Any, monkeypatch: pytest.Monkey
         check_moments(target.estimate(at(np.array(z), count), [0, 0]), value, gradient)
 
 
-@pytest.mark.parametrize("theta", [THETA, FAR], ids=["near", "far"])
+@pytest.mark.parametrize(
+    "theta", [pytest.param(THETA, marks=pytest.mark.thorough), FAR], ids=["near", "far"]
+)
 def test_moments_with_unequal_probabilities(theta: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All 4^3 ordered draws, each with its probability: the mean is exactly the gradient."""
     base = regression(3, 4)
@@ -138,7 +148,9 @@ def test_scores_in_float32_without_xla() -> None:
     def scores(state: Any) -> Any:
         return target.estimate(state, tf.constant([1, 2]), with_scores=True).scores
 
-    here, compiled = (tf.function(scores, jit_compile=jit)(state) for jit in (False, True))
+    here, compiled = (
+        tf.function(scores, jit_compile=jit, autograph=False)(state) for jit in (False, True)
+    )
     np.testing.assert_allclose(here, compiled, rtol=1e-4, atol=1e-5)
     assert here.shape == [3, 6, 2] and np.std(here) > 1e-3
 
@@ -168,7 +180,9 @@ def test_parts_bijectors_chains_and_xla(kind: type) -> None:
         lambda s: sgmcmc.targets.base.call_with_state(base, s), state
     )
     eager = target.estimate(state, tf.constant([1, 2]))
-    compiled = tf.function(lambda s: target.estimate(s, tf.constant([1, 2]))[:3], jit_compile=True)
+    compiled = tf.function(
+        lambda s: target.estimate(s, tf.constant([1, 2]))[:3], jit_compile=True, autograph=False
+    )
     tf.nest.map_structure(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8), eager[:3], compiled(state)
     )

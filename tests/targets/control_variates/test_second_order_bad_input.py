@@ -15,7 +15,6 @@ import tfp_sgmcmc as sgmcmc
 from tests.targets.logistic_regression import CENTER, X, Y, at, log_prior, regression
 
 DATA = {"x": X, "y": Y}
-FORMS = ("full", "low_rank", "diag")
 
 
 def model(log_likelihood: Any, prior: Any = log_prior) -> sgmcmc.MinibatchLogProb:
@@ -38,7 +37,8 @@ def check_refused(target: Any, center: Any, form: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [pytest.param(f, marks=[pytest.mark.slow] if f == "low_rank" else []) for f in FORMS]
+    "form",
+    ["full", *(pytest.param(f, marks=pytest.mark.thorough) for f in ("low_rank", "diag"))],
 )
 @pytest.mark.parametrize(
     ("log_likelihood", "prior", "message"),
@@ -65,12 +65,18 @@ def test_models_that_are_refused(log_likelihood: Any, prior: Any, message: str, 
     check_refused(model(log_likelihood, prior), tf.constant(CENTER), form, message)
 
 
-@pytest.mark.parametrize("form", ["full", "low_rank"])
+@pytest.mark.parametrize("form", [pytest.param("full", marks=pytest.mark.thorough), "low_rank"])
 def test_a_saddle_of_the_prior_is_refused(form: Any) -> None:
     saddle = model(
         lambda t, b: 1e-3 * tf.sin(linear(t, b)), lambda t: 0.5 * t[..., 0] ** 2 - t[..., 1] ** 2
     )
     check_refused(saddle, tf.constant(CENTER), form, "must be negative definite")
+
+
+def test_an_indefinite_diagonal_is_refused() -> None:
+    upward = model(lambda t, b: 0.2 * linear(t, b) ** 2)
+    with pytest.raises(ValueError, match="must be negative definite"):
+        sgmcmc.whiten(upward, tf.constant(CENTER), "diag")
 
 
 def test_a_center_that_is_no_mode_is_warned_of() -> None:

@@ -99,7 +99,9 @@ def test_moments_over_all_minibatches(
             check_moments(target.estimate(at(theta, count), [0, 0]), value, gradient)
 
 
-@pytest.mark.parametrize("theta", [THETA, FAR], ids=["near", "far"])
+@pytest.mark.parametrize(
+    "theta", [pytest.param(THETA, marks=pytest.mark.thorough), FAR], ids=["near", "far"]
+)
 @pytest.mark.parametrize(
     ("sizes", "batch_size", "options"),
     [

@@ -14,7 +14,7 @@ from tests.harness.gaussian_mean import sgld_covariance
 from tests.harness.linear_regression import LinearRegression
 from tests.harness.mutation import mutant
 from tests.harness.statistics import Rejected, check_covariance
-from tests.targets.logistic_regression import GENERATOR, in_parts, regression
+from tests.targets.logistic_regression import GENERATOR, in_parts, regression, score
 from tfp_sgmcmc.targets.anchored import Anchor
 from tfp_sgmcmc.targets.control_variates.svrg import SVRGState
 
@@ -77,7 +77,7 @@ def test_by_default_anchors_move_once_a_pass() -> None:
 
 
 def test_epochs_of_the_wrapped_target_go_on() -> None:
-    base = regression(5, reshuffle="epoch", shared_batch=True)
+    base = regression(5, reshuffle="epoch", shared_batch=True, score_fn=score)
     target = sgmcmc.SVRG(base, update_every=6)
     estimate = tf.function(target.estimate, autograph=False)
     start, theta = tf.ones([2, 2], tf.float64), tf.zeros([2, 2], tf.float64)
@@ -90,7 +90,7 @@ def test_epochs_of_the_wrapped_target_go_on() -> None:
     assert int(carried.target_state.step) == 6
     # The five minibatches after the first one hold all examples that the first one does not.
     others = base.draw(carried.target_state.key, tf.range(5, 30), [2]).numpy()
-    rest = regression(25, num_examples=30)
+    rest = regression(25, num_examples=30, score_fn=score)
     seen, centre = (
         np.sum(rest.scores(t, rest.rows(tf.constant(others)), [])[1].numpy(), axis=-2)
         for t in (theta[0], start[0])
@@ -115,7 +115,7 @@ def test_mean_and_covariance_over_all_minibatches(
     replacement: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mean is the full gradient and the covariance is c E[V hat], up to rounding."""
-    base = regression(3, 5, replacement=replacement)
+    base = regression(3, 5, replacement=replacement, score_fn=score)
     target = sgmcmc.SVRG(base, update_every=5)
     count = give_every_minibatch(monkeypatch, base)
     theta, anchor = GENERATOR.standard_normal([2, 2])

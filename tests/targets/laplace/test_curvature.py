@@ -36,8 +36,15 @@ def largest(matrix: np.ndarray) -> float:
     return float(np.linalg.eigvals(matrix).real.max())
 
 
-@pytest.mark.parametrize("dtype", [tf.float64, tf.float32])
-@pytest.mark.parametrize("options", [{}, {"chunk_size": 7}], ids=["at once", "in chunks"])
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (tf.float32, {}),
+        (tf.float64, {"chunk_size": 7}),
+        pytest.param(tf.float64, {}, marks=pytest.mark.thorough),
+        pytest.param(tf.float32, {"chunk_size": 7}, marks=pytest.mark.thorough),
+    ],
+)
 def test_logistic_regression(dtype: tf.DType, options: dict[str, Any]) -> None:
     target, state = regression(dtype, **options), tf.constant(THETA[0], dtype)
     expected = largest(hessian(THETA[0]))

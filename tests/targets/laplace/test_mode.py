@@ -45,7 +45,10 @@ def newton() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("start", "dtype"),
-    [(np.zeros(3), tf.float64), (3.0 / SCALES, tf.float32)],
+    [
+        pytest.param(np.zeros(3), tf.float64, marks=pytest.mark.thorough),
+        (3.0 / SCALES, tf.float32),
+    ],
     ids=["zero, float64", "far, float32"],
 )
 def test_lbfgs_finds_the_mode_whatever_the_scales(start: np.ndarray, dtype: tf.DType) -> None:

@@ -11,8 +11,9 @@ import datasets
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import GaussianMean
 from tests.targets.logistic_regression import log_likelihood, log_prior
-from tfp_sgmcmc.targets.laplace import mode_report
-from tfp_sgmcmc.targets.laplace.newton import newton_step
+from tfp_sgmcmc.targets.laplace import mode
+from tfp_sgmcmc.targets.laplace.mode import newton_step
+from tfp_sgmcmc.targets.laplace.quadratic import hessian_products
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 MODEL = GaussianMean(num_examples=40)
@@ -41,8 +42,8 @@ def test_nothing_is_computed_before_it_is_used(monkeypatch: pytest.MonkeyPatch) 
         calls.append(args)
         return quadratic_at(*args)
 
-    quadratic_at = mode_report.quadratic_at
-    monkeypatch.setattr(mode_report, "quadratic_at", counted)
+    quadratic_at = mode.quadratic_at
+    monkeypatch.setattr(mode, "quadratic_at", counted)
     _, report = sgmcmc.find_center(MODEL.target(10, score_fn=None), tf.zeros([3]))
     assert "expansion" not in repr(report) and repr(report).startswith("CenterReport(converged=")
     assert not calls
@@ -55,7 +56,9 @@ def dense(hessian: Any) -> np.ndarray:
     return (hessian.to_dense() if is_operator else hessian).numpy()
 
 
-@pytest.mark.parametrize("form", ["full", "low_rank", "diag"])
+@pytest.mark.parametrize(
+    "form", [pytest.param("full", marks=pytest.mark.thorough), "low_rank", "diag"]
+)
 def test_laplace_has_the_curvature_of_its_form(form: Any) -> None:
     _, report = sgmcmc.find_center(
         MODEL.target(10, tf.float64, score_fn=None), np.zeros(3), tolerance=1e-9, hessian=form
@@ -121,7 +124,7 @@ def test_newton_ends_what_lbfgs_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     gradient = x.T @ (y - 1 / (1 + np.exp(-x @ theta))) - theta
     assert np.abs(gradient).max() < 1e-3
     # The control: L-BFGS alone does not arrive.
-    monkeypatch.setattr(sgmcmc.targets.center, "MOST_NEWTON_DIMENSIONS", 11)
+    monkeypatch.setattr(mode, "MOST_NEWTON_DIMENSIONS", 11)
     with pytest.warns(UserWarning, match="ended after 10 iterations of 'lbfgs' at a gradient"):
         _, report = sgmcmc.find_center(target, np.zeros(12), max_iterations=10, tolerance=1e-6)
     assert not report.converged and report.num_newton_steps == 0
@@ -152,7 +155,7 @@ def test_a9a_with_a_normal_prior_converges() -> None:
 def climb(target: Any, theta: float, most: int = 30) -> list[float]:
     """Returns the states of Newton steps in one dimension."""
     path = [theta]
-    products = sgmcmc.targets.quadratic.hessian_products(target, tf.zeros([], tf.float64))
+    products = hessian_products(target, tf.zeros([], tf.float64))
 
     def log_posterior(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         value, gradient = tfp.math.value_and_gradient(target, x[0])

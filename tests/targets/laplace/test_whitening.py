@@ -53,9 +53,9 @@ def test_parts_and_bijectors(kind: str) -> None:
     log_prob = sgmcmc.targets.base.call_with_state(base, base.unconstrain(parameters))
     difference = whitened(z) - log_prob
     quadratic = quadratic_at(base, center)
-    expected = np.linalg.slogdet(quadratic.factor())[1]
+    expected = np.linalg.slogdet(quadratic.factor)[1]
     np.testing.assert_allclose(difference, np.full(5, expected), rtol=1e-10)
-    hessian = quadratic_at(whitened, tf.zeros([3], tf.float64), "full").posterior
+    hessian = quadratic_at(whitened, tf.zeros([3], tf.float64), "full").hessian
     np.testing.assert_allclose(hessian, -np.eye(3), atol=1e-9)
     # Estimates and their scores follow from the chain rule.
     state = tf.zeros([2, 3], tf.float64)

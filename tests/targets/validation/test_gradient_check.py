@@ -44,8 +44,19 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("name", BUGS)
-@pytest.mark.parametrize("batch_size", [7, pytest.param(25, marks=pytest.mark.slow), 50])
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    [
+        *((name, 7) for name in BUGS),
+        ("batch normalised", 50),
+        *(
+            pytest.param(name, size, marks=pytest.mark.thorough)
+            for name in BUGS
+            for size in (25, 50)
+            if (name, size) != ("batch normalised", 50)
+        ),
+    ],
+)
 def test_likelihoods_that_depend_on_the_batch(name: str, batch_size: int) -> None:
     with pytest.raises(ValueError, match="do not add up to the full one: .* over all N = 50"):
         sgmcmc.preflight(target(BUGS[name], batch_size), tf.constant([0.7, -0.2]))
@@ -89,8 +100,14 @@ STATES = [0.3, [0.3, -2.0], [[0.1, 0.2], [3.0, 100.0]]]
 CHUNKS = [{}, {"chunk_size": 3}, {"chunk_size": 50}]
 
 
-@pytest.mark.parametrize("chains", [0, 1, 2])
-@pytest.mark.parametrize("size", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("size", "chains"),
+    [
+        pytest.param(i, j, marks=[] if i == j else [pytest.mark.thorough])
+        for i in range(3)
+        for j in range(3)
+    ],
+)
 def test_right_targets_pass(size: int, chains: int) -> None:
     """Tests a Latin square of the 27 triples of state, batch size and chunks."""
     options = CHUNKS[(size + chains) % 3]
@@ -191,7 +208,14 @@ def quadratic(*precisions: float) -> Any:
 
 @pytest.mark.parametrize(
     "step_size",
-    [0.99, tf.constant([0.99, 0.5]), [0.99], lambda step: 0.99 / (1 + tf.cast(step, tf.float32))],
+    [
+        0.99,
+        tf.constant([0.99, 0.5]),
+        pytest.param([0.99], marks=pytest.mark.thorough),
+        pytest.param(
+            lambda step: 0.99 / (1 + tf.cast(step, tf.float32)), marks=pytest.mark.thorough
+        ),
+    ],
 )
 def test_stable_steps_pass(step_size: Any) -> None:
     """The curvature is that of the 51 terms of prior and data, in a metric of 4 / 51."""
@@ -204,7 +228,13 @@ def test_stable_steps_pass(step_size: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "step_size", [1.01, tf.constant([0.5, 1.01]), [1.01], lambda step: tf.constant(1.01)]
+    "step_size",
+    [
+        pytest.param(1.01, marks=pytest.mark.thorough),
+        pytest.param(tf.constant([0.5, 1.01]), marks=pytest.mark.thorough),
+        [1.01],
+        lambda step: tf.constant(1.01),
+    ],
 )
 def test_unstable_steps_are_told_with_the_largest_stable_one(step_size: Any) -> None:
     message = (
@@ -229,8 +259,16 @@ def test_a_step_for_each_part_is_compared_with_the_curvature_there() -> None:
             assert found.is_stable == is_stable
 
 
-@pytest.mark.parametrize("reshuffle", ["epoch", "symmetric"])
-@pytest.mark.parametrize("wrap", [lambda t: t, sgmcmc.SVRG], ids=["plain", "wrapped"])
+@pytest.mark.parametrize(
+    ("wrap", "reshuffle"),
+    [
+        (lambda t: t, "symmetric"),
+        (sgmcmc.SVRG, "epoch"),
+        pytest.param(lambda t: t, "epoch", marks=pytest.mark.thorough),
+        pytest.param(sgmcmc.SVRG, "symmetric", marks=pytest.mark.thorough),
+    ],
+    ids=["plain symmetric", "wrapped epoch", "plain epoch", "wrapped symmetric"],
+)
 def test_epochs_too_long_for_their_noise_to_cancel_are_told(reshuffle: Any, wrap: Any) -> None:
     """The curvature is 51, K = 10, and the lengths of an epoch are K eps a / 2 and K h sqrt(a)."""
     drawn = wrap(target(normal, 5, reshuffle=reshuffle))

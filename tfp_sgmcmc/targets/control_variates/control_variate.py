@@ -32,10 +32,10 @@ class ControlVariate(AnchoredTarget):
     covariance of g is c V, where V is the covariance of the s_i and of the order of the squared
     distance to the center. Centered at the mode of a posterior of d parameters, minibatches of a
     few times d examples have little noise in its region, however large N is. The s_i are also the
-    scores that samplers receive. The constructor evaluates the sum over all N examples once; an
+    scores that samplers receive. The constructor evaluates the sum over all N examples once. An
     estimate evaluates its minibatch at two states.
 
-    With `order=2` the Hessians of the log likelihoods at the center are taken off, too. With
+    With `order=2` the Hessians of the log likelihoods at the center are subtracted, too. With
     \( d = \theta - \hat\theta \), the Hessian \( H_l \) of the sum of all log likelihoods at the
     center, the Hessian H of the log posterior there, and examples drawn with probabilities
     \( q_i \),
@@ -50,8 +50,8 @@ class ControlVariate(AnchoredTarget):
     w = \min\left(1, \frac{1.5 D}{d^T (-H) d}\right).
     \]
 
-    The noise is then of the order of the fourth power of the distance. w depends on the state
-    alone, so g has no bias. It keeps the noise bounded far from the center. The constructor takes
+    The noise is then of the order of the fourth power of the distance. w keeps the noise bounded
+    far from the center, without a bias because it depends only on the state. The constructor takes
     D Hessian-vector products with all data, and keeps two matrices of D x D.
 
     With more than 4096 entries, or `hessian="low_rank"`, the Hessians of the log likelihoods act
@@ -63,7 +63,7 @@ class ControlVariate(AnchoredTarget):
 
     with P, U and s as in `whiten`. \( H_l Q d \) is \( (H_l B) (B^T P d) \), where \( H_l B \),
     `[D, k]`, is summed over all data, so g has no bias whatever U is. Along the other directions
-    the noise is that of `order=1`. A target that `whiten` made by low rank keeps its U, with P = I.
+    the noise is as with `order=1`. A target that `whiten` made by low rank keeps its U, with P = I.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
@@ -87,14 +87,14 @@ class ControlVariate(AnchoredTarget):
       target: a `MinibatchLogProb`.
       center: one state without chain dimensions, such as `find_center` returns, in the structure
         and dtype of the states to sample (unconstrained if the target has a bijector).
-      order: 1 takes off the gradients at the center, 2 the Hessians, too.
+      order: 1 subtracts the gradients at the center, 2 also the Hessians.
       importance: the \( q_i \) of `order=2`. None draws minibatches as the target does. An array
         `[N]` of positive numbers is scaled to sum to one, and examples are drawn with replacement.
         `"pilot"` takes them in proportion to the root mean square of \( |s_i| \), in units of
         Laplace's approximation, at 16 draws from it, plus 5 % of the mean. It takes 16 passes over
         the data, and matters where a few examples have large remainders. A `ShardedLogProb` draws
         n/S examples of each of its S shards, in proportion to the \( q_i \) within the shard,
-        which are scaled to sum to 1/S. An array has the examples of shard 0, those of shard 1, and
+        which are scaled to sum to 1/S. An array has the examples of shard 0, then of shard 1, and
         so on.
       hessian: the form of the Hessians of `order=2`: `"full"`, `"low_rank"`, or `"auto"`, which is
         full up to 4096 entries and low rank beyond.
@@ -102,11 +102,11 @@ class ControlVariate(AnchoredTarget):
     Raises:
       TypeError: the target is not a plain `MinibatchLogProb`; the center is not floating.
       ValueError: the center has NaN or infinite entries, chain dimensions, or a gradient that is
-        not finite. With `order=2`: the center is no mode, as H is not negative definite or not
-        finite; D is above 4096 with `hessian="full"`; the log likelihood has no second derivatives,
+        not finite. With `order=2`: H is not finite or not negative definite, as at a mode; D is
+        above 4096 with `hessian="full"`; the log likelihood has no second derivatives,
         or only zeros (it is piecewise linear); the target has a `score_fn`; `importance` is not N
-        positive numbers. `order=1` takes all but the last. At bootstrap: states have another
-        structure, shape or dtype than the center.
+        positive numbers. At bootstrap: states have another structure, shape or dtype than the
+        center.
 
     References:
       J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth. Control variates for stochastic gradient

@@ -1,4 +1,4 @@
-"""Which examples second-order control variates draw: those whose remainders are large."""
+"""Importance sampling of the examples whose second-order remainders are large."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import require
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.replicas import device_scope
 from tfp_sgmcmc.internal.xla import traced
-from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRank
+from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRankHessian
 from tfp_sgmcmc.targets.laplace.quadratic import Quadratic
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
-from tfp_sgmcmc.targets.shards import on_device_of_part
 from tfp_sgmcmc.targets.stratified import shards_of
 
 _NUM_DRAWS = 16
-_MIXED = 0.05  # of the mean, which every example gets: remainders at other states differ
+_MIXED = 0.05  # of the mean, added to all, because remainders at other states differ
 
 
 class WeightedDraws:
@@ -33,10 +33,10 @@ class WeightedDraws:
       probabilities: the \( q_i \) of the part's examples.
 
     Args:
-      target: the target, whose number of shards and examples count.
+      target: the target, which determines N and S.
       part: the part of the target.
-      weights: of the part's examples, to which the \( r_i \) are in proportion.
-      dtype: dtype of the weights.
+      weights: weights of the part's examples, to which the \( r_i \) are proportional.
+      dtype: dtype of the weights of a minibatch.
     """
 
     def __init__(self, target: Any, part: Any, weights: np.ndarray, dtype: tf.DType):
@@ -64,7 +64,11 @@ class WeightedDraws:
 
 
 def weighted_draws(
-    target: Any, importance: Any, quadratic: Quadratic | LowRank, center: State, squared_norms: Any
+    target: Any,
+    importance: Any,
+    quadratic: Quadratic | LowRankHessian,
+    center: State,
+    squared_norms: Any,
 ) -> dict[int, WeightedDraws]:
     """Returns the draws of each part of a target that this process holds, by the part's number.
 
@@ -85,7 +89,14 @@ def weighted_draws(
             return pilot_weights(part, center, quadratic, squared_norms)
 
     else:
-        given = as_weights(importance, target.num_examples)
+        given = np.asarray(importance)
+        each = f"{target.num_examples} positive finite numbers, one for each example"
+        expected = f"None, 'pilot' or {each}"
+        fits = given.shape == (target.num_examples,) and given.dtype.kind in "iuf"
+        require("importance", f"shape {given.shape}, dtype {given.dtype}", fits, expected)
+        given = given.astype(np.float64)
+        wrong = ~(np.isfinite(given) & (given > 0))
+        require("importance", given[wrong][:3], not wrong.any(), expected)
 
         def weights_of(part: Any) -> np.ndarray:
             return np.concatenate([given[s.start : s.start + s.size] for s in shards_of(part)])
@@ -93,35 +104,19 @@ def weighted_draws(
     def draws() -> dict[int, WeightedDraws]:
         found, dtype = {}, flatten_events(center, 0).dtype
         for part in target.parts:
-            with on_device_of_part(target, part):
+            with device_scope(target.replicas, part.number):
                 found[part.number] = WeightedDraws(target, part, weights_of(part), dtype)
         return found
 
-    replicas = getattr(target, "replicas", None)
-    return draws() if replicas is None else replicas.together("weigh its examples", draws)
-
-
-def as_weights(importance: Any, num_examples: int) -> np.ndarray:
-    """Returns an array of N positive weights in `float64`.
-
-    Raises:
-      ValueError: the weights are not N positive finite numbers.
-    """
-    weights = np.asarray(importance)
-    fits = weights.shape == (num_examples,) and weights.dtype.kind in "iuf"
-    expected = f"None, 'pilot' or {num_examples} positive finite numbers, one for each example"
-    received = f"shape {weights.shape}, dtype {weights.dtype}"
-    require("importance", received, fits, expected)
-    weights = weights.astype(np.float64)
-    wrong = ~(np.isfinite(weights) & (weights > 0))
-    require("importance", weights[wrong][:3], not wrong.any(), expected)
-    return weights
+    if target.replicas is None:
+        return draws()
+    return target.replicas.together("weigh its examples", draws)
 
 
 def pilot_weights(
     part: MinibatchLogProb,
     center: State,
-    quadratic: Quadratic | LowRank,
+    quadratic: Quadratic | LowRankHessian,
     squared_norms: Any,
     seed: Any = 0,
 ) -> np.ndarray:
@@ -133,8 +128,8 @@ def pilot_weights(
     \theta_k \sim N(\hat\theta, (-H)^{-1})
     \]
 
-    It takes as many passes over the data as draws. `squared_norms(states, rows, size)`
-    returns the \( m_i^2 \) of `size` rows at the draws.
+    Each of the 16 draws takes a pass over the data. `squared_norms(states, rows, size)` returns the
+    \( m_i^2 \) of `size` rows at the draws.
     """
     flat = flatten_events(center, 0)
     normals = random.normal([_NUM_DRAWS, flat.shape[0]], tf.float64, random.as_seed(seed))

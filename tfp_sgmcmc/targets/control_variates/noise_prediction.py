@@ -1,4 +1,4 @@
-"""What the noise of minibatches will do to the draws, known before a chain is run."""
+"""The covariance of second-order gradient estimates, computed before a chain runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RemainderCovariance:
     Args:
       control: a `ControlVariate` of order 2.
       num_states: K.
-      seed: of the examples that represent larger data.
+      seed: seed of the examples that represent larger data.
     """
 
     def __init__(self, control: ControlVariate, num_states: int, seed: int = 0):
@@ -50,7 +50,7 @@ class RemainderCovariance:
             points: tf.Tensor, rows: tf.Tensor, squares: tf.Tensor, ones: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
             at = unflatten_events(points, control.center, 0)
-            found = order_2._of_examples(at, target.rows(rows), size)
+            found = order_2.of_examples(at, target.rows(rows), size)
             flat_rows = tf.reshape(found * tf.sqrt(squares)[:, tf.newaxis], [-1, dim])
             return tf.matmul(flat_rows, flat_rows, transpose_a=True), tf.einsum(
                 "knd,n->kd", found, ones
@@ -70,7 +70,7 @@ class RemainderCovariance:
             rows, squares, ones = (
                 x[start : start + self._size] for x in (self._picked, self._weights, self._ones)
             )
-            left = self._size - len(rows)  # a graph of one shape: what is missing has weight zero
+            left = self._size - len(rows)  # padding of weight zero keeps the graph's shape
             parts = self._moments(
                 points,
                 tf.constant(np.pad(rows, (0, left), mode="edge"), tf.int32),

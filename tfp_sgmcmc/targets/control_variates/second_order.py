@@ -16,19 +16,25 @@ from tfp_sgmcmc.internal.nest import (
     static_or_dynamic_shape,
     unflatten_events,
 )
+from tfp_sgmcmc.internal.replicas import device_scope
 from tfp_sgmcmc.targets.anchored import Anchor
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.control_variates.importance_sampling import weighted_draws
-from tfp_sgmcmc.targets.laplace.quadratic import HessianForm, Quadratic, expansion_at, weight
-from tfp_sgmcmc.targets.linear_model_scores import Bends, LinearRemainders
+from tfp_sgmcmc.targets.laplace.quadratic import (
+    HessianForm,
+    Quadratic,
+    hessian_products,
+    quadratic_at,
+    weight,
+)
+from tfp_sgmcmc.targets.linear_model_scores import LinearRemainders, QuadraticDirections
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.scores import mapped_scores
 from tfp_sgmcmc.targets.sharded import ShardedLogProb
-from tfp_sgmcmc.targets.shards import on_device_of_part
 
 
 class _Remainders(NamedTuple):
-    """What log likelihoods and their gradients have beyond their expansions at the center.
+    """Remainders of log likelihoods and their gradients after expansions at the center.
 
     Shapes are `[chains..., rows]` and `[chains..., rows, D]`, without the axis of rows for a sum.
     """
@@ -42,8 +48,8 @@ class SecondOrder:
 
     Attributes:
       quadratic: the Hessians at the center.
-      probabilities: the \( q_i \), or None if the wrapped target draws its minibatches. They are
-        those of all examples, or of the shards that this process holds.
+      probabilities: the \( q_i \) of the examples in this process, or None if the wrapped target
+        draws its minibatches.
       noise_scale: c in cov(gradient) = c V.
 
     Args:
@@ -58,14 +64,17 @@ class SecondOrder:
     ):
         self._target, self._anchor = target, anchor
         self._center = flatten_events(anchor.state, 0)
-        self.quadratic = expansion_at(target, anchor.state, hessian)
+        self.quadratic = quadratic_at(target, anchor.state, hessian)
+        if not isinstance(self.quadratic, Quadratic):
+            products = hessian_products(target, anchor.state)
+            self.quadratic = self.quadratic.with_products(products, anchor.state)
         self.probabilities: np.ndarray | None = None
         self.noise_scale = target.noise_scale
         self._linear: dict[int, LinearRemainders] = {}  # of each part of the target held here
         if target.linear_model is not None:
             is_full = isinstance(self.quadratic, Quadratic)
             for part in target.parts:
-                with on_device_of_part(target, part):
+                with device_scope(target.replicas, part.number):
                     self._linear[part.number] = LinearRemainders(part, anchor.state, is_full)
         if importance is None:
             return
@@ -76,7 +85,7 @@ class SecondOrder:
         self._weigh(target)
 
     def _weigh(self, target: MinibatchLogProb) -> None:
-        """Takes minibatches of `target` whose examples are drawn by their probabilities."""
+        """Adapts the scale and the target to examples drawn by their probabilities."""
         self.noise_scale = target.num_examples**2 / target.batch_size
         if isinstance(target, ShardedLogProb):
             self._target = target.with_replacement()
@@ -92,27 +101,35 @@ class SecondOrder:
     def estimate(
         self, state: State, seed: tf.Tensor, target_state: Any, probe: State, with_scores: bool
     ) -> GradientEstimate:
-        """Returns the estimate. The arguments are those of `Target.estimate`."""
+        """Returns the estimate, from the arguments of `Target.estimate`."""
         base, anchor = self._target, self._anchor
         prior, slope, product = value_and_gradient(base.log_prior, state, probe, connected=False)
         batch_of, target_state = self._draw(seed, target_state, static_or_dynamic_shape(prior))
         ndims = prior.shape.rank
-        offset = flatten_events(state, ndims) - self._center
-        guarded = self.quadratic.kept(weight(self.quadratic, offset) * offset)
-        bend = self.quadratic.bend(guarded)
+        directions = self._directions(state, ndims)
+        offset, bend = directions.offset, self.quadratic.bend(directions.kept)
         total = flatten_events(anchor.gradient, 0)
         gradient = flatten_events(slope, ndims) + total + bend
         log_prob = prior + anchor.log_likelihood + _inner(total + bend / 2, offset)
         scale, scores = base.num_examples / base.batch_size, ()
         if with_scores and probe is None:
             rows = base.gathered(
-                lambda part: self._of_rows(part, state, offset, guarded, batch_of(part)), ndims
+                lambda part: self._of_groups(
+                    part,
+                    state,
+                    directions,
+                    batch_of(part),
+                    part.num_scores,
+                    part.group_size,
+                    0 if part.shared_batch else ndims,
+                ),
+                ndims,
             )
             scores = self._parts(rows.slopes / base.group_size**0.5)
             found = _Remainders(tf.reduce_sum(rows.values, -1), tf.reduce_sum(rows.slopes, -2))
         else:
             found, curvature = base.summed(
-                lambda part: self._of_sum(part, state, offset, guarded, batch_of(part), probe)
+                lambda part: self._of_sum(part, state, directions, batch_of(part), probe)
             )
             if probe is not None:
                 product = map_parts(lambda a, b: a + scale * b, product, curvature)
@@ -125,14 +142,19 @@ class SecondOrder:
             tf.constant(self.noise_scale, prior.dtype),
         )
 
+    def _directions(self, state: State, ndims: int) -> QuadraticDirections:
+        offset = flatten_events(state, ndims) - self._center
+        factor = weight(self.quadratic, offset)
+        return QuadraticDirections(offset, factor, self.quadratic.kept(factor * offset))
+
     def _parts(self, flat: tf.Tensor) -> State:
         return unflatten_events(flat, self._anchor.state, 0)
 
     def _draw(self, seed: tf.Tensor, target_state: Any, chains: Any) -> tuple[Any, Any]:
         """Returns the next minibatch, a function of a part of the target, and the target state.
 
-        A minibatch has examples, their weights in a sum that estimates n/N times that over all, and
-        what a linear model knows of the examples.
+        A minibatch consists of examples, their weights in a sum that estimates n/N times the sum
+        over all examples, and for a linear model their predictors at the center.
         """
         if self.probabilities is None:
             indices_of, target_state = self._target.next_indices(seed, target_state)
@@ -154,16 +176,15 @@ class SecondOrder:
         self,
         part: Any,
         state: State,
-        offset: tf.Tensor,
-        guarded: tf.Tensor,
+        directions: QuadraticDirections,
         batch: Any,
         probe: Any,
     ) -> tuple[_Remainders, State]:
         """Returns the remainders of the sum, and the sum's Hessian at `state` times `probe`."""
+        offset = directions.offset
         shape, linear = offset.shape[:-1], self._linear.get(part.number)
         if linear is not None and probe is None:
-            bends = self._bends(offset, guarded)
-            value, slope = linear.of_sum(state, bends, *batch)
+            value, slope = linear.of_sum(state, directions, *batch)
             return _Remainders(value, flatten_events(slope, shape.rank)), ()
         rows, weights = batch[:2]
 
@@ -172,39 +193,31 @@ class SecondOrder:
             return tf.reduce_sum(weights * values, axis=-1)
 
         value, slope, curvature = value_and_gradient(weighted_sum, state, probe, connected=False)
-        center, along = self._parts(tf.zeros_like(offset) + self._center), self._parts(guarded)
+        center, along = (
+            self._parts(tf.zeros_like(offset) + self._center),
+            self._parts(directions.kept),
+        )
         at_center, *rest = value_and_gradient(weighted_sum, center, along, connected=False)
         slope_there, bend = (flatten_events(x, shape.rank) for x in rest)
         taylor = at_center + _inner(slope_there + bend / 2, offset)
         slopes = flatten_events(slope, shape.rank) - slope_there - bend
         return _Remainders(value - taylor, slopes), curvature
 
-    def _of_rows(
-        self, part: Any, state: State, offset: tf.Tensor, guarded: tf.Tensor, batch: Any
-    ) -> _Remainders:
-        """Returns the remainders of a minibatch's examples, or groups of examples."""
-        size = part.group_size
-        batch_ndims = 0 if part.shared_batch else offset.shape.rank - 1
-        return self._of_groups(
-            part, state, offset, guarded, batch, part.batch_size // size, size, batch_ndims
-        )
-
     def _of_groups(
         self,
         part: Any,
         state: State,
-        offset: tf.Tensor,
-        guarded: tf.Tensor,
+        directions: QuadraticDirections,
         batch: Any,
         num_rows: int,
         size: int,
         batch_ndims: int,
     ) -> _Remainders:
         """Returns the remainders of `num_rows` groups of `size` examples."""
+        offset = directions.offset
         shape, linear = offset.shape[:-1], self._linear.get(part.number)
         if linear is not None:
-            bends = self._bends(offset, guarded)
-            values, slopes = linear.of_groups(state, bends, *batch, num_rows)
+            values, slopes = linear.of_groups(state, directions, *batch, num_rows)
             return _Remainders(values, flatten_events(slopes, shape.rank + 1))
 
         def derivatives(at: State, probe: State = None) -> tuple[tf.Tensor, State, State]:
@@ -220,38 +233,30 @@ class SecondOrder:
 
         center = self._parts(tf.zeros_like(offset) + self._center)
         values, slopes, _ = derivatives(state)
-        at_center, *rest = derivatives(center, self._parts(guarded))
+        at_center, *rest = derivatives(center, self._parts(directions.kept))
         slopes, slopes_there, bends = (flatten_events(x, shape.rank + 1) for x in (slopes, *rest))
         taylor = at_center + _inner(slopes_there + bends / 2, offset[..., tf.newaxis, :])
         return _Remainders(values - taylor, slopes - slopes_there - bends)
 
-    def _bends(self, offset: tf.Tensor, guarded: tf.Tensor) -> Bends:
-        """Returns along what a linear model takes off quadratic terms."""
-        return Bends(weight(self.quadratic, offset), self._parts(guarded + self._center))
-
     def _squared_norms(self, states: State, rows: Any, size: int) -> tf.Tensor:
         """Returns each example's mean of squared remainders over K states, `[size]`, whitened."""
         if self._linear and isinstance(self.quadratic, Quadratic):
-            offset = flatten_events(states, 1) - self._center
-            bends = self._bends(offset, weight(self.quadratic, offset) * offset)
-            axes = tf.constant(self.quadratic.factor().T, offset.dtype)
+            axes = tf.constant(self.quadratic.factor.T, self._center.dtype)
             linear = next(iter(self._linear.values()))
-            return linear.squared_norms(states, bends, rows, axes)
-        found = self.quadratic.root(self._of_examples(states, rows, size), transposed=True)
+            return linear.squared_norms(states, self._directions(states, 1), rows, axes)
+        found = self.quadratic.root(self.of_examples(states, rows, size), transposed=True)
         return tf.reduce_mean(tf.reduce_sum(found**2, axis=-1), axis=0)
 
-    def _of_examples(self, states: State, rows: Any, size: int) -> tf.Tensor:
+    def of_examples(self, states: State, rows: Any, size: int) -> tf.Tensor:
         """Returns the remainders of `size` examples at each of K states, `[K, size, D]`."""
-        offset = flatten_events(states, 1) - self._center
-        guarded = self.quadratic.kept(weight(self.quadratic, offset) * offset)
-        base, shape = self._target.parts[0], [offset.shape[0], size]  # for its functions alone
-        if self._linear:
-            at_center = base.linear_predictor(self._anchor.state, rows)
-            batch = (rows, tf.ones([size], offset.dtype), at_center)
-            return self._of_groups(base, states, offset, guarded, batch, size, 1, 0).slopes
-        if base.shared_batch:  # the likelihood need not take an example for each chain
+        directions = self._directions(states, 1)
+        offset, kept = directions.offset, directions.kept
+        base, shape = self._target.parts[0], [offset.shape[0], size]  # only for its functions
+        if self._linear or base.shared_batch:  # a likelihood for a batch that all chains share
             batch = (rows, tf.ones([size], offset.dtype))
-            return self._of_groups(base, states, offset, guarded, batch, size, 1, 0).slopes
+            if self._linear:
+                batch += (base.linear_predictor(self._anchor.state, rows),)
+            return self._of_groups(base, states, directions, batch, size, 1, 0).slopes
         # A chain for each example is a hundred times faster than a map of gradients.
         batch = tf.nest.map_structure(
             lambda x: tf.broadcast_to(x[:, tf.newaxis], [*shape, 1, *x.shape[1:]]), rows
@@ -266,7 +271,7 @@ class SecondOrder:
                 connected=False,
             )
 
-        along = self._parts(tf.broadcast_to(guarded[:, tf.newaxis], [*shape, guarded.shape[-1]]))
+        along = self._parts(tf.broadcast_to(kept[:, tf.newaxis], [*shape, kept.shape[-1]]))
         slopes = derivatives(flatten_events(states, 1))[1]
         at_center = derivatives(tf.zeros_like(offset) + self._center, along)[1:]
         slopes, slopes_there, bends = (flatten_events(x, 2) for x in (slopes, *at_center))

@@ -14,7 +14,7 @@ from tfp_sgmcmc.targets.sharded import refuse_shards
 
 
 class SVRGState(NamedTuple):
-    """The chains' anchors, the number of estimates so far, and what the wrapped target carries."""
+    """The chains' anchors, the number of estimates so far, and the wrapped target's state."""
 
     anchor: Anchor
     step: tf.Tensor

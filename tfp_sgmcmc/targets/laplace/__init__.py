@@ -1,1 +1,1 @@
-"""The mode of a log posterior, its curvature there, and coordinates made from both."""
+"""The mode of a log posterior, its curvature there, and coordinates whitened by it."""

@@ -1,10 +1,10 @@
-"""The largest curvature of a log posterior at a state, which limits the step sizes of samplers."""
+"""The largest curvature of a log posterior, which limits the step sizes of samplers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +22,6 @@ from tfp_sgmcmc.targets.anchored import AnchoredTarget
 from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
 from tfp_sgmcmc.targets.chunking import sum_over_chunks
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
-from tfp_sgmcmc.targets.laplace.lanczos import Product, lanczos
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.sharded import ShardedLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
@@ -31,6 +30,8 @@ _MOST_CHAINS = 4
 _MOST_BYTES = 2**28  # of the examples that are evaluated
 _LEAST_ITERATIONS = 5
 _RTOL = 1e-4  # of the eigenvalue; iterations stop when its residual is smaller
+
+Product = Callable[[np.ndarray], np.ndarray]  # of a matrix with a vector [D]
 
 
 def largest_curvature(
@@ -50,14 +51,14 @@ def largest_curvature(
     has converged. From a random start its expected relative error is at most
     \( 0.1 (\log D / (k - 1))^2 \) after k iterations if no eigenvalue is negative: 4 % for 20
     iterations in \( 10^5 \) dimensions, where power iteration promises 50 %. It is mostly far
-    smaller, because the largest eigenvalues of posteriors stand apart.
+    smaller, because the largest eigenvalues of posteriors are well separated.
 
-    Up to `max_examples` examples (and 256 MB of them) are evaluated. Of larger data a random
-    subsample of n stands for all, with its sum scaled by N/n. On logistic regressions of 51 to 129
+    Up to `max_examples` examples (and 256 MB of them) are evaluated. A random subsample of n
+    represents larger data, with its sum scaled by N/n. On logistic regressions of 51 to 129
     parameters (MNIST, 7 against 9) the relative error was 1e-6 with all 12,214 examples, at most
     6 % with 4,000 and at most 22 % with 1,000. A `StreamedLogProb` takes the examples of its first
     read. `ControlVariate`, `SVRG` and `GrowingBatch` have the curvature of the target that they
-    wrap. Any other target is asked for the Hessian product of a single estimate.
+    wrap. For any other target, a single estimate gives the Hessian product.
 
     Examples:
       With `x` and `target` as in `MinibatchLogProb`, a Gaussian of precision N + 1/100:
@@ -67,9 +68,9 @@ def largest_curvature(
 
     Args:
       target: a target or a plain callable.
-      state: the state at which to estimate. With leading chain dimensions the largest of four
-        chains at most is returned; the target is evaluated at one chain at a time, with chain
-        dimensions of size one.
+      state: the state at which to estimate. With leading chain dimensions, the result is the
+        largest over at most four chains. The target is evaluated at one chain at a time, with
+        chain dimensions of size one.
       seed: seed of the random vector and of the subsample.
       metric: v -> M v, for vectors in the structure and shape of `state` (chain dimensions
         included), with M symmetric and positive definite. None stands for the identity.
@@ -93,31 +94,28 @@ def largest_curvature(
     seed = random.as_seed(seed)
     chains = tuple(int(n) for n in target.chain_shape(state))
     hessian_product = posterior_product(target, one_chain(state, chains, 0), seed, max_examples)
-    num_chains, largest = math.prod(chains), 0.0
-    for chain in np.unique(
-        np.linspace(0, num_chains - 1, min(num_chains, _MOST_CHAINS), dtype=int)
-    ):
+    num_chains, ndims, largest = math.prod(chains), len(chains), 0.0
+    picked = np.linspace(0, num_chains - 1, min(num_chains, _MOST_CHAINS), dtype=int)
+    for chain in np.unique(picked):
         here = one_chain(state, chains, chain)
 
-        def curve(v: np.ndarray, here: State = here) -> np.ndarray:
-            at, ndims = tf.nest.flatten(here)[0], len(chains)
-            flat = tf.reshape(tf.constant(v, at.dtype), [1] * ndims + [len(v)])
-            product = hessian_product(here, unflatten_events(flat, here, ndims))
-            return -flatten_events(product, ndims).numpy().ravel().astype(np.float64)
+        def as_state(v: np.ndarray, here: State = here) -> State:
+            flat = tf.constant(v, tf.nest.flatten(here)[0].dtype, [1] * ndims + [len(v)])
+            return unflatten_events(flat, here, ndims)
 
-        def weigh(v: np.ndarray, chain: int = int(chain), here: State = here) -> np.ndarray:
+        def as_vector(nest: State) -> np.ndarray:
+            return flatten_events(nest, ndims).numpy().ravel().astype(np.float64)
+
+        def curve(v: np.ndarray, here: State = here, as_state: Any = as_state) -> np.ndarray:
+            return -as_vector(hessian_product(here, as_state(v)))
+
+        def weigh(v: np.ndarray, chain: int = int(chain), as_state: Any = as_state) -> np.ndarray:
             if metric is None:
                 return v
-            at, ndims = tf.nest.flatten(here)[0], len(chains)
-            flat = tf.reshape(tf.constant(v, at.dtype), [1] * ndims + [len(v)])
             vector = tf.nest.map_structure(
-                lambda part, like: tf.broadcast_to(part, like.shape),
-                unflatten_events(flat, here, ndims),
-                state,
+                lambda part, like: tf.broadcast_to(part, like.shape), as_state(v), state
             )
-            product = _checked_product(metric(vector), state)
-            product = flatten_events(one_chain(product, chains, chain), ndims)
-            return product.numpy().ravel().astype(np.float64)
+            return as_vector(one_chain(_checked_product(metric(vector), state), chains, chain))
 
         size = sum(x.shape.num_elements() for x in tf.nest.flatten(here))
         start = np.random.default_rng(seed.numpy().view(np.uint32)).standard_normal(size)
@@ -126,7 +124,7 @@ def largest_curvature(
 
 
 def wrapped_target(target: Target) -> Target:
-    """Returns the target whose log posterior `target` estimates in another way, or `target`."""
+    """Returns the target that `target` wraps, which has the same log posterior, or `target`."""
     return target.target if isinstance(target, GrowingBatch | AnchoredTarget) else target
 
 
@@ -209,3 +207,62 @@ def largest_eigenvalue(curve: Product, weigh: Product, start: np.ndarray, most: 
         if k + 1 >= _LEAST_ITERATIONS and residual <= _RTOL * abs(largest):
             break
     return max(largest, 0.0)
+
+
+class KrylovSpace(NamedTuple):
+    """The Krylov space of k iterations.
+
+    Attributes:
+      matrix: the projection of the matrix on the basis, `[k, k]`.
+      basis: orthonormal rows, `[k, D]`.
+      rest: norm of the last product's part outside the basis.
+    """
+
+    matrix: np.ndarray
+    basis: np.ndarray
+    rest: float
+
+
+def lanczos(
+    product: Product, start: np.ndarray, most: int, metric: Product
+) -> Iterator[KrylovSpace]:
+    """Yields the Krylov space of M H after each of up to `most` iterations.
+
+    H M is symmetric in the inner product <v, w> = v^T M w, in which the basis is orthonormal.
+
+    Args:
+      product: v -> H v, with H symmetric.
+      start: the first vector, `[D]`.
+      most: the largest number of products.
+      metric: v -> M v, with M symmetric and positive definite.
+
+    Raises:
+      ValueError: a product is not finite, or the metric is not positive definite.
+    """
+    basis, weighed = np.zeros([2, min(most, len(start)), len(start)])
+    matrix = np.zeros([len(basis), len(basis)])
+    rest, weighed_rest, scale = start, metric(start), 0.0
+    for k in range(len(basis)):
+        squared_norm = rest @ weighed_rest
+        if not np.isfinite(squared_norm) or (k == 0 and squared_norm < 0):
+            raise ValueError(
+                "metric must be positive definite. Received: a metric M with v^T M v = "
+                f"{squared_norm:.3g} for a vector v."
+            )
+        norm = math.sqrt(max(squared_norm, 0.0))  # rounding may make it negative
+        if norm <= 1e-12 * scale:  # the basis holds all eigenvectors in the start's span
+            return
+        basis[k], weighed[k] = rest / norm, weighed_rest / norm
+        rest = product(weighed[k])
+        if not np.all(np.isfinite(rest)):
+            raise ValueError(
+                "The second derivatives of the log posterior must be finite at the state. "
+                "Received: NaN or infinite products with the Hessian."
+            )
+        matrix[: k + 1, k] = matrix[k, : k + 1] = weighed[: k + 1] @ rest
+        for _ in range(2):  # twice is enough: once leaves rounding errors
+            rest = rest - (weighed[: k + 1] @ rest) @ basis[: k + 1]
+        weighed_rest = metric(rest)
+        scale = max(scale, np.abs(matrix[k, : k + 1]).max())
+        left = math.sqrt(max(rest @ weighed_rest, 0.0))
+        yield KrylovSpace(matrix[: k + 1, : k + 1], basis[: k + 1], left)

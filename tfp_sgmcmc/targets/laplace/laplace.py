@@ -1,4 +1,4 @@
-"""Laplace's approximation of a posterior, and the bijector that makes it of a standard normal."""
+"""Laplace's approximation of a posterior, and its bijector from a standard normal."""
 
 from __future__ import annotations
 
@@ -10,40 +10,44 @@ import tree
 
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets.bijectors import in_structure, is_joint
-from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRank
+from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRankHessian
 from tfp_sgmcmc.targets.laplace.quadratic import Quadratic
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 
 
-def laplace(bijector: Any, center: State, quadratic: Quadratic | LowRank) -> tfd.Distribution:
+def laplace(
+    bijector: Any, center: State, quadratic: Quadratic | LowRankHessian
+) -> tfd.Distribution:
     """Returns Laplace's approximation in the coordinates of the model's parameters."""
     flat = flatten_events(center, 0)
     standard = tfd.Sample(tfd.Normal(tf.zeros([], flat.dtype), 1.0), flat.shape)
     return laplace_bijector(bijector, center, quadratic)(standard)
 
 
-def laplace_bijector(bijector: Any, center: State, quadratic: Quadratic | LowRank) -> tfb.Bijector:
+def laplace_bijector(
+    bijector: Any, center: State, quadratic: Quadratic | LowRankHessian
+) -> tfb.Bijector:
     r"""Returns the map from z, `[D]`, to the model's parameters at \( \hat\theta + L z \).
 
     Args:
-      bijector: that of the target, from states to parameters.
+      bijector: the target's bijector, from states to parameters.
       center: \( \hat\theta \), one state without chain dimensions.
       quadratic: the expansion there.
     """
     flat = flatten_events(center, 0)
-    if isinstance(quadratic, LowRank):
+    if isinstance(quadratic, LowRankHessian):
         scale = LowRankScale(quadratic)
     else:
-        scale = tfb.ScaleMatvecTriL(tf.constant(quadratic.factor(), flat.dtype))
+        scale = tfb.ScaleMatvecTriL(tf.constant(quadratic.factor, flat.dtype))
     steps = [*_to_parameters(bijector, center), *_to_parts(center), tfb.Shift(flat), scale]
     return tfb.Chain(steps)
 
 
 class LowRankScale(tfb.Bijector):
-    """Multiplies vectors by the L of a `LowRank`."""
+    """The bijector that multiplies vectors by the L of a `LowRankHessian`."""
 
-    def __init__(self, quadratic: LowRank, name: str = "low_rank_scale"):
+    def __init__(self, quadratic: LowRankHessian, name: str = "low_rank_scale"):
         parameters = dict(locals())
         self._quadratic = quadratic
         super().__init__(
@@ -96,5 +100,5 @@ def _to_parameters(bijector: Any, center: State) -> list[tfb.Bijector]:
 
 
 def _places(center: State) -> Any:
-    """Returns the places of the parts in a flat list, in the structure of `center`."""
+    """Returns the structure of `center` with the index of each part in a flat list."""
     return tf.nest.pack_sequence_as(center, [*range(len(tf.nest.flatten(center)))])

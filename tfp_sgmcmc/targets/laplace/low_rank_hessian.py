@@ -11,13 +11,12 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
-from tfp_sgmcmc.targets.laplace.curvature import posterior_product
-from tfp_sgmcmc.targets.laplace.lanczos import lanczos
+from tfp_sgmcmc.targets.laplace.curvature import lanczos, posterior_product
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.scores import mapped_scores
 
 _MOST_RANK = 256
-_MOST_ENTRIES = 2**25  # of the vectors that the Lanczos iteration keeps
+_MOST_ENTRIES = 2**25  # in all vectors that the Lanczos iteration keeps
 _MOST_EXAMPLES = 16_384
 _NEGLIGIBLE = 0.01  # a share of the diagonal's curvature
 _EXACT_DIAGONAL = 1024  # entries up to which diagonals come from products with unit vectors
@@ -25,7 +24,7 @@ _NUM_SIGNS = 64  # random vectors that estimate the diagonal of a larger prior's
 
 
 @dataclasses.dataclass(frozen=True)
-class LowRank:
+class LowRankHessian:
     r"""The curvature \( -H \approx P^{1/2} (I + U \operatorname{diag}(s) U^T) P^{1/2} \).
 
     Attributes:
@@ -33,8 +32,8 @@ class LowRank:
       vectors: U, with k orthonormal columns, `[D, k]`.
       values: s, above -1, `[k]`.
       products: \( H_l P^{-1/2} U \), with the Hessian \( H_l \) of the sum of all log likelihoods
-        (no approximation), `[D, k]`; None if it was not asked for.
-      rest: about the largest eigenvalue that s leaves out.
+        (without approximation), `[D, k]`; None if it was not requested.
+      rest: about the largest eigenvalue that s does not contain.
     """
 
     diagonal: tf.Tensor
@@ -91,21 +90,23 @@ class LowRank:
     def dtype(self) -> tf.DType:
         return self.diagonal.dtype
 
-    def bounded(self) -> LowRank:
+    def bounded(self) -> LowRankHessian:
         r"""Returns the curvature with \( (1 + r) / 2 \) as the least 1 + s, where r is `rest`.
 
-        In coordinates that this whitens, no direction has much more than twice the curvature of
-        N(0, I), and those that the data hardly determine are narrow.
+        In coordinates whitened by it, no direction has much more than twice the curvature of
+        N(0, I), and directions that the data hardly determine are narrow.
         """
         least = (1 + self.rest) / 2
         if least <= 1:
             return self
         keep = 1 + self.values > least
         values = (1 + tf.boolean_mask(self.values, keep)) / least - 1
-        return LowRank(least * self.diagonal, tf.boolean_mask(self.vectors, keep, axis=1), values)
+        return LowRankHessian(
+            least * self.diagonal, tf.boolean_mask(self.vectors, keep, axis=1), values
+        )
 
-    def with_products(self, products: Any, center: State) -> LowRank:
-        """Returns this expansion with `products`, by the function of `hessian_products`."""
+    def with_products(self, products: Any, center: State) -> LowRankHessian:
+        """Returns this expansion with `products`, computed by the function `products`."""
         columns = (self.vectors / self.diagonal[:, tf.newaxis] ** 0.5).numpy()
         found = columns
         if columns.size:
@@ -122,16 +123,16 @@ class LowRank:
 
 def low_rank_at(
     target: MinibatchLogProb, center: State, products: Any, is_diagonal: bool
-) -> tuple[LowRank, np.ndarray]:
+) -> tuple[LowRankHessian, np.ndarray]:
     r"""Returns the curvature at `center`, and the gradient of the log posterior there, `[D]`.
 
     P is the diagonal of the prior's curvature. Where this is not positive (the prior is flat, or a
     Laplace distribution) P is the diagonal of the likelihood's curvature. U and s are eigenpairs of
     \( P^{-1/2} (-H) P^{-1/2} - I \), from a Lanczos iteration with up to 256 products of the
-    Hessian over all data, or over 16,384 random examples that stand for more. It stops when what is
-    left is below 0.01. With `is_diagonal` P is the diagonal of all curvature, and k is 0. The
-    likelihood's diagonal is exact up to 1024 entries. Beyond it is the sum of the examples' squared
-    scores, which expects the Hessian where the model holds.
+    Hessian over all data, or over 16,384 random examples of larger data. It stops when the
+    remaining eigenvalues are below 0.01. With `is_diagonal` P is the diagonal of all curvature, and
+    k is 0. The likelihood's diagonal is exact up to 1024 entries. Beyond, it is the sum of the
+    examples' squared scores, whose expectation is -H if the model is right.
 
     Args:
       products: the function of `hessian_products`.
@@ -162,13 +163,13 @@ def low_rank_at(
         vectors, values, rest = _eigenpairs(target, center, diagonal)
         check_definite(1 + values.min(initial=0.0))
     fields = (tf.constant(x, flat.dtype) for x in (diagonal, vectors, values))
-    return LowRank(*fields, rest=rest), found.gradient
+    return LowRankHessian(*fields, rest=rest), found.gradient
 
 
 def _eigenpairs(
     target: MinibatchLogProb, center: State, diagonal: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Returns eigenvectors and eigenvalues of P^(-1/2) (-H) P^(-1/2) - I, and what is left."""
+    """Returns eigenvectors and eigenvalues of P^(-1/2) (-H) P^(-1/2) - I, and the `rest`."""
     dtype, dim = tf.nest.flatten(center)[0].dtype, len(diagonal)
     multiply = posterior_product(target, center, random.as_seed(0), _MOST_EXAMPLES)
     scale = diagonal**-0.5
@@ -185,7 +186,7 @@ def _eigenpairs(
         left.append(found.matrix[-1, -1] + 2 * found.rest)
         rounding = 100 * np.finfo(dtype.as_numpy_dtype).eps * np.abs(found.matrix).max()
         if len(left) >= 3 and max(np.abs(left[-3:])) <= max(_NEGLIGIBLE, rounding):
-            break  # a single small one may be chance
+            break  # three in a row, because a single small one may be chance
     values, turned = np.linalg.eigh(found.matrix)
     matters = np.abs(values) > _NEGLIGIBLE
     rest = max(left[-10:]) if len(left) == most < dim else 0.0
@@ -242,8 +243,8 @@ def check_curved(likelihood: np.ndarray) -> None:
     check_finite(likelihood)
     if not likelihood.any():
         raise ValueError(
-            "log_likelihood_fn must have second derivatives. Received: zeros at the center, as of "
-            f"a piecewise linear function. {ORDER_1}"
+            "log_likelihood_fn must have second derivatives. Received: zeros at the center, as "
+            f"from a piecewise linear function. {ORDER_1}"
         )
 
 

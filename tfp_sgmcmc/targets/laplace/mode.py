@@ -1,8 +1,11 @@
-"""The center of control variates: a state near a mode of the posterior."""
+"""The search for a mode of the posterior, by L-BFGS, Newton steps or Adam, and its report."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -21,15 +24,75 @@ from tfp_sgmcmc.internal.nest import (
 )
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import value_and_gradient
-from tfp_sgmcmc.targets.laplace.mode_report import CenterReport, Expansion
-from tfp_sgmcmc.targets.laplace.newton import MOST_NEWTON_DIMENSIONS, newton_step
-from tfp_sgmcmc.targets.laplace.quadratic import HessianForm, hessian_products
+from tfp_sgmcmc.targets.laplace.laplace import laplace
+from tfp_sgmcmc.targets.laplace.quadratic import (
+    HessianForm,
+    hessian_products,
+    matrices,
+    quadratic_at,
+)
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.sharded import refuse_shards
 
 _MAX_ITERATIONS = {"lbfgs": 100, "adam": 2000}
 _ROUNDS = 3
 _NEWTON_STEPS = 50
+MOST_NEWTON_DIMENSIONS = 1024
+_MOST_HALVINGS = 20
+_ROUNDING = 8  # in units of the last place of the log posterior
+
+
+@dataclasses.dataclass(frozen=True)
+class CenterReport:
+    """The result of `find_center`, with the Hessian and Laplace's approximation at the center.
+
+    Attributes:
+      converged: whether `offset` is at most the tolerance.
+      offset: the largest entry of the gradient, in units of its standard deviation under the
+        posterior: about the distance to the mode in standard deviations. Where parameters are
+        strongly correlated, the mode can be farther away.
+      log_prob: log posterior at the center.
+      gradient_norm: Euclidean norm of the gradient of the log posterior at the center.
+      num_passes: number of gradients and Hessian-vector products over all N examples that were
+        evaluated.
+      num_minibatches: number of gradients of minibatches that were evaluated.
+      num_newton_steps: number of damped Newton steps, each of D Hessian-vector products or more.
+    """
+
+    converged: bool
+    offset: float
+    log_prob: float
+    gradient_norm: float
+    num_passes: int
+    num_minibatches: int
+    num_newton_steps: int
+    _at: tuple[MinibatchLogProb, State, HessianForm] = dataclasses.field(repr=False, compare=False)
+
+    @functools.cached_property
+    def _quadratic(self) -> Any:
+        return quadratic_at(*self._at)
+
+    @property
+    def hessian(self) -> tf.Tensor | tf.linalg.LinearOperator:
+        """The Hessian of the log posterior at the center, computed on first use.
+
+        It is a matrix `[D, D]`, or with the form `"low_rank"` or `"diag"` an operator. Its entries
+        are ordered as the flattened parts of the center, `tf.nest.flatten`.
+
+        Raises:
+          ValueError: as `whiten` does for a center without a finite, negative definite Hessian.
+        """
+        return self._quadratic.hessian
+
+    @functools.cached_property
+    def laplace(self) -> tfp.distributions.Distribution:
+        """Laplace's approximation of the posterior, computed on first use.
+
+        It is a distribution of the model's parameters, in the structure of the state, constrained
+        if the target has a bijector. Raises as `hessian` does.
+        """
+        target, center, _ = self._at
+        return laplace(target.bijector, center, self._quadratic)
 
 
 class _Point(NamedTuple):
@@ -68,14 +131,14 @@ def find_center(
     minibatch estimate these, and the 1 is for parameters that no example depends on. L-BFGS uses
     the same standard deviations as units, and the exact log posterior. Adam uses minibatches, for
     models in which a pass over the data is expensive. It ends a few standard deviations away, after
-    a few passes' worth of minibatches, so raise the tolerance. All is in the dtype of the state.
+    as many examples as in a few passes, so raise the tolerance. The dtype is the state's.
 
     L-BFGS is slow where the posterior is ill-conditioned. If it has not converged, damped Newton
     steps follow for up to 1024 entries, \( \theta + a |-H|^{-1} \nabla \log p \). |-H| has the
     eigenvalues of -H without their signs, and a is halved from 1 until the log posterior rises.
 
-    The report also gives the Hessian at the center and Laplace's approximation, which are computed
-    when they are first used.
+    The report also has the Hessian at the center and Laplace's approximation, which are computed on
+    first use.
 
     Examples:
       With `x` and `target` as in `MinibatchLogProb`:
@@ -187,7 +250,7 @@ def find_center(
         num_passes=num_passes,
         num_minibatches=limit if method == "adam" else 0,
         num_newton_steps=num_newton_steps,
-        expansion=Expansion(target, center, hessian),
+        _at=(target, center, hessian),
     )
     if not report.converged:
         newton = f" and {num_newton_steps} Newton steps" if num_newton_steps else ""
@@ -216,8 +279,50 @@ def _check_finite(point: _Point, where: str) -> None:
         raise ValueError(f"The log posterior or its gradient is NaN or infinite at {where}.")
 
 
+def newton_step(
+    log_posterior: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
+    products: Callable[..., Any],
+    theta: tf.Tensor,
+    log_prob: tf.Tensor,
+) -> tuple[tf.Tensor, int] | None:
+    r"""Returns \( \theta + a |-H|^{-1} \nabla \log p \), and the number of passes over the data.
+
+    |-H| has the absolute eigenvalues of -H, so that the step also leaves saddles. a is halved from
+    1 until the log posterior rises by a share of the increase that the slope predicts. Returns None
+    if there is no such a, or if the second derivatives do not exist or are not finite.
+
+    Args:
+      log_posterior: theta, `[D]` -> log posterior and its gradient.
+      products: the function of `hessian_products`.
+      theta: the start, `[D]`.
+      log_prob: the log posterior there.
+    """
+    try:
+        _, posterior, gradient = matrices(products, theta.numpy())
+    except (LookupError, NotImplementedError):
+        return None
+    if not np.isfinite(posterior).all():
+        return None
+    resolution = np.finfo(theta.dtype.as_numpy_dtype).eps
+    eigenvalues, vectors = np.linalg.eigh(-posterior)
+    eigenvalues = np.abs(eigenvalues)
+    eigenvalues = np.maximum(eigenvalues, resolution * eigenvalues.max())
+    along = vectors.T @ gradient
+    step, slope = vectors @ (along / eigenvalues), np.sum(along**2 / eigenvalues)
+    start, passes = float(log_prob), len(gradient)
+    rounding = _ROUNDING * resolution * abs(start)
+    for halvings in range(_MOST_HALVINGS):
+        share = 0.5**halvings
+        reached = theta + tf.constant(share * step, theta.dtype)
+        value, _ = log_posterior(reached)
+        passes += 1
+        if float(value) >= start + 1e-4 * share * slope - rounding:  # false for NaN
+            return reached, passes
+    return None
+
+
 class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A callable from step to value; Keras calls those that are no schedules without the step."""
+    """Wraps a function of the step, because Keras calls plain callables without the step."""
 
     def __init__(self, fn: Any):
         self._fn = fn

@@ -17,7 +17,7 @@ from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import (
     ORDER_1,
-    LowRank,
+    LowRankHessian,
     check_curved,
     check_definite,
     check_finite,
@@ -31,7 +31,7 @@ MOST_DIMENSIONS = 4096
 _BLOCK = 64  # columns of a Hessian that are evaluated at once
 
 
-class Products(NamedTuple):
+class HessianProducts(NamedTuple):
     """Hessians of the likelihood and of the prior at theta times K vectors, both `[K, D]`.
 
     The third field is the gradient of the log posterior, `[D]`.
@@ -48,31 +48,28 @@ class Quadratic:
 
     Attributes:
       likelihood: \( H_l \), the Hessian of the sum of all log likelihoods, `[D, D]`.
-      posterior: H, the Hessian of the log posterior, `[D, D]`.
+      hessian: H, the Hessian of the log posterior, `[D, D]`.
     """
 
     likelihood: tf.Tensor
-    posterior: tf.Tensor
-
-    def factor(self) -> np.ndarray:
-        r"""Returns the Cholesky factor of \( (-H)^{-1} \), `[D, D]`, in `float64`."""
-        return self._factor
+    hessian: tf.Tensor
 
     @functools.cached_property
-    def _factor(self) -> np.ndarray:
-        return np.linalg.cholesky(np.linalg.inv(-self.posterior.numpy().astype(np.float64)))
+    def factor(self) -> np.ndarray:
+        r"""The Cholesky factor of \( (-H)^{-1} \), `[D, D]`, in `float64`."""
+        return np.linalg.cholesky(np.linalg.inv(-self.hessian.numpy().astype(np.float64)))
 
     def square(self, offset: tf.Tensor) -> tf.Tensor:
         r"""Returns \( d^T (-H) d \) for offsets d, `[chains..., 1]`."""
-        product = tf.linalg.matvec(self.posterior, offset)
+        product = tf.linalg.matvec(self.hessian, offset)
         return -tf.reduce_sum(offset * product, axis=-1, keepdims=True)
 
     def root(self, z: tf.Tensor, transposed: bool = False) -> tf.Tensor:
         r"""Returns \( L z \), or \( L^T z \), with \( L L^T = (-H)^{-1} \) for rows z."""
-        return tf.linalg.matvec(tf.constant(self._factor, z.dtype), z, transpose_a=transposed)
+        return tf.linalg.matvec(tf.constant(self.factor, z.dtype), z, transpose_a=transposed)
 
     def kept(self, offset: tf.Tensor) -> tf.Tensor:
-        """Returns the part of offsets along which examples are expanded: all of it."""
+        """Returns the part of offsets that expansions keep, which is all of it."""
         return offset
 
     def bend(self, kept: tf.Tensor) -> tf.Tensor:
@@ -81,47 +78,34 @@ class Quadratic:
 
     @property
     def dtype(self) -> tf.DType:
-        return self.posterior.dtype
-
-    @property
-    def hessian(self) -> tf.Tensor:
-        """H as a matrix."""
-        return self.posterior
+        return self.hessian.dtype
 
 
-def weight(quadratic: Quadratic | LowRank, offset: tf.Tensor) -> tf.Tensor:
+def weight(quadratic: Quadratic | LowRankHessian, offset: tf.Tensor) -> tf.Tensor:
     r"""Returns \( w = \min(1, 1.5 D / (d^T (-H) d)) \) for offsets d, `[chains..., 1]`."""
     most = tf.constant(GUARD * offset.shape[-1], offset.dtype)
     return most / tf.maximum(quadratic.square(offset), most)
 
 
-def expansion_at(target: MinibatchLogProb, center: State, hessian: HessianForm) -> Any:
-    """Returns the expansion that second-order control variates at `center` take off."""
-    quadratic = quadratic_at(target, center, hessian)
-    if isinstance(quadratic, Quadratic):
-        return quadratic
-    return quadratic.with_products(hessian_products(target, center), center)
-
-
-def _warn_if_far(gradient: np.ndarray, quadratic: Quadratic | LowRank) -> None:
-    """Warns of a center from which Newton's step is longer than draws of the posterior go."""
+def _warn_if_far(gradient: np.ndarray, quadratic: Quadratic | LowRankHessian) -> None:
+    """Warns if Newton's step from a center is longer than the radius of posterior draws."""
     step = quadratic.root(tf.constant(gradient[np.newaxis], quadratic.dtype), transposed=True)
     distance, radius = float(tf.norm(step)), gradient.size**0.5
     if distance > 3 + radius:
         warnings.warn(
-            "center must be near a mode of the posterior. Received: one from which the step to the "
-            f"mode of Laplace's approximation is {distance:.3g} standard deviations long, where "
-            f"draws go about {radius:.3g} far. Use `find_center`.",
+            f"center must be near a mode of the posterior, within {3 + radius:.3g} posterior "
+            f"standard deviations. Received: a center {distance:.3g} standard deviations from the "
+            "mode of its quadratic expansion. Use `find_center`.",
             stacklevel=4,
         )
 
 
 def hessian_products(
     target: MinibatchLogProb, like: State
-) -> Callable[[np.ndarray, np.ndarray], Products]:
-    """Returns the function of theta, `[D]`, and vectors, `[K, D]`, that gives `Products`.
+) -> Callable[[np.ndarray, np.ndarray], HessianProducts]:
+    """Returns the function of theta, `[D]`, and vectors, `[K, D]`, that gives `HessianProducts`.
 
-    `like` is a state without chain dimensions, whose structure and dtype flat vectors stand for.
+    `like` is a state without chain dimensions, with the structure and dtype of theta.
     """
     dtype = tf.nest.flatten(like)[0].dtype
     dim = flatten_events(like, 0).shape[0]
@@ -142,7 +126,7 @@ def hessian_products(
 
         return products
 
-    def multiply(theta: np.ndarray, vectors: np.ndarray) -> Products:
+    def multiply(theta: np.ndarray, vectors: np.ndarray) -> HessianProducts:
         blocks = -(-len(vectors) // _BLOCK)
         count = -(-len(vectors) // blocks)
         padded = np.zeros([blocks * count, dim])
@@ -152,12 +136,12 @@ def hessian_products(
         likelihood, prior, gradient = (
             np.concatenate(x)[: len(vectors)].astype(np.float64) for x in zip(*found, strict=True)
         )
-        return Products(likelihood, prior, gradient[0])
+        return HessianProducts(likelihood, prior, gradient[0])
 
     return multiply
 
 
-class Matrices(NamedTuple):
+class Hessians(NamedTuple):
     """Hessians of likelihood and log posterior, `[D, D]`, and the log posterior's gradient."""
 
     likelihood: np.ndarray
@@ -165,16 +149,16 @@ class Matrices(NamedTuple):
     gradient: np.ndarray
 
 
-def matrices(products: Callable[..., Products], theta: np.ndarray) -> Matrices:
+def matrices(products: Callable[..., HessianProducts], theta: np.ndarray) -> Hessians:
     """Returns the Hessians at theta, made symmetric."""
     likelihood, prior, gradient = products(theta, np.eye(len(theta)))
     likelihood, posterior = (h + h.T for h in (likelihood / 2, (likelihood + prior) / 2))
-    return Matrices(likelihood, posterior, gradient)
+    return Hessians(likelihood, posterior, gradient)
 
 
 def quadratic_at(
     target: MinibatchLogProb, center: State, hessian: HessianForm = "auto"
-) -> Quadratic | LowRank:
+) -> Quadratic | LowRankHessian:
     """Returns the expansion at `center`.
 
     `"full"` takes D Hessian-vector products with all data, and is what `"auto"` stands for up to
@@ -195,8 +179,8 @@ def quadratic_at(
         )
     try:
         known = target.curvature if hessian == "auto" else None
-        # Matrices hold at zero alone. Of low rank, products with all data are taken at the center.
-        if isinstance(known, LowRank) or (known is not None and not np.any(flat)):
+        # Matrices are known at zero only. Low rank takes its products at the given center.
+        if isinstance(known, LowRankHessian) or (known is not None and not np.any(flat)):
             return known
         products = hessian_products(target, center)
         if hessian in ("low_rank", "diag") or dim > MOST_DIMENSIONS:
@@ -207,12 +191,12 @@ def quadratic_at(
     except (LookupError, NotImplementedError) as error:
         raise ValueError(
             "log_prior_fn and log_likelihood_fn must have second derivatives at the center. "
-            f"Received: functions without. TensorFlow says: {error}. {ORDER_1}"
+            f"Received: functions without. TensorFlow raised: {error}. {ORDER_1}"
         ) from error
     return quadratic_of(found, flat.dtype)
 
 
-def quadratic_of(found: Matrices, dtype: tf.DType) -> Quadratic:
+def quadratic_of(found: Hessians, dtype: tf.DType) -> Quadratic:
     """Returns the expansion with these Hessians; raises ValueError as `quadratic_at` does."""
     check_finite(found.posterior)
     check_curved(found.likelihood)

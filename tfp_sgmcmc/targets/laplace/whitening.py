@@ -1,4 +1,4 @@
-"""A posterior in coordinates in which it is near a standard normal distribution."""
+"""Coordinates in which a posterior is close to a standard normal distribution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc.internal.checks import array, require
 from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events
 from tfp_sgmcmc.targets.laplace.laplace import laplace_bijector
-from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRank, check_definite
+from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRankHessian, check_definite
 from tfp_sgmcmc.targets.laplace.mode import check_single_state
 from tfp_sgmcmc.targets.laplace.quadratic import (
     HessianForm,
@@ -50,10 +50,10 @@ def whiten(
     L = P^{-1/2} \left( I + U \left( (I + \operatorname{diag}(s))^{-1/2} - I \right) U^T \right),
     \]
 
-    where P is the diagonal of the prior's curvature, and s and U are up to 256 eigenpairs of what
-    the data add to it, from a Lanczos iteration with as many products over all data (over 16,384
-    random examples that stand for more). If it leaves curvature of up to r > 1 times P out, L has
-    P (1 + r) / 2 in place of P, and the larger eigenpairs alone, so that steps are stable as above.
+    where P is the diagonal of the prior's curvature, and s and U are up to 256 eigenpairs of the
+    curvature that the data add, from a Lanczos iteration with as many products over all data (over
+    16,384 random examples of larger data). If the eigenvalues that it leaves out reach r > 1, L has
+    P (1 + r) / 2 instead of P, and only larger eigenpairs, so that steps are stable as above.
     Directions that the data hardly determine are then wider than N(0, 1) in z, and mix slowly. The
     report of `find_center` keeps P and all pairs.
     Where the prior has no curvature (flat, Laplace), P is the diagonal of the likelihood's.
@@ -81,7 +81,7 @@ def whiten(
         dimensions, unconstrained if the target has a bijector. Warns if it is far from a mode.
       hessian: the form of H: `"full"`, `"low_rank"`, `"diag"`, or `"auto"`, which is full up to
         4096 entries and low rank beyond. Or H itself, `[D, D]`, in the order of the flattened
-        parts, where the derivatives at the center say little about the posterior (a prior with
+        parts, where the derivatives at the center do not describe the posterior (a prior with
         kinks).
 
     Raises:
@@ -102,7 +102,7 @@ def whiten(
         quadratic = quadratic_at(target, center, hessian)
     else:
         quadratic = _given(target, center, hessian)
-    if isinstance(quadratic, LowRank):
+    if isinstance(quadratic, LowRankHessian):
         quadratic = quadratic.bounded()
     is_diag = isinstance(hessian, str) and hessian == "diag"
     return whiten_by(target, center, quadratic, keeps_curvature=not is_diag)
@@ -111,23 +111,23 @@ def whiten(
 def whiten_by(
     target: MinibatchLogProb,
     center: State,
-    quadratic: Quadratic | LowRank,
+    quadratic: Quadratic | LowRankHessian,
     keeps_curvature: bool = True,
 ) -> tuple[MinibatchLogProb, tfb.Bijector]:
-    """Returns what `whiten` does, by an expansion at `center` that is known.
+    """Whitens a target as `whiten`, by a known expansion at `center`.
 
-    With `keeps_curvature` the target knows its expansion at z = 0.
+    With `keeps_curvature` the target keeps its expansion at z = 0.
     """
     bijector = laplace_bijector(target.bijector, center, quadratic)
     curvature = None
     if isinstance(quadratic, Quadratic):
-        factor = quadratic.factor()
+        factor = quadratic.factor
         likelihood = factor.T @ quadratic.likelihood.numpy() @ factor
         minus_identity = -tf.eye(len(factor), dtype=quadratic.dtype)
         curvature = Quadratic(tf.constant(likelihood, quadratic.dtype), minus_identity)
     elif keeps_curvature:
         ones, zeros = tf.ones_like(quadratic.diagonal), tf.zeros_like(quadratic.values)
-        curvature = LowRank(ones, quadratic.vectors, zeros)
+        curvature = LowRankHessian(ones, quadratic.vectors, zeros)
     return target.with_bijector(bijector, curvature), bijector
 
 

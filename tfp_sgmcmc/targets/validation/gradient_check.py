@@ -1,4 +1,4 @@
-"""A check before a long run that minibatch gradients add up to the full gradient."""
+"""A check that minibatch gradients add up to the full gradient."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def preflight(
     With a `kernel` it also compares the kernel's step size with the largest one that is stable at
     the curvature of the log posterior at `state`, and warns if the step is larger. A chain with
     such a step may stay finite, and its draws are then far too wide. The start can be far stiffer
-    or softer than the mode, so `report` judges the step again at the draws. For a target that draws
+    or softer than the mode, so `report` checks the step again at the draws. For a target that draws
     by epochs of K minibatches, it also warns if an epoch is too long for its noise to cancel in the
     direction of most curvature: K h sqrt(lambda) > 1 with momenta, K epsilon lambda / 2 > 1
     without. For `NOGIN` it also warns of a start from which gradient noise makes the way to the
@@ -56,15 +56,15 @@ def preflight(
       ValueError: The minibatch log likelihoods of one pass do not add up to the full one ...
 
     Args:
-      target: what will be sampled: a target or a plain callable.
+      target: the target to sample, or a plain callable.
       state: the state at which to check, with leading chain dimensions as in the run.
       rtol: allowed relative difference in each part; by default 1e-3 (`float64`: 1e-8).
-      kernel: the kernel that will sample the target, for the check of its step size. A kernel
-        without the methods `largest_stable_step` and `metric_product`, such as those of
-        `tfp.mcmc`, is not judged.
+      kernel: the kernel that will sample the target, for the check of its step size. Kernels
+        without the methods `largest_stable_step` and `metric_product`, such as the kernels of
+        `tfp.mcmc`, are not checked.
 
     Returns:
-      A `Stability` with the curvature and the step sizes, or None if no kernel was judged.
+      A `Stability` with the curvature and the step sizes, or None if no kernel was checked.
 
     Raises:
       ValueError: the log posterior or its gradient is NaN or infinite at `state`, or the two sides

@@ -1,4 +1,4 @@
-"""A check that a chain whose gradient noise slows it does not start far from the posterior."""
+"""A check that chains that gradient noise slows down do not start far from the posterior."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tfp_sgmcmc.targets.laplace.curvature import one_chain
 
 _FAR = 10.0  # deviations from the posterior, along the gradient
 _MANY = 100  # steps
-_SLOWER = 3.0  # times as many steps as with a tenth of the noise, which is then the cause
+_SLOWER = 3.0  # times as many steps as with a tenth of the noise show that noise is the cause
 _NUM_MINIBATCHES, _NUM_PRODUCTS = 32, 8
 
 
-class Approach(NamedTuple):
-    """The way from a state to the posterior, along the gradient.
+class InitialDistance(NamedTuple):
+    """The distance from a state to the posterior along the gradient, and the steps that it takes.
 
     Attributes:
       distance: about the distance, in standard deviations of the posterior.
-      num_steps: steps in which the distance falls by a factor of e, with the gradient noise of this
+      num_steps: steps in which the distance falls by a factor of e, with the gradient noise at this
         state.
-      num_steps_with_less_noise: the same with a tenth of the noise, as of minibatches that are ten
-        times as large.
+      num_steps_with_less_noise: the same with a tenth of the noise, as from minibatches that are
+        ten times as large.
     """
 
     distance: float
@@ -38,7 +38,7 @@ class Approach(NamedTuple):
 
     @property
     def is_slow(self) -> bool:
-        """Whether the start is far, and noise makes the way there long."""
+        """Whether the start is far, and noise slows the chain down on its way."""
         slowed = self.num_steps > max(_MANY, _SLOWER * self.num_steps_with_less_noise)
         return self.distance > _FAR and slowed
 
@@ -46,39 +46,39 @@ class Approach(NamedTuple):
 def check_approach(
     kernel: Any, targets: Sequence[Target], state: State, ratio: float = 1.0, stacklevel: int = 4
 ) -> None:
-    """Warns if noise makes the way from a far start long; the arguments are `judge_approach`'s."""
-    found = judge_approach(kernel, targets, state, ratio)
+    """Warns if `estimate_initial_distance`, with the same arguments, finds a far and slow start."""
+    found = estimate_initial_distance(kernel, targets, state, ratio)
     if found is not None and found.is_slow:
         warnings.warn(
             f"initial_state must be nearer to the posterior for {type(kernel).__name__} with this "
             f"gradient noise. Received: a state about {found.distance:.0f} standard deviations "
-            f"away, from where it takes about {found.num_steps:.0f} steps to come nearer by a "
-            "factor of e, at this and any other step_size. Minibatches that are ten times as "
+            f"away. From there it takes about {found.num_steps:.0f} steps to reduce the distance "
+            "by a factor of e, at this and any other step_size. Minibatches that are ten times as "
             f"large would take {found.num_steps_with_less_noise:.0f} steps. Start from "
             "`find_center`, or take larger minibatches, or burn in with SGLD.",
             stacklevel=stacklevel,
         )
 
 
-def judge_approach(
+def estimate_initial_distance(
     kernel: Any, targets: Sequence[Target], state: State, ratio: float = 1.0
-) -> Approach | None:
-    r"""Returns how a kernel comes from `state` to the posterior, judged at the first chain.
+) -> InitialDistance | None:
+    r"""Estimates how far `state` is from the posterior, and how slowly a kernel gets there.
 
-    Along the direction \( u = g / |g| \) of the gradient, with the curvature
-    \( a = u^T (-H) u \) and the noise \( s = u^T \Sigma u \), the distance is
-    \( |g| / \sqrt a \), and the kernel's `relaxation_steps(a, s)` tells the number of steps. g and
+    It takes the first chain. Along the direction \( u = g / |g| \) of the gradient, with the
+    curvature \( a = u^T (-H) u \) and the noise \( s = u^T \Sigma u \), the distance is
+    \( |g| / \sqrt a \), and the kernel's `relaxation_steps(a, s)` is the number of steps. g and
     s come from 32 minibatches, a from the first eight.
 
     Args:
-      kernel: a kernel; the answer is None for one without `relaxation_steps`.
-      targets: what the 32 minibatches are drawn from, in turn.
+      kernel: a kernel; the result is None for one without `relaxation_steps`.
+      targets: targets that draw the 32 minibatches in turn.
       state: the start.
-      ratio: the noise of the kernel's gradients relative to that of the targets.
+      ratio: the noise of the kernel's gradients relative to the targets' noise.
 
     Returns:
-      None if the minibatches do not tell that `state` is not at the mode, or if the log posterior
-      is not concave along the gradient, where no distance is known.
+      None if the gradient is within its noise, so that `state` may be at the mode, or if the log
+      posterior is not concave along the gradient, so that the distance is unknown.
     """
     if not hasattr(kernel, "relaxation_steps"):
         return None
@@ -86,7 +86,7 @@ def judge_approach(
     ndims, state = len(chains), one_chain(state, chains, 0)
     carried = {id(target): target.bootstrap(state) for target in targets}
 
-    # One graph for each target, as those of several replicas take long to trace.
+    # One graph for each target, because graphs of several replicas take long to trace.
     def graph_of(target: Target) -> Any:
         return traced(
             lambda seed, own, *probe: target.estimate(state, seed, own, *(probe or (None,)), False)
@@ -114,7 +114,7 @@ def judge_approach(
         return None
     metric = float(_vector(kernel.metric_product(probe, state, None), ndims) @ u)
     num_steps = (float(kernel.relaxation_steps(metric * a, metric * x)) for x in (s, s / 10))
-    return Approach(math.sqrt((square - error) / a), *num_steps)
+    return InitialDistance(math.sqrt((square - error) / a), *num_steps)
 
 
 def _vector(nest: State, chain_ndims: int) -> np.ndarray:

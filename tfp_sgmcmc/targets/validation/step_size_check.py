@@ -19,8 +19,8 @@ class Stability(NamedTuple):
       largest_curvature: the largest eigenvalue of M H at the state, where H is minus the Hessian of
         the log posterior, and M the kernel's metric.
       largest_stable_step: the kernel's `largest_stable_step` at this curvature.
-      step_size: the largest entry of the step size. The metric holds the smaller entries' ratios to
-        it.
+      step_size: the largest entry of the step size. The metric contains the ratios of smaller
+        entries to it.
     """
 
     largest_curvature: float
@@ -34,14 +34,14 @@ class Stability(NamedTuple):
 
 
 class Epochs(NamedTuple):
-    """How a target draws by epochs: the name of the order, and the number of steps in an epoch."""
+    """The order in which a target draws by epochs, and the number of steps in an epoch."""
 
     reshuffle: str
     num_steps: float
 
 
 def epochs_of(target: Any) -> Epochs | None:
-    """Returns how a target, or what it wraps, draws by epochs; None if it does not."""
+    """Returns the epochs of a target, or of the one that it wraps; None if it has no epochs."""
     while target is not None and not hasattr(target, "reshuffle"):
         target = getattr(target, "target", None)
     if target is None or target.reshuffle == "step":
@@ -50,10 +50,10 @@ def epochs_of(target: Any) -> Epochs | None:
 
 
 def check_step(kernel: Any, target: Any, state: State) -> Stability | None:
-    """Warns if the kernel's step size is unstable at `state`; returns what was compared.
+    """Warns if the kernel's step size is unstable at `state`, and returns the compared numbers.
 
-    Returns None for a kernel that does not say its largest stable step, and with a warning if the
-    log posterior has no second derivatives.
+    Returns None for a kernel without `largest_stable_step`, and, with a warning, for a log
+    posterior without second derivatives.
     """
     try:
         found = judge_step(kernel, target, state)
@@ -84,9 +84,9 @@ def check_step(kernel: Any, target: Any, state: State) -> Stability | None:
 def _check_epochs(found: Stability, epochs: Epochs) -> None:
     """Warns if an epoch is too long for its noise to cancel in the direction of most curvature.
 
-    By the exact law of Gaussian targets the noise cancels where K h sqrt(lambda) < 1 for momenta
-    and K epsilon lambda / 2 < 1 without. Both say that K steps are less than half of the largest
-    stable one. Where that shrinks with friction, samplers are warned earlier.
+    By the exact law of Gaussian targets the noise cancels where K h sqrt(lambda) < 1 with momenta
+    and K epsilon lambda / 2 < 1 without: K steps are less than half of the largest stable one.
+    Where friction makes the stable step smaller, the warning comes earlier.
     """
     length = 2 * epochs.num_steps * found.step_size / float(np.min(found.largest_stable_step))
     if length <= 1:
@@ -107,10 +107,10 @@ def _check_epochs(found: Stability, epochs: Epochs) -> None:
 def judge_step(kernel: Any, target: Any, state: State, results: Any = None) -> Stability | None:
     """Compares a kernel's step size with the largest stable one at `state`.
 
-    `results` are the kernel's results there, whose step size, friction and preconditioner are
-    judged. Without them the kernel is judged as it begins at `state`. Returns None for a kernel
-    that does not say its largest stable step, or is stable at every step. Raises LookupError or
-    NotImplementedError if the log posterior has no second derivatives.
+    The step size, friction and preconditioner are those in the kernel's `results`, or the initial
+    ones if `results` is None. Returns None for a kernel without `largest_stable_step`, or one that
+    is stable at every step. Raises LookupError or NotImplementedError if the log posterior has no
+    second derivatives.
     """
     if not (hasattr(kernel, "largest_stable_step") and hasattr(kernel, "metric_product")):
         return None
@@ -133,7 +133,7 @@ def judge_step(kernel: Any, target: Any, state: State, results: Any = None) -> S
         return Stability(curvature, limit(curvature), largest)
     try:
         steps = by_part("step_size", used, state)
-    except (TypeError, ValueError):  # one for each chain or replica, not for entries of the state
+    except (TypeError, ValueError):  # step sizes of chains or replicas, not of entries
         return Stability(curvature, limit(curvature), largest)
     # Where the limit falls as curvature^-a, an entry h of the step size acts like the largest one
     # with its curvature times (h / largest)^(1/a).
