@@ -48,7 +48,7 @@ def far_starts(dim: int, first: np.ndarray, widths: np.ndarray, seed: Any) -> np
     return np.concatenate([near, wide])
 
 
-def other_mode(
+def find_other_mode(
     target: Any, starts: np.ndarray, dtype: tf.DType, jit_compile: bool = True
 ) -> OtherMode | None:
     """Climbs from `starts`, `[K, D]`; returns the highest other mode, or None.

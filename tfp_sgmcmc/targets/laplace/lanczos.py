@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfp_sgmcmc.targets.base import ExpansionError
+
 Product = Callable[[np.ndarray], np.ndarray]  # of a matrix with a vector [D]
 
 
@@ -55,7 +57,7 @@ def lanczos(product: Product, start: np.ndarray, most: int, metric: Product) -> 
         basis[k], weighed[k] = rest / norm, weighed_rest / norm
         rest = product(weighed[k])
         if not np.all(np.isfinite(rest)):
-            raise ValueError(
+            raise ExpansionError(
                 "The second derivatives of the log posterior must be finite at the state. "
                 "Received: NaN or infinite products with the Hessian."
             )

@@ -20,7 +20,7 @@ from tfp_sgmcmc.internal.nest import (
     unflatten_events,
 )
 from tfp_sgmcmc.internal.xla import traced
-from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
 from tfp_sgmcmc.targets.laplace.mode_report import CenterReport, Expansion
 from tfp_sgmcmc.targets.laplace.newton import MOST_NEWTON_DIMENSIONS, newton_step
 from tfp_sgmcmc.targets.laplace.quadratic import HessianForm, hessian_products
@@ -213,7 +213,7 @@ def check_single_state(name: str, target: MinibatchLogProb, state: State) -> Non
 
 def _check_finite(point: _Point, where: str) -> None:
     if not np.all(np.isfinite(point.gradient)) or not np.isfinite(point.log_prob):
-        raise ValueError(f"The log posterior or its gradient is NaN or infinite at {where}.")
+        raise ExpansionError(f"The log posterior or its gradient is NaN or infinite at {where}.")
 
 
 class _Schedule(keras.optimizers.schedules.LearningRateSchedule):

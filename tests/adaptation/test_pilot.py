@@ -7,17 +7,16 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation import chains, coordinates, hmc
-from tfp_sgmcmc.adaptation.excess_variance import excess_of
-from tfp_sgmcmc.adaptation.langevin import Langevin
-from tfp_sgmcmc.adaptation.selection import Setting
-from tfp_sgmcmc.adaptation.trials import Trials
+from tfp_sgmcmc.adaptation import hmc, pilot
+from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
+from tfp_sgmcmc.adaptation.excess_variance import BatchAndStep, excess_of
+from tfp_sgmcmc.adaptation.langevin import LangevinSelector
 
 CALL = 6.4e-3  # seconds of a call beside its steps, as on a machine of two cores
 D, NUM_RESULTS = 80, 4000
 
 
-class Clock(chains.Chains):
+class Clock(pilot.PilotChains):
     """Chains whose calls take known seconds."""
 
     def __init__(self, step: float, first: float):
@@ -39,13 +38,13 @@ def test_the_time_of_a_call_is_not_that_of_a_step(
 ) -> None:
     """A slow first call changes nothing either."""
     clock = Clock(step, first=3.0)
-    monkeypatch.setattr(chains, "time", clock)
+    monkeypatch.setattr(pilot, "time", clock)
     assert clock.seconds_per_step() == pytest.approx(step, rel=1e-6)
 
 
 def test_slow_steps_are_timed_singly(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(1.0, first=0.0)
-    monkeypatch.setattr(chains, "time", clock)
+    monkeypatch.setattr(pilot, "time", clock)
     assert clock.seconds_per_step() == pytest.approx(1.0 + CALL)
     assert clock.now < 4  # one to compile, two to time
 
@@ -75,9 +74,9 @@ def test_the_covariance_is_of_many_draws(
     """
     monkeypatch.setattr(hmc, "_DRAWS_PER_ENTRY", draws_per_entry)
     problem = log_of_exponentials()
-    found = coordinates.at_mode(problem, tf.zeros([D]))
-    trials = Trials(4, D, tf.float32, sgmcmc.random.as_seed(0), jit_compile=True)
-    prepared = hmc.TimedHMC(problem, found, trials)(NUM_RESULTS)
+    found = whiten_at_mode(problem, tf.zeros([D]))
+    runs = pilot.PilotRuns(4, D, tf.float32, sgmcmc.random.as_seed(0), jit_compile=True)
+    prepared = hmc.TimedHMC(problem, found, runs)(NUM_RESULTS)
     assert prepared.choices.coordinates == "covariance"
     center = prepared.choices.center
     np.testing.assert_allclose(center, -np.euler_gamma, atol=0.25)
@@ -93,10 +92,10 @@ def test_less_noise_at_the_pilots_draws_takes_fewer_examples(scale: float, expec
     The worst direction, with half as much again, is at most 0.05 from fewer on. More examples than
     the pilot's 1,000 are never taken here.
     """
-    langevin = Langevin.__new__(Langevin)
+    langevin = LangevinSelector.__new__(LangevinSelector)
     langevin._problem = types.SimpleNamespace(num_examples=100_000)
     covariance = scale * np.diag([0.5, 1.5])
-    of_pilot = Setting(1000, 1.0, *excess_of(covariance, 1.0, 1000))
+    of_pilot = BatchAndStep(1000, 1.0, *excess_of(covariance, 1.0, 1000))
     found = langevin._fewest(covariance, of_pilot)
     mean = 0.7213 * scale / expected
     assert found == pytest.approx((expected, 1.0, mean, 1.5 * mean), rel=1e-3)
