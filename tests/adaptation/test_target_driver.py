@@ -1,5 +1,8 @@
 """The run without a kernel: predictions, the choice, the draws, and what it flags."""
 
+import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,8 @@ from tfp_sgmcmc.adaptation.excess_variance import (
 from tfp_sgmcmc.adaptation.hmc import leapfrog
 from tfp_sgmcmc.adaptation.pilot import Gradients, convergence, gradient_fit
 from tfp_sgmcmc.adaptation.prior_scale import ImproperError, NotNearGaussian, check_proper
+from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
+from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
 
 tfd = tfp.distributions
@@ -337,6 +342,63 @@ def test_choices_survive_the_file(run: Any) -> None:
         settings_file.load(run.directory, regression(), tf.zeros([3]), sgmcmc.random.as_seed(4))
     with pytest.raises(ValueError, match="initial_state must have parts"):
         settings_file.load(run.directory, regression(), tf.zeros([2]), seed)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> PreparedKernel:
+    """Returns a kernel whose choices are in `tmp_path`."""
+    choices = Choices(
+        sampler="HamiltonianMonteCarlo",
+        arguments={"step_size": 0.5, "num_leapfrog_steps": 3},
+        batch_size=None,
+        coordinates="hessian",
+        center=np.zeros(3, np.float32),
+        hessian=None,
+        start=np.ones([4, 3], np.float32),
+        num_burnin_steps=0,
+        num_steps_between_results=1,
+        milliseconds={},
+    )
+    prepared = PreparedKernel(None, None, Gradients(None, False), choices, ("why",))
+    settings_file.save(tmp_path, prepared, sgmcmc.random.as_seed(3))
+    return prepared
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("_VERSION", 2, "format version 2. Received: version 1. "),
+        ("_PLAIN", settings_file._PLAIN | {"friction"}, "version 1, lacks friction. "),
+        ("_PLAIN", settings_file._PLAIN - {"seed"}, "version 1, has the unknown seed. "),
+    ],
+)
+def test_choices_of_another_format_are_refused(
+    name: str, value: Any, found: str, saved: PreparedKernel, tmp_path: Path, monkeypatch: Any
+) -> None:
+    del saved
+    monkeypatch.setattr(settings_file, name, value)
+    with pytest.raises(ValueError, match=re.escape(found)) as error:
+        settings_file.load(tmp_path, regression(), tf.zeros([3]), None)
+    assert str(tmp_path / "choices.npz") in str(error.value)
+    assert "use a new directory" in str(error.value)
+
+
+def test_choices_without_a_version_are_read(
+    saved: PreparedKernel, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Release 0.2.0 wrote none."""
+    with npz.reading(tmp_path / "choices.npz", "save") as (header, array):
+        arrays = {name: array(name, "float32") for name in ("center0", "start")}
+    del header["version"]
+    npz.write(tmp_path / "choices.npz", header, arrays)
+    monkeypatch.setattr(
+        settings_file,
+        "_rebuild",
+        lambda _, choices, __: dataclasses.replace(saved, choices=choices),
+    )
+    found = settings_file.load(tmp_path, regression(), tf.zeros([3]), None)
+    assert found is not None
+    assert found.lines == ("why",) and found.choices.program() == saved.choices.program()
 
 
 def test_the_draws_have_the_moments_of_the_posterior(run: Any) -> None:
