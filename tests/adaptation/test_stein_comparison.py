@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import GaussianMean
-from tfp_sgmcmc.adaptation.stein_comparison import Comparison, spread
+from tfp_sgmcmc.adaptation.stein_comparison import SteinComparison, spread
 
 SEEDS = [tf.constant([0, i]) for i in range(4)]
 DEVIATIONS = np.array([1.0, 0.01])  # of the posterior
@@ -29,7 +29,9 @@ def gaussian(precision: np.ndarray) -> sgmcmc.FullDataLogProb:
 def scores(states: list[np.ndarray], units: np.ndarray = ONES) -> np.ndarray:
     """Returns the scores of states in other units."""
     target = gaussian(np.diag((units * DEVIATIONS) ** -2))
-    return Comparison(target, 1, True, 1.0, False)([tf.constant(x * units) for x in states], SEEDS)
+    return SteinComparison(target, 1, True, 1.0, False)(
+        [tf.constant(x * units) for x in states], SEEDS
+    )
 
 
 def squared_discrepancy(x: np.ndarray, gradients: np.ndarray) -> float:
@@ -51,7 +53,7 @@ def test_the_narrowest_direction_does_not_decide_alone() -> None:
     turn = np.array([[1.0, -1.0], [1.0, 1.0]]) / np.sqrt(2)
     off, stuck = (draws() + [0, 0.5] * DEVIATIONS) @ turn.T, draws([0.1, 1.0]) @ turn.T
     precision = turn @ np.diag(DEVIATIONS**-2) @ turn.T
-    compare = Comparison(gaussian(precision), 1, True, 1.0, False)
+    compare = SteinComparison(gaussian(precision), 1, True, 1.0, False)
     right = draws() @ turn.T
     found = compare([tf.constant(x) for x in (right, off, stuck)], SEEDS)
     assert found[1] < 0.1 * found[2]
@@ -89,7 +91,7 @@ def test_a_chain_that_was_thrown_far_away_does_not_win() -> None:
         return abs(squared_discrepancy(x, -1.5 * 1.5 * x / np.sqrt(1.0 + (1.5 * x) ** 2)))
 
     assert discrepancy(thrown) < 0.1 * discrepancy(good)  # so it would win by its discrepancy
-    found = Comparison(target, 1, True, 1.0, False)(
+    found = SteinComparison(target, 1, True, 1.0, False)(
         [tf.constant(x) for x in (thrown, stuck, good, thrown)], SEEDS
     )
     assert np.isinf(found[[0, 3]]).all() and found[2] < found[1] < np.inf
@@ -102,7 +104,7 @@ def test_minibatch_noise_alone_throws_nobody() -> None:
         lambda t: -0.5 * t**2, lambda t, batch: -0.5 * (batch - t[..., tf.newaxis]) ** 2, x, 2
     )
     z = np.random.default_rng(0).standard_normal([50, 4]).astype(np.float32)
-    compare = Comparison(target, 1, False, 1.0, False)
+    compare = SteinComparison(target, 1, False, 1.0, False)
     assert compare.estimates(tf.constant(0.01 * z), SEEDS[0])[0].std() > 1e4
     states = [tf.constant(0.01 * z), tf.constant(0.02 * z), tf.constant(1e3 + z)]
     assert np.isfinite(compare(states, SEEDS)).tolist() == [True, True, False]
@@ -123,13 +125,13 @@ def test_each_state_has_a_minibatch_of_its_own(jit_compile: bool) -> None:
     target = model.target(2, shared_batch=True)
     size = len(model.mean)
     states = tf.broadcast_to(tf.constant(model.mean, tf.float32), [8, 5, size])
-    compare = Comparison(target, 1, False, 1.0, jit_compile)
-    found = compare.gradients(states, SEEDS[0])
+    compare = SteinComparison(target, 1, False, 1.0, jit_compile)
+    found = compare.estimates(states, SEEDS[0])[1]
     assert found.shape == (40, size)
     # About 30 of 40 draws of 66 pairs differ. If chains shared minibatches, at most 8 would.
     assert len(np.unique(found[:, 0].round(3))) > 20
-    np.testing.assert_array_equal(found, compare.gradients(states, SEEDS[0]))
-    exact = Comparison(target, 1, True, 1.0, jit_compile).gradients(states, SEEDS[0])
+    np.testing.assert_array_equal(found, compare.estimates(states, SEEDS[0])[1])
+    exact = SteinComparison(target, 1, True, 1.0, jit_compile).estimates(states, SEEDS[0])[1]
     np.testing.assert_allclose(exact, 0 * exact, atol=1e-2)
 
 

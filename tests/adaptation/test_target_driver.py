@@ -1,5 +1,8 @@
 """The run without a kernel: predictions, the choice, the draws, and what it flags."""
 
+import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,36 +13,29 @@ import tensorflow_probability as tfp
 import tree
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation import (
-    coordinates,
-    draw_checks,
-    draw_statistics,
-    fallback,
-    modes,
-    settings_file,
-)
-from tfp_sgmcmc.adaptation.chains import Gradients
+from tfp_sgmcmc.adaptation import draw_checks, fallback, modes, settings_file
+from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode, whiten_by_covariance
 from tfp_sgmcmc.adaptation.excess_variance import (
-    Excess,
-    excess_of,
-    excess_of_parameters,
-    guarded_share,
-    temperature,
-)
-from tfp_sgmcmc.adaptation.proper import check_proper
-from tfp_sgmcmc.adaptation.reasons import ImproperError, NotQuadratic
-from tfp_sgmcmc.adaptation.selection import (
     FRICTION,
     MOST_MEAN,
     MOST_WORST,
     STEP_SIZES,
-    Setting,
+    BatchAndStep,
+    ExcessVariance,
     batch_sizes,
     cheapest,
+    excess_of,
+    excess_of_parameters,
     excess_variance_factor,
-    leapfrog,
+    guarded_share,
     safe_settings,
+    temperature,
 )
+from tfp_sgmcmc.adaptation.hmc import leapfrog
+from tfp_sgmcmc.adaptation.pilot import Gradients, convergence, gradient_fit
+from tfp_sgmcmc.adaptation.prior_scale import ImproperError, NotNearGaussian, check_proper
+from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
+from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
 
 tfd = tfp.distributions
@@ -91,7 +87,7 @@ def test_draws_are_nearly_independent(h: float) -> None:
     """By the exact law, for means and, by squared correlations, for variances."""
     step, of_o, _ = scheme(h, FRICTION)
     covariance = scipy.linalg.solve_discrete_lyapunov(step, of_o)
-    between = np.linalg.matrix_power(step, Setting(100, h, 0.0, 0.0).steps_per_draw)
+    between = np.linalg.matrix_power(step, BatchAndStep(100, h, 0.0, 0.0).steps_per_draw)
     powers = (np.linalg.matrix_power(between, k) for k in range(1, 50))
     correlations = np.array([(x @ covariance)[0, 0] / covariance[0, 0] for x in powers])
     assert 1 / (1 + 2 * correlations.sum()) > 0.98
@@ -151,7 +147,7 @@ def test_the_choice_is_the_cheapest_of_all_that_are_safe() -> None:
 
 
 def test_only_sizes_that_may_win_are_timed() -> None:
-    settings = [Setting(100, h, 0.0, 0.0) for h in (1.0, 0.5, 0.25)]
+    settings = [BatchAndStep(100, h, 0.0, 0.0) for h in (1.0, 0.5, 0.25)]
     asked = []
     assert cheapest(settings, lambda n: float(asked.append(n) or 1.0)) == settings[0]
     assert asked == [100]
@@ -180,8 +176,8 @@ class Draws:
         self.z = z + stuck * rng.standard_normal([4, 20])
 
     def flags(self) -> list[str]:
-        found = draw_statistics.convergence(self.z)
-        return draw_checks._flags(found, draw_statistics.fit(self.z, -self.z), 400)
+        found = convergence(self.z)
+        return draw_checks._flags(found, gradient_fit(self.z, -self.z), 400)
 
 
 def test_sound_draws_have_no_flag() -> None:
@@ -204,9 +200,15 @@ def test_wrong_draws_are_flagged(options: dict[str, float], told: str) -> None:
 
 
 def test_noise_that_grew_is_flagged() -> None:
-    assert draw_checks._flags_of_noise(Excess(0.03, 0.08), Excess(0.02, 0.06)) == []
-    assert "grew" in draw_checks._flags_of_noise(Excess(0.09, 0.1), Excess(0.02, 0.06))[0]
-    assert "grew" in draw_checks._flags_of_noise(Excess(0.02, 0.3), Excess(0.02, 0.06))[0]
+    assert draw_checks._flags_of_noise(ExcessVariance(0.03, 0.08), ExcessVariance(0.02, 0.06)) == []
+    assert (
+        "grew"
+        in draw_checks._flags_of_noise(ExcessVariance(0.09, 0.1), ExcessVariance(0.02, 0.06))[0]
+    )
+    assert (
+        "grew"
+        in draw_checks._flags_of_noise(ExcessVariance(0.02, 0.3), ExcessVariance(0.02, 0.06))[0]
+    )
     assert guarded_share(np.array([[2.0, 0.0], [0.1, 0.2]])) == 0.5
 
 
@@ -241,13 +243,13 @@ def test_the_mode_of_redundant_parameters_is_refused() -> None:
         10,
     )
     with pytest.raises(ImproperError, match="finite integral"):
-        coordinates.at_mode(target, tf.zeros([2]))
+        whiten_at_mode(target, tf.zeros([2]))
 
 
 def test_words_fit_the_reason() -> None:
-    shape = fallback._promise(NotQuadratic("draws went far"))
+    shape = fallback._caveat(NotNearGaussian("draws went far"))
     assert "funnel" in shape and "draws went far" in shape
-    kinks = fallback._promise(NotQuadratic("there are no second derivatives", has_shape=False))
+    kinks = fallback._caveat(NotNearGaussian("there are no second derivatives", has_shape=False))
     assert "funnel" not in kinks and "no second derivatives" in kinks
 
 
@@ -262,11 +264,11 @@ def test_another_mode_is_found() -> None:
         tfd.Categorical(probs=[0.5, 0.5]), tfd.Normal(np.float32([0.0, 20.0]), np.float32(1.0))
     )
     starts = modes.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
-    found = modes.other_mode(lambda z: two.log_prob(z[..., 0]), starts, tf.float32)
+    found = modes.find_other_mode(lambda z: two.log_prob(z[..., 0]), starts, tf.float32)
     assert found is not None
     np.testing.assert_allclose(found, [20.0, 0.0], atol=0.1)
     one = tfd.Normal(0.0, 1.0)
-    assert modes.other_mode(lambda z: one.log_prob(z[..., 0]), starts, tf.float32) is None
+    assert modes.find_other_mode(lambda z: one.log_prob(z[..., 0]), starts, tf.float32) is None
 
 
 @pytest.fixture(scope="module")
@@ -312,10 +314,10 @@ def test_a_run_goes_on_and_is_repeated_by_hand(run: Any) -> None:
 def test_coordinates_by_the_covariance_of_draws() -> None:
     """Draws have mean 0 there, and the covariance that the formula leaves; not so before."""
     problem = regression()
-    at_mode = coordinates.at_mode(problem, tf.zeros([3]))
+    at_mode = whiten_at_mode(problem, tf.zeros([3]))
     scale = np.array([[2.0, 0, 0], [1, 1, 0], [0, 0, 0.5]])
     z = 1 + np.random.default_rng(0).standard_normal([50, 4, 3]) @ scale.T
-    found = coordinates.at_covariance(problem, at_mode, z)
+    found = whiten_by_covariance(problem, at_mode, z)
     theta = at_mode.bijector.forward(tf.constant(z, tf.float32))
     draws = found.bijector.inverse(theta).numpy().reshape(-1, 3)
     np.testing.assert_allclose(draws.mean(axis=0), 0, atol=1e-4)
@@ -336,10 +338,67 @@ def test_choices_survive_the_file(run: Any) -> None:
     assert found is not None
     assert found.choices.program() == run.choices.program()
     np.testing.assert_array_equal(found.choices.start, run.choices.start)
-    with pytest.raises(ValueError, match="seed must be that of the run"):
+    with pytest.raises(ValueError, match="seed must be .*the seed of the run"):
         settings_file.load(run.directory, regression(), tf.zeros([3]), sgmcmc.random.as_seed(4))
     with pytest.raises(ValueError, match="initial_state must have parts"):
         settings_file.load(run.directory, regression(), tf.zeros([2]), seed)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> PreparedKernel:
+    """Returns a kernel whose choices are in `tmp_path`."""
+    choices = Choices(
+        sampler="HamiltonianMonteCarlo",
+        arguments={"step_size": 0.5, "num_leapfrog_steps": 3},
+        batch_size=None,
+        coordinates="hessian",
+        center=np.zeros(3, np.float32),
+        hessian=None,
+        start=np.ones([4, 3], np.float32),
+        num_burnin_steps=0,
+        num_steps_between_results=1,
+        milliseconds={},
+    )
+    prepared = PreparedKernel(None, None, Gradients(None, False), choices, ("why",))
+    settings_file.save(tmp_path, prepared, sgmcmc.random.as_seed(3))
+    return prepared
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("_VERSION", 2, "format version 2. Received: version 1. "),
+        ("_PLAIN", settings_file._PLAIN | {"friction"}, "version 1, lacks friction. "),
+        ("_PLAIN", settings_file._PLAIN - {"seed"}, "version 1, has the unknown seed. "),
+    ],
+)
+def test_choices_of_another_format_are_refused(
+    name: str, value: Any, found: str, saved: PreparedKernel, tmp_path: Path, monkeypatch: Any
+) -> None:
+    del saved
+    monkeypatch.setattr(settings_file, name, value)
+    with pytest.raises(ValueError, match=re.escape(found)) as error:
+        settings_file.load(tmp_path, regression(), tf.zeros([3]), None)
+    assert str(tmp_path / "choices.npz") in str(error.value)
+    assert "use a new directory" in str(error.value)
+
+
+def test_choices_without_a_version_are_read(
+    saved: PreparedKernel, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Release 0.2.0 wrote none."""
+    with npz.reading(tmp_path / "choices.npz", "save") as (header, array):
+        arrays = {name: array(name, "float32") for name in ("center0", "start")}
+    del header["version"]
+    npz.write(tmp_path / "choices.npz", header, arrays)
+    monkeypatch.setattr(
+        settings_file,
+        "_rebuild",
+        lambda _, choices, __: dataclasses.replace(saved, choices=choices),
+    )
+    found = settings_file.load(tmp_path, regression(), tf.zeros([3]), None)
+    assert found is not None
+    assert found.lines == ("why",) and found.choices.program() == saved.choices.program()
 
 
 def test_the_draws_have_the_moments_of_the_posterior(run: Any) -> None:

@@ -1,4 +1,4 @@
-"""The checks of the draws of an automatic run."""
+"""Checks of the draws of an automatic run."""
 
 from __future__ import annotations
 
@@ -7,64 +7,81 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.draw_statistics import Convergence, Fit, convergence, fit
-from tfp_sgmcmc.adaptation.excess_variance import Excess, excess_of, guarded_share
-from tfp_sgmcmc.adaptation.prepared import Prepared
-from tfp_sgmcmc.adaptation.selection import MOST_WORST
+from tfp_sgmcmc.adaptation.excess_variance import (
+    MOST_WORST,
+    ExcessVariance,
+    excess_of,
+    guarded_share,
+    noise_covariance,
+)
+from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, gradient_fit
+from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.internal.nest import flatten_events
 from tfp_sgmcmc.sampling.result import SampleResult
 
 _MOST_TESTED = 500  # results at which gradients are taken
 _LEAST_RESULTS = 50
-# What is not told apart from sound draws: relative variance, and standard deviations.
+# Errors that sound draws may show: of the relative variance, and in standard deviations.
 _NOTED_EXCESS, _NOTED_SHIFT = 0.04, 0.05
 
 
-class Verdict(NamedTuple):
-    """What the checks of the draws found.
+class DrawCheck(NamedTuple):
+    """The results of the checks of draws.
 
     Attributes:
       flags: what is wrong, in plain words.
       line: how good the draws are.
-      lacking: the goal over the effective sample size.
-      along: figures of the run for `Choices`.
+      lacking: the goal divided by the effective sample size.
+      measured: figures of the run for `Choices`.
     """
 
     flags: list[str]
     line: str
     lacking: float
-    along: dict[str, Any]
+    measured: dict[str, Any]
 
 
-def judge(result: SampleResult, prepared: Prepared, seed: tf.Tensor, goal: float) -> Verdict:
-    """Returns what is wrong with the draws, whose effective sample size should reach `goal`."""
+def check_draws(
+    result: SampleResult, prepared: PreparedKernel, seed: tf.Tensor, goal: float
+) -> DrawCheck:
+    """Checks convergence, gradients and noise; the effective sample size should reach `goal`."""
     if result.num_results < _LEAST_RESULTS:
         flag = f"Fewer than {_LEAST_RESULTS} draws of a chain cannot be checked. Ask for more."
         line = f"{result.num_results} draws of each chain were taken."
-        return Verdict([flag], line, 0.0, {})
-    found, fits, z = _figures(result, prepared, seed)
+        return DrawCheck([flag], line, 0.0, {})
+    states = tf.nest.map_structure(np.asarray, result.states)
+    flat = flatten_events(tf.nest.map_structure(tf.convert_to_tensor, states), 2).numpy()
+    most = min(len(flat), _MOST_TESTED if prepared.is_noisy else max(50, len(flat) // 10))
+    picked = np.unique(np.linspace(0, len(flat) - 1, most).astype(int))
+    z = whitened(tf.nest.map_structure(lambda x: x[picked], states), prepared.bijector)
+    found, fit = convergence(flat), gradient_fit(z, prepared.gradients(z, seed))
     line = (
         f"The draws of all chains are worth {found.ess:.0f} independent ones for the worst "
-        f"parameter, R-hat is {found.rhat:.3f}, and their gradients say that the variance is "
-        f"{fits.temperature:.3f} +- {fits.error:.3f} of the posterior's."
+        f"parameter, R-hat is {found.rhat:.3f}, and their variance is {fit.temperature:.3f} +- "
+        f"{fit.error:.3f} of the posterior's by their gradients."
     )
-    flags, along = _flags(found, fits, goal), {}
+    flags, measured = _flags(found, fit, goal), {}
     if prepared.noise is not None:
         c = prepared.choices
-        share, covariance = guarded_share(z), prepared.noise.at(z, blocks=4)
+        share, covariance = guarded_share(z), noise_covariance(prepared.noise, z, blocks=4)
         excess = excess_of(covariance, c.arguments["step_size"], c.batch_size or 1)
-        along = {"guarded_share": share, "run_excess": excess}
+        measured = {"guarded_share": share, "run_excess": excess}
         line += (
             f" The noise at these draws makes variances {100 * excess.mean:.2g} % too large on "
-            "average before the temperature is lowered, and the control variates were held back at "
-            f"{100 * share:.2g} % of them."
+            "average before the temperature corrects them, and the guard of the control variates "
+            f"was at work at {100 * share:.2g} % of them."
         )
-        flags += _flags_of_noise(excess, Excess(*(c.measured_excess or excess)))
-    return Verdict(flags, line, goal / found.ess, along)
+        flags += _flags_of_noise(excess, ExcessVariance(*(c.measured_excess or excess)))
+    return DrawCheck(flags, line, goal / found.ess, measured)
 
 
-def _flags_of_noise(excess: Excess, of_pilot: Excess) -> list[str]:
-    """Returns a flag if the noise is larger than that which the temperature makes up for."""
+def whitened(states: Any, bijector: Any) -> np.ndarray:
+    """Returns z of draws."""
+    return bijector.inverse(tf.nest.map_structure(tf.convert_to_tensor, states)).numpy()
+
+
+def _flags_of_noise(excess: ExcessVariance, of_pilot: ExcessVariance) -> list[str]:
+    """Returns a flag if the noise is larger than the temperature corrects."""
     if excess.mean - of_pilot.mean < _NOTED_EXCESS and excess.worst < 2 * MOST_WORST:
         return []
     return [
@@ -74,24 +91,7 @@ def _flags_of_noise(excess: Excess, of_pilot: Excess) -> list[str]:
     ]
 
 
-def _figures(
-    result: SampleResult, prepared: Prepared, seed: tf.Tensor
-) -> tuple[Convergence, Fit, np.ndarray]:
-    """Returns figures of all draws and of the gradients at some, which are the third, as z."""
-    states = tf.nest.map_structure(np.asarray, result.states)
-    flat = flatten_events(tf.nest.map_structure(tf.convert_to_tensor, states), 2).numpy()
-    most = min(len(flat), _MOST_TESTED if prepared.is_noisy else max(50, len(flat) // 10))
-    picked = np.unique(np.linspace(0, len(flat) - 1, most).astype(int))
-    z = coordinates(tf.nest.map_structure(lambda x: x[picked], states), prepared.bijector)
-    return convergence(flat), fit(z, prepared.gradients(z, seed)), z
-
-
-def coordinates(states: Any, bijector: Any) -> np.ndarray:
-    """Returns z of draws."""
-    return bijector.inverse(tf.nest.map_structure(tf.convert_to_tensor, states)).numpy()
-
-
-def _flags(found: Convergence, fits: Fit, goal: float) -> list[str]:
+def _flags(found: Convergence, fit: GradientFit, goal: float) -> list[str]:
     """Returns what is wrong with the draws, in plain words."""
     flags = []
     if not found.rhat <= found.limit:
@@ -104,14 +104,14 @@ def _flags(found: Convergence, fits: Fit, goal: float) -> list[str]:
             f"The draws are worth {found.ess:.0f} independent ones for the worst parameter, fewer "
             f"than {goal:.0f}. Ask for more results."
         )
-    if not abs(fits.excess) <= _NOTED_EXCESS + 3 * fits.error:
-        way = "wide" if fits.excess > 0 else "narrow"
+    if not abs(fit.excess) <= _NOTED_EXCESS + 3 * fit.error:
+        way = "wide" if fit.excess > 0 else "narrow"
         flags.append(
-            f"The draws are too {way}: by their gradients, the variance is {fits.temperature:.3f} "
-            f"+- {fits.error:.3f} of the posterior's on average."
+            f"The draws are too {way}: by their gradients, their variance is {fit.temperature:.3f} "
+            f"+- {fit.error:.3f} of the posterior's on average."
         )
-    if not fits.shift**2 <= _NOTED_SHIFT**2 + 4 * fits.shift_error**2:
+    if not fit.shift**2 <= _NOTED_SHIFT**2 + 4 * fit.shift_error**2:
         flags.append(
-            f"The means are off by about {fits.shift:.2f} standard deviations, by their gradients."
+            f"The means are off by about {fit.shift:.2f} standard deviations, by their gradients."
         )
     return flags

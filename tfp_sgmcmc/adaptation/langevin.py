@@ -2,132 +2,143 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation import coordinates as to
-from tfp_sgmcmc.adaptation.chains import Chains
-from tfp_sgmcmc.adaptation.coordinates import Coordinates
+from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_draws
 from tfp_sgmcmc.adaptation.excess_variance import (
+    FRICTION,
+    MOST_WORST,
     NUM_STATES,
-    Excess,
-    Noise,
+    STEP_SIZES,
+    BatchAndStep,
+    ExcessVariance,
+    cheapest,
     excess_of,
     excess_of_parameters,
+    noise_covariance,
+    safe_settings,
     temperature,
 )
 from tfp_sgmcmc.adaptation.hmc import TimedHMC
-from tfp_sgmcmc.adaptation.pilot import Pilot
-from tfp_sgmcmc.adaptation.prepared import Prepared, prepare
-from tfp_sgmcmc.adaptation.reasons import NotQuadratic
-from tfp_sgmcmc.adaptation.selection import (
-    FRICTION,
-    MOST_WORST,
-    STEP_SIZES,
-    Setting,
-    cheapest,
-    safe_settings,
-)
-from tfp_sgmcmc.adaptation.trials import Trials
+from tfp_sgmcmc.adaptation.pilot import Gradients, PilotChains, PilotDraws, PilotRuns
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel
 from tfp_sgmcmc.kernels import UnderdampedLangevin
 from tfp_sgmcmc.targets import ControlVariate, MinibatchLogProb
+from tfp_sgmcmc.targets.base import ExpansionError
+from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
 
 _PILOT_DRAWS = 400
 _MOST_PILOTS = 5
-_UNEXPLAINED = 0.015  # excess variance beyond the noise's, which says that the step is too large
+_UNEXPLAINED = 0.015  # excess variance beyond that of noise, from which the step is too large
 
 
-class Langevin:
+class _Dropped(Exception):
+    """Ends the search for settings of `UnderdampedLangevin`; its text is the reason, a clause."""
+
+
+class LangevinSelector:
     """Chooses minibatch and step of `UnderdampedLangevin`, and tries them in pilots.
+
+    Attributes:
+      found: the coordinates that were tried last.
 
     Args:
       problem: the target.
       found: the coordinates to begin with.
-      trials: makes chains.
-      seed: of the states at which noise is predicted.
+      runs: makes chains.
+      seed: seed of the states at which noise is predicted.
     """
 
     def __init__(
-        self, problem: MinibatchLogProb, found: Coordinates, trials: Trials, seed: tf.Tensor
+        self, problem: MinibatchLogProb, found: Coordinates, runs: PilotRuns, seed: tf.Tensor
     ):
-        self._problem, self.found, self._trials, self._seed = problem, found, trials, seed
+        self._problem, self.found, self._runs, self._seed = problem, found, runs, seed
 
-    def __call__(self) -> Prepared | None:
-        """Returns the cheapest safe setting whose pilot was sound; None if HMC is cheaper, or none.
+    def __call__(self) -> PreparedKernel | None:
+        """Returns the cheapest safe setting whose pilot was sound; None if HMC is to be used.
 
-        `found` then has the coordinates that were last tried.
+        The reason is then in `runs.dropped`.
 
         Raises:
-          NotQuadratic: draws wander far from the mode.
+          NotNearGaussian: draws wander far from the mode.
         """
+        try:
+            return self._search()
+        except _Dropped as reason:
+            self._runs.dropped.append(
+                f"UnderdampedLangevin with minibatches was dropped, because {reason}."
+            )
+            return None
+
+    def _search(self) -> PreparedKernel:
         steps, covariance, predicted = STEP_SIZES, None, np.eye(0)
         for _ in range(_MOST_PILOTS):
             if covariance is None:
-                if (found := self._predicted()) is None:
-                    return None
-                covariance = predicted = found
-            chosen = cheapest(
-                safe_settings(covariance, self._problem.num_examples, steps), self._seconds
-            )
+                covariance = predicted = self._predict()
+            settings = safe_settings(covariance, self._problem.num_examples, steps)
+            chosen = cheapest(settings, self._seconds)
             if chosen is None:
-                return None
+                raise _Dropped("no batch size up to half of the data makes its noise small enough")
             if self._seconds(chosen.batch_size) * chosen.steps_per_draw > self._hmc.seconds:
-                return None
+                raise _Dropped("HMC takes less time for an independent draw")
             of_pilot = 1 - self._of_parameters(covariance, chosen)
             pilot = self._pilot(chosen, of_pilot)
             smaller = tuple(x for x in steps if x < chosen.step_size)
             if pilot is None:
                 steps = smaller
                 continue
-            covariance = self._noise.at(pilot.z, blocks=2)
+            covariance = noise_covariance(self._remainders, pilot.z, blocks=2)
             measured = excess_of(covariance, chosen.step_size, chosen.batch_size)
             is_kinked = self.found.kind == "widths"
             if is_kinked or not pilot.fits:
                 if pilot.wanders and not is_kinked:
-                    raise NotQuadratic(pilot.wandering)
+                    raise NotNearGaussian(pilot.wandering)
                 if self.found.kind != "pilot":
-                    self.found = to.at_draws(self._problem, self.found, pilot.z)
+                    self.found = whiten_at_draws(self._problem, self.found, pilot.z)
                     covariance = None
                     continue
-            explained = measured.mean + of_pilot - 1
-            if pilot.fit.excess - explained > _UNEXPLAINED + 2.5 * pilot.fit.error:
+            unexplained = pilot.fit.excess - (measured.mean + of_pilot - 1)
+            if unexplained > _UNEXPLAINED + 2.5 * pilot.fit.error:
                 steps = smaller
                 continue
-            # More than chance and the pilot's wider starts explain; else with what was measured.
+            # More noise than chance and the pilot's wider starts explain: choose by what was
+            # measured.
             if not (measured.mean < 1.5 * chosen.mean + 0.002):
                 continue
             if not (measured.worst < min(2 * chosen.worst + 0.02, 1.5 * MOST_WORST)):
                 continue
-            if pilot.convergence.rhat > 1.1 or pilot.fit.excess < -0.03 - 3 * pilot.fit.error:
-                return None
-            unexplained = pilot.fit.excess - explained
-            here = Setting(chosen.batch_size, chosen.step_size, *measured)
+            if pilot.convergence.rhat > 1.1:
+                raise _Dropped(f"R-hat of a pilot's chains was {pilot.convergence.rhat:.2f}")
+            if pilot.fit.excess < -0.03 - 3 * pilot.fit.error:
+                raise _Dropped("a pilot's draws were too narrow, by their gradients")
+            here = BatchAndStep(chosen.batch_size, chosen.step_size, *measured)
             fewest = self._fewest(covariance, here)
             noise = self._of_parameters(covariance, fewest)
             t = temperature(noise, unexplained, pilot.fit.error)
             before = excess_of(predicted, fewest.step_size, fewest.batch_size)
             return self._prepared(fewest, chosen.batch_size, t, pilot, before)
-        return None
+        raise _Dropped(f"none of {_MOST_PILOTS} pilots was sound")
 
-    def _predicted(self) -> np.ndarray | None:
+    def _predict(self) -> np.ndarray:
         """Makes control variates; returns their noise at draws of Laplace's approximation."""
-        dim, dtype = self._trials.dim, self._trials.dtype
-        zero = tf.zeros([dim], dtype)
+        dim, dtype = self._runs.dim, self._runs.dtype
         draws = random.normal([NUM_STATES, dim], tf.float64, self._seed).numpy()
-        self._timed: dict[int, Chains] = {}
+        self._timed: dict[int, PilotChains] = {}
+        zero = tf.zeros([dim], dtype)
         try:
             self._control = ControlVariate(self.found.target, zero, order=2, importance="pilot")
-            self._noise = Noise(self._control)
-            covariance = self._noise.at(draws)
-        except ValueError:  # remainders that are not finite at draws of the approximation
-            return None
+        except ExpansionError as error:
+            raise _Dropped(f"control variates cannot be made ({error})") from error
+        self._remainders = RemainderCovariance(self._control, NUM_STATES)
+        covariance = noise_covariance(self._remainders, draws, blocks=1)
         if not np.isfinite(covariance).all():
-            return None
-        self._hmc = TimedHMC(self._problem, self.found, self._trials)
+            raise _Dropped("its noise is NaN or infinite at draws of Laplace's approximation")
+        self._hmc = TimedHMC(self._problem, self.found, self._runs)
         return covariance
 
     def _seconds(self, n: int) -> float:
@@ -135,42 +146,49 @@ class Langevin:
         name = f"UnderdampedLangevin with n = {n}"
         if n not in self._timed:
             control = self._control.with_batch_size(n)
-            self._timed[n] = self._trials.chains(
-                lambda x: UnderdampedLangevin(control, x[0], FRICTION, temperature=x[1]), (1.0, 1.0)
+            self._timed[n] = self._runs.timed_chains(
+                name,
+                lambda x: UnderdampedLangevin(control, x[0], FRICTION, temperature=x[1]),
+                (1.0, 1.0),
             )
-            self._trials.seconds(name, self._timed[n])
-        return self._trials.milliseconds[name] / 1e3
+        return self._runs.milliseconds[name] / 1e3
 
-    def _fewest(self, covariance: np.ndarray, here: Setting) -> Setting:
-        """Returns the setting with as few examples as the noise at a pilot's draws allows.
+    def _fewest(self, covariance: np.ndarray, here: BatchAndStep) -> BatchAndStep:
+        """Returns the setting with the fewest examples that the noise at a pilot's draws allows.
 
-        `here` is the pilot's, with that noise. Predictions have fewer draws, of Laplace's
-        approximation.
+        `here` is the pilot's setting with that noise. Predictions rest on fewer draws, which come
+        from Laplace's approximation.
         """
         found = safe_settings(covariance, self._problem.num_examples, (here.step_size,))
         return min([here, *found], key=lambda s: s.batch_size)
 
-    def _of_parameters(self, covariance: np.ndarray, chosen: Setting) -> float:
+    def _of_parameters(self, covariance: np.ndarray, chosen: BatchAndStep) -> float:
         assert self.found.factor is not None
         sizes = chosen.step_size, chosen.batch_size
         return excess_of_parameters(covariance, self.found.factor, *sizes)
 
-    def _pilot(self, chosen: Setting, temperature: float) -> Pilot | None:
-        self._gradients = self._trials.gradients(self._control.with_batch_size(chosen.batch_size))
-        settings = chosen.step_size, temperature
-        chains = self._timed[chosen.batch_size]
-        draws = functools.partial(self._trials.pilot, chains, self._gradients, settings)
-        return draws(chosen.steps_per_draw, _PILOT_DRAWS)
+    def _gradients(self, n: int) -> Gradients:
+        return Gradients(self._control.with_batch_size(n), self._runs.jit_compile)
+
+    def _pilot(self, chosen: BatchAndStep, temperature: float) -> PilotDraws | None:
+        self._pilot_gradients = self._gradients(chosen.batch_size)
+        return self._runs.pilot(
+            self._timed[chosen.batch_size],
+            self._pilot_gradients,
+            (chosen.step_size, temperature),
+            chosen.steps_per_draw,
+            _PILOT_DRAWS,
+        )
 
     def _prepared(
         self,
-        chosen: Setting,
+        chosen: BatchAndStep,
         size_of_pilot: int,
         temperature: float,
-        pilot: Pilot,
-        predicted: Excess,
-    ) -> Prepared:
-        n, control = chosen.batch_size, self._control.with_batch_size(chosen.batch_size)
+        pilot: PilotDraws,
+        predicted: ExcessVariance,
+    ) -> PreparedKernel:
+        n = chosen.batch_size
         arguments: dict[str, Any] = {
             "step_size": chosen.step_size,
             "friction": FRICTION,
@@ -179,25 +197,25 @@ class Langevin:
         line = (
             f"A step takes {n} of the {self._problem.num_examples} examples"
             + f" ({size_of_pilot} in the pilot)" * (n < size_of_pilot)
-            + ", those more often whose log likelihood is far from its quadratic. Their noise was "
+            + ", more often those whose log likelihood is far from its quadratic. Their noise was "
             f"predicted to make variances {100 * predicted.mean:.2g} % too large on average and "
             f"{100 * predicted.worst:.2g} % in the worst direction; at the pilot's draws it is "
-            f"{100 * chosen.mean:.2g} % and {100 * chosen.worst:.2g} %. By this and by the "
+            f"{100 * chosen.mean:.2g} % and {100 * chosen.worst:.2g} %. Based on this and on the "
             f"gradients at these draws, a temperature of {arguments['temperature']:.4g} makes the "
             "parameters' variances right on average."
         )
-        return prepare(
-            UnderdampedLangevin(control, **arguments),
+        return prepare_kernel(
+            UnderdampedLangevin(self._control.with_batch_size(n), **arguments),
             self.found,
-            self._gradients if n == size_of_pilot else self._trials.gradients(control),
+            self._pilot_gradients if n == size_of_pilot else self._gradients(n),
             pilot,
-            self._trials.milliseconds,
-            [line],
-            noise=self._noise,
+            self._runs,
+            line,
+            noise=self._remainders,
             sampler="UnderdampedLangevin",
             arguments=arguments,
             batch_size=n,
             stride=chosen.steps_per_draw,
             predicted_excess=predicted,
-            measured_excess=Excess(chosen.mean, chosen.worst),
+            measured_excess=ExcessVariance(chosen.mean, chosen.worst),
         )

@@ -1,4 +1,4 @@
-"""Other modes of the posterior, looked for from places far from the first."""
+"""Searches for other modes of the posterior, from places far from the first."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.internal.xla import traced
 
-_FAR = 4.0  # deviations of Laplace's approximation, from which a place is another one
-_DEPTH = 10.0  # of the log posterior, below which a mode has hardly any mass
+_FAR = 4.0  # distance, in deviations of Laplace's approximation, from which a mode is another one
+_DEPTH = 10.0  # difference of the log posterior from which a mode has hardly any mass
 _RADII = (5.0, 15.0)  # of the nearer starts, in deviations of an entry
 _NUM_STARTS = 16
 _NUM_GRADIENTS = 100
 
 
 class OtherMode(NamedTuple):
-    """A place where searches ended, far from the center.
+    """A mode far from the center.
 
     Attributes:
       distance: its distance from the center, in deviations of Laplace's approximation there.
-      log_prob: log posterior there, less that at the center.
+      log_prob: its log posterior minus the log posterior at the center.
     """
 
     distance: float
@@ -32,7 +32,7 @@ class OtherMode(NamedTuple):
 def far_starts(dim: int, first: np.ndarray, widths: np.ndarray, seed: Any) -> np.ndarray:
     """Returns z of sixteen starts, `[16, D]`.
 
-    Four lie near the center. The others are as wide as the prior, around the center and around the
+    Four lie near the center. The others are spread like the prior, around the center and around the
     user's start.
 
     Args:
@@ -48,7 +48,7 @@ def far_starts(dim: int, first: np.ndarray, widths: np.ndarray, seed: Any) -> np
     return np.concatenate([near, wide])
 
 
-def other_mode(
+def find_other_mode(
     target: Any, starts: np.ndarray, dtype: tf.DType, jit_compile: bool = True
 ) -> OtherMode | None:
     """Climbs from `starts`, `[K, D]`; returns the highest other mode, or None.

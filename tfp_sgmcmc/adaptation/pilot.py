@@ -1,55 +1,246 @@
-"""Pilots: short chains from dispersed starts, and what they say."""
+"""Pilots: short, timed chains from dispersed starts in whitened coordinates."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation.chains import Chains, Gradients
-from tfp_sgmcmc.adaptation.draw_statistics import Convergence, Fit, convergence, fit
+from tfp_sgmcmc.diagnostics.convergence import (
+    batch_means_standard_error,
+    effective_sample_size,
+    rank_normalized_rhat,
+    rhat_limit,
+)
+from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
 
-_WIDER = 1.3  # the starts, in deviations of Laplace's approximation
+_TIMED_SECONDS = 0.02  # short, so that other work on the machine disturbs at most a few of five
+_ROWS = 50  # of draws at which gradients are taken at a time
+_MOST_ENTRIES = 1000  # for which R-hat and effective sample sizes are computed
+_WIDER = 1.3  # the starts, in standard deviations of Laplace's approximation
 
 
-class Pilot(NamedTuple):
-    """A pilot's draws and their figures.
+class PilotChains:
+    """A compiled chain whose settings are arguments of the compiled program.
+
+    Args:
+      kernel_fn: settings -> kernel.
+      settings: a nest of tensors, such as the step size, to begin with.
+      start: z of all chains, `[chains, D]`.
+      seed: the seed of all steps.
+      jit_compile: whether XLA compiles the steps.
+    """
+
+    def __init__(
+        self,
+        kernel_fn: Callable[[Any], Any],
+        settings: Any,
+        start: tf.Tensor,
+        seed: tf.Tensor,
+        jit_compile: bool,
+    ):
+        self._kernel_fn, self._dtype = kernel_fn, start.dtype
+        self.restart(settings, start, seed)
+        self._loop = Loop(kernel_fn, None, self.position, jit_compile)
+
+    def restart(self, settings: Any, start: tf.Tensor, seed: tf.Tensor) -> None:
+        """Puts all chains back to a start, with other settings and another seed."""
+        self._seed = seed
+        self._settings = tf.nest.map_structure(lambda x: tf.constant(x, self._dtype), settings)
+        self.position = start_of(self._kernel_fn(self._settings), start)
+
+    def seconds_per_step(self) -> float:
+        """Returns the time of a step of all chains, and leaves the chains where they are.
+
+        A call takes milliseconds by itself, so the time of additional steps in one call counts.
+        """
+        self._advance(self.position, 1, 1)  # compiles
+        one, steps, more = self._seconds(1), 1, 0.0
+        if one > 10 * _TIMED_SECONDS:
+            return one
+        while more < _TIMED_SECONDS:
+            steps *= 4
+            more = self._seconds(steps) - one
+        return more / (steps - 1)
+
+    def _seconds(self, steps: int) -> float:
+        """Returns the shortest time of five calls with some steps, or of two slow ones."""
+        times: list[float] = []
+        while len(times) < 2 or (len(times) < 5 and sum(times) < 50 * _TIMED_SECONDS):
+            began = time.perf_counter()
+            self._advance(self.position, 1, steps)
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    def burn_in(self, steps: int) -> bool:
+        """Takes steps; returns whether the chains are finite."""
+        self.position, _, good = self._advance(self.position, 1, steps)
+        return good
+
+    def draw(self, num_draws: int, stride: int) -> np.ndarray | None:
+        """Returns draws `[num_draws, chains, D]`, or None if a chain became NaN or infinite."""
+        parts = []
+        while num_draws > 0:
+            rows = min(num_draws, self._loop.slots)
+            self.position, kept, good = self._advance(self.position, rows, stride)
+            if not good:
+                return None
+            parts.append(kept[:rows])
+            num_draws -= rows
+        return np.concatenate(parts)
+
+    def _advance(self, position: Position, rows: int, stride: int) -> tuple[Any, np.ndarray, bool]:
+        step = tf.constant(stride, tf.int64)
+        given = position, rows, stride, step, self._seed, self._settings
+        position, kept, health = self._loop(*given)
+        return position, kept[0].numpy(), health.is_good
+
+
+class Gradients:
+    """Estimates gradients at draws, in blocks of one shape so that one program serves all.
+
+    Args:
+      target: the target of z.
+      jit_compile: whether XLA compiles it.
+    """
+
+    def __init__(self, target: Any, jit_compile: bool):
+        def at(states: tf.Tensor, seed: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+            def one(pair: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+                fresh = random.fold_in(seed, pair[1])
+                return target.estimate(pair[0], fresh, with_scores=False).gradient
+
+            return tf.map_fn(
+                one,
+                (states, first + tf.range(_ROWS)),
+                fn_output_signature=tf.TensorSpec(states.shape[1:], states.dtype),
+            )
+
+        self._at = traced(at, jit_compile)
+
+    def __call__(self, z: np.ndarray, seed: tf.Tensor) -> np.ndarray:
+        """Returns gradients at draws `[results, chains, D]`.
+
+        Each result has a fresh minibatch, so that products with the draws are unbiased.
+        """
+        found = []
+        for first in range(0, len(z), _ROWS):
+            block = z[first : first + _ROWS]
+            block = np.pad(block, [(0, _ROWS - len(block)), (0, 0), (0, 0)], mode="edge")
+            found.append(self._at(tf.constant(block), seed, tf.constant(first)).numpy())
+        return np.concatenate(found)[: len(z)]
+
+
+class Convergence(NamedTuple):
+    """Statistics of all entries.
+
+    Attributes:
+      rhat: largest rank-normalised split R-hat.
+      ess: smallest effective sample size of bulk and tails, all chains together.
+      median_ess: the median of the same.
+      limit: the R-hat that sound chains hardly ever exceed.
+    """
+
+    rhat: float
+    ess: float
+    median_ess: float
+    limit: float
+
+
+def convergence(draws: np.ndarray) -> Convergence:
+    """Returns statistics of draws `[results, chains, D]`."""
+    size, (num_results, num_chains, _) = draws.shape[-1], draws.shape
+    x = draws[..., np.unique(np.linspace(0, size - 1, min(size, _MOST_ENTRIES)).astype(int))]
+    # Chains that have stopped give NaN.
+    rhat = np.nan_to_num(rank_normalized_rhat(x), nan=np.inf).max()
+    sizes = np.nan_to_num([effective_sample_size(x, kind) for kind in ("bulk", "tail")], nan=1.0)
+    # Chains that never met have few effective draws, and must not be excused by that.
+    ess = max(sizes.min(), 0.25 * num_results * num_chains)
+    limit = rhat_limit(num_chains, x.shape[-1], ess)
+    return Convergence(float(rhat), float(sizes.min()), float(np.median(sizes)), limit)
+
+
+class GradientFit(NamedTuple):
+    r"""How well draws fit the gradients: \( -E[z_j g_j] = 1 \) and \( E[g_j] = 0 \).
+
+    Attributes:
+      temperature: the mean over entries of \( -z_j g_j \), which estimates the draws' mean variance
+        relative to the posterior's.
+      error: its standard error.
+      shift: root mean square over entries of the means' offsets, in standard deviations, with the
+        part explained by chance subtracted.
+      shift_error: the root of the standard error of its square, if the means are right.
+      radius: mean of \( |z|^2 / D \), which is 1 for Laplace's approximation.
+    """
+
+    temperature: float
+    error: float
+    shift: float
+    shift_error: float
+    radius: float
+
+    @property
+    def excess(self) -> float:
+        return self.temperature - 1
+
+
+def gradient_fit(z: np.ndarray, gradients: np.ndarray) -> GradientFit:
+    """Returns statistics of draws and gradients of the log posterior, `[results, chains, D]`."""
+    products = -(z * gradients).mean(axis=-1)
+    squares = batch_means_standard_error(gradients) ** 2
+    shift = float(np.mean(gradients.mean(axis=(0, 1)) ** 2 - squares))
+    noise = np.sqrt(2 * np.sum(squares**2)) / z.shape[-1]
+    return GradientFit(
+        float(products.mean()),
+        float(batch_means_standard_error(products)),
+        float(np.sqrt(max(shift, 0.0))),
+        float(np.sqrt(noise)),
+        float((z**2).mean()),
+    )
+
+
+class PilotDraws(NamedTuple):
+    """A pilot's draws and their statistics.
 
     Attributes:
       z: the draws, `[results, chains, D]`.
-      fit: what the gradients say.
+      fit: how well the draws fit the gradients.
       convergence: R-hat and effective sample sizes.
     """
 
     z: np.ndarray
-    fit: Fit
+    fit: GradientFit
     convergence: Convergence
 
     @property
     def fits(self) -> bool:
-        """Whether the posterior is about as wide as these coordinates say."""
+        """Whether the posterior is about as wide as these coordinates predict."""
         return 0.8 < self.fit.radius < 1.3
 
     @property
     def wanders(self) -> bool:
-        """Whether the draws go where the quadratic says nothing of the posterior."""
+        """Whether the draws go where the quadratic does not describe the posterior."""
         return not (0.4 < self.fit.radius < 2.5 and self.convergence.rhat < 1.15)
 
     @property
     def wandering(self) -> str:
         """How far the draws went, in words."""
         return (
-            f"a pilot's draws went {self.fit.radius:.3g} times as far in the mean square as the "
-            f"curvature at the mode says, and R-hat of its chains was {self.convergence.rhat:.2f}"
+            f"a pilot's draws had {self.fit.radius:.3g} times the mean square distance that the "
+            f"curvature at the mode predicts, and R-hat of its chains was "
+            f"{self.convergence.rhat:.2f}"
         )
 
     @property
     def draws_per_sample(self) -> int:
-        """Number of draws that are worth an independent one for the median entry, at most 20.
+        """Number of draws per independent one for the median entry, at most 20.
 
-        For the slowest entry it is at most three times as many. By chance, the slowest of many
+        The slowest entry takes at most three times as many. By chance, the slowest of many
         entries of independent draws looks 1.6 times slower than it is.
         """
         num_draws, found = self.z.shape[0] * self.z.shape[1], self.convergence
@@ -62,23 +253,49 @@ def dispersed_starts(num_chains: int, dim: int, dtype: tf.DType, seed: tf.Tensor
     return tf.cast(_WIDER * random.normal([num_chains, dim], tf.float64, seed), dtype)
 
 
-def run_pilot(
-    chains: Chains,
-    gradients: Gradients,
-    settings: Any,
-    stride: int,
-    start: tf.Tensor,
-    num_draws: int,
-    seed: tf.Tensor,
-) -> Pilot | None:
-    """Returns the draws after a burn-in of ten strides; None if a chain broke down."""
-    chains.restart(settings, start, seed)
-    if not chains.burn_in(10 * stride):
-        return None
-    z = chains.draw(num_draws, stride)
-    if z is None:
-        return None
-    g = gradients(z, random.fold_in(seed, 2**31 - 1))
-    if not np.isfinite(g).all():
-        return None
-    return Pilot(z, fit(z, g), convergence(z))
+class PilotRuns:
+    """Makes chains of z, times their steps, and runs pilots from the same dispersed starts.
+
+    Attributes:
+      milliseconds: measured time of a step of all chains, by name of the sampler.
+      dropped: sentences on what was tried and not used, with the reason.
+
+    Args:
+      num_chains: number of chains.
+      dim: D.
+      dtype: of z.
+      seed: of starts and pilots.
+      jit_compile: whether XLA compiles the steps.
+    """
+
+    def __init__(
+        self, num_chains: int, dim: int, dtype: tf.DType, seed: tf.Tensor, jit_compile: bool
+    ):
+        start_seed, self._seed = random.split(seed, 2)
+        self.dim, self.dtype, self.jit_compile = dim, dtype, jit_compile
+        self._start = dispersed_starts(num_chains, dim, dtype, start_seed)
+        self._num_pilots = 0
+        self.milliseconds: dict[str, float] = {}
+        self.dropped: list[str] = []
+
+    def timed_chains(self, name: str, kernel_fn: Any, settings: Any) -> PilotChains:
+        """Returns chains at the starts, and notes the time of a step under a name."""
+        chains = PilotChains(kernel_fn, settings, self._start, self._seed, self.jit_compile)
+        self.milliseconds[name] = 1e3 * chains.seconds_per_step()
+        return chains
+
+    def pilot(
+        self, chains: PilotChains, gradients: Gradients, settings: Any, stride: int, num_draws: int
+    ) -> PilotDraws | None:
+        """Returns draws after a burn-in of ten strides; None if a chain became NaN or infinite.
+
+        Each pilot has a different seed.
+        """
+        self._num_pilots += 1
+        seed = random.fold_in(self._seed, self._num_pilots)
+        chains.restart(settings, self._start, seed)
+        z = chains.draw(num_draws, stride) if chains.burn_in(10 * stride) else None
+        if z is None:
+            return None
+        g = gradients(z, random.fold_in(seed, 2**31 - 1))
+        return PilotDraws(z, gradient_fit(z, g), convergence(z)) if np.isfinite(g).all() else None

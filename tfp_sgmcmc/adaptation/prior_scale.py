@@ -1,18 +1,49 @@
-"""How wide a prior is along each entry, where its derivatives at one point do not say it."""
+"""The prior's width along each entry, and whether the posterior has a finite integral."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.reasons import NotQuadratic
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import (
+    State,
+    call_with_state,
+    flatten_events,
+    part_names,
+    unflatten_events,
+)
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.laplace.quadratic import Hessians
 
 NOT_CURVED = "the curvature of the log posterior at its mode is not positive"
 _ROUNDS = 8
+_NEAR, _FAR = 1e4, 1e6  # deviations from the center at which densities are compared
+
+
+class NotNearGaussian(Exception):
+    """Raised where the quadratic at the mode does not help to sample a posterior.
+
+    Args:
+      reason: why, as a clause.
+      has_shape: whether the posterior's shape is the reason, as for a funnel or several modes.
+    """
+
+    def __init__(self, reason: str, has_shape: bool = True):
+        super().__init__(reason)
+        self.has_shape = has_shape
+
+
+class ImproperError(ValueError):
+    """Raised if the posterior has no finite integral, so that it cannot be sampled."""
+
+
+def state_at(flat: np.ndarray, like: State) -> State:
+    """Returns the state whose entries are `flat`, `[..., D]`, in the structure of `like`."""
+    dtype = tf.nest.flatten(like)[0].dtype
+    return unflatten_events(tf.constant(flat, dtype), like, 0)
 
 
 def prior_widths(problem: MinibatchLogProb, center: State, deviations: np.ndarray) -> np.ndarray:
@@ -20,9 +51,8 @@ def prior_widths(problem: MinibatchLogProb, center: State, deviations: np.ndarra
     flat, most = flatten_events(center, 0).numpy(), 100 * deviations
     widths = most / 10
     for _ in range(_ROUNDS):
-        widths = np.minimum(
-            np.maximum(_prior_curvature(problem, center, flat, widths), 1e-300) ** -0.5, most
-        )
+        curvature = np.maximum(_prior_curvature(problem, center, flat, widths), 1e-300)
+        widths = np.minimum(curvature**-0.5, most)
     return widths
 
 
@@ -36,22 +66,57 @@ def _prior_curvature(
 
 
 def curved_over_widths(problem: MinibatchLogProb, center: State, found: Hessians) -> np.ndarray:
-    """Returns a precision with the prior's curvature over the posterior's widths, by iteration."""
-    flat = flatten_events(center, 0).numpy()
-    widths, prior = np.ones(len(flat)), found.likelihood - found.posterior
-    precision = -found.posterior
+    """Returns a precision with the prior's curvature over the posterior's widths, by iteration.
+
+    Raises:
+      NotNearGaussian: the precision is not positive definite.
+    """
+    flat, precision = flatten_events(center, 0).numpy(), -found.posterior
+    widths = np.ones(len(flat))
     for _ in range(_ROUNDS):
-        curvature = _prior_curvature(problem, center, flat, widths)
-        precision = prior + np.diag(np.maximum(curvature, 0) - np.diag(prior)) - found.likelihood
-        if not np.linalg.eigvalsh(precision)[0] > 0:
-            raise NotQuadratic(NOT_CURVED)
+        precision = with_prior_curvature(found, _prior_curvature(problem, center, flat, widths))
         widths = np.sqrt(np.diag(np.linalg.inv(precision)))
+    return precision
+
+
+def with_prior_curvature(found: Hessians, curvature: np.ndarray) -> np.ndarray:
+    """Returns the posterior's precision with the prior's curvature of each entry, `[D]`, replaced.
+
+    Raises:
+      NotNearGaussian: the precision is not positive definite.
+    """
+    prior = found.likelihood - found.posterior
+    precision = prior + np.diag(np.maximum(curvature, 0) - np.diag(prior)) - found.likelihood
+    if not np.linalg.eigvalsh(precision)[0] > 0:
+        raise NotNearGaussian(NOT_CURVED)
     return precision
 
 
 def prior_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
     """Returns gradients of the log prior at rows `[K, D]`."""
-    dtype = tf.nest.flatten(like)[0].dtype
-    states = unflatten_events(tf.constant(theta, dtype), like, 0)
-    slopes = value_and_gradient(problem.log_prior, states, connected=False)[1]
+    slopes = value_and_gradient(problem.log_prior, state_at(theta, like), connected=False)[1]
     return flatten_events(slopes, 1).numpy().astype(np.float64)
+
+
+def check_proper(problem: Any, center: State, direction: np.ndarray) -> None:
+    """Raises ImproperError if the density hardly falls along a line through `center`.
+
+    A density that falls more slowly than 1 / t along a line has no finite integral. So the log
+    posterior must fall by log(100) between 10^4 and 10^6 times `direction`, `[D]`, to both sides.
+    The direction should be about one standard deviation long, given the other directions.
+    """
+    ends = np.outer([_NEAR, _FAR, -_NEAR, -_FAR], direction)
+    states = state_at(flatten_events(center, 0).numpy() + ends, center)
+    values = call_with_state(problem, states).numpy().astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        falls = values[::2] - values[1::2]
+    if np.all((falls > np.log(_FAR / _NEAR)) | ~np.isfinite(values[1::2])):
+        return
+    parts = tf.nest.flatten(unflatten_events(tf.constant(direction), center, 0))
+    name = part_names(center)[int(np.argmax([np.abs(x).max() for x in parts]))]
+    raise ImproperError(
+        "The posterior must have a finite integral. Received: a log posterior that falls by only "
+        f"{np.min(falls):.3g} between {_NEAR:.0e} and {_FAR:.0e} standard deviations along a line "
+        f"that changes {name} most. Neither prior nor data inform it. Give it a proper prior, or "
+        "remove redundant parameters."
+    )

@@ -1,4 +1,4 @@
-"""All that an automatic run chose, so that it can be written out by hand."""
+"""The settings of an automatic run, and the kernel that they describe."""
 
 from __future__ import annotations
 
@@ -6,32 +6,40 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.adaptation.coordinates import Coordinates
+from tfp_sgmcmc.adaptation.pilot import Gradients, PilotDraws, PilotRuns
+from tfp_sgmcmc.sampling.steps import Plan
+from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Choices:
-    """What `sample` chose for a target. `print` shows it with the program that does the same.
+    """The settings that `sample` chose for a target; `print` shows them and an equivalent program.
 
     Attributes:
       sampler: name of the kernel.
-      arguments: the kernel's arguments beside the target, by name.
+      arguments: the kernel's arguments other than the target, by name.
       batch_size: n, or None for all examples in every step.
-      coordinates: where the coordinates z come from: "hessian", the curvature at the center;
-        "pilot" or "widths", where the prior has kinks; "covariance", that of a pilot's draws.
-      hessian: what `whiten` takes for the Hessian at the center, or None for its own; of a diagonal
-        matrix only the diagonal.
+      coordinates: the source of the coordinates z: "hessian" for the curvature at the center,
+        "low rank" for the largest curvatures; "pilot" or "widths" where the prior has kinks;
+        "covariance" for the covariance of a pilot's draws; "scores" or "pilot" with a diagonal
+        `hessian`.
+      hessian: the Hessian to pass to `whiten`, or None for the one that `whiten` computes; for a
+        diagonal matrix only the diagonal.
       center: the center, in the structure of the state, unconstrained.
       start: z at which the chains start, `[chains, D]`.
       seed: seed of the run that was kept.
       num_burnin_steps: steps before the first draw.
       num_steps_between_results: steps between draws.
-      predicted_excess: relative excess of the draws' variance that the noise was predicted to
-        cause: its mean over directions, and the worst direction. None without noise.
-      measured_excess: the same from the noise at the pilot's draws. The temperature makes up for
-        the mean, and for the effect of the step.
+      predicted_excess: predicted relative excess of the draws' variance due to noise: its mean over
+        directions, and the worst direction. None without noise.
+      measured_excess: the same from the noise at the pilot's draws. The temperature corrects the
+        mean and the effect of the step.
       run_excess: the same from the noise at the draws of the run.
-      guarded_share: share of the run's draws so far out that the guard of the control variates, w,
-        is below 1.
+      guarded_share: share of the run's draws so far out that the guard w of the control variates is
+        below 1.
       milliseconds: measured milliseconds of a step of all chains, by name of the sampler.
     """
 
@@ -91,3 +99,90 @@ class Choices:
             f"num_steps_between_results={self.num_steps_between_results})",
             "draws = bijector.forward(run.states)",
         ]
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedKernel:
+    """A kernel that is ready to run.
+
+    Attributes:
+      kernel: the kernel, whose states are z.
+      bijector: from z to the user's parameters.
+      gradients: estimates gradients at z.
+      choices: all settings, with the start.
+      lines: what was done and why.
+      flags: warnings that hold before the run.
+      noise: computes the noise of a control variate's estimates at z; None for other targets.
+      most_results: the number of draws that there is time for; None for any number.
+    """
+
+    kernel: Any
+    bijector: Any
+    gradients: Gradients
+    choices: Choices
+    lines: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    noise: RemainderCovariance | None = None
+    most_results: int | None = None
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether gradients come from minibatches."""
+        return self.choices.batch_size is not None
+
+    def plan(self, num_results: int) -> Plan:
+        c, most = self.choices, self.most_results
+        num_results = num_results if most is None else min(num_results, most)
+        return Plan(num_results, c.num_burnin_steps, c.num_steps_between_results + 1)
+
+    def with_choices(self, **changes: Any) -> PreparedKernel:
+        return dataclasses.replace(self, choices=dataclasses.replace(self.choices, **changes))
+
+
+def prepare_kernel(
+    kernel: Any,
+    found: Coordinates,
+    gradients: Gradients,
+    pilot: PilotDraws,
+    runs: PilotRuns,
+    line: str,
+    *,
+    stride: int,
+    noise: RemainderCovariance | None = None,
+    **settings: Any,
+) -> PreparedKernel:
+    """Returns a kernel whose pilot was sound, with all settings and their explanation."""
+    stride *= pilot.draws_per_sample
+    precision = None if found.kind == "hessian" else found.precision
+    choices = Choices(
+        coordinates=found.kind,
+        center=tf.nest.map_structure(lambda x: x.numpy(), found.center),
+        hessian=None if precision is None else -precision,
+        start=pilot.z[-1],
+        num_burnin_steps=0,
+        num_steps_between_results=stride - 1,
+        milliseconds=runs.milliseconds,
+        **settings,
+    )
+    where = {
+        "hessian": "The curvature there gives",
+        "low rank": "The largest curvatures there give",
+        "widths": "The prior has kinks there, so the posterior's widths give",
+        "pilot": "A pilot's draws, and the data's curvature at their mean, give",
+        "covariance": "The mean and the covariance of a pilot's draws give",
+    }[found.kind]
+    costs = ", ".join(f"{k}: {v:.3g} ms" for k, v in runs.milliseconds.items())
+    fit, every = pilot.fit, "every state" if stride == 1 else f"one state in {stride}"
+    lines = [
+        f"A mode of the posterior was found in {found.num_passes} passes over the data. "
+        f"{where} coordinates in which all {pilot.z.shape[-1]} parameters are about N(0, I), so "
+        "that one step size suits every posterior.",
+        *runs.dropped,
+        line,
+        f"{choices.sampler} with step {choices.arguments['step_size']:.2g} keeps {every}. "
+        f"Measured times of a step of all chains: {costs}.",
+        f"A pilot from dispersed starts had {fit.temperature:.3f} +- {fit.error:.3f} of the "
+        f"posterior's variance, by its gradients, and {fit.radius:.2f} of the variance that "
+        "these coordinates predict (1 for Laplace's approximation).",
+    ]
+    return PreparedKernel(kernel, found.bijector, gradients, choices, tuple(lines), noise=noise)

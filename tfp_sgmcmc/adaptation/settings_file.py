@@ -1,4 +1,4 @@
-"""Choices in the directory of a run, so that it goes on without a second pilot."""
+"""The file in a run's directory that holds its choices, so that resuming needs no second pilot."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.adaptation.chains import Gradients
-from tfp_sgmcmc.adaptation.coordinates import scaled
-from tfp_sgmcmc.adaptation.excess_variance import Noise
-from tfp_sgmcmc.adaptation.prepared import Prepared
-from tfp_sgmcmc.adaptation.settings import Choices
+from tfp_sgmcmc.adaptation.coordinates import standardize
+from tfp_sgmcmc.adaptation.excess_variance import NUM_STATES
+from tfp_sgmcmc.adaptation.pilot import Gradients
+from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.kernels import NOGIN, UnderdampedLangevin
 from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.targets import ControlVariate, FullDataLogProb, MinibatchLogProb, whiten
+from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
 
 FILE = "choices.npz"
+_VERSION = 1  # of the format; raise it when the fields of `Choices` change
 _ARRAYS = ("center", "hessian", "start")
+_PLAIN = {field.name for field in dataclasses.fields(Choices)} - {*_ARRAYS}
 
 
-def save(folder: Path, prepared: Prepared, seed: tf.Tensor) -> None:
-    """Writes choices, explanation and the user's seed before the first step."""
+def save(folder: Path, prepared: PreparedKernel, seed: tf.Tensor) -> None:
+    """Writes choices, explanation and the user's seed."""
     c = prepared.choices
     leaves = [np.asarray(x) for x in tf.nest.flatten(c.center)]
     arrays = {f"center{i}": x for i, x in enumerate(leaves)} | {"start": c.start}
     if c.hessian is not None:
         arrays["hessian"] = c.hessian
-    plain = {k: v for k, v in dataclasses.asdict(c).items() if k not in _ARRAYS}
     header = {
-        "choices": plain,
+        "version": _VERSION,
+        "choices": {name: getattr(c, name) for name in _PLAIN},
         "dtype": c.start.dtype.name,
         "has_hessian": c.hessian is not None,
         "num_parts": len(leaves),
@@ -50,59 +52,75 @@ def load(
     state: State,
     seed: tf.Tensor | None,
     jit_compile: bool = True,
-) -> Prepared | None:
-    """Returns what an earlier process chose, or None.
+) -> PreparedKernel | None:
+    """Returns the choices of an earlier process, or None if there are none.
 
     Raises:
-      ValueError: the file is damaged, or the run has another seed or state.
+      ValueError: the file is damaged or has another format, or the run has another seed or state.
     """
-    if not (folder / FILE).exists():
+    path = folder / FILE
+    if not path.exists():
         return None
-    with npz.reading(folder / FILE, "a run of `sample`") as (header, array):
-        count, dtype = header["num_parts"], header["dtype"]
-        leaves = [array(f"center{i}", dtype) for i in range(count)]
-        start = array("start", dtype)
-        hessian = array("hessian", "float64") if header["has_hessian"] else None
-        plain, given = header["choices"], header["given_seed"]
-        lines, flags = tuple(header["lines"]), tuple(header["flags"])
+    with npz.reading(path, "a run of `sample`") as (header, array):
+        version, plain = header.get("version", 1), header["choices"]  # 0.2.0 wrote no version
+        is_known = version == _VERSION and {*plain} == _PLAIN
+        if is_known:
+            count, dtype = header["num_parts"], header["dtype"]
+            leaves = [array(f"center{i}", dtype) for i in range(count)]
+            start = array("start", dtype)
+            hessian = array("hessian", "float64") if header["has_hessian"] else None
+            lines, flags = tuple(header["lines"]), tuple(header["flags"])
+            given = header["given_seed"]
+    if not is_known:
+        raise ValueError(_format_problem(path, version, {*plain}))
     if seed is not None and seed.numpy().tolist() != given:
         raise ValueError(
-            f"seed must be that of the run in {folder}, {given}. Received: {seed.numpy().tolist()}."
+            f"seed must be {given}, the seed of the run in {folder}. Received: "
+            f"{seed.numpy().tolist()}."
         )
     parts = tf.nest.flatten(state)
     if [x.shape for x in leaves] != [tuple(x.shape) for x in parts]:
         raise ValueError(
-            f"initial_state must have parts of the shapes of the run in {folder}, "
-            f"{[x.shape for x in leaves]}. Received: {[tuple(x.shape) for x in parts]}."
+            f"initial_state must have parts of shapes {[x.shape for x in leaves]}, as in the run "
+            f"in {folder}. Received: {[tuple(x.shape) for x in parts]}."
         )
     for name in ("seed", "predicted_excess", "measured_excess", "run_excess"):
         plain[name] = None if plain[name] is None else tuple(plain[name])
     center = tf.nest.pack_sequence_as(state, leaves)
     choices = Choices(center=center, hessian=hessian, start=start, **plain)
-    return dataclasses.replace(rebuilt(problem, choices, jit_compile), lines=lines, flags=flags)
+    return dataclasses.replace(_rebuild(problem, choices, jit_compile), lines=lines, flags=flags)
 
 
-def rebuilt(problem: MinibatchLogProb, choices: Choices, jit_compile: bool) -> Prepared:
+def _format_problem(path: Path, version: Any, fields: set[str]) -> str:
+    """Returns why a file cannot be read, and what to do."""
+    differences = [f"lacks {name}" for name in sorted(_PLAIN - fields)]
+    differences += [f"has the unknown {name}" for name in sorted(fields - _PLAIN)]
+    found = ", ".join([f"version {version}", *differences])
+    return (
+        f"{path} must hold choices of format version {_VERSION}. Received: {found}. Another "
+        "version of tfp_sgmcmc wrote it: go on with that version, or use a new directory."
+    )
+
+
+def _rebuild(problem: MinibatchLogProb, choices: Choices, jit_compile: bool) -> PreparedKernel:
     """Returns the kernel that `choices` describe."""
     noise = None
     center = tf.nest.map_structure(tf.constant, choices.center)
     hessian = choices.hessian
-    if hessian is not None and hessian.ndim == 1:
-        target, bijector = scaled(problem, center, -1 / hessian)
+    if hessian is not None and (hessian.ndim == 1 or choices.coordinates == "covariance"):
+        target, bijector = standardize(problem, center, hessian)
     else:
-        given: dict[str, Any] = {} if hessian is None else {"hessian": hessian}
-        target, bijector = whiten(problem, center, **given)
-    arguments: dict[str, Any] = choices.arguments
-    estimates: Any = FullDataLogProb(target)
+        target, bijector = whiten(problem, center, "auto" if hessian is None else hessian)
+    n, estimates = choices.batch_size or 1, FullDataLogProb(target)
     if choices.sampler == "UnderdampedLangevin":
         zero = tf.zeros(choices.start.shape[-1:], choices.start.dtype)
         control = ControlVariate(target, zero, order=2, importance="pilot")
-        estimates, noise = control.with_batch_size(choices.batch_size or 1), Noise(control)
-        kernel = UnderdampedLangevin(estimates, **arguments)
+        estimates, noise = control.with_batch_size(n), RemainderCovariance(control, NUM_STATES)
+        kernel = UnderdampedLangevin(estimates, **choices.arguments)
     elif choices.sampler == "NOGIN":
-        estimates = target.with_minibatches(choices.batch_size or 1)
-        kernel = NOGIN(estimates, **arguments)
+        estimates = target.with_minibatches(n)
+        kernel = NOGIN(estimates, **choices.arguments)
     else:
-        kernel = getattr(tfp.mcmc, choices.sampler)(target, **arguments)
+        kernel = getattr(tfp.mcmc, choices.sampler)(target, **choices.arguments)
     gradients = Gradients(estimates, jit_compile)
-    return Prepared(kernel, bijector, gradients, choices, (), noise=noise)
+    return PreparedKernel(kernel, bijector, gradients, choices, (), noise=noise)

@@ -1,4 +1,4 @@
-"""The scores by which `tune` compares candidates: Stein discrepancies of their states."""
+"""Scores of the candidates of `tune`: Stein discrepancies of their states."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from tfp_sgmcmc.targets.base import value_and_gradient
 
 _ROWS_A_COLUMN = 10  # fewest rows for each column to estimate a correlation from
 _LEAST_VARIANCE = 1e-12  # relative to the largest
-_MOST_BELOW = 100.0  # of the mean log posterior below the best one's, for each parameter
+_MOST_BELOW = 100.0  # distance of the mean log posterior to the best one's, for each parameter
 _STANDARD_ERRORS = 5.0
 
 
-class Comparison:
-    """Squared kernel Stein discrepancies of several candidates' states.
+class SteinComparison:
+    """Computes squared kernel Stein discrepancies of several candidates' states.
 
-    A score is the absolute value of the U-statistic. The statistic estimates a number that is not
-    negative, but can itself be negative: slightly for good chains, and without bound if steps
-    overshoot, because the gradients at successive states then have opposite signs.
+    A score is the absolute value of the U-statistic. The statistic estimates a nonnegative number,
+    but can itself be negative: slightly for good chains, and without bound if steps overshoot,
+    because the gradients at successive states then have opposite signs.
 
     Where a chain was thrown far away, gradients may hardly grow while the distances between states
-    do, and the discrepancy goes to zero. So a candidate whose mean log posterior is lower than the
-    best one's by 100 for each parameter, and by more than the minibatches explain, has an infinite
-    score. A posterior's own draws differ by about a half for each parameter.
+    do, and the discrepancy goes to zero. So a candidate has an infinite score if its mean log
+    posterior is lower than the best one's by 100 for each parameter, and by more than minibatch
+    noise explains. Draws of a posterior differ by about a half for each parameter.
 
-    Parameters are divided by their deviations, and the discrepancy's preconditioner is their
-    correlation (see `spread`), the same for all candidates. Otherwise the narrowest direction of a
-    posterior would decide alone, although its mean and covariance hardly depend on it. Each state
+    Parameters are divided by their standard deviations, and the discrepancy's preconditioner is
+    their correlation (see `spread`), the same for all candidates. Otherwise the narrowest direction
+    of a posterior alone would decide, although mean and covariance hardly depend on it. Each state
     gets a separate minibatch, even if the target's chains share them. Otherwise the gradients would
-    not be independent, and the discrepancy would be biased.
+    be dependent, and the discrepancy would be biased.
 
     Args:
       target: the target whose gradients are taken.
@@ -74,13 +74,13 @@ class Comparison:
         seeds: Sequence[tf.Tensor],
         map_fn: Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]] = map,
     ) -> np.ndarray:
-        """Returns the scores: lower is better, infinite for chains that are useless.
+        """Returns the scores. Lower is better.
 
-        These have states, gradients or log posteriors that are not finite, or were thrown far away.
+        A score is infinite if states, gradients or log posteriors are not finite, or if a chain was
+        thrown far away.
 
-        Each candidate has a nest of parts `[results, chains..., event...]`, and a seed that names
-        its minibatches. `map_fn` takes them one after the other, as `map` does, or several at a
-        time.
+        Each candidate has a nest of parts `[results, chains..., event...]`, and a seed for its
+        minibatches. `map_fn` evaluates candidates one after the other, like `map`, or in parallel.
         """
         rows = [_rows(x, 1 + self._chain_ndims) for x in states]
         scores = np.full(len(rows), np.inf)
@@ -100,10 +100,6 @@ class Comparison:
 
         scores[near] = list(map_fn(score, near))
         return scores
-
-    def gradients(self, states: State, seed: tf.Tensor) -> np.ndarray:
-        """Returns gradients at the states of all chains, `[results * chains, D]`."""
-        return self.estimates(states, seed)[1]
 
     def estimates(self, states: State, seed: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Returns log posteriors `[results * chains]`, and gradients `[results * chains, D]`."""
@@ -145,7 +141,7 @@ def _not_thrown(log_probs: Mapping[int, np.ndarray], size: int) -> list[int]:
 
 
 def spread(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns deviations and correlation of the states whose total variance is the median.
+    """Returns deviations and correlation of the candidate whose total variance is the median.
 
     The states of some candidates have not spread yet, and others have spread too far.
 

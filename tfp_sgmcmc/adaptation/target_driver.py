@@ -1,4 +1,4 @@
-"""The automatic run: center, whitening, noise, costs, pilot, draws, checks."""
+"""The automatic run: chooses settings for a target, samples, and checks the draws."""
 
 from __future__ import annotations
 
@@ -7,23 +7,98 @@ import sys
 import warnings
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation.choose import Choice
-from tfp_sgmcmc.adaptation.draw_checks import Verdict, coordinates, judge
-from tfp_sgmcmc.adaptation.fallback import fall_back
-from tfp_sgmcmc.adaptation.prepared import Prepared
-from tfp_sgmcmc.adaptation.reasons import NotQuadratic
+from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode
+from tfp_sgmcmc.adaptation.draw_checks import DrawCheck, check_draws, whitened
+from tfp_sgmcmc.adaptation.fallback import sample_nonquadratic
+from tfp_sgmcmc.adaptation.hmc import TimedHMC
+from tfp_sgmcmc.adaptation.langevin import LangevinSelector
+from tfp_sgmcmc.adaptation.modes import far_starts, find_other_mode
+from tfp_sgmcmc.adaptation.pilot import PilotRuns
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
+from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.adaptation.settings_file import load, save
 from tfp_sgmcmc.adaptation.target_arguments import as_problem, single_state
+from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
 from tfp_sgmcmc.storage.directory import RunDirectory
-from tfp_sgmcmc.targets import preflight
+from tfp_sgmcmc.targets import MinibatchLogProb, preflight
 
 _MOST_RUNS = 3
 _MOST_SECONDS = 60.0  # of sampling, for draws that are made again because they are slow
+
+
+class KernelSelector:
+    """Chooses kernel, minibatch and step for a posterior near its mode, and tries them in pilots.
+
+    Args:
+      problem: the target.
+      state: one unconstrained state to begin at.
+      num_chains: number of chains.
+      seed: the seed of all that is drawn before the run.
+      jit_compile: whether XLA compiles the steps.
+    """
+
+    def __init__(
+        self,
+        problem: MinibatchLogProb,
+        state: State,
+        num_chains: int,
+        seed: tf.Tensor,
+        jit_compile: bool,
+    ):
+        self._problem, self._state = problem, state
+        flat = flatten_events(state, 0)
+        pilot_seed, self._noise_seed, self._mode_seed = random.split(seed, 3)
+        self._runs = PilotRuns(num_chains, flat.shape[0], flat.dtype, pilot_seed, jit_compile)
+        self._found: Coordinates | None = None
+        self._flags: tuple[str, ...] = ()
+
+    def __call__(self, num_results: int) -> PreparedKernel:
+        """Returns the cheapest kernel whose pilot was sound.
+
+        Raises:
+          NotNearGaussian: no mode with a usable curvature was found, or draws wander far from it.
+          ImproperError: the posterior has no finite integral.
+        """
+        found = self._found = whiten_at_mode(self._problem, self._state)
+        if found.factor is None:  # too many parameters to search from the prior's widths
+            return self.with_all_examples(num_results)
+        self._find_modes(found, found.factor)
+        if self._problem.num_examples == 1:
+            return self.with_all_examples(num_results)
+        langevin = LangevinSelector(self._problem, found, self._runs, self._noise_seed)
+        prepared = langevin()
+        self._found = langevin.found
+        if prepared is None:
+            return self.with_all_examples(num_results)
+        return dataclasses.replace(prepared, flags=self._flags)
+
+    def with_all_examples(self, num_results: int) -> PreparedKernel:
+        """Returns HMC on all examples; raises NotNearGaussian if its pilot is not sound."""
+        if self._found is None:
+            raise NotNearGaussian("no mode was found")
+        hmc = TimedHMC(self._problem, self._found, self._runs)
+        return dataclasses.replace(hmc(num_results), flags=self._flags)
+
+    def _find_modes(self, found: Coordinates, factor: np.ndarray) -> None:
+        like, inverse, runs = found.center, np.linalg.inv(factor), self._runs
+        first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
+        widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
+        seed = self._mode_seed.numpy()
+        starts = far_starts(runs.dim, inverse @ first, inverse * widths, seed)
+        other = find_other_mode(found.target, starts, runs.dtype, runs.jit_compile)
+        if other is not None:
+            self._flags = (
+                "The posterior has several modes: another one was found "
+                f"{other.distance:.0f} standard deviations from the first, with a log posterior "
+                f"that differs by {other.log_prob:.1f}. These chains stay near one. "
+                "ReplicaExchangeSGLD moves between modes.",
+            )
 
 
 def sample_target(
@@ -40,7 +115,7 @@ def sample_target(
     checkpoint_seconds: float,
     preflight_check: bool,
 ) -> SampleResult:
-    """Samples a target with settings that are chosen for it. Arguments are those of `sample`."""
+    """Samples a target with settings that it chooses. See `sample` for the arguments."""
     problem = as_problem(target)
     state = single_state(problem, initial_state)
     prepared = None if run is None else load(run.path, problem, state, seed, jit_compile)
@@ -51,15 +126,15 @@ def sample_target(
         )
     seed = random.as_seed(random.fresh_seed()) if seed is None else seed
     choice_seed, run_seed, check_seed = random.split(seed, 3)
-    choose = Choice(problem, state, num_chains, choice_seed, jit_compile)
+    select = KernelSelector(problem, state, num_chains, choice_seed, jit_compile)
     if prepared is None:
         if preflight_check:
             preflight(problem, state)
         try:
-            prepared = choose(num_results)
-        except NotQuadratic as reason:
+            prepared = select(num_results)
+        except NotNearGaussian as reason:
             options = num_results, num_chains, choice_seed, jit_compile
-            prepared = fall_back(problem, state, *options, reason)
+            prepared = sample_nonquadratic(problem, state, *options, reason)
         prepared = prepared.with_choices(seed=_integers(random.fold_in(run_seed, 0)))
         if run is not None:
             save(run.path, prepared, seed)
@@ -81,65 +156,67 @@ def sample_target(
             preflight_check=False,
             view=prepared.bijector.forward,
         )
-        found = judge(result, prepared, check_seed, goal)
+        found = check_draws(result, prepared, check_seed, goal)
         if not found.flags or not result.is_complete or attempt == _MOST_RUNS:
             break
-        better, why = _better(prepared, choose, num_results, found, result.timings.seconds, run)
-        if better is None:
-            found.flags.extend(why)
+        if run is not None:
+            found.flags.append(
+                f"The directory {run.path} keeps these draws, so the run was not repeated with "
+                "other settings. The same call with more results goes on with the same chain. A "
+                "call without a directory, or with another one, chooses anew and repeats what is "
+                "flagged."
+            )
             break
-        # All draws are dropped, and others are made from their end.
-        prepared = better.with_choices(
-            start=coordinates(result.final_state, prepared.bijector),
+        try:
+            better = next_attempt(prepared, select, num_results, found, result.timings.seconds)
+        except NotNearGaussian as reason:
+            line = f"HMC with all examples was then tried and dropped, because {reason}."
+            prepared = dataclasses.replace(prepared, lines=(*prepared.lines, line))
+            break
+        if better is None:
+            break
+        dropped = f"{attempt}. draws, with {choices.sampler}, were dropped: {' '.join(found.flags)}"
+        # Other draws are made from the end of the dropped ones.
+        better = better.with_choices(
+            start=whitened(result.final_state, prepared.bijector),
             seed=_integers(random.fold_in(run_seed, attempt)),
         )
-    prepared, last = prepared.with_choices(**found.along), found.line
-    flags = found.flags
-    flags = [*prepared.flags, *flags]
-    _show([last, *flags], progress_bar)
+        prepared = dataclasses.replace(better, lines=(*better.lines, dropped))
+    flags = [*prepared.flags, *found.flags]
+    _show([found.line, *flags], progress_bar)
     for flag in flags:
         warnings.warn(flag, stacklevel=3)
-    lines = (*prepared.lines, last)
     return dataclasses.replace(
         result,
         bijector=prepared.bijector,
-        choices=prepared.choices,
-        explanation=lines,
+        choices=prepared.with_choices(**found.measured).choices,
+        explanation=(*prepared.lines, found.line),
         flags=tuple(flags),
     )
 
 
-def _better(
-    prepared: Prepared,
-    choose: Choice,
+def next_attempt(
+    prepared: PreparedKernel,
+    select: KernelSelector,
     num_results: int,
-    found: Verdict,
+    found: DrawCheck,
     seconds: float,
-    run: RunDirectory | None,
-) -> tuple[Prepared | None, list[str]]:
-    """Returns what to run after draws that were flagged, or None and why there is nothing.
+) -> PreparedKernel | None:
+    """Returns the kernel to run after flagged draws, or None if nothing else would help.
 
-    Draws that are slow are kept more seldom, if that takes a minute at most. Draws that are wrong
-    although the noise is known to be small are made again with all examples.
+    If draws are too dependent, fewer of the states are kept, if that takes a minute at most. Draws
+    that are wrong although the noise is known to be small are made again with all examples.
+
+    Raises:
+      NotNearGaussian: HMC with all examples does not work either.
     """
-    if run is not None:
-        return None, [
-            f"The directory {run.path} keeps these draws, so the run was not repeated with other "
-            "settings. The same call with more results goes on with the same chain. A call without "
-            "a directory, or with another one, chooses anew and repeats what is flagged."
-        ]
     if found.lacking > 1:
         times = min(8, int(found.lacking) + 1)
         if times * seconds > _MOST_SECONDS:
-            return None, []
+            return None
         stride = times * (prepared.choices.num_steps_between_results + 1)
-        return prepared.with_choices(num_burnin_steps=0, num_steps_between_results=stride - 1), []
-    if prepared.is_noisy:
-        try:
-            return choose.with_all_examples(num_results), []
-        except NotQuadratic:
-            return None, []
-    return None, []
+        return prepared.with_choices(num_burnin_steps=0, num_steps_between_results=stride - 1)
+    return select.with_all_examples(num_results) if prepared.is_noisy else None
 
 
 def _integers(seed: tf.Tensor) -> tuple[int, int]:

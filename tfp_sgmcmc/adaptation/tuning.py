@@ -1,4 +1,4 @@
-"""`tune`: step sizes, frictions and batch sizes, chosen by short runs without a reference."""
+"""`tune`: chooses step sizes, frictions and batch sizes by short runs without a reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation.stein_comparison import Comparison
+from tfp_sgmcmc.adaptation.stein_comparison import SteinComparison
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import boolean, function, integer, number, positive
 from tfp_sgmcmc.internal.nest import State
@@ -27,9 +27,9 @@ class TuningRound(NamedTuple):
 
     Attributes:
       candidates: the candidates that took part.
-      scores: their squared kernel Stein discrepancies (absolute values of the U-statistic); lower
-        is better, and infinite means that a chain became NaN or infinite, or was thrown far away.
-      num_steps: number of steps that each of them took in this round.
+      scores: their squared kernel Stein discrepancies (absolute values of the U-statistic). Lower
+        is better. Infinite means that a chain became NaN or infinite, or was thrown far away.
+      num_steps: number of steps of each candidate in this round.
     """
 
     candidates: list[Candidate]
@@ -70,12 +70,12 @@ def tune(
 ) -> TuningResult:
     r"""Chooses among settings of a kernel by successive halving on the kernel Stein discrepancy.
 
-    In each of K rounds, the \( M_k \) candidates that are left take
-    \( \lfloor B / (K M_k) \rfloor \) steps each, going on from where they were. The better
+    In each of K rounds, the remaining \( M_k \) candidates take
+    \( \lfloor B / (K M_k) \rfloor \) steps each from where they were. The better
     \( \lceil M_k / r \rceil \) stay, until one is left. The score is the
     `squared_kernel_stein_discrepancy` of the round's states of all chains, with gradients from
-    minibatches of the target. It shows bias as well as slow mixing, and needs no reference. Chains
-    that were thrown far from the others, where their log posterior is much lower, drop out.
+    minibatches of the target. It detects bias as well as slow mixing, and needs no reference.
+    Chains that were thrown far from the others, where their log posterior is much lower, drop out.
     Parameters are divided by their deviations, and their correlation is the discrepancy's
     preconditioner (if there are 10 states for each parameter). Both come from the candidate whose
     states have the median variance, so that errors count as they do in the posterior's moments. The
@@ -149,7 +149,7 @@ def tune(
         ) from error
     run_seed, score_seed = random.split(seed, 2)
     programs = _Programs(make_kernel_fn, num_results, jit_compile)
-    compare = Comparison(target, chain_ndims, exact_gradients, scale, jit_compile)
+    compare = SteinComparison(target, chain_ndims, exact_gradients, scale, jit_compile)
     positions = [programs.start(c, initial_state) for _, c in left]
     for (_, candidate), position in zip(left, positions, strict=True):
         programs.trace(candidate, position)
@@ -221,7 +221,7 @@ def _sizes(size: int, reduction: float) -> list[int]:
 
 
 class _Programs:
-    """Compiled runs; candidates that differ in floats only share one."""
+    """Compiled runs. Candidates that differ only in floats share one."""
 
     def __init__(self, make_kernel_fn: Callable[..., Any], num_results: int, jit_compile: bool):
         self._make_kernel_fn, self._num_results = make_kernel_fn, num_results
@@ -241,7 +241,7 @@ class _Programs:
             return self.start(candidate, state)
 
     def trace(self, candidate: Candidate, position: Position) -> None:
-        """Traces what `advance` runs, so that only this thread calls `make_kernel_fn`."""
+        """Traces the program of `advance`, so that only this thread calls `make_kernel_fn`."""
         key, values = self._program(candidate, position.state)
         if key not in self._loops:
             options = self._jit_compile, self._num_results

@@ -23,6 +23,10 @@ from tfp_sgmcmc.internal.nest import (
 )
 
 
+class ExpansionError(ValueError):
+    """Raised if a log posterior has no finite quadratic expansion with a maximum at a state."""
+
+
 class GradientEstimate(NamedTuple):
     """An estimate of the log posterior and its gradient at one state.
 

@@ -12,6 +12,7 @@ from tfp_sgmcmc.internal.checks import require
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.replicas import device_scope
 from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets.base import ExpansionError
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRankHessian
 from tfp_sgmcmc.targets.laplace.quadratic import Quadratic
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
@@ -146,7 +147,7 @@ def pilot_weights(
     found = [compiled(tf.constant(start)) for start in range(0, total, size)]
     norms = np.sqrt(np.concatenate(found)[:total].astype(np.float64))
     if not np.isfinite(norms).all():
-        raise ValueError(
+        raise ExpansionError(
             "The remainders of all examples must be finite for importance='pilot'. Received: NaN "
             "or infinite ones at draws of Laplace's approximation. Use importance=None."
         )

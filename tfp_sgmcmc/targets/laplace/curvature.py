@@ -19,7 +19,7 @@ from tfp_sgmcmc.internal.nest import (
     unflatten_events,
 )
 from tfp_sgmcmc.targets.anchored import AnchoredTarget
-from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
+from tfp_sgmcmc.targets.base import ExpansionError, Target, as_target, value_and_gradient
 from tfp_sgmcmc.targets.chunking import sum_over_chunks
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
@@ -255,7 +255,7 @@ def lanczos(
         basis[k], weighed[k] = rest / norm, weighed_rest / norm
         rest = product(weighed[k])
         if not np.all(np.isfinite(rest)):
-            raise ValueError(
+            raise ExpansionError(
                 "The second derivatives of the log posterior must be finite at the state. "
                 "Received: NaN or infinite products with the Hessian."
             )

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.targets.base import ExpansionError
 from tfp_sgmcmc.targets.laplace.curvature import lanczos, posterior_product
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.scores import mapped_scores
@@ -230,28 +231,28 @@ ORDER_1 = "ControlVariate takes such a center with order=1."
 
 
 def check_finite(hessian: np.ndarray) -> None:
-    """Raises ValueError unless all second derivatives at a center are finite."""
+    """Raises ExpansionError unless all second derivatives at a center are finite."""
     if not np.isfinite(hessian).all():
-        raise ValueError(
+        raise ExpansionError(
             "The second derivatives at the center must be finite. Received: NaN or infinite ones. "
             f"Use another center. {ORDER_1}"
         )
 
 
 def check_curved(likelihood: np.ndarray) -> None:
-    """Raises ValueError for second derivatives of a likelihood that are not finite or all zero."""
+    """Raises ExpansionError if second derivatives of a likelihood are not finite or all zero."""
     check_finite(likelihood)
     if not likelihood.any():
-        raise ValueError(
+        raise ExpansionError(
             "log_likelihood_fn must have second derivatives. Received: zeros at the center, as "
             f"from a piecewise linear function. {ORDER_1}"
         )
 
 
 def check_definite(smallest: float) -> None:
-    """Raises ValueError unless the smallest eigenvalue of -H is positive."""
+    """Raises ExpansionError unless the smallest eigenvalue of -H is positive."""
     if not smallest > 0:
-        raise ValueError(
+        raise ExpansionError(
             "The Hessian of the log posterior at the center must be negative definite. Received: "
             f"an eigenvalue of {-smallest:.3g}. Use a mode as center (`find_center`). {ORDER_1}"
         )

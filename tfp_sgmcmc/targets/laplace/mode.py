@@ -23,7 +23,7 @@ from tfp_sgmcmc.internal.nest import (
     unflatten_events,
 )
 from tfp_sgmcmc.internal.xla import traced
-from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
 from tfp_sgmcmc.targets.laplace.laplace import laplace
 from tfp_sgmcmc.targets.laplace.quadratic import (
     HessianForm,
@@ -276,7 +276,7 @@ def check_single_state(name: str, target: MinibatchLogProb, state: State) -> Non
 
 def _check_finite(point: _Point, where: str) -> None:
     if not np.all(np.isfinite(point.gradient)) or not np.isfinite(point.log_prob):
-        raise ValueError(f"The log posterior or its gradient is NaN or infinite at {where}.")
+        raise ExpansionError(f"The log posterior or its gradient is NaN or infinite at {where}.")
 
 
 def newton_step(

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
-from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import (
     ORDER_1,
     LowRankHessian,
@@ -189,7 +189,7 @@ def quadratic_at(
             return low_rank
         found = matrices(products, flat.numpy())
     except (LookupError, NotImplementedError) as error:
-        raise ValueError(
+        raise ExpansionError(
             "log_prior_fn and log_likelihood_fn must have second derivatives at the center. "
             f"Received: functions without. TensorFlow raised: {error}. {ORDER_1}"
         ) from error
