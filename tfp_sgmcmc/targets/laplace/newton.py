@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfp_sgmcmc.targets.laplace.quadratic import to_unit_diagonal
+
 NEAR_ENOUGH = 0.01  # nats of expected gain at a mode
 MOST_LAST_GAIN = 1e-6  # nats of expected gain that end the ascent, or fewer
 _MOST_DAMPING, _LEAST_DAMPING = 1e30, 1e-12  # where all derivatives vanish, scaled steps are long
@@ -70,9 +72,8 @@ def newton_ascent(
         return None
     damping, num_steps, num_passes, rise = 1.0, 0, 1 + len(gradient), np.inf
     while True:
-        scale = np.sqrt(np.abs(np.diag(hessian)))
-        scale[scale == 0] = 1.0
-        eigenvalues, vectors = np.linalg.eigh(-hessian / np.outer(scale, scale))
+        scaled, scale = to_unit_diagonal(-hessian)
+        eigenvalues, vectors = np.linalg.eigh(scaled)
         least = resolution * len(scale) * np.abs(eigenvalues).max()
         lengths = np.maximum(np.abs(eigenvalues), max(least, np.finfo(float).tiny))
         along = vectors.T @ (gradient / scale)
