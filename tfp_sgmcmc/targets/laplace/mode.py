@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -25,6 +24,7 @@ from tfp_sgmcmc.internal.nest import (
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
 from tfp_sgmcmc.targets.laplace.laplace import laplace
+from tfp_sgmcmc.targets.laplace.newton import MOST_LAST_GAIN, NEAR_ENOUGH, Ascent, newton_ascent
 from tfp_sgmcmc.targets.laplace.quadratic import (
     HessianForm,
     hessian_products,
@@ -34,20 +34,22 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.sharded import refuse_shards
 
-_MAX_ITERATIONS = {"lbfgs": 100, "adam": 2000}
+_MAX_ITERATIONS = {"auto": 100, "newton": 100, "lbfgs": 100, "adam": 2000}
 _ROUNDS = 3
-_NEWTON_STEPS = 50
+_NEWTON_FIRST = 64  # entries up to which Newton steps need no start from L-BFGS
 MOST_NEWTON_DIMENSIONS = 1024
-_MOST_HALVINGS = 20
-_ROUNDING = 8  # in units of the last place of the log posterior
 
 
 @dataclasses.dataclass(frozen=True)
 class CenterReport:
-    """The result of `find_center`, with the Hessian and Laplace's approximation at the center.
+    r"""The result of `find_center`, with the Hessian and Laplace's approximation at the center.
 
     Attributes:
-      converged: whether `offset` is at most the tolerance.
+      converged: whether `offset` is at most the tolerance and, where a Hessian was evaluated, it is
+        negative definite and `expected_gain` is at most 0.01 nat.
+      expected_gain: by how many nats the log posterior is expected to rise on the way to the mode,
+        \( \tfrac12 g^T |H|^{-1} g \) with the gradient g and the Hessian H. It does not depend on
+        the units of parameters. NaN where no Hessian was evaluated.
       offset: the largest entry of the gradient, in units of its standard deviation under the
         posterior: about the distance to the mode in standard deviations. Where parameters are
         strongly correlated, the mode can be farther away.
@@ -60,6 +62,7 @@ class CenterReport:
     """
 
     converged: bool
+    expected_gain: float
     offset: float
     log_prob: float
     gradient_norm: float
@@ -111,7 +114,7 @@ class _Point(NamedTuple):
 def find_center(
     target: MinibatchLogProb,
     initial_state: State,
-    method: Literal["lbfgs", "adam"] = "lbfgs",
+    method: Literal["auto", "newton", "lbfgs", "adam"] = "auto",
     *,
     max_iterations: int | None = None,
     tolerance: float = 0.1,
@@ -122,20 +125,28 @@ def find_center(
     r"""Finds a mode of the posterior, the center of a `ControlVariate`.
 
     \[
-    \max_j \; \frac{|\partial_j \log p(\theta \mid x_{1:N})|}{\sqrt{1 + \frac N n
-      \sum_{i \in S} s_{ij}^2}} \le \text{tolerance}
+    \tfrac12\, g^T |H|^{-1} g \le 0.01, \qquad g = \nabla \log p(\theta \mid x_{1:N}), \quad
+    H = \nabla^2 \log p(\theta \mid x_{1:N})
     \]
 
-    defines a state that is near enough: its gradient is small compared with the gradient's standard
-    deviations under the posterior. The scores \( s_i = \nabla \log p(x_i \mid \theta) \) of a
-    minibatch estimate these, and the 1 is for parameters that no example depends on. L-BFGS uses
-    the same standard deviations as units, and the exact log posterior. Adam uses minibatches, for
-    models in which a pass over the data is expensive. It ends a few standard deviations away, after
-    as many examples as in a few passes, so raise the tolerance. The dtype is the state's.
+    and
 
-    L-BFGS is slow where the posterior is ill-conditioned. If it has not converged, damped Newton
-    steps follow for up to 1024 entries, \( \theta + a |-H|^{-1} \nabla \log p \). |-H| has the
-    eigenvalues of -H without their signs, and a is halved from 1 until the log posterior rises.
+    \[
+    \max_j \; |g_j| \Big/ \sqrt{1 + \frac N n \sum_{i \in S} s_{ij}^2} \le \text{tolerance}
+    \]
+
+    define a state that is near enough. By the first, the log posterior is expected to rise by at
+    most 0.01 nat on the way to the mode. |H| has the absolute eigenvalues of H. The condition does
+    not depend on the units of parameters, and neither do damped Newton steps with the Hessian
+    scaled to a unit diagonal, which search up to 64 entries. Beyond, L-BFGS comes first, and Newton
+    steps follow up to 1024 entries. By the second, each entry of the gradient is small compared
+    with its standard deviation under the posterior, which the scores
+    \( s_i = \nabla \log p(x_i \mid \theta) \) of a minibatch estimate. It is the only condition
+    where no Hessian can be evaluated.
+
+    Adam uses minibatches, for models in which a pass over the data is expensive. It ends a few
+    standard deviations away, after as many examples as in a few passes, so raise the tolerance. All
+    is in the dtype of the state.
 
     The report also has the Hessian at the center and Laplace's approximation, which are computed on
     first use.
@@ -153,10 +164,12 @@ def find_center(
     Args:
       target: a `MinibatchLogProb`.
       initial_state: the start, one state without chain dimensions, unconstrained with a bijector.
-      method: `"lbfgs"` or `"adam"`.
-      max_iterations: iterations of L-BFGS (default 100; each takes two to three passes over the
-        data), or steps of Adam (default 2000). As many Newton steps may follow L-BFGS, 50 at most.
-      tolerance: the bound in the equation.
+      method: `"newton"`, `"lbfgs"` or `"adam"`. `"auto"` is `"newton"` up to 64 entries and
+        `"lbfgs"` beyond.
+      max_iterations: Newton steps (default 100), iterations of L-BFGS (default 100, each of two to
+        three passes over the data, with as many Newton steps after them), or steps of Adam (default
+        2000).
+      tolerance: the bound of the second condition.
       learning_rate: of Adam: a schedule, which is a callable from step to value, or a number that
         decays to zero along a cosine.
       seed: seed of the minibatches.
@@ -189,6 +202,7 @@ def find_center(
     state = convert_state(initial_state, initial=True, called="initial_state")
     check_single_state("initial_state", target, state)
     seed = random.as_seed(seed)
+    dtype, products = tf.nest.flatten(state)[0].dtype, hessian_products(target, state)
 
     @traced
     def log_posterior(theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -218,50 +232,79 @@ def find_center(
         theta = start.theta + found.position / start.unit
         return theta, int(found.num_iterations), int(found.num_objective_evaluations)
 
+    def newton(start: _Point) -> Ascent | None:
+        """Returns the end of Newton steps, or None if there are no finite second derivatives."""
+
+        def derivatives(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            _, posterior, gradient = matrices(products, theta)
+            return posterior, gradient
+
+        try:
+            return newton_ascent(
+                lambda theta: float(log_posterior(tf.constant(theta, dtype))[0]),
+                derivatives,
+                start.theta.numpy().astype(np.float64),
+                limit,
+                float(np.finfo(dtype.as_numpy_dtype).eps),
+                min(MOST_LAST_GAIN, tolerance**2 / 2),
+            )
+        except (LookupError, NotImplementedError):
+            return None
+
     point, num_passes, left = evaluate(flatten_events(state, 0)), 1, limit
     _check_finite(point, "initial_state")
     if method == "adam":
         found = _adam(target, state, limit, learning_rate, seed)
         point = evaluate(flatten_events(found, 0))
         num_passes, left = 2, 0
-    for _ in range(_ROUNDS):  # each in the units of its start
+    dimension = len(point.theta)
+    is_small = dimension <= (_NEWTON_FIRST if method == "auto" else MOST_NEWTON_DIMENSIONS)
+    ascent = newton(point) if method in ("auto", "newton") and is_small else None
+    for _ in range(0 if ascent else _ROUNDS):  # each in the units of its start
         if left <= 0 or point.offset <= tolerance:
             break
         theta, used, passes = climb(point, left)
         point = evaluate(theta)
         num_passes, left = num_passes + passes + 1, left - used
-    num_newton_steps, products = 0, hessian_products(target, state)
-    most = min(limit, _NEWTON_STEPS) if method == "lbfgs" else 0
-    most = most if len(point.theta) <= MOST_NEWTON_DIMENSIONS else 0
-    while num_newton_steps < most and not point.offset <= tolerance:
-        found = newton_step(log_posterior, products, point.theta, point.log_prob)
-        if found is None:
-            break
-        theta, passes = found
-        point = evaluate(theta)
-        num_passes, num_newton_steps = num_passes + passes + 1, num_newton_steps + 1
+    if ascent is None and method != "adam" and dimension <= MOST_NEWTON_DIMENSIONS:
+        ascent = newton(point)
+    if ascent is not None:
+        point = evaluate(tf.constant(ascent.theta, dtype))
+        num_passes += ascent.num_passes + 1
     _check_finite(point, f"the state at which {method!r} ended")
     center = unflatten_events(point.theta, state, 0)
+    converged = point.offset <= tolerance
+    if ascent is not None:
+        converged &= ascent.is_maximum and ascent.expected_gain <= NEAR_ENOUGH
     report = CenterReport(
-        converged=point.offset <= tolerance,
+        converged=converged,
+        expected_gain=np.nan if ascent is None else ascent.expected_gain,
         offset=point.offset,
         log_prob=float(point.log_prob),
         gradient_norm=float(tf.norm(point.gradient)),
         num_passes=num_passes,
         num_minibatches=limit if method == "adam" else 0,
-        num_newton_steps=num_newton_steps,
+        num_newton_steps=0 if ascent is None else ascent.num_steps,
         _at=(target, center, hessian),
     )
-    if not report.converged:
-        newton = f" and {num_newton_steps} Newton steps" if num_newton_steps else ""
-        warnings.warn(
-            f"find_center ended after {limit - left} iterations of {method!r}{newton} at a "
-            f"gradient of up to {report.offset:.3g} standard deviations (tolerance {tolerance:g}). "
-            "A ControlVariate there has no bias, but more noise. To come nearer to the mode, raise "
-            "max_iterations, or start again from the center that was returned.",
-            stacklevel=2,
-        )
+    if not converged:
+        warnings.warn(_why_not_converged(report, ascent, tolerance), stacklevel=2)
     return center, report
+
+
+def _why_not_converged(report: CenterReport, ascent: Ascent | None, tolerance: float) -> str:
+    gain = ""
+    if ascent is not None and ascent.is_maximum:
+        gain = f" and an expected gain of {ascent.expected_gain:.3g} nats (at most {NEAR_ENOUGH})"
+    elif ascent is not None:
+        gain = " and a Hessian that is not negative definite"
+    return (
+        "find_center must end near a mode. Received: a gradient of up to "
+        f"{report.offset:.3g} standard deviations (at most {tolerance:g}){gain}, after "
+        f"{report.num_newton_steps} Newton steps and {report.num_passes} passes over the data. A "
+        "ControlVariate there has no bias, but more noise. To come nearer to the mode, raise "
+        "max_iterations, or start again from the center that was returned."
+    )
 
 
 def check_single_state(name: str, target: MinibatchLogProb, state: State) -> None:
@@ -277,48 +320,6 @@ def check_single_state(name: str, target: MinibatchLogProb, state: State) -> Non
 def _check_finite(point: _Point, where: str) -> None:
     if not np.all(np.isfinite(point.gradient)) or not np.isfinite(point.log_prob):
         raise ExpansionError(f"The log posterior or its gradient is NaN or infinite at {where}.")
-
-
-def newton_step(
-    log_posterior: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
-    products: Callable[..., Any],
-    theta: tf.Tensor,
-    log_prob: tf.Tensor,
-) -> tuple[tf.Tensor, int] | None:
-    r"""Returns \( \theta + a |-H|^{-1} \nabla \log p \), and the number of passes over the data.
-
-    |-H| has the absolute eigenvalues of -H, so that the step also leaves saddles. a is halved from
-    1 until the log posterior rises by a share of the increase that the slope predicts. Returns None
-    if there is no such a, or if the second derivatives do not exist or are not finite.
-
-    Args:
-      log_posterior: theta, `[D]` -> log posterior and its gradient.
-      products: the function of `hessian_products`.
-      theta: the start, `[D]`.
-      log_prob: the log posterior there.
-    """
-    try:
-        _, posterior, gradient = matrices(products, theta.numpy())
-    except (LookupError, NotImplementedError):
-        return None
-    if not np.isfinite(posterior).all():
-        return None
-    resolution = np.finfo(theta.dtype.as_numpy_dtype).eps
-    eigenvalues, vectors = np.linalg.eigh(-posterior)
-    eigenvalues = np.abs(eigenvalues)
-    eigenvalues = np.maximum(eigenvalues, resolution * eigenvalues.max())
-    along = vectors.T @ gradient
-    step, slope = vectors @ (along / eigenvalues), np.sum(along**2 / eigenvalues)
-    start, passes = float(log_prob), len(gradient)
-    rounding = _ROUNDING * resolution * abs(start)
-    for halvings in range(_MOST_HALVINGS):
-        share = 0.5**halvings
-        reached = theta + tf.constant(share * step, theta.dtype)
-        value, _ = log_posterior(reached)
-        passes += 1
-        if float(value) >= start + 1e-4 * share * slope - rounding:  # false for NaN
-            return reached, passes
-    return None
 
 
 class _Schedule(keras.optimizers.schedules.LearningRateSchedule):

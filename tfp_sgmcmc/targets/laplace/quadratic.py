@@ -57,7 +57,8 @@ class Quadratic:
     @functools.cached_property
     def factor(self) -> np.ndarray:
         r"""The Cholesky factor of \( (-H)^{-1} \), `[D, D]`, in `float64`."""
-        return np.linalg.cholesky(np.linalg.inv(-self.hessian.numpy().astype(np.float64)))
+        scaled, scale = to_unit_diagonal(-self.hessian.numpy().astype(np.float64))
+        return np.linalg.cholesky(np.linalg.inv(scaled)) / scale[:, np.newaxis]
 
     def square(self, offset: tf.Tensor) -> tf.Tensor:
         r"""Returns \( d^T (-H) d \) for offsets d, `[chains..., 1]`."""
@@ -79,6 +80,16 @@ class Quadratic:
     @property
     def dtype(self) -> tf.DType:
         return self.hessian.dtype
+
+
+def to_unit_diagonal(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    r"""Returns \( S^{-1} A S^{-1} \) and the diagonal of \( S = \mathrm{diag}(|A_{jj}|^{1/2}) \).
+
+    Eigenvalues of the scaled matrix do not depend on the units of the parameters.
+    """
+    scale = np.sqrt(np.abs(np.diag(matrix)))
+    scale[scale == 0] = 1.0
+    return matrix / np.outer(scale, scale), scale
 
 
 def weight(quadratic: Quadratic | LowRankHessian, offset: tf.Tensor) -> tf.Tensor:
@@ -200,7 +211,7 @@ def quadratic_of(found: Hessians, dtype: tf.DType) -> Quadratic:
     """Returns the expansion with these Hessians; raises ValueError as `quadratic_at` does."""
     check_finite(found.posterior)
     check_curved(found.likelihood)
-    check_definite(np.linalg.eigvalsh(-found.posterior)[0])
+    check_definite(np.linalg.eigvalsh(to_unit_diagonal(-found.posterior)[0])[0])
     quadratic = Quadratic(*(tf.constant(h, dtype) for h in found[:2]))
     _warn_if_far(found.gradient, quadratic)
     return quadratic

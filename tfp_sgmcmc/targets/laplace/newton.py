@@ -1,0 +1,96 @@
+"""Damped Newton ascent to a mode, by steps that do not depend on the units of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from tfp_sgmcmc.targets.laplace.quadratic import to_unit_diagonal
+
+NEAR_ENOUGH = 0.01  # nats of expected gain at a mode
+MOST_LAST_GAIN = 1e-6  # nats of expected gain that end the ascent, or fewer
+_MOST_DAMPING, _LEAST_DAMPING = 1e30, 1e-12  # where all derivatives vanish, scaled steps are long
+_ROUNDING = 8  # in units of the last place of the log posterior
+
+
+class Ascent(NamedTuple):
+    r"""The end of an ascent.
+
+    Attributes:
+      theta: the state, `[D]`, in `float64`.
+      log_prob: the log posterior there.
+      expected_gain: the Newton decrement \( \tfrac12 g^T |H|^{-1} g \) in nats: by how much the log
+        posterior is expected to rise on the way to the mode. It does not depend on units.
+      is_maximum: whether the Hessian there is negative definite.
+      num_steps: number of steps that were taken.
+      num_passes: number of log posteriors and of Hessian-vector products that were evaluated.
+    """
+
+    theta: np.ndarray
+    log_prob: float
+    expected_gain: float
+    is_maximum: bool
+    num_steps: int
+    num_passes: int
+
+
+def newton_ascent(
+    log_prob_fn: Callable[[np.ndarray], float],
+    derivatives_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    theta: np.ndarray,
+    max_steps: int,
+    resolution: float,
+    last_gain: float = MOST_LAST_GAIN,
+) -> Ascent | None:
+    r"""Climbs by damped Newton steps, with the Hessian scaled to a unit diagonal.
+
+    \[
+    \theta \leftarrow \theta + S^{-1} (|A| + \lambda I)^{-1} S^{-1} g, \qquad
+    A = -S^{-1} H S^{-1}, \quad S = \mathrm{diag}(|H_{jj}|^{1/2})
+    \]
+
+    |A| has the absolute eigenvalues of A, so that steps leave saddles. The damping \( \lambda \)
+    starts at 1, falls to a quarter after a step that does not lower the log posterior, and rises
+    sixfold after one that does, which is not taken (Levenberg 1944). A change of the units of any
+    parameter changes S with it, and leaves the path as it is.
+
+    Args:
+      log_prob_fn: theta, `[D]` -> log posterior.
+      derivatives_fn: theta -> Hessian `[D, D]` and gradient `[D]` of the log posterior.
+      theta: the start.
+      max_steps: the largest number of steps.
+      resolution: the relative rounding error of a log posterior.
+      last_gain: the expected gain, in nats, that ends the ascent.
+
+    Returns:
+      The end of the ascent, or None if a derivative is not finite at the start.
+    """
+    log_prob, (hessian, gradient) = log_prob_fn(theta), derivatives_fn(theta)
+    if not (np.isfinite(hessian).all() and np.isfinite(gradient).all()):
+        return None
+    damping, num_steps, num_passes, rise = 1.0, 0, 1 + len(gradient), np.inf
+    while True:
+        scaled, scale = to_unit_diagonal(-hessian)
+        eigenvalues, vectors = np.linalg.eigh(scaled)
+        least = resolution * len(scale) * np.abs(eigenvalues).max()
+        lengths = np.maximum(np.abs(eigenvalues), max(least, np.finfo(float).tiny))
+        along = vectors.T @ (gradient / scale)
+        gain, is_maximum = 0.5 * float(np.sum(along**2 / lengths)), bool(eigenvalues[0] > least)
+        rounding = _ROUNDING * resolution * abs(log_prob)
+        is_near = gain <= last_gain or (gain <= NEAR_ENOUGH and rise <= rounding)
+        if (is_maximum and is_near) or num_steps >= max_steps or damping > _MOST_DAMPING:
+            return Ascent(theta, log_prob, gain, is_maximum, num_steps, num_passes)
+        while damping <= _MOST_DAMPING:
+            proposed = theta + vectors @ (along / (lengths + damping)) / scale
+            reached, num_passes = log_prob_fn(proposed), num_passes + 1
+            if np.isfinite(reached) and reached >= log_prob - rounding:
+                found, slope = derivatives_fn(proposed)
+                num_passes += len(slope)
+                if np.isfinite(found).all() and np.isfinite(slope).all():
+                    rise, num_steps = reached - log_prob, num_steps + 1
+                    theta, log_prob, hessian, gradient = proposed, reached, found, slope
+                    damping = max(damping / 4, _LEAST_DAMPING)
+                    break
+            damping *= 6
