@@ -29,10 +29,13 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
     hessian_products,
     matrices,
     quadratic_of,
+    to_unit_diagonal,
 )
 from tfp_sgmcmc.targets.laplace.whitening import whiten_by
 
 _NEWTON_STEPS, _NEAR = 4, 0.03  # steps to the mode end within so many deviations of it
+# Eigenvalues of a Hessian with unit diagonal that rounding does not explain.
+_LEAST = {tf.float32: 1e-6, tf.float64: 1e-11}
 
 
 class Coordinates(NamedTuple):
@@ -92,7 +95,7 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
     if not np.isfinite(found.posterior).all():
         raise NotNearGaussian("the Hessian at the mode is not finite", has_shape=False)
     precision, passes = -found.posterior, passes + more
-    if not np.linalg.eigvalsh(precision)[0] > 1e-6 * np.abs(np.diag(precision)).max():
+    if not np.linalg.eigvalsh(to_unit_diagonal(precision)[0])[0] > _LEAST[_dtype(center)]:
         check_proper(problem, center, _flattest(precision))
         precision = curved_over_widths(problem, center, found)
         return _by_precision(problem, center, found, precision, "widths", passes)
@@ -129,10 +132,11 @@ def _step(found: Hessians) -> tuple[np.ndarray, float]:
     precision = -found.posterior
     if not np.isfinite(precision).all():
         return 0 * found.gradient, np.inf
-    eigenvalues, vectors = np.linalg.eigh(precision)
+    scaled, scale = to_unit_diagonal(precision)
+    eigenvalues, vectors = np.linalg.eigh(scaled)
     if not eigenvalues[0] > 1e-12 * eigenvalues[-1]:
         return 0 * found.gradient, np.inf
-    step = vectors @ ((vectors.T @ found.gradient) / eigenvalues)
+    step = vectors @ ((vectors.T @ (found.gradient / scale)) / eigenvalues) / scale
     return step, float(np.sqrt(max(step @ found.gradient, 0.0)))
 
 
