@@ -33,12 +33,19 @@ from benchmarks.robustness.values import (
 KERNEL = sgmcmc.SGLD(TARGET, 0.01)
 
 
-def sampled(*, directory: Any = None, **arguments: Any) -> Any:
+def sampled(
+    *,
+    directory: Any = None,
+    resume: Any = "auto",
+    seconds_between_commits: Any = 10.0,
+    **arguments: Any,
+) -> Any:
     """Returns the states of a run; True as directory stands for a new one."""
     if directory is not True:
-        return sgmcmc.sample(directory=directory, **arguments).states
+        return sgmcmc.sample_chain(directory=directory, **arguments).states
     with tempfile.TemporaryDirectory() as folder:
-        result = sgmcmc.sample(directory=Path(folder) / "run", **arguments)
+        place = sgmcmc.Directory(Path(folder) / "run", resume, seconds_between_commits)
+        result = sgmcmc.sample_chain(directory=place, **arguments)
         return np.asarray(result.states)
 
 
@@ -56,8 +63,6 @@ def drivers() -> list[Entry]:
         jit_compile=False,
         progress_bar=False,
         directory=None,
-        resume="auto",
-        checkpoint_seconds=10.0,
         preflight_check=False,
     )
     files = [v for v in path(optional=True) if v is not True]
@@ -96,20 +101,18 @@ def drivers() -> list[Entry]:
                 jit_compile=boolean(),
                 progress_bar=boolean(optional=True),
                 directory=files,
-                resume=[v for v in choice("must") if repr(v) != "True"],
-                checkpoint_seconds=number(-1.0),
                 preflight_check=boolean(),
             ),
             {**ALSO, "trace_fn": "trace_fn|trace"},
         ),
         Entry(
             "sampling",
-            "sample in a directory",
+            "sample_chain in a directory",
             sampled,
             {**valid, "directory": True},
             dict(
                 resume=[v for v in choice("auto") if repr(v) != "True"],
-                checkpoint_seconds=number(-1.0),
+                seconds_between_commits=number(-1.0),
                 trace_fn=function(2, *traces, optional=True),
                 initial_state=state(),
             ),
@@ -158,7 +161,7 @@ def drivers() -> list[Entry]:
 def in_shards(**arguments: Any) -> Any:
     """Returns the draws of a run of four chains in shards."""
     start = np.zeros([4, 2], np.float32)
-    return sgmcmc.sample(
+    return sgmcmc.sample_shards(
         KERNEL, start, 2, seed=0, jit_compile=False, progress_bar=False, **arguments
     ).states
 
@@ -176,7 +179,7 @@ def others() -> list[Entry]:
     return [
         Entry(
             "sampling",
-            "sample in shards",
+            "sample_shards",
             in_shards,
             dict(chains_per_shard=2, executor=None),
             dict(chains_per_shard=integer(1, optional=True), executor=executors),
@@ -185,7 +188,7 @@ def others() -> list[Entry]:
             "sampling",
             "sample of a target",
             of_target,
-            dict(kernel=TARGET, initial_state=STATE, num_results=2),
+            dict(target=TARGET, initial_state=STATE, num_results=2),
             dict(initial_state=state(), num_results=integer(1)),
             ALSO,
         ),

@@ -90,15 +90,14 @@ def at_call(count: int, action: Callable[[], None], real: Callable[..., Any]) ->
 
 def killed_run(directory: str | os.PathLike[str] | None, num_results: int) -> sgmcmc.SampleResult:
     """Runs under XLA and writes a checkpoint every few milliseconds."""
-    return sgmcmc.sample(
+    return sgmcmc.sample_chain(
         sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda x: -tf.reduce_sum(x**2)), 0.1),
         tf.zeros([3]),
         num_results,
         trace_fn=lambda state, results: results.gradient_norm,
         seed=5,
-        directory=directory,
+        directory=directory and sgmcmc.Directory(directory, seconds_between_commits=0.02),
         progress_bar=False,
-        checkpoint_seconds=0.02,
     )
 
 

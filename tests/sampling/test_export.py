@@ -57,7 +57,7 @@ def test_program_gives_the_draws_of_sample_bit_for_bit(name: str, tmp_path: Path
     kernel, state = KERNELS[name]()
     plan: dict[str, Any] = dict(num_burnin_steps=3, num_steps_between_results=1, num_chains=2)
     path = sgmcmc.export_program(kernel, state, 5, tmp_path / "chain.npz", seed=[1, 2], **plan)
-    want = sgmcmc.sample(kernel, state, 10, seed=[1, 2], progress_bar=False, **plan, **QUIET)
+    want = sgmcmc.sample_chain(kernel, state, 10, seed=[1, 2], progress_bar=False, **plan, **QUIET)
 
     first = run_file(path)
     position = {k: v for k, v in first.items() if k.startswith("position")}
@@ -125,7 +125,7 @@ def test_another_client_gives_nearly_the_same_draws(name: str, tmp_path: Path) -
         run_program.main()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=ROOT)
-    want = sgmcmc.sample(kernel, state, 40, seed=0, num_chains=2, progress_bar=False, **QUIET)
+    want = sgmcmc.sample_chain(kernel, state, 40, seed=0, num_chains=2, progress_bar=False, **QUIET)
     with np.load(draws) as found:
         for i, states in enumerate(tf.nest.flatten(want.states)):
             np.testing.assert_allclose(found[f"kept_{i}"], states, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.excess_variance import Noise
 from tfp_sgmcmc.adaptation.pilot import Pilot
 from tfp_sgmcmc.adaptation.settings import Choices
-from tfp_sgmcmc.sampling.steps import Plan
+from tfp_sgmcmc.sampling.steps import StepPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Prepared:
     def with_flags(self, flags: tuple[str, ...]) -> Prepared:
         return dataclasses.replace(self, flags=(*self.flags, *flags))
 
-    def plan(self, num_results: int) -> Plan:
+    def plan(self, num_results: int) -> StepPlan:
         c, most = self.choices, self.most_results
         num_results = num_results if most is None else min(num_results, most)
-        return Plan(num_results, c.num_burnin_steps, c.num_steps_between_results + 1)
+        return StepPlan(num_results, c.num_burnin_steps, c.num_steps_between_results + 1)
 
     def with_choices(self, **changes: Any) -> Prepared:
         return dataclasses.replace(self, choices=dataclasses.replace(self.choices, **changes))

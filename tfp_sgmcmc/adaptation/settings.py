@@ -86,8 +86,8 @@ class Choices:
         return [
             *lines,
             f"kernel = {module}.{self.sampler}({of}, {given})",
-            f"run = sgmcmc.sample(kernel, result.choices.start, num_results, seed={[*self.seed]}, "
-            f"num_burnin_steps={self.num_burnin_steps}, "
+            "run = sgmcmc.sample_chain(kernel, result.choices.start, num_results, "
+            f"seed={[*self.seed]}, num_burnin_steps={self.num_burnin_steps}, "
             f"num_steps_between_results={self.num_steps_between_results})",
             "draws = bijector.forward(run.states)",
         ]

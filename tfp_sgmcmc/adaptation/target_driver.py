@@ -98,7 +98,7 @@ def sample_target(
     flags = [*prepared.flags, *flags]
     _show([last, *flags], progress_bar)
     for flag in flags:
-        warnings.warn(flag, stacklevel=3)
+        warnings.warn(flag, stacklevel=4)
     lines = (*prepared.lines, last)
     return dataclasses.replace(
         result,

@@ -15,9 +15,16 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.checks import integer
-from tfp_sgmcmc.sampling.introspection import replicas_of, target_of
-from tfp_sgmcmc.sampling.loop import Loop, Program, check_kernel, start_of, state_tensors
-from tfp_sgmcmc.sampling.steps import Plan
+from tfp_sgmcmc.sampling.loop import (
+    Loop,
+    Program,
+    check_kernel,
+    replicas_of,
+    start_of,
+    state_tensors,
+    target_of,
+)
+from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 
@@ -100,11 +107,7 @@ def export_program(
             "kernel must have its data in memory, which the file holds. Received: a kernel on a "
             "StreamedLogProb, whose batches arrive during a run."
         )
-    plan = Plan(
-        integer("num_results", num_results, 1),
-        integer("num_burnin_steps", num_burnin_steps, 0),
-        integer("num_steps_between_results", num_steps_between_results, 0) + 1,
-    )
+    plan = StepPlan.checked(num_results, num_burnin_steps, num_steps_between_results)
     seed = random.as_seed(seed)
     path = checks.path("path", path)
     if path.is_dir() or not path.parent.is_dir():
@@ -139,7 +142,7 @@ def _arrays(kernel: Any, program: Program) -> dict[str, np.ndarray]:
     return {name: x.numpy() for name, x in program.inputs.items()}
 
 
-def _write(path: Path, program: Program, inputs: dict[str, np.ndarray], plan: Plan) -> None:
+def _write(path: Path, program: Program, inputs: dict[str, np.ndarray], plan: StepPlan) -> None:
     header = {
         "format": 1,
         "inputs": [*inputs],

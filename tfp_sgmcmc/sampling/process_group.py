@@ -18,7 +18,7 @@ _MOST_STEPS = 2**24  # which a float holds exactly
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
-class Gang:
+class ProcessGroup:
     """The workers that take the steps of a run together.
 
     Worker 0 chooses the seed and the pace, and alone writes a directory. What it read from there is

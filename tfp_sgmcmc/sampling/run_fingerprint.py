@@ -13,8 +13,7 @@ import tree
 
 from tfp_sgmcmc.internal.nest import State, call_with_state
 from tfp_sgmcmc.kernels.fingerprint import describe_kernel, describe_problem
-from tfp_sgmcmc.sampling.introspection import log_prob_fn_of
-from tfp_sgmcmc.sampling.loop import Loop, Position, state_tensors
+from tfp_sgmcmc.sampling.loop import Loop, Position, log_prob_fn_of, state_tensors
 from tfp_sgmcmc.storage import tolerant_equality
 from tfp_sgmcmc.targets import MinibatchLogProb, Target
 from tfp_sgmcmc.targets.base import value_and_gradient

@@ -14,16 +14,17 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.diagnostics import NonFiniteChainError, check_finite
+from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.sampling.draw_records import MemoryRecords, Records
 from tfp_sgmcmc.sampling.loop import Health, Loop, Position
-from tfp_sgmcmc.sampling.process_group import Gang
+from tfp_sgmcmc.sampling.process_group import ProcessGroup
 from tfp_sgmcmc.sampling.progress import held_back
 from tfp_sgmcmc.sampling.stream_feed import Feed
 
 _SECONDS_A_CALL = 1.0
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """The steps of a run.
 
     Attributes:
@@ -36,6 +37,17 @@ class Plan(NamedTuple):
     num_burnin_steps: int
     stride: int
 
+    @classmethod
+    def checked(
+        cls, num_results: Any, num_burnin_steps: Any, num_steps_between_results: Any
+    ) -> StepPlan:
+        """Returns the plan; raises TypeError or ValueError for a wrong number."""
+        return cls(
+            integer("num_results", num_results, 1),
+            integer("num_burnin_steps", num_burnin_steps, 0),
+            integer("num_steps_between_results", num_steps_between_results, 0) + 1,
+        )
+
     @property
     def num_steps(self) -> int:
         return self.num_burnin_steps + 1 + (self.num_results - 1) * self.stride
@@ -43,7 +55,7 @@ class Plan(NamedTuple):
     def draws_before(self, step: int) -> int:
         """Returns the number of draws of the whole run that are kept before step number `step`.
 
-        >>> plan = Plan(num_results=10, num_burnin_steps=5, stride=2)
+        >>> plan = StepPlan(num_results=10, num_burnin_steps=5, stride=2)
         >>> plan.draws_before(6), plan.draws_before(7), plan.draws_before(2**62)
         (0, 1, 10)
         """
@@ -56,7 +68,7 @@ class Plan(NamedTuple):
         The chain has taken `step` steps, and `done` draws are kept. The call can keep `max_rows`
         draws, and should take `max_steps` steps.
 
-        >>> plan = Plan(num_results=10, num_burnin_steps=5, stride=2)
+        >>> plan = StepPlan(num_results=10, num_burnin_steps=5, stride=2)
         >>> plan.next(step=0, done=0, max_rows=100, max_steps=4)  # 4 steps, nothing kept
         (0, 4)
         >>> plan.next(step=4, done=0, max_rows=100, max_steps=8)  # steps 6, 8, 10, 12 are kept
@@ -86,7 +98,7 @@ class Pace:
 
 def take_steps(
     loop: Loop,
-    plan: Plan,
+    plan: StepPlan,
     seed: tf.Tensor,
     position: Position,
     records: Records,
@@ -94,27 +106,27 @@ def take_steps(
     show: Callable[[Position], None],
     checkpoint_seconds: float,
     given: threading.Event | None = None,
-    gang: Gang | None = None,
+    workers: ProcessGroup | None = None,
 ) -> Position:
     """Takes the steps that are left, or those before Ctrl-C; returns the last position.
 
     The event `given` takes the place of Ctrl-C, which only the main thread receives. The workers of
-    a gang take as many steps in each call, and all stop if one of them is interrupted.
+    a workers take as many steps in each call, and all stop if one of them is interrupted.
     """
-    gang = gang or Gang()
+    workers = workers or ProcessGroup()
     pace = Pace(min(_SECONDS_A_CALL, checkpoint_seconds))
     committed = time.perf_counter()
     with contextlib.nullcontext(given) if given else held_back() as interrupt:
         while records.num_draws < plan.num_results:
-            with gang.watched(lambda: _safe(records)):
-                paced, stops = gang.agree(pace.max_steps, interrupt.is_set(), position)
+            with workers.watched(lambda: _safe(records)):
+                paced, stops = workers.agree(pace.max_steps, interrupt.is_set(), position)
             if stops:
                 break
             began, step = time.perf_counter(), int(position.step)
             results, most = feed(position.results)
             max_steps = min(paced, most or paced)
             rows, first = plan.next(step, records.num_draws, loop.slots, max_steps)
-            with gang.watched(lambda: _safe(records)):
+            with workers.watched(lambda: _safe(records)):
                 moved, kept, health = loop(
                     position._replace(results=results), max(rows, 1), first, plan.stride, seed
                 )

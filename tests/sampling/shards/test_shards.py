@@ -46,7 +46,9 @@ def number(state: Any, results: Any) -> Any:
 
 
 def in_shards(kernel: Any = None, num_results: int = 50, **options: Any) -> Any:
-    return sgmcmc.sample(kernel or Walk(), START, num_results, trace_fn=number, **EAGER | options)
+    return sgmcmc.sample_shards(
+        kernel or Walk(), START, num_results, trace_fn=number, **EAGER | options
+    )
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -61,7 +63,7 @@ def test_each_shard_is_a_run_of_its_own(tmp_path: Path, on_disk: bool) -> None:
     states = tf.nest.map_structure(np.asarray, result.states)
     for i in range(3):
         chains = slice(2 * i, 2 * i + 2)
-        alone = sgmcmc.sample(
+        alone = sgmcmc.sample_chain(
             Walk(), {k: x[chains] for k, x in START.items()}, 50, trace_fn=number,
             **EAGER | {"seed": result.seeds[i]},
         )  # fmt: skip
@@ -84,7 +86,11 @@ def test_the_same_draws_from_an_executor_and_after_a_failure(tmp_path: Path) -> 
     np.testing.assert_array_equal(partial.states["y"], chains)
 
     whole = in_shards(
-        Walk, chains_per_shard=2, executor=Inline(), directory=folder, seed=None, resume="must"
+        Walk,
+        chains_per_shard=2,
+        executor=Inline(),
+        seed=None,
+        directory=sgmcmc.Directory(folder, resume="must"),
     )
     assert whole.is_complete and whole.seed == expected.seed
     assert_equal(
@@ -110,13 +116,13 @@ def test_the_same_draws_from_an_executor_and_after_a_failure(tmp_path: Path) -> 
 
 
 def test_all_chains_may_start_at_one_point() -> None:
-    result = sgmcmc.sample(
+    result = sgmcmc.sample_shards(
         quick_kernel(), state(), 40, num_chains=3, chains_per_shard=2, seed=1, progress_bar=False,
         jit_compile=False, preflight_check=False,
     )  # fmt: skip
     assert result.states["mean"].shape == (40, 3, 3) and result.weights.shape == (40,)
     assert result.rhat()["mean"].shape == (3,)
-    alone = sgmcmc.sample(
+    alone = sgmcmc.sample_chain(
         quick_kernel(), state(), 40, num_chains=1, seed=result.seeds[1], progress_bar=False,
         jit_compile=False, preflight_check=False,
     )  # fmt: skip
@@ -140,7 +146,7 @@ def test_workers_with_another_problem_are_refused_by_name(tmp_path: Path) -> Non
     [
         ({"chains_per_shard": 0}, ValueError, "chains_per_shard"),
         ({"chains_per_shard": 2.0}, TypeError, "chains_per_shard"),
-        ({"executor": Inline()}, TypeError, "kernel must be a function without arguments"),
+        ({"executor": Inline()}, TypeError, "make_kernel must be a function without arguments"),
         ({"executor": 3}, TypeError, "executor must have a method submit.*pip install"),
         ({"kernel": lambda x: x, "executor": Inline()}, TypeError, "without arguments"),
         ({"kernel": lambda: 3, "executor": Inline()}, TypeError, "must return a tfp.mcmc"),
@@ -151,7 +157,7 @@ def test_workers_with_another_problem_are_refused_by_name(tmp_path: Path) -> Non
 def test_wrong_arguments(options: dict[str, Any], error: type, message: str) -> None:
     start = options.pop("initial_state", START)
     with pytest.raises(error, match=message):
-        sgmcmc.sample(
+        sgmcmc.sample_shards(
             options.pop("kernel", Walk()), start, 3, **EAGER | {"chains_per_shard": 2} | options
         )
 
@@ -159,12 +165,12 @@ def test_wrong_arguments(options: dict[str, Any], error: type, message: str) -> 
 def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(ValueError, match="holds no run, but resume is 'must'"):
-        in_shards(chains_per_shard=2, directory=folder, resume="must")
+        in_shards(chains_per_shard=2, directory=sgmcmc.Directory(folder, resume="must"))
     in_shards(num_results=5, chains_per_shard=2, directory=folder)
     for options, message in (
         ({"seed": 8}, "has seed"),
         ({"chains_per_shard": 3}, "has chains_per_shard: 2, but here 3"),
-        ({"resume": "never"}, "holds a run already"),
+        ({"directory": sgmcmc.Directory(folder, resume="never")}, "holds a run already"),
         ({"kernel": Walk(0.25)}, "kernel.growth: 0.5, but here 0.25"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -21,7 +21,7 @@ from tfp_sgmcmc.sampling.result import Kept, Timings
 from tfp_sgmcmc.sampling.run import Watch, run_kernel
 from tfp_sgmcmc.sampling.run_fingerprint import describe_target
 from tfp_sgmcmc.sampling.shards.moments import NUM_SEGMENTS, Moments
-from tfp_sgmcmc.sampling.steps import Plan
+from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.storage.checkpoint import differences
 from tfp_sgmcmc.storage.directory import RunDirectory
 
@@ -53,7 +53,7 @@ class Task(NamedTuple):
     num_chains: int | None
     reference: Any
     seed: tuple[int, int]
-    plan: Plan
+    plan: StepPlan
     trace_fn: Callable[[Any, Any], Any] | None
     jit_compile: bool
     directory: str | None
@@ -111,7 +111,7 @@ def run_shard(
     kernel = task.make_kernel()
     if not isinstance(kernel, tfp.mcmc.TransitionKernel):
         raise TypeError(
-            "The function given as kernel must return a tfp.mcmc.TransitionKernel. Received: a "
+            "make_kernel must return a tfp.mcmc.TransitionKernel. Received: a "
             f"{type(kernel).__name__}."
         )
     # Shards in one process have one kernel.
