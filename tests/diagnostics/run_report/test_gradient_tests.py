@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfp_sgmcmc.diagnostics.run_report.bias import Bias, Entries, find_bias
-from tfp_sgmcmc.diagnostics.run_report.gradient_tests import Outcome, run_tests
+from tfp_sgmcmc.diagnostics.run_report.gradient_tests import GradientTestResults, run_gradient_tests
 
 NUM_DRAWS, NUM_CHAINS = 500, 4
 
@@ -20,7 +20,7 @@ def normal(size: int, seed: int = 0, rho: float = 0.0, num_chains: int = NUM_CHA
     return x
 
 
-def is_any_rejected(found: Outcome) -> bool:
+def is_any_rejected(found: GradientTestResults) -> bool:
     parts = (found.entries, found.mean, found.by_chain, found.of_directions)
     return any(np.any(p.is_width_wrong) or np.any(p.is_shift_wrong) for p in parts)
 
@@ -44,7 +44,7 @@ def skewed(size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def rejections(make: object, num: int = 40) -> int:
     assert callable(make)
-    return sum(is_any_rejected(run_tests(*make(s), time=1.0)) for s in range(num))
+    return sum(is_any_rejected(run_gradient_tests(*make(s), time=1.0)) for s in range(num))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_exact_draws_are_rarely_rejected(make: object) -> None:
 def test_correlated_draws_are_rarely_rejected() -> None:
     """As above, with times of 9 draws. Windows of 5 times leave a little correlation."""
     sets = (normal(5, s, rho=0.8) for s in range(40))
-    assert sum(is_any_rejected(run_tests(x, -x, time=9.0)) for x in sets) <= 3
+    assert sum(is_any_rejected(run_gradient_tests(x, -x, time=9.0)) for x in sets) <= 3
 
 
 def test_draws_that_are_5_percent_too_wide_are_always_rejected() -> None:

@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.diagnostics.run_report.gradient_tests import Deviations, Outcome, run_tests
+from tfp_sgmcmc.diagnostics.run_report.gradient_tests import (
+    Deviations,
+    GradientTestResults,
+    run_gradient_tests,
+)
 from tfp_sgmcmc.diagnostics.stein import gradients_at
 from tfp_sgmcmc.targets.base import as_target
 
@@ -75,7 +79,7 @@ def draws_and_gradients(
 def find_bias(
     x: np.ndarray, g: np.ndarray, entries: Entries, temperature: float, time: float
 ) -> Bias:
-    """Tests draws and gradients `[draws, chains, D]`; see `entry_tests`."""
+    """Tests draws and gradients `[draws, chains, D]`; see `gradient_tests`."""
     broken = ~np.isfinite(g).all(axis=-1)
     if broken.any():
         return Bias(
@@ -86,7 +90,7 @@ def find_bias(
             [],
             (math.nan, math.nan),
         )
-    outcome = run_tests(x, g / temperature, time)
+    outcome = run_gradient_tests(x, g / temperature, time)
     value, error = (temperature * t for t in outcome.temperature)
     problems, notes = list[str](), list[str]()
     said_wide, said_narrow = _whole(outcome, value, error, temperature, problems, notes)
@@ -116,7 +120,7 @@ def find_bias(
 
 
 def _whole(
-    outcome: Outcome,
+    outcome: GradientTestResults,
     value: float,
     error: float,
     temperature: float,
@@ -181,7 +185,7 @@ def _entries(
     return said
 
 
-def _chains(outcome: Outcome, problems: list[str]) -> None:
+def _chains(outcome: GradientTestResults, problems: list[str]) -> None:
     """Says which chains are too wide or too narrow, if not all are."""
     levels = _width_level(outcome.by_chain)
     bad = np.flatnonzero(levels == 2)
@@ -195,7 +199,11 @@ def _chains(outcome: Outcome, problems: list[str]) -> None:
 
 
 def _directions(
-    outcome: Outcome, entries: Entries, problems: list[str], notes: list[str], said: set[int]
+    outcome: GradientTestResults,
+    entries: Entries,
+    problems: list[str],
+    notes: list[str],
+    said: set[int],
 ) -> None:
     """Says the worst combination of entries, unless single entries were said to be as bad."""
     found = outcome.of_directions

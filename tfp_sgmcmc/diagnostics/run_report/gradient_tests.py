@@ -14,8 +14,9 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow_probability as tfp
 
-from tfp_sgmcmc.diagnostics.run_report.directions import Direction, directions
+from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
 
 FALSE_ALARMS = 1e-3  # the probability that any test of a report on sound draws rejects
 _MOST_WINDOWS, _LEAST_WINDOWS = 20, 4
@@ -24,6 +25,9 @@ _MOST_FOR_COVARIANCE = 200  # entries
 # Under the target, -(theta - a) g falls off exponentially or faster, with heavy tails too.
 _FAR = 60.0  # of its scale
 _MOST_MEDIAN = 3.0  # of a number with mean 1 that is hardly ever negative
+_MOST_DIRECTIONS = 50  # principal directions that are searched
+_MOST_DRAWS = 400
+_EXTREMES = 2  # widest and narrowest directions, of each half
 
 
 class Deviations(NamedTuple):
@@ -46,7 +50,21 @@ class Deviations(NamedTuple):
     is_shift_wrong: np.ndarray
 
 
-class Outcome(NamedTuple):
+class Direction(NamedTuple):
+    """A combination of entries, and two series that test it.
+
+    Attributes:
+      weights: weight of each entry, in its standard deviations, `[D]`.
+      width: series with mean 1 under the target, `[draws, chains, 1]`.
+      shift: series with mean 0 under the target, in standard deviations, `[draws, chains, 1]`.
+    """
+
+    weights: np.ndarray
+    width: np.ndarray
+    shift: np.ndarray
+
+
+class GradientTestResults(NamedTuple):
     """All tests of a run.
 
     Attributes:
@@ -68,7 +86,7 @@ class Outcome(NamedTuple):
     temperature: tuple[float, float]
 
 
-def run_tests(x: np.ndarray, g: np.ndarray, time: float) -> Outcome:
+def run_gradient_tests(x: np.ndarray, g: np.ndarray, time: float) -> GradientTestResults:
     """Tests draws x and gradients g of the tempered log posterior, both `[draws, chains, D]`.
 
     Args:
@@ -89,7 +107,7 @@ def run_tests(x: np.ndarray, g: np.ndarray, time: float) -> Outcome:
         shifts = shifts @ np.cov(x.reshape(-1, size), rowvar=False)  # a step of Newton's method
     else:
         shifts = shifts / np.maximum(g.std(axis=(0, 1)), 1e-300)
-    found = directions(x, g)
+    found = _directions(x, g)
     num_tests = 2 * size + 1 + num_chains + 2 * len(found)
     mean, whole = clipped.mean(axis=-1, keepdims=True), widths.mean(axis=-1)
     by_chain = mean[..., 0]
@@ -97,8 +115,7 @@ def run_tests(x: np.ndarray, g: np.ndarray, time: float) -> Outcome:
     for d in found:
         fewer = max(2, windows * len(d.width) // num_draws)
         parts.append(_deviations(_clipped(d.width)[1], d.shift, fewer, num_tests))
-    error = _error(whole[..., np.newaxis], windows)[1][0]
-    return Outcome(
+    return GradientTestResults(
         _deviations(clipped, shifts, windows, num_tests),
         _deviations(mean, None, windows, num_tests),
         _stack(
@@ -110,7 +127,7 @@ def run_tests(x: np.ndarray, g: np.ndarray, time: float) -> Outcome:
         found,
         _stack(parts),
         far,
-        (float(whole.mean()), float(error)),
+        (float(whole.mean()), float(batch_means_standard_error(whole, windows))),
     )
 
 
@@ -130,26 +147,14 @@ def _clipped(series: np.ndarray) -> tuple[tuple[int, int, int] | None, np.ndarra
     return far, np.clip(series, -limit, limit)
 
 
-def _error(series: np.ndarray, windows: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns the mean of series `[draws, chains, K]`, its standard error, and degrees of freedom.
-
-    The error comes from the variance of means over windows, within chains alone.
-    """
-    length = len(series) // windows
-    means = series[: windows * length].reshape(windows, length, *series.shape[1:]).mean(axis=1)
-    variance = means.var(axis=0, ddof=1).mean(axis=0) if windows > 1 else np.nan
-    count = windows * series.shape[1]
-    return series.mean(axis=(0, 1)), np.sqrt(variance / count), count - series.shape[1]
-
-
 def _deviations(
     widths: np.ndarray, shifts: np.ndarray | None, windows: int, num_tests: int
 ) -> Deviations:
     """Tests the means of series `[draws, chains, K]`: widths have mean 1, and shifts 0."""
-    from scipy import special  # ArviZ, which the report needs, installs SciPy
-
-    value, error, freedom = _error(widths, windows)
-    critical = special.stdtrit(freedom, 1 - FALSE_ALARMS / (2 * num_tests))
+    value, error = widths.mean(axis=(0, 1)), batch_means_standard_error(widths, windows)
+    freedom = np.float64(widths.shape[1] * (windows - 1))
+    student = tfp.distributions.StudentT(freedom, loc=np.float64(0), scale=np.float64(1))
+    critical = float(student.quantile(1 - FALSE_ALARMS / (2 * num_tests)))
     share = 0.5 + 0.5 ** (1 + 1 / len(value))
     by_chance = NormalDist().inv_cdf(share)  # the median of the largest of K
     is_wrong = np.abs(_width_score(value, error)) > critical
@@ -165,7 +170,8 @@ def _deviations(
     if shifts is None:
         nothing = np.zeros_like(value)
         return Deviations(*logs, is_wrong | hot, nothing, nothing, nothing > 0)
-    shift, shift_error, _ = _error(-shifts, windows)  # the gradient points back
+    shift = -shifts.mean(axis=(0, 1))  # the gradient points back
+    shift_error = batch_means_standard_error(shifts, windows)
     shift_nearer = np.sign(shift) * np.maximum(np.abs(shift) - by_chance * shift_error, 0)
     is_off = np.abs(shift) > critical * shift_error
     return Deviations(*logs, is_wrong | hot, shift, shift_nearer, is_off)
@@ -187,3 +193,57 @@ def _stack(parts: list[Deviations]) -> Deviations:
     if not parts:
         return Deviations(*(np.zeros(0) for _ in Deviations._fields))
     return Deviations(*(np.concatenate(fields) for fields in zip(*parts, strict=True)))
+
+
+def _directions(x: np.ndarray, g: np.ndarray) -> list[Direction]:
+    r"""Finds directions in one half of the draws, and returns their series on the other half.
+
+    The half that chose a direction would exaggerate it; the other half tests it without bias. With
+    C the covariance of the draws in one half, those are chosen in which
+    \( -C^{-1/2} \operatorname{cov}(\theta, g) C^{1/2} \) is largest and smallest, and the one in
+    which \( C^{1/2} E[g] \) is largest. Halves are every other chain, or halves of a single chain.
+
+    Args:
+      x: draws `[draws, chains, D]`, with standard deviations near 1.
+      g: gradients of the log posterior there.
+    """
+    num_draws, num_chains, size = x.shape
+    if size < 2 or num_draws < 8:
+        return []
+    if num_chains > 1:
+        halves = [(slice(None), slice(0, None, 2)), (slice(None), slice(1, None, 2))]
+    else:
+        halves = [(slice(0, num_draws // 2),), (slice(num_draws // 2, None),)]
+    found = []
+    for chosen_from, tested_on in (halves, halves[::-1]):
+        found += _chosen(x[chosen_from], g[chosen_from], x[tested_on], g[tested_on])
+    return found
+
+
+def _chosen(x: np.ndarray, g: np.ndarray, y: np.ndarray, h: np.ndarray) -> list[Direction]:
+    """Chooses directions by draws x and gradients g, and returns their series on y and h."""
+    size = x.shape[-1]
+    x, g = x.reshape(-1, size), g.reshape(-1, size)
+    picked = np.linspace(0, len(x) - 1, min(len(x), max(_MOST_DRAWS, 4 * min(size, 50)))).astype(
+        int
+    )
+    mean = x[picked].mean(axis=0)
+    _, sds, axes = np.linalg.svd(x[picked] - mean, full_matrices=False)
+    sds = sds / np.sqrt(len(picked) - 1)
+    keep = min(_MOST_DIRECTIONS, len(picked) // 10, int(np.sum(sds > 1e-6 * sds[0])))
+    if keep < 2:
+        return []
+    into, back = axes[:keep].T / sds[:keep], axes[:keep].T * sds[:keep]
+    z, s = (x - mean) @ into, g @ back
+    ratio = -(z - z.mean(axis=0)).T @ (s - s.mean(axis=0)) / len(z)
+    vectors = np.linalg.eigh((ratio + ratio.T) / 2)[1]
+    few = min(_EXTREMES, keep // 2)
+    chosen = [*vectors[:, :few].T, *vectors[:, -few:].T]
+    off = s.mean(axis=0)
+    chosen.append(off / max(float(np.linalg.norm(off)), 1e-300))
+    found = []
+    for w in chosen:
+        along, slope = y @ (into @ w), h @ (back @ w)
+        width = -(along - np.median(along)) * slope
+        found.append(Direction(back @ w, width[..., np.newaxis], slope[..., np.newaxis]))
+    return found

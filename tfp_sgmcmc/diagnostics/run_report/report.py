@@ -12,7 +12,7 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.diagnostics.run_report.bias import Bias, Entries, draws_and_gradients, find_bias
-from tfp_sgmcmc.diagnostics.run_report.convergence import Row, chain_problems, figures_of
+from tfp_sgmcmc.diagnostics.run_report.chain_checks import Row, chain_problems, worst_entries
 from tfp_sgmcmc.diagnostics.run_report.result_checks import results_faults, step_faults
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.targets.base import as_target
@@ -185,7 +185,7 @@ def report(
     for name, x in variables.items():
         entries = x.reshape(*x.shape[:2], -1)
         looked_at = entries[..., _spread(entries.shape[-1], _MOST_ENTRIES)].astype(np.float64)
-        rows.append(figures_of(name, entries.shape[-1], looked_at))
+        rows.append(worst_entries(name, entries.shape[-1], looked_at))
         of_chains += chain_problems(rows[-1], looked_at)
     problems += _shortened(of_chains)
     bias = Bias([], [], (np.nan, np.nan))

@@ -1,20 +1,24 @@
-"""R-hat and effective sample sizes of a variable, by ArviZ, and what is wrong with its chains."""
+"""Convergence of the entries of a variable, and the problems of its chains."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tfp_sgmcmc.internal.arviz_import import import_arviz
+from tfp_sgmcmc.diagnostics.convergence import (
+    LEAST_DRAWS,
+    MOST_RHAT,
+    effective_sample_size,
+    rank_normalized_rhat,
+    rhat_limit,
+)
 
-MOST_RHAT, LEAST_DRAWS = 1.01, 400  # Vehtari et al. 2021
-_BY_CHANCE = 1e-3  # share of sound variables whose largest R-hat may exceed the limit
 _FAR = {1: 6.0, 2: 4.0}  # number of chains: sds; 3 sds for more chains
 
 
 class Row(NamedTuple):
-    """The worst figures of a variable's entries.
+    """The worst convergence diagnostics of a variable's entries.
 
     Attributes:
       name: name of the variable.
@@ -33,42 +37,22 @@ class Row(NamedTuple):
     trace: np.ndarray
 
 
-def figures_of(name: str, num_entries: int, x: np.ndarray) -> Row:
-    """Returns the figures of a variable, x of shape `[draws, chains, entries]`."""
-    num_results = x.shape[0] * x.shape[1]
-    moves = np.ptp(x, axis=(0, 1)) > 0
-    if not moves.any():
+def worst_entries(name: str, num_entries: int, x: np.ndarray) -> Row:
+    """Returns the worst diagnostics of a variable, x of shape `[draws, chains, entries]`."""
+    rhat = rank_normalized_rhat(x)
+    draws = np.fmin(effective_sample_size(x, "bulk"), effective_sample_size(x, "tail"))
+    if np.isnan(draws).all():
         return Row(name, num_entries, np.nan, 1.0, np.nan, x[..., 0])
-    rhat, draws = np.full([2, x.shape[-1]], np.nan)
-    rhat[moves], draws[moves] = _figures(x[..., moves])
-    worst = int(np.argmax(np.nan_to_num(rhat, nan=-np.inf)))
-    least = float(np.nanmin(draws)) if np.isfinite(draws).any() else 1.0
-    return Row(name, num_entries, float(rhat[worst]), least, num_results / least, x[..., worst])
-
-
-def _figures(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns R-hat, and the smaller effective sample size of bulk and tails, of each entry."""
-    arviz = import_arviz("report")
-    x = (x - np.median(x, axis=(0, 1))) / np.ptp(x, axis=(0, 1))  # ArviZ takes 1e-15 for 0
-    data = _dataset(arviz, x)
-    draws = [arviz.ess(data, method=method)["x"].values for method in ("bulk", "tail")]
-    if x.shape[1] == 1 and len(x) >= 8:  # ArviZ compares two chains at least
-        half = len(x) // 2
-        data = _dataset(arviz, np.concatenate([x[:half], x[half : 2 * half]], axis=1))
-    elif x.shape[1] == 1:
-        return np.full(x.shape[-1], np.nan), np.minimum(*draws)
-    return arviz.rhat(data, method="rank")["x"].values, np.minimum(*draws)
-
-
-def _dataset(arviz: Any, x: np.ndarray) -> Any:
-    return arviz.convert_to_dataset({"x": np.swapaxes(x, 0, 1)})
+    worst, least = int(np.argmax(np.nan_to_num(rhat, nan=-np.inf))), float(np.nanmin(draws))
+    time = x.shape[0] * x.shape[1] / least
+    return Row(name, num_entries, float(rhat[worst]), least, time, x[..., worst])
 
 
 def chain_problems(found: Row, x: np.ndarray) -> list[str]:
-    """Returns what is wrong with the chains of a variable, x of shape `[draws, chains, entries]`.
+    """Returns the problems of a variable's chains, x of shape `[draws, chains, entries]`.
 
-    R-hat varies: with few independent draws or many entries, its maximum is above 1.01 by chance.
-    So 400 or more draws have a limit that sound chains exceed once in 1000 variables.
+    R-hat may be up to 1.01. From 400 independent draws on, it may also be as large as sound chains
+    make it by chance in all but one of 1000 variables.
     """
     name, problems = found.name, []
     ranges = np.ptp(x, axis=0)
@@ -82,7 +66,7 @@ def chain_problems(found: Row, x: np.ndarray) -> list[str]:
     if still == x.shape[-1]:
         return problems
     few = not found.num_draws >= LEAST_DRAWS
-    limit = MOST_RHAT if few else max(MOST_RHAT, _rhat_by_chance(found, x))
+    limit = MOST_RHAT if few else rhat_limit(x.shape[1], x.shape[2], found.num_draws)
     if found.rhat > limit:
         problems.append(
             f"{name}: the chains or their halves disagree. R-hat is {found.rhat:.3f}; it should "
@@ -94,19 +78,6 @@ def chain_problems(found: Row, x: np.ndarray) -> list[str]:
             f"be at least {LEAST_DRAWS}. Run longer."
         )
     return [*problems, *_start_problem(name, x)]
-
-
-def _rhat_by_chance(found: Row, x: np.ndarray) -> float:
-    """Returns the R-hat that the worst entry of sound chains exceeds with probability 1e-3.
-
-    The variance between m half chains of n effective draws each is about chi^2 with m - 1 degrees
-    of freedom, over n (m - 1), in units of the variance within. Each entry has two such figures.
-    """
-    from scipy import special  # ArviZ installs SciPy
-
-    m = max(2 * x.shape[1], 4)
-    worst = special.chdtri(m - 1, _BY_CHANCE / (2 * x.shape[-1])) / (m - 1)
-    return float(np.sqrt(1 + (worst - 1) * m / found.num_draws))
 
 
 def _start_problem(name: str, x: np.ndarray) -> list[str]:

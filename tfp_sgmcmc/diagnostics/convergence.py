@@ -1,0 +1,211 @@
+r"""R-hat, effective sample sizes and standard errors of draws `[draws, chains, ...]`.
+
+References:
+  A. Vehtari, A. Gelman, D. Simpson, B. Carpenter and P.-C. Bürkner. Rank-normalization, folding,
+  and localization: an improved R-hat for assessing convergence of MCMC. Bayesian Analysis, 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+MOST_RHAT, LEAST_DRAWS = 1.01, 400  # Vehtari et al. 2021
+_BY_CHANCE = 1e-3  # probability that sound chains exceed the limit
+_TAIL = 0.05  # probability of each tail
+_BLOCK = 2**22  # numbers that are transformed at once
+
+
+def rank_normalized_rhat(draws: Any) -> np.ndarray:
+    r"""Returns the rank-normalised split R-hat of each entry.
+
+    Each chain is cut into halves, and draws are replaced by the normal scores of their ranks. The
+    result is the larger R-hat of the draws and of their distances to the median (equation 14).
+
+    Examples:
+      >>> draws = np.random.default_rng(0).normal(size=[1000, 4])
+      >>> bool(rank_normalized_rhat(draws) < 1.01)
+      True
+      >>> bool(rank_normalized_rhat(draws + [0, 0, 0, 1]) > 1.1)
+      True
+
+    Args:
+      draws: `[draws, chains, ...]`.
+
+    Returns:
+      `[...]`, NaN for entries that never move or are not finite.
+
+    Raises:
+      ValueError: there are fewer than four draws.
+    """
+
+    def largest(x: np.ndarray) -> np.ndarray:
+        x = _split(x)
+        scores = _normal_scores(x), _normal_scores(np.abs(x - np.median(x, axis=(0, 1))))
+        of_draws, of_distances = (
+            rhat_of_moments(z.mean(axis=0), z.var(axis=0, ddof=1), len(z)) for z in scores
+        )
+        return np.fmax(of_draws, of_distances)  # two values have equal distances: 0 / 0
+
+    return _of_entries(largest, draws)
+
+
+def effective_sample_size(draws: Any, kind: Literal["bulk", "tail"] = "bulk") -> np.ndarray:
+    r"""Returns the effective sample size of each entry, all chains together.
+
+    For S draws, \( \mathrm{ESS} = S / (1 + 2 \sum_t \hat\rho_t) \) of split chains (equation 10),
+    with the sum truncated by Geyer's initial monotone sequence. It is at most S log10(S).
+
+    Args:
+      draws: `[draws, chains, ...]`.
+      kind: "bulk" is the size for the normal scores of the draws; "tail" is the smaller size for
+        the events of being at most the 5 % and the 95 % quantile.
+
+    Returns:
+      `[...]`, NaN for entries that never move or are not finite.
+
+    Raises:
+      ValueError: there are fewer than four draws, or `kind` is another word.
+    """
+    if kind not in ("bulk", "tail"):
+        raise ValueError(f'kind must be "bulk" or "tail". Received: {kind!r}.')
+
+    def bulk(x: np.ndarray) -> np.ndarray:
+        return _effective_sample_size(_normal_scores(_split(x)))
+
+    def tail(x: np.ndarray) -> np.ndarray:
+        limits = np.quantile(x, [_TAIL, 1 - _TAIL], axis=(0, 1))
+        events = (_split((x <= limit).astype(np.float64)) for limit in limits)
+        return np.minimum(*(_effective_sample_size(event) for event in events))
+
+    return _of_entries(bulk if kind == "bulk" else tail, draws)
+
+
+def rhat_of_moments(means: Any, variances: Any, num_draws: int) -> np.ndarray:
+    r"""Returns R-hat from the moments of m chains of n draws, without ranks.
+
+    With means \( \bar m_c \) and sample variances \( s_c^2 \) of the chains, and their mean W,
+
+    \[ \hat R = \sqrt{\frac{n - 1}{n} + \frac{\operatorname{var}_c \bar m_c}{W}} . \]
+
+    This is Gelman et al., Bayesian Data Analysis, 3rd ed., equation 11.4.
+
+    Args:
+      means: means of the chains, `[chains, ...]`.
+      variances: variances of the chains, divided by n - 1, `[chains, ...]`.
+      num_draws: n.
+
+    Returns:
+      `[...]`, NaN for entries that never move, and for a single chain.
+    """
+    means = np.asarray(means)
+    if len(means) < 2:
+        return np.full(means.shape[1:], np.nan)
+    between, within = means.var(axis=0, ddof=1), np.mean(variances, axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.sqrt((num_draws - 1) / num_draws + between / within)
+
+
+def rhat_limit(num_chains: int, num_entries: int, ess: float) -> float:
+    r"""Returns the R-hat that sound chains exceed with probability 1e-3; 1.01 at least.
+
+    R-hat varies: with few independent draws or many entries, its maximum is above 1.01 by chance.
+    The variance between m half chains of n effective draws each is about \( \chi^2 \) with m - 1
+    degrees of freedom, over n (m - 1), in units of the variance within.
+
+    Args:
+      num_chains: number of whole chains, m / 2.
+      num_entries: number of entries whose largest `rank_normalized_rhat` is compared. Each has two
+        figures: for draws and for distances.
+      ess: effective sample size, all chains together.
+    """
+    m = 2 * num_chains
+    chi2 = tfp.distributions.Chi2(np.float64(m - 1))
+    worst = float(chi2.quantile(1 - _BY_CHANCE / (2 * num_entries))) / (m - 1)
+    return float(max(MOST_RHAT, np.sqrt(1 + (worst - 1) * m / max(ess, 1.0))))
+
+
+def batch_means_standard_error(draws: Any, num_batches: int = 20) -> np.ndarray:
+    """Returns the standard error of the mean over draws and chains, by batch means.
+
+    The error comes from the variance of the batches' means within chains. It is too small if a
+    batch is not much longer than the autocorrelation time. The last draws that fill no batch are
+    left out.
+
+    Args:
+      draws: `[draws, chains, ...]`.
+      num_batches: number of batches of each chain; at most one per draw.
+
+    Returns:
+      `[...]` with `chains * (num_batches - 1)` degrees of freedom; NaN for a single batch.
+    """
+    draws = np.asarray(draws)
+    num_batches = min(num_batches, len(draws))
+    if num_batches < 2:
+        return np.full(draws.shape[2:], np.nan)
+    length = len(draws) // num_batches
+    batches = draws[: num_batches * length].reshape(num_batches, length, *draws.shape[1:])
+    variance = batches.mean(axis=1).var(axis=0, ddof=1).mean(axis=0)
+    return np.sqrt(variance / (num_batches * draws.shape[1]))
+
+
+def _of_entries(fn: Callable[[np.ndarray], np.ndarray], draws: Any) -> np.ndarray:
+    """Returns a figure of each entry that moves, by blocks that bound the memory."""
+    draws = np.asarray(draws)
+    if draws.ndim < 2 or len(draws) < 4:
+        raise ValueError(
+            "draws must have shape [draws, chains, ...] with at least 4 draws. Received: shape "
+            f"{draws.shape}."
+        )
+    x = draws.reshape(*draws.shape[:2], -1)
+    found = np.full(x.shape[-1], np.nan)
+    moves = np.isfinite(x).all(axis=(0, 1)) & (x != x[0, 0]).any(axis=(0, 1))
+    places = np.flatnonzero(moves)
+    num_blocks = 1 + len(places) * x.shape[0] * x.shape[1] // _BLOCK
+    for block in np.array_split(places, num_blocks):
+        if len(block):
+            found[block] = fn(x[..., block].astype(np.float64))
+    return found.reshape(draws.shape[2:])
+
+
+def _split(x: np.ndarray) -> np.ndarray:
+    half = len(x) // 2
+    return np.concatenate([x[:half], x[-half:]], axis=1)
+
+
+def _normal_scores(x: np.ndarray) -> np.ndarray:
+    """Returns the normal scores of the ranks in all chains; equal draws have their mean rank."""
+    flat = x.reshape(-1, x.shape[-1])
+    ranks = np.empty(flat.shape)
+    for entry, values in enumerate(flat.T):
+        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks[:, entry] = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return tf.math.ndtri((ranks - 3 / 8) / (len(flat) + 1 / 4)).numpy().reshape(x.shape)
+
+
+def _effective_sample_size(x: np.ndarray) -> np.ndarray:
+    """Returns the size for the mean of x, `[draws, chains, entries]`, of chains that are split."""
+    n, num_chains, _ = x.shape
+    spectrum = np.fft.rfft(x - x.mean(axis=0), n=2 * n, axis=0)
+    power = spectrum.real**2 + spectrum.imag**2
+    covariance = np.fft.irfft(power, n=2 * n, axis=0)[:n].mean(axis=1) / n
+    within = covariance[0] * n / (n - 1)
+    variance = covariance[0] + x.mean(axis=0).var(axis=0, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rho = 1 - (within - covariance) / variance
+    rho[0] = 1.0
+    num_pairs = max(1, (n - 1) // 2)
+    pairs = rho[0 : 2 * num_pairs : 2] + rho[1 : 2 * num_pairs : 2]
+    stops = np.vstack([pairs[:-1] <= 0, np.full([1, pairs.shape[1]], True)])
+    last = stops.argmax(axis=0)  # the pair at which Geyer's sequence ends
+    entries = np.arange(x.shape[-1])
+    monotone = np.where(np.arange(num_pairs)[:, None] < last, np.minimum.accumulate(pairs), 0)
+    even = rho[2 * last, entries]
+    end = np.where(pairs[last, entries] >= 0, even, np.maximum(even, 0))
+    total = n * num_chains
+    time = np.maximum(2 * monotone.sum(axis=0) - 1 + end, 1 / np.log10(total))
+    return np.where(variance > 0, total / time, total)  # an event that is always true
