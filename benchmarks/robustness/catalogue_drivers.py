@@ -33,19 +33,12 @@ from benchmarks.robustness.values import (
 KERNEL = sgmcmc.SGLD(TARGET, 0.01)
 
 
-def sampled(
-    *,
-    directory: Any = None,
-    resume: Any = "auto",
-    seconds_between_commits: Any = 10.0,
-    **arguments: Any,
-) -> Any:
+def sampled(*, directory: Any = None, **arguments: Any) -> Any:
     """Returns the states of a run; True as directory stands for a new one."""
     if directory is not True:
         return sgmcmc.sample_chain(directory=directory, **arguments).states
     with tempfile.TemporaryDirectory() as folder:
-        place = sgmcmc.Directory(Path(folder) / "run", resume, seconds_between_commits)
-        result = sgmcmc.sample_chain(directory=place, **arguments)
+        result = sgmcmc.sample_chain(directory=Path(folder) / "run", **arguments)
         return np.asarray(result.states)
 
 
@@ -86,7 +79,7 @@ def drivers() -> list[Entry]:
     return [
         Entry(
             "sampling",
-            "sample",
+            "sample_chain",
             sampled,
             valid,
             dict(
@@ -111,16 +104,26 @@ def drivers() -> list[Entry]:
             sampled,
             {**valid, "directory": True},
             dict(
-                resume=[v for v in choice("auto") if repr(v) != "True"],
-                seconds_between_commits=number(-1.0),
                 trace_fn=function(2, *traces, optional=True),
                 initial_state=state(),
             ),
             {**ALSO, "trace_fn": "trace_fn|trace"},
         ),
         Entry(
+            "storage",
+            "Directory",
+            lambda **arguments: sgmcmc.Directory(**arguments).seconds_between_commits,
+            dict(path="run", resume="auto", seconds_between_commits=10.0),
+            dict(
+                path=path(),
+                resume=[v for v in choice("auto") if repr(v) != "True"],
+                seconds_between_commits=number(-1.0),
+            ),
+            {"path": "path|directory"},
+        ),
+        Entry(
             "sampling",
-            "sample with preflight",
+            "sample_chain with preflight",
             sampled,
             {**valid, "preflight_check": True},
             dict(kernel=kernel(), initial_state=state()),

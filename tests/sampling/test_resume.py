@@ -111,7 +111,7 @@ def test_a_run_that_failed_goes_on(
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(owner, name, at_call(3, stop, getattr(owner, name)))
         walk(30, directory=sgmcmc.Directory(tmp_path, seconds_between_commits=1e-9))
-    assert_same_run(walk(30, directory=tmp_path, resume="must"), walk_in_memory)
+    assert_same_run(walk(30, directory=sgmcmc.Directory(tmp_path, "must")), walk_in_memory)
 
 
 def killed(folder: Path, seed: int, kills: int) -> None:
@@ -301,13 +301,14 @@ def test_a_chain_that_broke_down_on_disk(tmp_path: Path) -> None:
         sgmcmc.sample_chain(Walk(growth=100.0), tf.ones([2]), 1000, **options)
     assert caught.value.samples.shape == (caught.value.step, 2)
     assert np.isfinite(np.asarray(caught.value.samples)).all()
-    with pytest.raises(ValueError, match=f"cannot go on, .* after {caught.value.step} results"):
+    with pytest.raises(ValueError, match=f"cannot resume, .* after {caught.value.step} results"):
         sgmcmc.sample_chain(Walk(growth=100.0), tf.ones([2]), 1000, **options)
 
 
 def test_the_target_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = []
     monkeypatch.setattr(run, "preflight", lambda target, state, **_: checked.append(target))
+    monkeypatch.setattr(run, "judge_step", lambda *_: None)
     chain, options = quick_kernel(), OPTIONS | {"preflight_check": True}
     for count in (2, 4):
         sgmcmc.sample_chain(chain, state(), count, directory=tmp_path, **options)

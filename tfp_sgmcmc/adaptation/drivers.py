@@ -91,7 +91,7 @@ def sample(
     jit_compile: bool = True,
     preflight_check: bool = True,
 ) -> SampleResult:
-    r"""Draws from a target; chooses all settings itself, and checks the draws.
+    r"""Samples a target with settings that it chooses and checks.
 
     - Coordinates: it finds a mode and whitens by the Hessian there (`whiten`), by low rank beyond
       4096 entries. Where the prior has kinks, or a pilot's draws are far wider or narrower than the
@@ -104,7 +104,7 @@ def sample(
       of about 1 corrects the average. A pilot of all chains from dispersed starts measures the
       noise and the variance of the draws, and the choice is made again where they are larger than
       predicted.
-    - Steps between draws, so that draws are nearly independent.
+    - Steps between draws: enough to make draws nearly independent.
 
     For R draws of each of C chains, the effective sample size of the worst parameter must reach
 
@@ -162,7 +162,7 @@ def sample(
 
     Raises:
       ValueError: a number is out of range; the state does not fit the target; the log posterior is
-        flat along a line, so that its integral is not finite; `directory` holds other files, a
+        flat along a line, so its integral is not finite; `directory` holds other files, a
         damaged run, or another run.
       TypeError: an argument has the wrong type.
       MemoryError: the draws would not fit into memory.

@@ -151,7 +151,7 @@ def sample_chain(
     with contextlib.ExitStack() as stack:
         run = None
         if place is not None:
-            run = workers.by_first(
+            run = workers.run_on_first(
                 f"open {place.path}",
                 lambda: stack.enter_context(RunDirectory(place.path, place.resume)),
             )
@@ -159,7 +159,7 @@ def sample_chain(
             kernel,
             initial_state,
             plan,
-            seed=workers.of_first(seed_of(seed, run)),
+            seed=workers.broadcast(seed_of(seed, run)),
             num_chains=num_chains,
             trace_fn=trace_fn,
             jit_compile=jit_compile,

@@ -1,4 +1,4 @@
-"""The run of a kernel whose settings are known: its start, its steps, and its result."""
+"""Runs a kernel whose settings are known, from its start to its result."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tfp_sgmcmc.sampling.loop import (
     Loop,
     Position,
     chain_shape_of,
+    repeat_chains,
     start_of,
-    state_tensors,
     target_of,
 )
 from tfp_sgmcmc.sampling.process_group import ProcessGroup
@@ -43,14 +43,14 @@ from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.validation.step_size_check import judge_step
 
 
-class Watch(NamedTuple):
-    """What takes the place of a progress bar and of Ctrl-C where threads run side by side.
+class ProgressHooks(NamedTuple):
+    """Replacements for the progress bar and Ctrl-C where threads run side by side.
 
     Attributes:
-      show: is called with each new position.
+      show: receives each new position.
       interrupt: ends the run when it is set.
-      lock: the caller holds it. It is free only while steps are taken, so that one thread at a time
-        traces and compiles.
+      lock: a lock that the caller holds. It is free only while steps are taken, so one thread at a
+        time traces and compiles.
     """
 
     show: Callable[[Position], None]
@@ -80,7 +80,7 @@ def run_kernel(
     checkpoint_seconds: float,
     preflight_check: bool,
     view: Callable[[Any], Any] | None = None,
-    watch: Watch | None = None,
+    hooks: ProgressHooks | None = None,
     make_loop: Callable[..., Loop] = Loop,
     chain_shape: tuple[int, ...] = (),
     workers: ProcessGroup | None = None,
@@ -93,20 +93,16 @@ def run_kernel(
     Args:
       view: a function of the state whose value is kept as the draw, with the leading axes of the
         state; None keeps the state itself.
-      watch: receives the positions in place of a progress bar.
+      hooks: replacements for the progress bar and Ctrl-C.
       make_loop: may return a loop that was compiled for another run of the same kernel.
       chain_shape: the shape of the chains, for a kernel whose results do not show it.
       workers: the workers that make this call together. Worker 0 alone has the `run`.
       on_disk: whether worker 0 has a `run`.
     """
     workers, on_disk = workers or ProcessGroup(), on_disk or run is not None
-    if num_chains is not None:
-        initial_state = tf.nest.map_structure(
-            lambda x: tf.broadcast_to(x, [num_chains, *x.shape]), state_tensors(initial_state)
-        )
     began = time.perf_counter()
-    position, target = start_of(kernel, initial_state), target_of(kernel)
-    position = workers.of_first(position)
+    position = workers.broadcast(start_of(kernel, repeat_chains(initial_state, num_chains)))
+    target = target_of(kernel)
     options = {} if workers.replicas is None else {"replicas": workers.replicas}
     loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view, **options)
     if num_chains is not None:
@@ -117,11 +113,11 @@ def run_kernel(
     check_memory(kept, plan.num_results, position, on_disk)
     # The whole data of a stream may be too large for a check.
     checked = target.of_one_batch if isinstance(target, StreamedLogProb) else target
-    is_new = bool(workers.of_first(tf.constant(run is None or not run.has_run)))
+    is_new = bool(workers.broadcast(tf.constant(run is None or not run.has_run)))
     if checked is not None and preflight_check and is_new:
         preflight(checked, position.state, kernel=kernel)
     attributes = {"tuning_steps": plan.num_burnin_steps}
-    records: Records = MemoryRecords(kept, plan.num_results)
+    records: Records = MemoryRecords(kept, 0 if on_disk else plan.num_results)
     if on_disk:
         fingerprint = {
             **describe_kernel(kernel),
@@ -133,12 +129,12 @@ def run_kernel(
             "jit_compile": jit_compile and workers.replicas is None,
         }
         describe = describe_batches(target, position.state)
-        opened = workers.by_first(
+        opened = workers.run_on_first(
             f"open the run in {None if run is None else run.path}",
             lambda: run and open_records(run, kept, fingerprint, attributes, position, describe),
         )
         records, position = opened or (CountedRecords(kept), position)
-        number, position = workers.of_first((tf.constant(records.num_draws), position))
+        number, position = workers.broadcast((tf.constant(records.num_draws), position))
         if isinstance(records, CountedRecords):
             records.num_draws = int(number)
     first_step, sampling_began = int(position.step), time.perf_counter()
@@ -146,10 +142,10 @@ def run_kernel(
         feed = Feed(target, position.results, run is not None)
         loop(position, 0, 1, plan.stride, seed)  # compiles
         sampling_began = time.perf_counter()
-        stepping = contextlib.nullcontext() if watch is None else watch.stepping()
+        stepping = contextlib.nullcontext() if hooks is None else hooks.stepping()
         progress_bar = progress_bar if workers.is_first else False
         with progress(progress_bar, plan.num_steps, first_step) as bar, stepping:
-            show, interrupt = (bar, None) if watch is None else (watch.show, watch.interrupt)
+            show = hooks.show if hooks else lambda position: bar(int(position.step), position)
             position = take_steps(
                 loop,
                 plan,
@@ -159,7 +155,7 @@ def run_kernel(
                 feed,
                 show,
                 checkpoint_seconds,
-                interrupt,
+                hooks and hooks.interrupt,
                 workers,
             )
     seconds = time.perf_counter() - sampling_began
@@ -187,7 +183,7 @@ def run_kernel(
 
 
 def seed_of(given: Any, run: RunDirectory | None) -> tf.Tensor:
-    """Returns the given seed, that of the run in a directory, or a new one."""
+    """Returns the given seed, else the seed of the run in a directory, else a new one."""
     if given is not None:
         return random.as_seed(given)
     saved = None if run is None else run.saved()
@@ -210,9 +206,8 @@ def _warn_of_skipped(results: Any) -> None:
     taken = "" if step is None else f" of {int(np.max(np.asarray(step))) * chains}"
     warnings.warn(
         f"{count}{taken} minibatches had gradients of single examples that are NaN or infinite. "
-        "They are left out of the covariance of the gradient noise, which is then that of the "
-        "other examples alone. Check log_likelihood_fn for overflow at the states that the chain "
-        "visits.",
+        "The covariance of the gradient noise uses only the remaining examples. Check "
+        "log_likelihood_fn for overflow at the states that the chain visits.",
         stacklevel=3,
     )
 
@@ -220,12 +215,12 @@ def _warn_of_skipped(results: Any) -> None:
 def _warn_of_step(kernel: Any, target: Target, state: Any, results: Any) -> None:
     """Warns if the last step size is not stable at the last state.
 
-    The check before the run knows the start only, and a chain can go where the log posterior is
+    The check before the run sees the start only, and a chain can move to where the log posterior is
     more curved.
     """
     try:
         found = judge_step(kernel, target, state, results)
-    except (LookupError, NotImplementedError):  # no second derivatives, as was told at the start
+    except (LookupError, NotImplementedError):  # no second derivatives, as warned at the start
         return
     except (ValueError, tf.errors.OpError) as error:  # the draws must not be lost for this
         warnings.warn(

@@ -22,12 +22,12 @@ from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.sampling.chain_driver import check_options
 from tfp_sgmcmc.sampling.loop import state_tensors
 from tfp_sgmcmc.sampling.shards.executors import local_devices, run_by_executor, run_in_threads
-from tfp_sgmcmc.sampling.shards.shard_worker import MANIFEST, Task, mismatch
+from tfp_sgmcmc.sampling.shards.shard_worker import MANIFEST, ShardTask, mismatch
 from tfp_sgmcmc.sampling.shards.sharded_result import ShardedResult, gather
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.storage.directory import Directory, Resume, as_directory
 
-DEFAULT_CHAINS = 32  # in a shard
+_DEFAULT_CHAINS = 32  # in a shard
 
 
 def sample_shards(
@@ -49,7 +49,7 @@ def sample_shards(
 ) -> ShardedResult:
     r"""Runs many chains in shards, side by side, and returns all their draws.
 
-    The chains are cut into shards of `chains_per_shard`. Each shard is a run of its own, as by
+    The chains are cut into shards of `chains_per_shard`. Each shard is a separate run, as by
     `sample_chain`, with the seed
 
     \[ s_i = \mathrm{fold\_in}(\mathrm{seed},\, i), \]
@@ -128,20 +128,21 @@ def sample_shards(
     count = _num_chains(state) if num_chains is None else num_chains
     chains_per_shard = _shard_size(chains_per_shard, count, executor)
     folder = None if place is None else Path(place.path)
-    chosen = _open(folder, "auto" if place is None else place.resume, seed, count, chains_per_shard)
-    edges = range(0, count, chains_per_shard)
-    sizes = [min(chains_per_shard, count - edge) for edge in edges]
-    # Derived here, because the function gives other numbers inside XLA.
-    seeds = [_numbers(random.fold_in(tf.constant(chosen), i)) for i in range(len(sizes))]
-    is_one = num_chains is not None
+    resume = "auto" if place is None else place.resume
+    chosen = _open_manifest(folder, resume, seed, count, chains_per_shard)
+    starts_alike = num_chains is not None
+    chains = [
+        slice(at, min(at + chains_per_shard, count)) for at in range(0, count, chains_per_shard)
+    ]
     tasks = [
-        Task(
+        ShardTask(
             index=i,
             make_kernel=kernel_fn,
-            initial_state=state if is_one else _slice(state, edge, edge + size),
-            num_chains=size if is_one else None,
-            reference=state if is_one else tree.map_structure(lambda x: x[0], state),
-            seed=seeds[i],
+            initial_state=state if starts_alike else _index(state, part),
+            num_chains=part.stop - part.start if starts_alike else None,
+            reference=state if starts_alike else _index(state, 0),
+            # Derived here, because `fold_in` gives other numbers inside XLA.
+            seed=_integers(random.fold_in(tf.constant(chosen), i)),
             plan=plan,
             trace_fn=trace_fn,
             jit_compile=jit_compile,
@@ -150,17 +151,17 @@ def sample_shards(
             checkpoint_seconds=10.0 if place is None else place.seconds_between_commits,
             preflight_check=preflight_check,
         )
-        for i, (edge, size) in enumerate(zip(edges, sizes, strict=True))
+        for i, part in enumerate(chains)
     ]
     began = time.perf_counter()
     if executor is None:
         finished = run_in_threads(tasks, progress_bar)
     else:
         finished = run_by_executor(executor, tasks, progress_bar)
-    outcomes = finished.outcomes
-    errors = {x.index: mismatch(x.problem, x.index, outcomes[0].problem) for x in outcomes}
+    ended = finished.draws
+    errors = {x.index: mismatch(x.problem, x.index, ended[0].problem) for x in ended}
     failures = finished.failures | {i: error for i, error in errors.items() if error is not None}
-    good = [x for x in outcomes if x.index not in failures]
+    good = [x for x in ended if x.index not in failures]
     if not good:
         raise next(iter(failures.values()), KeyboardInterrupt())
     for number, error in sorted(failures.items()):
@@ -171,7 +172,6 @@ def sample_shards(
     return gather(
         good,
         failures,
-        seeds,
         chosen,
         folder,
         is_complete=left == 0,
@@ -203,8 +203,8 @@ def _num_chains(state: Any) -> int:
     shapes = [x.shape for x in tree.flatten(state)]
     if any(not shape or shape[0] != shapes[0][0] for shape in shapes):
         raise ValueError(
-            "initial_state must have a leading axis of chains of the same length in all parts, or "
-            f"num_chains must be given, if the chains are cut into shards. Received: {shapes}."
+            "initial_state must have a leading axis of chains, of the same length in all parts, if "
+            f"num_chains is None. Received: shapes {shapes}."
         )
     return shapes[0][0]
 
@@ -215,17 +215,17 @@ def _shard_size(given: int | None, num_chains: int, executor: Any) -> int:
     devices = local_devices()
     if executor is None and "CPU" not in devices[0]:  # one program for the chains of each
         return -(-num_chains // len(devices))
-    return min(DEFAULT_CHAINS, num_chains)
+    return min(_DEFAULT_CHAINS, num_chains)
 
 
-def _open(
+def _open_manifest(
     folder: Path | None, resume: Resume, seed: Any, num_chains: int, chains_per_shard: int
 ) -> tuple[int, int]:
     """Writes or compares the manifest of the run; returns its seed."""
     cut = {"num_chains": num_chains, "chains_per_shard": chains_per_shard}
-    chosen = None if seed is None else _numbers(random.as_seed(seed))
+    chosen = None if seed is None else _integers(random.as_seed(seed))
     if folder is None:
-        return chosen or _numbers(random.as_seed(random.fresh_seed()))
+        return chosen or _integers(random.as_seed(random.fresh_seed()))
     path = folder / MANIFEST
     if not path.exists():
         if resume in ("must", True):
@@ -236,7 +236,7 @@ def _open(
                 f"directory must be new, empty or hold a run in shards. Received: {folder}, which "
                 f"holds other files ({names})."
             )
-        chosen = chosen or _numbers(random.as_seed(random.fresh_seed()))
+        chosen = chosen or _integers(random.as_seed(random.fresh_seed()))
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{MANIFEST}.partial"
         partial.write_text(json.dumps({"seed": chosen, **cut}), encoding="utf-8")
@@ -245,7 +245,7 @@ def _open(
     if resume in ("never", False):
         raise ValueError(
             f"The directory {folder} holds a run already, but resume is {resume!r}. resume='auto' "
-            "goes on with the run."
+            "resumes the run."
         )
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
@@ -256,16 +256,16 @@ def _open(
     for name, value in {"seed": chosen or before, **cut}.items():
         if value != {"seed": before, **found}[name]:
             raise ValueError(
-                f"The run in {folder} belongs to another run, and this run cannot go on from it. "
+                f"The run in {folder} belongs to another run, and this run cannot resume from it. "
                 f"It has {name}: {({'seed': before} | found)[name]}, but here {value}."
             )
     return before
 
 
-def _numbers(seed: tf.Tensor) -> tuple[int, int]:
+def _integers(seed: tf.Tensor) -> tuple[int, int]:
     first, second = seed.numpy().tolist()
     return first, second
 
 
-def _slice(state: Any, start: int, stop: int) -> Any:
-    return tree.map_structure(lambda x: x[start:stop], state)
+def _index(state: Any, index: Any) -> Any:
+    return tree.map_structure(lambda x: x[index], state)
