@@ -208,7 +208,7 @@ def _warn_of_skipped(results: Any) -> None:
         f"{count}{taken} minibatches had gradients of single examples that are NaN or infinite. "
         "The covariance of the gradient noise uses only the remaining examples. Check "
         "log_likelihood_fn for overflow at the states that the chain visits.",
-        stacklevel=3,
+        stacklevel=4,
     )
 
 
@@ -225,7 +225,7 @@ def _warn_of_step(kernel: Any, target: Target, state: Any, results: Any) -> None
     except (ValueError, tf.errors.OpError) as error:  # the draws must not be lost for this
         warnings.warn(
             f"The curvature of the log posterior at the last state cannot be found: {error}",
-            stacklevel=3,
+            stacklevel=4,
         )
         return
     if found is not None and not found.is_stable:
@@ -234,5 +234,5 @@ def _warn_of_step(kernel: Any, target: Target, state: Any, results: Any) -> None
             f"{type(kernel).__name__} at the last state, where the largest curvature of the log "
             f"posterior is {found.largest_curvature:.4g}. Received: {found.step_size:.3g}. The "
             "draws may be far too wide, although they are finite. Run again with a smaller step.",
-            stacklevel=3,
+            stacklevel=4,
         )

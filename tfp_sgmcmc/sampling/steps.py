@@ -150,7 +150,7 @@ def take_steps(
     if records.num_draws < plan.num_results and given is None:
         warnings.warn(
             f"Interrupted: {records.num_draws} of {plan.num_results} results are returned.",
-            stacklevel=3,
+            stacklevel=4,
         )
     return position
 

@@ -61,7 +61,7 @@ class Feed:
                 warnings.warn(
                     "The dataset gives other batches when it is read again, so this run cannot "
                     f"resume if it is cut off. {_REPEATABLE}",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
             for at, batch in zip(self._batches, new, strict=True):
                 leaves[at] = batch

@@ -115,10 +115,9 @@ def sample_shards(
     """
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise TypeError(
-            "executor must have a method submit(function, argument), as executors of "
-            "concurrent.futures and the Client of dask.distributed have it, which "
-            'python -m pip install "tfp_sgmcmc[distributed]" installs. Received: a '
-            f"{type(executor).__name__}."
+            "executor must have a method submit(function, argument), such as an executor of "
+            "concurrent.futures or a Client of dask.distributed (python -m pip install "
+            f'"tfp_sgmcmc[distributed]"). Received: a {type(executor).__name__}.'
         )
     kernel_fn = _kernel_fn(make_kernel, executor)
     plan = StepPlan.checked(num_results, num_burnin_steps, num_steps_between_results)
@@ -165,10 +164,10 @@ def sample_shards(
     if not good:
         raise next(iter(failures.values()), KeyboardInterrupt())
     for number, error in sorted(failures.items()):
-        warnings.warn(f"Shard {number} failed, and its chains are left out: {error}", stacklevel=3)
+        warnings.warn(f"Shard {number} failed, and its chains are left out: {error}", stacklevel=2)
     left = sum(x.num_results < plan.num_results for x in good) + len(tasks) - len(good)
     if finished.is_interrupted:
-        warnings.warn(f"Interrupted: {left} of {len(tasks)} shards are not complete.", stacklevel=3)
+        warnings.warn(f"Interrupted: {left} of {len(tasks)} shards are not complete.", stacklevel=2)
     return gather(
         good,
         failures,
@@ -212,9 +211,8 @@ def _num_chains(state: Any) -> int:
 def _shard_size(given: int | None, num_chains: int, executor: Any) -> int:
     if given is not None:
         return integer("chains_per_shard", given, 1)
-    devices = local_devices()
-    if executor is None and "CPU" not in devices[0]:  # one program for the chains of each
-        return -(-num_chains // len(devices))
+    if executor is None and "CPU" not in (devices := local_devices())[0]:
+        return -(-num_chains // len(devices))  # one program for each accelerator
     return min(_DEFAULT_CHAINS, num_chains)
 
 
