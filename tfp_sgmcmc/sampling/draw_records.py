@@ -38,7 +38,7 @@ def check_memory(kept: Sequence[Kept], num_results: int, start: Position, on_dis
             "Write the draws to disk with directory=, keep fewer by num_steps_between_results, or "
             "run fewer chains."
         )
-    memory.check_run(needs, advice, stacklevel=5)
+    memory.check_run(needs, advice, stacklevel=4)
 
 
 class MemoryRecords:
