@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
+import os
 import threading
+import uuid
 import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -15,10 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_sgmcmc import __version__
-from tfp_sgmcmc.storage import chunks
 from tfp_sgmcmc.storage.npz import sync
-from tfp_sgmcmc.storage.stored_draws import StoredDraws
-from tfp_sgmcmc.storage.variable import Variable
+from tfp_sgmcmc.storage.stored_draws import (
+    CHECKSUM_BYTES,
+    RUN_ID,
+    StoredDraws,
+    Variable,
+    chunk_bytes,
+    chunk_checksum,
+    chunk_name,
+)
 
 LIBRARY = {"inference_library": "tfp_sgmcmc", "inference_library_version": __version__}
 _CHUNK_BYTES = 2**23  # of a chunk of all arrays together; fewer draws wait in memory
@@ -31,7 +39,7 @@ Variables = Mapping[str, Mapping[str, Variable]]
 
 
 class Committed(NamedTuple):
-    """What the checkpoint of a run says about its draws.
+    """The part of a checkpoint that describes the draws on disk.
 
     Attributes:
       num_draws: their number.
@@ -58,7 +66,7 @@ class DrawStore:
       path: the store.
       variables: group -> name -> `Variable`.
       attributes: strings and numbers that are attached to each group.
-      committed: what the checkpoint says; None makes a new store.
+      committed: the draws of the checkpoint; None makes a new store.
 
     Raises:
       ValueError: zarr or xarray cannot hold a name, or the store lacks committed draws.
@@ -158,13 +166,16 @@ class DrawStore:
         """Returns the draws of an array that are on disk, `[draws, chains..., event...]`."""
         array = self._arrays[group][name]
         chain_shape = self.variables[group][name].chain_shape
-        return StoredDraws(array, chain_shape, array.shape[_draw_axis(chain_shape)])
+        num_draws = array.shape[_draw_axis(chain_shape)]
+        checksums = self._checksums[group][name] or ()
+        return StoredDraws(array, chain_shape, num_draws, self._run_id, checksums)
 
     def _create(self, attributes: dict[str, Any]) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat()
         attributes = {"created_at": now, **LIBRARY, **attributes}
         self._rows = _chunk_rows(self.variables)
-        root = self._zarr.create_group(self.path, zarr_format=3)
+        self._run_id = uuid.uuid4().hex
+        root = self._zarr.create_group(self.path, zarr_format=3, attributes={RUN_ID: self._run_id})
         self._arrays: dict[str, dict[str, Any]] = {}
         for group, members in self.variables.items():
             made = root.create_group(group, attributes=attributes)
@@ -207,10 +218,11 @@ class DrawStore:
         )
 
     def _open(self, committed: Committed) -> None:
-        chunks.refuse_others(self.path)
-        for group in ("", *self.variables):
+        _refuse_links(self.path)
+        for group in (*self.variables, ""):
             with _named(self.path / group):
-                self._zarr.open_group(self.path, path=group, mode="r+")
+                opened = self._zarr.open_group(self.path, path=group, mode="r+")
+        self._run_id = opened.attrs.get(RUN_ID)  # None for a run begun without
         for leftover in self.path.glob("**/*.partial"):  # a write was cut off
             leftover.unlink()
         self._arrays, self._tail = {}, {}
@@ -254,15 +266,17 @@ class DrawStore:
             array = self._zarr.open_array(path, mode="r+")
             array = array.with_config({"write_empty_chunks": True})
             self._rows = array.chunks[axis]
-            shape, whole, expected = list(array.shape), self._num_whole, chunks.file_bytes(array)
+            shape, whole = list(array.shape), self._num_whole
             checksums, count = self._checksums[group][name], whole // self._rows
             if checksums is not None and len(checksums) != count:
                 raise ValueError(f"it must have {len(checksums)} whole chunks, not {count}")
-        for number in range(count):
-            chunk = path / chunks.file_name(array, axis, number)
-            draws = range(number * self._rows, (number + 1) * self._rows)
-            known = None if checksums is None else checksums[number]
-            chunks.check(chunk, draws, expected, known)
+            for number in range(count):
+                chunk = path / chunk_name(array, axis, number)
+                found = chunk_checksum(chunk, chunk_bytes(array))
+                if checksums is not None and found != (expected := checksums[number]):
+                    raise ValueError(
+                        f"{chunk} must have the checksum {expected:08x}. Received: {found:08x}"
+                    )
         if shape[axis] < whole or array.dtype != variable.stored_dtype:
             raise ValueError(
                 f"The array {path} must have at least {whole} draws of "
@@ -284,12 +298,13 @@ class DrawStore:
         array[(*(slice(None),) * axis, slice(start, stop))] = rows
         folder, first = self.path / group / name, start // self._rows
         numbers = range(first, -(-stop // self._rows))
-        files = [folder / chunks.file_name(array, axis, number) for number in numbers]
+        files = [folder / chunk_name(array, axis, number) for number in numbers]
         self._unsynced |= {*files, folder / "zarr.json"}
         checksums = self._checksums[group][name]
         if checksums is not None:
             del checksums[first:]
-            checksums += [chunks.checksum(file) for file in files[: stop // self._rows - first]]
+            whole = files[: stop // self._rows - first]
+            checksums += [chunk_checksum(file, chunk_bytes(array)) for file in whole]
 
 
 def bytes_on_disk(variables: Variables, num_draws: int) -> int:
@@ -303,7 +318,7 @@ def bytes_on_disk(variables: Variables, num_draws: int) -> int:
     numbered = _numbered(variables)
     rows = _chunk_rows(numbered)
     sizes = [v.draw_bytes for members in numbered.values() for v in members.values()]
-    return -(-num_draws // rows) * sum(rows * size + chunks.CHECKSUM_BYTES for size in sizes)
+    return -(-num_draws // rows) * sum(rows * size + CHECKSUM_BYTES for size in sizes)
 
 
 def _numbered(variables: Variables) -> dict[str, dict[str, Variable]]:
@@ -337,6 +352,23 @@ def flatten_chains(rows: np.ndarray, variable: Variable) -> np.ndarray:
 
 def _draw_axis(chain_shape: tuple[int, ...] | None) -> int:
     return 0 if chain_shape is None else 1
+
+
+def _refuse_links(path: Path) -> None:
+    """Raises ValueError if something below `path` is neither a folder nor a regular file.
+
+    Nothing is written or removed through symbolic links, and no pipe is waited for.
+    """
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            found = Path(folder, name)
+            if found.is_symlink():
+                raise ValueError(
+                    f"{found} must not be a symbolic link, because a run writes and removes files "
+                    "there."
+                )
+            if not (found.is_file() or found.is_dir()):
+                raise ValueError(f"{found} must be a regular file. Received: a pipe or a device.")
 
 
 @contextlib.contextmanager

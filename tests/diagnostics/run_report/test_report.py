@@ -126,7 +126,7 @@ def test_the_last_line_says_what_is_not_seen() -> None:
 
 
 def test_negative_correlations() -> None:
-    """An autoregression with rho = -0.8 has times of 1/9; ArviZ stops at 1 / log10(8000)."""
+    """An autoregression with rho = -0.8 has times of 1/9; the estimate stops at 1 / log10(8000)."""
     x = draws((1,), num=2000)
     for t in range(1, len(x)):
         x[t] = -0.8 * x[t - 1] + 0.6 * x[t]
@@ -145,14 +145,16 @@ def test_a_run_with_parts_and_one_with_minibatch_gradients() -> None:
 def of_states(states: Any, **fields: Any) -> Any:
     """Returns a stand-in for the result of `sample`."""
     parts = states if isinstance(states, list) else [states]
-    axes = ("chain", "draw", "k")
-    arrays = {
-        f"state.{i}": (axes[: x.ndim], np.swapaxes(np.asarray(x), 0, 1))
-        for i, x in enumerate(parts)
-    }
-    posterior = pytest.importorskip("xarray").Dataset(arrays)
-    data = types.SimpleNamespace(posterior=posterior)
-    return types.SimpleNamespace(states=states, to_inference_data=lambda: data, **fields)
+    arrays = {f"state.{i}": np.asarray(x) for i, x in enumerate(parts)}
+    return types.SimpleNamespace(states=states, named_draws=lambda: arrays, **fields)
+
+
+def test_an_inference_data_of_arviz() -> None:
+    xarray = pytest.importorskip("xarray")
+    arrays = {"w": (("chain", "draw", "k"), np.swapaxes(draws(), 0, 1))}
+    data = types.SimpleNamespace(posterior=xarray.Dataset(arrays))
+    found, expected = sgmcmc.report(data).rows[0], report().rows[0]
+    assert found[:5] == expected[:5]
 
 
 class Results(NamedTuple):

@@ -10,6 +10,7 @@ identities.
 
 from __future__ import annotations
 
+import functools
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -152,9 +153,7 @@ def _deviations(
 ) -> Deviations:
     """Tests the means of series `[draws, chains, K]`: widths have mean 1, and shifts 0."""
     value, error = widths.mean(axis=(0, 1)), batch_means_standard_error(widths, windows)
-    freedom = np.float64(widths.shape[1] * (windows - 1))
-    student = tfp.distributions.StudentT(freedom, loc=np.float64(0), scale=np.float64(1))
-    critical = float(student.quantile(1 - FALSE_ALARMS / (2 * num_tests)))
+    critical = _critical_value(widths.shape[1] * (windows - 1), num_tests)
     share = 0.5 + 0.5 ** (1 + 1 / len(value))
     by_chance = NormalDist().inv_cdf(share)  # the median of the largest of K
     is_wrong = np.abs(_width_score(value, error)) > critical
@@ -175,6 +174,13 @@ def _deviations(
     shift_nearer = np.sign(shift) * np.maximum(np.abs(shift) - by_chance * shift_error, 0)
     is_off = np.abs(shift) > critical * shift_error
     return Deviations(*logs, is_wrong | hot, shift, shift_nearer, is_off)
+
+
+@functools.lru_cache  # it takes 0.1 s
+def _critical_value(freedom: int, num_tests: int) -> float:
+    """Returns the size of Student's t that any of some two-sided tests exceeds by chance."""
+    student = tfp.distributions.StudentT(np.float64(freedom), np.float64(0.0), np.float64(1.0))
+    return float(student.quantile(1 - FALSE_ALARMS / (2 * num_tests)))
 
 
 def _width_score(value: np.ndarray, error: np.ndarray) -> np.ndarray:

@@ -58,7 +58,7 @@ def sample_shards(
     state = tree.map_structure(np.asarray, state_tensors(initial_state))
     count = _num_chains(state) if num_chains is None else num_chains
     chains_per_shard = _shard_size(chains_per_shard, count, executor)
-    folder = None if directory is None else Path(directory)
+    folder = None if directory is None else Path(directory).absolute()
     chosen = _open(folder, resume, seed, count, chains_per_shard)
     edges = range(0, count, chains_per_shard)
     sizes = [min(chains_per_shard, count - edge) for edge in edges]

@@ -35,6 +35,11 @@ class ShardedDraws:
     def __repr__(self) -> str:
         return f"ShardedDraws(shape={self.shape}, dtype={np.dtype(self.dtype).name})"
 
+    def verify(self) -> None:
+        """Raises ValueError unless the files of all draws are those that the run wrote."""
+        for part in self._parts:
+            part.verify()
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("copy must be True or None for draws of shards. Received: copy=False.")

@@ -21,7 +21,7 @@ from tfp_sgmcmc.sampling.shards.shard_worker import Outcome
 from tfp_sgmcmc.sampling.shards.sharded_draws import ShardedDraws
 from tfp_sgmcmc.storage.directory import SAMPLES
 from tfp_sgmcmc.storage.stored_draws import open_draws
-from tfp_sgmcmc.storage.zarr_store import LIBRARY, dimensions, flatten_chains
+from tfp_sgmcmc.storage.zarr_store import LIBRARY, dimensions
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -82,6 +82,11 @@ class ShardedResult(SampleResult):
         failed = [f"  - shard {i} failed: {error}" for i, error in self.failures.items()]
         return "\n".join([first, *failed])
 
+    def named_draws(self) -> dict[str, np.ndarray]:
+        """Returns the draws by the names of `to_inference_data`, `[draws, chains, event...]`."""
+        draws = zip(self._kept, tree.flatten(self.states), strict=False)
+        return {k.name: np.asarray(x, k.variable.stored_dtype) for k, x in draws}
+
     def to_inference_data(self) -> Any:
         """Returns an `arviz.InferenceData` with the group `posterior`.
 
@@ -92,14 +97,15 @@ class ShardedResult(SampleResult):
         """
         arviz = import_arviz()
         if self.directory is not None:
+            for x in tree.flatten(self.states):
+                x.verify()  # xarray reads zeros for missing files
             data = open_shards(self.directory, self.shards).isel(draw=slice(self.num_results))
             return arviz.InferenceData(posterior=data)
         import xarray
 
-        members = {}
-        for k, x in zip(self._kept, tree.flatten(self.states), strict=False):
-            variable = k.variable._replace(shape=x.shape[1:])
-            members[k.name] = dimensions(k.name, variable), flatten_chains(np.asarray(x), variable)
+        draws, members = self.named_draws(), {}
+        for k in self._kept[: len(draws)]:
+            members[k.name] = dimensions(k.name, k.variable), np.swapaxes(draws[k.name], 0, 1)
         data = xarray.Dataset(members, attrs=LIBRARY)
         return arviz.InferenceData(
             posterior=data.assign_coords({a: np.arange(data.sizes[a]) for a in ("chain", "draw")})
