@@ -1,4 +1,4 @@
-"""Figures that say whether a chain can be trusted, from its draws or while it runs.
+"""Diagnostics of chains, from their draws or while they run.
 
 A function computes a diagnostic from arrays. Its reducer (for `sample_fold` and `WithReductions` of
 `tfp.experimental.mcmc`) computes it during a run that keeps no draws.

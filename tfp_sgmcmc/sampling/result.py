@@ -12,7 +12,7 @@ import tree
 
 from tfp_sgmcmc.internal.arviz_import import import_arviz
 from tfp_sgmcmc.storage.stored_draws import Variable
-from tfp_sgmcmc.storage.zarr_store import LIBRARY, dimensions, flatten_chains
+from tfp_sgmcmc.storage.zarr_store import LIBRARY
 
 
 class Timings(NamedTuple):
@@ -151,7 +151,7 @@ class SampleResult:
         """Returns the draws by the names of `to_inference_data`, `[draws, chains, event...]`."""
         found = {}
         for (_, name, variable), x in zip(self._kept, tree.flatten(self.states), strict=False):
-            rows = flatten_chains(np.asarray(x, variable.stored_dtype), variable)
+            rows = variable.flatten_chains(np.asarray(x, variable.stored_dtype))
             found[name] = np.moveaxis(rows, 0, 1)
         return found
 
@@ -179,7 +179,7 @@ class SampleResult:
         variables: dict[str, dict[str, Any]] = {}
         for (group, name, variable), x in zip(self._kept, self._leaves(), strict=True):
             x = np.asarray(x, variable.stored_dtype)
-            entry = dimensions(name, variable), flatten_chains(x, variable)
+            entry = variable.dimensions(name), variable.flatten_chains(x)
             variables.setdefault(group, {})[name] = entry
         groups = dict[str, Any]()
         for group, members in variables.items():

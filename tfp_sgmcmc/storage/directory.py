@@ -66,11 +66,11 @@ def as_directory(value: Directory | str | os.PathLike[str] | None) -> Directory 
 
 
 class RunDirectory:
-    """A directory that holds one run: its draws, and all that is needed to go on with it.
+    """A directory that holds one run: its draws, and the state to resume it.
 
     `commit` first flushes the chunks of draws and then writes the checkpoint, which holds their
     number. A run that goes on drops draws beyond that number. So draws and checkpoint agree
-    whenever and however the process stops, even by `kill -9`. A lock, which the system releases
+    however the process stops, even by `kill -9`. A lock, which the system releases
     when the process ends, keeps a second process out. In the same process, the directory can be
     opened again after an error or Ctrl-C, unless a `with` block that holds it is under way.
 
@@ -271,7 +271,7 @@ class RunDirectory:
         self._lock.release()
 
     def _sign(self) -> None:
-        """Writes into the lock file which process holds it, and whether there is a checkpoint."""
+        """Writes the process and whether there is a checkpoint into the lock file."""
         self._lock.write(f"{SIGNATURE}{os.getpid()}\n{_COMMITTED if self.has_run else ''}")
 
     def __enter__(self) -> RunDirectory:

@@ -32,7 +32,7 @@ class Lock:
     same process is taken over unless it `is_busy`.
 
     Attributes:
-      text: what the file held before.
+      text: the previous content of the file.
       is_held: whether the lock is not yet released or taken over.
       is_busy: whether a `with` block that will release it is under way.
 
@@ -66,9 +66,9 @@ class Lock:
         except BlockingIOError:
             holder = _HELD.get(key)
             if holder is None or holder._process != os.getpid() or holder.is_busy:
-                said = self.text.removeprefix(SIGNATURE).partition("\n")[0]
+                process = self.text.removeprefix(SIGNATURE).partition("\n")[0] or "unknown"
                 raise ValueError(
-                    f"The directory {self._path.parent} is in use by process {said or 'unknown'}. "
+                    f"The directory {self._path.parent} is in use by process {process}. "
                     "Only one process may write a run."
                 ) from None
             holder.release()
@@ -106,7 +106,7 @@ class Lease:
       path: the file that `Lock` would lock, which holds `text`. The lease lies beside it.
 
     Attributes:
-      text: what the file held before.
+      text: the previous content of the file.
       is_busy: whether a `with` block that will release the lease is under way.
 
     Raises:
@@ -173,7 +173,7 @@ class Lease:
 
 
 def _place() -> dict[str, Any]:
-    """Returns the host and what tells containers on it apart."""
+    """Returns the host, and a number that differs between its containers."""
     processes = Path("/proc/self/ns/pid")
     number = processes.stat().st_ino if processes.exists() else 0
     return {"host": socket.gethostname(), "processes": number}

@@ -38,6 +38,16 @@ class Variable(NamedTuple):
         return self.shape[self.chain_ndims or 0 :]
 
     @property
+    def num_chains(self) -> int:
+        """The number of chains on disk; 0 if chains share draws."""
+        return 0 if self.chain_ndims is None else math.prod(self.shape[: self.chain_ndims])
+
+    @property
+    def draw_axis(self) -> int:
+        """The axis of draws on disk."""
+        return 0 if self.chain_ndims is None else 1
+
+    @property
     def stored_dtype(self) -> np.dtype:
         """The dtype on disk: `float32` for dtypes that zarr does not know, such as `bfloat16`."""
         is_known = self.dtype in np.sctypeDict and np.dtype(self.dtype).kind != "V"
@@ -48,12 +58,24 @@ class Variable(NamedTuple):
         """The bytes of a draw on disk."""
         return self.stored_dtype.itemsize * math.prod(self.shape)
 
+    def dimensions(self, name: str) -> tuple[str, ...]:
+        """Returns the names that xarray shows for the axes of the array `name`."""
+        lead = ("chain",) * self.draw_axis
+        return (*lead, "draw", *(f"{name}_dim_{i}" for i in range(len(self.event_shape))))
+
+    def flatten_chains(self, rows: np.ndarray) -> np.ndarray:
+        """Returns draws `[draw, chains..., event...]` as `[chain, draw, event...]`."""
+        if self.chain_ndims is None:
+            return rows
+        return np.moveaxis(rows.reshape(len(rows), self.num_chains, *self.event_shape), 0, 1)
+
 
 class StoredDraws:
     """An array `[num_draws, chains..., event...]` on disk.
 
     An index such as `x[-1]`, `x[1000:2000]` or `x[::10, 0]` reads only the draws that it names, in
-    pieces of bounded size. `np.asarray(x)` reads all draws.
+    pieces of bounded size. `np.asarray(x)` reads all draws. Each read verifies that the files are
+    those of the run, which may have been removed, renamed or replaced.
 
     Args:
       array: zarr array `[chain, draw, event...]`, or `[draw, event...]` if chains share draws.
@@ -203,3 +225,20 @@ def chunk_checksum(chunk: Path, num_bytes: int) -> int:
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{chunk} is missing") from None
     raise ValueError(f"{chunk} must have {num_bytes} bytes. Received: {found}")
+
+
+def refuse_links(path: Path) -> None:
+    """Raises ValueError if something below `path` is neither a folder nor a regular file.
+
+    Nothing is written or removed through symbolic links, and no pipe is waited for.
+    """
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            found = Path(folder, name)
+            if found.is_symlink():
+                raise ValueError(
+                    f"{found} must not be a symbolic link, because a run writes and removes files "
+                    "there."
+                )
+            if not (found.is_file() or found.is_dir()):
+                raise ValueError(f"{found} must be a regular file. Received: a pipe or a device.")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import math
-import os
 import threading
 import uuid
 import warnings
@@ -26,6 +24,7 @@ from tfp_sgmcmc.storage.stored_draws import (
     chunk_bytes,
     chunk_checksum,
     chunk_name,
+    refuse_links,
 )
 
 LIBRARY = {"inference_library": "tfp_sgmcmc", "inference_library_version": __version__}
@@ -145,7 +144,7 @@ class DrawStore:
                     self._write(group, name, rows)
 
     def sync(self) -> None:
-        """Flushes to the disk what was written, and shows it to readers."""
+        """Flushes all chunks to the disk, and shows them to readers."""
         if not self._unsynced:
             return
         for path in sorted(self._unsynced):
@@ -164,11 +163,10 @@ class DrawStore:
 
     def draws(self, group: str, name: str) -> StoredDraws:
         """Returns the draws of an array that are on disk, `[draws, chains..., event...]`."""
-        array = self._arrays[group][name]
-        chain_shape = self.variables[group][name].chain_shape
-        num_draws = array.shape[_draw_axis(chain_shape)]
+        array, variable = self._arrays[group][name], self.variables[group][name]
+        num_draws = array.shape[variable.draw_axis]
         checksums = self._checksums[group][name] or ()
-        return StoredDraws(array, chain_shape, num_draws, self._run_id, checksums)
+        return StoredDraws(array, variable.chain_shape, num_draws, self._run_id, checksums)
 
     def _create(self, attributes: dict[str, Any]) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat()
@@ -181,7 +179,7 @@ class DrawStore:
             made = root.create_group(group, attributes=attributes)
             self._arrays[group] = {n: self._create_array(made, n, v) for n, v in members.items()}
             if any(v.chain_shape is not None for v in members.values()):
-                self._write_chains(made, max(_num_chains(v) for v in members.values()))
+                self._write_chains(made, max(v.num_chains for v in members.values()))
         self._num_whole = self._num_tail = 0
         self._tail = {
             group: {n: np.zeros([0, *v.shape], v.stored_dtype) for n, v in members.items()}
@@ -203,7 +201,7 @@ class DrawStore:
 
     def _create_array(self, group: Any, name: str, variable: Variable) -> Any:
         event = variable.event_shape
-        lead = () if variable.chain_shape is None else (math.prod(variable.chain_shape),)
+        lead = (variable.num_chains,) * variable.draw_axis
         self._unsynced.add(self.path / group.basename / name / "zarr.json")
         return group.create_array(
             name,
@@ -213,12 +211,12 @@ class DrawStore:
             # Random numbers hardly compress, and a known size shows whether a file is whole.
             compressors=[self._zarr.codecs.Crc32cCodec()],
             chunk_key_encoding={"name": "default", "separator": "."},
-            dimension_names=dimensions(name, variable),
+            dimension_names=variable.dimensions(name),
             config={"write_empty_chunks": True},
         )
 
     def _open(self, committed: Committed) -> None:
-        _refuse_links(self.path)
+        refuse_links(self.path)
         for group in (*self.variables, ""):
             with _named(self.path / group):
                 opened = self._zarr.open_group(self.path, path=group, mode="r+")
@@ -249,18 +247,18 @@ class DrawStore:
     def _has_tail(self, group: str, name: str) -> bool:
         """Returns whether the whole tail is on disk."""
         array, variable = self._arrays[group][name], self.variables[group][name]
-        axis, start = _draw_axis(variable.chain_shape), self._num_whole
+        axis, start = variable.draw_axis, self._num_whole
         if array.shape[axis] != self.num_draws:
             return not self._num_tail
         try:
             found = array[(*(slice(None),) * axis, slice(start, self.num_draws))]
         except (ValueError, OSError):
             return False
-        return found.tobytes() == flatten_chains(self._tail[group][name], variable).tobytes()
+        return found.tobytes() == variable.flatten_chains(self._tail[group][name]).tobytes()
 
     def _open_array(self, group: str, name: str, variable: Variable) -> Any:
         """Opens an array, checks that no chunk is missing, and drops uncommitted draws."""
-        path, axis = self.path / group / name, _draw_axis(variable.chain_shape)
+        path, axis = self.path / group / name, variable.draw_axis
         with _named(path):
             # Chunks of zeros are files as well; open_array does not take this setting.
             array = self._zarr.open_array(path, mode="r+")
@@ -290,9 +288,9 @@ class DrawStore:
     def _write(self, group: str, name: str, rows: np.ndarray) -> None:
         """Writes rows, which begin after the last whole chunk."""
         array, variable = self._arrays[group][name], self.variables[group][name]
-        axis, start = _draw_axis(variable.chain_shape), self._num_whole
+        axis, start = variable.draw_axis, self._num_whole
         stop = start + len(rows)
-        rows = flatten_chains(rows, variable)
+        rows = variable.flatten_chains(rows)
         if array.shape[axis] < stop:
             array.resize((*array.shape[:axis], stop, *array.shape[axis + 1 :]))
         array[(*(slice(None),) * axis, slice(start, stop))] = rows
@@ -336,41 +334,6 @@ def _chunk_rows(variables: Variables) -> int:
     return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // total))
 
 
-def dimensions(name: str, variable: Variable) -> tuple[str, ...]:
-    """Returns the names that xarray shows for the axes of an array."""
-    lead = () if variable.chain_shape is None else ("chain",)
-    return (*lead, "draw", *(f"{name}_dim_{i}" for i in range(len(variable.event_shape))))
-
-
-def flatten_chains(rows: np.ndarray, variable: Variable) -> np.ndarray:
-    """Returns draws `[draw, chains..., event...]` as `[chain, draw, event...]`."""
-    if variable.chain_shape is None:
-        return rows
-    chains = math.prod(variable.chain_shape)
-    return np.moveaxis(rows.reshape(len(rows), chains, *variable.event_shape), 0, 1)
-
-
-def _draw_axis(chain_shape: tuple[int, ...] | None) -> int:
-    return 0 if chain_shape is None else 1
-
-
-def _refuse_links(path: Path) -> None:
-    """Raises ValueError if something below `path` is neither a folder nor a regular file.
-
-    Nothing is written or removed through symbolic links, and no pipe is waited for.
-    """
-    for folder, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            found = Path(folder, name)
-            if found.is_symlink():
-                raise ValueError(
-                    f"{found} must not be a symbolic link, because a run writes and removes files "
-                    "there."
-                )
-            if not (found.is_file() or found.is_dir()):
-                raise ValueError(f"{found} must be a regular file. Received: a pipe or a device.")
-
-
 @contextlib.contextmanager
 def _named(path: Path) -> Generator[None]:
     """Names the part of the store that cannot be opened."""
@@ -381,10 +344,6 @@ def _named(path: Path) -> Generator[None]:
             f"{path} is damaged or missing ({error}). Restore it from a copy, or start in another "
             "directory."
         ) from error
-
-
-def _num_chains(variable: Variable) -> int:
-    return 0 if variable.chain_shape is None else math.prod(variable.chain_shape)
 
 
 def _check(group: str, members: Mapping[str, Variable]) -> None:
@@ -405,7 +364,7 @@ def _check(group: str, members: Mapping[str, Variable]) -> None:
             )
         if 0 in variable.shape:
             raise ValueError(f"{group}/{name} has shape {variable.shape} and nothing to store.")
-    counts = {_num_chains(v) for v in members.values()} - {0}
+    counts = {v.num_chains for v in members.values()} - {0}
     if len(counts) > 1:
         raise ValueError(f"{group} must have equally many chains. Received: {sorted(counts)}.")
 

@@ -178,7 +178,7 @@ def test_skipped_minibatches_are_said() -> None:
     assert found.startswith("12 of 400 minibatches had scores that are NaN or infinite")
 
 
-def test_a_log_posterior_that_is_nan_is_said() -> None:
+def test_a_log_posterior_that_is_nan_reported() -> None:
     (found,) = problems_of(Results(target_log_prob=np.array([0.0, np.nan])))
     assert found.startswith("The log posterior was NaN in 50 %")
     trace = {"target_log_prob": np.where(np.arange(500) < 5, np.nan, 0.0)}
@@ -244,8 +244,10 @@ def test_the_step_is_compared_with_the_largest_stable_one(
     assert (said in problems[0] and "the draws is 4." in problems[0]) if said else not problems
 
 
-@pytest.mark.parametrize(("step_size", "is_said"), [(3.5, True), (0.5, False)])
-def test_draws_away_from_the_mode_by_a_step_near_the_limit(step_size: float, is_said: bool) -> None:
+@pytest.mark.parametrize(("step_size", "reported"), [(3.5, True), (0.5, False)])
+def test_draws_away_from_the_mode_by_a_step_near_the_limit(
+    step_size: float, reported: bool
+) -> None:
     """A chain that an unstable step threw from the mode stays where the step is just stable."""
 
     def target(w: Any) -> Any:
@@ -255,7 +257,7 @@ def test_draws_away_from_the_mode_by_a_step_near_the_limit(step_size: float, is_
         draws() + 1.0, final_kernel_results=Results(np.asarray(step_size)), kernel=Kernel(target)
     )
     problems = sgmcmc.report(run, target).problems
-    assert problems and problems[0].startswith("The step is too large") == is_said
+    assert problems and problems[0].startswith("The step is too large") == reported
 
 
 def test_a_curvature_that_grows_along_the_run_is_noted() -> None:

@@ -1,4 +1,4 @@
-"""One page about a run: a plain verdict, its figures, and the worst traces."""
+"""A report about a run on one page: verdict, convergence diagnostics, worst traces."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Report:
       problems: the problems found, in plain words.
       rows: the figures of each variable.
       temperature: the configurational temperature and its standard error, or None.
-      notes: what is certain but small, such as a bias of 9 %, in plain words.
+      notes: small but certain deviations, such as a bias of 9 %, in plain words.
     """
 
     problems: tuple[str, ...]
@@ -101,7 +101,7 @@ def report(
     kernel: Any = None,
     num_gradients: int = 500,
 ) -> Report:
-    r"""Checks the draws of a run and says plainly whether they can be trusted.
+    r"""Checks the draws of a run and reports plainly whether they can be trusted.
 
     It looks for entries that are not finite, chains that do not move or disagree (R-hat above
     1.01), fewer than 400 independent draws, and a start far from the rest. R-hat and effective
@@ -111,8 +111,9 @@ def report(
     If a target is given, every entry is tested by \( E[g_i] = 0 \) and
     \( -E[(\theta_i - a_i) g_i] = T \), where g is the gradient of the log posterior, and so are
     combinations of entries. All tests of a report together reject sound draws with probability
-    1e-3. What is rejected is a problem if widths are off by more than 15 %, or means by more than a
-    quarter of a standard deviation. Less is a note, and below 4 % or a tenth it is not mentioned.
+    1e-3. A rejected entry is a problem if its width is off by more than 15 %, or its mean by more
+    than a quarter of a standard deviation. Smaller deviations are notes, and deviations below 4 %
+    or a tenth are not mentioned.
     The log posterior must be smooth and have unbounded support.
 
     If the kernel is known, its step is compared with the largest stable one at the first, middle
@@ -244,7 +245,7 @@ def _spread(size: int, most: int) -> np.ndarray:
 
 
 def _shortened(lines: list[str], most: int = 12) -> list[str]:
-    """Returns the first lines, and how many more there are, so that a report stays one page."""
+    """Returns the first lines and the number of the others, so that a report stays one page."""
     if len(lines) <= most:
         return lines
     return [*lines[:most], f"There are {len(lines) - most} more lines of this kind."]

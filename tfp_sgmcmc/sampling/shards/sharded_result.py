@@ -21,7 +21,7 @@ from tfp_sgmcmc.sampling.shards.shard_worker import Outcome
 from tfp_sgmcmc.sampling.shards.sharded_draws import ShardedDraws
 from tfp_sgmcmc.storage.directory import SAMPLES
 from tfp_sgmcmc.storage.stored_draws import open_draws
-from tfp_sgmcmc.storage.zarr_store import LIBRARY, dimensions
+from tfp_sgmcmc.storage.zarr_store import LIBRARY
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -105,7 +105,7 @@ class ShardedResult(SampleResult):
 
         draws, members = self.named_draws(), {}
         for k in self._kept[: len(draws)]:
-            members[k.name] = dimensions(k.name, k.variable), np.swapaxes(draws[k.name], 0, 1)
+            members[k.name] = k.variable.dimensions(k.name), np.swapaxes(draws[k.name], 0, 1)
         data = xarray.Dataset(members, attrs=LIBRARY)
         return arviz.InferenceData(
             posterior=data.assign_coords({a: np.arange(data.sizes[a]) for a in ("chain", "draw")})
