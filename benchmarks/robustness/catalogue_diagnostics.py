@@ -19,7 +19,6 @@ from benchmarks.robustness.catalogue_samplers import (
     matrices,
 )
 from benchmarks.robustness.values import (
-    DATA,
     INF,
     NAN,
     array,
@@ -167,28 +166,6 @@ def diagnostics() -> list[Entry]:
                 step_size=[*setting(0.0, -1.0)],
                 preconditioner=matrices(),
                 temperature=positive,
-            ),
-        ),
-        plain(
-            "amari_distance",
-            dict(w=square, v=square),
-            dict(w=[*covariances], v=[*covariances, 0 * square]),
-        ),
-        plain(
-            "instability_index",
-            dict(
-                samples=RNG.normal(size=[5, 2, 2]),
-                data=DATA,
-                weights=np.ones([5]),
-                mean=square,
-                reduction="sum",
-            ),
-            dict(
-                samples=draws(np.ones([5, 2, 3]), np.ones([5])),
-                data=finite(array(np.ones([8, 3]))),
-                weights=array(np.ones([3]), -np.ones([5]), optional=True),
-                mean=array(np.ones([3]), optional=True),
-                reduction=choice("sum", optional=True),
             ),
         ),
         plain(

@@ -38,8 +38,7 @@ from distributed.utils import get_mp_context
 from benchmarks.common import command_line
 from benchmarks.robustness import shard_problem
 from tfp_sgmcmc.storage import checkpoint
-from tfp_sgmcmc.storage.lease import EXPIRY_SECONDS
-from tfp_sgmcmc.storage.lock import SIGNATURE
+from tfp_sgmcmc.storage.lock import EXPIRY_SECONDS, SIGNATURE
 
 _IMPORTED = [
     "distributed",

@@ -21,7 +21,7 @@ import zarr.codecs
 
 from tfp_sgmcmc.storage import zarr_store
 from tfp_sgmcmc.storage.directory import RunDirectory
-from tfp_sgmcmc.storage.zarr_store import Variable
+from tfp_sgmcmc.storage.stored_draws import Variable
 
 NUM_ROUNDS, ROWS, DEAD = 3, 3, 9
 VARIABLES = {

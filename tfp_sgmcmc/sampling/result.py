@@ -11,7 +11,8 @@ import numpy as np
 import tree
 
 from tfp_sgmcmc.internal.arviz_import import import_arviz
-from tfp_sgmcmc.storage.zarr_store import LIBRARY, Variable, dimensions, flatten_chains
+from tfp_sgmcmc.storage.stored_draws import Variable
+from tfp_sgmcmc.storage.zarr_store import LIBRARY
 
 
 class Timings(NamedTuple):
@@ -140,6 +141,20 @@ class SampleResult:
         first = f"SampleResult: {self.num_results} results, {state}{where}"
         return "\n".join([first, *arrays, *lines])
 
+    def _leaves(self) -> list[Any]:
+        """Returns all arrays, in the order of `_kept`."""
+        trace = () if self.trace is None else self.trace
+        weights = () if self.weights is None else self.weights
+        return tree.flatten((self.states, trace, weights))
+
+    def named_draws(self) -> dict[str, np.ndarray]:
+        """Returns the draws by the names of `to_inference_data`, `[draws, chains, event...]`."""
+        found = {}
+        for (_, name, variable), x in zip(self._kept, tree.flatten(self.states), strict=False):
+            rows = variable.flatten_chains(np.asarray(x, variable.stored_dtype))
+            found[name] = np.moveaxis(rows, 0, 1)
+        return found
+
     def to_inference_data(self) -> Any:
         """Returns an `arviz.InferenceData` with groups `posterior` and `sample_stats`.
 
@@ -153,19 +168,18 @@ class SampleResult:
         import xarray
 
         if self.directory is not None:
+            for x in self._leaves():
+                x.verify()  # xarray reads zeros for missing files
             read = xarray.open_datatree(self.directory / "samples.zarr", engine="zarr")
             groups: dict[str, Any] = {
                 name: group.to_dataset().isel(draw=slice(self.num_results))
                 for name, group in read.children.items()
             }
             return arviz.InferenceData(**groups)
-        trace = () if self.trace is None else self.trace
-        weights = () if self.weights is None else self.weights
-        leaves = tree.flatten((self.states, trace, weights))
         variables: dict[str, dict[str, Any]] = {}
-        for (group, name, variable), x in zip(self._kept, leaves, strict=True):
+        for (group, name, variable), x in zip(self._kept, self._leaves(), strict=True):
             x = np.asarray(x, variable.stored_dtype)
-            entry = dimensions(name, variable), flatten_chains(x, variable)
+            entry = variable.dimensions(name), variable.flatten_chains(x)
             variables.setdefault(group, {})[name] = entry
         groups = dict[str, Any]()
         for group, members in variables.items():

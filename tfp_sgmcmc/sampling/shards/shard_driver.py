@@ -126,7 +126,7 @@ def sample_shards(
     state = tree.map_structure(np.asarray, state_tensors(initial_state))
     count = _num_chains(state) if num_chains is None else num_chains
     chains_per_shard = _shard_size(chains_per_shard, count, executor)
-    folder = None if place is None else Path(place.path)
+    folder = None if place is None else Path(place.path).absolute()
     resume = "auto" if place is None else place.resume
     chosen = _open_manifest(folder, resume, seed, count, chains_per_shard)
     starts_alike = num_chains is not None

@@ -49,6 +49,11 @@ class ShardedDraws:
     def __repr__(self) -> str:
         return f"ShardedDraws(shape={self.shape}, dtype={np.dtype(self.dtype).name})"
 
+    def verify(self) -> None:
+        """Raises ValueError unless the files of all draws are those that the run wrote."""
+        for part in self._parts:
+            part.verify()
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("copy must be True or None for draws of shards. Received: copy=False.")
@@ -145,6 +150,8 @@ class ShardedResult(SampleResult):
         """
         arviz = import_arviz()
         if self.directory is not None:
+            for x in tree.flatten(self.states):
+                x.verify()  # xarray reads zeros for missing files
             data = open_shards(self.directory, self.shards).isel(draw=slice(self.num_results))
             return arviz.InferenceData(posterior=data)
         return arviz.InferenceData(posterior=super().to_inference_data().posterior)
