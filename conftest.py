@@ -3,6 +3,7 @@
 import doctest
 import functools
 import os
+import re
 import sys
 from typing import Any
 
@@ -49,7 +50,7 @@ def _gaussian_mean_example() -> dict[str, Any]:
 
     names: dict[str, Any] = {}
     for example in doctest.DocTestParser().get_examples(StochasticGradientKernel.__doc__ or ""):
-        if "= sample(" in example.source:
+        if re.search(r"= (sgmcmc\.)?sample(_chain)?\(", example.source):
             break
         exec(example.source, names)
     return names

@@ -30,6 +30,8 @@ from tfp_sgmcmc.sampling import SampleResult as SampleResult
 from tfp_sgmcmc.sampling import ShardedResult as ShardedResult
 from tfp_sgmcmc.sampling import export_program as export_program
 from tfp_sgmcmc.sampling import open_shards as open_shards
+from tfp_sgmcmc.sampling import sample_chain as sample_chain
+from tfp_sgmcmc.sampling import sample_shards as sample_shards
 from tfp_sgmcmc.storage import Directory as Directory
 from tfp_sgmcmc.targets import SVRG as SVRG
 from tfp_sgmcmc.targets import ControlVariate as ControlVariate

@@ -1,6 +1,8 @@
-"""Independent component analysis: its likelihood, a start from FastICA, and artificial data."""
+"""Independent component analysis: likelihood, start by FastICA, artificial data, diagnostics."""
 
 from __future__ import annotations
+
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -47,3 +49,46 @@ def artificial(num_examples: int, num_heavy: int, num_normal: int, seed: int) ->
     generator = np.random.default_rng(seed)
     heavy = generator.laplace(scale=np.sqrt(0.5), size=[num_examples, num_heavy])
     return np.hstack([heavy, generator.standard_normal([num_examples, num_normal])])
+
+
+def amari_distance(w: Any, v: Any) -> np.ndarray:
+    r"""Returns the Amari distances `[...]` of unmixing matrices W and V, `[..., d, d]`.
+
+    \[
+    \sum_i \left( \frac{\sum_j |P_{ij}|}{\max_j |P_{ij}|} - 1 \right)
+      + \sum_j \left( \frac{\sum_i |P_{ij}|}{\max_i |P_{ij}|} - 1 \right), \qquad P = W V^{-1}
+    \]
+
+    It is zero if the sources differ only in order and scale, and at most 2 d (d - 1). (S. Amari,
+    A. Cichocki and H. Yang. A new algorithm for blind signal separation. NIPS, 1996.)
+    """
+    p = np.abs(np.asarray(w, np.float64) @ np.linalg.inv(np.asarray(v, np.float64)))
+    rows, columns = (np.sum(p / p.max(axis=k, keepdims=True), axis=(-2, -1)) for k in (-1, -2))
+    return rows + columns - 2 * p.shape[-1]
+
+
+def instability_index(
+    samples: Any,
+    data: Any,
+    weights: Any = None,
+    mean: Any = None,
+    reduction: Literal["sum", "mean"] = "sum",
+) -> np.ndarray:
+    r"""Returns the instability of each source, `[chains..., d]`.
+
+    \[ I_i = \sum_{j=1}^d \operatorname{var}(W_{ij}) \operatorname{var}(x_j) \]
+
+    as in Welling & Teh (2011), section 5.3, or 1/d of that with `reduction="mean"`.
+
+    Args:
+      samples: samples of W, `[results, chains..., d, d]`.
+      data: x, `[N, d]`.
+      weights: weights of the results, `[results]`; None weights all equally.
+      mean: the mean of W about which variances are taken, `[d, d]`; None uses each chain's mean.
+      reduction: "sum" or "mean" over the d channels.
+    """
+    samples = np.asarray(samples, np.float64)
+    center = np.average(samples, axis=0, weights=weights) if mean is None else mean
+    variances = np.average((samples - center) ** 2, axis=0, weights=weights)
+    index = variances @ np.var(data, axis=0, dtype=np.float64)
+    return index if reduction == "sum" else index / samples.shape[-1]

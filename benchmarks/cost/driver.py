@@ -44,7 +44,9 @@ def speed(batch_size: int, num_steps: int, repeats: int) -> Iterator[tuple[Any, 
     state, seed = tf.constant(initial), tf.constant([0, 1])
 
     def sample(**options: Any) -> float:
-        result = sgmcmc.sample(kernel, initial, num_steps, seed=1, progress_bar=True, **options)
+        result = sgmcmc.sample_chain(
+            kernel, initial, num_steps, seed=1, progress_bar=True, **options
+        )
         return result.timings.seconds
 
     def to_disk() -> float:
@@ -81,9 +83,9 @@ def memory(batch_size: int, num_results: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         watcher = threading.Thread(target=watch, args=[Path(folder) / "checkpoint.npz"])
         watcher.start()
-        result = sgmcmc.sample(
-            kernel, initial, num_results, seed=0, directory=folder, progress_bar=False,
-            checkpoint_seconds=1.0,
+        result = sgmcmc.sample_chain(
+            kernel, initial, num_results, seed=0, progress_bar=False,
+            directory=sgmcmc.Directory(folder, seconds_between_commits=1.0),
         )  # fmt: skip
         added = peak() - before
         watcher.join()

@@ -74,7 +74,7 @@ def run(
     num_steps = epochs * num_batches
     stride = max(1, num_steps // num_results)
     with tempfile.TemporaryDirectory() as folder:
-        result = sgmcmc.sample(
+        result = sgmcmc.sample_chain(
             sgmcmc.SGLD(target, step_size * 50_000_000 / num_examples),
             tf.zeros([num_features]),
             num_steps // stride,

@@ -196,7 +196,7 @@ def measured(case: Case, python: str, folder: Path, speed: float) -> Row:
 
 def sampled(kernel: Any, state: list[tf.Tensor], steps: int) -> sgmcmc.SampleResult:
     """Returns a run of so many steps, which keeps the last state alone."""
-    return sgmcmc.sample(
+    return sgmcmc.sample_chain(
         kernel, state, 1, seed=0, num_burnin_steps=steps - 1, progress_bar=False,
         preflight_check=False,
     )  # fmt: skip
@@ -247,7 +247,7 @@ def check_exact(num_chains: int = 1000) -> None:
     # within 1 %, and NOGIN within that of being exact at every step size.
     known = sgmcmc.covariance.Full(sgmcmc.covariance.RunningMean())
     kernel = sgmcmc.NOGIN(target, step_size=0.05, covariance=known, num_estimation_steps=500)
-    result = sgmcmc.sample(
+    result = sgmcmc.sample_chain(
         kernel, tf.zeros([num_chains]), 1, num_burnin_steps=2000, seed=0, progress_bar=False
     )
     mean = data.sum() / 201

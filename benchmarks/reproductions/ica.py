@@ -45,7 +45,13 @@ import datasets
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.chains import compiled
-from benchmarks.common.ica import fast_ica, log_likelihood, log_prior
+from benchmarks.common.ica import (
+    amari_distance,
+    fast_ica,
+    instability_index,
+    log_likelihood,
+    log_prior,
+)
 from benchmarks.reproductions.experiment import Claim, Experiment, main, subplots
 
 if TYPE_CHECKING:
@@ -156,9 +162,7 @@ def _posterior(
     means = np.average(samples, axis=0, weights=weights)  # of the chains
     mean = means.mean(axis=0)
     squares = np.average((samples - mean) ** 2, axis=0, weights=weights)
-    instability = sgmcmc.diagnostics.instability_index(
-        samples, data, weights=weights, mean=mean, reduction="sum"
-    )
+    instability = instability_index(samples, data, weights, mean)
     root = np.sqrt(len(means))
     return Posterior(
         mean,
@@ -167,7 +171,7 @@ def _posterior(
         instability.mean(axis=0),
         instability.std(axis=0, ddof=1) / root,
         weights,
-        sgmcmc.diagnostics.amari_distance(samples, center),
+        amari_distance(samples, center),
         passes,
     )
 

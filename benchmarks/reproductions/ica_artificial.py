@@ -36,7 +36,14 @@ from scipy.stats import ks_2samp
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.chains import compiled
-from benchmarks.common.ica import artificial, fast_ica, log_likelihood, log_prior
+from benchmarks.common.ica import (
+    amari_distance,
+    artificial,
+    fast_ica,
+    instability_index,
+    log_likelihood,
+    log_prior,
+)
 from benchmarks.reproductions.experiment import Claim, Experiment, main, subplots
 
 if TYPE_CHECKING:
@@ -147,11 +154,11 @@ def run(
             kept = late[sgmcmc.diagnostics.indices_by_distance(between, float(between[0]))]
             passes, acceptance = at * batch_size / num_examples, 1.0
             time = float(between.sum())
-        index = sgmcmc.diagnostics.instability_index(states[kept], data)
+        index = instability_index(states[kept], data, reduction="mean")
         products = states[kept] @ mixing
         made = Posterior(
             passes,
-            sgmcmc.diagnostics.amari_distance(states, np.linalg.inv(mixing)),
+            amari_distance(states, np.linalg.inv(mixing)),
             kept,
             np.sort(index, axis=-1),
             np.stack([products[..., i, j] for i, j in MARGINALS], axis=-1),

@@ -43,7 +43,7 @@ from datasets import _fetch
 from tfp_sgmcmc.keras import NegativeLogLikelihood, Posterior
 from tfp_sgmcmc.storage import checkpoint, zarr_store
 from tfp_sgmcmc.storage.directory import RunDirectory
-from tfp_sgmcmc.storage.zarr_store import Variable
+from tfp_sgmcmc.storage.stored_draws import Variable
 
 OUTCOMES = ("unchanged", "refused", "other", "changed", "hangs")
 _SECONDS = 10

@@ -62,7 +62,7 @@ def run_sample(directory: Path | None) -> list[Any]:
         10,
         reshuffle="epoch",
     )
-    result = sgmcmc.sample(
+    result = sgmcmc.sample_chain(
         sgmcmc.NOGIN(target, 0.02),
         tf.zeros([3]),
         200_000,
@@ -70,8 +70,7 @@ def run_sample(directory: Path | None) -> list[Any]:
         num_chains=2,
         num_steps_between_results=1,
         trace_fn=lambda state, results: results.gradient_norm,
-        directory=directory,
-        checkpoint_seconds=0.02,
+        directory=directory and sgmcmc.Directory(directory, seconds_between_commits=0.02),
         progress_bar=False,
         preflight_check=False,
     )

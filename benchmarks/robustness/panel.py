@@ -205,7 +205,7 @@ def judged_run(run: Run, groups: int) -> Iterator[Row]:
     p, chains = run.problem, NUM_CHAINS * groups
     kernel = run.kernel(p)
     try:
-        result = sgmcmc.sample(
+        result = sgmcmc.sample_chain(
             kernel,
             p.starts(chains, run.sds),
             run.num_results,

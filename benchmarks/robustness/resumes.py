@@ -173,7 +173,7 @@ def sample(directory: Path, num_results: int, **changes: Any) -> None:
         batches = tf.data.Dataset.from_tensor_slices(data).batch(size, drop_remainder=True)
         target = sgmcmc.StreamedLogProb(*fns, batches, num_examples=N)
     names = ("num_burnin_steps", "num_steps_between_results", "trace_fn")
-    sgmcmc.sample(
+    sgmcmc.sample_chain(
         sgmcmc.SGLD(target, given["step_size"], given["temperature"]),
         given["start"],
         num_results,

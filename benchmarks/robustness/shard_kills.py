@@ -1,6 +1,6 @@
 """Runs in shards on a dask cluster whose processes are killed, compared bit for bit.
 
-A `LocalCluster` of two processes runs the shards of `sample(..., executor=...)`. In the row
+A `LocalCluster` of two processes runs the shards of `sample_shards(..., executor=...)`. In the row
 
   workers    workers get a SIGKILL at random moments after they took the lease of a shard,
   scheduler  the process with the scheduler gets one when the first shard is over, and its workers
@@ -38,8 +38,7 @@ from distributed.utils import get_mp_context
 from benchmarks.common import command_line
 from benchmarks.robustness import shard_problem
 from tfp_sgmcmc.storage import checkpoint
-from tfp_sgmcmc.storage.lease import EXPIRY_SECONDS
-from tfp_sgmcmc.storage.lock import SIGNATURE
+from tfp_sgmcmc.storage.lock import EXPIRY_SECONDS, SIGNATURE
 
 _IMPORTED = [
     "distributed",

@@ -28,7 +28,7 @@ def make_kernel() -> sgmcmc.SGNHT:
 
 def sample(executor: Any, directory: Path) -> Any:
     """Runs the shards, or goes on with them; returns a `ShardedResult`."""
-    return sgmcmc.sample(
+    return sgmcmc.sample_shards(
         make_kernel,
         tf.zeros([3]),
         NUM_RESULTS,
@@ -36,8 +36,7 @@ def sample(executor: Any, directory: Path) -> Any:
         chains_per_shard=CHAINS_PER_SHARD,
         seed=5,
         executor=executor,
-        directory=directory,
-        checkpoint_seconds=0.1,
+        directory=sgmcmc.Directory(directory, seconds_between_commits=0.1),
         progress_bar=False,
         preflight_check=False,
         jit_compile=False,  # a killed worker compiles anew

@@ -26,7 +26,7 @@ def make_kernel() -> sgmcmc.SGLD:
 
 def sample(kernel: Any, executor: Any, shards: int, chains: int, num_results: int) -> Any:
     """Runs some shards, with few results of many steps; returns a `ShardedResult`."""
-    return sgmcmc.sample(
+    return sgmcmc.sample_shards(
         kernel,
         tf.zeros([D]),
         num_results,

@@ -59,7 +59,7 @@ print(f"curvatures from {curvatures[0]:.1f} to {curvatures[-1]:.1f}")
 # %%
 whitened, bijector = sgmcmc.whiten(target, center)
 print(f"largest curvature: {float(sgmcmc.largest_curvature(whitened, tf.zeros([D]))):.2f}")
-hmc = sgmcmc.sample(tfp.mcmc.HamiltonianMonteCarlo(whitened, 0.5, 3), tf.zeros([4, D]), 5_000,
+hmc = sgmcmc.sample_chain(tfp.mcmc.HamiltonianMonteCarlo(whitened, 0.5, 3), tf.zeros([4, D]), 5_000,
                     num_burnin_steps=100, seed=1, progress_bar=False)  # fmt: skip
 exact = hmc.states.var((0, 1)).mean()
 print(f"mean variance in these coordinates, by HMC: {exact:.3f}")

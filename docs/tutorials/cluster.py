@@ -58,8 +58,8 @@ print(target.num_examples, center.shape)
 # ## A cluster, and a run
 #
 # `allowed-failures` is how many workers may die with a task before dask gives the task up. Eight
-# chains in shards of two make four shards, for two workers. `sample` waits for its end, so it runs
-# in a thread here.
+# chains in shards of two make four shards, for two workers. `sample_shards` waits for its end,
+# so it runs in a thread here.
 
 # %%
 dask.config.set({"distributed.scheduler.allowed-failures": 100})
@@ -67,10 +67,14 @@ cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None
 client = Client(cluster)
 folder = tempfile.mkdtemp()
 settings = dict(num_results=10_000, num_burnin_steps=1_000, num_steps_between_results=29,
-                num_chains=8, chains_per_shard=2, seed=0, checkpoint_seconds=0.5,
-                progress_bar=False)  # fmt: skip
+                num_chains=8, chains_per_shard=2, seed=0, progress_bar=False)  # fmt: skip
 run = concurrent.futures.ThreadPoolExecutor().submit(
-    sgmcmc.sample, make_kernel, tf.zeros([25]), executor=client, directory=folder, **settings
+    sgmcmc.sample_shards,
+    make_kernel,
+    tf.zeros([25]),
+    executor=client,
+    directory=sgmcmc.Directory(folder, seconds_between_commits=0.5),
+    **settings,
 )
 
 # %% [markdown]
@@ -104,7 +108,7 @@ print("complete:", result.is_complete, "draws:", result.states.shape)
 # seen in the draws.
 
 # %%
-alone = sgmcmc.sample(make_kernel(), tf.zeros([25]), **settings)
+alone = sgmcmc.sample_shards(make_kernel(), tf.zeros([25]), **settings)
 same = np.array_equal(np.asarray(result.states), np.asarray(alone.states))
 print("same draws, bit for bit:", same)
 assert same

@@ -109,9 +109,8 @@ print(f"accepted steps of the exact chains: {accepted.mean():.2f}")
 def instability(draws, weights=None):
     """Returns the index of each source, and its standard error over the chains."""
     mean = np.average(draws, axis=0, weights=weights).mean(axis=0)
-    found = sgmcmc.diagnostics.instability_index(
-        draws, x, weights=weights, mean=mean, reduction="sum"
-    )
+    variances = np.average((draws - mean) ** 2, axis=0, weights=weights)  # of W, in each chain
+    found = variances @ x.var(axis=0)
     return found.mean(axis=0), found.std(axis=0, ddof=1) / np.sqrt(len(found))
 
 

@@ -44,7 +44,7 @@ target = sgmcmc.MinibatchLogProb(
 # %%
 center, report = sgmcmc.find_center(target, tf.zeros([D]))
 whitened, bijector = sgmcmc.whiten(target, center)
-hmc = sgmcmc.sample(
+hmc = sgmcmc.sample_chain(
     tfp.mcmc.HamiltonianMonteCarlo(whitened, step_size=0.5, num_leapfrog_steps=3),
     tf.zeros([4, D]),
     2_500,
@@ -65,7 +65,7 @@ print(sgmcmc.report(hmc, whitened))
 curvature = sgmcmc.largest_curvature(target, center)
 limit = sgmcmc.SGLD(target, 1.0).largest_stable_step(curvature)
 print(f"curvature {float(curvature):.0f}, steps are stable below {float(limit):.4f}")
-sgld = sgmcmc.sample(
+sgld = sgmcmc.sample_chain(
     sgmcmc.SGLD(target, step_size=float(limit) / 5),
     tf.tile(center[None], [4, 1]),
     2_500,
@@ -80,7 +80,7 @@ print(sgmcmc.report(sgld, target))
 # ## NOGIN, in whitened coordinates
 
 # %%
-nogin = sgmcmc.sample(
+nogin = sgmcmc.sample_chain(
     sgmcmc.NOGIN(whitened, step_size=0.5, friction=1.0),
     tf.zeros([4, D]),
     2_500,

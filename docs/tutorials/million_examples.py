@@ -71,7 +71,7 @@ for name, kernel, num_results in (
     ("NOGIN, plain", sgmcmc.NOGIN(whitened, 0.5, friction=1.0), 10_000),
     ("HMC", tfp.mcmc.HamiltonianMonteCarlo(whitened, 0.5, num_leapfrog_steps=3), 40),
 ):
-    result = sgmcmc.sample(
+    result = sgmcmc.sample_chain(
         kernel, tf.zeros([4, D]), num_results, num_burnin_steps=num_results // 10, seed=0,
         progress_bar=False,
     )  # fmt: skip

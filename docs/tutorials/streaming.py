@@ -63,10 +63,10 @@ target = sgmcmc.StreamedLogProb(
     lambda w: tfd.Sample(tfd.Normal(0.0, 1.0), 123).log_prob(w),
     lambda w, batch: tfd.Bernoulli(tf.linalg.matvec(batch["x"], w)).log_prob(batch["y"]),
     batches, num_examples=32_561)
-result = sgmcmc.sample(
+result = sgmcmc.sample_chain(
     sgmcmc.SGLD(target, step_size=2e-5), tf.zeros([4, 123]), 400, num_burnin_steps=200,
-    num_steps_between_results=9, seed=0, directory=folder / sys.argv[1], checkpoint_seconds=0.5,
-    progress_bar=False)
+    num_steps_between_results=9, seed=0, progress_bar=False,
+    directory=sgmcmc.Directory(folder / sys.argv[1], seconds_between_commits=0.5))
 print("complete:", result.is_complete, result.num_results)
 """)
 

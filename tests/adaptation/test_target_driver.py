@@ -294,7 +294,7 @@ def test_a_run_goes_on_and_is_repeated_by_hand(run: Any) -> None:
         whitened = whitened.with_minibatches(choices.batch_size)
         control = sgmcmc.ControlVariate(whitened, tf.zeros([3]), order=2, importance="pilot")
         kernel = sgmcmc.UnderdampedLangevin(control, **choices.arguments)
-    by_hand = sgmcmc.sample(
+    by_hand = sgmcmc.sample_chain(
         kernel,
         choices.start,
         400,
@@ -433,6 +433,8 @@ def test_the_draws_have_the_moments_of_the_posterior(run: Any) -> None:
         ({"num_steps_between_results": 1}, "num_steps_between_results must be 0"),
         ({"trace_fn": lambda *_: ()}, "trace_fn must be None"),
         ({"min_ess": 0}, "min_ess must be at least 1"),
+        ({"num_chains": 0}, "num_chains must be at least 1"),
+        ({"directory": ""}, "directory must be a path"),
     ],
 )
 def test_what_a_target_excludes(options: dict[str, Any], told: str) -> None:
@@ -446,9 +448,8 @@ def test_other_wrong_calls() -> None:
         sgmcmc.sample(control, tf.zeros([3]), 10)
     with pytest.raises(ValueError, match="without chain dimensions"):
         sgmcmc.sample(regression(), tf.zeros([4, 3]), 10)
-    kernel = sgmcmc.SGLD(regression(), 1e-3)
-    with pytest.raises(ValueError, match="min_ess must be None"):
-        sgmcmc.sample(kernel, tf.zeros([3]), 10, min_ess=400)
+    with pytest.raises(TypeError, match="target must be a MinibatchLogProb, .* Received: a str"):
+        sgmcmc.sample("posterior", tf.zeros([3]), 10)
 
 
 @pytest.mark.slow

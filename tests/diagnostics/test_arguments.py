@@ -1,6 +1,5 @@
 """Wrong arguments of the diagnostics are refused in words that name the argument."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,12 +29,6 @@ ARRAYS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (d.relative_mean_error, dict(estimate=X[0, 0], reference=X[1, 0]), "estimate reference"),
     (d.relative_covariance_error, dict(estimate=SQUARE, reference=SQUARE), "estimate reference"),
     (d.squared_variance_error, dict(samples=X, variances=np.ones(3)), "samples variances"),
-    (d.amari_distance, dict(w=SQUARE, v=SQUARE), "w v"),
-    (
-        functools.partial(d.instability_index, reduction="sum"),
-        dict(samples=np.stack([SQUARE] * 4), data=X[:, 0]),
-        "samples data",
-    ),
     (d.weighted_expectation, dict(values=X, step_sizes=np.ones(6)), "values step_sizes"),
     (d.effective_number_of_steps, dict(step_sizes=np.ones(6)), "step_sizes"),
     (d.indices_by_distance, dict(step_sizes=np.ones(6), distance=2.0), "step_sizes"),
@@ -131,8 +124,6 @@ def test_what_is_not_a_function(function: Any, given: dict[str, Any], arguments:
 
 def test_shapes_that_do_not_fit() -> None:
     for function, given, message in (
-        (d.amari_distance, dict(w=SQUARE, v=np.eye(2)), "w and v must be square"),
-        (d.amari_distance, dict(w=SQUARE * np.nan, v=SQUARE), "w and v must be finite"),
         (d.rejection_probability, dict(state=X[0], new_state=X[0, 0]), "new_state must have"),
         (d.gradients_at, dict(samples=np.float64(1.0)), "samples must have parts"),
         (d.gradients_at, dict(samples=np.zeros([0, 3])), "samples must have parts"),

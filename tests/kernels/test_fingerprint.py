@@ -10,8 +10,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.kernels.fingerprint import describe_kernel
-from tfp_sgmcmc.sampling.introspection import chain_shape_of
-from tfp_sgmcmc.sampling.loop import start_of
+from tfp_sgmcmc.sampling.loop import chain_shape_of, start_of
 
 X = np.random.default_rng(0).normal(size=[30, 2]).astype(np.float32)
 B, C, P = tfp.bijectors, sgmcmc.covariance, sgmcmc.preconditioners

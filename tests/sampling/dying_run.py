@@ -1,8 +1,8 @@
 """A short run that `os._exit` ends at each of its writes in turn; see `test_crash.py`.
 
-`python -m tests.sampling.dying_run FOLDER FIRST STEP [mutated]` ends it at points FIRST,
-FIRST + STEP, ... and prints the number of points. The mutated run commits its state before the
-draws that led to it.
+`python -m tests.sampling.dying_run FOLDER FIRST:STEP[:mutated]...` ends it at points FIRST,
+FIRST + STEP, ... and prints for each argument the number of points, or what failed. The mutated run
+commits its state before the draws that led to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import zarr.codecs
 
 from tfp_sgmcmc.storage import zarr_store
 from tfp_sgmcmc.storage.directory import RunDirectory
-from tfp_sgmcmc.storage.zarr_store import Variable
+from tfp_sgmcmc.storage.stored_draws import Variable
 
 NUM_ROUNDS, ROWS, DEAD = 3, 3, 9
 VARIABLES = {
@@ -97,23 +97,26 @@ def go_on(path: Path, mutated: bool) -> None:
     np.testing.assert_array_equal(w, np.stack([a, -a], axis=1).astype(np.float32))
 
 
-def main(folder: str, first: int, step: int, mutated: bool) -> None:
-    path = Path(folder) / "run"
+def deaths(path: Path, first: int, step: int, mutated: bool = False) -> object:
+    """Returns the number of points at which the run died, or a sentence about what failed."""
     for number in itertools.count():
         point = first + number * step
         ended = in_child(functools.partial(die_at, path, point, mutated))
         if ended not in (0, DEAD):
-            sys.exit(f"the run failed with {ended}")
-        if in_child(functools.partial(go_on, path, mutated)):
-            sys.exit(f"after a death at point {point} the draws differ")
+            return f"the run failed with {ended}"
+        differ = in_child(functools.partial(go_on, path, mutated))
         shutil.rmtree(path)
+        if differ:
+            return f"after a death at point {point} the draws differ"
         if ended == 0:
-            print(number)
-            return
+            return number
+    return None
 
 
 if __name__ == "__main__":
     assert zarr.codecs  # imported before any fork
     zarr_store._CHUNK_ROWS = 4
     os.fsync = lambda descriptor: None  # only a machine that stops needs it
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), "mutated" in sys.argv[4:])
+    for argument in sys.argv[2:]:
+        first, step, *mutated = argument.split(":")
+        print(deaths(Path(sys.argv[1]) / "run", int(first), int(step), bool(mutated)))

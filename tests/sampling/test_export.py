@@ -1,5 +1,6 @@
-"""`export_program`: the file holds a program that gives the draws of `sample`."""
+"""`export_program`: the file holds a program that gives the draws of `sample_chain`."""
 
+import functools
 import importlib.util
 import json
 import subprocess
@@ -28,13 +29,14 @@ KERNELS = {
 }
 
 
-def run_file(path: Path, **changes: Any) -> dict[str, np.ndarray]:
-    """Compiles and runs the file's program as it stands, with some inputs replaced."""
+@functools.cache
+def compiled(path: Path) -> tuple[dict[str, np.ndarray], list[str], Any]:
+    """Returns inputs, names of outputs, and the program of a file as it stands."""
     with np.load(path, allow_pickle=False) as file:
         header = json.loads(str(file["header"]))
         program = file["program"].tobytes()
-        inputs = [changes.get(name, file[name]) for name in header["inputs"]]
-        # Positions keep their types; the other outputs are draws, step sizes, and how it went.
+        inputs = {name: file[name] for name in header["inputs"]}
+        # Positions keep their types; the other outputs are draws, step sizes, and checks.
         like = [file[name] if name in file.files else None for name in header["outputs"]]
     kept = [np.float32 if x is None else x.dtype for x in like]
     kept[-2:] = [np.bool_, np.int64]
@@ -47,17 +49,24 @@ def run_file(path: Path, **changes: Any) -> dict[str, np.ndarray]:
             inputs, version=9, module=program, Tout=types, Sout=shapes, platforms=["CPU"]
         )
 
-    return dict(zip(header["outputs"], [x.numpy() for x in run(*inputs)], strict=True))
+    return inputs, header["outputs"], run
+
+
+def run_file(path: Path, **changes: Any) -> dict[str, np.ndarray]:
+    """Runs the file's program with some inputs replaced."""
+    inputs, outputs, run = compiled(path)
+    found = run(*(tf.constant(x) for x in (inputs | changes).values()))
+    return dict(zip(outputs, [x.numpy() for x in found], strict=True))
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n == "SGLD" else pytest.mark.slow) for n in KERNELS]
 )
-def test_program_gives_the_draws_of_sample_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_program_gives_the_draws_of_sample_chain_bit_for_bit(name: str, tmp_path: Path) -> None:
     kernel, state = KERNELS[name]()
     plan: dict[str, Any] = dict(num_burnin_steps=3, num_steps_between_results=1, num_chains=2)
     path = sgmcmc.export_program(kernel, state, 5, tmp_path / "chain.npz", seed=[1, 2], **plan)
-    want = sgmcmc.sample(kernel, state, 10, seed=[1, 2], progress_bar=False, **plan, **QUIET)
+    want = sgmcmc.sample_chain(kernel, state, 10, seed=[1, 2], progress_bar=False, **plan, **QUIET)
 
     first = run_file(path)
     position = {k: v for k, v in first.items() if k.startswith("position")}
@@ -125,7 +134,7 @@ def test_another_client_gives_nearly_the_same_draws(name: str, tmp_path: Path) -
         run_program.main()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=ROOT)
-    want = sgmcmc.sample(kernel, state, 40, seed=0, num_chains=2, progress_bar=False, **QUIET)
+    want = sgmcmc.sample_chain(kernel, state, 40, seed=0, num_chains=2, progress_bar=False, **QUIET)
     with np.load(draws) as found:
         for i, states in enumerate(tf.nest.flatten(want.states)):
             np.testing.assert_allclose(found[f"kept_{i}"], states, rtol=1e-4, atol=1e-5)

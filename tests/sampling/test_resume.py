@@ -43,12 +43,12 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def in_memory() -> Any:
-    return sgmcmc.sample(kernel(), state(), 30, **OPTIONS)
+    return sgmcmc.sample_chain(kernel(), state(), 30, **OPTIONS)
 
 
 def walk(num_results: int, **options: Any) -> Any:
     """Runs a kernel that is traced at once."""
-    return sgmcmc.sample(
+    return sgmcmc.sample_chain(
         Walk(), {"x": tf.zeros([3]), "y": tf.zeros([])}, num_results,
         **OPTIONS | {"trace_fn": lambda state, results: results["number"]} | options,
     )  # fmt: skip
@@ -67,10 +67,12 @@ def assert_same_run(result: Any, expected: Any) -> None:
 
 def test_more_results_go_on_from_those_on_disk(tmp_path: Path, in_memory: Any) -> None:
     for count in (11, 30):
-        result = sgmcmc.sample(kernel(), state(), count, directory=tmp_path, **OPTIONS)
+        result = sgmcmc.sample_chain(kernel(), state(), count, directory=tmp_path, **OPTIONS)
         assert result.num_results == count and result.is_complete
     assert_same_run(result, in_memory)
-    fewer = sgmcmc.sample(kernel(), state(), 7, directory=tmp_path, resume="must", **OPTIONS)
+    fewer = sgmcmc.sample_chain(
+        kernel(), state(), 7, directory=sgmcmc.Directory(tmp_path, resume="must"), **OPTIONS
+    )
     assert np.isnan(fewer.timings.steps_per_second)  # nothing was left to do
     assert_equal(fewer.final_state, in_memory.final_state)
     assert_equal(
@@ -108,8 +110,8 @@ def test_a_run_that_failed_goes_on(
     )
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(owner, name, at_call(3, stop, getattr(owner, name)))
-        walk(30, directory=tmp_path, checkpoint_seconds=1e-9)
-    assert_same_run(walk(30, directory=tmp_path, resume="must"), walk_in_memory)
+        walk(30, directory=sgmcmc.Directory(tmp_path, seconds_between_commits=1e-9))
+    assert_same_run(walk(30, directory=sgmcmc.Directory(tmp_path, "must")), walk_in_memory)
 
 
 def killed(folder: Path, seed: int, kills: int) -> None:
@@ -167,13 +169,13 @@ def test_a_run_of_something_else_is_refused(
     elif "step_size" in change:
         made = sgmcmc.SGNHT(made.target_log_prob_fn, **change)
     with pytest.raises(ValueError, match=f"belongs to another run, .*{message}"):
-        sgmcmc.sample(made, state(), 3, directory=run_of_three, **options)
+        sgmcmc.sample_chain(made, state(), 3, directory=run_of_three, **options)
 
 
 @pytest.fixture(scope="module")
 def run_of_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run")
-    sgmcmc.sample(quick_kernel(), state(), 3, directory=path, **OPTIONS)
+    sgmcmc.sample_chain(quick_kernel(), state(), 3, directory=path, **OPTIONS)
     return path
 
 
@@ -203,7 +205,7 @@ PROBLEM: dict[str, Any] = dict(target={}, step_size=constant, start=0.0, factor=
 
 
 def sampled(folder: Path, target: Any, step_size: Any, start: float, factor: float) -> Any:
-    return sgmcmc.sample(
+    return sgmcmc.sample_chain(
         sgmcmc.SGLD(near(**target), step_size), tf.constant([start]), 3, directory=folder,
         trace_fn=lambda state, results: factor * state, **EAGER,
     )  # fmt: skip
@@ -248,7 +250,7 @@ def test_a_problem_that_distributions_refuse_next_to_the_start(tmp_path: Path) -
         prior = tfp.distributions.Exponential(rate, validate_args=True)
         kernel = tfp.mcmc.HamiltonianMonteCarlo(lambda t, p=prior: p.log_prob(t)[..., 0], 1e-6, 1)
         with pytest.raises(ValueError, match="log posterior: ") if refused else nullcontext():
-            sgmcmc.sample(kernel, tf.constant([1e-3]), 2, directory=tmp_path, **EAGER)
+            sgmcmc.sample_chain(kernel, tf.constant([1e-3]), 2, directory=tmp_path, **EAGER)
 
 
 def test_a_run_from_before_the_problem_was_recorded(tmp_path: Path) -> None:
@@ -275,10 +277,10 @@ def rewrite(path: Path, header: dict[str, Any], leaves: dict[str, Any]) -> None:
 
 def test_a_run_without_a_seed_goes_on_with_its_own(tmp_path: Path) -> None:
     options = EAGER | {"seed": None}
-    first = sgmcmc.sample(Walk(), tf.zeros([2]), 3, directory=tmp_path, **options)
-    second = sgmcmc.sample(Walk(), tf.zeros([2]), 6, directory=tmp_path, **options)
+    first = sgmcmc.sample_chain(Walk(), tf.zeros([2]), 3, directory=tmp_path, **options)
+    second = sgmcmc.sample_chain(Walk(), tf.zeros([2]), 6, directory=tmp_path, **options)
     assert first.seed == second.seed
-    whole = sgmcmc.sample(Walk(), tf.zeros([2]), 6, **EAGER | {"seed": first.seed})
+    whole = sgmcmc.sample_chain(Walk(), tf.zeros([2]), 6, **EAGER | {"seed": first.seed})
     assert_equal(np.asarray(second.states), whole.states)
 
 
@@ -288,27 +290,28 @@ def test_results_of_another_shape_are_refused(tmp_path: Path) -> None:
             return {**super().bootstrap_results(init_state), "nothing": tf.zeros([2])}
 
     Longer.__name__ = "Walk"
-    sgmcmc.sample(Walk(), tf.zeros([2]), 3, directory=tmp_path, **EAGER)
+    sgmcmc.sample_chain(Walk(), tf.zeros([2]), 3, directory=tmp_path, **EAGER)
     with pytest.raises(ValueError, match=r"results\['nothing'\]: None, but here float32 \[2\]"):
-        sgmcmc.sample(Longer(), tf.zeros([2]), 5, directory=tmp_path, **EAGER)
+        sgmcmc.sample_chain(Longer(), tf.zeros([2]), 5, directory=tmp_path, **EAGER)
 
 
 def test_a_chain_that_broke_down_on_disk(tmp_path: Path) -> None:
     options = EAGER | dict(directory=tmp_path, trace_fn=lambda s, r: s)
     with pytest.raises(sgmcmc.NonFiniteChainError) as caught:
-        sgmcmc.sample(Walk(growth=100.0), tf.ones([2]), 1000, **options)
+        sgmcmc.sample_chain(Walk(growth=100.0), tf.ones([2]), 1000, **options)
     assert caught.value.samples.shape == (caught.value.step, 2)
     assert np.isfinite(np.asarray(caught.value.samples)).all()
-    with pytest.raises(ValueError, match=f"cannot go on, .* after {caught.value.step} results"):
-        sgmcmc.sample(Walk(growth=100.0), tf.ones([2]), 1000, **options)
+    with pytest.raises(ValueError, match=f"cannot resume, .* after {caught.value.step} results"):
+        sgmcmc.sample_chain(Walk(growth=100.0), tf.ones([2]), 1000, **options)
 
 
 def test_the_target_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = []
     monkeypatch.setattr(run, "preflight", lambda target, state, **_: checked.append(target))
+    monkeypatch.setattr(run, "judge_step", lambda *_: None)
     chain, options = quick_kernel(), OPTIONS | {"preflight_check": True}
     for count in (2, 4):
-        sgmcmc.sample(chain, state(), count, directory=tmp_path, **options)
+        sgmcmc.sample_chain(chain, state(), count, directory=tmp_path, **options)
     assert checked == [chain.target_log_prob_fn]
 
 
@@ -322,8 +325,8 @@ def test_bfloat16_goes_on(tmp_path: Path) -> None:
 
     start = tf.zeros([2], tf.bfloat16)
     for count in (3, 7):
-        result = sgmcmc.sample(Halving(), start, count, directory=tmp_path, **EAGER)
-    expected = sgmcmc.sample(Halving(), start, 7, **EAGER)
+        result = sgmcmc.sample_chain(Halving(), start, count, directory=tmp_path, **EAGER)
+    expected = sgmcmc.sample_chain(Halving(), start, 7, **EAGER)
     assert expected.states.dtype == tf.bfloat16.as_numpy_dtype
     np.testing.assert_array_equal(result.states, expected.states.astype(np.float32))
     assert result.final_state.dtype == tf.bfloat16

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from tfp_sgmcmc.storage import npz, zarr_store
 from tfp_sgmcmc.storage.directory import RunDirectory
-from tfp_sgmcmc.storage.zarr_store import DrawStore, Variable
+from tfp_sgmcmc.storage.stored_draws import Variable
+from tfp_sgmcmc.storage.zarr_store import DrawStore
 
 pytest.importorskip("zarr")
 
@@ -312,7 +314,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     code = (
         "import resource, signal, sys, numpy as np\n"
         "from tfp_sgmcmc.storage.directory import RunDirectory\n"
-        "from tfp_sgmcmc.storage.zarr_store import Variable\n"
+        "from tfp_sgmcmc.storage.stored_draws import Variable\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "run = RunDirectory(sys.argv[1])\n"
         "run.start({'posterior': {'w': Variable((3,), 'float32')}}, {'seed': [0, 1]})\n"
@@ -341,3 +343,80 @@ def test_without_zarr_the_line_that_installs_it_is_given(
         pytest.raises(ModuleNotFoundError, match=r'pip install "tfp_sgmcmc\[results\]"'),
     ):
         run.start(VARIABLES, {})
+
+
+def draws_of_a_run(path: Path, first: int = 0) -> Any:
+    """Returns the stored draws of a new run with three chunks, the last of which is not full."""
+    with RunDirectory(path) as run:
+        run.start(VARIABLES, {"seed": [0, 1]})
+        run.append(rows(10, first))
+        run.commit({"step": np.int64(10)}, finish=True)
+        return run.draws("posterior", "w")
+
+
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zarr_store, "_CHUNK_ROWS", 4)
+
+
+def assert_unreadable(draws: Any, message: str) -> None:
+    for read in (lambda: draws[-1], lambda: np.asarray(draws), lambda: list(draws), draws.verify):
+        with pytest.raises(ValueError, match=message):
+            read()
+
+
+@pytest.mark.usefixtures("short_chunks")
+def test_draws_of_a_directory_that_is_gone_or_renamed_are_not_zeros(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        draws = draws_of_a_run(Path(folder))
+        assert draws[1:3].shape == (2, 3)
+    assert_unreadable(draws, rf"{folder}/samples\.zarr/posterior/w/c\.0\.[02]\.0 is missing")
+    draws = draws_of_a_run(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "renamed")
+    assert_unreadable(draws, r"run/samples\.zarr/posterior/w/c\.0\.[02]\.0 is missing")
+
+
+@pytest.mark.usefixtures("short_chunks")
+def test_a_deleted_chunk_is_named_by_the_reads_that_need_it(tmp_path: Path) -> None:
+    draws = draws_of_a_run(tmp_path)
+    (tmp_path / "samples.zarr" / "posterior" / "w" / "c.0.1.0").unlink()
+    np.testing.assert_array_equal(draws[:4], rows(4)["posterior"]["w"])
+    with pytest.raises(ValueError, match=r"draws 4 \.\. 7 of .* read.*c\.0\.1\.0 is missing"):
+        draws[:]
+    with pytest.raises(ValueError, match=r"c\.0\.1\.0 is missing"):
+        draws.first(6).verify()
+    draws.first(4).verify()
+
+
+@pytest.mark.usefixtures("short_chunks")
+def test_a_relative_path_means_the_folder_where_the_run_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    draws_of_a_run(Path("run"), first=100)
+    monkeypatch.chdir(tmp_path / "one")
+    draws = draws_of_a_run(Path("run"))
+    monkeypatch.chdir(tmp_path / "other")
+    np.testing.assert_array_equal(draws, rows(10)["posterior"]["w"])
+
+
+@pytest.mark.usefixtures("short_chunks")
+def test_another_run_in_the_place_of_the_first_is_not_taken_for_it(tmp_path: Path) -> None:
+    draws = draws_of_a_run(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "first")
+    draws_of_a_run(tmp_path / "run", first=100)
+    assert_unreadable(draws, "must have the checksum")
+
+
+@pytest.mark.usefixtures("short_chunks")
+def test_draws_stay_readable_when_their_run_goes_on(tmp_path: Path) -> None:
+    """It writes the last chunk again."""
+    draws = draws_of_a_run(tmp_path)
+    with RunDirectory(tmp_path) as run:
+        run.start(VARIABLES, {"seed": [0, 1]})
+        run.append(rows(7, first=10))
+        run.commit({"step": np.int64(17)}, finish=True)
+        np.testing.assert_array_equal(run.draws("posterior", "w"), rows(17)["posterior"]["w"])
+    np.testing.assert_array_equal(draws, rows(10)["posterior"]["w"])

@@ -11,25 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfp_sgmcmc.storage import lease
+from tfp_sgmcmc.storage import lock
 from tfp_sgmcmc.storage.directory import RunDirectory
-from tfp_sgmcmc.storage.lease import Lease
-from tfp_sgmcmc.storage.lock import SIGNATURE
-from tfp_sgmcmc.storage.zarr_store import Variable
+from tfp_sgmcmc.storage.lock import SIGNATURE, Lease
+from tfp_sgmcmc.storage.stored_draws import Variable
 
 pytest.importorskip("zarr")
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.5)
-    monkeypatch.setattr(lease, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(lock, "EXPIRY_SECONDS", 0.5)
+    monkeypatch.setattr(lock, "PATIENCE_SECONDS", 0.3)
 
 
 def foreign(path: Path, **changed: Any) -> None:
     """Writes the lease of another process."""
-    found = {**lease._place(), "process": os.getpid(), "beats": 0, **changed}
+    found = {**lock._place(), "process": os.getpid(), "beats": 0, **changed}
     path.with_suffix(".lease").write_text(f"{SIGNATURE}{json.dumps(found)}")
 
 
@@ -52,7 +51,7 @@ def test_a_holder_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_an_ended_process_is_succeeded_at_once(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(lease, "EXPIRY_SECONDS", 1e6)
+    monkeypatch.setattr(lock, "EXPIRY_SECONDS", 1e6)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     foreign(tmp_path / "run.lock", process=ended.pid)

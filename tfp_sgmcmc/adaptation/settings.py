@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotDraws, PilotRuns
-from tfp_sgmcmc.sampling.steps import Plan
+from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
 
 
@@ -94,8 +94,8 @@ class Choices:
         return [
             *lines,
             f"kernel = {module}.{self.sampler}({of}, {given})",
-            f"run = sgmcmc.sample(kernel, result.choices.start, num_results, seed={[*self.seed]}, "
-            f"num_burnin_steps={self.num_burnin_steps}, "
+            "run = sgmcmc.sample_chain(kernel, result.choices.start, num_results, "
+            f"seed={[*self.seed]}, num_burnin_steps={self.num_burnin_steps}, "
             f"num_steps_between_results={self.num_steps_between_results})",
             "draws = bijector.forward(run.states)",
         ]
@@ -130,10 +130,10 @@ class PreparedKernel:
         """Whether gradients come from minibatches."""
         return self.choices.batch_size is not None
 
-    def plan(self, num_results: int) -> Plan:
+    def plan(self, num_results: int) -> StepPlan:
         c, most = self.choices, self.most_results
         num_results = num_results if most is None else min(num_results, most)
-        return Plan(num_results, c.num_burnin_steps, c.num_steps_between_results + 1)
+        return StepPlan(num_results, c.num_burnin_steps, c.num_steps_between_results + 1)
 
     def with_choices(self, **changes: Any) -> PreparedKernel:
         return dataclasses.replace(self, choices=dataclasses.replace(self.choices, **changes))

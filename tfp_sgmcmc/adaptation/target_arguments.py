@@ -1,4 +1,4 @@
-"""What an automatic run samples: a target with examples, or a log posterior as one example."""
+"""The target and start of an automatic run; a plain log posterior becomes one example."""
 
 from __future__ import annotations
 
@@ -9,29 +9,26 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.checks import require
 from tfp_sgmcmc.internal.nest import State, call_with_state, convert_state, state_from_call
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, Target
 from tfp_sgmcmc.targets.laplace.mode import check_single_state
 from tfp_sgmcmc.targets.sharded import refuse_shards
 
 
-def refuse_settings(target: Any, num_burnin_steps: Any, stride: Any, trace_fn: Any) -> None:
-    """Raises ValueError for what a target excludes, because the run chooses it itself."""
+def check_target(target: Any) -> None:
+    """Raises TypeError or ValueError for what `sample` cannot choose settings for."""
+    if not callable(target):
+        raise TypeError(
+            "target must be a MinibatchLogProb, a FullDataLogProb or a callable that returns the "
+            f"log posterior. Received: a {type(target).__name__}."
+        )
     if isinstance(target, Target) and not isinstance(target, MinibatchLogProb | FullDataLogProb):
         raise ValueError(
-            "sample needs a MinibatchLogProb, a FullDataLogProb or a plain callable if there is no "
-            f"kernel; it makes control variates itself. Received: a {type(target).__name__}."
+            "target must be a MinibatchLogProb, a FullDataLogProb or a plain callable, because "
+            f"sample makes control variates itself. Received: a {type(target).__name__}. "
+            "sample_chain takes a kernel with any target."
         )
-    refuse_shards("sample without a kernel", target)
-    expected = "0 with a target in place of a kernel: the run chooses it"
-    for name, value in (
-        ("num_burnin_steps", num_burnin_steps),
-        ("num_steps_between_results", stride),
-    ):
-        require(name, value, isinstance(value, int) and value == 0, expected)
-    expected = "None with a target in place of a kernel"
-    require("trace_fn", trace_fn, trace_fn is None, expected)
+    refuse_shards("sample", target)
 
 
 def as_problem(target: Any) -> MinibatchLogProb:

@@ -185,7 +185,7 @@ def sample_target(
     flags = [*prepared.flags, *found.flags]
     _show([found.line, *flags], progress_bar)
     for flag in flags:
-        warnings.warn(flag, stacklevel=3)
+        warnings.warn(flag, stacklevel=4)
     return dataclasses.replace(
         result,
         bijector=prepared.bijector,

@@ -1,4 +1,4 @@
-"""Figures that say whether a chain can be trusted, from its draws or while it runs.
+"""Diagnostics of chains, from their draws or while they run.
 
 A function computes a diagnostic from arrays. Its reducer (for `sample_fold` and `WithReductions` of
 `tfp.experimental.mcmc`) computes it during a run that keeps no draws.
@@ -16,7 +16,6 @@ from tfp_sgmcmc.diagnostics.errors import (
 )
 from tfp_sgmcmc.diagnostics.finite import NonFiniteChainError, check_finite
 from tfp_sgmcmc.diagnostics.gradient_noise import gradient_noise_share, sampling_threshold
-from tfp_sgmcmc.diagnostics.ica import amari_distance, instability_index
 from tfp_sgmcmc.diagnostics.mixing_distance import (
     MixingDistanceReducer,
     MixingDistanceState,
@@ -54,7 +53,6 @@ __all__ = [
     "TemperatureState",
     "WeightedExpectationReducer",
     "WeightedMean",
-    "amari_distance",
     "autocorrelation_time_unit_cost",
     "check_finite",
     "configurational_temperature",
@@ -62,7 +60,6 @@ __all__ = [
     "gradient_noise_share",
     "gradients_at",
     "indices_by_distance",
-    "instability_index",
     "integrated_autocorrelation_time",
     "kinetic_temperature",
     "rejection_probability",

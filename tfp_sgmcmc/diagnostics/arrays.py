@@ -1,4 +1,4 @@
-"""Arrays of numbers that a diagnostic is given, checked, and named in its errors."""
+"""Checked conversions of the arguments of diagnostics to arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of steps, and of seconds, that an independent draw takes.
+"""The integrated autocorrelation time, in results and in seconds.
 
 `tfp.mcmc.effective_sample_size` truncates the sum of autocorrelations by Geyer's rule. Here the sum
 is truncated by Sokal's window.
@@ -44,7 +44,7 @@ def integrated_autocorrelation_time(
       True
 
     The standard error is about \( \tau \sqrt{2 (2W + 1) / T} \), where T counts the results of all
-    chains. Fewer than 50 tau results say little.
+    chains. Estimates from fewer than 50 tau results are unreliable.
 
     Args:
       samples: a nest of arrays `[results, chains..., event...]`.

@@ -59,7 +59,7 @@ class SamplingThresholdReducer(PeriodicReducer):
       threshold: a positive number; a chain with a smaller alpha is in its sampling phase.
       preconditioner: M: None, a positive number or array, `Diagonal` or `FullMatrix`.
       seed: an integer or two, which names the minibatches.
-      every: number of steps between the states that are looked at.
+      every: number of steps between the states that it uses.
       temperature: T.
       num_iterations: number of power iterations.
       step_size_fn: kernel results -> epsilon.
@@ -97,7 +97,7 @@ class SamplingThresholdReducer(PeriodicReducer):
             alpha, tf.zeros(zeros.shape, tf.int64), tf.zeros([], tf.int64)
         )
 
-    def _look(
+    def _update(
         self, own: SamplingThresholdState, state: State, results: Any
     ) -> SamplingThresholdState:
         seeds = random.split(random.fold_in(self._seed, own.num_steps), 2)

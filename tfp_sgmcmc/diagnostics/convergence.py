@@ -7,6 +7,7 @@ References:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -124,9 +125,13 @@ def rhat_limit(num_chains: int, num_entries: int, ess: float) -> float:
       ess: effective sample size, all chains together.
     """
     m = 2 * num_chains
-    chi2 = tfp.distributions.Chi2(np.float64(m - 1))
-    worst = float(chi2.quantile(1 - _BY_CHANCE / (2 * num_entries))) / (m - 1)
+    worst = _chi2_quantile(m - 1, 1 - _BY_CHANCE / (2 * num_entries)) / (m - 1)
     return float(max(MOST_RHAT, np.sqrt(1 + (worst - 1) * m / max(ess, 1.0))))
+
+
+@functools.lru_cache  # it takes 0.1 s
+def _chi2_quantile(freedom: int, probability: float) -> float:
+    return float(tfp.distributions.Chi2(np.float64(freedom)).quantile(probability))
 
 
 def batch_means_standard_error(draws: Any, num_batches: int = 20) -> np.ndarray:

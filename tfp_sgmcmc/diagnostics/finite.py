@@ -1,4 +1,4 @@
-"""Detects chains that became NaN or infinite, and keeps the results before."""
+"""Detection of chains that became NaN or infinite."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def gradient_noise_share(
 def _is_exact(estimate: GradientEstimate) -> bool:
     if not isinstance(estimate, GradientEstimate):
         raise TypeError(
-            "estimate must be what `target.estimate` returns. Received: a "
+            "estimate must be a result of `target.estimate`. Received: a "
             f"{type(estimate).__name__}."
         )
     if tf.nest.flatten(estimate.scores):

@@ -1,4 +1,4 @@
-"""The base of reducers that look at some states of a chain."""
+"""The base class of reducers that use every k-th state of a chain."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tfp_sgmcmc.targets.base import Target
 
 
 class PeriodicReducer(tfp.experimental.mcmc.Reducer):
-    """Looks at every `every`-th state of a chain on a target.
+    """Updates its result at every `every`-th state of a chain on a target.
 
-    A subclass defines `_start`, `_look` and, where needed, `_skip`. The reducer's state has a field
-    `num_steps`, and a field `every` if the period changes.
+    A subclass defines `_start`, `_update` and, where needed, `_skip`. The reducer's state has a
+    field `num_steps`, and a field `every` if the period changes.
     """
 
     def __init__(self, target: Target, every: int):
@@ -43,7 +43,7 @@ class PeriodicReducer(tfp.experimental.mcmc.Reducer):
         is_due = own.num_steps % getattr(own, "every", self._every) == 0
         return tf.cond(
             is_due,
-            lambda: self._look(own, state, previous_kernel_results),
+            lambda: self._update(own, state, previous_kernel_results),
             lambda: self._skip(own, state),
         )
 
@@ -51,8 +51,8 @@ class PeriodicReducer(tfp.experimental.mcmc.Reducer):
         """Returns the reducer's state before the first step; `zeros` has the chains' shape."""
         raise NotImplementedError
 
-    def _look(self, own: Any, state: State, results: Any) -> Any:
-        """Returns the reducer's state after a step that is looked at."""
+    def _update(self, own: Any, state: State, results: Any) -> Any:
+        """Returns the reducer's state after a step that counts."""
         raise NotImplementedError
 
     def _skip(self, own: Any, state: State) -> Any:

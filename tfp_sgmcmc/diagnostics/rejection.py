@@ -159,7 +159,7 @@ class RejectionReducer(PeriodicReducer):
     def _start(self, state: State, zeros: tf.Tensor) -> RejectionState:
         return RejectionState(state, zeros, tf.zeros([], tf.int64), tf.zeros([], tf.int64))
 
-    def _look(self, own: RejectionState, state: State, results: Any) -> RejectionState:
+    def _update(self, own: RejectionState, state: State, results: Any) -> RejectionState:
         probability = rejection_probability(
             self._target, own.last, state, self._step_size_fn(results), self._preconditioner
         )

@@ -110,7 +110,7 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
         self.finalize(own._replace(samples=two, gradients=two))
         return own
 
-    def _look(self, own: SteinState, state: State, results: Any) -> SteinState:
+    def _update(self, own: SteinState, state: State, results: Any) -> SteinState:
         """Keeps a state, and makes room for it before."""
         own = tf.cond(own.num_kept == self._size, lambda: self._halved(own), lambda: own)
 

@@ -112,10 +112,10 @@ class TemperatureState(NamedTuple):
     """The state of `ConfigurationalTemperatureReducer`.
 
     Attributes:
-      mean_state: mean of the states looked at.
+      mean_state: mean of the states used.
       mean_gradient: mean of the gradients there.
       product: sum of the products of their deviations, `[chains...]`.
-      count: number of states looked at.
+      count: number of states used.
       num_steps: number of steps.
     """
 
@@ -130,7 +130,7 @@ class ConfigurationalTemperatureReducer(PeriodicReducer):
     """Computes the `configurational_temperature` of a chain that is not kept.
 
     At every `every`-th state it draws another minibatch for the gradient. It finalises to the
-    temperature, `[chains...]`, which is NaN if fewer than two states were looked at.
+    temperature, `[chains...]`, which is NaN if fewer than two states were used.
 
     Examples:
       >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
@@ -145,7 +145,7 @@ class ConfigurationalTemperatureReducer(PeriodicReducer):
     Args:
       target_log_prob_fn: the kernel's target, or a plain callable.
       seed: an integer or two, which names the minibatches.
-      every: number of steps between the states that are looked at.
+      every: number of steps between the states that it uses.
 
     Raises:
       ValueError: `every` is below 1.
@@ -159,7 +159,7 @@ class ConfigurationalTemperatureReducer(PeriodicReducer):
         mean, zero = tf.nest.map_structure(tf.zeros_like, state), tf.zeros([], tf.int64)
         return TemperatureState(mean, mean, zeros, zero, zero)
 
-    def _look(self, own: TemperatureState, state: State, results: Any) -> TemperatureState:
+    def _update(self, own: TemperatureState, state: State, results: Any) -> TemperatureState:
         """Updates means and product by Welford's recursion."""
         gradient = gradient_at(self._target, state, self._seed, own.num_steps, results)
         count = own.count + 1

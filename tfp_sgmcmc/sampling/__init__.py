@@ -6,11 +6,20 @@ import importlib
 import warnings
 from typing import Any
 
+from tfp_sgmcmc.sampling.chain_driver import sample_chain
 from tfp_sgmcmc.sampling.export import export_program
 from tfp_sgmcmc.sampling.result import SampleResult
+from tfp_sgmcmc.sampling.shards.shard_driver import sample_shards
 from tfp_sgmcmc.sampling.shards.sharded_result import ShardedResult, open_shards
 
-__all__ = ["SampleResult", "ShardedResult", "export_program", "open_shards"]
+__all__ = [
+    "SampleResult",
+    "ShardedResult",
+    "export_program",
+    "open_shards",
+    "sample_chain",
+    "sample_shards",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Where a run keeps its draws: in memory, or in a directory."""
+"""The draws of a run, in memory or in a directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Describe = Callable[[Any], dict[str, Any]]
 def check_memory(kept: Sequence[Kept], num_results: int, start: Position, on_disk: bool) -> None:
     """Raises MemoryError if a run does not fit into memory, and warns if it takes much of it.
 
-    Counts draws in memory, and the state and kernel results, of which a step makes a second copy.
+    Counts draws in memory, and twice the state and kernel results, because a step copies them.
     """
     draws = sum(
         num_results * math.prod(k.variable.shape) * numpy_dtype(k.variable.dtype).itemsize
@@ -38,7 +38,7 @@ def check_memory(kept: Sequence[Kept], num_results: int, start: Position, on_dis
             "Write the draws to disk with directory=, keep fewer by num_steps_between_results, or "
             "run fewer chains."
         )
-    memory.check_run(needs, advice, stacklevel=3)
+    memory.check_run(needs, advice, stacklevel=4)
 
 
 class MemoryRecords:
@@ -58,38 +58,28 @@ class MemoryRecords:
         self.num_draws = stop
 
     def commit(self, nests: dict[str, Any], finish: bool = False) -> None:
-        """Does nothing, because draws in memory cannot be made safe."""
+        """Does nothing; draws in memory are not written."""
 
     def draws(self, count: int) -> list[Any]:
         """Returns the first `count` draws of each array."""
         return [array[:count] for array in self._arrays]
 
 
-class CountedRecords:
-    """Draws that worker 0 keeps in its directory, and that this worker only counts."""
-
-    num_draws = 0
+class CountedRecords(MemoryRecords):
+    """A count of the draws that worker 0 keeps in its directory; holds no draws itself."""
 
     def __init__(self, kept: Sequence[Kept]):
-        self._none = MemoryRecords(kept, 0)
+        super().__init__(kept, 0)
 
     def append(self, rows: Sequence[np.ndarray]) -> None:
         self.num_draws += len(rows[0])
-
-    def commit(self, nests: dict[str, Any], finish: bool = False) -> None:
-        """Does nothing; worker 0 does it."""
-
-    def draws(self, count: int) -> list[Any]:
-        """Returns arrays without draws."""
-        del count
-        return self._none.draws(0)
 
 
 class DirectoryRecords:
     """Draws in a run's directory.
 
     Args:
-      describe: kernel results -> what to record of them with each checkpoint, or None.
+      describe: kernel results -> entries of the fingerprint to write with each checkpoint, or None.
     """
 
     def __init__(self, kept: Sequence[Kept], run: RunDirectory, describe: Describe | None):
@@ -111,7 +101,7 @@ class DirectoryRecords:
         return [self._run.draws(k.group, k.name).first(count) for k in self._kept]
 
 
-Records = MemoryRecords | CountedRecords | DirectoryRecords
+Records = MemoryRecords | DirectoryRecords
 
 
 def open_records(
@@ -124,14 +114,12 @@ def open_records(
 ) -> tuple[DirectoryRecords, Position]:
     """Opens the draws in a directory; returns them and the position, `start` for a new run.
 
-    `describe` returns entries of the fingerprint that belong to the results of each checkpoint.
-
     Raises:
       ValueError: the directory holds another run, or one whose chain became NaN or infinite.
     """
     variables = _grouped(kept, [k.variable for k in kept])
     if describe is not None and (before := run.saved()) is not None:
-        # Results of another form belong to another kernel, which the fingerprint tells.
+        # Results of another form belong to another kernel, which `run.start` refuses.
         with contextlib.suppress(ValueError):
             results = as_tensors(before.restore("results", start.results))
             fingerprint = fingerprint | describe(results)
@@ -141,7 +129,7 @@ def open_records(
         return records, start
     if saved.restore("is_broken", np.bool_(False)):
         raise ValueError(
-            f"The run in {run.path} cannot go on, because its chain became NaN or infinite after "
+            f"The run in {run.path} cannot resume, because its chain became NaN or infinite after "
             f"{run.num_draws} results. Start another run with a smaller step_size."
         )
     restored = {name: saved.restore(name, nest) for name, nest in start._asdict().items()}

@@ -1,4 +1,4 @@
-"""`export_program`: a chain as a program that runs without TensorFlow."""
+"""`export_program`: writes a chain as a program that runs without TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.checks import integer
-from tfp_sgmcmc.sampling.introspection import replicas_of, target_of
-from tfp_sgmcmc.sampling.loop import Loop, Program, check_kernel, start_of, state_tensors
-from tfp_sgmcmc.sampling.steps import Plan
+from tfp_sgmcmc.sampling.loop import (
+    Loop,
+    Program,
+    check_kernel,
+    repeat_chains,
+    replicas_of,
+    start_of,
+    target_of,
+)
+from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 
@@ -32,28 +39,29 @@ def export_program(
     num_steps_between_results: int = 0,
     num_chains: int | None = None,
 ) -> Path:
-    """Writes the compiled chain of `sample` as StableHLO, together with all arrays that it reads.
+    """Writes the compiled chain of `sample_chain` as StableHLO, with all arrays that it reads.
 
-    The program is what XLA gets from `sample` with the same arguments. Any PJRT client can compile
-    and run it, such as JAX's, on a machine without TensorFlow. It takes the steps of one call and
-    returns the draws and the position after the last step. Given that position for its inputs, it
-    goes on. The choices that depend on a device (see `tfp_sgmcmc.internal.xla`) are those of the
-    machine that exports. On that kind of device the draws are those of `sample` up to rounding.
+    It is the program that `sample_chain` with the same arguments passes to XLA. Any PJRT client,
+    such as JAX's, can compile and run it on a machine without TensorFlow. It takes the steps of one
+    call and returns the draws and the position after the last step. With that position as its
+    inputs, it continues the chain. Choices that depend on the device (see
+    `tfp_sgmcmc.internal.xla`) are made for the machine that exports. On that kind of device the
+    draws equal those of `sample_chain` up to rounding.
 
     The file is a NumPy archive (`.npz`, read without pickle) with these entries:
 
     - `program`: StableHLO as MLIR bytecode, in bytes.
     - `header`: JSON with the names of `inputs` and `outputs` in the program's order, `num_results`,
       the number of steps of a call `num_steps`, and `steps_between`, from one draw to the next.
-    - one entry for each input: `position_i` is the chain's position, first the number of the step,
-      then the parts of the state, then those of the kernel's results. `rows` is the number of draws
-      to keep, at most `num_results`. `first` is the number of steps to the first of them, which to
-      go on must be `steps_between`. `seed` is the chain's seed, and `data_i` are arrays that the
-      kernel captured.
+    - one entry for each input: `position_i` is the chain's position: the number of the step, the
+      parts of the state, and the parts of the kernel's results. `rows` is the number of draws to
+      keep, at most `num_results`. `first` is the number of steps to the first of them; to continue
+      a chain, set it to `steps_between`. `seed` is the chain's seed, and `data_i` are arrays that
+      the kernel captured.
 
-    The outputs are the `position_i` after the last step; the `kept_i`, first the draws of each part
-    of the state, `[num_results, ...]`, then step sizes; `is_finite`, whether all draws are; and
-    `lost_at`, the first step whose log posterior was not, or 2^62.
+    The outputs are `position_i` after the last step; `kept_i`, the draws of each part of the state,
+    `[num_results, ...]`, and the step sizes; `is_finite`, whether all draws are finite; and
+    `lost_at`, the first step whose log posterior was not finite, or 2^62.
 
     Examples:
       >>> import pathlib, tempfile
@@ -73,10 +81,10 @@ def export_program(
       kernel: a kernel of this library or of `tfp.mcmc`.
       initial_state: a tensor or a nest of tensors; leading axes count chains.
       num_results: number of draws of a call.
-      path: the file to write. An existing one is replaced.
+      path: the file to write. An existing file is replaced.
       seed: an integer or two.
-      num_burnin_steps: number of steps before the one of the first draw.
-      num_steps_between_results: number of steps between kept ones.
+      num_burnin_steps: number of steps before the step of the first draw.
+      num_steps_between_results: number of steps between two that are kept.
       num_chains: C; every part of `initial_state` is repeated to `[C, ...]`.
 
     Returns:
@@ -84,7 +92,7 @@ def export_program(
 
     Raises:
       ValueError: a number is out of range, the state does not fit the kernel, or the kernel reads
-        what no program can hold: variables, or batches that arrive during a run.
+        variables, or batches that arrive during a run, which a program cannot hold.
       TypeError: an argument has the wrong type.
       OSError: the file cannot be written.
     """
@@ -93,18 +101,14 @@ def export_program(
     if replicas_of(target) is not None:
         raise ValueError(
             "kernel must take its steps on one device, as a program does. Received: a kernel on a "
-            "ShardedLogProb whose data several replicas hold."
+            "ShardedLogProb with data on several replicas."
         )
     if isinstance(target, StreamedLogProb):
         raise ValueError(
             "kernel must have its data in memory, which the file holds. Received: a kernel on a "
             "StreamedLogProb, whose batches arrive during a run."
         )
-    plan = Plan(
-        integer("num_results", num_results, 1),
-        integer("num_burnin_steps", num_burnin_steps, 0),
-        integer("num_steps_between_results", num_steps_between_results, 0) + 1,
-    )
+    plan = StepPlan.checked(num_results, num_burnin_steps, num_steps_between_results)
     seed = random.as_seed(seed)
     path = checks.path("path", path)
     if path.is_dir() or not path.parent.is_dir():
@@ -112,10 +116,7 @@ def export_program(
         raise ValueError(f"path must name a file in a directory. Received: {path}, {what}.")
     if num_chains is not None:
         integer("num_chains", num_chains, 1)
-        initial_state = tf.nest.map_structure(
-            lambda x: tf.broadcast_to(x, [num_chains, *x.shape]), state_tensors(initial_state)
-        )
-    position = start_of(kernel, initial_state)
+    position = start_of(kernel, repeat_chains(initial_state, num_chains))
     loop = Loop(lambda _: kernel, None, position, jit_compile=True, slots=plan.num_results)
     program = loop.program(position, plan.num_results, plan.num_burnin_steps + 1, plan.stride, seed)
     _write(path, program, _arrays(kernel, program), plan)
@@ -127,7 +128,7 @@ def _arrays(kernel: Any, program: Program) -> dict[str, np.ndarray]:
     for name, x in program.inputs.items():
         if x.dtype == tf.resource:
             raise ValueError(
-                "kernel must read tensors alone, which the file can hold. Received: a "
+                "kernel must read only tensors, which the file can hold. Received: a "
                 f"{type(kernel).__name__} that reads a variable. A Keras model's likelihood does; "
                 "pass its weights by model.stateless_call, as parts of the state."
             )
@@ -139,7 +140,7 @@ def _arrays(kernel: Any, program: Program) -> dict[str, np.ndarray]:
     return {name: x.numpy() for name, x in program.inputs.items()}
 
 
-def _write(path: Path, program: Program, inputs: dict[str, np.ndarray], plan: Plan) -> None:
+def _write(path: Path, program: Program, inputs: dict[str, np.ndarray], plan: StepPlan) -> None:
     header = {
         "format": 1,
         "inputs": [*inputs],

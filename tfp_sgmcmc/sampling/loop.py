@@ -1,4 +1,4 @@
-"""The compiled part of a run: many steps of a kernel in one call."""
+"""Compiles many steps of a kernel into one call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.replicas import Replicas
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel
+from tfp_sgmcmc.targets import FullDataLogProb, ShardedLogProb, Target
+from tfp_sgmcmc.targets.base import as_target
 
-# Limits of the draws that one call keeps, the same in all runs, so that each compiles alike.
+# Limits of the draws that one call keeps. They do not depend on the run, so all compile alike.
 _BUFFER_BYTES = 2**24
 _BUFFER_ROWS = 2**17
 _NOT_NUMERIC = (tf.string, tf.resource, tf.variant)
@@ -20,7 +23,7 @@ NEVER = 2**62  # the number of a step that no run reaches
 
 
 class Position(NamedTuple):
-    """Where a chain is: all that its next step depends on, except the seed.
+    """The position of a chain: everything that its next step depends on, except the seed.
 
     Attributes:
       step: number of steps taken, `int64`.
@@ -33,12 +36,13 @@ class Position(NamedTuple):
     results: Any
 
 
-class Health(NamedTuple):
-    """Whether the steps of a call can be used.
+class FiniteCheck(NamedTuple):
+    """Whether the states and log posteriors of a call are finite.
 
     Attributes:
       states_are_finite: whether the last state and all kept states are finite.
-      lost_at: number of the first step whose log posterior is NaN or infinite; `NEVER` if none is.
+      lost_at: number of the first step whose log posterior is NaN or infinite; `NEVER` if all are
+        finite.
     """
 
     states_are_finite: bool
@@ -64,11 +68,12 @@ class Program(NamedTuple):
 
 
 class Loop:
-    """Steps of a kernel, of which step t draws from `fold_in(seed, t)`.
+    """Compiled steps of a kernel; step t draws from `fold_in(seed, t)`.
 
     A call takes `first + (rows - 1) * stride` steps. It keeps the state, the trace and the step
-    size after the first `first` steps and after every `stride` more. The seed is that of the whole
-    chain, and `values` are for `kernel_fn`. Only a stride that is an integer is compiled in.
+    size after the first `first` steps and after every `stride` more. `seed` is the seed of the
+    whole chain, and `values` are passed to `kernel_fn`. A stride is compiled in if it is an
+    integer, and is an argument of the program if it is a tensor.
 
     Args:
       kernel_fn: values -> kernel; called when a call is traced.
@@ -76,9 +81,9 @@ class Loop:
       start: a position with the structure, shapes and dtypes of all positions.
       jit_compile: whether XLA compiles the steps.
       slots: rows that one call can keep; None chooses.
-      replicas: those that take each step together. XLA cannot compile what they say to each other
-        on a CPU, so it compiles their shares alone. None is one replica.
-      view: what is kept in place of the state, a function of it; None keeps the state.
+      view: a function of the state whose value is kept; None keeps the state.
+      replicas: the replicas that take each step together. XLA cannot compile their communication on
+        a CPU, so it compiles only the share of each. None is one replica.
 
     Raises:
       ValueError: `trace_fn` returns something else when it is called again.
@@ -98,7 +103,7 @@ class Loop:
         jit_compile = jit_compile and replicas is None
         self._kernel_fn, self._trace_fn, self._view = kernel_fn, trace_fn, view
         self._start, self._jit_compile = start, jit_compile
-        #: What is kept of a draw, as TensorSpecs: state, trace, step size.
+        #: TensorSpecs of what a draw keeps: state, trace, step size.
         self.kept = (
             tf.function(self._keep, autograph=False)
             .get_concrete_function(*tf.nest.map_structure(_spec, (start.state, start.results)))
@@ -111,25 +116,25 @@ class Loop:
 
     def __call__(
         self, position: Position, rows: int, first: int, stride: Any, seed: Any, values: Any = ()
-    ) -> tuple[Position, Any, Health]:
+    ) -> tuple[Position, Any, FiniteCheck]:
         """Takes steps; `rows = 0` takes none.
 
         Returns:
-          The new position; what was kept, in the structure of `kept` with an axis of at least
-          `rows` in front; and whether all of it can be used.
+          The new position; the kept values, in the structure of `kept` with a leading axis of at
+          least `rows`; and a `FiniteCheck`.
         """
         numbers = tf.constant(rows), tf.constant(first, tf.int64)
         given = _tensors(position), *numbers, stride, seed, values
-        # A concrete function, because TensorFlow warns of functions that many runs trace anew.
+        # A concrete function, because TensorFlow warns when many runs trace a function again.
         tensors, kept, is_finite, lost_at = self._graph.get_concrete_function(*given)(*given)
-        return self._pack(tensors), kept, Health(bool(is_finite), int(lost_at))
+        return self._pack(tensors), kept, FiniteCheck(bool(is_finite), int(lost_at))
 
     def trace_of(self, state: Any, results: Any) -> Any:
         """Returns what `trace_fn` returns; `()` without one."""
         return tf.function(self._keep, autograph=False)(state, results)[1]
 
     def program(self, position: Position, rows: int, first: int, stride: int, seed: Any) -> Program:
-        """Returns the compiled program of a call with these arguments, which is not run."""
+        """Returns the compiled program of a call with these arguments, without running it."""
         numbers = {"rows": tf.constant(rows), "first": tf.constant(first, tf.int64)}
         given = _tensors(position), *numbers.values(), stride, seed, ()
         graph = self._graph.get_concrete_function(*given)
@@ -142,7 +147,7 @@ class Loop:
         return Program(stablehlo, dict(arguments), (*outputs, "is_finite", "lost_at"))
 
     def trace(self, position: Position, stride: Any, seed: Any, values: Any = ()) -> None:
-        """Traces, but does not compile, what a call runs."""
+        """Traces a call without compiling it."""
         numbers = tf.constant(0), tf.constant(0, tf.int64)
         self._graph.get_concrete_function(_tensors(position), *numbers, stride, seed, values)
 
@@ -180,8 +185,8 @@ class Loop:
             return [a.write(at, x) for a, x in pairs]
 
         def and_write(tensors: list[tf.Tensor], lost_at: tf.Tensor, arrays: list[Any]) -> Any:
-            # Each step writes to the next row, and the step that the row keeps does so last. This
-            # costs less than a second loop if there is no trace to compute.
+            # Every step writes to the next row, so the last write is that row's draw. Without a
+            # trace to compute this costs less than a second loop.
             tensors, lost_at = step(tensors, lost_at)
             beyond = tf.maximum(tensors[0] - begin - first, 0)
             at = (beyond + stride - 1) // stride
@@ -196,7 +201,7 @@ class Loop:
             )
             return tensors, lost_at, write(arrays, tf.cast(at, tf.int32), tensors)
 
-        # XLA takes long to divide by a number that it does not know, so not at each step.
+        # XLA divides slowly by a number unknown at compile time, so not at every step.
         computes = self._trace_fn is not None or self._view is not None
         is_nested = tf.is_tensor(stride) or (computes and stride > 1)
         tensors, lost_at, arrays = tf.while_loop(
@@ -213,11 +218,11 @@ class Loop:
     def _one_step(
         self, kernel: tfp.mcmc.TransitionKernel, position: Position, seed: tf.Tensor
     ) -> list[tf.Tensor]:
-        own = random.fold_in(seed, position.step)
+        seed = random.fold_in(seed, position.step)
         if self._replicas is None:
-            return self._moved(kernel, position, own)
-        # A loop around the step: there is no communication in a loop within it.
-        return self._replicas.run(lambda: self._moved(kernel, position, own))
+            return self._moved(kernel, position, seed)
+        # The loop surrounds the step, because replicas cannot communicate inside a loop.
+        return self._replicas.run(lambda: self._moved(kernel, position, seed))
 
     def _moved(
         self, kernel: tfp.mcmc.TransitionKernel, position: Position, seed: tf.Tensor
@@ -256,7 +261,7 @@ class Loop:
 
 
 def log_prob_of(results: Any) -> Any:
-    """Returns the log posterior in the results of a kernel or the one it wraps, or None."""
+    """Returns the log posterior in the results of a kernel or of the kernel in it; or None."""
     if hasattr(results, "target_log_prob"):
         return results.target_log_prob
     for name in ("accepted_results", "inner_results"):
@@ -265,8 +270,51 @@ def log_prob_of(results: Any) -> Any:
     return None
 
 
+def target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
+    """Returns the target whose gradients a kernel, or the kernel that it wraps, estimates."""
+    found = _target_of(kernel)
+    return None if isinstance(found, FullDataLogProb) else found
+
+
+def replicas_of(target: Target | None) -> Replicas | None:
+    """Returns the replicas that hold the data of a target or of the target that it wraps."""
+    while target is not None and not isinstance(target, ShardedLogProb):
+        target = getattr(target, "target", None)
+    return None if target is None else target.replicas
+
+
+def log_prob_fn_of(kernel: tfp.mcmc.TransitionKernel) -> Any:
+    """Returns the target or function that a kernel or the kernel in it samples; or None."""
+    found = _target_of(kernel)
+    while found is None and isinstance(kernel, tfp.mcmc.TransitionKernel):
+        parameters = getattr(kernel, "parameters", {})
+        found, kernel = parameters.get("target_log_prob_fn"), parameters.get("inner_kernel")
+    return found
+
+
+def chain_shape_of(kernel: tfp.mcmc.TransitionKernel, start: Position) -> tuple[int, ...]:
+    """Returns the shape of the leading axes of the state that count chains."""
+    target = _target_of(kernel)
+    if target is not None:
+        return tuple(tf.TensorShape(target.chain_shape(start.state)))
+    log_prob = log_prob_of(start.results)
+    return () if log_prob is None else tuple(log_prob.shape)
+
+
+def _target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
+    """Returns the target of a kernel; a plain callable becomes a `FullDataLogProb`."""
+    for name, value in getattr(kernel, "parameters", {}).items():
+        if isinstance(kernel, StochasticGradientKernel) and name == "target_log_prob_fn":
+            return as_target(value, full_data_expected=True)
+        if isinstance(value, Target):
+            return value
+        if isinstance(value, tfp.mcmc.TransitionKernel):
+            return _target_of(value)
+    return None
+
+
 def check_kernel(name: str, kernel: Any) -> tfp.mcmc.TransitionKernel:
-    """Returns `kernel`, or raises TypeError if it is something else."""
+    """Returns `kernel` if it is a `TransitionKernel`; raises TypeError otherwise."""
     if not isinstance(kernel, tfp.mcmc.TransitionKernel):
         raise TypeError(
             f"{name} must be a tfp.mcmc.TransitionKernel. Received: a {type(kernel).__name__}."
@@ -302,6 +350,15 @@ def state_tensors(state: Any) -> Any:
             f"{wrong[0] if wrong else 'nothing'}."
         )
     return tensors
+
+
+def repeat_chains(state: Any, num_chains: int | None) -> Any:
+    """Returns the initial state with `num_chains` equal chains in front; None keeps it."""
+    if num_chains is None:
+        return state
+    return tf.nest.map_structure(
+        lambda x: tf.broadcast_to(x, [num_chains, *x.shape]), state_tensors(state)
+    )
 
 
 def as_tensors(nest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the workers of one run agree on, where the replicas of several share a chain."""
+"""The worker processes that share one chain, and what they agree on."""
 
 from __future__ import annotations
 
@@ -18,54 +18,51 @@ _MOST_STEPS = 2**24  # which a float holds exactly
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
-class Gang:
-    """The workers that take the steps of a run together.
+class ProcessGroup:
+    """The worker processes that take the steps of a run together.
 
-    Worker 0 chooses the seed and the pace, and alone writes a directory. What it read from there is
-    sent to the other workers, so that they need not see its files.
+    Worker 0 chooses the seed and the pace, and alone writes a directory. It sends the others what
+    it read there, so they need not see its files.
 
     Args:
-      replicas: those of the kernel's target; None for one replica, whose worker agrees with itself.
+      replicas: the replicas of the kernel's target; None for one replica in one process.
+
+    Attributes:
+      replicas: as given.
+      is_first: whether this is worker 0, or the only one.
     """
 
     def __init__(self, replicas: Replicas | None = None):
-        self._replicas = replicas
+        self.replicas = replicas
         several = replicas is not None and replicas.num_workers > 1
         self._others = replicas if several else None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is worker 0, or the only one."""
-        return self._others is None or self._others.is_first
-
-    @property
-    def replicas(self) -> Replicas | None:
-        """All replicas, or None for one."""
-        return self._replicas
+        self.is_first = self._others is None or self._others.is_first
 
     def check_same(self, describe: Callable[[], dict[str, Any]]) -> None:
-        """Raises ValueError if a JSON value that `describe()` names differs between workers."""
+        """Raises ValueError if a JSON value in `describe()` differs between workers."""
         if self._others is not None:
             self._others.check_same(self._others.together("describe its call", describe))
 
-    def by_first(self, what: str, fn: Callable[[], Any]) -> Any:
+    def run_on_first(self, action: str, fn: Callable[[], Any]) -> Any:
         """Returns `fn()` on worker 0, and None on others; if it raises, all workers raise.
 
-        `what` says what `fn` does.
+        `action` names what `fn` does, for the error on the other workers.
         """
         if self._others is None:
             return fn()
-        return self._others.together(what, fn if self.is_first else lambda: None)
+        return self._others.together(action, fn if self.is_first else lambda: None)
 
-    def of_first(self, nest: Any) -> Any:
-        """Returns the nest of tensors (or None) of worker 0."""
+    def broadcast(self, nest: Any) -> Any:
+        """Returns worker 0's nest of tensors (or None)."""
         if self._others is None:
             return nest
         leaves = [x for x in tree.flatten(nest) if x is not None]
         found = iter(self._others.from_first(leaves))
         return as_tensors(tree.map_structure(lambda x: None if x is None else next(found), nest))
 
-    def agree(self, max_steps: int, is_interrupted: bool, position: Position) -> tuple[int, bool]:
+    def agree_on_steps(
+        self, max_steps: int, is_interrupted: bool, position: Position
+    ) -> tuple[int, bool]:
         """Returns worker 0's number of steps for the next call, and whether any was interrupted.
 
         Raises:
@@ -90,10 +87,10 @@ class Gang:
         return int(found[0][0]), bool(np.any(found[:, 1]))
 
     @contextmanager
-    def watched(self, kept: Callable[[], str]) -> Generator[None]:
-        """Explains an error of TensorFlow's that the loss of another worker causes.
+    def explain_lost_worker(self, remains: Callable[[], str]) -> Generator[None]:
+        """Raises RuntimeError in place of TensorFlow's error when another worker is lost.
 
-        `kept()` says what is left of the run.
+        `remains()` is a sentence about what remains of the run.
         """
         try:
             yield
@@ -102,5 +99,5 @@ class Gang:
                 raise
             raise RuntimeError(
                 "Another worker of this run was lost. Start all workers again with the same "
-                f"arguments. {kept()} TensorFlow says: {error.message[:300]}"
+                f"arguments. {remains()} TensorFlow's error: {error.message[:300]}"
             ) from error

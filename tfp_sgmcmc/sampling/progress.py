@@ -17,20 +17,18 @@ from tfp_sgmcmc.sampling.loop import Position, log_prob_of
 
 @contextlib.contextmanager
 def progress(
-    wanted: bool | None, total: int, initial: int
-) -> Generator[Callable[[Position], None]]:
-    """Shows steps taken, steps a second, the time left and the log posterior; see `counter`."""
-    with counter(wanted, total, initial) as count:
-        yield lambda position: count(int(position.step), position)
-
-
-@contextlib.contextmanager
-def counter(
     wanted: bool | None, total: int, initial: int = 0, unit: str = "step"
 ) -> Generator[Callable[[int, Position | None], None]]:
-    """Shows how many of `total` units are done, and the health of a position if one is given.
+    """Shows how many of `total` units are done, and the health of a chain at its position.
 
-    If `wanted` is None, it does so if tqdm is installed. `initial` units were done before.
+    Args:
+      wanted: whether to show a bar; None shows it if tqdm is installed.
+      total: number of units.
+      initial: number of units that were done before.
+      unit: the name of a unit.
+
+    Yields:
+      A function of the number of units done, and of a position or None.
 
     Raises:
       ModuleNotFoundError: `wanted` is True, and tqdm is not installed.
@@ -50,14 +48,14 @@ def counter(
 
         def update(done: int, position: Position | None) -> None:
             if position is not None:
-                bar.set_postfix(health(position), refresh=False)
+                bar.set_postfix(chain_health(position), refresh=False)
             bar.update(done - bar.n)
 
         yield update
 
 
-def health(position: Position) -> dict[str, Any]:
-    """Returns a figure that shows when a chain breaks down.
+def chain_health(position: Position) -> dict[str, Any]:
+    """Returns a number that shows when a chain breaks down.
 
     This is the mean over chains of the log posterior that the kernel last estimated, or the root
     mean square of the state if the kernel's results have no estimate.
@@ -71,7 +69,7 @@ def health(position: Position) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def held_back() -> Generator[threading.Event]:
+def defer_interrupt() -> Generator[threading.Event]:
     """Sets an event at the first Ctrl-C instead of raising `KeyboardInterrupt`; a second raises.
 
     So a write is never cut off in the middle. Only the main thread receives signals, so nothing
@@ -83,12 +81,12 @@ def held_back() -> Generator[threading.Event]:
         return
     before = signal.getsignal(signal.SIGINT)
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if interrupt.is_set():
             raise KeyboardInterrupt
         interrupt.set()
 
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, handle)
     try:
         yield interrupt
     finally:

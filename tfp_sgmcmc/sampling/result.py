@@ -11,16 +11,17 @@ import numpy as np
 import tree
 
 from tfp_sgmcmc.internal.arviz_import import import_arviz
-from tfp_sgmcmc.storage.zarr_store import LIBRARY, Variable, dimensions, flatten_chains
+from tfp_sgmcmc.storage.stored_draws import Variable
+from tfp_sgmcmc.storage.zarr_store import LIBRARY
 
 
 class Timings(NamedTuple):
-    """The times that a call of `sample` took.
+    """The times of a run.
 
     Attributes:
       compile_seconds: time for tracing and compiling.
       seconds: time for taking steps and keeping draws.
-      steps_per_second: steps a second of this call; NaN if it took no step.
+      steps_per_second: steps a second of this call; NaN without a step.
     """
 
     compile_seconds: float
@@ -29,7 +30,7 @@ class Timings(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """An array of draws: its group, its name, and the form of one draw."""
+    """The group, the name, and the form of one draw of an array of draws."""
 
     group: str
     name: str
@@ -37,9 +38,9 @@ class Kept(NamedTuple):
 
 
 def kept_arrays(kept: Any, chain_shape: tuple[int, ...]) -> list[Kept]:
-    """Returns names and forms for what `Loop` keeps: state, trace and step size, as TensorSpecs.
+    """Returns names and forms for the state, trace and step size that a `Loop` keeps.
 
-    An array whose shape begins with the shape of the chains is an array of all chains.
+    An array whose shape begins with the shape of the chains has a value for each chain.
     """
     states, trace, step_size = kept
     stats, sizes = variable_names(trace, "trace"), variable_names(step_size, "step_size")
@@ -79,7 +80,7 @@ def variable_names(nest: Any, root: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SampleResult:
-    """The draws of a run, and how it went.
+    """The draws of a run, and its settings, times and flags.
 
     Attributes:
       states: the draws, in the structure of the state, `[num_results, chains..., event...]`: NumPy
@@ -93,12 +94,12 @@ class SampleResult:
       timings: the times that the call took.
       directory: the directory with the draws, or None.
       kernel: the kernel of the run.
-      seed: the seed of the run, two integers, with which it can be repeated.
-      bijector: from the kernel's states to the draws, which are constrained if the target has a
-        bijector. None with a kernel, where both are the same.
-      choices: all that `sample` chose for a target, which can be printed; None with a kernel.
-      explanation: what it did and why, in a few lines; empty with a kernel.
-      flags: what is wrong with the draws or cannot be promised, in plain words.
+      seed: two integers, with which the run can be repeated.
+      bijector: maps the kernel's states to the draws of `sample`, which are constrained if the
+        target has a bijector. None for `sample_chain`, which keeps the states.
+      choices: the settings that `sample` chose, which can be printed; None for `sample_chain`.
+      explanation: what `sample` did and why, in a few lines; empty for `sample_chain`.
+      flags: sentences about what is wrong with the draws or cannot be promised.
     """
 
     states: Any
@@ -120,7 +121,7 @@ class SampleResult:
 
     @property
     def is_trusted(self) -> bool | None:
-        """Whether a run without a kernel found nothing wrong with its draws; None with a kernel."""
+        """Whether `sample` found nothing wrong with its draws; None for `sample_chain`."""
         return None if self.choices is None else not self.flags
 
     @property
@@ -135,16 +136,30 @@ class SampleResult:
             f"  {group}/{name}: {variable.dtype} {[self.num_results, *variable.shape]}"
             for group, name, variable in self._kept
         ]
-        told = [f"  - {line}" for line in self.explanation]
-        told += [f"  - not to be trusted: {line}" for line in self.flags]
+        lines = [f"  - {line}" for line in self.explanation]
+        lines += [f"  - not to be trusted: {line}" for line in self.flags]
         first = f"SampleResult: {self.num_results} results, {state}{where}"
-        return "\n".join([first, *arrays, *told])
+        return "\n".join([first, *arrays, *lines])
+
+    def _leaves(self) -> list[Any]:
+        """Returns all arrays, in the order of `_kept`."""
+        trace = () if self.trace is None else self.trace
+        weights = () if self.weights is None else self.weights
+        return tree.flatten((self.states, trace, weights))
+
+    def named_draws(self) -> dict[str, np.ndarray]:
+        """Returns the draws by the names of `to_inference_data`, `[draws, chains, event...]`."""
+        found = {}
+        for (_, name, variable), x in zip(self._kept, tree.flatten(self.states), strict=False):
+            rows = variable.flatten_chains(np.asarray(x, variable.stored_dtype))
+            found[name] = np.moveaxis(rows, 0, 1)
+        return found
 
     def to_inference_data(self) -> Any:
         """Returns an `arviz.InferenceData` with groups `posterior` and `sample_stats`.
 
         Arrays are named by the keys of their nests, such as `w.kernel` or `state.0`. Draws in a
-        directory are read when they are used.
+        directory are read on use.
 
         Raises:
           ModuleNotFoundError: ArviZ and xarray are not installed.
@@ -153,19 +168,18 @@ class SampleResult:
         import xarray
 
         if self.directory is not None:
+            for x in self._leaves():
+                x.verify()  # xarray reads zeros for missing files
             read = xarray.open_datatree(self.directory / "samples.zarr", engine="zarr")
             groups: dict[str, Any] = {
                 name: group.to_dataset().isel(draw=slice(self.num_results))
                 for name, group in read.children.items()
             }
             return arviz.InferenceData(**groups)
-        trace = () if self.trace is None else self.trace
-        weights = () if self.weights is None else self.weights
-        leaves = tree.flatten((self.states, trace, weights))
         variables: dict[str, dict[str, Any]] = {}
-        for (group, name, variable), x in zip(self._kept, leaves, strict=True):
+        for (group, name, variable), x in zip(self._kept, self._leaves(), strict=True):
             x = np.asarray(x, variable.stored_dtype)
-            entry = dimensions(name, variable), flatten_chains(x, variable)
+            entry = variable.dimensions(name), variable.flatten_chains(x)
             variables.setdefault(group, {})[name] = entry
         groups = dict[str, Any]()
         for group, members in variables.items():

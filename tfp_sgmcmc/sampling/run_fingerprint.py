@@ -1,4 +1,4 @@
-"""The problem that a run in a directory samples, as numbers that must be the same to go on."""
+"""Numbers that identify the problem of a run; a run resumes only if they are the same."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ import tree
 
 from tfp_sgmcmc.internal.nest import State, call_with_state
 from tfp_sgmcmc.kernels.fingerprint import describe_kernel, describe_problem
-from tfp_sgmcmc.sampling.introspection import log_prob_fn_of
-from tfp_sgmcmc.sampling.loop import Loop, Position, state_tensors
+from tfp_sgmcmc.sampling.loop import Loop, Position, log_prob_fn_of, state_tensors
 from tfp_sgmcmc.storage import tolerant_equality
 from tfp_sgmcmc.targets import MinibatchLogProb, Target
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
 
-_SEED = (0, 0)  # of the minibatch
+_SEED = (0, 0)  # draws the minibatch
 
 
 def describe_run(
     kernel: tfp.mcmc.TransitionKernel, loop: Loop, start: Position
 ) -> dict[str, dict[str, Any]]:
-    """Returns numbers that name the start, the trace, and the prior and posterior near the start.
+    """Returns numbers that identify the start, the trace, and the prior and posterior near it.
 
-    The posterior is that of one minibatch; of a stream only the prior is named, and
-    `describe_batches` names the posterior.
+    The posterior is estimated from one minibatch. For a stream only the prior is identified here,
+    and the posterior by `describe_batches`.
     """
     found = {"initial_state": tolerant_equality.record(tf.nest.flatten(start.state))}
     found |= describe_target(kernel, start.state)
@@ -40,14 +39,14 @@ def describe_run(
 def describe_call(
     kernel: tfp.mcmc.TransitionKernel, initial_state: Any, **arguments: Any
 ) -> dict[str, Any]:
-    """Returns what the workers of a run must be given alike, as JSON values by name."""
+    """Returns the arguments that all workers must share, as JSON values by name."""
     start = tolerant_equality.record(tf.nest.flatten(state_tensors(initial_state)))
     found = {**describe_kernel(kernel), "initial_state": start, **arguments}
     return json.loads(json.dumps(found))  # which turns tuples into lists
 
 
 def describe_target(kernel: tfp.mcmc.TransitionKernel, state: State) -> dict[str, dict[str, Any]]:
-    """Returns numbers that name the prior and the posterior of a kernel near a state."""
+    """Returns numbers that identify the prior and the posterior of a kernel near a state."""
     log_prob_fn = log_prob_fn_of(kernel)
     if log_prob_fn is None:
         return {}
@@ -55,10 +54,10 @@ def describe_target(kernel: tfp.mcmc.TransitionKernel, state: State) -> dict[str
 
 
 def describe_batches(target: Any, state: State) -> Callable[[Any], dict[str, Any]] | None:
-    """Returns a function of kernel results that names a stream's posterior; None if no stream.
+    """Returns a function of kernel results that identifies the posterior of a stream, or None.
 
-    The posterior is that of the first batch in the results. A checkpoint holds the same batch, so
-    that a dataset whose order changes does not matter.
+    The posterior is estimated from the first batch in the results. A checkpoint holds the same
+    batch, so the order of the dataset does not matter.
     """
     if not isinstance(target, StreamedLogProb):
         return None
@@ -80,7 +79,7 @@ def describe_batches(target: Any, state: State) -> Callable[[Any], dict[str, Any
 def _near(state: State, values_at: Callable[[State], dict[str, Any]]) -> dict[str, Any]:
     """Returns values next to a state, because many priors and likelihoods agree at zero.
 
-    Where they are NaN or infinite, or a distribution refuses the state, it is the state itself.
+    Where they are NaN or infinite, or a distribution refuses the state, the state itself is used.
     """
     found: dict[str, Any] = {}
     for at in (_shifted(state), state):
@@ -96,7 +95,7 @@ def _near(state: State, values_at: Callable[[State], dict[str, Any]]) -> dict[st
 def _values_at(log_prob_fn: Any, state: State) -> dict[str, Any]:
     while isinstance(getattr(log_prob_fn, "target", None), Target):
         log_prob_fn = log_prob_fn.target
-    if isinstance(log_prob_fn, StreamedLogProb):  # its batches are those of the feed
+    if isinstance(log_prob_fn, StreamedLogProb):  # the feed supplies its batches
         base = log_prob_fn.of_one_batch
         prior = value_and_gradient(base.log_prior, state, connected=False)
         return describe_problem(*prior[:2], what="log prior")

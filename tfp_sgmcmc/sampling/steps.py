@@ -1,4 +1,4 @@
-"""The steps of a run: how many one call takes, commits in between, and what ends a run early."""
+"""The steps of a run: the number in each call, commits between calls, and early ends."""
 
 from __future__ import annotations
 
@@ -14,36 +14,48 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.diagnostics import NonFiniteChainError, check_finite
+from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.sampling.draw_records import MemoryRecords, Records
-from tfp_sgmcmc.sampling.loop import Health, Loop, Position
-from tfp_sgmcmc.sampling.process_group import Gang
-from tfp_sgmcmc.sampling.progress import held_back
+from tfp_sgmcmc.sampling.loop import FiniteCheck, Loop, Position
+from tfp_sgmcmc.sampling.process_group import ProcessGroup
+from tfp_sgmcmc.sampling.progress import defer_interrupt
 from tfp_sgmcmc.sampling.stream_feed import Feed
 
 _SECONDS_A_CALL = 1.0
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """The steps of a run.
 
     Attributes:
       num_results: number of draws to keep.
-      num_burnin_steps: number of steps before the one of the first draw.
-      stride: steps from one kept draw to the next.
+      num_burnin_steps: number of steps before the step of the first draw.
+      stride: number of steps from one kept draw to the next.
     """
 
     num_results: int
     num_burnin_steps: int
     stride: int
 
+    @classmethod
+    def checked(
+        cls, num_results: Any, num_burnin_steps: Any, num_steps_between_results: Any
+    ) -> StepPlan:
+        """Returns the plan; raises TypeError or ValueError for a wrong number."""
+        return cls(
+            integer("num_results", num_results, 1),
+            integer("num_burnin_steps", num_burnin_steps, 0),
+            integer("num_steps_between_results", num_steps_between_results, 0) + 1,
+        )
+
     @property
     def num_steps(self) -> int:
         return self.num_burnin_steps + 1 + (self.num_results - 1) * self.stride
 
     def draws_before(self, step: int) -> int:
-        """Returns the number of draws of the whole run that are kept before step number `step`.
+        """Returns how many draws of the whole run are kept before step number `step`.
 
-        >>> plan = Plan(num_results=10, num_burnin_steps=5, stride=2)
+        >>> plan = StepPlan(num_results=10, num_burnin_steps=5, stride=2)
         >>> plan.draws_before(6), plan.draws_before(7), plan.draws_before(2**62)
         (0, 1, 10)
         """
@@ -53,10 +65,13 @@ class Plan(NamedTuple):
     def next(self, step: int, done: int, max_rows: int, max_steps: int) -> tuple[int, int]:
         """Returns the number of draws that the next call keeps, and of steps to the first of them.
 
-        The chain has taken `step` steps, and `done` draws are kept. The call can keep `max_rows`
-        draws, and should take `max_steps` steps.
+        Args:
+          step: number of steps that the chain has taken.
+          done: number of draws that are kept.
+          max_rows: the most draws that a call can keep.
+          max_steps: number of steps that a call should take.
 
-        >>> plan = Plan(num_results=10, num_burnin_steps=5, stride=2)
+        >>> plan = StepPlan(num_results=10, num_burnin_steps=5, stride=2)
         >>> plan.next(step=0, done=0, max_rows=100, max_steps=4)  # 4 steps, nothing kept
         (0, 4)
         >>> plan.next(step=4, done=0, max_rows=100, max_steps=8)  # steps 6, 8, 10, 12 are kept
@@ -70,7 +85,7 @@ class Plan(NamedTuple):
 
 
 class Pace:
-    """The number of steps in a call that takes `seconds`; it begins with one step."""
+    """Chooses the number of steps in a call that takes `seconds`; it begins with one step."""
 
     _MOST_GROWTH = 8
 
@@ -79,14 +94,14 @@ class Pace:
         self.max_steps = 1
 
     def took(self, steps: int, seconds: float) -> None:
-        """Learns how long the last call took."""
+        """Adapts `max_steps` to the seconds that the last call took."""
         wanted = int(self._seconds * steps / max(seconds, 1e-9))
         self.max_steps = max(1, min(wanted, self._MOST_GROWTH * self.max_steps, 2**30))
 
 
 def take_steps(
     loop: Loop,
-    plan: Plan,
+    plan: StepPlan,
     seed: tf.Tensor,
     position: Position,
     records: Records,
@@ -94,27 +109,27 @@ def take_steps(
     show: Callable[[Position], None],
     checkpoint_seconds: float,
     given: threading.Event | None = None,
-    gang: Gang | None = None,
+    workers: ProcessGroup | None = None,
 ) -> Position:
-    """Takes the steps that are left, or those before Ctrl-C; returns the last position.
+    """Takes the remaining steps, or those before Ctrl-C; returns the last position.
 
-    The event `given` takes the place of Ctrl-C, which only the main thread receives. The workers of
-    a gang take as many steps in each call, and all stop if one of them is interrupted.
+    The event `given` replaces Ctrl-C, which only the main thread receives. All workers take the
+    same number of steps in each call, and all stop if one of them is interrupted.
     """
-    gang = gang or Gang()
+    workers = workers or ProcessGroup()
     pace = Pace(min(_SECONDS_A_CALL, checkpoint_seconds))
     committed = time.perf_counter()
-    with contextlib.nullcontext(given) if given else held_back() as interrupt:
+    with contextlib.nullcontext(given) if given else defer_interrupt() as interrupt:
         while records.num_draws < plan.num_results:
-            with gang.watched(lambda: _safe(records)):
-                paced, stops = gang.agree(pace.max_steps, interrupt.is_set(), position)
+            with workers.explain_lost_worker(lambda: _remains(records)):
+                paced, stops = workers.agree_on_steps(pace.max_steps, interrupt.is_set(), position)
             if stops:
                 break
             began, step = time.perf_counter(), int(position.step)
             results, most = feed(position.results)
             max_steps = min(paced, most or paced)
             rows, first = plan.next(step, records.num_draws, loop.slots, max_steps)
-            with gang.watched(lambda: _safe(records)):
+            with workers.explain_lost_worker(lambda: _remains(records)):
                 moved, kept, health = loop(
                     position._replace(results=results), max(rows, 1), first, plan.stride, seed
                 )
@@ -135,27 +150,27 @@ def take_steps(
     if records.num_draws < plan.num_results and given is None:
         warnings.warn(
             f"Interrupted: {records.num_draws} of {plan.num_results} results are returned.",
-            stacklevel=3,
+            stacklevel=4,
         )
     return position
 
 
-def _safe(records: Records) -> str:
-    """Returns what is left of a run that ends without a commit."""
-    if isinstance(records, MemoryRecords):
-        return "The draws so far are lost, as they were in memory."
-    return "The run goes on from the last checkpoint in worker 0's directory."
+def _remains(records: Records) -> str:
+    """Returns a sentence about what remains of a run that ends without a commit."""
+    if type(records) is MemoryRecords:
+        return "The draws so far are lost, because they were in memory."
+    return "The run resumes from the last checkpoint in worker 0's directory."
 
 
 def _carried(position: Position, is_broken: bool = False) -> dict[str, Any]:
-    """Returns what the next step needs, and whether the chain broke down."""
+    """Returns what a checkpoint holds for the next step, and whether the chain broke down."""
     return {**position._asdict(), "is_broken": np.bool_(is_broken)}
 
 
 def _fail(
-    loop: Loop, position: Position, draws: list[np.ndarray], records: Records, health: Health
+    loop: Loop, position: Position, draws: list[np.ndarray], records: Records, health: FiniteCheck
 ) -> NoReturn:
-    """Keeps the draws that are finite, and raises."""
+    """Keeps the draws that are finite, and raises NonFiniteChainError."""
     num_states = len(tree.flatten(loop.kept[0]))
     good, part = len(draws[0]), ()
     last = tf.nest.map_structure(lambda x: np.asarray(x)[np.newaxis], position.state)

@@ -16,9 +16,9 @@ class Feed:
     """Replaces the batches in a kernel's results when its steps have used them.
 
     Args:
-      target: the kernel's target; nothing is done if it is not a `StreamedLogProb`.
-      results: the kernel's results where the run starts or goes on.
-      must_repeat: whether to warn if the dataset would not let the run go on.
+      target: the kernel's target. A target other than a `StreamedLogProb` needs no feed.
+      results: the kernel's results where the run starts or resumes.
+      must_repeat: whether to warn if the dataset gives other batches when it is read again.
 
     Raises:
       ValueError: some batches in the results were used, and the dataset now gives other batches.
@@ -31,7 +31,7 @@ class Feed:
         found: list[StreamState] = []
         tree.traverse(lambda x: found.append(x) if isinstance(x, StreamState) else None, results)
         leaves, batches = tree.flatten(results), tree.flatten(found[0].batches)
-        # Found only once, because `tree.traverse` leaves reference cycles, which hold batches of
+        # Searched only once, because `tree.traverse` leaves reference cycles that hold batches of
         # many megabytes until the garbage collector runs.
         self._batches = [_index(leaves, x) for x in batches]
         self._position = _index(leaves, found[0].position)
@@ -47,7 +47,7 @@ class Feed:
             )
 
     def __call__(self, results: Any) -> tuple[Any, int | None]:
-        """Returns results with unused batches, and for how many steps (None for no limit)."""
+        """Returns results with unused batches, and their number of steps (None for no limit)."""
         if self._target is None:
             return results, None
         leaves = tree.flatten(results)
@@ -59,9 +59,9 @@ class Feed:
             # The batches before the first step were read once already.
             if step == 0 and self._must_repeat and not _are_same(before, new):
                 warnings.warn(
-                    "The dataset gives other batches when it is read again, so that this run "
-                    f"cannot go on when it is cut off. {_REPEATABLE}",
-                    stacklevel=4,
+                    "The dataset gives other batches when it is read again, so this run cannot "
+                    f"resume if it is cut off. {_REPEATABLE}",
+                    stacklevel=5,
                 )
             for at, batch in zip(self._batches, new, strict=True):
                 leaves[at] = batch
@@ -77,7 +77,7 @@ _REPEATABLE = (
 
 
 def _are_same(batches: list[Any], others: list[Any]) -> bool:
-    """Returns whether all bits are the same, also those of NaNs."""
+    """Returns whether all bits are equal, including those of NaNs."""
     pairs = zip(batches, others, strict=True)
     bits = ([np.asarray(x).view(np.uint8) for x in pair] for pair in pairs)
     return all(np.array_equal(x, y) for x, y in bits)

@@ -1,4 +1,4 @@
-"""The files of a run: its directory, checkpoints and draws, without pickle."""
+"""The files of a run: directory, checkpoints and draws, without pickle."""
 
 from tfp_sgmcmc.storage.directory import Directory
 

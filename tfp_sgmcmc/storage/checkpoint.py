@@ -1,4 +1,4 @@
-"""The state of a run in one file: nests of arrays on top of `archive`."""
+"""The state of a run in one file: nests of arrays on top of `npz`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMAT_VERSION = 1
 
 
 class Checkpoint(NamedTuple):
-    """What a file holds.
+    """The contents of a checkpoint file.
 
     Attributes:
       path: the file, for messages.
@@ -43,7 +43,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(path: Path, header: Mapping[str, Any], nests: Mapping[str, Any]) -> None:
-    """Writes a checkpoint, whole or not at all; see `archive.write` and `Checkpoint.restore`.
+    """Writes a checkpoint, whole or not at all; see `npz.write` and `Checkpoint.restore`.
 
     JSON must be able to hold the header. The nests are of arrays, tensors, or None, by name.
 
@@ -85,7 +85,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def is_of_run(path: Path) -> bool:
-    """Returns whether a file is a checkpoint of a run; only its header is read."""
+    """Returns whether a file is a checkpoint of a run, by its header alone."""
     try:
         with npz.reading(path, "a run") as (contents, _):
             return "fingerprint" in contents["header"] and "leaves" in contents
@@ -105,7 +105,7 @@ def check_same(what: str, saved: Mapping[str, Any], expected: Mapping[str, Any])
 def differences(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     """Returns the first three entries in which two mappings differ, in words; "" if none do.
 
-    Entries made by `approximate.record` may differ by rounding.
+    Entries made by `tolerant_equality.record` may differ by rounding.
     """
     found = [
         f"{name}: {_in_words(saved, name)}, but here {_in_words(expected, name)}"

@@ -18,10 +18,9 @@ from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.storage import checkpoint, tolerant_equality
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same
-from tfp_sgmcmc.storage.lease import Lease
-from tfp_sgmcmc.storage.lock import SIGNATURE, Lock
-from tfp_sgmcmc.storage.stored_draws import StoredDraws
-from tfp_sgmcmc.storage.zarr_store import Committed, DrawStore, Groups, Variable
+from tfp_sgmcmc.storage.lock import SIGNATURE, Lease, Lock
+from tfp_sgmcmc.storage.stored_draws import StoredDraws, Variable
+from tfp_sgmcmc.storage.zarr_store import Committed, DrawStore, Groups
 
 LOCK, SAMPLES, CHECKPOINT = "run.lock", "samples.zarr", "checkpoint.npz"
 _COMMITTED = "It has a checkpoint.\n"
@@ -67,11 +66,11 @@ def as_directory(value: Directory | str | os.PathLike[str] | None) -> Directory 
 
 
 class RunDirectory:
-    """A directory that holds one run: its draws, and all that is needed to go on with it.
+    """A directory that holds one run: its draws, and the state to resume it.
 
     `commit` first flushes the chunks of draws and then writes the checkpoint, which holds their
     number. A run that goes on drops draws beyond that number. So draws and checkpoint agree
-    whenever and however the process stops, even by `kill -9`. A lock, which the system releases
+    however the process stops, even by `kill -9`. A lock, which the system releases
     when the process ends, keeps a second process out. In the same process, the directory can be
     opened again after an error or Ctrl-C, unless a `with` block that holds it is under way.
 
@@ -107,7 +106,7 @@ class RunDirectory:
     ):
         if not isinstance(resume, bool):
             one_of("resume", resume, ("auto", "must", "never"))
-        self.path = checks.path("directory", path)
+        self.path = checks.path("directory", path).absolute()  # the process may change its folder
         self.num_committed = 0
         self._fingerprint: dict[str, Any] = {}
         self._store: DrawStore | None = None
@@ -181,12 +180,12 @@ class RunDirectory:
             for group, members in variables.items()
             for name, v in members.items()
         }
-        # The first differences are told, and numbers differ where something else does.
+        # Numbers differ if another entry does, so they are compared last.
         numbers = {n: x for n, x in fingerprint.items() if tolerant_equality.is_record(x)}
         plain = {n: x for n, x in fingerprint.items() if n not in numbers}
         own = {"library version": __version__, **plain, **described, **numbers}
         self._fingerprint = json.loads(json.dumps(own))  # JSON turns tuples into lists
-        with self._plainly():
+        with self._explain_errors():
             if not self.has_run:
                 # An earlier start may have ended before its first commit.
                 if (self.path / SAMPLES).exists():
@@ -235,7 +234,7 @@ class RunDirectory:
         Raises:
           OSError: the draws cannot be written; the message says how many are safe.
         """
-        with self._plainly():
+        with self._explain_errors():
             self.store.append(draws)
 
     def commit(self, nests: Mapping[str, Any], finish: bool = False) -> None:
@@ -249,7 +248,7 @@ class RunDirectory:
           OSError: the disk cannot be written; the previous checkpoint is still there.
         """
         store = self.store
-        with self._plainly():
+        with self._explain_errors():
             if finish:
                 store.finish()
             store.sync()
@@ -272,7 +271,7 @@ class RunDirectory:
         self._lock.release()
 
     def _sign(self) -> None:
-        """Writes into the lock file which process holds it, and whether there is a checkpoint."""
+        """Writes the process and whether there is a checkpoint into the lock file."""
         self._lock.write(f"{SIGNATURE}{os.getpid()}\n{_COMMITTED if self.has_run else ''}")
 
     def __enter__(self) -> RunDirectory:
@@ -283,8 +282,8 @@ class RunDirectory:
         self.close()
 
     @contextlib.contextmanager
-    def _plainly(self) -> Generator[None]:
-        """Says which draws are safe when the disk cannot be written."""
+    def _explain_errors(self) -> Generator[None]:
+        """Adds to errors of the disk which draws are safe."""
         if not self._lock.is_held:
             raise ValueError(
                 f"The run in {self.path} was closed, or opened again in this process, and cannot "
@@ -293,13 +292,15 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            raise OSError(error.errno, f"{error.strerror or error}: {self._said()}") from error
+            raise OSError(
+                error.errno, f"{error.strerror or error}: {self._stop_message()}"
+            ) from error
         except Exception as error:
             if (self.path / LOCK).exists():
                 raise
-            raise OSError(errno.ENOENT, f"{error}: {self._said()}") from error
+            raise OSError(errno.ENOENT, f"{error}: {self._stop_message()}") from error
 
-    def _said(self) -> str:
+    def _stop_message(self) -> str:
         stopped = f"the run in {self.path} stopped"
         if not (self.path / LOCK).exists():
             return (
@@ -312,7 +313,7 @@ class RunDirectory:
 
 
 def _committed(saved: Checkpoint, variables: Mapping[str, Mapping[str, Variable]]) -> Committed:
-    """Returns what a checkpoint says about the draws on disk."""
+    """Returns the part of a checkpoint that describes the draws on disk."""
     tails: dict[str, dict[str, Any]] = {}
     checksums: dict[str, dict[str, Any]] = {}
     for group, members in variables.items():

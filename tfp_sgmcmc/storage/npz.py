@@ -62,8 +62,8 @@ def reading(
 ) -> Generator[tuple[dict[str, Any], Callable[[str, str], np.ndarray]]]:
     """Opens a file; gives its header and a function that reads an array by its name and dtype.
 
-    An error within the context, such as a missing key of the header, counts as damage. Its message
-    says who the `writer` of such files is, and gives `advice`.
+    An error within the context, such as a missing key of the header, counts as damage. The message
+    names the `writer` of such files and gives `advice`.
 
     Raises:
       FileNotFoundError: `path` does not exist.
@@ -147,7 +147,7 @@ def sync(path: Path) -> None:
 
 
 def _write_array(entry: Any, values: Any) -> None:
-    """Writes what `np.save` writes, in pieces."""
+    """Writes an array in the format of `np.save`, in pieces."""
     dtype = _stored_dtype(np.dtype(values.dtype))
     description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
     np.lib.format.write_array_header_1_0(entry, {**description, "shape": tuple(values.shape)})

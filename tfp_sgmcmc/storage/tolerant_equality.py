@@ -1,7 +1,7 @@
-"""Numbers that two devices compute alike but for rounding, recorded so that a run can compare them.
+"""Records of numbers that devices compute with different rounding, for later comparison.
 
 A record is a JSON value: a few numbers, and the differences that rounding may make in them. A long
-vector is named by its length and its projections on fixed directions.
+vector is represented by its length and its projections on fixed directions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 def record(
     values: Any, rtol: float = 1e-3, atol: float = 0.0, singly: bool = False
 ) -> dict[str, Any]:
-    """Returns what names the numbers of an array, or of a list of arrays.
+    """Returns a record of the numbers of an array, or of a list of arrays.
 
     >>> x = np.linspace(0.0, 1.0, 1000)
     >>> are_same(record(x), record(x * (1 + 1e-5)))

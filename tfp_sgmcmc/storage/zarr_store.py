@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import math
 import threading
+import uuid
 import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -15,10 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_sgmcmc import __version__
-from tfp_sgmcmc.storage import chunks
 from tfp_sgmcmc.storage.npz import sync
-from tfp_sgmcmc.storage.stored_draws import StoredDraws
-from tfp_sgmcmc.storage.variable import Variable
+from tfp_sgmcmc.storage.stored_draws import (
+    CHECKSUM_BYTES,
+    RUN_ID,
+    StoredDraws,
+    Variable,
+    chunk_bytes,
+    chunk_checksum,
+    chunk_name,
+    refuse_links,
+)
 
 LIBRARY = {"inference_library": "tfp_sgmcmc", "inference_library_version": __version__}
 _CHUNK_BYTES = 2**23  # of a chunk of all arrays together; fewer draws wait in memory
@@ -31,7 +38,7 @@ Variables = Mapping[str, Mapping[str, Variable]]
 
 
 class Committed(NamedTuple):
-    """What the checkpoint of a run says about its draws.
+    """The part of a checkpoint that describes the draws on disk.
 
     Attributes:
       num_draws: their number.
@@ -58,7 +65,7 @@ class DrawStore:
       path: the store.
       variables: group -> name -> `Variable`.
       attributes: strings and numbers that are attached to each group.
-      committed: what the checkpoint says; None makes a new store.
+      committed: the draws of the checkpoint; None makes a new store.
 
     Raises:
       ValueError: zarr or xarray cannot hold a name, or the store lacks committed draws.
@@ -137,7 +144,7 @@ class DrawStore:
                     self._write(group, name, rows)
 
     def sync(self) -> None:
-        """Flushes to the disk what was written, and shows it to readers."""
+        """Flushes all chunks to the disk, and shows them to readers."""
         if not self._unsynced:
             return
         for path in sorted(self._unsynced):
@@ -156,21 +163,23 @@ class DrawStore:
 
     def draws(self, group: str, name: str) -> StoredDraws:
         """Returns the draws of an array that are on disk, `[draws, chains..., event...]`."""
-        array = self._arrays[group][name]
-        chain_shape = self.variables[group][name].chain_shape
-        return StoredDraws(array, chain_shape, array.shape[_draw_axis(chain_shape)])
+        array, variable = self._arrays[group][name], self.variables[group][name]
+        num_draws = array.shape[variable.draw_axis]
+        checksums = self._checksums[group][name] or ()
+        return StoredDraws(array, variable.chain_shape, num_draws, self._run_id, checksums)
 
     def _create(self, attributes: dict[str, Any]) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat()
         attributes = {"created_at": now, **LIBRARY, **attributes}
         self._rows = _chunk_rows(self.variables)
-        root = self._zarr.create_group(self.path, zarr_format=3)
+        self._run_id = uuid.uuid4().hex
+        root = self._zarr.create_group(self.path, zarr_format=3, attributes={RUN_ID: self._run_id})
         self._arrays: dict[str, dict[str, Any]] = {}
         for group, members in self.variables.items():
             made = root.create_group(group, attributes=attributes)
             self._arrays[group] = {n: self._create_array(made, n, v) for n, v in members.items()}
             if any(v.chain_shape is not None for v in members.values()):
-                self._write_chains(made, max(_num_chains(v) for v in members.values()))
+                self._write_chains(made, max(v.num_chains for v in members.values()))
         self._num_whole = self._num_tail = 0
         self._tail = {
             group: {n: np.zeros([0, *v.shape], v.stored_dtype) for n, v in members.items()}
@@ -192,7 +201,7 @@ class DrawStore:
 
     def _create_array(self, group: Any, name: str, variable: Variable) -> Any:
         event = variable.event_shape
-        lead = () if variable.chain_shape is None else (math.prod(variable.chain_shape),)
+        lead = (variable.num_chains,) * variable.draw_axis
         self._unsynced.add(self.path / group.basename / name / "zarr.json")
         return group.create_array(
             name,
@@ -202,15 +211,16 @@ class DrawStore:
             # Random numbers hardly compress, and a known size shows whether a file is whole.
             compressors=[self._zarr.codecs.Crc32cCodec()],
             chunk_key_encoding={"name": "default", "separator": "."},
-            dimension_names=dimensions(name, variable),
+            dimension_names=variable.dimensions(name),
             config={"write_empty_chunks": True},
         )
 
     def _open(self, committed: Committed) -> None:
-        chunks.refuse_others(self.path)
-        for group in ("", *self.variables):
+        refuse_links(self.path)
+        for group in (*self.variables, ""):
             with _named(self.path / group):
-                self._zarr.open_group(self.path, path=group, mode="r+")
+                opened = self._zarr.open_group(self.path, path=group, mode="r+")
+        self._run_id = opened.attrs.get(RUN_ID)  # None for a run begun without
         for leftover in self.path.glob("**/*.partial"):  # a write was cut off
             leftover.unlink()
         self._arrays, self._tail = {}, {}
@@ -237,32 +247,34 @@ class DrawStore:
     def _has_tail(self, group: str, name: str) -> bool:
         """Returns whether the whole tail is on disk."""
         array, variable = self._arrays[group][name], self.variables[group][name]
-        axis, start = _draw_axis(variable.chain_shape), self._num_whole
+        axis, start = variable.draw_axis, self._num_whole
         if array.shape[axis] != self.num_draws:
             return not self._num_tail
         try:
             found = array[(*(slice(None),) * axis, slice(start, self.num_draws))]
         except (ValueError, OSError):
             return False
-        return found.tobytes() == flatten_chains(self._tail[group][name], variable).tobytes()
+        return found.tobytes() == variable.flatten_chains(self._tail[group][name]).tobytes()
 
     def _open_array(self, group: str, name: str, variable: Variable) -> Any:
         """Opens an array, checks that no chunk is missing, and drops uncommitted draws."""
-        path, axis = self.path / group / name, _draw_axis(variable.chain_shape)
+        path, axis = self.path / group / name, variable.draw_axis
         with _named(path):
             # Chunks of zeros are files as well; open_array does not take this setting.
             array = self._zarr.open_array(path, mode="r+")
             array = array.with_config({"write_empty_chunks": True})
             self._rows = array.chunks[axis]
-            shape, whole, expected = list(array.shape), self._num_whole, chunks.file_bytes(array)
+            shape, whole = list(array.shape), self._num_whole
             checksums, count = self._checksums[group][name], whole // self._rows
             if checksums is not None and len(checksums) != count:
                 raise ValueError(f"it must have {len(checksums)} whole chunks, not {count}")
-        for number in range(count):
-            chunk = path / chunks.file_name(array, axis, number)
-            draws = range(number * self._rows, (number + 1) * self._rows)
-            known = None if checksums is None else checksums[number]
-            chunks.check(chunk, draws, expected, known)
+            for number in range(count):
+                chunk = path / chunk_name(array, axis, number)
+                found = chunk_checksum(chunk, chunk_bytes(array))
+                if checksums is not None and found != (expected := checksums[number]):
+                    raise ValueError(
+                        f"{chunk} must have the checksum {expected:08x}. Received: {found:08x}"
+                    )
         if shape[axis] < whole or array.dtype != variable.stored_dtype:
             raise ValueError(
                 f"The array {path} must have at least {whole} draws of "
@@ -276,20 +288,21 @@ class DrawStore:
     def _write(self, group: str, name: str, rows: np.ndarray) -> None:
         """Writes rows, which begin after the last whole chunk."""
         array, variable = self._arrays[group][name], self.variables[group][name]
-        axis, start = _draw_axis(variable.chain_shape), self._num_whole
+        axis, start = variable.draw_axis, self._num_whole
         stop = start + len(rows)
-        rows = flatten_chains(rows, variable)
+        rows = variable.flatten_chains(rows)
         if array.shape[axis] < stop:
             array.resize((*array.shape[:axis], stop, *array.shape[axis + 1 :]))
         array[(*(slice(None),) * axis, slice(start, stop))] = rows
         folder, first = self.path / group / name, start // self._rows
         numbers = range(first, -(-stop // self._rows))
-        files = [folder / chunks.file_name(array, axis, number) for number in numbers]
+        files = [folder / chunk_name(array, axis, number) for number in numbers]
         self._unsynced |= {*files, folder / "zarr.json"}
         checksums = self._checksums[group][name]
         if checksums is not None:
             del checksums[first:]
-            checksums += [chunks.checksum(file) for file in files[: stop // self._rows - first]]
+            whole = files[: stop // self._rows - first]
+            checksums += [chunk_checksum(file, chunk_bytes(array)) for file in whole]
 
 
 def bytes_on_disk(variables: Variables, num_draws: int) -> int:
@@ -303,7 +316,7 @@ def bytes_on_disk(variables: Variables, num_draws: int) -> int:
     numbered = _numbered(variables)
     rows = _chunk_rows(numbered)
     sizes = [v.draw_bytes for members in numbered.values() for v in members.values()]
-    return -(-num_draws // rows) * sum(rows * size + chunks.CHECKSUM_BYTES for size in sizes)
+    return -(-num_draws // rows) * sum(rows * size + CHECKSUM_BYTES for size in sizes)
 
 
 def _numbered(variables: Variables) -> dict[str, dict[str, Variable]]:
@@ -321,24 +334,6 @@ def _chunk_rows(variables: Variables) -> int:
     return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // total))
 
 
-def dimensions(name: str, variable: Variable) -> tuple[str, ...]:
-    """Returns the names that xarray shows for the axes of an array."""
-    lead = () if variable.chain_shape is None else ("chain",)
-    return (*lead, "draw", *(f"{name}_dim_{i}" for i in range(len(variable.event_shape))))
-
-
-def flatten_chains(rows: np.ndarray, variable: Variable) -> np.ndarray:
-    """Returns draws `[draw, chains..., event...]` as `[chain, draw, event...]`."""
-    if variable.chain_shape is None:
-        return rows
-    chains = math.prod(variable.chain_shape)
-    return np.moveaxis(rows.reshape(len(rows), chains, *variable.event_shape), 0, 1)
-
-
-def _draw_axis(chain_shape: tuple[int, ...] | None) -> int:
-    return 0 if chain_shape is None else 1
-
-
 @contextlib.contextmanager
 def _named(path: Path) -> Generator[None]:
     """Names the part of the store that cannot be opened."""
@@ -349,10 +344,6 @@ def _named(path: Path) -> Generator[None]:
             f"{path} is damaged or missing ({error}). Restore it from a copy, or start in another "
             "directory."
         ) from error
-
-
-def _num_chains(variable: Variable) -> int:
-    return 0 if variable.chain_shape is None else math.prod(variable.chain_shape)
 
 
 def _check(group: str, members: Mapping[str, Variable]) -> None:
@@ -373,7 +364,7 @@ def _check(group: str, members: Mapping[str, Variable]) -> None:
             )
         if 0 in variable.shape:
             raise ValueError(f"{group}/{name} has shape {variable.shape} and nothing to store.")
-    counts = {_num_chains(v) for v in members.values()} - {0}
+    counts = {v.num_chains for v in members.values()} - {0}
     if len(counts) > 1:
         raise ValueError(f"{group} must have equally many chains. Received: {sorted(counts)}.")
 

@@ -126,7 +126,7 @@ def test_the_last_line_says_what_is_not_seen() -> None:
 
 
 def test_negative_correlations() -> None:
-    """An autoregression with rho = -0.8 has times of 1/9; ArviZ stops at 1 / log10(8000)."""
+    """An autoregression with rho = -0.8 has times of 1/9; the estimate stops at 1 / log10(8000)."""
     x = draws((1,), num=2000)
     for t in range(1, len(x)):
         x[t] = -0.8 * x[t - 1] + 0.6 * x[t]
@@ -145,14 +145,16 @@ def test_a_run_with_parts_and_one_with_minibatch_gradients() -> None:
 def of_states(states: Any, **fields: Any) -> Any:
     """Returns a stand-in for the result of `sample`."""
     parts = states if isinstance(states, list) else [states]
-    axes = ("chain", "draw", "k")
-    arrays = {
-        f"state.{i}": (axes[: x.ndim], np.swapaxes(np.asarray(x), 0, 1))
-        for i, x in enumerate(parts)
-    }
-    posterior = pytest.importorskip("xarray").Dataset(arrays)
-    data = types.SimpleNamespace(posterior=posterior)
-    return types.SimpleNamespace(states=states, to_inference_data=lambda: data, **fields)
+    arrays = {f"state.{i}": np.asarray(x) for i, x in enumerate(parts)}
+    return types.SimpleNamespace(states=states, named_draws=lambda: arrays, **fields)
+
+
+def test_an_inference_data_of_arviz() -> None:
+    xarray = pytest.importorskip("xarray")
+    arrays = {"w": (("chain", "draw", "k"), np.swapaxes(draws(), 0, 1))}
+    data = types.SimpleNamespace(posterior=xarray.Dataset(arrays))
+    found, expected = sgmcmc.report(data).rows[0], report().rows[0]
+    assert found[:5] == expected[:5]
 
 
 class Results(NamedTuple):
@@ -176,7 +178,7 @@ def test_skipped_minibatches_are_said() -> None:
     assert found.startswith("12 of 400 minibatches had scores that are NaN or infinite")
 
 
-def test_a_log_posterior_that_is_nan_is_said() -> None:
+def test_a_log_posterior_that_is_nan_reported() -> None:
     (found,) = problems_of(Results(target_log_prob=np.array([0.0, np.nan])))
     assert found.startswith("The log posterior was NaN in 50 %")
     trace = {"target_log_prob": np.where(np.arange(500) < 5, np.nan, 0.0)}
@@ -242,8 +244,10 @@ def test_the_step_is_compared_with_the_largest_stable_one(
     assert (said in problems[0] and "the draws is 4." in problems[0]) if said else not problems
 
 
-@pytest.mark.parametrize(("step_size", "is_said"), [(3.5, True), (0.5, False)])
-def test_draws_away_from_the_mode_by_a_step_near_the_limit(step_size: float, is_said: bool) -> None:
+@pytest.mark.parametrize(("step_size", "reported"), [(3.5, True), (0.5, False)])
+def test_draws_away_from_the_mode_by_a_step_near_the_limit(
+    step_size: float, reported: bool
+) -> None:
     """A chain that an unstable step threw from the mode stays where the step is just stable."""
 
     def target(w: Any) -> Any:
@@ -253,7 +257,7 @@ def test_draws_away_from_the_mode_by_a_step_near_the_limit(step_size: float, is_
         draws() + 1.0, final_kernel_results=Results(np.asarray(step_size)), kernel=Kernel(target)
     )
     problems = sgmcmc.report(run, target).problems
-    assert problems and problems[0].startswith("The step is too large") == is_said
+    assert problems and problems[0].startswith("The step is too large") == reported
 
 
 def test_a_curvature_that_grows_along_the_run_is_noted() -> None:

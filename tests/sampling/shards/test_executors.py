@@ -79,7 +79,7 @@ def whole() -> np.ndarray:
     """Returns the draws of a run in this process, with graphs optimised as on the workers."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     try:
-        return np.asarray(sgmcmc.sample(maker()(), tf.zeros([3]), **OPTIONS).states)
+        return np.asarray(sgmcmc.sample_shards(maker()(), tf.zeros([3]), **OPTIONS).states)
     finally:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
@@ -108,9 +108,9 @@ def run_and_kill(executor: Any, folder: Path, kill: Callable[[int], None]) -> An
     thread = threading.Thread(target=lose)
     thread.start()
     try:
-        result = sgmcmc.sample(
-            maker(), tf.zeros([3]), executor=executor, directory=folder, checkpoint_seconds=0.2,
-            **OPTIONS,
+        result = sgmcmc.sample_shards(
+            maker(), tf.zeros([3]), executor=executor,
+            directory=sgmcmc.Directory(folder, seconds_between_commits=0.2), **OPTIONS,
         )  # fmt: skip
     finally:
         thread.join()

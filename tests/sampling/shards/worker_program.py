@@ -28,7 +28,7 @@ def chain(name: str, num_results: int = 40, **options: Any) -> Any:
     """Returns a chain's result; XLA does not compile steps of a run on one replica either."""
     kernel = kernels(name, sharded())
     options = OPTIONS | {"jit_compile": False} | options
-    return sgmcmc.sample(kernel, tf.zeros([4, 3]), num_results, **options)
+    return sgmcmc.sample_chain(kernel, tf.zeros([4, 3]), num_results, **options)
 
 
 def all_chains(folder: Path, worker: int) -> None:
@@ -60,7 +60,8 @@ def not_summed(folder: Path, worker: int) -> None:
 def on_disk(folder: Path, worker: int, num_results: int = 3000) -> None:
     """Worker 1 sees another directory, in which nothing is ever written."""
     directory = folder / f"run-{worker}"
-    result = chain("NOGIN", num_results, directory=directory, checkpoint_seconds=0.2)
+    place = sgmcmc.Directory(directory, seconds_between_commits=0.2)
+    result = chain("NOGIN", num_results, directory=place)
     assert result.is_complete
     if worker:
         assert not directory.exists() and result.states.shape == (0, 4, 3)
@@ -84,7 +85,7 @@ def refused(folder: Path, worker: int) -> None:
         "seed": lambda: chain("SGLD", seed=worker),
         "kernel": lambda: chain(KERNELS[worker]),
         "number of results": lambda: chain("SGLD", 40 + worker),
-        "start": lambda: sgmcmc.sample(
+        "start": lambda: sgmcmc.sample_chain(
             sgmcmc.SGLD(sharded(), 0.01), worker * tf.ones([3]), 10, **OPTIONS
         ),
         "batch size": lambda: sharded(12 + 3 * worker),

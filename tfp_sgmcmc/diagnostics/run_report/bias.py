@@ -1,4 +1,4 @@
-"""Bias in plain words: where draws are too wide, too narrow or off, and by how much."""
+"""Sentences about bias: where draws are too wide, too narrow or off, and by how much."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfp_sgmcmc.diagnostics.run_report.gradient_tests import (
 from tfp_sgmcmc.diagnostics.stein import gradients_at
 from tfp_sgmcmc.targets.base import as_target
 
-# Widths and means that are off by less are not mentioned, and by more are a problem.
+# Smaller deviations are not mentioned, and larger ones are problems.
 NOTED_WIDTH, WRONG_WIDTH = 1.04, 1.15  # ratios
 NOTED_SHIFT, WRONG_SHIFT = 0.1, 0.25  # standard deviations
 
@@ -25,7 +25,7 @@ _NARROW = "the chain has not spread yet, or it sampled another target than the o
 
 
 class Bias(NamedTuple):
-    """What the gradients say about the draws.
+    """The bias that the gradients show in the draws.
 
     Attributes:
       problems: deviations that spoil the draws.
@@ -41,12 +41,12 @@ class Bias(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """The entries that are looked at: where they are, and what to call them.
+    """The names and indices of the entries that are tested.
 
     Attributes:
-      names: name of the variable of each.
-      indices: index of each within its variable.
-      sizes: number of entries that are looked at, of each variable by name.
+      names: variable of each entry.
+      indices: index of each entry within its variable.
+      sizes: number of tested entries of each variable, by name.
     """
 
     names: list[str]
@@ -93,8 +93,8 @@ def find_bias(
     outcome = run_gradient_tests(x, g / temperature, time)
     value, error = (temperature * t for t in outcome.temperature)
     problems, notes = list[str](), list[str]()
-    said_wide, said_narrow = _whole(outcome, value, error, temperature, problems, notes)
-    flagged = _entries(outcome.entries, entries, problems, notes, said_wide or said_narrow)
+    is_wide, is_narrow = _whole(outcome, value, error, temperature, problems, notes)
+    flagged = _entries(outcome.entries, entries, problems, notes, is_wide or is_narrow)
     flagged |= {int(_width_level(outcome.mean)[0])}
     _chains(outcome, problems)
     _directions(outcome, entries, problems, notes, flagged)
@@ -111,10 +111,10 @@ def find_bias(
             f"no mass there, {where}."
         )
     d = outcome.entries
-    hot = bool(np.any((d.log_width_surely > 0) & d.is_width_wrong)) or said_wide
-    if problems and (hot or said_wide):
+    hot = bool(np.any((d.log_width_surely > 0) & d.is_width_wrong)) or is_wide
+    if problems and (hot or is_wide):
         problems.append(f"Where draws are too wide, {_WIDE}.")
-    if problems and (said_narrow or np.any((d.log_width_surely < 0) & d.is_width_wrong)):
+    if problems and (is_narrow or np.any((d.log_width_surely < 0) & d.is_width_wrong)):
         problems.append(f"Where draws are too narrow, {_NARROW}.")
     return Bias(problems, [] if problems else notes, (value, error), hot)
 
@@ -127,7 +127,7 @@ def _whole(
     problems: list[str],
     notes: list[str],
 ) -> tuple[bool, bool]:
-    """Says whether the draws are too wide on average; returns whether too wide, and too narrow."""
+    """Reports the average width; returns whether draws are too wide, and whether too narrow."""
     level = _width_level(outcome.mean)[0]
     if not level:
         return False, False
@@ -146,10 +146,10 @@ def _whole(
 def _entries(
     found: Deviations, entries: Entries, problems: list[str], notes: list[str], is_general: bool
 ) -> set[int]:
-    """Says which entries are off, the worst of each variable; returns the levels that were said."""
+    """Reports the worst entry of each variable; returns the levels that were reported."""
     widths, shifts = _width_level(found), _shift_level(found)
     names = np.array(entries.names)
-    said = set()
+    reported = set()
     # The largest of many small deviations looks larger than it is.
     of_width = np.where(widths == 1, found.log_width_surely, found.log_width)
     of_shift = np.where(shifts == 1, found.shift_surely, found.shift)
@@ -164,7 +164,7 @@ def _entries(
                 continue
             level = int(levels[here].max())
             here = here[levels[here] == level]
-            if level == 1 and least:  # the average has said it
+            if level == 1 and least:  # the average is reported
                 continue
             worst = here[np.argmax(sizes[here])]
             lines.append(
@@ -181,12 +181,12 @@ def _entries(
             if len(of_level) > 3:
                 into.append(f"The same holds for {len(of_level) - 3} more variables.")
             if of_level:
-                said.add(level)
-    return said
+                reported.add(level)
+    return reported
 
 
 def _chains(outcome: GradientTestResults, problems: list[str]) -> None:
-    """Says which chains are too wide or too narrow, if not all are."""
+    """Reports the chains that are too wide or too narrow, unless all are."""
     levels = _width_level(outcome.by_chain)
     bad = np.flatnonzero(levels == 2)
     if 0 < len(bad) < len(levels):
@@ -203,16 +203,16 @@ def _directions(
     entries: Entries,
     problems: list[str],
     notes: list[str],
-    said: set[int],
+    reported: set[int],
 ) -> None:
-    """Says the worst combination of entries, unless single entries were said to be as bad."""
+    """Reports the worst combination of entries, unless single entries are as bad."""
     found = outcome.of_directions
     for levels, sizes, describe in (
         (_width_level(found), np.abs(found.log_width), lambda i: _by(found.log_width[i])),
         (_shift_level(found), np.abs(found.shift), lambda i: _off_by(found.shift[i])),
     ):
         level = int(levels.max(initial=0))
-        if not level or any(x >= level for x in said):
+        if not level or any(x >= level for x in reported):
             continue
         worst = int(np.argmax(np.where(levels == level, sizes, -1)))
         weights = np.abs(outcome.directions[worst].weights)
@@ -220,7 +220,7 @@ def _directions(
         labels = ", ".join(entries.label(int(i)) for i in leading)
         line = f"A combination of entries, mostly {labels}, is off: {describe(worst)}."
         (problems if level == 2 else notes).append(line)
-        said.add(level)
+        reported.add(level)
 
 
 def _width_level(found: Deviations) -> np.ndarray:

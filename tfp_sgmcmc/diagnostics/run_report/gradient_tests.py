@@ -1,15 +1,16 @@
-r"""Tests of every entry against the gradients, with the error rate over all entries controlled.
+r"""Tests of each entry against the gradients, with one error rate for all tests.
 
 Under \( p(\theta)^{1/T} \), for each entry i and each constant a,
 
 \[ E[\partial_i \log p] = 0, \qquad -E[(\theta_i - a)\, \partial_i \log p] = T \]
 
-The first fails if a mean is off, the second if a width is. Combinations of entries have the same
-identities.
+Wrong means violate the first identity, and wrong widths the second. Combinations of entries have
+the same identities.
 """
 
 from __future__ import annotations
 
+import functools
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -31,14 +32,14 @@ _EXTREMES = 2  # widest and narrowest directions, of each half
 
 
 class Deviations(NamedTuple):
-    """How far the entries are off, in numbers that are 0 for sound draws.
+    """Deviations of the entries from the target; all are 0 in expectation for sound draws.
 
     Attributes:
       log_width: logarithm of the draws' width over the target's, `[K]`.
-      log_width_surely: the same, less what the largest of K such numbers is by chance.
+      log_width_surely: the same, less the size that the largest of K has by chance.
       is_width_wrong: whether the test rejects, `[K]`.
       shift: mean of the draws less the target's, in standard deviations, `[K]`.
-      shift_surely: the same, less what the largest of K such numbers is by chance.
+      shift_surely: the same, less the size that the largest of K has by chance.
       is_shift_wrong: whether the test rejects, `[K]`.
     """
 
@@ -65,7 +66,7 @@ class Direction(NamedTuple):
 
 
 class GradientTestResults(NamedTuple):
-    """All tests of a run.
+    """The results of all tests of a run.
 
     Attributes:
       entries: each entry of the state, from all chains.
@@ -90,7 +91,7 @@ def run_gradient_tests(x: np.ndarray, g: np.ndarray, time: float) -> GradientTes
     """Tests draws x and gradients g of the tempered log posterior, both `[draws, chains, D]`.
 
     Args:
-      x: draws, of which each entry moves.
+      x: draws; each entry must move.
       g: gradients there, or unbiased estimates.
       time: integrated autocorrelation time of the slowest entry, as a number of these draws.
     """
@@ -132,10 +133,10 @@ def run_gradient_tests(x: np.ndarray, g: np.ndarray, time: float) -> GradientTes
 
 
 def _clipped(series: np.ndarray) -> tuple[tuple[int, int, int] | None, np.ndarray]:
-    """Returns the place of the value that is farthest out, if too far, and values cut off there.
+    """Returns the place of the farthest value, if it is too far, and the values clipped.
 
-    The scale comes from quartiles, which a few bad draws or one bad chain do not change. So a bad
-    chain cannot hide by the variance that it causes. Under the target, the scale is 1 or more.
+    The scale comes from quartiles, which a few bad draws or one bad chain hardly change. So a bad
+    chain cannot hide in the variance that it causes. Under the target, the scale is at least 1.
     """
     quartiles = np.quantile(series, [0.25, 0.75], axis=(0, 1))
     limit = _FAR * np.maximum((quartiles[1] - quartiles[0]) / 1.349, 1)
@@ -152,9 +153,7 @@ def _deviations(
 ) -> Deviations:
     """Tests the means of series `[draws, chains, K]`: widths have mean 1, and shifts 0."""
     value, error = widths.mean(axis=(0, 1)), batch_means_standard_error(widths, windows)
-    freedom = np.float64(widths.shape[1] * (windows - 1))
-    student = tfp.distributions.StudentT(freedom, loc=np.float64(0), scale=np.float64(1))
-    critical = float(student.quantile(1 - FALSE_ALARMS / (2 * num_tests)))
+    critical = _critical_value(widths.shape[1] * (windows - 1), num_tests)
     share = 0.5 + 0.5 ** (1 + 1 / len(value))
     by_chance = NormalDist().inv_cdf(share)  # the median of the largest of K
     is_wrong = np.abs(_width_score(value, error)) > critical
@@ -177,11 +176,18 @@ def _deviations(
     return Deviations(*logs, is_wrong | hot, shift, shift_nearer, is_off)
 
 
+@functools.lru_cache  # it takes 0.1 s
+def _critical_value(freedom: int, num_tests: int) -> float:
+    """Returns the size of Student's t that any of some two-sided tests exceeds by chance."""
+    student = tfp.distributions.StudentT(np.float64(freedom), np.float64(0.0), np.float64(1.0))
+    return float(student.quantile(1 - FALSE_ALARMS / (2 * num_tests)))
+
+
 def _width_score(value: np.ndarray, error: np.ndarray) -> np.ndarray:
     """Returns the deviation from 1 in standard errors.
 
-    Below 1 the logarithm is tested if the error is small: the estimated error of a chi-squared
-    variable shrinks with its mean, so that small means look too significant otherwise.
+    Below 1 the logarithm is tested if the error is small. The estimated error of a chi-squared
+    variable shrinks with its mean, which would make small means look too significant.
     """
     with np.errstate(all="ignore"):
         plain = np.where(value == 1, 0.0, (value - 1) / error)
@@ -199,7 +205,7 @@ def _directions(x: np.ndarray, g: np.ndarray) -> list[Direction]:
     r"""Finds directions in one half of the draws, and returns their series on the other half.
 
     The half that chose a direction would exaggerate it; the other half tests it without bias. With
-    C the covariance of the draws in one half, those are chosen in which
+    covariance C of the draws in one half, it chooses the directions in which
     \( -C^{-1/2} \operatorname{cov}(\theta, g) C^{1/2} \) is largest and smallest, and the one in
     which \( C^{1/2} E[g] \) is largest. Halves are every other chain, or halves of a single chain.
 

@@ -1,4 +1,4 @@
-"""One page about a run: a plain verdict, its figures, and the worst traces."""
+"""A report about a run on one page: verdict, convergence diagnostics, worst traces."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Report:
       problems: the problems found, in plain words.
       rows: the figures of each variable.
       temperature: the configurational temperature and its standard error, or None.
-      notes: what is certain but small, such as a bias of 9 %, in plain words.
+      notes: small but certain deviations, such as a bias of 9 %, in plain words.
     """
 
     problems: tuple[str, ...]
@@ -101,18 +101,19 @@ def report(
     kernel: Any = None,
     num_gradients: int = 500,
 ) -> Report:
-    r"""Checks the draws of a run and says plainly whether they can be trusted.
+    r"""Checks the draws of a run and reports plainly whether they can be trusted.
 
     It looks for entries that are not finite, chains that do not move or disagree (R-hat above
     1.01), fewer than 400 independent draws, and a start far from the rest. R-hat and effective
-    sample sizes are those of Stan: rank-normalised, of bulk and tails, by ArviZ. For chains with
-    negative correlations, ArviZ limits the size to S log10(S) for S results.
+    sample sizes are those of Stan and ArviZ: rank-normalised, of bulk and tails. For chains with
+    negative correlations, the size is at most S log10(S) for S results.
 
     If a target is given, every entry is tested by \( E[g_i] = 0 \) and
     \( -E[(\theta_i - a_i) g_i] = T \), where g is the gradient of the log posterior, and so are
     combinations of entries. All tests of a report together reject sound draws with probability
-    1e-3. What is rejected is a problem if widths are off by more than 15 %, or means by more than a
-    quarter of a standard deviation. Less is a note, and below 4 % or a tenth it is not mentioned.
+    1e-3. A rejected entry is a problem if its width is off by more than 15 %, or its mean by more
+    than a quarter of a standard deviation. Smaller deviations are notes, and deviations below 4 %
+    or a tenth are not mentioned.
     The log posterior must be smooth and have unbounded support.
 
     If the kernel is known, its step is compared with the largest stable one at the first, middle
@@ -139,7 +140,7 @@ def report(
       counted twice.
 
     Args:
-      result: the result of `sample` or another object with `to_inference_data`, an
+      result: the result of `sample` or another object with `named_draws`, an
         `arviz.InferenceData`, or a dict of arrays `[draws, chains, event...]`.
       target_log_prob_fn: the log posterior that was meant: the kernel's target, or a plain
         callable. The states of an `arviz.InferenceData` are dicts, name -> array.
@@ -153,7 +154,6 @@ def report(
       ValueError: there are no variables, or arrays have too few dimensions or draws, or are not
         numbers; an argument is out of range.
       TypeError: the result or another argument is of another kind.
-      ModuleNotFoundError: ArviZ is not installed.
 
     References:
       A. Vehtari, A. Gelman, D. Simpson, B. Carpenter and P.-C. Buerkner. Rank-normalization,
@@ -245,20 +245,20 @@ def _spread(size: int, most: int) -> np.ndarray:
 
 
 def _shortened(lines: list[str], most: int = 12) -> list[str]:
-    """Returns the first lines, and how many more there are, so that a report stays one page."""
+    """Returns the first lines and the number of the others, so that a report stays one page."""
     if len(lines) <= most:
         return lines
     return [*lines[:most], f"There are {len(lines) - most} more lines of this kind."]
 
 
 def _posterior_of(result: Any) -> Any:
-    """Returns the posterior of a `SamplerCallback`, and all else unchanged."""
+    """Returns the posterior of a `SamplerCallback`, and any other result unchanged."""
     posterior = getattr(result, "posterior", None)
-    return posterior if hasattr(posterior, "to_inference_data") else result
+    return posterior if hasattr(posterior, "named_draws") else result
 
 
 def _names(states: Any) -> list[str]:
-    """Returns the names that `to_inference_data` gives the parts."""
+    """Returns the names that `named_draws` gives the parts."""
     names = []
     for path, _ in tree.flatten_with_path(states):
         keys = [str(key).replace("/", ".") for key in path]
@@ -271,15 +271,16 @@ def _variables(result: Any) -> dict[str, np.ndarray]:
     """Returns arrays `[draws, chains, event...]` by name."""
     if isinstance(result, Mapping):
         found = {str(name): np.asarray(x) for name, x in result.items()}
-    else:
-        data = result.to_inference_data() if hasattr(result, "to_inference_data") else result
-        if not hasattr(data, "posterior"):
-            raise TypeError(
-                "result must come from `sample`, or be an arviz.InferenceData or a dict of arrays. "
-                f"Received: a {type(result).__name__}."
-            )
-        posterior = data.posterior
+    elif hasattr(result, "named_draws"):
+        found = result.named_draws()
+    elif hasattr(result, "posterior"):
+        posterior = result.posterior
         found = {n: np.swapaxes(posterior[n].values, 0, 1) for n in posterior.data_vars}
+    else:
+        raise TypeError(
+            "result must come from `sample`, or be an arviz.InferenceData or a dict of arrays. "
+            f"Received: a {type(result).__name__}."
+        )
     if not found:
         raise ValueError("result must have variables. Received: none.")
     for name, x in found.items():

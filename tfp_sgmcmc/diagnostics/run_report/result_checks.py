@@ -1,4 +1,4 @@
-"""The step of a run against the largest stable one, and other faults that its results show."""
+"""Checks of a run's step size and last results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfp_sgmcmc.covariance.base import covariance_states
 from tfp_sgmcmc.targets.validation.step_size_check import Stability, epochs_of, judge_step
 
-_NEAR_LIMIT = 0.8  # of the largest stable step: draws that are wrong there are so by the step
+_NEAR_LIMIT = 0.8  # of the largest stable step: beyond it, the step explains wrong draws
 _GROWTH = 1.5
 
 
@@ -59,7 +59,7 @@ def step_faults(
 
 
 def results_faults(results: Any, trace: Any, target: Any) -> list[str]:
-    """Returns what a run's results say: skipped minibatches, NaN log posteriors, epochs."""
+    """Returns faults in a run's results: skipped minibatches, NaN log posteriors, epochs."""
     faults = []
     covariances = covariance_states(results)
     skipped = sum(int(np.sum(np.asarray(c.num_skipped))) for c in covariances)

@@ -258,6 +258,29 @@ class Posterior(Predicting):
         given = self.variables, self.samples, self.num_chains, self.weights
         return summarize(*given, most_entries)
 
+    def named_draws(self) -> dict[str, np.ndarray]:
+        """Returns the samples of trainable variables, `[samples, chains, ...]`, by path.
+
+        Dots replace the slashes of paths. All samples are in memory at once.
+
+        Raises:
+          ValueError: several variables share a path.
+        """
+        pairs = zip(self.variables, self.samples, strict=True)
+        trained = [(v.path, s) for v, s in pairs if v.trainable]
+        arrays = {path.replace("/", "."): self._with_chains(s) for path, s in trained}
+        if len(arrays) < len(trained):
+            raise ValueError(
+                "Several variables share a path. Give their layers names that differ. Received: "
+                f"{', '.join(path for path, _ in trained)}."
+            )
+        return arrays
+
+    def _with_chains(self, values: Any) -> np.ndarray:
+        """Returns arrays `[samples, chains, ...]`, with one chain if there is no such axis."""
+        values = np.asarray(values[:])
+        return values[:, np.newaxis] if self.num_chains is None else values
+
     def to_inference_data(self, log_likelihood: np.ndarray | None = None) -> Any:
         """Returns an `arviz.InferenceData` with dimensions chain and draw.
 
@@ -283,19 +306,10 @@ class Posterior(Predicting):
                 f"log_likelihood returns it. Received: shape {list(shape)}."
             )
 
-        def by_chain(values: Any) -> np.ndarray:
-            values = np.asarray(values[:])
-            return values[np.newaxis] if self.num_chains is None else np.swapaxes(values, 0, 1)
-
-        pairs = zip(self.variables, self.samples, strict=True)
-        trained = [(v.path, s) for v, s in pairs if v.trainable]
-        arrays = {path.replace("/", "."): by_chain(s) for path, s in trained}
-        if len(arrays) < len(trained):
-            raise ValueError(
-                "Several variables share a path. Give their layers names that differ. Received: "
-                f"{', '.join(path for path, _ in trained)}."
-            )
-        by_example = None if log_likelihood is None else {"y": by_chain(log_likelihood)}
+        arrays = {name: np.swapaxes(x, 0, 1) for name, x in self.named_draws().items()}
+        by_example = None
+        if log_likelihood is not None:
+            by_example = {"y": np.swapaxes(self._with_chains(log_likelihood), 0, 1)}
         stats = None
         if self.weights is not None:
             chains = self.num_chains or 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same, load
 from tfp_sgmcmc.storage.directory import CHECKPOINT, RunDirectory
-from tfp_sgmcmc.storage.variable import Variable
+from tfp_sgmcmc.storage.stored_draws import Variable
 
 _GROUP, _NUMBERS = "posterior/", "variables"
 _BLOCK_BYTES = 2**25  # of samples read at once
@@ -148,7 +148,7 @@ class StoredSampleLog:
         except BaseException:
             run.close()
             raise
-        self._run, self._is_open = run, True
+        self._run, self._is_open, self.path = run, True, run.path  # absolute
         return saved, recorded
 
     def describe(self, kernel_description: Mapping[str, Any]) -> None:

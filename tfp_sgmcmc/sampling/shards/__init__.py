@@ -1,1 +1,1 @@
-"""Chains in shards: each shard is a run of its own, by threads or on the workers of an engine."""
+"""Chains in shards, each a separate run, by threads or on the workers of an executor."""

@@ -13,28 +13,28 @@ import tree
 
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.sampling.loop import Loop, Position
-from tfp_sgmcmc.sampling.progress import counter, held_back
-from tfp_sgmcmc.sampling.run import Watch
-from tfp_sgmcmc.sampling.shards.shard_worker import Outcome, Task, run_shard
+from tfp_sgmcmc.sampling.progress import defer_interrupt, progress
+from tfp_sgmcmc.sampling.run import ProgressHooks
+from tfp_sgmcmc.sampling.shards.shard_worker import ShardDraws, ShardTask, run_shard
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
-class Finished(NamedTuple):
-    """What became of all shards.
+class FinishedShards(NamedTuple):
+    """The draws and errors of all shards.
 
     Attributes:
-      outcomes: those of the shards that ended well, or were interrupted, in order.
+      draws: of the shards that ended well or were interrupted, in order.
       failures: number of a shard -> the error that ended it.
       is_interrupted: whether Ctrl-C ended the run.
     """
 
-    outcomes: list[Outcome]
+    draws: list[ShardDraws]
     failures: dict[int, Exception]
     is_interrupted: bool
 
 
-class Programs:
+class LoopCache:
     """The loops of one kernel, so that shards of the same shape on a device compile once."""
 
     def __init__(self) -> None:
@@ -61,21 +61,19 @@ def local_devices() -> list[str]:
     return [found.name for found in tf.config.list_logical_devices(kind)]
 
 
-def run_in_threads(tasks: Sequence[Task], progress_bar: bool | None) -> Finished:
+def run_in_threads(tasks: Sequence[ShardTask], progress_bar: bool | None) -> FinishedShards:
     """Runs shards in this process, one at a time on each device.
 
-    TensorFlow releases Python's lock while it takes steps, so that threads use all cores. One
-    thread at a time traces and compiles.
+    TensorFlow releases Python's lock while it takes steps, so threads use all cores. One thread at
+    a time traces and compiles.
     """
-    devices = local_devices()
-    if len(tasks) < len(devices):
-        devices = devices[: len(tasks)]
-    free, programs, lock = list(devices), Programs(), threading.Lock()
+    free = local_devices()[: len(tasks)]
+    loops, lock = LoopCache(), threading.Lock()
     steps = [0] * len(tasks)
     total = sum(task.plan.num_steps for task in tasks)
     last: list[Position] = []
 
-    def run_one(task: Task, interrupt: threading.Event) -> Outcome | None:
+    def run_one(task: ShardTask, interrupt: threading.Event) -> ShardDraws | None:
         if interrupt.is_set():
             return None
         device = free.pop()
@@ -86,39 +84,40 @@ def run_in_threads(tasks: Sequence[Task], progress_bar: bool | None) -> Finished
 
         try:
             with lock, tf.device(device):
-                return run_shard(task, Watch(show, interrupt, lock), programs)
+                return run_shard(task, ProgressHooks(show, interrupt, lock), loops)
         finally:
             free.append(device)
 
     with (
-        held_back() as interrupt,
-        concurrent.futures.ThreadPoolExecutor(len(devices)) as pool,
-        counter(progress_bar, total) as count,
+        defer_interrupt() as interrupt,
+        concurrent.futures.ThreadPoolExecutor(len(free)) as pool,
+        progress(progress_bar, total) as show_progress,
     ):
         futures = [pool.submit(run_one, task, interrupt) for task in tasks]
-
-        def look() -> None:
-            count(sum(steps), *last or [None])
-
-        return _collect(futures, tasks, look, interrupt)
+        return _collect(
+            futures, tasks, lambda: show_progress(sum(steps), *last or [None]), interrupt
+        )
 
 
-def run_by_executor(executor: Any, tasks: Sequence[Task], progress_bar: bool | None) -> Finished:
+def run_by_executor(
+    executor: Any, tasks: Sequence[ShardTask], progress_bar: bool | None
+) -> FinishedShards:
     """Runs shards by an executor with `submit`, such as a dask `Client` or a process pool.
 
-    dask gives the task of a worker that died to another one, as often as its configuration
-    `distributed.scheduler.allowed-failures` says.
+    When a worker dies, dask gives its task to another worker, at most as often as dask's setting
+    `distributed.scheduler.allowed-failures` allows.
     """
-    # dask would take two equal calls for one, and remember it.
+    # dask would compute two equal calls only once, and cache the result.
     options = {"pure": False} if type(executor).__module__.startswith("distributed.") else {}
-    with counter(progress_bar, len(tasks), unit="shard") as count:
+    with progress(progress_bar, len(tasks), unit="shard") as show_progress:
         futures = [executor.submit(run_shard, task, **options) for task in tasks]
-
-        def look() -> None:
-            count(sum(future.done() for future in futures), None)
-
         try:
-            return _collect(futures, tasks, look, threading.Event())
+            return _collect(
+                futures,
+                tasks,
+                lambda: show_progress(sum(future.done() for future in futures), None),
+                threading.Event(),
+            )
         except KeyboardInterrupt:
             for future in futures:
                 future.cancel()
@@ -127,21 +126,22 @@ def run_by_executor(executor: Any, tasks: Sequence[Task], progress_bar: bool | N
 
 def _collect(
     futures: Sequence[Any],
-    tasks: Sequence[Task],
-    look: Callable[[], None],
+    tasks: Sequence[ShardTask],
+    show: Callable[[], None],
     interrupt: threading.Event,
-) -> Finished:
+) -> FinishedShards:
+    """Waits for all shards; calls `show` from time to time."""
     while not all(future.done() for future in futures):
-        time.sleep(_LOOK_SECONDS)
-        look()
-    look()
-    outcomes, failures = [], dict[int, Exception]()
+        time.sleep(_POLL_SECONDS)
+        show()
+    show()
+    draws, failures = [], dict[int, Exception]()
     for task, future in zip(tasks, futures, strict=True):
         try:
             found = future.result()
-        except Exception as error:  # of any kind: it is named, and the other shards are kept
+        except Exception as error:  # of any kind, so that the other shards are kept
             failures[task.index] = error
             continue
         if found is not None:
-            outcomes.append(found)
-    return Finished(outcomes, failures, interrupt.is_set())
+            draws.append(found)
+    return FinishedShards(draws, failures, interrupt.is_set())

@@ -1,7 +1,7 @@
-r"""Moments of the draws of a shard, from which R-hat and ESS of all shards follow.
+r"""Moments of the draws of each shard, which give R-hat and ESS of all shards.
 
-Each chain is cut into K = 20 equal segments. Their means \( m_{ck} \) and variances are all that is
-kept, so that draws of different workers never meet.
+Each chain is cut into K = 20 equal segments. Only their means \( m_{ck} \) and variances are kept,
+so R-hat and ESS need no draws of other workers.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfp_sgmcmc.diagnostics.convergence import rhat_of_moments
+
 NUM_SEGMENTS = 20
 _BLOCK = 4096  # draws that are in memory at once
 
 
-class Moments(NamedTuple):
-    """Moments of the segments of each chain.
+class SegmentMoments(NamedTuple):
+    """Means and variances of the segments of each chain.
 
     Attributes:
-      length: number of draws in each segment; the first draws that fill no segment are left out.
+      length: number of draws in each segment. The first draws are left out if they fill no segment.
       means: means of the segments, `[K, chains, event...]`, `float64`.
       variances: variances of the segments, divided by `length`, with the same shape.
     """
@@ -29,7 +31,7 @@ class Moments(NamedTuple):
     variances: np.ndarray
 
     @classmethod
-    def of(cls, draws: Any, num_segments: int = NUM_SEGMENTS) -> Moments:
+    def of(cls, draws: Any, num_segments: int = NUM_SEGMENTS) -> SegmentMoments:
         """Returns the moments of draws `[draws, chains, event...]`, an array or `StoredDraws`.
 
         Raises:
@@ -48,7 +50,7 @@ class Moments(NamedTuple):
         return cls(length, *(np.stack(part) for part in zip(*found, strict=True)))
 
 
-def concatenate(shards: Iterable[Moments]) -> Moments:
+def concatenate(shards: Iterable[SegmentMoments]) -> SegmentMoments:
     """Returns the moments of the chains of all shards, which have equally many draws.
 
     Raises:
@@ -59,31 +61,26 @@ def concatenate(shards: Iterable[Moments]) -> Moments:
         lengths = ", ".join(str(part.length * len(part.means)) for part in parts)
         raise ValueError(f"Shards must have equally many draws. Received: {lengths}.")
     means = np.concatenate([part.means for part in parts], axis=1)
-    return Moments(parts[0].length, means, np.concatenate([p.variances for p in parts], axis=1))
+    return SegmentMoments(
+        parts[0].length, means, np.concatenate([p.variances for p in parts], axis=1)
+    )
 
 
-def rhat(moments: Moments) -> np.ndarray:
-    r"""Returns the split R-hat of each entry, `[event...]`.
+def rhat(moments: SegmentMoments) -> np.ndarray:
+    """Returns the split R-hat of each entry, `[event...]`, by `rhat_of_moments` of half chains.
 
-    Each chain counts as two half chains of n draws, with means \( \bar m_j \) and sample variances
-    \( s_j^2 \), of which \( W = \operatorname{mean}_j s_j^2 \) is the mean:
-
-    \[ \hat R = \sqrt{\frac{n - 1}{n} + \frac{\operatorname{var}_j \bar m_j}{W}} . \]
-
-    This is Gelman et al., Bayesian Data Analysis, 3rd ed., equation 11.4, of the draws themselves.
-    ArviZ' default ranks the draws first, for which all of them must be gathered.
+    It is the R-hat of the draws themselves. Rank-normalised R-hat would need all draws in one
+    place.
     """
     halves = np.stack(np.split(moments.means, 2))  # [2, K/2, chains, event...]
-    means = halves.mean(axis=1)
-    size = moments.length * halves.shape[1]
-    squares = np.stack(np.split(moments.variances, 2)).mean(axis=1) + halves.var(axis=1)
-    within = (squares * size / (size - 1)).mean(axis=(0, 1))
-    between = means.reshape([-1, *means.shape[2:]]).var(axis=0, ddof=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.sqrt((size - 1) / size + between / within)
+    num_draws = moments.length * halves.shape[1]
+    variances = np.stack(np.split(moments.variances, 2)).mean(axis=1) + halves.var(axis=1)
+    variances *= num_draws / (num_draws - 1)
+    means, variances = (np.concatenate(x) for x in (halves.mean(axis=1), variances))
+    return rhat_of_moments(means, variances, num_draws)
 
 
-def effective_sample_size(moments: Moments) -> np.ndarray:
+def batch_means_sample_size(moments: SegmentMoments) -> np.ndarray:
     r"""Returns the effective sample size of each entry's mean, all chains together, `[event...]`.
 
     By batch means: with C chains of K segments of length L, and v the variance of all draws,
@@ -103,7 +100,7 @@ def effective_sample_size(moments: Moments) -> np.ndarray:
 
 
 def _mean_and_variance(draws: Any, start: int, stop: int) -> Sequence[np.ndarray]:
-    """Returns mean and variance of some draws, which are read in blocks (Chan et al. 1979)."""
+    """Returns mean and variance of draws `start` to `stop`, read in blocks (Chan et al. 1979)."""
     count, mean, squares = 0, 0.0, 0.0
     for at in range(start, stop, _BLOCK):
         block = np.asarray(draws[at : min(at + _BLOCK, stop)], np.float64)

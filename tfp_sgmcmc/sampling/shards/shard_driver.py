@@ -1,4 +1,4 @@
-"""A run whose chains are cut into shards: their seeds, starts and directories."""
+"""`sample_shards`: cuts many chains into shards with seeds, starts and directories."""
 
 from __future__ import annotations
 
@@ -19,117 +19,182 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.sampling.chain_driver import check_options
 from tfp_sgmcmc.sampling.loop import state_tensors
 from tfp_sgmcmc.sampling.shards.executors import local_devices, run_by_executor, run_in_threads
-from tfp_sgmcmc.sampling.shards.shard_worker import MANIFEST, Task, mismatch
+from tfp_sgmcmc.sampling.shards.shard_worker import MANIFEST, ShardTask, mismatch
 from tfp_sgmcmc.sampling.shards.sharded_result import ShardedResult, gather
-from tfp_sgmcmc.sampling.steps import Plan
-from tfp_sgmcmc.storage.directory import Resume
+from tfp_sgmcmc.sampling.steps import StepPlan
+from tfp_sgmcmc.storage.directory import Directory, Resume, as_directory
 
-DEFAULT_CHAINS = 32  # in a shard
+_DEFAULT_CHAINS = 32  # in a shard
 
 
 def sample_shards(
-    kernel: Any,
+    make_kernel: Any,
     initial_state: Any,
-    plan: Plan,
+    num_results: int,
     *,
-    seed: Any,
-    num_chains: int | None,
-    chains_per_shard: int | None,
-    executor: Any,
-    trace_fn: Callable[[Any, Any], Any] | None,
-    jit_compile: bool,
-    progress_bar: bool | None,
-    directory: str | os.PathLike[str] | None,
-    resume: Resume,
-    checkpoint_seconds: float,
-    preflight_check: bool,
+    num_chains: int | None = None,
+    chains_per_shard: int | None = None,
+    executor: Any = None,
+    num_burnin_steps: int = 0,
+    num_steps_between_results: int = 0,
+    trace_fn: Callable[[Any, Any], Any] | None = None,
+    seed: Any = None,
+    directory: Directory | str | os.PathLike[str] | None = None,
+    progress_bar: bool | None = None,
+    jit_compile: bool = True,
+    preflight_check: bool = True,
 ) -> ShardedResult:
-    """Runs each shard as a run of its own; see `sample`, whose arguments are checked already."""
+    r"""Runs many chains in shards, side by side, and returns all their draws.
+
+    The chains are cut into shards of `chains_per_shard`. Each shard is a separate run, as by
+    `sample_chain`, with the seed
+
+    \[ s_i = \mathrm{fold\_in}(\mathrm{seed},\, i), \]
+
+    where i is the number of the shard. So its draws are the same on one worker or a hundred, in any
+    order, and are those that `sample_chain` gives for its chains alone.
+
+    Without an executor, the shards run by threads in this process, one for each core or
+    accelerator. With an executor, such as a dask `Client`, they run on its workers. With a
+    `directory`, shard i runs in `directory / "shard-i"`. A shard whose worker was killed resumes
+    from there when the executor gives it to another worker, or when the same call is made again.
+    A shard that fails for good is left out, with a warning.
+
+    Examples:
+      >>> import numpy as np, tensorflow as tf
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
+      >>> def make_kernel():
+      ...     target = sgmcmc.MinibatchLogProb(
+      ...         log_prior_fn=lambda t: -0.005 * t**2,
+      ...         log_likelihood_fn=lambda t, batch: -0.5 * (batch - t[..., None])**2,
+      ...         data=x, batch_size=50)
+      ...     return sgmcmc.SGLD(target, step_size=1e-4)
+      >>> result = sgmcmc.sample_shards(
+      ...     make_kernel, tf.zeros([]), num_results=100, num_chains=4, chains_per_shard=2, seed=0,
+      ...     num_burnin_steps=200, jit_compile=False, progress_bar=False)
+      >>> result.states.shape, result.shards, len(result.seeds)
+      ((100, 4), (0, 1), 2)
+      >>> bool(abs(np.asarray(result.states).mean() - x.mean()) < 0.05)
+      True
+
+    Args:
+      make_kernel: a function without arguments that returns the kernel. With an executor it is
+        called on the worker, where it also loads the data. Without one, a kernel may be given.
+      initial_state: a tensor or a nest of tensors. Without `num_chains`, its leading axis counts
+        chains.
+      num_results: number of draws of each chain, including those already in `directory`.
+      num_chains: C; starts C chains at `initial_state`.
+      chains_per_shard: number of chains of each shard. None is 32, or with several accelerators in
+        this process an equal share of the chains for each.
+      executor: None for threads in this process, or an object with `submit(function, argument)` as
+        of `concurrent.futures`. Then `directory` must be on a file system that all workers share.
+      num_burnin_steps: number of steps before the first one that may be kept.
+      num_steps_between_results: number of steps between two that are kept.
+      trace_fn: state, kernel results -> nest of tensors to keep with each draw.
+      seed: an integer or two. None takes the seed of the run in `directory`, or draws a new one.
+      directory: a path, or a `Directory` with a path, a rule for resuming, and the seconds between
+        checkpoints. None keeps the draws in memory.
+      progress_bar: whether to show progress. None shows it if tqdm is installed.
+      jit_compile: whether XLA compiles the steps, which is much faster.
+      preflight_check: whether to run `preflight` in the first shard.
+
+    Returns:
+      A `ShardedResult`, whose arrays read only what is indexed. While the run is under way,
+      `open_shards(directory)` reads its draws.
+
+    Raises:
+      ValueError: a number is out of range; a state, target or trace does not fit; `directory` holds
+        other files or another run; workers make different kernels.
+      TypeError: an argument has the wrong type.
+      KeyboardInterrupt: Ctrl-C ended the run before any draw.
+      Exception: the error of the first shard, if all shards failed; see `sample_chain`.
+    """
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise TypeError(
-            "executor must have a method submit(function, argument), as executors of "
-            "concurrent.futures and the Client of dask.distributed have it, which "
-            'python -m pip install "tfp_sgmcmc[distributed]" installs. Received: a '
-            f"{type(executor).__name__}."
+            "executor must have a method submit(function, argument), such as an executor of "
+            "concurrent.futures or a Client of dask.distributed (python -m pip install "
+            f'"tfp_sgmcmc[distributed]"). Received: a {type(executor).__name__}.'
         )
-    make_kernel = _maker(kernel, executor)
+    kernel_fn = _kernel_fn(make_kernel, executor)
+    plan = StepPlan.checked(num_results, num_burnin_steps, num_steps_between_results)
+    check_options(num_chains, trace_fn, progress_bar, jit_compile, preflight_check)
+    place = as_directory(directory)
     state = tree.map_structure(np.asarray, state_tensors(initial_state))
     count = _num_chains(state) if num_chains is None else num_chains
     chains_per_shard = _shard_size(chains_per_shard, count, executor)
-    folder = None if directory is None else Path(directory)
-    chosen = _open(folder, resume, seed, count, chains_per_shard)
-    edges = range(0, count, chains_per_shard)
-    sizes = [min(chains_per_shard, count - edge) for edge in edges]
-    # Derived here, because the function gives other numbers inside XLA.
-    seeds = [_numbers(random.fold_in(tf.constant(chosen), i)) for i in range(len(sizes))]
-    is_one = num_chains is not None
+    folder = None if place is None else Path(place.path).absolute()
+    resume = "auto" if place is None else place.resume
+    chosen = _open_manifest(folder, resume, seed, count, chains_per_shard)
+    starts_alike = num_chains is not None
+    chains = [
+        slice(at, min(at + chains_per_shard, count)) for at in range(0, count, chains_per_shard)
+    ]
     tasks = [
-        Task(
+        ShardTask(
             index=i,
-            make_kernel=make_kernel,
-            initial_state=state if is_one else _slice(state, edge, edge + size),
-            num_chains=size if is_one else None,
-            reference=state if is_one else tree.map_structure(lambda x: x[0], state),
-            seed=seeds[i],
+            make_kernel=kernel_fn,
+            initial_state=state if starts_alike else _index(state, part),
+            num_chains=part.stop - part.start if starts_alike else None,
+            reference=state if starts_alike else _index(state, 0),
+            # Derived here, because `fold_in` gives other numbers inside XLA.
+            seed=_integers(random.fold_in(tf.constant(chosen), i)),
             plan=plan,
             trace_fn=trace_fn,
             jit_compile=jit_compile,
             directory=None if folder is None else os.fspath(folder / f"shard-{i}"),
             is_shared=executor is not None,
-            checkpoint_seconds=checkpoint_seconds,
+            checkpoint_seconds=10.0 if place is None else place.seconds_between_commits,
             preflight_check=preflight_check,
         )
-        for i, (edge, size) in enumerate(zip(edges, sizes, strict=True))
+        for i, part in enumerate(chains)
     ]
     began = time.perf_counter()
     if executor is None:
         finished = run_in_threads(tasks, progress_bar)
     else:
         finished = run_by_executor(executor, tasks, progress_bar)
-    outcomes = finished.outcomes
-    errors = {x.index: mismatch(x.problem, x.index, outcomes[0].problem) for x in outcomes}
+    ended = finished.draws
+    errors = {x.index: mismatch(x.problem, x.index, ended[0].problem) for x in ended}
     failures = finished.failures | {i: error for i, error in errors.items() if error is not None}
-    good = [x for x in outcomes if x.index not in failures]
+    good = [x for x in ended if x.index not in failures]
     if not good:
         raise next(iter(failures.values()), KeyboardInterrupt())
     for number, error in sorted(failures.items()):
-        warnings.warn(f"Shard {number} failed, and its chains are left out: {error}", stacklevel=3)
+        warnings.warn(f"Shard {number} failed, and its chains are left out: {error}", stacklevel=2)
     left = sum(x.num_results < plan.num_results for x in good) + len(tasks) - len(good)
     if finished.is_interrupted:
-        warnings.warn(f"Interrupted: {left} of {len(tasks)} shards are not complete.", stacklevel=3)
+        warnings.warn(f"Interrupted: {left} of {len(tasks)} shards are not complete.", stacklevel=2)
     return gather(
         good,
         failures,
-        seeds,
         chosen,
         folder,
         is_complete=left == 0,
-        kernel=kernel if isinstance(kernel, tfp.mcmc.TransitionKernel) else None,
+        kernel=make_kernel if isinstance(make_kernel, tfp.mcmc.TransitionKernel) else None,
         seconds=time.perf_counter() - began,
     )
 
 
-def _maker(kernel: Any, executor: Any) -> Callable[[], tfp.mcmc.TransitionKernel]:
-    """Returns the function that makes the kernel on a worker."""
-    if isinstance(kernel, tfp.mcmc.TransitionKernel):
+def _kernel_fn(make_kernel: Any, executor: Any) -> Callable[[], tfp.mcmc.TransitionKernel]:
+    """Returns the function that a worker calls for its kernel."""
+    expected = "make_kernel must be a function without arguments that returns the kernel"
+    if isinstance(make_kernel, tfp.mcmc.TransitionKernel):
         if executor is None:
-            return lambda: kernel
+            return lambda: make_kernel
         raise TypeError(
-            "kernel must be a function without arguments that makes the kernel, and loads its "
-            "data, on the worker, if there is an executor. Received: a "
-            f"{type(kernel).__name__}."
+            f"{expected}, and loads its data, on the worker, if there is an executor. Received: a "
+            f"{type(make_kernel).__name__}."
         )
     try:
-        inspect.signature(kernel).bind()
+        inspect.signature(make_kernel).bind()
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            "kernel must be a kernel, or a function without arguments that makes one, if the "
-            f"chains are cut into shards. Received: {kernel!r}."
-        ) from error
+        raise TypeError(f"{expected}. Received: {make_kernel!r}.") from error
     # In this process one kernel serves all shards.
-    return functools.cache(kernel) if executor is None else kernel
+    return functools.cache(make_kernel) if executor is None else make_kernel
 
 
 def _num_chains(state: Any) -> int:
@@ -137,8 +202,8 @@ def _num_chains(state: Any) -> int:
     shapes = [x.shape for x in tree.flatten(state)]
     if any(not shape or shape[0] != shapes[0][0] for shape in shapes):
         raise ValueError(
-            "initial_state must have a leading axis of chains of the same length in all parts, or "
-            f"num_chains must be given, if the chains are cut into shards. Received: {shapes}."
+            "initial_state must have a leading axis of chains, of the same length in all parts, if "
+            f"num_chains is None. Received: shapes {shapes}."
         )
     return shapes[0][0]
 
@@ -146,20 +211,19 @@ def _num_chains(state: Any) -> int:
 def _shard_size(given: int | None, num_chains: int, executor: Any) -> int:
     if given is not None:
         return integer("chains_per_shard", given, 1)
-    devices = local_devices()
-    if executor is None and "CPU" not in devices[0]:  # one program for the chains of each
-        return -(-num_chains // len(devices))
-    return min(DEFAULT_CHAINS, num_chains)
+    if executor is None and "CPU" not in (devices := local_devices())[0]:
+        return -(-num_chains // len(devices))  # one program for each accelerator
+    return min(_DEFAULT_CHAINS, num_chains)
 
 
-def _open(
+def _open_manifest(
     folder: Path | None, resume: Resume, seed: Any, num_chains: int, chains_per_shard: int
 ) -> tuple[int, int]:
     """Writes or compares the manifest of the run; returns its seed."""
     cut = {"num_chains": num_chains, "chains_per_shard": chains_per_shard}
-    chosen = None if seed is None else _numbers(random.as_seed(seed))
+    chosen = None if seed is None else _integers(random.as_seed(seed))
     if folder is None:
-        return chosen or _numbers(random.as_seed(random.fresh_seed()))
+        return chosen or _integers(random.as_seed(random.fresh_seed()))
     path = folder / MANIFEST
     if not path.exists():
         if resume in ("must", True):
@@ -170,7 +234,7 @@ def _open(
                 f"directory must be new, empty or hold a run in shards. Received: {folder}, which "
                 f"holds other files ({names})."
             )
-        chosen = chosen or _numbers(random.as_seed(random.fresh_seed()))
+        chosen = chosen or _integers(random.as_seed(random.fresh_seed()))
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{MANIFEST}.partial"
         partial.write_text(json.dumps({"seed": chosen, **cut}), encoding="utf-8")
@@ -179,7 +243,7 @@ def _open(
     if resume in ("never", False):
         raise ValueError(
             f"The directory {folder} holds a run already, but resume is {resume!r}. resume='auto' "
-            "goes on with the run."
+            "resumes the run."
         )
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
@@ -190,16 +254,16 @@ def _open(
     for name, value in {"seed": chosen or before, **cut}.items():
         if value != {"seed": before, **found}[name]:
             raise ValueError(
-                f"The run in {folder} belongs to another run, and this run cannot go on from it. "
+                f"The run in {folder} belongs to another run, and this run cannot resume from it. "
                 f"It has {name}: {({'seed': before} | found)[name]}, but here {value}."
             )
     return before
 
 
-def _numbers(seed: tf.Tensor) -> tuple[int, int]:
+def _integers(seed: tf.Tensor) -> tuple[int, int]:
     first, second = seed.numpy().tolist()
     return first, second
 
 
-def _slice(state: Any, start: int, stop: int) -> Any:
-    return tree.map_structure(lambda x: x[start:stop], state)
+def _index(state: Any, index: Any) -> Any:
+    return tree.map_structure(lambda x: x[index], state)

@@ -1,4 +1,4 @@
-"""One shard of a run: what a worker is sent, what it does, and what it sends back."""
+"""Runs one shard of a run on a worker."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ import tree
 from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.sampling.loop import Loop
 from tfp_sgmcmc.sampling.result import Kept, Timings
-from tfp_sgmcmc.sampling.run import Watch, run_kernel
+from tfp_sgmcmc.sampling.run import ProgressHooks, run_kernel
 from tfp_sgmcmc.sampling.run_fingerprint import describe_target
-from tfp_sgmcmc.sampling.shards.moments import NUM_SEGMENTS, Moments
-from tfp_sgmcmc.sampling.steps import Plan
+from tfp_sgmcmc.sampling.shards.moments import NUM_SEGMENTS, SegmentMoments
+from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.storage.checkpoint import differences
 from tfp_sgmcmc.storage.directory import RunDirectory
 
 MANIFEST, PROBLEM = "shards.json", "problem.json"
 
 
-class Task(NamedTuple):
-    """All that a worker needs to run a shard, without the data.
+class ShardTask(NamedTuple):
+    """The arguments of a shard, which are sent to a worker; the data are not among them.
 
     Attributes:
       index: number of the shard.
       make_kernel: a function without arguments that returns the kernel.
-      initial_state: nest of arrays, that of the shard's chains.
-      num_chains: chains at each place of `initial_state`, or None.
-      reference: one chain's start, the same for all shards, near which posteriors are compared.
+      initial_state: nest of arrays, the start of the shard's chains.
+      num_chains: number of chains that start at `initial_state`; None if its leading axis counts
+        chains.
+      reference: a start that all shards share, near which their posteriors are compared.
       seed: the shard's seed.
       plan: the steps of each chain.
-      trace_fn: as in `sample`.
-      jit_compile: as in `sample`.
+      trace_fn: as in `sample_chain`.
+      jit_compile: as in `sample_chain`.
       directory: the shard's directory; None keeps the draws in memory.
       is_shared: whether several hosts may write the directory.
-      checkpoint_seconds: as in `sample`.
-      preflight_check: as in `sample`.
+      checkpoint_seconds: approximate seconds between checkpoints.
+      preflight_check: as in `sample_chain`.
     """
 
     index: int
@@ -53,7 +54,7 @@ class Task(NamedTuple):
     num_chains: int | None
     reference: Any
     seed: tuple[int, int]
-    plan: Plan
+    plan: StepPlan
     trace_fn: Callable[[Any, Any], Any] | None
     jit_compile: bool
     directory: str | None
@@ -62,43 +63,45 @@ class Task(NamedTuple):
     preflight_check: bool
 
 
-class Outcome(NamedTuple):
-    """What a worker sends back: no draws if they are in a directory.
+class ShardDraws(NamedTuple):
+    """The draws of a shard, which a worker sends back, or where they are in a directory.
 
     Attributes:
       index: number of the shard.
+      seed: the shard's seed.
       num_results: number of draws of each chain.
       kept: names and forms of the arrays, in the order of `structure`.
       structure: states, trace and weights, with a number in place of each array.
-      arrays: the draws if there is no directory.
+      arrays: the draws; None if they are in a directory.
       final_state: nest of arrays.
-      moments: of each state; None if there are too few draws.
+      moments: the moments of each part of the state; None if there are too few draws.
       timings: the times that the shard took.
-      problem: the fingerprint of the kernel, data and posterior where workers make their own.
-      process: the worker's process.
+      problem: the fingerprint of the kernel, data and posterior, if the worker made them.
+      process: the number of the worker's process.
     """
 
     index: int
+    seed: tuple[int, int]
     num_results: int
     kept: list[Kept]
     structure: Any
     arrays: list[np.ndarray] | None
     final_state: Any
-    moments: list[Moments] | None
+    moments: list[SegmentMoments] | None
     timings: Timings
     problem: dict[str, Any]
     process: int
 
 
 def run_shard(
-    task: Task, watch: Watch | None = None, make_loop: Callable[..., Loop] = Loop
-) -> Outcome:
-    """Runs one shard, or goes on with it.
+    task: ShardTask, hooks: ProgressHooks | None = None, make_loop: Callable[..., Loop] = Loop
+) -> ShardDraws:
+    """Runs or resumes one shard.
 
     Raises:
       ValueError: the kernel, data or posterior here differ from those of another shard, the
-        directory is not that of the caller, or as in `sample`.
-      NonFiniteChainError: as in `sample`.
+        caller's directory is not here, or as in `sample_chain`.
+      NonFiniteChainError: as in `sample_chain`.
     """
     if task.is_shared and task.directory is not None:
         folder = Path(task.directory).parent
@@ -111,10 +114,10 @@ def run_shard(
     kernel = task.make_kernel()
     if not isinstance(kernel, tfp.mcmc.TransitionKernel):
         raise TypeError(
-            "The function given as kernel must return a tfp.mcmc.TransitionKernel. Received: a "
+            "make_kernel must return a tfp.mcmc.TransitionKernel. Received: a "
             f"{type(kernel).__name__}."
         )
-    # Shards in one process have one kernel.
+    # Shards in one process share a kernel.
     problem = _problem(kernel, task.reference) if task.is_shared else {}
     with contextlib.ExitStack() as stack:
         run = None
@@ -136,7 +139,7 @@ def run_shard(
             run=run,
             checkpoint_seconds=task.checkpoint_seconds,
             preflight_check=task.preflight_check and task.index == 0,
-            watch=watch,
+            hooks=hooks,
             make_loop=make_loop,
             chain_shape=tree.flatten(task.initial_state)[0].shape[:1],
         )
@@ -144,14 +147,15 @@ def run_shard(
         nests = tuple(() if x is None else x for x in (result.states, result.trace, result.weights))
         states = tree.flatten(result.states)
         enough = result.num_results >= 2 * NUM_SEGMENTS
-        return Outcome(
+        return ShardDraws(
             index=task.index,
+            seed=task.seed,
             num_results=result.num_results,
             kept=list(result._kept),
             structure=tree.map_structure(lambda _: 0, nests),
             arrays=[np.asarray(x) for x in tree.flatten(nests)] if run is None else None,
             final_state=tf.nest.map_structure(np.asarray, result.final_state),
-            moments=[Moments.of(x) for x in states] if enough else None,
+            moments=[SegmentMoments.of(x) for x in states] if enough else None,
             timings=result.timings,
             problem=problem,
             process=os.getpid(),
@@ -159,7 +163,7 @@ def run_shard(
 
 
 def mismatch(problem: dict[str, Any], index: int, expected: dict[str, Any]) -> ValueError | None:
-    """Returns an error if a shard's problem differs from that of the first shard, or None."""
+    """Returns an error if a shard's problem differs from the first shard's, or None."""
     found = differences(expected, problem)
     if not found:
         return None
@@ -169,19 +173,19 @@ def mismatch(problem: dict[str, Any], index: int, expected: dict[str, Any]) -> V
 
 
 def _problem(kernel: tfp.mcmc.TransitionKernel, reference: Any) -> dict[str, Any]:
-    """Returns what tells a kernel, its data and its posterior from others, as JSON values."""
+    """Returns JSON values that identify a kernel, its data and its posterior."""
     state = tf.nest.map_structure(tf.convert_to_tensor, reference)
     found = {**describe_kernel(kernel), **describe_target(kernel, state)}
     return json.loads(json.dumps(found))  # which turns tuples into lists
 
 
 def _first_problem(folder: Path, problem: dict[str, Any]) -> dict[str, Any]:
-    """Returns the problem of the shard that began first, which writes its own."""
+    """Returns the problem of the shard that began first, and writes it if this is the first."""
     path = folder / PROBLEM
     if not path.exists():
-        own = folder / f"{PROBLEM}.{os.getpid()}"
-        own.write_text(json.dumps(problem), encoding="utf-8")
+        partial = folder / f"{PROBLEM}.{os.getpid()}"
+        partial.write_text(json.dumps(problem), encoding="utf-8")
         with contextlib.suppress(FileExistsError):
-            os.link(own, path)  # whole, and only by the first
-        own.unlink()
+            os.link(partial, path)  # appears whole, and only for the first
+        partial.unlink()
     return json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The result of a run in shards: one view of all draws, and what became of each shard."""
+"""The result of a run in shards: one view of all draws, and the end of each shard."""
 
 from __future__ import annotations
 
@@ -17,29 +17,87 @@ from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.arviz_import import import_arviz
 from tfp_sgmcmc.sampling.result import SampleResult, Timings
 from tfp_sgmcmc.sampling.shards import moments
-from tfp_sgmcmc.sampling.shards.shard_worker import Outcome
-from tfp_sgmcmc.sampling.shards.sharded_draws import ShardedDraws
+from tfp_sgmcmc.sampling.shards.shard_worker import ShardDraws
 from tfp_sgmcmc.storage.directory import SAMPLES
 from tfp_sgmcmc.storage.stored_draws import open_draws
-from tfp_sgmcmc.storage.zarr_store import LIBRARY, dimensions, flatten_chains
+
+
+class ShardedDraws:
+    """An array `[num_draws, chains, event...]` whose chains are in several shards.
+
+    Nothing is copied before it is indexed: `x[-1]`, `x[100:200]` and `x[:, 3]` read only the draws
+    and the shards that they name. `np.asarray(x)` reads all draws.
+
+    >>> x = ShardedDraws([np.zeros([5, 2, 3]), np.ones([5, 1, 3])])
+    >>> x.shape, x[-1].shape, x[:2, 2].tolist()
+    ((5, 3, 3), (3, 3), [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
+
+    Args:
+      parts: arrays or `StoredDraws`, `[num_draws, chains of the shard, event...]`.
+    """
+
+    def __init__(self, parts: Sequence[Any]):
+        self._parts = list(parts)
+        self._edges = np.cumsum([0, *(part.shape[1] for part in parts)])
+        first = self._parts[0]
+        self.shape = (min(map(len, parts)), int(self._edges[-1]), *first.shape[2:])
+        self.dtype, self.ndim = first.dtype, len(first.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"ShardedDraws(shape={self.shape}, dtype={np.dtype(self.dtype).name})"
+
+    def verify(self) -> None:
+        """Raises ValueError unless the files of all draws are those that the run wrote."""
+        for part in self._parts:
+            part.verify()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("copy must be True or None for draws of shards. Received: copy=False.")
+        return np.asarray(self[:], dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        draws, *rest = index if isinstance(index, tuple) else (index,)
+        if not isinstance(draws, int | np.integer | slice):
+            return np.asarray(self)[index]
+        draws = _within(draws, len(self))
+        if rest and isinstance(rest[0], int | np.integer):
+            chain = range(self.shape[1])[rest[0]]
+            shard = int(np.searchsorted(self._edges, chain, side="right")) - 1
+            return self._parts[shard][(draws, chain - int(self._edges[shard]), *rest[1:])]
+        axis = 0 if isinstance(draws, int) else 1
+        read = np.concatenate([np.asarray(part[draws]) for part in self._parts], axis=axis)
+        return read[(slice(None),) * axis + tuple(rest)] if rest else read
+
+
+def _within(index: Any, length: int) -> Any:
+    """Returns an index into the first `length` draws; a shard under way may hold more."""
+    if isinstance(index, slice):
+        chosen = range(length)[index]
+        stop = chosen.stop if chosen.stop >= 0 else None
+        return slice(chosen.start, stop, chosen.step)
+    return range(length)[index]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ShardedResult(SampleResult):
-    """The draws of all shards that ended well, and how the run went.
+    """The draws of all shards that ended well, and their seeds, times and errors.
 
-    Chains are those of shard 0, then those of shard 1, and so on. Shards that failed are left out.
-    `states` and `trace` hold `ShardedDraws` `[num_results, chains, event...]`, which read only what
-    is indexed; `np.asarray` reads all. An array without chains, such as step sizes or a step
-    number, is that of the first shard. `timings` has the longest compilation and the steps of all
-    shards a second. `final_kernel_results` is None.
+    The chains of shard 0 come first, then the chains of shard 1, and so on. Shards that failed are
+    left out. `states` and `trace` hold `ShardedDraws` `[num_results, chains, event...]`, which read
+    only what is indexed; `np.asarray` reads all. Arrays without chains, such as step sizes or a
+    step number, come from the first shard. `timings` has the longest compilation and the steps of
+    all shards a second. `final_kernel_results` is None.
 
     Attributes:
-      failures: number of a shard -> the error that ended it for good.
-      shards: the numbers of the shards that are here, in the order of their chains.
-      seeds: the seed of each of them, with which `sample` gives the same draws of its chains alone.
-      shard_timings: those of each of them.
-      processes: the process in which each of them ran.
+      failures: number of a shard -> the error that ended it.
+      shards: numbers of the shards in this result, in the order of their chains.
+      seeds: their seeds, with which `sample_chain` gives the same draws of their chains alone.
+      shard_timings: their times.
+      processes: numbers of the processes that ran them.
     """
 
     failures: dict[int, Exception] = dataclasses.field(default_factory=dict)
@@ -47,12 +105,12 @@ class ShardedResult(SampleResult):
     seeds: tuple[tuple[int, int], ...] = ()
     shard_timings: tuple[Timings, ...] = ()
     processes: tuple[int, ...] = ()
-    _moments: Sequence[Sequence[moments.Moments] | None] = ()
+    _moments: Sequence[Sequence[moments.SegmentMoments] | None] = ()
 
     def rhat(self) -> Any:
         """Returns split R-hat of each entry, in the structure of the state.
 
-        It follows from moments that each shard computed of its draws, so that none are read here.
+        It is computed from moments of each shard's draws, so no draws are read.
 
         Raises:
           ValueError: there are fewer than 40 draws, or shards have different numbers of them.
@@ -60,10 +118,10 @@ class ShardedResult(SampleResult):
         return self._of_moments(moments.rhat)
 
     def effective_sample_size(self) -> Any:
-        """Returns the effective sample size of each entry's mean, of all chains; see `rhat`."""
-        return self._of_moments(moments.effective_sample_size)
+        """Returns the effective sample size of each entry's mean, over all chains; see `rhat`."""
+        return self._of_moments(moments.batch_means_sample_size)
 
-    def _of_moments(self, function: Callable[[moments.Moments], np.ndarray]) -> Any:
+    def _of_moments(self, function: Callable[[moments.SegmentMoments], np.ndarray]) -> Any:
         known = [part for part in self._moments if part is not None]
         if len(known) < len(self._moments):
             raise ValueError(
@@ -85,39 +143,32 @@ class ShardedResult(SampleResult):
     def to_inference_data(self) -> Any:
         """Returns an `arviz.InferenceData` with the group `posterior`.
 
-        With a directory and dask, draws are read when they are used; otherwise they are read now.
+        With a directory and dask, draws are read on use; otherwise they are read now.
 
         Raises:
           ModuleNotFoundError: ArviZ and xarray are not installed.
         """
         arviz = import_arviz()
         if self.directory is not None:
+            for x in tree.flatten(self.states):
+                x.verify()  # xarray reads zeros for missing files
             data = open_shards(self.directory, self.shards).isel(draw=slice(self.num_results))
             return arviz.InferenceData(posterior=data)
-        import xarray
-
-        members = {}
-        for k, x in zip(self._kept, tree.flatten(self.states), strict=False):
-            variable = k.variable._replace(shape=x.shape[1:])
-            members[k.name] = dimensions(k.name, variable), flatten_chains(np.asarray(x), variable)
-        data = xarray.Dataset(members, attrs=LIBRARY)
-        return arviz.InferenceData(
-            posterior=data.assign_coords({a: np.arange(data.sizes[a]) for a in ("chain", "draw")})
-        )
+        return arviz.InferenceData(posterior=super().to_inference_data().posterior)
 
 
 def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None = None) -> Any:
-    """Returns the draws of a run in shards as an `xarray.Dataset`, also while it is under way.
+    """Returns the draws of a run in shards as an `xarray.Dataset`, even while it is under way.
 
-    Draws that all shards have written are there, with the chains of the shards one after another.
-    If dask is installed, they are read when they are used.
+    The draws that all shards have written are there, with the chains of the shards one after
+    another. If dask is installed, they are read on use.
 
     Args:
-      directory: that of the run.
+      directory: the directory of the run.
       shards: numbers of the shards; None takes all that have written draws.
 
     Raises:
-      TypeError: `directory` is not a path, or `shards` are no integers.
+      TypeError: `directory` is not a path, or `shards` are not integers.
       ValueError: none of these shards has written draws there.
       ModuleNotFoundError: xarray or zarr is not installed.
     """
@@ -135,7 +186,7 @@ def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None 
     if not stores:
         raise ValueError(
             f"directory must hold a run in shards with draws. Received: {os.fspath(directory)!r}, "
-            f"of which shards {numbers} have none."
+            f"where shards {numbers} have none."
         )
     chunks: Any = {} if importlib.util.find_spec("dask") else None
     parts = [xarray.open_zarr(store, group="posterior", chunks=chunks) for store in stores]
@@ -153,35 +204,39 @@ def _shows_draws(store: Path) -> bool:
 
 
 def gather(
-    outcomes: Sequence[Outcome],
+    shards: Sequence[ShardDraws],
     failures: dict[int, Exception],
-    seeds: Sequence[tuple[int, int]],
     seed: tuple[int, int],
     directory: Path | None,
     is_complete: bool,
     kernel: Any,
     seconds: float,
 ) -> ShardedResult:
-    """Returns the result of the shards that ended well, of which there is at least one."""
-    first = outcomes[0]
+    """Returns the result of one or more shards that ended well."""
+    first = shards[0]
 
-    def arrays_of(outcome: Outcome) -> list[Any]:
-        if outcome.arrays is not None:
-            return outcome.arrays
+    def arrays_of(shard: ShardDraws) -> list[Any]:
+        if shard.arrays is not None:
+            return shard.arrays
         assert directory is not None
-        store = directory / f"shard-{outcome.index}" / SAMPLES
+        store = directory / f"shard-{shard.index}" / SAMPLES
         return [
-            open_draws(store, k.group, k.name, k.variable.chain_shape).first(outcome.num_results)
-            for k in outcome.kept
+            open_draws(store, k.group, k.name, k.variable.chain_shape).first(shard.num_results)
+            for k in shard.kept
         ]
 
     leaves = [
         ShardedDraws(parts) if kept.variable.chain_shape else parts[0]
-        for kept, parts in zip(first.kept, zip(*map(arrays_of, outcomes), strict=True), strict=True)
+        for kept, parts in zip(first.kept, zip(*map(arrays_of, shards), strict=True), strict=True)
     ]
     states, trace, weights = tree.unflatten_as(first.structure, leaves)
-    finals = [tree.flatten(outcome.final_state) for outcome in outcomes]
-    timings = [outcome.timings for outcome in outcomes]
+    finals = [tree.flatten(shard.final_state) for shard in shards]
+    timings = [shard.timings for shard in shards]
+    shapes = [x.shape[1:] for x in leaves]
+    kept = [
+        k._replace(variable=k.variable._replace(shape=shape))
+        for k, shape in zip(first.kept, shapes, strict=True)
+    ]
     steps = sum(t.seconds * t.steps_per_second for t in timings if t.steps_per_second > 0)
     return ShardedResult(
         states=states,
@@ -196,12 +251,12 @@ def gather(
         directory=directory,
         kernel=kernel,
         seed=seed,
-        _kept=first.kept,
+        _kept=kept,
         _attributes={},
         failures=failures,
-        shards=tuple(outcome.index for outcome in outcomes),
-        seeds=tuple(seeds[outcome.index] for outcome in outcomes),
+        shards=tuple(shard.index for shard in shards),
+        seeds=tuple(shard.seed for shard in shards),
         shard_timings=tuple(timings),
-        processes=tuple(outcome.process for outcome in outcomes),
-        _moments=[outcome.moments for outcome in outcomes],
+        processes=tuple(shard.process for shard in shards),
+        _moments=[shard.moments for shard in shards],
     )

@@ -1,0 +1,65 @@
+"""`sample` takes the calls of version 0.2 for one more release, with a warning."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.sampling.runs import Walk, assert_equal
+
+OPTIONS: dict[str, Any] = dict(seed=7, jit_compile=False, progress_bar=False)
+START = tf.reshape(tf.range(8.0), [4, 2])
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    return sgmcmc.sample_chain(Walk(), START, 9, **OPTIONS).states
+
+
+def test_a_kernel_goes_to_sample_chain(expected: np.ndarray, tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match=r"use sample_chain\(kernel"):
+        found = sgmcmc.sample(Walk(), START, 9, min_ess=None, executor=None, **OPTIONS)
+    np.testing.assert_array_equal(found.states, expected)
+    pytest.importorskip("zarr")
+    for count, resume in ((5, "never"), (9, True)):
+        with pytest.warns(DeprecationWarning) as caught:
+            found = sgmcmc.sample(
+                kernel=Walk(), initial_state=START, num_results=count, directory=tmp_path,
+                resume=resume, checkpoint_seconds=0.5, **OPTIONS,
+            )  # fmt: skip
+        messages = [str(w.message) for w in caught]
+        assert "use directory=Directory(path, resume=..., seconds" in messages[0]
+        assert "use sample_chain(kernel, ...)" in messages[1] and len(messages) == 2
+        assert all(w.filename == __file__ for w in caught)
+    np.testing.assert_array_equal(found.states, expected)
+
+
+def test_shards_go_to_sample_shards() -> None:
+    with pytest.warns(DeprecationWarning, match=r"use sample_shards"):
+        found = sgmcmc.sample(Walk, START, 9, chains_per_shard=2, **OPTIONS)
+    expected = sgmcmc.sample_shards(Walk, START, 9, chains_per_shard=2, **OPTIONS)
+    assert_equal(np.asarray(found.states), np.asarray(expected.states))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (dict(target=Walk(), min_ess=4), TypeError, "keyword argument 'min_ess'"),
+        (dict(target=Walk(), num_chain=4), TypeError, "keyword argument 'num_chain'"),
+        (dict(target=tf.square, num_chain=4), TypeError, "keyword argument 'num_chain'"),
+        (dict(), TypeError, "missing .* argument.* 'target'"),
+        (dict(kernel="SGLD"), TypeError, "target must be a Minibatch.* Received: a str"),
+        (dict(kernel=Walk(), resume="again"), ValueError, "resume must be .* Received: 'again'"),
+        (dict(kernel=Walk(), resume="must"), ValueError, "directory is None. Received: 'must'"),
+        (dict(kernel=Walk(), checkpoint_seconds=0), ValueError, "seconds_between_commits must be"),
+        (dict(target=tf.square, trace_fn=Walk), ValueError, "trace_fn must be None .*sample_chain"),
+        (dict(target=tf.square, num_burnin_steps=5), ValueError, "steps must be 0 .* Received: 5"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        sgmcmc.sample(**options, initial_state=START, num_results=3)
