@@ -63,7 +63,7 @@ def sample_logistic_regression(
     expanded = sgmcmc.ControlVariate(target, tf.zeros([size]), order=2)
     kernels = {  # the kernel, its number of steps, and how many it takes from draw to draw
         "SGLD": (sgmcmc.SGLD(target, step_size=0.02), 100_000, 20),
-        "SGHMC": (sgmcmc.SGHMC(target, step_size=0.1, friction=2.0), 20_000, 4),
+        "SGLD, control variates": (sgmcmc.SGLD(expanded, step_size=0.2), 20_000, 4),
         "UnderdampedLangevin, control variates": (
             sgmcmc.UnderdampedLangevin(expanded, step_size=0.5, friction=1.0), 20_000, 4
         ),
