@@ -63,7 +63,9 @@ def sample_logistic_regression(
     kernels = {  # the kernel, its number of steps, and how many it takes from draw to draw
         "SGLD": (sgmcmc.SGLD(target, step_size=0.02), 100_000, 20),
         "SGLD, five times the step": (sgmcmc.SGLD(target, step_size=0.1), 100_000, 20),
-        "UnderdampedLangevin": (sgmcmc.UnderdampedLangevin(target, 0.07, friction=14.0), 100_000, 20),
+        "UnderdampedLangevin": (
+            sgmcmc.UnderdampedLangevin(target, step_size=0.07, friction=14.0), 100_000, 20
+        ),
         REFERENCE: (tfp.mcmc.HamiltonianMonteCarlo(target, 0.4, num_leapfrog_steps=3), 10_000, 1),
     }  # fmt: skip
     rng = np.random.default_rng(seed)
