@@ -49,8 +49,7 @@ ALLOWED_IN_CORE = {"tensorflow", "tensorflow_probability", "keras", "numpy", "tr
 # Packages of the extras, imported inside the functions that need them.
 LAZY = {
     "internal": {"arviz"},
-    "diagnostics": {"matplotlib", "scipy"},
-    "diagnostics.run_report": {"matplotlib", "scipy"},
+    "diagnostics.run_report": {"matplotlib"},
     "storage": {"zarr"},
     "sampling": {"tqdm", "xarray"},
     "sampling.shards": {"tqdm", "xarray"},

@@ -60,12 +60,11 @@ def sample_logistic_regression(
     )
     mode, _ = sgmcmc.find_center(target, tf.zeros([size]))
     target, bijector = sgmcmc.whiten(target, mode)
-    expanded = sgmcmc.ControlVariate(target, tf.zeros([size]), order=2)
     kernels = {  # the kernel, its number of steps, and how many it takes from draw to draw
         "SGLD": (sgmcmc.SGLD(target, step_size=0.02), 100_000, 20),
-        "SGHMC": (sgmcmc.SGHMC(target, step_size=0.1, friction=2.0), 20_000, 4),
-        "UnderdampedLangevin, control variates": (
-            sgmcmc.UnderdampedLangevin(expanded, step_size=0.5, friction=1.0), 20_000, 4
+        "SGLD, five times the step": (sgmcmc.SGLD(target, step_size=0.1), 100_000, 20),
+        "UnderdampedLangevin": (
+            sgmcmc.UnderdampedLangevin(target, step_size=0.07, friction=14.0), 100_000, 20
         ),
         REFERENCE: (tfp.mcmc.HamiltonianMonteCarlo(target, 0.4, num_leapfrog_steps=3), 10_000, 1),
     }  # fmt: skip

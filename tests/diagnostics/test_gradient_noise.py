@@ -124,7 +124,7 @@ def test_few_iterations_come_from_below() -> None:
     np.testing.assert_allclose(found[-1], exact, rtol=0.01)
 
 
-@pytest.mark.parametrize("jit", [None, False, True])
+@pytest.mark.parametrize("jit", [None, pytest.param(False, marks=pytest.mark.thorough), True])
 def test_eager_graph_and_xla_agree(jit: bool | None) -> None:
     def both(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         found = estimate(parts=True)
@@ -236,7 +236,7 @@ def test_the_end_of_burn_in_within_a_compiled_chain() -> None:
     check_end_of_burn_in(found, every=7)
 
 
-@pytest.mark.parametrize("threshold", [THRESHOLD, 1e-6])
+@pytest.mark.parametrize("threshold", [THRESHOLD, pytest.param(1e-6, marks=pytest.mark.thorough)])
 def test_the_end_of_burn_in(threshold: float) -> None:
     reducer = SamplingThresholdReducer(
         TARGET, threshold, seed=1, every=1, num_iterations=8, step_size_fn=lambda r: r

@@ -46,7 +46,9 @@ def by_definition(
 
 
 @pytest.mark.parametrize("statistic", ["U", "V"])
-@pytest.mark.parametrize("chunk_size", [None, 2, 4, 7])
+@pytest.mark.parametrize(
+    "chunk_size", [None, 4, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 7))]
+)
 def test_by_definition(statistic: Any, chunk_size: int | None) -> None:
     """Two chains, two parts, weights, and chunks that divide n = 7 or do not."""
     x, g = np.random.default_rng(1).standard_normal([2, 7, 2, 3])
@@ -129,7 +131,9 @@ def test_of_exact_draws_it_falls_as_one_over_n() -> None:
     check_means(u, [0.0], 0.07 * expected)
 
 
-@pytest.mark.parametrize(("shift", "scale"), [(0.5, 1.0), (0.0, 0.7), (0.0, 1.4)])
+@pytest.mark.parametrize(
+    ("shift", "scale"), [(0.5, 1.0), (0.0, 0.7), pytest.param(0.0, 1.4, marks=pytest.mark.thorough)]
+)
 def test_of_other_draws_it_does_not(shift: float, scale: float) -> None:
     """U has mean S^2 of the law of the draws. An error of 30 % is found."""
     x, expected = sets(shift, scale), expected_square(shift, scale)
@@ -151,7 +155,7 @@ def test_gradient_noise_leaves_u_without_bias() -> None:
     check_means(added, [deviation**2 * C ** (2 * BETA) / SIZE], 0.5 * expected)
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_compiled(jit: bool) -> None:
     """Single precision suffices for a set far from zero; chunks bound the memory."""
     x = GENERATOR.standard_normal([50, 2, 3])

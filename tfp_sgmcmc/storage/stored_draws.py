@@ -96,7 +96,7 @@ class StoredDraws:
         run_id: str | None,
         checksums: Sequence[int] = (),
     ):
-        self._array, self._chain_shape, self._run_id = array, chain_shape, run_id
+        self._array, self._run_id = array, run_id
         self._lead = () if chain_shape is None else (slice(None),)
         self.shape = (num_draws, *(chain_shape or ()), *array.shape[len(self._lead) + 1 :])
         self.dtype, self.ndim = array.dtype, len(self.shape)
@@ -105,7 +105,7 @@ class StoredDraws:
         self._num_whole = num_draws // self._block
         self._checksums: list[int | None] = list(checksums)
         self._checksums += [None] * (-(-num_draws // self._block) - len(self._checksums))
-        self.verify()
+        self.verify(len(checksums) * self._block)
 
     def __len__(self) -> int:
         return self.shape[0]
