@@ -193,7 +193,7 @@ class TestNumExamples:
     def test_too_many_declared(self):
         model = make_model()
         before = model.get_weights()
-        with pytest.raises(ValueError, match="Received: 13, but one epoch of fit gave 12 examples"):
+        with pytest.raises(ValueError, match="Received: 13, but one epoch of fit had 12 examples"):
             fit(model, sampler(num_examples=13), x=batches(), y=None, batch_size=None)
         assert_equal(model.get_weights(), before)
 
@@ -201,7 +201,7 @@ class TestNumExamples:
         callback, model = sampler(num_examples=7), make_model()
         before = model.get_weights()
         with pytest.raises(
-            ValueError, match="Received: 7, but one epoch of fit gave 8 examples so far"
+            ValueError, match="Received: 7, but one epoch of fit had 8 examples so far"
         ):
             fit(model, callback, x=batches(), y=None, batch_size=None)
         assert_equal(model.get_weights(), before)

@@ -25,11 +25,11 @@ def surveyed(model, scale):
     seed, collection = random.as_seed(0), Collection(0)
     chain = Chain(model, lambda target: sgmcmc.SGLD(target, 1.0), N, prior, collection, seed)
     source = Source("arrays", N, 12, 10, (X, Y, None))
-    state = local_geometry.first_state(chain)
-    return local_geometry.survey(chain, local_geometry.Views(chain), state, source, 12, [scale])
+    compiled, state = local_geometry.CompiledGradients(chain), chain.first_state()
+    return local_geometry.measure_geometry(chain, compiled, state, source, 12, [scale])
 
 
-class TestLandscape:
+class TestLocalGeometry:
     def test_a_linear_regression_has_its_closed_form(self):
         """H = X^T X + I, and V is the sample covariance of the scores. All examples are seen."""
         model, scale = regression(), np.float32([[0.5], [1.0], [3.0]])
@@ -78,5 +78,7 @@ class TestLandscape:
         )
         found = surveyed(model, np.ones([D, 1], np.float32))
         assert not found.has_hessian and found.largest_curvature == N * found.noise.max()
-        chosen = network_settings.choose(found, network_settings.Limits(None, N, 12, 100, ()))
+        chosen = network_settings.choose(
+            found, network_settings.AdaptationConstraints(None, N, 12, 100, ())
+        )
         assert "no second derivatives" in str(chosen)
