@@ -333,12 +333,11 @@ def _found(variables: list[keras.Variable], path: str, at: tuple[int, ...]) -> E
     if len(found) != 1:
         raise ValueError(
             f"weights must name trainable variables of the model. Received: {path!r}, which "
-            f"matches {len(found)} of {', '.join(v.path for v in variables)}."
+            f"fits {len(found)} of {', '.join(v.path for v in variables)}."
         )
     shape = tuple(variables[found[0]].shape)
     if len(at) != len(shape) or any(not 0 <= n < size for n, size in zip(at, shape, strict=True)):
         raise ValueError(
-            f"weights must have indices within the variable. Received: {at} for {path!r} of shape "
-            f"{shape}."
+            f"weights must have indices of entries. Received: {at} for {path!r} of shape {shape}."
         )
     return found[0], at

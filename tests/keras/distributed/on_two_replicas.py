@@ -173,7 +173,7 @@ def test_a_mixing_distance():
 
 def test_growing_batches_are_refused():
     data = sgmcmc.keras.IndependentBatches(X, Y, batch_size=6, steps_per_epoch=1, growth=1.1)
-    with pytest.raises(ValueError, match="on one replica for growing batches.*Received: 2"):
+    with pytest.raises(ValueError, match="on one replica for batches that grow.*Received: 2"):
         classifier(MIRRORED).fit(data, verbose=0, callbacks=[sampler(check_num_examples=False)])
 
 

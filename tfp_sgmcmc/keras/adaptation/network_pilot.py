@@ -113,7 +113,7 @@ class NetworkPilot:
         """Raises ValueError for data that cannot be read before the fit, or for growing batches."""
         if source.sizes is not None:
             raise ValueError(
-                'make_kernel_fn must be a function for growing batches, because "auto" chooses a '
+                'make_kernel_fn must be a function for batches that grow, because "auto" chooses a '
                 f'step for batches of one size. Received: "auto" with growth={source.sizes.growth}.'
             )
         if self.choices is None and source.batch(2) is None:

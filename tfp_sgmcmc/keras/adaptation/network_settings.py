@@ -78,7 +78,7 @@ class NetworkSettings:
         chain.kernel_description |= {"choices": self.numbers}
         recorder.also_saved = {"choices": self.arrays}
         if isinstance(recorder.samples, StoredSampleLog):
-            recorder.samples.describe(chain.kernel_description)
+            recorder.samples.fingerprint |= chain.kernel_description
 
     @property
     def predicted(self) -> dict[str, float]:

@@ -242,12 +242,10 @@ def _of_posterior(posterior: Posterior, num_chains: int) -> list[_Values]:
             f"initial_states must be a Posterior with {num_chains} samples, one for each chain, or "
             f"with {num_chains} chains. Received: one with {found} {kind}."
         )
-    if posterior.num_chains is None:
-        states = [[x[i] for x in posterior.samples] for i in range(num_chains)]
-    else:
-        last = [np.asarray(x[len(posterior) - 1]) for x in posterior.samples]
-        states = [[x[i] for x in last] for i in range(num_chains)]
-    return [_sampled(posterior, state) for state in states]
+    states = posterior.samples
+    if posterior.num_chains is not None:
+        states = [np.asarray(x[len(posterior) - 1]) for x in states]
+    return [_sampled(posterior, [x[i] for x in states]) for i in range(num_chains)]
 
 
 def _sampled(posterior: Posterior, state: Sequence[Any]) -> _Values:

@@ -271,7 +271,7 @@ def check_growth(model: keras.Model, source: Source) -> None:
     num_replicas = model.distribute_strategy.num_replicas_in_sync
     if num_replicas > 1:  # Keras expects all batches to split as the first one
         raise ValueError(
-            "The model must be on one replica for growing batches, because Keras cannot split "
+            "The model must be on one replica for batches that grow, because Keras cannot split "
             f"batches of all sizes evenly. Received: {num_replicas} replicas."
         )
     if not model.jit_compile or model.run_eagerly:
@@ -341,8 +341,8 @@ def check_independence(chain: Chain, source: Source, given: bool | None) -> None
     if source.sizes is not None and source.sizes.first < least:
         raise ValueError(
             f"batch_size must be at least {least}, because the kernel estimates the covariance of "
-            "the gradient noise from the examples of a batch. Received: growing batches that begin "
-            f"with batch_size={source.sizes.first}."
+            "the gradient noise from the examples of a batch. Received: batches that grow from "
+            f"batch_size={source.sizes.first}."
         )
     if given is not None or source.is_whole or source.are_independent:
         return

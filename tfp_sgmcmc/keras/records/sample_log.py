@@ -154,10 +154,6 @@ class StoredSampleLog:
         self._run, self._is_open = run, True
         return saved, recorded
 
-    def describe(self, kernel_description: Mapping[str, Any]) -> None:
-        """Records a kernel that was chosen after `open`, before the first sample."""
-        self.fingerprint |= kernel_description
-
     def close(self) -> None:
         """Releases the directory; the samples can still be read."""
         self._run.close()
@@ -301,9 +297,6 @@ class OtherWorkerLog(StoredSampleLog):
             saved = load(path)
         self._count = int(saved.header["num_draws"])
         return saved, recorded_variables(saved, model)
-
-    def describe(self, kernel_description: Mapping[str, Any]) -> None:
-        del kernel_description
 
     def close(self) -> None:
         """Does nothing."""
