@@ -72,7 +72,7 @@ class TestChoice:
             )
             assert np.isclose(again.numbers["steps_to_forget"], steps)
         assert "The bound is kept" in kept.advice
-        assert "No step keeps both" in free.advice
+        assert "No step size satisfies both" in free.advice
         assert network_settings.choose(place(self.FISHER), constraints()).advice is None
 
     def test_the_least_bias_is_the_least(self):
