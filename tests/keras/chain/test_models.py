@@ -218,7 +218,7 @@ def generator():
     "data, arguments",
     [
         (lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(5), {}),
-        (Batches, {}),
+        pytest.param(Batches, {}, marks=pytest.mark.thorough),
         (generator, {"steps_per_epoch": 4}),
     ],
     ids=["tf.data", "PyDataset", "generator"],

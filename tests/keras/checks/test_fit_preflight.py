@@ -1,4 +1,4 @@
-"""What `fit` says before the first step, or between epochs, instead of sampling something else."""
+"""Errors and warnings of `fit` before the first step and between epochs."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""The samples that a fit will keep, and their bytes, told before it starts."""
+"""The number of samples that a fit will keep, and their bytes, known before it starts."""
 
 import itertools
 import shutil
