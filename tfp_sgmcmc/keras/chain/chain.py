@@ -57,7 +57,7 @@ def check_variables(variables: list[keras.Variable]) -> None:
             )
         if v.dtype in ("bfloat16", "float16"):
             raise ValueError(
-                f"{v.path} must have dtype float32 or float64. Received: {v.dtype}, which would "
+                f"{v.path} must be of float32 or float64. Received: {v.dtype}, which would "
                 "round most of a chain's small steps away. With the dtype policy "
                 f"'mixed_{v.dtype}', layers compute in {v.dtype} and variables have float32."
             )
