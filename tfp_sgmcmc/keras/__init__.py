@@ -16,7 +16,7 @@ from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction, Prediction, Predictive
 from tfp_sgmcmc.keras.posterior.summary import Summary
 from tfp_sgmcmc.keras.posterior.temperature_scaling import TemperatureScaling
-from tfp_sgmcmc.keras.records.fit_plan import Plan
+from tfp_sgmcmc.keras.records.fit_plan import FitPlan as Plan
 from tfp_sgmcmc.keras.traces import Traces
 
 __all__ = [

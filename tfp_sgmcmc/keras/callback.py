@@ -11,7 +11,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.adaptation.automatic_fit import Automatic
+from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit
 from tfp_sgmcmc.keras.adaptation.network_pilot import pilot_of
 from tfp_sgmcmc.keras.arguments import (
     check_options,
@@ -245,7 +245,7 @@ class SamplerCallback(Access, Hooks):
             sampling_threshold=sampling_threshold,
             noise_every=noise_every,
         )
-        self._auto = None if pilot is None else Automatic(pilot, num_burnin_epochs)
+        self._auto = None if pilot is None else AutomaticFit(pilot, num_burnin_epochs)
         self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
         self._noise = {"sampling_threshold": sampling_threshold, "noise_every": noise_every}
         check_options(

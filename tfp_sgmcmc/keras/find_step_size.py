@@ -10,13 +10,15 @@ import numpy as np
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.adaptation.excess import Scheme
-from tfp_sgmcmc.keras.adaptation.linear_predictions import Place
-from tfp_sgmcmc.keras.adaptation.network_settings import place_of
+from tfp_sgmcmc.keras.adaptation.linear_predictions import (
+    KernelSettings,
+    LinearPredictions,
+    predictions_for,
+)
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
-from tfp_sgmcmc.keras.checks import fit_checks
-from tfp_sgmcmc.keras.checks.local_geometry import Views, first_state, survey
+from tfp_sgmcmc.keras.checks.fit_preflight import check_probabilities
+from tfp_sgmcmc.keras.checks.local_geometry import CompiledGradients, measure_geometry
 from tfp_sgmcmc.keras.data.training_arrays import training_arrays
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
@@ -51,7 +53,7 @@ class StepSize(NamedTuple):
     noise_over_curvature: float
     temperature: dict[str, float]
     steps_to_forget: float
-    place: Place
+    place: LinearPredictions
 
     def __str__(self) -> str:
         friction = "" if self.friction is None else f", friction={self.friction:.3g}"
@@ -81,7 +83,7 @@ class StepSize(NamedTuple):
         steps = self.largest_stable_step * np.geomspace(1e-6, 0.99, _STEP_SIZES)
         low = min(steps[0], self.step_size / 10)
         steps = np.geomspace(low, steps[-1], _STEP_SIZES)
-        schemes = [Scheme(self.kernel, h, self.friction) for h in steps.tolist()]
+        schemes = [KernelSettings(self.kernel, h, self.friction) for h in steps.tolist()]
         excess = np.array([self.place.excess(s) for s in schemes])
         slowest = [self.place.slowest(s) for s in schemes]
         figure = Figure(figsize=(6, 6), layout="constrained")
@@ -158,15 +160,17 @@ def find_step_size(
     source = Source("arrays", num_examples, size, -(-num_examples // size), arrays)
     internals.build(model, *source.batch(2))
     check_variables(model.trainable_variables)
-    fit_checks.check_probabilities(model, source)
+    check_probabilities(model, source)
     log_prior = as_log_prior(prior, model)
     chain = Chain(
         model, lambda target: sgmcmc.SGLD(target, 1.0), num_examples, log_prior,
         Collection(0, 0), random.as_seed(0), role="descent",
     )  # fmt: skip
     scale = [np.ones(v.shape, v.dtype) for v in model.trainable_variables]
-    found = survey(chain, Views(chain), first_state(chain), source, size, scale)
-    place = place_of(found, num_examples, size)
+    found = measure_geometry(
+        chain, CompiledGradients(chain), chain.first_state(), source, size, scale
+    )
+    place = predictions_for(found, num_examples, size)
     best = place.fastest([(kernel, None)], bound)
     excess = place.excess(best)
     stable = place.most(kernel, margin=1.0)

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.adaptation.automatic_fit import Automatic
-from tfp_sgmcmc.keras.adaptation.network_settings import Choices
+from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit
+from tfp_sgmcmc.keras.adaptation.network_settings import NetworkSettings
 from tfp_sgmcmc.keras.chain.chain import recorded_variables
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
 from tfp_sgmcmc.keras.data.resident_data import ResidentData
@@ -20,7 +20,7 @@ from tfp_sgmcmc.keras.distributed import messages
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior.posterior import Posterior, step_size_weights
 from tfp_sgmcmc.keras.posterior.predict import Prediction
-from tfp_sgmcmc.keras.records.fit_plan import Plan, make_plan, num_due
+from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
 from tfp_sgmcmc.keras.records.recorder import Recorder
 from tfp_sgmcmc.keras.workers.batch_steps import BatchSteps
 
@@ -29,7 +29,7 @@ class Access:
     """The properties and methods of `SamplerCallback` that are no hooks of Keras."""
 
     model: keras.Model
-    _auto: Automatic | None
+    _auto: AutomaticFit | None
     _num_examples: int
     _seed: tf.Tensor
     _steps: BatchSteps
@@ -156,7 +156,7 @@ class Access:
         return self.posterior.outputs(x, batch_size, activation, steps=steps, verbose=verbose)
 
     @property
-    def choices(self) -> Choices | None:
+    def choices(self) -> NetworkSettings | None:
         """What "auto" chose and predicts; None before the pilot is over, and without "auto".
 
         `print(choices)` tells it in words, and `choices.code` is the kernel written by hand.
@@ -187,7 +187,7 @@ class Access:
         epochs: int = 1,
         batch_size: int = 32,
         steps_per_epoch: int | None = None,
-    ) -> Plan:
+    ) -> FitPlan:
         """Returns how many samples a `fit` will keep, and the memory and disk that they take.
 
         Nothing is sampled. `fit` prints the same for the epochs ahead, unless `verbose=0`.

@@ -10,12 +10,11 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.keras.adaptation.automatic_fit import Automatic, check_single_replica
+from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
 from tfp_sgmcmc.keras.chain.chain import Chain, check_same_variables, check_variables
 from tfp_sgmcmc.keras.chain.noise_monitor import NoiseMonitor
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
-from tfp_sgmcmc.keras.checks.fit_checks import check_samplable
-from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
+from tfp_sgmcmc.keras.checks.fit_preflight import Preflight, check_samplable
 from tfp_sgmcmc.keras.checks.progress_lines import Phase
 from tfp_sgmcmc.keras.data.train_function import (
     BatchTrainFunction,
@@ -27,8 +26,7 @@ from tfp_sgmcmc.keras.distributed import messages
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior
 from tfp_sgmcmc.keras.records.recorder import Recorder
-from tfp_sgmcmc.keras.records.sample_log import StoredSampleLog
-from tfp_sgmcmc.keras.records.worker_log import on_worker
+from tfp_sgmcmc.keras.records.sample_log import StoredSampleLog, on_worker
 from tfp_sgmcmc.keras.workers.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.workers.worker_group import Gang
 
@@ -46,7 +44,7 @@ class Hooks(keras.callbacks.Callback):
     _seed: tf.Tensor
     _collection: Collection
     _monitor: NoiseMonitor | None
-    _auto: Automatic | None
+    _auto: AutomaticFit | None
     _recorder: Recorder
     _preflight: Preflight
     _steps: BatchSteps
@@ -135,7 +133,7 @@ class Hooks(keras.callbacks.Callback):
         internals.begin_at_epoch(self.model, None)
         self._gang.end()
         if self._auto is not None:
-            self._auto.look_back(self._recorder.chain, self._preflight.source)
+            self._auto.check_prediction(self._recorder.chain, self._preflight.source)
         self._recorder.end_fit(is_stopped=self.model.stop_training)
         self._preflight.end_fit()
 
@@ -154,7 +152,7 @@ class Hooks(keras.callbacks.Callback):
             self._preflight.before_variables(chain, None, self._steps.most(self.model))
         if chain is not None and self.params.get("verbose"):
             phase = self._phase.line(chain.state.status(), chain.is_pilot, burnin)
-            for line in (phase, self._preflight.verdicts.line()):
+            for line in (phase, self._preflight.results.line()):
                 if line is not None and messages.is_first(self.model.distribute_strategy):
                     print(line)
 
@@ -166,23 +164,23 @@ class Hooks(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
-        chain, verdicts = self._recorder.chain, self._preflight.verdicts
+        chain, results = self._recorder.chain, self._preflight.results
         if chain is not None:
             self._preflight.end_epoch(chain, self._recorder.total_epochs)
             if self._monitor is not None and not chain.uses_noise_covariance:
-                verdicts.tell("gradient noise", self._monitor.has_failed(logs or {}))
+                results.record("gradient noise", self._monitor.has_failed(logs or {}))
         if self._auto is not None:
-            verdicts.tell("temperature", self._auto.has_failed)
+            results.record("temperature", self._auto.has_failed)
         if logs is not None:
-            logs |= verdicts.logs | ({} if self._auto is None else self._auto.logs)
+            logs |= results.logs | ({} if self._auto is None else self._auto.logs)
 
-    def _go_on(self, auto: Automatic, epoch: int) -> None:
+    def _go_on(self, auto: AutomaticFit, epoch: int) -> None:
         """Goes on to the pilot's next part, or to the chain, if it is time."""
         chain, total, source = (
             self._recorder.chain, self._recorder.total_epochs, self._preflight.source
         )  # fmt: skip
         if chain is not None and auto.pilot.is_due(total):
-            auto.pilot.look(chain, source, total, self.params["epochs"] - epoch)
+            auto.pilot.measure_and_choose(chain, source, total, self.params["epochs"] - epoch)
             self._start_chain()
             self._preflight.new_chain()
             self._make_train_function()

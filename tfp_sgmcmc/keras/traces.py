@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,10 +17,11 @@ from tfp_sgmcmc.keras.data.train_function import calling_list
 from tfp_sgmcmc.keras.distributed import messages
 from tfp_sgmcmc.keras.fit_result import Access
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
-from tfp_sgmcmc.keras.records.running_moments import RunningMoments
-from tfp_sgmcmc.keras.records.traced_entries import Weights, check_weights, traced_entries
 
 _PROBE_SAMPLES = 20  # of each chain and epoch, that predict the probe
+
+Weights = Sequence[tuple[str, tuple[int, ...]]]  # paths of variables, with the index of an entry
+Entry = tuple[int, tuple[int, ...]]  # number of a variable, and the index
 
 
 class Traces(keras.callbacks.Callback):
@@ -92,7 +95,7 @@ class Traces(keras.callbacks.Callback):
                 "sampler must be the SamplerCallback of the same fit. Received: a "
                 f"{type(sampler).__name__}."
             )
-        check_weights(weights)
+        _check_weights(weights)
         self._sampler, self._log_dir = sampler, checks.path("log_dir", log_dir)
         self._weights, self._probe = weights, probe
         self._most_points = checks.integer("most_points", most_points, 1)
@@ -214,7 +217,7 @@ class Traces(keras.callbacks.Callback):
 
     def _choose(self) -> None:
         variables = list(self.model.trainable_variables)
-        pairs = traced_entries(variables, self._weights)
+        pairs = _traced_entries(variables, self._weights)
         self._chosen = [
             (f"weights/{variables[i].path}{list(at) if at else ''}", i, at) for i, at in pairs
         ]
@@ -242,3 +245,99 @@ def _import_writer() -> Any:
             "python -m pip install tensorboard"
         ) from error
     return Writer
+
+
+class RunningMoments:
+    r"""Updates means and variances of entries in chains (Chan, Golub & LeVeque 1979).
+
+    Attributes:
+      count: number of samples of each chain, n.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._mean: Any = 0.0
+        self._squares: Any = 0.0
+
+    def add(self, block: np.ndarray) -> None:
+        """Adds samples `[n, chains, ...]`."""
+        block = block.astype(np.float64)
+        new, mean = len(block), block.mean(axis=0)
+        squares = np.square(block - mean).sum(axis=0)
+        total, off = self.count + new, mean - self._mean
+        self._squares = self._squares + squares + off**2 * (self.count * new / total)
+        self._mean = self._mean + off * (new / total)
+        self.count = total
+
+    def rhat(self) -> np.ndarray:
+        r"""Returns R-hat of each entry; NaN until each chain has two different samples.
+
+        With means \( \bar m_c \) and sample variances \( s_c^2 \) of the chains, and their mean W,
+
+        \[ \hat R = \sqrt{\frac{n - 1}{n} + \frac{\operatorname{var}_c \bar m_c}{W}} . \]
+
+        This is Gelman et al., Bayesian Data Analysis, 3rd ed., equation 11.4, of whole chains.
+        """
+        if self.count < 2:
+            return np.full(np.shape(self._mean)[1:], np.nan)
+        within = self._squares.mean(axis=0) / (self.count - 1)
+        between = self._mean.var(axis=0, ddof=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.sqrt((self.count - 1) / self.count + between / within)
+
+
+def _check_weights(weights: Any) -> None:
+    """Raises TypeError or ValueError unless it is a number or pairs of a path and an index."""
+    if isinstance(weights, int):
+        checks.integer("weights", weights, 0)
+        return
+    try:
+        pairs = [(path, [*map(operator.index, at)]) for path, at in weights]
+    except (TypeError, ValueError):
+        pairs = [(None, [])]
+    if not all(isinstance(path, str) for path, _ in pairs):
+        raise TypeError(
+            "weights must be an integer, or pairs of a variable's path and the index of an entry, "
+            f'such as [("dense/kernel", (0, 3))]. Received: {weights!r}.'
+        )
+
+
+def _traced_entries(variables: list[keras.Variable], weights: int | Weights) -> list[Entry]:
+    """Returns the entries that a number of weights, or pairs of path and index, select.
+
+    Raises:
+      ValueError: a pair does not select an entry of one variable.
+    """
+    if isinstance(weights, int):
+        return [*dict.fromkeys(_spread(variables, weights))]  # small variables have few entries
+    return [_found(variables, path, tuple(at)) for path, at in weights]
+
+
+def _spread(variables: list[keras.Variable], count: int) -> Iterator[Entry]:
+    """Yields numbers of variables in turn, with indices of entries spread over each."""
+    rounds = -(-count // len(variables))
+    for k in range(count):
+        turn, i = divmod(k, len(variables))
+        shape = tuple(variables[i].shape)
+        at = int((turn + 0.5) / rounds * math.prod(shape))
+        yield i, tuple(int(n) for n in np.unravel_index(at, shape)) if shape else ()
+
+
+def _found(variables: list[keras.Variable], path: str, at: tuple[int, ...]) -> Entry:
+    """Returns the number of the variable with a path, and the index.
+
+    Raises:
+      ValueError: no variable or several have the path, or the index is out of range.
+    """
+    found = [i for i, v in enumerate(variables) if f"/{v.path}".endswith(f"/{path}")]
+    if len(found) != 1:
+        raise ValueError(
+            f"weights must name trainable variables of the model. Received: {path!r}, which "
+            f"fits {len(found)} of {', '.join(v.path for v in variables)}."
+        )
+    shape = tuple(variables[found[0]].shape)
+    if len(at) != len(shape) or any(not 0 <= n < size for n, size in zip(at, shape, strict=True)):
+        raise ValueError(
+            f"weights must have indices of entries. Received: {at} for {path!r} of shape {shape}."
+        )
+    return found[0], at

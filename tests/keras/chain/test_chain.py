@@ -85,9 +85,9 @@ def test_second_fit_goes_on(jit_compile, every_step):
 
 
 def test_seed():
-    """Equal seeds give equal chains of two steps, and other seeds give others."""
+    """Equal seeds give equal steps, and other seeds give others."""
     runs = [
-        fit(classifier(run_eagerly=True), sampler(seed=s), 1, batch_size=20)[0]
+        fit(classifier(run_eagerly=True), sampler(seed=s), 1, batch_size=N)[0]
         for s in (0, 0, 1, [0, 1])
     ]
     np.testing.assert_array_equal(runs[0], runs[1])
@@ -95,11 +95,12 @@ def test_seed():
     assert np.abs(runs[0] - runs[2]).max() > 1e-3
 
 
-def test_eager_and_graph_give_the_same_chain():
+def test_eager_and_graph_give_the_same_chain(jit_compile, every_step):
     """Both draw Philox numbers, but may round sums differently."""
-    eager = fit(classifier(run_eagerly=True, steps_per_execution=3), sampler(), 1, 8)
-    graph = fit(classifier(jit_compile=False, steps_per_execution=3), sampler(), 1, 8)
-    assert_close(eager, graph, rtol=1e-4, atol=1e-5)
+    if jit_compile:
+        pytest.skip("XLA draws other numbers.")
+    eager = fit(classifier(run_eagerly=True, steps_per_execution=3), sampler(), 1)
+    assert_close(eager, [every[:10] for every in every_step], rtol=1e-4, atol=1e-5)
 
 
 def test_kernel_results_are_carried_between_steps():

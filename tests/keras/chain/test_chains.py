@@ -30,11 +30,10 @@ def classifier(*hidden, **compiled):
     return sequential(*hidden, keras.layers.Dense(4), metrics=["accuracy"], **compiled)
 
 
-def hidden(dropout=0.0):
+def hidden():
     regularizer = keras.regularizers.L2(0.01)
-    layers = [keras.layers.Dense(5, "tanh", kernel_regularizer=regularizer)]
-    layers += [keras.layers.BatchNormalization(momentum=0.5)]
-    return layers + ([keras.layers.Dropout(dropout)] if dropout else [])
+    dense = keras.layers.Dense(5, "tanh", kernel_regularizer=regularizer)
+    return dense, keras.layers.BatchNormalization(momentum=0.5)
 
 
 def starts(model, seed=2):
@@ -45,10 +44,11 @@ def starts(model, seed=2):
 @pytest.fixture(
     scope="module",
     params=[
-        {"jit_compile": True, "steps_per_execution": 5},
+        {"jit_compile": False, "steps_per_execution": 5},
+        pytest.param({"jit_compile": True, "steps_per_execution": 5}, marks=pytest.mark.thorough),
         pytest.param({"jit_compile": False}, marks=pytest.mark.slow),
     ],
-    ids=["xla", "graph"],
+    ids=["graph", "xla", "graph, single steps"],
 )
 def three_chains(request):
     """Returns model, callback and logs of chains at temperature 0 from different starts."""
@@ -139,8 +139,8 @@ def test_chains_start_at_the_weights_that_the_model_has_when_it_first_samples():
     fresh = sampler(initial_states="model", temperature=0.0)
     clone = classifier(run_eagerly=True)
     clone.set_weights(model.get_weights())
-    fit(model, callback)
-    fit(clone, fresh)
+    fit(model, callback, batch_size=N)
+    fit(clone, fresh, batch_size=N)
     assert_equal(callback.samples, fresh.samples)
 
 
@@ -228,7 +228,8 @@ def test_dropout_differs_between_chains():
 
     def kernels(dropout):
         callback = sampler(temperature=0.0, initial_states="model")
-        fit(classifier(*hidden(dropout), run_eagerly=True), callback, batch_size=N)
+        layers = keras.layers.Dense(5, "tanh"), keras.layers.Dropout(dropout)
+        fit(classifier(*layers, run_eagerly=True), callback, batch_size=N)
         return callback.samples[-2][0]  # after the only step
 
     first, second, third = kernels(0.5)

@@ -191,7 +191,7 @@ def test_a_kernel_without_a_threshold():
 
 def test_samples_of_large_variables_are_those_of_their_steps():
     """A compiled execution of three steps writes such samples only when they are kept."""
-    inputs = 10_001
+    inputs = 4_100
     x = np.random.default_rng(1).normal(size=[N, inputs]).astype(np.float32)
 
     def samples(steps_per_execution, **arguments):

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.chain.packing import PackedVariables, Packing
+from tfp_sgmcmc.keras.chain.chain_state import PackedVariables, Packing
 
 
 def nest(seed: int) -> dict:

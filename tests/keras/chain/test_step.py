@@ -195,7 +195,7 @@ def test_several_outputs_with_loss_weights_and_sample_weights():
     "mode, kind",
     [
         ({"jit_compile": True}, "normal"),
-        ({"jit_compile": True}, "three_point"),
+        pytest.param({"jit_compile": True}, "three_point", marks=pytest.mark.thorough),
         pytest.param({"jit_compile": False}, "normal", marks=pytest.mark.slow),
     ],
 )

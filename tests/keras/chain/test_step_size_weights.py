@@ -66,14 +66,19 @@ def test_weights_do_not_depend_on_the_compilation():
     )
 
 
+@pytest.fixture(scope="module")
+def every_step():
+    return fit()
+
+
 def test_equal_steps_have_no_weights():
-    callback = fit(step_size=0.1)
+    callback = fit((2,), step_size=0.1)
     assert callback.posterior.weights is None
     np.testing.assert_allclose(callback.predict(X).mean, callback.outputs(X).mean(0), rtol=1e-5)
 
 
-def test_weights_are_saved(tmp_path):
-    posterior = fit().posterior
+def test_weights_are_saved(tmp_path, every_step):
+    posterior = every_step.posterior
     posterior.save(tmp_path / "p.npz")
     again = sgmcmc.keras.Posterior.load(tmp_path / "p.npz", posterior.model)
     np.testing.assert_array_equal(again.weights, posterior.weights)
@@ -99,13 +104,12 @@ def test_wrong_weights(weights, error, words):
 @pytest.mark.parametrize(
     "burnin, distance", [(5, 0.15), pytest.param(0, 0.55, marks=pytest.mark.slow)]
 )
-def test_a_distance_selects_the_states_that_indices_by_distance_does(burnin, distance):
-    every = fit(num_burnin_steps=burnin)
-    chosen = indices_by_distance(every.sample_step_sizes, distance)
+def test_a_distance_selects_the_states_that_indices_by_distance_does(burnin, distance, every_step):
+    chosen = indices_by_distance(every_step.sample_step_sizes[burnin:], distance)
     assert 3 < len(chosen) < 3 * EPOCHS - burnin
     callback = fit(num_burnin_steps=burnin, mixing_distance=distance)
     np.testing.assert_array_equal(callback.sample_steps, burnin + chosen)
-    assert_equal(callback.samples, [x[chosen] for x in every.samples])
+    assert_equal(callback.samples, [x[burnin:][chosen] for x in every_step.samples])
     assert callback.posterior.weights is None
 
 

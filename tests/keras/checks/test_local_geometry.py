@@ -1,4 +1,4 @@
-"""What the pilot of `SamplerCallback("auto")` measures, against closed forms."""
+"""Measured curvature and gradient noise, against closed forms."""
 
 import keras
 import numpy as np
@@ -18,22 +18,22 @@ from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior
 
 
-def surveyed(model, scale):
-    """Returns what is measured at the model's weights with this diagonal preconditioner."""
+def measured(model, scale):
+    """Returns the geometry at the model's weights with this diagonal preconditioner."""
     internals.build(model, X[:2], Y[:2], None)
     prior = as_log_prior(small_models.standard_normal(), model)
     seed, collection = random.as_seed(0), Collection(0)
     chain = Chain(model, lambda target: sgmcmc.SGLD(target, 1.0), N, prior, collection, seed)
     source = Source("arrays", N, 12, 10, (X, Y, None))
-    state = local_geometry.first_state(chain)
-    return local_geometry.survey(chain, local_geometry.Views(chain), state, source, 12, [scale])
+    compiled, state = local_geometry.CompiledGradients(chain), chain.first_state()
+    return local_geometry.measure_geometry(chain, compiled, state, source, 12, [scale])
 
 
-class TestLandscape:
+class TestLocalGeometry:
     def test_a_linear_regression_has_its_closed_form(self):
         """H = X^T X + I, and V is the sample covariance of the scores. All examples are seen."""
         model, scale = regression(), np.float32([[0.5], [1.0], [3.0]])
-        found, (weights,) = surveyed(model, scale), model.get_weights()
+        found, (weights,) = measured(model, scale), model.get_weights()
         root = np.sqrt(scale.ravel().astype(np.float64))
         x = X.astype(np.float64)
         hessian = root[:, None] * (x.T @ x + np.eye(D)) * root
@@ -76,7 +76,9 @@ class TestLandscape:
             loss=unit_normal,
             inputs=D,
         )
-        found = surveyed(model, np.ones([D, 1], np.float32))
+        found = measured(model, np.ones([D, 1], np.float32))
         assert not found.has_hessian and found.largest_curvature == N * found.noise.max()
-        chosen = network_settings.choose(found, network_settings.Limits(None, N, 12, 100, ()))
+        chosen = network_settings.choose(
+            found, network_settings.AdaptationConstraints(None, N, 12, 100, ())
+        )
         assert "no second derivatives" in str(chosen)

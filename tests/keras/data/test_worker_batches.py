@@ -12,7 +12,7 @@ from tests.keras.small_models import sgld
 from tfp_sgmcmc.internal.replicas import check_cluster
 from tfp_sgmcmc.keras import IndependentBatches, WorkerBatches
 from tfp_sgmcmc.keras.distributed import messages, replica_context
-from tfp_sgmcmc.keras.records.fit_fingerprint import Problem
+from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
 from tfp_sgmcmc.keras.workers.worker_group import Gang
 
 X = np.arange(30.0, dtype=np.float32).reshape([15, 2])
@@ -131,7 +131,7 @@ def test_differences_between_workers_are_named(monkeypatch):
 
     monkeypatch.setattr(messages, "exchanged", exchanged)
     model = small_models.linear()
-    problem = Problem({"x": "ab"}, {"batch_size": 5})
+    problem = FitProblem({"x": "ab"}, {"batch_size": 5})
     words = "on worker 2. Worker 0 has seed: 3, but worker 2 has 4; x: ab"
     with pytest.raises(ValueError, match=words):
         Gang().begin(model, lambda _: problem, False, {"seed": 3})

@@ -1,4 +1,4 @@
-"""The samples that a fit will keep, and their bytes, told before it starts."""
+"""The number of samples that a fit will keep, and their bytes, known before it starts."""
 
 import itertools
 import shutil
@@ -61,8 +61,15 @@ def bytes_of(arrays):
     return sum(np.asarray(x).nbytes for x in arrays)
 
 
-@pytest.mark.parametrize("num_chains", [None, 2])
-@pytest.mark.parametrize("layers", [(), (keras.layers.BatchNormalization(),)])
+@pytest.mark.parametrize(
+    "layers, num_chains",
+    [
+        ((), None),
+        ((keras.layers.BatchNormalization(),), 2),
+        pytest.param((), 2, marks=pytest.mark.thorough),
+        pytest.param((keras.layers.BatchNormalization(),), None, marks=pytest.mark.thorough),
+    ],
+)
 def test_bytes_are_those_of_the_samples_and_of_the_device(layers, num_chains):
     model = sequential(*layers, keras.layers.Dense(1), loss=unit_normal, inputs=D,
                        jit_compile=False, steps_per_execution=3)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What `SamplerCallback("auto")` does beside sampling: pilot, thermometer, and a look back."""
+"""Guides the chains of `SamplerCallback("auto")`: pilot, temperatures, check of predictions."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import Any
 
 import keras
 
-from tfp_sgmcmc.keras.adaptation.excess import Scheme
-from tfp_sgmcmc.keras.adaptation.network_pilot import Pilot, batch_size
-from tfp_sgmcmc.keras.adaptation.network_settings import Choices, place_of
-from tfp_sgmcmc.keras.adaptation.temperature_monitor import Thermometer
+from tfp_sgmcmc.keras.adaptation.linear_predictions import KernelSettings, predictions_for
+from tfp_sgmcmc.keras.adaptation.network_pilot import NetworkPilot, batch_size
+from tfp_sgmcmc.keras.adaptation.network_settings import NetworkSettings
+from tfp_sgmcmc.keras.adaptation.temperature_monitor import TemperatureMonitor
 from tfp_sgmcmc.keras.chain.chain import Chain
-from tfp_sgmcmc.keras.checks.local_geometry import Views, first_state, survey
+from tfp_sgmcmc.keras.checks.local_geometry import CompiledGradients, measure_geometry
 from tfp_sgmcmc.keras.data.training_data import Source
 
-_AS_PREDICTED = 2.0  # times the predicted excess, up to which the prediction has held
+_AS_PREDICTED = 2.0  # largest factor on a prediction that has held
 
 
-class Automatic:
+class AutomaticFit:
     """Guides the chains of a callback with "auto".
 
     Attributes:
       pilot: chooses the kernel.
-      has_failed: whether the temperatures were others than predicted at the last look; None before.
+      has_failed: whether the last check found unpredicted temperatures; None before.
 
     Args:
       pilot: the pilot.
-      num_burnin_epochs: epochs of the burn-in, of which the pilot takes a part.
+      num_burnin_epochs: epochs of the burn-in, which include the pilot.
     """
 
-    def __init__(self, pilot: Pilot, num_burnin_epochs: int):
+    def __init__(self, pilot: NetworkPilot, num_burnin_epochs: int):
         self.pilot, self._num_burnin_epochs = pilot, num_burnin_epochs
-        self._thermometer: Thermometer | None = None
+        self._monitor: TemperatureMonitor | None = None
         self._local = {"worst": math.nan, "mean": math.nan}
         self._has_warned = False
         self.has_failed: bool | None = None
-        self._views: tuple[Chain, Views] | None = None
+        self._compiled: tuple[Chain, CompiledGradients] | None = None
 
     @property
-    def choices(self) -> Choices | None:
-        """What was chosen; None before."""
+    def choices(self) -> NetworkSettings | None:
+        """The chosen settings; None before."""
         return self.pilot.choices
 
     @property
@@ -50,13 +50,13 @@ class Automatic:
         if self.choices is None:
             return {}
         found = {"predicted": self.choices.predicted}
-        if self._thermometer is not None:
-            found |= {"local": self._local, "measured": self._thermometer.temperatures}
+        if self._monitor is not None:
+            found |= {"local": self._local, "measured": self._monitor.temperatures}
         return found
 
     @property
     def logs(self) -> dict[str, float]:
-        """The temperatures by the names that the logs give them."""
+        """The temperatures by their names in the logs."""
         return {
             f"{kind}_temperature_{name}": value
             for kind, found in self.temperatures.items()
@@ -66,39 +66,39 @@ class Automatic:
     def begin_epoch(
         self, chain: Chain | None, source: Source, total_epochs: int, params: dict[str, Any]
     ) -> None:
-        """Begins to measure if burn-in is over, after so many epochs of all fits."""
-        is_due = self._thermometer is None and total_epochs >= self._num_burnin_epochs
+        """Begins to measure temperatures if burn-in ends after `total_epochs` epochs."""
+        is_due = self._monitor is None and total_epochs >= self._num_burnin_epochs
         if self.choices is not None and chain is not None and is_due:
-            self._thermometer = Thermometer(self.choices, params["steps"])
-            self.look_back(chain, source)
+            self._monitor = TemperatureMonitor(self.choices, params["steps"])
+            self.check_prediction(chain, source)
 
     def at_batch(self, batch: int, chain: Chain | None, source: Source) -> None:
-        """Measures if it is time."""
-        if self._thermometer is not None and chain is not None:
-            self._thermometer.at_batch(batch, chain, self._views_of(chain), source)
+        """Measures temperatures if it is due."""
+        if self._monitor is not None and chain is not None:
+            self._monitor.at_batch(batch, chain, self._compiled_for(chain), source)
 
-    def look_back(self, chain: Chain | None, source: Source) -> None:
-        """Compares the place where the chain is with what was predicted.
+    def check_prediction(self, chain: Chain | None, source: Source) -> None:
+        """Compares the predictions with the geometry and the temperatures of the chain.
 
         Warns:
-          UserWarning: the noise there makes the chain more than twice as hot above its temperature
-            as was predicted, and hotter than the bound, or the measured temperature along the
-            hottest direction is more than twice or less than half of what was predicted.
+          UserWarning: the geometry at the chain's state implies more than the bound and more than
+            twice the predicted excess temperature, or the measured temperature along the hottest
+            direction is more than twice or less than half of the predicted one.
         """
         choices = self.choices
-        if choices is None or chain is None or self._thermometer is None or chain.is_pilot:
+        if choices is None or chain is None or self._monitor is None or chain.is_pilot:
             return
         if chain.state.status().first_bad >= 0 or source.batch(2) is None:
             return
         own, size = choices.numbers, batch_size(chain, source)
-        views = self._views_of(chain)
-        found = survey(chain, views, first_state(chain), source, size, choices.scale)
-        scheme = Scheme(*(own[name] for name in Scheme._fields))
-        excess = place_of(found, chain.num_examples, size).excess(scheme)
+        state, compiled = chain.first_state(), self._compiled_for(chain)
+        found = measure_geometry(chain, compiled, state, source, size, choices.scale)
+        settings = KernelSettings(*(own[name] for name in KernelSettings._fields))
+        excess = predictions_for(found, chain.num_examples, size).excess(settings)
         worst, mean = float(excess.max()), float(excess[-1])
         self._local = {"worst": 1 + worst, "mean": 1 + mean}
         least = max(_AS_PREDICTED * own["predicted_excess_worst"], own["bound"])
-        measured, predicted = self._thermometer.sure_worst, choices.predicted["worst"]
+        measured, predicted = self._monitor.sure_worst, choices.predicted["worst"]
         is_off = measured > _AS_PREDICTED * predicted or measured < predicted / _AS_PREDICTED
         self.has_failed = is_off or worst > least
         if self._has_warned:
@@ -107,32 +107,32 @@ class Automatic:
             self._has_warned = True
             warnings.warn(
                 f"The measured temperature of the hottest direction is {measured:.3g}, where "
-                f"{predicted:.3g} was predicted. The log posterior or the noise along the chain is "
-                "far from what the pilot met at its end, so neither tells how right the samples "
-                "are. Begin again from these weights with a new callback, and more "
-                "num_burnin_epochs.",
+                f"{predicted:.3g} was predicted. The log posterior or the noise along the chain "
+                "differs from the pilot's last measurement, so neither temperature shows whether "
+                "the samples are right. Begin again from these weights with a new callback and "
+                "more num_burnin_epochs.",
                 stacklevel=2,
             )
         elif worst > least:
             self._has_warned = True
             warnings.warn(
-                "Gradient noise or curvature has grown since the pilot. At the chain's place the "
-                f"temperature of the hottest direction is {1 + worst:.3g} by the linear law, and "
+                "Gradient noise or curvature has grown since the pilot. At the chain's state the "
+                f"linear law gives the hottest direction the temperature {1 + worst:.3g}, where "
                 f"{choices.predicted['worst']:.3g} was predicted. The pilot was too short to see "
                 "this, so the predicted temperatures do not hold. Begin again from these weights "
                 "with a new callback, or with more num_burnin_epochs.",
                 stacklevel=2,
             )
 
-    def _views_of(self, chain: Chain) -> Views:
-        """Returns the views of the chain that samples, which are compiled once."""
-        if self._views is None or self._views[0] is not chain:
-            self._views = (chain, Views(chain))
-        return self._views[1]
+    def _compiled_for(self, chain: Chain) -> CompiledGradients:
+        """Returns the gradients of the sampling chain, compiled once."""
+        if self._compiled is None or self._compiled[0] is not chain:
+            self._compiled = (chain, CompiledGradients(chain))
+        return self._compiled[1]
 
 
 def check_single_replica(model: keras.Model) -> None:
-    """Raises ValueError for a model with several replicas, which a pilot does not support."""
+    """Raises ValueError for a model with several replicas, which pilots do not support."""
     count = model.distribute_strategy.num_replicas_in_sync
     if count > 1:
         raise ValueError(

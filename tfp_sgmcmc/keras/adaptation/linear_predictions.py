@@ -1,4 +1,4 @@
-"""How hot and how slow kernels are near a place, along all directions that were measured."""
+"""Predicts temperature and relaxation time near a state, along all measured directions."""
 
 from __future__ import annotations
 
@@ -8,39 +8,72 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_sgmcmc.keras.adaptation.excess import Scheme, law
-from tfp_sgmcmc.keras.checks.local_geometry import Landscape
-from tfp_sgmcmc.kernels.linear_theory import LinearLaw
+from tfp_sgmcmc.keras.checks.local_geometry import LocalGeometry
+from tfp_sgmcmc.kernels.linear_theory import LinearLaw, nogin_law, overdamped_law, splitting_law
 from tfp_sgmcmc.kernels.stability import overdamped_limit, splitting_limit
 
 _GAIN = 3  # a kernel must need this many times fewer steps than a simpler one
-_PRICE = 2.2  # times as many steps, or as much bias, that a larger friction may cost
-_FRICTIONS = 9  # that are compared
-_STEP_SIZES = 25  # that are compared for the least bias
-MARGIN = 9.0  # times the curvature at which steps are still stable
+_PRICE = 2.2  # factor of steps, or of bias, that a larger friction may cost
+_FRICTIONS = 9  # compared
+_STEP_SIZES = 25  # compared for the least bias
+MARGIN = 9.0  # growth of the curvature at which chosen steps stay stable
 _BISECTIONS = 40
 _SMALLEST_SHARE = 1e-12  # of the largest step
+_UNKNOWN = 1e-4  # smallest curvature over the largest, if the prior does not determine it
 
-Kernels = Iterable[tuple[str, str | None]]  # names, with the covariance that NOGIN knows
+Kernels = Iterable[tuple[str, str | None]]  # names, with the covariance of NOGIN
 
 
-class Place(NamedTuple):
-    """A landscape met with batches of one size.
+class KernelSettings(NamedTuple):
+    """A kernel and its settings.
+
+    Attributes:
+      kernel: "SGLD", "UnderdampedLangevin" or "NOGIN".
+      step_size: epsilon of SGLD, h of the others.
+      friction: friction; None for SGLD.
+      covariance: the covariance of NOGIN, "full" or "diag"; None for the others.
+    """
+
+    kernel: str
+    step_size: float
+    friction: float | None = None
+    covariance: str | None = None
+
+
+def law(settings: KernelSettings, curvature: Any, noise: Any, known: Any = 0.0) -> LinearLaw:
+    """Returns the linear law of a kernel along directions.
+
+    Args:
+      settings: the kernel and its settings.
+      curvature: a, positive, `[...]`.
+      noise: s, the variance of the gradient along the direction, `[...]`.
+      known: the variance that NOGIN assumes, `[...]`.
+    """
+    h, friction = settings.step_size, settings.friction
+    if settings.kernel == "SGLD":
+        return overdamped_law(h, curvature, noise)
+    if settings.kernel == "UnderdampedLangevin":
+        return splitting_law(h, friction, curvature, noise)
+    return nogin_law(h, friction, curvature, noise, known)
+
+
+class LinearPredictions(NamedTuple):
+    """Predictions of linear theory from a local geometry, for batches of one size.
 
     Attributes:
       found: curvature and noise.
-      scale: c, with c V the covariance of a batch's gradient.
+      scale: c, where c V is the covariance of a batch's gradient.
       least: the curvature of flat directions.
     """
 
-    found: Landscape
+    found: LocalGeometry
     scale: float
     least: float
 
     def directions(self, covariance: str | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns curvature, noise and known noise along directions; the last is the mean weight's.
+        """Returns curvature, noise and known noise along directions, then for the mean weight.
 
-        `covariance` is the form in which a kernel knows the noise.
+        `covariance` is the form in which a kernel estimates the noise.
         """
         found = self.found
         known: Any = {
@@ -53,73 +86,76 @@ class Place(NamedTuple):
         noise = np.array([*found.noise, found.mean_noise])
         return curvature, self.scale * noise, self.scale * np.array([*known, of_mean])
 
-    def excess(self, scheme: Scheme) -> np.ndarray:
+    def excess(self, settings: KernelSettings) -> np.ndarray:
         """Returns the excess temperature along the directions of `directions`."""
-        return law(scheme, *self.directions(scheme.covariance)).temperature - 1
+        return law(settings, *self.directions(settings.covariance)).temperature - 1
 
-    def slowest(self, scheme: Scheme) -> float:
-        """Returns the steps in which all directions forget their start."""
-        return float(np.max(self._along_all(scheme).relaxation_steps))
+    def slowest(self, settings: KernelSettings) -> float:
+        """Returns the relaxation time of the slowest direction, in steps."""
+        return float(np.max(self._along_all(settings).relaxation_steps))
 
-    def of_hottest(self, scheme: Scheme) -> float:
-        """Returns the steps in which the hottest direction forgets its start."""
-        found = self._along_all(scheme)
+    def of_hottest(self, settings: KernelSettings) -> float:
+        """Returns the relaxation time of the hottest direction, in steps."""
+        found = self._along_all(settings)
         return float(found.relaxation_steps[np.argmax(found.temperature[:-2])])
 
-    def share_of_flat(self, scheme: Scheme, num_steps: int) -> float:
-        """Returns the share of its variance that flat directions have after some steps."""
-        return float(self._along_all(scheme).share_after(num_steps)[-1])
+    def share_of_flat(self, settings: KernelSettings, num_steps: int) -> float:
+        """Returns the share of their variance that flat directions reach in `num_steps`."""
+        return float(self._along_all(settings).share_after(num_steps)[-1])
 
-    def fastest(self, kernels: Kernels, bound: float) -> Scheme:
-        """Returns the scheme that forgets its start in the fewest steps within the bound.
+    def fastest(self, kernels: Kernels, bound: float) -> KernelSettings:
+        """Returns the settings with the shortest relaxation time within the bound.
 
         Where noise limits the step, h grows in proportion to the friction, and flat directions are
-        as slow at any large friction. The largest one is taken that costs little, as stiff
-        directions then come to their temperature in the fewest steps.
+        equally slow at any large friction. The largest friction with a low cost is taken, because
+        stiff directions then reach their temperature in the fewest steps.
         """
         best, fewest = None, math.inf
         for kernel, covariance in kernels:
-            schemes = [
+            candidates = [
                 self._with_largest_step(
-                    Scheme(kernel, self.most(kernel), friction, covariance), bound
+                    KernelSettings(kernel, self.most(kernel), friction, covariance), bound
                 )
                 for friction in self._frictions(kernel)
             ]
-            steps = [self.slowest(scheme) for scheme in schemes]
+            steps = [self.slowest(settings) for settings in candidates]
             if _GAIN * min(steps) < fewest:
-                fewest, best = min(steps), _last_within(steps, schemes)
-        assert best is not None  # the number of steps is finite
+                fewest, best = min(steps), _last_within(steps, candidates)
+        assert best is not None  # because the number of steps is finite
         return best
 
-    def least_biased(self, kernels: Kernels, within: Scheme, num_steps: int) -> Scheme:
-        """Returns the scheme whose variances after some steps are nearest to the right ones.
+    def least_biased(
+        self, kernels: Kernels, within: KernelSettings, num_steps: int
+    ) -> KernelSettings:
+        """Returns the settings with the least bias of variances after `num_steps`.
 
-        The farthest direction counts, by the logarithm of its ratio. `within` keeps the bound.
+        The bias is the largest absolute logarithm of a variance over the right one, among
+        directions. `within` are settings that keep the bound.
         """
         best, least = within, _GAIN * self._bias(within, num_steps)
         for kernel, covariance in kernels:
-            schemes, biases = [], []
+            candidates, biases = [], []
             for friction in self._frictions(kernel):
                 tried = [
-                    Scheme(kernel, float(h), friction, covariance)
+                    KernelSettings(kernel, float(h), friction, covariance)
                     for h in np.geomspace(1e-6, 1.0, _STEP_SIZES) * self.most(kernel)
                 ]
-                found = [self._bias(scheme, num_steps) for scheme in tried]
-                schemes.append(tried[int(np.argmin(found))])
+                found = [self._bias(settings, num_steps) for settings in tried]
+                candidates.append(tried[int(np.argmin(found))])
                 biases.append(min(found))
             if _GAIN * min(biases) < least:
-                least, best = min(biases), _last_within(biases, schemes)
+                least, best = min(biases), _last_within(biases, candidates)
         return best
 
-    def _along_all(self, scheme: Scheme) -> LinearLaw:
-        """Returns the law along the directions of `directions`, and then along flat ones."""
-        curvature, noise, known = self.directions(scheme.covariance)
+    def _along_all(self, settings: KernelSettings) -> LinearLaw:
+        """Returns the law along `directions`, then along flat ones."""
+        curvature, noise, known = self.directions(settings.covariance)
         noise, known = (np.append(x, x[-1]) for x in (noise, known))
-        return law(scheme, np.append(curvature, self.least), noise, known)
+        return law(settings, np.append(curvature, self.least), noise, known)
 
-    def _bias(self, scheme: Scheme, num_steps: int) -> float:
-        """Returns the largest logarithm of a ratio of variances."""
-        found = self._along_all(scheme)
+    def _bias(self, settings: KernelSettings, num_steps: int) -> float:
+        """Returns the largest absolute logarithm of a variance over the right one."""
+        found = self._along_all(settings)
         ratio = found.temperature * found.share_after(num_steps)
         return float(np.max(np.abs(np.log(np.maximum(ratio, 1e-300)))))
 
@@ -136,20 +172,32 @@ class Place(NamedTuple):
         largest = self.found.largest_curvature
         return iter((2 * np.geomspace(self.least, largest, _FRICTIONS) ** 0.5).tolist())
 
-    def _with_largest_step(self, scheme: Scheme, bound: float) -> Scheme:
-        """Returns the scheme with the largest step up to its own that keeps the bound."""
+    def _with_largest_step(self, settings: KernelSettings, bound: float) -> KernelSettings:
+        """Returns the settings with the step reduced, if necessary, to keep the bound."""
 
         def keeps(step_size: float) -> bool:
-            return bool(np.all(self.excess(scheme._replace(step_size=step_size)) <= bound))
+            return bool(np.all(self.excess(settings._replace(step_size=step_size)) <= bound))
 
-        high = scheme.step_size
+        high = settings.step_size
         low = high if keeps(high) else _SMALLEST_SHARE * high
         for _ in range(0 if low == high else _BISECTIONS):
             middle = (low * high) ** 0.5
             low, high = (middle, high) if keeps(middle) else (low, middle)
-        return scheme._replace(step_size=float(low))
+        return settings._replace(step_size=float(low))
 
 
-def _last_within(costs: list[float], schemes: list[Scheme]) -> Scheme:
-    """Returns the last scheme that costs little more than the cheapest one."""
-    return [s for c, s in zip(costs, schemes, strict=True) if c <= _PRICE * min(costs)][-1]
+def _last_within(costs: list[float], candidates: list[KernelSettings]) -> KernelSettings:
+    """Returns the last settings that cost little more than the cheapest ones."""
+    return [s for c, s in zip(costs, candidates, strict=True) if c <= _PRICE * min(costs)][-1]
+
+
+def predictions_for(found: LocalGeometry, num_examples: int, batch_size: int) -> LinearPredictions:
+    """Returns the predictions near a state for batches of n examples."""
+    least = found.prior_curvature or _UNKNOWN * found.largest_curvature
+    return LinearPredictions(found, noise_scale(num_examples, batch_size), least)
+
+
+def noise_scale(num_examples: int, batch_size: int) -> float:
+    """Returns c, where c V is the covariance of the gradient estimated from a batch."""
+    size = min(batch_size, num_examples)
+    return num_examples * (num_examples - size) / size

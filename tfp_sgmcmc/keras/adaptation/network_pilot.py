@@ -1,4 +1,4 @@
-"""The pilot of `SamplerCallback("auto")`: it comes down, looks around, and chooses a kernel."""
+"""The pilot of `SamplerCallback("auto")`: optimises, measures, and chooses a kernel."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.adaptation.linear_predictions import MARGIN
-from tfp_sgmcmc.keras.adaptation.network_settings import Choices, Limits, choose
+from tfp_sgmcmc.keras.adaptation.network_settings import (
+    AdaptationConstraints,
+    NetworkSettings,
+    choose,
+)
 from tfp_sgmcmc.keras.chain.chain import Chain
-from tfp_sgmcmc.keras.checks.local_geometry import Landscape, Views, first_state, survey
+from tfp_sgmcmc.keras.checks.local_geometry import (
+    CompiledGradients,
+    LocalGeometry,
+    measure_geometry,
+)
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model.layer_taps import tapped_layers
 from tfp_sgmcmc.keras.records import fit_fingerprint
@@ -24,55 +32,57 @@ from tfp_sgmcmc.preconditioners import RMSprop
 from tfp_sgmcmc.storage.checkpoint import load
 from tfp_sgmcmc.storage.directory import CHECKPOINT
 
-_RATE, _STEPS = 3e-3, 100.0  # the descent's first step in a weight; it falls after so many steps
-_TRIALS = (1, 2, 4)  # parts of the pilot: a longer trial sees more of where the chain samples
-_AFTER_FAILURE = 16.0  # times the curvature is allowed for after a trial that failed
-_AFTER_SUCCESS = 4.0  # times less is allowed for after a trial that did not
-_FLOOR = 0.1  # no entry of M is more than 1 / _FLOOR times that of a typical weight
-_MOST_FULL = 1000  # weights whose gradient noise has a full covariance
+_RATE, _STEPS = 3e-3, 100.0  # first step of the descent in a weight, and decay time of its steps
+_TRIALS = (1, 2, 4)  # relative lengths of trials; longer ones come closer to typical states
+_AFTER_FAILURE = 16.0  # factor on the expected growth after a failed trial
+_AFTER_SUCCESS = 4.0  # its largest reduction after a successful trial
+_FLOOR = 0.1  # entries of M are at most 1 / _FLOOR times that of a typical weight
+_MOST_FULL = 1000  # weights with a full covariance of the gradient noise
 
 
-class Pilot:
+class NetworkPilot:
     r"""Chooses a kernel in the first three quarters of the burn-in's epochs.
 
-    The chain first comes down to a mode by RMSprop without noise, which takes the scale of the
-    gradient from each weight, so that fresh and trained models of any kind will do. That takes a
-    third of the pilot. Then curvature and gradient noise are measured, and `choose` takes a kernel
-    with the diagonal preconditioner
+    The first third of the pilot descends to a mode by RMSprop without noise, which removes the
+    scale of the gradient of each weight, so the model may be fresh or trained. Then curvature and
+    gradient noise are measured, and `choose` selects a kernel with the diagonal preconditioner
 
     \[ M_{ii} = 1 / (0.1 + \sqrt{V_{ii} / \bar V}), \]
 
     where V is the average of RMSprop's squared gradients, and its bar the mean over weights.
 
-    Curvature and noise where a chain samples can be far above those at a mode, as a prior of unit
-    variance lets the weights of a wide network grow, and hot chains meet more noise. So the kernel
-    is tried, and chosen again by what is found where that leads, up to three times, each time for
-    twice as many epochs. Both may go on to grow as in the last trial, or ninefold. A trial that
-    becomes NaN or infinite, or comes to where its step is unstable, is taken back, and the next
-    one expects 16 times as much growth.
+    Typical states can have far more curvature and noise than a mode, because a prior with unit
+    variance lets the weights of a wide network grow, and hot chains meet more noise. So up to three
+    trials, each twice as long as the one before, run the chosen kernel, measure again where it
+    leads, and choose again. The next choice allows for the growth in the last trial, at most
+    ninefold. A trial that becomes NaN or infinite, or reaches a state where its step is unstable,
+    is undone, and the next one allows for 16 times as much growth.
 
     `SGHMC` is not among the kernels. Without the covariance it is `UnderdampedLangevin` with a
-    larger error of the step. With it, its friction must exceed h / 2 times the largest eigenvalue
-    of the noise in all directions, which slows flat ones; `NOGIN` damps only the noisy ones.
+    larger discretisation error. With it, its friction must exceed h / 2 times the largest
+    eigenvalue of the noise in all directions, which slows flat ones. `NOGIN` damps only the noisy
+    ones.
 
     Attributes:
-      choices: what was chosen; None before.
-      starts: where the pilot left several chains; None before, and for a single chain.
+      choices: the chosen settings; None before.
+      starts: the states of several chains at the end of the pilot; None before, and for one chain.
 
     Args:
-      bound: see `Limits`.
+      bound: see `AdaptationConstraints`.
       num_burnin_epochs: epochs of the burn-in.
-      choices: what an earlier run of the script chose, or None.
+      choices: the choices of an earlier run of the script, or None.
     """
 
-    def __init__(self, bound: float | None, num_burnin_epochs: int, choices: Choices | None):
+    def __init__(
+        self, bound: float | None, num_burnin_epochs: int, choices: NetworkSettings | None
+    ):
         self.bound, self.choices = bound, choices
         self.starts: list[np.ndarray] | None = None
-        self._trial: Choices | None = None
-        self._views: Views | None = None
-        self._found: Landscape | None = None  # where a trial began
+        self._trial: NetworkSettings | None = None
+        self._compiled: CompiledGradients | None = None
+        self._found: LocalGeometry | None = None  # at the start of a trial
         self._growth = 1.0
-        self._weights: list[np.ndarray] = []  # of the model where a trial began
+        self._weights: list[np.ndarray] = []  # of the model at the start of a trial
         last = 3 * num_burnin_epochs // 4
         first = max(1, last // 3)
         ends = np.cumsum([0, *_TRIALS]) / sum(_TRIALS)
@@ -80,13 +90,13 @@ class Pilot:
 
     @property
     def role(self) -> Literal["chain", "descent", "trial"]:
-        """What the next chain is for."""
+        """The role of the next chain."""
         if self.choices is not None:
             return "chain"
         return "descent" if self._trial is None else "trial"
 
     def make_kernel(self, target: Any) -> tfp.mcmc.TransitionKernel:
-        """Returns the kernel over a target: the descent, or one that was chosen."""
+        """Returns the kernel over a target: the descent, or the chosen kernel."""
         chosen = self.choices or self._trial
         return self._descent(target) if chosen is None else chosen.make_kernel(target)
 
@@ -100,69 +110,72 @@ class Pilot:
         return SGLD(target, step_size, temperature=0.0, preconditioner=preconditioner)
 
     def check(self, source: Source) -> None:
-        """Raises ValueError for data that cannot be seen beforehand, or whose batches grow."""
+        """Raises ValueError for data that cannot be read before the fit, or for growing batches."""
         if source.sizes is not None:
             raise ValueError(
-                'make_kernel_fn must be a function for batches that grow, because "auto" chooses '
-                'a step for batches of one size. Received: "auto" with growth='
-                f"{source.sizes.growth}."
+                'make_kernel_fn must be a function for batches that grow, because "auto" chooses a '
+                f'step for batches of one size. Received: "auto" with growth={source.sizes.growth}.'
             )
         if self.choices is None and source.batch(2) is None:
             raise ValueError(
-                'SamplerCallback("auto") must see some of the data, to measure curvature and '
-                f"gradient noise. Received: {source.kind}, which may be read only once. Give fit "
-                "arrays, or sgmcmc.keras.IndependentBatches."
+                'SamplerCallback("auto") needs data that can be read before the fit, to measure '
+                f"curvature and gradient noise. Received: {source.kind}, which may be read only "
+                "once. Give fit arrays, or sgmcmc.keras.IndependentBatches."
             )
 
     def is_due(self, total_epochs: int) -> bool:
-        """Whether it is time to look, after so many epochs."""
+        """Returns whether `measure_and_choose` is due after `total_epochs` epochs."""
         return self.choices is None and total_epochs in self._ends
 
-    def look(self, chain: Chain, source: Source, total_epochs: int, num_epochs: int) -> None:
-        """Chooses by what is found at the state of the pilot's chain.
+    def measure_and_choose(
+        self, chain: Chain, source: Source, total_epochs: int, num_epochs: int
+    ) -> None:
+        """Measures at the state of the pilot's chain, and chooses the next kernel.
 
         Args:
           chain: the pilot's chain.
           source: the data.
           total_epochs: epochs so far.
-          num_epochs: epochs that follow in this fit.
+          num_epochs: remaining epochs of this fit.
 
         Warns:
-          UserWarning: the bound leaves flat directions too few steps.
+          UserWarning: the fit has too few steps for flat directions within the bound.
         """
         size = batch_size(chain, source)
-        self._views = self._views or Views(chain)
+        self._compiled = self._compiled or CompiledGradients(chain)
         num_steps = None if source.num_batches is None else source.num_batches * num_epochs
         several = chain.state.num_chains is not None
         found, state = self._found, [np.asarray(x) for x in chain.state.read()]
         if chain.state.status().first_bad < 0:
             scale = _scale(chain) if found is None else found.scale
-            here = survey(chain, self._views, first_state(chain), source, size, scale)
+            here = measure_geometry(chain, self._compiled, chain.first_state(), source, size, scale)
             growth = 1.0 if found is None else _growth(found, here)
             if self._trial is None or self._trial.is_stable(here):
                 least = max(1.0, self._growth / _AFTER_SUCCESS)
                 found, self._growth = here, max(least, min(growth, MARGIN))
-        assert found is not None  # a descent that fails has raised
+        assert found is not None  # because a failed descent raises
         if found is self._found:  # the trial failed
             self._growth *= _AFTER_FAILURE
             for variable, value in zip(chain.model.weights, self._weights, strict=True):
                 variable.assign(value)
             state = self.starts or [v.numpy() for v in chain.state.variables]
         covariances = _covariances(chain, source)
-        limits = Limits(self.bound, chain.num_examples, size, num_steps, covariances, self._growth)
-        chosen = choose(found, limits)
+        constraints = AdaptationConstraints(
+            self.bound, chain.num_examples, size, num_steps, covariances, self._growth
+        )
+        chosen = choose(found, constraints)
         self.starts = state if several else None
         if total_epochs < self._ends[-1]:
             self._trial, self._found = chosen, found
             self._weights = [v.numpy() for v in chain.model.weights]
             return
-        self.choices, self._weights, self._found, self._views = chosen, [], None, None
+        self.choices, self._weights, self._found, self._compiled = chosen, [], None, None
         if chosen.advice is not None:
             warnings.warn(chosen.advice, stacklevel=2)
 
 
 def batch_size(chain: Chain, source: Source) -> int:
-    """Returns n, the number of examples of a batch, 32 if it is not known."""
+    """Returns n, the number of examples of a batch; 32 if unknown."""
     return min(fit_fingerprint.describe_batches(source)["batch_size"] or 32, chain.num_examples)
 
 
@@ -172,13 +185,13 @@ def pilot_of(
     directory: Any,
     num_burnin_epochs: int,
     **others: Any,
-) -> Pilot | None:
-    """Returns the pilot that `make_kernel_fn` asks for, or None for a function.
+) -> NetworkPilot | None:
+    """Returns the pilot for "auto", or None for a function.
 
     `others` are arguments that must be None with "auto".
 
     Raises:
-      ValueError: `make_kernel_fn` is another word, or an argument does not go with "auto".
+      ValueError: `make_kernel_fn` is another word, or an argument is incompatible with "auto".
     """
     bound = max_excess_temperature
     if bound is not None:
@@ -193,19 +206,19 @@ def pilot_of(
     for name, value in others.items():
         if value is not None:
             raise ValueError(
-                f'{name} must be None with make_kernel_fn="auto", which chooses the kernel by the '
-                f"gradient noise itself. Received: {value!r}."
+                f'{name} must be None with make_kernel_fn="auto", which measures the gradient '
+                f"noise itself. Received: {value!r}."
             )
     if num_burnin_epochs < 4:
         raise ValueError(
             'num_burnin_epochs must be at least 4 with make_kernel_fn="auto": the pilot takes the '
             f"first three quarters of these epochs. Received: {num_burnin_epochs}."
         )
-    return Pilot(bound, num_burnin_epochs, _stored(directory))
+    return NetworkPilot(bound, num_burnin_epochs, _stored(directory))
 
 
-def _growth(before: Landscape, after: Landscape) -> float:
-    """Returns the factor by which curvature or noise has grown, whichever has more."""
+def _growth(before: LocalGeometry, after: LocalGeometry) -> float:
+    """Returns the growth factor of curvature or noise, whichever is larger."""
     noise = float(np.max(after.noise) / max(np.max(before.noise), 1e-30))
     return max(after.largest_curvature / max(before.largest_curvature, 1e-30), noise)
 
@@ -221,11 +234,11 @@ def _scale(chain: Chain) -> list[np.ndarray]:
 
 
 def _covariances(chain: Chain, source: Source) -> tuple[str, ...]:
-    """Returns the forms in which a kernel can know the covariance of this fit's gradient noise.
+    """Returns the forms in which a kernel can estimate the covariance of the gradient noise.
 
     Batches must be independent, and scores must come from the backward pass of the gradient. A low
-    rank is left to the user: a few thousand scores say too little of more than 1000 weights for
-    NOGIN to solve with, and heat it.
+    rank is left to the user, because for more than 1000 weights a few thousand scores estimate it
+    too inaccurately, which heats NOGIN.
     """
     if not source.are_independent or source.num_examples is None:
         return ()
@@ -237,8 +250,8 @@ def _covariances(chain: Chain, source: Source) -> tuple[str, ...]:
     return ("full",) if chain.num_variables <= _MOST_FULL else ("diag",)
 
 
-def _stored(directory: str | os.PathLike[str] | None) -> Choices | None:
-    """Returns the choices of the run in a directory, or None if there are none."""
+def _stored(directory: str | os.PathLike[str] | None) -> NetworkSettings | None:
+    """Returns the choices of the run in a directory, or None without any."""
     if directory is None or not (Path(directory) / CHECKPOINT).is_file():
         return None
     saved = load(Path(directory) / CHECKPOINT)
@@ -247,4 +260,4 @@ def _stored(directory: str | os.PathLike[str] | None) -> Choices | None:
         return None
     names = sorted(n for n in saved.leaves if n.startswith("choices['scale']"))
     scale = [saved.leaves[f"choices['scale'][{i}]"] for i in range(len(names))]
-    return Choices(numbers, scale, saved.leaves["choices['directions']"])
+    return NetworkSettings(numbers, scale, saved.leaves["choices['directions']"])

@@ -1,4 +1,4 @@
-"""What `SamplerCallback("auto")` chooses, and why."""
+"""The kernel and settings that `SamplerCallback("auto")` chooses, with predictions."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.keras.adaptation.linear_predictions import Place
+from tfp_sgmcmc.keras.adaptation.linear_predictions import noise_scale, predictions_for
 from tfp_sgmcmc.keras.chain.chain import Chain
-from tfp_sgmcmc.keras.checks.local_geometry import Landscape
+from tfp_sgmcmc.keras.checks.local_geometry import LocalGeometry
 from tfp_sgmcmc.keras.records.recorder import Recorder
 from tfp_sgmcmc.keras.records.sample_log import StoredSampleLog
 from tfp_sgmcmc.kernels import NOGIN, SGLD, UnderdampedLangevin
 
 DEFAULT_BOUND = 0.1
-ENOUGH = 10  # relaxation times that a variance takes to be seen
-_STEADY = 2.0  # growth in the last trial up to which a prediction holds
-_UNKNOWN = 1e-4  # smallest curvature over the largest, where the prior does not tell
+ENOUGH = 10  # relaxation times after which a variance can be measured
+_STEADY = 2.0  # largest growth in the last trial at which predictions hold
 _WITH_MOMENTA: dict[str, Any] = {"UnderdampedLangevin": UnderdampedLangevin, "NOGIN": NOGIN}
 
 
-class Limits(NamedTuple):
-    """What the choice must keep to.
+class AdaptationConstraints(NamedTuple):
+    """The problem and the constraints of a choice.
 
     Attributes:
-      bound: the largest excess temperature; None keeps to 0.1 where the fit's steps allow it, and
-        otherwise takes the least bias.
+      bound: the largest excess temperature; None means 0.1 if the fit has enough steps, and the
+        least bias otherwise.
       num_examples: N.
       batch_size: n.
-      num_steps: steps of the fit after the pilot; None if they are not known.
-      covariances: forms in which a kernel can know the covariance of the gradient noise.
-      growth: by how much curvature and noise are expected to grow.
+      num_steps: steps of the fit after the pilot; None if unknown.
+      covariances: forms in which a kernel can estimate the covariance of the gradient noise.
+      growth: expected growth factor of curvature and noise.
     """
 
     bound: float | None
@@ -44,15 +43,15 @@ class Limits(NamedTuple):
     growth: float = 1.0
 
 
-class Choices:
-    """The kernel that a pilot chose, with what it measured and predicts.
+class NetworkSettings:
+    """The kernel that a pilot chose, with its measurements and predictions.
 
-    `print` shows it in words, and `code` the kernel as it can be written by hand. `make_kernel` is
-    that kernel: `SamplerCallback(choices.make_kernel, ...)` samples the same chain from the same
+    `print` shows them in words, and `code` is the kernel as Python code. `make_kernel` makes the
+    kernel: `SamplerCallback(choices.make_kernel, ...)` samples the same chain from the same
     weights.
 
     Attributes:
-      numbers: what was measured, chosen and predicted, by name, as JSON values.
+      numbers: measured, chosen and predicted values by name, as JSON values.
       scale: M, an array for each trainable variable: the preconditioner of SGLD, and the inverse
         mass of the others.
       directions: the noisiest directions in coordinates where M is the identity, `[k, D]`.
@@ -60,7 +59,7 @@ class Choices:
 
     def __init__(self, numbers: Mapping[str, Any], scale: list[Any], directions: Any):
         self.numbers = dict(numbers)
-        with tf.init_scope():  # captured by compiled steps, not baked into them
+        with tf.init_scope():  # so that compiled steps capture them as inputs
             self._scale = [tf.constant(s) for s in scale]
             self._mass = [1 / s for s in self._scale]
         self.directions = np.asarray(directions)
@@ -71,25 +70,25 @@ class Choices:
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """What `numbers` leaves out, for a checkpoint."""
+        """The arrays beside `numbers`, for a checkpoint."""
         return {"scale": self.scale, "directions": self.directions}
 
     def describe(self, chain: Chain, recorder: Recorder) -> None:
-        """Has the run of a chain with this kernel keep the choices."""
+        """Records the choices in the run of a chain with this kernel."""
         chain.kernel_description |= {"choices": self.numbers}
         recorder.also_saved = {"choices": self.arrays}
         if isinstance(recorder.samples, StoredSampleLog):
-            recorder.samples.describe(chain.kernel_description)
+            recorder.samples.fingerprint |= chain.kernel_description
 
     @property
     def predicted(self) -> dict[str, float]:
-        """The temperatures that were predicted: that of the hottest direction, and their mean."""
+        """The predicted temperature of the hottest direction, and the mean temperature."""
         names = ("worst", "mean")
         return {name: 1 + self.numbers[f"predicted_excess_{name}"] for name in names}
 
     @property
     def doubts(self) -> str | None:
-        """Why the temperatures cannot be told beforehand; None if they can."""
+        """Reasons why the predicted temperatures are uncertain; None if they are not."""
         own, found = self.numbers, []
         if own["num_steps"] is not None and own["num_steps"] < ENOUGH * own["steps_of_hottest"]:
             found.append(
@@ -98,16 +97,16 @@ class Choices:
             )
         if own["growth"] > _STEADY:
             found.append(
-                f"curvature or noise may grow {own['growth']:.3g}-fold from where the pilot ended, "
-                "by what its trials met; more num_burnin_epochs would tell"
+                f"the pilot's trials suggest that curvature or noise may grow {own['growth']:.3g}"
+                "-fold after the pilot, which more num_burnin_epochs would show"
             )
         return "; ".join(found) or None
 
-    def is_stable(self, found: Landscape) -> bool:
-        """Whether the step is stable at the curvature of a place."""
+    def is_stable(self, found: LocalGeometry) -> bool:
+        """Returns whether the step is stable at the curvature near another state."""
         own = self.numbers
-        place = place_of(found, own["num_examples"], own["batch_size"])
-        return own["step_size"] < place.most(own["kernel"], margin=1.0)
+        near = predictions_for(found, own["num_examples"], own["batch_size"])
+        return own["step_size"] < near.most(own["kernel"], margin=1.0)
 
     def make_kernel(self, target: Any) -> tfp.mcmc.TransitionKernel:
         """Returns the kernel over a target."""
@@ -132,29 +131,29 @@ class Choices:
 
     @property
     def advice(self) -> str | None:
-        """What to change if the fit has too few steps for the bound; None if it has enough."""
+        """Advice if the fit has too few steps for the bound; None if it has enough."""
         own = self.numbers
         if own["num_steps"] is None or own["steps_within_bound"] <= own["num_steps"]:
             return None
         found = (
             f"The gradient noise of batches of {own['batch_size']} is "
             f"{own['noise_over_curvature']:.3g} times the curvature along the noisiest direction. "
-            f"An excess temperature of at most {own['bound']:g} would take about "
-            f"{own['steps_within_bound']:.2g} steps until flat directions have forgotten "
-            f"their start. Received: {own['num_steps']} steps after the pilot. "
+            f"With an excess temperature of at most {own['bound']:g}, flat directions take about "
+            f"{own['steps_within_bound']:.2g} steps to forget their start. Received: "
+            f"{own['num_steps']} steps after the pilot. "
         )
         reached = f"{100 * own['share_of_flat']:.2g} % of their variance along flat"
         if own["keeps_bound"]:
             found += f"The bound is kept, and the samples will have {reached} directions. "
         else:
             found += (
-                "No step keeps both, and the least bias was chosen: the samples will have "
+                "No step size satisfies both, so the least bias was chosen: the samples will have "
                 f"up to {self.predicted['worst']:.3g} times their variance along the hottest "
                 f"direction, and {reached} directions. "
             )
         size, steps = own["better_batch_size"], own["better_steps"]
         most = " (all examples)" if size == own["num_examples"] else ""
-        return f"{found}With batch_size={size}{most} it would take about {steps:.2g} steps."
+        return f"{found}With batch_size={size}{most}, about {steps:.2g} steps are enough."
 
     def __str__(self) -> str:
         own = self.numbers
@@ -164,7 +163,11 @@ class Choices:
             f"The largest curvature of the log posterior is {own['largest_curvature']:.3g} in "
             "units of the preconditioner"
             + ("" if own["growth"] == 1 else f", and {own['growth']:.3g} times as much is expected")
-            + ("." if own["has_hessian"] else ", estimated from the noise: no second derivatives."),
+            + (
+                "."
+                if own["has_hessian"]
+                else ", estimated from the noise, because there are no second derivatives."
+            ),
             f"The gradient noise of batches of {own['batch_size']} along the noisiest direction is "
             f"{own['noise_over_curvature']:.3g} times the curvature there (N / n = "
             f"{own['num_examples'] / own['batch_size']:.3g}).",
@@ -174,53 +177,55 @@ class Choices:
             + ", with a fixed diagonal preconditioner.",
             f"Predicted temperature: {self.predicted['worst']:.3g} in the hottest direction, "
             f"{self.predicted['mean']:.3g} on average over the weights."
-            + (f" It cannot be told for sure: {self.doubts}." if self.doubts else ""),
+            + (f" This is uncertain: {self.doubts}." if self.doubts else ""),
             f"All directions forget their start in about {own['steps_to_forget']:.2g} steps{flat}"
             + ("." if own["num_steps"] is None else f"; {own['num_steps']} follow in this fit."),
         ]
         return "\n".join(lines)
 
 
-def choose(found: Landscape, limits: Limits) -> Choices:
-    """Returns the kernel that forgets its start in the fewest steps within the bound.
+def choose(found: LocalGeometry, constraints: AdaptationConstraints) -> NetworkSettings:
+    """Returns the kernel with the shortest relaxation time within the bound.
 
-    Of two kernels the simpler one is taken (SGLD, then `UnderdampedLangevin`, then `NOGIN`) unless
-    the other needs less than half as many steps. If no bound was given and these steps are too
-    many, the kernel with the least bias takes its place: that whose samples, in the fit's steps,
-    have the variance that is nearest to the right one by ratio along the direction where it is
-    farthest from it, too large by gradient noise or too small for want of steps.
+    The order of kernels is SGLD, `UnderdampedLangevin`, `NOGIN`; a later one must need at most a
+    third of the steps. If no bound was given and the fit has too few steps, the kernel with the
+    least bias is returned instead. The bias is the largest ratio, among directions, between the
+    variance of the fit's samples and the right one, in either direction: gradient noise makes
+    variances too large, and too few steps make them too small.
     """
-    bound = DEFAULT_BOUND if limits.bound is None else limits.bound
+    bound = DEFAULT_BOUND if constraints.bound is None else constraints.bound
     grown = found._replace(
-        largest_curvature=limits.growth * found.largest_curvature,
-        noise=limits.growth * found.noise,
-        noise_of_diagonal=limits.growth * found.noise_of_diagonal,
-        mean_noise=limits.growth * found.mean_noise,
+        largest_curvature=constraints.growth * found.largest_curvature,
+        noise=constraints.growth * found.noise,
+        noise_of_diagonal=constraints.growth * found.noise_of_diagonal,
+        mean_noise=constraints.growth * found.mean_noise,
     )
-    near = place_of(found, limits.num_examples, limits.batch_size)._replace(found=grown)
-    within = near.fastest(_kernels(limits), bound)
-    best, num_steps = within, limits.num_steps
+    near = predictions_for(found, constraints.num_examples, constraints.batch_size)._replace(
+        found=grown
+    )
+    within = near.fastest(_kernels(constraints), bound)
+    best, num_steps = within, constraints.num_steps
     is_slow = num_steps is not None and near.slowest(within) > num_steps
-    if is_slow and limits.bound is None:
-        best = near.least_biased(_kernels(limits), within, num_steps)
+    if is_slow and constraints.bound is None:
+        best = near.least_biased(_kernels(constraints), within, num_steps)
     better, better_steps = None, None
-    for size in _larger_batches(limits) if is_slow else ():
-        place = near._replace(scale=_noise_scale(limits.num_examples, size))
-        better, better_steps = size, place.slowest(place.fastest(_kernels(limits), bound))
+    for size in _larger_batches(constraints) if is_slow else ():
+        larger = near._replace(scale=noise_scale(constraints.num_examples, size))
+        better, better_steps = size, larger.slowest(larger.fastest(_kernels(constraints), bound))
         if num_steps is not None and better_steps <= num_steps:
             break
     curvature = max(float(found.curvature[0]), near.least)
     excess = near.excess(best)
     numbers = {
         **best._asdict(),
-        "max_excess_temperature": limits.bound,
+        "max_excess_temperature": constraints.bound,
         "bound": bound,
         "keeps_bound": best == within,
-        "num_examples": limits.num_examples,
-        "batch_size": limits.batch_size,
+        "num_examples": constraints.num_examples,
+        "batch_size": constraints.batch_size,
         "num_steps": num_steps,
         "largest_curvature": found.largest_curvature,
-        "growth": limits.growth,
+        "growth": constraints.growth,
         "has_hessian": found.has_hessian,
         "has_flat": found.prior_curvature > 0,
         "noise_over_curvature": float(near.scale * found.noise[0]) / curvature,
@@ -234,31 +239,19 @@ def choose(found: Landscape, limits: Limits) -> Choices:
         "better_batch_size": better,
         "better_steps": better_steps,
     }
-    return Choices(numbers, found.scale, found.directions)
+    return NetworkSettings(numbers, found.scale, found.directions)
 
 
-def place_of(found: Landscape, num_examples: int, batch_size: int) -> Place:
-    """Returns the landscape as batches of n examples meet it."""
-    least = found.prior_curvature or _UNKNOWN * found.largest_curvature
-    return Place(found, _noise_scale(num_examples, batch_size), least)
-
-
-def _kernels(limits: Limits) -> Iterator[tuple[str, str | None]]:
+def _kernels(constraints: AdaptationConstraints) -> Iterator[tuple[str, str | None]]:
     yield "SGLD", None
     yield "UnderdampedLangevin", None
-    for covariance in limits.covariances:
+    for covariance in constraints.covariances:
         yield "NOGIN", covariance
 
 
-def _noise_scale(num_examples: int, batch_size: int) -> float:
-    """Returns c, with c V the covariance of the gradient's estimate from a batch."""
-    size = min(batch_size, num_examples)
-    return num_examples * (num_examples - size) / size
-
-
-def _larger_batches(limits: Limits) -> Iterator[int]:
-    size = 2 * limits.batch_size
-    while size < limits.num_examples:
+def _larger_batches(constraints: AdaptationConstraints) -> Iterator[int]:
+    size = 2 * constraints.batch_size
+    while size < constraints.num_examples:
         yield size
         size *= 2
-    yield limits.num_examples
+    yield constraints.num_examples

@@ -1,4 +1,4 @@
-"""The chain inside `fit`: the step that Keras compiles in place of its training step."""
+"""The chains inside `fit`, with the step that Keras compiles instead of its training step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from tfp_sgmcmc.covariance import CovarianceState
 from tfp_sgmcmc.covariance.base import covariance_states
 from tfp_sgmcmc.internal.checks import accepts
 from tfp_sgmcmc.keras.chain.chain_state import ChainState, Status
-from tfp_sgmcmc.keras.chain.initial_states import stacked_starts, values_for_chains
-from tfp_sgmcmc.keras.chain.members import are_members, member_values
-from tfp_sgmcmc.keras.chain.noise_monitor import NoiseMonitor, scalars, step_size_of
+from tfp_sgmcmc.keras.chain.initial_states import (
+    are_members,
+    member_values,
+    stacked_starts,
+    values_for_chains,
+)
+from tfp_sgmcmc.keras.chain.noise_monitor import NoiseMonitor
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection, RingBuffer
 from tfp_sgmcmc.keras.data.resident_data import ResidentData
 from tfp_sgmcmc.keras.distributed import replica_context
@@ -34,27 +38,28 @@ from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.targets.base import FullDataLogProb, Target
 
 _NO_ESTIMATE = (
-    "The kernel must take its steps with estimates from the target that make_kernel_fn is given, "
-    "and its results must hold the estimate's target_state, from which fit takes the forward pass. "
-    "Received: {}, without an estimate from this target."
+    "The kernel must use estimates of the target that make_kernel_fn is given, and its results "
+    "must hold the estimate's target_state, from which fit takes the forward pass. Received: {}, "
+    "without an estimate of this target."
 )
 
 
 def check_variables(variables: list[keras.Variable]) -> None:
-    """Raises ValueError if there are no variables, or some that cannot be sampled."""
+    """Raises ValueError if there are no variables, or one cannot be sampled."""
     if not variables:
         raise ValueError("The model has no trainable weights; there is nothing to sample.")
     for v in variables:
         if v.constraint is not None:
             raise ValueError(
-                f"{v.path} must have no constraint, which a chain would violate. Received: "
-                f"{v.constraint!r}. Remove it and say what is known of the weights by the prior."
+                f"{v.path} must have no constraint, because a chain would violate it. Received: "
+                f"{v.constraint!r}. Remove it, and use the prior to express what is known of the "
+                "weights."
             )
         if v.dtype in ("bfloat16", "float16"):
             raise ValueError(
-                f"{v.path} must be of float32 or float64. Received: {v.dtype}, which would round "
-                "most of a chain's small steps away. With the dtype policy "
-                f"'mixed_{v.dtype}' layers compute in {v.dtype} and variables are of float32."
+                f"{v.path} must be of float32 or float64. Received: {v.dtype}, which would "
+                "round most of a chain's small steps away. With the dtype policy "
+                f"'mixed_{v.dtype}', layers compute in {v.dtype} and variables have float32."
             )
 
 
@@ -63,37 +68,37 @@ def check_same_variables(chain: Chain, model: keras.Model) -> None:
     variables = [id(v) for v in model.trainable_variables]
     if chain.model is not model or [id(v) for v in chain.state.variables] != variables:
         raise ValueError(
-            "This callback holds samples of another model or of other trainable variables; "
-            "make a new callback."
+            "The model and its trainable variables must be those that this callback has sampled. "
+            "Received: another model, or other trainable variables. Make a new callback."
         )
 
 
 class Chain:
-    """Chains over a model's trainable variables, one step for each batch.
+    """Chains over a model's trainable variables, which take one step for each batch.
 
     Attributes:
-      state: all that a step changes.
+      state: the variables that a step changes.
       rings: the states to keep, on the device.
-      uses_noise_covariance: whether the kernel makes up for the covariance of the gradient noise;
-        known when the first batch comes.
+      uses_noise_covariance: whether the kernel corrects for the covariance of the gradient noise;
+        known once the first batch has come.
       num_groups: see `SamplerCallback`.
-      kernel_description: what identifies the kernel; nothing in a pilot.
+      kernel_description: values that identify the kernel; empty in a pilot.
       role: "chain", or "descent" and "trial" in a pilot, which chooses the kernel. A trial may
         become NaN or infinite.
       log_prior_fn: list of values -> log prior.
       num_examples: N.
-      follows_learning_rate: whether the kernel has asked for the optimizer's learning rate.
+      follows_learning_rate: whether the kernel uses the optimizer's learning rate.
 
     Args:
       model: a compiled and built model.
       log_prior_fn: list of values -> log prior.
-      collection: which states are kept.
+      collection: selects the states to keep.
       monitor: monitor of the gradient noise.
       make_kernel_fn, num_examples, seed, num_chains, initial_states, num_groups: see
         `SamplerCallback`.
 
     Raises:
-      ValueError: unfit `initial_states`, or a kernel over another target.
+      ValueError: invalid `initial_states`, or a kernel over another target.
       TypeError: `make_kernel_fn` returns no kernel.
     """
 
@@ -147,7 +152,7 @@ class Chain:
             self.state.learning_rate = lambda: LearningRate(model).variable
 
     def steps(self, data: ResidentData, num_steps: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Takes many steps on batches drawn here; returns the logs after the last."""
+        """Takes many steps on batches drawn from resident data; returns the logs after the last."""
 
         def step(i: tf.Tensor) -> list[tf.Tensor]:
             batch = data.batch(self.state.read_status().num_steps)
@@ -162,10 +167,10 @@ class Chain:
     def step(
         self, batch: tuple[Any, Any, Any], is_resident: bool = False, total_rows: Any = None
     ) -> dict[str, tf.Tensor]:
-        """Takes one step on a batch, in place of `model.train_step`; returns the logs.
+        """Takes one step on a batch, instead of `model.train_step`; returns the logs.
 
-        With the number of rows of the batch on all replicas, `total_rows`, the metrics in the logs
-        are those of this replica. Otherwise they are those of all replicas.
+        Metrics in the logs are summed over all replicas. With `total_rows`, the number of rows of
+        the batch on all replicas, they are the metrics of this replica alone.
         """
         model, (x, y, sample_weight) = self.model, batch
         target = self._target(batch, total_rows=total_rows)
@@ -177,11 +182,10 @@ class Chain:
         shown = self._shown(evaluation.forward)
         loss = internals.reported_loss(model, y, shown, sample_weight, target.local_rows)
         figures = [evaluation.log_prob, getattr(results, "gradient_norm", evaluation.log_prob)]
-        if replica_context.count() == 1:  # with several, each has a loss
+        if replica_context.count() == 1:  # several replicas have different losses
             figures.append(loss)
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(f)) for f in figures])
-        # This also tells XLA that all of the old state was read before the new one takes its
-        # place. Otherwise XLA makes a copy first.
+        # The dependence on `before` lets XLA write in place. Without it, XLA copies the state.
         after = [tf.where(is_finite, new, old) for new, old in zip(after, before, strict=True)]
         updates = evaluation.forward.updates
         moved = [
@@ -193,11 +197,11 @@ class Chain:
         if self._monitor is not None:
             first_kept = self._monitor.update(target, kernel, before, results, seed, first_kept)
         kept = [(v, new) for v, new in moved if _is_kept(v)]
-        epsilon = step_size_of(results)
+        epsilon = _largest(getattr(results, "step_size", math.nan))
         num_kept = self.rings.write(status.num_steps, epsilon, kept, first_kept, status.num_kept)
         bad = tf.where(is_finite, tf.constant(-1, tf.int64), status.num_steps)
         if tf.executing_eagerly() and not all(np.isfinite(new).all() for new in after):
-            bad = status.num_steps + 1  # the next kernel would refuse the state before its loss
+            bad = status.num_steps + 1  # before the next kernel refuses the state
         self.state.write_status(
             Status(
                 num_steps=status.num_steps + 1,
@@ -213,7 +217,7 @@ class Chain:
         return self._logs(metrics, results, num_kept)
 
     def create(self, x: Any) -> None:
-        """Creates what the step reads and a batch's inputs, or their specification, determine."""
+        """Creates the variables whose shapes depend on a batch's inputs or their specification."""
         state = self.state
         if state.num_chains is not None and state.others is None:
             with tf.init_scope():
@@ -223,7 +227,7 @@ class Chain:
                 )
                 state.create_others(others, values)
         if not state.has_run:
-            # In an init_scope, the tapes of a kernel that wants a gradient here do not record.
+            # Not in an init_scope if eager: there a kernel's gradient tapes do not record.
             with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
                 kernel = self._make_kernel_fn(self._target(None, known_rows(x)))
                 results = kernel.bootstrap_results(state.read())
@@ -231,25 +235,30 @@ class Chain:
                 state.create_results(results)
 
     def create_rings(self, x: Any) -> None:
-        """Creates the rings that the first step would create when it writes to them."""
+        """Creates the ring buffers before the first step writes to them."""
         recorded = self.rings.recorded or self.recorded(x)
         shape = self.state.chain_shape
         self.rings.create([(v, tf.TensorSpec([*shape, *v.shape], v.dtype)) for v in recorded])
 
     def recorded(self, x: Any) -> list[keras.Variable]:
-        """Returns the variables whose values make a sample, as the first step will find them."""
+        """Returns the variables whose values make a sample, as the first step finds them."""
         if self._recorded is None:
             self._recorded = recorded_variables(self.model, x, self.state.others)
         return self._recorded
 
+    def first_state(self) -> list[tf.Tensor]:
+        """Returns the state of the first chain."""
+        state = self.state.read()
+        return state if self.state.num_chains is None else [x[0] for x in state]
+
     def num_skipped(self) -> int:
-        """Returns the number of minibatches whose scores the covariance has left out."""
+        """Returns the number of minibatches that the covariance has skipped."""
         found = _covariance_states(self.state.read_results())
         return max((int(np.max(x.num_skipped)) for x in found), default=0)
 
     @property
     def is_pilot(self) -> bool:
-        """Whether the chain only finds out which kernel to take."""
+        """Whether the chain belongs to a pilot, which chooses the kernel."""
         return self.role != "chain"
 
     @property
@@ -260,7 +269,7 @@ class Chain:
     def results_size(self) -> tuple[int, bool]:
         """Returns the bytes of the kernel's results, and whether a part of them is D x D.
 
-        Nothing is allocated.
+        Allocates nothing.
         """
         kernel = self._make_kernel_fn(self._target(None))
         specs = [tf.TensorSpec(x.shape, x.dtype) for x in self.state.read()]
@@ -270,7 +279,7 @@ class Chain:
         return size, any(x.shape[-2:] == [self.num_variables] * 2 for x in parts)
 
     def target_of_one(self, batch: Any) -> ModelLogProb:
-        """Returns the log posterior of a single chain, on any batch."""
+        """Returns the log posterior of a single chain on a batch."""
         return self._make_target(batch, num_chains=None)
 
     def kernel_for_one(self, batch: Any) -> tfp.mcmc.TransitionKernel:
@@ -289,7 +298,7 @@ class Chain:
         )
 
     def _shown(self, forward: internals.Forward) -> internals.Forward:
-        """Returns the forward pass that the logs are made from: that of the first chain."""
+        """Returns the first chain's forward pass, from which the logs are computed."""
         if self.state.num_chains is not None:
             forward = tf.nest.map_structure(lambda x: x[0], forward)
         return forward._replace(outputs=internals.with_marks(forward.outputs, forward.marks))
@@ -297,8 +306,15 @@ class Chain:
     def _logs(
         self, metrics: dict[str, tf.Tensor], results: Any, num_kept: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        noise = {} if self._monitor is None else self._monitor.logs()
-        return {**metrics, "samples": num_kept, **scalars(results), **noise}
+        """Returns metrics, samples, largest step size, temperatures, and the monitored noise."""
+        logs = {**metrics, "samples": num_kept}
+        if hasattr(results, "step_size"):
+            logs["step_size"] = _largest(results.step_size)
+        if hasattr(results, "temperature"):
+            logs["temperature"] = tf.cast(_largest(results.temperature), tf.float32)
+        if hasattr(results, "kinetic_temperature"):
+            logs["kinetic_temperature"] = tf.reduce_mean(results.kinetic_temperature)
+        return logs if self._monitor is None else {**logs, **self._monitor.logs()}
 
     @property
     def _start_seed(self) -> tf.Tensor:
@@ -306,7 +322,7 @@ class Chain:
 
 
 def _checked(kernel: Any) -> tfp.mcmc.TransitionKernel:
-    """Returns a kernel that takes its estimates from a target; raises for anything else."""
+    """Returns the kernel; raises TypeError or ValueError unless it estimates a target."""
     if not isinstance(kernel, tfp.mcmc.TransitionKernel):
         raise TypeError(
             "make_kernel_fn must return a tfp.mcmc.TransitionKernel over the target that it was "
@@ -319,12 +335,12 @@ def _checked(kernel: Any) -> tfp.mcmc.TransitionKernel:
 
 
 def _covariance_states(results: Any) -> list[CovarianceState]:
-    """Returns what the averages of the covariance of the gradient noise carry in results."""
+    """Returns the states of the covariance of the gradient noise in a kernel's results."""
     return [x for x in covariance_states(results) if tf.nest.flatten(list(x.averages))]
 
 
 def _take_evaluation(results: Any) -> tuple[Evaluation, Any]:
-    """Returns the evaluation that a step left in its results, and the results without it."""
+    """Returns the target's evaluation in a kernel's results, and the results without it."""
     found: list[Evaluation] = []
 
     def take(x: Any) -> Any:
@@ -347,12 +363,16 @@ def recorded_variables(
     Args:
       model: a built model.
       x: a batch of inputs, or its specification.
-      others: the non-trainable variables that a step changes; None finds out.
+      others: the non-trainable variables that a step changes; None determines them.
     """
     if others is None:
         may_change = any(map(_is_kept, model.non_trainable_variables))
         others = internals.changed_by_call(model, x) if may_change else []
     return [v for v in [*model.trainable_variables, *others] if _is_kept(v)]
+
+
+def _largest(numbers: Any) -> tf.Tensor:
+    return tf.reduce_max(tf.stack([tf.reduce_max(x) for x in tf.nest.flatten(numbers)]))
 
 
 def _is_kept(variable: keras.Variable) -> bool:

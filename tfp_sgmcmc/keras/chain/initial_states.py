@@ -1,9 +1,10 @@
-"""Where the chains of a model's weights start."""
+"""Initial states of the chains, from initializers, arrays, models, files or posteriors."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,26 +15,30 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import numbers
 from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.posterior.posterior import Posterior
+
+_MEMBER = "a built keras.Model, the path of its weights, or a Posterior of a single chain"
+_Values = list[tuple[str, np.ndarray]]  # name and value of each floating variable of a model
 
 
 def stacked_starts(
     model: keras.Model, variables: list[keras.Variable], num_chains: int, starts: Any, seed: Any
 ) -> list[tf.Tensor]:
-    """Returns the first states of the chains, `[num_chains, ...]` for each variable.
+    """Returns the initial states of the chains, `[num_chains, ...]` for each variable.
 
     Args:
       model: a built model.
-      variables: the variables that are sampled. Their values start chain 0 unless arrays are given.
+      variables: the sampled variables. Their values start chain 0 unless arrays are given.
       num_chains: C.
-      starts: "initializers" draws the other chains' states from the initializer of each variable,
-        which is found in its layer as Keras names it (`kernel_initializer` for `kernel`), or where
-        the layer's `build` adds the variable. "model" starts all chains where chain 0 starts. A
-        sequence of arrays `[num_chains, ...]`, one for each variable, gives all states.
-      seed: names the draws.
+      starts: "initializers" draws the other chains' states from the initializer of each variable.
+        It is the layer's attribute with Keras' name (`kernel_initializer` for `kernel`), or the one
+        with which the layer's `build` adds the variable. "model" starts all chains where chain 0
+        starts. A sequence of arrays `[num_chains, ...]`, one per variable, sets all states.
+      seed: seed of the draws.
 
     Raises:
-      ValueError: an unknown option, arrays of another number or shape, or a variable whose
-        initializer is not found.
+      ValueError: an unknown option, arrays with the wrong number or shape, or a variable without
+        a known initializer.
     """
     if not isinstance(starts, str):
         return _given(starts, variables, num_chains)
@@ -67,8 +72,8 @@ def values_for_chains(
 ) -> list[tf.Tensor]:
     """Returns non-trainable variables' values for each chain, `[num_chains, ...]`.
 
-    Values that are not `given`, by `id` of the variable, are the same for all chains, except that
-    each has seeds of its own.
+    `given` holds values by `id` of the variable. The others are equal for all chains, except that
+    each chain has its own seeds.
     """
     stacked = []
     for i, variable in enumerate(variables):
@@ -131,11 +136,12 @@ def _declared(layer: keras.Layer) -> dict[Any, Any]:
     """Returns the initializers with which a layer's `build` adds variables, by name and shape.
 
     The scale of `RMSNormalization` and of attention, the matrices of `enable_lora`, and weights of
-    a user's layer often have an initializer that no attribute tells. A second layer of the same
-    configuration is built and watched. It draws numbers from Python's generator, which is set back.
+    a user's layer often have an initializer that no attribute holds. So a second layer with the
+    same configuration is built, and its calls of `add_weight` are recorded. Building draws from
+    Python's random generator, whose state is restored.
     """
     found, state = {}, random.getstate()
-    with contextlib.suppress(Exception):  # of a user's layer, which may be built in this way or not
+    with contextlib.suppress(Exception):  # a user's layer may not support being built this way
         again = type(layer).from_config(layer.get_config())
         add = again.add_weight
 
@@ -162,3 +168,131 @@ def _draw(initializer: Any, like: np.ndarray, seed: int) -> np.ndarray:
 def _integer(seed: Any, *place: int) -> int:
     words = np.asarray(seed).astype(np.uint32)
     return int(np.random.SeedSequence([*words, *place]).generate_state(1)[0] >> 1)
+
+
+def are_members(starts: Any) -> bool:
+    """Returns whether `initial_states` holds models, files or posteriors instead of arrays."""
+    if isinstance(starts, Posterior):
+        return True
+    kinds = (keras.Model, Posterior, str, os.PathLike)
+    return isinstance(starts, list | tuple) and any(isinstance(x, kinds) for x in starts)
+
+
+def member_values(model: keras.Model, starts: Any, num_chains: int) -> dict[int, np.ndarray]:
+    """Returns values `[num_chains, ...]` of the model's floating variables, by their `id`.
+
+    Args:
+      model: a built model, which stays as it is.
+      starts: a list with one entry per chain: a model, the path of a file that `save` or
+        `save_weights` wrote, or a `Posterior`, whose last sample is taken. Or a single `Posterior`
+        with one sample per chain, or with as many chains, whose last samples are taken.
+      num_chains: C.
+
+    Raises:
+      ValueError: the wrong number of entries, or an entry that is not finite or does not have the
+        model's variables.
+      FileNotFoundError: a file does not exist.
+      TypeError: an entry has another type.
+    """
+    variables = _floating(model)
+    if isinstance(starts, Posterior):
+        members = _of_posterior(starts, num_chains)
+    else:
+        if len(starts) != num_chains:
+            raise ValueError(
+                f"initial_states must have one entry for each of the {num_chains} chains. "
+                f"Received: {len(starts)}."
+            )
+        members = [_values(model, x, f"initial_states[{i}]") for i, x in enumerate(starts)]
+    for i, member in enumerate(members):
+        _check(member, variables, model, f"initial_states[{i}]")
+    return {
+        id(variable): np.stack([np.asarray(m[place][1], variable.dtype) for m in members])
+        for place, variable in enumerate(variables)
+    }
+
+
+def _floating(model: keras.Model) -> list[keras.Variable]:
+    return [v for v in model.weights if v.dtype.startswith(("float", "bfloat"))]
+
+
+def _values(model: keras.Model, member: Any, called: str) -> _Values:
+    if isinstance(member, str | os.PathLike):
+        return _of_file(model, member, called)
+    if isinstance(member, Posterior):
+        if member.num_chains is not None:
+            raise ValueError(
+                f"{called} must be a Posterior of a single chain. Received: one of "
+                f"{member.num_chains} chains. Pass it alone, initial_states=posterior, to start "
+                "each chain where one of these ended."
+            )
+        return _sampled(member, [x[len(member) - 1] for x in member.samples])
+    if not isinstance(member, keras.Model):
+        raise TypeError(f"{called} must be {_MEMBER}. Received: a {type(member).__name__}.")
+    if not member.built:
+        raise ValueError(f"{called} must be {_MEMBER}. Received: {member.name!r}, not built.")
+    return [(v.name, v.numpy()) for v in _floating(member)]
+
+
+def _of_posterior(posterior: Posterior, num_chains: int) -> list[_Values]:
+    found = len(posterior) if posterior.num_chains is None else posterior.num_chains
+    if found != num_chains:
+        kind = "samples" if posterior.num_chains is None else "chains"
+        raise ValueError(
+            f"initial_states must be a Posterior with {num_chains} samples, one for each chain, or "
+            f"with {num_chains} chains. Received: one with {found} {kind}."
+        )
+    states = posterior.samples
+    if posterior.num_chains is not None:
+        states = [np.asarray(x[len(posterior) - 1]) for x in states]
+    return [_sampled(posterior, [x[i] for x in states]) for i in range(num_chains)]
+
+
+def _sampled(posterior: Posterior, state: Sequence[Any]) -> _Values:
+    """Returns a sample, completed by the model's values of variables that were not sampled."""
+    sampled = {id(v): np.asarray(x) for v, x in zip(posterior.variables, state, strict=True)}
+    return [(v.name, sampled.get(id(v), v.numpy())) for v in _floating(posterior.model)]
+
+
+def _of_file(model: keras.Model, path: str | os.PathLike[str], called: str) -> _Values:
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"{called} must be a file that save or save_weights of a model wrote. Received: "
+            f"{os.fspath(path)}, which does not exist."
+        )
+    before = [(v, v.numpy()) for v in model.variables]
+    try:
+        model.load_weights(path)
+        return [(v.name, v.numpy()) for v in _floating(model)]
+    except (ValueError, OSError, KeyError) as error:
+        raise ValueError(
+            f"{called} must be a file with the weights of {model.name!r}. Received: "
+            f"{os.fspath(path)}, which Keras refuses: {error}"
+        ) from error
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+
+
+def _check(
+    member: _Values, variables: list[keras.Variable], model: keras.Model, called: str
+) -> None:
+    found = [(name, np.shape(x)) for name, x in member]
+    expected = [(v.name, tuple(v.shape)) for v in variables]
+    if found != expected:
+        pairs = zip(found, expected, strict=False)
+        place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        if place is None:
+            differs = f"{len(found)} variables in place of {len(expected)}"
+        else:
+            differs = (
+                f"{found[place][0]} of shape {found[place][1]} in the place of "
+                f"{variables[place].path} of shape {expected[place][1]}"
+            )
+        raise ValueError(
+            f"{called} must have the variables of {model.name!r}, in their order. Received: "
+            f"{differs}."
+        )
+    for name, value in member:
+        if not np.isfinite(np.asarray(value, np.float64)).all():
+            raise ValueError(f"{called} must be finite. Received: NaN or infinity in {name}.")

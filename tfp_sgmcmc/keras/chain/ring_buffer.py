@@ -1,4 +1,4 @@
-"""Which states of a chain become samples, and the ring buffers on the device that hold them."""
+"""Selects the states that become samples, and holds them on the device until they are read."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import tensorflow as tf
 from tfp_sgmcmc.diagnostics.mixing_distance import travel
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import accepts, positive
-from tfp_sgmcmc.keras.chain.packing import Packing
+from tfp_sgmcmc.keras.chain.chain_state import Packing
 from tfp_sgmcmc.schedules import Cyclical
 
 NEVER = np.iinfo(np.int64).max  # the first step to keep while the end of burn-in is unknown
 
 
 class Collection(NamedTuple):
-    """Which steps' states are kept, counted as in `tfp.mcmc.sample_chain`.
+    """Selects the steps whose states are kept, counted as in `tfp.mcmc.sample_chain`.
 
     Attributes:
       num_burnin_steps: steps before the first that may be kept.
       num_steps_between_results: steps between kept ones.
-      is_open: whether the step at which burn-in ends becomes known only during the run.
+      is_open: whether the end of burn-in becomes known only during the run.
       keep: step -> whether a state that is due is kept, such as `Cyclical.is_sampling`; or None.
-      distance: the sum of step sizes from one kept state to the next, in place of a number of
-        steps; or None.
+      distance: the sum of step sizes from one kept state to the next, instead of a number of steps;
+        or None.
       has_threshold: whether burn-in ends at a sampling threshold.
     """
 
@@ -40,32 +40,32 @@ class Collection(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The first step that may be kept, as far as that is known before the run."""
+        """The first step that may be kept, or NEVER if it is unknown before the run."""
         return NEVER if self.is_open else self.num_burnin_steps
 
     @property
     def is_planned(self) -> bool:
-        """Whether the numbers of steps and epochs alone tell which states are kept."""
+        """Whether the numbers of steps and epochs alone determine which states are kept."""
         return self.keep is None and self.distance is None and not self.has_threshold
 
     @property
     def has_equal_weights(self) -> bool:
-        """Whether samples have equal weights, even if their step sizes differ.
+        """Whether samples have equal weights even if their step sizes differ.
 
-        Those at equal distances in time have, and those of sampling phases, as in Zhang et al.
+        This holds for samples at equal distances, and for sampling phases (Zhang et al. 2020).
         """
         is_of_phases = isinstance(getattr(self.keep, "__self__", None), Cyclical)
         return self.distance is not None or is_of_phases
 
     def num_due(self, first: int, num_steps: int) -> int:
-        """Returns how many of the steps `0 .. num_steps - 1` are due, if `first` is the first."""
+        """Returns how many of the steps `0 .. num_steps - 1` are due, starting at step `first`."""
         return max(num_steps - first + self.num_steps_between_results, 0) // (
             self.num_steps_between_results + 1
         )
 
     def num_slots(self, num_steps: int) -> int:
-        """Returns the number of states that may wait for the end of an execution."""
-        # As many slots as an execution can fill, and one for the steps after these.
+        """Returns the largest number of states that wait for the end of an execution."""
+        # The samples of an execution, and one slot for the steps after the last of them.
         return -(-num_steps // (self.num_steps_between_results + 1)) + (num_steps > 1)
 
     def may_be_due(self, num_before: int, num_after: int) -> bool:
@@ -79,9 +79,9 @@ class Collection(NamedTuple):
     def is_kept(
         self, first: tf.Tensor, step: tf.Tensor, is_due: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """Returns whether the state that step number `step` leaves is kept.
+        """Returns whether the state after step number `step` is kept.
 
-        `is_due` says whether the sum of step sizes passed a multiple of the `distance`.
+        `is_due` is whether the sum of step sizes passed a multiple of the `distance`.
         """
         if is_due is None:
             is_due = (step - first) % (self.num_steps_between_results + 1) == 0
@@ -90,7 +90,7 @@ class Collection(NamedTuple):
 
 
 def checked_distance(distance: Any, num_steps_between_results: int) -> float | None:
-    """Returns the distance between kept states, or None for a number of steps between them.
+    """Returns the validated distance between kept states, or None.
 
     Raises:
       ValueError: it is not positive, or a number of steps is given as well.
@@ -106,14 +106,14 @@ def checked_distance(distance: Any, num_steps_between_results: int) -> float | N
 
 
 class RingBuffer:
-    """States to keep, written in turn to as many slots as one execution can fill.
+    """States to keep, written cyclically to as many slots as one execution can fill.
 
     Attributes:
-      num_steps: steps of the longest execution, for which slots are made. One train function may
-        take resident data and other data, and can make variables only once.
+      num_steps: steps of the longest execution, which sets the number of slots. One train function
+        may take resident data and other data, and can create variables only once.
       recorded: the variables whose values make a sample.
-      travelled: the sum of the step sizes since the end of burn-in, if a `distance` lies between
-        samples.
+      travelled: the sum of the step sizes since the end of burn-in, if samples are a `distance`
+        apart.
     """
 
     def __init__(self, collection: Collection):
@@ -135,9 +135,10 @@ class RingBuffer:
         first: tf.Tensor,
         num_kept: tf.Tensor,
     ) -> tf.Tensor:
-        """Writes the values that `step` left; returns the number of states kept, this one included.
+        """Writes the values after `step`; returns the number of states kept, including this one.
 
-        The next step overwrites them unless they are kept. `first` is the first step to keep.
+        The next step overwrites the slot unless the state is kept. `first` is the first step to
+        keep.
         """
         self.create(moved)
         is_kept = self._collection.is_kept(first, step, self._travel(step_size, step >= first))
@@ -148,7 +149,7 @@ class RingBuffer:
         return num_kept + tf.cast(is_kept, tf.int64)
 
     def _travel(self, step_size: tf.Tensor, counts: tf.Tensor) -> tf.Tensor | None:
-        """Adds a step that `counts`; returns whether a sample is due, None without a distance."""
+        """Adds a step if it `counts`; returns whether a sample is due, None without a distance."""
         if self._collection.distance is None:
             return None
         before = self.travelled[0].read_value()
@@ -157,7 +158,7 @@ class RingBuffer:
         return is_due
 
     def create(self, like: list[tuple[keras.Variable, Any]]) -> None:
-        """Makes room for values of the shapes and dtypes of `like`, unless there is room."""
+        """Creates slots for values with the shapes and dtypes of `like`, unless they exist."""
         num_slots = self._collection.num_slots(self.num_steps)
         variables = [v for v, _ in like]
         is_same = [id(v) for v in variables] == [id(v) for v in self.recorded]
@@ -177,9 +178,8 @@ class RingBuffer:
     ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """Returns the samples after the first `num_taken`, their steps and their step sizes.
 
-        Samples are arrays `[num_new, ...]`, and steps and step sizes `[num_new]`.
-
-        Samples that the step `before` or a later one left are not returned.
+        Samples are arrays `[num_new, ...]`, and steps and step sizes `[num_new]`. Samples of step
+        `before` and later steps are left out.
         """
         if num_kept == num_taken:
             return [], np.zeros([0], np.int64), np.zeros([0])

@@ -1,4 +1,4 @@
-"""Whether a chain's step size is stable, by the curvature of the log posterior at its state."""
+"""Compares a chain's step size with the largest stable one at its state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.keras.chain.chain import Chain
-from tfp_sgmcmc.keras.checks.local_geometry import first_state
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model.example_scores import count_rows
 from tfp_sgmcmc.keras.model.internals import map_arrays
@@ -21,7 +20,7 @@ from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
 from tfp_sgmcmc.targets.validation.initial_distance import check_approach
 
 _ROWS = 512  # examples that stand for all; the largest eigenvalue needs few
-_PARTS = 32  # of them, whose gradients tell the noise
+_PARTS = 32  # of them, whose gradients show the noise
 _PRODUCTS = 12  # with the Hessian
 # A random vector's share in the leading eigenvector is smaller than 1 / (_RARE sqrt(D)) with
 # probability 0.03.
@@ -29,36 +28,36 @@ _RARE = 30.0
 
 
 class StabilityCheck:
-    """Warns when a chain's step size is above the largest stable one.
+    """Warns if a chain's step size is above the largest stable one.
 
     The curvature is estimated by a few products with the Hessian on at most 512 examples, outside
-    the compiled step: before the first step, after burn-in, and after 1, 2, 4, 8, ... epochs. For a
-    kernel that states no limit, data that cannot be seen, or layers without second derivatives,
-    nothing is estimated. What is found at the start is told once, what is found later too.
+    the compiled step: before the first step, after burn-in, and after 1, 2, 4, 8, ... epochs.
+    Nothing is estimated for a kernel without a limit, data that are not visible, or layers without
+    second derivatives. There is at most one warning at the start and one later.
 
     Attributes:
-      has_failed: whether the step was too large at the last look; None if nothing was estimated.
+      has_failed: whether the step was too large at the last check; None if nothing was estimated.
     """
 
     def __init__(self) -> None:
         self.has_failed: bool | None = None
-        self._is_told, self._was_burning_in = False, True
+        self._has_warned, self._was_burning_in = False, True
 
     def at_epoch_end(self, chain: Chain, source: Source, total_epochs: int) -> None:
-        """Checks again if it is time, after `total_epochs` epochs."""
+        """Repeats the check if it is due after `total_epochs` epochs."""
         status = chain.state.status()
         is_first_kept = self._was_burning_in and status.num_kept > 0
         self._was_burning_in = not status.num_kept
         is_due = is_first_kept or total_epochs & (total_epochs - 1) == 0
-        if is_due and not self._is_told:
-            self._is_told = self.check(chain, source)
+        if is_due and not self._has_warned:
+            self._has_warned = self.check(chain, source)
 
     def check_start(self, chain: Chain, source: Source) -> None:
-        """Compares the step with the curvature, and noise with the way to the posterior.
+        """Compares the step with the curvature, and the noise with the distance to the posterior.
 
         Warns:
-          UserWarning: the step is above the largest stable one, or the start is far and noise makes
-            the way from there long.
+          UserWarning: the step is above the largest stable one, or the chain will need long from
+            a distant start because of noise.
         """
         self.check(chain, source)
         kernel = chain.kernel_for_one(None)
@@ -70,10 +69,10 @@ class StabilityCheck:
             return
         target, ratio = _Parts(chain, batch, rows), rows / source.batch_size
         with contextlib.suppress(LookupError, NotImplementedError, ValueError, tf.errors.OpError):
-            check_approach(kernel, [target], first_state(chain), ratio, stacklevel=2)
+            check_approach(kernel, [target], chain.first_state(), ratio, stacklevel=2)
 
     def check(self, chain: Chain, source: Source) -> bool:
-        """Compares the step with the curvature at the first chain; returns whether it warns.
+        """Compares the step with the curvature at the first chain; returns whether it has warned.
 
         Warns:
           UserWarning: the step is above the largest stable one.
@@ -94,23 +93,23 @@ class StabilityCheck:
             place, more = f"after {num_steps} steps", "Make a new chain with a smaller step_size."
         else:
             place, more = "where the chain starts", (
-                "If the log posterior is flatter where the chain is going, small first steps by a "
-                "schedule are enough; fit looks again after the first epoch."
+                "If the log posterior is flatter at typical states, a schedule with small first "
+                "steps is enough. fit checks again after the first epoch."
             )  # fmt: skip
         warnings.warn(
             f"step_size must be below {limit:.3g} to be stable {place}, where the largest "
             f"curvature of the log posterior is about {curvature:.3g}. Received: {step_size:.3g}. "
-            "Above the "
-            f"limit samples can stay finite and be wrong; a third of it is a good size. {more}",
+            "Above it, samples can be finite and wrong. A third of the limit is a good size. "
+            f"{more}",
             stacklevel=2,
         )
         return True
 
 
 class _Parts(Target):
-    """The log posterior by a part of a batch, whose number is the second word of the seed.
+    """The log posterior on a part of a batch, whose number is the second word of the seed.
 
-    A graph of it serves all parts.
+    So one graph serves all parts.
     """
 
     def __init__(self, chain: Chain, batch: Any, rows: int):
@@ -139,19 +138,18 @@ class _Parts(Target):
 
 
 def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | None:
-    """Returns step size, largest stable one and curvature; None if the kernel has no limit.
+    """Returns step size, largest stable step and largest curvature; None without a limit.
 
-    For a step that is far below the limit these are a curvature which the largest one hardly
-    exceeds, and the step that it would allow.
+    If a cheap upper bound of the curvature already allows the step, the result uses this bound.
     """
     target, kernel = chain.target_of_one(batch), chain.kernel_for_one(batch)
     if not hasattr(kernel, "largest_stable_step"):
         return None
     step = tf.constant(chain.state.status().num_steps, tf.int64)
     everywhere, results = chain.state.read(), chain.state.read_results()
-    one, state = chain.state.num_chains is None, first_state(chain)
+    one, state = chain.state.num_chains is None, chain.first_state()
     sizes = tf.nest.flatten(results.step_size)
-    step_size = min(float(np.min(s)) for s in sizes)  # a part with a larger step may be flat
+    step_size = min(float(np.min(s)) for s in sizes)  # variables with larger steps may be flat
 
     def limit(curvature: float) -> float:
         return float(np.min(kernel.largest_stable_step(curvature, int(step), results)))
@@ -172,9 +170,9 @@ def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | No
 
 
 def _bound(target: Target, state: State, metric: Any) -> float:
-    """Returns what the largest eigenvalue of M H hardly exceeds, from two products.
+    """Returns an upper bound of the largest eigenvalue of M H, which holds with high probability.
 
-    Most step sizes are far below the limit, so that no better estimate is needed.
+    It takes two products. Most step sizes are so far below the limit that this is enough.
     """
     generator = np.random.RandomState(0)
     vector = [tf.constant(generator.standard_normal(x.shape), x.dtype) for x in state]
@@ -185,5 +183,5 @@ def _bound(target: Target, state: State, metric: Any) -> float:
         vector = metric(found)
         norms.append(float(tf.linalg.global_norm(vector)))
     if not np.isfinite(norms).all():
-        raise ValueError("The second derivatives must be finite.")
+        raise ValueError("The second derivatives must be finite. Received: NaN or infinity.")
     return math.sqrt(_RARE * math.sqrt(size) * norms[-1] / norms[0])

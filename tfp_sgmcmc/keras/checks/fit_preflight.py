@@ -1,8 +1,9 @@
-"""What every `fit` goes through before its first step, and the checks between its epochs."""
+"""Checks a `fit` before its first step and between its epochs."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import warnings
 from typing import Any
@@ -11,32 +12,40 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.internal import memory
 from tfp_sgmcmc.internal.checks import accepts
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
-from tfp_sgmcmc.keras.checks import fit_checks
 from tfp_sgmcmc.keras.checks.curvature_check import StabilityCheck
-from tfp_sgmcmc.keras.checks.verdicts import Verdicts
+from tfp_sgmcmc.keras.checks.progress_lines import CheckResults
 from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
+from tfp_sgmcmc.keras.data.resident_data import ResidentData
 from tfp_sgmcmc.keras.data.training_data import Source, training_source
 from tfp_sgmcmc.keras.distributed import messages, replica_context
+from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.records import fit_fingerprint
-from tfp_sgmcmc.keras.records.fit_plan import make_plan, num_due
+from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
+
+_LARGE = 2**26  # bytes of a full covariance below which memory is not checked
+_MANY = 2**20  # all rows of a batch
+_MANY_SIZES = 20  # sizes of batches, for each of which XLA compiles the step
+_MOST_FULL = 10_000  # weights with a full covariance, which each step decomposes
+_LEARNING_RATE = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
 class Preflight:
     """Checks a fit's data, kernel and memory before the chain moves.
 
     Attributes:
-      source: the data of the fit under way.
-      verdicts: what the checks found when they were made last.
+      source: the data of the current fit.
+      results: the latest result of each check.
 
     Args:
       num_examples: N.
       checks_size: whether the data must have N examples.
       independent_batches: see `SamplerCallback`.
-      collection: which states are kept.
-      directory: where they are kept; None for memory.
+      collection: selects the states to keep.
+      directory: the directory of the samples; None keeps them in memory.
     """
 
     def __init__(
@@ -47,7 +56,7 @@ class Preflight:
         collection: Collection,
         directory: str | os.PathLike[str] | None,
     ):
-        self.source, self.verdicts = Source(), Verdicts()
+        self.source, self.results = Source(), CheckResults()
         self._num_examples, self._checks_size = num_examples, checks_size
         self._independent_batches = independent_batches
         self._collection, self._directory = collection, directory
@@ -64,24 +73,24 @@ class Preflight:
         callback_list: keras.callbacks.CallbackList | None,
         chain: Chain | None,
         is_stored: bool,
-    ) -> fit_fingerprint.Problem:
-        """Checks what can be known before the first batch; returns the problem.
+    ) -> fit_fingerprint.FitProblem:
+        """Checks what is known before the first batch; returns the problem.
 
         Raises:
-          ValueError: the data have not N examples, the model cannot take batches that grow, or a
+          ValueError: the data do not have N examples, the model cannot take batches that grow, or a
             chain that has moved had other data or expects independent batches.
 
         Warns:
-          UserWarning: weights of the examples that are far from 1 on average, or, once the chain
-            is there, callbacks that change a learning rate which it does not use.
+          UserWarning: the examples' weights are far from 1 on average, or callbacks change a
+            learning rate that the chain does not use.
         """
         self.source = source = training_source(model)
         self._is_begun = self._is_memory_checked = False
         if self._checks_size or isinstance(source.dataset, IndependentBatches):
-            fit_checks.check_size(source, self._num_examples)
-        fit_checks.check_growth(model, source)
+            check_size(source, self._num_examples)
+        check_growth(model, source)
         if chain is None or chain.state.is_new:
-            fit_checks.check_weights(source)
+            check_weights(source)
         self._callback_list = callback_list
         of_all = self._checksums.describe(source)
         if is_stored and chain is not None:
@@ -94,22 +103,23 @@ class Preflight:
         self._of_all |= of_all
         if chain is not None and chain.state.has_run:
             self.first_batch(chain)
-        return fit_fingerprint.Problem(
+        return fit_fingerprint.FitProblem(
             of_all, fit_fingerprint.describe_batches(source) if is_stored else {}
         )
 
     def new_chain(self) -> None:
-        """Has the checks of a first batch made again, for another kernel on the same data."""
-        self.verdicts.forget()
+        """Repeats the checks at the next first batch, for another kernel on the same data."""
+        self.results.forget()
         self._is_memory_checked = self._is_begun = False
 
     def before_variables(self, chain: Chain, x: Any, most_steps: int) -> None:
-        """Plans the rest of the fit, whose longest execution has `most_steps`, and checks it.
+        """Plans the remaining fit and checks that memory and disk suffice.
 
-        `x` is a batch of inputs, or its specification. The plan is printed if `fit` is verbose.
+        The plan is printed if `fit` is verbose. `x` is a batch of inputs or its specification, and
+        `most_steps` the number of steps of the longest execution.
 
         Raises:
-          MemoryError, OSError, ValueError: see `fit_checks.check_memory`.
+          MemoryError, OSError, ValueError: see `check_memory`.
         """
         if self._is_memory_checked:
             return
@@ -133,65 +143,66 @@ class Preflight:
             kept,
             most_steps,
         )
-        fit_checks.check_memory(chain, plan if is_first else plan._replace(disk=0))
+        check_memory(chain, plan if is_first else plan._replace(disk=0))
         params = getattr(self._callback_list, "params", None) or {}
         if params.get("verbose") and is_first and not chain.is_pilot:
             print(plan)
 
     def first_batch(self, chain: Chain) -> None:
-        """Checks what is known once the kernel's results exist, before the first step of a fit."""
+        """Checks the kernel before the first step of a fit, once its results exist."""
         if self._is_begun:
             return
         self._is_begun = True
         if not chain.is_pilot:
-            fit_checks.warn_of_learning_rates(self._callback_list, chain)
-        fit_checks.check_independence(chain, self.source, self._independent_batches)
-        if replica_context.count() > 1:  # inside a step of one of several replicas
+            warn_of_learning_rates(self._callback_list, chain)
+        check_independence(chain, self.source, self._independent_batches)
+        if replica_context.count() > 1:  # inside a step on one of several replicas
             return
         with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
             if chain.state.status().num_steps == 0:
-                fit_checks.check_probabilities(chain.model, self.source)
-                if not chain.is_pilot:  # its step sizes fall with the gradients that it meets
+                check_probabilities(chain.model, self.source)
+                if not chain.is_pilot:  # whose RMSprop adapts its step sizes
                     self._stability.check_start(chain, self.source)
-                    self.verdicts.tell("step size", self._stability.has_failed)
+                    self.results.record("step size", self._stability.has_failed)
 
     def begin_epoch(
         self, first_step: int, seed: Any, num_epochs: int, num_burnin_epochs: int
     ) -> None:
         """Numbers the batches of `IndependentBatches` by the steps of the chain.
 
-        So many epochs follow, this one included; the first of them belong to the burn-in.
+        `num_epochs` counts the remaining epochs with this one, and `num_burnin_epochs` those of
+        them in the burn-in.
         """
         self._epochs, self._burnin_epochs = num_epochs, num_burnin_epochs
         if isinstance(self.source.dataset, IndependentBatches):
             self.source.dataset.begin_epoch(first_step, np.asarray(seed))
 
     def end_fit(self) -> None:
-        """Lets go of the data and of the other callbacks."""
+        """Releases the data and the other callbacks."""
         self.source, self._callback_list = Source(), None
 
     def end_epoch(self, chain: Chain, total_epochs: int) -> None:
-        """Checks what may have changed in an epoch.
+        """Checks the step size and the scores after an epoch.
 
         Warns:
-          UserWarning: the step size is above the largest stable one, or Sigma has left out
+          UserWarning: the step size is above the largest stable one, or the covariance has skipped
             minibatches.
         """
         if chain.is_pilot:
             return
         self._stability.at_epoch_end(chain, self.source, total_epochs)
-        self.verdicts.tell("step size", self._stability.has_failed)
+        self.results.record("step size", self._stability.has_failed)
         skipped = chain.num_skipped()
         if skipped > self._num_skipped:
             warnings.warn(
                 "The scores of every minibatch must be finite. Received: NaN, infinite or "
                 f"overflowing scores in {skipped - self._num_skipped} minibatches of this epoch, "
-                "from which Sigma has learnt nothing. Look for such numbers in the data and in the "
+                "which the covariance has skipped. Look for such numbers in the data and in the "
                 "loss of single examples.",
                 stacklevel=2,
             )
         if chain.uses_noise_covariance:
-            self.verdicts.tell("scores", skipped > self._num_skipped)
+            self.results.record("scores", skipped > self._num_skipped)
         self._num_skipped = skipped
 
     @property
@@ -201,10 +212,10 @@ class Preflight:
 
 
 def checked_keep(keep: Any) -> Any:
-    """Returns a function `keep` whose value at step 0 is one truth value, or None.
+    """Returns a function `keep` that returns one truth value at step 0, or None.
 
     Raises:
-      TypeError: it is no function, or returns something else.
+      TypeError: `keep` is not a function, or returns something else.
     """
     if keep is None:
         return None
@@ -219,3 +230,174 @@ def checked_keep(keep: Any) -> Any:
     if array.dtype != np.bool_ or array.shape != ():
         raise TypeError(f"keep must return one truth value for a step. Received: {found!r}.")
     return keep
+
+
+def check_samplable(model: keras.Model, **single: Any) -> None:
+    """Raises ValueError for a model, a backend or a strategy that chains do not support.
+
+    `single` are options that need a model on a single replica (None if not given).
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            f"The Keras backend must be tensorflow. Received: {keras.backend.backend()}."
+        )
+    internals.check_model(model)
+    compiled_loss.check_likelihoods(model)
+    replica_context.check_distribution(model, **single)
+
+
+def check_size(source: Source, num_examples: int) -> None:
+    """Raises ValueError if the data of a fit have a known size other than N."""
+    if source.num_examples not in (None, num_examples):
+        raise ValueError(
+            "num_examples must be the number of training examples, without the validation split. "
+            f"Received: {num_examples}, but fit was given {source.kind} of {source.num_examples} "
+            "examples. If fit shall see only a part of the data, pass check_num_examples=False."
+        )
+
+
+def check_growth(model: keras.Model, source: Source) -> None:
+    """Checks that a model supports growing batches.
+
+    Raises:
+      ValueError: the model has several replicas, or XLA would compile the step and the data are
+        resident.
+
+    Warns:
+      UserWarning: XLA would compile the step many times.
+    """
+    if source.sizes is None:
+        return
+    num_replicas = model.distribute_strategy.num_replicas_in_sync
+    if num_replicas > 1:  # Keras expects all batches to split as the first one
+        raise ValueError(
+            "The model must be on one replica for batches that grow, because Keras cannot split "
+            f"batches of all sizes evenly. Received: {num_replicas} replicas."
+        )
+    if not model.jit_compile or model.run_eagerly:
+        return
+    count = len(source.sizes.distinct)
+    if isinstance(source.dataset, ResidentData):
+        raise ValueError(
+            "The model must be compiled with jit_compile=False for resident data with growth, "
+            "because XLA compiles loops for one batch size. Received: jit_compile=True. "
+            "IndependentBatches with growth support XLA, which then compiles the step for each of "
+            f"the {count} sizes."
+        )
+    if count > _MANY_SIZES:
+        warnings.warn(
+            f"XLA compiles the step anew for each of the {count} sizes of the growing batches. "
+            "Compile the model with jit_compile=False, or let growth be larger.",
+            stacklevel=2,
+        )
+
+
+def check_weights(source: Source) -> None:
+    """Warns if sample or class weights are far from 1 on average.
+
+    Warns:
+      UserWarning: the mean weight is below 1/3 or above 3.
+    """
+    given = source.arrays[2] if source.arrays is not None else None
+    if source.arrays is None and (batch := source.batch(_MANY)) is not None:
+        given = batch[2]
+    for weights in [] if given is None else keras.tree.flatten(given):
+        if weights is None or math.prod(weights.shape[1:]) != 1 or not weights.shape[0]:
+            continue  # weights within an example, such as a mask
+        mean = float(np.mean(np.asarray(weights), dtype=np.float64))
+        if not 1 / 3 <= mean <= 3.0:
+            warnings.warn(
+                "The weights of the examples (sample_weight, or class_weight) should be 1 on "
+                f"average. Received: {mean:.3g} on average, so the likelihood has the weight of "
+                f"{mean:.3g} N examples. Balanced class weights are "
+                "N / (number of classes * examples of the class), not 1 / examples of the class.",
+                stacklevel=2,
+            )
+
+
+def warn_of_learning_rates(
+    callback_list: keras.callbacks.CallbackList | None, chain: Chain
+) -> None:
+    """Warns of callbacks that change a learning rate that the chain does not use."""
+    for callback in callback_list.callbacks if callback_list else ():
+        if isinstance(callback, _LEARNING_RATE) and not chain.follows_learning_rate:
+            warnings.warn(
+                f"{type(callback).__name__} changes the optimizer's learning rate, which this "
+                "kernel does not use. Pass SamplerCallback the name of a kernel and step_size="
+                '"learning_rate", or the kernel step_size=target.learning_rate.',
+                stacklevel=2,
+            )
+
+
+def check_independence(chain: Chain, source: Source, given: bool | None) -> None:
+    """Raises ValueError if a kernel that expects independent batches may get dependent ones.
+
+    `given` is the user's `independent_batches`: True declares them independent, False accepts
+    dependent ones, and None leaves the decision to this check.
+    """
+    if not chain.uses_noise_covariance:
+        return
+    least = max(2, chain.num_groups or 0)
+    if source.sizes is not None and source.sizes.first < least:
+        raise ValueError(
+            f"batch_size must be at least {least}, because the kernel estimates the covariance of "
+            "the gradient noise from the examples of a batch. Received: batches that grow from "
+            f"batch_size={source.sizes.first}."
+        )
+    if given is not None or source.is_whole or source.are_independent:
+        return
+    known = source.are_independent is False or source.kind == "arrays"
+    what = "each epoch takes every example once" if known else "they may take every example once"
+    raise ValueError(
+        "The batches must be independent, because the kernel corrects for the gradient noise of "
+        f"independent batches. Received: {source.kind}; {what}, so variances would be too small, "
+        "by up to the share of the gradient noise in all noise. Give fit independent batches as x: "
+        "model.fit(sgmcmc.keras.IndependentBatches(x, y, batch_size=...), ...), or `resident` data "
+        'with reshuffle="step". SamplerCallback(independent_batches=True) declares these batches '
+        "independent, and independent_batches=False accepts them although they are not."
+    )
+
+
+def check_probabilities(model: keras.Model, source: Source) -> None:
+    """Raises ValueError if a loss expects probabilities and the outputs are not."""
+    batch = source.batch(4)
+    if batch is None:
+        return
+    variables = model.trainable_variables
+    values = [tf.convert_to_tensor(v.value) for v in variables]
+    outputs = internals.forward(model, variables, values, batch[0], training=False).outputs
+    compiled_loss.check_probabilities(model, outputs)
+
+
+def check_memory(chain: Chain, plan: FitPlan) -> None:
+    """Checks that memory and disk suffice, before they are used.
+
+    Raises:
+      MemoryError: samples and kernel results need more than the free memory.
+      OSError: the samples need more than the free space on the disk of the directory.
+      ValueError: a full covariance of more than 10,000 weights.
+
+    Warns:
+      UserWarning: they need more than a quarter of the free memory.
+    """
+    plan.check_disk()
+    needs: dict[str, int] = {}
+    # If the plan is not exact, far fewer states may be kept.
+    if plan.is_exact and plan.memory:
+        needs[f"{plan.num_samples} kept states"] = plan.memory
+    count = chain.num_variables
+    if not chain.state.has_run and 4 * count**2 > _LARGE:
+        results, is_full = chain.results_size()
+        if is_full and count > _MOST_FULL:
+            raise ValueError(
+                f'covariance must be "diag", "low_rank" or "block" above {_MOST_FULL:,} weights. '
+                f'Received: "full" with {count} weights: '
+                f"{memory.readable(4 * count**2)} for Sigma, which each step decomposes. Pass "
+                'covariance="diag" to the kernel.'
+            )
+        needs["the kernel's results, with its covariance, twice"] = 2 * results
+    advice = (
+        "Keep fewer states (num_steps_between_results, num_burnin_steps), stream them to a "
+        'directory, or pass covariance="diag" to the kernel.'
+    )
+    memory.check_run(needs, advice, stacklevel=2)

@@ -1,4 +1,4 @@
-"""Curvature of a model's log posterior and noise of its gradient, measured at one place."""
+"""Measures the curvature of a log posterior and the noise of its gradient at one state."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.laplace.curvature import largest_eigenvalue
 
-_GROUPS = 192  # whose gradients give the covariance of the noise
+_GROUPS = 192  # whose gradients estimate the covariance of the noise
 _MOST_BYTES = 2**28  # of these gradients
-_ROWS = 512  # examples whose Hessian stands for that of all
+_ROWS = 512  # examples of the Hessian
 _PROBES = 8  # products that estimate the trace of the Hessian
 _PRODUCTS = 20  # at most, for its largest eigenvalue
 _DIRECTIONS = 20
-_MANY = 10  # groups for each weight from which on the same groups show and measure directions
+_MANY = 10  # groups per weight, from which on the same groups find and measure directions
 
 
-class Landscape(NamedTuple):
-    """What a chain meets near one state, in coordinates where M is the identity.
+class LocalGeometry(NamedTuple):
+    """Curvature and gradient noise near one state, in coordinates where M is the identity.
 
-    Noise is the covariance V of single examples' scores, so that a batch has c V, c = N (N - n)/n.
+    Noise is the covariance V of single examples' scores. The gradient of a batch then has the
+    covariance c V, with c = N (N - n)/n.
 
     Attributes:
       scale: the diagonal of M, an array for each variable.
       noise: V along the noisiest directions, `[k]`.
-      noise_of_diagonal: what the diagonal of V alone says of it, `[k]`.
+      noise_of_diagonal: the diagonal part of V along these directions, `[k]`.
       mean_noise: the mean of the diagonal of V.
       curvature: the curvature along these directions, `[k]`.
       largest_curvature: the largest eigenvalue of M H.
       mean_curvature: the mean of the diagonal of M H.
-      prior_curvature: the median over weights of the prior's curvature, which directions have that
-        the data do not determine; 0 if it is not known.
-      has_hessian: whether curvatures come from second derivatives. If not, they are N V, which
-        equals the curvature of a model that fits its data.
+      prior_curvature: the median over weights of the prior's curvature, which is the curvature of
+        directions that the data do not determine; 0 if unknown.
+      has_hessian: whether curvatures come from second derivatives. If not, they are N V, the
+        curvature of a model that fits its data.
       directions: the noisiest directions, `[k, D]`, orthonormal.
     """
 
@@ -56,8 +57,8 @@ class Landscape(NamedTuple):
     directions: np.ndarray
 
 
-class Views:
-    """Gradients and curvatures of one chain's log posterior at any state, compiled once.
+class CompiledGradients:
+    """Computes gradients and curvatures of one chain's log posterior at any state, compiled once.
 
     Args:
       chain: chains of the model.
@@ -83,45 +84,45 @@ class Views:
         self._gradient, self._product = gradient, product
 
     def gradient(self, state: list[tf.Tensor], batch: Any) -> np.ndarray:
-        """Returns the gradient of the log posterior, with the data likelihood of a batch, `[D]`."""
+        """Returns the gradient of the log posterior estimated from a batch, `[D]`."""
         self._structure = batch
         return self._gradient(state, keras.tree.flatten(batch)).numpy()
 
     def curve(self, state: list[tf.Tensor], batch: Any, vector: np.ndarray) -> np.ndarray:
-        """Returns H v, `[D]`, with -H the Hessian of this log posterior."""
+        """Returns H v, `[D]`, where -H is the Hessian of this log posterior."""
         self._structure = batch
         v = tf.constant(vector, state[0].dtype)
         product = -self._product(state, keras.tree.flatten(batch), v).numpy().astype(np.float64)
         if not np.isfinite(product).all():
-            raise ValueError("The second derivatives must be finite.")
+            raise ValueError("The second derivatives must be finite. Received: NaN or infinity.")
         return product
 
 
-def survey(
+def measure_geometry(
     chain: Chain,
-    views: Views,
+    compiled: CompiledGradients,
     state: list[tf.Tensor],
     source: Source,
     batch_size: int,
     scale: list[np.ndarray],
-) -> Landscape:
+) -> LocalGeometry:
     """Measures curvature and noise at the state of one chain.
 
-    The covariance of the noise is estimated from the gradients of groups of examples, so that every
-    layer will do. Where groups are few for so many weights, half of them shows the noisiest
-    directions, and the other half measures the noise along them. Otherwise the largest variance
-    that a sample happens to have would be taken for that of the model.
+    The covariance of the noise is estimated from the gradients of groups of examples, which works
+    for every layer. If there are few groups for the number of weights, one half of them finds the
+    noisiest directions and the other half measures the noise along them. Otherwise the largest
+    sample variance would overestimate the noise.
 
     Args:
       chain: chains of the model.
-      views: of these chains, or of others over the same log posterior.
+      compiled: gradients of these chains, or of others over the same log posterior.
       state: the state of one of them.
-      source: data that can be seen.
+      source: data that are visible before the fit.
       batch_size: the largest size of a group.
       scale: the diagonal of M.
     """
     root = np.concatenate([np.sqrt(s).ravel() for s in scale])
-    centred = _centred_gradients(chain, views, source, state, batch_size) * root
+    centred = _centred_gradients(chain, compiled, source, state, batch_size) * root
     parts = [centred] * 2 if len(centred) >= _MANY * len(root) else np.array_split(centred, 2)
     shown, measured = (_normalised(rows) for rows in parts)
     directions = _leading(shown)
@@ -129,12 +130,12 @@ def survey(
     squares = np.sum(everything**2, axis=0)
     noise = np.sum((measured @ directions.T) ** 2, axis=0)
     try:
-        curvature, mean, largest = _curvatures(views, source, state, directions, root)
+        curvature, mean, largest = _curvatures(compiled, source, state, directions, root)
         has_hessian = True
     except (LookupError, NotImplementedError, ValueError, tf.errors.OpError):
         has_hessian, curvature = False, chain.num_examples * noise
         mean, largest = chain.num_examples * float(np.mean(squares)), float(np.max(curvature))
-    return Landscape(
+    return LocalGeometry(
         scale=scale,
         noise=noise,
         noise_of_diagonal=directions**2 @ squares,
@@ -148,16 +149,14 @@ def survey(
     )
 
 
-def first_state(chain: Chain) -> list[tf.Tensor]:
-    """Returns the state of the first chain."""
-    state = chain.state.read()
-    return state if chain.state.num_chains is None else [x[0] for x in state]
-
-
 def _centred_gradients(
-    chain: Chain, views: Views, source: Source, state: list[tf.Tensor], batch_size: int
+    chain: Chain,
+    compiled: CompiledGradients,
+    source: Source,
+    state: list[tf.Tensor],
+    batch_size: int,
 ) -> np.ndarray:
-    """Returns centred gradients of groups, `[groups, D]`, with covariance V."""
+    """Returns centred gradients of groups, `[groups, D]`, scaled to have the covariance V."""
     size = sum(x.shape.num_elements() for x in state)
     most = max(4, min(_GROUPS, _MOST_BYTES // (4 * size)))
     total = source.num_examples or chain.num_examples
@@ -171,8 +170,8 @@ def _centred_gradients(
     count = rows // width
     if count < 4:
         raise ValueError(
-            "The pilot must see several groups of examples to measure the noise of the gradient. "
-            f"Received: {rows} examples in groups of {width}. Give fit arrays, or "
+            "The data must have at least four groups of examples to measure the noise of the "
+            f"gradient. Received: {rows} examples in groups of {width}. Give fit arrays, or "
             "sgmcmc.keras.IndependentBatches."
         )
     order = np.random.default_rng(0).permutation(rows)
@@ -180,18 +179,18 @@ def _centred_gradients(
     for i in range(count):
         chosen = tf.constant(order[i * width : (i + 1) * width])
         group = internals.map_arrays(lambda a, chosen=chosen: tf.gather(a, chosen), batch)
-        gradients.append(views.gradient(state, group))
+        gradients.append(compiled.gradient(state, group))
     found = np.stack(gradients).astype(np.float32)
     return (found - found.mean(axis=0)) * np.float32(width**0.5 / chain.num_examples)
 
 
 def _normalised(rows: np.ndarray) -> np.ndarray:
-    """Returns rows R of a sample covariance R^T R."""
+    """Returns rows R whose product R^T R is the sample covariance."""
     return (rows - rows.mean(axis=0)) / max(len(rows) - 1, 1) ** 0.5
 
 
 def _leading(rows: np.ndarray) -> np.ndarray:
-    """Returns the leading eigenvectors of R^T R, `[k, D]`, from the Gram matrix or from itself."""
+    """Returns the leading eigenvectors of R^T R, `[k, D]`, from the smaller of R^T R and R R^T."""
     if rows.shape[1] <= len(rows):
         return np.linalg.eigh(rows.T @ rows)[1][:, : -_DIRECTIONS - 1 : -1].T
     values, vectors = np.linalg.eigh((rows @ rows.T).astype(np.float64))
@@ -201,13 +200,17 @@ def _leading(rows: np.ndarray) -> np.ndarray:
 
 
 def _curvatures(
-    views: Views, source: Source, state: list[tf.Tensor], directions: np.ndarray, root: np.ndarray
+    compiled: CompiledGradients,
+    source: Source,
+    state: list[tf.Tensor],
+    directions: np.ndarray,
+    root: np.ndarray,
 ) -> tuple[np.ndarray, float, float]:
     """Returns the curvatures along directions, their mean over all weights, and the largest."""
     batch, signs = source.batch(_ROWS), np.random.default_rng(1)
 
     def curve(v: np.ndarray) -> np.ndarray:
-        return views.curve(state, batch, v)
+        return compiled.curve(state, batch, v)
 
     def curvature(direction: np.ndarray) -> float:
         return float(root * direction @ curve(root * direction))
@@ -220,7 +223,7 @@ def _curvatures(
 
 
 def _prior_curvature(chain: Chain, state: list[tf.Tensor], root: np.ndarray) -> float:
-    """Returns the median curvature of a prior that treats each weight alone."""
+    """Returns the median over weights of the curvature of a prior with independent weights."""
     ones = [tf.ones_like(x) for x in state]
 
     def log_prior(values: list[tf.Tensor]) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""The line that a verbose `fit` prints when its chain goes from one phase to the next."""
+"""The lines that a verbose `fit` prints about its phase and its checks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from tfp_sgmcmc.keras.chain.ring_buffer import NEVER
 
 
 class Phase:
-    """Tells, at the beginnings of epochs, when a pilot, burn-in or sampling has begun."""
+    """Reports when a pilot, burn-in or sampling has begun."""
 
     def __init__(self) -> None:
         self._last: Literal["pilot", "burn-in", "sampling"] | None = None
 
     def line(self, status: Status, is_pilot: bool, burnin_epochs: int) -> str | None:
-        """Returns a line if the phase is another one than at the last call.
+        """Returns a line if the phase has changed since the last call.
 
         Args:
-          status: where the chain is.
-          is_pilot: whether the chain only finds out which kernel to take.
-          burnin_epochs: epochs of the burn-in that follow, pilot included.
+          status: the status of the chain.
+          is_pilot: whether the chain belongs to a pilot.
+          burnin_epochs: remaining epochs of the burn-in, including the pilot.
         """
         last = self._last
         if is_pilot:
@@ -39,3 +39,42 @@ class Phase:
         if burnin_epochs:
             return f"Burn-in for {burnin_epochs} epochs."
         return "Burn-in until the sampling threshold is reached."
+
+
+class CheckResults:
+    """Holds the latest result of each check, for the logs and for printed lines."""
+
+    def __init__(self) -> None:
+        self._failed: dict[str, bool] = {}
+        self._printed: list[str] = []
+
+    def record(self, check: str, has_failed: bool | None) -> None:
+        """Records the result of a check; None if nothing was measured."""
+        if has_failed is not None:
+            self._failed[check] = has_failed
+
+    def forget(self) -> None:
+        """Drops all results, for a new chain."""
+        self._failed.clear()
+
+    @property
+    def logs(self) -> dict[str, float]:
+        """The number of failed checks; empty if none was made."""
+        return {"failed_checks": float(sum(self._failed.values()))} if self._failed else {}
+
+    def line(self) -> str | None:
+        """Returns a line with the failed checks, if they have changed since the last call.
+
+        >>> results = CheckResults()
+        >>> results.record("step size", True)
+        >>> results.line(), results.line()
+        ('Failed checks: step size.', None)
+        >>> results.record("step size", False)
+        >>> results.line()
+        'All checks pass again.'
+        """
+        failed = [name for name, has_failed in self._failed.items() if has_failed]
+        if failed == self._printed:
+            return None
+        self._printed = failed
+        return f"Failed checks: {', '.join(failed)}." if failed else "All checks pass again."

@@ -1,1 +1,1 @@
-"""Messages between the replicas and workers of a `tf.distribute` strategy."""
+"""Communication between the replicas and workers of a `tf.distribute` strategy."""

@@ -1,6 +1,6 @@
-"""Messages between the processes of a `MultiWorkerMirroredStrategy`, outside of its steps.
+"""Exchanges messages between the workers of a `MultiWorkerMirroredStrategy`, outside its steps.
 
-All workers must call each of these functions, and in the same order.
+All workers must call these functions in the same order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check_alone(what: str, instead: str) -> None:
     if count > 1:
         raise ValueError(
             f"{what[0].upper()}{what[1:]} need a model on one device. Received: a process that "
-            f"TF_CONFIG makes one of {count} workers. Give fit {instead} there."
+            f"TF_CONFIG makes one of {count} workers. Give fit {instead} instead."
         )
 
 
@@ -39,13 +39,13 @@ def exchanged(strategy: tf.distribute.Strategy, make: Callable[[], bytes]) -> li
     """Returns what `make` returned on each worker.
 
     Raises:
-      ValueError: `make` failed on another worker; the message says on which, and why.
-      Exception: what `make` raised here.
+      ValueError: `make` failed on another worker, which the message names with the reason.
+      Exception: the exception that `make` raised on this worker.
     """
     error: Exception | None = None
     try:
         message = _ANSWER + make()
-    except Exception as raised:  # of any kind: the others wait for a message
+    except Exception as raised:  # of any kind, because the others wait for a message
         error, message = raised, _ERROR + str(raised).encode()
     found = messages(strategy, message)
     if error is not None:
@@ -57,5 +57,5 @@ def exchanged(strategy: tf.distribute.Strategy, make: Callable[[], bytes]) -> li
 
 
 def of_first(strategy: tf.distribute.Strategy, make: Callable[[], bytes]) -> bytes:
-    """Returns on all workers what `make` returned on worker 0, which alone calls it; see above."""
+    """Returns on all workers what `make` returned on worker 0, the only one that calls it."""
     return exchanged(strategy, make if is_first(strategy) else bytes)[0]

@@ -1,4 +1,4 @@
-"""Communication between the replicas of a `tf.distribute` strategy within a step.
+"""Exchanges tensors between the replicas of a `tf.distribute` strategy within a step.
 
 Each replica has some rows of a batch, perhaps none of a short last batch, and a copy of every
 variable. The copies stay equal because all replicas assign the same values to them: the gradient is
@@ -24,9 +24,9 @@ _WITH_COPIES = (
 
 
 def check_distribution(model: keras.Model, **single: Any) -> None:
-    """Raises ValueError unless chains, and `fit`, support how a compiled model is distributed.
+    """Raises ValueError unless `fit` with chains supports how a compiled model is distributed.
 
-    Only a model on a single replica can have the options `single` (None if not given).
+    `single` are options that need a model on a single replica (None if not given).
     """
     strategy = model.distribute_strategy
     check_cluster(strategy)
@@ -69,12 +69,12 @@ def total(values: Any) -> Any:
 
 def total_rows(rows: Any) -> Any:
     """Returns the number of rows of the whole batch, given the `rows` of this replica."""
-    # A float, because not all devices sum integers.
+    # A float, because not all devices can sum integers.
     return rows if count() == 1 else total(tf.cast(rows, tf.float32))
 
 
 def averaged(values: Sequence[tf.Tensor], rows: Any, num_rows: Any) -> list[tf.Tensor]:
-    """Returns means of floats over replicas, weighted by their rows, and integers as they are."""
+    """Returns floats averaged over replicas, weighted by rows, and integers unchanged."""
     if count() == 1:
         return list(values)
     weight = tf.cast(rows, num_rows.dtype) / num_rows
@@ -85,23 +85,23 @@ def averaged(values: Sequence[tf.Tensor], rows: Any, num_rows: Any) -> list[tf.T
 
 
 def gathered(tensors: Any, axis: int) -> Any:
-    """Returns a nest whose tensors are those of all replicas, concatenated along `axis`."""
+    """Returns a nest of tensors, concatenated over replicas along `axis`."""
     return tensors if count() == 1 else Replicas.joined(tensors, axis)
 
 
 def metrics_result(model: keras.Model) -> dict[str, tf.Tensor]:
-    """Returns the model's metrics over the rows that all replicas have seen."""
+    """Returns the model's metrics over the rows of all replicas."""
     summed = [v for v in model.metrics_variables if v.aggregation == "sum"]
     totals = total([keras.ops.convert_to_tensor(v) for v in summed])
     with keras.StatelessScope(state_mapping=list(zip(summed, totals, strict=True))):
-        # Of the class, as a model in `fit` may have one that calls this.
+        # The class's method, because a model in `fit` may have its own, which calls this function.
         return type(model).get_metrics_result(model)
 
 
 def on_this_process(variable: Any) -> Any:
-    """Returns the copy that the first replica of this process has of a variable.
+    """Returns the first replica's copy of a variable in this process.
 
-    Reading a variable of metrics would sum it over all workers, which must then all read it.
+    Reading a metric's variable itself would sum it over all workers, which must then all read it.
     """
     is_distributed = isinstance(variable, tf.distribute.DistributedValues)
     return variable.values[0] if is_distributed else variable

@@ -1,4 +1,4 @@
-"""The problem that a `fit` samples, as values that must stay the same for its chain to go on."""
+"""Describes the problem of a `fit` by values that must not change while its chain continues."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tfp_sgmcmc.keras.model.priors import LogPrior
 from tfp_sgmcmc.kernels.fingerprint import describe_problem
 from tfp_sgmcmc.storage import tolerant_equality
 
-_MOST_BYTES = 2**26  # of an array that a checksum is made from
-_ROWS, _LENGTH = 4, 32  # of the batch at which the model is evaluated, where its shape is unknown
+_MOST_BYTES = 2**26  # of an array for its checksum
+_ROWS, _LENGTH = 4, 32  # of the made-up batch, where shapes are unknown
 _MANY = 2**20  # all rows of a batch
 _NAMES = ("x", "y", "sample_weight")
 
 
-class Problem(NamedTuple):
-    """What a `fit` samples, by name.
+class FitProblem(NamedTuple):
+    """Values that describe the problem of a `fit`, by name.
 
     Attributes:
       of_all: values that must be the same in all fits of a chain.
@@ -37,13 +37,13 @@ class Problem(NamedTuple):
 
 
 class Checksums:
-    """Describes training data; arrays that were seen before are not read again."""
+    """Describes training data by checksums, and reads each array once."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[list[weakref.ref[Any]], str]] = {}
 
     def describe(self, source: Source) -> dict[str, Any]:
-        """Returns checksums of the training data, by name; empty for data that cannot be seen."""
+        """Returns checksums of the training data by name, if they are in memory."""
         parts: dict[str, Any] = {}
         if source.arrays is not None:
             parts = dict(zip(_NAMES, source.arrays, strict=True))
@@ -72,7 +72,7 @@ class Checksums:
 
 
 def describe_batches(source: Source) -> dict[str, Any]:
-    """Returns what is known of how the data come in batches, by name."""
+    """Returns the known properties of the batches, by name."""
     size = source.batch_size
     if size is None and (batch := source.batch(_MANY)) is not None:
         size = int(keras.tree.flatten(batch)[0].shape[0])
@@ -80,7 +80,7 @@ def describe_batches(source: Source) -> dict[str, Any]:
 
 
 def describe_keep(keep: Callable[[tf.Tensor], tf.Tensor] | None) -> str | None:
-    """Returns which of a few hundred steps a `keep` function keeps, as zeros and ones."""
+    """Returns the values of a `keep` function at about a hundred steps, as zeros and ones."""
     if keep is None:
         return None
     steps = sorted({*range(32), *np.geomspace(32, 1e6, 96).astype(int).tolist()})
@@ -90,10 +90,10 @@ def describe_keep(keep: Callable[[tf.Tensor], tf.Tensor] | None) -> str | None:
 def describe_model(
     model: keras.Model, num_examples: int, log_prior_fn: LogPrior, source: Source
 ) -> dict[str, Any]:
-    """Returns numbers that name the log posterior, at fixed weights and on a made-up batch.
+    """Returns values that identify the log posterior, at fixed weights and on a made-up batch.
 
-    Prior, loss, regularisers and layers change them, the data do not. They are missing where the
-    shapes of a batch are unknown, or where the model takes no batch of such numbers.
+    They depend on prior, loss, regularisers and layers, but not on the data. They are missing if
+    the shapes of a batch are unknown, or if the model rejects the made-up numbers.
     """
     like = source.batch(_ROWS) or source.spec
     if like is None:
@@ -107,14 +107,14 @@ def describe_model(
     prior = describe_problem(log_prior_fn(state), (), "log prior at fixed weights")
     try:
         found = target.estimate(state, tf.zeros([2], tf.int32), with_scores=False)
-    except tf.errors.InvalidArgumentError:  # such as an index or a label that the model forbids
+    except tf.errors.InvalidArgumentError:  # such as an index out of range
         return prior
     what = "log posterior at fixed weights"
     return {**prior, **describe_problem(found.log_prob, found.gradient, what)}
 
 
 def check_same_problem(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises ValueError if a callback's second `fit` differs from its first in what both know."""
+    """Raises ValueError if values that a callback knows from two of its fits differ."""
     changed = [
         name
         for name in before
@@ -127,14 +127,14 @@ def check_same_problem(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
     ]
     if changed:
         raise ValueError(
-            "fit must have the data and the model of the samples that this callback holds, or "
-            f"samples of two posteriors would mix. Received: another {', another '.join(changed)}. "
-            "Make a new SamplerCallback."
+            "fit must have the same data and model as earlier fits with this callback, because "
+            "its samples must come from one posterior. Received: another "
+            f"{', another '.join(changed)}. Make a new SamplerCallback."
         )
 
 
 def _checksum(arrays: list[Any]) -> str:
-    """Returns a checksum that depends on the numbers alone, not on their dtype."""
+    """Returns a checksum that depends on the numbers, but not on their dtype."""
     found = 0
     for array in arrays:
         row = max(1, int(np.prod(array.shape[1:]))) * 4
@@ -156,7 +156,7 @@ def _gathered(array: Any, rows: np.ndarray) -> Any:
 
 
 def _spec(array: Any) -> tf.TensorSpec:
-    """Returns shape and dtype of a few rows, with lengths that are unknown filled in."""
+    """Returns the specification of a few rows, with fixed lengths in place of unknown ones."""
     shape = [_ROWS if array.shape[0] is None else min(array.shape[0], _ROWS)]
     return tf.TensorSpec(
         shape + [_LENGTH if n is None else n for n in array.shape[1:]], array.dtype
@@ -164,13 +164,13 @@ def _spec(array: Any) -> tf.TensorSpec:
 
 
 def _plain(variable: keras.Variable) -> tf.Tensor:
-    """Returns a value for a variable that is not sampled: ones, or zeros for seeds."""
+    """Returns a fixed value for a variable that is not sampled: ones, or zeros for seeds."""
     make = tf.ones if variable.dtype.startswith(("float", "bfloat")) else tf.zeros
     return make(variable.shape, variable.dtype)
 
 
 def _made_up(like: Any) -> tuple[Any, Any, Any]:
-    """Returns a batch with the shapes and dtypes of another, whose values are fixed."""
+    """Returns a batch of fixed values with the shapes and dtypes of another batch."""
     x, y, sample_weight = like
     generator = np.random.RandomState(0)  # its numbers never change
 
@@ -193,7 +193,7 @@ def _made_up(like: Any) -> tuple[Any, Any, Any]:
 
 
 def _pattern(a: tf.TensorSpec) -> tf.Tensor:
-    """Returns zeros and ones; each row is the code of a class if there are several classes."""
+    """Returns zeros and ones; rows are one-hot codes if there are several columns."""
     rows = tf.range(a.shape[0])
     if a.shape.rank == 1 or a.shape[-1] == 1:
         return tf.broadcast_to(tf.reshape(rows % 2, [-1] + [1] * (a.shape.rank - 1)), a.shape)

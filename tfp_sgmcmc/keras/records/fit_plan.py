@@ -1,4 +1,4 @@
-"""What a fit will keep, and the memory and disk that this takes, known before it starts."""
+"""Predicts the number of samples of a fit, and the memory and disk that they take."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tfp_sgmcmc.keras.records.sample_log import stored_arrays
 from tfp_sgmcmc.storage.zarr_store import bytes_on_disk
 
 
-class Plan(NamedTuple):
-    """What a `fit` adds to the samples, and the bytes that this takes.
+class FitPlan(NamedTuple):
+    """The number of samples that a `fit` adds, and the bytes that they take.
 
     Attributes:
-      num_samples: number of samples, counting all chains of a step as one; None if the data do not
-        tell the number of batches.
-      is_exact: whether `num_samples` is their number. Otherwise it is the largest possible number,
-        because `keep`, a `mixing_distance` or a `sampling_threshold` decides during the run.
+      num_samples: number of samples, counting all chains of a step as one; None if the number of
+        batches is unknown.
+      is_exact: whether `num_samples` is exact. Otherwise it is an upper bound, because `keep`, a
+        `mixing_distance` or a `sampling_threshold` decides during the run.
       bytes_of_sample: bytes of one sample, with all chains and moving statistics.
       memory: bytes of the samples in host memory; 0 with a `directory`, None if unknown.
-      device: bytes on the device of samples that wait to be taken over, and of several chains.
+      device: bytes on the device of samples that wait for the host, and of several chains.
       disk: bytes of the files of samples; 0 without a `directory`, None if unknown.
-      directory: where the samples go, or None.
+      directory: the directory of the samples, or None.
     """
 
     num_samples: int | None
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
         return f"This fit keeps {many} samples of {size} each: {place}{device}."
 
     def check_disk(self) -> None:
-        """Raises OSError if the disk has no room for samples whose number is known."""
+        """Raises OSError if the disk has no room for a known number of samples."""
         if self.directory is None or not self.disk or not self.is_exact:
             return
         free = _free(self.directory)
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
                 f"directory must be on a disk with room for the {self.num_samples} samples that "
                 f"fit will keep: {memory.readable(self.disk)}. Received: {self.directory}, with "
                 f"{memory.readable(free)} free. Keep fewer states (num_steps_between_results, "
-                "num_burnin_steps), or take another disk.",
+                "num_burnin_steps), or use another disk.",
             )
 
 
@@ -75,10 +75,10 @@ def make_plan(
     directory: str | os.PathLike[str] | None,
     num_samples: int | None,
     most_steps: int,
-) -> Plan:
-    """Returns the plan of a fit that keeps `num_samples`, of the `recorded` variables.
+) -> FitPlan:
+    """Returns the plan of a fit that keeps `num_samples` of the `recorded` variables.
 
-    `most_steps` are the steps of its longest execution.
+    `most_steps` is the number of steps of its longest execution.
     """
     chains = [] if num_chains is None else [num_chains]
     sizes = [math.prod([*chains, *v.shape]) * tf.as_dtype(v.dtype).size for v in recorded]
@@ -86,7 +86,7 @@ def make_plan(
     device = collection.num_slots(most_steps) * (sum(sizes) + numbers)
     device += 0 if num_chains is None else sum(sizes)
     known, stored = num_samples, stored_arrays([v.path for v in recorded], recorded, num_chains)
-    return Plan(
+    return FitPlan(
         num_samples,
         num_samples is not None and collection.is_planned,
         sum(sizes),
@@ -105,21 +105,21 @@ def num_due(
     epochs: int,
     burnin_epochs: int,
 ) -> int | None:
-    """Returns how many samples the coming epochs keep, at most; None if that is unknown.
+    """Returns how many samples the remaining epochs keep at most; None if that is unknown.
 
     Args:
-      collection: which states are kept.
+      collection: selects the states to keep.
       before: steps so far.
-      first: the first step that may be kept, as the chain knows it.
+      first: the first step that may be kept, as far as the chain knows.
       batches: steps of an epoch, or None.
-      epochs: epochs to come.
-      burnin_epochs: those of them that belong to the burn-in.
+      epochs: remaining epochs.
+      burnin_epochs: how many of them belong to the burn-in.
     """
     if batches is None:
         return None
     if burnin_epochs:
         first = max(before + batches * burnin_epochs, collection.num_burnin_steps)
-    elif collection.is_open:  # where a threshold ends burn-in, any later step may be the first
+    elif collection.is_open:  # a threshold may end burn-in at any later step
         first = min(first, max(before, collection.num_burnin_steps))
     after = before + batches * epochs
     if collection.distance is not None:
@@ -128,7 +128,7 @@ def num_due(
 
 
 def _free(path: Any) -> int | None:
-    """Returns the free bytes of the disk that holds a path, or None if that is not known."""
+    """Returns the free bytes on the disk of a path, or None if unknown."""
     place = Path(path).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent

@@ -1,4 +1,4 @@
-"""The host's side of a chain: takes samples over, checks what the chain leaves, and saves it."""
+"""Moves samples of a chain from the device to the host, checks them, and saves the chain."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tfp_sgmcmc.diagnostics import NonFiniteChainError
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.chain.chain_state import Status
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
-from tfp_sgmcmc.keras.records.fit_fingerprint import Problem
+from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
 from tfp_sgmcmc.keras.records.sample_log import SampleLog, StoredSampleLog
 
-# Reading a variable makes an accelerator wait. While no sample is due, look for NaN this often.
+# Reading a variable makes an accelerator wait, so NaN is looked for this often without samples.
 _STEPS_UNSEEN = 100
 
 
-class Place(NamedTuple):
-    """How far the fits of a script have come.
+class FitProgress(NamedTuple):
+    """Progress of the fits of a script.
 
     Attributes:
-      fit: number of the fit under way or of the last one, from 0.
-      num_epochs: epochs of this fit that are over, counted as Keras does.
-      total_epochs: epochs of all fits together.
+      fit: number of the current or last fit, from 0.
+      num_epochs: completed epochs of this fit, as Keras counts them.
+      total_epochs: completed epochs of all fits.
     """
 
     fit: int = -1
@@ -34,21 +34,21 @@ class Place(NamedTuple):
 
 
 class Recorder:
-    """Takes over from the device what a chain leaves.
+    """Moves the samples of a chain from the device to memory or disk.
 
     Attributes:
       chain: the chain, or None until the model is built.
+      samples: the samples so far, in memory or on disk.
       failed: whether the chain has become NaN or infinite.
       also_saved: nests by name that are saved with the chain.
 
     Args:
-      collection: which states are kept.
-      samples: the samples so far, in memory or on a disk.
-      seconds_between_commits: least time between saves to a `StoredSampleLog`, which happen at the
-        ends of epochs.
+      collection: selects the states to keep.
+      samples: see above.
+      seconds_between_commits: shortest time between saves to a `StoredSampleLog`, which happen at
+        the ends of epochs.
       num_burnin_epochs: epochs before the first sample.
-      num_examples: N, which the examples of an epoch of `fit` must add up to. None skips the check.
-
+      num_examples: N, the expected number of examples in an epoch. None skips the check.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Recorder:
         self.also_saved: dict[str, Any] = {}
         self._collection, self._num_examples = collection, num_examples
         self._seconds, self._num_burnin_epochs = seconds_between_commits, num_burnin_epochs
-        self._num_seen = self._num_unseen = 0  # steps before the last look; at most so many since
+        self._num_seen = self._num_unseen = 0  # steps at the last pull; upper bound of those since
         self._rows_before = 0  # examples seen before this epoch
         self._may_be_resident, self._counts_rows = False, True
-        self._place = self._saved = Place()
+        self._progress = self._saved = FitProgress()
         self._epochs_asked = 0
         self._committed_at = -np.inf
         self._initial: list[tuple[keras.Variable, np.ndarray]] = []
@@ -84,20 +84,20 @@ class Recorder:
         return self.samples.values[: len(state.variables)]
 
     def start(self, chain: Chain) -> None:
-        """Takes on a new chain."""
+        """Starts recording a new chain."""
         self.chain = chain
         self._num_seen = self._num_unseen = 0
         self._initial = [(v, v.numpy()) for v in chain.model.weights]
 
-    def begin_fit(self, num_epochs: int, problem: Problem) -> int | None:
-        """Restores a saved chain; returns the epoch to begin at, None for the first.
+    def begin_fit(self, num_epochs: int, problem: FitProblem) -> int | None:
+        """Restores a saved chain; returns the epoch to begin at, or None for the first.
 
-        Fits and epochs that were over when the chain was saved are not run again.
+        Fits and epochs that were completed before the chain was saved are not repeated.
 
         Raises:
-          ValueError: the model is not built, or another chain was saved.
+          ValueError: the model is not built, or a different chain was saved.
         """
-        self._place = Place(self._place.fit + 1, 0, self._place.total_epochs)
+        self._progress = FitProgress(self._progress.fit + 1, 0, self._progress.total_epochs)
         self._epochs_asked = num_epochs
         if not isinstance(self.samples, StoredSampleLog):
             return None
@@ -108,7 +108,7 @@ class Recorder:
             )
         is_new = not len(self.samples)
         scoped = {f"any fit, {name}": x for name, x in problem.of_all.items()}
-        scoped |= {f"fit {self._place.fit}, {name}": x for name, x in problem.of_fit.items()}
+        scoped |= {f"fit {self._progress.fit}, {name}": x for name, x in problem.of_fit.items()}
         checkpoint, recorded = self.samples.open(
             self.chain.model, self.chain.kernel_description, scoped
         )
@@ -116,68 +116,70 @@ class Recorder:
             self.chain.rings.recorded = recorded
             self.chain.state.restore(checkpoint)
             self._num_seen = self.chain.state.status().num_steps
-            numbers = checkpoint.restore("place", dict.fromkeys(Place._fields, np.int64(0)))
-            self._saved = Place(**{name: int(n) for name, n in numbers.items()})
-        if self._place.fit > self._saved.fit:
+            numbers = checkpoint.restore("place", dict.fromkeys(FitProgress._fields, np.int64(0)))
+            self._saved = FitProgress(**{name: int(n) for name, n in numbers.items()})
+        if self._progress.fit > self._saved.fit:
             return None
-        done = num_epochs if self._place.fit < self._saved.fit else self._saved.num_epochs
-        self._place = self._place._replace(num_epochs=done, total_epochs=self._saved.total_epochs)
+        done = num_epochs if self._progress.fit < self._saved.fit else self._saved.num_epochs
+        self._progress = self._progress._replace(
+            num_epochs=done, total_epochs=self._saved.total_epochs
+        )
         return done or None
 
     def end_fit(self, is_stopped: bool) -> None:
-        """Saves, and releases the directory. A fit that was stopped early counts as over."""
+        """Saves, and releases the directory. A fit that was stopped early counts as completed."""
         if is_stopped:
-            self._place = self._place._replace(num_epochs=self._epochs_asked)
+            self._progress = self._progress._replace(num_epochs=self._epochs_asked)
         self._commit(finish=True)
         if isinstance(self.samples, StoredSampleLog):
             self.samples.close()
 
     @property
     def total_epochs(self) -> int:
-        """Epochs of all fits together that are over."""
-        return self._place.total_epochs
+        """Completed epochs of all fits."""
+        return self._progress.total_epochs
 
     def begin_epoch(self, may_be_resident: bool, counts_rows: bool) -> int:
         """Begins an epoch; returns the number of steps before it.
 
-        Its examples may be resident and then are not counted.
+        The examples of an epoch that may be resident are counted only if `fit` delivers some.
         """
         self._may_be_resident, self._counts_rows = may_be_resident, counts_rows
         if self.chain is None:
             return 0
         status = self.chain.state.status()
         self._rows_before = status.num_rows
-        if self._num_burnin_epochs and self._place.total_epochs == self._num_burnin_epochs:
+        if self._num_burnin_epochs and self._progress.total_epochs == self._num_burnin_epochs:
             first = max(status.num_steps, self._collection.num_burnin_steps)
             self.chain.state.keep_from(first)
         return status.num_steps
 
     def end_epoch(self, epoch: int, is_whole: bool) -> None:
-        """Takes over new samples, checks the number of examples of a whole epoch, and saves.
+        """Pulls new samples, checks the number of examples of a whole epoch, and saves.
 
         Raises:
           ValueError: the epoch did not have N examples.
         """
         if self.chain is None:
             return
-        status = self.look()
+        status = self.pull_samples()
         if is_whole and self._num_examples is not None:
             self._check_rows(status, expected_at_least=self._num_examples)
-        self._place = Place(self._place.fit, epoch + 1, self._place.total_epochs + 1)
+        self._progress = FitProgress(self._progress.fit, epoch + 1, self._progress.total_epochs + 1)
         self._commit()
 
     def after_execution(self, num_steps: int) -> None:
-        """Takes over new samples if some may be there after at most `num_steps` more steps."""
+        """Pulls new samples if there can be some after at most `num_steps` more steps."""
         if self.chain is None:  # its first batch failed
             return
         self._num_unseen += num_steps
         is_long_unseen = self._num_unseen >= _STEPS_UNSEEN or self.chain.model.run_eagerly
         last = self._num_seen + self._num_unseen
         if is_long_unseen or self._collection.may_be_due(self._num_seen, last):
-            self.look()
+            self.pull_samples()
 
-    def look(self) -> Status:
-        """Takes over new samples; returns the chain's status.
+    def pull_samples(self) -> Status:
+        """Moves new samples from the device to the log; returns the chain's status.
 
         Raises:
           NonFiniteChainError: the loss, its gradient or a sample is NaN or infinite.
@@ -209,8 +211,8 @@ class Recorder:
             return
         is_due = finish or time.monotonic() - self._committed_at >= self._seconds
         if chain.state.has_run and is_due:
-            place = max(self._place, self._saved)._asdict()
-            numbers = {name: np.int64(n) for name, n in place.items()}
+            progress = max(self._progress, self._saved)._asdict()
+            numbers = {name: np.int64(n) for name, n in progress.items()}
             nests = {"chain": chain.state.saved(), "place": numbers, **self.also_saved}
             self.samples.commit(chain.rings.recorded, nests, finish)
             self._committed_at = time.monotonic()
@@ -220,12 +222,12 @@ class Recorder:
         if self._num_examples is None or (self._may_be_resident and not rows):
             return
         if self._counts_rows and not expected_at_least <= rows <= self._num_examples:
-            if not self._place.total_epochs:  # every step so far had a wrong N
+            if not self._progress.total_epochs:  # every step so far used a wrong N
                 self._set_back()
             so_far = "" if expected_at_least else " so far"
             raise ValueError(
                 f"num_examples must be the number of training examples, without the validation "
-                f"split. Received: {self._num_examples}, but one epoch of fit gave {rows} "
+                f"split. Received: {self._num_examples}, but one epoch of fit had {rows} "
                 f"examples{so_far}. If steps_per_epoch makes an epoch shorter or longer than the "
                 "data, pass check_num_examples=False."
             )
@@ -235,20 +237,20 @@ class Recorder:
             variable.assign(value)
 
     def _fail(self, chain: Chain, step: int) -> None:
-        """Sets the model back to its last finite state, and raises NonFiniteChainError."""
+        """Restores the model's last finite state, and raises NonFiniteChainError."""
         self.failed = True
         bad, values = chain.state.not_finite(), self.samples.values
         self._set_back()
         for variable, samples in zip(chain.rings.recorded if values else (), values, strict=True):
             variable.assign(samples[-1] if chain.state.num_chains is None else samples[-1][0])
         if isinstance(self.samples, StoredSampleLog):
-            self.samples.close()  # for a callback that starts again from what is saved
+            self.samples.close()  # so that another callback can continue from the saved chain
         start = "the last of them" if values else "where the chain began"
         what = bad[0] if bad else "The loss or its gradient"
         raise NonFiniteChainError(
-            f"{what} became NaN or infinite by step {step} of the chain. The error and the "
-            f"callback hold the {len(self.samples)} samples before it as `samples`, and the model "
-            f"is set back to {start}. A smaller step_size is the usual cure.",
+            f"{what} became NaN or infinite by step {step} of the chain. The `samples` of this "
+            f"error and the callback are the {len(self.samples)} before it, and the model is set "
+            f"back to {start}. A smaller step_size is the usual cure.",
             step,
             tuple(bad[:1]),
             self.trainable_values,

@@ -1,33 +1,36 @@
-"""The samples that a chain has left so far: in host memory, or on a disk."""
+"""Holds the samples of a chain in host memory, on disk, or on the first of several workers."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from tfp_sgmcmc.keras.distributed import messages
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same, load
 from tfp_sgmcmc.storage.directory import CHECKPOINT, RunDirectory
 from tfp_sgmcmc.storage.stored_draws import Variable
 
 _GROUP, _NUMBERS = "posterior/", "variables"
 _BLOCK_BYTES = 2**25  # of samples read at once
-_SCOPES = ("any fit, ", "fit ")  # of values that describe the problem
+_SCOPES = ("any fit, ", "fit ")  # prefixes of the names of values that describe the problem
 
 
 def stored_seed(path: str | os.PathLike[str] | None) -> Any:
-    """Returns the seed of the run in a directory, or None if there is no run."""
+    """Returns the seed of the run in a directory, or None without a run."""
     if path is None or not (Path(path) / CHECKPOINT).is_file():
         return None
     return load(Path(path) / CHECKPOINT).header["fingerprint"].get("seed")
 
 
 class SampleLog:
-    """Samples in memory."""
+    """Holds samples in memory."""
 
     def __init__(self) -> None:
         # The variables' values, the steps and the step sizes.
@@ -43,12 +46,12 @@ class SampleLog:
 
     @property
     def steps(self) -> np.ndarray:
-        """The steps that left the samples, counted from 0, `[num_samples]`."""
+        """The steps of the samples, counted from 0, `[num_samples]`."""
         return self._joined()[-2] if self._chunks else np.zeros([0], np.int64)
 
     @property
     def step_sizes(self) -> np.ndarray:
-        """The sizes of these steps, `[num_samples]`; NaN if the kernel has none."""
+        """The sizes of these steps, `[num_samples]`; NaN for a kernel without step sizes."""
         return self._joined()[-1] if self._chunks else np.zeros([0])
 
     def since(self, number: int) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
@@ -68,7 +71,7 @@ class SampleLog:
         steps: np.ndarray,
         step_sizes: np.ndarray,
     ) -> None:
-        """Adds new samples of the recorded variables, with the steps that left them."""
+        """Adds new samples of the recorded variables, with their steps and step sizes."""
         del recorded
         self._chunks.append([*values, steps, step_sizes])
 
@@ -79,17 +82,17 @@ class SampleLog:
 
 
 class StoredSampleLog:
-    """Samples on a disk, with all that a chain needs to go on from them.
+    """Holds samples on disk, with everything that a chain needs to continue from them.
 
-    It is used as `SampleLog` is. Arrays read from the disk what is sliced out of them.
+    It has the interface of `SampleLog`. Its arrays read slices from disk.
 
     Args:
-      path: a directory, which is made if there is none.
-      fingerprint: values that must be the same for the chain to go on.
+      path: a directory, which is created if necessary.
+      fingerprint: values that must be the same for the chain to continue.
       num_chains: C, or None for samples without an axis of chains.
 
     Raises:
-      ValueError: `RunDirectory` refuses the path.
+      ValueError: `RunDirectory` rejects the path.
       ModuleNotFoundError: zarr is not installed.
     """
 
@@ -117,8 +120,8 @@ class StoredSampleLog:
 
         Args:
           model: the model.
-          kernel_description: values that must be the same for the chain to go on.
-          problem: values that must be as far as they were known before. Their names begin with
+          kernel_description: values that must be the same for the chain to continue.
+          problem: values that must be the same if they were known before. Their names begin with
             "any fit" or "fit" and a number.
         """
         self._problem |= problem
@@ -141,19 +144,15 @@ class StoredSampleLog:
             saved = self._start(run, recorded, names) if recorded else None
             if num_before not in (0, run.num_committed):
                 raise ValueError(
-                    f"The run in {self.path} must have the {num_before} samples that this "
-                    f"callback left there. Received: {run.num_committed}, so another callback went "
-                    "on with it. Make a new callback."
+                    f"The run in {self.path} must have the {num_before} samples that this callback "
+                    f"has written. Received: {run.num_committed}, so another callback has "
+                    "continued the run. Make a new callback."
                 )
         except BaseException:
             run.close()
             raise
         self._run, self._is_open, self.path = run, True, run.path  # absolute
         return saved, recorded
-
-    def describe(self, kernel_description: Mapping[str, Any]) -> None:
-        """Takes on a kernel that was chosen after `open`, before the first sample."""
-        self.fingerprint |= kernel_description
 
     def close(self) -> None:
         """Releases the directory; the samples can still be read."""
@@ -165,7 +164,7 @@ class StoredSampleLog:
 
     @property
     def values(self) -> list[Any]:
-        """Arrays `[num_samples, ...]` on the disk; samples in memory are written there first."""
+        """Arrays `[num_samples, ...]` on disk; samples in memory are written first."""
         if not self._names:
             return []
         self._run.store.finish()
@@ -208,12 +207,12 @@ class StoredSampleLog:
     def commit(
         self, recorded: Sequence[keras.Variable], nests: Mapping[str, Any], finish: bool
     ) -> None:
-        """Makes samples and chain safe (see `RunDirectory.commit`)."""
+        """Saves samples and chain (see `RunDirectory.commit`)."""
         self._start_new(recorded)
         self._run.commit(nests, finish)
 
     def _start_new(self, recorded: Sequence[keras.Variable]) -> None:
-        """Starts the run, unless it has started, once it is known what is recorded."""
+        """Starts the run, unless it has started, once the recorded variables are known."""
         if not self._names:
             self._start(self._run, recorded, [v.path.replace("/", ".") for v in recorded])
 
@@ -223,26 +222,23 @@ class StoredSampleLog:
         groups = stored_arrays(names, recorded, self.num_chains)
         if len(groups["posterior"]) < len(recorded):
             raise ValueError(
-                "The variables' paths must differ; give the layers different names. Received: "
-                f"{', '.join(v.path for v in recorded)}."
+                "The variables must have different paths. Received: "
+                f"{', '.join(v.path for v in recorded)}. Give the layers different names."
             )
         self._names = names
         numbers = [self._numbers[id(v)] for v in recorded]
         known = {n: self._problem.get(n, x) for n, x in self._saved_problem.items()}
-        saved = run.start(
-            groups,
-            {**self.fingerprint, **known, _NUMBERS: numbers},
-        )
+        saved = run.start(groups, {**self.fingerprint, **known, _NUMBERS: numbers})
         run.add_to_fingerprint(self._problem)
         return saved
 
     def _saved_variables(
         self, run: RunDirectory, model: keras.Model
     ) -> tuple[list[keras.Variable], list[str]]:
-        """Returns the variables that a run has samples of, and their names in the run.
+        """Returns the variables with samples in a run, and their names there.
 
-        A variable is identified by its position: Keras gives it another name if the model is made
-        a second time in one process.
+        A variable is identified by its position, because Keras gives it another name if the model
+        is created a second time in one process.
         """
         self._numbers = {id(v): i for i, v in enumerate(model.variables)}
         checkpoint = run.saved()
@@ -251,6 +247,100 @@ class StoredSampleLog:
         saved = checkpoint.header["fingerprint"]
         names = [n.removeprefix(_GROUP) for n in saved if n.startswith(_GROUP)]
         return recorded_variables(checkpoint, model), names
+
+
+class FirstWorkerLog(StoredSampleLog):
+    """Holds samples on the disk of worker 0, which sends the saved chain to the other workers."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, *arguments: Any):
+        super().__init__(*arguments)
+        self._strategy = strategy
+
+    def open(
+        self,
+        model: keras.Model,
+        kernel_description: Mapping[str, Any],
+        problem: Mapping[str, Any],
+    ) -> tuple[Checkpoint | None, list[keras.Variable]]:
+        found: list[tuple[Checkpoint | None, list[keras.Variable]]] = []
+
+        def opened() -> bytes:
+            found.append(super(FirstWorkerLog, self).open(model, kernel_description, problem))
+            saved = found[0][0]
+            return b"" if saved is None else saved.path.read_bytes()
+
+        messages.of_first(self._strategy, opened)
+        return found[0]
+
+
+class OtherWorkerLog(StoredSampleLog):
+    """Counts samples and holds the last one, while worker 0 holds all in its directory."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, *arguments: Any):
+        super().__init__(*arguments)
+        self._strategy, self._count = strategy, 0
+        self._last: tuple[list[np.ndarray], np.ndarray, np.ndarray] | None = None
+
+    def open(
+        self,
+        model: keras.Model,
+        kernel_description: Mapping[str, Any],
+        problem: Mapping[str, Any],
+    ) -> tuple[Checkpoint | None, list[keras.Variable]]:
+        del kernel_description, problem  # compared by worker 0, and among the workers
+        sent = messages.of_first(self._strategy, bytes)
+        if not sent:
+            return None, []
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "checkpoint.npz"
+            path.write_bytes(sent)
+            saved = load(path)
+        self._count = int(saved.header["num_draws"])
+        return saved, recorded_variables(saved, model)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def values(self) -> list[Any]:
+        return [] if self._last is None else self._last[0]
+
+    @property
+    def steps(self) -> np.ndarray:
+        return np.zeros([0], np.int64) if self._last is None else self._last[1]
+
+    @property
+    def step_sizes(self) -> np.ndarray:
+        return np.zeros([0]) if self._last is None else self._last[2]
+
+    def append(
+        self,
+        recorded: Sequence[keras.Variable],
+        values: list[np.ndarray],
+        steps: np.ndarray,
+        step_sizes: np.ndarray,
+    ) -> None:
+        del recorded
+        self._last = [x[-1:] for x in values], steps[-1:], step_sizes[-1:]
+        self._count += len(steps)
+
+    def commit(
+        self, recorded: Sequence[keras.Variable], nests: Mapping[str, Any], finish: bool
+    ) -> None:
+        del recorded, nests, finish
+
+
+def on_worker(
+    log: SampleLog | StoredSampleLog, strategy: tf.distribute.Strategy
+) -> SampleLog | StoredSampleLog:
+    """Returns the log that this worker uses for a stored run; each worker has its log in memory."""
+    if type(log) is not StoredSampleLog or not messages.are_several(strategy):
+        return log
+    kind = FirstWorkerLog if messages.is_first(strategy) else OtherWorkerLog
+    return kind(strategy, log.path, log.fingerprint, log.num_chains)
 
 
 def stored_arrays(
@@ -267,7 +357,7 @@ def stored_arrays(
 
 
 def recorded_variables(checkpoint: Checkpoint, model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables that a run has samples of.
+    """Returns the variables with samples in a run.
 
     Raises:
       ValueError: the model has no such variables.

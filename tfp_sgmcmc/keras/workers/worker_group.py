@@ -13,7 +13,7 @@ import keras
 from tfp_sgmcmc.keras.data.training_data import Source, validation_of_fit
 from tfp_sgmcmc.keras.data.worker_batches import WorkerBatches
 from tfp_sgmcmc.keras.distributed import messages
-from tfp_sgmcmc.keras.records.fit_fingerprint import Problem
+from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
 from tfp_sgmcmc.keras.workers.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.workers.train_functions import ShareFunction, WorkerFit
 from tfp_sgmcmc.storage.checkpoint import differences
@@ -30,10 +30,10 @@ class Gang:
     def begin(
         self,
         model: keras.Model,
-        begin: Callable[[bool], Problem],
+        begin: Callable[[bool], FitProblem],
         is_stored: bool,
         settings: Mapping[str, Any],
-    ) -> Problem:
+    ) -> FitProblem:
         """Returns what `begin` returns, which all workers call.
 
         Args:
@@ -50,7 +50,7 @@ class Gang:
         self.end()
         if not messages.are_several(model.distribute_strategy):
             return begin(is_stored)
-        problems: list[Problem] = []
+        problems: list[FitProblem] = []
 
         def describe() -> bytes:
             _check_validation(validation_of_fit(model))

@@ -1,4 +1,4 @@
-"""The last verdicts of the checks that a fit makes, in the logs and in its lines."""
+"""The latest results of the checks of a fit, in its logs and printed lines."""
 
 import keras
 import numpy as np
