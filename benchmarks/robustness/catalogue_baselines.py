@@ -37,7 +37,13 @@ def swag(**arguments: Any) -> sgmcmc.keras.SWAG:
 
 
 def traced(**arguments: Any) -> Any:
-    sampler = sgmcmc.keras.SamplerCallback(sgld, NUM_EXAMPLES, None, 0, seed=0)
+    sampler = sgmcmc.keras.SamplerCallback(
+        sgld,
+        prior=None,
+        collect=sgmcmc.keras.Collect(0, 0),
+        seed=0,
+        num_examples=NUM_EXAMPLES,
+    )
     given: dict[str, Any] = {"sampler": sampler, "log_dir": tempfile.mkdtemp(), **arguments}
     network().fit(DATA, LABELS, verbose=0, callbacks=[sampler, sgmcmc.keras.Traces(**given)])
     return [np.asarray(x) for x in sampler.samples]
@@ -45,7 +51,16 @@ def traced(**arguments: Any) -> Any:
 
 def entries() -> list[Entry]:
     collected = swag(burn_in=1)
-    model, sampler = network(), sgmcmc.keras.SamplerCallback(sgld, NUM_EXAMPLES, None, 0, seed=0)
+    model, sampler = (
+        network(),
+        sgmcmc.keras.SamplerCallback(
+            sgld,
+            prior=None,
+            collect=sgmcmc.keras.Collect(0, 0),
+            seed=0,
+            num_examples=NUM_EXAMPLES,
+        ),
+    )
     kinds = instance(keras.Model, keras.layers.Dense(1), keras.Sequential())
     return [
         Entry(

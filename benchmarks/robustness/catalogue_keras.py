@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -45,15 +46,41 @@ def sgld(target: Any) -> Any:
     return sgmcmc.SGLD(target, 0.01)
 
 
-def fitted(*, directory: Any = None, **arguments: Any) -> Any:
+def fitted(
+    *,
+    kernel: Any,
+    num_chains: Any = None,
+    initial_states: Any = "initializers",
+    directory: Any = None,
+    seconds_between_commits: Any = 10.0,
+    **arguments: Any,
+) -> Any:
     """Returns the samples of an epoch of two steps."""
-    sampler = sgmcmc.keras.SamplerCallback(directory=directory, **arguments)
+    names = [f.name for f in dataclasses.fields(sgmcmc.keras.Collect) if f.name in arguments]
+    sampler = sgmcmc.keras.SamplerCallback(
+        kernel,
+        collect=sgmcmc.keras.Collect(**{name: arguments.pop(name) for name in names}),
+        chains=None if num_chains is None else sgmcmc.keras.Chains(num_chains, initial_states),
+        output=sgmcmc.Directory(
+            "." if directory is None else directory,
+            seconds_between_commits=seconds_between_commits,
+        )
+        if directory is not None or seconds_between_commits != 10.0
+        else None,
+        **arguments,
+    )
     network().fit(DATA, LABELS, batch_size=4, shuffle=False, verbose=0, callbacks=[sampler])
     return [np.asarray(x) for x in sampler.samples]
 
 
 def resident(**arguments: Any) -> Any:
-    sampler = sgmcmc.keras.SamplerCallback(sgld, NUM_EXAMPLES, None, 0, seed=0)
+    sampler = sgmcmc.keras.SamplerCallback(
+        sgld,
+        prior=None,
+        collect=sgmcmc.keras.Collect(0, 0),
+        seed=0,
+        num_examples=NUM_EXAMPLES,
+    )
     data = sampler.resident(**arguments)
     network().fit(data, epochs=1, verbose=0, callbacks=[sampler])
     return [np.asarray(x) for x in sampler.samples]
@@ -74,7 +101,7 @@ def starts() -> list[Any]:
 def callbacks() -> list[Entry]:
     made = [None, "x", 1, [], {}, object(), sgmcmc.SGLD, TARGET, tfd.Normal(0.0, 1.0)]
     valid = dict(
-        make_kernel_fn=sgld,
+        kernel=sgld,
         num_examples=NUM_EXAMPLES,
         prior=None,
         num_burnin_steps=0,
@@ -103,15 +130,15 @@ def callbacks() -> list[Entry]:
             fitted,
             valid,
             dict(
-                make_kernel_fn=[*function(1, *made), sgmcmc.SGLD, *kernel()],
-                num_examples=[*integer(1), 7, 9],
+                kernel=[*function(1, *made), sgmcmc.SGLD, *kernel()],
+                num_examples=[*integer(1, optional=True), 7, 9],
                 prior=priors(),
-                num_burnin_steps=integer(0),
-                num_steps_between_results=integer(0),
+                num_burnin_steps=integer(0, optional=True),
+                num_steps_between_results=integer(0, optional=True),
                 seed=seed(optional=True),
                 num_chains=integer(1, optional=True),
                 num_groups=integer(2, optional=True),
-                num_burnin_epochs=integer(0),
+                num_burnin_epochs=integer(0, optional=True),
                 sampling_threshold=number(0.0, -1.0, optional=True),
                 noise_every=integer(1, optional=True),
                 keep=function(1, *kept, optional=True),
@@ -121,7 +148,7 @@ def callbacks() -> list[Entry]:
                 check_num_examples=boolean(),
                 max_excess_temperature=number(0.0, -1.0, optional=True),
             ),
-            {"num_examples": "N|examples", "make_kernel_fn": "make_kernel_fn|kernel"},
+            {"num_examples": "N|examples", "kernel": "make_kernel_fn|kernel"},
         ),
         Entry(
             "fit",
@@ -232,7 +259,13 @@ def batches() -> list[Entry]:
 
     def independent(**arguments: Any) -> Any:
         made = sgmcmc.keras.IndependentBatches(**arguments)
-        sampler = sgmcmc.keras.SamplerCallback(sgld, NUM_EXAMPLES, None, 0, seed=0)
+        sampler = sgmcmc.keras.SamplerCallback(
+            sgld,
+            prior=None,
+            collect=sgmcmc.keras.Collect(0, 0),
+            seed=0,
+            num_examples=NUM_EXAMPLES,
+        )
         network().fit(made, epochs=1, verbose=0, callbacks=[sampler])
         return [np.asarray(x) for x in sampler.samples]
 

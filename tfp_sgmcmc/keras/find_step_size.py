@@ -17,7 +17,7 @@ from tfp_sgmcmc.keras.chain.chain import Chain, check_variables
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
 from tfp_sgmcmc.keras.checks import fit_checks
 from tfp_sgmcmc.keras.checks.local_geometry import Views, first_state, survey
-from tfp_sgmcmc.keras.data.training_arrays import training_arrays
+from tfp_sgmcmc.keras.data.independent_batches import training_arrays
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior

@@ -20,6 +20,11 @@ class Verdicts:
         self._failed.clear()
 
     @property
+    def failed(self) -> list[str]:
+        """The names of the checks that failed when they were made last."""
+        return [name for name, has_failed in self._failed.items() if has_failed]
+
+    @property
     def logs(self) -> dict[str, float]:
         """The number of checks that failed; nothing if none was made."""
         return {"failed_checks": float(sum(self._failed.values()))} if self._failed else {}
@@ -35,7 +40,7 @@ class Verdicts:
         >>> verdicts.line()
         'No check fails any more.'
         """
-        failed = [name for name, has_failed in self._failed.items() if has_failed]
+        failed = self.failed
         if failed == self._told:
             return None
         self._told = failed

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same, load
-from tfp_sgmcmc.storage.directory import CHECKPOINT, RunDirectory
+from tfp_sgmcmc.storage.directory import CHECKPOINT, Resume, RunDirectory
 from tfp_sgmcmc.storage.variable import Variable
 
 _GROUP, _NUMBERS = "posterior/", "variables"
@@ -19,11 +19,11 @@ _BLOCK_BYTES = 2**25  # of samples read at once
 _SCOPES = ("any fit, ", "fit ")  # of values that describe the problem
 
 
-def stored_seed(path: str | os.PathLike[str] | None) -> Any:
-    """Returns the seed of the run in a directory, or None if there is no run."""
+def stored_settings(path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """Returns the settings of the run in a directory, by name; empty if there is no run."""
     if path is None or not (Path(path) / CHECKPOINT).is_file():
-        return None
-    return load(Path(path) / CHECKPOINT).header["fingerprint"].get("seed")
+        return {}
+    return load(Path(path) / CHECKPOINT).header["fingerprint"]
 
 
 class SampleLog:
@@ -87,6 +87,7 @@ class StoredSampleLog:
       path: a directory, which is made if there is none.
       fingerprint: values that must be the same for the chain to go on.
       num_chains: C, or None for samples without an axis of chains.
+      resume: see `Directory`; later fits of a callback go on with its own run.
 
     Raises:
       ValueError: `RunDirectory` refuses the path.
@@ -98,7 +99,9 @@ class StoredSampleLog:
         path: str | os.PathLike[str],
         fingerprint: Mapping[str, Any],
         num_chains: int | None,
+        resume: Resume = "auto",
     ):
+        self.resume: Resume = resume
         self.path, self.fingerprint, self.num_chains = path, dict(fingerprint), num_chains
         self._problem: dict[str, Any] = {}  # as described by the fits so far
         self._saved_problem: dict[str, Any] = {}
@@ -128,7 +131,7 @@ class StoredSampleLog:
                 self._run.add_to_fingerprint(self._problem)
             return None, []
         num_before = len(self)
-        run = RunDirectory(self.path)
+        run = RunDirectory(self.path, self.resume)
         try:
             saved_run = run.saved()
             if saved_run is not None:
@@ -148,7 +151,7 @@ class StoredSampleLog:
         except BaseException:
             run.close()
             raise
-        self._run, self._is_open = run, True
+        self._run, self._is_open, self.resume = run, True, "auto"
         return saved, recorded
 
     def describe(self, kernel_description: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ def on_worker(
     if type(log) is not StoredSampleLog or not messages.are_several(strategy):
         return log
     kind = FirstWorkerLog if messages.is_first(strategy) else OtherWorkerLog
-    return kind(strategy, log.path, log.fingerprint, log.num_chains)
+    return kind(strategy, log.path, log.fingerprint, log.num_chains, log.resume)
 
 
 class FirstWorkerLog(StoredSampleLog):
