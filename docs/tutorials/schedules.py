@@ -149,7 +149,8 @@ one = sgmcmc.keras.Posterior(model, model.trainable_variables, [w[None] for w in
 score = one.evaluate(images[test], digits[test], batch_size=len(test))
 print(f"Adam: accuracy {score.accuracy:.3f}, log density {score.log_predictive_density:.3f}")
 probabilities = {
-    "cyclical": sample("cyclical", cyclical, sgmcmc.keras.Collect(0, 199, keep=schedule.is_sampling)),
+    "cyclical": sample("cyclical", cyclical,
+                       sgmcmc.keras.Collect(0, 199, keep=schedule.is_sampling)),
     "constant": sample("constant", lambda target: sgmcmc.SGLD(target, LARGEST / 2),
                        sgmcmc.keras.Collect(12_000, 799)),
 }  # fmt: skip

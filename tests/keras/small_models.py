@@ -64,8 +64,10 @@ def sampler(make_kernel_fn, num_examples, prior=None, **arguments):
     chains, place = taken(sgmcmc.keras.Chains), taken(sgmcmc.Directory)
     if chains.get("num_chains") is not None:
         groups["chains"] = sgmcmc.keras.Chains(**chains)
-    if (path := arguments.pop("directory", None)) is not None:
-        groups["output"] = sgmcmc.Directory(path, **place)
+    path = arguments.pop("directory", None)
+    if path is not None or place:
+        output = sgmcmc.Directory("." if path is None else path, **place)
+        groups["output"] = output if path is not None else None
     return sgmcmc.keras.SamplerCallback(
         make_kernel_fn, prior=prior, num_examples=num_examples, **groups, **arguments
     )

@@ -27,7 +27,7 @@ _STEP_SIZES = 61  # of the picture
 
 
 class StepSize(NamedTuple):
-    """What `find_step_size` suggests, and why.
+    """A suggested step size, and the measurements behind it.
 
     Attributes:
       kernel: the name of the kernel.

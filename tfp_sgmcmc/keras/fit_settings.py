@@ -168,7 +168,7 @@ class FitSettings:
             raise ValueError(
                 "num_examples must be given to SamplerCallback, because the data do not show the "
                 f"number of training examples. Received: {source.kind}. Data from "
-                "sampler.data(x, y, batch_size=...) show it, too."
+                "sampler.data(x, y, batch_size=...) show it."
             )
         if self._collect.depends_on_fit:
             num_epochs = params["epochs"] - initial_epoch_of_fit(model)
@@ -211,7 +211,7 @@ class FitSettings:
         )
 
     def make_chain(self, model: keras.Model) -> Chain:
-        """Returns a new chain over the variables of a built model: that of the pilot, if due."""
+        """Returns a new chain over the variables of a built model, or the pilot's next chain."""
         check_variables(model.trainable_variables)
         pilot = None if self.auto is None else self.auto.pilot
         starts = "initializers" if self._chains is None else self._chains.initial_states

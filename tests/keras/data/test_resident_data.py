@@ -137,7 +137,7 @@ def test_a_second_fit_goes_on_and_does_not_retrace():
         return sgmcmc.SGLD(target, step_size=1e-2)
 
     whole, halves = sampler(), sampler()
-    halves._make_kernel_fn = make_kernel_fn
+    halves._settings._make_kernel_fn = make_kernel_fn
     counts = []
     for callback, fits in ((whole, [4]), (halves, [2, 2])):
         model = classifier(jit_compile=False)

@@ -19,7 +19,7 @@ class IndependentBatches(keras.utils.PyDataset):
     r"""Batches for `fit`, each drawn anew from all examples, as `MinibatchLogProb` draws them.
 
     With arrays, `fit` takes each example once an epoch, so the batches of an epoch depend on one
-    another. Kernels that make up for the covariance of the gradient noise (`ModifiedSGLD`, `SGFS`,
+    another. Kernels that correct for the covariance of the gradient noise (`ModifiedSGLD`, `SGFS`,
     `SGHMC`, `CCAdL`, `NOGIN`) expect independent batches. These data give them. They work on any
     number of replicas (on several hosts in `WorkerBatches`) and with `steps_per_execution`; on a
     single device `SamplerCallback.resident` is faster.
@@ -52,7 +52,7 @@ class IndependentBatches(keras.utils.PyDataset):
         there is no such callback.
       steps_per_epoch: batches of an epoch. None takes floor(N / B), and is refused with `growth`.
       growth: the factor from the size of one step's batch to the next, at least 1 (a real number;
-        sizes are rounded up). 1.1 is that of He & Xin.
+        sizes are rounded up). He & Xin use 1.1.
 
     Raises:
       ValueError: unequal leading axes, no data, or numbers out of range.
