@@ -546,8 +546,8 @@ class SamplerCallback(keras.callbacks.Callback):
             self._start_chain()
             self._preflight.new_chain()
             self._make_train_function()
-            if auto.result.choices is not None and self.params.get("verbose"):
-                print(auto.result.choices)
+            if auto.choices is not None and self.params.get("verbose"):
+                print(auto.choices)
         auto.begin_epoch(self._recorder.chain, source, total, self.params)
 
     def _start_chain(self) -> None:

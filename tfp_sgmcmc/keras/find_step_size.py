@@ -113,8 +113,8 @@ def find_step_size(
     r"""Suggests a step size for sampling a model's weights, by curvature and gradient noise there.
 
     Both are measured at the weights that the model has, so train it first. Along a direction of
-    curvature a and noise s the linear law of a step h tells the stationary temperature: that of
-    SGLD is \( (1 + h s / 4) / (1 - h a / 4) \). The suggestion is the largest step whose excess
+    curvature a and noise s the linear law of a step h gives the stationary temperature. For SGLD
+    it is \( (1 + h s / 4) / (1 - h a / 4) \). The suggestion is the largest step whose excess
     temperature is within the bound along the twenty noisiest directions and on average, and at most
     the stable step for nine times the curvature, as it grows where a chain goes. A chain that meets
     more noise than there is here will be hotter. `SamplerCallback("auto")` also tries its choice,

@@ -132,7 +132,7 @@ class Collect:
             raise ValueError(
                 "collect must give burn-in and thinning, such as Collect(num_burnin_steps=1000, "
                 "num_steps_between_results=9), where the data do not tell how many steps fit "
-                "takes. Received: data of unknown length. Passing steps_per_epoch to fit also works."
+                "takes. Received: data of unknown length. fit(steps_per_epoch=...) works, too."
             )
         total = (steps_per_epoch or 0) * num_epochs
         burnin = total // 2 if burnin is None else burnin
