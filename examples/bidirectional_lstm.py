@@ -46,10 +46,9 @@ def main() -> dict[str, float]:
     # Recurrent layers take single examples one after another: a kernel without their scores.
     sampler = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.UnderdampedLangevin(target, step_size=3e-3, friction=20.0),
-        num_examples=500,
         prior=tfp.distributions.Normal(0.0, 0.7),
-        num_burnin_steps=300,
-        num_steps_between_results=29,
+        collect=sgmcmc.keras.Collect(300, 29),
+        num_examples=500,
         seed=0,
     )
     data = sampler.resident(x, y, batch_size=100, steps_per_call=100, steps_per_epoch=1200)

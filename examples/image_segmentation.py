@@ -47,10 +47,9 @@ def main() -> dict[str, float]:
 
     sampler = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.UnderdampedLangevin(target, step_size=1e-3, friction=50.0),
-        num_examples=40,
         prior=tfp.distributions.Normal(0.0, 0.5),
-        num_burnin_steps=500,
-        num_steps_between_results=49,
+        collect=sgmcmc.keras.Collect(500, 49),
+        num_examples=40,
         seed=0,
     )
     data = sampler.resident(x, y, batch_size=20, steps_per_call=100, steps_per_epoch=3000)

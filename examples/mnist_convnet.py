@@ -33,10 +33,9 @@ def main() -> dict[str, float]:
 
     sampler = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.SGHMC(target, step_size=1e-3, friction=50.0, covariance="diag"),
-        num_examples=1000,
         prior=tfp.distributions.Normal(0.0, 0.3),
-        num_burnin_steps=300,
-        num_steps_between_results=29,
+        collect=sgmcmc.keras.Collect(300, 29),
+        num_examples=1000,
         seed=0,
     )
     data = sampler.resident(x, y, batch_size=100, steps_per_call=100, steps_per_epoch=1200)

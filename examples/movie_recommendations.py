@@ -43,10 +43,9 @@ def main() -> dict[str, float]:
 
     sampler = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.NOGIN(target, step_size=0.03, friction=3.0, covariance="diag"),
-        num_examples=800,
         prior=tfp.distributions.Normal(0.0, 1.0),
-        num_burnin_steps=1000,
-        num_steps_between_results=49,
+        collect=sgmcmc.keras.Collect(1000, 49),
+        num_examples=800,
         seed=0,
     )
     data = sampler.resident(x, y, batch_size=200, steps_per_call=500, steps_per_epoch=5000)

@@ -52,10 +52,9 @@ def main() -> dict[str, float]:
 
     sampler = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.SGHMC(target, step_size=2e-3, friction=30.0, covariance="diag"),
-        num_examples=300,
         prior=tfp.distributions.Normal(0.0, 0.5),
-        num_burnin_steps=1000,
-        num_steps_between_results=39,
+        collect=sgmcmc.keras.Collect(1000, 39),
+        num_examples=300,
         seed=0,
     )
     data = sampler.resident(x, y, batch_size=50, steps_per_call=250, steps_per_epoch=3000)

@@ -44,10 +44,9 @@ def main() -> dict[str, float]:
 
     sampler = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.SGHMC(target, step_size=3e-3, friction=20.0, covariance="diag"),
-        num_examples=800,
         prior=tfp.distributions.Normal(0.0, 0.5),
-        num_burnin_steps=1000,
-        num_steps_between_results=49,
+        collect=sgmcmc.keras.Collect(1000, 49),
+        num_examples=800,
         seed=0,
     )
     data = sampler.resident(x, y, batch_size=100, steps_per_call=500, steps_per_epoch=4000)

@@ -42,13 +42,12 @@ def main() -> dict[str, float]:
 
     sampler = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.NOGIN(target, step_size=5e-3, friction=20.0, covariance="diag"),
-        num_examples=300,
         prior={
             "*kernel": tfp.distributions.Normal(0.0, 0.5),
             "*": tfp.distributions.Normal(0.0, 1.0),
         },
-        num_burnin_steps=500,
-        num_steps_between_results=29,
+        collect=sgmcmc.keras.Collect(500, 29),
+        num_examples=300,
         seed=0,
     )
     data = sampler.resident(x, y, batch_size=50, steps_per_call=100, steps_per_epoch=2000)

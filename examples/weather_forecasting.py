@@ -41,10 +41,9 @@ def main() -> dict[str, float]:
 
     sampler = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.UnderdampedLangevin(target, step_size=2e-3, friction=30.0),
-        num_examples=300,
         prior=tfp.distributions.Normal(0.0, 0.5),
-        num_burnin_steps=500,
-        num_steps_between_results=29,
+        collect=sgmcmc.keras.Collect(500, 29),
+        num_examples=300,
         seed=0,
     )
     data = sampler.resident(x, y, batch_size=50, steps_per_call=100, steps_per_epoch=2000)

@@ -26,10 +26,9 @@ def main() -> dict[str, float]:
 
     sampler = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.NOGIN(target, step_size=0.01, friction=10.0, covariance="diag"),
-        num_examples=1000,
         prior=tfp.distributions.Normal(0.0, 0.3),
-        num_burnin_steps=1000,
-        num_steps_between_results=49,
+        collect=sgmcmc.keras.Collect(1000, 49),
+        num_examples=1000,
         seed=0,
     )
     data = sampler.resident(x, y, batch_size=100, steps_per_call=500, steps_per_epoch=5000)

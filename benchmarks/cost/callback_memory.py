@@ -36,8 +36,12 @@ def measure(num_samples: int = 200, width: int = 1000) -> dict[str, float]:
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile(loss=loss, jit_compile=True)
             callback = sgmcmc.keras.SamplerCallback(
-                lambda target: sgmcmc.SGLD(target, 1e-7), 256, None, 20, 1, seed=0,
-                directory=directory,
+                lambda target: sgmcmc.SGLD(target, 1e-7),
+                prior=None,
+                collect=sgmcmc.keras.Collect(20, 1),
+                output=directory,
+                seed=0,
+                num_examples=256,
             )  # fmt: skip
 
             def fit(steps: int, model: Any = model, callback: Any = callback) -> None:

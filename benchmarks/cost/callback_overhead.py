@@ -55,11 +55,10 @@ def sampler(
     return [
         sgmcmc.keras.SamplerCallback(
             make_kernel_fn,
-            NUM_EXAMPLES,
-            prior,
-            num_burnin_steps=10**9,
-            noise_every=noise_every,
+            prior=prior,
+            collect=sgmcmc.keras.Collect(10**9, 0, noise_every=noise_every),
             seed=seed,
+            num_examples=NUM_EXAMPLES,
         )
     ]
 
@@ -67,7 +66,11 @@ def sampler(
 def traced(make_kernel_fn: Callable[[Any], Any], prior: Any, folder: str, seed: int) -> list[Any]:
     """Returns the callback with samples every 50 steps, and `Traces` with a probe."""
     callback = sgmcmc.keras.SamplerCallback(
-        make_kernel_fn, NUM_EXAMPLES, prior, num_steps_between_results=49, seed=seed
+        make_kernel_fn,
+        prior=prior,
+        collect=sgmcmc.keras.Collect(0, 49),
+        seed=seed,
+        num_examples=NUM_EXAMPLES,
     )
     return [callback, sgmcmc.keras.Traces(callback, folder, probe=datasets.mnist()[2][:100])]
 

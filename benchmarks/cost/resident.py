@@ -35,7 +35,11 @@ def fit(x: np.ndarray, y: np.ndarray, batch_size: int, per_call: int, steps: int
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
     model.compile(loss=loss, metrics=["accuracy"], jit_compile=True)
     callback = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGLD(target, STEP_SIZE), len(x), PRIOR, 0, seed=0
+        lambda target: sgmcmc.SGLD(target, STEP_SIZE),
+        prior=PRIOR,
+        collect=sgmcmc.keras.Collect(0, 0),
+        seed=0,
+        num_examples=len(x),
     )
     data = callback.resident(
         *(x, y), batch_size=batch_size, steps_per_call=per_call, steps_per_epoch=steps

@@ -201,11 +201,12 @@ def one(name: str, network: Network, num_steps: int, epochs: int, seed: int) -> 
     model = build(network, x, seed, jit_compile=True)
     callback = sgmcmc.keras.SamplerCallback(
         "auto",
-        len(x),
-        tfp.distributions.Normal(0.0, 1.0),
-        num_burnin_epochs=EPOCHS // 2,
-        num_steps_between_results=max(0, num_steps // KEPT - 1),
+        prior=tfp.distributions.Normal(0.0, 1.0),
+        collect=sgmcmc.keras.Collect(
+            num_steps_between_results=max(0, num_steps // KEPT - 1), num_burnin_epochs=EPOCHS // 2
+        ),
         seed=seed,
+        num_examples=len(x),
     )
     steps = num_steps // EPOCHS
     data = callback.resident(
@@ -223,10 +224,10 @@ def one(name: str, network: Network, num_steps: int, epochs: int, seed: int) -> 
         except (ValueError, sgmcmc.NonFiniteChainError) as raised:
             error = f"{type(raised).__name__}: {raised}"
     seconds = time.perf_counter() - begin
-    chosen, nan = callback.choices, (np.nan, np.nan)
-    found = callback.temperatures
+    chosen, nan = callback.result.choices, (np.nan, np.nan)
+    found = callback.result.temperatures
     has_draws = not error and len(callback.samples[0])
-    chain = scores(callback.outputs(test_x), test_y) if has_draws else nan
+    chain = scores(callback.posterior.outputs(test_x), test_y) if has_draws else nan
     numbers = {} if chosen is None else chosen.numbers
     return Row(
         name,

@@ -86,9 +86,12 @@ class Trainer:
         for halvings in range(HALVINGS + 1):
             self.model.set_weights(start)  # a chain that fails leaves its last sample
             sampler = sgmcmc.keras.SamplerCallback(
-                functools.partial(make_kernel, 2.0**-halvings), len(self.data.x), None,
-                burnin, between, seed=seed, num_chains=num_chains, initial_states=initial_states,
-                keep=keep,
+                functools.partial(make_kernel, 2.0**-halvings),
+                prior=None,
+                collect=sgmcmc.keras.Collect(burnin, between, keep=keep),
+                chains=num_chains and sgmcmc.keras.Chains(num_chains, initial_states),
+                seed=seed,
+                num_examples=len(self.data.x),
             )  # fmt: skip
             data = sampler.resident(
                 self.data.x, self.data.y, batch_size=self.problem.batch_size,

@@ -76,13 +76,11 @@ def run(
     )
     sampler = sgmcmc.keras.SamplerCallback(
         lambda target: sgmcmc.SGLD(target, step_size),
-        num_examples=len(x),
         prior=tfp.distributions.Normal(0.0, 1.0),
-        num_burnin_steps=num_burnin_steps,
-        num_steps_between_results=thinning - 1,
+        collect=sgmcmc.keras.Collect(num_burnin_steps, thinning - 1),
+        chains=sgmcmc.keras.Chains(num_chains, "model"),
+        num_examples=len(x),
         seed=seed,
-        num_chains=num_chains,
-        initial_states="model",
     )
     batches = shuffled_batches(x, y[:, np.newaxis], batch_size, seed)
     model.fit(batches, epochs=num_epochs, shuffle=False, verbose=0, callbacks=[sampler])

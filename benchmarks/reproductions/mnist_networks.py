@@ -171,10 +171,11 @@ def sample(
             covariance=None,
             temperature=temperature,
         ),
-        num_examples=len(data.x),
         prior=log_prior(setting.prior_scale),
-        num_burnin_steps=setting.num_burnin_epochs * steps,
-        num_steps_between_results=steps // STATES_AN_EPOCH - 1,
+        collect=sgmcmc.keras.Collect(
+            setting.num_burnin_epochs * steps, steps // STATES_AN_EPOCH - 1
+        ),
+        num_examples=len(data.x),
         seed=seed,
     )
     model.fit(data.x, data.y, batch_size, setting.num_epochs, verbose=0, callbacks=[sampler])

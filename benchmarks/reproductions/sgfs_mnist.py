@@ -132,19 +132,20 @@ def errors(
     kernel, epsilon = method.kernel, 2 * learning_rate / num_examples
     sampler = sgmcmc.keras.SamplerCallback(
         lambda target: kernel(target, epsilon),
-        num_examples,
         prior=None,  # the regularisers are the prior
-        num_burnin_steps=0,
-        num_steps_between_results=steps // STATES_AN_EPOCH - 1,
+        collect=sgmcmc.keras.Collect(0, steps // STATES_AN_EPOCH - 1),
         seed=seed,
         num_groups=method.num_groups,
         independent_batches=False,  # by epochs
+        num_examples=num_examples,
     )
     try:
         model.fit(data.x, data.y, batch_size, num_epochs, verbose=0, callbacks=[sampler])
     except sgmcmc.NonFiniteChainError:
         return Errors(*np.full([len(parts), num_epochs], np.inf))
-    return Errors(*(averaged_errors(sampler.outputs(x, len(x)), y, num_epochs) for x, y in parts))
+    return Errors(
+        *(averaged_errors(sampler.posterior.outputs(x, len(x)), y, num_epochs) for x, y in parts)
+    )
 
 
 def averaged_errors(outputs: np.ndarray, y: np.ndarray, num_epochs: int) -> np.ndarray:

@@ -212,13 +212,12 @@ def fitted(name: str, setting: Setting, folder: str) -> str:
     x_fit = batch(x) if has_strings else x  # what fit takes of strings
     sampler = sgmcmc.keras.SamplerCallback(
         KERNELS[setting.kernel],
-        N,
-        _prior,
+        prior=_prior,
+        collect=sgmcmc.keras.Collect(1, 0),
+        chains=setting.num_chains,
         seed=0,
-        num_chains=setting.num_chains,
-        num_burnin_steps=1,
-        num_steps_between_results=0,
         independent_batches=False if has_strings else None,
+        num_examples=N,
     )
     if setting.kernel == "SGLD" or has_strings:
         model.fit(x_fit, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[sampler])

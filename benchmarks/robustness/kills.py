@@ -26,7 +26,7 @@ import zarr.codecs
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
-from tfp_sgmcmc.keras import NegativeLogLikelihood, SamplerCallback
+from tfp_sgmcmc.keras import Collect, NegativeLogLikelihood, SamplerCallback
 
 _LONGEST_WAIT = 0.6  # seconds after a checkpoint of the process
 _MOST_SECONDS = 120.0  # of a process, which otherwise hangs
@@ -92,20 +92,18 @@ def run_fit(directory: Path | None) -> list[Any]:
     )
     callback = SamplerCallback(
         lambda target: sgmcmc.SGNHT(target, step_size=1e-3, friction=1.0),
-        num_examples=N,
         prior=tfp.distributions.Normal(0.0, 1.0),
+        collect=Collect(5, 1),
+        output=sgmcmc.Directory(directory, seconds_between_commits=0.02),
+        num_examples=N,
         seed=3,
-        num_burnin_steps=5,
-        num_steps_between_results=1,
-        directory=directory,
-        seconds_between_commits=0.02,
     )
     for epochs in (100, 50):
         model.fit(
             x, y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback]
         )
     samples = [np.asarray(s) for s in callback.samples]
-    return [*samples, callback.sample_steps, *model.get_weights()]
+    return [*samples, callback.result.trace["step"], *model.get_weights()]
 
 
 KINDS: dict[str, Callable[[Path | None], list[Any]]] = {"sample": run_sample, "fit": run_fit}

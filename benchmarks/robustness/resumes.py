@@ -102,16 +102,18 @@ def fit(directory: Path, epochs: int, **changes: Any) -> None:
     )
     model = keras.Sequential([keras.Input([3]), hidden, *given["extra"], keras.layers.Dense(1)])
     model.compile(loss=given["loss"], loss_weights=given["loss_weights"], run_eagerly=True)
-    names = ("keep", "num_steps_between_results", "num_chains")
     callback = sgmcmc.keras.SamplerCallback(
         given["kernel"],
-        given["num_examples"],
-        given["prior"],
-        given["num_burnin_steps"],
+        prior=given["prior"],
+        collect=sgmcmc.keras.Collect(
+            given["num_burnin_steps"],
+            given.get("num_steps_between_results", 0),
+            keep=given.get("keep"),
+        ),
+        chains=given.get("num_chains"),
+        output=directory and sgmcmc.Directory(directory, seconds_between_commits=0.0),
         seed=given["seed"],
-        directory=directory,
-        seconds_between_commits=0.0,
-        **{name: given[name] for name in names if name in given},
+        num_examples=given["num_examples"],
     )
     x, y, size = given["x"], given["y"], given["batch_size"]
     data: dict[str, Any] = {"x": x, "y": y, "batch_size": size, "shuffle": given["shuffle"]}

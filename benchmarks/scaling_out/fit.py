@@ -98,8 +98,11 @@ def child(units: int, batch_size: int) -> None:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(loss=loss, jit_compile=False, metrics=["accuracy"])
     callback = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGLD(target, 1e-6), len(x), tfp.distributions.Normal(0.0, 1.0),
-        num_steps_between_results=10 * STEPS, seed=0,
+        lambda target: sgmcmc.SGLD(target, 1e-6),
+        prior=tfp.distributions.Normal(0.0, 1.0),
+        collect=sgmcmc.keras.Collect(0, 10 * STEPS),
+        seed=0,
+        num_examples=len(x),
     )  # fmt: skip
     batches = sgmcmc.keras.IndependentBatches(x, y, batch_size=batch_size, steps_per_epoch=STEPS)
     times: list[float] = []

@@ -47,13 +47,12 @@ class Network:
         if method != "SGD":
             self._callback = sgmcmc.keras.SamplerCallback(
                 {"SGLD": _sgld, "SGHMC": _sghmc}[method],
-                NUM_TRAIN,
-                tfp.distributions.Normal(0.0, 1.0),
-                NUM_BURNIN_STEPS if keep else 10**9,
-                9,
+                prior=tfp.distributions.Normal(0.0, 1.0),
+                collect=sgmcmc.keras.Collect(NUM_BURNIN_STEPS if keep else 10**9, 9),
                 seed=seed,
                 check_num_examples=False,  # an "epoch" is a number of steps
                 independent_batches=False,  # as plain `fit` takes them
+                num_examples=NUM_TRAIN,
             )
 
     def fit(self, num_steps: int) -> None:

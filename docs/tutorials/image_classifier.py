@@ -60,10 +60,9 @@ for temperature in (1.0, 0.1):
         lambda target, temperature=temperature: sgmcmc.SGHMC(
             target, step_size=2e-3, friction=20.0, covariance="diag", temperature=temperature
         ),
-        num_examples=len(x),
         prior=tfd.Normal(0.0, 0.3),
-        num_burnin_steps=2_000,
-        num_steps_between_results=99,
+        collect=sgmcmc.keras.Collect(2_000, 99),
+        num_examples=len(x),
         seed=0,
     )
     data = sampler.resident(x, y, batch_size=300, steps_per_call=500, steps_per_epoch=1_000)

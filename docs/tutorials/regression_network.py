@@ -83,11 +83,10 @@ print(f"suggested step {found.step_size:.4f}, friction {found.friction:.1f}, "
 
 sampler = sgmcmc.keras.SamplerCallback(
     lambda target: sgmcmc.UnderdampedLangevin(target, step_size=0.004, friction=5.0),
-    num_examples=330,
     prior=prior,
-    num_burnin_steps=5_000,
-    num_steps_between_results=99,
-    num_chains=4,
+    collect=sgmcmc.keras.Collect(5_000, 99),
+    chains=4,
+    num_examples=330,
     seed=0,
 )
 data = sampler.resident(

@@ -115,11 +115,11 @@ adam = model.get_weights()
 NUM_STEPS, NUM_CYCLES, LARGEST = 60_000, 6, 2e-4
 
 
-def sample(name, make_kernel, **options):
+def sample(name, make_kernel, collect):
     """Samples from Adam's weights on; returns the probabilities of each sample."""
     model.set_weights(adam)
     sampler = sgmcmc.keras.SamplerCallback(
-        make_kernel, num_examples=800, prior=tfd.Normal(0.0, 1.0), seed=0, **options
+        make_kernel, prior=tfd.Normal(0.0, 1.0), collect=collect, seed=0
     )
     data = sampler.resident(images[train], digits[train], batch_size=100, steps_per_call=1_000,
                             steps_per_epoch=5_000)  # fmt: skip
@@ -149,10 +149,10 @@ one = sgmcmc.keras.Posterior(model, model.trainable_variables, [w[None] for w in
 score = one.evaluate(images[test], digits[test], batch_size=len(test))
 print(f"Adam: accuracy {score.accuracy:.3f}, log density {score.log_predictive_density:.3f}")
 probabilities = {
-    "cyclical": sample("cyclical", cyclical, keep=schedule.is_sampling, num_burnin_steps=0,
-                       num_steps_between_results=199),
+    "cyclical": sample("cyclical", cyclical,
+                       sgmcmc.keras.Collect(0, 199, keep=schedule.is_sampling)),
     "constant": sample("constant", lambda target: sgmcmc.SGLD(target, LARGEST / 2),
-                       num_burnin_steps=12_000, num_steps_between_results=799),
+                       sgmcmc.keras.Collect(12_000, 799)),
 }  # fmt: skip
 
 # %% [markdown]

@@ -120,8 +120,10 @@ for temperature in (1.0, 0.1):
         lambda target, temperature=temperature: sgmcmc.SGLD(
             target, step_size=5e-4, temperature=temperature
         ),
-        num_examples=len(x), prior=tfd.Normal(0.0, 1.0), num_burnin_steps=10_000,
-        num_steps_between_results=499, seed=0,
+        prior=tfd.Normal(0.0, 1.0),
+        collect=sgmcmc.keras.Collect(10_000, 499),
+        num_examples=len(x),
+        seed=0,
     )  # fmt: skip
     data = sampler.resident(x, y, batch_size=100, steps_per_call=1_000, steps_per_epoch=5_000)
     history = model.fit(data, epochs=8, callbacks=[sampler], verbose=0)

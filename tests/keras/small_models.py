@@ -1,5 +1,6 @@
 """Small models, samplers and comparisons that tests share."""
 
+import dataclasses
 import functools
 
 import keras
@@ -49,9 +50,27 @@ def sgld(step_size=1e-3, temperature=1.0, **arguments):
 
 
 def sampler(make_kernel_fn, num_examples, prior=None, **arguments):
-    """Returns a callback that keeps every state, unless `arguments` say otherwise."""
-    arguments = {"num_burnin_steps": 0, "seed": 0, **arguments}
-    return sgmcmc.keras.SamplerCallback(make_kernel_fn, num_examples, prior, **arguments)
+    """Returns a callback that keeps every state, unless `arguments` say otherwise.
+
+    These may be fields of `Collect`, `Chains` and `Directory` (its path as `directory`).
+    """
+    arguments = {"num_burnin_steps": 0, "num_steps_between_results": 0, "seed": 0, **arguments}
+
+    def taken(kind):
+        names = [field.name for field in dataclasses.fields(kind)]
+        return {name: arguments.pop(name) for name in names if name in arguments}
+
+    groups = {"collect": sgmcmc.keras.Collect(**taken(sgmcmc.keras.Collect))}
+    chains, place = taken(sgmcmc.keras.Chains), taken(sgmcmc.Directory)
+    if chains.get("num_chains") is not None:
+        groups["chains"] = sgmcmc.keras.Chains(**chains)
+    path = arguments.pop("directory", None)
+    if path is not None or place:
+        output = sgmcmc.Directory("." if path is None else path, **place)
+        groups["output"] = output if path is not None else None
+    return sgmcmc.keras.SamplerCallback(
+        make_kernel_fn, prior=prior, num_examples=num_examples, **groups, **arguments
+    )
 
 
 def fit(model, callback, x, y, **arguments):

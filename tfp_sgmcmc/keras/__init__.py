@@ -7,9 +7,11 @@ from tfp_sgmcmc.keras.callback import SamplerCallback
 from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
 from tfp_sgmcmc.keras.data.worker_batches import WorkerBatches
 from tfp_sgmcmc.keras.find_step_size import find_step_size
+from tfp_sgmcmc.keras.fit_result import FitResult
 from tfp_sgmcmc.keras.model.likelihoods import NegativeLogLikelihood
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.patterns import by_variable
+from tfp_sgmcmc.keras.options import Chains, Collect
 from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
@@ -21,7 +23,10 @@ from tfp_sgmcmc.keras.traces import Traces
 
 __all__ = [
     "SWAG",
+    "Chains",
+    "Collect",
     "Evaluation",
+    "FitResult",
     "IndependentBatches",
     "ModelLogProb",
     "NegativeLogLikelihood",

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, Literal
 
-import tensorflow as tf
+import keras
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit
-from tfp_sgmcmc.keras.adaptation.network_pilot import pilot_of
-from tfp_sgmcmc.keras.arguments import (
-    check_options,
-    checked_collection,
-    checked_kernel,
-    sampling_phases,
-)
-from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
-from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
+from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
+from tfp_sgmcmc.keras.chain.chain import check_same_variables
+from tfp_sgmcmc.keras.checks.fit_preflight import check_samplable
 from tfp_sgmcmc.keras.checks.progress_lines import Phase
-from tfp_sgmcmc.keras.data.train_function import BatchTrainFunction
-from tfp_sgmcmc.keras.fit_result import Access
-from tfp_sgmcmc.keras.hooks import Hooks
+from tfp_sgmcmc.keras.data import training_data
+from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
+from tfp_sgmcmc.keras.data.resident_data import ResidentData
+from tfp_sgmcmc.keras.data.train_function import BatchTrainFunction, check_callbacks, guard
+from tfp_sgmcmc.keras.distributed import messages
+from tfp_sgmcmc.keras.fit_result import FitResult
+from tfp_sgmcmc.keras.fit_settings import FitSettings
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
-from tfp_sgmcmc.keras.model.priors import check_prior
-from tfp_sgmcmc.keras.records.fit_fingerprint import describe_keep
-from tfp_sgmcmc.keras.records.recorder import Recorder
-from tfp_sgmcmc.keras.records.sample_log import SampleLog, StoredSampleLog, stored_seed
+from tfp_sgmcmc.keras.old_arguments import accepts_old_arguments, forwards_old_attributes
+from tfp_sgmcmc.keras.options import Chains, Collect
+from tfp_sgmcmc.keras.posterior.posterior import Posterior
+from tfp_sgmcmc.keras.posterior.predict import Prediction
+from tfp_sgmcmc.keras.records.fit_plan import FitPlan
+from tfp_sgmcmc.keras.records.sample_log import StoredSampleLog, on_worker
 from tfp_sgmcmc.keras.workers.batch_steps import BatchSteps
-from tfp_sgmcmc.keras.workers.worker_group import Gang
+from tfp_sgmcmc.keras.workers.worker_group import WorkerGroup
 from tfp_sgmcmc.kernels.hyperparameters import StepSize
+from tfp_sgmcmc.storage.directory import Directory
 
 
-class SamplerCallback(Access, Hooks):
+@forwards_old_attributes
+class SamplerCallback(keras.callbacks.Callback):
     r"""Samples the posterior of a model's weights by `model.fit`.
 
     Each batch of `fit` becomes one step of a kernel over the trainable variables, with log
@@ -69,38 +71,44 @@ class SamplerCallback(Access, Hooks):
     leaves a model that trains as before.
 
     The batches of an epoch of `fit` are not independent, because each example comes once. This does
-    not harm SGLD, but kernels that make up for the covariance of the gradient noise
-    (`ModifiedSGLD`, `SGFS`, `SGHMC`, `CCAdL`, `NOGIN`) then make up for more noise than there is,
-    and variances come out too small. They refuse such batches before the first step. Give them
-    `IndependentBatches`, or `resident` data on a single device. With their `growth`, batches grow
-    as in `GrowingBatch`, which itself cannot wrap the target here: the data make the batches.
+    not harm SGLD, but kernels that correct for the covariance of the gradient noise
+    (`ModifiedSGLD`, `SGFS`, `SGHMC`, `CCAdL`, `NOGIN`) then over-correct the gradient noise,
+    and variances come out too small. They refuse such batches before the first step. Give `fit`
+    the data that `sampler.data(x, y, batch_size=...)` returns, or `IndependentBatches`. With their
+    `growth`, batches grow as in `GrowingBatch`, which cannot wrap the target here, because the data
+    make the batches.
 
     On several hosts, under `MultiWorkerMirroredStrategy`, data are `WorkerBatches`. Worker 0 alone
-    writes a `directory`, from which all go on; the others then hold the last sample alone. Metrics
+    writes the `output`, from which all go on; the others then hold the last sample alone. Metrics
     in the logs of a batch are those of one worker, and in the logs of an epoch those of all.
 
     If the step size changes along the run, `posterior` and `predict` weight samples by their step
     sizes (Welling & Teh 2011, equation 11), unless a `mixing_distance` lies between them. Samples
     of the sampling phases of a `Cyclical` have equal weights, as in Zhang et al. 2020.
 
-    With "auto" for a kernel, the first three quarters of the burn-in's epochs are a pilot. It comes
-    down from the model's weights by RMSprop without noise, measures the curvature and the gradient
-    noise there, and freezes a diagonal preconditioner. It chooses kernel (`SGLD`,
+    With "auto" for a kernel, the first three quarters of the burn-in's epochs are a pilot. It
+    minimises from the model's weights by RMSprop without noise, measures the curvature and the
+    gradient noise there, and freezes a diagonal preconditioner. It chooses kernel (`SGLD`,
     `UnderdampedLangevin`, or `NOGIN` if the batches are independent), step size, friction, and what
-    the kernel knows of the noise. It tries the choice, looks at the curvature where that leads, and
-    chooses again. From there on the chain is an ordinary one. `choices` holds all numbers and says
-    them in words. Nine times the curvature would still be stable.
+    the kernel knows of the noise. It tries the choice, measures the curvature where that leads, and
+    chooses again. From there on the chain is an ordinary one. `result.choices` holds all numbers
+    and explains them. The chosen step stays stable if the curvature grows ninefold.
 
     The noise of batches of n examples along the stiffest directions of a network is about N/n times
     the curvature there. With a small step the chain then hardly moves along flat directions, and
     with a large one it is too hot along stiff ones. "auto" predicts both. A warning says if the fit
     has too few steps for the bound, what the samples will be like, and which batch size or how many
-    steps would do; `temperatures` tells whether the prediction holds.
+    steps would do; `result.temperatures` shows whether the prediction holds.
 
     Layers that behave differently in training do so while sampling. Dropout adds noise to the
     gradient, so the law is not the posterior of the network without dropout; dropout is off in
     `predict`. BatchNormalization normalises by the batch, so the likelihood is not a sum over
     examples; its moving statistics are kept with every sample, and `predict` uses them.
+
+    Attributes:
+      result: the samples so far and how the fits went, a `FitResult`.
+      recorder: the chain, for callbacks such as `Traces`.
+      is_in_fit: whether a `fit` with this callback is under way.
 
     Examples:
       >>> import keras, numpy as np, tensorflow_probability as tfp
@@ -110,79 +118,63 @@ class SamplerCallback(Access, Hooks):
       >>> model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
       >>> sampler = sgmcmc.keras.SamplerCallback(
       ...     lambda target: sgmcmc.SGLD(target, step_size=1e-3),
-      ...     num_examples=1000, prior=tfp.distributions.Normal(0., 1.),
-      ...     num_burnin_steps=20, num_steps_between_results=1, seed=0)
+      ...     prior=tfp.distributions.Normal(0., 1.),
+      ...     collect=sgmcmc.keras.Collect(20, 1), seed=0)
       >>> _ = model.fit(x, x[:, :1] > x[:, 1:], epochs=3, batch_size=50, verbose=0,
       ...               callbacks=[sampler])
-      >>> [kernel.shape for kernel in sampler.samples]
+      >>> [array.shape for array in sampler.samples]
       [(20, 2, 1), (20, 1)]
       >>> probability, spread = sampler.predict(np.array([[3., -3.], [-3., 3.]], np.float32))
       >>> bool(probability[0] > 0.9), bool(probability[1] < 0.1)
       (True, True)
 
     Args:
-      make_kernel_fn: target -> kernel, such as `lambda target: SGLD(target, step_size=1e-6)`. The
-        target estimates the log posterior on one batch. Each trace calls the function anew.
-        The name of a kernel, such as "SGLD", takes it with `step_size`. "auto" chooses the kernel,
-        in the first three quarters of the `num_burnin_epochs`.
-      num_examples: N, the number of training examples without a validation split.
+      kernel: target -> kernel, such as `lambda target: SGLD(target, step_size=1e-6)`. The target
+        estimates the log posterior on one batch. Each trace calls the function anew. The name of a
+        kernel, such as "SGLD", takes it with `step_size`. "auto" chooses the kernel, in the first
+        three quarters of the `num_burnin_epochs` of `collect`.
       prior: the prior of the trainable variables. A scalar `tfd` distribution is the prior of every
         single weight. A dict maps patterns of variables' paths (see `by_variable`) to distributions
         or None, such as `{"bias": None, "*/kernel": tfd.Normal(0., 1.)}`; their batch or event
         shapes must fit the variables. A callable maps the list of variables' values to the log
         prior. None leaves the prior to regularisers.
-      num_burnin_steps: steps before the first that may be kept.
-      num_steps_between_results: steps between kept ones, as in `tfp.mcmc.sample_chain`.
+      collect: burn-in, thinning and all else that decides which states are kept, a `Collect`. None
+        discards half of the steps of the first `fit` and keeps about 100 states of the others.
+      chains: C, the number of chains that run side by side, or `Chains` with their initial states.
+        Samples then have shape `[num_kept, C, ...]`. None samples a single chain without such an
+        axis.
+      output: where samples are streamed as they come, by `zarr` (`python -m pip install
+        "tfp_sgmcmc[results]"`): a path, or a `sgmcmc.Directory`, whose `resume` and
+        `seconds_between_commits` (a crash may cost this time in addition to an epoch) count. It
+        holds everything else that the chain needs, so that the same script, run again after
+        whatever stopped it, goes on with the same chain from the end of an epoch. The chain is the
+        same bit for bit if the order of batches depends on the epoch alone, as with the data of
+        `sampler.data`, or arrays with `shuffle=False`. A changed problem is refused by the name of
+        the change: data, batches, prior, loss, layers, kernel, numbers. Changes in files,
+        generators and `map` functions, and in functions that agree at the few places where they
+        are compared, are not detected.
+        `xarray.open_zarr(path + "/samples.zarr", group="posterior")` reads the samples.
       seed: one or two integers; step t draws from `fold_in(seed, t)`. None takes the seed of the
-        run in `directory`, or draws one, which `keras.utils.set_random_seed` determines.
-      num_chains: C, the number of chains that run side by side on the same batches, each with its
-        own start and noise. Samples then have shape `[num_kept, C, ...]`. The model, its logs and
-        its validation show the first chain. None samples a single chain without such an axis.
-      initial_states: where the chains start, except the first, which starts at the model's weights:
-        "initializers" draws from the initializers of the weights, "model" takes the model's
-        weights. A list of arrays `[C, ...]`, one for each trainable variable, starts all chains. So
-        does a list of C trained models of the same architecture, of paths that `save` or
-        `save_weights` wrote, or of `Posterior`s, whose last samples count (MILE, Sommer et al.
-        2024), and a `Posterior` with a sample or a chain for each chain, such as `SWAG` draws.
-      num_groups: the covariance of the gradient noise is estimated from the scores of this many
-        groups of a batch's examples instead of single examples. This takes less time and memory if
-        the model has layers other than `Dense`, `Embedding` and convolutions.
-      num_burnin_epochs: epochs before the first step that may be kept, in addition.
-      sampling_threshold: burn-in lasts until \( \alpha \), the `sampling_threshold` of
-        `sgmcmc.diagnostics`, is below this number, such as 0.1. For SGLD and ModifiedSGLD.
-      noise_every: steps from one comparison of gradient noise and injected noise to the next, for
-        SGLD and ModifiedSGLD. None means 100 with a `sampling_threshold`, and never without.
-      keep: step -> whether a state that is due is kept. "sampling" keeps those of the sampling
-        phases of the `step_size`, a `Cyclical` (Zhang et al. 2020), as its `is_sampling` does. With
-        either, samples have equal weights. With another function they have those of their steps.
-      mixing_distance: keeps a state whenever the sum of the step sizes since the end of burn-in
-        passes a multiple of this number, as `sgmcmc.diagnostics.indices_by_distance` does. These
-        samples have equal weights although steps decrease. It takes the place of
-        `num_steps_between_results`. A step larger than the distance counts as the distance.
-      directory: where samples are streamed as they come, by `zarr` (`python -m pip install
-        "tfp_sgmcmc[results]"`), with everything else that the chain needs, so that the same script,
-        run again after whatever stopped it, goes on with the same chain. It goes on from the end of
-        an epoch. The chain is the same bit for bit if the order of batches depends on the epoch
-        alone, as with `resident` data, `IndependentBatches`, or arrays with `shuffle=False`. A
-        changed problem is refused by the name of what changed: data, batches, prior, loss, layers,
-        kernel, numbers. Not seen are changes in data that no array holds (files, generators), in
-        what `map` does to a `tf.data.Dataset`, and in functions that agree at the few places where
-        they are compared. `xarray.open_zarr(directory + "/samples.zarr", group="posterior")` reads
-        the samples.
-      seconds_between_commits: the time that a crash may cost, in addition to an epoch.
-      check_num_examples: whether to check that an epoch of `fit` has N examples.
-      max_excess_temperature: with "auto", by how much the chain may be too hot in any direction, as
-        a share of the temperature. None keeps to 0.1 where the fit's steps allow it, and takes the
-        least bias where they do not.
-      independent_batches: what is known of the batches, for kernels that expect independent ones.
-        None refuses batches by epochs and batches of unknown kind. True says that they are
-        independent. False goes on although they are not.
+        run in `output`, or draws one, which `keras.utils.set_random_seed` determines.
+      num_examples: N, the number of training examples without a validation split. None takes the
+        number from the data of `fit`: arrays, `PyDataset`s, and `tf.data` of known length whose
+        rows come once. Other data need the number.
       step_size: with the name of a kernel, its step size: a number, a schedule, or "learning_rate"
         for the learning rate of the compiled optimizer, as it is. The optimizer's schedule counts
         the steps of the chain; `LearningRateScheduler` and `ReduceLROnPlateau` set it between
-        epochs, and a run in a `directory` goes on with the value that it had (`ReduceLROnPlateau`
+        epochs, and a run with an `output` goes on with the value that it had (`ReduceLROnPlateau`
         begins to wait anew). In a function, `target.learning_rate` is the same: `lambda target:
         UnderdampedLangevin(target, target.learning_rate, friction=10.)`.
+      num_groups: the covariance of the gradient noise is estimated from the scores of this many
+        groups of a batch's examples instead of single examples. This takes less time and memory if
+        the model has layers other than `Dense`, `Embedding` and convolutions.
+      independent_batches: whether batches are independent, for kernels that expect this. None
+        refuses batches by epochs and batches of unknown kind. True declares them independent.
+        False accepts dependent ones.
+      max_excess_temperature: with "auto", by how much the chain may be too hot in any direction, as
+        a share of the temperature. None keeps to 0.1 where the fit's steps allow it, and takes the
+        least bias where they do not.
+      check_num_examples: whether to check that an epoch of `fit` has N examples.
 
     Raises:
       ValueError: numbers out of range. In `fit`: a model that is not compiled, has no trainable
@@ -192,91 +184,373 @@ class SamplerCallback(Access, Hooks):
         that are not the probabilities that the loss expects; another problem than the chain's; NaN
         in the initial weights.
       MemoryError: in `fit`, kept states and the kernel's results would not fit into memory.
-      OSError: in `fit`, the samples would not fit on the disk of the directory.
-      TypeError: arguments of a wrong type. In `fit`: `make_kernel_fn` returns no kernel.
+      OSError: in `fit`, the samples would not fit on the disk of the `output`.
+      TypeError: arguments of a wrong type. In `fit`: `kernel` returns no kernel.
       NonFiniteChainError: in `fit`, the loss, its gradient or a sample became NaN or infinite.
         `samples` holds the samples before. The model is set back to the last of them, or to where
         the chain began.
     """
 
+    @accepts_old_arguments
     def __init__(
         self,
-        make_kernel_fn: Callable[[ModelLogProb], tfp.mcmc.TransitionKernel] | str,
-        num_examples: int,
-        prior: Any,
-        num_burnin_steps: int = 0,
-        num_steps_between_results: int = 0,
+        kernel: Callable[[ModelLogProb], tfp.mcmc.TransitionKernel] | str,
         *,
+        prior: Any,
+        collect: Collect | None = None,
+        chains: Chains | int | None = None,
+        output: Directory | str | os.PathLike[str] | None = None,
         seed: Any = None,
-        num_chains: int | None = None,
-        initial_states: Any = "initializers",
+        num_examples: int | None = None,
+        step_size: StepSize | Literal["learning_rate"] | None = None,
         num_groups: int | None = None,
-        num_burnin_epochs: int = 0,
-        sampling_threshold: float | None = None,
-        noise_every: int | None = None,
-        keep: Callable[[tf.Tensor], tf.Tensor] | Literal["sampling"] | None = None,
-        mixing_distance: float | None = None,
-        directory: str | os.PathLike[str] | None = None,
-        seconds_between_commits: float = 10.0,
-        check_num_examples: bool = True,
         independent_batches: bool | None = None,
         max_excess_temperature: float | None = None,
-        step_size: StepSize | Literal["learning_rate"] | None = None,
+        check_num_examples: bool = True,
     ):
         super().__init__()
-        self._make_kernel_fn = checked_kernel(make_kernel_fn, step_size)
-        self._num_examples = checks.integer("num_examples", num_examples, 1)
-        check_prior(prior)
-        self._prior, keep = prior, sampling_phases(keep, step_size)
-        self._collection = checked_collection(
-            num_burnin_steps,
-            num_steps_between_results,
-            num_burnin_epochs,
-            sampling_threshold,
-            keep,
-            mixing_distance,
-        )
-        self._num_burnin_epochs = num_burnin_epochs
-        pilot = pilot_of(
-            self._make_kernel_fn,
-            max_excess_temperature,
-            directory,
-            num_burnin_epochs,
-            sampling_threshold=sampling_threshold,
-            noise_every=noise_every,
-        )
-        self._auto = None if pilot is None else AutomaticFit(pilot, num_burnin_epochs)
-        self._monitor = noise_monitor(noise_every, sampling_threshold, num_burnin_steps)
-        self._noise = {"sampling_threshold": sampling_threshold, "noise_every": noise_every}
-        check_options(
-            directory,
-            num_chains,
-            num_groups,
-            seconds_between_commits,
-            check_num_examples,
-            independent_batches,
-        )
-        seed = stored_seed(directory) if seed is None else seed
-        self._seed = random.as_seed(random.fresh_seed() if seed is None else seed)
-        self._num_chains, self._num_groups = num_chains, num_groups
-        self._initial_states = initial_states
-        fingerprint = {**self.get_config(), **self._noise, "keep": describe_keep(keep)}
-        self._recorder = Recorder(
-            self._collection,
-            SampleLog()
-            if directory is None
-            else StoredSampleLog(directory, fingerprint, self._num_chains),
-            seconds_between_commits,
-            num_burnin_epochs,
-            self._num_examples if check_num_examples else None,
-        )
-        self._preflight = Preflight(
-            self._num_examples,
-            check_num_examples,
-            independent_batches,
-            self._collection,
-            directory,
-        )
+        settings = self._settings = FitSettings(
+            kernel, prior, collect, chains, output, seed, num_examples, step_size, num_groups,
+            independent_batches, max_excess_temperature, check_num_examples,
+        )  # fmt: skip
+        self._auto = settings.auto
+        self.recorder = self._recorder = settings.make_recorder()
+        self._preflight = settings.make_preflight()
+        self.result = FitResult(self._recorder, self._preflight.results, settings)
         self._train_function: BatchTrainFunction | None = None
-        self._gang, self._phase = Gang(), Phase()
+        self._workers, self._phase = WorkerGroup(), Phase()
         self._steps = BatchSteps(self._recorder, self._preflight, self._start_chain)
+        self._data: list[Any] = []
+        self.is_in_fit = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuses copies and pickles of a callback whose chain runs; before, they may work."""
+        if self._recorder.chain is not None:
+            raise TypeError(
+                "A SamplerCallback cannot be copied or pickled once it has a chain, which lives in "
+                "its model's variables and in compiled functions. Save the samples by "
+                "posterior.save(path), or give a new callback an output."
+            )
+        return dict(vars(self))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the numbers that a stored chain must have been made with."""
+        return self._settings.config()
+
+    @property
+    def samples(self) -> list[Any]:
+        """Samples so far of each of `model.trainable_variables`; see `FitResult.samples`."""
+        return self.result.samples
+
+    @property
+    def posterior(self) -> Posterior:
+        """The samples so far as a `Posterior`; see `FitResult.posterior`."""
+        return self.result.posterior
+
+    @property
+    def seed(self) -> tuple[int, int]:
+        """The seed of the chain, two integers, with which it can be repeated."""
+        high, low = self._settings.seed.numpy().tolist()
+        return high, low
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        activation: Any = "auto",
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> Prediction:
+        """Returns the mean and standard deviation of `posterior.predict`, with its arguments."""
+        found = self.posterior.predict(x, batch_size, activation, steps=steps, verbose=verbose)
+        return Prediction(found.mean, found.standard_deviation)
+
+    def plan(
+        self,
+        model: keras.Model,
+        x: Any,
+        y: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        steps_per_epoch: int | None = None,
+    ) -> FitPlan:
+        """Returns how many samples a `fit` will keep, and the memory and disk that they take.
+
+        Nothing is sampled. `fit` prints the same for the epochs ahead, unless `verbose=0`.
+
+        Examples:
+          >>> import keras, numpy as np
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+          >>> sampler = sgmcmc.keras.SamplerCallback(
+          ...     "SGLD", prior=None, step_size=1e-3,
+          ...     collect=sgmcmc.keras.Collect(num_burnin_epochs=2, num_steps_between_results=4))
+          >>> plan = sampler.plan(model, np.zeros([1000, 2], np.float32), epochs=10, batch_size=50)
+          >>> plan.num_samples, plan.bytes_of_sample, plan.memory, plan.disk
+          (32, 12, 384, 0)
+
+        Args:
+          model: a model.
+          x: the data of `fit`, of any kind. The length of a Python generator is unknown.
+          y: the targets of `fit`, if x is an array or a nest of arrays.
+          epochs: epochs of the first `fit`.
+          batch_size: examples of a batch, if x is an array or a nest of arrays.
+          steps_per_epoch: as in `fit`.
+
+        Raises:
+          TypeError: an argument has the wrong type.
+          ValueError: the model is not built, and the data do not show the shapes of a batch; or
+            numbers are out of range.
+        """
+        internals.check_model_type(model)
+        source = training_data.source_of(x, y, batch_size, steps_per_epoch)
+        return self._settings.plan(model, source, epochs, self._steps.most(model))
+
+    def data(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int,
+        steps_per_epoch: int | None = None,
+        growth: float = 1.0,
+    ) -> IndependentBatches:
+        """Returns training data for `fit`, whose batches are independent and whose N is known.
+
+        The data go to `fit` as x: `model.fit(sampler.data(x, y, batch_size=500), epochs=10,
+        callbacks=[sampler])`. They suit every kernel. On a single device, `resident` data are
+        faster.
+
+        Args:
+          x: inputs, a nest of arrays `[N, ...]`.
+          y: targets, a nest of arrays `[N, ...]`.
+          sample_weight: weights, a nest of arrays `[N, ...]`.
+          batch_size: B, the number of examples of every batch; of the first one if batches grow.
+          steps_per_epoch: batches of an epoch. None takes floor(N / B).
+          growth: the factor from the size of one step's batch to the next, at least 1.
+
+        Raises:
+          ValueError: unequal leading axes, no data, or numbers out of range.
+          TypeError: a leaf is not an array of numbers, or a number is of a wrong type.
+        """
+        data = IndependentBatches(
+            x, y, sample_weight, batch_size, steps_per_epoch=steps_per_epoch, growth=growth
+        )
+        self._data.append(data)
+        return data
+
+    def resident(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int,
+        reshuffle: Literal["step", "epoch", "symmetric"] = "step",
+        steps_per_call: int = 100,
+        steps_per_epoch: int | None = None,
+        growth: float = 1.0,
+    ) -> ResidentData:
+        """Returns training data that stay on the device, for `fit` of a model on one device.
+
+        One compiled call takes `steps_per_call` steps on batches drawn within it. This saves what
+        Keras spends on each step, so small models sample many times as fast. The data go to `fit`
+        as x: `model.fit(sampler.resident(x, y, batch_size=500, steps_per_call=1000,
+        steps_per_epoch=10_000), epochs=10, callbacks=[sampler])`.
+
+        Args:
+          x: inputs, a nest of arrays `[N, ...]`.
+          y: targets, a nest of arrays `[N, ...]`.
+          sample_weight: weights, a nest of arrays `[N, ...]`.
+          batch_size: B, the number of examples of every batch; of the first one if batches grow.
+          reshuffle: "step" draws each batch independently, as `MinibatchLogProb` does. "epoch"
+            takes each example once before any comes again, as `fit` does with arrays. "symmetric"
+            then takes them in the opposite order, before it shuffles again.
+          steps_per_call: the largest number of steps of one call, and no more than an epoch has.
+            Short steps gain from a large number. The device holds as many samples at once as these
+            steps leave.
+          steps_per_epoch: steps of what `fit` calls an epoch. None takes floor(N / B). Keras does
+            the same work after each epoch, however short it is.
+          growth: the factor from the size of one step's batch to the next, at least 1. Batches grow
+            as in `sgmcmc.GrowingBatch`, until they hold all N examples. This needs a model that is
+            compiled with `jit_compile=False`, `reshuffle="step"` and `steps_per_epoch`.
+        """
+        messages.check_alone("resident data", "WorkerBatches(IndependentBatches(x, y, batch_size))")
+        data = ResidentData(
+            (x, y, sample_weight),
+            batch_size,
+            reshuffle,
+            steps_per_call,
+            steps_per_epoch,
+            random.fold_in(self._settings.seed, -2),  # no step has this number
+            self._settings.num_examples,
+            growth,
+        )
+        self._steps.resident.append(data)
+        self._data.append(data)
+        return data
+
+    # What Keras calls.
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        if self._auto is not None:
+            check_single_replica(model)
+        check_samplable(
+            model, num_groups=self._settings.num_groups, noise_every=self._settings.monitor
+        )
+        chain = self._recorder.chain
+        self._recorder.samples = on_worker(self._recorder.samples, model.distribute_strategy)
+        if self._recorder.failed:
+            raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
+        if chain is not None and chain.state.is_new:
+            chain = self._recorder.chain = None  # weights may have been set since
+        if chain is not None:
+            check_same_variables(chain, model)
+        if chain is None:
+            self._train_function = None
+            if model.built and self._settings.is_complete:
+                self._start_chain()
+        self._callback_list = training_data.calling_list()
+        self.is_in_fit = False
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._check_fit("evaluate")
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        self._check_fit("predict")
+
+    def _check_fit(self, method: str) -> None:
+        if not self.is_in_fit:
+            raise ValueError(f"A SamplerCallback must be given to fit. Received: by {method}.")
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.is_in_fit = True
+        is_stored = isinstance(self._recorder.samples, StoredSampleLog)
+        check_callbacks(self._callback_list, self, is_stored)
+        num_epochs, model = self.params["epochs"], self.model
+        source = training_data.training_source(model, self._data)
+        if self._recorder.chain is None:
+            self._settings.settle(source, model, self.params, self._recorder, self._preflight)
+            if model.built:
+                self._start_chain()
+        chain = self._recorder.chain
+        self._preflight.is_verbose = bool(self.params.get("verbose"))
+        self.result.begin_fit()
+        problem = self._workers.begin(
+            model,
+            lambda is_described: self._preflight.begin_fit(
+                model, self._callback_list, chain, is_described, source
+            ),
+            is_stored,
+            {
+                **self.get_config(),
+                **(chain.kernel_description if chain else {}),
+                "epochs": num_epochs,
+            },
+        )
+        if self._auto is not None:
+            self._auto.pilot.check(source)
+        initial_epoch = self._recorder.begin_fit(num_epochs, problem)
+        internals.begin_at_epoch(model, initial_epoch)
+        self._workers.start(model, source)
+        shares = self._workers.is_needed(model, source)
+        compilation = (*internals.compilation(model), self._steps.most(model), shares)
+        if self._train_function is None or compilation != self._compilation:
+            self._compilation = compilation
+            self._make_train_function()
+        if self._callback_list is not None:
+            guard(self._callback_list, "on_train_batch_begin", self._restore)
+
+    def _make_train_function(self) -> None:
+        steps, model = self._steps, self.model
+        self._train_function = BatchTrainFunction(
+            model,
+            functools.partial(steps.take, model),
+            functools.partial(steps.prepare, model),
+            lambda: self._recorder.after_execution(steps.most(model)),
+            self._workers.function(
+                model, self._preflight.source, functools.partial(steps.take_share, model)
+            ),
+        )
+
+    def _restore(self) -> None:
+        if self._train_function is not None:  # a pilot may have made another one since
+            self._train_function.restore()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        internals.begin_at_epoch(self.model, None)
+        self._workers.end()
+        if self._auto is not None:
+            self._auto.check_prediction(self._recorder.chain, self._preflight.source)
+        self._recorder.end_fit(is_stopped=self.model.stop_training)
+        self._preflight.end_fit()
+        for data in self._data:
+            data.was_read = False
+        self.is_in_fit = False
+        self.result.end_fit()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        internals.begin_at_epoch(self.model, None)
+        if self._auto is not None:
+            self._go_on(self._auto, epoch)
+        first_step = self._recorder.begin_epoch(
+            may_be_resident=bool(self._steps.resident), counts_rows=self._preflight.counts_rows
+        )
+        left = self.params["epochs"] - epoch
+        burnin = min(left, max(0, self._settings.num_burnin_epochs - self._recorder.total_epochs))
+        self._preflight.begin_epoch(
+            first_step, random.fold_in(self._settings.seed, -2), left, burnin
+        )
+        chain = self._recorder.chain
+        if chain is not None and chain.state.has_run:
+            self._preflight.before_variables(chain, None, self._steps.most(self.model))
+        if chain is not None and self.params.get("verbose"):
+            phase = self._phase.line(chain.state.status(), chain.is_pilot, burnin)
+            for line in (phase, self._preflight.results.line()):
+                if line is not None and messages.is_first(self.model.distribute_strategy):
+                    print(line)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        assert self._train_function is not None  # made by on_train_begin
+        if self._auto is not None:
+            self._auto.at_batch(batch, self._recorder.chain, self._preflight.source)
+        self._train_function.install()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.result.end_batch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
+        chain, results = self._recorder.chain, self._preflight.results
+        if chain is not None:
+            self._preflight.end_epoch(chain, self._recorder.total_epochs)
+            if self._settings.monitor is not None and not chain.uses_noise_covariance:
+                results.record("gradient noise", self._settings.monitor.has_failed(logs or {}))
+        if self._auto is not None:
+            results.record("temperature", self._auto.has_failed)
+        if logs is not None:
+            logs |= results.logs | ({} if self._auto is None else self._auto.logs)
+
+    def _go_on(self, auto: AutomaticFit, epoch: int) -> None:
+        """Goes on to the pilot's next part, or to the chain, if it is time."""
+        chain, total, source = (
+            self._recorder.chain, self._recorder.total_epochs, self._preflight.source
+        )  # fmt: skip
+        if chain is not None and auto.pilot.is_due(total):
+            auto.pilot.measure_and_choose(chain, source, total, self.params["epochs"] - epoch)
+            self._start_chain()
+            self._preflight.new_chain()
+            self._make_train_function()
+            if auto.choices is not None and self.params.get("verbose"):
+                print(auto.choices)
+        auto.begin_epoch(self._recorder.chain, source, total, self.params)
+
+    def _start_chain(self) -> None:
+        chain = self._settings.make_chain(self.model)
+        if self._auto is not None and self._auto.choices is not None:
+            self._auto.choices.describe(chain, self._recorder)
+        self._recorder.start(chain)

@@ -19,7 +19,7 @@ from tfp_sgmcmc.keras.chain.chain import Chain, check_variables
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
 from tfp_sgmcmc.keras.checks.fit_preflight import check_probabilities
 from tfp_sgmcmc.keras.checks.local_geometry import CompiledGradients, measure_geometry
-from tfp_sgmcmc.keras.data.training_arrays import training_arrays
+from tfp_sgmcmc.keras.data.independent_batches import training_arrays
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
@@ -29,7 +29,7 @@ _STEP_SIZES = 61  # of the picture
 
 
 class StepSize(NamedTuple):
-    """What `find_step_size` suggests, and why.
+    """A suggested step size, and the measurements behind it.
 
     Attributes:
       kernel: the name of the kernel.
@@ -115,8 +115,8 @@ def find_step_size(
     r"""Suggests a step size for sampling a model's weights, by curvature and gradient noise there.
 
     Both are measured at the weights that the model has, so train it first. Along a direction of
-    curvature a and noise s the linear law of a step h tells the stationary temperature: that of
-    SGLD is \( (1 + h s / 4) / (1 - h a / 4) \). The suggestion is the largest step whose excess
+    curvature a and noise s the linear law of a step h gives the stationary temperature. For SGLD
+    it is \( (1 + h s / 4) / (1 - h a / 4) \). The suggestion is the largest step whose excess
     temperature is within the bound along the twenty noisiest directions and on average, and at most
     the stable step for nine times the curvature, as it grows where a chain goes. A chain that meets
     more noise than there is here will be hotter. `SamplerCallback("auto")` also tries its choice,

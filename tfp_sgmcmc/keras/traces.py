@@ -12,10 +12,9 @@ import keras
 import numpy as np
 
 from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.keras.callback import SamplerCallback
 from tfp_sgmcmc.keras.chain.chain import Chain
-from tfp_sgmcmc.keras.data.train_function import calling_list
 from tfp_sgmcmc.keras.distributed import messages
-from tfp_sgmcmc.keras.fit_result import Access
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 
 _PROBE_SAMPLES = 20  # of each chain and epoch, that predict the probe
@@ -55,7 +54,7 @@ class Traces(keras.callbacks.Callback):
       >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
       >>> model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
       >>> sampler = sgmcmc.keras.SamplerCallback(
-      ...     "SGLD", 100, tfp.distributions.Normal(0., 1.), step_size=1e-3, num_chains=2, seed=0)
+      ...     "SGLD", prior=tfp.distributions.Normal(0., 1.), step_size=1e-3, chains=2, seed=0)
       >>> log_dir = tempfile.mkdtemp()
       >>> traces = sgmcmc.keras.Traces(sampler, log_dir, probe=x[:10])
       >>> _ = model.fit(x, x[:, :1] > 0, epochs=2, batch_size=50, verbose=0,
@@ -81,7 +80,7 @@ class Traces(keras.callbacks.Callback):
 
     def __init__(
         self,
-        sampler: Access,
+        sampler: SamplerCallback,
         log_dir: str | os.PathLike[str],
         *,
         weights: int | Weights = 4,
@@ -90,7 +89,7 @@ class Traces(keras.callbacks.Callback):
     ):
         super().__init__()
         _import_writer()  # tell before the fit that it is missing
-        if not isinstance(sampler, Access):
+        if not isinstance(sampler, SamplerCallback):
             raise TypeError(
                 "sampler must be the SamplerCallback of the same fit. Received: a "
                 f"{type(sampler).__name__}."
@@ -111,12 +110,10 @@ class Traces(keras.callbacks.Callback):
         self._num_seen = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        given = calling_list()
-        callbacks: list[Any] = [self] if given is None else given.callbacks
-        if not any(c is self._sampler for c in callbacks[: callbacks.index(self)]):
+        if not self._sampler.is_in_fit or self._sampler.model is not self.model:
             raise ValueError(
                 "The sampler of Traces must come before Traces in the callbacks of fit. Received: "
-                f"{', '.join(type(c).__name__ for c in callbacks)}."
+                "it comes after, or is missing."
             )
         if self.model.built:
             self._choose()

@@ -46,7 +46,7 @@ class Directory:
 
     Raises:
       TypeError: `path` is no path, or `seconds_between_commits` is no number.
-      ValueError: `resume` is none of the above, or `seconds_between_commits` is not positive.
+      ValueError: `resume` is none of the above, or `seconds_between_commits` is below 0.
     """
 
     path: str | os.PathLike[str]
@@ -57,7 +57,9 @@ class Directory:
         checks.path("directory", self.path)
         if not isinstance(self.resume, bool):
             one_of("resume", self.resume, ("auto", "must", "never"))
-        checks.positive("seconds_between_commits", self.seconds_between_commits)
+        checks.number(
+            "seconds_between_commits", self.seconds_between_commits, "at least 0", lambda s: s >= 0
+        )
 
 
 def as_directory(value: Directory | str | os.PathLike[str] | None) -> Directory | None:

@@ -4,7 +4,6 @@ import warnings
 
 import numpy as np
 
-import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import unit_normal
 
@@ -21,7 +20,7 @@ def regression(**arguments):
 def auto(num_examples=N, **arguments):
     arguments = {"num_burnin_epochs": 4, "seed": 0, **arguments}
     prior = small_models.standard_normal()
-    return sgmcmc.keras.SamplerCallback("auto", num_examples, prior, **arguments)
+    return small_models.sampler("auto", num_examples, prior, **arguments)
 
 
 def quietly(model, callback, x=X, y=Y, **arguments):

@@ -101,13 +101,13 @@ def test_cyclical_sghmc_keeps_the_sampling_phases_by_a_word(between):
 
 
 def test_a_word_for_the_phases_needs_a_schedule_that_has_them():
-    arguments = {"prior": None, "num_examples": N, "keep": "sampling"}
+    arguments = {"num_examples": N, "keep": "sampling"}
     with pytest.raises(ValueError, match='keep="sampling" needs a step_size with sampling phases'):
-        sgmcmc.keras.SamplerCallback("SGLD", step_size=1e-3, **arguments)
+        sampler("SGLD", step_size=1e-3, **arguments)
     with pytest.raises(ValueError, match=r"pass keep=schedule\.is_sampling"):
-        sgmcmc.keras.SamplerCallback(sgld(), **arguments)
+        sampler(sgld(), **arguments)
     with pytest.raises(ValueError, match="keep must be one of"):
-        sgmcmc.keras.SamplerCallback(sgld(), **{**arguments, "keep": "cycles"})
+        sampler(sgld(), **{**arguments, "keep": "cycles"})
 
 
 class Alphas(keras.callbacks.Callback):

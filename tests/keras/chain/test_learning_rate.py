@@ -99,13 +99,13 @@ def test_a_plateau_after_a_sampler_that_saves_the_rate(tmp_path):
     ("arguments", "words"),
     [
         (("SGLD", N, None), 'step_size must be a number, a schedule or "learning_rate"'),
-        (("Adam", N, None), 'make_kernel_fn must be "auto", the name of a kernel'),
+        (("Adam", N, None), 'kernel must be "auto", the name of a kernel'),
         (("CorrectedLangevin", N, None), "the name of a kernel"),
     ],
 )
 def test_names_that_are_no_kernels(arguments, words):
     with pytest.raises(ValueError, match=words):
-        sgmcmc.keras.SamplerCallback(*arguments)
+        small_models.sampler(*arguments)
 
 
 def test_step_sizes_that_do_not_go_with_the_kernel():

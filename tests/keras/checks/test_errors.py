@@ -31,7 +31,7 @@ def make_model(*layers, **compiled):
 @pytest.mark.parametrize(
     "changes, error, words",
     [
-        ({"make_kernel_fn": 3}, TypeError, "make_kernel_fn must be a callable.*Received: a int"),
+        ({"make_kernel_fn": 3}, TypeError, "kernel must be a callable.*Received: a int"),
         ({"num_examples": 0}, ValueError, "num_examples must be .* Received: 0"),
         ({"num_examples": 10.0}, TypeError, "num_examples must be .* Received: 10.0"),
         ({"num_burnin_steps": -1}, ValueError, "num_burnin_steps must be .* Received: -1"),

@@ -62,7 +62,7 @@ def test_chain_and_logs_are_those_of_the_same_batches_one_by_one(reshuffle, comp
     batches = Batches(batches_of(data, range(8)))
     expected = small_models.fit(classifier(**compiled), single, batches, None)
     assert_close(resident.samples, [every[1::2] for every in single.samples])
-    np.testing.assert_array_equal(resident.sample_steps, range(1, 8, 2))
+    np.testing.assert_array_equal(resident.result.trace["step"], range(1, 8, 2))
     assert logs.keys() == expected.keys()
     # The mean over an epoch of 8 steps equals the mean of the two epochs of 4 steps.
     for name in ("loss", "mse"):
@@ -137,7 +137,7 @@ def test_a_second_fit_goes_on_and_does_not_retrace():
         return sgmcmc.SGLD(target, step_size=1e-2)
 
     whole, halves = sampler(), sampler()
-    halves._make_kernel_fn = make_kernel_fn
+    halves._settings._make_kernel_fn = make_kernel_fn
     counts = []
     for callback, fits in ((whole, [4]), (halves, [2, 2])):
         model = classifier(jit_compile=False)
@@ -169,7 +169,7 @@ def test_each_fit_has_the_batches_that_it_is_given(compiled):
             model.fit(data, verbose=0, callbacks=[ours])
             expected += batches_of(data, range(step, step + data.steps_per_epoch))
     small_models.fit(classifier(**compiled), single, Batches(expected), None)
-    np.testing.assert_array_equal(ours.sample_steps, range(9))
+    np.testing.assert_array_equal(ours.result.trace["step"], range(9))
     assert_close(ours.samples, single.samples)
 
 

@@ -13,7 +13,7 @@ from tfp_sgmcmc.internal.replicas import check_cluster
 from tfp_sgmcmc.keras import IndependentBatches, WorkerBatches
 from tfp_sgmcmc.keras.distributed import messages, replica_context
 from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
-from tfp_sgmcmc.keras.workers.worker_group import Gang
+from tfp_sgmcmc.keras.workers.worker_group import WorkerGroup
 
 X = np.arange(30.0, dtype=np.float32).reshape([15, 2])
 Y = np.arange(15) % 4
@@ -134,11 +134,11 @@ def test_differences_between_workers_are_named(monkeypatch):
     problem = FitProblem({"x": "ab"}, {"batch_size": 5})
     words = "on worker 2. Worker 0 has seed: 3, but worker 2 has 4; x: ab"
     with pytest.raises(ValueError, match=words):
-        Gang().begin(model, lambda _: problem, False, {"seed": 3})
+        WorkerGroup().begin(model, lambda _: problem, False, {"seed": 3})
     assert {"version of keras", "seed", "batch_size", "x"} <= answers[0].keys()
 
     monkeypatch.setattr(messages, "exchanged", lambda _, make: [make()] * 3)
-    assert Gang().begin(model, lambda _: problem, False, {"seed": 3}) is problem
+    assert WorkerGroup().begin(model, lambda _: problem, False, {"seed": 3}) is problem
 
 
 def test_an_error_on_one_worker_is_told_on_all(monkeypatch):

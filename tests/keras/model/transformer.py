@@ -47,11 +47,10 @@ def samples(model, num_chains):
         lambda target: sgmcmc.NOGIN(target, 0.01, friction=1.0, covariance="diag"),
         num_examples=12,
         prior=tfp.distributions.Normal(0.0, 1.0),
-        num_burnin_steps=0,
+        collect=sgmcmc.keras.Collect(0, 0),
+        chains=num_chains and sgmcmc.keras.Chains(num_chains, "model"),
         seed=0,
-        num_chains=num_chains,
         independent_batches=False,
-        **({} if num_chains is None else {"initial_states": "model"}),
     )
     model.fit(x, x[:, 0] % 3, batch_size=6, verbose=0, callbacks=[sampler])
     return sampler.samples

@@ -267,7 +267,7 @@ def test_a_changed_problem_is_refused_by_name(stored, of_fit, of_callback, of_co
 
 def test_another_kernel_is_refused(stored):
     other = sampler(stored[0])
-    other._make_kernel_fn = lambda target: sgmcmc.SGLD(target, step_size=1e-2)
+    other._settings._make_kernel_fn = lambda target: sgmcmc.SGLD(target, step_size=1e-2)
     with pytest.raises(ValueError, match="kernel: SGNHT, but here SGLD"):
         make_model().fit(X, Y, batch_size=B, epochs=2, verbose=0, callbacks=[other])
 

@@ -83,11 +83,15 @@ def run(
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(loss=loss, jit_compile=False, metrics=["accuracy"], run_eagerly=run_eagerly)
-    options = {} if directory is None else {"directory": directory, "seconds_between_commits": 0.0}
+    output = directory and sgmcmc.Directory(directory, seconds_between_commits=0.0)
     callback = sgmcmc.keras.SamplerCallback(
-        KERNELS[kernel], num_rows, tfp.distributions.Normal(0.0, 1.0), seed=seed,
-        num_chains=num_chains, **options,
-    )  # fmt: skip
+        KERNELS[kernel],
+        prior=tfp.distributions.Normal(0.0, 1.0),
+        collect=sgmcmc.keras.Collect(0, 0),
+        chains=num_chains,
+        output=output,
+        seed=seed,
+    )
     batches = {
         "fresh": lambda: sgmcmc.keras.IndependentBatches(x, y, batch_size=batch_size),
         "in order": lambda: InOrder(x, y, batch_size),
@@ -111,11 +115,11 @@ def run(
         return  # not worker 0
     samples = [np.asarray(s) for s in callback.samples]
     found |= {f"sample {i}": s for i, s in enumerate(samples)}
-    moving = callback.non_trainable_samples.values()
+    moving = callback.result.non_trainable_samples.values()
     found |= {f"moving {i}": np.asarray(s) for i, s in enumerate(moving)}
     found |= {f"weight {i}": w for i, w in enumerate(model.get_weights())}
     found |= {f"log {name}": np.asarray(values) for name, values in history.items()}
-    found |= {"steps": callback.sample_steps, "prediction": callback.predict(x[:4]).mean}
+    found |= {"steps": callback.result.trace["step"], "prediction": callback.predict(x[:4]).mean}
     found["collective operations"] = num_collectives(callback)
     if output is not None:
         np.savez(output, **found)

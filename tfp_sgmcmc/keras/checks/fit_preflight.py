@@ -20,7 +20,7 @@ from tfp_sgmcmc.keras.checks.curvature_check import StabilityCheck
 from tfp_sgmcmc.keras.checks.progress_lines import CheckResults
 from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
 from tfp_sgmcmc.keras.data.resident_data import ResidentData
-from tfp_sgmcmc.keras.data.training_data import Source, training_source
+from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.distributed import messages, replica_context
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.records import fit_fingerprint
@@ -38,6 +38,7 @@ class Preflight:
 
     Attributes:
       source: the data of the current fit.
+      is_verbose: whether the plan is printed.
       results: the latest result of each check.
 
     Args:
@@ -64,8 +65,12 @@ class Preflight:
         self._of_all: dict[str, Any] = {}
         self._epochs = self._burnin_epochs = 0
         self._num_skipped = 0
-        self._is_memory_checked = self._is_begun = False
+        self._is_memory_checked = self._is_begun = self.is_verbose = False
         self._callback_list: keras.callbacks.CallbackList | None = None
+
+    def settle(self, collection: Collection, num_examples: int) -> None:
+        """Takes on the numbers that follow from the data of the first fit."""
+        self._collection, self._num_examples = collection, num_examples
 
     def begin_fit(
         self,
@@ -73,6 +78,7 @@ class Preflight:
         callback_list: keras.callbacks.CallbackList | None,
         chain: Chain | None,
         is_stored: bool,
+        source: Source,
     ) -> fit_fingerprint.FitProblem:
         """Checks what is known before the first batch; returns the problem.
 
@@ -84,7 +90,7 @@ class Preflight:
           UserWarning: the examples' weights are far from 1 on average, or callbacks change a
             learning rate that the chain does not use.
         """
-        self.source = source = training_source(model)
+        self.source = source
         self._is_begun = self._is_memory_checked = False
         if self._checks_size or isinstance(source.dataset, IndependentBatches):
             check_size(source, self._num_examples)
@@ -144,8 +150,7 @@ class Preflight:
             most_steps,
         )
         check_memory(chain, plan if is_first else plan._replace(disk=0))
-        params = getattr(self._callback_list, "params", None) or {}
-        if params.get("verbose") and is_first and not chain.is_pilot:
+        if self.is_verbose and is_first and not chain.is_pilot:
             print(plan)
 
     def first_batch(self, chain: Chain) -> None:

@@ -58,6 +58,11 @@ class CheckResults:
         self._failed.clear()
 
     @property
+    def failed(self) -> list[str]:
+        """The names of the checks whose latest result is a failure."""
+        return [name for name, has_failed in self._failed.items() if has_failed]
+
+    @property
     def logs(self) -> dict[str, float]:
         """The number of failed checks; empty if none was made."""
         return {"failed_checks": float(sum(self._failed.values()))} if self._failed else {}
@@ -73,7 +78,7 @@ class CheckResults:
         >>> results.line()
         'All checks pass again.'
         """
-        failed = [name for name, has_failed in self._failed.items() if has_failed]
+        failed = self.failed
         if failed == self._printed:
             return None
         self._printed = failed

@@ -56,7 +56,7 @@ class BatchSizes:
             )
         factors = np.full([int(num_grown) + 1], min(self.growth, num_examples))
         factors[0] = first
-        # One product after the other, so that rounding is that of `GrowingBatch`.
+        # Cumulative products round as `GrowingBatch` does.
         sizes = np.minimum(np.multiply.accumulate(factors), num_examples)
         self._sizes = np.ceil(sizes).astype(np.int32)
         self.distinct = np.unique(self._sizes)

@@ -6,19 +6,20 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.data.growing_batches import BatchSizes
-from tfp_sgmcmc.keras.data.training_arrays import training_arrays
 from tfp_sgmcmc.keras.model.internals import map_arrays
+from tfp_sgmcmc.targets.data import as_tensor, leading_axis
 
 
 class IndependentBatches(keras.utils.PyDataset):
     r"""Batches for `fit`, each drawn anew from all examples, as `MinibatchLogProb` draws them.
 
     With arrays, `fit` takes each example once an epoch, so the batches of an epoch depend on one
-    another. Kernels that make up for the covariance of the gradient noise (`ModifiedSGLD`, `SGFS`,
+    another. Kernels that correct for the covariance of the gradient noise (`ModifiedSGLD`, `SGFS`,
     `SGHMC`, `CCAdL`, `NOGIN`) expect independent batches. These data give them. They work on any
     number of replicas (on several hosts in `WorkerBatches`) and with `steps_per_execution`; on a
     single device `SamplerCallback.resident` is faster.
@@ -51,7 +52,7 @@ class IndependentBatches(keras.utils.PyDataset):
         there is no such callback.
       steps_per_epoch: batches of an epoch. None takes floor(N / B), and is refused with `growth`.
       growth: the factor from the size of one step's batch to the next, at least 1 (a real number;
-        sizes are rounded up). 1.1 is that of He & Xin.
+        sizes are rounded up). He & Xin use 1.1.
 
     Raises:
       ValueError: unequal leading axes, no data, or numbers out of range.
@@ -84,6 +85,7 @@ class IndependentBatches(keras.utils.PyDataset):
         self.has_seed = seed is not None
         words = random.as_seed(random.fresh_seed() if seed is None else seed)
         self._words, self._first_step = words.numpy().astype(np.uint32), 0
+        self.was_read = False
 
     @property
     def seed(self) -> list[int]:
@@ -100,6 +102,7 @@ class IndependentBatches(keras.utils.PyDataset):
         return self.steps_per_epoch
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
+        self.was_read = True
         x, y, sample_weight = self.at(self.rows(index))
         if sample_weight is not None:
             return x, y, sample_weight
@@ -114,3 +117,28 @@ class IndependentBatches(keras.utils.PyDataset):
     def at(self, rows: np.ndarray) -> tuple[Any, Any, Any]:
         """Returns `(x, y, sample_weight)` of some examples."""
         return map_arrays(lambda a: a[rows], self.arrays)
+
+
+def training_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, Any, Any], int]:
+    """Returns `(x, y, sample_weight)` as nests of tensors `[N, ...]`, and N.
+
+    Floating arrays get Keras' `floatx`. y and weights can be None, as a whole or at some places of
+    their nests.
+
+    Raises:
+      TypeError: a leaf is not an array of numbers.
+      ValueError: unequal leading axes, a nest without arrays, or weights that are not finite.
+    """
+    nests = []
+    for name, nest in {"x": x, "y": y, "sample_weight": sample_weight}.items():
+        has_arrays = any(a is not None for a in keras.tree.flatten(nest))
+        if not has_arrays and (name == "x" or nest is not None):
+            raise ValueError(
+                f"{name} must be an array [N, ...], or a nest of such arrays. Received: {nest!r}."
+            )
+        nests.append(map_arrays(lambda a, n=name: as_tensor(a, keras.config.floatx(), n), nest))
+    for weights in keras.tree.flatten(nests[2]):
+        if weights is not None and not np.all(np.isfinite(tf.cast(weights, tf.float64))):
+            raise ValueError("sample_weight must have finite entries. Received: NaN or infinity.")
+    found = [a for a in keras.tree.flatten(nests) if a is not None]
+    return tuple(nests), leading_axis(found)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.data.growing_batches import BatchSizes
-from tfp_sgmcmc.keras.data.training_arrays import training_arrays
+from tfp_sgmcmc.keras.data.independent_batches import training_arrays
 from tfp_sgmcmc.keras.model.internals import map_arrays
 
 _NAME = "num_resident_steps"  # the name of the only array of x that comes through Keras begins so
@@ -32,13 +32,14 @@ class ResidentData(keras.utils.PyDataset):
     Attributes:
       arrays: `(x, y, sample_weight)` on the device.
       sizes: the number of rows of each step's batch.
+      was_read: whether Keras has asked for a batch; a fit resets it when it ends.
 
     Args:
       arrays: `(x, y, sample_weight)`, each a nest of arrays `[N, ...]` or None.
       batch_size, reshuffle, steps_per_call, steps_per_epoch, growth: see
         `SamplerCallback.resident`.
       seed: names the order of the examples.
-      num_examples: N as the callback was given it.
+      num_examples: N as the callback was given it, or None.
 
     Raises:
       ValueError: unequal leading axes, no data, or numbers out of range.
@@ -53,16 +54,16 @@ class ResidentData(keras.utils.PyDataset):
         steps_per_call: int,
         steps_per_epoch: int | None,
         seed: tf.Tensor,
-        num_examples: int,
+        num_examples: int | None = None,
         growth: float = 1.0,
     ):
         super().__init__()
         self.arrays, self.num_examples = training_arrays(*arrays)
-        if self.num_examples != num_examples:
+        if num_examples not in (None, self.num_examples):
             raise ValueError(
                 f"x must have num_examples = {num_examples} rows. Received: {self.num_examples}."
             )
-        self.sizes = BatchSizes(batch_size, growth, num_examples, steps_per_epoch)
+        self.sizes = BatchSizes(batch_size, growth, self.num_examples, steps_per_epoch)
         self.batch_size = self.sizes.first
         self.reshuffle = checks.one_of("reshuffle", reshuffle, ("step", "epoch", "symmetric"))
         if reshuffle != "step" and not self.sizes.is_constant:
@@ -75,13 +76,14 @@ class ResidentData(keras.utils.PyDataset):
         self.steps_per_epoch = checks.integer("steps_per_epoch", steps_per_epoch, 1)
         steps_per_call = checks.integer("steps_per_call", steps_per_call, 1)
         self.steps_per_call = min(steps_per_call, steps_per_epoch)
-        self._seed = seed
+        self._seed, self.was_read = seed, False
 
     def __len__(self) -> int:
         """Returns the number of calls of an epoch."""
         return -(-self.steps_per_epoch // self.steps_per_call)
 
     def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        self.was_read = True
         left = self.steps_per_epoch - index * self.steps_per_call
         num_steps = np.array([min(left, self.steps_per_call)], np.int64)
         return {self.name: num_steps}, np.zeros([1], np.int64)  # y, which Keras may weigh

@@ -9,7 +9,6 @@ validation, data or the user interrupt the fit elsewhere.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -92,16 +91,6 @@ def _batch_spec(model: keras.Model, iterator: Any) -> Any:
     )
     leaves = [s for s in keras.tree.flatten(spec) if s is not None]
     return spec if all(isinstance(s, tf.TensorSpec) for s in leaves) else None
-
-
-def calling_list() -> keras.callbacks.CallbackList | None:
-    """Returns the CallbackList whose method is on the call stack, or None."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if isinstance(found := frame.f_locals.get("self"), keras.callbacks.CallbackList):
-            return found
-        frame = frame.f_back
-    return None
 
 
 def check_callbacks(

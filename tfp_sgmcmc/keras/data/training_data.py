@@ -1,8 +1,11 @@
-"""What `fit` was called with, as far as it can be known before the first step.
+"""The training data of a `fit`, as far as they are known before the first step.
 
-Keras does not show a callback the data of `fit`, so they are found on the call stack. Where they
-are not found, nothing is known, and nothing is checked. The names used here, and why:
+Keras does not show a callback the data of `fit`, nor the other callbacks. This file alone looks for
+both on the call stack. They save the user an argument and allow checks, and no result depends on
+them: where they are not found, the data are those that `SamplerCallback.data` returned, or
+unknown, and then `num_examples` must be given. The private names used here, and why:
 
+  `fit`: `epoch_iterator`, `validation_data`, `initial_epoch`: names of local variables;
   `ArrayDataAdapter._inputs`: the arrays, after a validation split, with weights of classes;
   `ArrayDataAdapter._batch_size`, `ArrayDataAdapter._shuffle`: how they are batched;
   `GeneratorDataAdapter._first_batches`: batches that Keras took to see their shapes;
@@ -16,13 +19,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.data.growing_batches import BatchSizes
 from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
 from tfp_sgmcmc.keras.data.resident_data import ResidentData
@@ -31,7 +35,9 @@ from tfp_sgmcmc.keras.model.internals import map_arrays
 
 # A data set of `tf.data` made of these gives each row of its tensors once.
 _NUMBERS = ("_batch_size", "_buffer_size", "_count")  # of such a data set
+_REPEATED = {"Repeat", "DirectedInterleave"}  # may give a row several times
 _ONCE = {"Batch", "ParallelBatch", "Cache", "Map", "ParallelMap", "Options", "Prefetch", "Shuffle"}
+_unpacked = keras.utils.unpack_x_y_sample_weight
 
 
 class Source(NamedTuple):
@@ -50,6 +56,7 @@ class Source(NamedTuple):
       spec: the specification of a batch, where none can be taken.
       sizes: the numbers of rows of batches that grow; `batch_size` is the first.
       has_shares: whether each replica takes its share of a batch (`WorkerBatches`).
+      count: returns the sum of the rows of all batches, if all but the last have the same size.
     """
 
     kind: str = "unknown data"
@@ -64,6 +71,13 @@ class Source(NamedTuple):
     spec: Any = None
     sizes: BatchSizes | None = None
     has_shares: bool = False
+    count: Callable[[], int | None] | None = None
+
+    def count_examples(self) -> int | None:
+        """Returns N, for which the first and the last batch may be read; None if it is unknown."""
+        if self.num_examples is not None or self.count is None:
+            return self.num_examples
+        return self.count()
 
     @property
     def is_whole(self) -> bool:
@@ -85,15 +99,16 @@ class Source(NamedTuple):
         return map_arrays(lambda a: _floatx(_taken(a, chosen)), self.arrays)
 
 
-def training_source(model: keras.Model) -> Source:
-    """Returns what the `fit` of a model that is on the call stack was called with.
+def training_source(model: keras.Model, made: Sequence[Any] = ()) -> Source:
+    """Returns the data of a model's `fit`: from the call stack, or those of `made` that it reads.
 
     Raises:
       ValueError: `steps_per_epoch` was given to `fit` beside `IndependentBatches`.
     """
     iterator = _names_of_fit(model).get("epoch_iterator")
     if iterator is None:
-        return Source()
+        read = next((data for data in made if data.was_read), None)
+        return Source() if read is None else _of_py_dataset(read, {}, lambda batch: batch)
     found, steps = _of_adapter(iterator.data_adapter), iterator.steps_per_epoch
     if not steps or isinstance(found.dataset, ResidentData):
         return found
@@ -105,8 +120,20 @@ def training_source(model: keras.Model) -> Source:
     return found._replace(num_batches=steps)
 
 
+def initial_epoch_of_fit(model: keras.Model) -> int:
+    """Returns the `initial_epoch` of the model's `fit` on the call stack, or 0."""
+    return _names_of_fit(model).get("initial_epoch") or 0
+
+
 def source_of(x: Any, y: Any, batch_size: int, steps_per_epoch: int | None) -> Source:
-    """Returns what is known of data that `fit` is going to be called with."""
+    """Returns what is known of data that `fit` is going to be called with.
+
+    Raises:
+      ValueError: a number is out of range.
+    """
+    checks.integer("batch_size", batch_size, 1)
+    if steps_per_epoch is not None:
+        checks.integer("steps_per_epoch", steps_per_epoch, 1)
     if isinstance(x, WorkerBatches):
         return _of_adapter(x)
     if isinstance(x, keras.utils.PyDataset):
@@ -130,6 +157,16 @@ def validation_of_fit(model: keras.Model) -> Any:
     return _names_of_fit(model).get("validation_data")
 
 
+def calling_list() -> keras.callbacks.CallbackList | None:
+    """Returns the CallbackList whose method is on the call stack, or None."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(found := frame.f_locals.get("self"), keras.callbacks.CallbackList):
+            return found
+        frame = frame.f_back
+    return None
+
+
 def _names_of_fit(model: keras.Model) -> dict[str, Any]:
     """Returns the local names of the model's `fit` on the call stack; empty if there is none."""
     frame = inspect.currentframe()
@@ -144,7 +181,7 @@ def _names_of_fit(model: keras.Model) -> dict[str, Any]:
 
 def _of_adapter(adapter: Any) -> Source:
     if isinstance(getattr(adapter, "_inputs", None), tuple):
-        arrays = keras.utils.unpack_x_y_sample_weight(adapter._inputs)
+        arrays = _unpacked(adapter._inputs)
         rows = _first(arrays).shape[0]
         size = adapter._batch_size
         order = {"shuffle": bool(adapter._shuffle)}
@@ -162,7 +199,7 @@ def _of_adapter(adapter: Any) -> Source:
         order = {"shuffle": bool(adapter.shuffle)}
         return _of_py_dataset(dataset, order, adapter._standardize_batch)
     if isinstance(batches := getattr(adapter, "_first_batches", None), list) and batches:
-        batch = keras.utils.unpack_x_y_sample_weight(batches[0])
+        batch = _unpacked(batches[0])
         return Source("a generator", take_batch=lambda: batch)
     if isinstance(given := getattr(adapter, "_dataset", None), tf.data.Dataset):
         return _of_tf_data(given, adapter.num_batches)
@@ -187,11 +224,18 @@ def _of_py_dataset(
 
     @functools.cache
     def take() -> Any:
-        return keras.utils.unpack_x_y_sample_weight(standardized(dataset[0]))
+        return _unpacked(standardized(dataset[0]))
 
-    kind = f"a PyDataset, {type(dataset).__name__}"
+    def count() -> int | None:
+        number = dataset.num_batches
+        if not number:
+            return None
+        last = take() if number == 1 else _unpacked(standardized(dataset[number - 1]))
+        return (number - 1) * _first(take()).shape[0] + _first(last).shape[0]
+
+    kind, number = f"a PyDataset, {type(dataset).__name__}", dataset.num_batches
     return Source(
-        kind, num_batches=dataset.num_batches, dataset=dataset, order=order, take_batch=take
+        kind, num_batches=number, dataset=dataset, order=order, take_batch=take, count=count
     )
 
 
@@ -226,7 +270,18 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
     @functools.cache
     def take() -> Any:
         first = next(iter(dataset.take(1)), None)
-        return None if first is None else keras.utils.unpack_x_y_sample_weight(first)
+        return None if first is None else _unpacked(first)
+
+    def count() -> int | None:
+        number = int(dataset.cardinality())
+        if number < 1 or kinds & _REPEATED:
+            return None
+        sizes = [
+            int(tf.shape(_first(batch))[0])
+            for part in (dataset.take(1), dataset.skip(number - 1))
+            for batch in part
+        ]
+        return (number - 1) * sizes[0] + sizes[-1]
 
     # Other data sets, such as those of generators, may be read once only, or slowly.
     in_memory = bool(tensors) and not kinds & {"Generator", "Interleave", "ParallelInterleave"}
@@ -239,7 +294,8 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
         dataset=tensors or None,
         order={"steps of the data set": chain},
         take_batch=take if in_memory else None,
-        spec=keras.utils.unpack_x_y_sample_weight(dataset.element_spec),
+        spec=_unpacked(dataset.element_spec),
+        count=count,
     )
 
 

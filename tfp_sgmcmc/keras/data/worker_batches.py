@@ -1,4 +1,4 @@
-"""Batches for `fit` on several hosts, of which each replica takes its share of the rows."""
+"""Batches for `fit` on several hosts, whose rows are shared among the replicas."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class WorkerBatches(internals.DataAdapter):
     a value (PerReplica...) with an unsupported type"). These data go to `fit` and to its
     `validation_data` in place of arrays. Every worker makes the same batches, and of the B rows of
     a batch replica r of R takes the rows \( \lfloor r B / R \rfloor, \dots, \lfloor (r + 1) B / R
-    \rfloor - 1 \). So the chain is that of one process, up to the rounding of sums. No worker asks
-    the others whether they have rows left, which `tf.data` does at each step.
+    \rfloor - 1 \). So the chain equals that of one process, up to the rounding of sums. Workers do
+    not ask each other at each step whether rows are left, as those of `tf.data` do.
 
     In one process, `fit` takes the whole batches, so that the same script runs there as well.
 

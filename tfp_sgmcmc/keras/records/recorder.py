@@ -72,6 +72,10 @@ class Recorder:
         self._committed_at = -np.inf
         self._initial: list[tuple[keras.Variable, np.ndarray]] = []
 
+    def settle(self, collection: Collection, num_examples: int | None) -> None:
+        """Takes on the numbers that follow from the data of the first fit."""
+        self._collection, self._num_examples = collection, num_examples
+
     @property
     def trainable_values(self) -> list[Any]:
         """Samples of the trainable variables, `[num_kept, chains..., ...]`."""

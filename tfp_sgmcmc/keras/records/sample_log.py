@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.distributed import messages
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same, load
-from tfp_sgmcmc.storage.directory import CHECKPOINT, RunDirectory
+from tfp_sgmcmc.storage.directory import CHECKPOINT, Resume, RunDirectory
 from tfp_sgmcmc.storage.stored_draws import Variable
 
 _GROUP, _NUMBERS = "posterior/", "variables"
@@ -22,11 +22,11 @@ _BLOCK_BYTES = 2**25  # of samples read at once
 _SCOPES = ("any fit, ", "fit ")  # prefixes of the names of values that describe the problem
 
 
-def stored_seed(path: str | os.PathLike[str] | None) -> Any:
-    """Returns the seed of the run in a directory, or None without a run."""
+def stored_settings(path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """Returns the settings of the run in a directory, by name; empty if there is no run."""
     if path is None or not (Path(path) / CHECKPOINT).is_file():
-        return None
-    return load(Path(path) / CHECKPOINT).header["fingerprint"].get("seed")
+        return {}
+    return load(Path(path) / CHECKPOINT).header["fingerprint"]
 
 
 class SampleLog:
@@ -90,6 +90,7 @@ class StoredSampleLog:
       path: a directory, which is created if necessary.
       fingerprint: values that must be the same for the chain to continue.
       num_chains: C, or None for samples without an axis of chains.
+      resume: see `Directory`; later fits of a callback go on with its own run.
 
     Raises:
       ValueError: `RunDirectory` rejects the path.
@@ -101,7 +102,9 @@ class StoredSampleLog:
         path: str | os.PathLike[str],
         fingerprint: Mapping[str, Any],
         num_chains: int | None,
+        resume: Resume = "auto",
     ):
+        self.resume: Resume = resume
         self.path, self.fingerprint, self.num_chains = path, dict(fingerprint), num_chains
         self._problem: dict[str, Any] = {}  # as described by the fits so far
         self._saved_problem: dict[str, Any] = {}
@@ -131,7 +134,7 @@ class StoredSampleLog:
                 self._run.add_to_fingerprint(self._problem)
             return None, []
         num_before = len(self)
-        run = RunDirectory(self.path)
+        run = RunDirectory(self.path, self.resume)
         try:
             saved_run = run.saved()
             if saved_run is not None:
@@ -151,7 +154,8 @@ class StoredSampleLog:
         except BaseException:
             run.close()
             raise
-        self._run, self._is_open, self.path = run, True, run.path  # absolute
+        self._run, self._is_open, self.resume = run, True, "auto"
+        self.path = run.path  # absolute
         return saved, recorded
 
     def close(self) -> None:
@@ -340,7 +344,7 @@ def on_worker(
     if type(log) is not StoredSampleLog or not messages.are_several(strategy):
         return log
     kind = FirstWorkerLog if messages.is_first(strategy) else OtherWorkerLog
-    return kind(strategy, log.path, log.fingerprint, log.num_chains)
+    return kind(strategy, log.path, log.fingerprint, log.num_chains, log.resume)
 
 
 def stored_arrays(

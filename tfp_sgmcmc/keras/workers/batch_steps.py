@@ -1,4 +1,4 @@
-"""The training step that Keras compiles: it makes the chain when batches come, and moves it."""
+"""The training step that Keras compiles: makes the chain at the first batch, and moves it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BatchSteps:
         return chain.steps(resident, resident.num_steps(batch))
 
     def take_share(self, model: keras.Model, share: tuple[Any, Any, Any], rows: tf.Tensor) -> Any:
-        """Takes the step of a batch of which this replica has a share; returns the logs.
+        """Takes a step on this replica's share of a batch; returns the logs.
 
         `rows` is the number of rows of the whole batch.
         """

@@ -79,11 +79,11 @@ class ShareFunction:
 
 
 class WorkerFit:
-    """What a model has for the length of a `fit` with `WorkerBatches`, beside its train function.
+    """Replaces methods of a model for the length of a `fit` with `WorkerBatches`.
 
     `get_metrics_result` sums the metrics of all replicas by one collective operation, where Keras
     reads each variable by one of its own. `test_function` evaluates `validation_data`. Both are
-    public attributes of a model, and do the same as those that they stand for.
+    public attributes of a model, and do the same as the originals.
     """
 
     def __init__(self, model: keras.Model):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import json
 from collections.abc import Callable, Mapping
@@ -14,14 +13,13 @@ from tfp_sgmcmc.keras.data.training_data import Source, validation_of_fit
 from tfp_sgmcmc.keras.data.worker_batches import WorkerBatches
 from tfp_sgmcmc.keras.distributed import messages
 from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
-from tfp_sgmcmc.keras.workers.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.workers.train_functions import ShareFunction, WorkerFit
 from tfp_sgmcmc.storage.checkpoint import differences
 
 _PACKAGES = ("tensorflow", "keras", "tensorflow-probability", "numpy")
 
 
-class Gang:
+class WorkerGroup:
     """The workers of a fit. In one process without replicas it does nothing."""
 
     def __init__(self) -> None:
@@ -70,12 +68,15 @@ class Gang:
         return problems[0]
 
     def function(
-        self, model: keras.Model, source: Source, steps: BatchSteps
+        self, model: keras.Model, source: Source, step: Callable[[Any, Any], Any]
     ) -> Callable[[Any], Any] | None:
-        """Returns the train function of a fit with `WorkerBatches` on several replicas."""
+        """Returns the train function of a fit with `WorkerBatches` on several replicas, or None.
+
+        `step` takes a share of a batch and the number of rows of the whole batch.
+        """
         if not self.is_needed(model, source):
             return None
-        return ShareFunction(model, functools.partial(steps.take_share, model), with_totals=True)
+        return ShareFunction(model, step, with_totals=True)
 
     def start(self, model: keras.Model, source: Source) -> None:
         """Gives the model what it needs for the length of the fit."""

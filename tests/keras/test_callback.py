@@ -1,0 +1,286 @@
+"""Arguments of `SamplerCallback`: groups, numbers that are left out, and the flat ones of 0.2."""
+
+import types
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tests.keras import small_models
+from tfp_sgmcmc.keras import Chains, Collect, SamplerCallback
+from tfp_sgmcmc.keras.data import training_data
+
+N = 12
+X = np.random.default_rng(0).normal(size=[N, 3]).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+
+
+class Batches(keras.utils.PyDataset):
+    """Three batches, of 5, 5 and 2 examples."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        rows = slice(5 * index, 5 * index + 5)
+        return X[rows], Y[rows]
+
+
+def sampler(**arguments):
+    arguments = {"prior": None, "collect": Collect(0, 0), "seed": 0, **arguments}
+    return SamplerCallback(small_models.sgld(), **arguments)
+
+
+def fit(callback, *data, **arguments):
+    model = small_models.linear()
+    arguments = {"verbose": 0, "shuffle": False, "callbacks": [callback], **arguments}
+    model.fit(*data, **arguments)
+    return model
+
+
+def blind(monkeypatch):
+    """Makes the search of the call stack find nothing."""
+    nothing = types.SimpleNamespace(currentframe=lambda: None)
+    monkeypatch.setattr(training_data, "inspect", nothing)
+
+
+class TestNumberOfExamples:
+    @pytest.mark.parametrize(
+        "data",
+        [
+            lambda s: (X, Y),
+            lambda s: (Batches(),),
+            lambda s: (s.resident(X, Y, batch_size=4),),
+            lambda s: (s.data(X, Y, batch_size=4),),
+            lambda s: (sgmcmc.keras.IndependentBatches(X, Y, batch_size=4),),
+            lambda s: (tf.data.Dataset.from_tensor_slices((X, Y)).batch(5),),
+            lambda s: (tf.data.Dataset.range(N).map(lambda i: (X[0], Y[0])).batch(5),),
+        ],
+        ids=["arrays", "PyDataset", "resident", "data", "independent", "slices", "range"],
+    )
+    def test_data_show_it(self, data):
+        callback = sampler()
+        fit(callback, *data(callback))
+        assert callback.get_config()["num_examples"] == N
+
+    @pytest.mark.parametrize("repeats", [None, 2])
+    def test_repeated_data_do_not_show_it(self, repeats):
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat(repeats).batch(6)
+        callback = sampler()
+        with pytest.raises(ValueError, match="num_examples must be given.*tf.data.Dataset"):
+            fit(callback, data, steps_per_epoch=2)
+        assert len(callback.result.trace["step"]) == 0
+
+    def test_a_generator_does_not_show_it(self):
+        with pytest.raises(ValueError, match="num_examples must be given.*a generator"):
+            fit(sampler(), ((X, Y) for _ in range(3)), steps_per_epoch=1)
+
+
+class TestWithoutTheCallStack:
+    def test_the_number_is_asked_for(self, monkeypatch):
+        blind(monkeypatch)
+        with pytest.raises(ValueError, match="num_examples must be given"):
+            fit(sampler(), X, Y)
+
+    def test_data_of_the_callback_tell_all(self, monkeypatch):
+        arguments = {"kernel": lambda t: sgmcmc.NOGIN(t, 1e-2, friction=10.0)}
+        seen, unseen = (
+            SamplerCallback(**arguments, prior=small_models.standard_normal(), seed=1)
+            for _ in range(2)
+        )
+        fit(seen, seen.data(X, Y, batch_size=4), epochs=4)
+        blind(monkeypatch)
+        fit(unseen, unseen.data(X, Y, batch_size=4), epochs=4)
+        assert seen.get_config() == unseen.get_config()
+        small_models.assert_equal(seen.samples, unseen.samples)
+
+    def test_a_given_number_gives_the_same_chain(self, monkeypatch):
+        samples = []
+        for _ in range(2):
+            callback = sampler(num_examples=N, collect=None, chains=2)
+            fit(callback, X, Y, batch_size=4, epochs=2)
+            samples.append(callback.samples)
+            blind(monkeypatch)
+        small_models.assert_equal(*samples)
+        assert samples[0][0].shape[:2] == (3, 2)
+
+    @pytest.mark.parametrize("num_examples", [N, 2 * N], ids=["right", "control"])
+    def test_the_posterior_is_right(self, monkeypatch, num_examples):
+        """The mean of N = 12 numbers of unit variance, under a standard normal prior.
+
+        1,600 draws of 400 chains have standard errors of 0.025 standard deviations for the mean
+        and 3.5 % for the variance. The tolerances are five times as large, so the false-alarm rate
+        is below 1e-5. With twice the N, the variance is too small by 40 %.
+        """
+        blind(monkeypatch)
+        x, y = np.ones([N, 1], np.float32), X[:, :1] + np.float32(0.5)
+        model = small_models.sequential(
+            keras.layers.Dense(1, use_bias=False), loss=small_models.unit_normal, inputs=1,
+            jit_compile=False,
+        )  # fmt: skip
+        callback = SamplerCallback(
+            lambda target: sgmcmc.SGLD(target, step_size=0.04),
+            prior=small_models.standard_normal(),
+            collect=Collect(20, 9),
+            chains=400,
+            num_examples=num_examples,
+            check_num_examples=False,
+            seed=0,
+        )
+        model.fit(x, y, batch_size=N, epochs=51, verbose=0, callbacks=[callback])
+        draws = callback.samples[0].ravel()
+        assert len(draws) == 1600
+        precision = N + 1
+        # A step makes SGLD's variance larger by 1 / (1 - step_size * precision / 4).
+        variance = 1 / precision / (1 - 0.04 * precision / 4)
+        is_right = abs(draws.mean() - y.sum() / precision) < 5 * 0.025 * np.sqrt(variance)
+        is_right = is_right and abs(draws.var() / variance - 1) < 5 * 0.035
+        assert is_right == (num_examples == N)
+
+
+class TestBurninAndThinning:
+    def test_left_out_they_follow_from_the_first_fit(self):
+        callback = sampler(collect=None)
+        model = fit(callback, X, Y, batch_size=4, epochs=200)  # 600 steps
+        numbers = callback.get_config()
+        assert (numbers["num_burnin_steps"], numbers["num_steps_between_results"]) == (300, 2)
+        assert len(callback.samples[0]) == 100
+        model.fit(X, Y, batch_size=4, epochs=4, verbose=0, callbacks=[callback])
+        assert len(callback.samples[0]) == 104
+        assert np.ptp(np.diff(callback.result.trace["step"])) == 0
+        assert callback.get_config() == numbers
+
+    @pytest.mark.parametrize(
+        ("collect", "numbers"),
+        [
+            (Collect(100), (100, 18)),
+            (Collect(num_steps_between_results=0), (1000, 0)),
+            (Collect(num_burnin_epochs=5), (0, 14)),
+            (Collect(keep=lambda step: step > 3), (0, 0)),
+            (Collect(mixing_distance=0.1), (1000, 0)),
+            (Collect(sampling_threshold=0.1), (0, 9)),
+        ],
+        ids=["thinning", "burn-in", "epochs", "keep", "distance", "threshold"],
+    )
+    def test_each_is_chosen_for_itself(self, collect, numbers):
+        assert collect.over(100, 20)[:2] == numbers
+
+    def test_a_stored_run_goes_on_with_its_numbers(self, tmp_path):
+        numbers = []
+        for epochs in (2, 4):
+            callback = sampler(collect=None, output=tmp_path / "run")
+            fit(callback, X, Y, batch_size=4, epochs=epochs)
+            numbers.append(callback.get_config())
+        assert numbers[0] == numbers[1]
+        assert numbers[0]["num_burnin_steps"] == 3
+        assert callback.result.trace["step"].tolist() == list(range(3, 12))
+
+    def test_unknown_steps_are_asked_for(self):
+        with pytest.raises(ValueError, match="collect must give burn-in and thinning"):
+            fit(sampler(collect=None, num_examples=N), ((X, Y) for _ in range(2)))
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "message"),
+        [
+            ({"num_burnin_steps": -1}, ValueError, "num_burnin_steps must be"),
+            ({"num_burnin_epochs": 1.5}, TypeError, "num_burnin_epochs must be"),
+            ({"keep": "always"}, ValueError, "keep must be"),
+            ({"mixing_distance": 1.0, "num_steps_between_results": 1}, ValueError, "Only one of"),
+            ({"num_burnin_epochs": 1, "sampling_threshold": 0.1}, ValueError, "Only one of"),
+        ],
+    )
+    def test_bad_input(self, arguments, error, message):
+        with pytest.raises(error, match=message):
+            Collect(**arguments)
+
+
+class TestGroups:
+    def test_resume_is_honoured(self, tmp_path):
+        path = tmp_path / "run"
+        with pytest.raises(ValueError, match="holds no run, but resume is 'must'"):
+            fit(sampler(output=sgmcmc.Directory(path, resume="must")), X, Y)
+        callback = sampler(output=sgmcmc.Directory(path, resume="never"))
+        model = fit(callback, X, Y)
+        model.fit(X, Y, verbose=0, callbacks=[callback])  # its own run
+        assert len(callback.samples[0]) == 2
+        with pytest.raises(ValueError, match="holds a run already, but resume is 'never'"):
+            fit(sampler(output=sgmcmc.Directory(path, resume="never")), X, Y)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"collect": 1000}, "collect must be a sgmcmc.keras.Collect"),
+            ({"chains": 2.5}, "num_chains must be"),
+            ({"output": 3}, "directory must be"),
+        ],
+    )
+    def test_bad_input(self, arguments, message):
+        with pytest.raises(TypeError, match=message):
+            sampler(**arguments)
+
+    def test_the_result_has_all_of_a_fit(self):
+        callback = sampler(chains=Chains(2, "model"))
+        fit(callback, X, Y, batch_size=4, epochs=2)
+        found = callback.result
+        assert found.trace["step"].tolist() == list(range(6))
+        np.testing.assert_allclose(found.trace["step_size"], 1e-3)
+        assert found.warnings == ()
+        assert found.timings.compile_seconds > 0
+        assert found.timings.steps_per_second > 0
+        assert found.posterior.samples is not None
+        assert "6 samples" in repr(found)
+
+
+class TestFlatArguments:
+    def test_they_sample_the_same_and_show_the_new_spelling(self):
+        def make(target):
+            return sgmcmc.SGLD(target, 1e-3)
+
+        with pytest.warns(DeprecationWarning) as found:
+            old = SamplerCallback(make, N, None, 1, num_chains=2, initial_states="model", seed=0)
+        assert len(found) == 1
+        assert str(found[0].message).endswith(
+            "Write: SamplerCallback(kernel, num_examples=12, prior=None, seed=0, "
+            "collect=Collect(1, 0), chains=Chains(2, initial_states='model'))"
+        )
+        new = sampler(num_examples=N, collect=Collect(1, 0), chains=Chains(2, "model"))
+        for callback in (old, new):
+            fit(callback, X, Y, batch_size=4, epochs=1)
+        small_models.assert_equal(old.samples, new.samples)
+        assert len(old.samples[0]) == 2
+
+    def test_left_out_numbers_are_zero(self, tmp_path):
+        with pytest.warns(DeprecationWarning, match=r"output=Directory\(directory, seconds"):
+            old = SamplerCallback(
+                "SGLD", N, None, step_size=1e-3, directory=tmp_path, seconds_between_commits=1.0
+            )
+        numbers = old.get_config()
+        assert (numbers["num_burnin_steps"], numbers["num_steps_between_results"]) == (0, 0)
+
+    @pytest.mark.parametrize(
+        ("args", "kwargs", "message"),
+        [
+            ((N, None), {"collect": Collect(0)}, "collect or flat arguments"),
+            ((N, None), {"prior": None}, "prior once"),
+            ((N,), {"num_chains": 2}, "needs prior"),
+            ((N, None, 0, 0, 0), {}, "kernel alone by position"),
+        ],
+    )
+    def test_mixtures_are_refused(self, args, kwargs, message):
+        with pytest.raises(TypeError, match=message):
+            SamplerCallback("SGLD", *args, **kwargs)
+
+    def test_moved_attributes_go_on(self):
+        callback = sampler()
+        fit(callback, X, Y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert callback.posterior is not None
+            callback.predict(X[:2], verbose=0)
+        for name in ("sample_steps", "sample_step_sizes", "non_trainable_samples", "choices",
+                     "temperatures", "outputs"):  # fmt: skip
+            with pytest.warns(DeprecationWarning, match=f"SamplerCallback.{name} is deprecated"):
+                getattr(callback, name)

@@ -1,0 +1,235 @@
+"""All that makes the chain of a `SamplerCallback`; some numbers follow from the first `fit`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit
+from tfp_sgmcmc.keras.adaptation.network_pilot import pilot_of
+from tfp_sgmcmc.keras.chain.chain import Chain, check_variables, recorded_variables
+from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
+from tfp_sgmcmc.keras.chain.ring_buffer import Collection
+from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
+from tfp_sgmcmc.keras.data.training_data import Source, initial_epoch_of_fit
+from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
+from tfp_sgmcmc.keras.options import Chains, Collect, as_chains, as_collect, checked_kernel
+from tfp_sgmcmc.keras.records.fit_fingerprint import describe_keep
+from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
+from tfp_sgmcmc.keras.records.recorder import Recorder
+from tfp_sgmcmc.keras.records.sample_log import SampleLog, StoredSampleLog, stored_settings
+from tfp_sgmcmc.storage.directory import Directory, as_directory
+
+_NUMBERS = ("num_burnin_steps", "num_steps_between_results")
+
+
+class FitSettings:
+    """The arguments of `SamplerCallback`, and what follows from them and from the first `fit`.
+
+    Attributes:
+      num_examples: N, or None until it is known.
+      collection: which states are kept. Before `settle`, those of a `fit` of one step.
+      is_complete: whether nothing follows from the first `fit`.
+      auto: the guide of an automatic `fit`, or None.
+      monitor: the monitor of the gradient noise, or None.
+      num_burnin_epochs: epochs of the burn-in.
+      directory: where samples are stored, or None.
+      seed: the seed, a tensor of two integers.
+
+    Args:
+      kernel, prior, collect, chains, output, seed, num_examples, step_size, num_groups,
+        independent_batches, max_excess_temperature, check_num_examples: see `SamplerCallback`.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        prior: Any,
+        collect: Collect | None,
+        chains: Chains | int | None,
+        output: Directory | str | os.PathLike[str] | None,
+        seed: Any,
+        num_examples: int | None,
+        step_size: Any,
+        num_groups: int | None,
+        independent_batches: bool | None,
+        max_excess_temperature: float | None,
+        check_num_examples: bool,
+    ):
+        self._make_kernel_fn = checked_kernel(kernel, step_size)
+        check_prior(prior)
+        self._prior, self._collect = prior, as_collect(collect).with_phases(step_size)
+        self._chains, self.directory = as_chains(chains), as_directory(output)
+        if num_examples is not None:
+            checks.integer("num_examples", num_examples, 1)
+        if num_groups is not None:
+            checks.integer("num_groups", num_groups, 2)
+        if independent_batches is not None:
+            checks.boolean("independent_batches", independent_batches)
+        self._independent_batches = independent_batches
+        self._checks_size = checks.boolean("check_num_examples", check_num_examples)
+        self.num_examples, self.num_groups = num_examples, num_groups
+        self.is_complete = num_examples is not None and not self._collect.depends_on_fit
+        self.num_burnin_epochs = self._collect.num_burnin_epochs or 0
+        self._noise = {
+            "sampling_threshold": self._collect.sampling_threshold,
+            "noise_every": self._collect.noise_every,
+        }
+        pilot = pilot_of(
+            self._make_kernel_fn,
+            max_excess_temperature,
+            self.path,
+            self.num_burnin_epochs,
+            **self._noise,
+        )
+        self.auto = None if pilot is None else AutomaticFit(pilot, self.num_burnin_epochs)
+        self.monitor = noise_monitor(
+            self._noise["noise_every"],
+            self._noise["sampling_threshold"],
+            self._collect.num_burnin_steps or 0,
+        )
+        self._stored = stored_settings(self.path)
+        seed = self._stored.get("seed") if seed is None else seed
+        self.seed = random.as_seed(random.fresh_seed() if seed is None else seed)
+        self.collection = self._collect.over(1, 1)
+        self._given_examples, self._has_collection = num_examples, not self._collect.depends_on_fit
+
+    @property
+    def path(self) -> str | os.PathLike[str] | None:
+        """The path of the directory, or None."""
+        return None if self.directory is None else self.directory.path
+
+    @property
+    def num_chains(self) -> int | None:
+        return None if self._chains is None else self._chains.num_chains
+
+    def config(self) -> dict[str, Any]:
+        """Returns the numbers that a stored chain must have been made with."""
+        auto = {} if self.auto is None else {"max_excess_temperature": self.auto.pilot.bound}
+        numbers = self.collection if self._has_collection else self._collect
+        return {
+            **auto,
+            "num_examples": self.num_examples,
+            **{name: getattr(numbers, name) for name in _NUMBERS},
+            "mixing_distance": self._collect.mixing_distance,
+            "num_burnin_epochs": self.num_burnin_epochs,
+            "num_chains": self.num_chains,
+            "num_groups": self.num_groups,
+            "seed": self.seed.numpy().tolist(),
+        }
+
+    def make_recorder(self) -> Recorder:
+        """Returns a recorder of samples, in memory or in the directory."""
+        seconds = 10.0 if self.directory is None else self.directory.seconds_between_commits
+        rows = self.num_examples if self._checks_size else None
+        return Recorder(self.collection, self._make_log(), seconds, self.num_burnin_epochs, rows)
+
+    def make_preflight(self) -> Preflight:
+        """Returns the checks of a `fit`."""
+        return Preflight(
+            self.num_examples or 0,
+            self._checks_size,
+            self._independent_batches,
+            self.collection,
+            self.path,
+        )
+
+    def _make_log(self) -> SampleLog | StoredSampleLog:
+        if self.directory is None:
+            return SampleLog()
+        fingerprint = {**self.config(), **self._noise, "keep": describe_keep(self.collection.keep)}
+        path, resume = self.directory.path, self.directory.resume
+        return StoredSampleLog(path, fingerprint, self.num_chains, resume)
+
+    def settle(
+        self,
+        source: Source,
+        model: keras.Model,
+        params: dict[str, Any],
+        recorder: Recorder,
+        preflight: Preflight,
+    ) -> None:
+        """Finds the numbers that the user has left out, from the data and the length of a `fit`.
+
+        A run in a directory goes on with its numbers. `params` are those of Keras' callbacks.
+
+        Raises:
+          ValueError: the data do not show them.
+        """
+        if self._given_examples is None:
+            self.num_examples = source.count_examples()
+        if self.num_examples is None:
+            raise ValueError(
+                "num_examples must be given to SamplerCallback, because the data do not show the "
+                f"number of training examples. Received: {source.kind}. Data from "
+                "sampler.data(x, y, batch_size=...) show it."
+            )
+        if self._collect.depends_on_fit:
+            num_epochs = params["epochs"] - initial_epoch_of_fit(model)
+            found = self._collect.over(source.num_batches or params.get("steps"), num_epochs)
+            left_out = [n for n in _NUMBERS if getattr(self._collect, n) is None]
+            kept = {n: self._stored[n] for n in left_out if self._stored.get(n) is not None}
+            self.collection, self._has_collection = found._replace(**kept), True
+        recorder.settle(self.collection, self.num_examples if self._checks_size else None)
+        preflight.settle(self.collection, self.num_examples)
+        if isinstance(recorder.samples, StoredSampleLog):
+            recorder.samples.fingerprint |= self.config()
+
+    def plan(self, model: keras.Model, source: Source, epochs: int, most_steps: int) -> FitPlan:
+        """Returns the plan of a first `fit`; see `SamplerCallback.plan`.
+
+        Raises:
+          ValueError: the model is not built, and the data do not show the shapes of a batch; or
+            `epochs` is out of range.
+        """
+        checks.integer("epochs", epochs, 1)
+        collection: Collection = self.collection
+        if not self._has_collection:
+            collection = self._collect.over(source.num_batches, epochs)
+        batch = source.spec or source.batch(2)
+        if not model.built:
+            if batch is None:
+                raise ValueError(
+                    "model must be built, since the data do not show the shapes of a batch. "
+                    f"Received: {model.name}, which is not, and {source.kind}."
+                )
+            model(internals.map_arrays(_zeros, batch[0]))
+        burnin = min(epochs, self.num_burnin_epochs)
+        return make_plan(
+            collection,
+            recorded_variables(model, None if batch is None else batch[0]),
+            self.num_chains,
+            self.path,
+            num_due(collection, 0, collection.first, source.num_batches, epochs, burnin),
+            most_steps,
+        )
+
+    def make_chain(self, model: keras.Model) -> Chain:
+        """Returns a new chain over the variables of a built model, or the pilot's next chain."""
+        check_variables(model.trainable_variables)
+        pilot = None if self.auto is None else self.auto.pilot
+        starts = "initializers" if self._chains is None else self._chains.initial_states
+        assert self.num_examples is not None  # settled
+        return Chain(
+            model,
+            self._make_kernel_fn if pilot is None else pilot.make_kernel,
+            self.num_examples,
+            as_log_prior(self._prior, model),
+            self.collection,
+            self.seed,
+            self.num_chains,
+            starts if pilot is None or pilot.starts is None else pilot.starts,
+            self.num_groups,
+            self.monitor,
+            role="chain" if pilot is None else pilot.role,
+        )
+
+
+def _zeros(array: Any) -> tf.Tensor:
+    return tf.zeros([size or 1 for size in array.shape], array.dtype)

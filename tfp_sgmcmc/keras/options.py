@@ -1,0 +1,248 @@
+"""Arguments of `SamplerCallback`: which states are kept, how many chains run, which kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.keras.chain.ring_buffer import Collection, checked_distance
+from tfp_sgmcmc.keras.checks.fit_preflight import checked_keep
+from tfp_sgmcmc.kernels import registry
+from tfp_sgmcmc.kernels.hyperparameters import StepSize, check_positive
+
+LEARNING_RATE = "learning_rate"
+_NUM_KEPT = 100  # states, about, if thinning is left out
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Collect:
+    r"""Which states of a chain are kept.
+
+    Burn-in that is left out takes half of the steps of the first `fit`. Thinning that is left out
+    keeps about 100 states of that `fit`. A later `fit` of the same callback goes on with the same
+    thinning, without another burn-in. A run in a directory goes on with the numbers of its first
+    `fit`.
+
+    Examples:
+      >>> Collect(1000, 9).num_burnin_steps
+      1000
+      >>> Collect().over(steps_per_epoch=50, num_epochs=40)[:2]  # of 2,000 steps
+      (1000, 9)
+
+    Args:
+      num_burnin_steps: steps before the first that may be kept.
+      num_steps_between_results: steps between kept ones, as in `tfp.mcmc.sample_chain`.
+      num_burnin_epochs: epochs before the first step that may be kept, in addition.
+      keep: step -> whether a state that is due is kept. "sampling" keeps those of the sampling
+        phases of the `step_size`, a `Cyclical` (Zhang et al. 2020), as its `is_sampling` does. With
+        either, burn-in and thinning that are left out are 0, and samples of sampling phases have
+        equal weights. With another function they have those of their steps.
+      mixing_distance: keeps a state whenever the sum of the step sizes since the end of burn-in
+        passes a multiple of this number, as `sgmcmc.diagnostics.indices_by_distance` does. These
+        samples have equal weights although steps decrease. It takes the place of
+        `num_steps_between_results`. A step larger than the distance counts as the distance.
+      sampling_threshold: burn-in lasts until \( \alpha \), the `sampling_threshold` of
+        `sgmcmc.diagnostics`, is below this number, such as 0.1. For SGLD and ModifiedSGLD.
+      noise_every: steps from one comparison of gradient noise and injected noise to the next, for
+        SGLD and ModifiedSGLD. None means 100 with a `sampling_threshold`, and never without.
+
+    Raises:
+      ValueError: a number is out of range, or two arguments exclude each other.
+      TypeError: a number is no integer, or `keep` is no function of a step.
+    """
+
+    num_burnin_steps: int | None = None
+    num_steps_between_results: int | None = None
+    _: dataclasses.KW_ONLY
+    num_burnin_epochs: int | None = None
+    keep: Callable[[tf.Tensor], tf.Tensor] | Literal["sampling"] | None = None
+    mixing_distance: float | None = None
+    sampling_threshold: float | None = None
+    noise_every: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_burnin_steps", "num_steps_between_results", "num_burnin_epochs"):
+            if getattr(self, name) is not None:
+                checks.integer(name, getattr(self, name), 0)
+        if self.num_burnin_epochs and self.sampling_threshold is not None:
+            raise ValueError(
+                "Only one of num_burnin_epochs and sampling_threshold can end burn-in. "
+                "Received: both."
+            )
+        checked_distance(self.mixing_distance, self.num_steps_between_results or 0)
+        if self.sampling_threshold is not None:
+            checks.positive("sampling_threshold", self.sampling_threshold)
+        if self.noise_every is not None:
+            checks.integer("noise_every", self.noise_every, 1)
+        if isinstance(self.keep, str):
+            checks.one_of("keep", self.keep, ("sampling",))
+        else:
+            checked_keep(self.keep)
+
+    def with_phases(self, step_size: Any) -> Collect:
+        """Returns these options with the word "sampling" as the schedule's `is_sampling`.
+
+        Raises:
+          ValueError: a step size without such phases.
+        """
+        if not isinstance(self.keep, str):
+            return self
+        found = getattr(step_size, "is_sampling", None)
+        if found is None:
+            raise ValueError(
+                'keep="sampling" needs a step_size with sampling phases, such as '
+                f"sgmcmc.schedules.Cyclical. Received: {step_size!r}. With a function as kernel, "
+                "pass keep=schedule.is_sampling."
+            )
+        return dataclasses.replace(self, keep=found)
+
+    @property
+    def depends_on_fit(self) -> bool:
+        """Whether burn-in or thinning follow from the number of steps of a `fit`."""
+        return self._burnin is None or self._thinning is None
+
+    @property
+    def _burnin(self) -> int | None:
+        ends_otherwise = self.num_burnin_epochs is not None or self.sampling_threshold is not None
+        if self.num_burnin_steps is None and (ends_otherwise or self.keep is not None):
+            return 0
+        return self.num_burnin_steps
+
+    @property
+    def _thinning(self) -> int | None:
+        chooses = self.keep is not None or self.mixing_distance is not None
+        if self.num_steps_between_results is None and chooses:
+            return 0
+        return self.num_steps_between_results
+
+    def over(self, steps_per_epoch: int | None, num_epochs: int) -> Collection:
+        """Returns which states of a `fit` of so many steps and epochs are kept.
+
+        Raises:
+          ValueError: the number of steps is needed and unknown.
+        """
+        burnin, thinning = self._burnin, self._thinning
+        if (burnin is None or thinning is None) and steps_per_epoch is None:
+            raise ValueError(
+                "collect must give burn-in and thinning, such as Collect(num_burnin_steps=1000, "
+                "num_steps_between_results=9), where the data do not tell how many steps fit "
+                "takes. Received: data of unknown length. fit(steps_per_epoch=...) works, too."
+            )
+        total = (steps_per_epoch or 0) * num_epochs
+        burnin = total // 2 if burnin is None else burnin
+        if thinning is None:
+            in_epochs = (steps_per_epoch or 0) * (self.num_burnin_epochs or 0)
+            left = total - max(burnin, in_epochs)
+            if self.sampling_threshold is not None:
+                left //= 2  # a guess: burn-in ends at an unknown step
+            thinning = max(1, round((left if left > 0 else total) / _NUM_KEPT)) - 1
+        has_threshold = self.sampling_threshold is not None
+        return Collection(
+            burnin,
+            thinning,
+            bool(self.num_burnin_epochs) or has_threshold,
+            checked_keep(self.keep),
+            checked_distance(self.mixing_distance, thinning),
+            has_threshold,
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chains:
+    """How many chains run side by side on the same batches, and where they start.
+
+    Examples:
+      >>> Chains(4).initial_states
+      'initializers'
+
+    Args:
+      num_chains: C, the number of chains, each with its own start and noise. Samples have shape
+        `[num_kept, C, ...]`. The model, its logs and its validation show the first chain.
+      initial_states: where the chains start, except the first, which starts at the model's weights:
+        "initializers" draws from the initializers of the weights, "model" takes the model's
+        weights. A list of arrays `[C, ...]`, one for each trainable variable, starts all chains. So
+        does a list of C trained models of the same architecture, of paths that `save` or
+        `save_weights` wrote, or of `Posterior`s, whose last samples count (MILE, Sommer et al.
+        2024), and a `Posterior` with a sample or a chain for each chain, such as `SWAG` draws.
+
+    Raises:
+      ValueError: `num_chains` is below 1.
+      TypeError: `num_chains` is no integer.
+    """
+
+    num_chains: int
+    initial_states: Any = "initializers"
+
+    def __post_init__(self) -> None:
+        checks.integer("num_chains", self.num_chains, 1)
+
+
+def as_chains(value: Chains | int | None) -> Chains | None:
+    """Returns `Chains` for a number, and `Chains` or None as it is."""
+    return value if value is None or isinstance(value, Chains) else Chains(value)
+
+
+def as_collect(value: Any) -> Collect:
+    """Returns a `Collect`, with nothing given for None.
+
+    Raises:
+      TypeError: it is neither.
+    """
+    if value is not None and not isinstance(value, Collect):
+        raise TypeError(
+            "collect must be a sgmcmc.keras.Collect, such as Collect(num_burnin_steps=1000). "
+            f"Received: a {type(value).__name__}."
+        )
+    return Collect() if value is None else value
+
+
+def checked_kernel(kernel: Any, step_size: StepSize | None) -> Any:
+    """Returns the function target -> kernel that was given or named, or "auto".
+
+    Raises:
+      ValueError: another word, or a step size that does not go with it.
+      TypeError: no function and no word.
+    """
+    is_named = isinstance(kernel, str) and kernel != "auto"
+    if not is_named:
+        if not isinstance(kernel, str):
+            checks.function("kernel", kernel, "target -> kernel")
+        if step_size is not None:
+            raise ValueError(
+                "step_size must be None unless kernel is the name of a kernel. Received: "
+                f"{step_size!r}. A function gives the kernel its step size, such as `lambda "
+                'target: SGLD(target, step_size=target.learning_rate)`, and "auto" chooses one.'
+            )
+        return kernel
+    names = [row.name for row in registry.SAMPLERS if not row.all_data and _takes_step(row.name)]
+    if kernel not in names:
+        raise ValueError(
+            f'kernel must be "auto", the name of a kernel ({", ".join(names)}) or a '
+            f"function, target -> kernel. Received: {kernel!r}."
+        )
+    if step_size is None or (isinstance(step_size, str) and step_size != LEARNING_RATE):
+        raise ValueError(
+            f'step_size must be a number, a schedule or "{LEARNING_RATE}" with kernel='
+            f'"{kernel}". Received: {step_size!r}. '
+            "sgmcmc.keras.find_step_size(model, x, y, prior=...) suggests a number."
+        )
+    if not isinstance(step_size, str):
+        check_positive("step_size", step_size)
+    make = getattr(sgmcmc, kernel)
+
+    def make_kernel(target: Any) -> Any:
+        return make(target, target.learning_rate if isinstance(step_size, str) else step_size)
+
+    return make_kernel
+
+
+def _takes_step(name: str) -> bool:
+    """Returns whether a kernel needs a step size beside its target, and nothing else."""
+    _, second, *others = inspect.signature(getattr(sgmcmc, name)).parameters.values()
+    return second.name == "step_size" and all(p.default is not p.empty for p in others)
