@@ -12,12 +12,11 @@ from tfp_sgmcmc.keras.model.likelihoods import NegativeLogLikelihood
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.patterns import by_variable
 from tfp_sgmcmc.keras.options import Chains, Collect
-from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
+from tfp_sgmcmc.keras.posterior.calibration import TemperatureScaling, expected_calibration_error
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction, Prediction, Predictive
 from tfp_sgmcmc.keras.posterior.summary import Summary
-from tfp_sgmcmc.keras.posterior.temperature_scaling import TemperatureScaling
 from tfp_sgmcmc.keras.records.fit_plan import FitPlan as Plan
 from tfp_sgmcmc.keras.traces import Traces
 

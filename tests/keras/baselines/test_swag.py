@@ -66,7 +66,7 @@ def test_moments_are_those_of_the_iterates_of_gradient_descent():
     )
 
 
-@pytest.mark.parametrize("per_execution", [1, 3])
+@pytest.mark.parametrize("per_execution", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_steps_are_counted_over_epochs_and_executions(per_execution):
     compiled = {"run_eagerly": False, "jit_compile": False, "steps_per_execution": per_execution}
     model = regression(**compiled)
@@ -94,7 +94,7 @@ def correlated():
     return weights.astype(np.float64), fed(weights)
 
 
-@pytest.mark.parametrize("scale", [0.5, 2.0])
+@pytest.mark.parametrize("scale", [0.5, pytest.param(2.0, marks=pytest.mark.thorough)])
 def test_draws_have_the_mean_and_the_covariance(correlated, scale):
     """One check of the first two moments. A diagonal and another scale are found."""
     weights, swag = correlated
@@ -138,7 +138,7 @@ def normalized(**arguments):
     normalization = keras.layers.BatchNormalization(momentum=0.9, **arguments)
     return sequential(
         keras.layers.Dense(4), normalization, keras.layers.Dense(1),
-        loss="mse", optimizer="sgd", jit_compile=False,
+        loss="mse", optimizer="sgd", run_eagerly=True,
     )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ class Tracker(keras.layers.Layer):
         (lambda: normalized(renorm=True), {"x": X}, "must have renorm=False"),
         (
             lambda: sequential(
-                Tracker(), keras.layers.Dense(1), loss="mse", optimizer="sgd", jit_compile=False
+                Tracker(), keras.layers.Dense(1), loss="mse", optimizer="sgd", run_eagerly=True
             ),
             {"x": X},
             "must be those of BatchNormalization.*Received: .*tracker",
@@ -187,7 +187,7 @@ class Tracker(keras.layers.Layer):
 )
 def test_statistics_that_a_draw_would_lack_are_refused(model, arguments, message):
     model, swag = model(), sgmcmc.keras.SWAG(0)
-    model.fit(X, Y, epochs=3, verbose=0, callbacks=[swag])
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=[swag])
     with pytest.raises(ValueError, match=message):
         swag.posterior(2, seed=0, **arguments)
 

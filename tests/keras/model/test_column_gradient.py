@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.model.column_gradient import with_stored_gradient
+from tfp_sgmcmc.keras.model.example_scores import with_stored_gradient
 
 X = np.random.default_rng(0).normal(size=[6, 4])
 Y = tf.constant(np.arange(6) % 2, tf.float64)

@@ -54,7 +54,7 @@ class Mapped(L.Wrapper):
 
 
 class Tied(keras.Model):
-    """A model whose table also makes the logits, where no tap is."""
+    """A model whose table also makes the logits, whose scores no recorded call gives."""
 
     def __init__(self):
         super().__init__()
@@ -104,7 +104,7 @@ def grouped_attention():
 
 
 class Shift(L.Layer):
-    """Adds weights to the positions of a sequence; no tap knows this layer."""
+    """Adds weights to the positions of a sequence; no recorded call gives its scores."""
 
     def build(self, shape):
         self.shift = self.add_weight(shape=shape[1:], name="kernel")
@@ -114,7 +114,7 @@ class Shift(L.Layer):
 
 
 def positional_attention():
-    """Attention whose weights have taps, below weights that have none."""
+    """Attention, whose scores come from recorded calls, below weights that have other scores."""
     x = keras.Input([3, 4])
     shifted = Shift(name="positions")(x)
     attended = L.MultiHeadAttention(2, 3)(shifted, shifted)
@@ -244,8 +244,19 @@ FURTHER = (
 )
 
 
+# These only widen what other models and `test_vectorize` cover, and take longest.
+WIDER = ("attention to positions", "grouped attention", "shared einsum", "conv dilated", "conv 3d")
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in MODELS]
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=[pytest.mark.slow] * (name in FURTHER) + [pytest.mark.thorough] * (name in WIDER),
+        )
+        for name in MODELS
+    ],
 )
 def test_scores_are_the_gradients_of_single_examples(name):
     make, x, mapped = MODELS[name]
@@ -277,7 +288,8 @@ def test_scores_are_the_gradients_of_single_examples(name):
 @pytest.mark.parametrize(
     "name, num_groups",
     [
-        *(("dense", num_groups) for num_groups in (3, 4, 8)),
+        *(("dense", num_groups) for num_groups in (3, 8)),
+        pytest.param("dense", 4, marks=pytest.mark.thorough),
         ("embedding", 3),
         ("activation with weights", 3),
         pytest.param("activation with weights", 4, marks=pytest.mark.slow),
@@ -306,9 +318,9 @@ def test_groups(name, num_groups):
     [
         pytest.param("dense", marks=pytest.mark.slow),  # "conv same" has such layers, too
         "conv same",
-        pytest.param("embedding", marks=pytest.mark.slow),
+        "embedding",
         pytest.param("activation with weights", marks=pytest.mark.slow),
-        "attention",
+        pytest.param("attention", marks=pytest.mark.thorough),
     ],
 )
 def test_chains_have_scores_of_their_own(name):
@@ -370,7 +382,7 @@ def test_models_whose_examples_interact_are_refused():
     assert target.estimate(state_of(model), SEED, with_scores=False).scores == ()
 
 
-def test_memory_for_scores_of_weights_without_taps(monkeypatch):
+def test_memory_for_scores_of_other_layers(monkeypatch):
     """6 examples of 8 weights take 192 bytes; two groups take 64."""
     x = floats(8)
     model = build(lambda: stack([8], L.PReLU()), x)

@@ -14,7 +14,8 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import affine, assert_close, linear, unit_normal
 from tests.keras.small_models import heteroscedastic_normal as heteroscedastic
-from tfp_sgmcmc.keras.model.compiled_loss import check_probabilities
+from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model.compiled_loss import check_probabilities, negative_log_likelihoods
 
 tfd = tfp.distributions
 NegativeLogLikelihood = sgmcmc.keras.NegativeLogLikelihood
@@ -165,8 +166,8 @@ def gradient_by_hand(model, weights=1.0):
     "mode, weights",
     [
         pytest.param({"run_eagerly": True}, None, marks=pytest.mark.slow),
-        pytest.param({"run_eagerly": True}, WEIGHTS, marks=pytest.mark.slow),
-        ({"jit_compile": True}, WEIGHTS),
+        ({"run_eagerly": True}, WEIGHTS),
+        pytest.param({"jit_compile": True}, WEIGHTS, marks=pytest.mark.thorough),
     ],
     ids=["unweighted", "weighted", "compiled"],
 )
@@ -370,3 +371,46 @@ def test_the_refused_loss_is_named_with_its_output():
 def test_weights_that_keras_would_spread_over_the_wrong_axis(units, weights, words):
     with pytest.raises(ValueError, match=words):
         step(linear(unit_normal, units), np.zeros([B, units], np.float32), sample_weight=weights)
+
+
+class Elementwise(keras.losses.Loss):
+    """A loss of the user, whose y and outputs Keras does not align."""
+
+    def call(self, y_true, y_pred):
+        return 0.5 * tf.square(y_true - y_pred)
+
+
+@functools.cache
+def elementwise():
+    model = linear(Elementwise(), 1)
+    internals.build(model, X, Y, None)
+    return model
+
+
+@pytest.mark.parametrize(
+    "y, outputs, is_right",
+    [
+        ([B], [B, 1], False),
+        ([B, 1], [B], False),
+        ([B, B], [B, B, 1], False),
+        ([None], [None, 1], False),
+        ([B, 1], [B, 1], True),
+        ([B], [B], True),
+        ([B, 5], [B, 1], True),
+        ([B, 4, 1], [B, 4, 3], True),
+        ([1], [1, 1], True),
+        ([None, None, 2], [None, None, 2], True),
+    ],
+)
+def test_losses_that_pair_labels_with_other_examples_are_refused(y, outputs, is_right):
+    """y `[n]` and outputs `[n, 1]` broadcast to `[n, n]` values, of which n belong to examples."""
+    model = elementwise()
+    specs = [tf.TensorSpec(shape) for shape in (y, outputs)]
+    summed = tf.function(
+        lambda y, f: negative_log_likelihoods(model, y, f), input_signature=specs, autograph=False
+    )
+    if is_right:
+        assert summed.get_concrete_function().output_shapes.rank == 1
+        return
+    with pytest.raises(ValueError, match=r"must return .* of each example.*pairs labels"):
+        summed.get_concrete_function()

@@ -230,8 +230,15 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("num_chains", [None, 2])
-@pytest.mark.parametrize("kernel", list(KERNELS))
+@pytest.mark.parametrize(
+    "kernel, num_chains",
+    [
+        ("step sizes", None),
+        ("diagonal", 2),
+        pytest.param("step sizes", 2, marks=pytest.mark.thorough),
+        pytest.param("diagonal", None, marks=pytest.mark.thorough),
+    ],
+)
 def test_each_variable_has_its_own_step(model, kernel, num_chains):
     """With a flat likelihood and the prior N(0, 1), x becomes x (1 - eps/2)."""
     model.set_weights(VALUES)

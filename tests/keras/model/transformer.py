@@ -1,7 +1,7 @@
 """Samples small transformers by NOGIN; a test runs this in a process of its own.
 
-Some of the weights of the second transformer have no taps, so that their scores come from passes
-of the model for single examples.
+Some weights of the second transformer are in a layer of the user, so that their scores come from
+passes of the model for single examples.
 """
 
 import itertools

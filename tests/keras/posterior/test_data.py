@@ -68,8 +68,17 @@ def assert_same(some, others):
         assert np.array_equal(a, b) if b is not None else a is None
 
 
-@pytest.mark.parametrize("is_read_in_blocks", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form, is_read_in_blocks",
+    [
+        ("dataset", True),
+        ("PyDataset", False),
+        ("generator", False),
+        pytest.param("dataset", False, marks=pytest.mark.thorough),
+        pytest.param("PyDataset", True, marks=pytest.mark.thorough),
+        pytest.param("generator", True, marks=pytest.mark.thorough),
+    ],
+)
 def test_data_in_batches_are_as_good_as_arrays(posterior, form, is_read_in_blocks, monkeypatch):
     """Equal bit for bit; labels and weights are left out where they are not needed."""
     make = FORMS[form]

@@ -53,8 +53,19 @@ def error_by_hand(confidence, hit, weights):
     return total
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS])
-@pytest.mark.parametrize("form", ["sparse", "column", "one-hot", "string"])
+@pytest.mark.parametrize(
+    "form, weights",
+    [
+        ("sparse", None),
+        ("column", WEIGHTS),
+        ("one-hot", WEIGHTS),
+        ("string", None),
+        pytest.param("sparse", WEIGHTS, marks=pytest.mark.thorough),
+        pytest.param("column", None, marks=pytest.mark.thorough),
+        pytest.param("one-hot", None, marks=pytest.mark.thorough),
+        pytest.param("string", WEIGHTS, marks=pytest.mark.thorough),
+    ],
+)
 def test_classification(form, weights):
     one_hot_loss = keras.losses.CategoricalCrossentropy(from_logits=True)
     loss, activation, y = {

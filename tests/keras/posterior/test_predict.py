@@ -45,7 +45,10 @@ CROSSENTROPIES = {
 }
 
 
-@pytest.mark.parametrize("name", CROSSENTROPIES)
+@pytest.mark.parametrize(
+    "name",
+    ["sparse", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("categorical", "binary"))],
+)
 def test_probabilities_are_averaged_not_logits(name):
     loss, y, softmax = CROSSENTROPIES[name]
     callback = sample(affine(loss(from_logits=True)), y=y)
@@ -55,6 +58,7 @@ def test_probabilities_are_averaged_not_logits(name):
     check(callback.predict(NEW, activation=tf.square), f**2)
 
 
+@pytest.mark.thorough
 def test_probabilities_are_not_activated_again():
     callback = sample(affine("sparse_categorical_crossentropy", activation="softmax"))
     check(callback.predict(NEW), scipy.special.softmax(logits(callback), axis=-1))
@@ -63,7 +67,7 @@ def test_probabilities_are_not_activated_again():
 @pytest.mark.parametrize(
     "mode",
     [
-        {"jit_compile": True},
+        pytest.param({"jit_compile": True}, marks=pytest.mark.thorough),
         {"run_eagerly": True},
         pytest.param({"jit_compile": False}, marks=pytest.mark.slow),
     ],
@@ -90,7 +94,7 @@ def test_several_inputs_and_outputs():
         "value": keras.layers.Dense(1, use_bias=False, name="value")(inputs["b"]),
     }
     model = keras.Model(inputs, outputs)
-    model.compile(loss={"kind": CROSSENTROPY, "value": unit_normal}, jit_compile=False)
+    model.compile(loss={"kind": CROSSENTROPY, "value": unit_normal}, run_eagerly=True)
     callback = sample(model, x={"a": X, "b": 2 * X}, y={"kind": Y, "value": X[:, :1]})
     prediction = callback.predict({"a": NEW, "b": NEW + 1})
     kernels = dict(zip([v.path for v in model.trainable_variables], callback.samples, strict=True))
@@ -148,13 +152,14 @@ def test_errors():
     model = affine(unit_normal)
     with pytest.raises(ValueError, match="no samples yet"):
         sample(model, y=np.eye(4)[Y], burnin=6).predict(NEW)
-    callback = sample(model, y=np.eye(4)[Y])
+    values = [np.stack([v.numpy()] * 2) for v in model.trainable_variables]
+    posterior = small_models.posterior_of(model, values)
     with pytest.raises(ValueError, match="activation must .* Received: 'softmax'"):
-        callback.predict(NEW, activation="softmax")
+        posterior.predict(NEW, activation="softmax")
     with pytest.raises(ValueError, match="rows"):
-        callback.predict(NEW[:0])
+        posterior.predict(NEW[:0])
     with pytest.raises(ValueError, match="batch_size must be at least 1. Received: 0"):
-        callback.predict(NEW, batch_size=0)
+        posterior.predict(NEW, batch_size=0)
 
 
 @pytest.mark.parametrize("floatx", ["float32", "float64"])

@@ -169,15 +169,17 @@ def test_scores_of_bayesian_linear_regression():
 
 def test_draws_of_bayesian_linear_regression():
     """Exact samples give independent draws, with the mean and variance of the predictive."""
-    draws = exact().sample_predictive(X, seed=3)
+    posterior = exact()
+    draws = posterior.sample_predictive(X, seed=3)
     assert draws.shape == (S, 6, 1)
     z = (draws[..., 0] - CENTRE) / TOTAL
     check_means(np.concatenate([z, z**2], axis=1), [0] * 6 + [1] * 6, error=0.1)
     with pytest.raises(Rejected):
-        z = (exact(spread=1.5).sample_predictive(X, seed=3)[..., 0] - CENTRE) / TOTAL
+        wide = posterior.with_samples(exact(spread=1.5).samples)
+        z = (wide.sample_predictive(X, seed=3)[..., 0] - CENTRE) / TOTAL
         check_means(z**2, 1, error=0.1)
     # Rows of a draw share their sample of the weights: x . theta at x and at -x sum to the noise.
-    sums = exact().sample_predictive(np.stack([X[0], -X[0]]), seed=3).sum(axis=1)
+    sums = posterior.sample_predictive(np.stack([X[0], -X[0]]), seed=3).sum(axis=1)
     check_means(sums**2, 2 * SIGMA**2, error=0.1)
 
 

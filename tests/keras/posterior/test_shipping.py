@@ -136,6 +136,82 @@ def test_several_inputs_and_masks_in_sequences():
     assert_close([*posterior.to_keras_model()(x).values()], posterior.predict(x)[:2])
 
 
+def preprocessed(name):
+    """Returns inputs of a kind, and layers that were adapted to them."""
+    words = np.array([["red fox"], ["red hen"], ["blue hen"], ["fox"]])
+    numbers = RNG.normal(3.0, 2.0, size=[5, 3]).astype(np.float32)
+    L = keras.layers
+    x, layer, after = {
+        "normalization": (numbers, L.Normalization(), []),
+        "discretization": (numbers, L.Discretization(num_bins=4), [L.Rescaling(0.25)]),
+        "strings": (words, L.StringLookup(output_mode="multi_hot"), []),
+        "integers": (np.array([[7], [9], [9], [5]]), L.IntegerLookup(output_mode="one_hot"), []),
+        "text": (words, L.TextVectorization(output_mode="tf_idf"), []),
+        "tokens": (words, L.TextVectorization(), [L.Embedding(9, 2), L.Flatten()]),
+    }[name]
+    if name == "tokens":
+        layer = L.TextVectorization(output_sequence_length=2)
+    layer.adapt(x)
+    return x, [layer, *after]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("normalization", "integers", "text"),
+        *(
+            pytest.param(x, marks=pytest.mark.thorough)
+            for x in ("discretization", "strings", "tokens")
+        ),
+    ],
+)
+def test_adapted_preprocessing_is_shipped(name, tmp_path):
+    """Its state is in constants and tables, in neither the variables nor the configuration."""
+    x, layers = preprocessed(name)
+    keras.utils.set_random_seed(1)
+    dtype = "string" if x.dtype.kind == "U" else x.dtype.name
+    model = keras.Sequential(
+        [keras.Input(x.shape[1:], dtype=dtype), *layers, keras.layers.Dense(2)]
+    )
+    model.compile(loss=CROSSENTROPY, run_eagerly=True)
+    generator = np.random.default_rng(0)
+    samples = [
+        generator.normal(size=[3, *v.shape]).astype(np.float32) for v in model.trainable_variables
+    ]
+    posterior = small_models.posterior_of(model, samples)
+    x = tf.constant(x)
+    expected = posterior.predict(x)[:2]
+    shipped = posterior.to_keras_model()
+    assert_close(shipped(x).values(), expected)
+    shipped.save(tmp_path / "shipped.keras")
+    assert_close(keras.models.load_model(tmp_path / "shipped.keras")(x).values(), expected)
+    shipped.export(tmp_path / "exported", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "exported")
+    served = loaded.serve(x)
+    assert_close([served["mean"], served["standard_deviation"]], expected)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Scaled(keras.layers.Layer):
+    """A layer with state that only Python knows."""
+
+    factor = 1.0
+
+    def call(self, x):
+        return self.factor * x
+
+
+def test_a_copy_that_predicts_otherwise_is_refused():
+    layer = Scaled()
+    model = small_models.sequential(layer, keras.layers.Dense(2))
+    samples = [np.ones([2, *v.shape], np.float32) for v in model.trainable_variables]
+    posterior = small_models.posterior_of(model, samples)
+    posterior.to_keras_model()
+    layer.factor = 2.0
+    with pytest.raises(ValueError, match="A copy of the model .* must predict as the model does"):
+        posterior.to_keras_model()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision(posterior, dtype, tmp_path):

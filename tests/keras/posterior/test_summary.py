@@ -89,13 +89,15 @@ def test_the_plot(monkeypatch):
         made.plot()
 
 
-def test_errors(monkeypatch):
+def test_errors():
     with pytest.raises(ValueError, match="at least 4 samples of each chain. Received: 3"):
         posterior_of(X[:3]).summary()
     with pytest.raises(ValueError, match="most_entries must be at least 1"):
         posterior_of(X).summary(0)
     with pytest.raises(ValueError, match="num_entries must be at least 1"):
         posterior_of(X).plot(0)
+
+
+def test_no_arviz_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "arviz", None)
-    with pytest.raises(ModuleNotFoundError, match="summary needs ArviZ"):
-        posterior_of(X).summary()
+    assert len(posterior_of(X).summary().names) == 12

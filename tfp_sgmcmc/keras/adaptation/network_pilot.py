@@ -25,7 +25,7 @@ from tfp_sgmcmc.keras.checks.local_geometry import (
     measure_geometry,
 )
 from tfp_sgmcmc.keras.data.training_data import Source
-from tfp_sgmcmc.keras.model.layer_taps import tapped_layers
+from tfp_sgmcmc.keras.model.layer_calls import layers_with_scores
 from tfp_sgmcmc.keras.records import fit_fingerprint
 from tfp_sgmcmc.kernels import SGLD
 from tfp_sgmcmc.preconditioners import RMSprop
@@ -242,7 +242,7 @@ def _covariances(chain: Chain, source: Source) -> tuple[str, ...]:
     """
     if not source.are_independent or source.num_examples is None:
         return ()
-    layers = tapped_layers(chain.model, source.batch(2)[0])
+    layers = layers_with_scores(chain.model, source.batch(2)[0])
     tapped = {id(v) for layer in layers for v in layer.trainable_variables}
     draws = any("seed_generator_state" in v.path for v in chain.model.non_trainable_variables)
     if draws or any(id(v) not in tapped for v in chain.state.variables):

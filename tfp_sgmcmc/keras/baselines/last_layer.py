@@ -69,7 +69,7 @@ def last_layer_laplace(
         is off, and BatchNormalization takes its moving statistics.
       x: inputs, a nest of arrays `[N, ...]`.
       y: targets, an array `[N, ...]`.
-      prior: as in `SamplerCallback`. That of other layers' weights makes no difference.
+      prior: as in `SamplerCallback`. The prior of other layers' weights makes no difference.
       num_samples: the number of draws.
       seed: one or two integers. None draws one, which `keras.utils.set_random_seed` determines.
       batch_size: rows that are evaluated at once.

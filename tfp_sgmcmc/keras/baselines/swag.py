@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import collections
+import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.baselines.moving_statistics import MovingStatistics
-from tfp_sgmcmc.keras.baselines.weight_moments import WeightMoments
 from tfp_sgmcmc.keras.posterior.batches import Batches
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 
@@ -33,12 +36,12 @@ class SWAG(keras.callbacks.Callback):
     constant, rather large learning rate is usual. `fit` runs as without the callback, with any
     optimizer and loss, and the model keeps the weights that the optimizer leaves.
 
-    Further `fit`s with the same callback go on collecting, and epochs and steps are counted over
-    all of them. The moments are in the memory of the host, as 2 numbers of double precision and
-    `rank` numbers of the weights' precision for each weight.
+    Further `fit`s with the same callback continue to collect, and epochs and steps are counted
+    over all of them. The moments are in host memory, as 2 numbers of double precision and `rank`
+    numbers of the weights' precision for each weight.
 
-    Draws have no moving statistics of their own. For a model with BatchNormalization, `posterior`
-    therefore needs inputs, from which it computes those of each draw. Statistics of other layers
+    Draws have no moving statistics. For a model with BatchNormalization, `posterior` therefore
+    needs inputs, from which it computes the statistics of each draw. Statistics of other layers
     that change in training are refused.
 
     Examples:
@@ -66,8 +69,8 @@ class SWAG(keras.callbacks.Callback):
 
     Raises:
       ValueError: a number is out of range. In `fit`: the model has no trainable weights, collected
-        weights are not finite, or the callback has collected those of another model.
-      TypeError: a number is no integer.
+        weights are not finite, or the callback has collected weights of another model.
+      TypeError: a number is not an integer.
 
     References:
       W. J. Maddox, T. Garipov, P. Izmailov, D. Vetrov and A. G. Wilson. A simple baseline for
@@ -163,13 +166,14 @@ class SWAG(keras.callbacks.Callback):
             covariance, 1/2 in the paper. At 0 all draws are the mean weights.
           x: the training inputs, for a model with BatchNormalization: an array or nest of arrays
             `[rows, ...]`, or other data that `model.predict` takes. Each draw goes through them
-            once. Its moving means and variances are averages of those of the batches. Dropout is
+            once. Its moving means and variances are averages over the batches. Dropout is
             on, as in training.
-          batch_size: rows of a batch of x, that of training at best.
+          batch_size: rows of a batch of x, preferably as in training.
 
         Raises:
-          ValueError: less than 2 weights were collected, a number is out of range, or the model has
-            moving statistics and there is no `x`, or others than those of BatchNormalization.
+          ValueError: fewer than 2 weights were collected, a number is out of range, the model has
+            moving statistics and there is no `x`, or other layers than BatchNormalization have
+            moving statistics.
           TypeError: an argument is of another type.
         """
         checks.integer("num_samples", num_samples, 1)
@@ -241,3 +245,65 @@ class SWAG(keras.callbacks.Callback):
 def _statistics(model: keras.Model) -> list[keras.Variable]:
     found = model.non_trainable_variables
     return [v for v in found if v.dtype.startswith(("float", "bfloat"))]
+
+
+class WeightMoments:
+    r"""The moments of iterates \( \theta_1, \dots, \theta_T \), each a list of arrays.
+
+    They are running averages in double precision. Variances come from sums of squared deviations
+    (Welford 1962), which equal \( \overline{\theta^2} - \bar\theta^2 \) without its cancellation.
+
+    Attributes:
+      count: T.
+      mean: the means, one array for each part.
+      deviations: the last K, at most `rank`, of \( \theta_i - \bar\theta_i \), with \(
+        \bar\theta_i \) the mean of the first i iterates; lists of arrays.
+    """
+
+    def __init__(self, rank: int):
+        self.count = 0
+        self.mean: list[np.ndarray] = []
+        self.deviations: collections.deque[list[np.ndarray]] = collections.deque(maxlen=rank)
+        self._squares: list[np.ndarray] = []
+        self._dtypes: list[np.dtype] = []
+
+    def add(self, values: Sequence[np.ndarray]) -> None:
+        """Adds the next iterate."""
+        if not self.count:
+            self.mean = [np.zeros(x.shape) for x in values]
+            self._squares = [np.zeros(x.shape) for x in values]
+            self._dtypes = [x.dtype for x in values]
+        self.count += 1
+        last = []
+        for x, mean, squares in zip(values, self.mean, self._squares, strict=True):
+            before = x - mean
+            mean += before / self.count
+            after = x - mean
+            squares += before * after
+            last.append(after.astype(x.dtype))
+        self.deviations.append(last)
+
+    @property
+    def variance(self) -> list[np.ndarray]:
+        """The variances of single weights, with divisor T."""
+        return [squares / self.count for squares in self._squares]
+
+    def draws(self, num_samples: int, seed: tf.Tensor, scale: float) -> list[np.ndarray]:
+        r"""Returns draws `[num_samples, ...]` of each part, in the dtypes of the iterates.
+
+        Their mean is `mean`, and their covariance `scale` times \( \Sigma_\mathrm{diag} + \hat D
+        \hat D^\top / (K - 1) \), with the deviations as columns of \( \hat D \).
+        """
+        rank_seed, *seeds = random.split(seed, len(self.mean) + 1)
+        num_columns, drawn = len(self.deviations), []
+        shared = random.normal((num_samples, num_columns), tf.float32, rank_seed).numpy()
+        for i, (mean, variance) in enumerate(zip(self.mean, self.variance, strict=True)):
+            dtype = tf.float64 if self._dtypes[i] == np.float64 else tf.float32
+            noise = random.normal((num_samples, *mean.shape), dtype, seeds[i]).numpy()
+            noise *= np.sqrt(variance)
+            if num_columns:
+                columns = np.stack([part[i] for part in self.deviations])
+                noise += np.tensordot(shared, columns, axes=1) / math.sqrt(num_columns - 1)
+            noise *= math.sqrt(scale)
+            drawn.append((noise + mean).astype(self._dtypes[i]))
+        return drawn

@@ -31,8 +31,7 @@ from tfp_sgmcmc.keras.data.resident_data import ResidentData
 from tfp_sgmcmc.keras.distributed import replica_context
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, known_rows
-from tfp_sgmcmc.keras.model.learning_rate import LearningRate
-from tfp_sgmcmc.keras.model.log_prob import Evaluation, ModelLogProb
+from tfp_sgmcmc.keras.model.log_prob import BatchEvaluation, LearningRate, ModelLogProb
 from tfp_sgmcmc.keras.model.priors import LogPrior
 from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.targets.base import FullDataLogProb, Target
@@ -339,12 +338,12 @@ def _covariance_states(results: Any) -> list[CovarianceState]:
     return [x for x in covariance_states(results) if tf.nest.flatten(list(x.averages))]
 
 
-def _take_evaluation(results: Any) -> tuple[Evaluation, Any]:
+def _take_evaluation(results: Any) -> tuple[BatchEvaluation, Any]:
     """Returns the target's evaluation in a kernel's results, and the results without it."""
-    found: list[Evaluation] = []
+    found: list[BatchEvaluation] = []
 
     def take(x: Any) -> Any:
-        if not isinstance(x, Evaluation):
+        if not isinstance(x, BatchEvaluation):
             return None  # look inside
         found.append(x)
         return ()

@@ -50,7 +50,7 @@ _NO_LIKELIHOOD = (
     "instead; otherwise with tfp_sgmcmc.keras.NegativeLogLikelihood."
 )
 _FUNCTION = "or with a function such as lambda y, f: 0.5 * (y - f)**2 / sigma**2 instead."
-# What to use in place of a loss, by the first part of its name that is found here.
+# Advice on a better loss, by the first of these parts that occurs in the name of a loss.
 _ADVICE = {
     "focal": _CROSSENTROPY,
     "hinge": _CROSSENTROPY,
@@ -87,7 +87,7 @@ def check_likelihoods(model: keras.Model) -> None:
 
 
 def _check_activations(model: keras.Model) -> None:
-    """Raises ValueError if a last layer's activation contradicts what the loss takes it for."""
+    """Raises ValueError if a last layer's activation contradicts the compiled loss."""
     outputs = symbolic_outputs(model)
     if outputs is None or not model.compiled:
         return
@@ -115,9 +115,9 @@ def _wrong_outputs(expected: str, received: str) -> str:
 
 
 def check_probabilities(model: keras.Model, outputs: Any) -> None:
-    """Raises ValueError if outputs that the compiled loss takes for probabilities are not.
+    """Raises ValueError unless outputs are probabilities where the compiled loss needs them.
 
-    `outputs` are concrete, such as those of a first batch. Outputs that are not finite pass.
+    `outputs` are concrete, such as the outputs of a first batch. Non-finite outputs pass.
     """
     flat = keras.tree.flatten(outputs)
     for place, kind in classes(model, outputs).items():
@@ -210,9 +210,38 @@ def _with_reduction(loss: keras.losses.Loss, reduce: Callable[[tf.Tensor], tf.Te
                 f"shape [batch, ...]. Received: shape {values.shape} for a batch of {rows[0]} "
                 "examples. Keras reduces these values, so the loss function must not."
             )
+        if _function_of_keras(loss) is None:
+            _check_entries(values.shape, y_true, y_pred, loss.name)
         return reduce(values)
 
     return call
+
+
+def _check_entries(values: tf.TensorShape, y: Any, outputs: Any, name: str) -> None:
+    """Raises ValueError if the loss has paired the labels of one example with another's outputs.
+
+    y of shape `[n]` and outputs of shape `[n, 1]`, for example, broadcast to `[n, n]` values. The
+    axes of the values after the first must be axes of the entries of y or of the outputs.
+    """
+    shapes = [leaf.shape for leaf in keras.tree.flatten([y, outputs])]
+    entries = [shape[1:].as_list() for shape in shapes if shape.rank]
+    ranks = {shape.rank for shape in shapes}
+    if len(ranks) == 1 and len(shapes) == 2:  # aligned, so that they broadcast within an example
+        entries.append([b if a in (1, b) else a for a, b in zip(*entries, strict=True)])
+    if values.rank is None or None in ranks or any(_is_part(values[1:], e) for e in entries):
+        return
+    raise ValueError(
+        f"The loss {name!r} must return the negative log likelihood of each example, shape "
+        f"[{values[0]}], or of each entry of its outputs. Received: shape {values} for y of shape "
+        f"{shapes[0]} and outputs of shape {shapes[-1]}, which pairs labels with the outputs of "
+        "other examples. Give y the shape of the outputs, or align them in the loss."
+    )
+
+
+def _is_part(shape: tf.TensorShape, entries: list[int | None]) -> bool:
+    """Returns whether a shape has some of the axes of `entries`, in their order."""
+    remaining = iter(entries)
+    return all(n in remaining for n in shape.as_list())
 
 
 def _check_weights(values: tf.TensorShape, weights: tf.TensorShape, name: str) -> None:
@@ -237,7 +266,7 @@ def _shallow_copy(loss: Any) -> Any:
 
 
 class Classes(NamedTuple):
-    """What a crossentropy tells about an output.
+    """How the compiled crossentropy encodes classes in an output.
 
     Attributes:
       axis: the axis of the classes; None if each entry is the probability of class 1.
@@ -253,9 +282,9 @@ class Classes(NamedTuple):
 
 
 def classes(model: keras.Model, outputs: Any) -> dict[int, Classes]:
-    """Returns the outputs that the compiled loss takes for probabilities or logits, by place.
+    """Returns the encodings of outputs that the compiled loss takes for probabilities or logits.
 
-    A place is a position among the flattened outputs.
+    They are given by place, the position among the flattened outputs.
     """
     found = {}
     for place, loss in placed_losses(model, outputs):

@@ -1,4 +1,4 @@
-"""The scores of a batch's examples, computed together with the gradient of a Keras model."""
+"""Gradients of a Keras model: the scores of a batch's examples, and columns of outputs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
-from tfp_sgmcmc.internal import memory
+from tfp_sgmcmc.internal import memory, xla
 from tfp_sgmcmc.keras.distributed import replica_context
 from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model.layer_calls import layers_with_scores, recorded_calls
 from tfp_sgmcmc.keras.model.layer_factors import as_scores, factors
-from tfp_sgmcmc.keras.model.layer_taps import tapped, tapped_layers
-from tfp_sgmcmc.keras.model.map_samples import Mapper
+from tfp_sgmcmc.keras.model.mapper import Mapper
 from tfp_sgmcmc.targets.base import check_connected
 from tfp_sgmcmc.targets.scores import mapped_scores
 
@@ -32,17 +32,17 @@ class ExampleScores:
     For the weights of `Dense`, `EinsumDense` (and so of attention), `Conv1D`, `Conv2D`, `Conv3D`,
     `Embedding`, `LayerNormalization` and `RMSNormalization` layers, the backward pass of the
     gradient also gives the scores, those of kernels and tables as `FactoredScores`. For all other
-    weights each example has a backward pass of its own, in which dropout and the like draw the same
+    weights each example has a separate backward pass, in which dropout and the like draw the same
     numbers for each example. If a model draws such numbers and has other weights, all scores come
     from these passes, so that the scores of one example belong to the same numbers. The passes run
     side by side or, with a warning, one after another (see `Mapper`).
 
     Args:
       model: a compiled and built model.
-      num_groups: G. Scores are then those of G groups of a batch, scaled so that their covariance
-        still estimates that of single examples. If G does not divide the batch, the first examples
-        form the groups; if the batch has fewer than G examples, each is a group. None scores each
-        example.
+      num_groups: G. Gives scores of G groups of a batch, scaled so that their covariance still
+        estimates the covariance of single examples' scores. If G does not divide the batch, the
+        first examples form the groups. If the batch has fewer than G examples, each is a group.
+        None scores each example.
     """
 
     def __init__(self, model: keras.Model, num_groups: int | None = None):
@@ -62,7 +62,7 @@ class ExampleScores:
         return num_rows if self._num_groups is None else min(num_rows, self._num_groups)
 
     def prepare(self, x: Any, num_chains: int | None = None) -> None:
-        """Finds out once, with the first batch's inputs, where the scores come from.
+        """Determines once, from the first batch's inputs, how each variable's scores are computed.
 
         Raises:
           ValueError: the examples of a batch interact.
@@ -79,10 +79,10 @@ class ExampleScores:
                     "GroupNormalization, set its trainable to False, or take a sampler without a "
                     "covariance, such as SGLD or SGNHT."
                 )
-        self._layers = tapped_layers(self._model, x)
-        tapped_variables = {id(v) for layer in self._layers for v in layer.trainable_variables}
+        self._layers = layers_with_scores(self._model, x)
+        scored = {id(v) for layer in self._layers for v in layer.trainable_variables}
         variables = self._model.trainable_variables
-        others = [i for i, v in enumerate(variables) if id(v) not in tapped_variables]
+        others = [i for i, v in enumerate(variables) if id(v) not in scored]
         if others and _draws_numbers(self._model):
             self._layers, others = [], list(range(len(variables)))
         self._mapped_variables, self._prepared = others, True
@@ -113,13 +113,13 @@ class ExampleScores:
         leaves = [tf.identity(x) for x in state]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(leaves)
-            with tapped(self._layers, tape) as taps:
+            with recorded_calls(self._layers, tape) as calls:
                 value = log_prob_fn(leaves)
-        deltas = [tap.delta for tap in taps]
+        deltas = [call.delta for call in calls]
         gradient, by_deltas = tape.gradient(value, [leaves, deltas])
         gradient = check_connected(state, gradient)
         rows, width = self._grouping(num_rows)
-        found = factors(taps, by_deltas)
+        found = factors(calls, by_deltas)
         if self._num_groups is not None:
             found = tf.nest.map_structure(lambda x: _in_groups(x, rows, width), found)
         scores = iter(self._mapped(log_likelihood_fn, leaves, batch, rows, width))
@@ -139,7 +139,7 @@ class ExampleScores:
         """
         dtype = tensors[0][-1].dtype
         width = tf.cast(self._grouping(num_rows)[1], dtype)
-        # The taps belong to the log posterior, which has N/n times the log likelihood.
+        # The calls belong to the log posterior, which has N/n times the log likelihood.
         scale = tf.cast(num_rows, dtype) / (num_examples * tf.sqrt(width))
         variables = self._model.trainable_variables
         return [
@@ -164,7 +164,7 @@ class ExampleScores:
         rows: Any,
         width: Any,
     ) -> list[tf.Tensor]:
-        """Returns the scores for the variables that are not tapped."""
+        """Returns the scores for the variables of the other layers."""
         if not self._mapped_variables:
             return []
         leaves = keras.tree.flatten(batch)
@@ -183,6 +183,37 @@ class ExampleScores:
 
         values = [state[i] for i in self._mapped_variables]
         return mapped_scores(log_likelihood, values, given, rows, 0, 0, self._map_examples)[1]
+
+
+def with_stored_gradient(outputs: Any) -> Any:
+    """Makes XLA on a CPU compute the gradient with respect to a column of outputs once.
+
+    The gradient of a layer with a single output, such as a logistic regression, is the product of
+    its inputs and the gradient with respect to its outputs, which is a column. XLA would fuse the
+    two into one loop, which computes the column again for every weight.
+    """
+    if not xla.compiles_for_cpu():
+        return outputs
+    return keras.tree.map_structure(lambda y: _stored_column(y) if _is_column(y) else y, outputs)
+
+
+def _stored_column(y: tf.Tensor) -> tf.Tensor:
+    # A column has no mask, so its only mark is the logits.
+    marks = tf.nest.map_structure(xla.with_materialized_gradient, internals.marks(y))
+    return internals.with_marks(xla.with_materialized_gradient(y), marks)
+
+
+def _is_column(y: tf.Tensor) -> bool:
+    return (
+        y.dtype.is_floating
+        and y.shape.rank == 2
+        and y.shape[1] == 1
+        and y.shape[0] is not None
+        and y.shape[0] > 0
+        and internals.mask(y) is None
+        # For a plain sigmoid, Keras' crossentropies look up the logits in the graph.
+        and (any(internals.marks(y).values()) or y.op.type not in ("Sigmoid", "Softmax"))
+    )
 
 
 def _draws_numbers(model: keras.Model) -> bool:

@@ -1,16 +1,16 @@
 """Access to the parts of Keras that have no public counterpart.
 
-Keras has no public way to build a model from the first batch of `fit`, or to tell what a forward
-pass would assign. This file, `compiled_loss.py` and `fit/source.py` alone use private names of
-Keras. The names used here, and why:
+Keras has no public way to build a model from the first batch of `fit`, or to list what a forward
+pass would assign. Only this file, `compiled_loss.py` and `data/training_data.py` use private names
+of Keras. The names used here, and why:
 
-  `Model._compile_loss`: tells whether a loss was compiled, and computes the reported loss;
+  `Model._compile_loss`: shows whether a loss was compiled, and computes the reported loss;
   `Model._compile_metrics`: changes with every `compile`, as `_compile_loss` does;
   `Model._symbolic_build`: creates the variables of model, loss and metrics before the first step;
   `Model._loss_tracker`: the metric that reports `loss`;
   `Model._initial_epoch`: the epoch at which `fit` starts; `BackupAndRestore` sets it, too;
   `Optimizer._learning_rate`: the schedule or variable behind the current learning rate;
-  `Layer._call_has_training_arg`: tells whether `training` may be passed;
+  `Layer._call_has_training_arg`: shows whether `training` may be passed;
   `Layer._flatten_layers`: lists all layers, nested ones included;
   `Functional._outputs_struct`: the nest of the symbolic outputs;
   `keras.src`, for `DataAdapter`: the class of data that `fit` takes as they are;
@@ -139,7 +139,7 @@ def begin_at_epoch(model: keras.Model, epoch: int | None) -> None:
 
 
 def compilation(model: keras.Model) -> tuple[Any, ...]:
-    """Returns what a train function depends on, so that a change in it needs a new function."""
+    """Returns the parts of a compiled model whose change requires a new train function."""
     return (
         model._compile_loss,
         model._compile_metrics,
@@ -185,9 +185,9 @@ def forward(
         if given.get(id(v)) is not None and scope.get_current_value(v) is not given[id(v)]:
             raise ValueError(
                 f"A call of the model must not assign {v.path}, which is sampled: predictions "
-                "would use the weight, and the likelihood what the call makes of it. Received: a "
-                "layer that does, as SpectralNormalization does in training. Leave the layer out, "
-                "or set trainable=False."
+                "would use the weight, and the likelihood its new value. Received: a layer that "
+                "assigns it, as SpectralNormalization does in training. Remove the layer, or set "
+                "trainable=False."
             )
 
     def assigned(variables: list[keras.Variable]) -> dict[int, tf.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc.covariance.factored_scores import FactoredScores, Lookups, OuterProducts
+from tfp_sgmcmc.covariance.factored_scores import EmbeddingScores, FactoredScores, OuterProducts
 from tfp_sgmcmc.keras.model import internals
 
 # Layers that multiply a normalised input by a gain and add an offset. GroupNormalization is not
@@ -20,7 +20,7 @@ _NORMALISATIONS = tuple(
     if hasattr(keras.layers, name)  # some are not in older versions of Keras
 )
 #: Layers whose scores are known. Subclasses may compute something else.
-TAPPED = (
+SCORED_LAYERS = (
     keras.layers.Dense,
     keras.layers.EinsumDense,
     keras.layers.Embedding,
@@ -29,8 +29,8 @@ TAPPED = (
 )
 
 
-class Tap(NamedTuple):
-    """One call of a layer: its inputs, and a zero that was added to its pre-activation."""
+class LayerCall(NamedTuple):
+    """The inputs of a layer's call, and a zero, `delta`, added to its pre-activation."""
 
     layer: keras.Layer
     inputs: tf.Tensor
@@ -38,53 +38,53 @@ class Tap(NamedTuple):
 
 
 def factors(
-    taps: Sequence[Tap], gradients: Sequence[tf.Tensor | None]
+    calls: Sequence[LayerCall], gradients: Sequence[tf.Tensor | None]
 ) -> dict[int, tuple[tf.Tensor, ...]]:
-    """Returns factors of the scores of the tapped layers' variables, by `id` of the variable.
+    """Returns factors of the scores of the layers' variables, by `id` of the variable.
 
-    `gradients` of the log likelihood are those with respect to the taps' deltas. The factors for a
-    kernel or a table are inputs `[n, positions, inputs]` (indices `[n, positions]`) and gradients
-    `[n, positions, outputs]`. Other variables have a single factor, `[n, positions, entries]`,
-    whose sum over positions is the score. The calls of a shared layer are concatenated along the
-    positions.
+    `gradients` are the gradients of the log likelihood with respect to the calls' deltas. The
+    factors for a kernel or a table are inputs `[n, positions, inputs]` (indices `[n, positions]`)
+    and gradients `[n, positions, outputs]`. Other variables have a single factor,
+    `[n, positions, entries]`, whose sum over positions is the score. The calls of a shared layer
+    are concatenated along the positions.
     """
-    calls: dict[int, list[tuple[tf.Tensor, ...]]] = {}
-    for tap, gradient in zip(taps, gradients, strict=True):
-        d = tf.zeros_like(tap.delta) if gradient is None else gradient
-        d = tf.cast(d, tap.layer.variable_dtype)
-        for variable, found in _of_call(tap.layer, tap.inputs, d):
+    by_variable: dict[int, list[tuple[tf.Tensor, ...]]] = {}
+    for call, gradient in zip(calls, gradients, strict=True):
+        d = tf.zeros_like(call.delta) if gradient is None else gradient
+        d = tf.cast(d, call.layer.variable_dtype)
+        for variable, found in _layer_factors(call.layer, call.inputs, d):
             if variable is not None:
-                calls.setdefault(id(variable), []).append(found)
+                by_variable.setdefault(id(variable), []).append(found)
     return {
         key: found[0]
         if len(found) == 1
         else tuple(tf.concat(x, axis=1) for x in zip(*found, strict=True))
-        for key, found in calls.items()
+        for key, found in by_variable.items()
     }
 
 
 def as_scores(
-    of_variable: tuple[tf.Tensor, ...], event_shape: Any, scale: Any = 1.0
+    parts: tuple[tf.Tensor, ...], event_shape: Any, scale: Any = 1.0
 ) -> tf.Tensor | FactoredScores:
     """Returns scores of a variable, `[chains..., n, event...]`, from its factors times `scale`."""
-    *inputs, d = of_variable
+    *inputs, d = parts
     if not inputs:
         scores = scale * tf.reduce_sum(d, axis=-2)
         if len(event_shape) == 1:
             return scores
         return tf.reshape(scores, tf.concat([tf.shape(scores)[:-1], event_shape], axis=0))
-    kind = Lookups if inputs[0].dtype.is_integer else OuterProducts
+    kind = EmbeddingScores if inputs[0].dtype.is_integer else OuterProducts
     return kind(*inputs, d, event_shape, scale)
 
 
-def _of_call(
+def _layer_factors(
     layer: keras.Layer, inputs: tf.Tensor, d: tf.Tensor
 ) -> list[tuple[keras.Variable | None, tuple[tf.Tensor, ...]]]:
-    """Returns the layer's variables with the factors of their scores from one call."""
+    """Returns the variables of a layer with the factors of their scores, for one call."""
     if isinstance(layer, _NORMALISATIONS):
-        return _of_normalisation(layer, inputs, d)
+        return _normalisation_factors(layer, inputs, d)
     if isinstance(layer, keras.layers.EinsumDense):
-        return _of_einsum(layer, tf.cast(inputs, layer.variable_dtype), d)
+        return _einsum_factors(layer, tf.cast(inputs, layer.variable_dtype), d)
     d = _along_positions(d)
     if isinstance(layer, keras.layers.Embedding):
         shape = [tf.shape(d)[i] if n is None else n for i, n in enumerate(d.shape[:2])]
@@ -103,10 +103,10 @@ def _along_positions(x: tf.Tensor, num_axes: int = 1) -> tf.Tensor:
     return tf.reshape(x, [rows, -1 if count is None else count, x.shape[axis:].num_elements()])
 
 
-def _of_normalisation(
+def _normalisation_factors(
     layer: keras.Layer, inputs: tf.Tensor, d: tf.Tensor
 ) -> list[tuple[keras.Variable | None, tuple[tf.Tensor, ...]]]:
-    r"""Returns \( d \hat x \) for the gain and d for the offset, where they are the last axes."""
+    r"""Returns \( d \hat x \) for the gain and d for the offset, on their (last) axes."""
     offset: Any = getattr(layer, "beta", None)
     gain: Any = getattr(layer, "gamma", None)
     if gain is None and isinstance(layer.scale, keras.Variable):
@@ -124,14 +124,14 @@ def _of_normalisation(
     return found
 
 
-def _of_einsum(
+def _einsum_factors(
     layer: keras.Layer, a: tf.Tensor, d: tf.Tensor
 ) -> list[tuple[keras.Variable | None, tuple[tf.Tensor, ...]]]:
-    """Returns the factors of `EinsumDense`, none where the equation mixes the examples.
+    """Returns the factors of `EinsumDense`; none if the equation mixes the examples.
 
-    The kernel has factors if its axes are those that it shares with the inputs followed by those
-    that it shares with the outputs, or the other way round, as in attention. Otherwise, as for a
-    kernel of diagonal blocks, the scores are products of inputs and gradients.
+    The kernel has factors if the axes that it shares with the inputs come before the axes that it
+    shares with the outputs, or after them, as in attention. Otherwise, as for a kernel of diagonal
+    blocks, the scores themselves are returned.
     """
     of_inputs, of_kernel, of_outputs = _axes(layer.equation, a.shape.rank, d.shape.rank)
     row = of_inputs[0]

@@ -13,17 +13,19 @@ from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.keras.distributed import replica_context
 from tfp_sgmcmc.keras.model import compiled_loss, internals
-from tfp_sgmcmc.keras.model.column_gradient import with_stored_gradient
-from tfp_sgmcmc.keras.model.example_scores import ExampleScores, count_rows
-from tfp_sgmcmc.keras.model.learning_rate import LearningRate
+from tfp_sgmcmc.keras.model.example_scores import (
+    ExampleScores,
+    count_rows,
+    with_stored_gradient,
+)
 from tfp_sgmcmc.keras.model.priors import LogPrior, checked_value
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 
 _MOST_FULL = 1000  # weights whose gradient noise has a full covariance by default
 
 
-class Evaluation(NamedTuple):
-    """What one evaluation of the model on a batch gives, and a step leaves in the kernel's results.
+class BatchEvaluation(NamedTuple):
+    """An evaluation of the model on a batch, which a step leaves in the kernel's results.
 
     Attributes:
       log_prob: estimate of the log posterior, `[chains...]`.
@@ -32,6 +34,37 @@ class Evaluation(NamedTuple):
 
     log_prob: tf.Tensor
     forward: internals.Forward
+
+
+class LearningRate:
+    """Maps the number of a step to the learning rate of a compiled model's optimizer.
+
+    A schedule of the optimizer is evaluated at the step of the chain, so that it continues from one
+    `fit` to the next. Any other learning rate is read when the step is taken. Callbacks such as
+    `ReduceLROnPlateau` set it between epochs.
+
+    Attributes:
+      variable: the variable that callbacks set; None if the optimizer has a schedule.
+
+    Args:
+      model: a compiled model.
+
+    Raises:
+      ValueError: the model has no optimizer.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._rate = internals.learning_rate(model)
+        has_variable = isinstance(self._rate, keras.Variable)
+        self.variable: keras.Variable | None = self._rate if has_variable else None
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the step size of the step, a scalar."""
+        if self.variable is not None:
+            return tf.convert_to_tensor(self.variable.value)
+        if isinstance(self._rate, keras.optimizers.schedules.LearningRateSchedule):
+            return tf.convert_to_tensor(self._rate(step))
+        return tf.convert_to_tensor(self._rate())
 
 
 class ModelLogProb(Target):
@@ -56,24 +89,24 @@ class ModelLogProb(Target):
     all chains see the same batch. They run side by side, or one after another where TensorFlow does
     not vectorize the model (see `Mapper`).
 
-    Scores are those of the batch's examples (see `ExampleScores`). The scale of the noise is
+    Scores belong to the batch's examples (see `ExampleScores`). The scale of the noise is
     c = N (N - B) / B, as for a batch drawn without replacement: each batch of an epoch of `fit`,
-    taken alone, is drawn so.
+    taken alone, is drawn without replacement.
 
-    A target is bound to one batch and never changes. An estimate hands on what else the forward
-    pass gave as `GradientEstimate.target_state`, an `Evaluation`.
+    A target is bound to one batch and never changes. An estimate returns the other results of the
+    forward pass as `GradientEstimate.target_state`, a `BatchEvaluation`.
 
     Args:
       model: a compiled and built model.
       num_examples: N.
       log_prior_fn: maps the list of the variables' values to the log prior, a scalar.
-      batch: `(x, y, sample_weight)`, or None for a target that serves `bootstrap_results` alone.
+      batch: `(x, y, sample_weight)`, or None for a target that is used in `bootstrap_results` only.
       num_chains: C, or None for a state without an axis of chains.
       others: the non-trainable variables that have a value for each chain, with these values,
         `[C, ...]`. Only with `num_chains`.
       scores: computes the scores. None makes an `ExampleScores(model)`.
-      num_rows: rows of the batches on one replica, if they are known before the first batch.
-      total_rows: rows of the batch on all replicas. None asks them for their rows.
+      num_rows: rows of the batches on one replica, if known before the first batch.
+      total_rows: rows of the batch on all replicas. None adds up the rows of the replicas.
     """
 
     wrapping_advice = (
@@ -123,7 +156,7 @@ class ModelLogProb(Target):
 
     @property
     def learning_rate_asked(self) -> LearningRate | None:
-        """What `learning_rate` has returned; None if nobody has asked for it."""
+        """The value that `learning_rate` has returned; None if it was never read."""
         return self._learning_rate
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
@@ -203,7 +236,7 @@ class ModelLogProb(Target):
             [*forward.updates.values()], self.local_rows, self.num_rows
         )
         updates = dict(zip(forward.updates, means, strict=True))
-        evaluation = Evaluation(log_prob, forward._replace(updates=updates))
+        evaluation = BatchEvaluation(log_prob, forward._replace(updates=updates))
         if not scored:
             return GradientEstimate(gradient, log_prob, (), replica_context.total(more), evaluation)
         factors = replica_context.gathered(more, axis=lead)

@@ -68,9 +68,13 @@ def as_log_prior(prior: Any, model: keras.Model) -> LogPrior:
         for distribution, variable in zip(priors, variables, strict=True):
             if distribution is not None:
                 _check_fits(distribution, variable)
-        log_prior = _of_each(priors)
+        log_prior = _sum_of_priors(priors)
     else:
-        log_prior = _of_all(accepts("prior", prior, variables))
+        given = accepts("prior", prior, variables)
+
+        def log_prior(state: list[tf.Tensor]) -> tf.Tensor:
+            return checked_value("prior", given(state))
+
     values = [keras.ops.convert_to_tensor(v) for v in variables]
     start = log_prior(values)
     if not np.isfinite(start) and all(np.isfinite(x).all() for x in values):
@@ -82,12 +86,12 @@ def as_log_prior(prior: Any, model: keras.Model) -> LogPrior:
     return log_prior
 
 
-def _of_each(priors: list[Any]) -> LogPrior:
+def _sum_of_priors(priors: list[Any]) -> LogPrior:
     """Returns the sum of the variables' log priors as a function; None stands for a flat prior."""
 
     def log_prior(state: list[tf.Tensor]) -> tf.Tensor:
-        # The parameters of copies are constants of the trace, which XLA folds. Those of the
-        # originals would be inputs, and XLA would divide each weight by the scale twice.
+        # The parameters of copies are constants of the trace, which XLA folds. The originals'
+        # parameters would be inputs, and XLA would divide each weight by the scale twice.
         marginals = {id(p): p.copy() for p in priors if p is not None}
         terms = [
             sum_entries(marginals[id(p)].log_prob(x))
@@ -95,13 +99,6 @@ def _of_each(priors: list[Any]) -> LogPrior:
             if p is not None
         ]
         return tf.add_n(terms) if terms else tf.zeros([])
-
-    return log_prior
-
-
-def _of_all(prior: Callable[[list[tf.Tensor]], Any]) -> LogPrior:
-    def log_prior(state: list[tf.Tensor]) -> tf.Tensor:
-        return checked_value("prior", prior(state))
 
     return log_prior
 

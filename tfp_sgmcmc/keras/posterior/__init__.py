@@ -1,1 +1,1 @@
-"""What sampling leaves: samples of the weights and what they predict, in memory and in files."""
+"""Samples of a network's weights: their predictions, scores, summaries and files."""

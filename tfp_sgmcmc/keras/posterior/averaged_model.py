@@ -1,4 +1,4 @@
-"""The posterior average of a model as a layer, so that a Keras model ships the whole posterior."""
+"""A Keras model of a whole posterior: the average over samples as a layer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,62 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.model import internals
-from tfp_sgmcmc.keras.posterior import quantized
-from tfp_sgmcmc.keras.posterior.sample_loops import running_mean, wide
+from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
+from tfp_sgmcmc.keras.posterior import model_copy, quantized
+from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
+from tfp_sgmcmc.keras.posterior.sample_loops import Terms, averaged, wide
 
 
-class _Hidden:
-    """Keeps Keras from tracking a model whose variables are never read."""
+def averaged_model(
+    model: keras.Model,
+    variables: list[keras.Variable],
+    samples: SampleArrays,
+    name: str | None = None,
+    inputs: Any = None,
+) -> keras.Model:
+    """Returns a model whose call averages over samples, as `Posterior.to_keras_model` does."""
+    inputs, copied, outputs = model_copy.copy_of(model, inputs)
+    flat = keras.tree.flatten(outputs)
+    by_variable = {
+        id(v): samples.flat(np.asarray(x[:]))
+        for v, x in zip(variables, samples.arrays, strict=True)
+    }
+    stacked = [by_variable.get(id(v)) for v in model.variables]
+    is_compiled = model.compiled and model.loss
+    classes = compiled_loss.classes(model, outputs) if is_compiled else {}
+    likelihoods = observation_models.with_moments(model, outputs) if is_compiled else {}
+    names = [*getattr(model, "output_names", [])]
+    shares = samples.running_shares()
+    layer = PosteriorAverage(
+        copied,
+        [None if x is None else keras.backend.standardize_dtype(x.dtype) for x in stacked],
+        len(shares),
+        [_link(classes.get(i)) for i in range(len(flat))],
+        [likelihoods.get(i) for i in range(len(flat))],
+        names if len(names) == len(flat) else [f"output_{i}" for i in range(len(flat))],
+        name="posterior_average",
+    )
+    pairs = zip(model.variables, stacked, strict=True)
+    layer.set_samples([v.numpy() if x is None else x for v, x in pairs], shares)
+    batch = model_copy.random_batch(inputs)
+    if batch is not None:
+        first = [by_variable[id(v)][0] for v in variables]
+        model_copy.check_copy(
+            model,
+            lambda: internals.forward(model, variables, first, batch, training=False).outputs,
+            layer.outputs_of(batch, 0),
+        )
+    return keras.Model(inputs, layer(inputs), name=name or f"{model.name}_posterior")
+
+
+def _link(classes: Any) -> Any:
+    if classes is None or not classes.from_logits:
+        return None
+    return "sigmoid" if classes.axis is None else classes.axis
+
+
+class _Untracked:
+    """Holds objects whose variables Keras must not track, because they are never read."""
 
     def __init__(self, *values: Any):
         self.values = values
@@ -26,7 +75,7 @@ class PosteriorAverage(keras.layers.Layer):
 
     The layer owns the samples, stacked as `[S, ...]`, and the values of the other variables. A loop
     takes one sample after the other, so that memory does not grow with their number. `quantize`
-    stores kernels in 8 bits, which are turned back one sample at a time. See
+    stores kernels in 8 bits, which are converted back one sample at a time. See
     `Posterior.to_keras_model`.
 
     Args:
@@ -51,14 +100,13 @@ class PosteriorAverage(keras.layers.Layer):
         **arguments: Any,
     ):
         super().__init__(trainable=False, autocast=False, **arguments)
-        self._averaged = _Hidden(model)
-        # A SavedModel has only tables that are tracked. Keras quantises only layers without layers,
-        # so the tables are kept, and not their layers.
-        lookups = keras.layers.StringLookup, keras.layers.IntegerLookup
-        self._tables = [x.lookup_table for x in internals.layers(model) if isinstance(x, lookups)]
+        self._averaged = _Untracked(model)
+        # A SavedModel contains only tracked tables. The layers themselves must stay untracked,
+        # because Keras quantizes only layers that contain no layers.
+        self._tables = model_copy.tables(model)
         self._sampled, self._num_samples = [*sampled], num_samples
         self._links, self._names = [*links], [*names]
-        self._likelihoods = _Hidden(*losses)
+        self._likelihoods = _Untracked(*losses)
         narrow = self._narrow() if self.quantization_mode else {}
         for i, dtype in enumerate(self._dtypes()):
             if i not in narrow:
@@ -70,7 +118,7 @@ class PosteriorAverage(keras.layers.Layer):
             self.quantized_build(None, self.quantization_mode)
 
     def quantized_build(self, input_shape: Any, mode: str, config: Any = None) -> None:
-        """Adds the variables of the kernels in 8 bits, and of their scales."""
+        """Adds the variables of the kernels in 8 bits and of their scales."""
         del input_shape, config
         quantized.check_mode(mode)
         for i, axes in self._narrow().items():
@@ -102,12 +150,12 @@ class PosteriorAverage(keras.layers.Layer):
         return self.call(*args, **kwargs)
 
     def _dtypes(self) -> list[str]:
-        """Returns the dtypes in which values are stored that are not quantised."""
+        """Returns the dtypes of the values that are not quantized."""
         (model,) = self._averaged.values
         return [x or v.dtype for x, v in zip(self._sampled, model.variables, strict=True)]
 
     def _shape(self, i: int) -> tuple[int, ...]:
-        """Returns the shape of the values of variable i, with the axis of the samples."""
+        """Returns the shape of the values of variable i, with the axis of samples if it has one."""
         (model,) = self._averaged.values
         lead = () if self._sampled[i] is None else (self._num_samples,)
         return (*lead, *model.variables[i].shape)
@@ -151,27 +199,16 @@ class PosteriorAverage(keras.layers.Layer):
         self._shares.assign(shares)
 
     def call(self, inputs: Any) -> dict[str, Any]:
-        first = self._evaluated(inputs, 0)
-        zeros = tf.nest.map_structure(tf.zeros_like, first[0])
         shares = tf.convert_to_tensor(self._shares)
-
-        def add(i: tf.Tensor, mean: Any, variance: Any, noise: Any) -> Any:
-            new, new_noise = self._evaluated(inputs, i)
-            total = running_mean(mean, new, shares[i])
-            squares = tf.nest.map_structure(lambda v, m, n: (v - m) * (v - n), new, mean, total)
-            spread = running_mean(variance, squares, shares[i])
-            return i + 1, total, spread, running_mean(noise, new_noise, shares[i])
-
-        start = tf.constant(1), first[0], zeros, first[1]
-        _, mean, variance, noise = tf.while_loop(
-            lambda i, *_: i < self._num_samples, add, start, parallel_iterations=1
+        (mean, predictive), (variance, epistemic), noise, *_ = averaged(
+            lambda i: self._terms(inputs, i), shares
         )
         kinds = {
-            "mean": mean[0],
-            "standard_deviation": _sqrt(variance[0]),
-            "predictive_mean": mean[1],
+            "mean": mean,
+            "standard_deviation": _sqrt(variance),
+            "predictive_mean": predictive,
             "aleatoric": _sqrt(noise),
-            "epistemic": _sqrt(variance[1]),
+            "epistemic": _sqrt(epistemic),
         }
         is_single = len(self._names) == 1  # a SavedModel returns flat dicts
         return {
@@ -180,23 +217,29 @@ class PosteriorAverage(keras.layers.Layer):
             for name, y in by_name.items()
         }
 
-    def _evaluated(self, inputs: Any, i: Any) -> Any:
-        """Returns outputs and means of observations, and their variances, by sample i."""
+    def outputs_of(self, inputs: Any, sample: Any) -> Any:
+        """Returns the model's outputs by one sample."""
         (model,) = self._averaged.values
-        called = internals.forward(model, model.variables, self._values(i), inputs, training=False)
-        outputs = called.outputs
-        flat = keras.tree.flatten(outputs)
+        values = self._values(sample)
+        with keras.StatelessScope(state_mapping=[*zip(model.variables, values, strict=True)]):
+            for layer in model_copy.normalizations(model):
+                layer.finalize_state()
+        return internals.forward(model, model.variables, values, inputs, training=False).outputs
+
+    def _terms(self, inputs: Any, sample: Any) -> Terms:
+        """Returns outputs and means of observations, and variances of observations, by name."""
+        flat = keras.tree.flatten(self.outputs_of(inputs, sample))
         means, noises = {}, {}
         for y, loss, name in zip(flat, self._likelihoods.values, self._names, strict=True):
             if loss is not None:
-                law = loss.distribution(tf.cast(y, loss.dtype))
-                means[name], noises[name] = law.mean(), law.variance()
+                observed = loss.distribution(tf.cast(y, loss.dtype))
+                means[name], noises[name] = observed.mean(), observed.variance()
         activated = [
             y if link is None else tf.sigmoid(y) if link == "sigmoid" else tf.nn.softmax(y, link)
             for y, link in zip(flat, self._links, strict=True)
         ]
         by_name = dict(zip(self._names, activated, strict=True))
-        return wide((by_name, means)), wide(noises)
+        return Terms(wide((by_name, means)), wide(noises))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the configuration; raises ValueError if a loss cannot be saved."""
@@ -209,7 +252,8 @@ class PosteriorAverage(keras.layers.Layer):
             "links": self._links,
             "losses": [None if x is None else serialize(x) for x in self._likelihoods.values],
             "names": self._names,
-            "low_rank": adapted(self._averaged.values[0]),
+            "low_rank": model_copy.low_ranks(self._averaged.values[0]),
+            "vocabularies": model_copy.vocabularies(self._averaged.values[0]),
         }
 
     @classmethod
@@ -217,30 +261,12 @@ class PosteriorAverage(keras.layers.Layer):
         load = keras.saving.deserialize_keras_object
         losses = [None if x is None else load(x) for x in config["losses"]]
         model = load(config["model"])
-        adapt(model, config.get("low_rank", []))
+        model_copy.set_vocabularies(model, config.get("vocabularies", []))
+        model_copy.set_low_ranks(model, config.get("low_rank", []))
         config = {**config, "model": model, "losses": losses}
-        for key in ("trainable", "autocast", "low_rank"):
+        for key in ("trainable", "autocast", "low_rank", "vocabularies"):
             config.pop(key, None)
         return cls(**config)
-
-
-def adapted(model: keras.Model) -> list[list[Any]]:
-    """Returns place, rank and scale of the layers that have an adaptation of low rank.
-
-    The configuration of MultiHeadAttention does not tell of those of its layers.
-    """
-    layers = enumerate(internals.layers(model))
-    enabled = [(i, x) for i, x in layers if getattr(x, "lora_enabled", False)]
-    return [[i, x.lora_rank, getattr(x, "lora_alpha", x.lora_rank)] for i, x in enabled]
-
-
-def adapt(model: keras.Model, adapted: list[list[Any]]) -> None:
-    """Adds the adaptations that a model which was made from its configuration lacks."""
-    layers = internals.layers(model)
-    for place, rank, alpha in adapted:
-        layer: Any = layers[place]
-        if not layer.lora_enabled:
-            layer.enable_lora(rank, **({} if alpha == rank else {"lora_alpha": alpha}))
 
 
 def _sqrt(nest: Any) -> Any:

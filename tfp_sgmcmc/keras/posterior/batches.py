@@ -31,13 +31,13 @@ Tick = Callable[[float], None]  # takes the share of a block that is done
 class Batches:
     """The batches `(x, y, sample_weight)` of data, once through.
 
-    Arguments are those of `model.evaluate`. Batches come in blocks of bounded size, so that samples
+    Takes the arguments of `model.evaluate`. Batches come in blocks of bounded size, so that samples
     on a disk are read once for each block.
 
     Raises:
-      TypeError: the data are of no known kind, or entries are no numbers.
-      ValueError: data have no end and `steps` is None; data that come in batches are given a
-        `batch_size`, y or weights; lengths differ; there are no rows.
+      TypeError: the data are of an unknown kind, or entries are not numbers.
+      ValueError: data have no end and `steps` is None; `batch_size`, y or weights are given with
+        data that come in batches; lengths differ; there are no rows.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Batches:
         self.num_batches = steps if length is None else self.num_batches
 
     def blocks(self) -> Iterator[tuple[list[Batch], Tick]]:
-        """Yields blocks of batches, each with a function that shows the share of it that is done.
+        """Yields blocks of batches, each with a function that reports the share of it that is done.
 
         Raises:
           ValueError: the data are empty, a batch does not fit the model, or a Python generator
@@ -93,7 +93,7 @@ class Batches:
         if not done:
             raise ValueError(f"x must have at least one batch. Received: {self._kind} without any.")
         if self._verbose:
-            bar.target = done  # known only now if the data do not tell their length
+            bar.target = done  # known only now if the data have no length
             bar.update(done, finalize=True)
         if self._steps is not None and done < self._steps:
             warnings.warn(f"The data ended after {done} of {self._steps} batches.", stacklevel=4)
@@ -214,7 +214,7 @@ def _verbosity(verbose: Any) -> int:
 def checked_inputs(model: keras.Model, x: Any) -> Any:
     """Returns x if it can be the inputs of the model; raises TypeError or ValueError otherwise."""
     check_arrays("x", x)
-    inputs = getattr(model, "inputs", None) or []  # models by subclassing do not say
+    inputs = getattr(model, "inputs", None) or []  # unknown for subclassed models
     leaves = keras.tree.flatten(x)
     if inputs and len(leaves) != len(inputs):
         raise ValueError(
@@ -294,8 +294,8 @@ def row_weight(sample_weight: Any, rows: int) -> np.ndarray:
     """Returns weights `[rows]` of examples in double precision; None weights all by 1.
 
     Raises:
-      TypeError: they are no numbers.
-      ValueError: they have another shape, are not finite, or negative.
+      TypeError: they are not numbers.
+      ValueError: they have another shape, are not finite, or are negative.
     """
     if sample_weight is None:
         return np.ones([rows])

@@ -11,7 +11,7 @@ from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
 
 
 def estimator(posterior: Any) -> Any:
-    """Returns what `Posterior.to_estimator` does.
+    """Returns a scikit-learn estimator that predicts by a posterior.
 
     Raises:
       ModuleNotFoundError: scikit-learn is not installed.

@@ -1,4 +1,4 @@
-"""How well the posterior predictive explains labelled data."""
+"""Scores of the posterior predictive on labelled data."""
 
 from __future__ import annotations
 
@@ -20,17 +20,14 @@ from tfp_sgmcmc.keras.posterior.batches import (
     no_tick,
     row_weight,
 )
-from tfp_sgmcmc.keras.posterior.calibration import expected_calibration_error
-from tfp_sgmcmc.keras.posterior.mixtures import Mixture
-from tfp_sgmcmc.keras.posterior.sample_loops import (
-    Each,
-    Fold,
-    flat_samples,
-    running_mean,
-    sample_shares,
-    wide,
+from tfp_sgmcmc.keras.posterior.calibration import (
+    TemperatureScaling,
+    expected_calibration_error,
+    fitted,
 )
-from tfp_sgmcmc.keras.posterior.temperature_scaling import TemperatureScaling, fitted
+from tfp_sgmcmc.keras.posterior.mixtures import Mixture
+from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
+from tfp_sgmcmc.keras.posterior.sample_loops import AverageSamples, MapSamples, Terms, wide
 
 _LEVEL = 0.9  # probability of the central interval whose coverage is reported
 
@@ -49,7 +46,7 @@ class Evaluation(NamedTuple):
         the structure of `accuracy`.
       root_mean_squared_error: the error of the predictive mean of an observation that is a number
         (see `Predictive`), over the entries of all examples. A float, or a nest with None where the
-        loss is no `NegativeLogLikelihood` of numbers (nor Keras' Poisson loss).
+        loss is neither a `NegativeLogLikelihood` of numbers nor Keras' Poisson loss.
       crps: the mean continuous ranked probability score, in the units of y and in the structure of
         `root_mean_squared_error`. Lower is better. Exact for normals, if there are at most 128
         samples; beyond, and for other distributions, an estimate by draws without bias.
@@ -69,16 +66,28 @@ class Evaluation(NamedTuple):
     coverage: Any = None
 
 
-class Running(NamedTuple):
-    """Running largest log likelihoods, mean likelihoods, and mean outputs.
+class Evaluated(NamedTuple):
+    """Averages over samples for a batch, as arrays.
 
-    A mean of likelihoods is divided by exp(`maximum`). Masks are those of all outputs.
+    Attributes:
+      x: the inputs.
+      labels: the labels of each output, by place (see `compiled_loss.labels`).
+      weight: the weights of the rows.
+      log_density: the log predictive densities of the rows.
+      mean: the mean outputs, as probabilities where the loss takes logits.
+      masks: 1 where an entry of an output counts, by place.
     """
 
-    maximum: tf.Tensor
-    likelihood: tf.Tensor
+    x: Any
+    labels: dict[int, Any]
+    weight: np.ndarray
+    log_density: np.ndarray
     mean: Any
-    masks: list[tf.Tensor]
+    masks: list[np.ndarray]
+
+    def counts(self, place: int, entries: np.ndarray) -> np.ndarray:
+        """Returns the weights of the entries of an output, broadcast to their shape."""
+        return _spread(self.weight, entries) * _spread(self.masks[place], entries)
 
 
 class Evaluator:
@@ -92,120 +101,98 @@ class Evaluator:
         internals.check_model(model)
         compiled_loss.check_likelihoods(model)
         self._model, self._variables = model, variables
-        self._scores = Fold(model, self._add)
-        self._outputs = Each(model, self._output)
-        self._each = Each(model, lambda values, batch: self._evaluated(values, batch)[1])
+        self._averages = AverageSamples(model, self._terms)
+        self._outputs = MapSamples(model, self._output)
+        self._log_likelihoods = MapSamples(model, lambda *given: self._evaluated(*given)[1])
 
-    def __call__(
-        self,
-        samples: list[Any],
-        num_chains: int | None,
-        data: Batches,
-        weights: np.ndarray | None,
-    ) -> Evaluation:
-        """Returns what `Posterior.evaluate` does for `data`; `weights` are those of the samples."""
-        densities, row_weights = [], []
-        decided: dict[int, list[Any]] = {}
+    def __call__(self, samples: SampleArrays, data: Batches) -> Evaluation:
+        """Returns the scores for `data`, as `Posterior.evaluate` does."""
+        weights, densities, mean = [], [], None
+        decisions: dict[int, list[Any]] = {}
         numbers: dict[int, list[Any]] = {}
-        rows, mean = 0, None
-        shares = sample_shares(weights, samples[0].shape[0], num_chains)
-        for block, tick in self._checked(data):
-            pairs = [(x, y) for x, y, _ in block]
-            found = self._scores(samples, num_chains, pairs, weights, tick)
-            check_finite([p.maximum + p.likelihood for p in found], block, rows)
-            for (x, y, weight), part in zip(block, found, strict=True):
-                maximum, scaled, mean, masks = tf.nest.map_structure(np.asarray, [*part])
-                compiled_loss.check_probabilities(self._model, mean)
-                weight = row_weight(weight, len(scaled))
-                with np.errstate(divide="ignore"):  # an impossible example
-                    densities.append(maximum + np.log(scaled))
-                outputs = keras.tree.flatten(mean)
-                classes = compiled_loss.classes(self._model, mean)
-                laws = observation_models.of_numbers(self._model, mean)
-                labels = compiled_loss.labels(self._model, y, mean) if classes or laws else {}
-                for place, kind in classes.items():
-                    confidence, hit, counts = _decided(outputs[place], labels[place], kind)
-                    counts = counts * _spread(weight, hit) * _spread(masks[place], hit)
-                    _append(decided, place, confidence, hit, counts)
-                if laws:
-                    stacked = self._outputs(samples, num_chains, [x], no_tick)
-                    stacked = keras.tree.flatten(stacked)
-                for place, law in laws.items():
-                    values = flat_samples(stacked[place], num_chains)
-                    mixture = Mixture(law, values, shares, len(densities))
-                    label = np.asarray(labels[place], np.float64).reshape(mixture.shape)
-                    scores = _scores(mixture, label)
-                    counts = _spread(weight, label) * _spread(masks[place], label)
-                    _append(numbers, place, *scores, counts)
-                row_weights.append(weight)
-                rows += len(weight)
-        weight, density = np.concatenate(row_weights), np.concatenate(densities)
+        for batch in self._batches(samples, data):
+            weights.append(batch.weight)
+            densities.append(batch.log_density)
+            mean = batch.mean
+            outputs = keras.tree.flatten(mean)
+            for place, kind in compiled_loss.classes(self._model, mean).items():
+                confidence, hit, counts = _decided(outputs[place], batch.labels[place], kind)
+                _append(decisions, place, confidence, hit, counts * batch.counts(place, hit))
+            observed = observation_models.of_numbers(self._model, mean)
+            if observed:
+                stacked = keras.tree.flatten(self._outputs(samples, [batch.x], no_tick))
+            for place, observation in observed.items():
+                values = samples.flat(stacked[place])
+                mixture = Mixture(observation, values, samples.shares(), len(weights))
+                y = np.asarray(batch.labels[place], np.float64).reshape(mixture.shape)
+                error, crps = (mixture.mean() - y) ** 2, mixture.crps(y)
+                covered = mixture.coverage(y, _LEVEL)
+                _append(numbers, place, error, crps, covered, batch.counts(place, y))
+        weight, density = np.concatenate(weights), np.concatenate(densities)
         check_weights(weight)
         counts = weight > 0
-        figures: list[dict[int, float]] = [{} for _ in range(5)]
-        for place, parts in decided.items():
+        scores: list[dict[int, float]] = [{} for _ in range(5)]
+        for place, parts in decisions.items():
             confidence, hit, counted = map(np.concatenate, zip(*parts, strict=True))
-            figures[0][place] = float(np.average(hit, weights=counted))
-            figures[1][place] = expected_calibration_error(confidence, hit, counted)
+            scores[0][place] = float(np.average(hit, weights=counted))
+            scores[1][place] = expected_calibration_error(confidence, hit, counted)
         for place, parts in numbers.items():
-            *scores, counted = map(np.concatenate, zip(*parts, strict=True))
-            for figure, values in zip(figures[2:], scores, strict=True):
-                figure[place] = float(np.average(values, weights=counted))
-            figures[2][place] **= 0.5
+            *found, counted = map(np.concatenate, zip(*parts, strict=True))
+            for score, values in zip(scores[2:], found, strict=True):
+                score[place] = float(np.average(values, weights=counted))
+            scores[2][place] **= 0.5
         return Evaluation(
             float(np.average(density[counts], weights=weight[counts])),
-            *(compiled_loss.at_places(mean, values) for values in figures),
+            *(compiled_loss.at_places(mean, values) for values in scores),
         )
 
-    def calibrate(
-        self,
-        samples: list[Any],
-        num_chains: int | None,
-        data: Batches,
-        weights: np.ndarray | None,
-    ) -> TemperatureScaling:
-        """Returns what `Posterior.calibrate` does for `data`."""
-        parts, rows, axis = [], 0, None
-        for block, tick in self._checked(data):
-            pairs = [(x, y) for x, y, _ in block]
-            found = self._scores(samples, num_chains, pairs, weights, tick)
-            check_finite([p.maximum + p.likelihood for p in found], block, rows)
-            for (_, y, weight), part in zip(block, found, strict=True):
-                mean, masks = tf.nest.map_structure(np.asarray, [part.mean, part.masks])
-                compiled_loss.check_probabilities(self._model, mean)
-                classes = compiled_loss.classes(self._model, mean)
-                if len(classes) != 1:
-                    raise ValueError(
-                        "calibrate needs a model with exactly one output whose loss is a "
-                        f"crossentropy. Received: {len(classes)} of them."
-                    )
-                ((place, kind),) = classes.items()
-                p = keras.tree.flatten(mean)[place]
-                label = compiled_loss.labels(self._model, y, mean)[place]
-                p, label, counts = _distributions(p, np.asarray(label), kind)
-                weight = row_weight(weight, len(p))
-                counts = counts * _spread(weight, counts) * _spread(masks[place], counts)
-                size = p.shape[-1]
-                parts.append([p.reshape(-1, size), label.reshape(-1, size), counts.ravel()])
-                rows, axis = rows + len(p), kind.axis
+    def calibrate(self, samples: SampleArrays, data: Batches) -> TemperatureScaling:
+        """Fits a temperature to the labels of `data`, as `Posterior.calibrate` does."""
+        parts, axis = [], None
+        for batch in self._batches(samples, data):
+            classes = compiled_loss.classes(self._model, batch.mean)
+            if len(classes) != 1:
+                raise ValueError(
+                    "calibrate needs a model with exactly one output whose loss is a "
+                    f"crossentropy. Received: {len(classes)} of them."
+                )
+            ((place, kind),) = classes.items()
+            p = keras.tree.flatten(batch.mean)[place]
+            p, label, counts = _distributions(p, np.asarray(batch.labels[place]), kind)
+            counts = counts * batch.counts(place, counts)
+            size, axis = p.shape[-1], kind.axis
+            parts.append([p.reshape(-1, size), label.reshape(-1, size), counts.ravel()])
         p, label, counts = map(np.concatenate, zip(*parts, strict=True))
         check_weights(counts)
         return fitted(p, label, counts, axis)
 
-    def log_likelihood(
-        self, samples: list[Any], num_chains: int | None, data: Batches
-    ) -> np.ndarray:
-        """Returns what `Posterior.log_likelihood` does for `data`."""
+    def log_likelihood(self, samples: SampleArrays, data: Batches) -> np.ndarray:
+        """Returns the log likelihood by each sample, as `Posterior.log_likelihood` does."""
         parts, rows = [], 0
-        for block, tick in self._checked(data):
-            pairs = [(x, y) for x, y, _ in block]
-            values = self._each(samples, num_chains, pairs, tick)
+        for block, tick in self._blocks(data):
+            values = self._log_likelihoods(samples, [(x, y) for x, y, _ in block], tick)
             check_finite(values, block, rows)
             parts.append(values)
             rows += values.shape[-1]
         return np.concatenate(parts, axis=-1)
 
-    def _checked(self, data: Batches) -> Iterator[tuple[list[Batch], Tick]]:
+    def _batches(self, samples: SampleArrays, data: Batches) -> Iterator[Evaluated]:
+        """Yields the averages over samples for each batch."""
+        rows = 0
+        for block, tick in self._blocks(data):
+            found = self._averages(samples, [(x, y) for x, y, _ in block], tick)
+            check_finite([part.maximum + part.scaled for part in found], block, rows)
+            for (x, y, weight), part in zip(block, found, strict=True):
+                _, _, (mean, masks), maximum, scaled = tf.nest.map_structure(np.asarray, [*part])
+                compiled_loss.check_probabilities(self._model, mean)
+                with np.errstate(divide="ignore"):  # an impossible example
+                    log_density = maximum + np.log(scaled)
+                weight = row_weight(weight, len(log_density))
+                labels = compiled_loss.labels(self._model, y, mean)
+                yield Evaluated(x, labels, weight, log_density, mean, masks)
+                rows += len(log_density)
+
+    def _blocks(self, data: Batches) -> Iterator[tuple[list[Batch], Tick]]:
         """Yields the blocks, and resolves the losses of a model that saw no labels yet."""
         is_binary = None
         for block, tick in data.blocks():
@@ -231,28 +218,12 @@ class Evaluator:
         outputs = self._output(values, x)
         return outputs, -compiled_loss.negative_log_likelihoods(self._model, y, outputs)
 
-    def _add(
-        self, old: Running | None, values: list[tf.Tensor], share: tf.Tensor, batch: Any
-    ) -> Running:
+    def _terms(self, values: list[tf.Tensor], batch: Any) -> Terms:
         outputs, log_p = self._evaluated(values, batch)
+        found = map(internals.mask, keras.tree.flatten(outputs))
+        masks = [tf.ones_like(log_p) if m is None else tf.cast(m, log_p.dtype) for m in found]
         mean = wide(compiled_loss.activate(self._model, outputs))
-        if old is None:
-            masks = map(internals.mask, keras.tree.flatten(outputs))
-            return Running(
-                tf.zeros_like(log_p) + log_p.dtype.min,
-                tf.zeros_like(log_p),
-                tf.nest.map_structure(tf.zeros_like, mean),
-                [tf.ones_like(log_p) if m is None else tf.cast(m, log_p.dtype) for m in masks],
-            )
-        maximum = tf.maximum(old.maximum, log_p)
-        before = old.likelihood * tf.exp(old.maximum - maximum)
-        likelihood = running_mean(before, tf.exp(log_p - maximum), share)
-        return Running(maximum, likelihood, running_mean(old.mean, mean, share), old.masks)
-
-
-def _scores(mixture: Mixture, y: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Returns squared errors, CRPS, and whether y lies in the central interval."""
-    return (mixture.mean() - y) ** 2, mixture.crps(y), mixture.coverage(y, _LEVEL)
+        return Terms(others=(mean, masks), logs=log_p)
 
 
 def _append(found: dict[int, list[Any]], place: int, *arrays: np.ndarray) -> None:
@@ -273,7 +244,7 @@ def _decided(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tuple
 def _distributions(
     p: np.ndarray, label: np.ndarray, classes: compiled_loss.Classes
 ) -> tuple[np.ndarray, ...]:
-    """Returns probabilities and those of the labels, `[..., classes]`, and which entries count."""
+    """Returns predicted and labels' probabilities, `[..., classes]`, and which entries count."""
     if classes.axis is None:
         label = label.reshape(p.shape)
         return np.stack([1 - p, p], -1), np.stack([1 - label, label], -1), np.ones(p.shape)

@@ -14,36 +14,40 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.keras.model import observation_models
 
 _MOST_PAIRS = 2**14  # of samples in the CRPS: all pairs of up to 128 samples
-_LEAST_DRAWS = 2000  # of what is not known in closed form
+_LEAST_DRAWS = 2000  # where there is no closed form
 _SEED = 0x5EED  # of estimates by draws
 
 
 class Mixture:
     r"""The mixture \( \sum_s w_s\, p(y \mid f_{\theta_s}(x)) \) for a batch of rows.
 
-    Everything is about single entries of an observation, `[rows, ...]`.
+    All methods return values for single entries of an observation, `[rows, ...]`.
 
     Args:
-      law: outputs `[n, ...]` -> distribution of their observations.
+      observation: maps outputs `[n, ...]` to the distribution of their observations.
       outputs: outputs of all samples, `[S, rows, ...]`.
       weights: weights of the samples, `[S]`, which add up to 1.
       number: the number of the batch, which draws depend on.
     """
 
     def __init__(
-        self, law: observation_models.Law, outputs: Any, weights: np.ndarray, number: int = 0
+        self,
+        observation: observation_models.ObservationModel,
+        outputs: Any,
+        weights: np.ndarray,
+        number: int = 0,
     ):
         self._size, self._weights = outputs.shape[0], weights
-        self._law = law(tf.reshape(outputs, [-1, *outputs.shape[2:]]))
-        self._entries: Any = observation_models.entries(self._law)
-        shape = self._law.batch_shape + self._law.event_shape
+        self._observed = observation(tf.reshape(outputs, [-1, *outputs.shape[2:]]))
+        self._entries: Any = observation_models.entries(self._observed)
+        shape = self._observed.batch_shape + self._observed.event_shape
         self.shape = [outputs.shape[1], *shape.as_list()[1:]]
         self._seed = random.fold_in(random.as_seed(_SEED), number)
-        self._is_discrete = observation_models.is_discrete(self._entries or self._law)
+        self._is_discrete = observation_models.is_discrete(self._entries or self._observed)
 
     def mean(self) -> np.ndarray:
-        """Returns the mean; that of draws if it has no closed form."""
-        found = observation_models.moments(self._law)
+        """Returns the mean, or the mean of draws if there is no closed form."""
+        found = observation_models.moments(self._observed)
         if found is None:
             draws, weights = self._draws(0)
             return _average(draws, weights)
@@ -52,7 +56,7 @@ class Mixture:
     def quantiles(self, levels: tuple[float, ...]) -> np.ndarray:
         """Returns the smallest numbers whose CDF reaches the levels, `[num_levels, rows, ...]`.
 
-        They are found by bisection of the mixture's CDF; without a CDF they are those of draws.
+        They are found by bisection of the mixture's CDF, or from draws if there is no CDF.
         """
         if not self._has_cdf:
             draws, weights = self._draws(0)
@@ -78,10 +82,10 @@ class Mixture:
     def crps(self, y: np.ndarray) -> np.ndarray:
         r"""Returns \( E |Y - y| - \frac 1 2 E |Y - Y'| \) with Y, Y' from the mixture.
 
-        For normals both are known: \( E |m + s z| = m\, \mathrm{erf}(m / s \sqrt 2) + 2 s
+        For normals both have a closed form: \( E |m + s z| = m\, \mathrm{erf}(m / s \sqrt 2) + 2 s
         \varphi(m/s) \). The second takes all pairs of up to 128 samples. Beyond, each sample gets
         partners drawn by the weights, 16384 pairs in all. Other distributions take two independent
-        sets of draws, each with as many draws from each sample. All are free of bias.
+        sets of draws, each with as many draws from each sample. All are unbiased.
         """
         if isinstance(self._entries, tfp.distributions.Normal):
             loc, scale = (self._by_sample(x).astype(np.float64) for x in
@@ -97,14 +101,14 @@ class Mixture:
     def _draws(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns draws `[J S, rows, ...]`, J from each sample, and their weights."""
         copies = math.ceil(_LEAST_DRAWS / self._size)
-        draws = np.asarray(self._law.sample(copies, seed=random.fold_in(self._seed, number)))
+        draws = np.asarray(self._observed.sample(copies, seed=random.fold_in(self._seed, number)))
         draws = draws.reshape(-1, *self.shape).astype(np.float64)
         return draws, np.tile(self._weights / copies, copies)
 
     @functools.cached_property
     def _first(self) -> np.ndarray:
         """One draw from each sample, `[S, rows, ...]`."""
-        return self._by_sample(self._law.sample(seed=random.fold_in(self._seed, 0)))
+        return self._by_sample(self._observed.sample(seed=random.fold_in(self._seed, 0)))
 
     @functools.cached_property
     def _has_cdf(self) -> bool:
@@ -167,7 +171,7 @@ def systematic(weights: np.ndarray, num_draws: int, seed: tf.Tensor) -> np.ndarr
     start = tf.random.stateless_uniform([], seed, dtype=tf.float64).numpy()
     ends = np.cumsum(weights) / weights.sum()
     ends[-1] = 1.0
-    # Rounding must not count a sample twice whose share is a whole number of draws.
+    # Rounding must not count a sample whose share is a whole number of draws twice.
     return np.searchsorted(np.round(ends, 12), (np.arange(num_draws) + start) / num_draws, "right")
 
 

@@ -1,4 +1,4 @@
-"""Samples of a model's variables, and what is computed from them."""
+"""Samples of a model's variables: predictions, scores, summaries and files."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.arviz_import import import_arviz
 from tfp_sgmcmc.internal.checks import integer, one_of
 from tfp_sgmcmc.keras.model import internals
-from tfp_sgmcmc.keras.posterior import (
-    archive,
-    as_keras_model,
-    estimator,
-    sample_arrays,
-    sample_loops,
+from tfp_sgmcmc.keras.posterior import sample_arrays
+from tfp_sgmcmc.keras.posterior.averaged_model import averaged_model
+from tfp_sgmcmc.keras.posterior.batches import Batches
+from tfp_sgmcmc.keras.posterior.calibration import TemperatureScaling
+from tfp_sgmcmc.keras.posterior.estimator import estimator
+from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator
+from tfp_sgmcmc.keras.posterior.predict import (
+    Activation,
+    PosteriorPrediction,
+    Predictor,
+    check_activation,
+    checked_levels,
 )
-from tfp_sgmcmc.keras.posterior.concatenate import concatenated
-from tfp_sgmcmc.keras.posterior.prediction_methods import Predicting
+from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
 from tfp_sgmcmc.keras.posterior.summary import Summary, import_figure, plot, summarize
 
 
-class Posterior(Predicting):
+class Posterior:
     r"""Samples \( \theta_1, \dots, \theta_S \) of a model's weights, as `SamplerCallback` draws.
 
     They approximate the posterior predictive
@@ -39,8 +45,8 @@ class Posterior(Predicting):
     equation 11).
 
     Samples may be on disk. They are read in chunks, and rows are evaluated in batches. The model is
-    evaluated in the mode in which it was compiled, with `training=False`, and its weights stay as
-    they are.
+    evaluated in the mode in which it was compiled, with `training=False`. Its weights do not
+    change.
 
     Examples:
       >>> import keras, numpy as np
@@ -73,7 +79,7 @@ class Posterior(Predicting):
     Raises:
       TypeError: an argument is of another type.
       ValueError: there are no samples, their number, shapes or dtypes do not fit the variables, or
-        NumPy arrays are not finite; the model is not built, or has not these variables.
+        NumPy arrays are not finite; the model is not built or lacks these variables.
     """
 
     def __init__(
@@ -90,6 +96,236 @@ class Posterior(Predicting):
         self.samples = sample_arrays.checked(samples, self.variables, num_chains)
         self.weights = sample_arrays.checked_weights(weights, len(self))
         self._functions: dict[Any, Any] = {}  # compiled functions, with what they depend on
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        activation: Activation = "auto",
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
+        quantiles: Any = None,
+    ) -> PosteriorPrediction:
+        """Returns mean, standard deviation and entropies of the outputs over samples and chains.
+
+        The mean is one of probabilities, because a mean of logits would be wrong. With
+        `activation="auto"`, outputs get a softmax or sigmoid where the compiled loss is a
+        crossentropy object with `from_logits=True`. Entropies are given only with "auto", for
+        outputs whose loss is a crossentropy of Keras, because these are probabilities. Outputs
+        with a `NegativeLogLikelihood` get the distribution of an observation (see `Predictive`).
+
+        Args:
+          x: what `model.predict` takes: an array or nest of arrays `[rows, ...]`, a
+            `tf.data.Dataset`, a `keras.utils.PyDataset` or a Python generator of batches `x`,
+            `(x,)`, `(x, y)` or `(x, y, sample_weight)`. Such data are read once, batch by batch.
+          batch_size: the number of rows that are evaluated at once, 32 by default. None for data
+            that come in batches.
+          activation: "auto", None (outputs as they are), or a callable on the outputs.
+          steps: the number of batches to take. None takes all, and data without an end need it.
+          verbose: 0 is silent, 1 shows a progress bar, 2 one line at the end. "auto" is 1 in a
+            terminal or a notebook, and 0 elsewhere.
+          quantiles: levels of quantiles of an observation, such as `[0.05, 0.95]` for the central
+            90 % interval.
+
+        Raises:
+          TypeError: x is of none of these kinds.
+          ValueError: `activation` is an unknown string, or "auto" for a model that is not compiled;
+            the data are empty, do not fit the model, or have no end; `quantiles` are not in (0, 1),
+            or no output has a `NegativeLogLikelihood`.
+        """
+        check_activation(activation)
+        levels = checked_levels(quantiles)
+        predictor = self._function(Predictor, activation)
+        data = Batches(self.model, x, batch_size=batch_size, steps=steps, verbose=verbose)
+        return predictor(self._arrays(), data, levels)
+
+    def outputs(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        activation: Activation = "auto",
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> Any:
+        """Returns the model's outputs for each sample, `[num_kept, rows, ...]`.
+
+        With chains the shape is `[num_kept, num_chains, rows, ...]`, as R-hat and effective sample
+        size in `tfp.mcmc` expect it. All outputs are in memory at once, unlike in `predict`.
+
+        Takes the arguments of `predict`, and raises the same errors.
+
+        Examples:
+          >>> import keras, numpy as np, tensorflow_probability as tfp
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+          >>> model.compile(loss=sgmcmc.keras.losses.GaussianNLL(scale=1.))
+          >>> kernels = np.random.default_rng(0).normal(size=[400, 4, 1, 1]).astype(np.float32)
+          >>> posterior = sgmcmc.keras.Posterior(
+          ...     model, model.trainable_variables, [kernels], num_chains=4)
+          >>> outputs = posterior.outputs(np.array([[1.], [2.], [3.]]))
+          >>> outputs.shape
+          (400, 4, 3, 1)
+          >>> r_hat = tfp.mcmc.potential_scale_reduction(outputs, split_chains=True)
+          >>> bool(np.max(r_hat) < 1.2)
+          True
+        """
+        check_activation(activation)
+        predictor = self._function(Predictor, activation)
+        data = Batches(self.model, x, batch_size=batch_size, steps=steps, verbose=verbose)
+        return predictor.outputs(self._arrays(), data)
+
+    def sample_predictive(
+        self,
+        x: Any,
+        num_draws: int | None = None,
+        *,
+        seed: Any = None,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> Any:
+        """Draws observations from the posterior predictive, `[num_draws, rows, ...]`.
+
+        Each draw takes one sample of the weights for all rows, and then an observation of each row.
+        Samples are taken by systematic resampling: sample s comes floor(n w_s) or ceil(n w_s) times
+        in n draws, so that with equal weights and as many draws as samples each comes once.
+        Crossentropies give classes, in the form of their labels.
+
+        Examples:
+          >>> import keras, numpy as np
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+          >>> model.compile(loss=sgmcmc.keras.losses.GaussianNLL(scale=0.1))
+          >>> kernels = np.random.default_rng(0).normal(2., 0.1, size=[1000, 1, 1])
+          >>> posterior = sgmcmc.keras.Posterior(
+          ...     model, model.trainable_variables, [kernels.astype(np.float32)])
+          >>> x = np.array([[0.], [3.]], np.float32)
+          >>> draws = posterior.sample_predictive(x, seed=1)
+          >>> draws.shape
+          (1000, 2, 1)
+          >>> draws.std(axis=0)[:, 0].round(1)  # noise alone; noise and uncertainty
+          array([0.1, 0.3], dtype=float32)
+          >>> lower, upper = posterior.predict(x, quantiles=[0.05, 0.95]).predictive.quantiles
+          >>> (upper - lower)[:, 0].round(1)
+          array([0.3, 1. ], dtype=float32)
+
+        Args:
+          x: inputs, as in `predict`.
+          num_draws: the number of draws. None takes as many as there are samples in all chains.
+          seed: one or two integers. None draws a seed. Draws depend on the sizes of the batches.
+          batch_size: as in `predict`.
+          steps: as in `predict`.
+          verbose: as in `predict`.
+
+        Raises:
+          ValueError: the loss of an output does not determine the distribution of its observations.
+        """
+        if num_draws is not None:
+            integer("num_draws", num_draws, 1)
+        seed = random.as_seed(random.fresh_seed() if seed is None else seed)
+        predictor = self._function(Predictor, "auto")
+        data = Batches(self.model, x, batch_size=batch_size, steps=steps, verbose=verbose)
+        return predictor.draw(self._arrays(), data, num_draws, seed)
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int | None = None,
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> Evaluation:
+        r"""Returns log predictive density, and scores of classes and of numbers (`Evaluation`).
+
+        The log predictive density of an example is
+
+        \[
+        \log \frac 1 S \sum_s \exp(-\ell(y_i, f_{\theta_s}(x_i))),
+        \]
+
+        where \( \ell \) is the compiled loss, summed over outputs by `loss_weights`. It is the
+        negative log likelihood that `SamplerCallback` samples with, without regularisers.
+
+        Args:
+          x: inputs in any form that `predict` takes. Batches of a data set must have labels.
+          y: labels, as `fit` takes them. None for data that come in batches.
+          sample_weight: weights `[rows]` of the examples in all averages. They do not weight the
+            likelihoods, as they do in `fit`. None weights all examples by 1.
+          batch_size: as in `predict`.
+          steps: as in `predict`.
+          verbose: as in `predict`.
+
+        Raises:
+          ValueError: the model's loss is not a negative log likelihood (see `SamplerCallback`),
+            lengths differ, or weights are not finite, negative or all zero.
+        """
+        evaluator = self._function(Evaluator)
+        data = self._labelled(x, y, sample_weight, batch_size, steps=steps, verbose=verbose)
+        return evaluator(self._arrays(), data)
+
+    def log_likelihood(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> np.ndarray:
+        """Returns minus the compiled loss of each example for each sample, `[num_kept, rows]`.
+
+        With chains the shape is `[num_kept, num_chains, rows]`. Takes the arguments of `evaluate`.
+        """
+        evaluator = self._function(Evaluator)
+        data = self._labelled(x, y, None, batch_size, steps=steps, verbose=verbose)
+        return evaluator.log_likelihood(self._arrays(), data)
+
+    def calibrate(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int | None = None,
+        *,
+        steps: int | None = None,
+        verbose: Any = "auto",
+    ) -> TemperatureScaling:
+        """Fits a temperature for predicted probabilities to held-out labels.
+
+        The posterior predictive of a well-specified model needs none. A chain that is too hot or
+        too cold, or a wrong model, may make predictions over- or underconfident.
+        `calibration(prediction.mean)` gives the calibrated probabilities. Use data that were not
+        sampled with, and a third set to evaluate.
+
+        Takes the arguments of `evaluate`.
+
+        Examples:
+          >>> import keras, numpy as np
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+          >>> model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+          >>> posterior = sgmcmc.keras.Posterior(  # three times as sure as the labels allow
+          ...     model, model.trainable_variables, [np.array([[[3.]]], np.float32)])
+          >>> generator = np.random.default_rng(0)
+          >>> x = generator.normal(size=[10_000, 1]).astype(np.float32)
+          >>> y = generator.uniform(size=x.shape) < 1 / (1 + np.exp(-x))
+          >>> calibration = posterior.calibrate(x, y, batch_size=10_000)
+          >>> round(calibration.temperature, 1)
+          3.0
+          >>> p = calibration(posterior.predict(x[:2]).mean)
+
+        Raises:
+          ModuleNotFoundError: SciPy is not installed.
+          ValueError: not exactly one output has a crossentropy, or the labels determine no
+            temperature.
+        """
+        evaluator = self._function(Evaluator)
+        data = self._labelled(x, y, sample_weight, batch_size, steps=steps, verbose=verbose)
+        return evaluator.calibrate(self._arrays(), data)
 
     def with_samples(self, samples: Sequence[Any], weights: Any = None) -> Posterior:
         """Returns a posterior of other samples, such as thinned ones, with the same functions.
@@ -110,7 +346,7 @@ class Posterior(Predicting):
     def to_dtype(self, dtype: str) -> Posterior:
         """Returns a posterior whose samples are stored in half precision, in half the memory.
 
-        They are turned into the dtype of the variables one by one where the model is evaluated.
+        They are converted to the dtype of the variables one by one when the model is evaluated.
         Rounding changes each weight by at most 2^-11 (float16, above 6e-5) or 2^-8 (bfloat16) of
         its size. For a digits classifier (64-50-10, 250 samples), the mean probabilities of 297
         test digits changed by at most 0.00007 (float16) and 0.0005 (bfloat16), while their
@@ -179,14 +415,12 @@ class Posterior(Predicting):
         """
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name must be a string. Received: {name!r}.")
-        flat = [sample_loops.flat_samples(np.asarray(s[:]), self.num_chains) for s in self.samples]
-        shares = sample_loops.running_shares(self.weights, len(self), self.num_chains)
-        return as_keras_model.keras_model(self.model, self.variables, flat, shares, name, inputs)
+        return averaged_model(self.model, self.variables, self._arrays(), name, inputs)
 
     def to_estimator(self) -> Any:
         """Returns a regressor or classifier of scikit-learn that predicts by this posterior.
 
-        MAPIE makes conformal intervals and sets of it, whose coverage holds for any model and
+        MAPIE makes conformal intervals and sets from it, whose coverage holds for any model and
         posterior. It needs held-out data, `x_held_out` and `y_held_out` here:
 
             from mapie.regression import SplitConformalRegressor
@@ -201,7 +435,7 @@ class Posterior(Predicting):
           ModuleNotFoundError: scikit-learn is not installed.
           ValueError: the model has several outputs, or no number or class for each row.
         """
-        return estimator.estimator(self)
+        return estimator(self)
 
     def __copy__(self) -> Posterior:
         other = object.__new__(type(self))
@@ -209,7 +443,7 @@ class Posterior(Predicting):
         return other
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Raises TypeError: `copy.deepcopy` and pickle would part the samples from their model."""
+        """Raises TypeError: deep copies and pickle would separate the samples from the model."""
         raise TypeError(
             "A Posterior cannot be pickled or copied deeply, because it belongs to its model. Use "
             "Posterior.save(path) and Posterior.load(path, model), and model.save for the model. "
@@ -226,12 +460,11 @@ class Posterior(Predicting):
         The entries that mix worst come first. `print` shows them as a table.
 
         Args:
-          most_entries: the number of entries of each trainable variable to look at, taken evenly
-            from all of them. ArviZ needs some milliseconds for each.
+          most_entries: the largest number of entries of each trainable variable to include, taken
+            evenly from all of them.
 
         Raises:
-          ModuleNotFoundError: ArviZ is not installed.
-          ValueError: chains have less than 4 samples.
+          ValueError: chains have fewer than 4 samples.
         """
         return self._summarized(most_entries)[0]
 
@@ -241,12 +474,12 @@ class Posterior(Predicting):
         Each chain has its colour. Marginals are histograms by the samples' weights.
 
         Args:
-          num_entries: the number of entries to show, those that `summary` lists first.
+          num_entries: the number of entries to show, in the order of `summary`.
           most_entries: as in `summary`.
 
         Raises:
-          ModuleNotFoundError: matplotlib or ArviZ is not installed.
-          ValueError: chains have less than 4 samples.
+          ModuleNotFoundError: matplotlib is not installed.
+          ValueError: chains have fewer than 4 samples.
         """
         integer("num_entries", num_entries, 1)
         import_figure()
@@ -255,8 +488,7 @@ class Posterior(Predicting):
 
     def _summarized(self, most_entries: int) -> tuple[Summary, np.ndarray]:
         integer("most_entries", most_entries, 1)
-        given = self.variables, self.samples, self.num_chains, self.weights
-        return summarize(*given, most_entries)
+        return summarize(self.variables, self._arrays(), most_entries)
 
     def named_draws(self) -> dict[str, np.ndarray]:
         """Returns the samples of trainable variables, `[samples, chains, ...]`, by path.
@@ -323,8 +555,7 @@ class Posterior(Predicting):
         `model.save`.
         """
         _check_path(path)
-        given = self.variables, self.samples, self.num_chains, self.weights
-        archive.write(path, self.model, *given)
+        sample_arrays.write_file(path, self.model, self.variables, self._arrays())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: keras.Model) -> Posterior:
@@ -337,7 +568,7 @@ class Posterior(Predicting):
             the model's name), shapes and dtypes.
 
         Raises:
-          FileNotFoundError: there is no such file.
+          FileNotFoundError: the file does not exist.
           ValueError: the file is damaged, was not written by `save`, or has samples of another
             model.
         """
@@ -348,15 +579,14 @@ class Posterior(Predicting):
                 f"path must be a file that Posterior.save wrote. Received: {path}, which does not "
                 "exist."
             )
-        return cls(model, *archive.read(path, model))
+        return cls(model, *sample_arrays.read_file(path, model))
 
     @classmethod
     def concatenate(cls, posteriors: Sequence[Posterior]) -> Posterior:
-        """Returns a posterior that has the chains of several ones side by side, in memory.
+        """Returns a posterior that has the chains of several posteriors side by side, in memory.
 
-        A posterior without an axis of chains is one chain. So R-hat of `outputs` compares what
-        several runs found, such as `fit`s on other machines whose samples came by `save` and
-        `load`.
+        A posterior without an axis of chains is one chain. R-hat of `outputs` then compares
+        several runs, such as `fit`s on other machines whose samples came by `save` and `load`.
 
         Examples:
           >>> import keras, numpy as np
@@ -377,7 +607,13 @@ class Posterior(Predicting):
           ValueError: there are none, or they differ in one of these.
           TypeError: something is not a Posterior.
         """
-        return cls(*concatenated(posteriors))
+        return cls(*sample_arrays.concatenated(posteriors, Posterior))
+
+    def _arrays(self) -> SampleArrays:
+        return SampleArrays(self.samples, self.num_chains, self.weights)
+
+    def _labelled(self, x: Any, y: Any, weight: Any, batch_size: Any, **given: Any) -> Batches:
+        return Batches(self.model, x, y, weight, batch_size=batch_size, has_labels=True, **given)
 
     def _function(self, kind: Callable[..., Any], *arguments: Any) -> Any:
         """Returns `kind(model, variables, *arguments)`, cached until the model is compiled anew."""

@@ -14,13 +14,13 @@ from tfp_sgmcmc.internal.checks import accepts, array, require
 from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
 from tfp_sgmcmc.keras.posterior.batches import Batches, check_finite, no_tick, num_rows
 from tfp_sgmcmc.keras.posterior.mixtures import Mixture, systematic
+from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
 from tfp_sgmcmc.keras.posterior.sample_loops import (
-    Each,
-    Fold,
-    flat_samples,
+    Averages,
+    AverageSamples,
+    MapSamples,
+    Terms,
     joined,
-    running_mean,
-    sample_shares,
     wide,
 )
 
@@ -55,10 +55,10 @@ class Predictive(NamedTuple):
       mean: \( \bar m \), `[rows, ...]` in the shape of the observations. NaN where the mean of the
         distribution has no closed form, as for the next three.
       standard_deviation: the standard deviation of y.
-      aleatoric: the part of it that is noise of an observation.
-      epistemic: the part that is uncertainty about the weights. More data make it smaller.
+      aleatoric: the part due to the noise of an observation.
+      epistemic: the part due to uncertainty about the weights. More data make it smaller.
       quantiles: `[num_quantiles, rows, ...]`, the quantiles of the mixture over samples, or None.
-        They are exact to the accuracy of its CDF, and those of draws if there is none.
+        They are as exact as its CDF, or quantiles of draws if there is no CDF.
     """
 
     mean: Any
@@ -100,17 +100,6 @@ class PosteriorPrediction(NamedTuple):
     predictive: Any = None
 
 
-class Moments(NamedTuple):
-    """Running mean and variance with weights (West 1979), and mean entropies and noise.
-
-    Mean and variance are pairs: those of the outputs, and those of the means of observations.
-    """
-
-    mean: Any
-    variance: Any
-    averages: Any  # entropies, and variances of observations
-
-
 def checked_levels(quantiles: Any) -> tuple[float, ...] | None:
     """Returns levels of quantiles as floats; raises unless they are numbers in (0, 1) or None."""
     if quantiles is None:
@@ -138,39 +127,31 @@ class Predictor:
     def __init__(self, model: keras.Model, variables: list[keras.Variable], activation: Activation):
         if activation == "auto" and not (model.compiled and model.loss):
             raise ValueError(
-                "model must be compiled with a loss for activation='auto', because the loss tells "
-                "whether outputs are logits. Received: a model that is not compiled with a loss. "
-                "Compile it, or pass activation=None or a callable."
+                "model must be compiled with a loss for activation='auto', because the loss "
+                "determines if outputs are logits. Received: a model that is not compiled with a "
+                "loss. Compile it, or pass activation=None or a callable."
             )
         self._model, self._variables, self._activation = model, variables, activation
-        self._moments = Fold(model, self._add)
-        self._each = Each(model, self._output)
+        self._averages = AverageSamples(model, self._terms)
+        self._outputs = MapSamples(model, self._output)
 
     def __call__(
-        self,
-        samples: list[Any],
-        num_chains: int | None,
-        data: Batches,
-        weights: np.ndarray | None,
-        levels: tuple[float, ...] | None = None,
+        self, samples: SampleArrays, data: Batches, levels: tuple[float, ...] | None = None
     ) -> PosteriorPrediction:
         """Predicts for the inputs of `data`, with quantiles at the given levels."""
-        moments, quantiles, rows = [], [], 0
+        averages: list[Averages] = []
+        quantiles, rows = [], 0
         for block, tick in data.blocks():
             inputs = [x for x, *_ in block]
-            found = self._moments(samples, num_chains, inputs, weights, tick)
-            check_finite([m.mean[0] for m in found], block, rows)
+            found = self._averages(samples, inputs, tick)
+            check_finite([part.mean[0] for part in found], block, rows)
             if levels is not None:
-                batches = zip(inputs, found, strict=True)
-                start = len(moments)
-                quantiles += [
-                    self._quantiles(samples, num_chains, x, m, weights, levels, start + i)
-                    for i, (x, m) in enumerate(batches)
-                ]
-            moments += found
+                for number, (x, part) in enumerate(zip(inputs, found, strict=True), len(averages)):
+                    quantiles.append(self._quantiles(samples, x, part, levels, number))
+            averages += found
             rows += sum(map(num_rows, inputs))
-        (mean, means), (variance, spreads), (of_samples, noises) = (
-            joined([m[i] for m in moments], axis=0) for i in range(3)
+        (mean, means), (variance, spreads), (of_samples, noises), *_ = (
+            joined([*parts], axis=0) for parts in zip(*averages, strict=True)
         )
         if self._activation == "auto":
             compiled_loss.check_probabilities(self._model, mean)
@@ -182,68 +163,57 @@ class Predictor:
             # Rounding may make it negative where all samples agree.
             information[place] = np.maximum(entropies[place] - of_sample, 0)
         of_levels = joined(quantiles, axis=1) if quantiles else [None] * len(means)
-        laws = zip(self._laws(mean), means, spreads, noises, of_levels, strict=True)
+        numbers = zip(self._numbers(mean), means, spreads, noises, of_levels, strict=True)
         return PosteriorPrediction(
             mean,
             keras.tree.map_structure(np.sqrt, variance),
             compiled_loss.at_places(mean, entropies),
             compiled_loss.at_places(mean, information),
-            compiled_loss.at_places(mean, {i: _predictive(*parts) for i, *parts in laws}),
+            compiled_loss.at_places(mean, {i: _predictive(*parts) for i, *parts in numbers}),
         )
 
     def _quantiles(
         self,
-        samples: list[Any],
-        num_chains: int | None,
+        samples: SampleArrays,
         x: Any,
-        moments: Moments,
-        weights: np.ndarray | None,
+        averages: Averages,
         levels: tuple[float, ...],
         number: int,
     ) -> list[np.ndarray]:
-        laws = self._laws(moments.mean[0])
-        if not laws:
+        """Returns the quantiles of each output that is a number, for the batch of this number."""
+        numbers = self._numbers(averages.mean[0])
+        if not numbers:
             raise ValueError(
                 "quantiles need an output whose loss is a NegativeLogLikelihood of numbers, and "
                 "activation='auto'. Received: a model or an activation without."
             )
-        outputs = keras.tree.flatten(self._each(samples, num_chains, [x], no_tick))
-        shares = sample_shares(weights, samples[0].shape[0], num_chains)
+        outputs = keras.tree.flatten(self._outputs(samples, [x], no_tick))
         return [
-            Mixture(law, flat_samples(outputs[place], num_chains), shares, number)
+            Mixture(observation, samples.flat(outputs[place]), samples.shares(), number)
             .quantiles(levels)
             .astype(outputs[place].dtype)
-            for place, law in laws.items()
+            for place, observation in numbers.items()
         ]
 
-    def outputs(self, samples: list[Any], num_chains: int | None, data: Batches) -> Any:
-        """Returns what `Posterior.outputs` does for the inputs of `data`."""
+    def outputs(self, samples: SampleArrays, data: Batches) -> Any:
+        """Returns the outputs of each sample, as `Posterior.outputs` does."""
         parts = [
-            self._each(samples, num_chains, [x for x, *_ in block], tick)
-            for block, tick in data.blocks()
+            self._outputs(samples, [x for x, *_ in block], tick) for block, tick in data.blocks()
         ]
-        return joined(parts, axis=1 if num_chains is None else 2)
+        return joined(parts, axis=1 if samples.num_chains is None else 2)
 
     def draw(
-        self,
-        samples: list[Any],
-        num_chains: int | None,
-        data: Batches,
-        weights: np.ndarray | None,
-        num_draws: int | None,
-        seed: tf.Tensor,
+        self, samples: SampleArrays, data: Batches, num_draws: int | None, seed: tf.Tensor
     ) -> Any:
-        """Returns what `Posterior.sample_predictive` does for the inputs of `data`."""
-        shares = sample_shares(weights, samples[0].shape[0], num_chains)
+        """Draws observations, as `Posterior.sample_predictive` does."""
+        shares = samples.shares()
         first, each = random.split(seed, 2)
         chosen = systematic(shares, num_draws or len(shares), first)
         parts = []
         for block, tick in data.blocks():
-            outputs = [self._each(samples, num_chains, [x], no_tick) for x, *_ in block]
+            outputs = [self._outputs(samples, [x], no_tick) for x, *_ in block]
             for number, nest in enumerate(outputs, len(parts)):
-                taken = keras.tree.map_structure(
-                    lambda y: flat_samples(y, num_chains)[chosen], nest
-                )
+                taken = keras.tree.map_structure(lambda y: samples.flat(y)[chosen], nest)
                 parts.append(self._draws_of(taken, random.fold_in(each, number)))
             tick(1.0)
         return joined(parts, axis=1)
@@ -252,17 +222,17 @@ class Predictor:
         """Returns draws, given outputs `[num_draws, rows, ...]`."""
         flat = keras.tree.flatten(outputs)
         joint = keras.tree.map_structure(lambda y: y.reshape(-1, *y.shape[2:]), outputs)
-        laws = observation_models.of_draws(self._model, joint)
-        if len(laws) < len(flat):
+        observed = observation_models.of_draws(self._model, joint)
+        if len(observed) < len(flat):
             raise ValueError(
                 "Observations can be drawn if the loss of each output is a NegativeLogLikelihood, "
                 "a crossentropy or the Poisson loss of Keras. Received: another loss of output "
-                f"{min({*range(len(flat))} - {*laws})}, which does not tell how to draw them."
+                f"{min({*range(len(flat))} - {*observed})}, without a distribution."
             )
         found = {}
-        for place, law in laws.items():
+        for place, make in observed.items():
             rows = tf.convert_to_tensor(keras.tree.flatten(joint)[place])
-            draws = law(rows).sample(seed=random.fold_in(seed, place)).numpy()
+            draws = make(rows).sample(seed=random.fold_in(seed, place)).numpy()
             found[place] = draws.reshape(*flat[place].shape[:2], *draws.shape[1:])
         return compiled_loss.at_places(outputs, found)
 
@@ -287,36 +257,25 @@ class Predictor:
     def _probabilities(self, outputs: Any) -> dict[int, compiled_loss.Classes]:
         return compiled_loss.classes(self._model, outputs) if self._activation == "auto" else {}
 
-    def _laws(self, outputs: Any) -> dict[int, observation_models.Law]:
-        return (
-            observation_models.of_numbers(self._model, outputs)
-            if self._activation == "auto"
-            else {}
-        )
+    def _numbers(self, outputs: Any) -> dict[int, observation_models.ObservationModel]:
+        if self._activation != "auto":
+            return {}
+        return observation_models.of_numbers(self._model, outputs)
 
-    def _add(
-        self, old: Moments | None, values: list[tf.Tensor], share: tf.Tensor, batch: Any
-    ) -> Moments:
+    def _terms(self, values: list[tf.Tensor], batch: Any) -> Terms:
         y = wide(self._output(values, batch))
         flat = keras.tree.flatten(y)
         entropies = [entropy(flat[i], c.axis) for i, c in self._probabilities(y).items()]
-        found = [_moments_of(law(flat[i])) for i, law in self._laws(y).items()]
-        new, averages = wide((y, [m for m, _ in found])), (entropies, [v for _, v in found])
-        if old is None:
-            zeros, no_averages = tf.nest.map_structure(tf.zeros_like, (new, averages))
-            return Moments(zeros, zeros, no_averages)
-        mean = running_mean(old.mean, new, share)
-        squares = tf.nest.map_structure(lambda v, m, n: (v - m) * (v - n), new, old.mean, mean)
-        variance = running_mean(old.variance, squares, share)
-        return Moments(mean, variance, running_mean(old.averages, averages, share))
+        found = [_moments_of(observed(flat[i])) for i, observed in self._numbers(y).items()]
+        return Terms(wide((y, [m for m, _ in found])), (entropies, [v for _, v in found]))
 
 
-def _moments_of(law: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mean and variance, NaN where they have no closed form."""
-    found = observation_models.moments(law)
+def _moments_of(observed: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns mean and variance of a distribution, NaN where they have no closed form."""
+    found = observation_models.moments(observed)
     if found is None:
-        shape = tf.concat([law.batch_shape_tensor(), law.event_shape_tensor()], axis=0)
-        found = (tf.fill(shape, tf.constant(np.nan, law.dtype)),) * 2
+        shape = tf.concat([observed.batch_shape_tensor(), observed.event_shape_tensor()], axis=0)
+        found = (tf.fill(shape, tf.constant(np.nan, observed.dtype)),) * 2
     return found
 
 

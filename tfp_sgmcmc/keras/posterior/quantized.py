@@ -1,4 +1,4 @@
-"""Weights in 8 bits: which are stored so, with which scales, and what they stand for."""
+"""Weights in 8 bits: which variables are stored so, their scales, and conversions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def axes_of_scale(shape: tuple[int, ...], dtype: str, is_stacked: bool) -> tuple
 
     Kernels have a scale for each sample and output channel, which is the last axis, and with one
     output channel (as in a depthwise convolution) the axis before it. Vectors, such as biases, and
-    kernels of which a scale would serve a single entry are stored as they are.
+    kernels whose scales would serve single entries are stored as they are.
 
     >>> axes_of_scale((64, 50), "float32", is_stacked=False), axes_of_scale((50,), "float32", False)
     ((0,), None)
@@ -27,7 +27,7 @@ def axes_of_scale(shape: tuple[int, ...], dtype: str, is_stacked: bool) -> tuple
     Args:
       shape: the shape of the variable, with the axis of the samples if it has one.
       dtype: its dtype.
-      is_stacked: whether the first axis is that of the samples.
+      is_stacked: whether the first axis is the axis of samples.
     """
     first = int(is_stacked)
     rank = len(shape) - first
@@ -64,7 +64,7 @@ def quantize(variable: keras.Variable, axes: tuple[int, ...], config: Any) -> tu
 
 
 def dequantize(quantized: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Returns the weights that integers and scales stand for."""
+    """Returns the weights that integers and scales represent."""
     return tf.cast(quantized, scale.dtype) / scale
 
 

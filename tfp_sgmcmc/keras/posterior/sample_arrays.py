@@ -1,18 +1,65 @@
-"""Arrays of samples, in memory or on disk, checked against the variables they are values of."""
+"""Arrays of samples, in memory, on disk or in a file, with the variables they are values of."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
-from tfp_sgmcmc.storage.npz import numpy_dtype
+from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.storage import npz
 
+_HALF = ("float16", "bfloat16")
 _WIDE = ("float32", "float64")  # dtypes of variables whose samples may be in half precision
+_FORMAT = "tfp_sgmcmc.keras.Posterior"
+# Version 1 has no weights. Version 2 has them. Version 3 records whether it has, and the dtypes.
+_VERSIONS = (1, 2, 3)
+_KEYS = ("path", "shape", "dtype")
+
+Description = tuple[str, tuple[int, ...], str]  # path without the model's name, shape, dtype
+
+
+class SampleArrays(NamedTuple):
+    """Samples of a model's variables.
+
+    Attributes:
+      arrays: one array `[num_kept, ...]` for each variable, or `[num_kept, num_chains, ...]`.
+      num_chains: the number of chains, or None for arrays without an axis of chains.
+      weights: the weight of each kept sample, `[num_kept]`; None weights all by 1.
+    """
+
+    arrays: Sequence[Any]
+    num_chains: int | None
+    weights: np.ndarray | None
+
+    @property
+    def num_kept(self) -> int:
+        """The number of samples in each chain."""
+        return self.arrays[0].shape[0]
+
+    def flat(self, values: np.ndarray) -> np.ndarray:
+        """Returns values of all samples, `[S, ...]`, without the axis of chains."""
+        return values if self.num_chains is None else values.reshape(-1, *values.shape[2:])
+
+    def shares(self) -> np.ndarray:
+        """Returns the weights of all samples, `[S]`, which add up to 1."""
+        weights = self._flat_weights()
+        return weights / weights.sum()
+
+    def running_shares(self) -> np.ndarray:
+        """Returns each sample's weight over the sum of the weights up to it, `[S]`."""
+        weights = self._flat_weights()
+        total = np.cumsum(weights)
+        return np.divide(weights, total, out=np.zeros_like(total), where=total > 0)
+
+    def _flat_weights(self) -> np.ndarray:
+        weights = np.ones([self.num_kept]) if self.weights is None else self.weights
+        return np.repeat(weights, self.num_chains or 1)
 
 
 def checked(
@@ -44,11 +91,11 @@ def checked(
     chains = [] if num_chains is None else [num_chains]
     arrays = []
     for variable, values in zip(variables, samples, strict=True):
-        dtype = numpy_dtype(variable.dtype)
+        dtype = npz.numpy_dtype(variable.dtype)
         if dtype.itemsize < 4 and values.dtype == np.float32:
             values = _Narrowed(values, dtype)
         expected = (max(length, 1), *chains, *variable.shape)
-        is_half = np.dtype(values.dtype) in half_precisions() and dtype.name in _WIDE
+        is_half = np.dtype(values.dtype).name in _HALF and dtype.name in _WIDE
         if tuple(values.shape) != expected or not (values.dtype == dtype or is_half):
             raise ValueError(
                 f"The samples of {variable.path} must be {dtype} of shape {expected}. Received: "
@@ -62,27 +109,21 @@ def checked(
     return arrays
 
 
-def half_precisions() -> tuple[np.dtype, ...]:
-    """Returns the dtypes of half precision."""
-    return numpy_dtype("float16"), numpy_dtype("bfloat16")
-
-
 def in_half_precision(
     samples: Sequence[Any], variables: Sequence[keras.Variable], name: str
 ) -> list[Any]:
-    """Returns samples of variables of floating dtype in the dtype `name`, and others as they are.
+    """Returns samples of floating variables in the dtype `name`, and others unchanged.
 
     Raises:
       ValueError: a sample is too large for this dtype.
     """
-    dtype, narrow = numpy_dtype(name), []
-    for variable, values in zip(variables, samples, strict=True):
+    narrow = list(samples)
+    for i, (variable, values) in enumerate(zip(variables, samples, strict=True)):
         if variable.dtype not in _WIDE:
-            narrow.append(values)
             continue
         with np.errstate(over="ignore"):
-            narrow.append(np.asarray(values[:]).astype(dtype))
-        if not _is_finite(narrow[-1]):
+            narrow[i] = np.asarray(values[:]).astype(npz.numpy_dtype(name))
+        if not _is_finite(narrow[i]):
             raise ValueError(
                 f"The samples of {variable.path} must be at most {tf.as_dtype(name).max} in "
                 f"magnitude for {name}. Received: larger ones."
@@ -109,7 +150,7 @@ def checked_weights(weights: Any, num_kept: int) -> np.ndarray | None:
 
 
 def _is_finite(values: np.ndarray) -> bool:
-    """Returns whether all values are finite, without an array of their number if they are."""
+    """Returns whether all values are finite; the usual case needs no array of flags."""
     with np.errstate(all="ignore"):
         total = values.sum(dtype=np.float64)
     return bool(np.isfinite(total)) or bool(np.isfinite(values).all())
@@ -123,3 +164,155 @@ class _Narrowed:
 
     def __getitem__(self, item: Any) -> np.ndarray:
         return np.asarray(self._values[item]).astype(self.dtype)
+
+
+def write_file(
+    path: str | os.PathLike[str],
+    model: keras.Model,
+    variables: list[keras.Variable],
+    samples: SampleArrays,
+) -> None:
+    """Writes samples; an existing file stays whole until the new one is complete."""
+    is_weighted = samples.weights is not None
+    header: dict[str, Any] = {
+        "format": _FORMAT,
+        "version": 2 if is_weighted else 1,
+        "num_chains": samples.num_chains,
+        "variables": [dict(zip(_KEYS, _description(v, model), strict=True)) for v in variables],
+    }
+    stored = [np.dtype(x.dtype).name for x in samples.arrays]
+    if stored != [v.dtype for v in variables]:
+        header |= {"version": 3, "weighted": is_weighted, "stored": stored}
+    arrays = {str(i): values for i, values in enumerate(samples.arrays)}
+    npz.write(path, header, {**arrays, "weights": samples.weights} if is_weighted else arrays)
+
+
+def read_file(
+    path: str | os.PathLike[str], model: keras.Model
+) -> tuple[list[keras.Variable], list[np.ndarray], int | None, np.ndarray | None]:
+    """Returns variables of `model`, their samples, the number of chains and the weights.
+
+    Raises:
+      FileNotFoundError: `path` does not exist.
+      ValueError: the file is damaged or of another kind, or holds samples of another model.
+    """
+    with npz.reading(path, "Posterior.save") as (header, array):
+        if header["format"] != _FORMAT or header["version"] not in _VERSIONS:
+            raise ValueError(f"its format is {header['format']!r} {header['version']!r}")
+        num_chains = header["num_chains"]
+        if num_chains is not None:
+            num_chains = integer("num_chains", num_chains, 1)
+        described = [_described(v) for v in header["variables"]]
+        variables = _matching(described, model)
+        dtypes = [v.dtype for v in variables or ()]
+        is_weighted = header["version"] == 2
+        if header["version"] == 3:
+            dtypes, is_weighted = dtypes and header["stored"], header["weighted"]
+        samples = [array(str(i), dtype) for i, dtype in enumerate(dtypes)]
+        weights = array("weights", "float64") if is_weighted else None
+    if variables is None:
+        raise ValueError(
+            f"{os.fspath(path)} must hold samples of the model {model.name!r}. Received: samples "
+            f"of another model: {_difference(described, model)}. A model that was loaded by "
+            "keras.models.load_model, or whose layers are given names, keeps its variables' paths."
+        )
+    try:
+        checked(samples, variables, num_chains)
+        checked_weights(weights, len(samples[0]))
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} is damaged: {error}") from error
+    return variables, samples, num_chains, weights
+
+
+def _described(entry: dict[str, Any]) -> Description:
+    """Returns the description in a header's entry; raises an error if it is not one."""
+    path, shape, dtype = (entry[key] for key in _KEYS)
+    if not isinstance(path, str) or not isinstance(dtype, str) or not isinstance(shape, list):
+        raise ValueError(f"its header describes a variable as {entry!r}")
+    return path, tuple(integer("shape", n, 0) for n in shape), dtype
+
+
+def _description(variable: keras.Variable, model: keras.Model) -> Description:
+    # A Sequential model that was loaded leaves its name out of the paths.
+    path = variable.path.removeprefix(f"{model.name}/")
+    return path, tuple(variable.shape), variable.dtype
+
+
+def _matching(described: list[Description], model: keras.Model) -> list[keras.Variable] | None:
+    """Returns the model's variables in the file's order, or None if a trained one is missing."""
+    left = list(model.variables)
+    found = []
+    for description in described:
+        same = [v for v in left if _description(v, model) == description]
+        if not same:
+            return None
+        left = [v for v in left if v is not same[0]]
+        found.append(same[0])
+    return None if any(v.trainable for v in left) else found
+
+
+def _difference(described: list[Description], model: keras.Model) -> str:
+    there = {path: f"{dtype} {shape}" for path, shape, dtype in described}
+    here, differences = {}, []
+    for variable in model.variables:
+        path, shape, dtype = _description(variable, model)
+        here[path] = f"{dtype} {shape}"
+        if path not in there and variable.trainable:
+            differences.append(f"{path} is in the model only")
+    differences += [f"{path} is in the file only" for path in there if path not in here]
+    pairs = [(path, there[path], here[path]) for path in there if path in here]
+    differences += [
+        f"{path} is {x} in the file, {y} in the model" for path, x, y in pairs if x != y
+    ]
+    return "; ".join(differences) or "several variables share a path"
+
+
+def concatenated(posteriors: Any, kind: type) -> tuple[Any, ...]:
+    """Returns the arguments of the posterior, of class `kind`, that has the chains of all."""
+    if not isinstance(posteriors, list | tuple):
+        raise TypeError(
+            f"posteriors must be a list of Posterior. Received: a {type(posteriors).__name__}."
+        )
+    if not posteriors:
+        raise ValueError("posteriors must hold at least one Posterior. Received: none.")
+    first = posteriors[0]
+    for number, part in enumerate(posteriors):
+        if not isinstance(part, kind):
+            raise TypeError(
+                f"posteriors must be a list of Posterior. Received: a {type(part).__name__} at "
+                f"place {number}."
+            )
+        if part.model is not first.model:
+            raise ValueError(
+                f"posteriors must be of one model. Received: another, {part.model.name!r}, at "
+                f"place {number}. Posterior.save(path) and Posterior.load(path, model) bring "
+                "samples that were drawn elsewhere to one model."
+            )
+        if [id(v) for v in part.variables] != [id(v) for v in first.variables]:
+            paths = [", ".join(v.path for v in p.variables) for p in (first, part)]
+            raise ValueError(
+                "posteriors must have samples of the same variables. Received: samples of "
+                f"{paths[0]} at place 0, and of {paths[1]} at place {number}."
+            )
+        if len(part) != len(first):
+            raise ValueError(
+                "posteriors must have equally many samples in each chain. Received: "
+                f"{', '.join(str(len(p)) for p in posteriors)}. Take the last ones of each by "
+                "with_samples."
+            )
+        if not np.array_equal(part.weights, first.weights):
+            raise ValueError(
+                "posteriors must weight their samples alike, because a weight belongs to the same "
+                f"sample of all chains. Received: other weights at place {number}."
+            )
+
+    def by_chain(part: Any, values: Any) -> np.ndarray:
+        values = np.asarray(values[:])
+        return values[:, np.newaxis] if part.num_chains is None else values
+
+    samples = [
+        np.concatenate([by_chain(p, x) for p, x in zip(posteriors, arrays, strict=True)], axis=1)
+        for arrays in zip(*(p.samples for p in posteriors), strict=True)
+    ]
+    num_chains = sum(p.num_chains or 1 for p in posteriors)
+    return first.model, first.variables, samples, num_chains, first.weights

@@ -1,88 +1,145 @@
-"""Compiled loops over samples of a model's variables, in bounded memory.
+"""Loops over samples of a model's variables, compiled and in bounded memory.
 
-The loops take samples in chunks, and rows in the batches that `batches.py` makes. Samples are
-arrays `[num_kept, ...]`, or `[num_kept, num_chains, ...]` with chains. Only their `shape`, `dtype`
-and slices are used, so that they may be on disk. The model's `run_eagerly` and `jit_compile` decide
-how loops are compiled.
+The loops take samples in chunks, and rows in the batches that `batches.py` makes. Only the `shape`,
+`dtype` and slices of the samples' arrays are used, so that they may be on disk. The model's
+`run_eagerly` and `jit_compile` decide how loops are compiled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.posterior.batches import Tick, tensors
+from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
 
 _CHUNK_BYTES = 2**26  # size of the samples that a compiled function gets at once
 
 
-class Fold:
-    """Carries a state through all samples, for each batch of rows.
+class Terms(NamedTuple):
+    """Nests of tensors that a sample gives for a batch, to be averaged over samples.
 
-    `update` is a function (state, values of the variables, share, batch) -> state. Given the state
-    None, it returns the initial state, in which no sample counts. The share of a sample is its
-    weight over the sum of all weights so far.
+    Attributes:
+      values: tensors whose mean and variance are wanted.
+      others: tensors whose mean alone is wanted.
+      logs: logarithms of tensors whose mean is wanted.
     """
 
-    def __init__(
-        self, model: keras.Model, update: Callable[[Any, list[tf.Tensor], tf.Tensor, Any], Any]
-    ):
-        self._update = update
+    values: Any = ()
+    others: Any = ()
+    logs: Any = ()
+
+
+class Averages(NamedTuple):
+    """Running averages of `Terms` by the samples' weights.
+
+    Attributes:
+      mean: the mean of `values`.
+      variance: their variance (West 1979), with the sum of the weights as divisor.
+      others: the mean of `others`.
+      maximum: the largest `logs`.
+      scaled: the mean of exp(`logs`), divided by exp(`maximum`).
+    """
+
+    mean: Any
+    variance: Any
+    others: Any
+    maximum: Any
+    scaled: Any
+
+
+def averaged(
+    evaluate: Callable[[Any], Terms], shares: tf.Tensor, averages: Averages | None = None
+) -> Averages:
+    """Returns averages over the samples that `averages` holds and n further ones.
+
+    Args:
+      evaluate: maps the number of a further sample to its terms.
+      shares: each further sample's weight over the sum of the weights up to it, `[n]`.
+      averages: the averages over earlier samples; None if there are none.
+    """
+    start = 0
+    if averages is None:
+        first = evaluate(0)
+        start, averages = 1, _updated(_of_no_sample(first), first, shares[0])
+
+    def add(i: tf.Tensor, averages: Averages) -> tuple[tf.Tensor, Averages]:
+        return i + 1, _updated(averages, evaluate(i), shares[i])
+
+    count = tf.shape(shares)[0]
+    return tf.while_loop(lambda i, _: i < count, add, (tf.constant(start), averages))[1]
+
+
+def _of_no_sample(terms: Terms) -> Averages:
+    values, others, logs = tf.nest.map_structure(tf.zeros_like, [*terms])
+    lowest = tf.nest.map_structure(lambda x: x + x.dtype.min, logs)
+    return Averages(values, values, others, lowest, logs)
+
+
+def _updated(old: Averages, new: Terms, share: tf.Tensor) -> Averages:
+    nest = tf.nest.map_structure
+
+    def mean(old: Any, new: Any) -> Any:
+        return nest(lambda m, y: m + tf.cast(share, y.dtype) * (y - m), old, new)
+
+    means = mean(old.mean, new.values)
+    squares = nest(lambda y, m, n: (y - m) * (y - n), new.values, old.mean, means)
+    maximum = nest(tf.maximum, old.maximum, new.logs)
+    before = nest(lambda p, m, n: p * tf.exp(m - n), old.scaled, old.maximum, maximum)
+    scaled = nest(lambda x, n: tf.exp(x - n), new.logs, maximum)
+    return Averages(
+        means,
+        mean(old.variance, squares),
+        mean(old.others, new.others),
+        maximum,
+        mean(before, scaled),
+    )
+
+
+class AverageSamples:
+    """Averages the terms that a function (values of the variables, batch) -> `Terms` returns."""
+
+    def __init__(self, model: keras.Model, fn: Callable[[list[tf.Tensor], Any], Terms]):
+        self._fn = fn
         self._add = _compiled(model, self._add_chunk)
 
-    def __call__(
-        self,
-        samples: Sequence[Any],
-        num_chains: int | None,
-        parts: list[Any],
-        weights: np.ndarray | None,
-        tick: Tick,
-    ) -> list[Any]:
-        """Returns the final state for each batch of `parts`.
-
-        `weights`, `[num_kept]`, are those of the samples; None weights all by 1.
-        """
-        states: list[Any] = [None] * len(parts)
-        shares, start = running_shares(weights, samples[0].shape[0], num_chains), 0
-        for chunk in chunks(samples, num_chains):
+    def __call__(self, samples: SampleArrays, parts: list[Any], tick: Tick) -> list[Averages]:
+        """Returns the averages over all samples for each batch of `parts`."""
+        averages: list[Any] = [None] * len(parts)
+        shares, start = samples.running_shares(), 0
+        for chunk in chunks(samples):
             end = start + chunk[0].shape[0]
             share = tf.constant(shares[start:end])
             for i, batch in enumerate(parts):
-                states[i] = self._add(states[i], chunk, share, tensors(batch))
+                averages[i] = self._add(averages[i], chunk, share, tensors(batch))
                 tick((start + (end - start) * (i + 1) / len(parts)) / len(shares))
             start = end
-        return states
+        return averages
 
-    def _add_chunk(self, state: Any, chunk: list[tf.Tensor], shares: tf.Tensor, batch: Any) -> Any:
-        if state is None:
-            state = self._update(None, [v[0] for v in chunk], shares[0], batch)
-
-        def add(i: tf.Tensor, old: Any) -> tuple[tf.Tensor, Any]:
-            return i + 1, self._update(old, [v[i] for v in chunk], shares[i], batch)
-
-        size = tf.shape(chunk[0])[0]
-        return tf.while_loop(lambda i, _: i < size, add, (tf.constant(0), state))[1]
+    def _add_chunk(
+        self, averages: Averages | None, chunk: list[tf.Tensor], shares: tf.Tensor, batch: Any
+    ) -> Averages:
+        return averaged(lambda i: self._fn([v[i] for v in chunk], batch), shares, averages)
 
 
-class Each:
+class MapSamples:
     """Evaluates `fn`, a function (values of the variables, batch) -> nest of `[rows, ...]`."""
 
     def __init__(self, model: keras.Model, fn: Callable[[list[tf.Tensor], Any], Any]):
         self._fn = fn
-        self._map = _compiled(model, self._of_chunk)
+        self._map = _compiled(model, self._map_chunk)
 
-    def __call__(
-        self, samples: Sequence[Any], num_chains: int | None, parts: list[Any], tick: Tick
-    ) -> Any:
+    def __call__(self, samples: SampleArrays, parts: list[Any], tick: Tick) -> Any:
         """Returns values `[num_kept, rows, ...]`, or `[num_kept, num_chains, rows, ...]`."""
         values, done = [], 0
-        total = samples[0].shape[0] * (num_chains or 1)
-        for chunk in chunks(samples, num_chains):
+        num_chains = samples.num_chains
+        total = samples.num_kept * (num_chains or 1)
+        for chunk in chunks(samples):
             values.append(joined([self._map(chunk, tensors(batch)) for batch in parts], axis=1))
             done += chunk[0].shape[0]
             tick(done / total)
@@ -91,7 +148,7 @@ class Each:
             return flat
         return tf.nest.map_structure(lambda y: y.reshape(-1, num_chains, *y.shape[1:]), flat)
 
-    def _of_chunk(self, chunk: list[tf.Tensor], batch: Any) -> Any:
+    def _map_chunk(self, chunk: list[tf.Tensor], batch: Any) -> Any:
         first = self._fn([v[0] for v in chunk], batch)
         return tf.map_fn(
             lambda values: self._fn(values, batch),
@@ -101,41 +158,13 @@ class Each:
         )
 
 
-def chunks(samples: Sequence[Any], num_chains: int | None) -> Iterator[list[tf.Tensor]]:
+def chunks(samples: SampleArrays) -> Iterator[list[tf.Tensor]]:
     """Yields samples `[n * num_chains, ...]`, with n as large as a chunk allows."""
-    sizes = [math.prod(s.shape[1:]) * np.dtype(s.dtype).itemsize for s in samples]
+    sizes = [math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize for x in samples.arrays]
     size = max(1, _CHUNK_BYTES // sum(sizes))
-    for start in range(0, samples[0].shape[0], size):
-        parts = [np.asarray(s[start : start + size]) for s in samples]
-        if num_chains is not None:
-            parts = [p.reshape(-1, *p.shape[2:]) for p in parts]
-        yield [tf.convert_to_tensor(p) for p in parts]
-
-
-def flat_samples(values: np.ndarray, num_chains: int | None) -> np.ndarray:
-    """Returns values of all samples, `[S, ...]`, without an axis of chains."""
-    return values if num_chains is None else values.reshape(-1, *values.shape[2:])
-
-
-def sample_shares(weights: np.ndarray | None, num_kept: int, num_chains: int | None) -> np.ndarray:
-    """Returns the weights of all samples, `[S]`, which add up to 1."""
-    each = np.repeat(np.ones([num_kept]) if weights is None else weights, num_chains or 1)
-    return each / each.sum()
-
-
-def running_mean(old: Any, new: Any, share: tf.Tensor) -> Any:
-    """Returns the mean of nests: the last is `new`, and `old` is the mean of the others.
-
-    `share` is the last one's weight over the sum of all weights.
-    """
-    return tf.nest.map_structure(lambda m, y: m + tf.cast(share, y.dtype) * (y - m), old, new)
-
-
-def running_shares(weights: np.ndarray | None, num_kept: int, num_chains: int | None) -> np.ndarray:
-    """Returns each sample's weight over the sum of the weights up to it, `[S]`."""
-    weights = np.repeat(np.ones([num_kept]) if weights is None else weights, num_chains or 1)
-    total = np.cumsum(weights)
-    return np.divide(weights, total, out=np.zeros_like(total), where=total > 0)
+    for start in range(0, samples.num_kept, size):
+        parts = [np.asarray(x[start : start + size]) for x in samples.arrays]
+        yield [tf.convert_to_tensor(samples.flat(x)) for x in parts]
 
 
 def wide(values: Any) -> Any:

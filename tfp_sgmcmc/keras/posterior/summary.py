@@ -8,25 +8,24 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_sgmcmc.internal.arviz_import import import_arviz
+from tfp_sgmcmc.diagnostics.convergence import effective_sample_size, rank_normalized_rhat
+from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
 
 _SHOWN = 20  # rows that are printed
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Figures of single weights, the largest R-hat first; `print` shows the first 20.
+    """Statistics of single weights, the largest R-hat first; `print` shows the first 20.
 
     Attributes:
       names: path and index of each entry, such as "dense/kernel[3, 1]".
       mean: posterior means, by the samples' weights, `[entries]`.
       standard_deviation: posterior standard deviations, by the samples' weights.
-      rhat: rank-normalised split R-hat; NaN for entries that never move. Samples of a single chain
-        are compared half by half.
-      ess: effective sample size of the bulk, all chains together. Like `rhat`, it knows nothing of
-        weights.
-      num_entries: the number of entries of all variables, of which those above are some if there
-        are more than were asked for.
+      rhat: rank-normalised split R-hat; NaN for entries that never move.
+      ess: effective sample size of the bulk, all chains together; NaN for entries that never move.
+        Neither `rhat` nor `ess` takes the samples' weights into account.
+      num_entries: the number of entries of all trainable variables, listed or not.
 
     References:
       A. Vehtari, A. Gelman, D. Simpson, B. Carpenter and P.-C. Bürkner. Rank-normalization,
@@ -54,36 +53,33 @@ class Summary:
 
 
 def summarize(
-    variables: list[keras.Variable],
-    samples: list[Any],
-    num_chains: int | None,
-    weights: np.ndarray | None,
-    most_entries: int,
+    variables: list[keras.Variable], samples: SampleArrays, most_entries: int
 ) -> tuple[Summary, np.ndarray]:
     """Returns the summary, and the traces of its entries, `[entries, chains, draws]`."""
-    names, traces = [], []
-    for variable, values in _trained(variables, samples):
-        found = np.asarray(values[:], np.float64)
-        found = found.reshape(len(found), num_chains or 1, -1)
-        count = min(found.shape[-1], most_entries)
-        chosen = np.linspace(0, found.shape[-1] - 1, count).round().astype(int)
-        traces.append(found[..., chosen])
-        names += [_name(variable, i) for i in chosen]
-    x = np.concatenate(traces, axis=-1).transpose(2, 1, 0)
-    rhat, ess = _figures(x)
-    mean = np.average(x, axis=-1, weights=weights)
-    sd = np.average((x - mean[..., np.newaxis]) ** 2, axis=-1, weights=weights)
-    # The variance of all draws is that within chains and that of the chains' means.
+    if samples.num_kept < 4:
+        raise ValueError(
+            f"A summary needs at least 4 samples of each chain. Received: {samples.num_kept}."
+        )
+    names, traces, total = [], [], 0
+    for variable, array in zip(variables, samples.arrays, strict=True):
+        if variable.trainable:
+            values = np.asarray(array[:], np.float64)
+            values = values.reshape(samples.num_kept, samples.num_chains or 1, -1)
+            size = values.shape[-1]
+            chosen = np.linspace(0, size - 1, min(size, most_entries)).round().astype(int)
+            traces.append(values[..., chosen])
+            names += [_name(variable, i) for i in chosen]
+            total += size
+    x = np.concatenate(traces, axis=-1)  # [draws, chains, entries]
+    rhat, ess = rank_normalized_rhat(x), effective_sample_size(x)
+    x = x.transpose(2, 1, 0)
+    mean = np.average(x, axis=-1, weights=samples.weights)
+    sd = np.average((x - mean[..., np.newaxis]) ** 2, axis=-1, weights=samples.weights)
+    # The variance of all draws is the mean variance within chains plus the variance of their means.
     sd = np.sqrt(sd.mean(axis=1) + mean.var(axis=1))
     order = np.argsort(-np.nan_to_num(rhat, nan=np.inf), kind="stable")
-    total = sum(int(np.prod(v.shape)) for v, _ in _trained(variables, samples))
     columns = (mean.mean(axis=1), sd, rhat, ess)
-    ordered = tuple(names[i] for i in order)
-    return Summary(ordered, *(c[order] for c in columns), total), x[order]
-
-
-def _trained(variables: list[keras.Variable], samples: list[Any]) -> list[tuple[Any, Any]]:
-    return [(v, s) for v, s in zip(variables, samples, strict=True) if v.trainable]
+    return Summary(tuple(names[i] for i in order), *(c[order] for c in columns), total), x[order]
 
 
 def _name(variable: keras.Variable, entry: int) -> str:
@@ -91,32 +87,6 @@ def _name(variable: keras.Variable, entry: int) -> str:
         return variable.path
     index = np.unravel_index(entry, variable.shape)
     return f"{variable.path}[{', '.join(map(str, index))}]"
-
-
-def _figures(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns R-hat and effective sample sizes of traces `[entries, chains, draws]`."""
-    arviz = import_arviz("summary")
-    rhat, ess = np.full([2, len(x)], np.nan)
-    moves = np.ptp(x, axis=(1, 2)) > 0
-    if x.shape[-1] < 4:
-        raise ValueError(
-            f"A summary needs at least 4 samples of each chain. Received: {x.shape[-1]}."
-        )
-    if not moves.any():
-        return rhat, ess
-    x = x[moves]
-    x = (x - np.median(x, axis=(1, 2), keepdims=True)) / np.ptp(x, axis=(1, 2), keepdims=True)
-    ess[moves] = arviz.ess(_dataset(arviz, x), method="bulk")["x"].values
-    half = x.shape[-1] // 2
-    if x.shape[1] == 1 and half >= 4:  # ArviZ compares two chains at least
-        x = np.concatenate([x[..., :half], x[..., half : 2 * half]], axis=1)
-    if x.shape[1] > 1:
-        rhat[moves] = arviz.rhat(_dataset(arviz, x), method="rank")["x"].values
-    return rhat, ess
-
-
-def _dataset(arviz: Any, x: np.ndarray) -> Any:
-    return arviz.convert_to_dataset({"x": np.moveaxis(x, 0, -1)})
 
 
 def plot(found: Summary, traces: np.ndarray, weights: np.ndarray | None, num_entries: int) -> Any:

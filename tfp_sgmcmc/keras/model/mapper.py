@@ -1,4 +1,4 @@
-"""Maps a function over chains or examples: all at once where possible, else one by one."""
+"""Maps a function over chains or examples: vectorized where possible, otherwise in a loop."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _NOT_TWICE = (
 class Mapper:
     """Maps functions by `tf.vectorized_map`, or by a loop where vectorization is not correct.
 
-    A loop is taken for layers that TensorFlow does not vectorize correctly (see
+    It loops for layers that TensorFlow does not vectorize correctly (see
     `not_vectorizable`), for operations whose vectorized form stops the process (see
     `unsafe_operation`), and for loops and branches that TensorFlow cannot vectorize at all.
 
     Args:
       model: a built model, which the functions evaluate.
-      message: None, or the warning that tells once of a loop. Its field `{reason}` is the reason.
+      message: a warning of the first loop, with a field `{reason}`. None gives no warning.
     """
 
     def __init__(self, model: keras.Model, message: str | None = None):
@@ -49,8 +49,8 @@ class Mapper:
     ) -> Any:
         """Returns `fn` of each element of a nest with leaves `[n, ...]`, stacked.
 
-        `num_rows` is the number of rows that `fn` reads beside its element, if it is known, and
-        `maps_examples` whether `fn` maps over them.
+        `num_rows` is the number of rows that `fn` reads besides its element, if it is known.
+        `maps_examples` states whether `fn` maps over them.
         """
         try:
             reason = self._reason(fn, elements, num_rows, maps_examples)
@@ -59,7 +59,7 @@ class Mapper:
                     return tf.vectorized_map(fn, elements)
         except Exception as error:  # if `fn` itself raises, the loop below raises the same
             reason = (
-                f"TensorFlow says: {(str(error).strip().splitlines() or [''])[-1].strip()[:200]}"
+                f"TensorFlow reports: {(str(error).strip().splitlines() or [''])[-1].strip()[:200]}"
             )
         found = one_by_one(fn, elements)
         if self._message is not None:
@@ -93,12 +93,11 @@ class Mapper:
 def not_vectorizable(model: keras.Model, twice_in_xla: bool = False) -> keras.Layer | None:
     """Returns a layer that TensorFlow does not vectorize correctly, or None.
 
-    `twice_in_xla` says that a function is mapped that maps itself, and compiled by XLA.
-
-    For a convolution in groups, it does not. If only the kernel is mapped, the gradient with
-    respect to it is wrong, as if there were a single group. If the inputs are mapped, XLA cannot
-    compile the result. The loop of a recurrent layer over masked steps fails when it runs. XLA
-    cannot compile a transposed or depthwise convolution that is mapped over chains and examples.
+    These are convolutions in groups: if only the kernel is mapped, the gradient with respect to it
+    is wrong, as if there were a single group; if the inputs are mapped, XLA cannot compile the
+    result. The loop of a recurrent layer over masked steps fails at run time. XLA cannot compile a
+    transposed or depthwise convolution that is mapped over both chains and examples, which
+    `twice_in_xla` indicates.
     """
     for layer in internals.layers(model):
         if (

@@ -1,4 +1,4 @@
-"""Records the inputs of layers and the gradients with respect to their outputs."""
+"""Records the calls of layers, so that the backward pass gives the scores of their variables."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ import tensorflow as tf
 
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.keras.model import internals
-from tfp_sgmcmc.keras.model.layer_factors import TAPPED, Tap, as_scores, factors
+from tfp_sgmcmc.keras.model.layer_factors import SCORED_LAYERS, LayerCall, as_scores, factors
 
 
 @contextlib.contextmanager
-def tapped(layers: Sequence[keras.Layer], tape: tf.GradientTape) -> Generator[list[Tap]]:
-    """Records the calls of `layers` within this context, and has `tape` watch their deltas.
+def recorded_calls(
+    layers: Sequence[keras.Layer], tape: tf.GradientTape
+) -> Generator[list[LayerCall]]:
+    """Records the calls of `layers` within this context, and makes `tape` watch their deltas.
 
     The gradient with respect to a delta equals the gradient with respect to the pre-activation.
-    Calls within loops or mapped functions, whose tensors are out of reach, are not recorded.
+    Calls inside loops and mapped functions are not recorded, because their tensors are not
+    available outside.
     """
-    taps: list[Tap] = []
+    calls: list[LayerCall] = []
     graph = tf.compat.v1.get_default_graph()
 
-    def tap(layer: keras.Layer) -> Any:
+    def recording(layer: keras.Layer) -> Any:
         call, activation = layer.call, getattr(layer, "activation", None)
 
-        def tapped_call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        def recorded_call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
             def add_delta(outputs: tf.Tensor) -> tf.Tensor:
                 if tf.compat.v1.get_default_graph() is graph:
                     delta = tf.zeros_like(outputs)
                     tape.watch(delta)
-                    taps.append(Tap(layer, inputs, delta))
+                    calls.append(LayerCall(layer, inputs, delta))
                     outputs += delta
                 return outputs if activation is None else activation(outputs)
 
@@ -45,30 +48,30 @@ def tapped(layers: Sequence[keras.Layer], tape: tf.GradientTape) -> Generator[li
             finally:
                 vars(layer)["activation"] = activation
 
-        return tapped_call
+        return recorded_call
 
     # Through `vars`, because Keras would look for variables in attributes that are set.
     try:
         for layer in layers:
-            vars(layer)["call"] = tap(layer)
-        yield taps
+            vars(layer)["call"] = recording(layer)
+        yield calls
     finally:
         for layer in layers:
             vars(layer).pop("call", None)
 
 
-def tapped_layers(model: keras.Model, x: Any) -> list[keras.Layer]:
-    """Returns the layers whose taps give the scores of their variables.
+def layers_with_scores(model: keras.Model, x: Any) -> list[keras.Layer]:
+    """Returns the layers whose recorded calls give the scores of their variables.
 
     Random batches of two and of three rows test this: each call must see one row for each example,
-    and the scores must add up to the gradient. So the test excludes layers that share weights, that
-    change them before use, or that are called in loops. Only shapes and dtypes of `x` are used.
+    and the scores must add up to the gradient. The test excludes layers that share weights, change
+    them before use, or are called in loops. Only shapes and dtypes of `x` are used.
     """
     leaves = keras.tree.flatten(x)
     layers = [
         layer
         for layer in internals.layers(model)
-        if type(layer) in TAPPED
+        if type(layer) in SCORED_LAYERS
         and layer.trainable_variables
         and "call" not in vars(layer)
         and getattr(layer, "groups", 1) == 1
@@ -76,21 +79,25 @@ def tapped_layers(model: keras.Model, x: Any) -> list[keras.Layer]:
     ]
     if not all(tf.is_tensor(x) and x.shape[1:].is_fully_defined() for x in leaves):
         return []
-    generator = np.random.default_rng(0)
-
-    def random_batch(like: tf.Tensor, rows: int) -> np.ndarray:
-        shape = [rows, *like.shape[1:]]
-        if like.dtype == tf.string:
-            return np.full(shape, b"")
-        values = generator.random(shape) if like.dtype.is_floating else np.zeros(shape)
-        return values.astype(like.dtype.as_numpy_dtype)
-
     for rows in (2, 3):
         if layers:
-            inputs = keras.tree.map_structure(lambda like, rows=rows: random_batch(like, rows), x)
-            agree = _sums_agree(model, layers, inputs, rows)
+            agree = _sums_agree(model, layers, random_rows(x, rows), rows)
             layers = [layer for layer, agrees in zip(layers, agree, strict=True) if agrees]
     return layers
+
+
+def random_rows(x: Any, rows: int) -> Any:
+    """Returns random arrays `[rows, ...]` in the structure, shapes and dtypes of inputs x."""
+    generator = np.random.default_rng(rows)
+
+    def random_array(like: Any) -> np.ndarray:
+        shape, dtype = [rows, *like.shape[1:]], tf.as_dtype(like.dtype)
+        if dtype == tf.string:
+            return np.full(shape, b"")
+        values = generator.random(shape) if dtype.is_floating else np.zeros(shape)
+        return values.astype(dtype.as_numpy_dtype)
+
+    return keras.tree.map_structure(random_array, x)
 
 
 def _sums_agree(model: keras.Model, layers: list[keras.Layer], x: Any, rows: int) -> list[bool]:
@@ -105,7 +112,7 @@ def _sums_agree(model: keras.Model, layers: list[keras.Layer], x: Any, rows: int
         values = [tf.identity(keras.ops.convert_to_tensor(v)) for v in variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
-            with tapped(layers, tape) as taps:
+            with recorded_calls(layers, tape) as calls:
                 inputs = keras.tree.map_structure(tf.constant, x)
                 outputs = internals.forward(model, variables, values, inputs, training=True).outputs
             total = tf.zeros([])
@@ -113,10 +120,10 @@ def _sums_agree(model: keras.Model, layers: list[keras.Layer], x: Any, rows: int
                 if y.dtype.is_floating:
                     weights = tf.constant(generator.normal(size=y.shape), y.dtype)
                     total += tf.cast(tf.reduce_sum(weights * y), tf.float32)
-        gradient, by_deltas = tape.gradient(total, [values, [tap.delta for tap in taps]])
-        not_by_rows = {id(tap.layer) for tap in taps if tap.delta.shape[0] != rows}
-        pairs = zip(taps, by_deltas, strict=True)
-        usable = [(tap, d) for tap, d in pairs if id(tap.layer) not in not_by_rows]
+        gradient, by_deltas = tape.gradient(total, [values, [call.delta for call in calls]])
+        not_by_rows = {id(call.layer) for call in calls if call.delta.shape[0] != rows}
+        pairs = zip(calls, by_deltas, strict=True)
+        usable = [(call, d) for call, d in pairs if id(call.layer) not in not_by_rows]
         found = factors(*zip(*usable, strict=True)) if usable else {}
         gradients = {id(v): g for v, g in zip(variables, gradient, strict=True)}
 

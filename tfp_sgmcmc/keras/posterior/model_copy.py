@@ -1,0 +1,129 @@
+"""Copies a model from its configuration, with the state that the configuration leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model.layer_calls import random_rows
+
+_LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
+_ROWS = 2  # of the batch on which a copy is compared
+
+
+def copy_of(model: keras.Model, inputs: Any) -> tuple[Any, keras.Model, Any]:
+    """Returns symbolic inputs, a copy of the model, and its symbolic outputs.
+
+    The copy has the same architecture and preprocessing. Its variables have initial values.
+    """
+    known = getattr(model, "inputs", None) and internals.symbolic_outputs(model) is not None
+    if inputs is None and not known:
+        raise ValueError(
+            "inputs must be given unless the model is Functional or Sequential, whose inputs are "
+            f"known. Received: None for a {type(model).__name__}. Pass "
+            "to_keras_model(inputs=keras.Input(shape)), or a nest of them."
+        )
+    if inputs is None:
+        structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        inputs = keras.tree.map_structure(
+            lambda x: keras.Input(x.shape[1:], dtype=x.dtype, name=x.name), structure
+        )
+    copied = type(model).from_config(model.get_config())
+    set_vocabularies(copied, vocabularies(model))
+    outputs = internals.symbolic_outputs(model) if known else copied(inputs)
+    set_low_ranks(copied, low_ranks(model))
+    same = [(v.shape, v.dtype) for v in model.variables]
+    if [(v.shape, v.dtype) for v in copied.variables] != same:
+        raise ValueError(
+            f"The model {model.name!r} must be made again with the same variables by its "
+            "get_config and from_config. Received: one that is not."
+        )
+    return inputs, copied, outputs
+
+
+def low_ranks(model: keras.Model) -> list[list[Any]]:
+    """Returns place, rank and scale of the layers that have a low-rank adaptation (LoRA).
+
+    The configuration of MultiHeadAttention does not hold the adaptations of its layers.
+    """
+    layers = enumerate(internals.layers(model))
+    enabled = [(i, x) for i, x in layers if getattr(x, "lora_enabled", False)]
+    return [[i, x.lora_rank, getattr(x, "lora_alpha", x.lora_rank)] for i, x in enabled]
+
+
+def set_low_ranks(model: keras.Model, given: list[list[Any]]) -> None:
+    """Adds the low-rank adaptations that a model made from its configuration lacks."""
+    layers = internals.layers(model)
+    for place, rank, alpha in given:
+        layer: Any = layers[place]
+        if not layer.lora_enabled:
+            layer.enable_lora(rank, **({} if alpha == rank else {"lora_alpha": alpha}))
+
+
+def vocabularies(model: keras.Model) -> list[list[Any]]:
+    """Returns place, vocabulary and weights of the lookup layers that were adapted to data.
+
+    Keras saves these vocabularies as files beside the configuration.
+    """
+    found = []
+    for i, layer in enumerate(internals.layers(model)):
+        if isinstance(layer, _LOOKUPS) and layer.input_vocabulary is None:
+            tokens = np.asarray(layer.get_vocabulary()).tolist()
+            weights = getattr(layer, "idf_weights", None)  # of output_mode="tf_idf"
+            weights = None if weights is None else weights.numpy()[: len(tokens)].tolist()
+            if layer.lookup_table.size() > 0:
+                found.append([i, tokens, weights])
+    return found
+
+
+def set_vocabularies(model: keras.Model, given: list[list[Any]]) -> None:
+    """Sets the vocabularies that a model made from its configuration lacks."""
+    layers = internals.layers(model)
+    for place, tokens, weights in given:
+        layer: Any = layers[place]
+        layer.set_vocabulary(tokens, weights)
+
+
+def tables(model: keras.Model) -> list[Any]:
+    """Returns the tables of the lookup layers, which a SavedModel must track."""
+    return [x.lookup_table for x in internals.layers(model) if isinstance(x, _LOOKUPS)]
+
+
+def normalizations(model: keras.Model) -> list[Any]:
+    """Returns the layers that keep constants, made of their variables by `finalize_state`."""
+    layers = internals.layers(model)
+    return [x for x in layers if isinstance(x, keras.layers.Normalization)]
+
+
+def random_batch(inputs: Any) -> Any:
+    """Returns a batch for symbolic inputs, or None if an axis other than the rows is unknown."""
+    leaves = keras.tree.flatten(inputs)
+    if any(None in x.shape[1:] or getattr(x, "sparse", False) for x in leaves):
+        return None
+    return keras.tree.map_structure(tf.constant, random_rows(inputs, _ROWS))
+
+
+def check_copy(model: keras.Model, evaluate: Callable[[], Any], found: Any) -> None:
+    """Raises ValueError unless a copy's outputs `found` equal those of `evaluate`, up to rounding.
+
+    A model whose outputs are not reproducible passes.
+    """
+    expected, again = keras.tree.flatten(evaluate()), keras.tree.flatten(evaluate())
+    dtype = tf.as_dtype(model.compute_dtype).as_numpy_dtype
+    accuracy = float(np.spacing(dtype(1))) ** 0.5
+    for want, same, got in zip(expected, again, keras.tree.flatten(found), strict=True):
+        want, same, got = (np.asarray(x, np.float64) for x in (want, same, got))
+        size = np.max(np.abs(want), initial=0, where=np.isfinite(want))
+        error = np.abs(got - want)
+        if np.array_equal(want, same, equal_nan=True) and (error > accuracy * size).any():
+            raise ValueError(
+                f"A copy of the model {model.name!r}, made by its get_config and from_config, must "
+                "predict as the model does. Received: outputs of a random batch that differ by up "
+                f"to {np.nanmax(error):.3g}. Some layer has state that is in neither its variables "
+                "nor its configuration. Return this state from its get_config."
+            )
