@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tests.harness.statistics import Rejected, check_counts
 from tfp_sgmcmc import random
-from tfp_sgmcmc.random.seeds import hashed_words
-from tfp_sgmcmc.random.three_point import _values
+from tfp_sgmcmc.random.indices import hashed_words
+from tfp_sgmcmc.random.normals import _three_point_values
 
 SEED = tf.constant([3, 4])
 PROBABILITIES = np.array([1, 4, 1]) / 6
@@ -35,7 +35,9 @@ def test_moments_over_all_words() -> None:
     edges = [-(2**31), sixth - 2**31, 2**31 - sixth, 2**31]  # of the three values
     for sign, first, end in zip((-1, 0, 1), edges[:-1], edges[1:], strict=True):
         words = np.linspace(first, end - 1, 10_001).astype(np.int64)  # with both ends
-        values = _values(tf.constant(words.astype(np.int32).view(np.uint32)), tf.float64)
+        values = _three_point_values(
+            tf.constant(words.astype(np.int32).view(np.uint32)), tf.float64
+        )
         np.testing.assert_array_equal(values, sign * np.sqrt(3.0))
     share = [Fraction(int(n), 2**32) for n in np.diff(edges)]
     for k, normal in ((1, 0), (2, 1), (3, 0), (4, 3), (5, 0), (6, 9)):  # a normal's sixth is 15

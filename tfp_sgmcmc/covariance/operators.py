@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.matrices import DenseMatrix, DiagonalMatrix, Matrix
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, as_dtype, flatten_events, unflatten_events
 
 
 class NoiseCovariance:
@@ -144,6 +144,5 @@ class NoiseCovariance:
 
     def _number(self, x: Any) -> tf.Tensor:
         """Returns a number as a scalar tensor, and `[chains...]` as `[chains..., 1]`."""
-        dtype = self._parts[0].dtype
-        x = tf.cast(x, dtype) if tf.is_tensor(x) else tf.convert_to_tensor(x, dtype)
+        x = as_dtype(x, self._parts[0].dtype)
         return x[..., tf.newaxis] if x.shape.rank else x

@@ -32,7 +32,7 @@ from tfp_sgmcmc.keras.records.recorder import Recorder
 from tfp_sgmcmc.keras.records.sample_log import SampleLog, StoredSampleLog, stored_seed
 from tfp_sgmcmc.keras.workers.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.workers.worker_group import Gang
-from tfp_sgmcmc.kernels.hyperparameters import StepSize
+from tfp_sgmcmc.kernels.base import StepSize
 
 
 class SamplerCallback(Access, Hooks):

@@ -16,8 +16,7 @@ from tfp_sgmcmc.internal.nest import (
     number_as_dtype,
     squared_norm,
 )
-from tfp_sgmcmc.kernels.base import StochasticGradientKernel, check_results
-from tfp_sgmcmc.kernels.hyperparameters import is_schedule, value_at
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel, check_results, is_schedule, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
 from tfp_sgmcmc.targets.base import value_and_gradient
 

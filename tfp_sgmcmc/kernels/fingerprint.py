@@ -13,8 +13,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.covariance import CovarianceEstimator
 from tfp_sgmcmc.covariance.averages import Average
-from tfp_sgmcmc.kernels.base import StochasticGradientKernel
-from tfp_sgmcmc.kernels.hyperparameters import is_schedule
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel, is_schedule
 from tfp_sgmcmc.preconditioners import Preconditioner
 from tfp_sgmcmc.schedules import Schedule
 from tfp_sgmcmc.storage import tolerant_equality

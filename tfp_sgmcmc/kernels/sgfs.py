@@ -11,7 +11,13 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import Block, CovarianceState, Full, RunningMean
 from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
-from tfp_sgmcmc.kernels.base import StochasticGradientKernel
+from tfp_sgmcmc.kernels.base import (
+    StepSize,
+    StochasticGradientKernel,
+    check_positive,
+    number_at,
+    setting_at,
+)
 from tfp_sgmcmc.kernels.fisher_noise import (
     InjectedNoise,
     check_regular,
@@ -19,10 +25,9 @@ from tfp_sgmcmc.kernels.fisher_noise import (
     raised_shift,
     solve,
 )
-from tfp_sgmcmc.kernels.hyperparameters import StepSize, check_positive, number_at, setting_at
+from tfp_sgmcmc.kernels.linear_theory import at_least_zero
 from tfp_sgmcmc.kernels.momentum import scaled
 from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise
-from tfp_sgmcmc.kernels.stability import at_least_zero
 from tfp_sgmcmc.preconditioners import FullMatrix
 from tfp_sgmcmc.targets.anchored import AnchoredTarget
 
@@ -262,9 +267,7 @@ class SGFS(StochasticGradientKernel):
         scale = gamma_n + injected.multiple  # 4 B / epsilon may itself be a multiple of V
         covariance_state = results.covariance_state
         if learns:
-            estimate, matrix, covariance_state = self._noise.learn(
-                estimate, scale, state, covariance_state
-            )
+            matrix, covariance_state = self._noise.learn(estimate, scale, state, covariance_state)
         else:
             matrix = self._noise.past(state, covariance_state, scale)
             covariance_state = covariance_state._replace(step=covariance_state.step + 1)

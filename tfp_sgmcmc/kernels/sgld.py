@@ -9,8 +9,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, map_parts
-from tfp_sgmcmc.kernels.hyperparameters import StepSize, check_positive
-from tfp_sgmcmc.kernels.overdamped import OverdampedKernel
+from tfp_sgmcmc.kernels.base import OverdampedKernel, StepSize, check_positive
 from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner
 
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from tfp_sgmcmc.keras.adaptation.excess import Scheme, law
 from tfp_sgmcmc.keras.checks.local_geometry import Landscape
-from tfp_sgmcmc.kernels.linear_theory import LinearLaw
-from tfp_sgmcmc.kernels.stability import overdamped_limit, splitting_limit
+from tfp_sgmcmc.kernels.linear_theory import LinearLaw, overdamped_limit, splitting_limit
 
 _GAIN = 3  # a kernel must need this many times fewer steps than a simpler one
 _PRICE = 2.2  # times as many steps, or as much bias, that a larger friction may cost
