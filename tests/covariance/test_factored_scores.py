@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_sgmcmc.covariance import KINDS, Diag, History, factored_scores
-from tfp_sgmcmc.covariance.factored_scores import FactoredScores, Lookups, OuterProducts
+from tfp_sgmcmc.covariance.factored_scores import EmbeddingScores, FactoredScores, OuterProducts
 
 GENERATOR = np.random.default_rng(0)
 N, INPUTS, OUTPUTS, SCALE = 7, 4, 3, 0.3
@@ -29,7 +29,7 @@ def lookups(*leading: int, positions: int) -> tuple[FactoredScores, np.ndarray]:
     d = GENERATOR.normal(size=[*leading, N, positions, OUTPUTS])
     rows = SCALE * np.einsum("...npi,...npo->...nio", np.eye(INPUTS)[indices], d)
     indices = tf.constant(indices, tf.int32)
-    return Lookups(indices, tf.constant(d), [INPUTS, OUTPUTS], SCALE), rows
+    return EmbeddingScores(indices, tf.constant(d), [INPUTS, OUTPUTS], SCALE), rows
 
 
 MAKERS = {"outer products": outer_products, "lookups": lookups}

@@ -286,14 +286,14 @@ def test_beyond_the_largest_stable_step_the_chain_is_lost_and_told_of(
 ONE_SIDED = (
     (
         """p = dissipated(p, h**2 / 2)
-            p = map_parts(lambda p, g""",
+            p = kick(""",
         """p = dissipated(p, h**2)
-            p = map_parts(lambda p, g""",
+            p = kick(""",
     ),
     (
-        """estimate.gradient)
+        """estimate.gradient, h)
             p = dissipated(p, h**2 / 2)""",
-        "estimate.gradient)",
+        "estimate.gradient, h)",
     ),
 )
 MUTATIONS = {

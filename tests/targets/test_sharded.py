@@ -256,7 +256,7 @@ def test_a_strategy_of_workers_must_be_told_of_them(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with (
         tf.distribute.MultiWorkerMirroredStrategy().scope(),
-        pytest.raises(ValueError, match="must be told of its workers, by .* TF_CONFIG"),
+        pytest.raises(ValueError, match="must get its workers from .* TF_CONFIG"),
     ):
         sharded()
 

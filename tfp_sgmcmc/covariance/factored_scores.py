@@ -161,7 +161,7 @@ class OuterProducts(FactoredScores):
         return tf.reshape(x, tf.concat([tf.shape(x)[: self._axis], [-1, x.shape[-1]]], axis=0))
 
 
-class Lookups(FactoredScores):
+class EmbeddingScores(FactoredScores):
     r"""Scores of a table in which each example looks up some rows.
 
     \[
@@ -174,7 +174,7 @@ class Lookups(FactoredScores):
     Examples:
       >>> import tensorflow as tf
       >>> indices, d = tf.constant([[0, 0], [2, 0]]), tf.constant([[[1.], [2.]], [[4.], [1.]]])
-      >>> Lookups(indices, d, [3, 1]).rows()[..., 0].numpy().tolist()
+      >>> EmbeddingScores(indices, d, [3, 1]).rows()[..., 0].numpy().tolist()
       [[3.0, 0.0, 0.0], [1.0, 0.0, 4.0]]
     """
 

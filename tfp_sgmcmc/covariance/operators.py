@@ -63,7 +63,7 @@ class NoiseCovariance:
         return NoiseCovariance([total], self._groups, 1.0, self._like, self._chain_ndims)
 
     def draw(self, shift: State, scale: Any, seed: tf.Tensor) -> State:
-        """Draws from N(0, diag(shift) + scale Sigma) by a factor; arguments as for `solve`."""
+        """Draws from N(0, diag(shift) + scale Sigma) by a factor, with the arguments of `solve`."""
         scale, count = self._number(scale) * self._noise_scale, len(self._matrices)
         seeds = iter(random.split(seed, count) if count > 1 else [seed])
         return self._map(lambda m, a: m.draw(a, scale, next(seeds)), self._broadcast(shift))
@@ -89,7 +89,7 @@ class NoiseCovariance:
         return self._map(lambda m, x: m.sqrt_multiply(shift, scale, bound, x), z)
 
     def sample(self, shift: Any, scale: Any, bound: Any, seed: tf.Tensor) -> State:
-        """Draws from N(0, shift I + scale Sigma); arguments as for `sqrt_multiply`."""
+        """Draws from N(0, shift I + scale Sigma), with the arguments of `sqrt_multiply`."""
         return self.sqrt_multiply(shift, scale, bound, random.normal_like(self._like, seed))
 
     def power_iteration(self, v: State, num_iterations: int = 2) -> tuple[tf.Tensor, State]:

@@ -96,7 +96,7 @@ def _laplace(pilot: Pilot) -> sgmcmc.preconditioners.FullMatrix:
     return sgmcmc.preconditioners.FullMatrix(pilot.covariance)
 
 
-def _from_registry(row: registry.Sampler) -> Sampler:
+def _from_registry(row: registry.RegisteredSampler) -> Sampler:
     """Returns a row of the registry in whitened coordinates, where all curvatures are 1.
 
     At the friction 1 / h, noise of the covariance Sigma heats by h^2 Sigma / 2, which is `EXCESS`

@@ -25,7 +25,7 @@ def current() -> Replicas | None:
 
     Raises:
       ValueError: the strategy is not one whose replicas step together with copies of the state, or
-        it is a `MultiWorkerMirroredStrategy` that was told of no workers.
+        it is a `MultiWorkerMirroredStrategy` without the addresses of its workers.
     """
     strategy = tf.distribute.get_strategy()
     check_cluster(strategy)
@@ -41,11 +41,11 @@ def current() -> Replicas | None:
 
 
 def check_cluster(strategy: tf.distribute.Strategy) -> None:
-    """Raises ValueError if a strategy for several workers was told of none."""
+    """Raises ValueError if a strategy for several workers does not know their addresses."""
     is_for_several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     if is_for_several and not strategy.cluster_resolver.cluster_spec():
         raise ValueError(
-            "MultiWorkerMirroredStrategy must be told of its workers, by a cluster_resolver or by "
+            "MultiWorkerMirroredStrategy must get its workers from a cluster_resolver or from "
             "the environment variable TF_CONFIG. It needs the addresses of all workers in "
             'TF_CONFIG, such as {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": '
             '{"type": "worker", "index": 0}}, set before the strategy is made. Received: neither, '
@@ -88,7 +88,7 @@ def messages(strategy: tf.distribute.Strategy, message: bytes) -> list[bytes]:
 
 
 class Replicas:
-    """The replicas of a strategy, some or all of which are held by this process.
+    """The replicas of a strategy. This process holds some or all of them.
 
     Attributes:
       strategy: the strategy.
@@ -121,7 +121,7 @@ class Replicas:
     def here(self) -> int | None:
         """Returns the number of the replica whose step is under way, or None between steps.
 
-        Raises ValueError under a strategy other than that of these replicas.
+        Raises ValueError under another strategy than these replicas'.
         """
         if tf.distribute.get_strategy() is not self.strategy:
             raise ValueError(
@@ -215,7 +215,7 @@ class Replicas:
     def together(self, what: str, fn: Callable[[], Any]) -> Any:
         """Returns `fn()`; if it raises on a worker, all workers raise before they wait for it.
 
-        `fn` must not communicate. `what` says what it does, such as "load its shards".
+        `fn` must not communicate. `what` describes it in messages, such as "load its shards".
         """
         result, failure = None, None
         try:

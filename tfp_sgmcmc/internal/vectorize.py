@@ -1,4 +1,4 @@
-"""Maps over examples that are vectorized where TensorFlow's operations allow it."""
+"""Maps over examples, vectorized where TensorFlow's operations allow it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _ONEDNN_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 def map_examples(fn: Callable[[Any], Any], elements: Any) -> Any:
     """Returns `fn` of each element of a nest with leaves `[n, ...]`, stacked.
 
-    This is `tf.vectorized_map`, or a loop, with a warning, where an operation would fail in it (see
-    `unsafe_operation`).
+    Uses `tf.vectorized_map`, or warns and falls back to a loop where an operation would fail in it
+    (see `unsafe_operation`).
     """
     operation = unsafe_operation(fn, elements)
     if operation is None and tf.executing_eagerly():

@@ -27,7 +27,7 @@ StepSize = Any  # number, tensor, callable step -> value, or a nest of these
 _MCMC = "tensorflow_probability.python.mcmc."
 _ADAPT = (
     "the acceptance probability of a Metropolis test. Choose the step with tfp_sgmcmc.tune, or "
-    "adapt that of CorrectedLangevin"
+    "adapt the step of CorrectedLangevin"
 )
 _NEEDS = {
     "metropolis_hastings": (
@@ -135,8 +135,8 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
           largest_curvature: the largest eigenvalue \( \lambda \) of M H, where M is
             `metric_product`: a number, or one for each chain.
           step: the step at which schedules are evaluated.
-          results: results of the kernel. The friction or thermostat that they hold then replaces
-            that of step 0, and their step replaces `step`.
+          results: results of the kernel. Their friction or thermostat then replaces the value at
+            step 0, and their step replaces `step`.
 
         Returns:
           A number, or one for each chain; infinite if every step is stable, or if the sampler
@@ -149,7 +149,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
         """Returns M v, where M multiplies the gradient in the dynamics at `state`.
 
         `vector` has the structure and shapes of the state. M is the identity unless the sampler
-        says otherwise.
+        overrides this method.
         """
         del state, results
         return vector
@@ -157,7 +157,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     # AutoGraph would spend seconds reading all that these call, and find nothing to convert.
     @tf.autograph.experimental.do_not_convert
     def bootstrap_results(self, init_state: State) -> Any:
-        """Returns the results before the first step, whose figures about a step are zero.
+        """Returns the results before the first step, with zeros in the fields about a step.
 
         Raises:
           ValueError: `init_state` has NaN or infinite entries, or an argument does not fit it.
@@ -171,7 +171,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def one_step(self, current_state: State, previous_kernel_results: Any, seed: Any = None) -> Any:
-        """Takes one step. `seed`, an integer or two, is required and determines all its draws."""
+        """Takes one step. `seed`, one or two integers, is required and determines all draws."""
         with tf.name_scope(type(self).__name__ + ".one_step"):
             state = convert_state(current_state)
             check_results(previous_kernel_results)
@@ -215,7 +215,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
         )
 
     def _reported(self, name: str, values: State) -> Any:
-        """Returns what a step used of the argument `name`, by part only if it was given so."""
+        """Returns the values that a step used, by part only if the argument was given by part."""
         is_by_part = tf.nest.is_nested(self._parameters[name])
         return values if is_by_part else tf.nest.flatten(values)[0]
 
@@ -263,7 +263,7 @@ def setting_at(value: Any, step: tf.Tensor) -> Any:
 
 
 def check_positive(name: str, value: StepSize, zero_allowed: bool = False) -> None:
-    """Raises as `numbers` does for a setting (a schedule at step 0) that is not positive."""
+    """Raises as `numbers` unless a setting is positive (a schedule: at step 0)."""
     expected = "a finite number of at least 0" if zero_allowed else "a positive finite number"
     for leaf in tf.nest.flatten(value):
         if is_schedule(leaf):
@@ -304,7 +304,7 @@ def number_at(
 
 
 def check_results(results: Any) -> None:
-    """Raises TypeError for what is not the results of a kernel, which are named tuples."""
+    """Raises TypeError unless `results` is a named tuple, as the results of all kernels are."""
     if not hasattr(type(results), "_fields"):
         raise TypeError(
             "previous_kernel_results must be what bootstrap_results or the last one_step returned. "
@@ -315,8 +315,8 @@ def check_results(results: Any) -> None:
 def refuse_wrappers(kernel: str, results: Any) -> None:
     """Raises TypeError if a wrapper that needs a Metropolis test is bootstrapping `kernel`.
 
-    A wrapper does not tell the kernel what it is, and some only fail in later steps or never move.
-    The call stack tells, once in each run. Results that have a correction pass.
+    Some wrappers fail only in later steps, or never move. The kernel is not told of its wrapper, so
+    this looks for one in the call stack, once in each run. Results with a correction pass.
     """
     if hasattr(results, "log_acceptance_correction"):
         return

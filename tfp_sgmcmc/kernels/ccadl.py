@@ -132,7 +132,7 @@ class CCAdL(MomentumKernel):
       as an open problem.
 
       B. Leimkuhler and X. Shang. Adaptive thermostats for noisy gradient systems. SIAM Journal on
-      Scientific Computing 38(2), 2016. The splitting without C, which is that of `SGNHT`.
+      Scientific Computing 38(2), 2016. The splitting without C, as in `SGNHT`.
     """
 
     def __init__(

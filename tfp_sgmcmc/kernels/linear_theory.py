@@ -20,7 +20,7 @@ from tfp_sgmcmc.internal.checks import array, require
 
 
 class LinearLaw(NamedTuple):
-    r"""What is known of a linear step along one direction, or along several, `[...]`.
+    r"""The law of a linear step along one direction, or along several, `[...]`.
 
     Attributes:
       trace: t.
@@ -55,8 +55,8 @@ class LinearLaw(NamedTuple):
         - (\mu_+ \mu_-)^K,
         \]
 
-        exact for Langevin dynamics (Chandrasekhar 1943, eq. 214), of which a step with small h is
-        the solution after the time h, and \( 1 - t^{2K} \) without momenta.
+        exact for Langevin dynamics (Chandrasekhar 1943, eq. 214), which a step
+        with small h solves for the time h, and \( 1 - t^{2K} \) without momenta.
         """
         large, small = self._eigenvalues
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,4 +1,4 @@
-"""SGLD that takes the noise of its gradients off the noise that it injects."""
+"""SGLD that injects less noise, to make up for the noise of its gradients."""
 
 from __future__ import annotations
 

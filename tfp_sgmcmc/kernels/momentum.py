@@ -1,4 +1,4 @@
-"""The base of samplers with momenta: mass, the first momenta, kinetic temperature."""
+"""The base of samplers with momenta, and the pieces of their steps."""
 
 from __future__ import annotations
 

@@ -71,9 +71,9 @@ class NOGIN(MomentumKernel):
 
     Along a direction of curvature a and noise s of a Gaussian posterior, the integrated
     autocorrelation time of theta is \( (s + 4 T m \lambda^2 / h^2) / (a T) \) steps. Noise adds
-    s / (a T): where scores have the covariance that the curvature implies (a = N V), that is one
-    pass over the data for each effective sample, for every n. Minibatches below the size at which
-    this term dominates therefore bring nothing. Control variates reduce s.
+    s / (a T): where scores have the covariance that the curvature implies (a = N V), this takes
+    one pass over the data for each effective sample, for every n. Minibatches below the size at
+    which this term dominates therefore bring nothing. Control variates reduce s.
 
     Where Sigma is large, a step moves theta by about \( 2 T \Sigma^{-1} g \), whatever h is. Far
     from the posterior Sigma can be a hundred times its value there. A linear regression that
@@ -117,7 +117,7 @@ class NOGIN(MomentumKernel):
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
       num_estimation_steps: number of steps at the start that average Sigma and do not move the
         state. None stands for 10 D / n, at least 10, where D is the number of entries (1 for
-        "diag", that of the largest part for "block") and n the number of scores of a minibatch.
+        "diag"; of the largest part for "block") and n the number of scores of a minibatch.
         The first Sigma, from n examples, is zero in most directions if n is less than D, and their
         noise heats the momenta. With D = 129, n = 10, h = 0.03 and 0 steps that threw a logistic
         regression by 50 posterior standard deviations in ten steps.
@@ -172,7 +172,7 @@ class NOGIN(MomentumKernel):
           step: the step at which schedules are evaluated.
 
         Raises:
-          TypeError: an argument is no number.
+          TypeError: an argument is not a number.
           ValueError: NaN or infinity, or a negative noise.
         """
         curvature = array("curvature", curvature, least_ndim=0)

@@ -45,7 +45,7 @@ class GradientNoise:
             )
 
     def estimation_steps(self, given: int | None, state: State, chain_ndims: int) -> int:
-        """Returns how many steps at the start only average Sigma: `given`, or by default a rule.
+        """Returns the number of steps at the start that only average Sigma, by default by a rule.
 
         The rule is 10 D / n, at least 10, where D is the number of entries of the largest matrix
         (1 for a diagonal) and n the number of scores, or 32 if it is not known beforehand. A
@@ -123,7 +123,7 @@ def largest_eigenvalue(
     """
     norm = tf.sqrt(squared_norm(gradient, chain_ndims))
     fresh = tf.math.divide_no_nan(tf.constant(0.1, norm.dtype), norm)
-    start = map_parts(  # a gradient that is not finite says nothing about Sigma
+    start = map_parts(  # a gradient that is not finite is left out
         lambda v, g: tf.where(append_dims(tf.math.is_finite(norm), g), v + scaled(fresh, g), v),
         eigenvector, gradient,
     )  # fmt: skip

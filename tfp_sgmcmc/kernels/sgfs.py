@@ -123,7 +123,7 @@ class SGFS(StochasticGradientKernel):
         after 0 steps of estimation, by 65 after 2, by 4 after 5, and not at all after 10.
       num_fisher_steps: number of steps, at least 1, whose minibatches V is estimated from. V then
         stays as it is and no more scores are computed, which makes steps cheaper. Give at least
-        the steps of burn-in and of estimation, as V should be that of the posterior. None: all.
+        the steps of burn-in and of estimation, to estimate V in the posterior. None: all.
 
     Raises:
       ValueError: both or neither of `step_size` and `alpha` are given; one of them, B or T is out
@@ -193,7 +193,7 @@ class SGFS(StochasticGradientKernel):
         \( M = (\gamma N V_t + 4 B / \epsilon)^{-1} \) is `metric_product` at the step in use. It
         is stable if and only if the largest eigenvalue \( \lambda \) of M H is below 1. If N V is
         the precision of the likelihood (the information equality), this holds at every
-        \( \epsilon \), except where the prior's precision is above that of
+        \( \epsilon \), except where the prior's precision exceeds
         \( (\gamma - 1) N V + 4 B / \epsilon \). Otherwise, as with a V of few examples or one
         estimated elsewhere, every stable step is below \( \epsilon / \lambda \), and
         \( 4 / \lambda_{\max}(B^{-1} H) \) is stable with any V. At alpha = 0 the largest

@@ -99,8 +99,7 @@ class SGLD(OverdampedKernel):
     def metric_product(self, vector: State, state: State, results: Any) -> State:
         """Returns M v, with the preconditioner M at `state`.
 
-        A preconditioner that learns from gradients gets one more, that of the next step if the
-        seed is 0.
+        A preconditioner that learns from gradients gets one more: the next step's for the seed 0.
         """
         learnt, info = results.preconditioner_state, None
         if tf.nest.flatten(learnt):

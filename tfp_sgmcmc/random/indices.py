@@ -139,7 +139,7 @@ class AliasTable(NamedTuple):
         return cls(tf.constant(np.rint(kept * _UNIT).astype(np.int32)), tf.constant(alias))
 
     def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any = ()) -> tf.Tensor:
-        """Returns indices, `[*chain_shape, n]`; arguments as for `random.uniform_indices`."""
+        """Returns indices, `[*chain_shape, n]`, for the arguments of `random.uniform_indices`."""
         index = uniform_indices(seed, positions, self.alias.shape[0], chain_shape)
         other_seed = numbered_seed(seed, tf.constant(_GOLDEN >> 1, tf.int32))
         coin = uniform_indices(other_seed, positions, _UNIT, chain_shape)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc.covariance.factored_scores import FactoredScores, Lookups, OuterProducts
+from tfp_sgmcmc.covariance.factored_scores import EmbeddingScores, FactoredScores, OuterProducts
 from tfp_sgmcmc.keras.model import internals
 
 # Layers that multiply a normalised input by a gain and add an offset. GroupNormalization is not
@@ -73,7 +73,7 @@ def as_scores(
         if len(event_shape) == 1:
             return scores
         return tf.reshape(scores, tf.concat([tf.shape(scores)[:-1], event_shape], axis=0))
-    kind = Lookups if inputs[0].dtype.is_integer else OuterProducts
+    kind = EmbeddingScores if inputs[0].dtype.is_integer else OuterProducts
     return kind(*inputs, d, event_shape, scale)
 
 
