@@ -24,7 +24,7 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common.posteriors import Posterior, whitened_hmc
 from benchmarks.common.samplers import covariances
-from tfp_sgmcmc.kernels.registry import SAMPLERS, Sampler
+from tfp_sgmcmc.kernels.registry import SAMPLERS, RegisteredSampler
 
 LEAPFROG_STEPS = 10
 WHITENED_LEAPFROG_STEPS = 3
@@ -91,7 +91,7 @@ def methods(p: Posterior, batch_size: int) -> dict[str, Method]:
 
 
 def samplers(
-    row: Sampler, target: Any, friction: float, noise: float
+    row: RegisteredSampler, target: Any, friction: float, noise: float
 ) -> dict[str, Callable[[Any], Any]]:
     """Returns functions from a step to a kernel, one for each kind of covariance."""
     if not row.uses_covariance:

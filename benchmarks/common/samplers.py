@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.kernels.registry import SAMPLERS, Sampler
+from tfp_sgmcmc.kernels.registry import SAMPLERS, RegisteredSampler
 
 Covariances = dict[str, Any]  # estimators by the names "full", "diag" and "low_rank"
 Make = Callable[[Any, Covariances], Any]  # (target, covariances) -> kernel
@@ -60,7 +60,7 @@ SETTINGS: dict[str, dict[str, Make]] = {
 }
 
 
-def settings(row: Sampler) -> dict[str, Make]:
+def settings(row: RegisteredSampler) -> dict[str, Make]:
     """Returns makers of kernels by name for a row of the registry.
 
     A row without an entry in `SETTINGS` has one maker, under its label. It is the maker of the row

@@ -235,9 +235,9 @@ def squared_error(eta: Any, y: Any) -> Any:
 
 def targets() -> list[Entry]:
     room = "targets"
-    functions = dict(log_prior_fn=log_prior, log_likelihood_fn=log_likelihood)
+    functions: dict[str, Any] = dict(log_prior_fn=log_prior, log_likelihood_fn=log_likelihood)
     batches = tf.data.Dataset.from_tensor_slices(DATA).batch(4, drop_remainder=True)
-    sharded = dict(
+    sharded: dict[str, Any] = dict(
         load_shard=lambda s: DATA[4 * s : 4 * s + 4], num_shards=2, num_examples=NUM_EXAMPLES,
         batch_size=BATCH_SIZE, jit_compile=False,
     )  # fmt: skip

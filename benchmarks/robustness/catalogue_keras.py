@@ -49,7 +49,7 @@ def sgld(target: Any) -> Any:
 
 
 def sampler(**arguments: Any) -> Any:
-    given = dict(kernel=sgld, prior=None, collect=K.Collect(**EVERY), seed=0)
+    given: dict[str, Any] = dict(kernel=sgld, prior=None, collect=K.Collect(**EVERY), seed=0)
     return K.SamplerCallback(**{**given, **arguments})
 
 

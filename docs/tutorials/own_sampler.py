@@ -22,8 +22,8 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.nest import map_parts
+from tfp_sgmcmc.kernels.base import OverdampedKernel
 from tfp_sgmcmc.kernels.linear_theory import overdamped_law
-from tfp_sgmcmc.kernels.overdamped import OverdampedKernel
 
 # %% [markdown]
 # All that a sampler remembers is in its results. The first six fields are those of every sampler;

@@ -39,7 +39,7 @@ def covariance(parts: Any, name: str = "full") -> np.ndarray:
     return np.where(kept(name), np.swapaxes(centred, -1, -2) @ centred / (ROWS - 1), 0)
 
 
-@pytest.mark.parametrize("chains", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("chains", [(), pytest.param((4,), marks=pytest.mark.thorough), (2, 3)])
 @pytest.mark.parametrize("name", KINDS)
 def test_sigma_is_c_times_the_average_of_past_sample_covariances(
     name: str, chains: tuple[int, ...]

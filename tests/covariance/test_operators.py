@@ -13,7 +13,7 @@ from tests.harness.statistics import Rejected, check_covariance
 from tfp_sgmcmc import random
 
 GENERATOR = np.random.default_rng(0)
-CHAINS = [(), (3,), (2, 2)]
+CHAINS = [(), pytest.param((3,), marks=pytest.mark.thorough), (2, 2)]
 SOLVERS = {
     "full": ["auto", "cg", "cholesky", "lagged_cholesky"],
     "block": ["auto", "cg", "cholesky", "lagged_cholesky"],

@@ -39,7 +39,7 @@ def solve_counting(solver: Solver, matrix: np.ndarray, v: np.ndarray, inverse: A
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("condition", [1.0, 10.0, 1e4])
-@pytest.mark.parametrize("chains", [(), (5,), (2, 3)])
+@pytest.mark.parametrize("chains", [(), pytest.param((5,), marks=pytest.mark.thorough), (2, 3)])
 def test_conjugate_gradients(chains: tuple[int, ...], condition: float, dtype: Any) -> None:
     """The residual ends below the tolerance, 1e-5 in single and 1e-10 in double precision."""
     matrix = definite(20, condition, *chains)
@@ -147,7 +147,11 @@ def test_one_entry() -> None:
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("condition", [1.5, 4.0, 20.0, 100.0, 1000.0])
+@pytest.mark.parametrize(
+    "condition",
+    [1.5, pytest.param(4.0, marks=pytest.mark.thorough), 20.0]
+    + [pytest.param(100.0, marks=pytest.mark.thorough), 1000.0],
+)
 def test_error_of_the_series_is_that_of_chebyshev_interpolation(
     condition: float, sign: float
 ) -> None:

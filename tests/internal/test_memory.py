@@ -30,7 +30,7 @@ def test_a_container_counts_its_limit(tmp_path, monkeypatch) -> None:
 def test_what_does_not_fit_is_refused_with_its_parts() -> None:
     needs = {"Sigma": 43_000_000_000, "kept states": 1_000}
     message = (
-        "The run must fit into memory, of which 2.0 GB are free. It needs 43.0 GB: "
+        "The run must fit into the free memory, 2.0 GB. It needs 43.0 GB: "
         "Sigma 43.0 GB, kept states 1.0 kB. Use covariance='diag'."
     )
     with pytest.raises(MemoryError, match=re.escape(message)):
@@ -48,7 +48,7 @@ def test_much_is_told_and_more_is_refused(monkeypatch) -> None:
     with pytest.warns(UserWarning, match=re.escape(message)) as told:
         memory.check_run({"draws": 250, "Sigma": 1}, "Run fewer chains.", stacklevel=1)
     assert told[0].filename == __file__
-    with pytest.raises(MemoryError, match="of which 1.0 kB are free"):
+    with pytest.raises(MemoryError, match="the free memory, 1.0 kB"):
         memory.check_run({"draws": 1001}, "Run fewer chains.", stacklevel=1)
     monkeypatch.setattr(memory, "available", lambda: None)
     memory.check_run({"draws": 10**18}, "", stacklevel=1)

@@ -286,29 +286,29 @@ def test_beyond_the_largest_stable_step_the_chain_is_lost_and_told_of(
 ONE_SIDED = (
     (
         """p = dissipated(p, h**2 / 2)
-            p = map_parts(lambda p, g""",
+            p = kick(""",
         """p = dissipated(p, h**2)
-            p = map_parts(lambda p, g""",
+            p = kick(""",
     ),
     (
-        """estimate.gradient)
+        """estimate.gradient, h)
             p = dissipated(p, h**2 / 2)""",
-        "estimate.gradient)",
+        "estimate.gradient, h)",
     ),
 )
 MUTATIONS = {
     "noise of twice the variance": (
         "tf.sqrt(2 * friction * temperature * h)", "tf.sqrt(4 * friction * temperature * h)"
     ),
-    "noise without the mass": ("z * m**0.5", "z"),
+    "noise without the mass": ("(state, mass, tf.sqrt(2", "(state, 1.0 + 0 * mass, tf.sqrt(2"),
     "h for h / 2 in the correction": ("dissipated(p, h**2), noise", "dissipated(p, 2*h**2), noise"),
     "no correction": ("dissipated(p, h**2), noise", "p, noise"),
     "Sigma p for Sigma p / m": ("sigma.multiply(velocity)", "sigma.multiply(p)"),
     "gradient at the old theta": (
-        """move(state, p, h)
+        """drift(state, p, mass, h)
             estimate, sigma, covariance_state = self._noise.estimate(
                 theta,""",
-        """move(state, p, h)
+        """drift(state, p, mass, h)
             estimate, sigma, covariance_state = self._noise.estimate(
                 state,""",
     ),

@@ -40,8 +40,16 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kernel", "options"), CASES)
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
-@pytest.mark.parametrize("chains", [[], [2, 5]], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "chains"),
+    [
+        (tf.float32, [2, 5]),
+        (tf.float64, []),
+        pytest.param(tf.float32, [], marks=pytest.mark.thorough),
+        pytest.param(tf.float64, [2, 5], marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
 def test_results_keep_their_structure_shapes_and_dtypes(
     kernel: type, options: dict[str, Any], dtype: Any, chains: list[int]
 ) -> None:

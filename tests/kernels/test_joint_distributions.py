@@ -97,8 +97,12 @@ def test_the_law_of_another_step_is_rejected() -> None:
             for kernel in (sgmcmc.ModifiedSGLD, sgmcmc.SGNHT, sgmcmc.CCAdL)
         ),
         (sgmcmc.SGHMC, {}),
-        (sgmcmc.UnderdampedLangevin, {}),
-        (sgmcmc.ReplicaExchangeSGLD, dict(temperatures=[1.0, 2.0])),
+        pytest.param(sgmcmc.UnderdampedLangevin, {}, marks=pytest.mark.thorough),
+        pytest.param(
+            sgmcmc.ReplicaExchangeSGLD,
+            dict(temperatures=[1.0, 2.0]),
+            marks=pytest.mark.thorough,
+        ),
         (sgmcmc.CorrectedLangevin, {}),
     ],
 )

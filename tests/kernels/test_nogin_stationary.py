@@ -234,9 +234,7 @@ LINEAR_MUTATIONS: dict[str, dict[str, Any]] = {
     "momentum reversed": broken("2 * m * x - p + k", "p - 2 * m * x + k"),
     "a weaker second half kick": broken("2 * m * x - p + k", "2 * m * x - p + 0.9 * k"),
     "lambda for lambda^2": broken("tf.sqrt(lambda2 * temperature)", "lambda2 * temperature**0.5"),
-    "one half drift": broken(
-        "x + scaled(h / 2, p / m), theta, p, mass", "x + scaled(0 * h, p / m), theta, p, mass"
-    ),
+    "one half drift": broken("drift(theta, p, mass, h / 2)", "drift(theta, p, mass, 0 * h)"),
     "Sigma forgotten": dict(noise=1e-9 * NOISE),
     "Sigma of single scores": dict(noise=NOISE / 12),
     "Sigma of draws without replacement": dict(noise=MODEL.noise(BATCH, replacement=False)),

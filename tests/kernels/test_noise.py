@@ -185,7 +185,8 @@ SIZE = 3000
 
 
 @pytest.mark.parametrize(
-    ("covariance", "forms_one"), [("diag", False), ("low_rank", False), ("full", True)]
+    ("covariance", "forms_one"),
+    [pytest.param("diag", False, marks=pytest.mark.thorough), ("low_rank", False), ("full", True)],
 )
 def test_no_matrix_of_all_entries_in_a_sampling_loop(covariance: str, forms_one: bool) -> None:
     """No tensor of NOGIN's graph on D = 3000 has D x D entries, except with `full` (control)."""

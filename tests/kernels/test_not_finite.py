@@ -19,13 +19,17 @@ CASES = [
     (sgmcmc.SGLD, dict(step_size=1e-3)),
     (sgmcmc.SGHMC, dict(step_size=1e-3, small_friction="refuse", friction=1e4)),
     *(
-        (kernel, dict(step_size=1e-3, covariance=covariance))
+        pytest.param(
+            kernel,
+            dict(step_size=1e-3, covariance=covariance),
+            marks=[pytest.mark.thorough] * (covariance != "full" and kernel is not sgmcmc.NOGIN),
+        )
         for kernel in (sgmcmc.NOGIN, sgmcmc.SGHMC, sgmcmc.CCAdL, sgmcmc.ModifiedSGLD)
         for covariance in ("full", "diag", "low_rank")
     ),
     (sgmcmc.SGFS, dict(alpha=100.0)),
     (sgmcmc.SGFS, dict(alpha=0.0, covariance="diag")),
-    (sgmcmc.SGFS, dict(alpha=100.0, covariance="low_rank")),
+    pytest.param(sgmcmc.SGFS, dict(alpha=100.0, covariance="low_rank"), marks=pytest.mark.thorough),
 ]
 
 

@@ -19,7 +19,9 @@ def test_every_public_kernel_has_one_row() -> None:
 
 
 @pytest.mark.parametrize("row", registry.SAMPLERS, ids=lambda row: row.name)
-def test_makers_make_the_named_kernel_and_pass_on_what_it_takes(row: registry.Sampler) -> None:
+def test_makers_make_the_named_kernel_and_pass_on_what_it_takes(
+    row: registry.RegisteredSampler,
+) -> None:
     target = sgmcmc.MinibatchLogProb(
         lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),
         lambda theta, batch: -0.5 * tf.reduce_sum((batch - theta[..., None, :]) ** 2, axis=-1),

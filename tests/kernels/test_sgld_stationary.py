@@ -7,7 +7,7 @@ which the checks verify themselves. The mutations at the end go through the same
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -142,9 +142,7 @@ def test_chains_that_share_minibatches_share_just_that_noise() -> None:
         check_covariance(samples, np.tile(MODEL.mean, 2), independent, relative_error=0.04)
 
 
-def broken_identity(
-    multiply: float = 1.0, sqrt: Callable[[tf.Tensor], tf.Tensor] = tf.identity
-) -> Preconditioner:
+def broken_identity(multiply: Any, sqrt: Callable[[tf.Tensor], tf.Tensor]) -> Preconditioner:
     return PositionDependent(
         multiply_fn=lambda _, v: multiply * v,
         sqrt_multiply_fn=lambda _, z: sqrt(z),
@@ -152,33 +150,54 @@ def broken_identity(
     )
 
 
+class Mutation(NamedTuple):
+    """Factors of the drift, of the noise and of the likelihood, and the M of the expected law."""
+
+    drift: float = 1.0
+    noise: float = 1.0
+    likelihood: float = 1.0
+    matrix: float = 1.0
+
+
 MUTATIONS = {
-    "noise of twice the variance": dict(preconditioner=broken_identity(sqrt=lambda z: 2**0.5 * z)),
-    "no 1/2 on the drift": dict(preconditioner=broken_identity(multiply=2.0)),
-    "noise not preconditioned": dict(preconditioner=broken_identity(multiply=0.7), matrix=0.7),
-    "gradient not scaled by N/n": dict(target=dict(likelihood_scale=BATCH / 12)),
-    "gradient divided by N": dict(target=dict(likelihood_scale=1 / 12)),
-    "drawn without replacement": dict(target=dict(replacement=False)),
-    "chains that are copies": dict(
-        preconditioner=broken_identity(sqrt=lambda z: z[:1] + tf.zeros_like(z)),
-        target=dict(shared_batch=True),
-    ),
-    "frozen chain": dict(preconditioner=broken_identity(multiply=0.0, sqrt=tf.zeros_like)),
+    "noise of twice the variance": Mutation(noise=2**0.5),
+    "no 1/2 on the drift": Mutation(drift=2.0),
+    "noise not preconditioned": Mutation(drift=0.7, matrix=0.7),
+    "gradient not scaled by N/n": Mutation(likelihood=BATCH / 12),
+    "gradient divided by N": Mutation(likelihood=1 / 12),
+    "frozen chain": Mutation(drift=0.0, noise=0.0),
 }
+FEW = CHAINS // 5  # enough to reject these
+
+
+@pytest.fixture(scope="module")
+def mutated() -> dict[str, np.ndarray]:
+    """Returns samples of all mutations, which are groups of the chains of one kernel."""
+    drift, noise, likelihood, _ = (
+        np.repeat(np.array(x, np.float32), FEW)[:, np.newaxis]
+        for x in zip(*MUTATIONS.values(), strict=True)
+    )
+    kernel = sgmcmc.SGLD(
+        target(likelihood_scale=likelihood[..., np.newaxis]),
+        STEP,
+        preconditioner=broken_identity(drift, lambda z: noise * z),
+    )
+    samples = run_chains(kernel, tf.ones([len(drift), 3]), 50, 60, seed=1, jit=False)
+    return dict(zip(MUTATIONS, np.split(samples, len(MUTATIONS)), strict=True))
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_mutations_are_rejected(name: str) -> None:
-    """A fifth of the chains is enough to reject these."""
-    mutation = MUTATIONS[name]
-    kernel = sgmcmc.SGLD(
-        target(**mutation.get("target", {})),
-        STEP,
-        preconditioner=mutation.get("preconditioner"),
-    )
-    law = sgld_covariance(MODEL.hessian, NOISE, STEP, mutation.get("matrix", 1.0))
+def test_mutations_are_rejected(name: str, mutated: dict[str, np.ndarray]) -> None:
+    law = sgld_covariance(MODEL.hessian, NOISE, STEP, MUTATIONS[name].matrix)
     with pytest.raises(Rejected):
-        check(kernel, start()[: CHAINS // 5], law)
+        check_covariance(mutated[name], MODEL.mean, law, VARIANCE_ERROR)
+
+
+def test_chains_that_are_copies_are_rejected() -> None:
+    copies = broken_identity(1.0, lambda z: z[:1] + tf.zeros_like(z))
+    kernel = sgmcmc.SGLD(target(shared_batch=True), STEP, preconditioner=copies)
+    with pytest.raises(Rejected):
+        check(kernel, start()[:FEW], sgld_covariance(MODEL.hessian, NOISE, STEP))
 
 
 WRONG_LAWS = {

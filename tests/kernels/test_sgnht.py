@@ -166,7 +166,10 @@ def test_schedules() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scheme", "jit"), [("euler", False), ("adodab", False), ("adodab", True)])
+@pytest.mark.parametrize(
+    ("scheme", "jit"),
+    [("euler", False), pytest.param("adodab", False, marks=pytest.mark.thorough), ("adodab", True)],
+)
 def test_every_mode_takes_the_step_of_its_own_draws(scheme: Any, jit: bool) -> None:
     target = MODEL.target(BATCH, tf.float64, parts=True)
     kernel = sgmcmc.SGNHT(target, 0.05, 3.0, scheme, initial_momentum=two_parts(MOMENTUM))

@@ -59,7 +59,12 @@ CASES = [
     (skeleton(), EXACT, {}),
     (sgmcmc.ReplicaExchangeSGLD, EXACT, dict(temperatures=[1.0, 2.0], preconditioner=MASS)),
     *(
-        (kernel, target, dict(friction=friction, mass=mass, **options))
+        pytest.param(
+            kernel,
+            target,
+            dict(friction=friction, mass=mass, **options),
+            marks=[pytest.mark.thorough] * (friction < 1),
+        )
         for kernel, target, options in [
             (sgmcmc.UnderdampedLangevin, EXACT, dict(scheme="baoab")),
             (sgmcmc.UnderdampedLangevin, EXACT, dict(scheme="aboba")),

@@ -83,6 +83,9 @@ CASES: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
 }
 
 
+NAMES = ["SGLD", "baoab", pytest.param("obabo", marks=pytest.mark.thorough)]
+
+
 def check_moments(kernel: Any, expected: list[float]) -> None:
     """Checks the moments of independent chains; finds half of what three-point noise changes."""
     theta = run_chains(kernel, tf.zeros([NUM_CHAINS]), num_results=1, num_burnin=40, seed=3)
@@ -91,13 +94,13 @@ def check_moments(kernel: Any, expected: list[float]) -> None:
     check_means(np.stack([x**2, x**4, x**6], axis=1), expected, error)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_stationary_moments(name: str) -> None:
     make, response = CASES[name]
     check_moments(make(), moments(response, "three_point"))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_stationary_moments_of_other_noise_are_rejected(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +175,7 @@ def expectation(scheme: Any, num_steps: int, values: np.ndarray, weights: np.nda
     return float(np.prod(weights[paths], axis=0) @ np.cos(4 * theta.numpy()))
 
 
-@pytest.mark.parametrize("scheme", ["baoab", "obabo"])
+@pytest.mark.parametrize("scheme", NAMES[1:])
 def test_weak_order_is_kept_where_random_signs_lower_it(scheme: Any) -> None:
     """The error that the noise adds to normals' is of second order, with random signs of first.
 

@@ -206,7 +206,9 @@ def test_states_of_two_parts(scheme: str, structure: Any) -> None:
     np.testing.assert_allclose(flat(results.momentum), expected.p, rtol=1e-10)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    "scheme", [pytest.param(s, marks=[pytest.mark.thorough] * (s != "obabo")) for s in SCHEMES]
+)
 @pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_takes_the_step_of_its_own_draws(scheme: str, jit: bool) -> None:
     target = MODEL.target(BATCH, tf.float64, replacement=True)

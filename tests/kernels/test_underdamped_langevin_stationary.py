@@ -200,16 +200,16 @@ LINEAR_MUTATIONS = {
     "noise of another temperature": dict(temperature=1.2),
     "decay that does not match the noise": broken(("tf.exp(-friction", "tf.exp(-1.5 * friction")),
     "noise of half a step": broken(("expm1(-2 * friction", "expm1(-1 * friction")),
-    "one half drift": broken(("theta = a(theta, p, h / 2)", "theta = a(theta, p, 0 * h)")),
-    "half a kick": broken(("p = b(p, estimate.gradient, h)", "p = b(p, estimate.gradient, h / 2)")),
+    "one half drift": broken(("drift(theta, p, mass, h / 2)", "drift(theta, p, mass, 0 * h)")),
+    "half a kick": broken(("kick(p, estimate.gradient, h)", "kick(p, estimate.gradient, h / 2)")),
 }
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        ("theta = a(theta, p, 0.5 * h)", "pass"),
-        ("p = b(o(before_o), estimate.gradient, h / 2)", "p = o(before_o)"),
+        ("theta = drift(theta, p, mass, 0.5 * h)", "pass"),
+        ("p = kick(o(before_o), estimate.gradient, h / 2)", "p = o(before_o)"),
     ],
 )
 def test_a_broken_aboba_is_not_exact(change: tuple[str, str]) -> None:

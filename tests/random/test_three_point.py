@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tests.harness.statistics import Rejected, check_counts
 from tfp_sgmcmc import random
-from tfp_sgmcmc.random.seeds import hashed_words
-from tfp_sgmcmc.random.three_point import _values
+from tfp_sgmcmc.random.indices import hashed_words
+from tfp_sgmcmc.random.normals import _three_point_values
 
 SEED = tf.constant([3, 4])
 PROBABILITIES = np.array([1, 4, 1]) / 6
@@ -35,7 +35,9 @@ def test_moments_over_all_words() -> None:
     edges = [-(2**31), sixth - 2**31, 2**31 - sixth, 2**31]  # of the three values
     for sign, first, end in zip((-1, 0, 1), edges[:-1], edges[1:], strict=True):
         words = np.linspace(first, end - 1, 10_001).astype(np.int64)  # with both ends
-        values = _values(tf.constant(words.astype(np.int32).view(np.uint32)), tf.float64)
+        values = _three_point_values(
+            tf.constant(words.astype(np.int32).view(np.uint32)), tf.float64
+        )
         np.testing.assert_array_equal(values, sign * np.sqrt(3.0))
     share = [Fraction(int(n), 2**32) for n in np.diff(edges)]
     for k, normal in ((1, 0), (2, 1), (3, 0), (4, 3), (5, 0), (6, 9)):  # a normal's sixth is 15
@@ -87,20 +89,23 @@ def test_dependent_or_other_numbers_are_rejected() -> None:
             check_independent(bad)
 
 
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64])
-@pytest.mark.parametrize("shape", [[], [0, 3], [7], [2, 3, 5, 7]])
-def test_shapes_dtypes_and_modes(shape: list[int], dtype: tf.DType) -> None:
+def test_shapes_dtypes_and_modes() -> None:
     """The same numbers come eager and compiled, in every dtype."""
+    cases = list(
+        itertools.product(
+            [[], [0, 3], [7], [2, 3, 5, 7]], [tf.float16, tf.bfloat16, tf.float32, tf.float64]
+        )
+    )
 
-    def draw() -> tf.Tensor:
-        return random.three_point(shape, dtype, SEED)
+    def draw() -> list[tf.Tensor]:
+        return [random.three_point(shape, dtype, SEED) for shape, dtype in cases]
 
-    draws = [draw(), compiled(draw)(), tf.function(draw, autograph=False)()]
     root = tf.sqrt(tf.constant(3.0, tf.float64))
-    wide = signs(random.three_point(shape, tf.float64, SEED)) * root
-    for z in draws:
-        assert z.shape == shape and z.dtype == dtype
-        assert tf.reduce_all(z == tf.cast(wide, dtype))
+    for draws in (draw(), compiled(draw)(), tf.function(draw, autograph=False)()):
+        for z, (shape, dtype) in zip(draws, cases, strict=True):
+            wide = signs(random.three_point(shape, tf.float64, SEED)) * root
+            assert z.shape == shape and z.dtype == dtype
+            assert tf.reduce_all(z == tf.cast(wide, dtype))
 
 
 def test_a_shape_known_when_compiled_only() -> None:

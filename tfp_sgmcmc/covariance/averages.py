@@ -14,7 +14,7 @@ from tfp_sgmcmc.internal.nest import append_dims
 
 
 class AverageState(NamedTuple):
-    """What an average carries between steps.
+    """The state of an average between steps.
 
     Attributes:
       value: the average. A `History` has the last statistics, `[chains..., lag + K, ...]`, the
@@ -136,7 +136,7 @@ class History(Average):
     def update_slots(
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor, include_current: bool
     ) -> tuple[tuple[tf.Tensor, tf.Tensor], AverageState]:
-        """Does `update` without the sum: returns statistics `[chains..., K, ...]` and weights."""
+        """Returns statistics, `[chains..., K, ...]`, and weights, whose sum `update` returns."""
         axis = accept.shape.rank
         kept = tf.where(append_dims(accept, statistic), statistic, 0)
         present = tf.cast(accept, statistic.dtype)

@@ -22,7 +22,7 @@ from tfp_sgmcmc.internal.nest import State, flatten_events
 
 
 class CovarianceState(NamedTuple):
-    """What an estimator carries between steps.
+    """The state of an estimator between steps.
 
     Attributes:
       averages: an `AverageState` for each group of parts.
@@ -39,7 +39,7 @@ class CovarianceState(NamedTuple):
 
 
 def covariance_states(results: Any) -> list[CovarianceState]:
-    """Returns all that estimators carry in the results of a kernel, nested in any way."""
+    """Returns the states of all estimators in the results of a kernel, however nested."""
     found: list[CovarianceState] = []
     tree.traverse(lambda x: found.append(x) if isinstance(x, CovarianceState) else None, results)
     return found
@@ -119,7 +119,7 @@ class CovarianceEstimator(abc.ABC):
         return CovarianceState(averages, inverses, tf.zeros([], tf.int32), skipped)
 
     def num_bytes(self, state: State, chain_ndims: int, num_scores: int | None) -> int:
-        """Returns the memory that the estimate keeps between steps, before any is spent.
+        """Returns the bytes that the estimate keeps between steps.
 
         The arguments are those of `init`. A step takes at least one statistic (such as a D x D
         matrix for each chain) more.
@@ -203,7 +203,7 @@ class CovarianceEstimator(abc.ABC):
 
         The solver `"lagged_cholesky"` inverts this sum every `refactor_every` steps, and
         preconditions conjugate gradients by the last inverse. Other solvers need no preparation.
-        `shift` and `scale` are as in `NoiseCovariance.solve`.
+        `shift` and `scale` have the forms that `NoiseCovariance.solve` takes.
         """
         if not own.inverses:
             return matrix, own

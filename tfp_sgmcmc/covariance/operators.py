@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.matrices import DenseMatrix, DiagonalMatrix, Matrix
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, as_dtype, flatten_events, unflatten_events
 
 
 class NoiseCovariance:
@@ -63,7 +63,7 @@ class NoiseCovariance:
         return NoiseCovariance([total], self._groups, 1.0, self._like, self._chain_ndims)
 
     def draw(self, shift: State, scale: Any, seed: tf.Tensor) -> State:
-        """Draws from N(0, diag(shift) + scale Sigma) by a factor; arguments as for `solve`."""
+        """Draws from N(0, diag(shift) + scale Sigma) by a factor, with the arguments of `solve`."""
         scale, count = self._number(scale) * self._noise_scale, len(self._matrices)
         seeds = iter(random.split(seed, count) if count > 1 else [seed])
         return self._map(lambda m, a: m.draw(a, scale, next(seeds)), self._broadcast(shift))
@@ -89,7 +89,7 @@ class NoiseCovariance:
         return self._map(lambda m, x: m.sqrt_multiply(shift, scale, bound, x), z)
 
     def sample(self, shift: Any, scale: Any, bound: Any, seed: tf.Tensor) -> State:
-        """Draws from N(0, shift I + scale Sigma); arguments as for `sqrt_multiply`."""
+        """Draws from N(0, shift I + scale Sigma), with the arguments of `sqrt_multiply`."""
         return self.sqrt_multiply(shift, scale, bound, random.normal_like(self._like, seed))
 
     def power_iteration(self, v: State, num_iterations: int = 2) -> tuple[tf.Tensor, State]:
@@ -144,6 +144,5 @@ class NoiseCovariance:
 
     def _number(self, x: Any) -> tf.Tensor:
         """Returns a number as a scalar tensor, and `[chains...]` as `[chains..., 1]`."""
-        dtype = self._parts[0].dtype
-        x = tf.cast(x, dtype) if tf.is_tensor(x) else tf.convert_to_tensor(x, dtype)
+        x = as_dtype(x, self._parts[0].dtype)
         return x[..., tf.newaxis] if x.shape.rank else x

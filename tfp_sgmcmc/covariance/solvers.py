@@ -1,4 +1,4 @@
-"""Solves and square roots of matrices that are known by their products with vectors."""
+"""Solvers and square roots of matrices that are given by their products with vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHODS = ("auto", "cg", "cholesky", "lagged_cholesky", "woodbury")
 
 
 class Solver(NamedTuple):
-    """How (diag(a) + b Sigma) x = v is solved.
+    """A method, with its options, that solves (diag(a) + b Sigma) x = v.
 
     Attributes:
       method: `"cg"`: conjugate gradients, preconditioned by the diagonal of the matrix.

@@ -12,7 +12,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, OuterProducts
 from tfp_sgmcmc.internal.checks import integer, positive
 from tfp_sgmcmc.internal.nest import State, flatten_events, map_parts, sum_events
-from tfp_sgmcmc.kernels.hyperparameters import check_positive, value_at
+from tfp_sgmcmc.kernels.base import check_positive, value_at
 from tfp_sgmcmc.preconditioners import Diagonal, FullMatrix, LocalMatrix, as_preconditioner
 from tfp_sgmcmc.targets.base import GradientEstimate
 

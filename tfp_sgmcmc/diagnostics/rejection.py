@@ -11,7 +11,7 @@ from tfp_sgmcmc.diagnostics.arrays import floating_parts
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
 from tfp_sgmcmc.internal.checks import function
 from tfp_sgmcmc.internal.nest import State, call_with_state, map_parts
-from tfp_sgmcmc.kernels.hyperparameters import check_positive, value_at
+from tfp_sgmcmc.kernels.base import check_positive, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
 from tfp_sgmcmc.targets.base import as_target, value_and_gradient
 

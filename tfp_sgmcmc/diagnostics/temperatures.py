@@ -14,7 +14,7 @@ from tfp_sgmcmc.diagnostics.stein import gradient_at
 from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
 from tfp_sgmcmc.kernels import momentum as momentum_kernels
-from tfp_sgmcmc.kernels.hyperparameters import check_positive, value_at
+from tfp_sgmcmc.kernels.base import check_positive, value_at
 from tfp_sgmcmc.targets.base import as_target
 
 

@@ -1,1 +1,1 @@
-"""Nests of state parts, argument checks, and what depends on device and compiler."""
+"""Nests of state parts, argument checks, and code for particular devices and compilers."""

@@ -1,4 +1,4 @@
-"""Checks of arguments: what was expected, what was received, and for which argument."""
+"""Argument checks, whose messages name the argument, what it must be, and what it was."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Returns `value` if it is an integer from `least` to `most` (None: without a limit).
 
-    Raises TypeError for what is not an integer, and ValueError for an integer out of range.
+    Raises TypeError for any other type, and ValueError for an integer out of range.
 
     Examples:
       >>> integer("num_results", 3, least=1)
@@ -25,7 +25,7 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
 
 
 def count_of_examples(name: str, value: Any, num_examples: int) -> int:
-    """Does the same as `integer` for 1 .. N, the number of examples in the data."""
+    """Returns `value` if it is an integer in 1 .. N, the number of examples in the data."""
     bounds = f"in 1 .. N = {num_examples}"
     expected = f"{bounds}, the number of examples in the data"
     return _integer(name, value, 1, num_examples, f"an integer {bounds}", expected)
@@ -39,7 +39,7 @@ def _integer(name: str, value: Any, least: int, most: int | None, kind: str, bou
 
 
 def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
-    """Raises unless all numbers of a nest are as `expected`, or known only when the program runs.
+    """Checks that the numbers of a nest are as `expected`, where they are known before a run.
 
     `expected` is one of the messages `"a finite number"`, `"a positive finite number"` and
     `"a finite number of at least 0"`. Raises TypeError for an entry that is not a number, and
@@ -81,7 +81,7 @@ def number(
 ) -> float:
     """Returns `value`, one real number, as a float if it is finite and `holds` is true of it.
 
-    Raises TypeError for what is not one number, and ValueError for another number.
+    Raises TypeError for anything but one number, and ValueError for another number.
 
     Examples:
       >>> number("decay", 0.5, "in (0, 1)", lambda x: 0 < x < 1)
@@ -111,8 +111,8 @@ def as_array(value: Any) -> np.ndarray:
 def array(name: str, value: Any, least_ndim: int = 1, finite: bool = True) -> np.ndarray:
     """Returns `value` as a NumPy array if it holds real numbers; raises otherwise.
 
-    Raises TypeError for what is not an array of numbers, and ValueError for an array that is empty,
-    has fewer than `least_ndim` axes, or, if `finite`, has NaN or infinite entries.
+    Raises TypeError for anything but an array of numbers, and ValueError for an array that is
+    empty, has fewer than `least_ndim` axes, or, if `finite`, has NaN or infinite entries.
     """
     found = as_array(value)
     if found.dtype.kind not in "biuf" and found.dtype.name != "bfloat16":
@@ -154,7 +154,7 @@ def one_of(name: str, value: Any, options: Sequence[str]) -> str:
 def function(name: str, value: Any, signature: str = "") -> Any:
     """Returns `value` if it can be called; raises TypeError otherwise.
 
-    `signature` says what the function takes and returns, such as "target -> kernel".
+    `signature` is shown in the message, such as "target -> kernel".
     """
     if not callable(value):
         expected = f"a callable, {signature}" if signature else "a callable"
@@ -165,7 +165,7 @@ def function(name: str, value: Any, signature: str = "") -> Any:
 def accepts(name: str, value: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Returns the callable `value` if it can be called with these arguments; else raises TypeError.
 
-    Only the signature is looked at; nothing is called.
+    Checks only the signature, and calls nothing.
 
     Examples:
       >>> accepts("log_prior_fn", lambda theta: -theta**2, 0.5)(0.5)

@@ -1,4 +1,4 @@
-"""Memory that a run will take, compared with what this machine has, before it is spent."""
+"""Checks, before a run starts, that this machine has the memory that the run will take."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MUCH = 0.25  # of the free memory
 
 
 def available() -> int | None:
-    """Returns the bytes that new arrays on the host can take, or None if that is not known.
+    """Returns the bytes that new arrays on the host can take, or None if unknown.
 
-    In a container the smaller one counts: the machine's memory or what is left of the limit.
+    In a container it is the smaller of the machine's free memory and the rest of the limit.
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -35,7 +35,7 @@ def available() -> int | None:
 
 
 def readable(num_bytes: float) -> str:
-    """Returns a number of bytes in words.
+    """Returns a number of bytes as text with a unit.
 
     >>> readable(43_266_496_036), readable(512)
     ('43.3 GB', '512 bytes')
@@ -47,19 +47,19 @@ def readable(num_bytes: float) -> str:
 
 
 def require(needs: Mapping[str, int], advice: str, most: int | None = None) -> None:
-    """Raises MemoryError if what is needed in all is more than `most` bytes.
+    """Raises MemoryError if the sum of `needs` exceeds `most` bytes.
 
     Args:
-      needs: what the memory is for -> bytes.
-      advice: a sentence that says what to use instead.
-      most: None takes what is `available`, and checks nothing if that is not known.
+      needs: bytes by purpose.
+      advice: a sentence about what to use instead.
+      most: None stands for `available()`, and checks nothing if that is unknown.
     """
     most = available() if most is None else most
     total = sum(needs.values())
     if most is None or total <= most:
         return
     raise MemoryError(
-        f"The run must fit into memory, of which {readable(most)} are free. "
+        f"The run must fit into the free memory, {readable(most)}. "
         f"It needs {readable(total)}: {_parts(needs)}. {advice}"
     )
 
@@ -67,7 +67,7 @@ def require(needs: Mapping[str, int], advice: str, most: int | None = None) -> N
 def check_run(needs: Mapping[str, int], advice: str, stacklevel: int) -> None:
     """Raises as `require` does, and warns if more than a quarter of the free memory is needed.
 
-    `stacklevel` is that of a warning in the caller.
+    `stacklevel` is the one for a warning in the caller.
     """
     require(needs, advice)
     free, total = available(), sum(needs.values())

@@ -33,7 +33,7 @@ def call_with_state(fn: Callable[..., Any], state: State, **extra: Any) -> Any:
 
 
 def _takes_names(fn: Callable[..., Any], names: Sequence[str]) -> bool:
-    """Returns whether `fn` can be called with these keywords, as far as its signature tells."""
+    """Returns whether the signature of `fn` accepts these keywords."""
     try:
         inspect.signature(fn).bind(**dict.fromkeys(names))
     except (TypeError, ValueError):  # ValueError: a builtin without a signature
@@ -65,9 +65,9 @@ def by_part(
 ) -> State:
     """Returns `value` as one tensor for each part of the state, of the state's dtype.
 
-    `value` is one for all parts, or has the structure of the state, and `evaluate` is applied to
-    each first. Raises ValueError for another structure, and for a value that does not broadcast to
-    the shape of its part.
+    `value` is a single value, or a nest matching the state. `evaluate` is applied to each value
+    first. Raises ValueError for another structure, and for a value that does not broadcast to the
+    shape of its part.
     """
 
     def convert(part: tf.Tensor, v: Any) -> tf.Tensor:
@@ -100,10 +100,10 @@ def by_part(
 
 
 def returned_by(name: str, value: Any, state: State) -> State:
-    """Returns what the function `name` returned for `state`, as a vector of the state's shapes.
+    """Returns `value`, which the function `name` returned for `state`, in the state's shapes.
 
-    Raises TypeError for what is not numbers, and ValueError for another structure, for shapes that
-    do not broadcast to the state's, and for NaN or infinity at a finite state (if known).
+    Raises TypeError for values that are not numbers, and ValueError for another structure, for
+    shapes that do not broadcast to the state's, and for NaN or infinity at a finite state.
     """
 
     def convert(leaf: Any) -> tf.Tensor:
@@ -127,7 +127,7 @@ def returned_by(name: str, value: Any, state: State) -> State:
 
 
 def _is_finite(state: State) -> bool:
-    """Returns whether all entries are finite, or not known before the program runs."""
+    """Returns whether all entries that are known at trace time are finite."""
     known = (tf.get_static_value(x) for x in tf.nest.flatten(state))
     return all(x is None or np.all(np.isfinite(x)) for x in known)
 
@@ -139,9 +139,9 @@ def as_dtype(value: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def number_as_dtype(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
-    """Returns the argument `name` as a tensor; raises for what is no array of numbers of `dtype`.
+    """Returns the argument `name` as a tensor; raises for anything but numbers of `dtype`.
 
-    Raises TypeError for what cannot be converted, and ValueError for a number beyond the range.
+    Raises TypeError where the conversion fails, and ValueError for a number out of range.
     """
     if isinstance(value, float | int) and abs(value) > float(dtype.max):
         raise ValueError(f"{name} must be within the range of {dtype.name}. Received: {value}.")
@@ -214,10 +214,10 @@ def unflatten_events(flat: tf.Tensor, like: State, lead_ndims: int) -> State:
 
 
 def convert_state(state: State, initial: bool = False, called: str = "state") -> State:
-    """Returns `state` as tensors; raises for parts that no Langevin step can move.
+    """Returns `state` as tensors; raises for parts without a gradient, such as integers.
 
-    Only an `initial` state must be finite: `tfp_sgmcmc.diagnostics.check_finite` tells the user
-    when a chain breaks down later. `called` is the name in messages.
+    Only an `initial` state must be finite: `tfp_sgmcmc.diagnostics.check_finite` reports chains
+    that break down later. `called` is the name in messages.
     """
 
     leaves = tf.nest.flatten(state)

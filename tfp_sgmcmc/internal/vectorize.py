@@ -1,4 +1,4 @@
-"""Maps over examples that are vectorized where TensorFlow's operations allow it."""
+"""Maps over examples, vectorized where TensorFlow's operations allow it."""
 
 from __future__ import annotations
 

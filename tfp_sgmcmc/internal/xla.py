@@ -1,4 +1,4 @@
-"""What depends on the device and on the XLA compiler: questions to ask, and tricks for CPUs."""
+"""Queries of the device and the XLA compiler, and operations that compile well for CPUs."""
 
 from __future__ import annotations
 

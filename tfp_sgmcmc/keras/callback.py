@@ -32,7 +32,7 @@ from tfp_sgmcmc.keras.records.fit_plan import FitPlan
 from tfp_sgmcmc.keras.records.sample_log import StoredSampleLog, on_worker
 from tfp_sgmcmc.keras.workers.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.workers.worker_group import WorkerGroup
-from tfp_sgmcmc.kernels.hyperparameters import StepSize
+from tfp_sgmcmc.kernels.base import StepSize
 from tfp_sgmcmc.storage.directory import Directory
 
 

@@ -14,7 +14,7 @@ from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection, checked_distance
 from tfp_sgmcmc.keras.checks.fit_preflight import checked_keep
 from tfp_sgmcmc.kernels import registry
-from tfp_sgmcmc.kernels.hyperparameters import StepSize, check_positive
+from tfp_sgmcmc.kernels.base import StepSize, check_positive
 
 LEARNING_RATE = "learning_rate"
 _NUM_KEPT = 100  # states, about, if thinning is left out

@@ -1,4 +1,4 @@
-"""Samplers as `tfp.mcmc.TransitionKernel`s, one a file."""
+"""Samplers as `tfp.mcmc.TransitionKernel`s, one in each file."""
 
 from tfp_sgmcmc.kernels.ccadl import CCAdL
 from tfp_sgmcmc.kernels.corrected_langevin import CorrectedLangevin

@@ -1,8 +1,9 @@
-"""The base of all stochastic-gradient kernels, so that a sampler writes only its update."""
+"""The bases of stochastic-gradient kernels, and the evaluation of their step sizes."""
 
 from __future__ import annotations
 
 import abc
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,36 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.nest import State, convert_state, squared_norm
-from tfp_sgmcmc.kernels.hyperparameters import StepSize, check_positive
-from tfp_sgmcmc.kernels.wrappers import refuse_wrappers
+from tfp_sgmcmc.internal.checks import numbers, require
+from tfp_sgmcmc.internal.nest import (
+    State,
+    by_part,
+    convert_state,
+    number_as_dtype,
+    squared_norm,
+)
+from tfp_sgmcmc.kernels.linear_theory import overdamped_limit
 from tfp_sgmcmc.targets.base import GradientEstimate, as_target
+
+StepSize = Any  # number, tensor, callable step -> value, or a nest of these
+_MCMC = "tensorflow_probability.python.mcmc."
+_ADAPT = (
+    "the acceptance probability of a Metropolis test. Choose the step with tfp_sgmcmc.tune, or "
+    "adapt the step of CorrectedLangevin"
+)
+_NEEDS = {
+    "metropolis_hastings": (
+        "MetropolisHastings",
+        "exact log posteriors of proposals and their correction, log_acceptance_correction. Use "
+        "CorrectedLangevin, which has the test",
+    ),
+    "replica_exchange_mc": (
+        "ReplicaExchangeMC",
+        "exact log posteriors at every state. Use ReplicaExchangeSGLD, whose swaps allow for noise",
+    ),
+    "simple_step_size_adaptation": ("SimpleStepSizeAdaptation", _ADAPT),
+    "dual_averaging_step_size_adaptation": ("DualAveragingStepSizeAdaptation", _ADAPT),
+}
 
 
 class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
@@ -108,8 +135,8 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
           largest_curvature: the largest eigenvalue \( \lambda \) of M H, where M is
             `metric_product`: a number, or one for each chain.
           step: the step at which schedules are evaluated.
-          results: results of the kernel. The friction or thermostat that they hold then replaces
-            that of step 0, and their step replaces `step`.
+          results: results of the kernel. Their friction or thermostat then replaces the value at
+            step 0, and their step replaces `step`.
 
         Returns:
           A number, or one for each chain; infinite if every step is stable, or if the sampler
@@ -122,7 +149,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
         """Returns M v, where M multiplies the gradient in the dynamics at `state`.
 
         `vector` has the structure and shapes of the state. M is the identity unless the sampler
-        says otherwise.
+        overrides this method.
         """
         del state, results
         return vector
@@ -130,7 +157,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     # AutoGraph would spend seconds reading all that these call, and find nothing to convert.
     @tf.autograph.experimental.do_not_convert
     def bootstrap_results(self, init_state: State) -> Any:
-        """Returns the results before the first step, whose figures about a step are zero.
+        """Returns the results before the first step, with zeros in the fields about a step.
 
         Raises:
           ValueError: `init_state` has NaN or infinite entries, or an argument does not fit it.
@@ -144,7 +171,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def one_step(self, current_state: State, previous_kernel_results: Any, seed: Any = None) -> Any:
-        """Takes one step. `seed`, an integer or two, is required and determines all its draws."""
+        """Takes one step. `seed`, one or two integers, is required and determines all draws."""
         with tf.name_scope(type(self).__name__ + ".one_step"):
             state = convert_state(current_state)
             check_results(previous_kernel_results)
@@ -188,15 +215,118 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
         )
 
     def _reported(self, name: str, values: State) -> Any:
-        """Returns what a step used of the argument `name`, by part only if it was given so."""
+        """Returns the values that a step used, by part only if the argument was given by part."""
         is_by_part = tf.nest.is_nested(self._parameters[name])
         return values if is_by_part else tf.nest.flatten(values)[0]
 
 
+class OverdampedKernel(StochasticGradientKernel):
+    """A kernel that moves theta along its gradient, at the state where the step begins.
+
+    `parameters` also has `temperature`. Step size and temperature are numbers or tensors that
+    broadcast with the state parts, schedules, or nests of these in the structure of the state. The
+    results are about the state that the step left.
+    """
+
+    def largest_stable_step(
+        self, largest_curvature: Any, step: int = 0, results: Any = None
+    ) -> float | np.ndarray:
+        r"""Returns \( 4 / \lambda \): a step multiplies by \( 1 - \epsilon \lambda / 2 \).
+
+        If entries of the state have different steps, this is a limit of the largest of them, where
+        \( \lambda \) is of E M H with E the diagonal matrix of the steps divided by the largest.
+        """
+        del step, results
+        return overdamped_limit(largest_curvature)
+
+    def _settings(self, step: tf.Tensor, state: State) -> tuple[State, State]:
+        """Returns epsilon and T at `step`, one for each part of the state."""
+        return (
+            value_at(self.step_size, step, state),
+            value_at(self._parameters["temperature"], step, state, "temperature"),
+        )
+
+    def _start(self, state: State) -> dict[str, Any]:
+        """Returns the fields that all results have, before the first step."""
+        settings = self._settings(tf.zeros([], tf.int64), state)
+        return self._first_figures(state, self._zeros(state), *settings)
+
+
+def is_schedule(value: Any) -> bool:
+    """Returns whether `value` is a callable from step to value."""
+    return callable(value) and not tf.is_tensor(value)
+
+
+def setting_at(value: Any, step: tf.Tensor) -> Any:
+    """Returns a schedule's value at `step`, and any other setting unchanged."""
+    return value(step) if is_schedule(value) else value
+
+
+def check_positive(name: str, value: StepSize, zero_allowed: bool = False) -> None:
+    """Raises as `numbers` unless a setting is positive (a schedule: at step 0)."""
+    expected = "a finite number of at least 0" if zero_allowed else "a positive finite number"
+    for leaf in tf.nest.flatten(value):
+        if is_schedule(leaf):
+            numbers(f"{name} at step 0", _first_value(name, leaf), expected)
+        else:
+            numbers(name, leaf, expected)
+
+
+def _first_value(name: str, schedule: Any) -> Any:
+    try:
+        return schedule(tf.zeros([], tf.int64))
+    except Exception as error:  # whatever the user's function raises
+        raise TypeError(
+            f"{name} must be numbers or a schedule, a function of one argument, the step. "
+            f"Received: {schedule!r}, which raised at step 0: {error}"
+        ) from error
+
+
+def value_at(value: StepSize, step: tf.Tensor, state: State, name: str = "step_size") -> State:
+    """Evaluates numbers and schedules at `step`, one for each part; raises as `by_part` does."""
+    return by_part(name, value, state, lambda v: setting_at(v, step))
+
+
+def number_at(
+    value: StepSize, step: tf.Tensor, state: State, chain_ndims: int, name: str
+) -> tf.Tensor:
+    """Evaluates a number or schedule at `step`: a scalar or `[chains...]`; raises otherwise."""
+    part, value = tf.nest.flatten(state)[0], setting_at(value, step)
+    expected = "a number, or an array or tensor of one number for each chain"
+    require(name, value, not tf.nest.is_nested(value), expected)
+    value, chains = number_as_dtype(name, value, part.dtype), part.shape[:chain_ndims]
+    if value.shape.rank and not value.shape.is_compatible_with(chains):
+        raise ValueError(
+            f"{name} must be a scalar, or have one number for each chain, shape {chains}. "
+            f"Received: shape {value.shape}."
+        )
+    return value
+
+
 def check_results(results: Any) -> None:
-    """Raises TypeError for what is not the results of a kernel, which are named tuples."""
+    """Raises TypeError unless `results` is a named tuple, as the results of all kernels are."""
     if not hasattr(type(results), "_fields"):
         raise TypeError(
             "previous_kernel_results must be what bootstrap_results or the last one_step returned. "
             f"Received: a {type(results).__name__}."
         )
+
+
+def refuse_wrappers(kernel: str, results: Any) -> None:
+    """Raises TypeError if a wrapper that needs a Metropolis test is bootstrapping `kernel`.
+
+    Some wrappers fail only in later steps, or never move. The kernel is not told of its wrapper, so
+    this looks for one in the call stack, once in each run. Results with a correction pass.
+    """
+    if hasattr(results, "log_acceptance_correction"):
+        return
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(_MCMC) and module.removeprefix(_MCMC) in _NEEDS:
+            name, needs = _NEEDS[module.removeprefix(_MCMC)]
+            raise TypeError(
+                f"The kernel inside tfp.mcmc.{name} must have a Metropolis test or be made for "
+                f"one. Received: {kernel}, which has none. {name} needs {needs}."
+            )
+        frame = frame.f_back

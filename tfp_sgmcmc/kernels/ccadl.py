@@ -11,10 +11,18 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, map_parts
-from tfp_sgmcmc.kernels.hyperparameters import StepSize
-from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, mean_decay, scaled
+from tfp_sgmcmc.kernels.base import StepSize
+from tfp_sgmcmc.kernels.linear_theory import euler_limit, splitting_limit
+from tfp_sgmcmc.kernels.momentum import (
+    MomentumKernel,
+    drift,
+    kick,
+    kinetic_temperature,
+    mean_decay,
+    normal_momentum,
+    scaled,
+)
 from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise
-from tfp_sgmcmc.kernels.stability import euler_limit, splitting_limit
 
 SCHEMES = ("euler", "adodacbc")
 
@@ -124,7 +132,7 @@ class CCAdL(MomentumKernel):
       as an open problem.
 
       B. Leimkuhler and X. Shang. Adaptive thermostats for noisy gradient systems. SIAM Journal on
-      Scientific Computing 38(2), 2016. The splitting without C, which is that of `SGNHT`.
+      Scientific Computing 38(2), 2016. The splitting without C, as in `SGNHT`.
     """
 
     def __init__(
@@ -190,13 +198,7 @@ class CCAdL(MomentumKernel):
         )
         mass, xi, p = self._mass(state), results.thermostat, results.momentum
 
-        noise = map_parts(
-            lambda z, m: scaled(tf.sqrt(2 * friction * temperature * h), z * m**0.5),
-            random.normal_like(state, noise_seed), mass,
-        )  # fmt: skip
-
-        def move(theta: State, p: State, h: tf.Tensor) -> State:
-            return map_parts(lambda x, p, m: x + scaled(h, p / m), theta, p, mass)
+        noise = normal_momentum(state, mass, tf.sqrt(2 * friction * temperature * h), noise_seed)
 
         def heat(xi: tf.Tensor, p: State, h: tf.Tensor) -> tf.Tensor:
             return xi + h / mu * (kinetic_temperature(p, mass, chain_ndims) - temperature)
@@ -208,7 +210,7 @@ class CCAdL(MomentumKernel):
             )
 
         if self._parameters["scheme"] == "euler":
-            theta = move(state, p, h)
+            theta = drift(state, p, mass, h)
             estimate, sigma, covariance_state = self._noise.estimate(
                 theta, batch_seed, results.target_state, results.covariance_state
             )
@@ -218,15 +220,15 @@ class CCAdL(MomentumKernel):
             )  # fmt: skip
             xi = heat(xi, p, h)
         else:
-            theta, xi = move(state, p, h / 2), heat(xi, p, h / 2)
+            theta, xi = drift(state, p, mass, h / 2), heat(xi, p, h / 2)
             spread = tf.sqrt(mean_decay(2 * xi * h))
             p = map_parts(lambda p, s: scaled(tf.exp(-xi * h), p) + scaled(spread, s), p, noise)
-            theta, xi = move(theta, p, h / 2), heat(xi, p, h / 2)
+            theta, xi = drift(theta, p, mass, h / 2), heat(xi, p, h / 2)
             estimate, sigma, covariance_state = self._noise.estimate(
                 theta, batch_seed, results.target_state, results.covariance_state
             )
             p = dissipated(p, h**2 / 2)
-            p = map_parts(lambda p, g: p + scaled(h, g), p, estimate.gradient)
+            p = kick(p, estimate.gradient, h)
             p = dissipated(p, h**2 / 2)
 
         return theta, CCAdLResults(

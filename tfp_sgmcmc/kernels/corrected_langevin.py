@@ -16,8 +16,7 @@ from tfp_sgmcmc.internal.nest import (
     number_as_dtype,
     squared_norm,
 )
-from tfp_sgmcmc.kernels.base import StochasticGradientKernel, check_results
-from tfp_sgmcmc.kernels.hyperparameters import is_schedule, value_at
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel, check_results, is_schedule, value_at
 from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
 from tfp_sgmcmc.targets.base import value_and_gradient
 
@@ -39,7 +38,7 @@ class LangevinProposalResults(NamedTuple):
 
 
 class LangevinProposal(StochasticGradientKernel):
-    """The proposal of `CorrectedLangevin`, which leaves no law invariant without the test."""
+    """The proposal of `CorrectedLangevin`, which is invalid without the test."""
 
     def __init__(self, target_log_prob_fn: Any, step_size: Any, preconditioner: Any = None):
         super().__init__(locals(), full_data_expected=True)
@@ -117,7 +116,7 @@ class CorrectedLangevin(tfp.mcmc.TransitionKernel):
 
     The chain leaves the posterior invariant at every step size. Its results are those of
     `tfp.mcmc.MetropolisHastings`, with the step size where `DualAveragingStepSizeAdaptation` and
-    `SimpleStepSizeAdaptation` of `tfp.mcmc` look for it. Aim at an acceptance rate of 0.574.
+    `SimpleStepSizeAdaptation` of `tfp.mcmc` expect it. Aim at an acceptance rate of 0.574.
 
     On a whitened posterior (`whiten`) of one dimension, N(0, 1), the steps 0.1, 0.5 and 1 are
     accepted at rates of 1, 0.97 and 0.92, and give 0.026, 0.15 and 0.36 effective samples a step.

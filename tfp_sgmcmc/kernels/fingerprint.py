@@ -1,4 +1,4 @@
-"""The fingerprint of a kernel and a problem: what must be the same for a run to go on."""
+"""The fingerprint of a kernel and a problem, which must stay the same to resume a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.covariance import CovarianceEstimator
 from tfp_sgmcmc.covariance.averages import Average
-from tfp_sgmcmc.kernels.base import StochasticGradientKernel
-from tfp_sgmcmc.kernels.hyperparameters import is_schedule
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel, is_schedule
 from tfp_sgmcmc.preconditioners import Preconditioner
 from tfp_sgmcmc.schedules import Schedule
 from tfp_sgmcmc.storage import tolerant_equality
@@ -28,9 +27,9 @@ _MOST_BYTES = 2**26  # of the data that a checksum is made from
 def describe_problem(log_prob: Any, gradient: Any, what: str = "log posterior") -> dict[str, Any]:
     """Returns a few numbers that name a log posterior by its value and gradient at one place.
 
-    They are JSON values by name, which `RunDirectory` compares with a tolerance for rounding. Take
-    them at the same state and minibatch whenever the program starts. At a place where a gradient
-    vanishes they tell little.
+    They are JSON values by name, which `RunDirectory` compares with a tolerance for rounding. Use
+    the same state and minibatch whenever the program starts, and a state whose gradient does not
+    vanish.
 
     >>> found = describe_problem(-1.25, np.array([0.5, 2.0]))
     >>> list(found), found["log posterior"]["about"]

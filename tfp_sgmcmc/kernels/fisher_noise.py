@@ -22,7 +22,7 @@ from tfp_sgmcmc.internal.nest import (
     squared_norm,
     unflatten_events,
 )
-from tfp_sgmcmc.kernels.hyperparameters import value_at
+from tfp_sgmcmc.kernels.base import value_at
 from tfp_sgmcmc.kernels.momentum import scaled
 from tfp_sgmcmc.preconditioners import FullMatrix
 from tfp_sgmcmc.targets.base import Target

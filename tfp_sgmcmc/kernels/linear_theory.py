@@ -1,11 +1,13 @@
-r"""How fast linear schemes relax, and how hot gradient noise makes them.
+r"""Linear schemes: their largest stable steps, relaxation times and temperatures.
 
 Along a direction of curvature a, in coordinates where the metric M (or the mass) is the identity,
 let the gradient be \( -a \theta \) plus noise of variance s. A step is then linear. Its matrix has
-the trace t and the determinant d (0 without momenta), whose roots of \( z^2 - t z + d \) tell how
-fast it forgets where it was. Its stationary variance of \( \theta \) is \( \tau / a \), where
-\( \tau \) is 1 for an exact sampler. At the temperature T, divide s by T and multiply
-\( \tau \) by T.
+the trace t and the determinant d (0 without momenta), and its eigenvalues are the roots of
+\( z^2 - t z + d \). They lie inside the unit circle, and the chain contracts, if and only if
+\( |d| < 1 \) and \( |t| < 1 + d \) (Jury). As steps grow, the real root that passes -1 ends
+stability: \( 1 + t + d = 0 \). The stationary variance of \( \theta \) is \( \tau / a \), where
+\( \tau \) is 1 for an exact sampler. At the temperature T, divide s by T and multiply \( \tau \)
+by T.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfp_sgmcmc.internal.checks import array, require
+
 
 class LinearLaw(NamedTuple):
-    r"""What is known of a linear step along one direction, or along several, `[...]`.
+    r"""The law of a linear step along one direction, or along several, `[...]`.
 
     Attributes:
       trace: t.
@@ -51,8 +55,8 @@ class LinearLaw(NamedTuple):
         - (\mu_+ \mu_-)^K,
         \]
 
-        exact for Langevin dynamics (Chandrasekhar 1943, eq. 214), of which a step with small h is
-        the solution after the time h, and \( 1 - t^{2K} \) without momenta.
+        exact for Langevin dynamics (Chandrasekhar 1943, eq. 214), which a step
+        with small h solves for the time h, and \( 1 - t^{2K} \) without momenta.
         """
         large, small = self._eigenvalues
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -121,6 +125,35 @@ def nogin_law(
     r = (1 - damping) / (1 + damping)
     temperature = 1 + h**2 * (s - k) / (4 * damping)
     return _law((1 + r) * (1 - h**2 * a / 2), r, h**2 * a < 4, temperature)
+
+
+def overdamped_limit(largest_curvature: Any) -> Any:
+    r"""Returns \( 4 / \lambda \), below which \( |1 - \epsilon \lambda / 2| < 1 \)."""
+    with np.errstate(divide="ignore"):
+        return 4 / at_least_zero(largest_curvature)
+
+
+def splitting_limit(largest_curvature: Any) -> Any:
+    r"""Returns \( 2 / \sqrt\lambda \), below which \( h^2 \lambda < 4 \)."""
+    with np.errstate(divide="ignore"):
+        return 2 / np.sqrt(at_least_zero(largest_curvature))
+
+
+def euler_limit(largest_curvature: Any, friction: Any) -> Any:
+    r"""Returns the root of \( h^2 \lambda + 2 h f = 4 \), where f is the friction.
+
+    It is \( 4 / (f + \sqrt{f^2 + 4 \lambda}) \).
+    """
+    friction, curvature = np.maximum(friction, 0.0), at_least_zero(largest_curvature)
+    with np.errstate(divide="ignore"):
+        return 4 / (friction + np.sqrt(friction**2 + 4 * curvature))
+
+
+def at_least_zero(largest_curvature: Any) -> np.ndarray:
+    """Returns curvatures, or zero for negative ones, at which every step is stable."""
+    values = array("largest_curvature", largest_curvature, least_ndim=0, finite=False)
+    require("largest_curvature", "NaN", not np.isnan(values).any(), "a number")
+    return np.maximum(np.asarray(values, np.float64), 0.0)
 
 
 def _law(

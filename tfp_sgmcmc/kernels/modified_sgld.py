@@ -1,4 +1,4 @@
-"""SGLD that takes the noise of its gradients off the noise that it injects."""
+"""SGLD that injects less noise, to make up for the noise of its gradients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
 from tfp_sgmcmc.internal.nest import State, map_parts
-from tfp_sgmcmc.kernels.hyperparameters import StepSize
+from tfp_sgmcmc.kernels.base import OverdampedKernel, StepSize
 from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise
-from tfp_sgmcmc.kernels.overdamped import OverdampedKernel
 
 
 class ModifiedSGLDResults(NamedTuple):

@@ -1,4 +1,4 @@
-"""The base of samplers with momenta: mass, the first momenta, kinetic temperature."""
+"""The base of samplers with momenta, and the pieces of their steps."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import integer, numbers
 from tfp_sgmcmc.internal.nest import State, append_dims, map_parts, sum_events
-from tfp_sgmcmc.kernels.base import StochasticGradientKernel
-from tfp_sgmcmc.kernels.hyperparameters import is_schedule, number_at, setting_at, value_at
-from tfp_sgmcmc.kernels.stability import splitting_limit
+from tfp_sgmcmc.kernels.base import (
+    StochasticGradientKernel,
+    is_schedule,
+    number_at,
+    setting_at,
+    value_at,
+)
+from tfp_sgmcmc.kernels.linear_theory import splitting_limit
 
 
 class MomentumKernel(StochasticGradientKernel):
@@ -99,6 +105,22 @@ class MomentumKernel(StochasticGradientKernel):
 def scaled(number: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """Returns `number` times `x`, where `number` is a scalar or has one number for each chain."""
     return (append_dims(number, x) if number.shape.rank else number) * x
+
+
+def drift(theta: State, p: State, mass: State, h: tf.Tensor) -> State:
+    """Returns theta + h m^-1 p."""
+    return map_parts(lambda x, p, m: x + scaled(h, p / m), theta, p, mass)
+
+
+def kick(p: State, force: State, h: tf.Tensor) -> State:
+    """Returns p + h g for a force g."""
+    return map_parts(lambda p, g: p + scaled(h, g), p, force)
+
+
+def normal_momentum(state: State, mass: State, spread: tf.Tensor, seed: tf.Tensor) -> State:
+    """Returns spread m^(1/2) z for standard normals z, in the structure of the state."""
+    z = random.normal_like(state, seed)
+    return map_parts(lambda z, m: scaled(spread, z * m**0.5), z, mass)
 
 
 def degrees_of_freedom(state: State, chain_ndims: int) -> int:

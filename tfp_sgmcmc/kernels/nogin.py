@@ -11,9 +11,9 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState
 from tfp_sgmcmc.internal.checks import array, boolean, integer, require
 from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
-from tfp_sgmcmc.kernels.hyperparameters import StepSize
+from tfp_sgmcmc.kernels.base import StepSize
 from tfp_sgmcmc.kernels.linear_theory import nogin_law
-from tfp_sgmcmc.kernels.momentum import MomentumKernel, degrees_of_freedom, scaled
+from tfp_sgmcmc.kernels.momentum import MomentumKernel, degrees_of_freedom, drift, scaled
 from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise, largest_eigenvalue, remaining_noise
 
 
@@ -64,15 +64,16 @@ class NOGIN(MomentumKernel):
 
     g is the target's gradient estimate with covariance Sigma, z standard normal, m the mass. With
     a Gaussian posterior and Gaussian noise of constant covariance, the law of theta is exact at
-    every stable step. In general its error is of second order in h for any noise of known
-    covariance. The momenta at the ends of a step are hotter than T: in a direction of curvature a,
-    their law is N(0, T m / (1 - h^2 a / 4 m)).
+    every stable step: \( h^2 a < 4 m \) for all curvatures a, at any friction and Sigma. In general
+    its error is of second order in h for any noise of known covariance. The momenta at the ends of
+    a step are hotter than T: in a direction of curvature a, their law is
+    N(0, T m / (1 - h^2 a / 4 m)).
 
     Along a direction of curvature a and noise s of a Gaussian posterior, the integrated
     autocorrelation time of theta is \( (s + 4 T m \lambda^2 / h^2) / (a T) \) steps. Noise adds
-    s / (a T): where scores have the covariance that the curvature implies (a = N V), that is one
-    pass over the data for each effective sample, for every n. Minibatches below the size at which
-    this term dominates therefore bring nothing. Control variates reduce s.
+    s / (a T): where scores have the covariance that the curvature implies (a = N V), this takes
+    one pass over the data for each effective sample, for every n. Minibatches below the size at
+    which this term dominates therefore bring nothing. Control variates reduce s.
 
     Where Sigma is large, a step moves theta by about \( 2 T \Sigma^{-1} g \), whatever h is. Far
     from the posterior Sigma can be a hundred times its value there. A linear regression that
@@ -116,7 +117,7 @@ class NOGIN(MomentumKernel):
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
       num_estimation_steps: number of steps at the start that average Sigma and do not move the
         state. None stands for 10 D / n, at least 10, where D is the number of entries (1 for
-        "diag", that of the largest part for "block") and n the number of scores of a minibatch.
+        "diag"; of the largest part for "block") and n the number of scores of a minibatch.
         The first Sigma, from n examples, is zero in most directions if n is less than D, and their
         noise heats the momenta. With D = 129, n = 10, h = 0.03 and 0 steps that threw a logistic
         regression by 50 posterior standard deviations in ten steps.
@@ -157,21 +158,11 @@ class NOGIN(MomentumKernel):
             integer("num_estimation_steps", num_estimation_steps, 0)
         self._noise = GradientNoise(self._target, covariance, average=None)
 
-    def largest_stable_step(
-        self, largest_curvature: Any, step: int = 0, results: Any = None
-    ) -> float | np.ndarray:
-        r"""Returns \( 2 / \sqrt\lambda \), at any friction and any Sigma.
-
-        Where the damping by friction and Sigma multiplies the momentum by r, a step has the trace
-        \( 1 + r - (1 + r) h^2 \lambda / 2 \) and the determinant r.
-        """
-        return super().largest_stable_step(largest_curvature, step, results)
-
     def relaxation_steps(self, curvature: Any, noise: Any, step: int = 0) -> np.ndarray:
         r"""Returns the number of steps in which a distance falls by a factor of e.
 
         Along a direction of curvature a and gradient noise s, at mass 1, this is
-        \( -1 / \log \rho \) with the spectral radius of `kernels.linear_laws.nogin_law`: about
+        \( -1 / \log \rho \) with the spectral radius of `kernels.linear_theory.nogin_law`: about
         s / (2 a T) where noise dominates, at any h. It is infinite for an unstable step. With
         `matrix_lambda` noise adds no friction, up to where it raises it.
 
@@ -181,7 +172,7 @@ class NOGIN(MomentumKernel):
           step: the step at which schedules are evaluated.
 
         Raises:
-          TypeError: an argument is no number.
+          TypeError: an argument is not a number.
           ValueError: NaN or infinity, or a negative noise.
         """
         curvature = array("curvature", curvature, least_ndim=0)
@@ -214,7 +205,7 @@ class NOGIN(MomentumKernel):
         mass = self._mass(state)
         lambda2 = tf.tanh(friction * h / 2)
 
-        theta = map_parts(lambda x, p, m: x + scaled(h / 2, p / m), state, results.momentum, mass)
+        theta = drift(state, results.momentum, mass, h / 2)
         shift = map_parts(lambda m, x: scaled(1 + lambda2, m + tf.zeros_like(x)), mass, state)
         scale = h**2 / (4 * temperature)
         estimate, sigma, covariance_state = self._noise.estimate(
@@ -249,7 +240,7 @@ class NOGIN(MomentumKernel):
         else:
             damped = sigma.solve(shift, scale, p)
             p = map_parts(lambda p, x, m, k: 2 * m * x - p + k, p, damped, mass, kick)
-        theta = map_parts(lambda x, p, m: x + scaled(h / 2, p / m), theta, p, mass)
+        theta = drift(theta, p, mass, h / 2)
         given = self._parameters["num_estimation_steps"]
         moves = results.step >= self._noise.estimation_steps(given, state, chain_ndims)
         theta, p = (

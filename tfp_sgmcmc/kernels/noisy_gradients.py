@@ -15,7 +15,7 @@ from tfp_sgmcmc.covariance import (
     as_covariance,
 )
 from tfp_sgmcmc.covariance.averages import Average, History, RunningMean
-from tfp_sgmcmc.covariance.diag import Diag, Zero
+from tfp_sgmcmc.covariance.estimators import Diag, Zero
 from tfp_sgmcmc.internal.nest import State, append_dims, map_parts, squared_norm
 from tfp_sgmcmc.kernels.momentum import scaled
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
@@ -24,12 +24,11 @@ from tfp_sgmcmc.targets.base import GradientEstimate, Target
 class GradientNoise:
     """Gradient estimates of a target, with their covariance Sigma from past minibatches.
 
-    `covariance` is the sampler's argument, a name or an estimator of `tfp_sgmcmc.covariance`, or
-    "auto", which leaves the choice to the target.
-    `average` is for an estimator that names none; None stands for an exponential average of past
-    minibatches, long enough for solutions with Sigma: 100 scores for each entry of its largest
-    matrix, and at least 199 minibatches. Raises ValueError for an unknown name, and for a target
-    that has noisy gradients but no scores.
+    `covariance` is the sampler's argument: a name or an estimator of `tfp_sgmcmc.covariance`, or
+    "auto", which leaves the choice to the target. `average` is used by an estimator without one.
+    None stands for an exponential average of past minibatches that is long enough for solutions
+    with Sigma: 100 scores for each entry of its largest matrix, and at least 199 minibatches.
+    Raises ValueError for an unknown name, and for a target with noisy gradients but no scores.
     """
 
     def __init__(self, target: Target, covariance: Any, average: Average | None):
@@ -46,7 +45,7 @@ class GradientNoise:
             )
 
     def estimation_steps(self, given: int | None, state: State, chain_ndims: int) -> int:
-        """Returns how many steps at the start only average Sigma: `given`, or by default a rule.
+        """Returns the number of steps at the start that only average Sigma, by default by a rule.
 
         The rule is 10 D / n, at least 10, where D is the number of entries of the largest matrix
         (1 for a diagonal) and n the number of scores, or 32 if it is not known beforehand. A
@@ -88,7 +87,7 @@ class GradientNoise:
         whose gradient is NaN turns NaN.
         """
         estimate = self._target.estimate(state, seed, target_state)
-        return self.learn(estimate, estimate.noise_scale, state, last)
+        return estimate, *self.learn(estimate, estimate.noise_scale, state, last)
 
     def past(self, state: State, last: CovarianceState, scale: Any = None) -> NoiseCovariance:
         """Returns c V from the minibatches so far, zero before the first.
@@ -106,14 +105,12 @@ class GradientNoise:
 
     def learn(
         self, estimate: GradientEstimate, scale: Any, state: State, last: CovarianceState
-    ) -> tuple[GradientEstimate, NoiseCovariance, CovarianceState]:
-        """Returns what `estimate` returns, with `scale` V in place of Sigma."""
+    ) -> tuple[NoiseCovariance, CovarianceState]:
+        """Returns `scale` V with the scores of `estimate`, and the estimator's next state."""
         chain_ndims = estimate.log_prob.shape.rank
-        estimator = self._estimator(state, chain_ndims)
-        matrix, after = estimator.evaluate(
+        return self._estimator(state, chain_ndims).evaluate(
             last, estimate.scores, scale, state, chain_ndims, estimate.num_scores
         )
-        return estimate, matrix, after
 
 
 def largest_eigenvalue(
@@ -126,7 +123,7 @@ def largest_eigenvalue(
     """
     norm = tf.sqrt(squared_norm(gradient, chain_ndims))
     fresh = tf.math.divide_no_nan(tf.constant(0.1, norm.dtype), norm)
-    start = map_parts(  # a gradient that is not finite says nothing about Sigma
+    start = map_parts(  # a gradient that is not finite is left out
         lambda v, g: tf.where(append_dims(tf.math.is_finite(norm), g), v + scaled(fresh, g), v),
         eigenvector, gradient,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import tfp_sgmcmc as sgmcmc
 
 
 class Variant(NamedTuple):
-    """A documented way to use a kernel, which has a line of the README's table but no registry row.
+    """A documented way to use a kernel: a line of the README's table without a registry row.
 
     Attributes:
       name: the kernel and what is added to it, in Markdown.
@@ -26,7 +26,7 @@ class Variant(NamedTuple):
     when: str
 
 
-class Sampler(NamedTuple):
+class RegisteredSampler(NamedTuple):
     """A row of the registry.
 
     Attributes:
@@ -60,7 +60,7 @@ class Sampler(NamedTuple):
 
 
 SAMPLERS = (
-    Sampler(
+    RegisteredSampler(
         "SGLD",
         "SGLD",
         "θ ← θ + ε/2 (M g + T div M) + (ε T)^½ M^½ z",
@@ -84,7 +84,7 @@ SAMPLERS = (
             ),
         ),
     ),
-    Sampler(
+    RegisteredSampler(
         "ModifiedSGLD",
         "mSGLD",
         "θ ← θ + ε/2 g + (ε T)^½ (I − ε/8T Σ) z",
@@ -92,7 +92,7 @@ SAMPLERS = (
         lambda target, h, friction, noise, c: sgmcmc.ModifiedSGLD(target, h**2, c),
         uses_covariance=True,
     ),
-    Sampler(
+    RegisteredSampler(
         "SGFS",
         "SGFS",
         "θ ← θ + 2 (γ N V + 4B/ε)^-1 (g + η), η ~ N(0, 4 T B/ε)",
@@ -101,14 +101,14 @@ SAMPLERS = (
         uses_covariance=True,
         is_fisher_scoring=True,
     ),
-    Sampler(
+    RegisteredSampler(
         "UnderdampedLangevin",
         "underdamped Langevin",
         "BAOAB or OBABO, one gradient a step",
         "exact or nearly exact gradients; momenta carry the chain along narrow valleys",
         lambda target, h, friction, *_: sgmcmc.UnderdampedLangevin(target, h, friction),
     ),
-    Sampler(
+    RegisteredSampler(
         "SGHMC",
         "SGHMC",
         "θ ← θ + h p; p ← p + h g − h A p + N(0, 2h (A T I − h/2 Σ))",
@@ -116,14 +116,14 @@ SAMPLERS = (
         lambda target, h, friction, noise, c: sgmcmc.SGHMC(target, h, friction + h * noise, c),
         uses_covariance=True,
     ),
-    Sampler(
+    RegisteredSampler(
         "SGNHT",
         "SGNHT",
         "p ← p + h g − h ξ p + (2 A h T)^½ z; ξ ← ξ + h/μ (p·p/d − T)",
         "gradient noise of unknown size that is the same everywhere",
         lambda target, h, friction, *_: sgmcmc.SGNHT(target, h, friction),
     ),
-    Sampler(
+    RegisteredSampler(
         "CCAdL",
         "CCAdL",
         "as `SGNHT`, with − h²/2T Σ p added to p",
@@ -131,7 +131,7 @@ SAMPLERS = (
         lambda target, h, friction, noise, c: sgmcmc.CCAdL(target, h, friction, c),
         uses_covariance=True,
     ),
-    Sampler(
+    RegisteredSampler(
         "NOGIN",
         "NOGIN",
         "half a step of θ; kick; p ← 2 ((1 + λ²) I + h²/4T Σ)^-1 p − p; the same kick; half a step",
@@ -139,7 +139,7 @@ SAMPLERS = (
         lambda target, h, friction, noise, c: sgmcmc.NOGIN(target, h, friction, c),
         uses_covariance=True,
     ),
-    Sampler(
+    RegisteredSampler(
         "ReplicaExchangeSGLD",
         "replica exchange SGLD",
         "`SGLD` at several temperatures, with swaps that are corrected for noisy energies",
@@ -148,7 +148,7 @@ SAMPLERS = (
         lambda target, h, *_: sgmcmc.ReplicaExchangeSGLD(target, h**2, (1.0, 1.1)),
         num_gradients=2,  # one for each temperature
     ),
-    Sampler(
+    RegisteredSampler(
         "CorrectedLangevin",
         "corrected Langevin",
         "the step of `SGLD` on all data, with a Metropolis-Hastings test",

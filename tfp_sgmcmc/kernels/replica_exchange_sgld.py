@@ -12,10 +12,9 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import integer, number, require
 from tfp_sgmcmc.internal.nest import State, append_dims, map_parts, number_as_dtype
-from tfp_sgmcmc.kernels.base import StochasticGradientKernel
-from tfp_sgmcmc.kernels.hyperparameters import StepSize, setting_at
+from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, setting_at
+from tfp_sgmcmc.kernels.linear_theory import overdamped_limit
 from tfp_sgmcmc.kernels.sgld import SGLD, SGLDResults
-from tfp_sgmcmc.kernels.stability import overdamped_limit
 from tfp_sgmcmc.targets.log_prob_differences import comparable_target, log_prob_differences
 from tfp_sgmcmc.targets.sharded import refuse_shards
 

@@ -11,7 +11,13 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import Block, CovarianceState, Full, RunningMean
 from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
-from tfp_sgmcmc.kernels.base import StochasticGradientKernel
+from tfp_sgmcmc.kernels.base import (
+    StepSize,
+    StochasticGradientKernel,
+    check_positive,
+    number_at,
+    setting_at,
+)
 from tfp_sgmcmc.kernels.fisher_noise import (
     InjectedNoise,
     check_regular,
@@ -19,10 +25,9 @@ from tfp_sgmcmc.kernels.fisher_noise import (
     raised_shift,
     solve,
 )
-from tfp_sgmcmc.kernels.hyperparameters import StepSize, check_positive, number_at, setting_at
+from tfp_sgmcmc.kernels.linear_theory import at_least_zero
 from tfp_sgmcmc.kernels.momentum import scaled
 from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise
-from tfp_sgmcmc.kernels.stability import at_least_zero
 from tfp_sgmcmc.preconditioners import FullMatrix
 from tfp_sgmcmc.targets.anchored import AnchoredTarget
 
@@ -118,7 +123,7 @@ class SGFS(StochasticGradientKernel):
         after 0 steps of estimation, by 65 after 2, by 4 after 5, and not at all after 10.
       num_fisher_steps: number of steps, at least 1, whose minibatches V is estimated from. V then
         stays as it is and no more scores are computed, which makes steps cheaper. Give at least
-        the steps of burn-in and of estimation, as V should be that of the posterior. None: all.
+        the steps of burn-in and of estimation, to estimate V in the posterior. None: all.
 
     Raises:
       ValueError: both or neither of `step_size` and `alpha` are given; one of them, B or T is out
@@ -188,7 +193,7 @@ class SGFS(StochasticGradientKernel):
         \( M = (\gamma N V_t + 4 B / \epsilon)^{-1} \) is `metric_product` at the step in use. It
         is stable if and only if the largest eigenvalue \( \lambda \) of M H is below 1. If N V is
         the precision of the likelihood (the information equality), this holds at every
-        \( \epsilon \), except where the prior's precision is above that of
+        \( \epsilon \), except where the prior's precision exceeds
         \( (\gamma - 1) N V + 4 B / \epsilon \). Otherwise, as with a V of few examples or one
         estimated elsewhere, every stable step is below \( \epsilon / \lambda \), and
         \( 4 / \lambda_{\max}(B^{-1} H) \) is stable with any V. At alpha = 0 the largest
@@ -262,9 +267,7 @@ class SGFS(StochasticGradientKernel):
         scale = gamma_n + injected.multiple  # 4 B / epsilon may itself be a multiple of V
         covariance_state = results.covariance_state
         if learns:
-            estimate, matrix, covariance_state = self._noise.learn(
-                estimate, scale, state, covariance_state
-            )
+            matrix, covariance_state = self._noise.learn(estimate, scale, state, covariance_state)
         else:
             matrix = self._noise.past(state, covariance_state, scale)
             covariance_state = covariance_state._replace(step=covariance_state.step + 1)

@@ -11,10 +11,10 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import RunningMean
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, append_dims, map_parts
-from tfp_sgmcmc.kernels.hyperparameters import StepSize
-from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
+from tfp_sgmcmc.kernels.base import StepSize
+from tfp_sgmcmc.kernels.linear_theory import euler_limit
+from tfp_sgmcmc.kernels.momentum import MomentumKernel, drift, kinetic_temperature, scaled
 from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise, largest_eigenvalue, remaining_noise
-from tfp_sgmcmc.kernels.stability import euler_limit
 
 
 class SGHMCResults(NamedTuple):
@@ -114,7 +114,7 @@ class SGHMC(MomentumKernel):
         small_friction: Literal["increase", "refuse"] = "increase",
     ):
         super().__init__(locals())
-        one_of("small_friction", small_friction, ["increase", "refuse"])
+        self._small_friction = one_of("small_friction", small_friction, ["increase", "refuse"])
         self._noise = None
         if covariance is not None:
             self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
@@ -149,9 +149,9 @@ class SGHMC(MomentumKernel):
         chain_ndims = results.target_log_prob.shape.rank
         h, friction, temperature = self._numbers(results.step, state, chain_ndims)
         mass = self._mass(state)
-        z = random.normal_like(state, noise_seed)
+        z, refuses = random.normal_like(state, noise_seed), self._small_friction == "refuse"
 
-        theta = map_parts(lambda x, p, m: x + scaled(h, p / m), state, results.momentum, mass)
+        theta = drift(state, results.momentum, mass, h)
         if self._noise is None:
             estimate = self._target.estimate(
                 theta, batch_seed, results.target_state, with_scores=False
@@ -169,7 +169,7 @@ class SGHMC(MomentumKernel):
             )
             smallest_friction = h * largest / (2 * temperature)
             too_small = friction < smallest_friction
-            if self._refuses:  # no operation under XLA
+            if refuses:  # no operation under XLA
                 tf.debugging.assert_greater_equal(
                     friction + tf.zeros_like(largest),
                     smallest_friction,
@@ -185,7 +185,7 @@ class SGHMC(MomentumKernel):
             lambda p, g, m, s: p + scaled(h, g) - scaled(h * friction, p / m) + s,
             results.momentum, estimate.gradient, mass, noise,
         )  # fmt: skip
-        if self._refuses:
+        if refuses:
             theta, p = (
                 map_parts(lambda old, new: tf.where(append_dims(too_small, new), old, new), *pair)
                 for pair in ((state, theta), (results.momentum, p))
@@ -200,7 +200,3 @@ class SGHMC(MomentumKernel):
             covariance_state=covariance_state,
             eigenvector=eigenvector,
         )
-
-    @property
-    def _refuses(self) -> bool:
-        return self._parameters["small_friction"] == "refuse"

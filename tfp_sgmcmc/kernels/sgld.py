@@ -9,8 +9,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, map_parts
-from tfp_sgmcmc.kernels.hyperparameters import StepSize, check_positive
-from tfp_sgmcmc.kernels.overdamped import OverdampedKernel
+from tfp_sgmcmc.kernels.base import OverdampedKernel, StepSize, check_positive
 from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner
 
 
@@ -100,8 +99,7 @@ class SGLD(OverdampedKernel):
     def metric_product(self, vector: State, state: State, results: Any) -> State:
         """Returns M v, with the preconditioner M at `state`.
 
-        A preconditioner that learns from gradients gets one more, that of the next step if the
-        seed is 0.
+        A preconditioner that learns from gradients gets one more: the next step's for the seed 0.
         """
         learnt, info = results.preconditioner_state, None
         if tf.nest.flatten(learnt):

@@ -10,9 +10,17 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, map_parts
-from tfp_sgmcmc.kernels.hyperparameters import StepSize
-from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, mean_decay, scaled
-from tfp_sgmcmc.kernels.stability import euler_limit
+from tfp_sgmcmc.kernels.base import StepSize
+from tfp_sgmcmc.kernels.linear_theory import euler_limit
+from tfp_sgmcmc.kernels.momentum import (
+    MomentumKernel,
+    drift,
+    kick,
+    kinetic_temperature,
+    mean_decay,
+    normal_momentum,
+    scaled,
+)
 
 SCHEMES = ("euler", "adodab")
 THERMOSTATS = ("scalar", "per_part", "per_coordinate")
@@ -162,13 +170,7 @@ class SGNHT(MomentumKernel):
             results.step, state, chain_ndims, "thermal_mass"
         )
         mass, xi, p = self._mass(state), results.thermostat, results.momentum
-        noise = map_parts(
-            lambda z, m: scaled(tf.sqrt(2 * friction * temperature * h), z * m**0.5),
-            random.normal_like(state, noise_seed), mass,
-        )  # fmt: skip
-
-        def move(theta: State, p: State, h: tf.Tensor) -> State:
-            return map_parts(lambda x, p, m: x + scaled(h, p / m), theta, p, mass)
+        noise = normal_momentum(state, mass, tf.sqrt(2 * friction * temperature * h), noise_seed)
 
         def heat(xi: State, p: State, h: tf.Tensor) -> State:
             return map_parts(
@@ -177,7 +179,7 @@ class SGNHT(MomentumKernel):
             )  # fmt: skip
 
         if self._parameters["scheme"] == "euler":
-            theta = move(state, p, h)
+            theta = drift(state, p, mass, h)
             estimate = self._target.estimate(
                 theta, batch_seed, results.target_state, with_scores=False
             )
@@ -187,17 +189,17 @@ class SGNHT(MomentumKernel):
             )  # fmt: skip
             xi = heat(xi, p, h)
         else:
-            theta, xi = move(state, p, h / 2), heat(xi, p, h / 2)
+            theta, xi = drift(state, p, mass, h / 2), heat(xi, p, h / 2)
             decay = map_parts(lambda x: scaled(h, x), self._by_part(xi, state))
             p = map_parts(
                 lambda p, y, s: scaled(tf.exp(-y), p) + scaled(tf.sqrt(mean_decay(2 * y)), s),
                 p, decay, noise,
             )  # fmt: skip
-            theta, xi = move(theta, p, h / 2), heat(xi, p, h / 2)
+            theta, xi = drift(theta, p, mass, h / 2), heat(xi, p, h / 2)
             estimate = self._target.estimate(
                 theta, batch_seed, results.target_state, with_scores=False
             )
-            p = map_parts(lambda p, g: p + scaled(h, g), p, estimate.gradient)
+            p = kick(p, estimate.gradient, h)
 
         return theta, SGNHTResults(
             **self._figures(estimate, h, temperature, results),

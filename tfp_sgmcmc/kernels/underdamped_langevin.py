@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, map_parts
-from tfp_sgmcmc.kernels.hyperparameters import StepSize
-from tfp_sgmcmc.kernels.momentum import MomentumKernel, kinetic_temperature, scaled
+from tfp_sgmcmc.kernels.base import StepSize
+from tfp_sgmcmc.kernels.momentum import MomentumKernel, drift, kick, kinetic_temperature, scaled
 
 
 class UnderdampedLangevinResults(NamedTuple):
@@ -134,12 +134,6 @@ class UnderdampedLangevin(MomentumKernel):
         decay = tf.exp(-friction * h)
         spread = tf.sqrt(-temperature * tf.math.expm1(-2 * friction * h))
 
-        def a(theta: State, p: State, h: tf.Tensor) -> State:
-            return map_parts(lambda x, p, m: x + scaled(h, p / m), theta, p, mass)
-
-        def b(p: State, g: State, h: tf.Tensor) -> State:
-            return map_parts(lambda p, g: p + scaled(h, g), p, g)
-
         def o(p: State) -> State:
             return map_parts(
                 lambda p, m, z: scaled(decay, p) + scaled(spread, z * m**0.5), p, mass, z
@@ -147,19 +141,19 @@ class UnderdampedLangevin(MomentumKernel):
 
         p, scheme = results.momentum, self._parameters["scheme"]
         if scheme == "baoab":
-            theta = a(state, p, h / 2)
+            theta = drift(state, p, mass, h / 2)
             p = o(p)
-            theta = a(theta, p, h / 2)
+            theta = drift(theta, p, mass, h / 2)
         else:
-            theta = a(state, p, h if scheme == "obabo" else h / 2)
+            theta = drift(state, p, mass, h if scheme == "obabo" else h / 2)
         estimate = self._target.estimate(theta, batch_seed, results.target_state, with_scores=False)
         if scheme == "baoab":
-            before_o = p = b(p, estimate.gradient, h)
+            before_o = p = kick(p, estimate.gradient, h)
         else:
-            before_o = b(p, estimate.gradient, h / 2)
-            p = b(o(before_o), estimate.gradient, h / 2)
+            before_o = kick(p, estimate.gradient, h / 2)
+            p = kick(o(before_o), estimate.gradient, h / 2)
             if scheme == "aboba":
-                theta = a(theta, p, 0.5 * h)
+                theta = drift(theta, p, mass, 0.5 * h)
 
         return theta, UnderdampedLangevinResults(
             **self._figures(estimate, h, temperature, results),

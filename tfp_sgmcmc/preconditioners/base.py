@@ -30,7 +30,7 @@ class LocalMatrix(NamedTuple):
 
 
 class GradientInfo(NamedTuple):
-    """What an adaptive preconditioner can learn from at a step.
+    """The gradient information of a step, from which adaptive preconditioners learn.
 
     Attributes:
       gradient: the gradient estimate of the log posterior (a sum over N examples).

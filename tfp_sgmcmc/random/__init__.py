@@ -5,11 +5,20 @@ eager and compiled code; indices and three-point numbers are integer hashes of t
 same everywhere.
 """
 
-from tfp_sgmcmc.random.alias import AliasTable
-from tfp_sgmcmc.random.indices import epoch_indices, permuted_indices, uniform_indices
-from tfp_sgmcmc.random.normals import normal, normal_like, rademacher_like
+from tfp_sgmcmc.random.indices import (
+    AliasTable,
+    epoch_indices,
+    permuted_indices,
+    uniform_indices,
+)
+from tfp_sgmcmc.random.normals import (
+    normal,
+    normal_like,
+    rademacher_like,
+    three_point,
+    three_point_like,
+)
 from tfp_sgmcmc.random.seeds import as_seed, fold_in, fresh_seed, numbered_seed, split
-from tfp_sgmcmc.random.three_point import three_point, three_point_like
 
 __all__ = [
     "AliasTable",

@@ -1,19 +1,22 @@
-"""Indices of examples: uniform draws, and permutations that are never stored."""
+"""Indices of examples, by hashing: uniform, from a table, or by permutations never stored."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import integer
-from tfp_sgmcmc.random.seeds import GOLDEN, as_seed, hashed_words, mix, numbered_seed, word, xor
+from tfp_sgmcmc.random.seeds import as_seed, numbered_seed
 
+xor = tf.bitwise.bitwise_xor
+_GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive counters over the 32-bit words
+_UNIT = 2**24  # thresholds and coins of `AliasTable` are integers below it
 _MAX_EXAMPLES = 2**31 - 1
 
 
@@ -96,6 +99,60 @@ def epoch_indices(
     return _permuted(keys, position, num_examples)
 
 
+class AliasTable(NamedTuple):
+    r"""Draws index i with probability \( q_i \), by Walker's alias method.
+
+    A uniform index k is kept with probability `threshold[k]` \( / 2^{24} \), and otherwise
+    `alias[k]` takes its place. `draw` gives the same indices in every mode.
+
+    Examples:
+      >>> import numpy as np, tensorflow as tf
+      >>> table = AliasTable.from_probabilities(np.array([0.5, 0.25, 0.25, 0.]))
+      >>> indices = table.draw(tf.constant([0, 1]), tf.range(1000))
+      >>> np.bincount(indices, minlength=4)
+      array([501, 246, 253,   0])
+
+    Attributes:
+      threshold: `int32` of shape `[N]`, in \( 0 .. 2^{24} \).
+      alias: `int32` of shape `[N]`.
+
+    References:
+      M. D. Vose. A linear algorithm for generating random numbers with a given distribution. IEEE
+      Transactions on Software Engineering 17, 1991.
+    """
+
+    threshold: tf.Tensor
+    alias: tf.Tensor
+
+    @classmethod
+    def from_probabilities(cls, probabilities: np.ndarray) -> AliasTable:
+        """Returns the table of `probabilities`, `[N]`, which need not sum to one."""
+        scaled = np.asarray(probabilities, np.float64)
+        scaled = scaled * (len(scaled) / scaled.sum())
+        kept, alias = np.ones(len(scaled)), np.arange(len(scaled), dtype=np.int32)
+        small, large = [*np.flatnonzero(scaled < 1)], [*np.flatnonzero(scaled >= 1)]
+        while small and large:
+            little, much = small.pop(), large.pop()
+            kept[little], alias[little] = scaled[little], much
+            scaled[much] -= 1 - scaled[little]
+            (small if scaled[much] < 1 else large).append(much)
+        return cls(tf.constant(np.rint(kept * _UNIT).astype(np.int32)), tf.constant(alias))
+
+    def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any = ()) -> tf.Tensor:
+        """Returns indices, `[*chain_shape, n]`, for the arguments of `random.uniform_indices`."""
+        index = uniform_indices(seed, positions, self.alias.shape[0], chain_shape)
+        other_seed = numbered_seed(seed, tf.constant(_GOLDEN >> 1, tf.int32))
+        coin = uniform_indices(other_seed, positions, _UNIT, chain_shape)
+        keeps = coin < tf.gather(self.threshold, index)
+        return tf.where(keeps, index, tf.gather(self.alias, index))
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """The probabilities with which `draw` returns each index, `[N]`, thresholds rounded."""
+        kept, alias = self.threshold.numpy() / _UNIT, self.alias.numpy()
+        return (kept + np.bincount(alias, 1 - kept, len(alias))) / len(alias)
+
+
 def _as_seeds(seed: Any, positions: tf.Tensor) -> tf.Tensor:
     """Returns a seed, `[2]`, or a seed for each position, `[n, 2]`; raises as `as_seed` does."""
     if isinstance(seed, tf.Tensor) and seed.dtype == tf.int32:
@@ -111,7 +168,7 @@ def _round_keys(seed: tf.Tensor, num_examples: int, chain_shape: Any) -> list[tf
     num_rounds = 5 if min(_grid(num_examples)) >= 16 else 12
     high, low = _chain_key(seed, chain_shape)
     # All keys at once, and each constant once: a draw is then a third of the nodes to trace.
-    words = GOLDEN * np.arange(1, 4 * num_rounds + 1, dtype=np.uint64) & 0xFFFFFFFF
+    words = _GOLDEN * np.arange(1, 4 * num_rounds + 1, dtype=np.uint64) & 0xFFFFFFFF
     words = words.astype(np.uint32).reshape([-1, 2, *[1] * low.shape.rank])
     return tf.unstack(mix(high + words[:, 0]) + mix(low + words[:, 1]))
 
@@ -142,6 +199,7 @@ def _permuted(keys: list[tf.Tensor], positions: tf.Tensor, num_examples: int) ->
     return tf.cast(result, tf.int32)
 
 
+@functools.lru_cache(maxsize=128, typed=True)
 def _grid(num_examples: int) -> tuple[int, int]:
     """Returns sides a <= b of the nearly square grid with the fewest cells beyond N."""
     integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
@@ -160,7 +218,7 @@ def _chain_key(seed: tf.Tensor, chain_shape: Any) -> tuple[tf.Tensor, tf.Tensor]
     chains = tf.range(tf.math.reduce_prod(shape))
     chains = tf.cast(tf.reshape(chains, tf.concat([shape, [1]], axis=0)), tf.uint32)
     words = tf.bitcast(seed, tf.uint32)
-    return words[..., 0], mix(words[..., 1] + word(GOLDEN) * chains)
+    return words[..., 0], mix(words[..., 1] + word(_GOLDEN) * chains)
 
 
 def _hash_below(
@@ -177,3 +235,23 @@ def _add_mod(x: tf.Tensor, y: tf.Tensor, modulus: tf.Tensor) -> tf.Tensor:
     """Returns (x + y) mod m of two words below m: a negative difference wraps to a large word."""
     total = x + y
     return tf.minimum(total, total - modulus)
+
+
+def word(value: int) -> tf.Tensor:
+    """Returns an integer, reduced modulo 2^32, as a `uint32` tensor."""
+    return tf.constant(value & 0xFFFFFFFF, tf.uint32)
+
+
+def mix(x: tf.Tensor, constant: Callable[[int], tf.Tensor] = word) -> tf.Tensor:
+    """Returns the finaliser of MurmurHash3, a bijection of words that spreads every bit."""
+    x = xor(x, tf.bitwise.right_shift(x, constant(16))) * constant(0x85EBCA6B)
+    x = xor(x, tf.bitwise.right_shift(x, constant(13))) * constant(0xC2B2AE35)
+    return xor(x, tf.bitwise.right_shift(x, constant(16)))
+
+
+def hashed_words(key: tuple[tf.Tensor, tf.Tensor], counters: tf.Tensor) -> tf.Tensor:
+    """Returns a random `uint32` word for each counter: a bijection of words for each key.
+
+    `key` is two words. The result is the same in every mode.
+    """
+    return mix(mix(word(_GOLDEN) * counters + mix(key[0])) + key[1])

@@ -1,19 +1,14 @@
-"""Seeds, which are two 32-bit integers, and operations on such words."""
+"""Seeds, each two 32-bit integers."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.checks import integer
-
-xor = tf.bitwise.bitwise_xor
-GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive counters over the 32-bit words
 
 
 def fresh_seed() -> int:
@@ -40,7 +35,7 @@ def as_seed(seed: Any) -> tf.Tensor:
     if seed is None:
         raise ValueError(
             "seed must be an integer or a pair of integers. Received: None. A step draws all of "
-            "its random numbers from the seed that it is given."
+            "its random numbers from its seed."
         )
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
         words = np.array([int(seed) >> shift & 0xFFFFFFFF for shift in (32, 0)], np.uint32)
@@ -62,7 +57,8 @@ def as_seed(seed: Any) -> tf.Tensor:
 
 def split(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
     """Returns `num` seeds that are independent of each other, made from `seed`."""
-    integer("num", num, 1)
+    if num < 1:
+        raise ValueError(f"num must be at least 1. Received: {num}.")
     return tf.unstack(tf.random.split(as_seed(seed), num=num, alg=xla.random_algorithm()))
 
 
@@ -78,23 +74,3 @@ def numbered_seed(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """
     high = seed[0] + tf.zeros_like(numbers)
     return tf.stack([high, tf.bitwise.bitwise_xor(seed[1], numbers)], axis=-1)
-
-
-def word(value: int) -> tf.Tensor:
-    """Returns an integer, reduced modulo 2^32, as a `uint32` tensor."""
-    return tf.constant(value & 0xFFFFFFFF, tf.uint32)
-
-
-def mix(x: tf.Tensor, constant: Callable[[int], tf.Tensor] = word) -> tf.Tensor:
-    """Returns the finaliser of MurmurHash3, a bijection of words that spreads every bit."""
-    x = xor(x, tf.bitwise.right_shift(x, constant(16))) * constant(0x85EBCA6B)
-    x = xor(x, tf.bitwise.right_shift(x, constant(13))) * constant(0xC2B2AE35)
-    return xor(x, tf.bitwise.right_shift(x, constant(16)))
-
-
-def hashed_words(key: tuple[tf.Tensor, tf.Tensor], counters: tf.Tensor) -> tf.Tensor:
-    """Returns a random `uint32` word for each counter: a bijection of words for each key.
-
-    `key` is two words. The result is the same in every mode.
-    """
-    return mix(mix(word(GOLDEN) * counters + mix(key[0])) + key[1])

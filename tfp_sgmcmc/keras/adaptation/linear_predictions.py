@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_sgmcmc.keras.checks.local_geometry import LocalGeometry
-from tfp_sgmcmc.kernels.linear_theory import LinearLaw, nogin_law, overdamped_law, splitting_law
-from tfp_sgmcmc.kernels.stability import overdamped_limit, splitting_limit
+from tfp_sgmcmc.kernels.linear_theory import (
+    LinearLaw,
+    nogin_law,
+    overdamped_law,
+    overdamped_limit,
+    splitting_law,
+    splitting_limit,
+)
 
 _GAIN = 3  # a kernel must need this many times fewer steps than a simpler one
 _PRICE = 2.2  # factor of steps, or of bias, that a larger friction may cost
