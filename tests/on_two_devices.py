@@ -28,7 +28,7 @@ def devices(nest: object) -> set[str]:
 
 def of_a_run() -> set[str]:
     kernel = sgmcmc.NOGIN(target(), step_size=0.01)
-    result = sgmcmc.sample(kernel, tf.zeros([2, 3]), 5, seed=0, progress_bar=False)
+    result = sgmcmc.sample_chain(kernel, tf.zeros([2, 3]), 5, seed=0, progress_bar=False)
     return devices((kernel._target._data, result.final_state, result.final_kernel_results))
 
 
@@ -48,7 +48,7 @@ def of_a_control_variate() -> set[str]:
     base = target()
     center, _ = sgmcmc.find_center(base, tf.zeros([3]))
     kernel = sgmcmc.UnderdampedLangevin(sgmcmc.ControlVariate(base, center, order=2), 0.02)
-    result = sgmcmc.sample(kernel, tf.zeros([3]), 5, seed=0, progress_bar=False)
+    result = sgmcmc.sample_chain(kernel, tf.zeros([3]), 5, seed=0, progress_bar=False)
     return devices((center, result.final_kernel_results))
 
 
@@ -57,7 +57,11 @@ def of_fit() -> set[str]:
     loss = sgmcmc.keras.NegativeLogLikelihood(lambda out: tfp.distributions.Normal(out, 1.0))
     model.compile(loss=loss)
     sampler = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGLD(target, step_size=1e-4), len(X), None, 0, seed=0
+        lambda target: sgmcmc.SGLD(target, step_size=1e-4),
+        prior=None,
+        collect=sgmcmc.keras.Collect(0, 0),
+        seed=0,
+        num_examples=len(X),
     )
     model.fit(X, X @ WEIGHTS[:, None], batch_size=50, epochs=2, verbose=0, callbacks=[sampler])
     return devices([v.value for v in model.variables])

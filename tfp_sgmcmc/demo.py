@@ -74,7 +74,7 @@ def sample_logistic_regression(
     table: Table = {NORMAL: {}}
     for name, (kernel, num_steps, thinning) in kernels.items():
         num_draws = max(num_steps // thinning // shortening, 500)
-        result = sgmcmc.sample(
+        result = sgmcmc.sample_chain(
             kernel,
             state,
             num_draws,
@@ -125,12 +125,11 @@ def sample_network(
     sampled.set_weights(adam.get_weights())
     adam.fit(x, y, batch_size=32, epochs=epochs["after"], verbose=0)
     sampler = sgmcmc.keras.SamplerCallback(
-        # At temperature 1 the network is too uncertain with so few examples.
         lambda target: sgmcmc.SGLD(target, step_size=0.8 / len(x), temperature=0.03),
-        len(x),
-        tfp.distributions.Normal(0.0, 1.0),
-        num_burnin_steps=num_steps * epochs["after"] // 3,
-        num_steps_between_results=max(num_steps * epochs["after"] // 450, 1) - 1,
+        prior=tfp.distributions.Normal(0.0, 1.0),
+        collect=sgmcmc.keras.Collect(
+            num_steps * epochs["after"] // 3, max(num_steps * epochs["after"] // 450, 1) - 1
+        ),
         seed=seed,
     )
     sampled.fit(x, y, batch_size=32, epochs=epochs["after"], verbose=0, callbacks=[sampler])

@@ -33,7 +33,7 @@ from benchmarks.robustness.values import (
 tfd, K = tfp.distributions, sgmcmc.keras
 LABELS = (DATA[:, :1] > 0).astype(np.float32)
 SAMPLES = np.random.default_rng(2).normal(size=[3, 2, 1]).astype(np.float32)
-EVERY = dict(num_burnin_steps=0, num_steps_between_results=0)
+EVERY: dict[str, Any] = dict(num_burnin_steps=0, num_steps_between_results=0)
 
 
 def network() -> keras.Model:

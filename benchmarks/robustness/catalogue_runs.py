@@ -48,11 +48,11 @@ QUIET = dict(seed=0, progress_bar=False)
 
 def drivers() -> list[Entry]:
     room, start = "sampling", np.zeros([4, 2], np.float32)
-    plain = dict(**QUIET, jit_compile=False, preflight_check=False)
+    plain: dict[str, Any] = dict(**QUIET, jit_compile=False, preflight_check=False)
     chain = dict(kernel=KERNEL, initial_state=STATE, num_results=2, **plain)
     folder = Path(tempfile.mkdtemp())
     run = folder / "run"
-    shards = dict(
+    shards: dict[str, Any] = dict(
         make_kernel=lambda: KERNEL, initial_state=start, num_results=2, chains_per_shard=2
     )
     sgmcmc.sample_shards(**shards, **plain, directory=run)

@@ -84,7 +84,7 @@ def entry(
     names = {key: "|".join(filter(None, (ALSO.get(key), (also or {}).get(key)))) for key in made}
     return Entry(
         room,
-        name or function.__qualname__,
+        name or getattr(function, "__qualname__", repr(function)),
         (lambda **arguments: use(run(**arguments))) if use else run,
         given,
         made,

@@ -74,7 +74,13 @@ def test_layer_in_fit_has_the_log_posterior_of_the_target() -> None:
         seen.append(of_model)
         return sgmcmc.SGLD(of_model, h, temperature=0.0)
 
-    sampler = sgmcmc.keras.SamplerCallback(make_kernel, ROWS, normal, seed=0)
+    sampler = sgmcmc.keras.SamplerCallback(
+        make_kernel,
+        prior=normal,
+        collect=sgmcmc.keras.Collect(0, 0),
+        seed=0,
+        num_examples=ROWS,
+    )
     model.fit(x, y, batch_size=ROWS, epochs=1, verbose=0, callbacks=[sampler])
     for kept, part, gradient in zip(
         sampler.samples, start, tape.gradient(value, start), strict=True

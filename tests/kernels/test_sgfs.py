@@ -358,8 +358,8 @@ def test_a_run_goes_on_with_the_v_that_it_kept(tmp_path: Path) -> None:
     kernel = sgmcmc.SGFS(make_target(tf.float32), 0.5, num_estimation_steps=0, num_fisher_steps=5)
     options = dict(seed=3, progress_bar=False, jit_compile=False, preflight_check=False)
     start = tf.zeros([3])
-    whole = sgmcmc.sample(kernel, start, 12, **options)
+    whole = sgmcmc.sample_chain(kernel, start, 12, **options)
     for count in (3, 8, 12):
-        cut = sgmcmc.sample(kernel, start, count, directory=tmp_path, **options)
+        cut = sgmcmc.sample_chain(kernel, start, count, directory=tmp_path, **options)
     np.testing.assert_array_equal(np.asarray(cut.states), np.asarray(whole.states))
     assert whole.final_kernel_results.covariance_state.averages[0].count.numpy() == 5

@@ -44,7 +44,7 @@ def alone(name: str) -> np.ndarray:
 def run(name: str, jit_compile: bool = True, num_results: int = 40) -> np.ndarray:
     target = sharded(jit_compile=jit_compile)
     kernel = kernels(name, target)
-    return sgmcmc.sample(
+    return sgmcmc.sample_chain(
         kernel, tf.zeros([4, 3]), num_results, seed=0, jit_compile=False, progress_bar=False,
         preflight_check=False,
     ).states  # fmt: skip
@@ -139,12 +139,12 @@ def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
     options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
     with MIRRORED.scope():
         kernel = kernels("SGHMC", sharded())
-        sgmcmc.sample(kernel, tf.zeros([4, 3]), 20, directory=tmp_path, **options)
+        sgmcmc.sample_chain(kernel, tf.zeros([4, 3]), 20, directory=tmp_path, **options)
     kernel = kernels("SGHMC", sharded())
-    result = sgmcmc.sample(kernel, tf.zeros([4, 3]), 40, directory=tmp_path, **options)
+    result = sgmcmc.sample_chain(kernel, tf.zeros([4, 3]), 40, directory=tmp_path, **options)
     assert_close(np.asarray(result.states), alone("SGHMC"))
     with pytest.raises(ValueError, match="jit_compile"):  # other noise
-        sgmcmc.sample(
+        sgmcmc.sample_chain(
             kernel, tf.zeros([4, 3]), 60, directory=tmp_path, **options | {"jit_compile": True}
         )
 
@@ -161,7 +161,7 @@ def test_each_device_runs_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     def draws() -> np.ndarray:
         placed.clear()
         options: dict[str, Any] = dict(chains_per_shard=2, seed=0, progress_bar=False)
-        result = sgmcmc.sample(Placed(), tf.zeros([4, 2]), 30, jit_compile=False, **options)
+        result = sgmcmc.sample_shards(Placed(), tf.zeros([4, 2]), 30, jit_compile=False, **options)
         return np.asarray(result.states)
 
     names = [device.name for device in tf.config.list_logical_devices("CPU")]
@@ -178,7 +178,7 @@ def test_report() -> None:
     with MIRRORED.scope():
         target = sharded()
         kernel = kernels("UnderdampedLangevin", target)
-        result = sgmcmc.sample(
+        result = sgmcmc.sample_chain(
             kernel, tf.zeros([4, 3]), 200, seed=0, progress_bar=False, preflight_check=False
         )
         assert "R-hat" in str(sgmcmc.report(result, target))

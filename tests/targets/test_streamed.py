@@ -69,7 +69,7 @@ def by_hand(used: list[np.ndarray], step_size: float, start: np.ndarray) -> np.n
 )
 def test_each_step_uses_the_next_batch(batches_per_read: int) -> None:
     kernel = sgmcmc.SGLD(target(batches_per_read=batches_per_read), 0.01)
-    result = sgmcmc.sample(kernel, tf.zeros([2]), 16, **OPTIONS)
+    result = sgmcmc.sample_chain(kernel, tf.zeros([2]), 16, **OPTIONS)
     expected = by_hand(batches(16), np.float32(0.01), np.zeros(2, np.float32))
     np.testing.assert_allclose(result.states, expected, rtol=1e-4, atol=1e-5)
     assert int(result.final_kernel_results.target_state.position) == 16
@@ -77,7 +77,7 @@ def test_each_step_uses_the_next_batch(batches_per_read: int) -> None:
 
 def run(of: Any, num_results: int, **options: Any) -> Any:
     kernel = sgmcmc.SGLD(target(dataset=of, batches_per_read=3), 0.01)
-    return sgmcmc.sample(kernel, tf.zeros([2]), num_results, **OPTIONS, **options)
+    return sgmcmc.sample_chain(kernel, tf.zeros([2]), num_results, **OPTIONS, **options)
 
 
 IN_ORDER = EXAMPLES.batch(SIZE, drop_remainder=True)
@@ -138,7 +138,7 @@ def test_another_likelihood_is_not_gone_on_with(tmp_path: Path) -> None:
         fn = lambda theta, x: tfd.Normal(theta[..., tf.newaxis], scale).log_prob(x)  # noqa: E731
         of_batches = target(dataset=of, log_likelihood_fn=fn, batches_per_read=3)
         kernel = sgmcmc.SGLD(of_batches, 0.01)
-        return sgmcmc.sample(kernel, tf.zeros([2]), num_results, directory=folder, **OPTIONS)
+        return sgmcmc.sample_chain(kernel, tf.zeros([2]), num_results, directory=folder, **OPTIONS)
 
     for name, of in {"callable": dataset, "shuffled": shuffled()}.items():
         with warnings.catch_warnings():
@@ -224,9 +224,9 @@ def test_before_a_run_the_first_batch_is_checked(
     kernel = sgmcmc.SGLD(target(**{"log_likelihood_fn": centred} if is_wrong else {}), 0.01)
     if is_wrong:
         with pytest.raises(ValueError, match="do not add up"):
-            sgmcmc.sample(kernel, tf.zeros([]), 2, **CHECKED)
+            sgmcmc.sample_chain(kernel, tf.zeros([]), 2, **CHECKED)
     else:
-        assert sgmcmc.sample(kernel, tf.zeros([]), 2, **CHECKED).is_complete
+        assert sgmcmc.sample_chain(kernel, tf.zeros([]), 2, **CHECKED).is_complete
 
 
 def test_the_full_log_posterior_is_a_pass_over_the_dataset() -> None:

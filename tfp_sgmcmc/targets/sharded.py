@@ -64,8 +64,8 @@ class ShardedLogProb(MinibatchLogProb):
       >>> estimate.gradient.shape, estimate.scores.shape, target.noise_scale
       (TensorShape([3]), TensorShape([3, 40]), 24000.0)
 
-      Below `with strategy.scope():`, `sgmcmc.sample(sgmcmc.SGLD(target, step_size=1e-4), ...)` then
-      takes each step on all replicas.
+      Below `with strategy.scope():`, `sgmcmc.sample_chain(sgmcmc.SGLD(target, step_size=1e-4),
+      ...)` then takes each step on all replicas.
 
     Args:
       log_prior_fn: see `MinibatchLogProb`.

@@ -53,7 +53,7 @@ class StreamedLogProb(Target):
       ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
       ...     lambda epoch: examples.shuffle(1000, seed=epoch).batch(50, drop_remainder=True),
       ...     num_examples=1000)
-      >>> result = sgmcmc.sample(sgmcmc.SGLD(target, step_size=1e-4), tf.zeros([]), 2000,
+      >>> result = sgmcmc.sample_chain(sgmcmc.SGLD(target, step_size=1e-4), tf.zeros([]), 2000,
       ...                        num_burnin_steps=200, seed=0, progress_bar=False)
       >>> bool(abs(result.states.mean() - x.mean()) < 0.02)
       True

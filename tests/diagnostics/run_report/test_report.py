@@ -339,7 +339,7 @@ def test_draws_in_other_coordinates_than_the_kernel_s_are_judged_in_its_own() ->
         40,
         bijector=tfp.bijectors.Exp(),
     )
-    result = sgmcmc.sample(
+    result = sgmcmc.sample_chain(
         sgmcmc.SGLD(target, 2e-3), tf.zeros([4]), 400, seed=0, num_burnin_steps=100,
         num_steps_between_results=9, progress_bar=False, preflight_check=False,
     )  # fmt: skip

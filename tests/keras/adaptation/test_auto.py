@@ -42,10 +42,10 @@ class TestChain:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(batches(24), epochs=6, verbose=0, callbacks=[start, callback])
-        scale = callback.choices.scale
+        scale = callback.result.choices.scale
         kernels = {
-            "by choices": callback.choices.make_kernel,
-            "by hand": eval(callback.choices.code, {"sgmcmc": sgmcmc, "scale": scale}),
+            "by choices": callback.result.choices.make_kernel,
+            "by hand": eval(callback.result.choices.code, {"sgmcmc": sgmcmc, "scale": scale}),
         }
         for make_kernel in kernels.values():
             again = regression()
@@ -68,7 +68,7 @@ class TestChain:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     regression().fit(batches(), epochs=epochs, verbose=0, callbacks=[callback])
-            return [np.asarray(x) for x in callback.samples], callback.choices
+            return [np.asarray(x) for x in callback.samples], callback.result.choices
 
         samples, chosen = script("once", 7)
         assert len(samples[0]) == 30
@@ -106,9 +106,9 @@ class TestChain:
         assert [len(history[f"predicted_temperature_{n}"]) for n in ("worst", "mean")] == [3, 3]
         measured = history["measured_temperature_worst"]
         assert len(measured) == 2 and np.isfinite(measured[-1])
-        assert measured[-1] == callback.temperatures["measured"]["worst"]
+        assert measured[-1] == callback.result.temperatures["measured"]["worst"]
         assert history["measured_temperature_worst_error"][-1] > 0
-        assert str(callback.choices) in capsys.readouterr().out
+        assert str(callback.result.choices) in capsys.readouterr().out
 
     @pytest.mark.slow
     def test_a_trial_that_fails_is_taken_back(self, monkeypatch):
@@ -132,9 +132,9 @@ class TestChain:
     def test_a_pilot_may_end_with_a_fit(self):
         model, callback = regression(), auto()
         quietly(model, callback, batch_size=24, epochs=3)
-        assert callback.choices is None and callback.temperatures == {}
+        assert callback.result.choices is None and callback.result.temperatures == {}
         quietly(model, callback, batch_size=24, epochs=2)
-        assert callback.choices is not None and len(callback.samples[0]) == 5
+        assert callback.result.choices is not None and len(callback.samples[0]) == 5
 
     @pytest.mark.slow
     def test_more_noise_than_the_pilot_saw_is_told_once(self, monkeypatch):
@@ -150,7 +150,9 @@ class TestChain:
             callback = auto(max_excess_temperature=0.1)
             regression().fit(X, Y, batch_size=40, epochs=5, verbose=0, callbacks=[callback])
         told = [str(w.message) for w in caught if "has grown since the pilot" in str(w.message)]
-        local, predicted = (callback.temperatures[k]["worst"] for k in ("local", "predicted"))
+        local, predicted = (
+            callback.result.temperatures[k]["worst"] for k in ("local", "predicted")
+        )
         assert len(told) == 1 and local > 1e3 * predicted
         assert callback.model.history.history["failed_checks"][-1] >= 1
         assert f"{predicted:.3g} was predicted" in told[0]
@@ -206,10 +208,10 @@ def test_the_variance_of_a_chain_is_the_predicted_one():
             x, Y, batch_size=40, steps_per_call=count // 10, steps_per_epoch=count
         )
         quietly(model, callback, data, None)
-    own = callback.choices.numbers
+    own = callback.result.choices.numbers
     settings = KernelSettings(own["kernel"], own["step_size"], own["friction"])
     curvature = float((x**2).sum()) + 1.0
-    scale = float(callback.choices.scale[0].item())
+    scale = float(callback.result.choices.scale[0].item())
     r = np.exp(-1 / law(settings, curvature * scale, 0.0).relaxation_steps)
     draws = np.asarray(callback.samples[0]).ravel().astype(np.float64)
     mean = float((x * Y).sum()) / curvature
@@ -239,7 +241,12 @@ class TestMisuse:
         with pytest.raises(TypeError, match="max_excess_temperature"):
             auto(max_excess_temperature="x")
         with pytest.raises(ValueError, match='must be "auto", the name of a kernel.*automatic'):
-            sgmcmc.keras.SamplerCallback("automatic", N, None)
+            sgmcmc.keras.SamplerCallback(
+                "automatic",
+                prior=None,
+                collect=sgmcmc.keras.Collect(0, 0),
+                num_examples=N,
+            )
 
     def test_several_replicas(self):
         two = types.SimpleNamespace(num_replicas_in_sync=2)

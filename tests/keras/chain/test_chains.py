@@ -66,11 +66,11 @@ def test_each_chain_is_that_of_a_fit_of_its_own(three_chains, chain):
         variable.assign(start[chain])
     own_logs = fit(own, alone)
     assert all(s.shape[:2] == (5, C) for s in callback.samples)
-    moving, own_moving = (c.non_trainable_samples.values() for c in (callback, alone))
+    moving, own_moving = (c.result.non_trainable_samples.values() for c in (callback, alone))
     assert all(np.ptp(values, axis=0).min() > 1e-4 for values in own_moving)  # they move
     for together, single in ((callback.samples, alone.samples), (moving, own_moving)):
         assert_close([s[:, chain] for s in together], single, rtol=2e-4, atol=2e-5)
-    assert len(callback.non_trainable_samples) == 2
+    assert len(callback.result.non_trainable_samples) == 2
     assert_equal(model.trainable_variables, [s[-1, 0] for s in callback.samples])
     if chain == 0:  # the logs are those of chain 0
         for name, values in own_logs.items():
@@ -242,8 +242,8 @@ def test_dropout_differs_between_chains():
 def test_prediction_averages_over_chains(three_chains):
     _, callback, _ = three_chains
     mean, deviation = callback.predict(X[:7], activation=None)
-    each = callback.outputs(X[:7], batch_size=4, activation=None)
-    model, moving = classifier(*hidden()), callback.non_trainable_samples.values()
+    each = callback.posterior.outputs(X[:7], batch_size=4, activation=None)
+    model, moving = classifier(*hidden()), callback.result.non_trainable_samples.values()
     variables = [*model.trainable_variables, *model.non_trainable_variables]
     outputs = []
     for step in range(5):

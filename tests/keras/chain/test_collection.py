@@ -46,7 +46,7 @@ def test_burnin_by_epochs():
         callback = sampler(sgld(), N, num_steps_between_results=1, num_burnin_epochs=2)
         for epochs in fits:
             model.fit(X, Y, batch_size=B, epochs=epochs, verbose=0, callbacks=[callback])
-        assert list(callback.sample_steps) == [6, 8]  # 3 steps an epoch
+        assert list(callback.result.trace["step"]) == [6, 8]  # 3 steps an epoch
 
 
 def test_only_the_sampling_phase_is_kept():
@@ -58,7 +58,7 @@ def test_only_the_sampling_phase_is_kept():
         keep=schedule.is_sampling,
         compiled={"steps_per_execution": 3, "jit_compile": False},
     )
-    assert list(callback.sample_steps) == [3, 4, 5, 9, 10, 11]
+    assert list(callback.result.trace["step"]) == [3, 4, 5, 9, 10, 11]
     np.testing.assert_allclose(logs["step_size"], [float(schedule(t)) for t in (2, 5, 8, 11)])
 
 
@@ -68,9 +68,9 @@ def test_samples_of_a_sampling_phase_have_equal_weights():
         sgld(schedule), keep=schedule.is_sampling, compiled={"run_eagerly": True}, epochs=2
     )
     assert callback.posterior.weights is None
-    outputs, found = callback.outputs(X), callback.predict(X).mean
+    outputs, found = callback.posterior.outputs(X), callback.predict(X).mean
     np.testing.assert_allclose(found, outputs.mean(axis=0), 1e-5, 1e-7)
-    weighted = sgmcmc.diagnostics.weighted_expectation(outputs, callback.sample_step_sizes)
+    weighted = sgmcmc.diagnostics.weighted_expectation(outputs, callback.result.trace["step_size"])
     assert np.abs(weighted - found).max() > 1e-2  # the other weights give others
 
 
@@ -88,15 +88,19 @@ def test_cyclical_sghmc_keeps_the_sampling_phases_by_a_word(between):
     schedule = sgmcmc.schedules.Cyclical(1e-3, num_steps=18, num_cycles=3, exploration_ratio=0.6)
     model = linear(unit_normal, 1, inputs=D, jit_compile=False)
     callback = sgmcmc.keras.SamplerCallback(
-        "SGHMC", N, None, step_size=schedule, keep="sampling", seed=0,
-        num_burnin_steps=1, num_steps_between_results=between,
+        "SGHMC",
+        prior=None,
+        collect=sgmcmc.keras.Collect(1, between, keep="sampling"),
+        step_size=schedule,
+        seed=0,
+        num_examples=N,
     )  # fmt: skip
     data = callback.resident(X, Y, batch_size=B, steps_per_call=5, steps_per_epoch=9)
     model.fit(data, epochs=2, verbose=0, callbacks=[callback])
     every = [4, 5, 10, 11, 16, 17]
-    assert list(callback.sample_steps) == (every if not between else [5, 11, 17])
-    expected = [float(schedule(t)) for t in callback.sample_steps]
-    np.testing.assert_allclose(callback.sample_step_sizes, expected, rtol=1e-5)
+    assert list(callback.result.trace["step"]) == (every if not between else [5, 11, 17])
+    expected = [float(schedule(t)) for t in callback.result.trace["step"]]
+    np.testing.assert_allclose(callback.result.trace["step_size"], expected, rtol=1e-5)
     assert callback.posterior.weights is None
 
 
@@ -133,7 +137,7 @@ def test_burnin_ends_at_the_sampling_threshold():
     threshold = 1.01 * min(alphas.values[6:10])
     first = next(t for t in range(4, 15) if alphas.values[t] < threshold)
     callback, _ = fit(sgld(schedule), sampling_threshold=threshold, **run)
-    assert list(callback.sample_steps) == list(range(first + 1, 15))
+    assert list(callback.result.trace["step"]) == list(range(first + 1, 15))
 
 
 @pytest.mark.parametrize("num_chains", [None, pytest.param(2, marks=pytest.mark.slow)])
@@ -199,7 +203,7 @@ def test_samples_of_large_variables_are_those_of_their_steps():
         model = linear(unit_normal, 1, inputs=inputs, **compiled)
         callback = sampler(sgld(1e-6), N, **arguments)
         model.fit(x, Y, batch_size=B, shuffle=False, epochs=3, verbose=0, callbacks=[callback])
-        return callback.samples[0], callback.sample_steps
+        return callback.samples[0], callback.result.trace["step"]
 
     every, _ = samples(steps_per_execution=1)
     values, steps = samples(steps_per_execution=3, num_burnin_steps=2, num_steps_between_results=1)

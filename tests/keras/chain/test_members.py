@@ -102,7 +102,7 @@ def test_chains_go_on_from_the_moving_statistics_of_their_members(ensemble):
     fit(normalized(), callback, epochs=1)
     assert_close([s[0, i] for i in range(C) for s in callback.samples], [
         v.numpy() for m in ensemble for v in m.trainable_variables], atol=1e-4)  # fmt: skip
-    moving = callback.non_trainable_samples.values()
+    moving = callback.result.non_trainable_samples.values()
     for found, place in zip(moving, (-2, -1), strict=True):
         for i, member in enumerate(ensemble):
             start = member.non_trainable_variables[place].numpy()

@@ -117,7 +117,7 @@ def test_frozen_layers_stay():
     callback = sampler()
     model.fit(X, Y, verbose=0, callbacks=[callback])
     assert [s.shape for s in callback.samples] == [(1, 5, 4), (1, 4)]
-    assert callback.non_trainable_samples == {}
+    assert callback.result.non_trainable_samples == {}
     assert_equal(model.layers[0].get_weights(), frozen)
 
 

@@ -31,9 +31,9 @@ def test_prediction_and_evaluation_are_weighted_by_the_step_sizes(num_chains):
     callback = fit(num_chains=num_chains, num_burnin_steps=3, num_steps_between_results=1)
     steps = np.arange(3, 3 * EPOCHS, 2)
     epsilon = np.array([float(DECAY(t)) for t in steps])
-    np.testing.assert_array_equal(callback.sample_steps, steps)
-    np.testing.assert_allclose(callback.sample_step_sizes, epsilon, rtol=1e-6)
-    p, log_p = callback.outputs(X), callback.posterior.log_likelihood(X, Y)
+    np.testing.assert_array_equal(callback.result.trace["step"], steps)
+    np.testing.assert_allclose(callback.result.trace["step_size"], epsilon, rtol=1e-6)
+    p, log_p = callback.posterior.outputs(X), callback.posterior.log_likelihood(X, Y)
     over_chains = 1 if num_chains else ()
 
     def mean(values):
@@ -62,7 +62,7 @@ def test_weights_do_not_depend_on_the_compilation():
     compiled = fit(compiled={"jit_compile": False, "steps_per_execution": 3})
     assert_close([compiled.predict(X).mean], [fit().predict(X).mean], rtol=1e-4)
     np.testing.assert_allclose(
-        compiled.sample_step_sizes, [float(DECAY(t)) for t in range(3 * EPOCHS)], rtol=1e-6
+        compiled.result.trace["step_size"], [float(DECAY(t)) for t in range(3 * EPOCHS)], rtol=1e-6
     )
 
 
@@ -74,7 +74,9 @@ def every_step():
 def test_equal_steps_have_no_weights():
     callback = fit((2,), step_size=0.1)
     assert callback.posterior.weights is None
-    np.testing.assert_allclose(callback.predict(X).mean, callback.outputs(X).mean(0), rtol=1e-5)
+    np.testing.assert_allclose(
+        callback.predict(X).mean, callback.posterior.outputs(X).mean(0), rtol=1e-5
+    )
 
 
 def test_weights_are_saved(tmp_path, every_step):
@@ -105,10 +107,10 @@ def test_wrong_weights(weights, error, words):
     "burnin, distance", [(5, 0.15), pytest.param(0, 0.55, marks=pytest.mark.slow)]
 )
 def test_a_distance_selects_the_states_that_indices_by_distance_does(burnin, distance, every_step):
-    chosen = indices_by_distance(every_step.sample_step_sizes[burnin:], distance)
+    chosen = indices_by_distance(every_step.result.trace["step_size"][burnin:], distance)
     assert 3 < len(chosen) < 3 * EPOCHS - burnin
     callback = fit(num_burnin_steps=burnin, mixing_distance=distance)
-    np.testing.assert_array_equal(callback.sample_steps, burnin + chosen)
+    np.testing.assert_array_equal(callback.result.trace["step"], burnin + chosen)
     assert_equal(callback.samples, [x[burnin:][chosen] for x in every_step.samples])
     assert callback.posterior.weights is None
 
@@ -117,10 +119,10 @@ def test_a_distance_selects_the_states_that_indices_by_distance_does(burnin, dis
 def test_a_distance_counts_from_the_sampling_threshold():
     arguments = {"noise_every": 1, "sampling_threshold": 0.3, "compiled": {"jit_compile": False}}
     every = fit(**arguments)
-    assert 0 < every.sample_steps[0] < 3 * EPOCHS - 6
-    chosen = indices_by_distance(every.sample_step_sizes, 0.25)
+    assert 0 < every.result.trace["step"][0] < 3 * EPOCHS - 6
+    chosen = indices_by_distance(every.result.trace["step_size"], 0.25)
     callback = fit(mixing_distance=0.25, **arguments)
-    np.testing.assert_array_equal(callback.sample_steps, every.sample_steps[chosen])
+    np.testing.assert_array_equal(callback.result.trace["step"], every.result.trace["step"][chosen])
 
 
 @pytest.mark.slow
@@ -128,8 +130,10 @@ def test_a_run_in_a_directory_goes_on(tmp_path):
     arguments = {"mixing_distance": 0.55, "seconds_between_commits": 0.0}
     expected = fit(**arguments)
     again = fit((1, EPOCHS), directory=tmp_path, **arguments)
-    np.testing.assert_array_equal(again.sample_steps, expected.sample_steps)
-    np.testing.assert_array_equal(again.sample_step_sizes, expected.sample_step_sizes)
+    np.testing.assert_array_equal(again.result.trace["step"], expected.result.trace["step"])
+    np.testing.assert_array_equal(
+        again.result.trace["step_size"], expected.result.trace["step_size"]
+    )
     assert_equal([np.asarray(x) for x in again.samples], expected.samples)
 
 

@@ -165,8 +165,8 @@ def test_a_mixing_distance():
         model.fit(data, verbose=0, callbacks=[run])
         runs.append(run)
     alone, together = runs
-    assert 1 < len(alone.sample_steps) < 6
-    np.testing.assert_array_equal(together.sample_steps, alone.sample_steps)
+    assert 1 < len(alone.result.trace["step"]) < 6
+    np.testing.assert_array_equal(together.result.trace["step"], alone.result.trace["step"])
     assert_close(together.samples, alone.samples)
     assert_copies_are_equal(model, together)
 
@@ -190,7 +190,7 @@ def test_layers_see_the_rows_of_a_replica():
     model = classifier(MIRRORED, *hidden)
     small_models.fit(model, together, *twice, batch_size=6, epochs=2)
     assert_close(together.samples, alone.samples)
-    statistics = [run.non_trainable_samples.values() for run in (alone, together)]
+    statistics = [run.result.non_trainable_samples.values() for run in (alone, together)]
     assert len(statistics[0]) == 2
     assert_close(*statistics)
     assert_close([together.predict(X).mean], [alone.predict(X).mean])
@@ -202,7 +202,7 @@ def test_moving_statistics_are_means_over_all_rows():
     callback = sampler()
     fit(model, callback)
     (moving_mean,) = [
-        values for path, values in callback.non_trainable_samples.items() if "mean" in path
+        values for path, values in callback.result.non_trainable_samples.items() if "mean" in path
     ]
     expected = np.zeros([3])
     for mean, rows in zip(moving_mean, (X[:4], X[4:]), strict=True):

@@ -112,7 +112,7 @@ def test_batch_normalization_predicts_by_the_sample_s_own_statistics():
     model = sequential(norm, keras.layers.Dense(1), loss=unit_normal)
     callback = sample(model, y=X[:, :1], burnin=0)
     gamma, beta, kernel, bias = (s[:, None] for s in callback.samples)
-    means, variances = callback.non_trainable_samples.values()
+    means, variances = callback.result.non_trainable_samples.values()
     assert len(means) == 6 and np.abs(np.diff(means, axis=0)).min() > 0
     mean = np.zeros(3)
     for t in range(6):  # sample t has the statistics after t + 1 batches

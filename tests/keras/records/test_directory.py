@@ -55,9 +55,9 @@ def script(directory, callbacks=(), **changes):
 
 
 def left(model, callback):
-    moving = callback.non_trainable_samples.values()
+    moving = callback.result.non_trainable_samples.values()
     samples = [np.asarray(s) for s in (*callback.samples, *moving)]
-    return [*samples, callback.sample_steps, *model.get_weights()]
+    return [*samples, callback.result.trace["step"], *model.get_weights()]
 
 
 class Snapshots(keras.callbacks.Callback):
@@ -167,7 +167,7 @@ def test_an_exception_keeps_the_samples_and_the_callback_goes_on(tmp_path):
         )  # fmt: skip
     assert len(callback.samples[0]) == 1
     model.fit(X, Y, batch_size=B, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
-    assert list(callback.sample_steps) == [1, 3, 5, 7]
+    assert list(callback.result.trace["step"]) == [1, 3, 5, 7]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_after_a_fit_that_failed_the_same_process_opens_the_directory_again(tmp_
         make_model().fit(X, Y, callbacks=[failing, first], **arguments)
     second = sampler(tmp_path)
     make_model().fit(X, Y, callbacks=[second], **arguments)
-    assert list(second.sample_steps) == [1, 3, 5, 7]
+    assert list(second.result.trace["step"]) == [1, 3, 5, 7]
 
 
 def test_after_a_full_disk_the_same_process_opens_the_directory_again(tmp_path, monkeypatch):
@@ -201,7 +201,7 @@ def test_after_a_full_disk_the_same_process_opens_the_directory_again(tmp_path, 
             make_model().fit(X, Y, callbacks=[sampler(tmp_path)], **arguments)
     callback = sampler(tmp_path)
     make_model().fit(X, Y, callbacks=[callback], **arguments)
-    assert list(callback.sample_steps) == [1, 3, 5]
+    assert list(callback.result.trace["step"]) == [1, 3, 5]
 
 
 def test_the_seed_is_optional_and_a_run_goes_on_with_its_own(tmp_path):

@@ -77,7 +77,7 @@ def test_bytes_are_those_of_the_samples_and_of_the_device(layers, num_chains):
     plan = callback.plan(model, X, Y, epochs=3, batch_size=B)
     fit(model, callback, epochs=3)
     chain = callback._recorder.chain
-    samples = [*callback.samples, *callback.non_trainable_samples.values()]
+    samples = [*callback.samples, *callback.result.non_trainable_samples.values()]
     assert len(samples) == 2 + 4 * len(layers)
     assert plan.num_samples == len(samples[0]) == 5 and plan.is_exact
     assert plan.memory == bytes_of(samples) == 5 * plan.bytes_of_sample

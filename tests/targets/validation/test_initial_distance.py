@@ -82,7 +82,9 @@ def test_a_far_start_is_told_and_takes_as_long_as_told(chains: list[int]) -> Non
     assert found is not None
     assert f"{found.distance:.0f} standard deviations" in message
     assert 100 < found.distance < 170  # along the gradient, from eight minibatches
-    run = sgmcmc.sample(kernel, start, 3_000, seed=0, progress_bar=False, preflight_check=False)
+    run = sgmcmc.sample_chain(
+        kernel, start, 3_000, seed=0, progress_bar=False, preflight_check=False
+    )
     deviations = np.linalg.solve(ROOT, (run.states - MODE).reshape(-1, D).T)
     distances = np.linalg.norm(deviations, axis=0).reshape(3_000, -1)
     taken = np.argmax(distances < distances[0] / np.e, axis=0)
@@ -120,7 +122,11 @@ def test_fit_tells_of_a_far_start(size: int, count: int) -> None:
     model = keras.Sequential(layers)
     model.compile(loss=sgmcmc.keras.NegativeLogLikelihood(lambda f: tfd.Normal(f, 1.0)))
     callback = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.NOGIN(target, 0.005, 10.0), N, tfd.Normal(0.0, 1.0), 0, seed=0
+        lambda target: sgmcmc.NOGIN(target, 0.005, 10.0),
+        prior=tfd.Normal(0.0, 1.0),
+        collect=sgmcmc.keras.Collect(0, 0),
+        seed=0,
+        num_examples=N,
     )
     data = sgmcmc.keras.IndependentBatches(X, Y[:, None], batch_size=size)
     with warnings.catch_warnings(record=True) as found:
