@@ -94,7 +94,7 @@ def run_fit(directory: Path | None) -> list[Any]:
         lambda target: sgmcmc.SGNHT(target, step_size=1e-3, friction=1.0),
         prior=tfp.distributions.Normal(0.0, 1.0),
         collect=Collect(5, 1),
-        output=sgmcmc.Directory(directory, seconds_between_commits=0.02),
+        output=directory and sgmcmc.Directory(directory, seconds_between_commits=0.02),
         num_examples=N,
         seed=3,
     )

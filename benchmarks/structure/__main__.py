@@ -38,8 +38,8 @@ def sizes(package: Path) -> list[tuple[str, int, int, int]]:
         code, docstrings = imports.count_lines(path)
         for name in (str(path.parent.relative_to(package)), "all"):
             rows[name] = [a + b for a, b in zip(rows[name], (1, code, docstrings), strict=True)]
-    last = rows.pop("all")
-    return [*((name, *row) for name, row in sorted(rows.items())), ("all", *last)]
+    names = [*sorted(rows.keys() - {"all"}), "all"]
+    return [(name, rows[name][0], rows[name][1], rows[name][2]) for name in names]
 
 
 def door_arguments(package: Path) -> dict[str, int]:
@@ -53,7 +53,7 @@ def door_arguments(package: Path) -> dict[str, int]:
             function = made[0] if isinstance(node, ast.ClassDef) and made else node
             if isinstance(function, ast.FunctionDef):
                 every = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-                found[node.name] = sum(argument.arg != "self" for argument in every)
+                found[getattr(node, "name", "")] = sum(argument.arg != "self" for argument in every)
     return found
 
 
