@@ -191,7 +191,7 @@ def test_rows_that_ignore_how_many_examples_they_sum_are_wrong(
 
 
 def test_a_minibatch_of_one_chunk_has_the_scores_of_its_examples() -> None:
-    """The sample covariance of the rows is that of the first scores, not only in the mean."""
+    """The rows have exactly the sample covariance of the first scores."""
     base = MODEL.target(5, tf.float64)
     theta, seed = tf.constant(np.random.default_rng(0).standard_normal([4, 3])), tf.constant([0, 1])
     for size in (2, 3, 5):

@@ -152,7 +152,7 @@ def test_options_of_minibatches(family: str, options: Any, chains: Any) -> None:
 
 @pytest.mark.slow
 def test_expansions_of_low_rank() -> None:
-    """With fewer eigenpairs than dimensions, quadratic terms are those of a part of the offset."""
+    """With fewer eigenpairs than dimensions, quadratic terms keep a part of the offset."""
     *pair, state = models("categorical")
     low = [sgmcmc.ControlVariate(t, state, 2, "pilot", hessian="low_rank") for t in pair]
     for control in low:

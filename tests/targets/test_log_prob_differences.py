@@ -70,7 +70,7 @@ def test_without_bias_and_with_the_variance_it_says(replacement: bool) -> None:
 
 
 def test_common_minibatches_make_differences_of_near_states_precise() -> None:
-    """The variance falls with the squared distance, far below that of two separate minibatches."""
+    """The variance falls with the squared distance, far below the one with two minibatches."""
     target = MODEL.target(BATCH, tf.float64)
     values = log_likelihoods(STATES, MODEL.data[target.draw(SEED, tf.range(BATCH), []).numpy()])
     separate = 2 * target.noise_scale * values[1].var(ddof=1)

@@ -80,7 +80,7 @@ CASES: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
 def test_moments_over_all_minibatches(
     name: str, is_control: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mean is the gradient; the covariance is c E[V hat] and that of a stratified sum."""
+    """The mean is the gradient. The covariance is c E[V hat], as for a stratified sum."""
     sizes, batch_size, options = CASES[name]
     base = small(sizes, batch_size, **options)
     count = give_every_minibatch(monkeypatch, base, sizes)
@@ -149,7 +149,7 @@ def test_differences_between_states_have_the_variance_of_a_stratified_sum(
 
 
 def test_the_draw_of_a_shard_depends_on_seed_and_shard_alone() -> None:
-    """Each row names its shard: two replicas that hold {0, 2} and {1} draw what one draws."""
+    """Two replicas that hold the shards {0, 2} and {1} draw the same rows as one replica."""
     seed, whole = tf.constant([3, 4]), sharded()._parts[0]
     functions, options = (lambda w: 0.0, lambda w, batch: 0.0), dict(replacement=False)
     drawn = whole.rows(whole.draw(seed, None, [2]))["x"].numpy()
@@ -205,7 +205,7 @@ def test_wrong_laws_are_rejected(samples: np.ndarray, noise: np.ndarray) -> None
         check_covariance(samples, MODEL.mean, law, relative_error=0.03)
 
 
-def test_a_single_row_of_each_shard_tells_no_covariance() -> None:
+def test_a_single_row_of_each_shard_gives_no_covariance() -> None:
     target = sharded(3)
     kernel = sgmcmc.SGLD(target, 0.01)
     state, _ = kernel.one_step(tf.zeros([3]), kernel.bootstrap_results(tf.zeros([3])), seed=0)
@@ -273,7 +273,7 @@ def test_a_strategy_of_workers_must_be_told_of_them(monkeypatch: pytest.MonkeyPa
 
 
 class TwoWorkers(Replicas):
-    """Worker 0 of two, to whom the other one says `other`."""
+    """Worker 0 of two, which receives `other` from the other one."""
 
     def __init__(self, other: Any):
         self._other, self.count, self.held, self.num_workers = other, 2, [0], 2
@@ -305,7 +305,7 @@ def on_two_replicas(*chosen: str) -> None:
 
 
 def test_two_replicas() -> None:
-    """The chain of SGLD is that of one replica, unless shares are not summed."""
+    """SGLD takes the same chain as on one replica, unless shares are not summed."""
     on_two_replicas(
         "::test_chain_is_that_of_one_replica[SGLD-quick]",
         "::test_shares_that_are_not_summed_are_seen",

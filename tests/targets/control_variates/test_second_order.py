@@ -69,7 +69,7 @@ def test_moments_over_all_minibatches(
     ids=["at zero", "elsewhere"],
 )
 def test_moments_in_whitened_coordinates(center: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Hessians that `whiten` hands on are those at z = 0 alone."""
+    """The Hessians that `whiten` keeps are valid at z = 0 only."""
     base, _ = sgmcmc.whiten(regression(2, 6), CENTER)
     target = sgmcmc.ControlVariate(base, tf.constant(center, tf.float64), order=2)
     count = give_every_minibatch(monkeypatch, base)
@@ -126,7 +126,7 @@ def test_linear_regression_has_no_noise() -> None:
 
 
 def test_pilot_draws_examples_with_large_remainders() -> None:
-    """Pilot probabilities lower the variance below that of uniform draws and of their inverse."""
+    """Pilot probabilities have less variance than uniform draws and than their inverse."""
     generator = np.random.default_rng(1)
     scales = np.repeat([0.2, 5.0], [190, 10])[:, None]
     data = {"x": scales * generator.standard_normal([200, 2]), "y": np.arange(200) % 2.0}
@@ -138,7 +138,7 @@ def test_pilot_draws_examples_with_large_remainders() -> None:
 
 @pytest.mark.filterwarnings("ignore:The scores of single examples are computed one after another")
 def test_scores_in_float32_without_xla() -> None:
-    """For several chains oneDNN cannot vectorize them, so that they are those of a loop."""
+    """For several chains oneDNN cannot vectorize them, so that a loop computes them."""
     rows = {"x": X.astype(np.float32), "y": Y.astype(np.float32)}
     single = sgmcmc.MinibatchLogProb(log_prior, log_likelihood, rows, 6)
     center = tf.constant(CENTER, tf.float32)

@@ -77,7 +77,7 @@ def test_moments_over_all_minibatches(
     options: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The mean is the gradient; the covariance is c E[V hat] and that of a stratified sum."""
+    """The mean is the gradient. The covariance is c E[V hat], as for a stratified sum."""
     base = regression(sizes, batch_size, **options)
     target = sgmcmc.ControlVariate(base, CENTER, order=2)
     count = give_every_minibatch(monkeypatch, base, sizes)

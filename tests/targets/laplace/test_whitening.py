@@ -32,7 +32,7 @@ PACKS = {
     ["list", *(pytest.param(k, marks=pytest.mark.slow) for k in ("namedtuple", "tuple", "dict"))],
 )
 def test_parts_and_bijectors(kind: str) -> None:
-    """The density is that of the parts, up to the determinant of L; the way back is exact."""
+    """The density equals the density of the parts times det L, and the way back is exact."""
     pack = PACKS[kind]
     base = sgmcmc.MinibatchLogProb(
         lambda loc, scale: log_prior(loc) - scale,

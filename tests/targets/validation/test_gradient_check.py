@@ -1,4 +1,4 @@
-"""preflight accepts right targets, and says what is wrong with others."""
+"""preflight accepts right targets, and reports errors of others."""
 
 import contextlib
 from collections.abc import Callable
@@ -218,7 +218,7 @@ def quadratic(*precisions: float) -> Any:
     ],
 )
 def test_stable_steps_pass(step_size: Any) -> None:
-    """The curvature is that of the 51 terms of prior and data, in a metric of 4 / 51."""
+    """The 51 terms of prior and data have a curvature of 51, in a metric of 4 / 51."""
     found = sgmcmc.preflight(
         target(normal), [tf.constant([0.3, 0.4])], kernel=SomeKernel(step_size, 4 / 51)
     )
@@ -236,7 +236,7 @@ def test_stable_steps_pass(step_size: Any) -> None:
         lambda step: tf.constant(1.01),
     ],
 )
-def test_unstable_steps_are_told_with_the_largest_stable_one(step_size: Any) -> None:
+def test_unstable_steps_are_reported_with_the_largest_stable_one(step_size: Any) -> None:
     message = (
         "step_size must be below 1 for SomeKernel at this state, where the largest curvature of "
         "the log posterior is 4. Received: 1.01 at step 0. .* Make the step smaller"
@@ -269,7 +269,7 @@ def test_a_step_for_each_part_is_compared_with_the_curvature_there() -> None:
     ],
     ids=["plain symmetric", "wrapped epoch", "plain epoch", "wrapped symmetric"],
 )
-def test_epochs_too_long_for_their_noise_to_cancel_are_told(reshuffle: Any, wrap: Any) -> None:
+def test_epochs_too_long_for_their_noise_to_cancel_are_reported(reshuffle: Any, wrap: Any) -> None:
     """The curvature is 51, K = 10, and the lengths of an epoch are K eps a / 2 and K h sqrt(a)."""
     drawn = wrap(target(normal, 5, reshuffle=reshuffle))
     lengths = {  # of the step size
@@ -301,7 +301,7 @@ def test_flat_log_posteriors_and_other_kernels_are_not_judged() -> None:
     assert sgmcmc.preflight(flat, tf.constant(1.0)) is None
 
 
-def test_a_log_posterior_without_second_derivatives_is_told() -> None:
+def test_a_log_posterior_without_second_derivatives_is_reported() -> None:
     @tf.custom_gradient
     def once(x: tf.Tensor) -> Any:
         @tf.custom_gradient

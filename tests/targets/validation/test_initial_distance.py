@@ -1,4 +1,4 @@
-"""A far start of a sampler that noise slows is told, with the number of steps that it takes."""
+"""Warnings of far starts of samplers that noise slows down, with the steps that they take."""
 
 import warnings
 from collections.abc import Callable
@@ -52,7 +52,9 @@ def step_matrix(h: float, friction: float, a: float, s: float, temperature: floa
 
 @pytest.mark.parametrize("h", [0.01, 0.3, 1.5])
 @pytest.mark.parametrize(("a", "s"), [(1.0, 0.0), (1.5, 3.0), (0.2, 400.0)])
-def test_the_number_of_steps_is_that_of_the_step_s_matrix(h: float, a: float, s: float) -> None:
+def test_the_number_of_steps_follows_from_the_matrix_of_a_step(
+    h: float, a: float, s: float
+) -> None:
     kernel = sgmcmc.NOGIN(EXACT, h, 0.7, temperature=1.3)
     radius = max(abs(np.linalg.eigvals(step_matrix(h, 0.7, a, s, 1.3))))
     assert kernel.relaxation_steps(a, s) == pytest.approx(-1 / np.log(radius), rel=1e-6)
@@ -66,7 +68,7 @@ def test_where_noise_dominates_the_number_depends_on_no_step() -> None:
     assert np.isinf(unstable.relaxation_steps(1.0, 0.0))
 
 
-def told(start: tf.Tensor, kernel: Any) -> list[str]:
+def warnings_of(start: tf.Tensor, kernel: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         sgmcmc.preflight(kernel.parameters["target_log_prob_fn"], start, kernel=kernel)
@@ -74,10 +76,10 @@ def told(start: tf.Tensor, kernel: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("chains", [[], pytest.param([3], marks=pytest.mark.slow)])
-def test_a_far_start_is_told_and_takes_as_long_as_told(chains: list[int]) -> None:
+def test_a_far_start_is_warned_of_and_takes_as_long_as_stated(chains: list[int]) -> None:
     kernel = sgmcmc.NOGIN(regression(), 0.005, 10.0)
     start = tf.broadcast_to(away(130.0), [*chains, D])
-    (message,) = told(start, kernel)
+    (message,) = warnings_of(start, kernel)
     found = estimate_initial_distance(kernel, [regression()], start)
     assert found is not None
     assert f"{found.distance:.0f} standard deviations" in message
@@ -105,16 +107,14 @@ def test_a_far_start_is_told_and_takes_as_long_as_told(chains: list[int]) -> Non
     ],
     ids=["near", "little noise", "SGLD"],
 )
-def test_nothing_is_told_of_other_starts(
-    make: Callable[[Any], Any], distance: float, size: int
-) -> None:
-    assert told(away(distance), make(regression(size))) == []
+def test_other_starts_pass(make: Callable[[Any], Any], distance: float, size: int) -> None:
+    assert warnings_of(away(distance), make(regression(size))) == []
 
 
 @pytest.mark.parametrize(
     ("size", "count"), [(SIZE, 1), pytest.param(500, 0, marks=pytest.mark.thorough)]
 )
-def test_fit_tells_of_a_far_start(size: int, count: int) -> None:
+def test_fit_warns_of_a_far_start(size: int, count: int) -> None:
     layers = [
         keras.Input([D]),
         keras.layers.Dense(1, bias_initializer=keras.initializers.Constant(8.0)),
