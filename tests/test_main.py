@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import tfp_sgmcmc
 from tfp_sgmcmc import __main__ as command_line
 
 ROOT = Path(__file__).parents[1]
@@ -96,7 +97,9 @@ def last_line(text):
 
 def test_missing_extra(monkeypatch, capsys, tmp_path):
     monkeypatch.delitem(sys.modules, "tfp_sgmcmc.demo", raising=False)
-    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.delattr(tfp_sgmcmc, "demo", raising=False)
+    for name in ("sklearn", "sklearn.datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
     assert command_line.main(["--output", str(tmp_path)]) == 1
     message = last_line(capsys.readouterr().err)
     assert "sklearn" in message and 'python -m pip install "tfp_sgmcmc[demo]"' in message

@@ -43,7 +43,9 @@ UNCALLED = {
     ),
     r"targets\.(Target|Target\.estimate|CenterReport|as_target)": "an interface, a result, a part",
     r"random\.(fresh_seed|numbered_seed)": "no arguments, and a part of others",
-    r".*\.(figure|to_inference_data|rhat|effective_sample_size|to_estimator)": "no arguments",
+    r".*\.(figure|named_draws|to_inference_data|rhat|effective_sample_size|to_estimator)": (
+        "no arguments"
+    ),
     r".*(Error|Report|Result|Summary)": "what a call returns or raises",
     r"keras\.(IndependentBatches|WorkerBatches|SamplerCallback|SWAG|Traces)\.(at|begin_epoch|rows|shares|spec_of"
     r"|get_tf_dataset|get_config|on_\w+|set_model)": "Keras calls it",
@@ -52,7 +54,11 @@ UNCALLED = {
     ),
     r"schedules\.(Schedule|\w+\.get_config)": "an interface that Keras calls",
     r"schedules\.Cyclical\.(is_sampling|position)": "of a step, which a kernel numbers",
-    r"keras\.SamplerCallback\.(outputs|predict)": "that of its posterior",
+    r"adaptation\.Choices(\.program)?": "what a call returns",
+    r"keras\.Collect\.(over|with_phases)": "the callback calls it",
+    r"keras\.FitResult\.(begin_fit|end_execution|end_fit)": "the callback calls it",
+    r"keras\.SamplerCallback\.data": "that of IndependentBatches",
+    r"keras\.SamplerCallback\.predict": "that of its posterior",
     r"keras\.ModelLogProb\.estimate": "called by the entry of ModelLogProb",
 }
 

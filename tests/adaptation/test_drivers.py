@@ -55,7 +55,11 @@ def test_shards_go_to_sample_shards() -> None:
         (dict(kernel="SGLD"), TypeError, "target must be a Minibatch.* Received: a str"),
         (dict(kernel=Walk(), resume="again"), ValueError, "resume must be .* Received: 'again'"),
         (dict(kernel=Walk(), resume="must"), ValueError, "directory is None. Received: 'must'"),
-        (dict(kernel=Walk(), checkpoint_seconds=0), ValueError, "seconds_between_commits must be"),
+        (
+            dict(kernel=Walk(), checkpoint_seconds=-1.0),
+            ValueError,
+            "seconds_between_commits must be",
+        ),
         (dict(target=tf.square, trace_fn=Walk), ValueError, "trace_fn must be None .*sample_chain"),
         (dict(target=tf.square, num_burnin_steps=5), ValueError, "steps must be 0 .* Received: 5"),
     ],
@@ -63,3 +67,25 @@ def test_shards_go_to_sample_shards() -> None:
 def test_wrong_arguments(options: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         sgmcmc.sample(**options, initial_state=START, num_results=3)
+
+
+def test_a_model_without_an_axis_for_examples_is_refused_before_the_run() -> None:
+    """It works for one chain, where a scalar broadcasts to all examples."""
+    target = sgmcmc.MinibatchLogProb(
+        lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2, np.zeros(50, np.float32), 5
+    )
+    with pytest.raises(Exception, match="Incompatible shapes|must return") as caught:
+        sgmcmc.sample(target, tf.zeros([]), 10, progress_bar=False)
+    assert any("sigma[..., tf.newaxis]" in note for note in caught.value.__notes__)
+
+
+def test_a_model_that_mixes_chains_is_refused_before_the_run() -> None:
+    """The mean over all entries includes the other chain."""
+    target = sgmcmc.MinibatchLogProb(
+        lambda t: -0.5 * tf.reduce_sum(t**2, axis=-1),
+        lambda t, x: -0.5 * (x - tf.reduce_sum(t) * tf.ones_like(t[..., :1])) ** 2,
+        np.zeros(50, np.float32),
+        5,
+    )
+    with pytest.raises(ValueError, match="log_likelihood_fn must return for each of two equal"):
+        sgmcmc.sample(target, tf.ones([2]), 10, progress_bar=False)

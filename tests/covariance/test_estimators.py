@@ -313,7 +313,7 @@ def test_more_than_the_memory_is_refused_before_it_is_spent(
     estimator: CovarianceEstimator, needed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "available", lambda: 2 * 10**10)
-    message = rf"20.0 GB are free.*covariance='{estimator.name}' for D = 104,003 .* {needed}"
+    message = rf"free memory, 20.0 GB.*covariance='{estimator.name}' for D = 104,003 .* {needed}"
     with pytest.raises(MemoryError, match=message):
         estimator.init(tf.zeros([104_003]), 0, 500)
     Diag().init(tf.zeros([104_003]), 0, 500)

@@ -144,12 +144,13 @@ class TestWithoutTheCallStack:
 class TestBurninAndThinning:
     def test_left_out_they_follow_from_the_first_fit(self):
         callback = sampler(collect=None)
-        model = fit(callback, X, Y, batch_size=4, epochs=200)  # 600 steps
+        data = callback.resident(X, Y, batch_size=4, steps_per_call=100, steps_per_epoch=300)
+        model = fit(callback, data, epochs=2)
         numbers = callback.get_config()
         assert (numbers["num_burnin_steps"], numbers["num_steps_between_results"]) == (300, 2)
         assert len(callback.samples[0]) == 100
-        model.fit(X, Y, batch_size=4, epochs=4, verbose=0, callbacks=[callback])
-        assert len(callback.samples[0]) == 104
+        model.fit(data, epochs=1, verbose=0, callbacks=[callback])
+        assert len(callback.samples[0]) == 200
         assert np.ptp(np.diff(callback.result.trace["step"])) == 0
         assert callback.get_config() == numbers
 

@@ -56,7 +56,7 @@ def test_another_multiple_of_v() -> None:
     scale = tf.constant([1.0, 2.0, 3.0], tf.float64)
     estimate = target.estimate(state, SEEDS[0])
     scale *= estimate.noise_scale
-    _, sigma, _ = noise.learn(estimate, scale, state, noise.init(state, 1))
+    sigma, _ = noise.learn(estimate, scale, state, noise.init(state, 1))
     expected = target.noise_scale * sample_covariances(target, SEEDS[0])
     np.testing.assert_allclose(
         matrix(sigma), np.arange(1.0, 4.0)[:, np.newaxis, np.newaxis] * expected, rtol=1e-9

@@ -94,7 +94,7 @@ IN_ORDER = EXAMPLES.batch(SIZE, drop_remainder=True)
 def test_a_run_goes_on_with_the_next_batch(tmp_path: Path, of: Any, count: int) -> None:
     pytest.importorskip("zarr")
     run(of, count, directory=tmp_path)
-    result = run(of, 14, directory=tmp_path, resume="must")
+    result = run(of, 14, directory=sgmcmc.Directory(tmp_path, resume="must"))
     np.testing.assert_array_equal(result.states, run(of, 14).states)
 
 
@@ -115,7 +115,7 @@ def test_a_dataset_that_shuffles_by_itself_is_not_gone_on_with(
 ) -> None:
     """By chance, two orders of 12 examples agree once in 23! / 11! = 6e14 times."""
     pytest.importorskip("zarr")
-    with pytest.warns(UserWarning, match="cannot go on when it is cut off. .*seed=epoch"):
+    with pytest.warns(UserWarning, match="cannot resume if it is cut off. .*seed=epoch"):
         run(shuffled(seed=seed), count, directory=tmp_path)
     before = content(tmp_path)
     first = count - count % 3 if count % 3 else count - 3

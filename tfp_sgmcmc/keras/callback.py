@@ -471,11 +471,15 @@ class SamplerCallback(keras.callbacks.Callback):
             model,
             functools.partial(steps.take, model),
             functools.partial(steps.prepare, model),
-            lambda: self._recorder.after_execution(steps.most(model)),
+            self._after_execution,
             self._workers.function(
                 model, self._preflight.source, functools.partial(steps.take_share, model)
             ),
         )
+
+    def _after_execution(self) -> None:
+        self._recorder.after_execution(self._steps.most(self.model))
+        self.result.end_execution()
 
     def _restore(self) -> None:
         if self._train_function is not None:  # a pilot may have made another one since
@@ -519,9 +523,6 @@ class SamplerCallback(keras.callbacks.Callback):
         if self._auto is not None:
             self._auto.at_batch(batch, self._recorder.chain, self._preflight.source)
         self._train_function.install()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.result.end_batch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)

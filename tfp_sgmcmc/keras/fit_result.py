@@ -34,22 +34,22 @@ class FitResult:
         self._posterior: Posterior | None = None  # kept for what it has compiled
         self.timings = Timings(0.0, 0.0, np.nan)
         self._began = self._num_before = 0.0
-        self._first_batch_ended: float | None = None
+        self._first_call_ended: float | None = None
 
     def begin_fit(self) -> None:
         """Starts the clock of a `fit`."""
         self._began, self._num_before = time.monotonic(), self._num_steps
-        self._first_batch_ended = None
+        self._first_call_ended = None
 
-    def end_batch(self) -> None:
-        """Takes the time after the first batch."""
-        if self._first_batch_ended is None:
-            self._first_batch_ended = time.monotonic()
+    def end_execution(self) -> None:
+        """Takes the time after the first compiled call."""
+        if self._first_call_ended is None:
+            self._first_call_ended = time.monotonic()
 
     def end_fit(self) -> None:
         """Stops the clock."""
         now = time.monotonic()
-        compiled = self._first_batch_ended or now
+        compiled = self._first_call_ended or now
         seconds, steps = now - compiled, self._num_steps - self._num_before
         per_second = steps / seconds if seconds and steps else np.nan
         self.timings = Timings(compiled - self._began, seconds, per_second)

@@ -257,5 +257,5 @@ class TestMisuse:
         data = tf.data.Dataset.range(1).interleave(
             lambda _: tf.data.Dataset.from_tensors((X, Y))  # may read files
         )
-        with pytest.raises(ValueError, match="must see some of the data"):
+        with pytest.raises(ValueError, match="needs data that can be read before the fit"):
             regression().fit(data, verbose=0, shuffle=False, callbacks=[auto()])

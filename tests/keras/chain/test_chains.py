@@ -144,11 +144,6 @@ def test_chains_start_at_the_weights_that_the_model_has_when_it_first_samples():
     assert_equal(callback.samples, fresh.samples)
 
 
-def test_starts_without_chains_are_refused():
-    with pytest.raises(ValueError, match="initial_states needs num_chains"):
-        fit(classifier(), sampler(num_chains=None, initial_states=[np.zeros([1, 2, 1])]))
-
-
 class Shift(keras.layers.Layer):
     def build(self, shape):
         self.offset = keras.Variable(

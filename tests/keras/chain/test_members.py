@@ -151,5 +151,3 @@ def test_unfit_members_are_refused(ensemble, tmp_path):
         with pytest.raises(error, match=message):
             callback.set_model(model)
         assert_equal(model.get_weights(), before)
-    with pytest.raises(ValueError, match="initial_states needs num_chains"):
-        fit(normalized(), small_models.sampler(sgld(), N, initial_states=ensemble))

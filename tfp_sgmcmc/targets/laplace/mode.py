@@ -138,9 +138,9 @@ def find_center(
     define a state that is near enough. By the first, the log posterior is expected to rise by at
     most 0.01 nat on the way to the mode. |H| has the absolute eigenvalues of H. The condition does
     not depend on the units of parameters, and neither do damped Newton steps with the Hessian
-    scaled to a unit diagonal, which search up to 64 entries. Beyond, L-BFGS comes first, and Newton
-    steps follow up to 1024 entries. By the second, each entry of the gradient is small compared
-    with its standard deviation under the posterior, which the scores
+    scaled to a unit diagonal, which search up to 64 entries. Beyond, and where they find no mode,
+    L-BFGS comes first, and Newton steps follow up to 1024 entries. By the second, each entry of the
+    gradient is small compared with its standard deviation under the posterior, which the scores
     \( s_i = \nabla \log p(x_i \mid \theta) \) of a minibatch estimate. It is the only condition
     where no Hessian can be evaluated.
 
@@ -259,23 +259,26 @@ def find_center(
         num_passes, left = 2, 0
     dimension = len(point.theta)
     is_small = dimension <= (_NEWTON_FIRST if method == "auto" else MOST_NEWTON_DIMENSIONS)
-    ascent = newton(point) if method in ("auto", "newton") and is_small else None
-    for _ in range(0 if ascent else _ROUNDS):  # each in the units of its start
-        if left <= 0 or point.offset <= tolerance:
-            break
-        theta, used, passes = climb(point, left)
-        point = evaluate(theta)
-        num_passes, left = num_passes + passes + 1, left - used
-    if ascent is None and method != "adam" and dimension <= MOST_NEWTON_DIMENSIONS:
-        ascent = newton(point)
+    ascents = [newton(point)] if method in ("auto", "newton") and is_small else []
+    if not any(a and (a.is_mode or method == "newton") for a in ascents):
+        for _ in range(_ROUNDS):  # each in the units of its start
+            if left <= 0 or point.offset <= tolerance:
+                break
+            theta, used, passes = climb(point, left)
+            point = evaluate(theta)
+            num_passes, left = num_passes + passes + 1, left - used
+        if method != "adam" and dimension <= MOST_NEWTON_DIMENSIONS:
+            ascents.append(newton(point))
+    ended = [a for a in ascents if a is not None]
+    ascent = max(ended, key=lambda a: (a.is_mode, a.log_prob), default=None)
     if ascent is not None:
         point = evaluate(tf.constant(ascent.theta, dtype))
-        num_passes += ascent.num_passes + 1
+        num_passes += sum(a.num_passes for a in ended) + 1
     _check_finite(point, f"the state at which {method!r} ended")
     center = unflatten_events(point.theta, state, 0)
     converged = point.offset <= tolerance
     if ascent is not None:
-        converged &= ascent.is_maximum and ascent.expected_gain <= NEAR_ENOUGH
+        converged &= ascent.is_mode
     report = CenterReport(
         converged=converged,
         expected_gain=np.nan if ascent is None else ascent.expected_gain,

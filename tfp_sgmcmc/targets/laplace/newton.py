@@ -35,6 +35,11 @@ class Ascent(NamedTuple):
     num_steps: int
     num_passes: int
 
+    @property
+    def is_mode(self) -> bool:
+        """Whether the state is near enough to a mode."""
+        return self.is_maximum and self.expected_gain <= NEAR_ENOUGH
+
 
 def newton_ascent(
     log_prob_fn: Callable[[np.ndarray], float],
