@@ -145,7 +145,9 @@ class TestBurninAndThinning:
     def test_left_out_they_follow_from_the_first_fit(self):
         callback = sampler(collect=None)
         data = callback.resident(X, Y, batch_size=4, steps_per_call=100, steps_per_epoch=300)
-        model = fit(callback, data, epochs=2)
+        model = small_models.linear()
+        model.run_eagerly = False  # a call of 100 steps is compiled
+        model.fit(data, epochs=2, verbose=0, callbacks=[callback])
         numbers = callback.get_config()
         assert (numbers["num_burnin_steps"], numbers["num_steps_between_results"]) == (300, 2)
         assert len(callback.samples[0]) == 100
