@@ -18,7 +18,7 @@ def one_epoch(make_kernel_fn: Any = None, **arguments: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"make_kernel_fn": lambda: None}, "make_kernel_fn must be callable with 1 argument"),
+        ({"make_kernel_fn": lambda: None}, "kernel must be callable with 1 argument"),
         ({"prior": lambda a, b: 0.0}, "prior must be callable with 1 argument"),
         ({"keep": lambda: True}, "keep must be callable with 1 argument"),
         ({"num_chains": 2, "initial_states": 3}, "initial_states must be"),

@@ -113,7 +113,7 @@ class NetworkPilot:
         """Raises ValueError for data that cannot be read before the fit, or for growing batches."""
         if source.sizes is not None:
             raise ValueError(
-                'make_kernel_fn must be a function for batches that grow, because "auto" chooses a '
+                'kernel must be a function for batches that grow, because "auto" chooses a '
                 f'step for batches of one size. Received: "auto" with growth={source.sizes.growth}.'
             )
         if self.choices is None and source.batch(2) is None:
@@ -200,18 +200,18 @@ def pilot_of(
         return None
     if make_kernel_fn != "auto":
         raise ValueError(
-            'make_kernel_fn must be "auto" or a function, target -> kernel. Received: '
+            'kernel must be "auto" or a function, target -> kernel. Received: '
             f"{make_kernel_fn!r}."
         )
     for name, value in others.items():
         if value is not None:
             raise ValueError(
-                f'{name} must be None with make_kernel_fn="auto", which measures the gradient '
+                f'{name} must be None with kernel="auto", which measures the gradient '
                 f"noise itself. Received: {value!r}."
             )
     if num_burnin_epochs < 4:
         raise ValueError(
-            'num_burnin_epochs must be at least 4 with make_kernel_fn="auto": the pilot takes the '
+            'num_burnin_epochs must be at least 4 with kernel="auto": the pilot takes the '
             f"first three quarters of these epochs. Received: {num_burnin_epochs}."
         )
     return NetworkPilot(bound, num_burnin_epochs, _stored(directory))

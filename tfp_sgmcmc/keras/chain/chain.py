@@ -37,7 +37,7 @@ from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.targets.base import FullDataLogProb, Target
 
 _NO_ESTIMATE = (
-    "The kernel must use estimates of the target that make_kernel_fn is given, and its results "
+    "The kernel must use estimates of the target that the function kernel is given, and its results "
     "must hold the estimate's target_state, from which fit takes the forward pass. Received: {}, "
     "without an estimate of this target."
 )
@@ -122,7 +122,7 @@ class Chain:
             ModelLogProb, model, num_examples, log_prior_fn, num_chains=num_chains
         )
         target = self._make_target()
-        accepts("make_kernel_fn", make_kernel_fn, target)
+        accepts("kernel", make_kernel_fn, target)
         description = describe_kernel(_checked(make_kernel_fn(target)))
         self.kernel_description = {} if self.is_pilot else description
         self.follows_learning_rate = target.learning_rate_asked is not None
@@ -324,7 +324,7 @@ def _checked(kernel: Any) -> tfp.mcmc.TransitionKernel:
     """Returns the kernel; raises TypeError or ValueError unless it estimates a target."""
     if not isinstance(kernel, tfp.mcmc.TransitionKernel):
         raise TypeError(
-            "make_kernel_fn must return a tfp.mcmc.TransitionKernel over the target that it was "
+            "kernel must return a tfp.mcmc.TransitionKernel over the target that it was "
             f"given. Received: a {type(kernel).__name__}."
         )
     given = getattr(kernel, "parameters", {}).get("target_log_prob_fn")

@@ -56,7 +56,7 @@ class NoiseMonitor:
         """
         if not isinstance(kernel, SGLD | ModifiedSGLD):
             raise ValueError(
-                "make_kernel_fn must return SGLD or ModifiedSGLD with noise_every or "
+                "kernel must return SGLD or ModifiedSGLD with noise_every or "
                 "sampling_threshold, because the threshold is defined for Langevin dynamics. "
                 f"Received: {type(kernel).__name__}."
             )
