@@ -10,7 +10,7 @@
 
 The output folder receives results.json (the tables) and marginals.png (six weights, SGLD against
 HMC).
-The run takes about a minute on two cores, and half of it with --quick. It requires the extra
+The run takes about two minutes on two cores, and a minute with --quick. It requires the extra
 `demo`: python -m pip install "tfp_sgmcmc[demo]"
 """
 
