@@ -200,8 +200,7 @@ def pilot_of(
         return None
     if make_kernel_fn != "auto":
         raise ValueError(
-            'kernel must be "auto" or a function, target -> kernel. Received: '
-            f"{make_kernel_fn!r}."
+            f'kernel must be "auto" or a function, target -> kernel. Received: {make_kernel_fn!r}.'
         )
     for name, value in others.items():
         if value is not None:

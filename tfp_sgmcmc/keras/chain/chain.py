@@ -37,7 +37,7 @@ from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.targets.base import FullDataLogProb, Target
 
 _NO_ESTIMATE = (
-    "The kernel must use estimates of the target that the function kernel is given, and its results "
+    "The kernel must use estimates of the target that `kernel` is given, and its results "
     "must hold the estimate's target_state, from which fit takes the forward pass. Received: {}, "
     "without an estimate of this target."
 )
