@@ -142,9 +142,8 @@ def _step(found: Hessians) -> tuple[np.ndarray, float]:
 
 def _flattest(precision: np.ndarray) -> np.ndarray:
     """Returns the direction of least curvature in units of the entries' deviations, `[D]`."""
-    diagonal = np.abs(np.diag(precision))
-    units = 1 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-    return units * np.linalg.eigh(precision * np.outer(units, units))[1][:, 0]
+    scaled, scale = to_unit_diagonal(precision)
+    return np.linalg.eigh(scaled)[1][:, 0] / scale
 
 
 def whiten_at_draws(problem: MinibatchLogProb, before: Coordinates, z: np.ndarray) -> Coordinates:
