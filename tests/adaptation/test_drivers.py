@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tests.sampling.runs import Walk, assert_equal
+from tfp_sgmcmc.adaptation import drivers
 
 OPTIONS: dict[str, Any] = dict(seed=7, jit_compile=False, progress_bar=False)
 START = tf.reshape(tf.range(8.0), [4, 2])
@@ -89,3 +90,24 @@ def test_a_model_that_mixes_chains_is_refused_before_the_run() -> None:
     )
     with pytest.raises(ValueError, match="log_likelihood_fn must return for each of two equal"):
         sgmcmc.sample(target, tf.ones([2]), 10, progress_bar=False)
+
+
+def test_a_model_that_xla_cannot_compile_is_sampled_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first attempt raises what XLA raises for a determinant; other errors are passed on."""
+    calls, message = [], "Detected unsupported operations when trying to compile graph f[] on XLA: "
+
+    def attempt(*args: Any, jit_compile: bool, **options: Any) -> str:
+        calls.append(jit_compile)
+        if jit_compile:
+            raise tf.errors.InvalidArgumentError(None, None, message + "LogMatrixDeterminant (No")
+        return "a result"
+
+    monkeypatch.setattr(drivers, "sample_target", attempt)
+    with pytest.warns(UserWarning, match="XLA cannot compile LogMatrixDeterminant, which"):
+        assert sgmcmc.sample(tf.square, START, 3) == "a result"
+    assert calls == [True, False]
+    message = "Incompatible shapes: "
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Incompatible"):
+        sgmcmc.sample(tf.square, START, 3)

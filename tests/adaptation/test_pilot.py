@@ -127,6 +127,7 @@ def test_what_was_dropped_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     assert issubclass(ExpansionError, ValueError)
 
 
+@pytest.mark.thorough
 def test_shape_errors_of_a_hierarchical_model_surface() -> None:
     """`tf.gather` without `batch_dims` takes all chains' groups for each chain."""
     group = np.arange(30, dtype=np.int32) % 3

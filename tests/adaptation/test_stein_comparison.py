@@ -38,6 +38,7 @@ def squared_discrepancy(x: np.ndarray, gradients: np.ndarray) -> float:
     return float(sgmcmc.diagnostics.squared_kernel_stein_discrepancy(x, gradients))
 
 
+@pytest.mark.thorough
 def test_scores_are_the_same_in_all_units() -> None:
     states = [draws(0.5), draws(), draws(2.0)]
     expected = scores(states)
@@ -118,6 +119,7 @@ def test_states_that_are_not_finite_have_an_infinite_score() -> None:
     assert np.isinf(scores([broken, broken])).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_state_has_a_minibatch_of_its_own(jit_compile: bool) -> None:
     """This holds even if the target's chains share minibatches and the states are equal."""

@@ -13,7 +13,7 @@ import tensorflow_probability as tfp
 import tree
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation import draw_checks, fallback, modes, settings_file
+from tfp_sgmcmc.adaptation import draw_checks, fallback, independent_draws, modes, settings_file
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode, whiten_by_covariance
 from tfp_sgmcmc.adaptation.excess_variance import (
     FRICTION,
@@ -35,6 +35,7 @@ from tfp_sgmcmc.adaptation.hmc import leapfrog
 from tfp_sgmcmc.adaptation.pilot import Gradients, convergence, gradient_fit
 from tfp_sgmcmc.adaptation.prior_scale import ImproperError, NotNearGaussian, check_proper
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
+from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
 
@@ -44,11 +45,11 @@ X = RNG.normal(size=[300, 3]).astype(np.float32)
 Y = (RNG.random(300) < 1 / (1 + np.exp(-X @ [1.0, -1.0, 0.5]))).astype(np.float32)
 
 
-def regression(**options: Any) -> sgmcmc.MinibatchLogProb:
+def regression(data: Any = (X, Y), **options: Any) -> sgmcmc.MinibatchLogProb:
     return sgmcmc.MinibatchLogProb(
         lambda w: tf.reduce_sum(tfd.Normal(tf.zeros([], w.dtype), 1.0).log_prob(w), axis=-1),
         lambda w, batch: tfd.Bernoulli(tf.linalg.matvec(batch[0], w)).log_prob(batch[1]),
-        (X, Y),
+        data,
         10,
         **options,
     )
@@ -94,7 +95,7 @@ def test_draws_are_nearly_independent(h: float) -> None:
     assert 1 / (1 + 2 * (correlations**2).sum()) > 0.91
 
 
-@pytest.mark.parametrize("importance", [None, "pilot"])
+@pytest.mark.parametrize("importance", [None, pytest.param("pilot", marks=pytest.mark.thorough)])
 def test_the_noise_of_a_minibatch_is_enumerated(importance: Any) -> None:
     """C / n is the covariance of the estimate of n = 1, over all examples, in NumPy."""
     target = regression(dtype="float64")
@@ -153,7 +154,7 @@ def test_only_sizes_that_may_win_are_timed() -> None:
     assert asked == [100]
 
 
-@pytest.mark.parametrize("dim", [1, 10, 100, 1000])
+@pytest.mark.parametrize("dim", [1, 10, 100, pytest.param(1000, marks=pytest.mark.thorough)])
 def test_hmc_accepts_most_of_a_standard_normal(dim: int) -> None:
     h, count = leapfrog(dim)
     assert 1.2 < h * count < 1.8
@@ -177,7 +178,8 @@ class Draws:
 
     def flags(self) -> list[str]:
         found = convergence(self.z)
-        return draw_checks._flags(found, gradient_fit(self.z, -self.z), 400)
+        fit = gradient_fit(self.z, -self.z)
+        return [*draw_checks._flags(found, 400), *draw_checks._flags_of_gradients(fit)]
 
 
 def test_sound_draws_have_no_flag() -> None:
@@ -235,6 +237,24 @@ def test_a_posterior_without_a_finite_integral_is_told(tail: Any, is_proper: boo
         check_proper(log_prob, center, direction)
 
 
+def test_a_model_that_raises_far_away_is_proper_there() -> None:
+    """The inverse of a matrix raises where it underflows to zero."""
+
+    def log_prob(rho: tf.Tensor) -> tf.Tensor:
+        matrix = tf.exp(-(rho**2))[..., tf.newaxis, tf.newaxis]  # becomes zero
+        return -tf.linalg.inv(matrix)[..., 0, 0]
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        log_prob(tf.constant(1e3))
+    check_proper(log_prob, tf.constant(0.0), np.array([0.1]))
+
+    def broken(rho: tf.Tensor) -> tf.Tensor:
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        check_proper(broken, tf.constant(0.0), np.array([0.1]))
+
+
 def test_the_mode_of_redundant_parameters_is_refused() -> None:
     target = sgmcmc.MinibatchLogProb(
         lambda w: tf.zeros_like(w[..., 0]),
@@ -263,19 +283,34 @@ def test_another_mode_is_found() -> None:
     two = tfd.MixtureSameFamily(
         tfd.Categorical(probs=[0.5, 0.5]), tfd.Normal(np.float32([0.0, 20.0]), np.float32(1.0))
     )
+
+    def of(law: Any) -> Any:
+        def values(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            found = tfp.math.value_and_gradient(
+                lambda z: law.log_prob(z[..., 0]), tf.constant(z, tf.float32)
+            )
+            return found[0].numpy(), found[1].numpy()
+
+        return values
+
     starts = modes.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
-    found = modes.find_other_mode(lambda z: two.log_prob(z[..., 0]), starts, tf.float32)
+    found = modes.find_other_mode(of(two), starts)
     assert found is not None
     np.testing.assert_allclose(found, [20.0, 0.0], atol=0.1)
     one = tfd.Normal(0.0, 1.0)
-    assert modes.find_other_mode(lambda z: one.log_prob(z[..., 0]), starts, tf.float32) is None
+    assert modes.find_other_mode(of(one), starts) is None
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns a run of 60 results in two parts, in a directory."""
+@pytest.fixture(scope="module", params=["independent", "chain"])
+def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns a run of 400 results in two parts, in a directory, with either kind of draws."""
+    if request.param == "chain":
+        patch = pytest.MonkeyPatch()
+        patch.setattr(independent_draws, "_MOST_ENTRIES", 0)
+        request.addfinalizer(patch.undo)
     folder = tmp_path_factory.mktemp("automatic") / "run"
     options: dict[str, Any] = {"seed": 3, "progress_bar": False, "directory": folder}
+    options["jit_compile"] = False  # compiling takes longer than these steps
     first = sgmcmc.sample(regression(), tf.zeros([3]), 200, **options)
     assert first.num_results == 200
     return sgmcmc.sample(regression(), tf.zeros([3]), 400, **options)
@@ -286,21 +321,29 @@ def test_a_run_goes_on_and_is_repeated_by_hand(run: Any) -> None:
     choices = run.choices
     assert run.is_trusted and run.states.shape == (400, 4, 3)
     assert len(run.explanation) >= 4 and choices.sampler in str(run)
-    whitened, bijector = sgmcmc.whiten(regression(), choices.center)
     kernel: Any
-    if choices.batch_size is None:  # which is cheaper depends on the machine
+    start, bijector = choices.start, run.bijector
+    if choices.sampler == "IndependentMetropolis":
+        start = np.tile(choices.center, [4, 1])
+        kernel = sgmcmc.IndependentMetropolis(
+            regression(), choices.center, choices.hessian, **choices.arguments
+        )
+    elif choices.batch_size is None:  # which is cheaper depends on the machine
+        whitened, bijector = sgmcmc.whiten(regression(), choices.center)
         kernel = tfp.mcmc.HamiltonianMonteCarlo(whitened, **choices.arguments)
     else:
+        whitened, bijector = sgmcmc.whiten(regression(), choices.center)
         whitened = whitened.with_minibatches(choices.batch_size)
         control = sgmcmc.ControlVariate(whitened, tf.zeros([3]), order=2, importance="pilot")
         kernel = sgmcmc.UnderdampedLangevin(control, **choices.arguments)
     by_hand = sgmcmc.sample_chain(
         kernel,
-        choices.start,
+        start,
         400,
         seed=choices.seed,
         num_burnin_steps=choices.num_burnin_steps,
         num_steps_between_results=choices.num_steps_between_results,
+        jit_compile=False,
         progress_bar=False,
         preflight_check=False,
     )
@@ -311,6 +354,7 @@ def test_a_run_goes_on_and_is_repeated_by_hand(run: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.thorough
 def test_coordinates_by_the_covariance_of_draws() -> None:
     """Draws have mean 0 there, and the covariance that the formula leaves; not so before."""
     problem = regression()
@@ -334,14 +378,25 @@ def test_coordinates_by_the_covariance_of_draws() -> None:
 
 def test_choices_survive_the_file(run: Any) -> None:
     seed = sgmcmc.random.as_seed(3)
-    found = settings_file.load(run.directory, regression(), tf.zeros([3]), seed)
+    found = settings_file.load(run.directory, regression(), tf.zeros([3]), seed, 4, False)
     assert found is not None
     assert found.choices.program() == run.choices.program()
     np.testing.assert_array_equal(found.choices.start, run.choices.start)
     with pytest.raises(ValueError, match="seed must be .*the seed of the run"):
-        settings_file.load(run.directory, regression(), tf.zeros([3]), sgmcmc.random.as_seed(4))
+        settings_file.load(
+            run.directory, regression(), tf.zeros([3]), sgmcmc.random.as_seed(4), 4, False
+        )
     with pytest.raises(ValueError, match="initial_state must have parts"):
-        settings_file.load(run.directory, regression(), tf.zeros([2]), seed)
+        settings_file.load(run.directory, regression(), tf.zeros([2]), seed, 4, False)
+    with pytest.raises(ValueError, match="num_chains: 4, but here 6"):
+        sgmcmc.sample(
+            regression(),
+            tf.zeros([3]),
+            400,
+            num_chains=6,
+            directory=run.directory,
+            jit_compile=False,
+        )
 
 
 @pytest.fixture
@@ -359,17 +414,19 @@ def saved(tmp_path: Path) -> PreparedKernel:
         num_steps_between_results=1,
         milliseconds={},
     )
-    prepared = PreparedKernel(None, None, Gradients(None, False), choices, ("why",))
-    settings_file.save(tmp_path, prepared, sgmcmc.random.as_seed(3))
+    flags = (Flag("doubt", "Something was not checked.", "Check it."),)
+    prepared = PreparedKernel(None, None, Gradients(None, False), choices, ("why",), flags)
+    call = settings_file.describe_call(regression(), tf.zeros([3]), True)
+    settings_file.save(tmp_path, prepared, sgmcmc.random.as_seed(3), call)
     return prepared
 
 
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [
-        ("_VERSION", 2, "format version 2. Received: version 1. "),
-        ("_PLAIN", settings_file._PLAIN | {"friction"}, "version 1, lacks friction. "),
-        ("_PLAIN", settings_file._PLAIN - {"seed"}, "version 1, has the unknown seed. "),
+        ("_VERSION", 4, "format version 4. Received: version 2. "),
+        ("_PLAIN", settings_file._PLAIN | {"friction"}, "version 2, lacks friction. "),
+        ("_PLAIN", settings_file._PLAIN - {"seed"}, "version 2, has the unknown seed. "),
     ],
 )
 def test_choices_of_another_format_are_refused(
@@ -378,7 +435,7 @@ def test_choices_of_another_format_are_refused(
     del saved
     monkeypatch.setattr(settings_file, name, value)
     with pytest.raises(ValueError, match=re.escape(found)) as error:
-        settings_file.load(tmp_path, regression(), tf.zeros([3]), None)
+        settings_file.load(tmp_path, regression(), tf.zeros([3]), None, 4)
     assert str(tmp_path / "choices.npz") in str(error.value)
     assert "use a new directory" in str(error.value)
 
@@ -389,16 +446,46 @@ def test_choices_without_a_version_are_read(
     """Release 0.2.0 wrote none."""
     with npz.reading(tmp_path / "choices.npz", "save") as (header, array):
         arrays = {name: array(name, "float32") for name in ("center0", "start")}
-    del header["version"]
+    assert header.pop("version") == 2
+    del header["call"]
+    header["flags"] = [" ".join(flag[1:]) for flag in header["flags"]]
     npz.write(tmp_path / "choices.npz", header, arrays)
     monkeypatch.setattr(
         settings_file,
         "_rebuild",
         lambda _, choices, __: dataclasses.replace(saved, choices=choices),
     )
-    found = settings_file.load(tmp_path, regression(), tf.zeros([3]), None)
+    found = settings_file.load(tmp_path, regression(), tf.zeros([3]), None, 4)
     assert found is not None
+    assert found.flags == saved.flags and found.flags[0].grade == "wrong"
     assert found.lines == ("why",) and found.choices.program() == saved.choices.program()
+
+
+@pytest.mark.parametrize(
+    ("told", "options"),
+    [
+        ("num_chains: 4, but here 6", {"num_chains": 6}),
+        ("jit_compile: True, but here False", {"jit_compile": False}),
+        ("initial_state: numbers", {"state": tf.ones([3])}),
+        ("gradient of the log posterior", {"data": (X, 1 - Y)}),
+        ("num_examples: 300, but here 299", {"data": (X[1:], Y[1:])}),
+    ],
+)
+def test_a_run_cut_off_before_its_first_checkpoint_is_compared(
+    told: str, options: dict[str, Any], saved: PreparedKernel, tmp_path: Path
+) -> None:
+    """The choices are in the directory then, and no checkpoint of the chain."""
+    del saved
+    given = {"state": tf.zeros([3]), "data": (X, Y), "num_chains": 4, "jit_compile": True} | options
+    with pytest.raises(ValueError, match=re.escape(told)):
+        settings_file.load(
+            tmp_path,
+            regression(given["data"]),
+            given["state"],
+            None,
+            given["num_chains"],
+            given["jit_compile"],
+        )
 
 
 def test_the_draws_have_the_moments_of_the_posterior(run: Any) -> None:

@@ -81,6 +81,7 @@ def test_candidates_in_parallel_give_the_same_result(found: Any) -> None:
     assert_same(found, tuned(make_kernel_fn, num_parallel=3))
 
 
+@pytest.mark.thorough
 def test_a_candidate_goes_on_where_it_was(short: Any) -> None:
     """The best candidate's chains are those of all its steps in a row with its seeds."""
     assert short.best == {"step_size": 0.3}
@@ -93,6 +94,7 @@ def test_a_candidate_goes_on_where_it_was(short: Any) -> None:
     np.testing.assert_allclose(short.state, state, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_one_program_serves_all_floats() -> None:
     made = []
 

@@ -125,6 +125,38 @@ def test_every_example_and_every_pair_is_included_alike(
         check_counts(counts[~np.eye(size, dtype=bool)], 1 / (size * (size - 1)), error)
 
 
+def check_a_column(size: int = 257, draws: int = 500_000) -> None:
+    """Checks the distance of two positions in one column of the grid; finds 35 % in one cell."""
+    _, columns = random.indices._grid(size)
+    pairs = random.permuted_indices(SEED, tf.constant([3, 3 + columns]), size, [draws]).numpy()
+    distances = np.bincount((pairs[:, 1] - pairs[:, 0]) % size, minlength=size)
+    assert distances[0] == 0
+    check_counts(distances[1:], 1 / (size - 1), error=0.35)
+
+
+def test_positions_in_a_column_of_the_grid_are_included_alike() -> None:
+    """One round adds the same to both, and so keeps their distance for every key."""
+    check_a_column()
+
+
+@pytest.mark.parametrize("num_rounds", [1, 3])
+def test_few_rounds_are_rejected(num_rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the keys of the further rounds are left out."""
+    keys = random.indices._round_keys
+    monkeypatch.setattr(
+        random.indices, "_round_keys", lambda *arguments: keys(*arguments)[: 2 * num_rounds]
+    )
+    with pytest.raises(Rejected):
+        check_a_column()
+
+
+def test_the_number_of_rounds() -> None:
+    """Five where both sides of the grid are at least 16, otherwise twelve; two keys for each."""
+    for size in (11, 255, 257, 2**20 + 7):
+        rounds = 5 if min(random.indices._grid(size)) >= 16 else 12
+        assert len(random.indices._round_keys(SEED, size, [])) == 2 * rounds
+
+
 def test_a_rotation_in_place_of_a_permutation_is_rejected() -> None:
     """Negative control: single inclusions are uniform, pairs are not."""
     size, draws = 11, 100_000
@@ -190,9 +222,9 @@ def test_successive_uniform_indices_are_independent() -> None:
 @pytest.mark.parametrize(
     ("dtype", "jit"),
     [
-        (tf.float32, True),
+        pytest.param(tf.float32, True, marks=pytest.mark.thorough),
         (tf.float64, True),
-        (tf.float32, False),
+        pytest.param(tf.float32, False, marks=pytest.mark.thorough),
         pytest.param(tf.float64, False, marks=pytest.mark.thorough),
     ],
 )
@@ -288,6 +320,7 @@ def test_large_draws_outside_xla_are_the_compiled_ones() -> None:
     np.testing.assert_array_equal(eager, compiled(draw)().numpy())
 
 
+@pytest.mark.thorough
 def test_shapes_and_short_dtypes_of_normals() -> None:
     shapes, dtypes = [[], [0, 3], [7], [2, 3, 5, 7]], [tf.float32, tf.float16, tf.bfloat16]
     draws = compiled(lambda: [[random.normal(s, d, SEED) for d in dtypes] for s in shapes])()
@@ -312,7 +345,7 @@ def test_a_normal_of_three_percent_more_spread_is_rejected() -> None:
         check_cdf(draws, stats.norm.cdf, error=0.005)
 
 
-@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize("jit", [pytest.param(True, marks=pytest.mark.thorough), False])
 def test_parts_of_a_state_and_their_entries_get_independent_normals(jit: bool) -> None:
     """Finds a correlation of 2%."""
     state = {"a": tf.zeros([200_000, 2]), "b": [tf.zeros([200_000])]}

@@ -89,6 +89,7 @@ def test_dependent_or_other_numbers_are_rejected() -> None:
             check_independent(bad)
 
 
+@pytest.mark.thorough
 def test_shapes_dtypes_and_modes() -> None:
     """The same numbers come eager and compiled, in every dtype."""
     cases = list(

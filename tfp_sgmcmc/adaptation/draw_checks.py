@@ -16,51 +16,82 @@ from tfp_sgmcmc.adaptation.excess_variance import (
 )
 from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, gradient_fit
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
+from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.internal.nest import flatten_events
-from tfp_sgmcmc.sampling.result import SampleResult
+from tfp_sgmcmc.sampling.result import Flag, SampleResult
 
 _MOST_TESTED = 500  # results at which gradients are taken
 _LEAST_RESULTS = 50
 # Errors that sound draws may show: of the relative variance, and in standard deviations.
 _NOTED_EXCESS, _NOTED_SHIFT = 0.04, 0.05
+_MOST_DIVERGENCES = 0.01  # share of draws
+_CERTAIN = 0.05  # by exact weights, of means in standard deviations and of standard deviations
 
 
 class DrawCheck(NamedTuple):
     """The results of the checks of draws.
 
     Attributes:
-      flags: what is wrong, in plain words.
+      flags: what is wrong or could not be checked.
       line: how good the draws are.
       lacking: the goal divided by the effective sample size.
       measured: figures of the run for `Choices`.
+      certificate: how far the draws are from the posterior; None where it would take long.
     """
 
-    flags: list[str]
+    flags: list[Flag]
     line: str
     lacking: float
     measured: dict[str, Any]
+    certificate: Certificate | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        return any(flag.grade == "wrong" for flag in self.flags)
 
 
 def check_draws(
     result: SampleResult, prepared: PreparedKernel, seed: tf.Tensor, goal: float
 ) -> DrawCheck:
     """Checks convergence, gradients and noise; the effective sample size should reach `goal`."""
-    if result.num_results < _LEAST_RESULTS:
-        flag = f"Fewer than {_LEAST_RESULTS} draws of a chain cannot be checked. Ask for more."
-        line = f"{result.num_results} draws of each chain were taken."
-        return DrawCheck([flag], line, 0.0, {})
     states = tf.nest.map_structure(np.asarray, result.states)
+    certificate = None if prepared.certify is None else prepared.certify(states)
+    if result.num_results < _LEAST_RESULTS:
+        flag = Flag(
+            "doubt",
+            f"Fewer than {_LEAST_RESULTS} draws of a chain cannot be checked.",
+            "Ask for more results.",
+        )
+        line = f"{result.num_results} draws of each chain were taken."
+        return DrawCheck([flag], line, 0.0, {}, certificate)
     flat = flatten_events(tf.nest.map_structure(tf.convert_to_tensor, states), 2).numpy()
+    found = convergence(flat)
+    flags, measured = _flags(found, goal), dict[str, Any]()
+    if result.trace is not None:
+        flags += _flags_of_divergences(np.asarray(result.trace["diverging"]))
+    line = (
+        f"The draws of all chains are worth {found.ess:.0f} independent ones for the worst "
+        f"parameter, and R-hat is {found.rhat:.3f}."
+    )
+    if certificate is not None and certificate.is_reliable:
+        flags += _flags_of_certificate(certificate)
+        line += (
+            f" Their means are within {_largest(certificate.mean_offset):.3f} standard deviations "
+            f"of the posterior's, and their standard deviations within "
+            f"{100 * _largest(certificate.sd_ratio, 1.0):.2g} %, by exact weights with Pareto k = "
+            f"{certificate.pareto_k:.2f}."
+        )
+    if prepared.gradients is None:
+        return DrawCheck(flags, line, goal / found.ess, measured, certificate)
     most = min(len(flat), _MOST_TESTED if prepared.is_noisy else max(50, len(flat) // 10))
     picked = np.unique(np.linspace(0, len(flat) - 1, most).astype(int))
     z = whitened(tf.nest.map_structure(lambda x: x[picked], states), prepared.bijector)
-    found, fit = convergence(flat), gradient_fit(z, prepared.gradients(z, seed))
-    line = (
-        f"The draws of all chains are worth {found.ess:.0f} independent ones for the worst "
-        f"parameter, R-hat is {found.rhat:.3f}, and their variance is {fit.temperature:.3f} +- "
-        f"{fit.error:.3f} of the posterior's by their gradients."
+    fit = gradient_fit(z, prepared.gradients(z, seed))
+    line += (
+        f" Their variance is {fit.temperature:.3f} +- {fit.error:.3f} of the posterior's by their "
+        "gradients."
     )
-    flags, measured = _flags(found, fit, goal), {}
+    flags += _flags_of_gradients(fit)
     if prepared.noise is not None:
         c = prepared.choices
         share, covariance = guarded_share(z), noise_covariance(prepared.noise, z, blocks=4)
@@ -72,7 +103,7 @@ def check_draws(
             f"was at work at {100 * share:.2g} % of them."
         )
         flags += _flags_of_noise(excess, ExcessVariance(*(c.measured_excess or excess)))
-    return DrawCheck(flags, line, goal / found.ess, measured)
+    return DrawCheck(flags, line, goal / found.ess, measured, certificate)
 
 
 def whitened(states: Any, bijector: Any) -> np.ndarray:
@@ -80,38 +111,108 @@ def whitened(states: Any, bijector: Any) -> np.ndarray:
     return bijector.inverse(tf.nest.map_structure(tf.convert_to_tensor, states)).numpy()
 
 
-def _flags_of_noise(excess: ExcessVariance, of_pilot: ExcessVariance) -> list[str]:
+def _flags_of_noise(excess: ExcessVariance, of_pilot: ExcessVariance) -> list[Flag]:
     """Returns a flag if the noise is larger than the temperature corrects."""
     if excess.mean - of_pilot.mean < _NOTED_EXCESS and excess.worst < 2 * MOST_WORST:
         return []
     return [
-        f"The noise of minibatches grew along the run: it makes variances {100 * excess.mean:.2g} "
-        f"% too large on average and {100 * excess.worst:.2g} % in the worst direction, at the "
-        f"pilot's draws {100 * of_pilot.mean:.2g} % and {100 * of_pilot.worst:.2g} %."
+        Flag(
+            "wrong",
+            "The noise of minibatches grew along the run: it makes variances "
+            f"{100 * excess.mean:.2g} % too large on average and {100 * excess.worst:.2g} % in the "
+            f"worst direction, at the pilot's draws {100 * of_pilot.mean:.2g} % and "
+            f"{100 * of_pilot.worst:.2g} %.",
+            "Sample in a new directory, or without one, so that the run is repeated with all "
+            "examples.",
+        )
     ]
 
 
-def _flags(found: Convergence, fit: GradientFit, goal: float) -> list[str]:
-    """Returns what is wrong with the draws, in plain words."""
+def _flags(found: Convergence, goal: float) -> list[Flag]:
+    """Returns what convergence diagnostics say against the draws."""
     flags = []
     if not found.rhat <= found.limit:
         flags.append(
-            f"The chains disagree: R-hat is {found.rhat:.3f}. Do not trust these draws. The "
-            "posterior may have several modes or a funnel; ReplicaExchangeSGLD moves between modes."
+            Flag(
+                "wrong",
+                f"The chains disagree: R-hat is {found.rhat:.3f}. The posterior may have several "
+                "modes or a funnel.",
+                "Reparameterise a funnel; ReplicaExchangeSGLD moves between modes.",
+            )
         )
     if not found.ess >= goal:
         flags.append(
-            f"The draws are worth {found.ess:.0f} independent ones for the worst parameter, fewer "
-            f"than {goal:.0f}. Ask for more results."
+            Flag(
+                "wrong",
+                f"The draws are worth {found.ess:.0f} independent ones for the worst parameter, "
+                f"fewer than {goal:.0f}.",
+                "Ask for more results.",
+            )
         )
+    return flags
+
+
+def _flags_of_divergences(diverging: np.ndarray) -> list[Flag]:
+    """Returns a flag if trajectories of NUTS diverged, as they do where a posterior narrows."""
+    share = float(diverging.mean())
+    if share == 0:
+        return []
+    return [
+        Flag(
+            "wrong" if share > _MOST_DIVERGENCES else "note",
+            f"{int(diverging.sum())} of {diverging.size} trajectories diverged: the posterior is "
+            "narrower in places than the step can follow.",
+            "Reparameterise the model, or give scales a prior that keeps them from zero.",
+        )
+    ]
+
+
+def _flags_of_gradients(fit: GradientFit) -> list[Flag]:
+    """Returns what the gradients at the draws say against them."""
+    flags, remedy = [], "Compare with HMC on all examples, or ask for more results."
     if not abs(fit.excess) <= _NOTED_EXCESS + 3 * fit.error:
         way = "wide" if fit.excess > 0 else "narrow"
         flags.append(
-            f"The draws are too {way}: by their gradients, their variance is {fit.temperature:.3f} "
-            f"+- {fit.error:.3f} of the posterior's on average."
+            Flag(
+                "wrong",
+                f"The draws are too {way}: by their gradients, their variance is "
+                f"{fit.temperature:.3f} +- {fit.error:.3f} of the posterior's on average.",
+                remedy,
+            )
         )
     if not fit.shift**2 <= _NOTED_SHIFT**2 + 4 * fit.shift_error**2:
         flags.append(
-            f"The means are off by about {fit.shift:.2f} standard deviations, by their gradients."
+            Flag(
+                "wrong",
+                f"The means are off by about {fit.shift:.2f} standard deviations, by their "
+                "gradients.",
+                remedy,
+            )
         )
     return flags
+
+
+def _flags_of_certificate(certificate: Certificate) -> list[Flag]:
+    """Returns a flag if exact weights show that means or standard deviations are off."""
+    c = certificate
+    offset = _largest(c.mean_offset, 0.0, c.mean_offset_error)
+    ratio = _largest(c.sd_ratio, 1.0, c.sd_ratio_error)
+    if max(offset, ratio) <= _CERTAIN:
+        return []
+    return [
+        Flag(
+            "wrong",
+            f"Exact weights show that a mean is off by {_largest(c.mean_offset):.2f} standard "
+            f"deviations, or a standard deviation by {100 * _largest(c.sd_ratio, 1.0):.0f} %: see "
+            "result.certificate.",
+            "Ask for more results.",
+        )
+    ]
+
+
+def _largest(nest: Any, center: float = 0.0, errors: Any = None) -> float:
+    """Returns the largest distance of a number from `center`, beyond four standard errors."""
+    parts = tf.nest.flatten(nest)
+    errors = [0 * x for x in parts] if errors is None else tf.nest.flatten(errors)
+    pairs = zip(parts, errors, strict=True)
+    return max(float(np.max(np.abs(x - center) - 4 * e)) for x, e in pairs)

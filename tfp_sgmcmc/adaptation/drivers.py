@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.target_arguments import check_target
 from tfp_sgmcmc.adaptation.target_driver import sample_target
-from tfp_sgmcmc.internal.checks import integer, require
+from tfp_sgmcmc.internal.checks import eager, integer, require
 from tfp_sgmcmc.sampling.chain_driver import check_options, sample_chain
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.shards.shard_driver import sample_shards
 from tfp_sgmcmc.storage.directory import Directory, RunDirectory, as_directory
 
+# What XLA says of an operation that it has no kernel for.
+_UNSUPPORTED = re.compile(r"unsupported operations when trying to compile.*?: (\w+)", re.DOTALL)
 Door = TypeVar("Door", bound=Callable[..., SampleResult])
 
 
@@ -80,8 +84,8 @@ def _directory(options: dict[str, Any]) -> Directory | None:
 @accept_deprecated_calls
 def sample(
     target: Any,
-    initial_state: Any,
-    num_results: int,
+    initial_state: Any = None,
+    num_results: int = 1000,
     *,
     num_chains: int = 4,
     min_ess: int = 400,
@@ -97,8 +101,12 @@ def sample(
       4096 entries. Where the prior has kinks, or a pilot's draws are far wider or narrower than the
       Hessian predicts, it takes the mean of the draws and the Hessian there, or for HMC their
       covariance.
-    - Sampler: `UnderdampedLangevin` with second-order control variates (`ControlVariate`), or HMC
-      on all data where that is cheaper by measured times of a step.
+    - Independent draws: up to 64 parameters and N D = 10^7, a normal distribution with heavy tails
+      is fitted to the posterior, and its draws are weighed by the exact posterior. If the Pareto k
+      of the weights is below 0.5 and their efficiency at least 0.2, they are the proposals of
+      `IndependentMetropolis`, and `result.certificate` holds the proof.
+    - Sampler otherwise: `UnderdampedLangevin` with second-order control variates
+      (`ControlVariate`), or HMC on all data where that is cheaper by measured times of a step.
     - Minibatch n, step h and temperature: the cheapest n and h whose gradient noise is predicted to
       make variances at most 3 % too large on average and 5 % in the worst direction. A temperature
       of about 1 corrects the average. A pilot of all chains from dispersed starts measures the
@@ -110,18 +118,24 @@ def sample(
 
     \[ \min(\mathtt{min\_ess},\, R C / 2). \]
 
-    If it does not, if chains disagree, or if the gradients at the draws show that means or
-    variances are off, the draws are made again: with more steps, if that takes a minute at most, or
-    with all examples. What is still wrong is in `result.flags`, with a warning.
+    If it does not, if chains disagree, or if exact weights or the gradients at the draws show that
+    means or variances are off, the draws are made again: with more steps, if that takes a minute at
+    most, or with all examples. What remains is in `result.flags`, each with a grade, a cause and a
+    remedy: "wrong" for a check that failed, which takes away `result.is_trusted`, "doubt" for what
+    could not be checked, both with a warning, and "note" for what is unusual and fine.
     `result.explanation` lists what was done and why, and `result.choices` holds all settings, with
     the program that does the same by hand. The choice depends on measured times, so other machines
     may choose differently. The same choices and seed give the same chain.
 
     Where the curvature at a mode does not describe the posterior (funnels, several modes,
-    likelihoods without second derivatives), a flag warns that nothing is promised. NUTS on all data
-    then samples, in coordinates that a pilot scales, for an hour at most, or `NOGIN` on large data.
-    A flat direction is refused. No check sees modes that the search from 16 starts does not find,
-    single directions whose variance is up to 10 % too large, or tails beyond the draws.
+    likelihoods without second derivatives), NUTS on all data starts anew from places near the
+    typical set, in coordinates of a pilot's covariance, for an hour at most, or `NOGIN` samples
+    large data, with a flag. Divergences are counted in `result.trace`, and flagged, and a centred
+    hierarchy is shown how to be written non-centred. A flat direction is refused.
+    No check sees modes that the search from 16 starts does not find, or tails beyond the draws.
+
+    The target keeps its compiled programs, so a second call for the same target compiles nothing.
+    Make a new target after a change of anything that its functions close over.
 
     Use `sample_chain` to run a kernel with settings that you choose.
 
@@ -141,10 +155,11 @@ def sample(
       True
 
     Args:
-      target: a `MinibatchLogProb`, whose batch size is not used, a `FullDataLogProb`, or a callable
-        that returns the log posterior.
+      target: a `MinibatchLogProb` or a `StreamedLogProb`, whose batch size is not used, a
+        `FullDataLogProb`, or a callable that returns the log posterior. A stream is read a few
+        times, and then represented by rows in memory; see `draw_pool`.
       initial_state: one point: a tensor or a nest of tensors, unconstrained if the target has a
-        bijector.
+        bijector. It may be left out for a target that `MinibatchLogProb.from_joint` made.
       num_results: number of draws of each chain, including those already in `directory`.
       num_chains: number of chains, which start at dispersed places.
       min_ess: the effective sample size to reach for the worst parameter, over all chains.
@@ -153,7 +168,8 @@ def sample(
       directory: a path, or a `Directory` with a path, a rule for resuming, and the seconds between
         checkpoints; see `sample_chain`. None keeps the draws in memory.
       progress_bar: whether to show progress and the choices. None shows them if tqdm is installed.
-      jit_compile: whether XLA compiles the steps, which is much faster.
+      jit_compile: whether XLA compiles the steps, which is much faster. If the log posterior uses
+        an operation that XLA does not know, the run goes on without it, with a warning.
       preflight_check: whether to run `preflight`, which reads the whole data once.
 
     Returns:
@@ -170,6 +186,7 @@ def sample(
       NonFiniteChainError: a state or the log posterior became NaN or infinite.
       OSError: `directory` cannot be written any more; the message counts the results that are safe.
     """
+    eager("sample")
     check_target(target)
     integer("num_results", num_results, 1)
     integer("num_chains", num_chains, 1)
@@ -180,16 +197,28 @@ def sample(
         run = None
         if place is not None:
             run = stack.enter_context(RunDirectory(place.path, place.resume))
-        return sample_target(
+        draw = functools.partial(
+            sample_target,
             target,
             initial_state,
             num_results,
             seed=None if seed is None else random.as_seed(seed),
             num_chains=num_chains,
             min_ess=min_ess,
-            jit_compile=jit_compile,
             progress_bar=progress_bar,
             run=run,
             checkpoint_seconds=10.0 if place is None else place.seconds_between_commits,
             preflight_check=preflight_check,
         )
+        try:
+            return draw(jit_compile=jit_compile)
+        except tf.errors.InvalidArgumentError as error:
+            missing = _UNSUPPORTED.search(error.message)
+            if not jit_compile or missing is None:
+                raise
+            warnings.warn(
+                f"XLA cannot compile {missing[1]}, which the log posterior uses, so the run does "
+                "without XLA, which is slower. jit_compile=False says so beforehand.",
+                stacklevel=2,
+            )
+        return draw(jit_compile=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import warnings
 from typing import Any
@@ -11,16 +12,19 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy
 from tfp_sgmcmc.adaptation.coordinates import standardize
-from tfp_sgmcmc.adaptation.hmc import NUTS_DEPTH, run_nuts_pilot
+from tfp_sgmcmc.adaptation.nuts import MAX_TREE_DEPTH, run_nuts_pilot
 from tfp_sgmcmc.adaptation.pilot import Gradients, dispersed_starts
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
-from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
-from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
+from tfp_sgmcmc.adaptation.typical_set import typical_starts
+from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.kernels import NOGIN
+from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, find_center, largest_curvature
-from tfp_sgmcmc.targets.base import ExpansionError
+from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
 
 _LEAPFROG_STEPS = 30  # a guess of the gradients in a step of NUTS
 _MOST_SECONDS = 3600.0
@@ -36,93 +40,144 @@ def sample_nonquadratic(
     jit_compile: bool,
     reason: NotNearGaussian,
 ) -> PreparedKernel:
-    """Returns NUTS on all data in coordinates that a pilot scales; on large data NOGIN.
+    """Returns NUTS on all data in coordinates that a pilot whitens; on large data NOGIN.
 
     The result has a flag, because no prediction was made for such a posterior.
 
     Raises:
       ValueError: the log posterior is not finite where the pilot goes, or its integral is not.
     """
-    start_seed, pilot_seed = random.split(random.fold_in(seed, 1), 2)
+    seeds = random.split(random.fold_in(seed, 1), 2)
+    seconds = _seconds(problem, state, num_chains, jit_compile)
+    make = _nuts
+    if seconds * _LEAPFROG_STEPS * (num_results + 700) > _MOST_SECONDS:
+        make = _nogin
+    prepared = make(problem, state, num_chains, seeds, jit_compile, reason, seconds)
+    flags, most = [*prepared.flags], prepared.most_results or num_results
+    if most < num_results:
+        flags.append(
+            Flag(
+                "note",
+                f"Only {most} of {num_results} draws are taken, which is as many as an hour "
+                "allows.",
+                "With a directory, the same call goes on from there.",
+            )
+        )
+    lines = f"The run does not use a quadratic at the mode, because {reason}.", *prepared.lines
+    return dataclasses.replace(prepared, lines=lines, flags=tuple(flags), most_results=most)
+
+
+def _nuts(
+    problem: MinibatchLogProb,
+    state: State,
+    num_chains: int,
+    seeds: Any,
+    jit_compile: bool,
+    reason: NotNearGaussian,
+    seconds: float,
+) -> PreparedKernel:
+    """Returns NUTS on all data, started anew: no use is made of the mode that failed."""
+    dtype = tf.nest.flatten(state)[0].dtype
+    starts = typical_starts(problem, state, num_chains, seeds[0].numpy(), jit_compile)
+    pilot = run_nuts_pilot(problem, state, starts, dtype, seeds[1], jit_compile, reason)
+    is_dense = pilot.covariance.ndim == 2
+    hessian = -np.linalg.inv(pilot.covariance) if is_dense else -1 / pilot.covariance
+    target, bijector = standardize(
+        problem.with_minibatches(problem.num_examples), pilot.center, hessian
+    )
+    arguments: dict[str, Any] = {"step_size": pilot.step_size, "max_tree_depth": MAX_TREE_DEPTH}
+    choices = Choices(
+        sampler="NoUTurnSampler",
+        arguments=arguments,
+        batch_size=None,
+        coordinates="covariance" if is_dense else "pilot",
+        center=tf.nest.map_structure(lambda x: x.numpy(), pilot.center),
+        hessian=hessian,
+        start=pilot.start,
+        num_burnin_steps=0,
+        num_steps_between_results=0,
+        milliseconds={"gradient of all data": 1e3 * seconds},
+    )
+    metric = "covariance" if is_dense else "variances"
+    lines = (
+        f"NoUTurnSampler uses all {problem.num_examples} examples. Its chains began at "
+        f"{num_chains} places near the typical set, and a pilot adapted the step, "
+        f"{pilot.step_size:.2g}, and the metric, the {metric} of its draws.",
+    )
+    hierarchy = find_centered_hierarchy(problem, pilot.center, pilot.draws)
+    return PreparedKernel(
+        tfp.mcmc.NoUTurnSampler(target, **arguments),
+        bijector,
+        Gradients(FullDataLogProb(target), jit_compile),
+        choices,
+        lines,
+        (_caveat(reason, None if hierarchy is None else hierarchy.remedy),),
+        most_results=max(1, int(_MOST_SECONDS / pilot.seconds_per_draw)),
+        trace_fn=trace_divergences,
+    )
+
+
+def _nogin(
+    problem: MinibatchLogProb,
+    state: State,
+    num_chains: int,
+    seeds: Any,
+    jit_compile: bool,
+    reason: NotNearGaussian,
+    seconds: float,
+) -> PreparedKernel:
+    """Returns NOGIN, which corrects for the noise of minibatches."""
     center = _center(problem, state)
     flat = flatten_events(center, 0)
     variance = _variances(problem, center)
-    start = dispersed_starts(num_chains, flat.shape[0], flat.dtype, start_seed)
+    start = dispersed_starts(num_chains, flat.shape[0], flat.dtype, seeds[0])
     target, bijector = standardize(problem, center, -1 / variance)
-    seconds, most = _seconds(target, start, jit_compile), num_results
-    settings: dict[str, Any]
-    arguments: dict[str, Any]
-    if seconds * _LEAPFROG_STEPS * (num_results + 500) > _MOST_SECONDS:
-        n = min(_BATCH_SIZE, problem.num_examples)
-        estimates: Any = target.with_minibatches(n)
-        # A step that is stable at the largest curvature.
-        curvature = largest_curvature(estimates, tf.zeros_like(start[0]))
-        arguments = {"step_size": float(0.5 / np.sqrt(max(curvature, 1.0))), "friction": 1.0}
-        kernel = NOGIN(estimates, **arguments)
-        settings = {
-            "sampler": "NOGIN",
-            "batch_size": n,
-            "coordinates": "scores",
-            "start": start.numpy(),
-            "num_burnin_steps": _BURN_IN,
-            "num_steps_between_results": _STRIDE - 1,
-        }
-        line = (
-            f"NOGIN, which corrects for the noise of minibatches, uses {n} of the "
-            f"{problem.num_examples} examples, because a step with all of them takes too long."
-        )
-    else:
-        pilot = run_nuts_pilot(problem, center, variance, start, pilot_seed, jit_compile, reason)
-        center, variance = pilot.center, pilot.variance
-        most = max(1, int(_MOST_SECONDS / pilot.seconds_per_draw))
-        all_examples = problem.with_minibatches(problem.num_examples)
-        target, bijector = standardize(all_examples, center, -1 / variance)
-        arguments = {"step_size": pilot.step_size, "max_tree_depth": NUTS_DEPTH}
-        kernel = tfp.mcmc.NoUTurnSampler(target, **arguments)
-        estimates = FullDataLogProb(target)
-        settings = {
-            "sampler": "NoUTurnSampler",
-            "batch_size": None,
-            "coordinates": "pilot",
-            "start": pilot.start,
-            "num_burnin_steps": 0,
-            "num_steps_between_results": 0,
-        }
-        line = (
-            f"NoUTurnSampler uses all {problem.num_examples} examples, with a step of "
-            f"{pilot.step_size:.2g} that was adapted in coordinates scaled by a pilot's draws."
-        )
+    n = min(_BATCH_SIZE, problem.num_examples)
+    estimates = target.with_minibatches(n)
+    # A step that is stable at the largest curvature.
+    curvature = largest_curvature(estimates, tf.zeros_like(start[0]))
+    arguments: dict[str, Any] = {
+        "step_size": float(0.5 / np.sqrt(max(curvature, 1.0))),
+        "friction": 1.0,
+    }
     choices = Choices(
+        sampler="NOGIN",
         arguments=arguments,
+        batch_size=n,
+        coordinates="scores",
         center=tf.nest.map_structure(lambda x: x.numpy(), center),
         hessian=-1 / variance,
+        start=start.numpy(),
+        num_burnin_steps=_BURN_IN,
+        num_steps_between_results=_STRIDE - 1,
         milliseconds={"gradient of all data": 1e3 * seconds},
-        **settings,
     )
-    flags = [_caveat(reason)]
-    if most < num_results:
-        flags.append(
-            f"Only {most} of {num_results} draws are taken, which is as many as an hour allows. "
-            "With a directory, the same call goes on from there."
+    line = (
+        f"NOGIN, which corrects for the noise of minibatches, uses {n} of the "
+        f"{problem.num_examples} examples, because a step with all of them takes too long."
+    )
+    kernel, gradients = NOGIN(estimates, **arguments), Gradients(estimates, jit_compile)
+    return PreparedKernel(kernel, bijector, gradients, choices, (line,), (_caveat(reason),))
+
+
+def _caveat(reason: NotNearGaussian, remedy: str | None = None) -> Flag:
+    """Returns what remains unchecked, in words that fit the reason, with a known remedy."""
+    if remedy is not None:
+        return Flag(
+            "doubt", f"These draws may miss parts of the posterior, because {reason}.", remedy
         )
-    lines = f"The run does not use a quadratic at the mode, because {reason}.", line
-    gradients = Gradients(estimates, jit_compile)
-    return PreparedKernel(
-        kernel, bijector, gradients, choices, lines, tuple(flags), most_results=most
-    )
-
-
-def _caveat(reason: NotNearGaussian) -> str:
-    """Returns what remains unchecked, in words that fit the reason."""
     if reason.has_shape:
-        return (
+        return Flag(
+            "doubt",
             f"These draws may miss parts of the posterior, because {reason}. A funnel or several "
-            "modes look like that. Reparameterise the model, or use ReplicaExchangeSGLD for "
-            "several modes, and compare."
+            "modes look like that.",
+            "Reparameterise the model, or use ReplicaExchangeSGLD for several modes, and compare.",
         )
-    return (
+    return Flag(
+        "doubt",
         "The error of minibatches and steps was not predicted and could not be checked "
-        f"beforehand, because {reason}. See the report, and compare with a second run."
+        f"beforehand, because {reason}.",
+        "See the report, and compare with a second run.",
     )
 
 
@@ -144,10 +199,13 @@ def _variances(problem: MinibatchLogProb, center: State) -> np.ndarray:
     return 1 / (1 + total * flatten_events(squares, 0).numpy().astype(np.float64))
 
 
-def _seconds(target: MinibatchLogProb, z: tf.Tensor, jit_compile: bool) -> float:
+def _seconds(problem: MinibatchLogProb, state: State, num_chains: int, jit_compile: bool) -> float:
     """Returns the time of a gradient of all data at all chains."""
-    gradient = traced(lambda z: tfp.math.value_and_gradient(target, z), jit_compile)
-    gradient(z)
+    chains = tf.nest.map_structure(lambda x: tf.repeat(x[tf.newaxis], num_chains, axis=0), state)
+    gradient = traced(
+        lambda s: value_and_gradient(lambda s: call_with_state(problem, s), s), jit_compile
+    )
+    gradient(chains)
     began = time.perf_counter()
-    gradient(z)[0].numpy()
+    gradient(chains)[0].numpy()
     return time.perf_counter() - began

@@ -1,20 +1,15 @@
-"""HMC and NUTS on all examples, with step sizes that pilots accept."""
+"""HMC on all examples, with a step size that pilots accept."""
 
 from __future__ import annotations
-
-import time
-from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_covariance
-from tfp_sgmcmc.adaptation.pilot import Gradients, PilotChains, PilotDraws, PilotRuns
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, check_proper, state_at
+from tfp_sgmcmc.adaptation.pilot import Gradients, PilotDraws, PilotRuns
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb
 
 _STRIDE = 2  # steps of HMC between nearly independent draws
@@ -22,8 +17,6 @@ _PILOT_DRAWS = 400
 _DRAWS_PER_ENTRY = 100  # of all chains, so that a covariance is known well
 _MOST_PILOTS = 5
 _LEAST_ACCEPTED = 0.6
-_NUTS_ADAPTATION_STEPS, _NUTS_DRAWS, _NUTS_ROUNDS = 150, 100, 2
-NUTS_DEPTH = 8  # largest depth of a tree
 
 
 def leapfrog(dim: int) -> tuple[float, int]:
@@ -118,74 +111,3 @@ class TimedHMC:
 
 def _acceptance(pilot: PilotDraws) -> float:
     return float(np.mean(np.any(pilot.z[1:] != pilot.z[:-1], axis=-1)))
-
-
-class NUTSPilot(NamedTuple):
-    """The result of a pilot of NUTS.
-
-    Attributes:
-      center: mean of the first round's draws.
-      variance: their variances, `[D]`.
-      step_size: step size in coordinates that these standardize.
-      start: the last z of all chains, `[chains, D]`.
-      seconds_per_draw: seconds of a draw of all chains.
-    """
-
-    center: State
-    variance: np.ndarray
-    step_size: float
-    start: np.ndarray
-    seconds_per_draw: float
-
-
-def run_nuts_pilot(
-    problem: MinibatchLogProb,
-    center: State,
-    variance: np.ndarray,
-    start: tf.Tensor,
-    seed: tf.Tensor,
-    jit_compile: bool,
-    reason: NotNearGaussian,
-) -> NUTSPilot:
-    """Adapts the step size of NUTS twice, the second time in coordinates scaled by draws.
-
-    Raises:
-      ValueError: the log posterior is not finite where the pilot goes, or its integral is not.
-    """
-    like, dim, dtype = center, start.shape[-1], start.dtype
-    mean = flatten_events(center, 0).numpy().astype(np.float64)
-    problem = problem.with_minibatches(problem.num_examples)
-
-    def adaptive(settings: Any) -> Any:  # one program for all rounds
-        e, shift, scale = settings
-
-        def log_prob(z: tf.Tensor) -> tf.Tensor:
-            return problem(unflatten_events(shift + scale * z, like, 0))
-
-        sampler = tfp.mcmc.NoUTurnSampler(log_prob, e, max_tree_depth=NUTS_DEPTH)
-        return tfp.mcmc.DualAveragingStepSizeAdaptation(sampler, _NUTS_ADAPTATION_STEPS)
-
-    step, chains = 0.1, None
-    for number in range(_NUTS_ROUNDS):
-        settings, fresh = (step, mean, np.sqrt(variance)), random.fold_in(seed, number)
-        if chains is None:
-            chains = PilotChains(adaptive, settings, start, fresh, jit_compile)
-        else:
-            chains.restart(settings, start, fresh)
-        chains.burn_in(_NUTS_ADAPTATION_STEPS + 20)
-        began = time.perf_counter()
-        z = chains.draw(_NUTS_DRAWS, 1)
-        seconds = (time.perf_counter() - began) / _NUTS_DRAWS
-        if z is None:
-            raise ValueError(
-                "The log posterior must be finite around its mode. Received: NaN or infinite "
-                f"values in a pilot of NUTS, after this was found: {reason}."
-            )
-        step = float(np.mean(chains.position.results.new_step_size))
-        if number < _NUTS_ROUNDS - 1:
-            theta = mean + np.sqrt(variance) * z.reshape(-1, dim)
-            mean, variance = theta.mean(axis=0), np.maximum(theta.var(axis=0), 1e-12)
-            start = tf.constant((theta[-len(start) :] - mean) / np.sqrt(variance), dtype)
-            axes = np.linalg.svd((theta - mean) / np.sqrt(variance), full_matrices=False)[2]
-            check_proper(problem, state_at(mean, like), np.sqrt(variance) * axes[0])
-    return NUTSPilot(state_at(mean, like), variance, step, z[-1], seconds)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.targets.base import kept_program
 
 _FAR = 4.0  # distance, in deviations of Laplace's approximation, from which a mode is another one
 _DEPTH = 10.0  # difference of the log posterior from which a mode has hardly any mass
 _RADII = (5.0, 15.0)  # of the nearer starts, in deviations of an entry
-_NUM_STARTS = 16
+NUM_STARTS = 16
 _NUM_GRADIENTS = 100
 
 
@@ -27,6 +31,31 @@ class OtherMode(NamedTuple):
 
     distance: float
     log_prob: float
+
+
+def value_and_gradient_of_z(
+    problem: MinibatchLogProb, center: State, factor: np.ndarray, jit_compile: bool
+) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Returns the function of z, `[K, D]`, that gives log posteriors and gradients.
+
+    The state is center + L z with the factor L. The compiled function is that of the state, so it
+    serves every center.
+    """
+    dtype, flat = tf.nest.flatten(center)[0].dtype, flatten_events(center, 0).numpy()
+
+    def of_states(theta: tf.Tensor) -> Any:
+        return tfp.math.value_and_gradient(
+            lambda theta: call_with_state(problem, unflatten_events(theta, center, 0)), theta
+        )
+
+    name = f"value and gradient of many, jit_compile={jit_compile}"
+    evaluate = kept_program(problem, name, center, lambda: traced(of_states, jit_compile))
+
+    def of_z(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = evaluate(tf.constant(flat + z @ factor.T, dtype))
+        return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64) @ factor
+
+    return of_z
 
 
 def far_starts(dim: int, first: np.ndarray, widths: np.ndarray, seed: Any) -> np.ndarray:
@@ -43,26 +72,21 @@ def far_starts(dim: int, first: np.ndarray, widths: np.ndarray, seed: Any) -> np
     """
     rng = np.random.default_rng(np.atleast_1d(seed).astype(np.uint32))
     near = np.repeat(_RADII, 2)[:, np.newaxis] * rng.standard_normal([4, dim])
-    wide = rng.standard_normal([_NUM_STARTS - 4, dim]) @ widths.T
+    wide = rng.standard_normal([NUM_STARTS - 4, dim]) @ widths.T
     wide[::2] += first
     return np.concatenate([near, wide])
 
 
 def find_other_mode(
-    target: Any, starts: np.ndarray, dtype: tf.DType, jit_compile: bool = True
+    value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], starts: np.ndarray
 ) -> OtherMode | None:
     """Climbs from `starts`, `[K, D]`; returns the highest other mode, or None.
 
-    `target` is the log posterior of z, which is near N(0, I) at the center. The steps are those of
-    Barzilai and Borwein, halved where the log posterior falls.
+    The function returns the log posterior of z and its gradient at `[K + 1, D]`. The posterior of z
+    is near N(0, I) at the center. The steps are those of Barzilai and Borwein, halved where the log
+    posterior falls.
     """
-
-    evaluate = traced(lambda z: tfp.math.value_and_gradient(target, z), jit_compile)
-
-    def at(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, gradient = evaluate(tf.constant(z, dtype))
-        return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
-
+    at = value_and_gradient_fn
     z = np.concatenate([0 * starts[:1], starts])
     value, gradient = at(z)
     with np.errstate(all="ignore"):

@@ -103,11 +103,11 @@ def check_proper(problem: Any, center: State, direction: np.ndarray) -> None:
 
     A density that falls more slowly than 1 / t along a line has no finite integral. So the log
     posterior must fall by log(100) between 10^4 and 10^6 times `direction`, `[D]`, to both sides.
-    The direction should be about one standard deviation long, given the other directions.
+    The direction should be about one standard deviation long, given the other directions. Where the
+    model raises, as a Cholesky factorisation far from the center may, the density counts as zero.
     """
     ends = np.outer([_NEAR, _FAR, -_NEAR, -_FAR], direction)
-    states = state_at(flatten_events(center, 0).numpy() + ends, center)
-    values = call_with_state(problem, states).numpy().astype(np.float64)
+    values = _log_probs(problem, flatten_events(center, 0).numpy() + ends, center)
     with np.errstate(invalid="ignore"):
         falls = values[::2] - values[1::2]
     if np.all((falls > np.log(_FAR / _NEAR)) | ~np.isfinite(values[1::2])):
@@ -120,3 +120,15 @@ def check_proper(problem: Any, center: State, direction: np.ndarray) -> None:
         f"that changes {name} most. Neither prior nor data inform it. Give it a proper prior, or "
         "remove redundant parameters."
     )
+
+
+def _log_probs(problem: Any, rows: np.ndarray, like: State) -> np.ndarray:
+    """Returns log posteriors at `rows`, `[K, D]`, with -inf where the model raises."""
+    try:
+        return call_with_state(problem, state_at(rows, like)).numpy().astype(np.float64)
+    except Exception as error:
+        if not any(isinstance(x, tf.errors.OpError) for x in (error, error.__cause__)):
+            raise
+    if len(rows) == 1:
+        return np.array([-np.inf])
+    return np.concatenate([_log_probs(problem, row[np.newaxis], like) for row in rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import tensorflow as tf
 
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotDraws, PilotRuns
+from tfp_sgmcmc.diagnostics.certificate import Certificate
+from tfp_sgmcmc.sampling.loop import Loop
+from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
 
@@ -24,7 +28,7 @@ class Choices:
       batch_size: n, or None for all examples in every step.
       coordinates: the source of the coordinates z: "hessian" for the curvature at the center,
         "low rank" for the largest curvatures; "pilot" or "widths" where the prior has kinks;
-        "covariance" for the covariance of a pilot's draws; "scores" or "pilot" with a diagonal
+        "covariance" for the covariance of draws; "scores" or "pilot" with a diagonal
         `hessian`.
       hessian: the Hessian to pass to `whiten`, or None for the one that `whiten` computes; for a
         diagonal matrix only the diagonal.
@@ -74,8 +78,20 @@ class Choices:
         return "\n".join(["Choices:", *lines, "By hand:", *(f"  {x}" for x in self.program())])
 
     def program(self) -> list[str]:
-        """Returns the lines of a program that makes the same draws, in whitened coordinates z."""
+        """Returns the lines of a program that makes the same draws."""
         given = ", ".join(f"{k}={v!r}" for k, v in self.arguments.items())
+        steps = (
+            f"seed={[*self.seed]}, num_burnin_steps={self.num_burnin_steps}, "
+            f"num_steps_between_results={self.num_steps_between_results})"
+        )
+        if self.sampler == "IndependentMetropolis":
+            return [
+                "kernel = sgmcmc.IndependentMetropolis(target, result.choices.center, "
+                f"result.choices.hessian, {given})",
+                "run = sgmcmc.sample_chain(kernel, result.choices.center, num_results, "
+                f"num_chains={len(self.start)}, {steps}",
+                "draws = result.bijector.forward(run.states)",
+            ]
         module = "sgmcmc" if self.batch_size is not None else "tfp.mcmc"
         hessian = "" if self.hessian is None else ", hessian=result.choices.hessian"
         if self.hessian is not None and self.hessian.ndim == 1:
@@ -94,11 +110,15 @@ class Choices:
         return [
             *lines,
             f"kernel = {module}.{self.sampler}({of}, {given})",
-            "run = sgmcmc.sample_chain(kernel, result.choices.start, num_results, "
-            f"seed={[*self.seed]}, num_burnin_steps={self.num_burnin_steps}, "
-            f"num_steps_between_results={self.num_steps_between_results})",
+            f"run = sgmcmc.sample_chain(kernel, result.choices.start, num_results, {steps}",
             "draws = bijector.forward(run.states)",
         ]
+
+
+def trace_divergences(state: Any, results: Any) -> dict[str, tf.Tensor]:
+    """Returns whether the trajectories of NUTS diverged, by ArviZ's name of it."""
+    del state
+    return {"diverging": results.has_divergence}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,27 +128,57 @@ class PreparedKernel:
     Attributes:
       kernel: the kernel, whose states are z.
       bijector: from z to the user's parameters.
-      gradients: estimates gradients at z.
+      gradients: estimates gradients at z; None for draws that their weights check.
       choices: all settings, with the start.
       lines: what was done and why.
       flags: warnings that hold before the run.
       noise: computes the noise of a control variate's estimates at z; None for other targets.
       most_results: the number of draws that there is time for; None for any number.
+      certify: compares draws of the parameters, `[draws, chains, event...]`, with weighted draws;
+        None where that would take long.
+      make_loop: makes the compiled steps, or returns those of an earlier run; None for those that
+        the kernel keeps.
+      trace_fn: what is kept of each draw's kernel results; None for nothing.
     """
 
     kernel: Any
     bijector: Any
-    gradients: Gradients
+    gradients: Gradients | None
     choices: Choices
     lines: tuple[str, ...]
-    flags: tuple[str, ...] = ()
+    flags: tuple[Flag, ...] = ()
     noise: RemainderCovariance | None = None
     most_results: int | None = None
+    certify: Callable[[Any], Certificate] | None = None
+    make_loop: Callable[..., Loop] | None = None
+    trace_fn: Callable[[Any, Any], Any] | None = None
+
+    @property
+    def start(self) -> Any:
+        """The state of all chains before the first step."""
+        c = self.choices
+        if c.sampler != "IndependentMetropolis":
+            return tf.constant(c.start)
+        return tf.nest.map_structure(lambda x: tf.repeat(x[np.newaxis], len(c.start), 0), c.center)
 
     @property
     def is_noisy(self) -> bool:
         """Whether gradients come from minibatches."""
         return self.choices.batch_size is not None
+
+    def flags_of(self, draws_are_wrong: bool) -> tuple[Flag, ...]:
+        """Returns the flags after the draws were checked.
+
+        A doubt is settled if draws of a sampler with a Metropolis test pass every check.
+        """
+        if self.is_noisy or draws_are_wrong:
+            return self.flags
+        return tuple(
+            Flag("note", f"{f.cause} The draws passed every check.", f.remedy)
+            if f.grade == "doubt"
+            else f
+            for f in self.flags
+        )
 
     def plan(self, num_results: int) -> StepPlan:
         c, most = self.choices, self.most_results

@@ -12,22 +12,31 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.adaptation.coordinates import standardize
 from tfp_sgmcmc.adaptation.excess_variance import NUM_STATES
+from tfp_sgmcmc.adaptation.independent_draws import with_proposal
 from tfp_sgmcmc.adaptation.pilot import Gradients
-from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
+from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.kernels import NOGIN, UnderdampedLangevin
+from tfp_sgmcmc.sampling.result import Flag
+from tfp_sgmcmc.sampling.run_fingerprint import describe_all_data
 from tfp_sgmcmc.storage import npz
+from tfp_sgmcmc.storage.checkpoint import check_same
 from tfp_sgmcmc.targets import ControlVariate, FullDataLogProb, MinibatchLogProb, whiten
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
 
 FILE = "choices.npz"
-_VERSION = 1  # of the format; raise it when the fields of `Choices` change
+_VERSION = 2  # of the format; raise it when the fields of `Choices` change
 _ARRAYS = ("center", "hessian", "start")
 _PLAIN = {field.name for field in dataclasses.fields(Choices)} - {*_ARRAYS}
 
 
-def save(folder: Path, prepared: PreparedKernel, seed: tf.Tensor) -> None:
-    """Writes choices, explanation and the user's seed."""
+def describe_call(problem: MinibatchLogProb, state: State, jit_compile: bool) -> dict[str, Any]:
+    """Returns JSON values that a run in a directory must share with the call that began it."""
+    return {"jit_compile": jit_compile, **describe_all_data(problem, state)}
+
+
+def save(folder: Path, prepared: PreparedKernel, seed: tf.Tensor, call: dict[str, Any]) -> None:
+    """Writes choices, explanation, the user's seed, and what identifies the call."""
     c = prepared.choices
     leaves = [np.asarray(x) for x in tf.nest.flatten(c.center)]
     arrays = {f"center{i}": x for i, x in enumerate(leaves)} | {"start": c.start}
@@ -40,8 +49,9 @@ def save(folder: Path, prepared: PreparedKernel, seed: tf.Tensor) -> None:
         "has_hessian": c.hessian is not None,
         "num_parts": len(leaves),
         "lines": prepared.lines,
-        "flags": prepared.flags,
+        "flags": [[f.grade, f.cause, f.remedy] for f in prepared.flags],
         "given_seed": seed.numpy().tolist(),
+        "call": call,
     }
     npz.write(folder / FILE, header, arrays)
 
@@ -51,26 +61,32 @@ def load(
     problem: MinibatchLogProb,
     state: State,
     seed: tf.Tensor | None,
+    num_chains: int,
     jit_compile: bool = True,
 ) -> PreparedKernel | None:
     """Returns the choices of an earlier process, or None if there are none.
 
     Raises:
-      ValueError: the file is damaged or has another format, or the run has another seed or state.
+      ValueError: the file is damaged or has another format, or the run has another seed, start,
+        number of chains, prior, likelihood or data.
     """
     path = folder / FILE
     if not path.exists():
         return None
     with npz.reading(path, "a run of `sample`") as (header, array):
         version, plain = header.get("version", 1), header["choices"]  # 0.2.0 wrote no version
-        is_known = version == _VERSION and {*plain} == _PLAIN
+        is_known = version in (_VERSION - 1, _VERSION) and {*plain} == _PLAIN
         if is_known:
             count, dtype = header["num_parts"], header["dtype"]
             leaves = [array(f"center{i}", dtype) for i in range(count)]
             start = array("start", dtype)
             hessian = array("hessian", "float64") if header["has_hessian"] else None
-            lines, flags = tuple(header["lines"]), tuple(header["flags"])
-            given = header["given_seed"]
+            lines = tuple(header["lines"])
+            flags = tuple(
+                Flag("wrong", flag) if isinstance(flag, str) else Flag(*flag)  # str: version 1
+                for flag in header["flags"]
+            )
+            given, call = header["given_seed"], header.get("call", {})  # 0.2.0 wrote no call
     if not is_known:
         raise ValueError(_format_problem(path, version, {*plain}))
     if seed is not None and seed.numpy().tolist() != given:
@@ -84,6 +100,9 @@ def load(
             f"initial_state must have parts of shapes {[x.shape for x in leaves]}, as in the run "
             f"in {folder}. Received: {[tuple(x.shape) for x in parts]}."
         )
+    expected = {"num_chains": num_chains, **describe_call(problem, state, jit_compile)}
+    saved = {"num_chains": len(start), **call}
+    check_same(f"The run in {folder}", saved, {n: x for n, x in expected.items() if n in saved})
     for name in ("seed", "predicted_excess", "measured_excess", "run_excess"):
         plain[name] = None if plain[name] is None else tuple(plain[name])
     center = tf.nest.pack_sequence_as(state, leaves)
@@ -106,6 +125,8 @@ def _rebuild(problem: MinibatchLogProb, choices: Choices, jit_compile: bool) -> 
     """Returns the kernel that `choices` describe."""
     noise = None
     center = tf.nest.map_structure(tf.constant, choices.center)
+    if choices.sampler == "IndependentMetropolis":
+        return with_proposal(problem, choices, jit_compile, ())
     hessian = choices.hessian
     if hessian is not None and (hessian.ndim == 1 or choices.coordinates == "covariance"):
         target, bijector = standardize(problem, center, hessian)
@@ -123,4 +144,5 @@ def _rebuild(problem: MinibatchLogProb, choices: Choices, jit_compile: bool) -> 
     else:
         kernel = getattr(tfp.mcmc, choices.sampler)(target, **choices.arguments)
     gradients = Gradients(estimates, jit_compile)
-    return PreparedKernel(kernel, bijector, gradients, choices, (), noise=noise)
+    trace_fn = trace_divergences if choices.sampler == "NoUTurnSampler" else None
+    return PreparedKernel(kernel, bijector, gradients, choices, (), noise=noise, trace_fn=trace_fn)

@@ -15,20 +15,24 @@ from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode
 from tfp_sgmcmc.adaptation.draw_checks import DrawCheck, check_draws, whitened
 from tfp_sgmcmc.adaptation.fallback import sample_nonquadratic
 from tfp_sgmcmc.adaptation.hmc import TimedHMC
+from tfp_sgmcmc.adaptation.independent_draws import independent_draws
 from tfp_sgmcmc.adaptation.langevin import LangevinSelector
-from tfp_sgmcmc.adaptation.modes import far_starts, find_other_mode
+from tfp_sgmcmc.adaptation.modes import far_starts, find_other_mode, value_and_gradient_of_z
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
-from tfp_sgmcmc.adaptation.settings_file import load, save
+from tfp_sgmcmc.adaptation.settings_file import describe_call, load, save
+from tfp_sgmcmc.adaptation.stream_pool import pool_of
 from tfp_sgmcmc.adaptation.target_arguments import as_problem, single_state
 from tfp_sgmcmc.internal.nest import State, flatten_events
-from tfp_sgmcmc.sampling.result import SampleResult
+from tfp_sgmcmc.sampling.result import Flag, SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
 from tfp_sgmcmc.storage.directory import RunDirectory
-from tfp_sgmcmc.targets import MinibatchLogProb, preflight
+from tfp_sgmcmc.targets import MinibatchLogProb, StreamedLogProb, preflight
+from tfp_sgmcmc.targets.base import kept_program
 
 _MOST_RUNS = 3
+_WORTH_COMPILING = 1_000_000  # N D, for a search of 100 gradients
 _MOST_SECONDS = 60.0  # of sampling, for draws that are made again because they are slow
 
 
@@ -54,9 +58,10 @@ class KernelSelector:
         self._problem, self._state = problem, state
         flat = flatten_events(state, 0)
         pilot_seed, self._noise_seed, self._mode_seed = random.split(seed, 3)
+        self._num_chains = num_chains
         self._runs = PilotRuns(num_chains, flat.shape[0], flat.dtype, pilot_seed, jit_compile)
         self._found: Coordinates | None = None
-        self._flags: tuple[str, ...] = ()
+        self._flags: tuple[Flag, ...] = ()
 
     def __call__(self, num_results: int) -> PreparedKernel:
         """Returns the cheapest kernel whose pilot was sound.
@@ -69,6 +74,11 @@ class KernelSelector:
         if found.factor is None:  # too many parameters to search from the prior's widths
             return self.with_all_examples(num_results)
         self._find_modes(found, found.factor)
+        seed = random.fold_in(self._mode_seed, 1).numpy()
+        options = self._runs, seed, num_results, self._num_chains
+        independent = independent_draws(self._problem, found, *options)
+        if independent is not None:
+            return dataclasses.replace(independent, flags=self._flags)
         if self._problem.num_examples == 1:
             return self.with_all_examples(num_results)
         langevin = LangevinSelector(self._problem, found, self._runs, self._noise_seed)
@@ -91,13 +101,19 @@ class KernelSelector:
         widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
         seed = self._mode_seed.numpy()
         starts = far_starts(runs.dim, inverse @ first, inverse * widths, seed)
-        other = find_other_mode(found.target, starts, runs.dtype, runs.jit_compile)
+        # XLA takes longer to compile a small program than the program runs.
+        is_large = self._problem.num_examples * runs.dim > _WORTH_COMPILING
+        options = like, factor, runs.jit_compile and is_large
+        other = find_other_mode(value_and_gradient_of_z(self._problem, *options), starts)
         if other is not None:
             self._flags = (
-                "The posterior has several modes: another one was found "
-                f"{other.distance:.0f} standard deviations from the first, with a log posterior "
-                f"that differs by {other.log_prob:.1f}. These chains stay near one. "
-                "ReplicaExchangeSGLD moves between modes.",
+                Flag(
+                    "wrong",
+                    "The posterior has several modes: another one was found "
+                    f"{other.distance:.0f} standard deviations from the first, with a log "
+                    f"posterior that differs by {other.log_prob:.1f}. These chains stay near one.",
+                    "ReplicaExchangeSGLD moves between modes.",
+                ),
             )
 
 
@@ -116,9 +132,15 @@ def sample_target(
     preflight_check: bool,
 ) -> SampleResult:
     """Samples a target with settings that it chooses. See `sample` for the arguments."""
+    pool = None
+    if isinstance(target, StreamedLogProb):
+        single_state(target.of_one_batch, initial_state)
+        target, pool = pool_of(target, initial_state, run, jit_compile, progress_bar)
     problem = as_problem(target)
     state = single_state(problem, initial_state)
-    prepared = None if run is None else load(run.path, problem, state, seed, jit_compile)
+    prepared = None
+    if run is not None:
+        prepared = load(run.path, problem, state, seed, num_chains, jit_compile)
     if prepared is None and run is not None and run.has_run:
         raise ValueError(
             f"directory must be new, or hold a run of a target. Received: {run.path}, which holds "
@@ -128,43 +150,51 @@ def sample_target(
     choice_seed, run_seed, check_seed = random.split(seed, 3)
     select = KernelSelector(problem, state, num_chains, choice_seed, jit_compile)
     if prepared is None:
-        if preflight_check:
-            preflight(problem, state)
+        if preflight_check:  # once for each target
+            kept_program(problem, "preflight", state, lambda: preflight(problem, state))
         try:
             prepared = select(num_results)
         except NotNearGaussian as reason:
             options = num_results, num_chains, choice_seed, jit_compile
             prepared = sample_nonquadratic(problem, state, *options, reason)
         prepared = prepared.with_choices(seed=_integers(random.fold_in(run_seed, 0)))
+        if pool is not None:
+            flags = *(Flag("wrong", text) for text in pool.flags), *prepared.flags
+            lines = *pool.lines, *prepared.lines
+            prepared = dataclasses.replace(prepared, lines=lines, flags=flags)
         if run is not None:
-            save(run.path, prepared, seed)
+            save(run.path, prepared, seed, describe_call(problem, state, jit_compile))
     _show(prepared.lines, progress_bar)
     goal = min(min_ess, 0.5 * num_results * num_chains)
     for attempt in range(1, _MOST_RUNS + 1):
         choices = prepared.choices
         result = run_kernel(
             prepared.kernel,
-            tf.constant(choices.start),
+            prepared.start,
             prepared.plan(num_results),
             seed=random.as_seed(choices.seed),
             num_chains=None,
-            trace_fn=None,
+            trace_fn=prepared.trace_fn,
             jit_compile=jit_compile,
             progress_bar=progress_bar,
             run=run,
             checkpoint_seconds=checkpoint_seconds,
             preflight_check=False,
             view=prepared.bijector.forward,
+            make_loop=prepared.make_loop,
         )
         found = check_draws(result, prepared, check_seed, goal)
-        if not found.flags or not result.is_complete or attempt == _MOST_RUNS:
+        if not found.is_wrong or not result.is_complete or attempt == _MOST_RUNS:
             break
         if run is not None:
             found.flags.append(
-                f"The directory {run.path} keeps these draws, so the run was not repeated with "
-                "other settings. The same call with more results goes on with the same chain. A "
-                "call without a directory, or with another one, chooses anew and repeats what is "
-                "flagged."
+                Flag(
+                    "note",
+                    f"The directory {run.path} keeps these draws, so the run was not repeated with "
+                    "other settings.",
+                    "The same call with more results goes on with the same chain. A call without a "
+                    "directory, or with another one, chooses anew and repeats what is wrong.",
+                )
             )
             break
         try:
@@ -177,21 +207,22 @@ def sample_target(
             break
         dropped = f"{attempt}. draws, with {choices.sampler}, were dropped: {' '.join(found.flags)}"
         # Other draws are made from the end of the dropped ones.
-        better = better.with_choices(
-            start=whitened(result.final_state, prepared.bijector),
-            seed=_integers(random.fold_in(run_seed, attempt)),
-        )
+        if better.gradients is not None:
+            better = better.with_choices(start=whitened(result.final_state, prepared.bijector))
+        better = better.with_choices(seed=_integers(random.fold_in(run_seed, attempt)))
         prepared = dataclasses.replace(better, lines=(*better.lines, dropped))
-    flags = [*prepared.flags, *found.flags]
+    flags = [*prepared.flags_of(found.is_wrong), *found.flags]
     _show([found.line, *flags], progress_bar)
     for flag in flags:
-        warnings.warn(flag, stacklevel=4)
+        if flag.grade != "note":
+            warnings.warn(flag, stacklevel=4)
     return dataclasses.replace(
         result,
         bijector=prepared.bijector,
         choices=prepared.with_choices(**found.measured).choices,
         explanation=(*prepared.lines, found.line),
         flags=tuple(flags),
+        certificate=found.certificate,
     )
 
 

@@ -14,7 +14,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.stein_comparison import SteinComparison
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.checks import boolean, function, integer, number, positive
+from tfp_sgmcmc.internal.checks import boolean, eager, function, integer, number, positive
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.sampling.loop import Loop, Position, check_kernel, start_of, state_tensors
 from tfp_sgmcmc.targets.base import as_target
@@ -120,6 +120,7 @@ def tune(
       J. Coullon, L. South and C. Nemeth. Efficient and generalizable tuning strategies for
       stochastic gradient MCMC. Statistics and Computing, 2023.
     """
+    eager("tune")
     num_parallel = xla.num_parallel_programs() if num_parallel is None else num_parallel
     integer("num_parallel", num_parallel, 1)
     function("make_kernel_fn", make_kernel_fn, "a candidate's values by name -> kernel")

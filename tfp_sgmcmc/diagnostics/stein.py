@@ -12,6 +12,7 @@ from tfp_sgmcmc.diagnostics.arrays import floating_parts
 from tfp_sgmcmc.internal.checks import integer, number, one_of, positive
 from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events
 from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
+from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 _CHUNK = 2**22  # pairs of samples that may be in memory at once
 
@@ -188,6 +189,8 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
             f"{[tuple(x.shape) for x in tf.nest.flatten(samples)]}."
         )
     seed = None if seed is None else random.as_seed(seed)
+    if seed is None and isinstance(target, StreamedLogProb):  # one pass over the data for all
+        return value_and_gradient(lambda s: call_with_state(target, s), samples)[1]
     numbers = tf.range(tf.nest.flatten(samples)[0].shape[0])
     like = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), samples)
 

@@ -1,0 +1,172 @@
+"""Independent draws: a proposal fitted to the posterior, whose weights prove that it fits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.adaptation.coordinates import Coordinates
+from tfp_sgmcmc.adaptation.modes import NUM_STARTS
+from tfp_sgmcmc.adaptation.pilot import PilotRuns
+from tfp_sgmcmc.adaptation.prior_scale import state_at
+from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
+from tfp_sgmcmc.diagnostics.certificate import (
+    BLOCK_SIZE,
+    Certificate,
+    compare,
+    log_prob_of_vectors,
+)
+from tfp_sgmcmc.diagnostics.weighted_sample import (
+    MOST_K,
+    WeightedSample,
+    fit_weighted_sample,
+    num_draws_for,
+)
+from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
+from tfp_sgmcmc.sampling.loop import Loop
+from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.targets.base import kept_program
+from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
+from tfp_sgmcmc.targets.laplace.quadratic import root_of_inverse
+
+_MOST_DIMENSIONS = 64
+_MOST_ENTRIES = 10_000_000  # N D
+_MOST_SECONDS = 10.0
+_LEAST_EFFICIENCY = 0.2
+_BLOCK = 1000  # proposals of all chains that are evaluated at once
+_WORTH = 0.6  # independent draws in a kept one, at least
+_BURN_IN = 10  # proposals that would be accepted
+_LIMITS = f"which must be at least {_LEAST_EFFICIENCY} and below {MOST_K}"
+
+
+def independent_draws(
+    problem: MinibatchLogProb,
+    found: Coordinates,
+    runs: PilotRuns,
+    seed: np.ndarray,
+    num_results: int,
+    num_chains: int,
+) -> PreparedKernel | None:
+    """Returns `IndependentMetropolis` with a fitted proposal.
+
+    The result is None if that is not cheap, or if the weights of the best proposal are poor. The
+    reason is then noted in `runs`.
+
+    Args:
+      problem: the target.
+      found: coordinates, whose center and factor are the first proposal.
+      runs: notes what was dropped, and times.
+      seed: two integers, of the fit.
+      num_results: number of draws of each chain.
+      num_chains: number of chains.
+    """
+    if found.factor is None or runs.dim > _MOST_DIMENSIONS:
+        return None
+    if problem.num_examples * runs.dim > _MOST_ENTRIES:
+        return None
+    log_prob_fn = log_prob_of_vectors(problem, found.center)
+    mean = flatten_events(found.center, 0).numpy().astype(np.float64)
+    seconds, size = _seconds(log_prob_fn, mean), num_draws_for(runs.dim)
+    cost = seconds * (2 * size + num_results * num_chains)
+    if cost > _MOST_SECONDS:
+        runs.dropped.append(
+            f"Independent draws were dropped, because they would take about {cost:.0f} s."
+        )
+        return None
+    rng = np.random.default_rng(seed.astype(np.uint32))
+    sample, num_rounds = fit_weighted_sample(log_prob_fn, mean, found.factor, size, rng)
+    figures = (
+        f"an efficiency of {sample.efficiency:.2f} and a Pareto k of {sample.pareto_k:.2f}, "
+        f"{_LIMITS}"
+    )
+    if not sample.is_reliable or sample.efficiency < _LEAST_EFFICIENCY:
+        runs.dropped.append(
+            "Independent draws were dropped, because the weights of a normal distribution with "
+            f"heavy tails have {figures}."
+        )
+        return None
+    proposal, independent = sample.proposal, sample.efficiency / (2 - sample.efficiency)
+    stride, burn_in = int(np.ceil(_WORTH / independent)), int(np.ceil(_BURN_IN / independent))
+    center = state_at(proposal.mean, found.center)
+    runs.milliseconds["IndependentMetropolis"] = 1e3 * seconds * num_chains
+    choices = Choices(
+        sampler="IndependentMetropolis",
+        arguments={
+            "tail_share": proposal.tail_share,
+            "block_size": max(1, min(_BLOCK // num_chains, burn_in + num_results * stride)),
+        },
+        batch_size=None,
+        coordinates="covariance",
+        center=tf.nest.map_structure(lambda x: x.numpy(), center),
+        hessian=-np.linalg.inv(proposal.factor @ proposal.factor.T),
+        start=np.zeros([num_chains, runs.dim], runs.dtype.as_numpy_dtype),
+        num_burnin_steps=burn_in,
+        num_steps_between_results=stride - 1,
+        milliseconds=runs.milliseconds,
+    )
+    rounds = "one round" if num_rounds == 1 else f"{num_rounds} rounds"
+    every = "every state" if stride == 1 else f"one state in {stride}"
+    lines = (
+        f"A mode of the posterior was found in {found.num_passes} passes over the data, and "
+        f"{NUM_STARTS} other starts were searched for further modes.",
+        f"A normal distribution with heavy tails was fitted to the posterior in {rounds} of "
+        f"{size} draws. Weighed by the exact posterior, its draws have {figures}.",
+        "Its draws are proposed to a Metropolis test, which makes them exact and nearly "
+        f"independent. IndependentMetropolis keeps {every}.",
+    )
+    return with_proposal(problem, choices, runs.jit_compile, lines, sample)
+
+
+def with_proposal(
+    problem: MinibatchLogProb,
+    choices: Choices,
+    jit_compile: bool,
+    lines: tuple[str, ...],
+    sample: WeightedSample | None = None,
+) -> PreparedKernel:
+    """Returns the kernel that `choices` describe.
+
+    The weighted draws `sample` certify its results; None makes them anew when they are needed.
+    """
+    center = tf.nest.map_structure(tf.constant, choices.center)
+    bijector = parameters_bijector(problem.bijector, center)
+    kernel = IndependentMetropolis(problem, center, choices.hessian, **choices.arguments)
+
+    def certify(parameters: Any) -> Certificate:
+        weighted = _sample(problem, choices, center) if sample is None else sample
+        return compare(parameters, weighted, center, bijector.forward, NUM_STARTS)
+
+    def make_loop(*arguments: Any, **options: Any) -> Loop:
+        shape = choices.arguments["block_size"], len(choices.start)
+        name = f"IndependentMetropolis {shape}, jit_compile={jit_compile}"
+        return kept_program(problem, name, center, lambda: Loop(*arguments, **options))
+
+    return PreparedKernel(
+        kernel, bijector, None, choices, lines, certify=certify, make_loop=make_loop
+    )
+
+
+def _sample(problem: MinibatchLogProb, choices: Choices, center: State) -> WeightedSample:
+    mean = flatten_events(center, 0).numpy().astype(np.float64)
+    assert choices.hessian is not None
+    return fit_weighted_sample(
+        log_prob_of_vectors(problem, center),
+        mean,
+        root_of_inverse(-choices.hessian),
+        num_draws_for(len(mean)),
+        np.random.default_rng(np.asarray(choices.seed).astype(np.uint32)),
+    )[0]
+
+
+def _seconds(log_prob_fn: Callable[[np.ndarray], np.ndarray], mean: np.ndarray) -> float:
+    """Returns the time of a log posterior, one of many that are evaluated at once."""
+    states = np.tile(mean, [BLOCK_SIZE, 1])
+    log_prob_fn(states)
+    began = time.perf_counter()
+    log_prob_fn(states)
+    return (time.perf_counter() - began) / BLOCK_SIZE

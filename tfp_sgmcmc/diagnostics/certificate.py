@@ -1,0 +1,284 @@
+"""How far the draws of any sampler are from the posterior, by exact weights of other draws."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.diagnostics.arrays import floating_parts
+from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
+from tfp_sgmcmc.diagnostics.weighted_sample import (
+    WeightedSample,
+    fit_weighted_sample,
+    num_draws_for,
+)
+from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.nest import State, flatten_events, part_names, unflatten_events
+from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets.base import Target, as_target, kept_program
+from tfp_sgmcmc.targets.streamed import StreamedLogProb
+
+MOST_K = 0.7  # up to which averages of weighted draws are accurate (Vehtari et al. 2024)
+_MOST_DIMENSIONS = 64
+_MOST_ROWS = 20  # of the text
+BLOCK_SIZE = 100  # states that are evaluated at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    r"""How far draws are from the posterior: the result of `certify`, and of `sample`.
+
+    Nests have the structure of the model's parameters, and shapes without draws and chains.
+
+    Attributes:
+      pareto_k: shape of the largest weights (`pareto_shape`): the smaller, the better the weighted
+        draws represent the posterior.
+      efficiency: effective number of weighted draws divided by their number.
+      num_draws: number of weighted draws, S.
+      num_starts: number of starts from which other modes were searched.
+      mean: posterior means, from the weighted draws alone.
+      mean_error: their standard errors.
+      sd: posterior standard deviations, from the weighted draws alone.
+      sd_error: their standard errors.
+      mean_offset: the mean of the draws minus `mean`, divided by `sd`.
+      mean_offset_error: its standard error, which counts the errors of both means.
+      sd_ratio: the standard deviation of the draws divided by `sd`.
+      sd_ratio_error: its standard error, which counts the errors of both.
+    """
+
+    pareto_k: float
+    efficiency: float
+    num_draws: int
+    num_starts: int
+    mean: Any
+    mean_error: Any
+    sd: Any
+    sd_error: Any
+    mean_offset: Any
+    mean_offset_error: Any
+    sd_ratio: Any
+    sd_ratio_error: Any
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether the figures can be believed: whether `pareto_k` is at most 0.7."""
+        return self.pareto_k <= MOST_K
+
+    def __str__(self) -> str:
+        verdict = "The figures can be believed."
+        if not self.is_reliable:
+            verdict = (
+                f"The figures cannot be believed, because k is above {MOST_K}: the posterior is "
+                "too far from a normal distribution, or the draws are too few or too far off."
+            )
+        lines = [
+            f"{self.num_draws} weighted draws, efficiency {self.efficiency:.3g}, Pareto k "
+            f"{self.pareto_k:.2f}. {verdict}",
+            f"{'parameter':<20} {'mean':>12} {'sd':>12} {'offset (sd)':>18} {'sd ratio':>18}",
+        ]
+        names = part_names(self.mean, "")
+        columns = [
+            np.concatenate([np.ravel(x) for x in tf.nest.flatten(nest)])
+            for nest in (
+                *(self.mean, self.sd, self.mean_offset, self.mean_offset_error),
+                *(self.sd_ratio, self.sd_ratio_error),
+            )
+        ]
+        labels = [
+            f"{name or 'state'}{list(index) if index else ''}"
+            for name, x in zip(names, tf.nest.flatten(self.mean), strict=True)
+            for index in np.ndindex(np.shape(x))
+        ]
+        rows = list(zip(labels, *columns, strict=True))
+        for label, mean, sd, offset, offset_error, ratio, ratio_error in rows[:_MOST_ROWS]:
+            lines.append(
+                f"{label:<20} {mean:>12.5g} {sd:>12.5g} {offset:>9.3f} +- {offset_error:.3f} "
+                f"{ratio:>9.3f} +- {ratio_error:.3f}"
+            )
+        if len(rows) > _MOST_ROWS:
+            lines.append(f"... and {len(rows) - _MOST_ROWS} more")
+        return "\n".join(lines)
+
+
+def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -> Certificate:
+    r"""Tells how far the means and standard deviations of draws are from those of the posterior.
+
+    A normal distribution with a share of Student's t is fitted to the draws of a run, and S new
+    draws \( \theta_i \sim q \) of it are weighed by the exact posterior,
+
+    \[
+    w_i = \frac{p(\theta_i \mid x_{1:N})}{q(\theta_i)}, \qquad
+    \operatorname{E}[f \mid x_{1:N}] \approx \frac{\sum_i w_i f(\theta_i)}{\sum_i w_i}.
+    \]
+
+    These means do not depend on how the run was made, so they show the bias of a
+    stochastic-gradient chain, with standard errors. The Pareto shape k of the weights tells whether
+    they can be believed: up to 0.7. If the weights are poor, they give the moments of a better
+    proposal, in up to eight rounds of \( \max(S, 4 D^2) \) draws, each with one pass over the data.
+    Fits are made in the unconstrained coordinates of the target.
+
+    No check of this kind sees modes that neither the draws nor the proposals visit.
+
+    Examples:
+      A step that is far too large makes the draws of SGLD too wide. With `x` and `target` as in
+      `MinibatchLogProb`:
+
+      >>> run = sgmcmc.sample_chain(
+      ...     sgmcmc.SGLD(target, step_size=5e-4), tf.fill([4], x.mean()), 4000, seed=0,
+      ...     progress_bar=False)
+      >>> certificate = sgmcmc.certify(run, target)
+      >>> certificate.is_reliable, bool(certificate.sd_ratio > 1.2)
+      (True, True)
+      >>> bool(abs(certificate.mean - x.mean()) < 4 * certificate.mean_error + 1e-3)
+      True
+
+    Args:
+      result: the result of `sample` or `sample_chain`, or draws of the model's parameters by any
+        library: an array or a nest of arrays `[draws, chains, event...]`.
+      target: a `MinibatchLogProb`, another target, or a plain callable: the exact log posterior of
+        the parameters.
+      num_draws: S, even.
+      seed: an integer or two.
+
+    Returns:
+      A `Certificate`.
+
+    Raises:
+      ValueError: there are fewer than 50 draws, or more than 64 parameters; draws are not finite;
+        the target is a stream, which cannot be evaluated at many states in one pass.
+      TypeError: an argument has the wrong type.
+
+    References:
+      A. Vehtari, D. Simpson, A. Gelman, Y. Yao and J. Gabry. Pareto smoothed importance sampling.
+      Journal of Machine Learning Research, 2024.
+    """
+    integer("num_draws", num_draws, 100)
+    if num_draws % 2:
+        raise ValueError(f"num_draws must be even. Received: {num_draws}.")
+    if isinstance(target, StreamedLogProb):
+        raise ValueError(
+            "target must hold its data in memory. Received: a StreamedLogProb. Certify with a "
+            "MinibatchLogProb of the same data."
+        )
+    log_posterior = as_target(target, full_data_expected=True, called="target")
+    unconstrained, parameters = _draws(result, log_posterior)
+    like = tf.nest.map_structure(lambda x: x[0, 0], unconstrained)
+    flat = flatten_events(unconstrained, 2).numpy().astype(np.float64)
+    num_results, num_chains, dim = flat.shape
+    if num_results * num_chains < 50 or dim > _MOST_DIMENSIONS:
+        raise ValueError(
+            f"result must have at least 50 draws of at most {_MOST_DIMENSIONS} parameters. "
+            f"Received: {num_results * num_chains} draws of {dim} parameters."
+        )
+    rows = flat.reshape(-1, dim)
+    mean, scale = rows.mean(axis=0), rows.std(axis=0)
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        raise ValueError("result must have finite draws that differ. Received: others.")
+    correlation = np.corrcoef(rows, rowvar=False).reshape(dim, dim) + dim / len(rows) * np.eye(dim)
+    factor = scale[:, np.newaxis] * np.linalg.cholesky(correlation)
+    log_prob_fn = log_prob_of_vectors(log_posterior, like)
+    rng = np.random.default_rng(random.as_seed(seed).numpy().astype(np.uint32))
+    size = max(num_draws, num_draws_for(dim))
+    sample, _ = fit_weighted_sample(log_prob_fn, mean, factor, size, rng)
+    return compare(parameters, sample, like, _constrain(log_posterior), num_starts=0)
+
+
+def compare(
+    parameters: Any,
+    sample: WeightedSample,
+    like: State,
+    constrain: Callable[[State], Any],
+    num_starts: int,
+) -> Certificate:
+    """Compares draws with weighted draws.
+
+    Args:
+      parameters: draws of the model's parameters, parts `[draws, chains, event...]`.
+      sample: weighted draws of the flat unconstrained state.
+      like: one unconstrained state.
+      constrain: maps unconstrained states to the parameters.
+      num_starts: number of starts from which other modes were searched.
+    """
+    dtype = tf.nest.flatten(like)[0].dtype
+    weighted = constrain(unflatten_events(tf.constant(sample.draws, dtype), like, 0))
+    columns: list[list[np.ndarray]] = [[] for _ in range(8)]
+    for part, others in zip(tf.nest.flatten(parameters), tf.nest.flatten(weighted), strict=True):
+        x = np.asarray(part, np.float64)
+        mean, mean_error, sd, sd_error = sample.moments(np.asarray(others, np.float64))
+        own = x.mean(axis=(0, 1))
+        own_variance = x.var(axis=(0, 1))
+        own_sd = np.sqrt(own_variance)
+        own_sd_error = batch_means_standard_error((x - own) ** 2) / (2 * own_sd)
+        offset_error = np.hypot(mean_error, batch_means_standard_error(x)) / sd
+        ratio = own_sd / sd
+        ratio_error = ratio * np.hypot(sd_error / sd, own_sd_error / own_sd)
+        found = (
+            mean,
+            mean_error,
+            sd,
+            sd_error,
+            (own - mean) / sd,
+            offset_error,
+            ratio,
+            ratio_error,
+        )
+        for column, value in zip(columns, found, strict=True):
+            column.append(value)
+    nests = (tf.nest.pack_sequence_as(parameters, column) for column in columns)
+    size = len(sample.log_weights)
+    return Certificate(sample.pareto_k, sample.efficiency, size, num_starts, *nests)
+
+
+def log_prob_of_vectors(target: Target, like: State) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function of flat unconstrained states, `[S, D]`, that gives log posteriors.
+
+    It evaluates blocks of 100 states, so it is traced once. XLA does not compile it, which would
+    take longer than the calls of a fit.
+    """
+    dtype, dim = tf.nest.flatten(like)[0].dtype, flatten_events(like, 0).shape[0]
+    evaluate = kept_program(
+        target,
+        "log posterior of many",
+        like,
+        lambda: traced(lambda x: target.log_prob_of_many(unflatten_events(x, like, 0))),
+    )
+
+    def log_prob_fn(x: np.ndarray) -> np.ndarray:
+        num_blocks = -(-len(x) // BLOCK_SIZE)
+        padded = np.zeros([num_blocks * BLOCK_SIZE, dim])
+        padded[: len(x)] = x
+        found = [evaluate(tf.constant(b, dtype)).numpy() for b in np.split(padded, num_blocks)]
+        return np.concatenate(found)[: len(x)]
+
+    return log_prob_fn
+
+
+def _draws(result: Any, target: Target) -> tuple[State, Any]:
+    """Returns draws of the unconstrained state and of the parameters, `[draws, chains, ...]`."""
+    if hasattr(result, "states"):
+        found = tf.nest.map_structure(np.asarray, result.states)
+        is_constrained = result.bijector is not None
+    else:
+        found, is_constrained = result, True
+    found = floating_parts("result", found)
+    constrain, unconstrain = _constrain(target), getattr(target, "unconstrain", None)
+    unconstrained = unconstrain(found) if is_constrained and unconstrain else found
+    first = tf.nest.map_structure(lambda x: x[0], unconstrained)
+    chain_ndims = len(target.chain_shape(first))
+    unconstrained = _with_one_axis_of_chains(unconstrained, chain_ndims)
+    return unconstrained, constrain(unconstrained)
+
+
+def _with_one_axis_of_chains(draws: State, chain_ndims: int) -> State:
+    return tf.nest.map_structure(
+        lambda x: tf.reshape(x, [x.shape[0], -1, *x.shape[1 + chain_ndims :]]), draws
+    )
+
+
+def _constrain(target: Target) -> Callable[[State], Any]:
+    return getattr(target, "constrain", lambda state: state)

@@ -1,0 +1,209 @@
+"""Draws from a fitted distribution, with weights that make their averages those of a posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.diagnostics.pareto import pareto_shape
+from tfp_sgmcmc.random.defensive_normal import DEGREES_OF_FREEDOM, defensive_normal_log_prob
+
+MOST_K = 0.5  # of weights with a finite variance
+_SHARES = (0.05, 0.2, 0.9)  # of heavy tails
+_ENOUGH, _BETTER = 0.7, 1.1  # efficiency that is not improved, and gain that is worth a round
+_HARDLY_MORE = 2.0  # than the mean: weights so equal that the shape of their tail is no matter
+_MOST_ROUNDS = 8
+_LEAST_DRAWS, _DRAWS_PER_SQUARE = 1000, 4  # a covariance of D^2 entries needs as many draws
+
+
+class Proposal(NamedTuple):
+    """A defensive normal distribution at a place.
+
+    Attributes:
+      mean: `[D]`.
+      factor: a Cholesky factor of the covariance of the normal, `[D, D]`.
+      tail_share: the share with heavy tails.
+    """
+
+    mean: np.ndarray
+    factor: np.ndarray
+    tail_share: float
+
+    def log_prob(self, x: np.ndarray) -> np.ndarray:
+        z = np.linalg.solve(self.factor, (x - self.mean).T).T
+        share, log_det = (
+            tf.constant(self.tail_share, tf.float64),
+            np.log(np.diag(self.factor)).sum(),
+        )
+        return defensive_normal_log_prob(tf.constant(z), share).numpy() - log_det
+
+    def sample(self, num_draws: int, rng: np.random.Generator) -> np.ndarray:
+        """Returns antithetic draws, `[num_draws, D]`: the second half mirrors the first."""
+        z = rng.standard_normal([num_draws // 2, len(self.mean)])
+        is_tail = rng.uniform(size=len(z)) < self.tail_share
+        chi_squared = rng.chisquare(DEGREES_OF_FREEDOM, len(z))
+        z *= np.where(is_tail, np.sqrt(DEGREES_OF_FREEDOM / chi_squared), 1.0)[:, np.newaxis]
+        return self.mean + np.concatenate([z, -z]) @ self.factor.T
+
+
+class WeightedSample(NamedTuple):
+    """Draws from a proposal q and their weights w = p / q, up to a constant.
+
+    Attributes:
+      proposal: q, which was chosen before these draws were made.
+      draws: `[S, D]`, in antithetic halves.
+      log_weights: `[S]`.
+    """
+
+    proposal: Proposal
+    draws: np.ndarray
+    log_weights: np.ndarray
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The weights, which add up to 1."""
+        return normalized(self.log_weights)
+
+    @property
+    def efficiency(self) -> float:
+        r"""The effective number of draws, \( 1 / \sum_i w_i^2 \), divided by S."""
+        return float(1 / np.sum(self.weights**2) / len(self.weights))
+
+    @property
+    def pareto_k(self) -> float:
+        """Shape of the largest weights; minus infinity if they hardly exceed the mean."""
+        if self.weights.max() * len(self.weights) <= _HARDLY_MORE:
+            return -np.inf
+        return pareto_shape(self.log_weights)
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether the weights have a finite variance, by their largest ones."""
+        return self.pareto_k < MOST_K
+
+    def moments(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        r"""Returns mean and standard deviation of `values`, `[S, ...]`, and their standard errors.
+
+        \[
+        \hat\mu = \sum_i w_i f_i, \qquad
+        \operatorname{se}(\hat\mu)^2 = \sum_{\text{pairs}}
+        \left( \sum_{i \in \text{pair}} w_i (f_i - \hat\mu) \right)^2
+        \]
+
+        The standard error of the standard deviation is that of the mean of
+        \( (f_i - \hat\mu)^2 \), divided by twice the standard deviation.
+        """
+        w = self.weights.reshape(-1, *[1] * (values.ndim - 1))
+
+        def mean_and_error(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            mean = (w * x).sum(axis=0)
+            first, second = np.split(w * (x - mean), 2)
+            return mean, np.sqrt(((first + second) ** 2).sum(axis=0))
+
+        mean, mean_error = mean_and_error(values)
+        variance, variance_error = mean_and_error((values - mean) ** 2)
+        sd = np.sqrt(variance)
+        return mean, mean_error, sd, variance_error / (2 * np.maximum(sd, 1e-300))
+
+
+def normalized(log_weights: np.ndarray) -> np.ndarray:
+    """Returns weights that add up to 1; all equal if none is finite."""
+    largest = log_weights.max()
+    if not np.isfinite(largest):
+        return np.full(len(log_weights), 1 / len(log_weights))
+    weights = np.exp(log_weights - largest)
+    return weights / weights.sum()
+
+
+def num_draws_for(dim: int) -> int:
+    """Returns the number of draws of a round, which give D x D covariances well enough.
+
+    >>> num_draws_for(3), num_draws_for(50)
+    (1000, 10000)
+    """
+    return max(_LEAST_DRAWS, _DRAWS_PER_SQUARE * dim**2)
+
+
+def fit_weighted_sample(
+    log_prob_fn: Callable[[np.ndarray], np.ndarray],
+    mean: np.ndarray,
+    factor: np.ndarray,
+    num_draws: int,
+    rng: np.random.Generator,
+) -> tuple[WeightedSample, int]:
+    """Fits a proposal to a posterior in rounds, and returns the sample of the last one.
+
+    A round draws from a proposal. All draws so far, weighted against the mixture of the proposals
+    so far, give the next mean and covariance (Cappé et al. 2008, with the largest weights cut off)
+    and the best of a few shares of heavy tails. Rounds end when the weights of the last proposal
+    have a finite variance and the efficiency is at least 0.7, or no longer rises by a tenth.
+
+    Args:
+      log_prob_fn: x, `[num_draws, D]` -> log posterior, `[num_draws]`, up to a constant. NaN counts
+        as minus infinity.
+      mean: the mean of the first proposal, `[D]`.
+      factor: a Cholesky factor of the first proposal's covariance, `[D, D]`.
+      num_draws: S, even.
+      rng: a generator of random numbers.
+
+    Returns:
+      The best sample, and the number of rounds.
+
+    References:
+      O. Cappé, R. Douc, A. Guillin, J.-M. Marin and C. P. Robert. Adaptive importance sampling in
+      general mixture classes. Statistics and Computing, 2008.
+      A. Owen and Y. Zhou. Safe and effective importance sampling. JASA, 2000.
+    """
+    proposal, best = Proposal(mean, factor, _SHARES[1]), None
+    proposals, points, values = [], [], []
+    for number in range(1, _MOST_ROUNDS + 1):  # noqa: B007
+        draws = proposal.sample(num_draws, rng)
+        log_probs = log_prob_fn(draws).astype(np.float64)
+        log_probs = np.where(np.isnan(log_probs), -np.inf, log_probs)
+        sample = WeightedSample(proposal, draws, log_probs - proposal.log_prob(draws))
+        gain = np.inf if best is None else sample.efficiency / best.efficiency
+        if best is None or (sample.is_reliable, sample.efficiency) > (
+            best.is_reliable,
+            best.efficiency,
+        ):
+            best = sample
+        if best.is_reliable and (best.efficiency >= _ENOUGH or gain < _BETTER):
+            break
+        proposals.append(proposal)
+        points.append(draws)
+        values.append(log_probs)
+        following = _next_proposal(proposals, np.concatenate(points), np.concatenate(values))
+        if following is None:
+            break
+        proposal = following
+    return best, number
+
+
+def _next_proposal(
+    proposals: list[Proposal], x: np.ndarray, log_probs: np.ndarray
+) -> Proposal | None:
+    """Returns a proposal with the weighted moments of all draws; None if there are none."""
+    log_mixture = np.logaddexp.reduce([q.log_prob(x) for q in proposals]) - np.log(len(proposals))
+    exact = normalized(log_probs - log_mixture)
+    weights = np.minimum(exact, np.sort(exact)[-int(len(exact) ** 0.5)])  # the root's largest
+    if not weights.sum() > 0:
+        return None
+    weights /= weights.sum()
+    mean = weights @ x
+    offsets = x - mean
+    covariance = offsets.T @ (weights[:, np.newaxis] * offsets)
+    scale = np.sqrt(np.diag(covariance))
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        return None
+    scaled = covariance / np.outer(scale, scale)
+    scaled += len(scale) / len(x) * np.eye(len(scale))
+    factor = scale[:, np.newaxis] * np.linalg.cholesky(scaled)
+    candidates = [Proposal(mean, factor, share) for share in _SHARES]
+    counts = weights > 0
+    # The mean of p / q under the posterior is 1 / efficiency, up to a constant.
+    ratios = [log_probs[counts] - q.log_prob(x[counts]) for q in candidates]
+    costs = [np.logaddexp.reduce(np.log(weights[counts]) + r) for r in ratios]
+    return candidates[int(np.argmin(costs))]
