@@ -1,11 +1,10 @@
-"""A chain on two replicas; `test_sharded.py` runs this in a process with two logical CPUs.
+"""A chain on two replicas; `test_two_replicas.py` runs this in a process with two logical CPUs.
 
 Each chain is compared with the chain of one replica that has the same seed. Steps that XLA does not
 compile draw the same noise there, so that only the order of sums differs.
 """
 
 import functools
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.two_replicas import MIRRORED
 from tests.sampling.runs import Walk
 from tests.targets.shards import (
     SECOND_ORDER,
@@ -27,13 +27,6 @@ from tests.targets.shards import (
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.sampling.shards import executors
-
-if "ON_TWO_REPLICAS" not in os.environ:
-    pytest.skip("run by test_sharded.py", allow_module_level=True)
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-MIRRORED = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 @functools.cache

@@ -64,6 +64,7 @@ def with_nan(at: int, value: float = np.nan) -> np.ndarray:
         (dict(data=[*range(1000)]), ValueError, r"\(\)\] \.\.\.\. A list or tuple holds"),
         (dict(data={"x": X, "y": np.array([None, {}] * 10)}), TypeError, r"data\['y'\] must hold"),
         (dict(data=tf.ragged.constant([[1.0], [1.0, 2.0]])), TypeError, "data must hold arrays"),
+        (dict(data=tf.sparse.from_dense([1.0])), TypeError, "must hold dense arrays.*SparseTensor"),
         (dict(data=None), TypeError, "data must hold arrays. Received: a NoneType"),
         (dict(data=object()), TypeError, "data must hold arrays. Received: a object"),
         (dict(num_examples=21), ValueError, "num_examples must be 20, .* Received: 21"),
@@ -175,9 +176,13 @@ def test_results_of_functions(name: str, change: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("data", "state", "advice"),
     [
-        (X.astype(np.float64), tf.constant(0.5), "float32 and data of .'float64'.*dtype='float32'"),
-        (X, tf.constant(0.5, tf.float64), "float64 and data of .'float32'.*dtype='float64'"),
-        (np.arange(20), tf.constant(0.5), "integer data are never cast"),
+        (
+            X.astype(np.float64),
+            tf.constant(0.5),
+            "state of dtype float32 and data of dtype float64: pass dtype='float32' to the target",
+        ),
+        (X, tf.constant(0.5, tf.float64), "float64 and data of dtype float32.*dtype='float64'"),
+        (np.arange(20), tf.constant(0.5), r"data of dtype int64: cast it .*tf.cast\(batch, 'float"),
     ],
 )
 def test_data_and_state_of_different_dtypes(data: Any, state: tf.Tensor, advice: str) -> None:
@@ -188,6 +193,24 @@ def test_data_and_state_of_different_dtypes(data: Any, state: tf.Tensor, advice:
     if data.dtype.kind == "f":
         cast = target(data=data, dtype=state.dtype)
         assert cast(state).dtype == state.dtype
+
+
+def test_integer_data_are_not_blamed_for_other_errors() -> None:
+    """Groups are picked by integers, which stay integers. The effects are of too few groups."""
+    seen = []
+
+    def log_likelihood(theta: tf.Tensor, batch: Any) -> tf.Tensor:
+        seen.append(batch["group"].dtype)
+        picked = tf.linalg.matvec(tf.one_hot(batch["group"], 4), theta)
+        return -((batch["y"] - picked) ** 2)
+
+    data = {"y": X, "group": np.arange(20) % 4}
+    grouped = sgmcmc.MinibatchLogProb(
+        lambda theta: -tf.reduce_sum(theta**2, axis=-1), log_likelihood, data
+    )
+    assert grouped(tf.zeros([4])).shape == [] and seen == [tf.int64]
+    with pytest.raises(ValueError, match=r"failed for a state of shapes \(3,\) and examples"):
+        grouped(tf.zeros([3]))
 
 
 def test_errors_of_the_users_function_are_passed_on() -> None:
@@ -496,6 +519,7 @@ def test_learning_rates(learning_rate: Any, error: type, message: str) -> None:
         sgmcmc.find_center(target(), 0.5, "adam", learning_rate=learning_rate)
 
 
+@pytest.mark.thorough
 def test_a_plain_schedule_is_a_learning_rate() -> None:
     """Keras would call it without the step."""
     center, report = sgmcmc.find_center(

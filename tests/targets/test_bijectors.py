@@ -37,7 +37,7 @@ def gamma_model(batch_size: int, bijector: Any) -> Any:
 @pytest.mark.parametrize(
     ("bijector", "forward", "derivative"),
     [
-        (tfb.Exp(), np.exp, np.exp),
+        pytest.param(tfb.Exp(), np.exp, np.exp, marks=pytest.mark.thorough),
         (tfb.Softplus(), lambda u: np.logaddexp(0, u), lambda u: 1 / (1 + np.exp(-u))),
     ],
     ids=["exp", "softplus"],
@@ -81,6 +81,23 @@ def test_bijector_of_a_single_part_and_of_a_dict() -> None:
     np.testing.assert_allclose(single(tf.constant(u)), expected)
     np.testing.assert_allclose(by_name(rate=tf.constant(u)), expected)
     np.testing.assert_allclose(single.constrain(tf.constant(u)), rate)
+
+
+def test_parts_that_a_dict_leaves_out_have_no_bijector() -> None:
+    def model(bijector: Any) -> sgmcmc.MinibatchLogProb:
+        return sgmcmc.MinibatchLogProb(
+            lambda mu, sigma: tfd.Normal(np.float64(0), 1.0).log_prob(mu) - sigma,
+            lambda mu, sigma, batch: -((batch - mu[..., None]) ** 2) / sigma[..., None],
+            X[:, 0],
+            bijector=bijector,
+        )
+
+    u = {"mu": tf.constant([0.3, 0.1], tf.float64), "sigma": tf.constant([-0.7, 0.2], tf.float64)}
+    short, full = model({"sigma": tfb.Exp()}), model({"mu": None, "sigma": tfb.Exp()})
+    np.testing.assert_allclose(short(**u), full(**u))
+    np.testing.assert_allclose(short.unconstrain(short.constrain(u))["sigma"], u["sigma"])
+    with pytest.raises(ValueError, match="must have the structure of the state.*'tau'"):
+        model({"tau": tfb.Exp()})(**u)
 
 
 @pytest.mark.parametrize("chains", [(), (3,), (2, 2)])
@@ -171,7 +188,7 @@ def joint_target(bijector: Any, batch_size: int = 2) -> Any:
 @pytest.mark.parametrize(
     "name",
     [
-        "named",
+        pytest.param("named", marks=pytest.mark.thorough),
         "sequential",
         pytest.param("coroutine", marks=pytest.mark.thorough),
         pytest.param("batched", marks=pytest.mark.slow),

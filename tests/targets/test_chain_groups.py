@@ -30,7 +30,7 @@ def seen(chains: list[Any]) -> sgmcmc.MinibatchLogProb:
     )
 
 
-@pytest.mark.parametrize("num_chains", [20, 21])
+@pytest.mark.parametrize("num_chains", [20, pytest.param(21, marks=pytest.mark.thorough)])
 def test_groups_are_all_chains_at_once(num_chains: int) -> None:
     """XLA takes an even number of chains in pairs; estimates are the same up to rounding."""
     shapes = ([num_chains, D], [num_chains])

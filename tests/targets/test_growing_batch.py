@@ -42,7 +42,12 @@ def indicator_target(total: int, chunk: int, **options: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("growth", "initial", "replacement"),
-    [(1.1, 1.0, True), (1.5, 2.0, False), (3.0, 1.0, False), (1.0, 4.0, False)],
+    [
+        (1.1, 1.0, True),
+        pytest.param(1.5, 2.0, False, marks=pytest.mark.thorough),
+        pytest.param(3.0, 1.0, False, marks=pytest.mark.thorough),
+        (1.0, 4.0, False),
+    ],
 )
 def test_sizes_and_cost(
     growth: float, initial: float, replacement: bool, monkeypatch: pytest.MonkeyPatch
@@ -86,7 +91,7 @@ def test_all_examples_give_the_exact_gradient() -> None:
     np.testing.assert_allclose(target(theta), value)
 
 
-@pytest.mark.parametrize("size", [1.0, 3.3, 7.0])
+@pytest.mark.parametrize("size", [1.0, 3.3, pytest.param(7.0, marks=pytest.mark.thorough)])
 def test_estimates_are_unbiased_with_the_covariance_of_their_size(size: float) -> None:
     """For chunks of 3, the sizes are smaller, larger, and not a multiple.
 
@@ -265,6 +270,7 @@ def test_chains_have_minibatches_of_their_own_unless_shared(shared: bool) -> Non
     assert distinct == (1 if shared else 6)
 
 
+@pytest.mark.thorough
 def test_compiled_chain_grows_to_all_examples() -> None:
     """At temperature 0 the chain becomes exact gradient ascent, and ends in the posterior mode."""
     target = sgmcmc.GrowingBatch(MODEL.target(5, tf.float64), growth=1.3)

@@ -216,6 +216,7 @@ def test_no_bias_with_unequal_probabilities(monkeypatch: pytest.MonkeyPatch) -> 
         np.testing.assert_allclose(chance @ estimate.log_prob.numpy(), value, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_a_bijector_that_is_not_affine_is_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
     closed, plain, state = models("normal", bijector=tfb.Exp())
     assert closed.linear_model is None

@@ -99,6 +99,7 @@ def test_second_derivatives_are_right_or_refused(in_graph: bool) -> None:
         evaluate(in_chunks)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_values_and_estimates_are_the_eager_ones(jit: bool) -> None:
     """Every mode has the same minibatches, and the same results up to rounding."""
@@ -116,6 +117,7 @@ def test_compiled_values_and_estimates_are_the_eager_ones(jit: bool) -> None:
         np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chunk_size", [pytest.param(None, marks=pytest.mark.slow), 5])
 def test_hamiltonian_monte_carlo_runs_on_the_target(chunk_size: int | None) -> None:
     """Compares 2,000 chains with the conjugate posterior; finds 0.2 standard deviations."""
@@ -134,7 +136,7 @@ def test_estimate_from_all_examples_is_exact() -> None:
     np.testing.assert_allclose(estimate.log_prob, log_posterior(theta), rtol=1e-10)
 
 
-@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("replacement", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_estimates_are_unbiased_with_covariance_c_v(replacement: bool) -> None:
     """V has the divisor N - 1 without replacement and N with replacement.
 
@@ -252,6 +254,7 @@ def test_epochs_take_every_example_once_a_pass(total: int, batch: int) -> None:
     assert len(np.unique(order[:, 0], axis=0)) == chains
 
 
+@pytest.mark.thorough
 def test_symmetric_sweeps_take_the_minibatches_forward_and_backward() -> None:
     """Step t of 2 K takes minibatch min(t, 2 K - 1 - t) of a permutation, as a set."""
     total, batch = 12, 3

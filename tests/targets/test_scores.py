@@ -106,9 +106,16 @@ def test_closed_form_scores(chains: tuple[int, ...], shared: bool) -> None:
         ("graph", (4,), dict(replacement=True)),
         pytest.param("graph", (), dict(dtype=tf.float32, replacement=True), marks=pytest.mark.slow),
         pytest.param("xla", (4,), {}, marks=pytest.mark.slow),
-        ("xla", (2, 3), dict(dtype=tf.float32, replacement=True, shared_batch=True)),
+        pytest.param(
+            "xla",
+            (2, 3),
+            dict(dtype=tf.float32, replacement=True, shared_batch=True),
+            marks=pytest.mark.thorough,
+        ),
         pytest.param("xla", (), dict(replacement=True), marks=pytest.mark.slow),
-        ("xla", (4,), dict(replacement=True, score_fn=closed_form)),
+        pytest.param(
+            "xla", (4,), dict(replacement=True, score_fn=closed_form), marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_scores_in_other_modes_and_in_single_precision(
@@ -142,7 +149,13 @@ def test_scores_of_unconstrained_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shared", "mode"), [(False, "eager"), (True, "eager"), (False, "xla"), (True, "graph")]
+    ("shared", "mode"),
+    [
+        (False, "eager"),
+        (True, "eager"),
+        pytest.param(False, "xla", marks=pytest.mark.thorough),
+        (True, "graph"),
+    ],
 )
 def test_group_means(shared: bool, mode: str) -> None:
     """Row k is sqrt(width) times the mean score of the k-th group of `width` examples."""
@@ -248,7 +261,7 @@ def test_bad_options(options: Any, error: type, message: str) -> None:
         regression(**options)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_products_of_matrices_with_weights_do_not_stop_the_process(compiled: bool) -> None:
     """oneDNN fails in the vectorized product of a single example `[1, T, C]` with `[C, k]`."""
     generator = np.random.default_rng(0)

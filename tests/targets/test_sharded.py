@@ -1,11 +1,7 @@
 """ShardedLogProb: exact moments over all minibatches, the exact law, replicas, and bad input."""
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -185,6 +181,7 @@ def samples() -> np.ndarray:
     return run_chains(sgmcmc.SGLD(target, STEP), tf.ones([CHAINS, 3]), 50, 60, seed=4)
 
 
+@pytest.mark.thorough
 def test_exact_law(samples: np.ndarray) -> None:
     """SGLD has its exact law with the noise within shards.
 
@@ -288,31 +285,3 @@ def test_workers_that_differ_are_named() -> None:
     with pytest.raises(ValueError, match="Worker 1 could not load its shards. It raised OSError: "):
         TwoWorkers("OSError: no such file").together("load its shards", lambda: None)
     assert TwoWorkers(None).together("load its shards", lambda: 3) == 3
-
-
-def on_two_replicas(*chosen: str) -> None:
-    """Runs tests in a new process, because TensorFlow makes no logical devices once it has run."""
-    path = Path(__file__).with_name("on_two_replicas.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
-    run = subprocess.run(
-        [*command, *(f"{path}{tests}" for tests in chosen)],
-        cwd=path.parents[2],
-        env={**os.environ, "ON_TWO_REPLICAS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout
-
-
-def test_two_replicas() -> None:
-    """SGLD takes the same chain as on one replica, unless shares are not summed."""
-    on_two_replicas(
-        "::test_chain_is_that_of_one_replica[SGLD-quick]",
-        "::test_shares_that_are_not_summed_are_seen",
-        "::test_each_replica_loads_its_shards",
-    )
-
-
-@pytest.mark.slow
-def test_all_of_two_replicas() -> None:
-    on_two_replicas("")

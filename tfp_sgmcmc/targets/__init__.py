@@ -9,8 +9,11 @@ from tfp_sgmcmc.targets.laplace.mode import CenterReport, find_center
 from tfp_sgmcmc.targets.laplace.whitening import whiten
 from tfp_sgmcmc.targets.linear_model import LinearModel
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.read_faults import StreamReadError
 from tfp_sgmcmc.targets.sharded import ShardedLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
+from tfp_sgmcmc.targets.streaming.pool_report import PoolReport
+from tfp_sgmcmc.targets.streaming.row_pool import draw_pool
 from tfp_sgmcmc.targets.validation.gradient_check import preflight
 
 __all__ = [
@@ -22,10 +25,13 @@ __all__ = [
     "GrowingBatch",
     "LinearModel",
     "MinibatchLogProb",
+    "PoolReport",
     "ShardedLogProb",
+    "StreamReadError",
     "StreamedLogProb",
     "Target",
     "as_target",
+    "draw_pool",
     "find_center",
     "largest_curvature",
     "preflight",

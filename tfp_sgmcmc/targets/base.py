@@ -75,6 +75,11 @@ class Target(abc.ABC):
     noise_scale: float | None = None
     becomes_exact: bool = False
 
+    @functools.cached_property
+    def _programs(self) -> dict[str, Any]:
+        """Compiled functions of the log posterior, by name; see `kept_program`."""
+        return {}
+
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         """Returns the exact log posterior, shape `[chains...]`."""
@@ -97,6 +102,10 @@ class Target(abc.ABC):
           probe: a vector for `GradientEstimate.hessian_product`, structured as the state, or None.
           with_scores: whether to return scores, which cost more than the gradient.
         """
+
+    def log_prob_of_many(self, states: State) -> tf.Tensor:
+        """Returns the exact log posterior at many states, `[S]`, without derivatives."""
+        return call_with_state(self, states)
 
     @abc.abstractmethod
     def chain_shape(self, state: State) -> Any:
@@ -155,6 +164,25 @@ class FullDataLogProb(Target):
         state = convert_state(state)
         log_prob, gradient, product = value_and_gradient(self._log_prob, state, probe)
         return GradientEstimate(gradient, log_prob, (), product, target_state)
+
+
+def kept_program(target: Target, name: str, like: State, make: Callable[[], Any]) -> Any:
+    """Returns `make()`, compiled functions of all data, and keeps them as long as the target.
+
+    Args:
+      target: the target. A copy with another minibatch shares its programs, and one with another
+        bijector has its own.
+      name: the name of the functions.
+      like: a state with the structure, shapes and dtypes of their arguments.
+      make: makes them.
+    """
+    parts = tf.nest.flatten(like)
+    specs = [(tuple(x.shape), x.dtype.name) for x in parts]
+    structure = tf.nest.pack_sequence_as(like, [*range(len(parts))])
+    key = f"{name} {structure} {specs}"
+    if key not in target._programs:
+        target._programs[key] = make()
+    return target._programs[key]
 
 
 def as_target(

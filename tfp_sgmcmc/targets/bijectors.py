@@ -40,19 +40,21 @@ def map_bijectors(
 ) -> State:
     """Applies `fn(bijector, part)` to each part, or `otherwise` if it has no bijector.
 
-    A list of one part is treated as that part, and a namedtuple as a dict, because
-    `target(*[x])` sees x alone and `target(**named)` sees a dict.
+    A dict of bijectors may leave parts out, which then have none. A list of one part is treated as
+    that part, and a namedtuple as a dict, because `target(*[x])` sees x alone and `target(**named)`
+    sees a dict.
     """
     called, bijector = _as_called(state), _as_called(bijector)
     if bijector is None:
         return state
     try:
+        bijector = _completed(called, bijector)
         matched = tree.map_structure_up_to(called, _check, called, bijector)
     except (TypeError, ValueError) as error:
         raise ValueError(
             "bijector must have the structure of the state, whose parts have shapes "
-            f"{tf.nest.map_structure(lambda x: x.shape, state)} (None stands for no bijector). "
-            f"Received: {bijector}."
+            f"{tf.nest.map_structure(lambda x: x.shape, state)} (None, or no key, stands for no "
+            f"bijector). Received: {bijector}."
         ) from error
     mapped = tree.map_structure_up_to(
         called, lambda x, b: otherwise(x) if b is None else fn(b, x), called, matched
@@ -117,6 +119,16 @@ def _as_called(nest: Any) -> Any:
     if hasattr(nest, "_asdict"):
         return nest._asdict()
     return nest[0] if isinstance(nest, list | tuple) and len(nest) == 1 else nest
+
+
+def _completed(parts: Any, bijector: Any) -> Any:
+    """Returns bijectors in which a dict has a None for each part that it leaves out."""
+    if not isinstance(parts, Mapping) or not (bijector is None or isinstance(bijector, Mapping)):
+        return bijector
+    given = bijector or {}
+    if unknown := [name for name in given if name not in parts]:
+        raise ValueError(f"no part is named {unknown[0]!r}")
+    return {name: _completed(x, given.get(name)) for name, x in parts.items()}
 
 
 def _check(_: Any, bijector: Any) -> Any:

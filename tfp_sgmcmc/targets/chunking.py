@@ -113,3 +113,24 @@ def map_groups(
         parallel_iterations=1,
     )
     return tf.nest.map_structure(join, results)
+
+
+def sum_values(
+    fn: Callable[[State, Any, int], tf.Tensor], states: State, num_examples: int
+) -> tf.Tensor:
+    """Returns a sum over all examples at many states, `[S]`, without its gradient.
+
+    `fn(states, start, size)` returns the sum over `size` examples from `start` on. Chunks have so
+    many examples that their values at all states fit a cache; the first may have fewer.
+    """
+    size = min(num_examples, max(1, _CACHE // tf.nest.flatten(states)[0].shape[0]))
+    first = num_examples % size or size
+    total = fn(states, 0, first)
+    if first == num_examples:
+        return total
+    return tf.while_loop(
+        lambda start, _: start < num_examples,
+        lambda start, total: (start + size, total + fn(states, start, size)),
+        (tf.constant(first), total),
+        parallel_iterations=1,
+    )[1]

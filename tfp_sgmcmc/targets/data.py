@@ -65,6 +65,12 @@ def as_tensor(x: Any, dtype: Any, name: str = "data") -> tf.Tensor:
             "minibatches from a dataset."
         )
     x = x.to_numpy() if hasattr(x, "to_numpy") else x  # a column of a data frame
+    if isinstance(x, tf.SparseTensor) or (hasattr(x, "toarray") and hasattr(x, "nnz")):
+        raise TypeError(
+            f"{name} must hold dense arrays, whose rows are drawn at random. Received: a sparse "
+            f"{type(x).__name__}. Give x.toarray(), or tf.sparse.to_dense(x), if memory allows; or "
+            "arrays of the indices and values of each row's entries, padded to one length."
+        )
     try:
         tensor = tf.convert_to_tensor(x)
     except (TypeError, ValueError, NotImplementedError) as error:

@@ -32,11 +32,15 @@ from tfp_sgmcmc.targets.chunking import (
     chains_per_group,
     map_groups,
     sum_over_chunks,
+    sum_values,
     with_given_gradient,
 )
 from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
+from tfp_sgmcmc.targets.joint_prior import check_prior, median_start
 from tfp_sgmcmc.targets.model_target import ModelTarget
 from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
+
+_BATCH_SIZE = 100  # at most, if none is given
 
 
 class EpochState(NamedTuple):
@@ -59,6 +63,9 @@ class MinibatchLogProb(ModelTarget):
     memory, so it serves `tfp.mcmc.HamiltonianMonteCarlo`. Nothing is averaged or divided by N.
     `target.estimate(state, seed)` returns the estimate g. Its covariance is c V, where V is the
     covariance of the single examples' scores and c is `noise_scale`.
+
+    The target keeps the compiled programs of `find_center`, `whiten` and `sample`, which trace the
+    functions once. After a change of anything that the functions close over, make a new target.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
@@ -83,8 +90,9 @@ class MinibatchLogProb(ModelTarget):
         otherwise; `tf.linalg.matvec(x, theta)` is right for both. It may be called with some of the
         chains at a time (which is faster on a CPU), and must not depend on which.
       data: a nest of arrays with one leading axis N. A pandas DataFrame stands for a dict of its
-        columns by name. Data from a `tf.data.Dataset` take a `StreamedLogProb`.
-      batch_size: n.
+        columns by name. Data from a `tf.data.Dataset` take a `StreamedLogProb`. A series whose
+        likelihood is not a sum over rows is one example: `series[np.newaxis]`.
+      batch_size: n; None takes min(N, 100). `sample` chooses it anyway.
       replacement: whether a minibatch is drawn with replacement.
       shared_batch: whether all chains see the same minibatch: much cheaper, but they then depend on
         each other.
@@ -99,10 +107,11 @@ class MinibatchLogProb(ModelTarget):
         without momenta, with momenta L^2 for `"epoch"` and L^3 for `"symmetric"`. Where L > 1, the
         noise is about that of independent minibatches.
       bijector: a `tfp.bijectors.Bijector`, or a nest of them in the structure of the state, with
-        None for a part that is not constrained; or one that maps all parts together, such as a
-        joint distribution's `experimental_default_event_space_bijector()`. The state is then
-        unconstrained, the functions receive `constrain(state)`, and the log posterior includes the
-        Jacobian's log determinant.
+        None for a part that is not constrained, which a dict may also leave out; or one that maps
+        all parts together, such as a joint distribution's
+        `experimental_default_event_space_bijector()`. The state is then unconstrained, the
+        functions receive `constrain(state)`, and the log posterior includes the Jacobian's log
+        determinant.
       dtype: floating leaves of `data` are cast to it; None keeps them.
       chunk_size: number of examples evaluated at once by `target(*state_parts)`. By default up to
         32 MB (and 131,072 examples) are one chunk, and larger data have chunks of about 4 MB. With
@@ -125,13 +134,14 @@ class MinibatchLogProb(ModelTarget):
     """
 
     curvature: Any = None  # a known expansion, which `quadratic_at` returns
+    initial_state: Any = None  # an unconstrained state, where the prior gives one
 
     def __init__(
         self,
         log_prior_fn: Callable[..., tf.Tensor],
         log_likelihood_fn: Callable[..., tf.Tensor],
         data: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
         replacement: bool = False,
         shared_batch: bool = False,
@@ -157,6 +167,8 @@ class MinibatchLogProb(ModelTarget):
             fits = integer("num_examples", num_examples, 1) == self.num_examples
             expected = f"{self.num_examples}, the leading axis of data"
             require("num_examples", num_examples, fits, expected)
+        if batch_size is None:
+            batch_size = min(self.num_examples, _BATCH_SIZE)
         self.batch_size = count_of_examples("batch_size", batch_size, self.num_examples)
         for leaf in tf.nest.flatten(self._data):
             assert_finite(leaf)
@@ -175,6 +187,55 @@ class MinibatchLogProb(ModelTarget):
         if chunk_size is None:
             chunk_size = self._default_chunk_size()
         self.chunk_size = count_of_examples("chunk_size", chunk_size, self.num_examples)
+
+    @classmethod
+    def from_joint(
+        cls,
+        joint: Any,
+        log_likelihood_fn: Callable[..., tf.Tensor],
+        data: Any,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Returns a target whose prior is a distribution of TensorFlow Probability.
+
+        `joint.log_prob` is the log prior, its `experimental_default_event_space_bijector()` the
+        bijector, and the medians of its unconstrained draws are `initial_state`, where `sample`
+        starts without another start.
+
+        Examples:
+          >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> tfd = tfp.distributions
+          >>> prior = tfd.JointDistributionNamed(
+          ...     dict(mu=tfd.Normal(0., 10.), sigma=tfd.HalfNormal(5.)))
+          >>> def log_likelihood(mu, sigma, batch):
+          ...     return tfd.Normal(mu[..., None], sigma[..., None]).log_prob(batch)
+          >>> x = np.random.default_rng(0).normal(3., 2., size=[500]).astype(np.float32)
+          >>> target = sgmcmc.MinibatchLogProb.from_joint(prior, log_likelihood, x)
+          >>> result = sgmcmc.sample(target, num_results=500, seed=0, progress_bar=False)
+          >>> {name: draws.shape for name, draws in result.states.items()}
+          {'mu': (500, 4), 'sigma': (500, 4)}
+
+        Args:
+          joint: a `JointDistribution` of all parts, by name or by position, or a distribution of
+            the only one. It must have the batch shape `[]`.
+          log_likelihood_fn: as for the class, with the parts of `joint`.
+          data: as for the class.
+          batch_size: as for the class.
+          **options: the class's keywords, without `bijector`.
+
+        Raises:
+          TypeError: `joint` is not a distribution.
+          ValueError: `joint` has a batch shape.
+        """
+        check_prior(joint)
+        bijector = joint.experimental_default_event_space_bijector()
+        target = cls(
+            joint.log_prob, log_likelihood_fn, data, batch_size, bijector=bijector, **options
+        )
+        target.initial_state = median_start(joint, target.unconstrain)
+        return target
 
     def _set_score_fn(self, score_fn: Any, num_groups: int | None) -> None:
         self._score_fn = score_fn if score_fn is None else function("score_fn", score_fn)
@@ -205,16 +266,21 @@ class MinibatchLogProb(ModelTarget):
             lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )
 
+    def log_prob_of_many(self, states: State) -> tf.Tensor:
+        return self.log_prior(states) + sum_values(self._sum_of_slice, states, self.num_examples)
+
     def with_bijector(self, bijector: Any, curvature: Any = None) -> Self:
         """Returns this target with another bijector, and its curvature in these coordinates."""
         check_bijectors(bijector)
         other = copy.copy(self)
+        other.__dict__.pop("_programs", None)
         other.bijector, other._is_joint = bijector, is_joint(bijector)
-        other.curvature = curvature
+        other.curvature, other.initial_state = curvature, None
         return other
 
     def with_minibatches(self, batch_size: int) -> Self:
         """Returns this target with another batch size, and without epochs, groups or `score_fn`."""
+        _ = self._programs  # which the copy shares
         other = copy.copy(self)
         n = count_of_examples("batch_size", batch_size, self.num_examples)
         other.batch_size, other.num_scores, other.group_size = n, n, 1

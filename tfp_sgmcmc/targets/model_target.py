@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+import tree
 
 from tfp_sgmcmc.internal.checks import function
 from tfp_sgmcmc.internal.nest import State, call_with_state, static_or_dynamic_shape
@@ -18,6 +20,9 @@ from tfp_sgmcmc.targets.bijectors import (
     map_jointly,
 )
 from tfp_sgmcmc.targets.linear_model import LinearModel
+
+# Words of errors that a mixture of dtypes may have raised; TensorFlow calls float64 "double".
+_OF_TYPES = re.compile(r"\b(dtypes?|types?|double|half|bool|u?int\d*|float\d*)\b")
 
 
 class ModelTarget(Target):
@@ -152,11 +157,17 @@ class ModelTarget(Target):
 def _explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -> None:
     """Raises an error that names the inputs of a user's function, if they are a likely cause."""
     parts, leaves = tf.nest.flatten(state), tf.nest.flatten(batch)
-    dtype, dtypes = parts[0].dtype.name, sorted({x.dtype.name for x in leaves})
-    if leaves and dtypes != [dtype]:
+    dtype = parts[0].dtype.name
+    for path, x in tree.flatten_with_path(batch):
+        if x.dtype == parts[0].dtype or not _OF_TYPES.search(str(error)):
+            continue
+        where = "".join(f"[{key!r}]" for key in path)
+        cure = f"cast it in {name}, as by tf.cast(batch{where}, '{dtype}'), if it is to be floating"
+        if x.dtype.is_floating:
+            cure = f"pass dtype='{dtype}' to the target or start from a {x.dtype.name} state"
         raise TypeError(
-            f"{name} failed for a state of dtype {dtype} and data of {dtypes}. If it mixes them, "
-            f"dtype='{dtype}' casts floating data; integer data are never cast. It raised: {error}"
+            f"{name} failed for a state of dtype {dtype} and data{where} of dtype {x.dtype.name}: "
+            f"{cure}. It raised: {error}"
         ) from error
     if isinstance(error, tf.errors.InvalidArgumentError):
         shapes = ", ".join(str(x.shape) for x in parts)

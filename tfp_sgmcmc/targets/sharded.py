@@ -10,7 +10,13 @@ from typing import Any, Self
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import accepts, boolean, function, integer, require
-from tfp_sgmcmc.internal.nest import State, convert_state, state_from_call, static_or_dynamic_shape
+from tfp_sgmcmc.internal.nest import (
+    State,
+    call_with_state,
+    convert_state,
+    state_from_call,
+    static_or_dynamic_shape,
+)
 from tfp_sgmcmc.internal.replicas import current, device_scope
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
@@ -229,6 +235,9 @@ class ShardedLogProb(MinibatchLogProb):
             lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )
 
+    def log_prob_of_many(self, states: State) -> tf.Tensor:
+        return call_with_state(self, states)
+
     def bootstrap(self, state: State) -> Any:
         return self._parts[self._held[0]].bootstrap(state)
 
@@ -348,7 +357,8 @@ def refuse_shards(name: str, target: Any, replicas_alone: bool = False) -> None:
     if target.num_replicas > 1 or not replicas_alone:
         where = f" on {target.num_replicas} replicas" if replicas_alone else ""
         raise ValueError(
-            f"{name} needs a MinibatchLogProb, with all examples in one place. Received: a "
+            f"{name} needs a MinibatchLogProb, with all examples in one place, as batches of a "
+            "ShardedLogProb have a fixed and equal share of each shard. Received: a "
             f"ShardedLogProb{where}."
         )
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.nest import State, convert_state, state_from_call
+from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.chunking import with_given_gradient
-from tfp_sgmcmc.targets.data import as_tensors, assert_finite
+from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.read_faults import ReadFaults
+
+_BLOCK_BYTES, _MOST_BLOCK_ROWS = 2**22, 2**16  # of rows that are evaluated at once
 
 
 class StreamState(NamedTuple):
@@ -34,13 +40,18 @@ class StreamedLogProb(Target):
     g(\theta) = \nabla \log p(\theta) + \frac N n \sum_{i \in B_t} \nabla \log p(x_i \mid \theta)
     \]
 
-    Each step uses the next batch, for all chains, epoch after epoch. `sgmcmc.sample` reads
-    `batches_per_read` batches at a time, in advance. Other drivers cycle through the first ones.
+    `sgmcmc.sample` needs only the rows: it finds the mode and the curvature by a few passes over
+    the files, keeps a pool of rows in memory, and samples with that. See `draw_pool`.
+
+    With a kernel, each step uses the next batch, for all chains, epoch after epoch.
+    `sgmcmc.sample_chain` reads `batches_per_read` batches at a time, in advance. Other drivers
+    cycle through the first ones. An epoch takes every example once, so its batches are not
+    independent. Kernels that correct for the covariance of gradient noise refuse them.
 
     A `tf.data.Dataset` is iterated again in each epoch. A run that resumes within an epoch skips
     the batches that it has used, so that it continues bit for bit if batches have the same order
     each time. With a `shuffle` in the dataset the chain is as good, but cannot be resumed.
-    `sgmcmc.sample` warns of this when a run in a directory starts, and refuses to resume with
+    `sgmcmc.sample_chain` warns of this when a run in a directory starts, and refuses to resume with
     batches other than the checkpoint's. A function of the epoch, as in the example, shuffles each
     epoch and can be resumed.
 
@@ -51,31 +62,49 @@ class StreamedLogProb(Target):
       >>> target = sgmcmc.StreamedLogProb(
       ...     tfd.Normal(0., 10.).log_prob,
       ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
-      ...     lambda epoch: examples.shuffle(1000, seed=epoch).batch(50, drop_remainder=True),
+      ...     lambda epoch: examples.shuffle(1000, seed=epoch).batch(250, drop_remainder=True),
       ...     num_examples=1000)
-      >>> result = sgmcmc.sample_chain(sgmcmc.SGLD(target, step_size=1e-4), tf.zeros([]), 2000,
-      ...                        num_burnin_steps=200, seed=0, progress_bar=False)
+      >>> result = sgmcmc.sample_chain(sgmcmc.SGLD(target, step_size=5e-5), tf.ones([8]), 200,
+      ...     num_burnin_steps=200, num_steps_between_results=4, seed=0, progress_bar=False)
       >>> bool(abs(result.states.mean() - x.mean()) < 0.02)
+      True
+      >>> bool(abs(sgmcmc.report(result, target).temperature[0] - 1) < 0.3)  # by a pass
       True
 
     Args:
       log_prior_fn: see `MinibatchLogProb`.
       log_likelihood_fn: see `MinibatchLogProb`.
-      dataset: a `tf.data.Dataset` of batches of n examples, one epoch long; or a function from the
-        epoch's number to one. Contents and order of the batches should be random: shuffle the files
-        if the dataset is not shuffled.
+      dataset: a `tf.data.Dataset` of batches or blocks of rows, one epoch long; or a function from
+        the epoch's number to one. Leaves have one leading axis of rows; other axes may be known
+        only at run time. `sample` takes rows in any order. For steps on batches, contents and order
+        should be random: shuffle the files if the dataset is not shuffled.
       num_examples: N; an epoch has N/n batches, rounded down.
+      batch_size: n, the rows of a step. None takes the size of the first batch. The dataset's
+        elements are cut and joined to batches of n where they have other or unknown sizes, and the
+        last N mod n rows of each epoch are then left out of steps, with a warning.
       batches_per_read: K, the number of batches in the kernel's results and in checkpoints. Memory
         holds a few times as many.
+      memory: bytes of rows that `sample` keeps in memory. Data that fit are loaded as a whole.
+      files: paths of the files that the dataset reads. An epoch does not begin if one of them is
+        missing or has another size than at first, and errors of reading name it.
       bijector: see `MinibatchLogProb`.
       score_fn: see `MinibatchLogProb`.
       num_groups: see `MinibatchLogProb`.
 
     Raises:
-      ValueError: the batches have unknown or unequal sizes; an epoch does not have N examples; the
-        current strategy has several replicas, which would all read all of the dataset.
+      ValueError: an epoch does not have N examples, or is infinite; elements have no axis of rows;
+        the current strategy has several replicas, which would all read all of the dataset.
       TypeError: `dataset` is neither a dataset nor a function that returns one.
+      StreamReadError: the dataset cannot be read. The message has the file, if `files` has it, and
+        the row.
     """
+
+    reshuffle = "epoch"
+    wrapping_advice = (
+        " sgmcmc.sample(streamed, initial_state, num_results) needs none of this. To do it by hand,"
+        " `pool, _ = sgmcmc.draw_pool(streamed, initial_state)` makes a target in memory that "
+        "find_center, whiten, ControlVariate and SVRG take."
+    )
 
     def __init__(
         self,
@@ -84,7 +113,10 @@ class StreamedLogProb(Target):
         dataset: tf.data.Dataset | Callable[[int], tf.data.Dataset],
         num_examples: int,
         *,
+        batch_size: int | None = None,
         batches_per_read: int = 100,
+        memory: int = 2**28,
+        files: Sequence[str | os.PathLike[str]] = (),
         bijector: Any = None,
         score_fn: Callable[..., Any] | None = None,
         num_groups: int | None = None,
@@ -93,40 +125,64 @@ class StreamedLogProb(Target):
         is_dataset = isinstance(dataset, tf.data.Dataset)
         dataset_fn = (lambda epoch: dataset) if is_dataset else dataset
         signature = "epoch -> tf.data.Dataset, or a tf.data.Dataset"
-        self._dataset_fn = accepts("dataset", function("dataset", dataset_fn, signature), 0)
-        epoch = self._dataset_fn(0)
-        if not isinstance(epoch, tf.data.Dataset):
-            raise TypeError(
-                f"dataset(0) must be a tf.data.Dataset. Received: a {type(epoch).__name__}."
-            )
-        shapes = [x.shape for x in tf.nest.flatten(epoch.element_spec)]
-        if any(not shape.is_fully_defined() or shape.rank == 0 for shape in shapes):
-            raise ValueError(
-                "dataset must have batches of fully known shapes: .batch(n, drop_remainder=True). "
-                f"Received: shapes {[str(s) for s in shapes]}."
-            )
-        size = shapes[0][0]
-        self.num_examples = integer("num_examples", num_examples, size)
-        self.batches_per_read = integer("batches_per_read", batches_per_read, 1)
-        self._epoch_batches = self.num_examples // size
-        cardinality = int(epoch.cardinality())
-        if cardinality == tf.data.INFINITE_CARDINALITY:
-            raise ValueError(
-                "dataset must be one epoch, without .repeat(). Received: an infinite dataset."
-            )
-        if cardinality not in (self._epoch_batches, tf.data.UNKNOWN_CARDINALITY):
-            raise self._wrong_epoch(0, cardinality, size)
-        first = next(iter(epoch), None)
+        self._given_fn = accepts("dataset", function("dataset", dataset_fn, signature), 0)
+        self._faults = ReadFaults(files)
+        with self._faults.named(0, lambda: 0):
+            epoch = self._given_fn(0)
+            if not isinstance(epoch, tf.data.Dataset):
+                raise TypeError(
+                    f"dataset(0) must be a tf.data.Dataset. Received: a {type(epoch).__name__}."
+                )
+            if int(epoch.cardinality()) == tf.data.INFINITE_CARDINALITY:
+                raise ValueError(
+                    "dataset must be one epoch, without .repeat(). Received: an infinite dataset."
+                )
+            first = next(iter(epoch), None)
+        integer("num_examples", num_examples, 1)
         if first is None:
-            raise self._wrong_epoch(0, 0, size)
+            raise self._wrong_length(0, 0, num_examples)
         first = as_tensors(first, None, "dataset")
+        shapes = [x.shape for x in tf.nest.flatten(first)]
+        if any(shape.rank == 0 for shape in shapes):
+            raise ValueError(
+                "dataset must have batches of rows: .batch(n, drop_remainder=True). Received: "
+                f"elements of shapes {[str(s) for s in shapes]}, which are single rows."
+            )
+        given = leading_axis(first, "dataset")
         for leaf in tf.nest.flatten(first):
             assert_finite(leaf, "dataset")
+        size = given if batch_size is None else integer("batch_size", batch_size, 1)
+        self.num_examples = integer("num_examples", num_examples, size)
+        self.batch_size = size
+        self.batches_per_read = integer("batches_per_read", batches_per_read, 1)
+        self.memory = integer("memory", memory, 1)
+        self._epoch_batches = self.num_examples // size
+        #: TensorSpecs of rows, `[None, ...]`.
+        self.row_spec = tf.nest.map_structure(
+            lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), first
+        )
+        specs = tf.nest.flatten(epoch.element_spec)
+        #: Whether the dataset's elements are used as they come, as batches of n.
+        self._are_batches = all(x.shape.is_fully_defined() for x in specs) and given == size
+        cardinality = int(epoch.cardinality())
+        if self._are_batches:
+            if cardinality not in (self._epoch_batches, tf.data.UNKNOWN_CARDINALITY):
+                raise self._wrong_epoch(0, cardinality)
+        elif self.num_examples % size:
+            warnings.warn(
+                f"batch_size must divide num_examples, or steps leave out the last "
+                f"{self.num_examples % size} examples of each epoch. Received: batches of {size} "
+                f"and {self.num_examples} examples. A shuffled epoch leaves out other examples "
+                "each time, so that this does no harm. `sample` uses all examples.",
+                stacklevel=2,
+            )
+        if size > given:
+            first = self._first(size)
         #: The posterior of the first batch, which evaluates priors, likelihoods and scores.
         self.of_one_batch = MinibatchLogProb(
             log_prior_fn,
             log_likelihood_fn,
-            first,
+            tf.nest.map_structure(lambda x: x[:size], first),
             size,
             shared_batch=True,
             chunk_size=max(1, size // 3),  # so that `preflight` compares batches of different sizes
@@ -137,40 +193,103 @@ class StreamedLogProb(Target):
         self.num_scores = self.of_one_batch.num_scores
         self.noise_scale = self.num_examples * (self.num_examples - size) / size
 
+    def _first(self, size: int) -> Any:
+        """Returns the first `size` rows."""
+        with self._faults.named(0, lambda: 0):
+            first = next(iter(self._in_rows(0).rebatch(size)))
+        if leading_axis(first, "dataset") < size:
+            raise self._wrong_length(0, leading_axis(first, "dataset"), self.num_examples)
+        return first
+
+    def _in_rows(self, epoch: int) -> tf.data.Dataset:
+        """Returns an epoch whose elements have known shapes except for the number of rows."""
+        dataset = self._given_fn(epoch)
+        specs = tf.nest.flatten(dataset.element_spec)
+        if all(x.shape.rank and x.shape[1:].is_fully_defined() for x in specs):
+            return dataset
+
+        def ensure(*parts: Any) -> Any:
+            pairs = zip(tf.nest.flatten(parts), tf.nest.flatten(self.row_spec), strict=True)
+            leaves = [tf.ensure_shape(x, spec.shape) for x, spec in pairs]
+            return tf.nest.pack_sequence_as(self.row_spec, leaves)
+
+        return dataset.map(ensure)
+
+    def _batches(self, epoch: int) -> tf.data.Dataset:
+        """Returns an epoch of batches of n."""
+        if self._are_batches:
+            return self._given_fn(epoch)
+        return self._in_rows(epoch).rebatch(self.batch_size, drop_remainder=True)
+
+    @property
+    def block_rows(self) -> int:
+        """The number of rows that passes over the data evaluate at once, about 4 MB."""
+        row_bytes = max(1, self.of_one_batch.row_bytes)
+        most = min(_MOST_BLOCK_ROWS, max(1, self.num_examples))
+        return min(most, max(1024, _BLOCK_BYTES // row_bytes))
+
+    def blocks(self, size: int, epoch: int = 0) -> Iterator[Any]:
+        """Yields all rows of an epoch in blocks of `size`; the last one may have fewer.
+
+        Raises:
+          StreamReadError: the dataset cannot be read.
+          ValueError: the epoch does not have N examples, up to a last batch that is dropped.
+        """
+        seen = 0
+        with self._faults.named(epoch, lambda: seen):
+            self._faults.check(epoch)
+            for block in self._in_rows(epoch).rebatch(size).prefetch(2):
+                yield block
+                seen += len(tf.nest.flatten(block)[0])
+        dropped = self.num_examples - seen
+        if not 0 <= dropped < (self.batch_size if self._are_batches else 1):
+            raise self._wrong_length(epoch, seen, self.num_examples)
+
     def reads(self, start: int = 0) -> Iterator[Any]:
         """Yields batches `[K, n, ...]` endlessly, beginning with the batch of step `start`."""
         epoch, skipped = divmod(start, self._epoch_batches)
         rest: Any = None
         while True:
-            dataset, seen = self._dataset_fn(epoch), skipped
-            for read in dataset.skip(skipped).batch(self.batches_per_read).prefetch(1):
-                if rest is not None:
-                    read = tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), rest, read)
-                    seen -= len(tf.nest.flatten(rest)[0])
-                count = len(tf.nest.flatten(read)[0])
-                seen += count
-                if count < self.batches_per_read:
-                    rest = read
-                elif count == self.batches_per_read:
-                    rest = None
-                    yield read
-                else:
-                    rest = tf.nest.map_structure(lambda x: x[self.batches_per_read :], read)
-                    yield tf.nest.map_structure(lambda x: x[: self.batches_per_read], read)
+            seen = skipped
+            with self._faults.named(epoch, lambda: seen * self.batch_size):  # noqa: B023
+                self._faults.check(epoch)
+                dataset = self._batches(epoch).skip(skipped)
+                for read in dataset.batch(self.batches_per_read).prefetch(1):
+                    if rest is not None:
+                        read = tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), rest, read)
+                        seen -= len(tf.nest.flatten(rest)[0])
+                    count = len(tf.nest.flatten(read)[0])
+                    seen += count
+                    if count < self.batches_per_read:
+                        rest = read
+                    elif count == self.batches_per_read:
+                        rest = None
+                        yield read
+                    else:
+                        rest = tf.nest.map_structure(lambda x: x[self.batches_per_read :], read)
+                        yield tf.nest.map_structure(lambda x: x[: self.batches_per_read], read)
             if seen != self._epoch_batches:
-                raise self._wrong_epoch(epoch, seen, self.of_one_batch.batch_size)
+                raise self._wrong_epoch(epoch, seen)
             epoch, skipped = epoch + 1, 0
 
-    def _wrong_epoch(self, epoch: int, num_batches: int, size: int) -> ValueError:
+    def _wrong_epoch(self, epoch: int, num_batches: int) -> ValueError:
         return ValueError(
-            f"dataset must have {self._epoch_batches} batches of {size} in each epoch for "
-            f"num_examples={self.num_examples}. Received: epoch {epoch} has {num_batches}."
+            f"dataset must have {self._epoch_batches} batches of {self.batch_size} in each epoch "
+            f"for num_examples={self.num_examples}. Received: epoch {epoch} has {num_batches}."
+            f"{self._faults.changed()}"
+        )
+
+    def _wrong_length(self, epoch: int, seen: int, expected: int) -> ValueError:
+        return ValueError(
+            f"dataset must have num_examples={expected} examples in each epoch. Received: epoch "
+            f"{epoch} has {seen}.{self._faults.changed()}"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         """Returns the log posterior from a pass over epoch 0, whose sum is scaled to N examples.
 
-        It is evaluated eagerly, and has only first derivatives.
+        It is evaluated eagerly, and has only first derivatives. Leading axes of the state cost no
+        further pass.
 
         Raises:
           ValueError: the call is in a `tf.function`.
@@ -183,15 +302,21 @@ class StreamedLogProb(Target):
         state = convert_state(state_from_call(args, kwargs))
 
         def log_likelihood(at: State) -> tuple[tf.Tensor, State]:
-            sums = (
-                value_and_gradient(lambda s, b=batch: self._sum(s, b), at, connected=False)[:2]
-                for batch in self._dataset_fn(0)
-            )
-            total, num_batches = next(sums), 1
-            for new in sums:
-                total, num_batches = tf.nest.map_structure(tf.add, total, new), num_batches + 1
-            scale = self.num_examples / (num_batches * self.of_one_batch.batch_size)
-            return tf.nest.map_structure(lambda x: scale * x, total)
+            chains = max(1, int(tf.size(self.of_one_batch.log_prior(at))))
+            size = max(1, min(self.block_rows, 2**22 // chains))
+
+            @traced
+            def of_block(rows: Any) -> tuple[tf.Tensor, State]:
+                return value_and_gradient(lambda s: self._sum(s, rows), at, connected=False)[:2]
+
+            total, seen = None, 0
+            for rows in self.blocks(size):
+                new = tf.nest.map_structure(lambda x: tf.cast(x, tf.float64), of_block(rows))
+                total = new if total is None else tf.nest.map_structure(tf.add, total, new)
+                seen += len(tf.nest.flatten(rows)[0])
+            scale = self.num_examples / seen
+            like = tf.nest.flatten(at)[0].dtype
+            return tf.nest.map_structure(lambda x: tf.cast(scale * x, like), total)
 
         return self.of_one_batch.log_prior(state) + with_given_gradient(log_likelihood, state)
 
@@ -224,9 +349,9 @@ class StreamedLogProb(Target):
             noise_scale=tf.constant(self.noise_scale, estimate.log_prob.dtype),
         )
 
-    def _sum(self, state: State, batch: Any) -> tf.Tensor:
-        values = self.of_one_batch.log_likelihood(state, batch, self.of_one_batch.batch_size)
-        return tf.reduce_sum(values, axis=-1)
+    def _sum(self, state: State, rows: Any) -> tf.Tensor:
+        size = tf.nest.flatten(rows)[0].shape[0]
+        return tf.reduce_sum(self.of_one_batch.log_likelihood(state, rows, size), axis=-1)
 
 
 def _refuse_replicas() -> None:

@@ -24,9 +24,9 @@ tfb, tfd = tfp.bijectors, tfp.distributions
     ("num_examples", "batch_size", "options"),
     [
         (6, 2, dict(replacement=False)),
-        (5, 3, dict(replacement=True)),
-        (5, 4, dict(replacement=False, num_groups=2)),
-        (4, 4, dict(replacement=True, num_groups=2)),
+        pytest.param(5, 3, dict(replacement=True), marks=pytest.mark.thorough),
+        pytest.param(5, 4, dict(replacement=False, num_groups=2), marks=pytest.mark.thorough),
+        pytest.param(4, 4, dict(replacement=True, num_groups=2), marks=pytest.mark.thorough),
         (5, 3, dict(replacement=False, score_fn=score)),
     ],
     ids=["without replacement", "with", "groups without", "groups with", "closed form"],
@@ -113,6 +113,7 @@ def test_every_pass_of_epochs_adds_up_to_the_full_gradient() -> None:
     assert int(carried.step) == 12
 
 
+@pytest.mark.thorough
 def test_made_inside_a_compiled_function() -> None:
     base = regression(score_fn=score)
 
@@ -175,6 +176,7 @@ def gaussian_samples(make: Any = sgmcmc.ControlVariate) -> np.ndarray:
     return run_chains(sgmcmc.SGLD(target, STEP), tf.ones([CHAINS, 3]), 50, 60, seed=1, jit=False)
 
 
+@pytest.mark.thorough
 def test_linear_scores_leave_no_noise() -> None:
     """On the Gaussian-mean model all examples have the same difference of scores, so g is exact.
 

@@ -34,7 +34,7 @@ RNG = np.random.default_rng(0)
             theta,
             *sizes,
             options,
-            marks=[pytest.mark.thorough] if theta is FAR and sizes != (6, 2) else [],
+            marks=[] if theta is FAR and sizes == (6, 2) else [pytest.mark.thorough],
             id=f"{name}-{'far' if theta is FAR else 'near'}",
         )
         for theta in (THETA, FAR)
@@ -63,6 +63,7 @@ def test_moments_over_all_minibatches(
         assert np.trace(covariance) < 0.3 * np.trace(np.cov(flat(first.gradient, 1).T, ddof=0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "center",
     [[0.0, 0.0], pytest.param([0.3, -0.2], marks=pytest.mark.slow)],
@@ -103,6 +104,7 @@ def test_moments_with_unequal_probabilities(theta: Any, monkeypatch: pytest.Monk
     assert np.abs(np.mean(estimate.gradient, axis=0) - gradient).max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_linear_regression_has_no_noise() -> None:
     """Its log likelihood is quadratic, so every minibatch gives the exact gradient."""
     data = {"x": X, "y": X @ [1.0, -2.0] + 0.3 * Y}
@@ -125,6 +127,7 @@ def test_linear_regression_has_no_noise() -> None:
     assert np.abs(first.estimate(tf.constant(near), [0, 0]).gradient - gradient).max() > 0.1
 
 
+@pytest.mark.thorough
 def test_pilot_draws_examples_with_large_remainders() -> None:
     """Pilot probabilities have less variance than uniform draws and than their inverse."""
     generator = np.random.default_rng(1)
@@ -136,6 +139,7 @@ def test_pilot_draws_examples_with_large_remainders() -> None:
     assert q[190:].mean() > 10 * q[:190].mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The scores of single examples are computed one after another")
 def test_scores_in_float32_without_xla() -> None:
     """For several chains oneDNN cannot vectorize them, so that a loop computes them."""
@@ -205,9 +209,17 @@ def absolute(theta: Any, batch: Any) -> Any:
         (lambda: dict(order=3), "order must be in 1 .. 2. Received: 3"),
         (lambda: dict(importance="pilot"), "importance must be None with order=1"),
         (lambda: dict(order=2, importance="norm"), "importance must be None, 'pilot' or 30"),
-        (lambda: dict(order=2, importance=[1.0, 2.0]), "30 positive finite numbers.*shape"),
+        pytest.param(
+            lambda: dict(order=2, importance=[1.0, 2.0]),
+            "30 positive finite numbers.*shape",
+            marks=pytest.mark.thorough,
+        ),
         (lambda: dict(order=2, importance=np.zeros(30)), "30 positive finite numbers.*0"),
-        (lambda: dict(order=2, importance=np.full(30, np.nan)), "positive finite numbers.*nan"),
+        pytest.param(
+            lambda: dict(order=2, importance=np.full(30, np.nan)),
+            "positive finite numbers.*nan",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_bad_arguments(make: Any, message: str) -> None:

@@ -65,6 +65,7 @@ def test_models_that_are_refused(log_likelihood: Any, prior: Any, message: str, 
     check_refused(model(log_likelihood, prior), tf.constant(CENTER), form, message)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", [pytest.param("full", marks=pytest.mark.thorough), "low_rank"])
 def test_a_saddle_of_the_prior_is_refused(form: Any) -> None:
     saddle = model(
@@ -114,6 +115,7 @@ def relu_network(theta: Any, batch: Any) -> Any:
     return batch["y"] * logits - tf.math.softplus(logits)
 
 
+@pytest.mark.thorough
 def test_a_relu_network_has_second_derivatives_almost_everywhere() -> None:
     """Two clusters stay on their sides of the units, so order 2 leaves far less noise."""
     side = np.where(np.arange(30) % 2, 1.0, -1.0)[:, None]
@@ -135,3 +137,14 @@ def test_a_relu_network_has_second_derivatives_almost_everywhere() -> None:
         return float(np.trace(np.cov(gradient.numpy().T)))
 
     assert variance(2) < 0.01 * variance(1)
+
+
+def test_examples_that_would_hardly_be_drawn_are_refused() -> None:
+    """Below 6e-8 of the mean the table would give the probability 0, and so the weight 1 / 0."""
+    importance = np.ones(len(Y))
+    importance[3] = 1e-8
+    with pytest.raises(ValueError, match="importance must be .* Received: 1.*e-08 .* example 3"):
+        sgmcmc.ControlVariate(regression(3), CENTER, order=2, importance=importance)
+    importance[3] = 1e-3
+    made = sgmcmc.ControlVariate(regression(3), CENTER, order=2, importance=importance)
+    assert made.second_order.probabilities.min() > 0

@@ -42,7 +42,7 @@ def rank_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ("num_examples", "batch_size", "replacement", "theta", "is_whitened"),
     [
         pytest.param(4, 3, True, FAR, False, marks=pytest.mark.thorough),
-        (5, 2, False, NEAR, False),
+        pytest.param(5, 2, False, NEAR, False, marks=pytest.mark.thorough),
         (5, 2, False, FAR, True),
         pytest.param(4, 3, True, NEAR, True, marks=pytest.mark.slow),
     ],

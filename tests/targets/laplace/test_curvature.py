@@ -83,6 +83,7 @@ def test_a_metric_for_each_chain() -> None:
     np.testing.assert_allclose(found, expected, rtol=RTOL)
 
 
+@pytest.mark.thorough
 def test_nested_states() -> None:
     pair = namedtuple("pair", ["b", "a"])  # not in alphabetical order
 
@@ -162,6 +163,7 @@ def test_a_subsample_stands_for_all_examples() -> None:
         np.testing.assert_allclose(found, largest(hessian(THETA[0], rows)), rtol=RTOL)
 
 
+@pytest.mark.thorough
 def test_wrapped_targets_have_the_curvature_of_what_they_wrap() -> None:
     target, state = regression(), tf.constant(THETA[:1])
     expected = largest(hessian(THETA[0]))

@@ -34,6 +34,7 @@ def test_hessian_and_laplace_of_a_gaussian_are_the_posterior() -> None:
     assert [x.shape for x in center] == [(1,), (2,)]
 
 
+@pytest.mark.thorough
 def test_nothing_is_computed_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
@@ -84,6 +85,7 @@ def scaled_normal(bijector: Any) -> tuple[sgmcmc.MinibatchLogProb, Any]:
     return target, x
 
 
+@pytest.mark.thorough
 def test_laplace_is_in_the_coordinates_of_the_parameters() -> None:
     """The mode is (mean, log deviation), with variances s^2 / N and 1 / 2N and no covariance.
 
@@ -114,6 +116,7 @@ def ill_conditioned(dim: int = 12) -> tuple[sgmcmc.MinibatchLogProb, np.ndarray,
     return sgmcmc.MinibatchLogProb(log_prior, log_likelihood, {"x": x, "y": y}, 400), x, y
 
 
+@pytest.mark.thorough
 def test_newton_ends_what_lbfgs_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """After 8 iterations of L-BFGS, Newton reaches a gradient of 1e-6 in 10 steps at most."""
     target, x, y = ill_conditioned()

@@ -63,6 +63,7 @@ def test_parts_and_bijectors(kind: str) -> None:
     assert estimate.scores.shape == (2, 5, 3)
 
 
+@pytest.mark.thorough
 def test_draws_come_back_with_the_moments_of_the_posterior() -> None:
     """Means and variances on a grid, within six standard errors between independent chains.
 

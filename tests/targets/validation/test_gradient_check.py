@@ -44,6 +44,22 @@ BUGS = {
 }
 
 
+def test_two_chains_are_tried_at_a_state_of_one() -> None:
+    """One scalar broadcasts to all examples, and two do not."""
+    scalar = sgmcmc.MinibatchLogProb(
+        lambda mu, sigma: -(mu**2) - sigma**2,
+        lambda mu, sigma, x: -((x - mu[..., None]) ** 2) * tf.exp(-sigma) - sigma,
+        X,
+    )
+    one = [tf.constant(0.1), tf.constant(0.2)]
+    with pytest.raises(ValueError, match="log_likelihood_fn failed|must return") as caught:
+        sgmcmc.preflight(scalar, one)
+    assert "sigma[..., tf.newaxis]" in "".join(caught.value.__notes__)
+    with pytest.raises(ValueError, match="of two equal chains what it returns for one"):
+        sgmcmc.preflight(target(lambda t, x: normal(tf.reduce_sum(t) + 0 * t, x)), one[0])
+    sgmcmc.preflight(target(normal), one[0])
+
+
 @pytest.mark.parametrize(
     ("name", "batch_size"),
     [
@@ -180,13 +196,19 @@ class SomeResults(NamedTuple):
     step_size: Any
 
 
-class SomeKernel:
+class SomeKernel(tfp.mcmc.TransitionKernel):
     """A stand-in whose dynamics theta += h/2 M g are stable below h = 4 / curvature."""
 
     def __init__(self, step_size: Any, scale: Any = 1.0):
         self.step_size, self.scale = step_size, scale
 
-    def bootstrap_results(self, state: Any) -> SomeResults:
+    is_calibrated = False
+
+    def one_step(self, current_state: Any, previous_kernel_results: Any, seed: Any = None) -> Any:
+        raise NotImplementedError
+
+    def bootstrap_results(self, init_state: Any) -> SomeResults:
+        del init_state
         first = self.step_size(0) if callable(self.step_size) else self.step_size
         return SomeResults(tf.nest.map_structure(tf.convert_to_tensor, first))
 
@@ -210,7 +232,7 @@ def quadratic(*precisions: float) -> Any:
     "step_size",
     [
         0.99,
-        tf.constant([0.99, 0.5]),
+        pytest.param(tf.constant([0.99, 0.5]), marks=pytest.mark.thorough),
         pytest.param([0.99], marks=pytest.mark.thorough),
         pytest.param(
             lambda step: 0.99 / (1 + tf.cast(step, tf.float32)), marks=pytest.mark.thorough
@@ -232,7 +254,7 @@ def test_stable_steps_pass(step_size: Any) -> None:
     [
         pytest.param(1.01, marks=pytest.mark.thorough),
         pytest.param(tf.constant([0.5, 1.01]), marks=pytest.mark.thorough),
-        [1.01],
+        pytest.param([1.01], marks=pytest.mark.thorough),
         lambda step: tf.constant(1.01),
     ],
 )
@@ -263,7 +285,7 @@ def test_a_step_for_each_part_is_compared_with_the_curvature_there() -> None:
     ("wrap", "reshuffle"),
     [
         (lambda t: t, "symmetric"),
-        (sgmcmc.SVRG, "epoch"),
+        pytest.param(sgmcmc.SVRG, "epoch", marks=pytest.mark.thorough),
         pytest.param(lambda t: t, "epoch", marks=pytest.mark.thorough),
         pytest.param(sgmcmc.SVRG, "symmetric", marks=pytest.mark.thorough),
     ],
@@ -295,7 +317,7 @@ def test_no_length_of_an_epoch_without_epochs_or_noise() -> None:
 def test_flat_log_posteriors_and_other_kernels_are_not_judged() -> None:
     flat = sgmcmc.FullDataLogProb(lambda x: 3.0 * x)
     found = sgmcmc.preflight(flat, tf.constant(1.0), kernel=SomeKernel(1e6))
-    assert found == (0.0, np.inf, pytest.approx(1e6))
+    assert found == (0.0, np.inf, pytest.approx(1e6), 0.0)
     hmc = tfp.mcmc.HamiltonianMonteCarlo(flat, 0.1, 1)
     assert sgmcmc.preflight(flat, tf.constant(1.0), kernel=hmc) is None
     assert sgmcmc.preflight(flat, tf.constant(1.0)) is None
@@ -334,3 +356,9 @@ def test_a_log_posterior_without_second_derivatives_is_reported() -> None:
 def test_bad_input(state: Any, rtol: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         sgmcmc.preflight(target(normal), state, rtol)
+
+
+@pytest.mark.parametrize("kernel", [3, "SGLD", sgmcmc.SGLD, lambda: None, [None]])
+def test_what_is_no_kernel_is_refused(kernel: Any) -> None:
+    with pytest.raises(TypeError, match="kernel must be a tfp.mcmc.TransitionKernel"):
+        sgmcmc.preflight(target(normal), 0.5, kernel=kernel)

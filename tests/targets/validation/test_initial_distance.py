@@ -75,6 +75,7 @@ def warnings_of(start: tf.Tensor, kernel: Any) -> list[str]:
     return [str(w.message) for w in found]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chains", [[], pytest.param([3], marks=pytest.mark.slow)])
 def test_a_far_start_is_warned_of_and_takes_as_long_as_stated(chains: list[int]) -> None:
     kernel = sgmcmc.NOGIN(regression(), 0.005, 10.0)
@@ -100,7 +101,9 @@ def test_a_far_start_is_warned_of_and_takes_as_long_as_stated(chains: list[int])
     ("make", "distance", "size"),
     [
         (lambda target: sgmcmc.NOGIN(target, 0.005, 10.0), 2.0, SIZE),
-        (lambda target: sgmcmc.NOGIN(target, 0.005, 10.0), 130.0, 500),
+        pytest.param(
+            lambda target: sgmcmc.NOGIN(target, 0.005, 10.0), 130.0, 500, marks=pytest.mark.thorough
+        ),
         pytest.param(
             lambda target: sgmcmc.SGLD(target, 1e-4), 130.0, SIZE, marks=pytest.mark.thorough
         ),

@@ -19,6 +19,7 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.stratified import shards_of
 
 _NUM_DRAWS = 16
+_LEAST_SHARE = 1e-4  # of the mean; the draws resolve 6e-8 of it
 _MIXED = 0.05  # of the mean, added to all, because remainders at other states differ
 
 
@@ -98,6 +99,7 @@ def weighted_draws(
         given = given.astype(np.float64)
         wrong = ~(np.isfinite(given) & (given > 0))
         require("importance", given[wrong][:3], not wrong.any(), expected)
+        _check_spread(given)
 
         def weights_of(part: Any) -> np.ndarray:
             return np.concatenate([given[s.start : s.start + s.size] for s in shards_of(part)])
@@ -112,6 +114,18 @@ def weighted_draws(
     if target.replicas is None:
         return draws()
     return target.replicas.together("weigh its examples", draws)
+
+
+def _check_spread(weights: np.ndarray) -> None:
+    """Raises ValueError for weights so small that their examples would hardly be drawn."""
+    shares = weights / weights.mean()
+    if shares.min() < _LEAST_SHARE:
+        raise ValueError(
+            f"importance must be at least {_LEAST_SHARE:g} of its mean for each example, because "
+            "an example that is hardly ever drawn has a huge weight when it is. Received: "
+            f"{shares.min():.3g} of the mean for example {int(shares.argmin())}. Add a share of "
+            f"the mean to all, such as importance + {_MIXED} * np.mean(importance)."
+        )
 
 
 def pilot_weights(

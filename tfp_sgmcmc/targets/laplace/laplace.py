@@ -6,10 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 import tensorflow_probability as tfp
-import tree
 
 from tfp_sgmcmc.internal.nest import State, flatten_events
-from tfp_sgmcmc.targets.bijectors import in_structure, is_joint
+from tfp_sgmcmc.targets.bijectors import in_structure, is_joint, map_bijectors
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRankHessian
 from tfp_sgmcmc.targets.laplace.quadratic import Quadratic
 
@@ -42,6 +41,27 @@ def laplace_bijector(
         scale = tfb.ScaleMatvecTriL(tf.constant(quadratic.factor, flat.dtype))
     steps = [*_to_parameters(bijector, center), *_to_parts(center), tfb.Shift(flat), scale]
     return tfb.Chain(steps)
+
+
+def parameters_bijector(bijector: Any, center: State) -> tfb.Bijector:
+    """Returns the map from states like `center` to the model's parameters as one bijector."""
+    steps = _to_parameters(bijector, center)
+    if steps:
+        return tfb.Chain(steps)
+    if not tf.nest.is_nested(center):
+        return tfb.Identity()
+    return tfb.JointMap(tf.nest.map_structure(lambda _: tfb.Identity(), center))
+
+
+def to_state(whitening: tfb.Chain, bijector: Any) -> tfb.Bijector:
+    """Returns the map from z to the unconstrained state, which `laplace_bijector` begins with.
+
+    Args:
+      whitening: what `laplace_bijector` returned.
+      bijector: the target's bijector, which it was given.
+    """
+    num_steps = 3 if is_joint(bijector) else int(bijector is not None)
+    return tfb.Chain(whitening.bijectors[num_steps:])
 
 
 class LowRankScale(tfb.Bijector):
@@ -93,9 +113,7 @@ def _to_parameters(bijector: Any, center: State) -> list[tfb.Bijector]:
         return [tfb.Restructure(places, theirs), bijector, tfb.Restructure(theirs, places)]
     if bijector is None or isinstance(bijector, tfb.Bijector):
         return [] if bijector is None else [bijector]
-    bijectors = tree.map_structure_up_to(
-        center, lambda _, b: tfb.Identity() if b is None else b, center, bijector
-    )
+    bijectors = map_bijectors(bijector, lambda b, _: b, center, otherwise=lambda _: tfb.Identity())
     return [tfb.JointMap(bijectors)]
 
 

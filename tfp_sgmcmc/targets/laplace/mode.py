@@ -13,7 +13,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.checks import accepts, integer, numbers, one_of, positive, require
+from tfp_sgmcmc.internal.checks import accepts, eager, integer, numbers, one_of, positive, require
 from tfp_sgmcmc.internal.nest import (
     State,
     call_with_state,
@@ -22,7 +22,7 @@ from tfp_sgmcmc.internal.nest import (
     unflatten_events,
 )
 from tfp_sgmcmc.internal.xla import traced
-from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
+from tfp_sgmcmc.targets.base import ExpansionError, kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.laplace import laplace
 from tfp_sgmcmc.targets.laplace.newton import MOST_LAST_GAIN, NEAR_ENOUGH, Ascent, newton_ascent
 from tfp_sgmcmc.targets.laplace.quadratic import (
@@ -132,7 +132,7 @@ def find_center(
     and
 
     \[
-    \max_j \; |g_j| \Big/ \sqrt{1 + \frac N n \sum_{i \in S} s_{ij}^2} \le \text{tolerance}
+    \max_j \; |g_j| \Big/ |H_{jj}|^{1/2} \le \text{tolerance}
     \]
 
     define a state that is near enough. By the first, the log posterior is expected to rise by at
@@ -140,9 +140,10 @@ def find_center(
     not depend on the units of parameters, and neither do damped Newton steps with the Hessian
     scaled to a unit diagonal, which search up to 64 entries. Beyond, and where they find no mode,
     L-BFGS comes first, and Newton steps follow up to 1024 entries. By the second, each entry of the
-    gradient is small compared with its standard deviation under the posterior, which the scores
-    \( s_i = \nabla \log p(x_i \mid \theta) \) of a minibatch estimate. It is the only condition
-    where no Hessian can be evaluated.
+    gradient is small compared with its standard deviation under the posterior. It is the only
+    condition where no Hessian can be evaluated. The scores
+    \( s_i = \nabla \log p(x_i \mid \theta) \) of a minibatch S of n then give the standard
+    deviations, \( (1 + \frac N n \sum_{i \in S} s_{ij}^2)^{1/2} \).
 
     Adam uses minibatches, for models in which a pass over the data is expensive. It ends a few
     standard deviations away, after as many examples as in a few passes, so raise the tolerance. All
@@ -185,6 +186,7 @@ def find_center(
         dimensions; the log posterior or its gradient is not finite at the start or the end.
       TypeError: the target is not a `MinibatchLogProb`, or is wrapped.
     """
+    eager("find_center")
     checked_target(target)
     one_of("method", method, [*_MAX_ITERATIONS])
     one_of("hessian", hessian, ["auto", "full", "low_rank", "diag"])
@@ -204,18 +206,18 @@ def find_center(
     seed = random.as_seed(seed)
     dtype, products = tf.nest.flatten(state)[0].dtype, hessian_products(target, state)
 
-    @traced
-    def log_posterior(theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        at = unflatten_events(theta, state, 0)
-        log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(target, s), at)
-        return log_prob, flatten_events(gradient, 0)
+    log_posterior = kept_program(
+        target, "value and gradient", state, lambda: _value_and_gradient(target, state)
+    )
 
     @traced
-    def evaluate(theta: tf.Tensor) -> _Point:
+    def units(theta: tf.Tensor) -> tf.Tensor:
         scores = target.estimate(unflatten_events(theta, state, 0), seed).scores
         squares = tf.nest.map_structure(lambda s: tf.reduce_mean(s**2, axis=0), scores)
-        unit = tf.sqrt(1 + target.num_examples * flatten_events(squares, 0))
-        return _Point(theta, *log_posterior(theta), unit)
+        return tf.sqrt(1 + target.num_examples * flatten_events(squares, 0))
+
+    def evaluate(theta: tf.Tensor) -> _Point:
+        return _Point(theta, *log_posterior(theta), units(theta))
 
     def climb(start: _Point, iterations: int) -> tuple[tf.Tensor, int, int]:
         def descent(u: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -232,7 +234,7 @@ def find_center(
         theta = start.theta + found.position / start.unit
         return theta, int(found.num_iterations), int(found.num_objective_evaluations)
 
-    def newton(start: _Point) -> Ascent | None:
+    def newton(start: tf.Tensor) -> Ascent | None:
         """Returns the end of Newton steps, or None if there are no finite second derivatives."""
 
         def derivatives(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -243,7 +245,7 @@ def find_center(
             return newton_ascent(
                 lambda theta: float(log_posterior(tf.constant(theta, dtype))[0]),
                 derivatives,
-                start.theta.numpy().astype(np.float64),
+                start.numpy().astype(np.float64),
                 limit,
                 float(np.finfo(dtype.as_numpy_dtype).eps),
                 min(MOST_LAST_GAIN, tolerance**2 / 2),
@@ -251,30 +253,35 @@ def find_center(
         except (LookupError, NotImplementedError):
             return None
 
-    point, num_passes, left = evaluate(flatten_events(state, 0)), 1, limit
-    _check_finite(point, "initial_state")
+    flat, num_passes, left = flatten_events(state, 0), 1, limit
+    _check_finite(*log_posterior(flat), "initial_state")
     if method == "adam":
-        found = _adam(target, state, limit, learning_rate, seed)
-        point = evaluate(flatten_events(found, 0))
-        num_passes, left = 2, 0
-    dimension = len(point.theta)
-    is_small = dimension <= (_NEWTON_FIRST if method == "auto" else MOST_NEWTON_DIMENSIONS)
-    ascents = [newton(point)] if method in ("auto", "newton") and is_small else []
+        flat = flatten_events(_adam(target, state, limit, learning_rate, seed), 0)
+        left = 0
+    is_small = len(flat) <= (_NEWTON_FIRST if method == "auto" else MOST_NEWTON_DIMENSIONS)
+    ascents = [newton(flat)] if method in ("auto", "newton") and is_small else []
     if not any(a and (a.is_mode or method == "newton") for a in ascents):
+        point, num_passes = evaluate(flat), num_passes + 1
         for _ in range(_ROUNDS):  # each in the units of its start
             if left <= 0 or point.offset <= tolerance:
                 break
             theta, used, passes = climb(point, left)
             point = evaluate(theta)
             num_passes, left = num_passes + passes + 1, left - used
-        if method != "adam" and dimension <= MOST_NEWTON_DIMENSIONS:
-            ascents.append(newton(point))
+        flat = point.theta
+        if method != "adam" and len(flat) <= MOST_NEWTON_DIMENSIONS:
+            ascents.append(newton(flat))
     ended = [a for a in ascents if a is not None]
     ascent = max(ended, key=lambda a: (a.is_mode, a.log_prob), default=None)
-    if ascent is not None:
-        point = evaluate(tf.constant(ascent.theta, dtype))
-        num_passes += sum(a.num_passes for a in ended) + 1
-    _check_finite(point, f"the state at which {method!r} ended")
+    if ascent is None:
+        point = evaluate(flat)
+    else:
+        at, unit = ascent.theta, np.sqrt(ascent.curvature)
+        point = _Point(
+            *(tf.constant(x, dtype) for x in (at, ascent.log_prob, ascent.gradient, unit))
+        )
+        num_passes += sum(a.num_passes for a in ended)
+    _check_finite(point.log_prob, point.gradient, f"the state at which {method!r} ended")
     center = unflatten_events(point.theta, state, 0)
     converged = point.offset <= tolerance
     if ascent is not None:
@@ -320,8 +327,19 @@ def check_single_state(name: str, target: MinibatchLogProb, state: State) -> Non
         )
 
 
-def _check_finite(point: _Point, where: str) -> None:
-    if not np.all(np.isfinite(point.gradient)) or not np.isfinite(point.log_prob):
+def _value_and_gradient(target: MinibatchLogProb, like: State) -> Any:
+    """Returns the function of theta, `[D]`, that gives the log posterior and its gradient."""
+
+    def run(theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        at = unflatten_events(theta, like, 0)
+        log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(target, s), at)
+        return log_prob, flatten_events(gradient, 0)
+
+    return traced(run)
+
+
+def _check_finite(log_prob: tf.Tensor, gradient: tf.Tensor, where: str) -> None:
+    if not np.all(np.isfinite(gradient)) or not np.isfinite(log_prob):
         raise ExpansionError(f"The log posterior or its gradient is NaN or infinite at {where}.")
 
 

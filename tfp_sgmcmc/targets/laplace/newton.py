@@ -26,6 +26,8 @@ class Ascent(NamedTuple):
       is_maximum: whether the Hessian there is negative definite.
       num_steps: number of steps that were taken.
       num_passes: number of log posteriors and of Hessian-vector products that were evaluated.
+      curvature: the absolute diagonal of the Hessian at theta, `[D]`.
+      gradient: the gradient there, `[D]`.
     """
 
     theta: np.ndarray
@@ -34,6 +36,8 @@ class Ascent(NamedTuple):
     is_maximum: bool
     num_steps: int
     num_passes: int
+    curvature: np.ndarray
+    gradient: np.ndarray
 
     @property
     def is_mode(self) -> bool:
@@ -86,7 +90,8 @@ def newton_ascent(
         rounding = _ROUNDING * resolution * abs(log_prob)
         is_near = gain <= last_gain or (gain <= NEAR_ENOUGH and rise <= rounding)
         if (is_maximum and is_near) or num_steps >= max_steps or damping > _MOST_DAMPING:
-            return Ascent(theta, log_prob, gain, is_maximum, num_steps, num_passes)
+            counts = num_steps, num_passes
+            return Ascent(theta, log_prob, gain, is_maximum, *counts, scale**2, gradient)
         while damping <= _MOST_DAMPING:
             proposed = theta + vectors @ (along / (lengths + damping)) / scale
             reached, num_passes = log_prob_fn(proposed), num_passes + 1

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
-from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
+from tfp_sgmcmc.targets.base import ExpansionError, kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import (
     ORDER_1,
     LowRankHessian,
@@ -57,8 +57,7 @@ class Quadratic:
     @functools.cached_property
     def factor(self) -> np.ndarray:
         r"""The Cholesky factor of \( (-H)^{-1} \), `[D, D]`, in `float64`."""
-        scaled, scale = to_unit_diagonal(-self.hessian.numpy().astype(np.float64))
-        return np.linalg.cholesky(np.linalg.inv(scaled)) / scale[:, np.newaxis]
+        return root_of_inverse(-self.hessian.numpy().astype(np.float64))
 
     def square(self, offset: tf.Tensor) -> tf.Tensor:
         r"""Returns \( d^T (-H) d \) for offsets d, `[chains..., 1]`."""
@@ -92,6 +91,12 @@ def to_unit_diagonal(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return matrix / np.outer(scale, scale), scale
 
 
+def root_of_inverse(precision: np.ndarray) -> np.ndarray:
+    """Returns the Cholesky factor of the inverse of a matrix, whatever the units of its entries."""
+    scaled, scale = to_unit_diagonal(precision)
+    return np.linalg.cholesky(np.linalg.inv(scaled)) / scale[:, np.newaxis]
+
+
 def weight(quadratic: Quadratic | LowRankHessian, offset: tf.Tensor) -> tf.Tensor:
     r"""Returns \( w = \min(1, 1.5 D / (d^T (-H) d)) \) for offsets d, `[chains..., 1]`."""
     most = tf.constant(GUARD * offset.shape[-1], offset.dtype)
@@ -118,6 +123,12 @@ def hessian_products(
 
     `like` is a state without chain dimensions, with the structure and dtype of theta.
     """
+    return kept_program(target, "hessian products", like, lambda: _hessian_products(target, like))
+
+
+def _hessian_products(
+    target: MinibatchLogProb, like: State
+) -> Callable[[np.ndarray, np.ndarray], HessianProducts]:
     dtype = tf.nest.flatten(like)[0].dtype
     dim = flatten_events(like, 0).shape[0]
 

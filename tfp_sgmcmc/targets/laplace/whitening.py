@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.internal.checks import array, require
+from tfp_sgmcmc.internal.checks import array, eager, require
 from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events
 from tfp_sgmcmc.targets.laplace.laplace import laplace_bijector
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRankHessian, check_definite
@@ -91,6 +91,7 @@ def whiten(
         Hessian there is not finite or not negative definite; the log likelihood has no second
         derivatives, or only zeros (it is piecewise linear); the target has a `score_fn`.
     """
+    eager("whiten")
     checked_target(target)
     if target.has_score_fn:
         raise ValueError(

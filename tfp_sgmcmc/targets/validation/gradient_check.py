@@ -6,16 +6,21 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 
-from tfp_sgmcmc.internal.checks import positive
+from tfp_sgmcmc.internal.checks import eager, positive
 from tfp_sgmcmc.internal.nest import State, call_with_state, convert_state, part_names
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import as_target, value_and_gradient
 from tfp_sgmcmc.targets.control_variates.control_variate import ControlVariate
 from tfp_sgmcmc.targets.laplace.curvature import wrapped_target
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.sharded import ShardedLogProb
+from tfp_sgmcmc.targets.streamed import StreamedLogProb
+from tfp_sgmcmc.targets.validation.chains_check import check_chains, check_two_chains
 from tfp_sgmcmc.targets.validation.initial_distance import check_approach
 from tfp_sgmcmc.targets.validation.step_size_check import Stability, check_step
+from tfp_sgmcmc.targets.validation.stream_check import check_stream
 
 
 def preflight(
@@ -31,7 +36,10 @@ def preflight(
     must hold for the minibatches \(B_1, ..., B_m\) of one pass. It fails if `log_likelihood_fn`
     depends on the batch: by a mean over it, batch normalisation, or class weights made from it. The
     right side takes chunks of another size. The last minibatch may be short, and minibatches are
-    enlarged if there would be more than 2001. A `ControlVariate` is checked at its center, too.
+    enlarged if there would be more than 2001. A `ControlVariate` is checked at its center, too. A
+    state without chain dimensions is also given to the functions as two equal chains, with three
+    examples, which must both get what one gets. If chains have minibatches of their own, two chains
+    with different examples must have the log likelihoods that each of them has alone.
 
     With a `kernel` it also compares the kernel's step size with the largest one that is stable at
     the curvature of the log posterior at `state`, and warns if the step is larger. A chain with
@@ -41,6 +49,10 @@ def preflight(
     direction of most curvature: K h sqrt(lambda) > 1 with momenta, K epsilon lambda / 2 > 1
     without. For `NOGIN` it also warns of a start from which gradient noise makes the way to the
     posterior long.
+
+    Of a `StreamedLogProb` it checks the first batch in this way. It reads one epoch, for 30 s at
+    most, and warns if the batches are not in random order, as from files that are sorted. With a
+    kernel it also warns if the gradient noise makes draws more than 5 % too hot.
 
     Examples:
       >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
@@ -68,19 +80,38 @@ def preflight(
 
     Raises:
       ValueError: the log posterior or its gradient is NaN or infinite at `state`, or the two sides
-        differ. The message names the part of the state.
-      TypeError: the target is not callable, or `state` does not hold floating numbers.
+        differ, or two chains get something else than one. The message names the part of the state.
+      TypeError: the target is not callable, the kernel is not a `TransitionKernel`, or `state` does
+        not hold floating numbers.
+      RuntimeError: the call is inside a `tf.function` or a `tf.Graph`.
     """
+    eager("preflight")
+    if kernel is not None and not isinstance(kernel, tfp.mcmc.TransitionKernel):
+        raise TypeError(
+            "kernel must be a tfp.mcmc.TransitionKernel, or None for no check of its step size. "
+            f"Received: {kernel!r}."
+        )
     target = as_target(target, full_data_expected=True, called="target")
     state = convert_state(state, initial=True)
     if rtol is not None:
         positive("rtol", rtol)
+    if isinstance(target, StreamedLogProb):
+        return check_stream(
+            target, state, kernel, lambda: preflight(target.of_one_batch, state, rtol)
+        )
     base = wrapped_target(target)
     log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(base, s), state)
     _assert_finite("log posterior", {"log posterior": log_prob.numpy()})
     _assert_finite("gradient of the log posterior", _by_part(state, gradient))
+    plain = isinstance(base, MinibatchLogProb) and not isinstance(base, ShardedLogProb)
+    ndims, leaves = log_prob.shape.rank, tf.nest.flatten(state)
+    each = ndims and all(x.shape[:ndims] == log_prob.shape for x in leaves)  # has every chain
+    if plain and each and not base.shared_batch:
+        check_chains(base, state, ndims)
     target.estimate(state, tf.constant([0, 0]), target.bootstrap(state))
     if isinstance(base, MinibatchLogProb):
+        if base.parts == [base] and log_prob.shape.rank == 0:
+            check_two_chains(base, state)
         _compare(base, state, log_prob, gradient, rtol)
     if isinstance(target, ControlVariate):  # differences add up if the sums at both states do
         preflight(base, target.center, rtol)

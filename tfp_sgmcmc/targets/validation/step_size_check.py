@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.nest import State, by_part
 from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
+from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 
 class Stability(NamedTuple):
@@ -21,11 +22,14 @@ class Stability(NamedTuple):
       largest_stable_step: the kernel's `largest_stable_step` at this curvature.
       step_size: the largest entry of the step size. The metric contains the ratios of smaller
         entries to it.
+      largest_noise: the largest eigenvalue of the covariance of the gradient noise, for a kernel
+        whose `largest_stable_step` falls with it and has not yet seen it; otherwise 0.
     """
 
     largest_curvature: float
     largest_stable_step: Any
     step_size: float
+    largest_noise: float = 0.0
 
     @property
     def is_stable(self) -> bool:
@@ -66,17 +70,22 @@ def check_step(kernel: Any, target: Any, state: State) -> Stability | None:
         return None
     if found is not None and not found.is_stable:
         limit = float(np.min(found.largest_stable_step))
+        noise, cure = "", ""
+        if found.largest_noise:
+            noise = f", and the largest eigenvalue of Sigma {found.largest_noise:.4g}"
+            cure = ", or scheme='midpoint', for which Sigma sets no limit"
         warnings.warn(
             f"step_size must be below {limit:.3g} for {type(kernel).__name__} at this state, where "
-            f"the largest curvature of the log posterior is {found.largest_curvature:.4g}. "
+            f"the largest curvature of the log posterior is {found.largest_curvature:.4g}{noise}. "
             f"Received: {found.step_size:.3g} at step 0. With such a step a chain leaves the mode, "
             "or stays finite with draws that are far too wide. Make the step smaller, or pass a "
-            "preconditioner or mass that fits the curvature. If this state is far from the mode, "
-            "where the curvature can be another, start from `find_center` instead.",
+            f"preconditioner or mass that fits the curvature{cure}. If this state is far from the "
+            "mode, where the curvature can be another, start from `find_center` instead.",
             stacklevel=4,
         )
     epochs = epochs_of(target)
-    if found is not None and epochs is not None and epochs.num_steps > 1:
+    is_stream = isinstance(target, StreamedLogProb)  # whose noise `preflight` judges as a whole
+    if found is not None and epochs is not None and epochs.num_steps > 1 and not is_stream:
         _check_epochs(found, epochs)
     return found
 
@@ -114,14 +123,17 @@ def judge_step(kernel: Any, target: Any, state: State, results: Any = None) -> S
     """
     if not (hasattr(kernel, "largest_stable_step") and hasattr(kernel, "metric_product")):
         return None
-    is_start = results is None
-    results = kernel.bootstrap_results(state) if is_start else results
+    is_start, noise = results is None, {}
+    if is_start:
+        results = kernel.bootstrap_results(state)
+        if hasattr(kernel, "largest_noise"):
+            noise = {"largest_noise": float(np.max(kernel.largest_noise(state)))}
 
     def metric(v: State) -> State:
         return kernel.metric_product(v, state, results)
 
     def limit(curvature: float) -> Any:
-        return kernel.largest_stable_step(curvature, results=None if is_start else results)
+        return kernel.largest_stable_step(curvature, results=None if is_start else results, **noise)
 
     if np.all(np.isinf(limit(1e30))):  # stable at every curvature
         return None
@@ -130,11 +142,11 @@ def judge_step(kernel: Any, target: Any, state: State, results: Any = None) -> S
     largest = float(entries.max())
     curvature = largest_curvature(target, state, metric=metric)
     if np.all(entries == largest) or not np.all(np.isfinite(limit(curvature))):
-        return Stability(curvature, limit(curvature), largest)
+        return Stability(curvature, limit(curvature), largest, **noise)
     try:
         steps = by_part("step_size", used, state)
     except (TypeError, ValueError):  # step sizes of chains or replicas, not of entries
-        return Stability(curvature, limit(curvature), largest)
+        return Stability(curvature, limit(curvature), largest, **noise)
     # Where the limit falls as curvature^-a, an entry h of the step size acts like the largest one
     # with its curvature times (h / largest)^(1/a).
     fall = np.log2(np.min(limit(curvature)) / np.min(limit(2 * curvature)))
@@ -144,4 +156,4 @@ def judge_step(kernel: Any, target: Any, state: State, results: Any = None) -> S
         return tf.nest.map_structure(lambda r, x: r ** (1 / fall) * x, roots, v)
 
     curvature = largest_curvature(target, state, metric=lambda v: scale(metric(scale(v))))
-    return Stability(curvature, limit(curvature), largest)
+    return Stability(curvature, limit(curvature), largest, **noise)

@@ -1,0 +1,89 @@
+"""Errors of reading a dataset, which name the file and the row."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+
+class StreamReadError(OSError):
+    """Raised if the dataset of a `StreamedLogProb` cannot be read.
+
+    Args:
+      message: the file, the row and what was raised.
+      samples: the draws before it, from `sample_chain`, in the structure of the state; else None.
+    """
+
+    def __init__(self, message: str, samples: Any = None):
+        super().__init__(message)
+        self.samples = samples
+
+
+class ReadFaults:
+    """Compares the files of a dataset with what they were at first.
+
+    Args:
+      files: paths; none if the files are unknown.
+
+    Raises:
+      StreamReadError: a file is missing.
+    """
+
+    def __init__(self, files: Sequence[str | os.PathLike[str]]):
+        self._sizes = {Path(file): _size(Path(file)) for file in files}
+        missing = [path for path, size in self._sizes.items() if size is None]
+        if missing:
+            raise StreamReadError(f"files must exist. Received: {_listed(missing)}.")
+
+    def changed(self) -> str:
+        """Returns a sentence that names the files that are missing or have another size, or ''."""
+        found = []
+        for path, before in self._sizes.items():
+            now = _size(path)
+            if now is None:
+                found.append(f"{path} is missing")
+            elif now != before:
+                found.append(f"{path} has {now} bytes, and had {before} at first")
+        return f" {'; '.join(found)}." if found else ""
+
+    def check(self, epoch: int) -> None:
+        """Raises StreamReadError if a file is missing or has another size than at first."""
+        changed = self.changed()
+        if changed:
+            raise StreamReadError(
+                f"The files must stay as they are during a run. Received, before epoch {epoch}:"
+                f"{changed} {_REPAIR}"
+            )
+
+    @contextlib.contextmanager
+    def named(self, epoch: int, num_read: Callable[[], int]) -> Generator[None]:
+        """Raises StreamReadError, with the row, instead of errors of TensorFlow and of files."""
+        try:
+            yield
+        except StreamReadError:
+            raise
+        except (tf.errors.OpError, OSError) as error:
+            message = error.message if isinstance(error, tf.errors.OpError) else str(error)
+            raise StreamReadError(
+                f"The dataset cannot be read in epoch {epoch} after {num_read()} examples."
+                f"{self.changed()} It raised: {message} {_REPAIR}"
+            ) from error
+
+
+_REPAIR = "Restore the file. A run in a directory then goes on by the same call."
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    return ", ".join(f"{path}, which is missing" for path in paths[:5])

@@ -1,0 +1,209 @@
+"""Sums over all rows of a stream, block by block, in double precision."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.xla import num_parallel_programs, traced
+from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.streamed import StreamedLogProb
+
+_COLUMNS = 64  # of a Hessian that are evaluated at once
+
+
+class Sums(NamedTuple):
+    """Sums over rows of log likelihoods and their derivatives, in `float64`.
+
+    Attributes:
+      log_likelihood: a number.
+      gradient: `[D]`.
+      hessian: `[D, D]`, or None if it was not wanted.
+    """
+
+    log_likelihood: float
+    gradient: np.ndarray
+    hessian: np.ndarray | None
+
+    def plus(self, other: Sums) -> Sums:
+        hessian = self.hessian
+        if hessian is not None and other.hessian is not None:
+            hessian = hessian + other.hessian
+        value = self.log_likelihood + other.log_likelihood
+        return Sums(value, self.gradient + other.gradient, hessian)
+
+    def times(self, factor: float) -> Sums:
+        hessian = None if self.hessian is None else factor * self.hessian
+        return Sums(factor * self.log_likelihood, factor * self.gradient, hessian)
+
+
+class BlockDerivatives:
+    r"""Compiled derivatives of \( \sum_i w_i \log p(x_i \mid \theta) \) over a block of rows.
+
+    With a `LinearModel` the Hessian is \( J^T \mathrm{diag}(w f'') J \), which costs one product of
+    matrices. Other log likelihoods take D Hessian-vector products.
+
+    Args:
+      model: evaluates log likelihoods.
+      like: a state without chain dimensions.
+      size: the number of rows of every block.
+      with_hessian: whether to return Hessians.
+      jit_compile: whether XLA compiles the block.
+    """
+
+    def __init__(
+        self,
+        model: MinibatchLogProb,
+        like: State,
+        size: int,
+        with_hessian: bool,
+        jit_compile: bool = True,
+    ):
+        self._model, self._like, self._size = model, like, size
+        flat = flatten_events(like, 0)
+        self._dim, self._dtype = flat.shape[0], flat.dtype
+        of_block = self._gradient
+        if with_hessian:
+            linear = model.linear_model
+            is_simple = linear is not None and linear.num_outputs is None
+            of_block = self._linear_hessian if is_simple else self._hessian
+        self._compiled = traced(of_block, jit_compile)
+
+    def __call__(self, theta: np.ndarray, rows: Any, weights: np.ndarray) -> Sums:
+        """Returns the sums at theta, `[D]`, with weights of the rows, `[size]`."""
+        found = self._compiled(
+            tf.constant(theta, self._dtype), rows, tf.constant(weights, self._dtype)
+        )
+        value, gradient, *hessian = (x.numpy().astype(np.float64) for x in found)
+        return Sums(float(value), gradient, hessian[0] if hessian else None)
+
+    def _sum(self, state: State, rows: Any, weights: tf.Tensor) -> tf.Tensor:
+        values = self._model.log_likelihood(state, rows, self._size)
+        return tf.reduce_sum(weights * values, axis=-1)
+
+    def _gradient(self, theta: tf.Tensor, rows: Any, weights: tf.Tensor) -> Any:
+        state = unflatten_events(theta, self._like, 0)
+        value, slope, _ = value_and_gradient(
+            lambda s: self._sum(s, rows, weights), state, connected=False
+        )
+        return value, flatten_events(slope, 0)
+
+    def _linear_hessian(self, theta: tf.Tensor, rows: Any, weights: tf.Tensor) -> Any:
+        model, linear = self._model, self._model.linear_model
+        assert linear is not None
+        eta = model.linear_predictor(unflatten_events(theta, self._like, 0), rows)
+        values, slopes, bends = value_and_gradient(
+            lambda e: linear.log_prob(e, rows), eta, tf.ones_like(eta), connected=False
+        )
+        moved = unflatten_events(tf.eye(self._dim, dtype=self._dtype), self._like, 0)
+        origin = unflatten_events(tf.zeros_like(theta), self._like, 0)
+        # The predictor is affine in the state.
+        jacobian = model.linear_predictor(moved, rows) - model.linear_predictor(origin, rows)
+        gradient = tf.linalg.matvec(jacobian, weights * slopes)
+        hessian = tf.matmul(jacobian * (weights * bends), jacobian, transpose_b=True)
+        return tf.reduce_sum(weights * values), gradient, hessian
+
+    def _hessian(self, theta: tf.Tensor, rows: Any, weights: tf.Tensor) -> Any:
+        count = -(-self._dim // -(-self._dim // _COLUMNS))
+        groups = -(-self._dim // count)
+        probes = tf.eye(groups * count, self._dim, dtype=self._dtype)
+
+        def columns(probe: tf.Tensor) -> Any:
+            state = unflatten_events(tf.broadcast_to(theta, probe.shape), self._like, 0)
+            value, slope, bend = value_and_gradient(
+                lambda s: self._sum(s, rows, weights),
+                state,
+                unflatten_events(probe, self._like, 0),
+                connected=False,
+            )
+            return value[0], flatten_events(slope, 1)[0], flatten_events(bend, 1)
+
+        if groups == 1:
+            return columns(probes)
+        split = tf.reshape(probes, [groups, count, self._dim])
+        value, slope, bend = tf.map_fn(
+            columns, split, fn_output_signature=(self._dtype,) * 3, parallel_iterations=1
+        )
+        return value[0], slope[0], tf.reshape(bend, [-1, self._dim])[: self._dim]
+
+
+class Pass(NamedTuple):
+    """A pass over the data.
+
+    Attributes:
+      num_rows: the rows that were read.
+      seconds: the time that it took.
+    """
+
+    num_rows: int
+    seconds: float
+
+
+def map_blocks(
+    target: StreamedLogProb,
+    of_block: Callable[[Any, np.ndarray], Any],
+    size: int,
+    show: Callable[[int], None] = lambda num_rows: None,
+) -> Iterator[tuple[Any, int, Any]]:
+    """Yields each block of a pass, the number of its rows, and `of_block(block, weights)`.
+
+    All blocks have `size` rows. The last one is filled up with copies of a row, whose weights are
+    zero. Blocks are evaluated in threads, and yielded in the order of the data.
+    """
+    workers, window, seen = num_parallel_programs(), collections.deque[Any](), 0
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        try:
+            for rows in target.blocks(size):
+                count = len(tf.nest.flatten(rows)[0])
+                weights = np.ones([size])
+                if count < size:
+                    weights[count:] = 0
+                    rows = tf.nest.map_structure(lambda x: _filled(x, size), rows)
+                window.append((rows, count, pool.submit(of_block, rows, weights)))
+                if len(window) > workers:
+                    block, num_rows, future = window.popleft()
+                    yield block, num_rows, future.result()
+                    seen += num_rows
+                    show(seen)
+            for block, num_rows, future in window:
+                yield block, num_rows, future.result()
+                seen += num_rows
+                show(seen)
+        finally:
+            for *_, future in window:
+                future.cancel()
+
+
+def sum_blocks(
+    target: StreamedLogProb,
+    theta: np.ndarray,
+    derivatives: BlockDerivatives,
+    size: int,
+    show: Callable[[int], None] = lambda num_rows: None,
+) -> tuple[Sums, Pass]:
+    """Returns the sums over all N examples at theta, by a pass over the data.
+
+    Rows that the dataset's last, dropped batch would have are represented by the others.
+    """
+    began, seen = time.perf_counter(), 0
+    total: Sums | None = None
+    for _, count, found in map_blocks(
+        target, lambda rows, weights: derivatives(theta, rows, weights), size, show
+    ):
+        total = found if total is None else total.plus(found)
+        seen += count
+    assert total is not None  # an epoch has N rows
+    return total.times(target.num_examples / seen), Pass(seen, time.perf_counter() - began)
+
+
+def _filled(x: tf.Tensor, size: int) -> tf.Tensor:
+    copies = tf.repeat(x[-1:], size - len(x), axis=0)
+    return tf.concat([x, copies], axis=0)

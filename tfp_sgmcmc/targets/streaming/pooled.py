@@ -1,0 +1,145 @@
+"""The log posterior of data on disk, by a pool of weighted rows and the exact quadratic part."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.targets.laplace.laplace import to_state
+from tfp_sgmcmc.targets.linear_model import LinearModel
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+
+tfb = tfp.bijectors
+
+
+class Correction(NamedTuple):
+    """What the pool's sum lacks of the exact one, to second order at a center.
+
+    Attributes:
+      center: a state, flat, `[D]`.
+      value: difference of the log likelihoods there.
+      gradient: difference of their gradients, `[D]`.
+      hessian: difference of their Hessians, `[D, D]`.
+      precision: minus the Hessian of the log posterior there, `[D, D]`.
+      radius: R, in standard deviations.
+    """
+
+    center: tf.Tensor
+    value: tf.Tensor
+    gradient: tf.Tensor
+    hessian: tf.Tensor
+    precision: tf.Tensor
+    radius: tf.Tensor
+
+    def __call__(self, flat: tf.Tensor) -> tf.Tensor:
+        r"""Returns \( a + (b^T d + \tfrac12 d^T A d) / (1 + u^2) \) for states `[chains..., D]`.
+
+        \( u = \max(0, d^T P d / R^2 - 1) \) is 0 where posterior draws are. Far away, the
+        correction fades, because the pool's log likelihood may fall less than a quadratic there.
+        """
+        offset = flat - self.center
+        square = tf.reduce_sum(offset * tf.linalg.matvec(self.precision, offset), axis=-1)
+        beyond = tf.maximum(square / self.radius**2 - 1, 0)
+        slope = self.gradient + tf.linalg.matvec(self.hessian, offset) / 2
+        return self.value + tf.reduce_sum(slope * offset, axis=-1) / (1 + beyond**2)
+
+
+def fading_radius(gradient: np.ndarray, factor: np.ndarray) -> float:
+    r"""Returns the distance at which a correction begins to fade, in standard deviations.
+
+    It is \( \max(\sqrt D + 8, 5 |L^T b|) \). The mode of the pool without correction is about
+    \( |L^T b| \) away, so that the pool has no second mode there.
+    """
+    return float(max(len(gradient) ** 0.5 + 8, 5 * np.linalg.norm(factor.T @ gradient)))
+
+
+class PooledLogProb(MinibatchLogProb):
+    r"""The log posterior of N rows on disk, from M rows in memory.
+
+    \[
+    \log p(\theta \mid x_{1:N}) \approx \log p(\theta) + q(\theta)
+      + \sum_{j=1}^M w_j \bigl( \log p(x_j \mid \theta) - q_j(\theta) \bigr)
+    \]
+
+    \( q_j \) is the second-order expansion of a row's log likelihood at a center, and q the sum
+    over all N rows, which is exact. So mode, curvature and width there are those of all rows, and
+    only the remainders, of third order in the distance, are estimated by the pool.
+
+    Args:
+      model: evaluates prior and likelihood.
+      rows: the pool, a nest of `[M, ...]`.
+      weights: \( w_j \), `[M]`.
+    """
+
+    correction: Correction | None = None
+    _to_state: Any = None  # from the coordinates of `whiten` to those of the correction
+
+    def __init__(self, model: MinibatchLogProb, rows: Any, weights: np.ndarray):
+        likelihood: Any = model._log_likelihood_fn
+        if isinstance(likelihood, LinearModel):
+            fn = likelihood._log_prob_fn
+            likelihood = LinearModel(
+                lambda eta, y: _times(y[1], fn(eta, y[0])), likelihood.num_outputs
+            )
+            data = rows[0], (rows[1], weights)
+        else:
+            likelihood, data = _weighted(likelihood), (rows, weights)
+        super().__init__(
+            model._log_prior_fn,
+            likelihood,
+            data,
+            min(100, len(weights)),
+            bijector=model.bijector,
+        )
+
+    def rows_and_weights(self) -> tuple[Any, tf.Tensor]:
+        """Returns the pool, `[M, ...]`, and its weights, `[M]`."""
+        first, second = self._data
+        if isinstance(self._log_likelihood_fn, LinearModel):
+            return (first, second[0]), second[1]
+        return first, second
+
+    def corrected(self, correction: Correction) -> Self:
+        """Returns this target with the correction."""
+        other = self.with_minibatches(self.batch_size)
+        other.correction = correction
+        other.__dict__.pop("_programs", None)  # which are those of the target without it
+        return other
+
+    def with_bijector(self, bijector: Any, curvature: Any = None) -> Self:
+        other = super().with_bijector(bijector, curvature)
+        inner = to_state(bijector, self.bijector)
+        other._to_state = inner if self._to_state is None else tfb.Chain([self._to_state, inner])
+        return other
+
+    def log_prior(self, state: State) -> tf.Tensor:
+        """Returns the log prior plus what the pool lacks of the exact quadratic part."""
+        prior = super().log_prior(state)
+        if self.correction is None:
+            return prior
+        state = state if self._to_state is None else self._to_state.forward(state)
+        return prior + self.correction(flatten_events(state, prior.shape.rank))
+
+
+def _times(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    return values * tf.cast(weights, values.dtype)
+
+
+def _weighted(fn: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Returns a log likelihood of (rows, weights) that multiplies `fn` by the weights."""
+
+    @functools.wraps(fn)
+    def weighted(*args: Any, **kwargs: Any) -> tf.Tensor:
+        if "batch" in kwargs:
+            rows, weights = kwargs.pop("batch")
+            return _times(weights, fn(*args, batch=rows, **kwargs))
+        *parts, (rows, weights) = args
+        return _times(weights, fn(*parts, rows))
+
+    return weighted

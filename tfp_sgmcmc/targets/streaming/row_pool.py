@@ -1,0 +1,325 @@
+"""The pool of rows in memory that represents a stream."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events, unflatten_events
+from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
+from tfp_sgmcmc.targets.laplace.mode import check_single_state, find_center
+from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, matrices, to_unit_diagonal
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.streamed import StreamedLogProb
+from tfp_sgmcmc.targets.streaming.block_sums import (
+    BlockDerivatives,
+    Pass,
+    Sums,
+    map_blocks,
+    sum_blocks,
+)
+from tfp_sgmcmc.targets.streaming.pool_error import (
+    keeping_probabilities,
+    moments_of,
+    pool_errors,
+)
+from tfp_sgmcmc.targets.streaming.pool_report import (
+    MOST_MEAN_ERROR,
+    MOST_WIDTH_ERROR,
+    PoolReport,
+)
+from tfp_sgmcmc.targets.streaming.pooled import Correction, PooledLogProb, fading_radius
+from tfp_sgmcmc.targets.streaming.row_remainders import Moments, RowRemainders
+from tfp_sgmcmc.targets.streaming.row_samples import PoissonSample, Reservoir
+
+MOST_DIMENSIONS = 1024
+_MOST_PILOT_ROWS = 100_000
+_MOST_POOLS = 2
+_POOL_BLOCK = 2**14
+
+Show = Callable[[str, int], None]
+
+
+def draw_pool(
+    target: StreamedLogProb,
+    initial_state: State,
+    *,
+    seed: Any = 0,
+    jit_compile: bool = True,
+    show: Show = lambda what, num_rows: None,
+) -> tuple[MinibatchLogProb, PoolReport]:
+    r"""Returns a target in memory whose posterior is that of a stream, and a `PoolReport`.
+
+    \[
+    \log p(\theta \mid x_{1:N}) \approx \log p(\theta) + q(\theta)
+      + \sum_{j=1}^M w_j \bigl( \log p(x_j \mid \theta) - q_j(\theta) \bigr)
+    \]
+
+    \( q_j \) is the second-order expansion of a row's log likelihood at a center, and q their sum
+    over all N rows, which is exact. Only what is beyond is estimated, from M rows that are kept
+    with the probabilities \( 1/w_j \), in proportion to the root mean square of their remainders at
+    draws of Laplace's approximation. So the pool's error is small, and the report has it.
+
+    If the data fit into `memory` of the stream, one pass loads them. Otherwise
+
+    1. a pass reads a uniform sample of rows, whose mode Newton's method finds in memory,
+    2. a pass sums the gradient there, for a step to the mode of all rows,
+    3. a pass sums gradient and Hessian and draws the pool. It is repeated from a nearer center if
+       the pool's error is too large.
+
+    All sums are in double precision. Blocks of rows are evaluated by as many threads as there are
+    cores. Rows may come in any order.
+
+    Examples:
+      With `x` and `tfd` as in `MinibatchLogProb`:
+
+      >>> streamed = sgmcmc.StreamedLogProb(
+      ...     tfd.Normal(0., 10.).log_prob,
+      ...     lambda theta, batch: tfd.Normal(theta[..., None], 1.).log_prob(batch),
+      ...     tf.data.Dataset.from_tensor_slices(x).batch(100), num_examples=1000, memory=400)
+      >>> pool, report = sgmcmc.draw_pool(streamed, tf.zeros([]))
+      >>> len(report.passes), report.num_rows <= 100
+      (3, True)
+      >>> center, _ = sgmcmc.find_center(pool, tf.zeros([]))
+      >>> bool(abs(center - x.mean()) < 0.01)
+      True
+
+    Args:
+      target: the stream.
+      initial_state: where the search for a mode begins: one state without chain dimensions,
+        unconstrained with a bijector.
+      seed: an integer or two, of the rows.
+      jit_compile: whether XLA compiles the evaluation of blocks.
+      show: receives what a pass does, and the number of rows that it has read.
+
+    Raises:
+      TypeError: `target` is not a `StreamedLogProb`.
+      ValueError: a row is not finite; there are more than 1024 parameters and the data do not fit
+        into memory; the curvature at the mode cannot be used; the log likelihood does not take
+        rows with chain dimensions.
+      StreamReadError: the data cannot be read.
+    """
+    if not isinstance(target, StreamedLogProb):
+        raise TypeError(
+            f"target must be a StreamedLogProb. Received: a {type(target).__name__}, whose data "
+            "are in memory."
+        )
+    state = convert_state(initial_state, initial=True, called="initial_state")
+    model = target.of_one_batch
+    check_single_state("initial_state", model, state)
+    row_seed, draw_seed = random.split(random.as_seed(seed), 2)
+    rng = np.random.default_rng(row_seed.numpy().view(np.uint32))
+    row_bytes, total = max(1, model.row_bytes), target.num_examples
+    if total * row_bytes <= target.memory:
+        rows, read = read_rows(target, total, rng, show)
+        return _in_memory(target, rows), PoolReport(total, read.num_rows, (read,))
+    dim = flatten_events(state, 0).shape[0]
+    if dim > MOST_DIMENSIONS:
+        raise ValueError(
+            f"target must have at most {MOST_DIMENSIONS} parameters if its data do not fit into "
+            f"memory={target.memory} bytes, because a pool needs their Hessian. Received: {dim} "
+            f"parameters and {total * row_bytes} bytes. sample_chain takes SGLD on the stream."
+        )
+    most_rows = max(1, target.memory // row_bytes)
+    num_pilot = min(_MOST_PILOT_ROWS, most_rows)
+    rows, read = read_rows(target, num_pilot, rng, show)
+    passes = [read]
+    pilot = PooledLogProb(model, rows, np.full([num_pilot], total / num_pilot, np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the passes below show how far the mode is
+        start, _ = find_center(pilot, state)
+    theta = flatten_events(start, 0).numpy().astype(np.float64)
+    products = hessian_products(pilot, start)
+    curvature = -matrices(products, theta.astype(_dtype(state).as_numpy_dtype)).posterior
+    factor = _factor(curvature)
+    size = target.block_rows
+    slopes = BlockDerivatives(model, state, size, False, jit_compile)
+    sums, done = sum_blocks(target, theta, slopes, size, _bar(show, "gradient"))
+    passes.append(done)
+    step = factor @ (factor.T @ _with_prior(model, sums, theta, state).gradient)
+    drawn = None
+    for _ in range(_MOST_POOLS):
+        del drawn
+        center = unflatten_events(tf.constant(theta + step, _dtype(state)), state, 0)
+        _check_rows_of_chains(model, center, rows)
+        remainders = RowRemainders(model, center, factor, draw_seed, jit_compile)
+        moments = moments_of(remainders, rows)
+        drawn = _draw(target, center, remainders, moments, rng, most_rows, jit_compile, show)
+        passes.append(drawn.done)
+        theta = flatten_events(center, 0).numpy().astype(np.float64)
+        exact = _with_prior(model, drawn.sums, theta, state)
+        assert exact.hessian is not None
+        precision = -(exact.hessian + exact.hessian.T) / 2
+        factor = _factor(precision)
+        offset = factor.T @ exact.gradient
+        step = factor @ offset
+        # The remainders that count are those at draws around the mode.
+        around = RowRemainders(model, center, factor, draw_seed, jit_compile, offset)
+        errors = pool_errors(moments_of(around, rows), drawn.probability_of(moments.norms), total)
+        if errors[0] < MOST_MEAN_ERROR and errors[1] < MOST_WIDTH_ERROR:
+            break
+    del rows, pilot
+    pool = PooledLogProb(model, drawn.rows, (1 / drawn.probabilities).astype(np.float32))
+    lacking = drawn.sums.plus(_sums_of(pool, theta, state, jit_compile).times(-1.0))
+    radius = fading_radius(lacking.gradient, factor)
+    numbers = lacking.log_likelihood, lacking.gradient, lacking.hessian, precision, radius
+    correction = Correction(*(tf.constant(x, _dtype(state)) for x in (theta, *numbers)))
+    distance = float(np.linalg.norm(offset))
+    report = PoolReport(total, pool.num_examples, tuple(passes), *errors, distance)
+    return pool.corrected(correction), report
+
+
+def read_rows(
+    target: StreamedLogProb, most: int, rng: np.random.Generator, show: Show
+) -> tuple[Any, Pass]:
+    """Returns at most so many random rows, all of them in order if they fit, by a pass.
+
+    Raises:
+      ValueError: a row is not finite.
+    """
+    began, kept = time.perf_counter(), Reservoir(most, rng)
+    for rows in target.blocks(target.block_rows):
+        for x in tf.nest.flatten(rows):
+            values = x.numpy()
+            if x.dtype.is_floating and not np.isfinite(values).all():
+                wrong = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+                raise ValueError(
+                    "dataset must be finite. Received: a NaN or infinite entry, first in example "
+                    f"{kept.num_seen + int(np.argmax(wrong))} of epoch 0. Remove or impute it."
+                )
+        kept.add(rows)
+        show("reading", kept.num_seen)
+    return kept.rows(), Pass(kept.num_seen, time.perf_counter() - began)
+
+
+def _in_memory(target: StreamedLogProb, rows: Any) -> MinibatchLogProb:
+    model = target.of_one_batch
+    return MinibatchLogProb(
+        model._log_prior_fn,
+        model._log_likelihood_fn,
+        rows,
+        min(target.batch_size, len(tf.nest.flatten(rows)[0])),
+        bijector=model.bijector,
+    )
+
+
+def _with_prior(model: MinibatchLogProb, sums: Sums, theta: np.ndarray, like: State) -> Sums:
+    """Returns the derivatives of the log posterior."""
+    state = unflatten_events(tf.constant(theta, _dtype(like)), like, 0)
+    value, slope, _ = value_and_gradient(model.log_prior, state, connected=False)
+    gradient = flatten_events(slope, 0).numpy().astype(np.float64)
+    hessian = None
+    if sums.hessian is not None:
+        probes = np.eye(len(theta))
+        states = unflatten_events(tf.broadcast_to(flatten_events(state, 0), probes.shape), like, 0)
+        along = unflatten_events(tf.constant(probes, _dtype(like)), like, 0)
+        bend = value_and_gradient(model.log_prior, states, along, connected=False)[2]
+        hessian = flatten_events(bend, 1).numpy().astype(np.float64)
+    return sums.plus(Sums(float(value), gradient, hessian))
+
+
+def _factor(precision: np.ndarray) -> np.ndarray:
+    """Returns L with L L^T the inverse of a precision; raises ExpansionError without a mode."""
+    scaled, scale = to_unit_diagonal((precision + precision.T) / 2)
+    if not np.isfinite(scaled).all() or np.linalg.eigvalsh(scaled)[0] <= 1e-9:
+        raise ExpansionError(
+            "The log posterior of a stream must have a finite, negative definite Hessian at its "
+            "mode, because a pool needs it. Received: a Hessian that is not. Raise memory= of the "
+            "StreamedLogProb, so that all data are loaded, or sample_chain with SGLD."
+        )
+    return np.linalg.cholesky(np.linalg.inv(scaled)) / scale[:, np.newaxis]
+
+
+class _Drawn(NamedTuple):
+    """The rows of a pool with their probabilities, and the sums over all rows at the center."""
+
+    rows: Any
+    probabilities: np.ndarray
+    sums: Sums
+    probability_of: Callable[[np.ndarray], np.ndarray]
+    done: Pass
+
+
+def _draw(
+    target: StreamedLogProb,
+    center: State,
+    remainders: RowRemainders,
+    moments: Moments,
+    rng: np.random.Generator,
+    most_rows: int,
+    jit_compile: bool,
+    show: Show,
+) -> _Drawn:
+    """Draws a pool and sums derivatives at the center, by one pass."""
+    began, size = time.perf_counter(), target.block_rows
+    theta = flatten_events(center, 0).numpy()
+    probability_of = keeping_probabilities(moments, target.num_examples, most_rows)
+    derivatives = BlockDerivatives(target.of_one_batch, center, size, True, jit_compile)
+    sample, total, seen = PoissonSample(rng), None, 0
+
+    def of_block(rows: Any, weights: np.ndarray) -> tuple[Sums, np.ndarray]:
+        return derivatives(theta, rows, weights), remainders.norms(rows)
+
+    for rows, count, (sums, norms) in map_blocks(
+        target, of_block, size, _bar(show, "Hessian and pool")
+    ):
+        total = sums if total is None else total.plus(sums)
+        sample.add(rows, probability_of(norms[:count]))
+        seen += count
+    assert total is not None  # an epoch has N rows
+    scale = target.num_examples / seen
+    done = Pass(seen, time.perf_counter() - began)
+    probabilities = sample.probabilities / scale
+    return _Drawn(sample.take_rows(), probabilities, total.times(scale), probability_of, done)
+
+
+def _sums_of(pool: PooledLogProb, theta: np.ndarray, like: State, jit_compile: bool) -> Sums:
+    """Returns the sums over the pool's weighted rows."""
+    found, total = None, pool.num_examples
+    size = min(_POOL_BLOCK, total)
+    derivatives = BlockDerivatives(pool, like, size, True, jit_compile)
+    for start in range(0, total, size):
+        first = min(start, total - size)
+        weights = (np.arange(first, first + size) >= start).astype(np.float64)
+        part = derivatives(theta, pool.rows(tf.range(first, first + size)), weights)
+        found = part if found is None else found.plus(part)
+    assert found is not None
+    return found
+
+
+def _check_rows_of_chains(model: MinibatchLogProb, center: State, rows: Any) -> None:
+    """Raises if the log likelihood does not take minibatches of chains."""
+    few = min(3, len(tf.nest.flatten(rows)[0]))
+    shared = tf.nest.map_structure(lambda x: tf.constant(x[:few]), rows)
+    own = tf.nest.map_structure(lambda x: tf.stack([x, x]), shared)
+    states = tf.nest.map_structure(lambda x: tf.stack([x, x]), center)
+    expected = model.log_likelihood(center, shared, few)
+    try:
+        found = model.log_likelihood(states, own, few, [2])
+    except Exception as error:
+        error.add_note(
+            "The pool gives each chain other examples, so log_likelihood_fn was called with "
+            f"leaves [2, {few}, ...] of the batch, for two chains. tf.linalg.matvec(x, theta) is "
+            "right for batches with and without chain dimensions."
+        )
+        raise
+    if not np.allclose(found, [expected, expected], rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            "log_likelihood_fn must return for each of two equal chains, with a batch of leaves "
+            f"[2, {few}, ...], what it returns for one. Received: {found.numpy()}, not "
+            f"{expected.numpy()}."
+        )
+
+
+def _bar(show: Show, what: str) -> Callable[[int], None]:
+    return lambda num_rows: show(what, num_rows)
+
+
+def _dtype(state: State) -> tf.DType:
+    return tf.nest.flatten(state)[0].dtype

@@ -1,0 +1,168 @@
+"""Checks of a stream: the order of its batches, and the gradient noise that they give a kernel."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tree
+
+from tfp_sgmcmc.covariance.base import covariance_states
+from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets.laplace.curvature import one_chain
+from tfp_sgmcmc.targets.streamed import StreamedLogProb
+from tfp_sgmcmc.targets.validation.initial_distance import check_approach
+from tfp_sgmcmc.targets.validation.step_size_check import Stability, check_step, epochs_of
+
+_MOST_SECONDS = 30.0
+_LEAST_BATCHES = 20
+_MOST_COLUMNS = 1000
+_MOST_RATIO = 4.0  # random batches of any data exceed it with probability below 1e-9
+_MOST_TEMPERATURE = 1.05
+_NUM_MINIBATCHES = 32
+
+
+class Order(NamedTuple):
+    """How much the means of batches vary.
+
+    Attributes:
+      column: the name of the column whose means vary most.
+      ratio: their variance over that of the means of random rows, about 1 for random batches.
+      first: the column's mean in the first batch that was read.
+      last: its mean in the last one.
+    """
+
+    column: str
+    ratio: float
+    first: float
+    last: float
+
+
+def check_stream(
+    target: StreamedLogProb, state: State, kernel: Any, check_first_batch: Callable[[], Any]
+) -> Stability | None:
+    """Warns of batches in an order, of an unstable step, and of hot draws. See `preflight`."""
+    check_first_batch()
+    order = measure_order(target)
+    if order is not None and order.ratio > _MOST_RATIO:
+        warnings.warn(
+            "dataset must give batches of random rows. Received: batches whose means of "
+            f"{order.column} vary {order.ratio:.3g} times as much as those of random rows, from "
+            f"{order.first:.3g} in the first to {order.last:.3g} in the last that was read, as "
+            f"from files that are sorted by {order.column}. Draws are then far too wide. Write "
+            "the rows to the files in random order, or call `sample`, which takes any order.",
+            stacklevel=4,
+        )
+    if kernel is None:
+        return None
+    check_approach(kernel, [target], state, stacklevel=5)
+    found = check_step(kernel, target, state)
+    if found is None or found.is_stable:
+        check_temperature(kernel, target, state)
+    return found
+
+
+def measure_order(target: StreamedLogProb) -> Order | None:
+    """Compares the means of an epoch's batches, by reading for 30 s at most.
+
+    Returns None for fewer than 20 batches.
+    """
+    began, names, means = time.perf_counter(), list[str](), []
+    count, total, squares = 0, np.zeros([]), np.zeros([])
+    for rows in target.blocks(target.batch_size):
+        columns = _columns(rows)
+        names, values = [*columns], np.stack([*columns.values()], axis=-1)
+        if len(values) < target.batch_size:
+            break
+        means.append(values.mean(axis=0))
+        count, total, squares = (
+            count + len(values),
+            total + values.sum(0),
+            squares + (values**2).sum(0),
+        )
+        if time.perf_counter() - began > _MOST_SECONDS:
+            break
+    if len(means) < _LEAST_BATCHES or not names:
+        return None
+    found, mean = np.stack(means), total / count
+    variances = squares / count - mean**2
+    scale = np.where(variances > 1e-9 * (1e-30 + squares / count), variances, np.inf)
+    ratios = target.batch_size * found.var(axis=0) / scale
+    worst = int(np.argmax(ratios))
+    return Order(names[worst], float(ratios[worst]), found[0, worst], found[-1, worst])
+
+
+def _columns(rows: Any) -> dict[str, np.ndarray]:
+    """Returns the first 1000 columns of numbers of a batch, `[n]`, by name."""
+    found: dict[str, np.ndarray] = {}
+    for path, leaf in tree.flatten_with_path(rows):
+        values = np.asarray(leaf)
+        name = "batch" + "".join(f"[{key!r}]" for key in path)
+        flat = values.reshape(len(values), -1).astype(np.float64)
+        for i in range(min(flat.shape[1], _MOST_COLUMNS - len(found))):
+            index = ", ".join(str(k) for k in np.unravel_index(i, values.shape[1:]))
+            found[f"{name}[..., {index}]" if values.ndim > 1 else name] = flat[:, i]
+    return found
+
+
+def check_temperature(kernel: Any, target: StreamedLogProb, state: State) -> None:
+    """Warns if gradient noise makes the draws of a kernel more than 5 % too hot."""
+    if not hasattr(kernel, "noise_temperature"):
+        return
+    chains = tuple(int(n) for n in target.chain_shape(state))
+    here, ndims = one_chain(state, chains, 0), len(chains)
+    stream = target.bootstrap(here)
+    graph = traced(lambda carried: target.estimate(here, tf.constant([0, 0]), carried, None, False))
+    gradients = []
+    for i in range(min(_NUM_MINIBATCHES, target.batches_per_read)):
+        estimate = graph(stream._replace(position=tf.constant(i, tf.int64)))
+        gradients.append(flatten_events(estimate.gradient, ndims).numpy().ravel())
+    if len(gradients) < 2:
+        return
+    noise = np.stack(gradients).astype(np.float64)
+    noise -= noise.mean(axis=0)
+    results, dtype = kernel.bootstrap_results(here), tf.nest.flatten(here)[0].dtype
+    products = []
+    for g in noise:
+        vector = unflatten_events(tf.constant(g, dtype, [1] * ndims + [g.size]), here, ndims)
+        metric = kernel.metric_product(vector, here, results)
+        products.append(g @ flatten_events(metric, ndims).numpy().ravel())
+    mean = np.sum(products) / (len(products) - 1) / noise.shape[1]
+    found = kernel.noise_temperature(mean, results)
+    if not found <= _MOST_TEMPERATURE:
+        warnings.warn(
+            "The noise of batches must be small compared with that of the sampler. Received: a "
+            f"batch_size and a step_size with which independent batches would make "
+            f"{type(kernel).__name__}'s variances {found:.3g} times too large on average, and "
+            "the epochs of a stream make them smaller by an unknown part of that. Take a step "
+            f"that is {(found - 1) / (_MOST_TEMPERATURE - 1):.2g} times smaller, or larger "
+            "batches, or call `sample(target, ...)`, which needs no such choice.",
+            stacklevel=5,
+        )
+
+
+def refuse_epochs(kernel: Any, target: Any, results: Any) -> None:
+    """Raises ValueError if a kernel that expects independent minibatches would get epochs."""
+    epochs = epochs_of(target)
+    if epochs is None or epochs.num_steps <= 1 or not covariance_states(results):
+        return
+    is_stream = isinstance(target, StreamedLogProb)
+    cure = (
+        "call sgmcmc.sample(target, initial_state, num_results), or take SGLD with a small step, "
+        "or give this kernel the target in memory that sgmcmc.draw_pool(target, initial_state) "
+        "returns first"
+        if is_stream
+        else "make the target with reshuffle='step'"
+    )
+    raise ValueError(
+        f"The minibatches must be independent for {type(kernel).__name__}, because it corrects "
+        "for the gradient noise of independent minibatches. Received: a "
+        f"{type(target).__name__} whose epochs take every example once, so that variances would be "
+        f"too small, by up to the share of the gradient noise in all noise. To sample, {cure}. "
+        "preflight_check=False takes them all the same."
+    )
