@@ -180,3 +180,82 @@ class Cyclical(Schedule):
 
     def __call__(self, step: Any) -> tf.Tensor:
         return self.initial_value / 2 * (tf.cos(math.pi * self.position(step)) + 1)
+
+
+@keras.saving.register_keras_serializable("tfp_sgmcmc")
+class GeometricDecay(Schedule):
+    r"""\( \epsilon_t = a\, (b/a)^{\min(t/K, 1)} \), from a at step 0 to b at step K.
+
+    It may also grow, such as the variance of a prior that is relaxed along the run.
+
+    Examples:
+      >>> schedule = GeometricDecay(1., 0.01, num_steps=10)
+      >>> [round(float(schedule(t)), 3) for t in (0, 5, 10, 20)]
+      [1.0, 0.1, 0.01, 0.01]
+
+    Args:
+      initial_value: a, positive.
+      final_value: b, positive.
+      num_steps: K.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+
+    def __init__(self, initial_value: float, final_value: float, num_steps: int):
+        self.initial_value = positive("initial_value", initial_value)
+        self.final_value = positive("final_value", final_value)
+        self.num_steps = integer("num_steps", num_steps, 1)
+        super().__init__(
+            initial_value=self.initial_value, final_value=self.final_value, num_steps=num_steps
+        )
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        t = tf.minimum(tf.cast(step, tf.float32) / self.num_steps, 1.0)
+        return self.initial_value * tf.exp(t * math.log(self.final_value / self.initial_value))
+
+
+@keras.saving.register_keras_serializable("tfp_sgmcmc")
+class CosineTail(Schedule):
+    r"""A constant that falls along half a cosine in the last part of the run.
+
+    With t = step / K, the value is a for t below s, and then
+
+    \[ b + \frac{a - b}{2} \left( 1 + \cos\left(\pi \frac{t - s}{1 - s}\right) \right), \]
+
+    which is b from t = 1 on.
+
+    Examples:
+      >>> schedule = CosineTail(2., 0.2, num_steps=10, start=0.8)
+      >>> [round(float(schedule(t)), 2) for t in (0, 8, 9, 10, 20)]
+      [2.0, 2.0, 1.1, 0.2, 0.2]
+
+    Args:
+      initial_value: a, positive.
+      final_value: b, positive.
+      num_steps: K.
+      start: s, in [0, 1).
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self, initial_value: float, final_value: float, num_steps: int, start: float = 0.8
+    ):
+        self.initial_value = positive("initial_value", initial_value)
+        self.final_value = positive("final_value", final_value)
+        self.num_steps = integer("num_steps", num_steps, 1)
+        self.start = number("start", start, "in [0, 1)", lambda x: 0 <= x < 1)
+        super().__init__(
+            initial_value=self.initial_value,
+            final_value=self.final_value,
+            num_steps=num_steps,
+            start=self.start,
+        )
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        t = tf.cast(step, tf.float32) / self.num_steps
+        fallen = tf.clip_by_value((t - self.start) / (1 - self.start), 0.0, 1.0)
+        difference = self.initial_value - self.final_value
+        return self.final_value + difference * (1 + tf.cos(math.pi * fallen)) / 2

@@ -32,7 +32,9 @@ def test_a_part_of_the_table(name, setting):
     assert row.outcome == "works", row
 
 
-@pytest.mark.parametrize("name", ["Siamese, shared layers", "StringLookup"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("Siamese, shared layers", marks=pytest.mark.thorough), "StringLookup"]
+)
 def test_gradients_and_scores_are_those_of_keras(name):
     assert architectures.compared(name, 2, False) == ""
 
@@ -43,6 +45,7 @@ def test_refusals(name):
     assert row.outcome == "refused", row
 
 
+@pytest.mark.thorough
 def test_a_refusal_by_one_kernel():
     row = architectures.row("ResNet, BatchNormalization", Setting("NOGIN", None, False))
     assert row.outcome == "refused", row

@@ -51,12 +51,18 @@ class TestNumberOfExamples:
     @pytest.mark.parametrize(
         "data",
         [
-            lambda s: (X, Y),
+            pytest.param(lambda s: (X, Y), marks=pytest.mark.thorough),
             lambda s: (Batches(),),
-            lambda s: (s.resident(X, Y, batch_size=4),),
-            lambda s: (s.data(X, Y, batch_size=4),),
-            lambda s: (sgmcmc.keras.IndependentBatches(X, Y, batch_size=4),),
-            lambda s: (tf.data.Dataset.from_tensor_slices((X, Y)).batch(5),),
+            pytest.param(lambda s: (s.resident(X, Y, batch_size=4),), marks=pytest.mark.thorough),
+            pytest.param(lambda s: (s.data(X, Y, batch_size=4),), marks=pytest.mark.thorough),
+            pytest.param(
+                lambda s: (sgmcmc.keras.IndependentBatches(X, Y, batch_size=4),),
+                marks=pytest.mark.thorough,
+            ),
+            pytest.param(
+                lambda s: (tf.data.Dataset.from_tensor_slices((X, Y)).batch(5),),
+                marks=pytest.mark.thorough,
+            ),
             lambda s: (tf.data.Dataset.range(N).map(lambda i: (X[0], Y[0])).batch(5),),
         ],
         ids=["arrays", "PyDataset", "resident", "data", "independent", "slices", "range"],
@@ -85,6 +91,7 @@ class TestWithoutTheCallStack:
         with pytest.raises(ValueError, match="num_examples must be given"):
             fit(sampler(), X, Y)
 
+    @pytest.mark.thorough
     def test_data_of_the_callback_tell_all(self, monkeypatch):
         arguments = {"kernel": lambda t: sgmcmc.NOGIN(t, 1e-2, friction=10.0)}
         seen, unseen = (
@@ -97,6 +104,7 @@ class TestWithoutTheCallStack:
         assert seen.get_config() == unseen.get_config()
         small_models.assert_equal(seen.samples, unseen.samples)
 
+    @pytest.mark.thorough
     def test_a_given_number_gives_the_same_chain(self, monkeypatch):
         samples = []
         for _ in range(2):
@@ -107,7 +115,11 @@ class TestWithoutTheCallStack:
         small_models.assert_equal(*samples)
         assert samples[0][0].shape[:2] == (3, 2)
 
-    @pytest.mark.parametrize("num_examples", [N, 2 * N], ids=["right", "control"])
+    @pytest.mark.parametrize(
+        "num_examples",
+        [N, pytest.param(2 * N, marks=pytest.mark.thorough)],
+        ids=["right", "control"],
+    )
     def test_the_posterior_is_right(self, monkeypatch, num_examples):
         """The mean of N = 12 numbers of unit variance, under a standard normal prior.
 
@@ -171,6 +183,7 @@ class TestBurninAndThinning:
     def test_each_is_chosen_for_itself(self, collect, numbers):
         assert collect.over(100, 20)[:2] == numbers
 
+    @pytest.mark.thorough
     def test_a_stored_run_goes_on_with_its_numbers(self, tmp_path):
         numbers = []
         for epochs in (2, 4):

@@ -95,6 +95,7 @@ def test_a_new_process_loads_the_model(tmp_path):
     assert value == pytest.approx(model.evaluate(X, Y, verbose=0), rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_sampler_takes_them():
     model = small_models.affine(losses.GaussianNLL(), 2)
     callback = small_models.sampler(small_models.sgld(1e-3), 5)

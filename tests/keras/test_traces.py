@@ -100,6 +100,7 @@ def test_files_have_the_samples_their_rhat_and_the_entropy(tmp_path):
     np.testing.assert_array_equal(read(tmp_path / "train")["epoch_samples"][1], ends)
 
 
+@pytest.mark.thorough
 def test_traces_of_many_samples_are_thinned(tmp_path):
     callback = sampler()
     fit([callback, sgmcmc.keras.Traces(callback, tmp_path, weights=3, most_points=4)], epochs=2)
@@ -123,6 +124,7 @@ def test_a_run_that_goes_on_draws_no_sample_twice_but_counts_all(tmp_path):
     assert rhat[-1] == pytest.approx(classic_rhat(samples.astype(np.float64)).max(), rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_regression_has_standard_deviations(tmp_path):
     callback = sampler()
     model = linear(sgmcmc.keras.losses.GaussianNLL(scale=2.0), 1, jit_compile=False)

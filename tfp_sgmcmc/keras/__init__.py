@@ -1,5 +1,10 @@
 """`model.fit` as a posterior sampler: a Keras callback around any stochastic-gradient kernel."""
 
+# ruff: noqa: E402, I001  # the backend is checked before Keras loads it
+from tfp_sgmcmc.internal import keras_backend
+
+keras_backend.check()
+
 from tfp_sgmcmc.keras import losses
 from tfp_sgmcmc.keras.baselines.last_layer import last_layer_laplace
 from tfp_sgmcmc.keras.baselines.swag import SWAG

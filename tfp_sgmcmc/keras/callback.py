@@ -38,7 +38,24 @@ from tfp_sgmcmc.storage.directory import Directory
 
 @forwards_old_attributes
 class SamplerCallback(keras.callbacks.Callback):
-    r"""Samples the posterior of a model's weights by `model.fit`.
+    r"""Makes `model.fit` an ensemble that predicts, or with a kernel a sampler of the posterior.
+
+    Without a kernel, `SamplerCallback()` answers "what does the network predict, and how sure is
+    it?". Five chains run side by side in one `fit`: SGHMC with a mass for each layer
+    (`AnnealedSGHMC`), a prior that is tight at first and then relaxes, and a temperature that falls
+    from 0.3 to 0.01. Each of min(0.4 N, 400) rows is hidden from two of the chains, and with these
+    rows the parts of the run are chosen whose states predict best. `predict` averages over them.
+    Nothing is to be set. The number of epochs is about what one network needs to train; the batch
+    size 32 was used where the rule was found. The states are no draws from the posterior:
+    `posterior.is_tempered` is true, and R-hat and effective sample sizes are refused. Rows are told
+    apart by their inputs, so augmentation belongs into layers of the model; data that give other
+    rows when they are read again have no pool, and predict from the last fifth of the run.
+    Validation data of `fit` are only reported, for the first chain. A further `fit` goes on with
+    the settings of the end.
+
+    With a kernel, or "posterior", it samples the posterior of the weights, at temperature 1 unless
+    the kernel says otherwise. The rest of this page is about that, and the way in which `fit`
+    works holds for both.
 
     Each batch of `fit` becomes one step of a kernel over the trainable variables, with log
     posterior
@@ -111,8 +128,22 @@ class SamplerCallback(keras.callbacks.Callback):
       is_in_fit: whether a `fit` with this callback is under way.
 
     Examples:
+      An ensemble that predicts:
+
       >>> import keras, numpy as np, tensorflow_probability as tfp
       >>> import tfp_sgmcmc as sgmcmc
+      >>> keras.utils.set_random_seed(0)
+      >>> x = np.random.default_rng(0).normal(size=[1000, 2]).astype(np.float32)
+      >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+      >>> model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+      >>> sampler = sgmcmc.keras.SamplerCallback(seed=0)
+      >>> _ = model.fit(x, x[:, :1] > x[:, 1:], epochs=5, verbose=0, callbacks=[sampler])
+      >>> probability, spread = sampler.predict(np.array([[1., -1.], [-1., 1.]], np.float32))
+      >>> bool(probability[0] > 0.9), bool(probability[1] < 0.1)
+      (True, True)
+
+      Draws from the posterior:
+
       >>> x = np.random.default_rng(0).normal(size=[1000, 2]).astype(np.float32)
       >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
       >>> model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
@@ -129,20 +160,23 @@ class SamplerCallback(keras.callbacks.Callback):
       (True, True)
 
     Args:
-      kernel: target -> kernel, such as `lambda target: SGLD(target, step_size=1e-6)`. The target
-        estimates the log posterior on one batch. Each trace calls the function anew. The name of a
-        kernel, such as "SGLD", takes it with `step_size`. "auto" chooses the kernel, in the first
-        three quarters of the `num_burnin_epochs` of `collect`.
+      kernel: None makes the annealed ensemble. Otherwise target -> kernel, such as `lambda target:
+        SGLD(target, step_size=1e-6)`. The target estimates the log posterior on one batch. Each
+        trace calls the function anew. The name of a kernel, such as "SGLD", takes it with
+        `step_size`. "posterior" (or "auto") chooses the kernel, in the first three quarters of the
+        `num_burnin_epochs` of `collect`.
       prior: the prior of the trainable variables. A scalar `tfd` distribution is the prior of every
         single weight. A dict maps patterns of variables' paths (see `by_variable`) to distributions
         or None, such as `{"bias": None, "*/kernel": tfd.Normal(0., 1.)}`; their batch or event
         shapes must fit the variables. A callable maps the list of variables' values to the log
-        prior. None leaves the prior to regularisers.
+        prior. None leaves the prior to regularisers. It must be given with a kernel, and left out
+        without one, because the ensemble has its own.
       collect: burn-in, thinning and all else that decides which states are kept, a `Collect`. None
-        discards half of the steps of the first `fit` and keeps about 100 states of the others.
+        discards half of the steps of the first `fit` and keeps about 100 states of the others;
+        without a kernel it keeps about 80 states along the whole run.
       chains: C, the number of chains that run side by side, or `Chains` with their initial states.
         Samples then have shape `[num_kept, C, ...]`. None samples a single chain without such an
-        axis.
+        axis; without a kernel, five chains. There it must be at least 3.
       output: where samples are streamed as they come, by `zarr` (`python -m pip install
         "tfp_sgmcmc[results]"`): a path, or a `sgmcmc.Directory`, whose `resume` and
         `seconds_between_commits` (a crash may cost this time in addition to an epoch) count. It
@@ -194,9 +228,9 @@ class SamplerCallback(keras.callbacks.Callback):
     @accepts_old_arguments
     def __init__(
         self,
-        kernel: Callable[[ModelLogProb], tfp.mcmc.TransitionKernel] | str,
+        kernel: Callable[[ModelLogProb], tfp.mcmc.TransitionKernel] | str | None = None,
         *,
-        prior: Any,
+        prior: Any = ...,
         collect: Collect | None = None,
         chains: Chains | int | None = None,
         output: Directory | str | os.PathLike[str] | None = None,
@@ -246,6 +280,11 @@ class SamplerCallback(keras.callbacks.Callback):
     def posterior(self) -> Posterior:
         """The samples so far as a `Posterior`; see `FitResult.posterior`."""
         return self.result.posterior
+
+    @property
+    def is_annealed(self) -> bool:
+        """Whether the samples are an annealed ensemble, and no draws from a posterior."""
+        return self._settings.ensemble is not None
 
     @property
     def seed(self) -> tuple[int, int]:

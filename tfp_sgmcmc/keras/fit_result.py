@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfp_sgmcmc.keras.adaptation.network_settings import NetworkSettings
+from tfp_sgmcmc.keras.annealing.window_choice import WindowChoice
 from tfp_sgmcmc.keras.checks.progress_lines import CheckResults
 from tfp_sgmcmc.keras.fit_settings import FitSettings
 from tfp_sgmcmc.keras.posterior.posterior import Posterior, step_size_weights
@@ -29,7 +30,7 @@ class FitResult:
 
     def __init__(self, recorder: Recorder, results: CheckResults, settings: FitSettings):
         self._recorder, self._checks, self._auto = recorder, results, settings.auto
-        self._num_chains = settings.num_chains
+        self._num_chains, self._ensemble = settings.num_chains, settings.ensemble
         self._has_equal_weights = settings.collection.has_equal_weights
         self._posterior: Posterior | None = None  # kept for what it has compiled
         self.timings = Timings(0.0, 0.0, np.nan)
@@ -100,6 +101,9 @@ class FitResult:
     def posterior(self) -> Posterior:
         """The samples so far as a `Posterior`, which predicts, evaluates and saves.
 
+        Of an annealed ensemble, whose states are kept along the whole run, it has those that
+        predict best (see `windows`). They are no draws from the posterior (`is_tempered`).
+
         If their step sizes differ, these are the samples' weights (see `weighted_expectation` of
         `sgmcmc.diagnostics`), except with a `mixing_distance` and in the sampling phases of a
         `Cyclical`, whose samples have equal weights.
@@ -115,10 +119,27 @@ class FitResult:
         values = samples.values
         if self._posterior is None:
             recorded = chain.rings.recorded
-            self._posterior = Posterior(chain.model, recorded, values, self._num_chains)
+            self._posterior = Posterior(
+                chain.model, recorded, values, self._num_chains, temperature=None
+            )
+        if self._ensemble is not None:
+            every = self._posterior.with_samples(values)
+            return self._ensemble.members(every, samples.steps)
+        self._posterior.temperature = chain.temperature(int(samples.steps[-1]))
         return self._posterior.with_samples(
             values, None if self._has_equal_weights else step_size_weights(samples.step_sizes)
         )
+
+    @property
+    def windows(self) -> WindowChoice | None:
+        """From which parts of the run an annealed ensemble predicts; None with a kernel.
+
+        `print` shows them with the loss that the choice expects.
+        """
+        if self._ensemble is None or not len(self._recorder.samples):
+            return None
+        _ = self.posterior  # which chooses
+        return self._ensemble.choice
 
     @property
     def choices(self) -> NetworkSettings | None:

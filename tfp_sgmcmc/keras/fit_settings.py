@@ -12,6 +12,13 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit
 from tfp_sgmcmc.keras.adaptation.network_pilot import pilot_of
+from tfp_sgmcmc.keras.annealing.annealed_ensemble import (
+    NUM_CHAINS,
+    NUM_STATES,
+    AnnealedEnsemble,
+    check_alone,
+    check_chains,
+)
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables, recorded_variables
 from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
@@ -36,6 +43,7 @@ class FitSettings:
       num_examples: N, or None until it is known.
       collection: which states are kept. Before `settle`, those of a `fit` of one step.
       is_complete: whether nothing follows from the first `fit`.
+      ensemble: the settings of the annealed ensemble, if there is no kernel; or None.
       auto: the guide of an automatic `fit`, or None.
       monitor: the monitor of the gradient noise, or None.
       num_burnin_epochs: epochs of the burn-in.
@@ -62,10 +70,30 @@ class FitSettings:
         max_excess_temperature: float | None,
         check_num_examples: bool,
     ):
+        self.directory = as_directory(output)
+        self._stored = stored_settings(self.path)
+        seed = self._stored.get("seed") if seed is None else seed
+        self.seed = random.as_seed(random.fresh_seed() if seed is None else seed)
+        self.ensemble: AnnealedEnsemble | None = None
+        if kernel is None:
+            prior = None if prior is ... else prior
+            check_alone(prior=prior, step_size=step_size, num_groups=num_groups,
+                        max_excess_temperature=max_excess_temperature)  # fmt: skip
+            self.ensemble = AnnealedEnsemble(int(self.seed[1]))
+            kernel = self.ensemble.make_kernel
+            collect = Collect(0, num_results=NUM_STATES) if collect is None else collect
+            chains = NUM_CHAINS if chains is None else chains
+        elif prior is ...:
+            raise TypeError(
+                "SamplerCallback needs a prior with a kernel: prior=None for regularisers alone, "
+                "or tfd.Normal(0., 1.), for example. Received: none."
+            )
         self._make_kernel_fn = checked_kernel(kernel, step_size)
         check_prior(prior)
         self._prior, self._collect = prior, as_collect(collect).with_phases(step_size)
-        self._chains, self.directory = as_chains(chains), as_directory(output)
+        self._chains = as_chains(chains)
+        if self.ensemble is not None:
+            check_chains(self.num_chains)
         if num_examples is not None:
             checks.integer("num_examples", num_examples, 1)
         if num_groups is not None:
@@ -75,7 +103,8 @@ class FitSettings:
         self._independent_batches = independent_batches
         self._checks_size = checks.boolean("check_num_examples", check_num_examples)
         self.num_examples, self.num_groups = num_examples, num_groups
-        self.is_complete = num_examples is not None and not self._collect.depends_on_fit
+        follows = self._collect.depends_on_fit or self.ensemble is not None
+        self.is_complete = num_examples is not None and not follows
         self.num_burnin_epochs = self._collect.num_burnin_epochs or 0
         self._noise = {
             "sampling_threshold": self._collect.sampling_threshold,
@@ -94,9 +123,6 @@ class FitSettings:
             self._noise["sampling_threshold"],
             self._collect.num_burnin_steps or 0,
         )
-        self._stored = stored_settings(self.path)
-        seed = self._stored.get("seed") if seed is None else seed
-        self.seed = random.as_seed(random.fresh_seed() if seed is None else seed)
         self.collection = self._collect.over(1, 1)
         self._given_examples, self._has_collection = num_examples, not self._collect.depends_on_fit
 
@@ -170,8 +196,12 @@ class FitSettings:
                 f"number of training examples. Received: {source.kind}. Data from "
                 "sampler.data(x, y, batch_size=...) show it."
             )
+        num_epochs = params["epochs"] - initial_epoch_of_fit(model)
+        if self.ensemble is not None:
+            assert self.num_chains is not None  # checked
+            num_steps = (source.num_batches or params.get("steps") or 0) * num_epochs
+            self.ensemble.settle(source, self.num_examples, self.num_chains, num_steps)
         if self._collect.depends_on_fit:
-            num_epochs = params["epochs"] - initial_epoch_of_fit(model)
             found = self._collect.over(source.num_batches or params.get("steps"), num_epochs)
             left_out = [n for n in _NUMBERS if getattr(self._collect, n) is None]
             kept = {n: self._stored[n] for n in left_out if self._stored.get(n) is not None}
@@ -216,6 +246,8 @@ class FitSettings:
         pilot = None if self.auto is None else self.auto.pilot
         starts = "initializers" if self._chains is None else self._chains.initial_states
         assert self.num_examples is not None  # settled
+        if self.ensemble is not None:
+            self.ensemble.begin_chain(model)
         return Chain(
             model,
             self._make_kernel_fn if pilot is None else pilot.make_kernel,
@@ -228,6 +260,7 @@ class FitSettings:
             self.num_groups,
             self.monitor,
             role="chain" if pilot is None else pilot.role,
+            rows_of_chains=None if self.ensemble is None else self.ensemble.rows_of_chains,
         )
 
 

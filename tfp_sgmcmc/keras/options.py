@@ -17,7 +17,6 @@ from tfp_sgmcmc.kernels import registry
 from tfp_sgmcmc.kernels.base import StepSize, check_positive
 
 LEARNING_RATE = "learning_rate"
-_NUM_KEPT = 100  # states, about, if thinning is left out
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,9 +24,9 @@ class Collect:
     r"""Which states of a chain are kept.
 
     Burn-in that is left out takes half of the steps of the first `fit`. Thinning that is left out
-    keeps about 100 states of that `fit`. A later `fit` of the same callback goes on with the same
-    thinning, without another burn-in. A run in a directory goes on with the numbers of its first
-    `fit`.
+    keeps about `num_results` states of that `fit`. A later `fit` of the same callback goes on with
+    the same thinning, without another burn-in. A run in a directory goes on with the numbers of its
+    first `fit`.
 
     Examples:
       >>> Collect(1000, 9).num_burnin_steps
@@ -38,6 +37,7 @@ class Collect:
     Args:
       num_burnin_steps: steps before the first that may be kept.
       num_steps_between_results: steps between kept ones, as in `tfp.mcmc.sample_chain`.
+      num_results: states of each chain, about, that thinning that is left out keeps.
       num_burnin_epochs: epochs before the first step that may be kept, in addition.
       keep: step -> whether a state that is due is kept. "sampling" keeps those of the sampling
         phases of the `step_size`, a `Cyclical` (Zhang et al. 2020), as its `is_sampling` does. With
@@ -60,6 +60,7 @@ class Collect:
     num_burnin_steps: int | None = None
     num_steps_between_results: int | None = None
     _: dataclasses.KW_ONLY
+    num_results: int = 100
     num_burnin_epochs: int | None = None
     keep: Callable[[tf.Tensor], tf.Tensor] | Literal["sampling"] | None = None
     mixing_distance: float | None = None
@@ -75,6 +76,7 @@ class Collect:
                 "Only one of num_burnin_epochs and sampling_threshold can end burn-in. "
                 "Received: both."
             )
+        checks.integer("num_results", self.num_results, 1)
         checked_distance(self.mixing_distance, self.num_steps_between_results or 0)
         if self.sampling_threshold is not None:
             checks.positive("sampling_threshold", self.sampling_threshold)
@@ -141,7 +143,7 @@ class Collect:
             left = total - max(burnin, in_epochs)
             if self.sampling_threshold is not None:
                 left //= 2  # a guess: burn-in ends at an unknown step
-            thinning = max(1, round((left if left > 0 else total) / _NUM_KEPT)) - 1
+            thinning = max(1, round((left if left > 0 else total) / self.num_results)) - 1
         has_threshold = self.sampling_threshold is not None
         return Collection(
             burnin,
@@ -203,12 +205,14 @@ def as_collect(value: Any) -> Collect:
 
 
 def checked_kernel(kernel: Any, step_size: StepSize | None) -> Any:
-    """Returns the function target -> kernel that was given or named, or "auto".
+    """Returns the function target -> kernel that was given or named, or "auto" for "posterior".
 
     Raises:
       ValueError: another word, or a step size that does not go with it.
       TypeError: no function and no word.
     """
+    if isinstance(kernel, str) and kernel == "posterior":
+        kernel = "auto"
     is_named = isinstance(kernel, str) and kernel != "auto"
     if not is_named:
         if not isinstance(kernel, str):
@@ -223,7 +227,7 @@ def checked_kernel(kernel: Any, step_size: StepSize | None) -> Any:
     names = [row.name for row in registry.SAMPLERS if not row.all_data and _takes_step(row.name)]
     if kernel not in names:
         raise ValueError(
-            f'kernel must be "auto", the name of a kernel ({", ".join(names)}) or a '
+            f'kernel must be "auto", the name of a kernel ({", ".join(names)}), "posterior" or a '
             f"function, target -> kernel. Received: {kernel!r}."
         )
     if step_size is None or (isinstance(step_size, str) and step_size != LEARNING_RATE):

@@ -40,7 +40,8 @@ class Traces(keras.callbacks.Callback):
     | `sampler` | `predictive/mutual_information` | the part that is uncertainty about the weights |
     | `sampler` | `predictive/aleatoric`, `predictive/epistemic` | standard deviations of a number |
 
-    R-hat needs `num_chains` of 2 or more. The largest is also in the logs, and so in the progress
+    R-hat needs `num_chains` of 2 or more, and a kernel: the chains of an annealed ensemble have no
+    law to converge to. The largest is also in the logs, and so in the progress
     bar, as `rhat`. It compares means and variances of whole chains, which
     are updated as samples come and take 16 bytes for each weight of each chain;
     `posterior.summary()` has the stricter R-hat of ranks and half chains. Predictive figures are
@@ -138,7 +139,7 @@ class Traces(keras.callbacks.Callback):
             skipped = max(0, self._first_drawn - (self._num_seen - len(steps)))
             trained = values[:num_variables]
             by_chain = [x if chain.state.num_chains else x[:, np.newaxis] for x in trained]
-            if (chain.state.num_chains or 1) > 1:
+            if (chain.state.num_chains or 1) > 1 and not self._sampler.is_annealed:
                 for moments, x in zip(self._moments, by_chain, strict=True):
                     moments.add(x)
             picked = [by_chain[i][(slice(None), slice(None), *at)] for _, i, at in self._chosen]

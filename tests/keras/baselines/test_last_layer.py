@@ -147,3 +147,19 @@ def test_a_flat_prior_of_a_softmax_is_refused():
     model = network(keras.layers.Dense(K), loss)
     with pytest.raises(ValueError, match="[Hh]essian|curved|definite"):
         sgmcmc.keras.last_layer_laplace(model, X, RNG.integers(0, K, size=[N]), None)
+
+
+@pytest.mark.parametrize(
+    ("adapt", "received"),
+    [
+        (lambda layer: layer.enable_lora(1), r"\['bias', 'lora_kernel_a', 'lora_kernel_b'\]"),
+        (lambda layer: setattr(layer.kernel, "trainable", False), r"\['bias'\]"),
+        (lambda layer: setattr(layer.bias, "trainable", False), r"\['kernel'\]"),
+    ],
+    ids=["LoRA", "frozen kernel", "frozen bias"],
+)
+def test_a_last_layer_that_is_partly_frozen_is_refused(adapt, received):
+    model = network(keras.layers.Dense(K), keras.losses.SparseCategoricalCrossentropy(True))
+    adapt(model.layers[-1])
+    with pytest.raises(ValueError, match=f"must have a trainable kernel and bias.*{received}"):
+        sgmcmc.keras.last_layer_laplace(model, X, RNG.integers(0, K, size=[N]), normal())

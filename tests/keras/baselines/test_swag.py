@@ -221,3 +221,20 @@ def test_too_few_weights_wrong_draws_and_another_model_are_refused(correlated):
         swag.set_model(regression())
     with pytest.raises(ValueError, match=r"must be finite.*after 3 epochs"):
         fed([*weights[:2], [np.nan] * 3])
+
+
+@pytest.mark.parametrize(("unit", "collected"), [("epochs", 2), ("steps", 4)])
+def test_without_burn_in_the_second_half_is_collected(unit, collected):
+    """Of 4 epochs of 2 steps; a second fit adds all of its weights."""
+    swag = sgmcmc.keras.SWAG(unit=unit)
+    model = regression()
+    for total in (collected, 3 * collected):
+        model.fit(X, Y, batch_size=12, epochs=4, verbose=0, callbacks=[swag])
+        assert swag.num_collected == total
+
+
+def test_without_burn_in_the_length_of_an_epoch_must_be_known():
+    swag = sgmcmc.keras.SWAG(unit="steps")
+    endless = (pair for pair in [(X, Y)])
+    with pytest.raises(ValueError, match="burn_in must be an integer where an epoch has no known"):
+        regression().fit(endless, epochs=4, shuffle=False, verbose=0, callbacks=[swag])

@@ -47,6 +47,7 @@ def every_step(jit_compile):
     return fit(classifier(jit_compile=jit_compile), sampler())
 
 
+@pytest.mark.thorough
 def test_every_state_is_kept(every_step):
     assert [s.shape for s in every_step] == [(30, 3, 5), (30, 5), (30, 5, 4), (30, 4)]
     assert all(np.abs(np.diff(s, axis=0)).reshape(29, -1).max(axis=1).min() > 0 for s in every_step)
@@ -70,6 +71,7 @@ def test_burnin_thinning_and_executions(
     assert_equal(model.get_weights(), [every[-1] for every in every_step])
 
 
+@pytest.mark.thorough
 def test_no_sample_before_the_end_of_burnin():
     samples = fit(classifier(run_eagerly=True), sampler(burnin=10), epochs=1)
     assert [s.shape for s in samples] == [(0, 3, 5), (0, 5), (0, 5, 4), (0, 4)]
@@ -84,6 +86,7 @@ def test_second_fit_goes_on(jit_compile, every_step):
     assert_equal(callback.samples, [every[2::4] for every in every_step])
 
 
+@pytest.mark.thorough
 def test_seed():
     """Equal seeds give equal steps, and other seeds give others."""
     runs = [
@@ -103,6 +106,7 @@ def test_eager_and_graph_give_the_same_chain(jit_compile, every_step):
     assert_close(eager, [every[:10] for every in every_step], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_kernel_results_are_carried_between_steps():
     """A schedule sees steps 0, 1, 2 and so on, so moves at temperature 0 have its ratios.
 

@@ -131,6 +131,7 @@ def test_initializers_of_other_names_and_nested_layers():
         np.testing.assert_array_equal(value[0], model.get_weights()[list(states).index(path)])
 
 
+@pytest.mark.thorough
 def test_chains_start_at_the_weights_that_the_model_has_when_it_first_samples():
     model, callback = classifier(run_eagerly=True), sampler(initial_states="model", temperature=0.0)
     with pytest.raises(ValueError, match="Received: by evaluate"):
@@ -218,6 +219,7 @@ def test_unfit_number_of_chains(number):
         sampler(num_chains=number)
 
 
+@pytest.mark.thorough
 def test_dropout_differs_between_chains():
     """At temperature 0, only the masks make chains from one start differ."""
 
@@ -262,6 +264,7 @@ def test_further_fits_go_on():
     assert_equal(callback.samples, once.samples)
 
 
+@pytest.mark.thorough
 def test_a_chain_that_breaks_down_is_found_where_it_is():
     model = classifier(run_eagerly=True)
     initial = model.get_weights()

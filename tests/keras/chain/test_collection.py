@@ -40,6 +40,7 @@ def test_a_sample_is_never_thought_not_due(burnin, between):
     assert all(is_open.may_be_due(t, t + 1) for t in range(burnin, 20))
 
 
+@pytest.mark.thorough
 def test_burnin_by_epochs():
     for fits in ([3], [1, 2]):
         model = affine(unit_normal, 1, inputs=D)
@@ -62,6 +63,7 @@ def test_only_the_sampling_phase_is_kept():
     np.testing.assert_allclose(logs["step_size"], [float(schedule(t)) for t in (2, 5, 8, 11)])
 
 
+@pytest.mark.thorough
 def test_samples_of_a_sampling_phase_have_equal_weights():
     schedule = sgmcmc.schedules.Cyclical(0.1, num_steps=6, num_cycles=1, exploration_ratio=0.5)
     callback, _ = fit(
@@ -125,6 +127,7 @@ class Alphas(keras.callbacks.Callback):
         self.values.append(logs["sampling_threshold"])
 
 
+@pytest.mark.thorough
 def test_burnin_ends_at_the_sampling_threshold():
     """Burn-in ends after the first checked step behind the burn-in steps with alpha below it."""
     schedule = sgmcmc.schedules.PolynomialDecay(a=1e-2, b=1.0, gamma=1.0)
@@ -163,6 +166,7 @@ def test_logged_noise_is_that_of_the_batch(num_chains):
     assert logs["temperature"] == [0.5] * 4
 
 
+@pytest.mark.thorough
 def test_momenta_log_their_temperature():
     callback, logs = fit(lambda target: sgmcmc.SGNHT(target, 1e-2, friction=1.0))
     kinetic = callback._recorder.chain.state.results.kinetic_temperature
@@ -193,6 +197,7 @@ def test_a_kernel_without_a_threshold():
         fit(lambda target: sgmcmc.SGNHT(target, 1e-2, friction=1.0), noise_every=1)
 
 
+@pytest.mark.thorough
 def test_samples_of_large_variables_are_those_of_their_steps():
     """A compiled execution of three steps writes such samples only when they are kept."""
     inputs = 4_100

@@ -53,6 +53,7 @@ def test_a_schedule_counts_the_steps_of_the_chain():
     np.testing.assert_allclose(np.concatenate(found), RATE * 0.5 ** np.array([1, 3, 5]), rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_callbacks_set_the_steps():
     halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     callback = named()
@@ -78,6 +79,7 @@ def test_a_function_reads_it_from_the_target():
     assert_equal(callback.samples, expected.samples)
 
 
+@pytest.mark.thorough
 def test_a_run_in_a_directory_goes_on_with_its_rate(tmp_path):
     def script(folder, *numbers):
         for epochs in numbers:

@@ -171,9 +171,9 @@ def masked():
 @pytest.mark.parametrize(
     "make, num_chains",
     [
-        (two_outputs, None),
+        pytest.param(two_outputs, None, marks=pytest.mark.thorough),
         pytest.param(lambda: one_output("sum"), None, marks=pytest.mark.slow),
-        (lambda: one_output("sum_over_batch_size"), None),
+        pytest.param(lambda: one_output("sum_over_batch_size"), None, marks=pytest.mark.thorough),
         (masked, None),
         pytest.param(masked, 2, marks=pytest.mark.slow),
     ],
@@ -219,7 +219,7 @@ def generator():
     [
         (lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(5), {}),
         pytest.param(Batches, {}, marks=pytest.mark.thorough),
-        (generator, {"steps_per_epoch": 4}),
+        pytest.param(generator, {"steps_per_epoch": 4}, marks=pytest.mark.thorough),
     ],
     ids=["tf.data", "PyDataset", "generator"],
 )
@@ -303,6 +303,7 @@ def test_a_step_is_traced_once(steps_per_execution, monkeypatch):
     assert len(callback.samples[0]) > 1
 
 
+@pytest.mark.thorough
 def test_further_fits_trace_nothing_anew_until_compile():
     model = sequential(CountsTraces(4), jit_compile=False)
     callback = sampler()

@@ -83,7 +83,7 @@ KERNELS = {
         lambda t: sgmcmc.SGFS(t, 0.1, covariance=covariance, num_estimation_steps=0)
     ),
     "SGHMC": lambda covariance: lambda t: sgmcmc.SGHMC(t, 0.02, 30.0, covariance),
-    "CCAdL": lambda covariance: lambda t: sgmcmc.CCAdL(t, 0.05, 1.0, covariance),
+    "CCAdL": lambda covariance: lambda t: sgmcmc.CCAdL(t, 0.05, 1.0, covariance, scheme="euler"),
     "ModifiedSGLD": lambda covariance: lambda t: sgmcmc.ModifiedSGLD(t, 0.01, covariance),
 }
 SHORT_LAST = (7, 2, N)  # batches of 7 and 6, which changes c
@@ -93,17 +93,21 @@ FIXED = (6, 2, 12)
 @pytest.mark.parametrize(
     "name, covariance, sizes",
     [
-        *(("NOGIN", kind, SHORT_LAST) for kind in ("diag", "full")),
+        ("NOGIN", "diag", SHORT_LAST),
+        pytest.param("NOGIN", "full", SHORT_LAST, marks=pytest.mark.thorough),
         *(
             pytest.param("NOGIN", kind, SHORT_LAST, marks=pytest.mark.slow)
             for kind in ("block", "low_rank")
         ),
-        ("SGFS", "diag", SHORT_LAST),
+        pytest.param("SGFS", "diag", SHORT_LAST, marks=pytest.mark.thorough),
         *(
             pytest.param("SGFS", kind, SHORT_LAST, marks=pytest.mark.slow)
             for kind in ("block", "full", "low_rank")
         ),
-        *((name, "diag", FIXED) for name in ("SGHMC", "CCAdL", "ModifiedSGLD")),
+        *(
+            pytest.param(name, "diag", FIXED, marks=pytest.mark.thorough)
+            for name in ("SGHMC", "CCAdL", "ModifiedSGLD")
+        ),
     ],
 )
 def test_chain_is_that_of_formulas(name, covariance, sizes):
@@ -116,6 +120,7 @@ def test_chain_is_that_of_formulas(name, covariance, sizes):
     assert_close(samples, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["graph", "XLA"]
 )
@@ -157,6 +162,7 @@ def test_num_groups_is_checked():
         sampler(KERNELS["NOGIN"]("diag"), num_groups=1)
 
 
+@pytest.mark.thorough
 def test_chains_side_by_side():
     """Chains move and differ, and the first starts at the model's weights."""
     make_kernel_fn = KERNELS["NOGIN"]("diag")

@@ -1,6 +1,7 @@
 """Small tensors are packed into a few variables, and are unpacked unchanged."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.chain.chain_state import PackedVariables, Packing
@@ -27,6 +28,7 @@ def assert_same(got: dict, expected: dict) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 def test_a_nest_comes_out_as_it_went_in():
     variables = PackedVariables(nest(0))
     assert_same(variables.numpy(), nest(0))

@@ -58,7 +58,12 @@ def check_step(model, fit_arguments, log_posterior, **arguments):
 @pytest.mark.parametrize(
     "reduction, weighted",
     [
-        *((reduction, True) for reduction in REDUCTIONS),
+        ("mean_with_sample_weight", True),
+        *(
+            pytest.param(reduction, True, marks=pytest.mark.thorough)
+            for reduction in REDUCTIONS
+            if reduction != "mean_with_sample_weight"
+        ),
         ("sum_over_batch_size", False),
         *(pytest.param(reduction, False, marks=pytest.mark.slow) for reduction in REDUCTIONS[1:]),
     ],
@@ -96,7 +101,11 @@ def test_scale_of_a_short_last_batch_is_its_own():
 
 @pytest.mark.parametrize(
     "loss",
-    ["poisson", keras.losses.Poisson(), lambda y, f: f - y * tf.math.log(f + 1e-7)],
+    [
+        pytest.param("poisson", marks=pytest.mark.thorough),
+        keras.losses.Poisson(),
+        pytest.param(lambda y, f: f - y * tf.math.log(f + 1e-7), marks=pytest.mark.thorough),
+    ],
     ids=["string", "object", "lambda per entry"],
 )
 def test_outputs_of_an_example_are_summed(loss):
@@ -149,7 +158,10 @@ def test_regularizers_and_add_loss_count_n_fold():
     check_step(model, (X, CLASSES, {"batch_size": B}), log_posterior)
 
 
-@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight"])
+@pytest.mark.parametrize(
+    "reduction",
+    [pytest.param("sum_over_batch_size", marks=pytest.mark.thorough), "mean_with_sample_weight"],
+)
 def test_masked_sequences_sum_over_their_steps(reduction):
     tokens = np.array([[1, 2, 0, 0], [3, 0, 0, 0], [2, 2, 1, 3]])
     classes = RNG.integers(0, 2, size=tokens.shape)

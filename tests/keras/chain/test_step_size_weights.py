@@ -79,6 +79,7 @@ def test_equal_steps_have_no_weights():
     )
 
 
+@pytest.mark.thorough
 def test_weights_are_saved(tmp_path, every_step):
     posterior = every_step.posterior
     posterior.save(tmp_path / "p.npz")

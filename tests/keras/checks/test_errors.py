@@ -213,11 +213,13 @@ class TestNumExamples:
             fit(model, callback, x=batches(), y=None, batch_size=None)
         assert_equal(model.get_weights(), before)
 
+    @pytest.mark.thorough
     def test_validation_split_does_not_count(self):
         fit(make_model(), sampler(num_examples=9), validation_split=0.25)
         with pytest.raises(ValueError, match="Received: 12, but fit was given arrays of 9"):
             fit(make_model(), sampler(), validation_split=0.25)
 
+    @pytest.mark.thorough
     def test_every_epoch_counts_anew(self):
         callback = sampler()
         fit(make_model(steps_per_execution=4), callback, epochs=2)
@@ -235,7 +237,9 @@ NAN_AT_7 = sgld(lambda t: tf.where(t < 7, 1e-3, np.nan))
 
 
 class TestNonFinite:
-    @pytest.mark.parametrize("steps_per_execution", [1, 5])
+    @pytest.mark.parametrize(
+        "steps_per_execution", [1, pytest.param(5, marks=pytest.mark.thorough)]
+    )
     def test_of_a_sample(self, steps_per_execution):
         model = make_model(steps_per_execution=steps_per_execution)
         callback = sampler(make_kernel_fn=NAN_AT_7)
@@ -266,7 +270,7 @@ class TestNonFinite:
         [
             {"run_eagerly": True},
             pytest.param({"run_eagerly": True, "steps_per_execution": 5}, marks=pytest.mark.slow),
-            {"run_eagerly": False, "jit_compile": False},
+            pytest.param({"run_eagerly": False, "jit_compile": False}, marks=pytest.mark.thorough),
         ],
     )
     def test_during_burnin(self, mode):
@@ -280,7 +284,7 @@ class TestNonFinite:
         assert len(callback.samples[0]) == 0
         assert_equal(model.get_weights(), initial)
 
-    @pytest.mark.parametrize("kernel", ["SGLD", "NOGIN"])
+    @pytest.mark.parametrize("kernel", ["SGLD", pytest.param("NOGIN", marks=pytest.mark.thorough)])
     def test_of_the_data(self, kernel):
         x = X.copy()
         x[6] = np.nan  # in the fourth batch
@@ -317,3 +321,30 @@ def test_one_sampler_a_fit(same):
     with pytest.raises(ValueError, match="fit must have one SamplerCallback.*Received: 2"):
         model.fit(X, Y, callbacks=[callback, callback if same else sampler()], verbose=0)
     assert "train_step" not in vars(model)
+
+
+@pytest.mark.parametrize(
+    ("loss", "units", "y", "words"),
+    [
+        (
+            "sparse_categorical_crossentropy",
+            3,
+            [0, 1, 2, 3],
+            r"in 0 .. 2, .* Received: \[3\] in 3 ",
+        ),
+        (
+            "sparse_categorical_crossentropy",
+            3,
+            [0, -1, 2, 1],
+            r"in 0 .. 2, .* Received: \[-1\] in 3 ",
+        ),
+        ("binary_crossentropy", 1, [1, -1, 1, 1], r"in 0 .. 1, .* Received: \[-1.0\] in 3 of 12"),
+    ],
+)
+def test_labels_out_of_range_are_told_before_the_first_step(loss, units, y, words):
+    """On a GPU the loss of such labels is NaN, on a CPU an error of TensorFlow."""
+    activation = "sigmoid" if units == 1 else "softmax"
+    model = make_model(keras.layers.Dense(units, activation), loss=loss)
+    labels = np.tile(np.array(y, np.float32 if units == 1 else np.int32), 3)
+    with pytest.raises(ValueError, match=words):
+        fit(model, sampler(), y=labels[:, np.newaxis] if units == 1 else labels)

@@ -1,5 +1,6 @@
 """Errors and warnings of `fit` before the first step and between epochs."""
 
+import contextlib
 import copy
 import functools
 import pickle
@@ -13,6 +14,7 @@ import tensorflow_probability as tfp
 
 import datasets
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.keras import small_models
 from tests.keras.small_models import BINARY_CROSSENTROPY, assert_equal, sgld
 from tfp_sgmcmc.internal import memory
@@ -54,7 +56,7 @@ class TestStability:
         "NOGIN": (functools.partial(sgmcmc.NOGIN, covariance="diag"), 2 / CURVATURE**0.5),
     }
 
-    @pytest.mark.parametrize("name", KERNELS)
+    @pytest.mark.parametrize("name", fast_settings(KERNELS, "SGLD"))
     @pytest.mark.parametrize("num_chains", [None, pytest.param(2, marks=pytest.mark.slow)])
     def test_a_step_above_the_limit_is_told_before_the_first_step(self, name, num_chains):
         kernel, limit = self.KERNELS[name]
@@ -70,6 +72,28 @@ class TestStability:
             assert bool(told) == is_told  # at the start, and perhaps once later
             assert not is_told or f"must be below {limit:.3g}" in told[0]
 
+    @pytest.mark.parametrize("scheme", ["midpoint", "euler"])
+    def test_a_sigma_beyond_the_explicit_scheme_is_told(self, scheme):
+        """The friction by Sigma, h^2 / 2 times its largest eigenvalue, is 2.2 and then 0.22."""
+        v = np.cov((X * (0.5 - Y)).T)
+        h = (2 * 2.2 / (N * (N - 2) / 2 * np.linalg.eigvalsh(v)[-1])) ** 0.5
+        for size, is_told in ((h, scheme == "euler"), (h / 10**0.5, False)):
+            callback = standard(
+                lambda target, size=size: sgmcmc.CCAdL(
+                    target, size, covariance="full", scheme=scheme
+                ),
+                independent_batches=False,
+                num_burnin_steps=1,
+            )
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                with contextlib.suppress(sgmcmc.NonFiniteChainError):
+                    fit(classifier(), callback, batch_size=2)
+            told = [str(w.message) for w in found]
+            told = [m for m in told if m.startswith("step_size must be below")]
+            assert bool(told) == is_told
+            assert not told or "eigenvalue of Sigma" in told[0]
+
     def test_curvature_that_grows_is_noticed(self):
         """With a quartic prior the curvature grows as the chain leaves its start."""
 
@@ -80,6 +104,7 @@ class TestStability:
         told = messages(classifier(), callback, epochs=2)
         assert len(told) == 1 and "to be stable after 1 steps" in told[0]
 
+    @pytest.mark.thorough
     def test_it_is_told_at_the_start_and_once_later(self):
         told = messages(classifier(), standard(sgld(1.5 * 4 / CURVATURE)), epochs=8)
         assert len(told) <= 2 and "where the chain starts" in told[0]
@@ -140,6 +165,7 @@ class TestSecondFit:
         fit(model, callback, batch_size=10, epochs=2)  # other batches of the same data
         assert len(callback.samples[0]) == 9
 
+    @pytest.mark.thorough
     def test_the_same_data_in_another_form_are_accepted(self):
         callback, model = standard(), classifier()
         fit(model, callback)
@@ -154,9 +180,11 @@ class TestWeights:
     @pytest.mark.parametrize(
         "weights, is_told",
         [
-            ({"class_weight": {0: 1 / 20, 1: 1 / 20}}, True),
-            ({"class_weight": {0: 0.8, 1: 1.2}}, False),
-            ({"sample_weight": np.full(N, 1 / N)}, True),
+            pytest.param(
+                {"class_weight": {0: 1 / 20, 1: 1 / 20}}, True, marks=pytest.mark.thorough
+            ),
+            pytest.param({"class_weight": {0: 0.8, 1: 1.2}}, False, marks=pytest.mark.thorough),
+            pytest.param({"sample_weight": np.full(N, 1 / N)}, True, marks=pytest.mark.thorough),
             ({"sample_weight": np.linspace(0.2, 1.8, N)}, False),
         ],
     )
@@ -177,7 +205,9 @@ class TestWeights:
 @pytest.mark.parametrize(
     "callback",
     [
-        keras.callbacks.LearningRateScheduler(lambda epoch: 0.1),
+        pytest.param(
+            keras.callbacks.LearningRateScheduler(lambda epoch: 0.1), marks=pytest.mark.thorough
+        ),
         keras.callbacks.ReduceLROnPlateau(monitor="loss"),
     ],
 )
@@ -206,6 +236,7 @@ def test_outputs_that_are_no_probabilities_are_refused_before_the_first_step(
 
 
 class TestMemory:
+    @pytest.mark.thorough
     def test_kept_states_are_refused_if_they_do_not_fit(self, monkeypatch, tmp_path):
         monkeypatch.setattr(memory, "available", lambda: 120)
         with pytest.raises(MemoryError, match="1000 kept states 12.0 kB.*directory"):
@@ -215,6 +246,7 @@ class TestMemory:
         fit(classifier(), stored, epochs=11)
         assert len(stored.samples[0]) == 11
 
+    @pytest.mark.thorough
     def test_much_of_the_memory_is_told(self, monkeypatch):
         monkeypatch.setattr(memory, "available", lambda: 250)
         told = messages(classifier(), standard(), epochs=10)
@@ -247,6 +279,7 @@ class TestCopies:
                 how(callback)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("covariance", [pytest.param("full", marks=pytest.mark.slow), "diag"])
 def test_models_of_float64(covariance):
     dense = keras.layers.Dense(1, use_bias=False, dtype="float64")

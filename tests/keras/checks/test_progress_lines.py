@@ -21,6 +21,7 @@ def fit(step_size, **arguments):
     return model.fit(X, Y, batch_size=N, callbacks=[callback], **arguments).history
 
 
+@pytest.mark.thorough
 def test_a_step_above_its_limit_is_a_failed_check(capsys):
     assert fit(0.9 * LIMIT)["failed_checks"] == [0.0, 0.0]
     with pytest.warns(UserWarning, match="step_size must be below"):

@@ -11,7 +11,7 @@ from tests.keras import small_models
 from tests.keras.small_models import assert_close, assert_equal, linear, sgld, unit_normal
 from tfp_sgmcmc import random
 from tfp_sgmcmc.keras import IndependentBatches
-from tfp_sgmcmc.keras.data.growing_batches import BatchSizes
+from tfp_sgmcmc.keras.data.independent_batches import BatchSizes
 
 N, GROWTH, STEPS = 20, 1.5, 10  # batches of 1, 2, 3, 4, 6, 8, 12, 18, 20, 20
 RNG = np.random.default_rng(0)
@@ -55,7 +55,7 @@ class WithGivenRows(sgmcmc.MinibatchLogProb):
 @pytest.mark.parametrize(
     "make_data, compiled",
     [
-        (resident, GRAPH),
+        pytest.param(resident, GRAPH, marks=pytest.mark.thorough),
         (independent, EAGERLY),
         pytest.param(resident, EAGERLY, marks=pytest.mark.slow),
         pytest.param(independent, GRAPH, marks=pytest.mark.slow),
@@ -134,6 +134,7 @@ def test_sizes_are_those_of_growing_batch(first, growth, total):
     np.testing.assert_array_equal(sizes.tensor_at(steps), expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make_data", [resident, pytest.param(independent, marks=pytest.mark.slow)])
 def test_growth_goes_on_in_the_next_fit_and_in_a_script_run_again(make_data, tmp_path):
     def fits(directory, *numbers, steps=STEPS // 2):
@@ -148,6 +149,7 @@ def test_growth_goes_on_in_the_next_fit_and_in_a_script_run_again(make_data, tmp
     assert_close(fits(None, 1, steps=STEPS), expected)
 
 
+@pytest.mark.thorough
 def test_another_growth_is_another_run(tmp_path):
     for growth in (GROWTH, 2.0):
         callback = sampler(directory=tmp_path)
@@ -159,6 +161,7 @@ def test_another_growth_is_another_run(tmp_path):
                 regression(**EAGERLY).fit(data, verbose=0, callbacks=[callback])
 
 
+@pytest.mark.thorough
 def test_a_kernel_with_the_covariance_of_the_noise():
     """The noise is that of each batch's size; from batches of all examples no noise is left."""
     callback, model = small_models.sampler(noise, N), regression(**EAGERLY)

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.keras import small_models
 from tests.keras.small_models import BINARY_CROSSENTROPY, affine, assert_equal, sgld
 from tfp_sgmcmc.keras import IndependentBatches
@@ -43,7 +44,7 @@ INDEPENDENT = {
 }
 
 
-@pytest.mark.parametrize("data", DEPENDENT)
+@pytest.mark.parametrize("data", fast_settings(DEPENDENT, "arrays", "tf.data"))
 def test_a_kernel_that_expects_independent_batches_refuses_others_before_it_moves(data):
     callback, model = sampler(), classifier()
     before = model.get_weights()
@@ -58,7 +59,7 @@ def test_a_kernel_that_expects_independent_batches_refuses_others_before_it_move
 
 @pytest.mark.parametrize(
     "data",
-    [pytest.param(d, marks=pytest.mark.slow if "whole" in d else []) for d in INDEPENDENT],
+    fast_settings(INDEPENDENT, "IndependentBatches"),
 )
 def test_independent_batches_are_taken(data):
     callback = sampler()
@@ -66,7 +67,13 @@ def test_independent_batches_are_taken(data):
     assert len(callback.samples[0]) >= 1
 
 
-@pytest.mark.parametrize("changes", [{"independent_batches": False}, {"independent_batches": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"independent_batches": False},
+        pytest.param({"independent_batches": True}, marks=pytest.mark.thorough),
+    ],
+)
 def test_the_user_may_know_better(changes):
     callback = sampler(**changes)
     small_models.fit(classifier(), callback, X, Y, batch_size=B)
@@ -79,6 +86,7 @@ def test_other_kernels_take_any_batches():
     assert len(callback.samples[0]) == 4
 
 
+@pytest.mark.thorough
 def test_a_second_fit_is_checked_too():
     callback, model = sampler(), classifier()
     model.fit(IndependentBatches(X, Y, batch_size=B), verbose=0, callbacks=[callback])
@@ -115,6 +123,7 @@ def test_each_example_comes_equally_often():
     assert statistic > 1.5  # and falls below this with probability 1e-7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "compiled",
     [
@@ -146,6 +155,7 @@ def test_a_run_goes_on_with_the_same_batches(tmp_path, compiled):
         ({"steps_per_epoch": 0}, ValueError, "steps_per_epoch must be .* Received: 0"),
         ({"y": Y[:-1]}, ValueError, "must be equal"),
         ({"seed": "a"}, ValueError, "seed must be an integer"),
+        ({"sample_weight": 6}, TypeError, "sample_weight must be an array.*as in batch_size=6"),
     ],
 )
 def test_arguments(changes, error, words):

@@ -47,7 +47,7 @@ class Batches(keras.utils.PyDataset):
 @pytest.mark.parametrize(
     "reshuffle, compiled",
     [
-        ("epoch", {"jit_compile": False}),
+        pytest.param("epoch", {"jit_compile": False}, marks=pytest.mark.thorough),
         pytest.param("epoch", EAGERLY, marks=pytest.mark.slow),
         ("step", EAGERLY),
     ],
@@ -128,6 +128,7 @@ def test_the_law_of_nogin_on_a_gaussian_is_the_posterior():
     assert z < -5.6 and abs(ratio - 0.68) < 0.04
 
 
+@pytest.mark.thorough
 def test_a_second_fit_goes_on_and_does_not_retrace():
     traces = []
 
@@ -149,6 +150,7 @@ def test_a_second_fit_goes_on_and_does_not_retrace():
     assert_equal(whole.samples, halves.samples)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "compiled", [EAGERLY, pytest.param({"jit_compile": False}, marks=pytest.mark.slow)]
 )

@@ -13,6 +13,8 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
+from tfp_sgmcmc.keras.data import train_function
+from tfp_sgmcmc.keras.distributed import messages
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[40, 3]).astype(np.float32)
@@ -75,7 +77,7 @@ class Data(keras.utils.PyDataset):
         return X[8 * i : 8 * i + 8], Y[8 * i : 8 * i + 8]
 
 
-@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("run_eagerly", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_after_a_fit_that_ends_well(run_eagerly):
     model, callback = make_model(run_eagerly), make_sampler()
     loss = model.loss
@@ -107,7 +109,9 @@ def test_the_model_is_its_own_between_batches():
 
 @pytest.mark.parametrize(
     "hook, sampler_first",
-    [("on_train_batch_begin", True), ("on_train_batch_begin", False), ("on_epoch_end", False),
+    [("on_train_batch_begin", True),
+     pytest.param("on_train_batch_begin", False, marks=pytest.mark.thorough),
+     pytest.param("on_epoch_end", False, marks=pytest.mark.thorough),
      *(pytest.param(hook, True, marks=pytest.mark.slow)
        for hook in ("on_train_batch_end", "on_epoch_begin", "on_test_batch_end"))],
 )  # fmt: skip
@@ -123,7 +127,14 @@ def test_error_in_another_callback(hook, sampler_first):
     assert_trains_as_ever(model)
 
 
-@pytest.mark.parametrize("hook", ["on_train_begin", "on_train_end", "set_params"])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        pytest.param("on_train_begin", marks=pytest.mark.thorough),
+        pytest.param("on_train_end", marks=pytest.mark.thorough),
+        "set_params",
+    ],
+)
 def test_error_before_or_after_the_batches(hook):
     model = make_model()
     with pytest.raises(Boom):
@@ -142,6 +153,7 @@ def test_keyboard_interrupt_keeps_the_samples():
     assert_trains_as_ever(model)
 
 
+@pytest.mark.thorough
 def test_error_in_the_training_data():
     model, callback = make_model(), make_sampler()
     with pytest.raises(tf.errors.OpError, match="Boom"):
@@ -149,6 +161,7 @@ def test_error_in_the_training_data():
     assert_trains_as_ever(model)
 
 
+@pytest.mark.thorough
 def test_error_in_the_validation_data():
     model, callback = make_model(), make_sampler()
     with pytest.raises(tf.errors.OpError, match="Boom"):
@@ -221,3 +234,19 @@ def test_a_real_interrupt():
         assert process.communicate(timeout=120)[0] == "restored\n"
     finally:
         process.kill()
+
+
+@pytest.mark.parametrize("are_several", [True, False])
+def test_a_lost_worker_is_explained(are_several, monkeypatch):
+    """In one process the error is TensorFlow's, whatever it is about."""
+
+    def lose(iterator):
+        raise tf.errors.UnavailableError(None, None, "connection reset")
+
+    monkeypatch.setattr(messages, "are_several", lambda strategy: are_several)
+    nothing = [lambda *args: None] * 3
+    function = train_function.BatchTrainFunction(make_model(), *nothing, function=lose)
+    error = RuntimeError if are_several else tf.errors.UnavailableError
+    words = "Another worker of this fit was lost. .*connection reset" if are_several else "conn"
+    with pytest.raises(error, match=words):
+        function(iter([]))

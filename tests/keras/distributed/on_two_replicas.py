@@ -1,10 +1,9 @@
-"""Chains on two replicas; `test_distribute.py` runs this in a process with two logical CPUs.
+"""Chains on two replicas; `test_two_replicas.py` runs this in a process with two logical CPUs.
 
 Each test compares a chain with the chain on one device that has the same seed and batches.
 """
 
 import contextlib
-import os
 
 import keras
 import numpy as np
@@ -12,16 +11,10 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.two_replicas import MIRRORED
 from tests.keras import small_models
 from tests.keras.small_models import assert_close, sgld
 from tfp_sgmcmc.keras.distributed import replica_context
-
-if "ON_TWO_REPLICAS" not in os.environ:
-    pytest.skip("run by test_distribute.py", allow_module_level=True)
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-MIRRORED = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 N = 7
 RNG = np.random.default_rng(0)
@@ -100,6 +93,18 @@ def test_chain_is_that_of_one_device(make_kernel_fn, rows, hidden, compiled):
     for name, values in logs.items():
         np.testing.assert_allclose(values, own_logs[name], rtol=1e-5, err_msg=name)
     assert_copies_are_equal(model, callback)
+
+
+def test_an_annealed_ensemble_hides_the_same_rows():
+    runs = []
+    for strategy in (None, MIRRORED):
+        model = classifier(strategy, run_eagerly=False, jit_compile=False)
+        callback = sgmcmc.keras.SamplerCallback(seed=3, collect=sgmcmc.keras.Collect(0, 0))
+        fit(model, callback, epochs=3)
+        runs.append((callback.samples, callback.result.windows))
+    (alone, windows), (together, same_windows) = runs
+    assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    assert same_windows.windows == windows.windows and windows.num_rows == 2
 
 
 def test_shares_that_are_not_summed_are_seen(monkeypatch):

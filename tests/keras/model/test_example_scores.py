@@ -245,7 +245,13 @@ FURTHER = (
 
 
 # These only widen what other models and `test_vectorize` cover, and take longest.
-WIDER = ("attention to positions", "grouped attention", "shared einsum", "conv dilated", "conv 3d")
+WIDER = (
+    *("attention", "attention to positions", "grouped attention"),
+    *("conv causal", "conv dilated", "conv 3d", "time distributed", "dense on sequences"),
+    *("shared einsum", "einsum with an ellipsis", "einsum of blocks", "einsum of crossed axes"),
+    *("frozen normalisation", "group normalisation", "normalisation of an early axis"),
+    *("dropout off", "recurrent, may drop out", "tied weights"),
+)
 
 
 @pytest.mark.parametrize(
@@ -288,10 +294,12 @@ def test_scores_are_the_gradients_of_single_examples(name):
 @pytest.mark.parametrize(
     "name, num_groups",
     [
-        *(("dense", num_groups) for num_groups in (3, 8)),
-        pytest.param("dense", 4, marks=pytest.mark.thorough),
-        ("embedding", 3),
-        ("activation with weights", 3),
+        *(
+            pytest.param("dense", num_groups, marks=pytest.mark.thorough)
+            for num_groups in (3, 4, 8)
+        ),
+        pytest.param("embedding", 3, marks=pytest.mark.thorough),
+        pytest.param("activation with weights", 3, marks=pytest.mark.thorough),
         pytest.param("activation with weights", 4, marks=pytest.mark.slow),
         ("einsum of blocks", 3),
         pytest.param("einsum of heads", 3, marks=pytest.mark.slow),
@@ -318,7 +326,7 @@ def test_groups(name, num_groups):
     [
         pytest.param("dense", marks=pytest.mark.slow),  # "conv same" has such layers, too
         "conv same",
-        "embedding",
+        pytest.param("embedding", marks=pytest.mark.thorough),
         pytest.param("activation with weights", marks=pytest.mark.slow),
         pytest.param("attention", marks=pytest.mark.thorough),
     ],
@@ -382,6 +390,7 @@ def test_models_whose_examples_interact_are_refused():
     assert target.estimate(state_of(model), SEED, with_scores=False).scores == ()
 
 
+@pytest.mark.thorough
 def test_memory_for_scores_of_other_layers(monkeypatch):
     """6 examples of 8 weights take 192 bytes; two groups take 64."""
     x = floats(8)

@@ -178,12 +178,14 @@ def test_one_step_of_a_linear_model(mode, weights):
     assert all(np.abs(want).max() > 1.0 for want in expected)
 
 
+@pytest.mark.thorough
 def test_one_step_of_several_chains():
     model = affine(NegativeLogLikelihood(heteroscedastic), 2)
     expected = [np.stack([want, want]) for want in gradient_by_hand(model)]
     assert_close(step(model, num_chains=2), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.thorough
 def test_beside_a_crossentropy_in_several_outputs():
     keras.utils.set_random_seed(1)
     inputs = keras.Input([3])
@@ -213,6 +215,7 @@ def masked_sequences(fn):
     return model, RNG.integers(0, 4, size=[B, B]), RNG.normal(size=[B, B]).astype(np.float32)
 
 
+@pytest.mark.thorough
 def test_masked_steps_do_not_count():
     """There are as many rows as steps, so a mask along the wrong axis would raise no error."""
     model, tokens, y = masked_sequences(lambda out: tfd.Normal(out, 1.0))
@@ -229,7 +232,14 @@ def test_a_mask_of_entries_that_are_one_event():
         step(model, y, tokens)
 
 
-@pytest.mark.parametrize("form", ["object", "function", "string"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param("object", marks=pytest.mark.thorough),
+        pytest.param("function", marks=pytest.mark.thorough),
+        "string",
+    ],
+)
 def test_binary_crossentropy_of_several_labels_is_a_sum(form):
     """Keras takes the mean of the four labels, which is the fourth root of the likelihood."""
     labels = RNG.integers(0, 2, size=[B, 4]).astype(np.float32)

@@ -234,7 +234,7 @@ KERNELS = {
     "kernel, num_chains",
     [
         ("step sizes", None),
-        ("diagonal", 2),
+        pytest.param("diagonal", 2, marks=pytest.mark.thorough),
         pytest.param("step sizes", 2, marks=pytest.mark.thorough),
         pytest.param("diagonal", None, marks=pytest.mark.thorough),
     ],

@@ -85,6 +85,7 @@ def errors(model, x, with_scores, jit_compile=False):
     return max(found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make, x, with_scores",
     [
@@ -99,6 +100,7 @@ def test_chains_are_each_by_itself(make, x, with_scores):
     assert errors(make(), x, with_scores) < 1e-5
 
 
+@pytest.mark.thorough
 def test_convolutions_in_groups_are_vectorized_wrongly(monkeypatch):
     """Control. If this fails, TensorFlow has fixed the error and `not_vectorizable` can go.
 

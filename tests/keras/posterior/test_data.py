@@ -130,6 +130,7 @@ def test_a_py_dataset_is_told_the_end_of_its_epoch(posterior):
     assert data.epochs == 1
 
 
+@pytest.mark.thorough
 def test_nests_of_inputs_and_labels():
     inputs = {"a": keras.Input([3], name="a"), "b": keras.Input([3], name="b")}
     units = {"kind": 4, "value": 1}

@@ -99,6 +99,7 @@ def test_binary_outputs_by_entry():
     assert found.expected_calibration_error == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_regression_compiled_and_in_chunks_of_chains(monkeypatch):
     """Log densities differ by hundreds, and none of their sums underflows."""
     kernels = 10 * RNG.normal(size=[6, 2, 3, 1]).astype(np.float32)
@@ -121,6 +122,7 @@ def test_a_regression_compiled_and_in_chunks_of_chains(monkeypatch):
     np.testing.assert_allclose(each, log_p, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_several_outputs_with_loss_weights():
     inputs = keras.Input([3])
     dense = [keras.layers.Dense(n, use_bias=False, name=k) for k, n in (("a", 4), ("b", 1))]

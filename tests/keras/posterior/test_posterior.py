@@ -97,6 +97,7 @@ def test_samples_that_agree_leave_no_information_and_sure_ones_that_do_not_leave
         np.testing.assert_allclose(values, np.log(2), rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_chunks_of_samples_that_are_only_sliced(monkeypatch):
     """A compiled model reads the 8 draws of 2 chains 3 at a time."""
     kernels = RNG.normal(size=[8, C, 3, 4]).astype(np.float32)
@@ -245,6 +246,7 @@ def test_several_outputs_of_a_compiled_model_that_saw_no_labels():
     np.testing.assert_allclose(prediction.mean[1], (NEW @ KERNELS).mean(axis=0), rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_samples_of_some_variables_of_a_regularised_model():
     """In a stateless scope, Keras gives other variables' regularisers no value."""
     penalty = keras.regularizers.L2(0.1)

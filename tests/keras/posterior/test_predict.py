@@ -64,6 +64,7 @@ def test_probabilities_are_not_activated_again():
     check(callback.predict(NEW), scipy.special.softmax(logits(callback), axis=-1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "mode",
     [
@@ -81,11 +82,13 @@ def test_modes_and_batches(mode, monkeypatch):
     check(callback.predict(NEW[:1], batch_size=3), logits(callback, NEW[:1]))
 
 
+@pytest.mark.thorough
 def test_one_sample_has_no_spread():
     callback = sample(affine(unit_normal), y=np.eye(4)[Y], burnin=5)
     assert np.all(callback.predict(NEW).standard_deviation == 0)
 
 
+@pytest.mark.thorough
 def test_several_inputs_and_outputs():
     keras.utils.set_random_seed(1)
     inputs = {"a": keras.Input([3], name="a"), "b": keras.Input([3], name="b")}

@@ -167,6 +167,7 @@ def test_scores_of_bayesian_linear_regression():
         check_scores(posterior.evaluate(x, y, batch_size=500), x)
 
 
+@pytest.mark.thorough
 def test_draws_of_bayesian_linear_regression():
     """Exact samples give independent draws, with the mean and variance of the predictive."""
     posterior = exact()

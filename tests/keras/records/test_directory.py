@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.keras import small_models
 from tests.keras.small_models import BINARY_CROSSENTROPY, assert_equal, sequential
 
@@ -78,16 +79,27 @@ def in_memory():
     return script(None)
 
 
-def test_a_script_run_again_leaves_the_same_chain(tmp_path, in_memory):
-    run, snapshots = tmp_path / "run", tmp_path / "snapshots"
-    expected = script(run, [Snapshots(run, snapshots)])
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """Returns the folder of a finished run, its copies in the middle of each epoch, and its end."""
+    folder = tmp_path_factory.mktemp("watched")
+    expected = script(folder / "run", [Snapshots(folder / "run", folder / "snapshots")])
+    return folder / "run", sorted((folder / "snapshots").iterdir()), expected
+
+
+def test_a_script_run_again_leaves_the_same_chain(watched, in_memory):
+    run, _, expected = watched
     assert_equal(expected, in_memory)
     assert list(expected[-5]) == [1, 3, 5, 7]  # steps, before the four weights
-    folders = sorted(snapshots.iterdir())
-    assert len(folders) == 3  # in the middle of each epoch
-    for folder in folders:
-        assert_equal(script(folder), expected)
     assert_equal(script(run), expected)  # nothing was left to do
+
+
+# In each of the first fit's two epochs, and in the second fit.
+@pytest.mark.parametrize("epoch", fast_settings(range(3), 1))
+def test_a_script_that_was_stopped_leaves_the_same_chain(watched, epoch):
+    _, snapshots, expected = watched
+    assert len(snapshots) == 3
+    assert_equal(script(snapshots[epoch]), expected)
 
 
 @pytest.mark.slow
@@ -111,6 +123,7 @@ def test_another_seed_leaves_another_chain(tmp_path, in_memory):
         assert_equal(in_memory, script(tmp_path, seed=1))
 
 
+@pytest.mark.thorough
 def test_resident_batches_go_on_where_they_were(tmp_path):
     def fits(directory, *numbers):
         for epochs in numbers:
@@ -170,6 +183,7 @@ def test_an_exception_keeps_the_samples_and_the_callback_goes_on(tmp_path):
     assert list(callback.result.trace["step"]) == [1, 3, 5, 7]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "error", [pytest.param(Stop, marks=pytest.mark.thorough), KeyboardInterrupt]
 )
@@ -204,6 +218,7 @@ def test_after_a_full_disk_the_same_process_opens_the_directory_again(tmp_path, 
     assert list(callback.result.trace["step"]) == [1, 3, 5]
 
 
+@pytest.mark.thorough
 def test_the_seed_is_optional_and_a_run_goes_on_with_its_own(tmp_path):
     arguments = {"batch_size": B, "shuffle": False, "verbose": 0}
     callback = sampler(tmp_path, seed=None)

@@ -61,11 +61,12 @@ def bytes_of(arrays):
     return sum(np.asarray(x).nbytes for x in arrays)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "layers, num_chains",
     [
         ((), None),
-        ((keras.layers.BatchNormalization(),), 2),
+        pytest.param((keras.layers.BatchNormalization(),), 2, marks=pytest.mark.thorough),
         pytest.param((), 2, marks=pytest.mark.thorough),
         pytest.param((keras.layers.BatchNormalization(),), None, marks=pytest.mark.thorough),
     ],
@@ -184,6 +185,7 @@ def test_phases_by_epochs_and_by_the_threshold(capsys):
     assert plan.startswith("This fit keeps at most 6 samples")
 
 
+@pytest.mark.thorough
 def test_logs_count_samples_of_resident_data():
     model = regression(jit_compile=False)
     callback = sampler(sgld(), N, num_burnin_steps=5, num_steps_between_results=1)

@@ -78,9 +78,9 @@ def last_layer_laplace(
       The draws as a `Posterior` of the last layer's variables.
 
     Raises:
-      ValueError: the model is of another form or not compiled with a likelihood, or a number is out
-        of range. The log posterior is not strictly curved at the mode, as with a flat prior of a
-        softmax.
+      ValueError: the model is of another form or not compiled with a likelihood, a part of its last
+        layer is frozen or adapted by LoRA, or a number is out of range. The log posterior is not
+        strictly curved at the mode, as with a flat prior of a softmax.
       TypeError: an argument is of another type.
 
     References:
@@ -159,5 +159,13 @@ def _last_layer(model: keras.Model) -> tuple[keras.layers.Dense, Any]:
             "The model's output must come from a trainable Dense layer. Received: one from "
             f"{getattr(layer, 'name', layer)!r}, a {type(layer).__name__}. Give the activation to "
             "the Dense layer."
+        )
+    weights = [layer.kernel, layer.bias] if layer.use_bias else [layer.kernel]
+    if [id(v) for v in layer.trainable_variables] != [id(v) for v in weights]:
+        raise ValueError(
+            f"The last layer, {layer.name!r}, must have a trainable kernel and bias, whose "
+            "posterior is approximated. Received: trainable "
+            f"{[v.name for v in layer.trainable_variables]}, as by LoRA, quantization or a frozen "
+            "kernel. Sample those by SamplerCallback, or set the variables' trainable to True."
         )
     return layer, outputs

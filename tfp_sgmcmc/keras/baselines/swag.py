@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.baselines.moving_statistics import MovingStatistics
-from tfp_sgmcmc.keras.posterior.batches import Batches
+from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.posterior.batches import Batches, num_rows, tensors
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 
 
@@ -59,7 +59,8 @@ class SWAG(keras.callbacks.Callback):
       [(10, 2, 1), (10, 1)]
 
     Args:
-      burn_in: epochs, or steps, before the first whose weights are collected.
+      burn_in: epochs, or steps, before the first whose weights are collected. None is half of those
+        of the first `fit`.
       collect_every: collects the weights after every so many epochs, or steps, from there on. With
         `steps_per_execution`, steps end where an execution ends.
       unit: "epochs" or "steps", what `burn_in` and `collect_every` count.
@@ -79,14 +80,14 @@ class SWAG(keras.callbacks.Callback):
 
     def __init__(
         self,
-        burn_in: int,
+        burn_in: int | None = None,
         collect_every: int = 1,
         *,
         unit: Literal["epochs", "steps"] = "epochs",
         rank: int = 20,
     ):
         super().__init__()
-        self._burn_in = checks.integer("burn_in", burn_in, 0)
+        self._burn_in = None if burn_in is None else checks.integer("burn_in", burn_in, 0)
         self._every = checks.integer("collect_every", collect_every, 1)
         self._unit = checks.one_of("unit", unit, ("epochs", "steps"))
         checks.integer("rank", rank, 0)
@@ -134,6 +135,20 @@ class SWAG(keras.callbacks.Callback):
         super().set_model(model)
         if self._variables:
             self._check_variables()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._burn_in is not None:
+            return
+        params = self.params or {}
+        count = params.get("epochs")
+        if self._unit == "steps":
+            steps = params.get("steps")
+            count = None if count is None or steps is None else count * steps
+        if count is None:
+            raise ValueError(
+                "burn_in must be an integer where an epoch has no known length. Received: None."
+            )
+        self._burn_in = count // 2
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._num_before = self._num_seen
@@ -191,7 +206,8 @@ class SWAG(keras.callbacks.Callback):
 
     def _advance(self, num_seen: int) -> None:
         """Collects the weights if an epoch or step up to `num_seen` is due."""
-        due = [-(-max(n - self._burn_in, 0) // self._every) for n in (self._num_seen, num_seen)]
+        burn_in = self._burn_in or 0
+        due = [-(-max(n - burn_in, 0) // self._every) for n in (self._num_seen, num_seen)]
         self._num_seen = num_seen
         if due[1] == due[0]:
             return
@@ -307,3 +323,66 @@ class WeightMoments:
             noise *= math.sqrt(scale)
             drawn.append((noise + mean).astype(self._dtypes[i]))
         return drawn
+
+
+class MovingStatistics:
+    """Computes moving means and variances as averages over the batches of data.
+
+    The average weights each batch by its rows. It takes the place of the exponential average that
+    training leaves, and is exact for given weights. The model stays as it is.
+
+    Attributes:
+      variables: the moving means and variances of the layers that update them in training.
+
+    Args:
+      model: a built model.
+
+    Raises:
+      ValueError: a layer renormalises, so that its outputs depend on its moving statistics.
+    """
+
+    def __init__(self, model: keras.Model):
+        normalizations = [
+            layer
+            for layer in internals.layers(model)
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+        ]
+        for layer in normalizations:
+            if layer.renorm:
+                raise ValueError(
+                    f"{layer.path} must have renorm=False, so that its moving statistics can be "
+                    "computed for other weights. Received: renorm=True."
+                )
+        self._model, self._trainable = model, list(model.trainable_variables)
+        self.variables: list[keras.Variable] = []
+        self._shares: list[float] = []  # of a batch in a new value
+        for layer in normalizations:
+            self.variables += [layer.moving_mean, layer.moving_variance]
+            self._shares += [1 - layer.momentum] * 2
+        self._of_batch = tf.function(self._traced, autograph=False)
+
+    def __call__(self, samples: Sequence[np.ndarray], data: Batches) -> list[np.ndarray]:
+        """Returns the statistics `[S, ...]` for samples `[S, ...]` of the trainable variables."""
+        num_samples = len(samples[0])
+        totals = [np.zeros([num_samples, *v.shape]) for v in self.variables]
+        rows = 0
+        for block, tick in data.blocks():
+            for number, (x, _, _) in enumerate(block):
+                more, x = num_rows(x), tensors(x)
+                rows += more
+                for s in range(num_samples):
+                    found = self._of_batch([values[s] for values in samples], x)
+                    for total, value in zip(totals, found, strict=True):
+                        total[s] += more * value.numpy()
+                tick((number + 1) / len(block))
+        pairs = zip(totals, self.variables, strict=True)
+        return [(total / rows).astype(v.dtype) for total, v in pairs]
+
+    def _traced(self, values: list[tf.Tensor], x: Any) -> list[tf.Tensor]:
+        # From a value of zero, a new value is the batch's statistic times its share.
+        zeros = [tf.zeros(v.shape, v.dtype) for v in self.variables]
+        variables = [*self._trainable, *self.variables]
+        updates = internals.forward(self._model, variables, [*values, *zeros], x, training=True)
+        places = {id(v): i for i, v in enumerate(self._model.non_trainable_variables)}
+        found = [updates.updates[places[id(v)]] for v in self.variables]
+        return [x / share for x, share in zip(found, self._shares, strict=True)]

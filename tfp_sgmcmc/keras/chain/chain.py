@@ -33,6 +33,8 @@ from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, known_rows
 from tfp_sgmcmc.keras.model.log_prob import BatchEvaluation, LearningRate, ModelLogProb
 from tfp_sgmcmc.keras.model.priors import LogPrior
+from tfp_sgmcmc.keras.model.rows_of_chains import RowsOfChains
+from tfp_sgmcmc.kernels.base import setting_at
 from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.targets.base import FullDataLogProb, Target
 
@@ -93,6 +95,7 @@ class Chain:
       log_prior_fn: list of values -> log prior.
       collection: selects the states to keep.
       monitor: monitor of the gradient noise.
+      rows_of_chains: which rows of the data each chain sees; None shows all of them to all chains.
       make_kernel_fn, num_examples, seed, num_chains, initial_states, num_groups: see
         `SamplerCallback`.
 
@@ -114,16 +117,20 @@ class Chain:
         num_groups: int | None = None,
         monitor: NoiseMonitor | None = None,
         role: Literal["chain", "descent", "trial"] = "chain",
+        rows_of_chains: RowsOfChains | None = None,
     ):
         self.log_prior_fn, self.role, self.num_examples = log_prior_fn, role, num_examples
         self.model, self._make_kernel_fn = model, make_kernel_fn
         self._seed, self._monitor = seed.numpy(), monitor
         self._make_target = functools.partial(
-            ModelLogProb, model, num_examples, log_prior_fn, num_chains=num_chains
-        )
+            ModelLogProb, model, num_examples, log_prior_fn, num_chains=num_chains,
+            rows_of_chains=rows_of_chains,
+        )  # fmt: skip
         target = self._make_target()
         accepts("kernel", make_kernel_fn, target)
-        description = describe_kernel(_checked(make_kernel_fn(target)))
+        kernel = _checked(make_kernel_fn(target))
+        description = describe_kernel(kernel)
+        self._temperature = getattr(kernel, "parameters", {}).get("temperature", 1.0)
         self.kernel_description = {} if self.is_pilot else description
         self.follows_learning_rate = target.learning_rate_asked is not None
         self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
@@ -244,6 +251,13 @@ class Chain:
         if self._recorded is None:
             self._recorded = recorded_variables(self.model, x, self.state.others)
         return self._recorded
+
+    def temperature(self, step: int) -> float:
+        """Returns the kernel's temperature at a step, the mean over parts and chains."""
+        values = [
+            setting_at(t, tf.constant(step, tf.int64)) for t in tf.nest.flatten(self._temperature)
+        ]
+        return float(np.mean([np.mean(x) for x in values]))
 
     def first_state(self) -> list[tf.Tensor]:
         """Returns the state of the first chain."""

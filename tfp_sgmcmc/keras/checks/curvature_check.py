@@ -17,6 +17,7 @@ from tfp_sgmcmc.keras.model.example_scores import count_rows
 from tfp_sgmcmc.keras.model.internals import map_arrays
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
+from tfp_sgmcmc.targets.minibatch import noise_scale
 from tfp_sgmcmc.targets.validation.initial_distance import check_approach
 
 _ROWS = 512  # examples that stand for all; the largest eigenvalue needs few
@@ -80,12 +81,12 @@ class StabilityCheck:
         if (batch := source.batch(_ROWS)) is None:
             return False
         try:
-            found = _step_and_limit(chain, batch)
+            found = _step_and_limit(chain, batch, source.batch_size)
         except (LookupError, NotImplementedError, ValueError, tf.errors.OpError):
             return False  # no second derivatives, or none that are finite
         if found is None:
             return False
-        step_size, limit, curvature = found
+        step_size, limit, curvature, noise = found
         self.has_failed = step_size > limit
         if not self.has_failed:
             return False
@@ -98,8 +99,9 @@ class StabilityCheck:
             )  # fmt: skip
         warnings.warn(
             f"step_size must be below {limit:.3g} to be stable {place}, where the largest "
-            f"curvature of the log posterior is about {curvature:.3g}. Received: {step_size:.3g}. "
-            "Above it, samples can be finite and wrong. A third of the limit is a good size. "
+            f"curvature of the log posterior is about {curvature:.3g}{noise}. "
+            f"Received: {step_size:.3g}. Above it, samples can be finite and wrong. A third of the "
+            "limit is a good size. "
             f"{more}",
             stacklevel=2,
         )
@@ -137,9 +139,14 @@ class _Parts(Target):
         return found._replace(target_state=target_state)
 
 
-def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | None:
-    """Returns step size, largest stable step and largest curvature; None without a limit.
+def _step_and_limit(
+    chain: Chain, batch: Any, batch_size: int | None
+) -> tuple[float, float, float, str] | None:
+    """Returns step size, largest stable step, largest curvature and a word on the noise, or None.
 
+    None stands for a kernel without a limit.
+
+    Where the limit also falls with the gradient noise, that of batches of `batch_size` counts.
     If a cheap upper bound of the curvature already allows the step, the result uses this bound.
     """
     target, kernel = chain.target_of_one(batch), chain.kernel_for_one(batch)
@@ -151,8 +158,18 @@ def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | No
     sizes = tf.nest.flatten(results.step_size)
     step_size = min(float(np.min(s)) for s in sizes)  # variables with larger steps may be flat
 
+    noise, word = {}, ""
+    if hasattr(kernel, "largest_noise") and batch_size:
+        scale = noise_scale(chain.num_examples, batch_size, replacement=False)
+        noise["largest_noise"] = kernel.largest_noise(state, scale, num_minibatches=1)
+        if np.max(noise["largest_noise"]):
+            word = (
+                ", and the largest eigenvalue of Sigma about "
+                f"{np.max(noise['largest_noise']):.3g}, which sets no limit with scheme='midpoint'"
+            )
+
     def limit(curvature: float) -> float:
-        return float(np.min(kernel.largest_stable_step(curvature, int(step), results)))
+        return float(np.min(kernel.largest_stable_step(curvature, int(step), results, **noise)))
 
     def metric(vector: State) -> State:
         if one:
@@ -164,9 +181,9 @@ def _step_and_limit(chain: Chain, batch: Any) -> tuple[float, float, float] | No
         return None
     bound = _bound(target, state, metric)
     if step_size <= limit(bound):
-        return step_size, limit(bound), bound
+        return step_size, limit(bound), bound, word
     curvature = largest_curvature(target, state, metric=metric, num_iterations=_PRODUCTS)
-    return step_size, limit(curvature), curvature
+    return step_size, limit(curvature), curvature, word
 
 
 def _bound(target: Target, state: State, metric: Any) -> float:

@@ -364,7 +364,7 @@ def check_independence(chain: Chain, source: Source, given: bool | None) -> None
 
 
 def check_probabilities(model: keras.Model, source: Source) -> None:
-    """Raises ValueError if a loss expects probabilities and the outputs are not."""
+    """Raises ValueError if outputs are not the probabilities, or y not the labels, of a loss."""
     batch = source.batch(4)
     if batch is None:
         return
@@ -372,6 +372,8 @@ def check_probabilities(model: keras.Model, source: Source) -> None:
     values = [tf.convert_to_tensor(v.value) for v in variables]
     outputs = internals.forward(model, variables, values, batch[0], training=False).outputs
     compiled_loss.check_probabilities(model, outputs)
+    labels = batch[1] if source.arrays is None else source.arrays[1]  # all of them, if known
+    compiled_loss.check_labels(model, labels, outputs)
 
 
 def check_memory(chain: Chain, plan: FitPlan) -> None:

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.data.growing_batches import BatchSizes
-from tfp_sgmcmc.keras.data.independent_batches import training_arrays
+from tfp_sgmcmc.keras.data.independent_batches import BatchSizes, training_arrays
 from tfp_sgmcmc.keras.model.internals import map_arrays
 
 _NAME = "num_resident_steps"  # the name of the only array of x that comes through Keras begins so

@@ -16,6 +16,9 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.data.worker_batches import BatchIterator
+from tfp_sgmcmc.keras.distributed import messages
+
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
 class BatchTrainFunction:
@@ -70,6 +73,14 @@ class BatchTrainFunction:
                         self._before(spec)
                 self._before = None
             return self._function(iterator)
+        except _LOST as error:
+            if not messages.are_several(self._model.distribute_strategy):
+                raise
+            raise RuntimeError(
+                "Another worker of this fit was lost. Start all workers again with the same "
+                "arguments: with output=, the chain resumes from worker 0's last checkpoint; "
+                f"without, its samples are lost. TensorFlow's error: {error.message[:300]}"
+            ) from error
         finally:
             self.restore()
             self._after()

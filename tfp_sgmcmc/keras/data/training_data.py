@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -27,8 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.data.growing_batches import BatchSizes
-from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
+from tfp_sgmcmc.keras.data.independent_batches import BatchSizes, IndependentBatches
 from tfp_sgmcmc.keras.data.resident_data import ResidentData
 from tfp_sgmcmc.keras.data.worker_batches import WorkerBatches
 from tfp_sgmcmc.keras.model.internals import map_arrays
@@ -37,6 +36,7 @@ from tfp_sgmcmc.keras.model.internals import map_arrays
 _NUMBERS = ("_batch_size", "_buffer_size", "_count")  # of such a data set
 _REPEATED = {"Repeat", "DirectedInterleave"}  # may give a row several times
 _ONCE = {"Batch", "ParallelBatch", "Cache", "Map", "ParallelMap", "Options", "Prefetch", "Shuffle"}
+_BLOCK = 4096  # rows of arrays that are read at once
 _unpacked = keras.utils.unpack_x_y_sample_weight
 
 
@@ -57,6 +57,8 @@ class Source(NamedTuple):
       sizes: the numbers of rows of batches that grow; `batch_size` is the first.
       has_shares: whether each replica takes its share of a batch (`WorkerBatches`).
       count: returns the sum of the rows of all batches, if all but the last have the same size.
+      passes: returns an iterator over batches `(x, y, sample_weight)` that have each row once; None
+        if the data cannot be read beside `fit`.
     """
 
     kind: str = "unknown data"
@@ -72,6 +74,7 @@ class Source(NamedTuple):
     sizes: BatchSizes | None = None
     has_shares: bool = False
     count: Callable[[], int | None] | None = None
+    passes: Callable[[], Iterator[Any]] | None = None
 
     def count_examples(self) -> int | None:
         """Returns N, for which the first and the last batch may be read; None if it is unknown."""
@@ -146,7 +149,10 @@ def source_of(x: Any, y: Any, batch_size: int, steps_per_epoch: int | None) -> S
     else:
         arrays = map_arrays(np.asarray, (x, y, None))
         rows = _first(arrays).shape[0]
-        found = Source("arrays", rows, batch_size, -(-rows // batch_size), arrays)
+        found = Source(
+            "arrays", rows, batch_size, -(-rows // batch_size), arrays,
+            passes=functools.partial(_pass_over_arrays, arrays, rows),
+        )  # fmt: skip
     if steps_per_epoch is None or isinstance(x, ResidentData | IndependentBatches):
         return found
     return found._replace(num_batches=steps_per_epoch)
@@ -185,7 +191,8 @@ def _of_adapter(adapter: Any) -> Source:
         rows = _first(arrays).shape[0]
         size = adapter._batch_size
         order = {"shuffle": bool(adapter._shuffle)}
-        return Source("arrays", rows, size, adapter.num_batches, arrays, order=order)
+        passes = functools.partial(_pass_over_arrays, arrays, rows)
+        return Source("arrays", rows, size, adapter.num_batches, arrays, order=order, passes=passes)
     if isinstance(adapter, WorkerBatches):
         order = {"shuffle": False}
         found = _of_py_dataset(adapter.data, order, lambda batch: batch)
@@ -214,12 +221,17 @@ def _of_py_dataset(
         order = {"reshuffle": dataset.reshuffle}
         count, size = dataset.num_examples, dataset.batch_size
         found = Source("resident data", count, size, dataset.steps_per_epoch, dataset.arrays,
-                       dataset, order, is_fresh)  # fmt: skip
+                       dataset, order, is_fresh,
+                       passes=functools.partial(_pass_over_arrays, dataset.arrays, count)
+                       )  # fmt: skip
         return _grown(found, dataset.sizes)
     if isinstance(dataset, IndependentBatches):
         order = {"seed of the batches": dataset.seed} if dataset.has_seed else {}
         found = Source("IndependentBatches", dataset.num_examples, dataset.batch_size,
-                       len(dataset), dataset.arrays, dataset, order, True)  # fmt: skip
+                       len(dataset), dataset.arrays, dataset, order, True,
+                       passes=functools.partial(
+                           _pass_over_arrays, dataset.arrays, dataset.num_examples)
+                       )  # fmt: skip
         return _grown(found, dataset.sizes)
 
     @functools.cache
@@ -234,9 +246,14 @@ def _of_py_dataset(
         return (number - 1) * _first(take()).shape[0] + _first(last).shape[0]
 
     kind, number = f"a PyDataset, {type(dataset).__name__}", dataset.num_batches
+
+    def read() -> Iterator[Any]:
+        return (_unpacked(standardized(dataset[i])) for i in range(number or 0))
+
     return Source(
-        kind, num_batches=number, dataset=dataset, order=order, take_batch=take, count=count
-    )
+        kind, num_batches=number, dataset=dataset, order=order, take_batch=take, count=count,
+        passes=read if number else None,
+    )  # fmt: skip
 
 
 def _grown(source: Source, sizes: BatchSizes) -> Source:
@@ -285,6 +302,7 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
 
     # Other data sets, such as those of generators, may be read once only, or slowly.
     in_memory = bool(tensors) and not kinds & {"Generator", "Interleave", "ParallelInterleave"}
+    is_known = int(dataset.cardinality()) > 0 and not kinds & _REPEATED
     # The tensors of a data set stand for its rows: what maps them cannot be seen.
     return Source(
         "a tf.data.Dataset",
@@ -296,7 +314,15 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
         take_batch=take if in_memory else None,
         spec=_unpacked(dataset.element_spec),
         count=count,
+        passes=(lambda: map(_unpacked, dataset)) if is_known else None,
     )
+
+
+def _pass_over_arrays(arrays: Any, num_rows: int) -> Iterator[Any]:
+    """Yields the rows of arrays in their order, in blocks, as `fit` converts them."""
+    for start in range(0, num_rows, _BLOCK):
+        rows = np.arange(start, min(start + _BLOCK, num_rows))
+        yield map_arrays(lambda a, rows=rows: _floatx(_taken(a, rows)), arrays)
 
 
 def _taken(array: Any, rows: np.ndarray) -> Any:

@@ -137,6 +137,30 @@ def check_probabilities(model: keras.Model, outputs: Any) -> None:
                 raise ValueError(_wrong_outputs("probabilities", received))
 
 
+def check_labels(model: keras.Model, y: Any, outputs: Any) -> None:
+    """Raises ValueError if labels of a crossentropy are outside of the classes of the outputs.
+
+    TensorFlow gives such labels the loss NaN on a GPU, and an error of its own on a CPU.
+    """
+    flat, given = keras.tree.flatten(outputs), labels(model, y, outputs)
+    for place, kind in classes(model, outputs).items():
+        if not kind.is_sparse and kind.axis is not None:
+            continue  # probabilities of all classes
+        values = np.asarray(given[place])
+        last = flat[place].shape[kind.axis] - 1 if kind.axis is not None else 1
+        wrong = (values < 0) | (values > last)
+        if kind.ignored is not None:
+            wrong &= values != kind.ignored
+        if np.any(wrong):
+            what = "numbers of classes" if kind.is_sparse else "probabilities or classes"
+            raise ValueError(
+                f"y must hold {what} in 0 .. {last}, because a crossentropy compares them "
+                f"with outputs of shape {tuple(flat[place].shape[1:])}. Received: "
+                f"{np.unique(values[wrong])[:3].tolist()} in {np.count_nonzero(wrong)} of "
+                f"{values.size} labels."
+            )
+
+
 def _function_of_keras(loss: Any) -> Any:
     """Returns the function of Keras that a loss evaluates, or None for a loss of the user."""
     if isinstance(loss, keras.losses.Loss) and not type(loss).__module__.startswith("keras."):
@@ -152,13 +176,15 @@ def negative_log_likelihood(
     return _call_compiled(model, y, outputs, sample_weight, _with_reduction, tf.reduce_sum)
 
 
-def negative_log_likelihoods(model: keras.Model, y: Any, outputs: Any) -> tf.Tensor:
+def negative_log_likelihoods(
+    model: keras.Model, y: Any, outputs: Any, sample_weight: Any = None
+) -> tf.Tensor:
     """Returns the compiled loss of each example, shape `[rows]`."""
 
     def sum_entries(values: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(values, axis=list(range(1, values.shape.rank)))
 
-    return _call_compiled(model, y, outputs, None, _with_reduction, sum_entries)
+    return _call_compiled(model, y, outputs, sample_weight, _with_reduction, sum_entries)
 
 
 def labels(model: keras.Model, y: Any, outputs: Any) -> dict[int, Any]:

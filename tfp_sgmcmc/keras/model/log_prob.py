@@ -19,6 +19,7 @@ from tfp_sgmcmc.keras.model.example_scores import (
     with_stored_gradient,
 )
 from tfp_sgmcmc.keras.model.priors import LogPrior, checked_value
+from tfp_sgmcmc.keras.model.rows_of_chains import RowsOfChains
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 
 _MOST_FULL = 1000  # weights whose gradient noise has a full covariance by default
@@ -87,7 +88,10 @@ class ModelLogProb(Target):
 
     If there are several chains, each part of the state has a leading axis `[num_chains, ...]`, and
     all chains see the same batch. They run side by side, or one after another where TensorFlow does
-    not vectorize the model (see `Mapper`).
+    not vectorize the model (see `Mapper`). With `rows_of_chains` a chain c sees some of the N
+    examples only, N_c of them. Its posterior is that of these examples: N_c takes the place of N,
+    and B is the number of rows of the batch that the chain sees. (BatchNormalization normalises by
+    all rows of the batch.)
 
     Scores belong to the batch's examples (see `ExampleScores`). The scale of the noise is
     c = N (N - B) / B, as for a batch drawn without replacement: each batch of an epoch of `fit`,
@@ -107,6 +111,8 @@ class ModelLogProb(Target):
       scores: computes the scores. None makes an `ExampleScores(model)`.
       num_rows: rows of the batches on one replica, if known before the first batch.
       total_rows: rows of the batch on all replicas. None adds up the rows of the replicas.
+      rows_of_chains: which rows each chain sees. None shows all rows to all chains. There are then
+        no scores.
     """
 
     wrapping_advice = (
@@ -125,6 +131,7 @@ class ModelLogProb(Target):
         scores: ExampleScores | None = None,
         num_rows: Any = None,
         total_rows: Any = None,
+        rows_of_chains: RowsOfChains | None = None,
     ):
         internals.check_built(model)
         self.num_examples = integer("num_examples", num_examples, 1)
@@ -142,6 +149,13 @@ class ModelLogProb(Target):
             total_rows = num_rows if batch is None else replica_context.total_rows(self.local_rows)
         self.num_rows = total_rows
         self.num_scores = self._scores.num_scores(self.local_rows)
+        self._rows_of_chains = rows_of_chains
+
+    @property
+    def examples_of_chains(self) -> Any:
+        """The number of examples that a chain sees: N, or one number for each chain, `[C]`."""
+        rows = self._rows_of_chains
+        return self.num_examples if rows is None or self.num_chains is None else rows.num_seen
 
     @property
     def learning_rate(self) -> LearningRate:
@@ -192,6 +206,7 @@ class ModelLogProb(Target):
         others, values = zip(*self._others, strict=True) if self._others else ((), ())
         variables = [*self._model.trainable_variables, *others]
         scored = with_scores and probe is None
+        shares = self._shares(with_scores)
         if scored:
             self._scores.prepare(self.batch[0], self.num_chains)
 
@@ -199,14 +214,14 @@ class ModelLogProb(Target):
             # The gradient is taken here and not of the mapped value. There, XLA would compile two
             # functions, with shapes of the first as arguments of the second, and would compile
             # them anew whenever the state changes.
-            state, values, probe = given
+            state, values, probe, shares = given
             found: list[internals.Forward] = []
 
             def log_likelihood(state: list[tf.Tensor], batch: Any, rows: Any) -> tf.Tensor:
                 model = self._model
                 forward = internals.forward(model, variables, [*state, *values], batch[0], True)
                 found.append(forward)
-                return self._log_likelihood(forward, batch, rows)
+                return self._log_likelihood(forward, batch, rows, *shares[:1])
 
             def log_posterior(state: list[tf.Tensor]) -> tf.Tensor:
                 value = log_likelihood(state, self.batch, self.local_rows)
@@ -214,7 +229,8 @@ class ModelLogProb(Target):
                 rows = tf.cast(self.num_rows, value.dtype)
                 log_prior = checked_value("log_prior_fn", self._log_prior_fn(state))
                 log_prior = tf.cast(log_prior, value.dtype)
-                return log_prior / replica_context.count() + self.num_examples / rows * value
+                scale = tf.cast(shares[1], value.dtype) if shares else self.num_examples / rows
+                return log_prior / replica_context.count() + scale * value
 
             if scored:
                 estimate = self._scores.gradient_and_factors(
@@ -224,7 +240,7 @@ class ModelLogProb(Target):
                 estimate = value_and_gradient(log_posterior, state, probe or None)
             return estimate, found[0]  # the pass over the whole batch comes first
 
-        given = (list(state), list(values), [] if probe is None else list(probe))
+        given = (list(state), list(values), [] if probe is None else list(probe), shares)
         if self.num_chains is None:
             estimated = of_one_chain(given)
         else:
@@ -246,12 +262,40 @@ class ModelLogProb(Target):
         scale = total * tf.maximum(total - rows, 0) / rows
         return GradientEstimate(gradient, log_prob, scores, (), evaluation, noise_scale=scale)
 
-    def _log_likelihood(self, forward: internals.Forward, batch: Any, rows: Any) -> tf.Tensor:
-        """Returns the sum over a batch's rows, each with its share of the regularisers."""
+    def _shares(self, with_scores: bool) -> list[tf.Tensor]:
+        """Returns which rows the chains see, `[C, rows]`, and N_c / B, `[C]`; or nothing.
+
+        Raises:
+          ValueError: the kernel asks for scores.
+        """
+        if self._rows_of_chains is None or self.num_chains is None:
+            return []
+        if with_scores:
+            raise ValueError(
+                "The kernel must not ask for scores where chains see different rows of a batch. "
+                "Received: a kernel that corrects for the gradient noise, with rows_of_chains."
+            )
+        assert self.batch is not None  # checked by `estimate`
+        seen = self._rows_of_chains.seen(self.batch[0])
+        counts = replica_context.total(tf.reduce_sum(seen, axis=1))
+        return [seen, self._rows_of_chains.num_seen / tf.maximum(counts, 1.0)]
+
+    def _log_likelihood(
+        self, forward: internals.Forward, batch: Any, rows: Any, seen: Any = None
+    ) -> tf.Tensor:
+        """Returns the sum over a batch's rows, each with its share of the regularisers.
+
+        `seen` is 1 for the rows that count, `[rows]`; None counts all.
+        """
         _, y, sample_weight = batch
         outputs = forward.outputs
         if self.num_chains is None:  # inside a mapped function it would not be stored
             outputs = with_stored_gradient(outputs)
-        nll = compiled_loss.negative_log_likelihood(self._model, y, outputs, sample_weight)
+        if seen is None:
+            nll = compiled_loss.negative_log_likelihood(self._model, y, outputs, sample_weight)
+        else:
+            each = compiled_loss.negative_log_likelihoods(self._model, y, outputs, sample_weight)
+            nll = tf.reduce_sum(tf.cast(seen, each.dtype) * each)
+            rows = tf.reduce_sum(seen)
         penalty = sum((tf.cast(r, nll.dtype) for r in forward.losses), tf.zeros([], nll.dtype))
         return -(nll + tf.cast(rows, nll.dtype) * penalty)

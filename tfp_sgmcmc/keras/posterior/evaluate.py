@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import require
+from tfp_sgmcmc.internal.tables import Table, as_html, as_text
 from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
 from tfp_sgmcmc.keras.posterior.batches import (
     Batch,
@@ -65,6 +66,21 @@ class Evaluation(NamedTuple):
     crps: Any = None
     coverage: Any = None
 
+    def __repr__(self) -> str:
+        return as_text(self._table())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._table())
+
+    def _table(self) -> Table:
+        """Returns the scores that the outputs have."""
+        scores = {name: x for name, x in self._asdict().items() if x is not None}
+        rows = [
+            (name.replace("_", " "), f"{x:.4f}" if isinstance(x, float) else str(x))
+            for name, x in scores.items()
+        ]
+        return Table("", ("score", "value"), rows)
+
 
 class Evaluated(NamedTuple):
     """Averages over samples for a batch, as arrays.
@@ -116,7 +132,7 @@ class Evaluator:
             mean = batch.mean
             outputs = keras.tree.flatten(mean)
             for place, kind in compiled_loss.classes(self._model, mean).items():
-                confidence, hit, counts = _decided(outputs[place], batch.labels[place], kind)
+                confidence, hit, counts = decided(outputs[place], batch.labels[place], kind)
                 _append(decisions, place, confidence, hit, counts * batch.counts(place, hit))
             observed = observation_models.of_numbers(self._model, mean)
             if observed:
@@ -230,7 +246,7 @@ def _append(found: dict[int, list[Any]], place: int, *arrays: np.ndarray) -> Non
     found.setdefault(place, []).append([np.ravel(a) for a in arrays])
 
 
-def _decided(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tuple[np.ndarray, ...]:
+def decided(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tuple[np.ndarray, ...]:
     """Returns largest probabilities, whether their classes are the labels', and which count."""
     label = np.asarray(label)
     if classes.axis is None:

@@ -33,7 +33,7 @@ def copy_of(model: keras.Model, inputs: Any) -> tuple[Any, keras.Model, Any]:
         inputs = keras.tree.map_structure(
             lambda x: keras.Input(x.shape[1:], dtype=x.dtype, name=x.name), structure
         )
-    copied = type(model).from_config(model.get_config())
+    copied = _from_config(model)
     set_vocabularies(copied, vocabularies(model))
     outputs = internals.symbolic_outputs(model) if known else copied(inputs)
     set_low_ranks(copied, low_ranks(model))
@@ -44,6 +44,23 @@ def copy_of(model: keras.Model, inputs: Any) -> tuple[Any, keras.Model, Any]:
             "get_config and from_config. Received: one that is not."
         )
     return inputs, copied, outputs
+
+
+def _from_config(model: keras.Model) -> keras.Model:
+    """Returns a model of the same configuration; explains what Keras says of a `Lambda`."""
+    try:
+        return type(model).from_config(model.get_config())
+    except ValueError as error:
+        lambdas = [x for x in internals.layers(model) if isinstance(x, keras.layers.Lambda)]
+        if not lambdas:
+            raise
+        raise ValueError(
+            f"The model {model.name!r} must be made of layers that Keras can copy and save. "
+            f"Received: the Lambda layer {lambdas[0].name!r}, whose function has no name by which "
+            "it is found. Write it as a subclass of keras.layers.Layer with call and get_config. "
+            "Or call keras.config.enable_unsafe_deserialization() first, which lets Keras copy the "
+            "function's code."
+        ) from error
 
 
 def low_ranks(model: keras.Model) -> list[list[Any]]:

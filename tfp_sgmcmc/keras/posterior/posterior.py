@@ -12,8 +12,10 @@ import numpy as np
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.internal.arviz_import import import_arviz
+from tfp_sgmcmc.internal.arviz_import import as_dataset, import_arviz, inference_data
 from tfp_sgmcmc.internal.checks import integer, one_of
+from tfp_sgmcmc.internal.figures import import_figure
+from tfp_sgmcmc.internal.tables import Table, as_html, as_text
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import sample_arrays
 from tfp_sgmcmc.keras.posterior.averaged_model import averaged_model
@@ -21,6 +23,7 @@ from tfp_sgmcmc.keras.posterior.batches import Batches
 from tfp_sgmcmc.keras.posterior.calibration import TemperatureScaling
 from tfp_sgmcmc.keras.posterior.estimator import estimator
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator
+from tfp_sgmcmc.keras.posterior.posterior_plots import plot_calibration, plot_predictions
 from tfp_sgmcmc.keras.posterior.predict import (
     Activation,
     PosteriorPrediction,
@@ -29,7 +32,9 @@ from tfp_sgmcmc.keras.posterior.predict import (
     checked_levels,
 )
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
-from tfp_sgmcmc.keras.posterior.summary import Summary, import_figure, plot, summarize
+from tfp_sgmcmc.keras.posterior.summary import Summary, plot, summarize
+
+_SHOWN = 20  # variables that are printed
 
 
 class Posterior:
@@ -75,6 +80,13 @@ class Posterior:
       num_chains: the number of chains, or None for samples without an axis of chains.
       weights: the weight of each sample in all averages, `[num_kept]`, such as the step sizes of a
         chain whose steps decrease. None weights all by 1.
+      temperature: the temperature of the chain, 1 for the posterior itself. None if it changed
+        along the run, as in an annealed ensemble, whose samples follow no law: such samples
+        predict, and what would judge them as draws (`summary`, `plot`, `to_inference_data`) raises
+        an error.
+
+    Attributes:
+      temperature: see above.
 
     Raises:
       TypeError: an argument is of another type.
@@ -89,13 +101,20 @@ class Posterior:
         samples: Sequence[Any],
         num_chains: int | None = None,
         weights: Any = None,
+        temperature: float | None = 1.0,
     ):
         internals.check_built(model)
         self.model, self.variables = model, _checked_variables(variables, model)
         self.num_chains = None if num_chains is None else integer("num_chains", num_chains, 1)
         self.samples = sample_arrays.checked(samples, self.variables, num_chains)
         self.weights = sample_arrays.checked_weights(weights, len(self))
+        self.temperature = temperature
         self._functions: dict[Any, Any] = {}  # compiled functions, with what they depend on
+
+    @property
+    def is_tempered(self) -> bool:
+        """Whether the samples are no draws from the posterior, but from a tempered or no law."""
+        return self.temperature != 1
 
     def predict(
         self,
@@ -437,6 +456,71 @@ class Posterior:
         """
         return estimator(self)
 
+    def plot_calibration(self, x: Any, y: Any, batch_size: int | None = None) -> Any:
+        """Returns a `matplotlib.figure.Figure` of how often predictions hold at their probability.
+
+        For classes, the share of right decisions against the probability given to them, in bins.
+        For observations that are numbers, the share of them in the central interval against its
+        probability. Calibrated predictions lie on the diagonal.
+
+        Args:
+          x: inputs, as arrays.
+          y: labels or observations, as an array.
+          batch_size: as in `predict`.
+
+        Raises:
+          ModuleNotFoundError: matplotlib is not installed.
+          ValueError: the model has several outputs, or one that is neither a class nor has a
+            `NegativeLogLikelihood`.
+        """
+        return plot_calibration(self, x, y, batch_size)
+
+    def plot_predictions(self, x: Any, y: Any = None, batch_size: int | None = None) -> Any:
+        """Returns a `matplotlib.figure.Figure` of predicted numbers with 50 % and 90 % bands.
+
+        Inputs of one column are the horizontal axis; otherwise rows are ordered by their mean.
+
+        Args:
+          x: inputs, as an array.
+          y: observations to show beside the bands, or None.
+          batch_size: as in `predict`.
+
+        Raises:
+          ModuleNotFoundError: matplotlib is not installed.
+          ValueError: the model has no output that is a number with a `NegativeLogLikelihood`.
+        """
+        return plot_predictions(self, x, y, batch_size)
+
+    def __repr__(self) -> str:
+        return as_text(self._table())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._table())
+
+    def _table(self) -> Table:
+        """Returns a row for each variable; summary() has single weights."""
+        chains = "" if self.num_chains is None else f" of each of {self.num_chains} chains"
+        rows = [
+            (v.path, "x".join(map(str, v.shape)) or "scalar", "" if v.trainable else "no")
+            for v in self.variables[:_SHOWN]
+        ]
+        rest = len(self.variables) - len(rows)
+        size = sum(int(np.prod(v.shape)) for v in self.variables)
+        notes = [f"{rest} more variables."] if rest else []
+        if self.weights is not None:
+            notes.append("The samples are weighted by their step sizes.")
+        return Table(
+            f"Posterior of model {self.model.name!r}: {len(self):,} samples{chains}, "
+            f"{size:,} numbers each",
+            ("variable", "shape", "trained"),
+            [(name, shape, trained or "yes") for name, shape, trained in rows],
+            [
+                note
+                for note in [*notes, "summary() shows single weights, worst mixed first."]
+                if note
+            ],
+        )
+
     def __copy__(self) -> Posterior:
         other = object.__new__(type(self))
         vars(other).update(vars(self))
@@ -487,6 +571,7 @@ class Posterior:
         return plot(found, traces, self.weights, num_entries)
 
     def _summarized(self, most_entries: int) -> tuple[Summary, np.ndarray]:
+        self._check_law("R-hat, effective sample sizes and posterior moments")
         integer("most_entries", most_entries, 1)
         return summarize(self.variables, self._arrays(), most_entries)
 
@@ -514,7 +599,9 @@ class Posterior:
         return values[:, np.newaxis] if self.num_chains is None else values
 
     def to_inference_data(self, log_likelihood: np.ndarray | None = None) -> Any:
-        """Returns an `arviz.InferenceData` with dimensions chain and draw.
+        """Returns the groups of this posterior, with dimensions chain and draw, for ArviZ.
+
+        This is an `xarray.DataTree` for ArviZ 1, and an `arviz.InferenceData` before.
 
         Its group `posterior` has the trainable variables by path, with dots in place of slashes.
         All samples are in memory at once. ArviZ's estimates do not weight samples: weights are in
@@ -529,7 +616,8 @@ class Posterior:
           ModuleNotFoundError: ArviZ is not installed.
           ValueError: several variables share a path, or `log_likelihood` has another shape.
         """
-        arviz = import_arviz()
+        self._check_law("An ArviZ object, with what is computed from it,")
+        import_arviz()
         lead = (len(self),) if self.num_chains is None else (len(self), self.num_chains)
         shape = None if log_likelihood is None else getattr(log_likelihood, "shape", ())
         if shape is not None and (tuple(shape[:-1]) != lead or not shape[-1:]):
@@ -539,14 +627,14 @@ class Posterior:
             )
 
         arrays = {name: np.swapaxes(x, 0, 1) for name, x in self.named_draws().items()}
-        by_example = None
+        groups = {"posterior": as_dataset(arrays)}
         if log_likelihood is not None:
-            by_example = {"y": np.swapaxes(self._with_chains(log_likelihood), 0, 1)}
-        stats = None
+            by_example = np.swapaxes(self._with_chains(log_likelihood), 0, 1)
+            groups["log_likelihood"] = as_dataset({"y": by_example})
         if self.weights is not None:
-            chains = self.num_chains or 1
-            stats = {"weight": np.broadcast_to(self.weights, [chains, len(self)])}
-        return arviz.from_dict(posterior=arrays, log_likelihood=by_example, sample_stats=stats)
+            weight = np.broadcast_to(self.weights, [self.num_chains or 1, len(self)])
+            groups["sample_stats"] = as_dataset({"weight": weight})
+        return inference_data(groups)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the samples, but not the model, to a file that by convention is named `.npz`.
@@ -555,7 +643,7 @@ class Posterior:
         `model.save`.
         """
         _check_path(path)
-        sample_arrays.write_file(path, self.model, self.variables, self._arrays())
+        sample_arrays.write_file(path, self.model, self.variables, self._arrays(), self.temperature)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: keras.Model) -> Posterior:
@@ -608,6 +696,16 @@ class Posterior:
           TypeError: something is not a Posterior.
         """
         return cls(*sample_arrays.concatenated(posteriors, Posterior))
+
+    def _check_law(self, what: str) -> None:
+        """Raises ValueError if the samples follow no law."""
+        if self.temperature is None:
+            raise ValueError(
+                f"{what} must come from draws of one law. Received: an annealed ensemble, whose "
+                "temperature and prior changed along the run. It predicts, but its members are no "
+                "posterior draws. For those give SamplerCallback a kernel, or "
+                'SamplerCallback("posterior", prior=...).'
+            )
 
     def _arrays(self) -> SampleArrays:
         return SampleArrays(self.samples, self.num_chains, self.weights)

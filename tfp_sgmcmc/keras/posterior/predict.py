@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import accepts, array, require
+from tfp_sgmcmc.internal.tables import Table, as_html, as_text
 from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
 from tfp_sgmcmc.keras.posterior.batches import Batches, check_finite, no_tick, num_rows
 from tfp_sgmcmc.keras.posterior.mixtures import Mixture, systematic
@@ -24,6 +25,7 @@ from tfp_sgmcmc.keras.posterior.sample_loops import (
     wide,
 )
 
+_SHOWN_ROWS, _SHOWN_COLUMNS = 10, 4
 Activation = Callable[[Any], Any] | str | None
 
 
@@ -38,6 +40,12 @@ class Prediction(NamedTuple):
 
     mean: Any
     standard_deviation: Any
+
+    def __repr__(self) -> str:
+        return as_text(prediction_table(self))
+
+    def _repr_html_(self) -> str:
+        return as_html(prediction_table(self))
 
 
 class Predictive(NamedTuple):
@@ -98,6 +106,32 @@ class PosteriorPrediction(NamedTuple):
     entropy: Any
     mutual_information: Any
     predictive: Any = None
+
+    def __repr__(self) -> str:
+        return as_text(prediction_table(self))
+
+    def _repr_html_(self) -> str:
+        return as_html(prediction_table(self))
+
+
+def prediction_table(prediction: Prediction | PosteriorPrediction) -> Table:
+    """Returns the first rows of a prediction, of one output; shapes for several outputs."""
+    flat = keras.tree.flatten(prediction.mean)
+    shapes = ", ".join(str([*np.shape(x)]) for x in flat)
+    title = f"{type(prediction).__name__} of {len(flat[0]):,} rows, outputs {shapes}"
+    if len(flat) > 1:
+        return Table(title)
+    mean, sd = (np.asarray(x).reshape(len(flat[0]), -1) for x in prediction[:2])
+    names = [str(i) for i in range(min(mean.shape[1], _SHOWN_COLUMNS))]
+    columns = ["row", *(f"mean {i}" for i in names), *(f"sd {i}" for i in names)]
+    cells = [np.char.mod("%.4g", x[:_SHOWN_ROWS, : len(names)]) for x in (mean, sd)]
+    if isinstance(prediction, PosteriorPrediction) and prediction.entropy is not None:
+        of_classes = (np.asarray(x).reshape(len(mean), -1) for x in prediction[2:4])
+        cells += [np.char.mod("%.3f", x[:_SHOWN_ROWS, :1]) for x in of_classes]
+        columns += ["entropy", "mutual information"]
+    rows = [(str(i), *row) for i, row in enumerate(np.concatenate(cells, axis=1).tolist())]
+    hidden = len(mean) - len(rows)
+    return Table(title, columns, rows, [f"{hidden:,} more rows."] if hidden else [])
 
 
 def checked_levels(quantiles: Any) -> tuple[float, ...] | None:

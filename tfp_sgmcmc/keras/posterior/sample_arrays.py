@@ -171,6 +171,7 @@ def write_file(
     model: keras.Model,
     variables: list[keras.Variable],
     samples: SampleArrays,
+    temperature: float | None,
 ) -> None:
     """Writes samples; an existing file stays whole until the new one is complete."""
     is_weighted = samples.weights is not None
@@ -180,6 +181,8 @@ def write_file(
         "num_chains": samples.num_chains,
         "variables": [dict(zip(_KEYS, _description(v, model), strict=True)) for v in variables],
     }
+    if temperature != 1:
+        header |= {"temperature": temperature}
     stored = [np.dtype(x.dtype).name for x in samples.arrays]
     if stored != [v.dtype for v in variables]:
         header |= {"version": 3, "weighted": is_weighted, "stored": stored}
@@ -189,8 +192,8 @@ def write_file(
 
 def read_file(
     path: str | os.PathLike[str], model: keras.Model
-) -> tuple[list[keras.Variable], list[np.ndarray], int | None, np.ndarray | None]:
-    """Returns variables of `model`, their samples, the number of chains and the weights.
+) -> tuple[list[keras.Variable], list[np.ndarray], int | None, np.ndarray | None, float | None]:
+    """Returns variables of `model`, samples, number of chains, weights and temperature.
 
     Raises:
       FileNotFoundError: `path` does not exist.
@@ -199,6 +202,7 @@ def read_file(
     with npz.reading(path, "Posterior.save") as (header, array):
         if header["format"] != _FORMAT or header["version"] not in _VERSIONS:
             raise ValueError(f"its format is {header['format']!r} {header['version']!r}")
+        temperature = header.get("temperature", 1.0)
         num_chains = header["num_chains"]
         if num_chains is not None:
             num_chains = integer("num_chains", num_chains, 1)
@@ -221,7 +225,7 @@ def read_file(
         checked_weights(weights, len(samples[0]))
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} is damaged: {error}") from error
-    return variables, samples, num_chains, weights
+    return variables, samples, num_chains, weights, temperature
 
 
 def _described(entry: dict[str, Any]) -> Description:
@@ -306,6 +310,12 @@ def concatenated(posteriors: Any, kind: type) -> tuple[Any, ...]:
                 f"sample of all chains. Received: other weights at place {number}."
             )
 
+        if part.temperature != first.temperature:
+            raise ValueError(
+                "posteriors must have one temperature. Received: "
+                f"{first.temperature} at place 0, and {part.temperature} at place {number}."
+            )
+
     def by_chain(part: Any, values: Any) -> np.ndarray:
         values = np.asarray(values[:])
         return values[:, np.newaxis] if part.num_chains is None else values
@@ -315,4 +325,6 @@ def concatenated(posteriors: Any, kind: type) -> tuple[Any, ...]:
         for arrays in zip(*(p.samples for p in posteriors), strict=True)
     ]
     num_chains = sum(p.num_chains or 1 for p in posteriors)
-    return first.model, first.variables, samples, num_chains, first.weights
+    return (
+        first.model, first.variables, samples, num_chains, first.weights, first.temperature
+    )  # fmt: skip

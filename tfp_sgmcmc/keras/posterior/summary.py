@@ -9,6 +9,8 @@ import keras
 import numpy as np
 
 from tfp_sgmcmc.diagnostics.convergence import effective_sample_size, rank_normalized_rhat
+from tfp_sgmcmc.internal.figures import import_figure
+from tfp_sgmcmc.internal.tables import Table, as_html, as_text, decimals_for, number
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
 
 _SHOWN = 20  # rows that are printed
@@ -40,16 +42,24 @@ class Summary:
     ess: np.ndarray
     num_entries: int
 
-    def __str__(self) -> str:
-        width = max(8, *map(len, self.names[:_SHOWN]))
-        lines = [f"{'entry':<{width}} {'mean':>10} {'sd':>10} {'R-hat':>7} {'ESS':>8}"]
+    def table(self) -> Table:
+        """Returns the rows that `print` shows."""
+        rows = []
         columns = self.names, self.mean, self.standard_deviation, self.rhat, self.ess
         for name, mean, sd, rhat, ess in list(zip(*columns, strict=True))[:_SHOWN]:
-            lines.append(f"{name:<{width}} {mean:>10.4g} {sd:>10.4g} {rhat:>7.3f} {ess:>8.0f}")
+            decimals = decimals_for(sd or abs(mean) or 1.0)
+            figures = number(mean, decimals), number(sd, decimals), number(rhat, 3), number(ess, 0)
+            rows.append((name, *figures))
         counts = f"worst {min(_SHOWN, len(self.names))} of {len(self.names)} entries"
         if len(self.names) < self.num_entries:
             counts += f", taken evenly from {self.num_entries}"
-        return "\n".join([*lines, counts])
+        return Table("", ("entry", "mean", "sd", "R-hat", "ESS"), rows, [counts])
+
+    def __str__(self) -> str:
+        return as_text(self.table())
+
+    def _repr_html_(self) -> str:
+        return as_html(self.table())
 
 
 def summarize(
@@ -106,18 +116,3 @@ def plot(found: Summary, traces: np.ndarray, weights: np.ndarray | None, num_ent
     axes[-1, 0].set_xlabel("sample")
     axes[-1, 1].set_xlabel("value")
     return figure
-
-
-def import_figure() -> Any:
-    """Returns the class of matplotlib's figures.
-
-    Raises:
-      ModuleNotFoundError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'plot needs matplotlib. Install it by python -m pip install "tfp_sgmcmc[plots]"'
-        ) from error
-    return Figure

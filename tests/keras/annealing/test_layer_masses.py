@@ -1,0 +1,54 @@
+"""Masses of layers: fan-in times the mean squared input of the first layers."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfp_sgmcmc.keras.annealing.layer_masses import layer_masses
+
+RNG = np.random.default_rng(0)
+L = keras.layers
+
+
+def test_the_first_layer_is_measured_behind_layers_without_weights():
+    x = (3 * RNG.normal(size=[50, 4, 2])).astype(np.float32)
+    model = keras.Sequential(
+        [keras.Input([4, 2]), L.Rescaling(0.5), L.Flatten(), L.Dense(6, "relu"), L.Dense(3)]
+    )
+    first, first_bias, second, second_bias = layer_masses(model, x)
+    assert first.mass == pytest.approx(8 * np.mean((x / 2) ** 2), rel=1e-5)
+    assert first.variance == pytest.approx(2 / first.mass)
+    assert second == (6.0, 2 / 6)
+    assert first_bias == second_bias == (1.0, 1.0)
+    assert layer_masses(model, None)[0].mass == 8
+    assert all("call" not in vars(layer) for layer in model.layers)
+
+
+def test_kernels_of_other_layers():
+    inputs = keras.Input([8, 8, 3])
+    y = L.Conv2D(4, 3)(inputs)
+    y = L.BatchNormalization()(y)
+    y = L.DepthwiseConv2D(3)(y)
+    y = L.Reshape([16, 4])(y)
+    y = L.MultiHeadAttention(2, 5)(y, y)
+    y = L.LayerNormalization()(y)
+    y = L.LSTM(7)(y)
+    model = keras.Model(inputs, y)
+    x = RNG.normal(size=[20, 8, 8, 3]).astype(np.float32)
+    found = [m.mass for m in layer_masses(model, x)]
+    shapes = [(v.name, tuple(v.shape)) for v in model.trainable_variables]
+    by_name = dict(zip(shapes, found, strict=True))
+    assert by_name["kernel", (3, 3, 3, 4)] == pytest.approx(27 * np.mean(x**2), rel=1e-5)
+    assert by_name["gamma", (4,)] == by_name["beta", (4,)] == 1
+    assert by_name["kernel", (3, 3, 4, 1)] == 9
+    assert by_name["kernel", (4, 2, 5)] == 4  # a query's
+    assert by_name["kernel", (2, 5, 4)] == 10  # the output's
+    assert by_name["bias", (2, 5)] == 1
+    assert by_name["kernel", (4, 28)] == 4 and by_name["recurrent_kernel", (7, 28)] == 7
+
+
+def test_embeddings_are_weights_of_one_hot_inputs():
+    model = keras.Sequential([keras.Input([5], dtype="int32"), L.Embedding(9, 4), L.Flatten(),
+                              L.Dense(2)])  # fmt: skip
+    table, kernel, _ = layer_masses(model, RNG.integers(0, 9, size=[10, 5]))
+    assert table == (1.0, 2.0) and kernel.mass == 20

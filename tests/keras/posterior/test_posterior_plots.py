@@ -1,0 +1,68 @@
+"""What a posterior and its predictions show: text, HTML and figures."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfp_sgmcmc.keras import Posterior, losses
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=[400, 1]).astype(np.float32)
+
+
+def posterior(loss: keras.losses.Loss, slope: float = 2.0) -> Posterior:
+    """Returns 50 samples of the slope of a line through the origin."""
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False, name="line")])
+    model.compile(loss=loss)
+    samples = RNG.normal(slope, 0.05, size=[50, 1, 1]).astype(np.float32)
+    return Posterior(model, model.trainable_variables, [samples])
+
+
+@pytest.fixture(scope="module")
+def line() -> Posterior:
+    return posterior(losses.GaussianNLL(scale=0.5))
+
+
+Y = 2 * X + 0.5 * RNG.normal(size=X.shape).astype(np.float32)
+
+
+def test_a_posterior_and_its_prediction_are_short(line: Posterior) -> None:
+    assert "50 samples, 1 numbers each" in repr(line) and "line/kernel" in repr(line)
+    assert "1x1" in line._repr_html_()
+    found = line.predict(X, verbose=0)
+    lines = repr(found).split("\n")
+    assert lines[0] == "PosteriorPrediction of 400 rows, outputs [400, 1]"
+    assert lines[3].split() == ["0", f"{found.mean[0, 0]:.4g}", f"{found[1][0, 0]:.4g}"]
+    assert "390 more rows." in repr(found) and "<table" in found._repr_html_()
+    assert "<table" in line.summary()._repr_html_()
+    scores = line.evaluate(X, Y, verbose=0)
+    assert repr(scores).split("\n")[-1].split() == ["coverage", f"{scores.coverage:.4f}"]
+    assert "accuracy" not in repr(scores) and "<table" in scores._repr_html_()
+
+
+def test_bands_of_predictions(line: Posterior) -> None:
+    figure = line.plot_predictions(X, Y)
+    mean = figure.axes[0].lines[0]
+    np.testing.assert_array_equal(mean.get_xdata(), np.sort(X[:, 0]))
+    np.testing.assert_allclose(mean.get_ydata(), 2 * np.sort(X[:, 0]), atol=0.05)
+    low, high = (c.get_datalim(figure.axes[0].transData) for c in figure.axes[0].collections)
+    assert low.height > high.height  # 90 % is wider than 50 %
+    figure.canvas.draw()
+
+
+def test_calibration_of_numbers(line: Posterior) -> None:
+    axes = line.plot_calibration(X, Y).axes[0]
+    levels, found = axes.lines[1].get_data()
+    assert np.abs(found - levels).max() < 0.12  # 5 standard errors of a share of 400
+    narrow = posterior(losses.GaussianNLL(scale=0.1)).plot_calibration(X, Y).axes[0]
+    assert np.abs(narrow.lines[1].get_ydata() - levels).max() > 0.3  # negative control
+
+
+def test_calibration_of_classes() -> None:
+    x = RNG.normal(size=[4000, 1]).astype(np.float32)
+    y = RNG.uniform(size=x.shape) < 1 / (1 + np.exp(-x))
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    for slope, is_calibrated in ((1.0, True), (4.0, False)):
+        axes = posterior(loss, slope).plot_calibration(x, y).axes[0]
+        given, found = axes.lines[1].get_data()
+        assert (np.abs(np.subtract(given, found)).max() < 0.1) == is_calibrated

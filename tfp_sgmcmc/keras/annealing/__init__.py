@@ -1,0 +1,1 @@
+"""The annealed ensemble of `SamplerCallback()`: its settings, and the choice of its members."""

@@ -1,0 +1,124 @@
+"""Masses of a network's weights, from the size of each layer's inputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.keras.model import internals
+
+
+class LayerMass(NamedTuple):
+    """The mass of a variable, and the variance of its prior where the run begins.
+
+    Attributes:
+      mass: m.
+      variance: 2 / m for the weights of a layer, and 1 for other variables.
+    """
+
+    mass: float
+    variance: float
+
+
+def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
+    r"""Returns the masses of a built model's trainable variables.
+
+    The weights of a layer have the mass
+
+    \[ m = \text{fan-in} \times \text{mean squared input of the layer}, \]
+
+    so that a step changes the outputs of wide and narrow layers alike. The mean squared input is
+    measured for layers whose inputs come from the data before any trainable layer, and taken as 1
+    for the others. Biases, scales and shifts have the mass 1, and so have embeddings, which are
+    weights of one-hot inputs.
+
+    Args:
+      model: a built model.
+      x: some rows of inputs; None takes 1 for the mean squares of all inputs.
+    """
+    owners: dict[int, keras.Layer] = {}
+    for layer in internals.layers(model):  # outermost first
+        owners |= {id(v): layer for v in layer.trainable_variables}
+    squares = {} if x is None else _mean_squares(model, [*owners.values()], x)
+    masses = []
+    for variable in model.trainable_variables:
+        layer = owners[id(variable)]
+        count = _fan_in(layer, variable)
+        if count is None:
+            masses.append(LayerMass(1.0, 1.0))
+            continue
+        square = 1.0 if variable.name == "recurrent_kernel" else squares.get(id(layer), 1.0)
+        mass = count * square
+        masses.append(LayerMass(mass, 2 / mass))
+    return masses
+
+
+def _fan_in(layer: keras.Layer, variable: keras.Variable) -> int | None:
+    """Returns how many inputs a weight's output adds up; None for biases, scales and the like."""
+    shape = tuple(variable.shape)
+    if len(shape) < 2 or "bias" in variable.name:
+        return None
+    if isinstance(layer, keras.layers.Embedding):
+        return 1
+    if isinstance(layer, keras.layers.EinsumDense):
+        inputs, outputs = layer.equation.replace(" ", "").split("->")
+        labels = inputs.split(",")[1]
+        return math.prod(n for a, n in zip(labels, shape, strict=True) if a not in outputs)
+    is_depthwise = isinstance(layer, keras.layers.DepthwiseConv1D | keras.layers.DepthwiseConv2D)
+    if is_depthwise or variable.name == "depthwise_kernel":
+        return math.prod(shape[:-2])
+    return math.prod(shape[:-1])
+
+
+def _mean_squares(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int, float]:
+    """Returns the mean squared inputs of layers that trainable weights do not reach, by id.
+
+    These are the layers whose inputs stay the same when all trainable weights change.
+    """
+    variables = model.trainable_variables
+    values = [tf.convert_to_tensor(v.value) for v in variables]
+    found = [
+        _inputs(model, layers, variables, given, x)
+        for given in (values, [1.5 * v + 0.1 for v in values])
+    ]
+    squares = {}
+    for key, array in found[0].items():
+        other = found[1].get(key)
+        is_same = other is not None and array.shape == other.shape and np.array_equal(array, other)
+        square = float(np.mean(np.square(array, dtype=np.float64))) if array.size else 0.0
+        if is_same and math.isfinite(square) and square > 0:
+            squares[key] = square
+    return squares
+
+
+def _inputs(
+    model: keras.Model, layers: list[keras.Layer], variables: Any, values: Any, x: Any
+) -> dict[int, np.ndarray]:
+    """Returns the first input of each layer in one evaluation of the model, by the layer's id."""
+    found: dict[int, np.ndarray] = {}
+
+    def recording(layer: keras.Layer) -> Any:
+        call = layer.call
+
+        def recorded(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            first = keras.tree.flatten(inputs)[0]
+            is_number = isinstance(first, tf.Tensor) and first.dtype.is_floating
+            if is_number and hasattr(first, "numpy"):
+                found.setdefault(id(layer), first.numpy())
+            return call(inputs, *args, **kwargs)
+
+        return recorded
+
+    layers = [layer for layer in dict.fromkeys(layers) if "call" not in vars(layer)]
+    try:  # through `vars`, because Keras would look for variables in attributes that are set
+        for layer in layers:
+            vars(layer)["call"] = recording(layer)
+        internals.forward(model, variables, values, x, training=False)
+    finally:
+        for layer in layers:
+            vars(layer).pop("call", None)
+    return found

@@ -1,0 +1,179 @@
+"""Annealed stochastic gradient Hamiltonian Monte Carlo, whose step follows the gradient noise."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.internal.checks import number, positive
+from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
+from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, number_at, value_at
+from tfp_sgmcmc.kernels.momentum import degrees_of_freedom, scaled
+
+_MOST_NOISE = 4.0  # larger squared gradients than this many running means are clipped
+
+
+class AnnealedSGHMCResults(NamedTuple):
+    """Results of a step of `AnnealedSGHMC`: the fields of all kernels and three more.
+
+    Attributes:
+      momentum: the velocity v, in the structure of the state.
+      kinetic_temperature: the mean of N m v^2 / l over the coordinates, `[chains...]`. It is near T
+        where the noise of the gradient is small.
+      squared_gradient: S, the running mean of Q, `[chains...]`; 0 before the first step.
+    """
+
+    target_log_prob: tf.Tensor
+    gradient_norm: tf.Tensor
+    step_size: tf.Tensor
+    temperature: tf.Tensor
+    step: tf.Tensor
+    target_state: Any
+    momentum: State
+    kinetic_temperature: tf.Tensor
+    squared_gradient: tf.Tensor
+
+
+class AnnealedSGHMC(StochasticGradientKernel):
+    r"""Underdamped dynamics whose prior relaxes while it cools, for ensembles that predict.
+
+    With the gradient g of the mean loss over a batch, minus the target's gradient divided by N,
+
+    \[
+    \begin{aligned}
+    Q &= \sum_j g_j^2 / m_j, \qquad S \leftarrow S + \beta\, (\min(Q, 4 S) - S) \\
+    \ell &= \min(\ell_{\max}(t),\ r / S) \\
+    v &\leftarrow (1 - a)\, v
+      - \ell\, m^{-1} \Bigl( g + \frac{\theta}{N\, s\, w(t)} \Bigr)
+      + \sqrt{\frac{2 a\, \ell\, T(t)}{N m}}\, z \\
+    \theta &\leftarrow \theta + v,
+    \end{aligned}
+    \]
+
+    where z is standard normal and t the step. Where Q is above 4 S, g is scaled down so that Q =
+    4 S. S begins with the Q of the first step. This is SGHMC with the step \( h = \sqrt{\ell / N}
+    \), the friction a / h and the momentum \( p = m v / h \), for a posterior with the prior
+    N(0, s w(t)) at the temperature T(t). It takes nothing off for the noise of g, but makes the
+    step small where that noise is large.
+
+    If prior and temperature change along the run, the states follow no stationary law: they are
+    members of an ensemble and not draws from a posterior. With constant ones, S settles, and the
+    states are draws as far as the noise of g allows.
+
+    Examples:
+      The mean of 1,000 numbers at T = 0.1, with a flat prior in the target:
+
+      >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> from tfp_sgmcmc.kernels.annealed_sghmc import AnnealedSGHMC
+      >>> x = np.random.default_rng(0).normal(2., 1., size=[1000]).astype(np.float32)
+      >>> target = sgmcmc.MinibatchLogProb(
+      ...     log_prior_fn=lambda theta: tf.zeros_like(theta),
+      ...     log_likelihood_fn=lambda theta, batch:
+      ...         tfp.distributions.Normal(theta[..., None], 1.).log_prob(batch),
+      ...     data=x, batch_size=500)
+      >>> kernel = AnnealedSGHMC(target, step_size=0.1, prior_variance=100., temperature=0.1)
+      >>> samples = tfp.mcmc.sample_chain(
+      ...     num_results=500, num_burnin_steps=100, current_state=tf.zeros([]), kernel=kernel,
+      ...     trace_fn=None, seed=[0, 1])
+      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      True
+
+    Args:
+      target_log_prob_fn: a target with N examples, its `num_examples`, or N for each chain as its
+        `examples_of_chains`. Its log prior counts as a part of the loss. A callable has N = 1.
+      step_size: \( \ell_{\max} \), the largest learning rate of the mean loss: a positive number,
+        `[chains...]` tensor or schedule.
+      mass: m: a positive number, or arrays that broadcast with the state parts.
+      prior_variance: s: in the same form.
+      prior_scale: w, a factor of all prior variances: a number, or a schedule.
+      temperature: T, positive: a number, `[chains...]` tensor or schedule.
+      momentum_loss: a, the share of the velocity that a step takes away, in (0, 1].
+      noise_limit: r. Infinity leaves the step as it is.
+      averaging: \( \beta \), the weight of a step's Q in the running mean, in (0, 1].
+
+    Raises:
+      ValueError: an argument is out of range.
+      TypeError: the target is not callable. At bootstrap: the state is not floating.
+
+    References:
+      T. Chen, E. B. Fox and C. Guestrin. Stochastic gradient Hamiltonian Monte Carlo. ICML, 2014.
+      Equation 15: the update by learning rate and momentum, with \( \hat\beta = 0 \).
+    """
+
+    def __init__(
+        self,
+        target_log_prob_fn: Any,
+        step_size: StepSize,
+        mass: Any = 1.0,
+        prior_variance: Any = 1.0,
+        prior_scale: StepSize = 1.0,
+        temperature: StepSize = 1.0,
+        momentum_loss: float = 0.1,
+        noise_limit: float = 0.2,
+        averaging: float = 0.05,
+    ):
+        settings = ("step_size", "mass", "prior_variance", "prior_scale", "temperature")
+        super().__init__(locals(), settings)
+        for name in ("momentum_loss", "averaging"):
+            number(name, self._parameters[name], "in (0, 1]", lambda x: 0 < x <= 1)
+        positive("noise_limit", noise_limit)
+
+    def _init_results(self, state: State) -> AnnealedSGHMCResults:
+        step, zeros = tf.zeros([], tf.int64), self._zeros(state)
+        cap, _, temperature = self._numbers(step, state, zeros.shape.rank)
+        for name in ("mass", "prior_variance"):  # one of a wrong shape raises here
+            value_at(self._parameters[name], step, state, name)
+        return AnnealedSGHMCResults(
+            **self._first_figures(state, zeros, cap + zeros, temperature),
+            momentum=tf.nest.map_structure(tf.zeros_like, state),
+            kinetic_temperature=zeros,
+            squared_gradient=zeros,
+        )
+
+    def _update(
+        self, state: State, results: AnnealedSGHMCResults, seed: tf.Tensor
+    ) -> tuple[State, AnnealedSGHMCResults]:
+        batch_seed, noise_seed = random.split(seed, 2)
+        step, chain_ndims = results.step, results.target_log_prob.shape.rank
+        cap, w, temperature = self._numbers(step, state, chain_ndims)
+        m, s = (
+            value_at(self._parameters[name], step, state, name)
+            for name in ("mass", "prior_variance")
+        )
+        a, z = self._parameters["momentum_loss"], random.normal_like(state, noise_seed)
+
+        estimate = self._target.estimate(state, batch_seed, results.target_state, with_scores=False)
+        given = getattr(self._target, "examples_of_chains", self._target.num_examples)
+        n = tf.cast(given, estimate.log_prob.dtype)
+        g = map_parts(lambda x: scaled(-1 / n, x), estimate.gradient)
+        q = sum_events(map_parts(lambda g, m: g**2 / m, g, m), chain_ndims)
+        mean = tf.where(results.step == 0, q, results.squared_gradient)
+        most = _MOST_NOISE * mean
+        shrink = tf.sqrt(tf.where(q > most, tf.math.divide_no_nan(most, q), tf.ones_like(q)))
+        mean += self._parameters["averaging"] * (tf.minimum(q, most) - mean)
+        rate = tf.minimum(cap, self._parameters["noise_limit"] / mean)  # infinite without noise
+
+        spread = tf.sqrt(2 * a * rate * temperature / n)
+        v = map_parts(
+            lambda x, v, g, m, s, z: (1 - a) * v
+            - scaled(rate, scaled(shrink, g) + scaled(1 / (n * w), x / s)) / m
+            + scaled(spread, z) / tf.sqrt(m),
+            state, results.momentum, g, m, s, z,
+        )  # fmt: skip
+        theta = map_parts(tf.add, state, v)
+
+        energy = sum_events(map_parts(lambda v, m: m * v**2, v, m), chain_ndims)
+        return theta, AnnealedSGHMCResults(
+            **self._figures(estimate, rate, temperature, results),
+            momentum=v,
+            kinetic_temperature=n * energy / rate / degrees_of_freedom(v, chain_ndims),
+            squared_gradient=mean,
+        )
+
+    def _numbers(self, step: tf.Tensor, state: State, chain_ndims: int) -> list[tf.Tensor]:
+        """Returns the largest step, w and T at `step`, scalars or `[chains...]`."""
+        names = ("step_size", "prior_scale", "temperature")
+        return [number_at(self._parameters[n], step, state, chain_ndims, n) for n in names]
