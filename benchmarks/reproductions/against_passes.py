@@ -28,12 +28,14 @@ Make = Callable[[Any, Any, Any], Any]
 SAMPLERS: dict[str, Make] = {
     "SGHMC": functools.partial(sgmcmc.SGHMC, covariance=None),
     "SGNHT": sgmcmc.SGNHT,
-    "CCAdL": functools.partial(sgmcmc.CCAdL, covariance=Diag(RunningMean(), include_current=True)),
+    "CCAdL": functools.partial(
+        sgmcmc.CCAdL, covariance=Diag(RunningMean(), include_current=True), scheme="euler"
+    ),
 }
 WITH_FULL: dict[str, Make] = {
     **SAMPLERS,
     "CCAdL full": functools.partial(
-        sgmcmc.CCAdL, covariance=Full(RunningMean(), include_current=True)
+        sgmcmc.CCAdL, covariance=Full(RunningMean(), include_current=True), scheme="euler"
     ),
 }
 

@@ -6,12 +6,11 @@ random projection to D = 100 dimensions, prior N(0, I), minibatches of n = 500, 
 likelihood of the 2037 test images against passes over the data. CCAdL has the diagonal of Sigma
 and all of it.
 
-The log likelihood is the mean, for each test image, of the log of the class probability averaged
-over the second half of the states so far. One state is kept after each pass. All chains start at
-zero, and chains of a sampler share their minibatches. The step sizes and frictions are the ones
-used here, because the paper's were not at hand: h = 2e-4, 5e-4 and 1e-3, and A = 1 and 10.
-
-The full form takes about two minutes.
+The step sizes and frictions are those of the caption: h = 2e-5, 5e-5 and 1e-4, and A = 1 and 10.
+As in the caption, the log likelihood is that of the posterior mean, here the mean of the second
+half of the states so far; the paper does not say over which states it averages. One state is kept
+after each pass. All chains start at zero, and chains of a sampler share their minibatches. The
+bottom row of the figure, the marginals of w2 to w5, is not drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
-from scipy.special import expit
+from scipy.special import log_expit
 
 import datasets
 import tfp_sgmcmc as sgmcmc
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
 
 def run(
     *,
-    step_sizes: tuple[float, ...] = (2e-4, 5e-4, 1e-3),
+    step_sizes: tuple[float, ...] = (2e-5, 5e-5, 1e-4),
     frictions: tuple[float, ...] = (1.0, 10.0),
-    num_passes: int = 200,
+    num_passes: int = 300,
     batch_size: int = 500,
     seed: int = 0,
 ) -> list[Curve]:
@@ -61,12 +60,13 @@ def run(
 
 
 def log_likelihood_so_far(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the mean log probability of `y` by the second half of the states so far, `[states]`.
+    """Returns the mean log probability of `y` at the mean of the second half so far, `[states]`.
 
-    `logits` are those of each state, `[states, rows]`, and labels are 0 and 1.
+    `logits` are those of each state, `[states, rows]`, and labels are 0 and 1. Logits are linear,
+    so their mean is the logit at the mean of the states.
     """
-    probabilities = expit(np.where(y > 0.5, logits, -logits).astype(np.float64))
-    return np.array([np.mean(np.log(mean)) for mean in second_half_means(probabilities)])
+    signed = np.where(y > 0.5, logits, -logits).astype(np.float64)
+    return np.array([np.mean(log_expit(mean)) for mean in second_half_means(signed)])
 
 
 def show(found: list[Curve]) -> None:
@@ -94,7 +94,7 @@ def claims(found: list[Curve]) -> list[Claim]:
                     f" {other}, at every h and A",
                     f"higher at {len(groups) - len(behind)} of {len(groups)}; mean differences over"
                     f" all passes from {min(gaps):.4f} to {max(gaps):.4f}",
-                    not behind,
+                    not behind if ours == "CCAdL full" else None,
                     f"behind at {'; '.join(behind)}" if behind else "",
                 )
             )
@@ -116,7 +116,7 @@ def claims(found: list[Curve]) -> list[Claim]:
         Claim(
             "all of Sigma and its diagonal give similar curves",
             f"full minus diagonal from {min(full):.4f} to {max(full):.4f}",
-            bool(np.max(np.abs(full)) < 0.01),
+            None,
         )
     )
     return result

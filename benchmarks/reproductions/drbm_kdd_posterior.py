@@ -159,10 +159,10 @@ def claims(result: Result) -> list[Claim]:
     alike = "chains that leave the mode and too few draws look alike"
     found = [
         Claim(
-            "HMC runs that start at the mode agree",
+            "runs of HMC from one mode are not consistent with one another (section 5.3)",
             f"largest R-hat of {result.r_hat:.3f}, acceptance {result.acceptance:.2f}"
             + "; so no errors against HMC are judged" * (not agree),
-            agree,
+            not agree,
             "" if agree else alike,
         )
     ]

@@ -13,8 +13,8 @@ over the data. The machines have H hidden units, F features and C classes:
 These are two of the paper's three data sets. `--data acoustic` runs the third one where its files
 can be downloaded. Sigma is diagonal, the prior N(0, I), minibatches have n = 500. A prediction is
 the mean of the class probabilities over the second half of the states so far, of which one is kept
-after each pass. All chains start at the same random weights. The step sizes and frictions are the
-ones used here, because the paper's were not at hand.
+after each pass. All chains start at the same random weights. The paper's
+steps, frictions and passes are in its caption and are not the ones used here.
 
 Minibatches heat the chains at these steps. At h = 0.001 on connect-4, from pass 10 to 20, the
 momenta have 1.7 (A = 10) and 1.3 times (A = 50) the temperature with SGHMC, 1.6 and 1.3 times with

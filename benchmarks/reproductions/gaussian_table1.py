@@ -102,7 +102,7 @@ SAMPLERS = {
     "SGHMC with Sigma": sgmcmc.SGHMC,
     "SGNHT": sgmcmc.SGNHT,
     "CCAdL": lambda *args: sgmcmc.CCAdL(
-        *args, covariance=Full(RunningMean(), include_current=True)
+        *args, covariance=Full(RunningMean(), include_current=True), scheme="euler"
     ),
 }
 

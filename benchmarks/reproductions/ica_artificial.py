@@ -226,8 +226,8 @@ def claims(result: Result) -> list[Claim]:
             f"the sampling threshold of {THRESHOLD} is met after around 10,000 iterations",
             f"after {result.threshold_step:,}; allowed: a factor of 2",
             0.5 < result.threshold_step / PAPER_ITERATIONS < 2,
-            "the largest eigenvalue, which decides, grows with the kurtosis of the channels, which "
-            "the paper does not give",
+            "alpha is (N/n) lambda t^-0.55; with lambda of at least 2 for any sources it takes "
+            "15,270 steps, so the paper's alpha must have another scale",
         ),
         Claim(
             "three components are stable and three unstable, with both samplers",
@@ -237,11 +237,10 @@ def claims(result: Result) -> list[Claim]:
             "the smaller the sample, the more its chance kurtosis fixes the normal channels",
         ),
         Claim(
-            "the sorted instability indices of both samplers agree",
-            f"SGLD's are {ratio.min():.2f} to {ratio.max():.2f} times those of corrected Langevin; "
-            f"allowed: a factor of {SIMILAR}",
-            bool(np.all(np.abs(np.log(ratio)) < np.log(SIMILAR))),
-            slow,
+            "the index varies strongly between the two samplers for the normal components",
+            f"SGLD's are {ratio.min():.2f} to {ratio.max():.2f} times those of corrected Langevin",
+            bool(np.any(np.abs(np.log(ratio)) > np.log(SIMILAR))),
+            "held if one ratio is beyond 1.25",
         ),
         Claim(
             "the Amari distances of both fluctuate about the same level",
@@ -250,11 +249,12 @@ def claims(result: Result) -> list[Claim]:
             slow,
         ),
         Claim(
-            "the marginals of entries of W between normal channels are alike",
-            f"the distribution functions differ by at most {max(distances):.2f}; allowed: "
-            f"{MOST_DISTANCE}",
-            max(distances) < MOST_DISTANCE,
-            slow,
+            "SGLD has mixed over the modes of the normal components, and corrected Langevin less",
+            f"the distribution functions of entries of W between them differ by up to "
+            f"{max(distances):.2f}",
+            max(distances) > MOST_DISTANCE,
+            f"held if they differ by more than {MOST_DISTANCE}; which of them has mixed better is "
+            "not judged",
         ),
         Claim(
             "SGLD with M = I on mixed channels",

@@ -55,7 +55,9 @@ SAMPLERS: dict[str, Callable[[Any, Any, float], Any]] = {
     ),
     "SGHMC": lambda target, h, friction: sgmcmc.SGHMC(target, h, friction, COVARIANCE),
     "SGNHT": lambda target, h, friction: sgmcmc.SGNHT(target, h, friction, scheme="adodab"),
-    "CCAdL": lambda target, h, friction: sgmcmc.CCAdL(target, h, friction, COVARIANCE),
+    "CCAdL": lambda target, h, friction: sgmcmc.CCAdL(
+        target, h, friction, COVARIANCE, scheme="euler"
+    ),
     "NOGIN": lambda target, h, friction: sgmcmc.NOGIN(target, h, friction, COVARIANCE),
 }
 

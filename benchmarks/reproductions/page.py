@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reproductions.experiment import VERDICTS
+from benchmarks.reproductions.protocols import PROTOCOLS, Protocol
 
 # The order of the page; each is a module of this folder with an `EXPERIMENT`.
 EXPERIMENTS = (
@@ -58,13 +59,16 @@ NOT_REPRODUCED = (
         "the loader is tested on a small file in the data's format, and the data were not at hand",
     ),
 )
+OTHER_PROTOCOL = "no, under another protocol"
 
 INTRODUCTION = """\
 # The five papers, figure by figure
 
 Five papers introduced the samplers of this library, or measured them. Each of their experiments is
 repeated here, with the paper's claim beside what was found, and a figure. Where an experiment
-differs from its paper, or a claim did not hold, the page says so and gives the likely cause.
+differs from its paper, or a claim did not hold, the page says so and gives the likely cause. "no"
+stands only where all that the paper gives was run; elsewhere a claim that did not hold here is "no,
+under another protocol", which says nothing against the paper.
 
 Each experiment is one command, `python -m benchmarks.reproductions.NAME`. Its full form has the
 settings that the text describes. Its quick form (`--quick`) takes about half a minute, with fewer
@@ -91,7 +95,7 @@ def write_page(folder: Path, failed: Mapping[str, str] | None = None) -> None:
     lines = [INTRODUCTION]
     if troubles:
         lines += ["## Troubles with this page", "", *(f"- {t}" for t in troubles), ""]
-    lines += [*_failures(found), *_summary(found)]
+    lines += [*_counts(found), *_failures(found), *_summary(found)]
     sections = {**PAPERS, BEYOND: "The claims here are this library's; no paper has them."}
     for paper, source in sections.items():
         names = [name for name in found if found[name]["paper"] == paper]
@@ -129,10 +133,55 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[str]]:
     return found, troubles
 
 
+def _protocol(name: str) -> Protocol:
+    return PROTOCOLS.get(name, Protocol(""))
+
+
+def _verdict(name: str, claim: Mapping[str, Any]) -> str:
+    is_other = claim["held"] is False and _protocol(name).differences
+    return OTHER_PROTOCOL if is_other else VERDICTS[claim["held"]]
+
+
+def _counts(found: Mapping[str, Any]) -> list[str]:
+    """Returns how many of the papers' claims were run with its protocol, and how many hold."""
+    judged = [
+        (name, claim)
+        for name, record in found.items()
+        for claim in record["claims"]
+        if record["paper"] != BEYOND and claim["held"] is not None
+    ]
+    same = [(name, claim) for name, claim in judged if not _protocol(name).differences]
+    other = [(name, claim) for name, claim in judged if _protocol(name).differences]
+    failed = [claim["paper"] for _, claim in same if not claim["held"]]
+    open_ones = ", ".join(sorted({f"`{name}`" for name, claim in other if not claim["held"]}))
+    return [
+        f"- {len(judged)} claims of the papers are judged below.",
+        f"- {len(same)} of them were run with all settings that the paper gives, and "
+        f"{sum(claim['held'] for _, claim in same)} of these hold.",
+        f"- Of these did not hold: {'; '.join(failed) or 'none'}.",
+        f"- {len(other)} were run with other settings, which each section lists; "
+        f"{sum(claim['held'] for _, claim in other)} of these hold.",
+        f"- Those that did not hold under other settings are of {open_ones or 'no experiment'}.",
+        "",
+    ]
+
+
+def _differences(name: str) -> list[str]:
+    protocol = _protocol(name)
+    if not protocol.place:
+        return []
+    rows = [("what differs", "the paper", "here"), ("---",) * 3, *protocol.differences]
+    table = [*map(_row, rows), ""] if protocol.differences else []
+    same = "" if protocol.differences else " All settings that the paper gives are used."
+    absent = [f"Not repeated: {'; '.join(protocol.absent)}.", ""] if protocol.absent else []
+    return [f"In the paper: {protocol.place}.{same}", "", *table, *absent]
+
+
 def _failures(found: Mapping[str, Any]) -> list[str]:
     rows = [
         f"- [{record['title']}](#{name}) ({record['paper']}, {record['figure']}, {record['form']}"
-        f" form). The claim: {claim['paper']}. Here: {claim['ours']}."
+        f" form{', under another protocol' if _protocol(name).differences else ''})."
+        f" The claim: {claim['paper']}. Here: {claim['ours']}."
         f" Likely cause: {_cause(claim)}."
         for name, record in found.items()
         for claim in record["claims"]
@@ -167,7 +216,7 @@ def _summary(found: Mapping[str, Any]) -> list[str]:
 
 def _section(name: str, record: Mapping[str, Any], has_figure: bool) -> list[str]:
     rows = [("the claim", "here", "held", "what differs, or the likely cause"), ("---",) * 4]
-    rows += [(c["paper"], c["ours"], VERDICTS[c["held"]], _cause(c)) for c in record["claims"]]
+    rows += [(c["paper"], c["ours"], _verdict(name, c), _cause(c)) for c in record["claims"]]
     figure = f"![{record['title']}]({name}.png)"
     missing = f"The figure is missing: there is no `{name}.png` beside this page."
     setting = record["description"].partition("\n")[2].strip()  # its first line is the title
@@ -178,6 +227,7 @@ def _section(name: str, record: Mapping[str, Any], has_figure: bool) -> list[str
         "",
         *map(_row, rows),
         "",
+        *_differences(name),
         figure if has_figure else f"**{missing}**",
         "",
         *([setting, ""] if setting else []),

@@ -240,7 +240,7 @@ def claims(result: Result) -> list[Claim]:
             bool(look.rejection[-1] < look.rejection[0] / 10),
         ),
         Claim(
-            "section 4.2: alpha falls below 1, where sampling begins",
+            "section 4.1: alpha falls below 1, where sampling begins",
             f"alpha {look.alpha[0]:.1f} at first, {look.alpha[-1]:.3f} at the end; below "
             + (
                 f"{THRESHOLD} from step {look.steps[np.argmax(below)]}"

@@ -5,6 +5,7 @@ law of a linear scheme (`tests/harness/thermostats.py`), minibatch noise and bia
 False-alarm rate: 1e-6 for each test. The power is stated at each check, which verifies it.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tests.harness.phase_space import linear_scheme
 from tests.harness.statistics import Rejected, check_cdf, check_covariance, check_means
 from tests.harness.thermostats import Run, adodab_law, balanced, euler_law, run_thermostat
 from tfp_sgmcmc.covariance import Full, RunningMean
+from tfp_sgmcmc.kernels.linear_theory import nogin_law, split_friction_law
 
 MODEL = GaussianMean(num_examples=12)
 HESSIAN = MODEL.hessian
@@ -59,7 +61,7 @@ def sample(
 @pytest.fixture(scope="module")
 def run() -> Run:
     covariance = KnownCovariance(NOISE / target().noise_scale)
-    kernel = sgmcmc.CCAdL(target(), H, FRICTION, covariance, thermal_mass=100.0)
+    kernel = sgmcmc.CCAdL(target(), H, FRICTION, covariance, thermal_mass=100.0, scheme="euler")
     return sample(kernel, law()[0])
 
 
@@ -93,6 +95,7 @@ def test_estimated_covariance_mass_and_temperature() -> None:
         thermal_mass=100.0,
         mass=np.float32(MASS),
         temperature=1.5,
+        scheme="euler",
     )
     check(sample(kernel, xi), covariance)
 
@@ -102,7 +105,15 @@ def test_closed_form_is_that_of_the_code(mass: Any, temperature: float) -> None:
     """With xi = A, which a large thermal mass holds there."""
     matrices = linear_scheme(
         lambda quadratic, **momentum: sgmcmc.CCAdL(
-            quadratic, H, 5.0, KnownCovariance(NOISE), 1e30, mass, temperature, **momentum
+            quadratic,
+            H,
+            5.0,
+            KnownCovariance(NOISE),
+            1e30,
+            mass,
+            temperature,
+            scheme="euler",
+            **momentum,
         ),
         HESSIAN,
     )
@@ -131,6 +142,88 @@ def test_order_of_the_error_of_theta() -> None:
     np.testing.assert_allclose(fixed[0] / fixed[1], 4.0, rtol=0.02)
 
 
+# The midpoint scheme
+
+
+def midpoint_position(
+    noise: np.ndarray, h: float, kernel: Any = sgmcmc.CCAdL, known: Any = None
+) -> np.ndarray:
+    """The covariance of theta with xi at A, in units of T H^-1, which is the identity if exact."""
+    scheme = linear_scheme(
+        lambda quadratic, **momentum: kernel(
+            quadratic, h, 5.0, KnownCovariance(noise if known is None else known), 1e30, 2.0, 0.7,
+            **momentum,
+        ),
+        HESSIAN,
+    )  # fmt: skip
+    assert scheme.spectral_radius < 1
+    return scheme.position(noise) @ HESSIAN / 0.7
+
+
+def noise_of_size(x: float, h: float = H) -> np.ndarray:
+    """Returns a covariance with x = h^2 / 2 times its largest eigenvalue."""
+    return 2 * x / h**2 * NOISE / np.linalg.eigvalsh(NOISE)[-1]
+
+
+@pytest.mark.parametrize("x", [0.1, 1.0, 10.0, 100.0])
+def test_the_law_of_the_midpoint_is_exact(x: float) -> None:
+    """At every size of the noise. Controls: Sigma wrong by 1 %, and friction by 2 Sigma."""
+    noise = noise_of_size(x)
+    np.testing.assert_allclose(midpoint_position(noise, H), np.eye(3), atol=1e-9)
+    wrong = midpoint_position(noise, H, known=0.99 * noise)
+    assert np.abs(wrong - np.eye(3)).max() > 5e-4
+    broken = mutant(sgmcmc.CCAdL, ("scale = h**2 / (4 *", "scale = h**2 / (2 *"))
+    wrong = midpoint_position(noise, H, broken)
+    assert np.abs(wrong - np.eye(3)).max() > 0.05
+
+
+def test_friction_by_an_exponential_is_stable_and_wrong() -> None:
+    """Why the scheme has a midpoint. tau is exact at 1, with x = h^2 s / 2.
+
+    An exponential of Sigma on both sides of the kick forgets the force as fast as the noise. The
+    factor exp(-asinh(x) / 2) keeps the momenta at T and has the same fault.
+    """
+    h, friction, curvature, x = 0.1, 1.0, 1.0, np.array([0.1, 1.0, 10.0])
+    noise = 2 * x / h**2
+    laws = {
+        "explicit": split_friction_law(h, friction, curvature, noise, noise),
+        "exponential": split_friction_law(
+            h, friction, curvature, noise, noise, lambda x: np.exp(-x / 2)
+        ),
+        "balanced": split_friction_law(
+            h, friction, curvature, noise, noise, lambda x: np.exp(-np.arcsinh(x) / 2)
+        ),
+        "midpoint": nogin_law(h, friction, curvature, noise, noise),
+    }
+    tau = {name: law.temperature for name, law in laws.items()}
+    np.testing.assert_allclose(tau["midpoint"], 1)
+    for name, expected in (
+        ("explicit", [0.989, 0.713, np.inf]),
+        ("exponential", [1.002, 0.978, 3.596]),
+        ("balanced", [1.002, 1.101, 2.353]),
+    ):
+        np.testing.assert_allclose(tau[name], expected, atol=6e-4)
+
+
+def test_law_of_minibatch_chains_of_the_midpoint() -> None:
+    """Power: 8% of a variance. Controls: the Euler scheme's law, and noise that is not known."""
+    h = 0.1  # x is 1.9, where the Euler scheme is all but unstable
+    covariance = KnownCovariance(NOISE / target().noise_scale)
+    kernel = sgmcmc.CCAdL(target(), h, FRICTION, covariance, thermal_mass=100.0)
+    found = sample(kernel, FRICTION)
+    exact = linear_scheme(
+        lambda quadratic, **momentum: sgmcmc.CCAdL(
+            quadratic, h, FRICTION, KnownCovariance(NOISE), 1e30, **momentum
+        ),
+        HESSIAN,
+    )
+    check(found, exact.covariance(NOISE))
+    np.testing.assert_allclose(exact.position(NOISE), np.linalg.inv(HESSIAN), rtol=1e-9)
+    check_means(found.kinetic_temperature.mean(axis=1), 1.0, 0.05)
+    with pytest.raises(Rejected):
+        check(found, exact.covariance(1.3 * NOISE))
+
+
 # The symmetric splitting
 
 SPLIT = "adodacbc"
@@ -156,6 +249,7 @@ def test_closed_form_of_the_splitting_is_that_of_the_code(mass: Any, temperature
     np.testing.assert_allclose(matrices.covariance(NOISE), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_law_of_minibatch_chains_of_the_splitting() -> None:
     """Power: 8% of a variance. Controls: no friction by Sigma, and Euler's law."""
     covariance = KnownCovariance(NOISE / target().noise_scale)
@@ -235,10 +329,11 @@ def test_largest_stable_step_of_the_splitting(drag: float) -> None:
 def thermal() -> Run:
     """Runs 4000 chains of three coordinates with a thermal mass of one."""
     covariance = KnownCovariance(NOISE / target().noise_scale)
-    kernel = sgmcmc.CCAdL(target(), 0.01, 2.0, covariance, initial_momentum=1.0)
+    kernel = sgmcmc.CCAdL(target(), 0.01, 2.0, covariance, initial_momentum=1.0, scheme="euler")
     return run_thermostat(kernel, tf.ones([CHAINS, 3]), 330, 1200, seed=2)
 
 
+@pytest.mark.thorough
 def test_kinetic_temperature(thermal: Run) -> None:
     """Its mean is T at every step size. Power: 3%."""
     check_means(thermal.kinetic_temperature.mean(axis=1), 1.0, 0.03)
@@ -262,14 +357,16 @@ def test_thermostat_stays_at_the_friction(thermal: Run) -> None:
 # Stability
 
 
-@pytest.mark.parametrize(("drag", "is_stable"), [(0.2, True), (3.0, False)])
+@pytest.mark.parametrize(
+    ("drag", "is_stable"), [(0.2, True), pytest.param(3.0, False, marks=pytest.mark.thorough)]
+)
 def test_beyond_the_largest_stable_step_the_chain_is_lost_and_told_of(
     drag: float, is_stable: bool
 ) -> None:
     """With `drag`, h^2 / 2 times the largest eigenvalue of Sigma."""
     h = np.float32((2 * drag / np.linalg.eigvalsh(NOISE)[-1]) ** 0.5)
     covariance = KnownCovariance(NOISE / target().noise_scale)
-    kernel = sgmcmc.CCAdL(target(), h, 1.0, covariance)
+    kernel = sgmcmc.CCAdL(target(), h, 1.0, covariance, scheme="euler")
     run = run_thermostat(kernel, tf.ones([10, 3]), 300, 0, seed=3, jit=False)
     samples = np.moveaxis(run.samples, 1, 0)
     if is_stable:
@@ -278,6 +375,21 @@ def test_beyond_the_largest_stable_step_the_chain_is_lost_and_told_of(
     with pytest.raises(sgmcmc.NonFiniteChainError) as error:
         sgmcmc.check_finite(samples)
     assert 0 < error.value.step < 300
+
+
+@pytest.mark.parametrize("scheme", ["midpoint", "adodacbc", "euler"])
+def test_preflight_tells_of_a_sigma_beyond_the_explicit_schemes(scheme: Any) -> None:
+    """Curvature allows a step that is ten times as large."""
+    few = MODEL.target(2, replacement=True)
+    h = float((2 * 3.0 / np.linalg.eigvalsh(MODEL.noise(2, replacement=True))[-1]) ** 0.5)
+    for size, is_told in ((h, scheme != "midpoint"), (h / 20, False)):
+        kernel = sgmcmc.CCAdL(few, np.float32(size), 1.0, scheme=scheme)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            sgmcmc.preflight(few, tf.constant(MODEL.mean, tf.float32), kernel=kernel)
+        found = [str(x.message) for x in told if "step_size must be below" in str(x.message)]
+        assert len(found) == is_told
+        assert all("eigenvalue of Sigma" in x and "midpoint" in x for x in found)
 
 
 # Negative controls
@@ -321,7 +433,7 @@ def test_broken_steps_have_another_law(name: str) -> None:
     broken = mutant(sgmcmc.CCAdL, MUTATIONS[name])
     matrices = linear_scheme(
         lambda quadratic, **momentum: broken(
-            quadratic, 0.03, 5.0, KnownCovariance(NOISE), 1e30, MASS, **momentum
+            quadratic, 0.03, 5.0, KnownCovariance(NOISE), 1e30, MASS, scheme="euler", **momentum
         ),
         HESSIAN,
     )
@@ -350,7 +462,7 @@ def test_broken_thermostats_are_rejected(name: str) -> None:
     """Sigma is halved, so that the thermostat has to absorb the rest. A tenth of the chains."""
     broken = mutant(sgmcmc.CCAdL, THERMOSTAT_MUTATIONS[name])
     covariance = KnownCovariance(NOISE / 2 / target().noise_scale)
-    kernels = (k(target(), 0.02, 1.0, covariance) for k in (sgmcmc.CCAdL, broken))
+    kernels = (k(target(), 0.02, 1.0, covariance, scheme="euler") for k in (sgmcmc.CCAdL, broken))
     right, wrong = (
         run_thermostat(
             k, tf.ones([CHAINS // 10, 3]), 400, 600, seed=4, jit=False

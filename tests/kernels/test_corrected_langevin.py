@@ -14,6 +14,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.chains import run_chains
+from tests.harness.fast_settings import fast_settings
 from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.one_dimension import density_law
 from tests.harness.statistics import Rejected, check_cdf, check_covariance, check_means
@@ -85,7 +86,7 @@ def skewed_samples(kernel: Any, num_steps: int, jit: bool = False) -> np.ndarray
     return run_chains(kernel, state, 1, num_steps - 1, seed=2, jit=jit)[:, 0, 0]
 
 
-@pytest.mark.parametrize("num_steps", [1, 10])
+@pytest.mark.parametrize("num_steps", [1, pytest.param(10, marks=pytest.mark.thorough)])
 def test_one_dimension_with_a_moving_matrix(num_steps: int) -> None:
     """Power: a Kolmogorov distance of 1.5%."""
     kernel = sgmcmc.CorrectedLangevin(quartic, STEP, moving())
@@ -110,6 +111,7 @@ def with_factors() -> dict[str, np.ndarray]:
     return dict(zip(FACTORS, np.split(samples, len(FACTORS)), strict=True))
 
 
+@pytest.mark.thorough
 def test_any_drift_is_corrected(with_factors: dict[str, np.ndarray]) -> None:
     """Without div M the proposal is worse, but the law is the same."""
     check_cdf(with_factors["div M left out"], LAW.cdf, DISTANCE)
@@ -136,7 +138,7 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", fast_settings(MUTATIONS, "M at the wrong end"))
 def test_mutations_are_rejected(name: str) -> None:
     kernel = tfp.mcmc.MetropolisHastings(MUTATIONS[name]())
     with pytest.raises(Rejected):
@@ -172,7 +174,9 @@ def gaussian_start() -> np.ndarray:
     [
         (0.5, None),
         pytest.param(1.2, np.array([0.5, 1.0, 0.3]), marks=pytest.mark.slow),
-        (1.5, FullMatrix(COVARIANCE + np.diag([0.5, 0, 0]))),
+        pytest.param(
+            1.5, FullMatrix(COVARIANCE + np.diag([0.5, 0, 0])), marks=pytest.mark.thorough
+        ),
     ],
     ids=["identity", "diagonal", "full"],
 )
@@ -312,6 +316,7 @@ def test_step_size_adaptation_reaches_its_target(adaptation: str) -> None:
     assert np.all(np.isfinite(samples))
 
 
+@pytest.mark.thorough
 def test_a_minibatch_target_gives_its_exact_log_posterior() -> None:
     """Chains stay in a conjugate posterior. Power: 5% of a variance."""
     model = GaussianMean()

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.by_hand import MODEL
+from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.covariance import Full, History, RunningMean
 from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise
 from tfp_sgmcmc.targets.base import Target
@@ -44,7 +45,12 @@ def test_the_rule(covariance: Any, batch_size: int | None, expected: int) -> Non
 
 @pytest.mark.parametrize(
     ("covariance", "batch_size", "decay"),
-    [("full", 50, 0.99), ("full", 10, 1 - 10 / (50 * 31)), ("diag", 2, 0.99)],
+    [
+        ("full", 50, 1 - 50 / (500 * 31)),
+        ("full", 400, 0.99),
+        ("full", 10, 1 - 10 / (500 * 31)),
+        ("diag", 2, 1 - 2 / 500),
+    ],
 )
 def test_a_sigma_to_solve_with_remembers_enough(
     covariance: str, batch_size: int, decay: float
@@ -53,6 +59,7 @@ def test_a_sigma_to_solve_with_remembers_enough(
     noise = GradientNoise(scored(batch_size), covariance, None)
     average = noise._estimator(PARTS, 1).average
     assert isinstance(average, RunningMean) and average.decay == pytest.approx(decay)
+    assert average.power == 2
     given = GradientNoise(scored(batch_size), Full(RunningMean(0.5)), None)
     assert given._estimator(PARTS, 1) is given.covariance
     assert isinstance(sgmcmc.NOGIN(MODEL.target(4), 0.1)._noise.covariance.average, type(None))
@@ -107,7 +114,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", fast_settings(KERNELS, "SGFS"))
 def test_defaults_throw_no_chain(name: str) -> None:
     """In the posterior, a distance of 4 has a probability below 1e-20."""
     assert np.all(farthest(KERNELS[name], 40) < 4)

@@ -2,6 +2,7 @@
 
 import inspect
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -179,3 +180,34 @@ def test_results_that_are_none_of_a_kernel_are_told(kind: Any, results: Any) -> 
     kernel = kind(sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2), 0.1)
     with pytest.raises(TypeError, match="previous_kernel_results must be what bootstrap_results"):
         kernel.one_step(tf.zeros([]), results, seed=0)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        *(sgmcmc.SGLD, sgmcmc.ModifiedSGLD, sgmcmc.SGFS, sgmcmc.SGHMC, sgmcmc.SGNHT),
+        *(sgmcmc.CCAdL, sgmcmc.NOGIN, sgmcmc.UnderdampedLangevin),
+    ],
+)
+def test_the_batch_and_the_noise_have_seeds_of_their_own(kernel: Any) -> None:
+    """No two draws of a step share a seed, nor does one use the seed of the step."""
+    target, used = MODEL.target(4, tf.float64), []
+
+    def seen(function: Any, position: int) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            seed = options.get("seed", arguments[position] if len(arguments) > position else None)
+            used.append(tuple(np.asarray(seed)))
+            return function(*arguments, **options)
+
+        return call
+
+    made = kernel(target, 0.01)
+    state = tf.constant(START)
+    results = made.bootstrap_results(state)
+    with (
+        mock.patch.object(target, "estimate", seen(target.estimate, 1)),
+        mock.patch.object(sgmcmc.random, "normal_like", seen(sgmcmc.random.normal_like, 1)),
+    ):
+        made.one_step(state, results, SEED)
+    assert len(used) >= 2 and len(set(used)) == len(used)
+    assert tuple(np.asarray(SEED)) not in used

@@ -76,6 +76,7 @@ def check(name: str, law: np.ndarray) -> None:
     check_covariance(by_chain([tf.math.log(samples.scale), samples.loc]), MEAN, law, 0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n == "NOGIN" else []) for n in LAWS]
 )
@@ -89,6 +90,7 @@ def test_the_law_of_another_step_is_rejected() -> None:
         check("SGLD", POSTERIOR)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kernel", "options"),
     [

@@ -12,6 +12,7 @@ from benchmarks.accuracy import sgfs_network
 D, N, BATCH = 100_000, 12, 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [pytest.param("diag", marks=pytest.mark.slow), "low_rank"])
 def test_a_compiled_step(kind: str) -> None:
     """A D x D matrix would take 40 GB."""

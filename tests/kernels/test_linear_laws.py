@@ -7,9 +7,17 @@ import pytest
 import scipy.linalg
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.known_covariance import KnownCovariance
 from tests.harness.linear_steps import QuadraticWithScores, step_matrix
 from tests.harness.phase_space import linear_scheme
-from tfp_sgmcmc.kernels.linear_theory import LinearLaw, nogin_law, overdamped_law, splitting_law
+from tfp_sgmcmc.kernels.linear_theory import (
+    LinearLaw,
+    euler_law,
+    nogin_law,
+    overdamped_law,
+    split_friction_law,
+    splitting_law,
+)
 
 A, S = np.array([0.5, 2.0, 7.0]), np.array([3.0, 40.0, 0.0])
 STEPS = [(0.01, 0.3), (0.3, 1.5), (0.7, 4.0)]  # h and friction
@@ -42,7 +50,10 @@ def test_the_laws_with_momenta_are_those_of_the_code(name: str, h: float, fricti
     np.testing.assert_allclose(A * np.diag(scheme.position(np.zeros([3, 3]))), 1.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("h", "friction"), STEPS)
+@pytest.mark.parametrize(
+    ("h", "friction"),
+    [STEPS[0], *(pytest.param(*s, marks=pytest.mark.thorough) for s in STEPS[1:])],
+)
 def test_noise_that_nogin_knows(h: float, friction: float) -> None:
     """Its matrix is the code's, and p is drawn so that the noise it takes s for leaves no bias."""
     known = 0.6 * S + 1.0
@@ -64,6 +75,30 @@ def test_noise_that_nogin_knows(h: float, friction: float) -> None:
         covariance = np.outer(added, added) * (h**2 / 4 * S[i] + damping)
         variance = scipy.linalg.solve_discrete_lyapunov(block, covariance)[0, 0]
         assert law.temperature[i] == pytest.approx(A[i] * variance, rel=1e-4)
+
+
+@pytest.mark.parametrize(("h", "friction"), [(0.01, 0.3), (0.1, 4.0)])
+@pytest.mark.parametrize(
+    ("scheme", "law"),
+    [("midpoint", nogin_law), ("euler", euler_law), ("adodacbc", split_friction_law)],
+)
+def test_the_laws_of_ccadl(scheme: Any, law: Any, h: float, friction: float) -> None:
+    """With noise that is known but for a tenth, and xi at the friction."""
+    known = 0.9 * S
+    scheme = linear_scheme(
+        lambda target, initial_momentum: sgmcmc.CCAdL(
+            target, h, friction, KnownCovariance(np.diag(known)), 1e30,
+            initial_momentum=initial_momentum, scheme=scheme,
+        ),
+        np.diag(A),
+    )  # fmt: skip
+    found = law(h, friction, A, S, known)
+    blocks = [in_direction(scheme.step, i) for i in range(3)]
+    np.testing.assert_allclose(found.trace, [np.trace(b) for b in blocks], rtol=1e-9)
+    np.testing.assert_allclose(found.determinant, [np.linalg.det(b) for b in blocks], rtol=1e-9)
+    variances = np.diag(scheme.position(np.diag(S)))
+    np.testing.assert_allclose(found.temperature, A * variances, rtol=1e-6)
+    assert not np.allclose(law(h, friction, A, S, S).temperature, A * variances, rtol=1e-5)
 
 
 def test_the_law_of_sgld_is_that_of_its_code() -> None:

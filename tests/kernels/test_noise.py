@@ -83,6 +83,7 @@ def target_that_fails(bad: dict[int, float], prior: float = 0.0) -> sgmcmc.Minib
     return sgmcmc.MinibatchLogProb(log_prior, log_likelihood, data, BATCH, dtype=tf.float64)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_minibatch_that_is_not_finite_is_not_hidden_and_teaches_nothing(jit: bool) -> None:
     """In that chain the gradient is as it is, Sigma is as before, and the minibatch is counted."""
@@ -186,7 +187,11 @@ SIZE = 3000
 
 @pytest.mark.parametrize(
     ("covariance", "forms_one"),
-    [pytest.param("diag", False, marks=pytest.mark.thorough), ("low_rank", False), ("full", True)],
+    [
+        pytest.param("diag", False, marks=pytest.mark.thorough),
+        pytest.param("low_rank", False, marks=pytest.mark.thorough),
+        ("full", True),
+    ],
 )
 def test_no_matrix_of_all_entries_in_a_sampling_loop(covariance: str, forms_one: bool) -> None:
     """No tensor of NOGIN's graph on D = 3000 has D x D entries, except with `full` (control)."""

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 
+FIRST_ESTIMATE = (sgmcmc.NOGIN, sgmcmc.SGFS, sgmcmc.CCAdL)  # steps that average Sigma
 DATA = np.array([[1.0], [2.0], [3.0], [4.0]]) * np.ones(3)
 ROOT = sgmcmc.MinibatchLogProb(
     lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1),
@@ -44,7 +45,7 @@ def run(kernel: Any, start: np.ndarray, num_steps: int) -> tuple[np.ndarray, Any
 @pytest.mark.parametrize(("kernel", "options"), CASES)
 def test_the_state_turns_nan_where_the_likelihood_is(kernel: Any, options: dict[str, Any]) -> None:
     """The second chain starts where the root is NaN, in one of its three entries."""
-    steps = {"num_estimation_steps": 0} if kernel in (sgmcmc.NOGIN, sgmcmc.SGFS) else {}
+    steps = {"num_estimation_steps": 0} if kernel in FIRST_ESTIMATE else {}
     start = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, 1.0]])
     state, results = run(kernel(ROOT, **options, **steps), start, num_steps=2)
     np.testing.assert_array_equal(np.isnan(state[:, 1]), [False, True])
@@ -53,7 +54,9 @@ def test_the_state_turns_nan_where_the_likelihood_is(kernel: Any, options: dict[
         np.testing.assert_array_equal(results.covariance_state.num_skipped, [0, 2])
 
 
-@pytest.mark.parametrize("kernel", [sgmcmc.NOGIN, sgmcmc.SGFS])
+@pytest.mark.parametrize(
+    "kernel", [sgmcmc.NOGIN, pytest.param(sgmcmc.SGFS, marks=pytest.mark.thorough)]
+)
 def test_steps_of_estimation_count_what_is_skipped(kernel: Any) -> None:
     options = dict(alpha=1.0) if kernel is sgmcmc.SGFS else dict(step_size=1e-3)
     made = kernel(ROOT, **options, num_estimation_steps=2)
@@ -64,7 +67,15 @@ def test_steps_of_estimation_count_what_is_skipped(kernel: Any) -> None:
     assert np.isnan(run(made, start, num_steps=3)[0][0, 1])
 
 
-@pytest.mark.parametrize("kernel", [sgmcmc.NOGIN, sgmcmc.SGHMC, sgmcmc.CCAdL, sgmcmc.ModifiedSGLD])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        sgmcmc.NOGIN,
+        pytest.param(sgmcmc.SGHMC, marks=pytest.mark.thorough),
+        sgmcmc.CCAdL,
+        sgmcmc.ModifiedSGLD,
+    ],
+)
 def test_scores_whose_squares_overflow_teach_nothing_but_move(kernel: Any) -> None:
     target = sgmcmc.MinibatchLogProb(
         lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1),
@@ -72,7 +83,7 @@ def test_scores_whose_squares_overflow_teach_nothing_but_move(kernel: Any) -> No
         np.float32(1e20) * DATA.astype(np.float32),
         batch_size=2,
     )
-    steps = {"num_estimation_steps": 0} if kernel is sgmcmc.NOGIN else {}
+    steps = {"num_estimation_steps": 0} if kernel in FIRST_ESTIMATE else {}
     state, results = run(kernel(target, 1e-3, **steps), np.ones([1, 3], np.float32), num_steps=2)
     assert np.all(np.isfinite(state)) and np.all(state > 1e9)
     np.testing.assert_array_equal(results.covariance_state.num_skipped, [2])

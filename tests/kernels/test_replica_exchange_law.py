@@ -17,9 +17,10 @@ from scipy import special
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.chains import run_chains
+from tests.harness.mutation import mutant
 from tests.harness.one_dimension import GridLaw, density_law
 from tests.harness.replica_law import ReplicaLaw
-from tests.harness.statistics import Rejected, check_cdf
+from tests.harness.statistics import Rejected, check_cdf, check_means
 from tfp_sgmcmc.kernels import replica_exchange_sgld
 from tfp_sgmcmc.targets.log_prob_differences import log_prob_differences
 
@@ -114,6 +115,7 @@ def copied(states: tf.Tensor, swapped: tf.Tensor) -> tf.Tensor:
     return tf.stack([tf.where(swapped[0], states[1], states[0]), states[1]])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "bug"),
     [
@@ -206,6 +208,7 @@ def test_minibatches_have_their_law(factor: float) -> None:
         check_cdf(drawn, Minibatch.law(np.inf if factor == 1.0 else 1.0).cdf, DISTANCE)
 
 
+@pytest.mark.thorough
 def test_the_correction_makes_noisy_swaps_as_good_as_exact_ones() -> None:
     """Compares the bias with that of SGLD with exact swaps."""
     exact, corrected, not_corrected = (Minibatch.law(factor) for factor in (0.0, 1.0, np.inf))
@@ -219,3 +222,49 @@ def test_the_grids_are_fine_enough() -> None:
     """With fewer cells the distribution function changes by a tenth of the tested distance."""
     assert distance(Exact.law(200), Exact.law()) < DISTANCE / 10
     assert distance(Minibatch.law(1.0, 140), Minibatch.law(1.0)) < DISTANCE / 10
+
+
+def accepted_share(excess: float, spread: float, kernel: Any = sgmcmc.ReplicaExchangeSGLD) -> Any:
+    """Whether swaps are accepted where delta D is N(excess, spread^2), `[chains]`."""
+    made = kernel(Exact.target(), 0.05, (1.0, 2.0))
+    chains, delta = 400_000, 0.5
+
+    def differences(*_: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        z = sgmcmc.random.normal([1, chains], tf.float32, 7)
+        return (excess + spread * z) / delta, tf.fill([1, chains], (spread / delta) ** 2)
+
+    # The module's name is looked up where the kernel was defined, also for a mutant.
+    space = kernel._swap.__globals__
+    before, space["log_prob_differences"] = space["log_prob_differences"], differences
+    try:
+        _, accepted, *_ = made._swap(
+            tf.zeros([2, chains]), tf.constant([True]), tf.constant([0, 1])
+        )
+    finally:
+        space["log_prob_differences"] = before
+    return accepted.numpy()[0].astype(float)
+
+
+def swap_rate(excess: float, spread: float) -> float:
+    """E[min(1, exp(x - s^2 / 2))] for x in N(excess, s^2), by normal integrals.
+
+    Its values at excess and -excess have the ratio exp(excess) for every s, as detailed balance
+    needs (Ceperley and Dewing 1999).
+    """
+    above = special.ndtr((excess - spread**2 / 2) / spread)
+    return above + np.exp(excess) * special.ndtr((-excess - spread**2 / 2) / spread)
+
+
+@pytest.mark.parametrize("excess", [-0.7, 0.7])
+def test_the_rate_of_swaps_is_that_of_the_penalty(excess: float) -> None:
+    """Power: an error of 0.01. Negative controls: the correction doubled, halved and left out."""
+    spread = 1.0
+    np.testing.assert_allclose(swap_rate(0.7, 1.0) / swap_rate(-0.7, 1.0), np.exp(0.7))
+    check_means(accepted_share(excess, spread), swap_rate(excess, spread), 0.01)
+    for factor in ("2 *", "0.5 *", "0 *"):
+        broken = mutant(
+            sgmcmc.ReplicaExchangeSGLD,
+            ("- variance / (2 * self", f"- {factor} variance / (2 * self"),
+        )
+        with pytest.raises(Rejected):
+            check_means(accepted_share(excess, spread, broken), swap_rate(excess, spread), 0.01)

@@ -237,8 +237,8 @@ def test_step_sizes_of_chains_and_schedules() -> None:
     ("B", "alpha"),
     [
         (1.0, 0.0),
-        ("fisher", 2.0),
-        (FullMatrix(FULL), 2.0),
+        pytest.param("fisher", 2.0, marks=pytest.mark.thorough),
+        pytest.param(FullMatrix(FULL), 2.0, marks=pytest.mark.thorough),
         pytest.param(1.0, 2.0, marks=pytest.mark.slow),
         pytest.param("fisher", 0.0, marks=pytest.mark.slow),
         pytest.param(FullMatrix(FULL), 0.0, marks=pytest.mark.slow),
@@ -270,6 +270,7 @@ def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
     assert results.target_log_prob.shape == results.num_frozen.shape == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("B", "jit"),
     [
@@ -309,7 +310,7 @@ def test_estimation_steps_average_and_do_not_move() -> None:
     assert np.abs(state - start).max() > 1e-3
 
 
-@pytest.mark.parametrize("include_current", [False, True])
+@pytest.mark.parametrize("include_current", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_v_of_the_first_steps_is_kept(include_current: bool) -> None:
     """From step 2 on V is that of two minibatches, and the target computes no scores."""
     target, scored = make_target(), []
@@ -337,6 +338,7 @@ def test_v_of_the_first_steps_is_kept(include_current: bool) -> None:
     np.testing.assert_array_equal(counts, [[2, 2], [5, 5]])
 
 
+@pytest.mark.thorough
 def test_a_history_of_the_first_steps_is_kept() -> None:
     history = sgmcmc.covariance.History(4)
     target = make_target()

@@ -256,6 +256,7 @@ def test_an_eigenvalue_beyond_the_bound_gives_no_wild_draw() -> None:
     np.testing.assert_allclose(got[1], [1.0, np.sqrt(1.5), 0.0], rtol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_mode_takes_the_step_of_its_own_draws(jit: bool) -> None:
     target = MODEL.target(BATCH, tf.float64)

@@ -101,6 +101,7 @@ def test_mass_temperature_and_parts_without_replacement() -> None:
     check(sample(kernel, state), law(h, friction, mass, temperature), error=0.08)
 
 
+@pytest.mark.thorough
 def test_without_covariance_the_noise_of_the_gradient_heats_the_chain() -> None:
     kernel = sgmcmc.SGHMC(target(), H, FRICTION, covariance=None)
     check(sample(kernel, jit=False), law(left_over=NOISE))
@@ -187,6 +188,7 @@ def test_laws_of_broken_samplers_are_rejected(name: str, samples: np.ndarray) ->
         check(samples, matrices.covariance(NOISE))
 
 
+@pytest.mark.thorough
 def test_broken_chains_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the chains is enough to reject these. The first three share a run, by groups."""
     few, expected = CHAINS // 10, law(left_over=NOISE)

@@ -90,6 +90,7 @@ def test_the_chain_has_its_exact_law(with_divergence: np.ndarray) -> None:
     check_cdf(with_divergence, euler_law(bounded, bounded_divergence, STEP).cdf, DISTANCE)
 
 
+@pytest.mark.thorough
 def test_without_divergence_the_law_is_another_one(without_divergence: np.ndarray) -> None:
     """The mutation is rejected, and has the law that theory predicts."""
     with pytest.raises(Rejected):
@@ -97,6 +98,7 @@ def test_without_divergence_the_law_is_another_one(without_divergence: np.ndarra
     check_cdf(without_divergence, euler_law(bounded, no_divergence, STEP).cdf, DISTANCE)
 
 
+@pytest.mark.thorough
 def test_temperature_multiplies_the_divergence() -> None:
     drawn = samples(bounded_preconditioner(bounded_divergence), temperature=2.0)
     law = euler_law(bounded, bounded_divergence, STEP, temperature=2.0)
@@ -106,7 +108,7 @@ def test_temperature_multiplies_the_divergence() -> None:
         check_cdf(drawn, not_multiplied.cdf, DISTANCE)
 
 
-@pytest.mark.parametrize("gamma", [True, False])
+@pytest.mark.parametrize("gamma", [pytest.param(True, marks=pytest.mark.thorough), False])
 def test_rmsprop_without_memory_is_position_dependent(gamma: bool) -> None:
     """decay=0 makes V_t = g(theta)^2, so M depends only on the position."""
     drawn = samples(RMSprop(decay=0.0, epsilon=FLOOR, gamma=gamma))
@@ -137,7 +139,8 @@ def test_rmsprop_with_memory_is_right_to_no_better_than_its_docstring_says() -> 
 
 
 @pytest.mark.parametrize(
-    ("matrix", "divergence"), [(bounded, bounded_divergence), (rms, rms_divergence)]
+    ("matrix", "divergence"),
+    [pytest.param(bounded, bounded_divergence, marks=pytest.mark.thorough), (rms, rms_divergence)],
 )
 def test_only_with_divergence_do_small_steps_lead_to_the_target(
     matrix: Callable, divergence: Callable

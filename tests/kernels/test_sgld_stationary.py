@@ -50,6 +50,7 @@ def without() -> np.ndarray:
     return run_chains(sgmcmc.SGLD(target(replacement=False), STEP), start(), 50, 60, seed=4)
 
 
+@pytest.mark.thorough
 def test_without_replacement(without: np.ndarray) -> None:
     law = sgld_covariance(MODEL.hessian, NOISE_WITHOUT, STEP)
     check_covariance(without, MODEL.mean, law, VARIANCE_ERROR)
@@ -100,10 +101,22 @@ LAWS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 # The last case combines the temperature with other options.
 FURTHER = ("all examples, which add no noise", "full matrix without replacement", "temperature")
+WIDER = (
+    "diagonal preconditioner",
+    "two parts with step sizes of their own",
+    "float64, two parts, full matrix and temperature",
+)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in LAWS]
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=[pytest.mark.slow] * (name in FURTHER) + [pytest.mark.thorough] * (name in WIDER),
+        )
+        for name in LAWS
+    ],
 )
 def test_laws(name: str) -> None:
     of_target, of_kernel, of_law = LAWS[name]
@@ -124,6 +137,7 @@ def test_one_long_chain() -> None:
     check_covariance(blocks, MODEL.mean, law, relative_error=0.04)
 
 
+@pytest.mark.thorough
 def test_chains_that_share_minibatches_share_just_that_noise() -> None:
     """Each chain has the law of a single chain. Their covariance comes from the shared noise only.
 

@@ -119,6 +119,7 @@ def thermal(request: pytest.FixtureRequest) -> tuple[str, Run]:
     return request.param, run
 
 
+@pytest.mark.thorough
 def test_thermostat_comes_to_friction_and_noise(thermal: tuple[str, Run]) -> None:
     """Its mean is A + s = 2 + O(h^2), its variance T / (mu d). Power: 2% and 15%."""
     scheme, run = thermal
@@ -195,7 +196,7 @@ MUTATIONS = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.thorough] * ("20" in MUTATIONS[name][1]))
+        pytest.param(name, marks=[pytest.mark.thorough] * (name != "thermostat fed |p|"))
         for name in MUTATIONS
     ],
 )

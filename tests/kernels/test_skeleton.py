@@ -49,11 +49,14 @@ def check(kernel_class: Any, jit: bool) -> None:
     check_covariance(samples, MODEL.mean, solve_discrete_lyapunov(contraction, noise), 0.04)
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "xla"])
+@pytest.mark.parametrize(
+    "jit", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["eager", "xla"]
+)
 def test_skeleton_samples_its_stationary_law(jit: bool) -> None:
     check(skeleton(), jit)
 
 
+@pytest.mark.thorough
 def test_skeleton_without_the_root_of_the_temperature_is_rejected() -> None:
     with pytest.raises(Rejected):
         check(skeleton("eps * tf.sqrt(t) * z", "eps * t * z"), jit=True)

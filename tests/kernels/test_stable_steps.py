@@ -72,13 +72,19 @@ CASES = [
             (sgmcmc.SGNHT, EXACT, dict(scheme="euler", **THERMOSTAT)),
             (sgmcmc.SGNHT, EXACT, dict(scheme="adodab", **THERMOSTAT)),
             (sgmcmc.CCAdL, EXACT, THERMOSTAT),
+            (sgmcmc.CCAdL, NOISY, dict(num_estimation_steps=0, **THERMOSTAT)),
+            (sgmcmc.CCAdL, EXACT, dict(scheme="euler", **THERMOSTAT)),
             (sgmcmc.NOGIN, EXACT, {}),
             (sgmcmc.NOGIN, NOISY, dict(num_estimation_steps=0)),
         ]
         for friction, mass in [(0.5, 1.0), (8.0, MASS)]
     ),
     (sgmcmc.SGNHT, EXACT, dict(friction=2.0, thermostat="per_coordinate", **THERMOSTAT)),
-    (sgmcmc.CCAdL, ALIGNED, dict(friction=2.0, mass=2.0, temperature=0.5, **THERMOSTAT)),
+    (
+        sgmcmc.CCAdL,
+        ALIGNED,
+        dict(friction=2.0, mass=2.0, temperature=0.5, scheme="euler", **THERMOSTAT),
+    ),
     *((sgmcmc.SGHMC, EXACT, dict(friction=a, mass=m)) for a, m in [(0.5, 1.0), (8.0, 2.0)]),
     (sgmcmc.SGHMC, NOISY, dict(friction=8.0)),
 ]
@@ -93,7 +99,7 @@ def test_the_limit_is_exact(kernel: Any, target: Any, options: dict[str, Any]) -
 
 BOUNDS = [  # unequal masses with a friction by mass, and a Sigma that does not commute with H
     (sgmcmc.SGHMC, EXACT, dict(friction=8.0, mass=MASS)),
-    (sgmcmc.CCAdL, NOISY, dict(friction=2.0, mass=MASS, **THERMOSTAT)),
+    (sgmcmc.CCAdL, NOISY, dict(friction=2.0, mass=MASS, scheme="euler", **THERMOSTAT)),
 ]
 
 
@@ -114,7 +120,10 @@ def test_steps_that_differ_between_entries() -> None:
     assert limit > 1.3 * radius_and_limit(kernel, EXACT, {}, 0.01)[1]
 
 
-@pytest.mark.parametrize("options", [dict(alpha=0.0), dict(step_size=0.5, B=MASS)])
+@pytest.mark.parametrize(
+    "options",
+    [dict(alpha=0.0), pytest.param(dict(step_size=0.5, B=MASS), marks=pytest.mark.thorough)],
+)
 def test_fisher_scoring_is_stable_where_its_matrix_exceeds_the_curvature(options: Any) -> None:
     """A V that is too small, in one direction of H, makes it unstable whatever epsilon is."""
 
@@ -151,7 +160,7 @@ def test_fisher_scoring_before_the_first_minibatch() -> None:
         (sgmcmc.SGLD, dict(temperature=COLD)),
         (sgmcmc.ModifiedSGLD, dict(temperature=COLD)),
         (sgmcmc.UnderdampedLangevin, dict(temperature=COLD, scheme="obabo")),
-        (sgmcmc.SGHMC, dict(temperature=COLD)),
+        pytest.param(sgmcmc.SGHMC, dict(temperature=COLD), marks=pytest.mark.thorough),
         (sgmcmc.SGNHT, dict(temperature=COLD, **THERMOSTAT)),
         (sgmcmc.CCAdL, dict(temperature=COLD, **THERMOSTAT)),
         (sgmcmc.NOGIN, dict(temperature=COLD)),

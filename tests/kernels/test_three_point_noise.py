@@ -94,12 +94,16 @@ def check_moments(kernel: Any, expected: list[float]) -> None:
     check_means(np.stack([x**2, x**4, x**6], axis=1), expected, error)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    ["SGLD", *(pytest.param(s, marks=pytest.mark.thorough) for s in ("baoab", "obabo"))],
+)
 def test_stationary_moments(name: str) -> None:
     make, response = CASES[name]
     check_moments(make(), moments(response, "three_point"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_stationary_moments_of_other_noise_are_rejected(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -175,6 +179,7 @@ def expectation(scheme: Any, num_steps: int, values: np.ndarray, weights: np.nda
     return float(np.prod(weights[paths], axis=0) @ np.cos(4 * theta.numpy()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scheme", NAMES[1:])
 def test_weak_order_is_kept_where_random_signs_lower_it(scheme: Any) -> None:
     """The error that the noise adds to normals' is of second order, with random signs of first.

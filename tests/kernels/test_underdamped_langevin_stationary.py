@@ -145,6 +145,7 @@ def check_noisy(name: str, run: Run) -> None:
     check_temperature(run, temperature(name, STEP, NOISE))
 
 
+@pytest.mark.thorough
 def test_baoab_with_minibatches_under_xla(noisy_baoab: Run) -> None:
     check_noisy("baoab", noisy_baoab)
 
@@ -155,7 +156,14 @@ def test_other_schemes_with_minibatches(name: str) -> None:
     check_noisy(name, noisy(name))
 
 
-@pytest.mark.parametrize("name", ["baoab", "obabo", pytest.param("aboba", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("baoab", marks=pytest.mark.thorough),
+        "obabo",
+        pytest.param("aboba", marks=pytest.mark.slow),
+    ],
+)
 def test_exact_gradients_with_steps_frictions_and_temperatures_of_each_chain(name: str) -> None:
     of_limit, frictions, temperatures = [0.3, 0.95], [8.0, 2.0], [1.0, 2.0]
 
@@ -179,6 +187,7 @@ def test_exact_gradients_with_steps_frictions_and_temperatures_of_each_chain(nam
         check_temperature(run, heat)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["baoab", pytest.param("obabo", marks=pytest.mark.slow)])
 def test_two_parts_with_masses(name: str) -> None:
     target = MODEL.target(BATCH, replacement=True, parts=True)
@@ -237,8 +246,8 @@ def test_wrong_laws_are_rejected(noisy_baoab: Run) -> None:
     "kernel",
     [
         forgets_momentum(sgmcmc.UnderdampedLangevin),
-        changed(sgmcmc.UnderdampedLangevin, frozen_part),
-        changed(sgmcmc.UnderdampedLangevin, copies),
+        pytest.param(changed(sgmcmc.UnderdampedLangevin, frozen_part), marks=pytest.mark.thorough),
+        pytest.param(changed(sgmcmc.UnderdampedLangevin, copies), marks=pytest.mark.thorough),
     ],
     ids=["no momentum", "frozen part", "copies"],
 )

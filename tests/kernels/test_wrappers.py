@@ -32,6 +32,7 @@ def test_wrappers_are_refused_before_the_first_step(name: str, kernel: Any) -> N
         made.bootstrap_results(STATE)
 
 
+@pytest.mark.thorough
 def test_a_wrapper_around_a_wrapper_is_refused_in_a_chain() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the full data are meant here

@@ -85,7 +85,10 @@ def test_what_must_be_positive(name: str, argument: str) -> None:
 )
 def test_what_is_no_target_is_refused(name: str, target: Any) -> None:
     with pytest.raises(TypeError, match="target_log_prob_fn must be a callable.* Received: a"):
-        getattr(sgmcmc, name)(target, 0.1, **NEEDED.get(name, {}))
+        if name == "IndependentMetropolis":
+            sgmcmc.IndependentMetropolis(target, tf.zeros([1]), [[-1.0]])
+        else:
+            getattr(sgmcmc, name)(target, 0.1, **NEEDED.get(name, {}))
 
 
 @pytest.mark.parametrize("value", ["x", None, 1.0, [1.0, 2.0], True, np.ones([2]), tf.constant(1)])

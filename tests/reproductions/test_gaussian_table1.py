@@ -8,6 +8,7 @@ from scipy import integrate
 from benchmarks.reproductions import gaussian_table1
 
 
+@pytest.mark.thorough
 def test_marginals_are_those_of_the_target() -> None:
     """Marginals by quadrature of the target over all but 1e-9 of the mass agree."""
     target, marginals = gaussian_table1.model()

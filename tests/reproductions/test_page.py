@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.reproductions import __main__, experiment, page
 from benchmarks.reproductions.experiment import Claim, Experiment, subplots
+from benchmarks.reproductions.protocols import PROTOCOLS, Difference, Protocol
 
 FOLDER = Path(experiment.__file__).parent
 
@@ -85,6 +86,30 @@ def test_page_of_both_forms(
     assert "`python -m benchmarks.reproductions.test_page --num-steps 11`" in other
 
 
+def test_another_protocol_says_nothing_against_the_paper(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "picture", lambda *_: b"")
+    assert "- 2 of them were run with all settings that the paper gives, and 0 " in text(
+        call("--quick")
+    )
+    other = Protocol("section 9", (Difference("steps", "10", "7"),), ("figure 3b",))
+    monkeypatch.setitem(PROTOCOLS, "test_page", other)
+    found = text(call("--quick"))
+    assert r"| P(A\|B) grows | 7 steps | no, under another protocol |" in found
+    assert "**no**" not in found and "quick form, under another protocol). The claim" in found
+    assert "In the paper: section 9.\n" in found and "| steps | 10 | 7 |" in found
+    assert "Not repeated: figure 3b." in found
+    assert "- 0 of them were run with all settings that the paper gives, and 0 of these" in found
+    assert "under other settings are of `test_page`." in found
+
+
+def test_every_experiment_of_a_paper_says_where_it_is() -> None:
+    beyond = {"mnist_7v9", "mnist_7v9_fit", "mnist_networks"}
+    assert set(PROTOCOLS) == set(page.EXPERIMENTS) - beyond
+    assert all(protocol.place for protocol in PROTOCOLS.values())
+
+
 def test_figure_is_small_and_in_the_style(call: Any) -> None:
     from PIL import Image
 
@@ -96,6 +121,7 @@ def test_figure_is_small_and_in_the_style(call: Any) -> None:
     assert not axis.spines["top"].get_visible() and axis.xaxis.label.get_size() == 9
 
 
+@pytest.mark.thorough
 def test_a_missing_figure_is_told(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = call("--quick")
     # A plot that fails leaves no figure of an earlier run beside the new claims.

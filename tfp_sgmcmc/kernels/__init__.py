@@ -2,6 +2,7 @@
 
 from tfp_sgmcmc.kernels.ccadl import CCAdL
 from tfp_sgmcmc.kernels.corrected_langevin import CorrectedLangevin
+from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.kernels.modified_sgld import ModifiedSGLD
 from tfp_sgmcmc.kernels.nogin import NOGIN
 from tfp_sgmcmc.kernels.replica_exchange_sgld import ReplicaExchangeSGLD
@@ -19,6 +20,7 @@ __all__ = [
     "SGNHT",
     "CCAdL",
     "CorrectedLangevin",
+    "IndependentMetropolis",
     "ModifiedSGLD",
     "ReplicaExchangeSGLD",
     "UnderdampedLangevin",

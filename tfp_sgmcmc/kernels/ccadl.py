@@ -9,12 +9,20 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
-from tfp_sgmcmc.internal.checks import one_of
-from tfp_sgmcmc.internal.nest import State, map_parts
+from tfp_sgmcmc.internal.checks import integer, one_of
+from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
 from tfp_sgmcmc.kernels.base import StepSize
-from tfp_sgmcmc.kernels.linear_theory import euler_limit, splitting_limit
+from tfp_sgmcmc.kernels.linear_theory import (
+    curvature_and_noise,
+    euler_law,
+    euler_limit,
+    nogin_law,
+    split_friction_law,
+    splitting_limit,
+)
 from tfp_sgmcmc.kernels.momentum import (
     MomentumKernel,
+    degrees_of_freedom,
     drift,
     kick,
     kinetic_temperature,
@@ -24,13 +32,16 @@ from tfp_sgmcmc.kernels.momentum import (
 )
 from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise
 
-SCHEMES = ("euler", "adodacbc")
+SCHEMES = ("midpoint", "euler", "adodacbc")
+_SEED = (20151, 8)  # of minibatches that only show Sigma
 
 
 class CCAdLResults(NamedTuple):
     """Results of a step of `CCAdL`: the fields of `MomentumKernel` and two more.
 
     Attributes:
+      kinetic_temperature: of the momenta after the step, or for `"midpoint"` what its thermostat
+        holds at T, p^T m^-1 (p + h/2 g) / d.
       thermostat: xi, `[chains...]`.
       covariance_state: what the covariance estimator carries. Its `num_skipped` counts minibatches
         whose scores were not finite.
@@ -53,6 +64,32 @@ class CCAdL(MomentumKernel):
 
     \[
     \begin{aligned}
+    \theta &\leftarrow \theta + \tfrac h2 m^{-1} p \\
+    \xi &\leftarrow \xi + \tfrac h\mu
+      \bigl(\tfrac1d p^T m^{-1} (p + \tfrac h2 g(\theta)) - T\bigr),
+      \qquad \lambda^2 = \tanh(\xi h / 2) \\
+    \bar p &= m \bigl((1 + \lambda^2) m + \tfrac{h^2}{4T} \Sigma\bigr)^{-1}
+      \bigl(p + \tfrac h2 g(\theta) + \sqrt{A T m \lambda^2 / \xi}\, z\bigr) \\
+    p &\leftarrow 2 \bar p - p \\
+    \theta &\leftarrow \theta + \tfrac h2 m^{-1} p
+    \end{aligned}
+    \]
+
+    g is the target's gradient estimate, with covariance Sigma; m the mass, A the friction (an
+    inverse time) and the first value of xi, mu the thermal mass, d the number of coordinates. The
+    friction by Sigma dissipates the heat that the noise of g brings, even if that noise depends on
+    theta and direction. The thermostat absorbs the rest, such as errors of Sigma.
+
+    \( \bar p \) is the mean of p before and after. This is the step of `NOGIN` with a friction that
+    a thermostat moves. It is stable at every Sigma for \( h^2 a < 4 m \), where a is the largest
+    curvature. With a Gaussian posterior, noise of constant covariance and a heavy thermostat, theta
+    has the exact law at every such step. A step solves with Sigma, so the average of Sigma must be
+    long (see `covariance`). Where Sigma is large, a step is as short as one of NOGIN.
+
+    `scheme="euler"` is the paper's,
+
+    \[
+    \begin{aligned}
     \theta &\leftarrow \theta + h m^{-1} p \\
     p &\leftarrow p + h g(\theta) - \tfrac{h^2}{2T} \Sigma m^{-1} p - h \xi p
       + \sqrt{2 A T h\, m}\, z \\
@@ -60,14 +97,13 @@ class CCAdL(MomentumKernel):
     \end{aligned}
     \]
 
-    g is the target's gradient estimate, with covariance Sigma, at the new theta; m the mass, A the
-    friction (an inverse time) and the first value of xi, mu the thermal mass, d the number of
-    coordinates. The friction by Sigma dissipates the heat that the noise of g brings, even if that
-    noise depends on theta and direction. The thermostat absorbs the rest, such as errors of Sigma.
-    The error is of first order in h: the momenta after a step are held at T, and theta is colder by
-    a factor of about 1 + h xi / 2.
+    Its error is of first order in h: the momenta after a step are held at T, and theta is colder by
+    a factor of about 1 + h xi / 2. Its momenta are stable where all eigenvalues of
+    \( \tfrac{h^2}{2T} \Sigma m^{-1} + h \xi \) are below 2. A good step keeps them well below 1.
+    Above 2 the chain overflows within some steps, which `tfp_sgmcmc.diagnostics.check_finite`
+    reports. `preflight` and `fit` warn beforehand.
 
-    `scheme="adodacbc"` is a symmetric splitting of the same dynamics,
+    `scheme="adodacbc"` is a symmetric splitting with explicit friction,
 
     \[
     \begin{aligned}
@@ -82,18 +118,13 @@ class CCAdL(MomentumKernel):
 
     The friction by Sigma acts on both sides of the kick whose noise it dissipates. For a Gaussian
     posterior and noise of constant covariance the variances of theta are exact without noise, and
-    their error is of third order in h with it, where the Euler scheme's is of first order. A step
-    takes one gradient and two products with Sigma. It is stable for \( h^2 \Sigma < 4 T m \).
-
-    The momenta of the Euler scheme are stable where all eigenvalues of
-    \( \tfrac{h^2}{2T} \Sigma m^{-1} + h \xi \) are below 2. A good step keeps them well below 1.
-    Above 2 the chain overflows within some steps, which `tfp_sgmcmc.diagnostics.check_finite`
-    reports. Make h smaller, or minibatches larger.
+    their error is of third order in h with it. A step takes one gradient and two products with
+    Sigma. It is stable for \( h^2 \Sigma < 4 T m \).
 
     On a whitened posterior (`whiten`, about N(0, I)) with exact gradients and friction 1, the steps
-    0.1, 0.5 and 1 of `"adodacbc"` leave variances exact, and give 0.05, 0.26 and 0.54 effective
-    samples a step. The Euler scheme's step 0.1 makes variances too small by 5.3 % and gives 0.047.
-    At 0.5 and 1 no xi holds its momenta at T: xi grows until the chain overflows.
+    0.1, 0.5 and 1 of `"midpoint"` and `"adodacbc"` leave variances exact, and give 0.05, 0.26 and
+    0.54 effective samples a step. The Euler scheme's step 0.1 makes variances too small by 5.3 %
+    and gives 0.047. At 0.5 and 1 no xi holds its momenta at T: xi grows until the chain overflows.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
@@ -110,18 +141,21 @@ class CCAdL(MomentumKernel):
       friction: A, in the same form. It sets the noise that is drawn and the first xi.
       covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, an estimator of
         `tfp_sgmcmc.covariance`, or `"auto"`: full, but in `fit` diag with more than 1000 weights.
-        By default past minibatches are averaged with decay 0.99.
+        By default past minibatches are averaged as in `NOGIN`, and with decay 0.99 in the explicit
+        schemes.
       thermal_mass: mu, in the form of `step_size`. For small steps xi has the variance T / (mu d).
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
-      scheme: `"euler"`, the paper's, or `"adodacbc"`.
+      scheme: `"midpoint"`, stable at every Sigma; `"euler"`, the paper's; or `"adodacbc"`.
+      num_estimation_steps: number of steps at the start that average Sigma and do not move the
+        state. None stands for `NOGIN`'s rule, and for 0 in the explicit schemes.
 
     Raises:
       ValueError: the step size, friction, mass or temperature is not positive and finite, the
-        covariance or the scheme is unknown, the target gives no scores, or the momentum is not
-        finite. At bootstrap: the state is not finite or has one part for `"block"`; scores are
-        fewer than two.
+        covariance or the scheme is unknown, num_estimation_steps is negative, the target gives no
+        scores, or the momentum is not finite. At bootstrap: the state is not finite or has one
+        part for `"block"`; scores are fewer than two.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:
@@ -145,21 +179,31 @@ class CCAdL(MomentumKernel):
         mass: Any = 1.0,
         temperature: StepSize = 1.0,
         initial_momentum: Any = None,
-        scheme: Literal["euler", "adodacbc"] = "euler",
+        scheme: Literal["midpoint", "euler", "adodacbc"] = "midpoint",
+        num_estimation_steps: int | None = None,
     ):
         super().__init__(locals(), positive=["thermal_mass"])
         one_of("scheme", scheme, SCHEMES)
-        self._noise = GradientNoise(self._target, covariance, RunningMean(0.99))
+        if num_estimation_steps is not None:
+            integer("num_estimation_steps", num_estimation_steps, 0)
+        average = None if scheme == "midpoint" else RunningMean(0.99)
+        self._noise = GradientNoise(self._target, covariance, average)
 
     def largest_stable_step(
-        self, largest_curvature: Any, step: int = 0, results: Any = None
+        self,
+        largest_curvature: Any,
+        step: int = 0,
+        results: Any = None,
+        largest_noise: Any = None,
     ) -> float | np.ndarray:
-        r"""Returns the root of \( h^2 (\lambda + s / T m) + 2 h \xi = 4 \).
+        r"""Returns \( 2 / \sqrt\lambda \), at any Sigma and xi, for `"midpoint"`.
 
+        The limit of `"euler"` is the root of \( h^2 (\lambda + s / T m) + 2 h \xi = 4 \).
         s is the largest eigenvalue of Sigma. A step has the trace
         \( 2 - h f - h^2 \lambda \) and the determinant \( 1 - h f \), where
-        \( f = \xi + h s / (2 T m) \). Without `results`, xi is the friction and Sigma counts as
-        zero; the limit with Sigma is lower. The smallest mass is used with s, so steps somewhat
+        \( f = \xi + h s / (2 T m) \). s is `largest_noise`, or that of the `results`; without both
+        it counts as zero, and the limit with Sigma is lower. Without `results` xi is the friction.
+        The smallest mass is used with s, so steps somewhat
         above the limit can be stable.
 
         The limit of `"adodacbc"` is \( 2 / \sqrt{\max(\lambda, s / T m)} \), at any xi. Where C
@@ -167,21 +211,51 @@ class CCAdL(MomentumKernel):
         \( 1 + u^2 c - u (1 + c) h^2 \lambda / 2 \) and the determinant \( u^2 c \), and u must be
         positive.
         """
-        is_split = self._parameters["scheme"] != "euler"
+        if self._parameters["scheme"] == "midpoint":
+            return super().largest_stable_step(largest_curvature)
+        is_split = self._parameters["scheme"] == "adodacbc"
         xi = self._used("thermostat", "friction", step, results)
-        if results is None:
-            return (
-                splitting_limit(largest_curvature)
-                if is_split
-                else euler_limit(largest_curvature, xi)
-            )
-        sigma = self._noise.past(results.momentum, results.covariance_state)
-        noise, _ = sigma.power_iteration(tf.nest.map_structure(tf.ones_like, results.momentum), 30)
+        temperature = self._used("temperature", "temperature", step, results)
+        if largest_noise is None and results is not None:
+            largest_noise = self._largest(results.momentum, results.covariance_state)
         smallest = min(np.min(m) for m in tf.nest.flatten(self._parameters["mass"]))
-        extra = noise.numpy() / (smallest * np.asarray(results.temperature))
+        extra = (0.0 if largest_noise is None else largest_noise) / (smallest * temperature)
         if is_split:
             return splitting_limit(np.maximum(largest_curvature, extra))
         return euler_limit(largest_curvature + extra, xi)
+
+    def largest_noise(self, state: State, scale: Any = None, num_minibatches: int = 10) -> Any:
+        """Returns the largest eigenvalue of Sigma at `state`, `[chains...]`, from some minibatches.
+
+        It is 0 for `"midpoint"`, whose limit does not depend on it. `scale` is c in Sigma = c V, by
+        default the target's.
+        """
+        results = self.bootstrap_results(state)
+        if self._parameters["scheme"] == "midpoint":
+            return np.zeros(results.thermostat.shape)
+        carried, last = results.target_state, results.covariance_state
+        for i in range(num_minibatches):
+            estimate, _, last = self._noise.estimate(state, random.fold_in(_SEED, i), carried, last)
+            carried = estimate.target_state
+        return self._largest(state, last, scale)
+
+    def relaxation_steps(self, curvature: Any, noise: Any, step: int = 0) -> np.ndarray:
+        r"""Returns the number of steps in which a distance falls by a factor of e.
+
+        As `NOGIN.relaxation_steps`, by the law of the scheme in `kernels.linear_theory`, with xi at
+        the friction. The arguments and exceptions are the same.
+        """
+        curvature, noise = curvature_and_noise(curvature, noise)
+        h, friction, temperature = (
+            self._used(name, name, step, None) for name in ("step_size", "friction", "temperature")
+        )
+        s = noise / temperature
+        law = {"midpoint": nogin_law, "euler": euler_law, "adodacbc": split_friction_law}
+        return law[self._parameters["scheme"]](h, friction, curvature, s, s).relaxation_steps
+
+    def _largest(self, state: State, last: CovarianceState, scale: Any = None) -> np.ndarray:
+        sigma = self._noise.past(state, last, scale)
+        return sigma.power_iteration(tf.nest.map_structure(tf.ones_like, state), 30)[0].numpy()
 
     def _init_results(self, state: State) -> CCAdLResults:
         figures, friction = self._start(state, "thermal_mass")
@@ -191,7 +265,55 @@ class CCAdL(MomentumKernel):
     def _update(
         self, state: State, results: CCAdLResults, seed: tf.Tensor
     ) -> tuple[State, CCAdLResults]:
-        batch_seed, noise_seed = random.split(seed, 2)
+        if self._parameters["scheme"] == "midpoint":
+            return self._midpoint_step(state, results, *random.split(seed, 2))
+        return self._explicit_step(state, results, *random.split(seed, 2))
+
+    def _midpoint_step(
+        self, state: State, results: CCAdLResults, batch_seed: tf.Tensor, noise_seed: tf.Tensor
+    ) -> tuple[State, CCAdLResults]:
+        chain_ndims = results.target_log_prob.shape.rank
+        h, friction, temperature, mu = self._numbers(
+            results.step, state, chain_ndims, "thermal_mass"
+        )
+        mass, p = self._mass(state), results.momentum
+
+        theta = drift(state, p, mass, h / 2)
+        estimate, sigma, covariance_state = self._noise.estimate(
+            theta, batch_seed, results.target_state, results.covariance_state
+        )
+        energy = map_parts(
+            lambda p, g, m: p * (p + scaled(h / 2, g)) / m, p, estimate.gradient, mass
+        )
+        heat = sum_events(energy, chain_ndims) / degrees_of_freedom(state, chain_ndims)
+        xi = results.thermostat + h / mu * (heat - temperature)
+        lambda2 = tf.tanh(xi * h / 2)
+        spread = tf.sqrt(friction * temperature * tf.where(xi == 0, h / 2, lambda2 / xi))
+        noise = normal_momentum(state, mass, spread, noise_seed)
+        shift = map_parts(lambda m, x: scaled(1 + lambda2, m + tf.zeros_like(x)), mass, state)
+        scale = h**2 / (4 * temperature)
+        sigma, covariance_state = self._noise.covariance.prepare(
+            covariance_state, sigma, shift, scale
+        )
+        middle = map_parts(lambda p, g, s: p + scaled(h / 2, g) + s, p, estimate.gradient, noise)
+        middle = sigma.solve(shift, scale, middle)  # the velocity at the midpoint
+        p = map_parts(lambda m, v, p: 2 * m * v - p, mass, middle, p)
+        theta = drift(theta, p, mass, h / 2)
+
+        given = self._parameters["num_estimation_steps"]
+        num_steps = self._noise.estimation_steps(given, state, chain_ndims)
+        theta, p, xi = _moved_after(num_steps, (theta, p, xi), state, results)
+        return theta, CCAdLResults(
+            **self._figures(estimate, h, temperature, results),
+            momentum=p,
+            kinetic_temperature=heat,
+            thermostat=xi,
+            covariance_state=covariance_state,
+        )
+
+    def _explicit_step(
+        self, state: State, results: CCAdLResults, batch_seed: tf.Tensor, noise_seed: tf.Tensor
+    ) -> tuple[State, CCAdLResults]:
         chain_ndims = results.target_log_prob.shape.rank
         h, friction, temperature, mu = self._numbers(
             results.step, state, chain_ndims, "thermal_mass"
@@ -231,6 +353,8 @@ class CCAdL(MomentumKernel):
             p = kick(p, estimate.gradient, h)
             p = dissipated(p, h**2 / 2)
 
+        if num_steps := self._parameters["num_estimation_steps"] or 0:
+            theta, p, xi = _moved_after(num_steps, (theta, p, xi), state, results)
         return theta, CCAdLResults(
             **self._figures(estimate, h, temperature, results),
             momentum=p,
@@ -238,3 +362,11 @@ class CCAdL(MomentumKernel):
             thermostat=xi,
             covariance_state=covariance_state,
         )
+
+
+def _moved_after(
+    num_steps: int, new: tuple[State, State, tf.Tensor], state: State, results: CCAdLResults
+) -> tuple[State, State, tf.Tensor]:
+    """Returns `new` theta, p and xi, or the old ones in the first `num_steps` steps."""
+    moves, old = results.step >= num_steps, (state, results.momentum, results.thermostat)
+    return tf.nest.map_structure(lambda x, y: tf.where(moves, x, y), new, old)

@@ -12,6 +12,7 @@ by T.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,6 +126,75 @@ def nogin_law(
     r = (1 - damping) / (1 + damping)
     temperature = 1 + h**2 * (s - k) / (4 * damping)
     return _law((1 + r) * (1 - h**2 * a / 2), r, h**2 * a < 4, temperature)
+
+
+def euler_law(
+    step_size: Any, friction: Any, curvature: Any, noise: Any = 0.0, known: Any = 0.0
+) -> LinearLaw:
+    r"""Returns the law of the Euler scheme of `CCAdL`, with xi at the friction.
+
+    With the friction \( f = \text{friction} + h k / 2 \), where k is the `known` noise,
+
+    \[
+    t = 2 - h f - h^2 a, \qquad d = 1 - h f, \qquad
+    \tau = \frac{(2 - h f) (2\, \text{friction} + h s)}{f (4 - 2 h f - h^2 a)}.
+    \]
+
+    >>> euler_law(0.1, 1.0, 1.0, [0.0, 20.0], [0.0, 20.0]).temperature.round(6)
+    array([1.002639, 1.002786])
+    """
+    h, friction, a, s, k = _arrays(step_size, friction, curvature, noise, known)
+    f = friction + h * k / 2
+    room = 4 - 2 * h * f - h**2 * a
+    numerator = (2 - h * f) * (2 * friction + h * s) / f
+    return _law(2 - h * f - h**2 * a, 1 - h * f, room > 0, numerator, room)
+
+
+def split_friction_law(
+    step_size: Any,
+    friction: Any,
+    curvature: Any,
+    noise: Any = 0.0,
+    known: Any = 0.0,
+    factor: Callable[[np.ndarray], np.ndarray] = lambda x: 1 - x / 2,
+) -> LinearLaw:
+    r"""Returns the law of `CCAdL(scheme="adodacbc")`, with xi at the friction.
+
+    Friction by the `known` noise k multiplies the momenta by u on both sides of the kick, where u
+    is the `factor` at \( x = h^2 k / 2 \), in the scheme \( 1 - x / 2 \). With \( u = e^{-x/2} \),
+    the exact solution of the friction alone, it is stable at every k, and \( \tau \) grows without
+    bound in x. Where \( c = e^{-\text{friction} h} \), theta is an autoregression of second order
+    with noise whose autocovariances are \( \gamma_0, \gamma_1 \),
+
+    \[
+    \begin{aligned}
+    t &= 1 + u^2 c - u (1 + c) h^2 a / 2, \qquad d = u^2 c, \\
+    \gamma_0 &= \tfrac{h^2}{4} \bigl((1 + u^4)(1 - c^2) + (1 + c)^2 u^2 h^2 s\bigr), \qquad
+    \gamma_1 = \tfrac{h^2}{4} u^2 (1 - c^2), \\
+    \tau &= a\, \frac{2 t \gamma_1 + (1 + d) \gamma_0}{(1 - d) ((1 + d)^2 - t^2)}.
+    \end{aligned}
+    \]
+
+    >>> split_friction_law(0.1, 1.0, 1.0, [0.0, 20.0], [0.0, 20.0]).temperature.round(4)
+    array([1.    , 0.9889])
+    """
+    h, friction, a, s, k = _arrays(step_size, friction, curvature, noise, known)
+    c, u = np.exp(-friction * h), factor(h**2 * k / 2)
+    t, d = 1 + u**2 * c - u * (1 + c) * h**2 * a / 2, u**2 * c
+    drawn = 1 - c**2
+    gamma0 = h**2 / 4 * ((1 + u**4) * drawn + (1 + c) ** 2 * u**2 * h**2 * s)
+    gamma1 = h**2 / 4 * u**2 * drawn
+    is_stable = (np.abs(d) < 1) & (np.abs(t) < 1 + d)
+    numerator = a * (2 * t * gamma1 + (1 + d) * gamma0)
+    return _law(t, d, is_stable, numerator, (1 - d) * ((1 + d) ** 2 - t**2))
+
+
+def curvature_and_noise(curvature: Any, noise: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns both as arrays. Raises for what is no finite number, and for a negative noise."""
+    curvature = array("curvature", curvature, least_ndim=0)
+    noise = array("noise", noise, least_ndim=0)
+    require("noise", noise, bool(np.all(noise >= 0)), "at least zero")
+    return np.asarray(curvature, np.float64), np.asarray(noise, np.float64)
 
 
 def overdamped_limit(largest_curvature: Any) -> Any:

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState
-from tfp_sgmcmc.internal.checks import array, boolean, integer, require
+from tfp_sgmcmc.internal.checks import boolean, integer
 from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
 from tfp_sgmcmc.kernels.base import StepSize
-from tfp_sgmcmc.kernels.linear_theory import nogin_law
+from tfp_sgmcmc.kernels.linear_theory import curvature_and_noise, nogin_law
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, degrees_of_freedom, drift, scaled
 from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise, largest_eigenvalue, remaining_noise
 
@@ -82,6 +82,18 @@ class NOGIN(MomentumKernel):
     0.99 took 950 steps. `preflight` warns of such a start. Start at the mode, which `find_center`
     finds.
 
+    At mass 1, an average over K scores s leaves the error e in
+    \( L = \lambda^2 + \tfrac{h^2}{4 T} \Sigma \). With \( G = (1 + L)^{-1} \), noise exceeds what
+    friction dissipates by \( 8\, G\, \mathrm E[e G e]\, G \) to second order. The relative heat is
+    about \( 2 \kappa\, \mathrm{tr}(G L) / K \leq 2 \kappa D / K \), where \( \kappa \) is
+    \( \mathrm E[q^2] / \mathrm E[q]^2 \) of \( q = s^T G s \): 1 + 2/D for Gaussian scores, and 20
+    in a logistic regression on MNIST (D = 129), where few examples carry the scores. By default K
+    is 1000 D. After 200 passes with n = 30, 100 and 300 the variances there were off by 7.8, 8.3
+    and 8.8 %, mostly Monte Carlo error; with K = 100 D and n = 30 by 17 %. A long average is
+    slower to forget a distant start. In a linear regression with D = 20 and n = 20, 30 standard
+    deviations away, the default took 14 % more steps to the posterior than K = 100 D, and 43 %
+    more without `power`.
+
     With `matrix_lambda`, \( \lambda \sqrt{T m}\, z \) is a draw from
     \( N(0, \tanh(\text{friction}\, h / 2)\, T m - \tfrac{h^2}{4} \Sigma) \). The noise of
     a half kick, g's and z's together, then has the same covariance \( \Sigma_h \) at every theta,
@@ -106,12 +118,9 @@ class NOGIN(MomentumKernel):
       friction: positive, in units of inverse time.
       covariance: Sigma: `"full"`, `"block"`, `"diag"`, `"low_rank"`, an estimator of
         `tfp_sgmcmc.covariance`, or `"auto"`: full, but in `fit` diag with more than 1000 weights.
-        By default past minibatches are averaged with decay 0.99, or 1 - n / (50 D) if that is more,
-        because NOGIN solves with Sigma and a noisy Sigma heats it: with D = 129, n = 10 and decay
-        0.99 the variances of a logistic regression were four times too large. D and n are as for
-        `num_estimation_steps`. With n = 30 the default left an error of 17 % in its variances after
-        200 passes, and `Full(RunningMean(0.9995))`, an average over ten times as many examples,
-        7.6 %.
+        By default past minibatches are averaged by `RunningMean(decay, power=2)` with decay 0.99,
+        or 1 - n / (500 D) if that is more, because NOGIN solves with Sigma and a noisy Sigma heats
+        it (see below). D and n are as for `num_estimation_steps`.
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.
@@ -175,13 +184,11 @@ class NOGIN(MomentumKernel):
           TypeError: an argument is not a number.
           ValueError: NaN or infinity, or a negative noise.
         """
-        curvature = array("curvature", curvature, least_ndim=0)
-        noise = array("noise", noise, least_ndim=0)
-        require("noise", noise, bool(np.all(noise >= 0)), "at least zero")
+        curvature, noise = curvature_and_noise(curvature, noise)
         h, friction, temperature = (
             self._used(name, name, step, None) for name in ("step_size", "friction", "temperature")
         )
-        known = noise = np.asarray(noise, np.float64) / temperature
+        known = noise = noise / temperature
         if self._parameters["matrix_lambda"]:  # it takes the place of the friction
             known = np.maximum(noise - 4 * np.tanh(friction * h / 2) / h**2, 0.0)
         return nogin_law(h, friction, curvature, noise, known=known).relaxation_steps

@@ -27,7 +27,8 @@ class GradientNoise:
     `covariance` is the sampler's argument: a name or an estimator of `tfp_sgmcmc.covariance`, or
     "auto", which leaves the choice to the target. `average` is used by an estimator without one.
     None stands for an exponential average of past minibatches that is long enough for solutions
-    with Sigma: 100 scores for each entry of its largest matrix, and at least 199 minibatches.
+    with Sigma: 1000 scores for each entry of its largest matrix, and at least 199 minibatches. It
+    forgets the start with the power 2. See `NOGIN`.
     Raises ValueError for an unknown name, and for a target with noisy gradients but no scores.
     """
 
@@ -70,8 +71,8 @@ class GradientNoise:
         """Returns the estimator with its average. Weights decay^k are worth 2 / (1 - decay)."""
         if self.covariance.average is not None:
             return self.covariance
-        decay = max(0.99, 1 - 1 / (50 * self._entries_by_score(state, chain_ndims)))
-        return self.covariance.with_average(RunningMean(decay))
+        decay = max(0.99, 1 - 1 / (500 * self._entries_by_score(state, chain_ndims)))
+        return self.covariance.with_average(RunningMean(decay, power=2.0))
 
     def init(self, state: State, chain_ndims: int) -> CovarianceState:
         """Returns the estimator's state before the first step; raises for what does not fit."""

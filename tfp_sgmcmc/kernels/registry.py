@@ -126,7 +126,7 @@ SAMPLERS = (
     RegisteredSampler(
         "CCAdL",
         "CCAdL",
-        "as `SGNHT`, with − h²/2T Σ p added to p",
+        "the step of `NOGIN`, with the friction ξ ← ξ + h/μ (p·(p + h/2 g)/d − T)",
         "gradient noise that changes with θ",
         lambda target, h, friction, noise, c: sgmcmc.CCAdL(target, h, friction, c),
         uses_covariance=True,

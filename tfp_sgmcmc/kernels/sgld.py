@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, map_parts
 from tfp_sgmcmc.kernels.base import OverdampedKernel, StepSize, check_positive
+from tfp_sgmcmc.kernels.linear_theory import overdamped_law
 from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner
 
 
@@ -113,6 +115,24 @@ class SGLD(OverdampedKernel):
         chain_ndims = results.target_log_prob.shape.rank
         matrix, _ = self._preconditioner.evaluate(state, chain_ndims, learnt, info)
         return matrix.multiply(vector)
+
+    def noise_temperature(self, noise: Any, results: SGLDResults) -> float:
+        r"""Returns the draws' temperature over T, \( 1 + \epsilon s / (4 T) \), by gradient noise.
+
+        This is `kernels.linear_theory.overdamped_law` for independent noise and small steps, the
+        same along directions of any curvature. With several step sizes it takes their mean.
+
+        Args:
+          noise: s, the mean of \( g^T M g / D \) over the noise g of gradients.
+          results: the kernel's results.
+        """
+        sizes, temperatures = (
+            np.mean([np.mean(x) for x in tf.nest.flatten(part)])
+            for part in (results.step_size, results.temperature)
+        )
+        if temperatures == 0:
+            return np.inf
+        return float(overdamped_law(sizes, 0.0, noise / temperatures).temperature)
 
     def _init_results(self, state: State) -> SGLDResults:
         figures = self._start(state)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, map_parts
-from tfp_sgmcmc.kernels.base import StepSize
+from tfp_sgmcmc.kernels.base import StepSize, setting_at
+from tfp_sgmcmc.kernels.linear_theory import splitting_law
 from tfp_sgmcmc.kernels.momentum import MomentumKernel, drift, kick, kinetic_temperature, scaled
 
 
@@ -118,6 +120,20 @@ class UnderdampedLangevin(MomentumKernel):
         super().__init__(locals())
         one_of("scheme", scheme, ["baoab", "obabo", "aboba"])
         one_of("noise", noise, ["normal", "three_point"])
+
+    def noise_temperature(self, noise: Any, results: UnderdampedLangevinResults) -> float:
+        r"""Returns the draws' temperature over T, by gradient noise.
+
+        It is \( 1 + h^2 s / (4 T \tanh(\text{friction}\, h / 2)) \), by
+        `kernels.linear_theory.splitting_law` for independent noise and small curvature.
+
+        Args:
+          noise: s, the mean of \( g^T m^{-1} g / D \) over the noise g of gradients.
+          results: the kernel's results.
+        """
+        friction = np.mean(setting_at(self._parameters["friction"], results.step))
+        h, temperature = np.mean(results.step_size), np.mean(results.temperature)
+        return float(splitting_law(h, friction, 0.0, noise / temperature).temperature)
 
     def _init_results(self, state: State) -> UnderdampedLangevinResults:
         return UnderdampedLangevinResults(**self._start(state)[0])
