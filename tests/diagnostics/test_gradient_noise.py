@@ -124,7 +124,14 @@ def test_few_iterations_come_from_below() -> None:
     np.testing.assert_allclose(found[-1], exact, rtol=0.01)
 
 
-@pytest.mark.parametrize("jit", [None, pytest.param(False, marks=pytest.mark.thorough), True])
+@pytest.mark.parametrize(
+    "jit",
+    [
+        None,
+        pytest.param(False, marks=pytest.mark.thorough),
+        pytest.param(True, marks=pytest.mark.thorough),
+    ],
+)
 def test_eager_graph_and_xla_agree(jit: bool | None) -> None:
     def both(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         found = estimate(parts=True)
@@ -230,6 +237,7 @@ def check_end_of_burn_in(found: Any, every: int) -> None:
     assert int(found.num_steps) == NUM_STEPS
 
 
+@pytest.mark.thorough
 def test_the_end_of_burn_in_within_a_compiled_chain() -> None:
     reducer = SamplingThresholdReducer(TARGET, THRESHOLD, seed=1, every=7)
     found = fold(sgmcmc.SGLD(TARGET, SCHEDULE), tf.zeros([2, 3]), NUM_STEPS, reducer)

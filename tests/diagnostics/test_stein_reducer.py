@@ -33,7 +33,7 @@ M = np.array([[2.0, 0.3, -0.5], [0.3, 1.0, 0.2], [-0.5, 0.2, 0.4]])
 @pytest.mark.parametrize(
     "options",
     [
-        dict(size=40),
+        pytest.param(dict(size=40), marks=pytest.mark.thorough),
         dict(size=30, statistic="V"),
         dict(size=7, every=2, preconditioner=M, scale=1.3, exponent=-0.4),
         dict(size=2),
@@ -78,6 +78,7 @@ def test_at_any_time_the_states_are_evenly_spread() -> None:
             assert len(kept) >= min(size // 2, step // every)
 
 
+@pytest.mark.thorough
 def test_each_state_has_a_minibatch_of_its_own() -> None:
     target = MODEL.target(4, dtype=tf.float64)
     state = tf.constant(np.tile(MODEL.mean, [2, 1]))

@@ -87,6 +87,7 @@ def test_against_the_definition() -> None:
     np.testing.assert_allclose(effective_number_of_steps(by_chain), expected)
 
 
+@pytest.mark.thorough
 def test_reducers_see_what_functions_see() -> None:
     num_steps, size = 50, 6
     target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))

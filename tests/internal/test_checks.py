@@ -71,3 +71,12 @@ def test_paths_that_no_file_can_have_are_refused() -> None:
         with pytest.raises(ValueError, match="directory must be a path without null bytes"):
             checks.path("directory", value)
     assert checks.path("directory", "a") == checks.path("directory", Path("a")) == Path("a")
+
+
+def test_what_must_be_called_eagerly_says_so() -> None:
+    checks.eager("sample")
+    message = "^sample must be called eagerly, .* Received: a call inside a tf.function"
+    with pytest.raises(RuntimeError, match=message):
+        tf.function(lambda: checks.eager("sample"), autograph=False)()
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match=message):
+        checks.eager("sample")

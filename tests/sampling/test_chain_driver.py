@@ -1,6 +1,8 @@
 """`sample_chain` takes the same steps as a loop by hand, however many it compiles into one call."""
 
+import copy
 import functools
+import pickle
 import signal
 import sys
 import warnings
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+import tree
 
 import tfp_sgmcmc as sgmcmc
 from tests.sampling.runs import Walk, assert_equal, at_call, quick_kernel, state, trace
@@ -80,7 +83,7 @@ def test_a_walk_is_that_of_eager_steps_to_the_last_bit() -> None:
     assert result.final_kernel_results == {"number": 9, "nothing": None, "empty": ()}
 
 
-@pytest.mark.parametrize("trace_fn", [None, trace])
+@pytest.mark.parametrize("trace_fn", [None, pytest.param(trace, marks=pytest.mark.thorough)])
 def test_burn_in_and_thinning_choose_among_the_steps(
     full: Any, trace_fn: Callable[..., Any] | None
 ) -> None:
@@ -96,6 +99,7 @@ def test_burn_in_and_thinning_choose_among_the_steps(
     assert int(thinned.final_kernel_results.step) == 21
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("burn_in", "between", "traced", "jit_compile"),
     [
@@ -156,14 +160,10 @@ def test_chains_begin_together_and_differ() -> None:
     assert result.states["mean"].shape == (5, 3, 3) and result.states["log_sd"].shape == (5, 3)
     assert result.trace["norm"].shape == (5, 3) and result.weights.shape == (5,)
     assert len(np.unique(result.states["log_sd"][-1])) == 3
-    assert repr(result).split("\n") == [
-        "SampleResult: 5 results, complete",
-        "  posterior/log_sd: float32 [5, 3]",
-        "  posterior/mean: float32 [5, 3, 3]",
-        "  sample_stats/double: float32 [5, 3, 3]",
-        "  sample_stats/norm: float32 [5, 3]",
-        "  sample_stats/step_size: float32 [5]",
-    ]
+    lines = repr(result).split("\n")
+    assert lines[0] == "SampleResult: 5 draws of each of 3 chains, complete."
+    assert [x.split("  ")[0] for x in lines[3:7]] == ["log_sd", "mean[0]", "mean[1]", "mean[2]"]
+    assert lines[-1] == "trace: double [5, 3, 3], norm [5, 3]"
     data = result.to_inference_data()
     assert dict(data.posterior.sizes) == {"chain": 3, "draw": 5, "mean_dim_0": 3}
     np.testing.assert_array_equal(data.posterior["mean"], np.moveaxis(result.states["mean"], 1, 0))
@@ -245,21 +245,29 @@ def test_a_second_ctrl_c_raises() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-def test_the_progress_bar(
+def test_progress_is_a_bar_in_a_terminal_and_lines_elsewhere(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = EAGER | {"progress_bar": True}
     chain = sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda x: -(x**2)), 0.01)
     sgmcmc.sample_chain(chain, tf.ones([]), 30, num_burnin_steps=3, **options)
     shown = capsys.readouterr().err
-    assert "33.0/33.0" in shown and "step/s" in shown and "log_prob=-" in shown
+    assert "\r" not in shown and len(shown.splitlines()) == 1
+    assert "100 % of 33 steps in" in shown and "log_prob=-" in shown
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(steps.Pace, "took", lambda *_: None)
+    monkeypatch.setattr(steps.Pace, "__init__", lambda self, _: setattr(self, "max_steps", 1))
     sgmcmc.sample_chain(Walk(), tf.zeros([2]), 3, **options)
-    assert "rms=" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "tqdm", None)
+    shown = capsys.readouterr().err
+    assert shown.startswith("33 % of 3 steps") and " s left" in shown and "rms=" in shown
+    assert len(shown.splitlines()) == 3
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    sgmcmc.sample_chain(Walk(), tf.zeros([2]), 3, **options)
+    shown = capsys.readouterr().err
+    assert "3.00/3.00" in shown and "step/s" in shown and "rms=" in shown
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     with pytest.raises(ModuleNotFoundError, match="python -m pip install tqdm"):
         sgmcmc.sample_chain(Walk(), tf.zeros([2]), 3, **options)
-    sgmcmc.sample_chain(Walk(), tf.zeros([2]), 3, **options | {"progress_bar": None})
-    assert capsys.readouterr().err == ""
 
 
 def test_the_target_is_checked_before() -> None:
@@ -317,7 +325,9 @@ def test_skipped_minibatches_are_warned_of() -> None:
         sgmcmc.sample_chain(Skipping(), tf.zeros([2]), 5, **EAGER)
 
 
-@pytest.mark.parametrize(("limit", "warns"), [(0.019, True), (0.021, False)])
+@pytest.mark.parametrize(
+    ("limit", "warns"), [(0.019, True), pytest.param(0.021, False, marks=pytest.mark.thorough)]
+)
 def test_a_last_step_beyond_the_stable_one_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, limit: float, warns: bool
 ) -> None:
@@ -347,7 +357,7 @@ def test_draws_are_kept_if_the_target_raises_at_the_last_state_only() -> None:
 
     def log_likelihood(theta: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([tf.debugging.assert_less(theta, 2.0)]):
-            return -0.125 * (theta - x) ** 2
+            return -0.125 * (theta[..., None] - x) ** 2
 
     data = np.full([4], 3.0, np.float32)
     drawn = sgmcmc.MinibatchLogProb(lambda theta: 0.0 * theta**2, log_likelihood, data, 4)
@@ -452,3 +462,56 @@ def test_a_state_of_integers() -> None:
     result = sgmcmc.sample_chain(Coin(), tf.zeros([2], tf.int32), 50, **EAGER)
     assert result.states.dtype == np.int32
     assert set(np.unique(result.states)) == {0, 1}
+
+
+def test_a_call_inside_a_program_is_refused() -> None:
+    call = functools.partial(sgmcmc.sample_chain, Walk(), tf.zeros([2]), 2, **EAGER)
+    with pytest.raises(RuntimeError, match="sample_chain must be called eagerly"):
+        tf.function(lambda: call().final_state, autograph=False)()
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_numeric_checks_of_tensorflow_do_not_disturb(jit_compile: bool) -> None:
+    """They add operators that XLA cannot compile, and refuse infinities that are masked later."""
+
+    def states() -> Any:
+        options = QUIET | dict(jit_compile=jit_compile)
+        return sgmcmc.sample_chain(quick_kernel(), state(), 3, **options).states
+
+    expected = states()
+    tf.debugging.enable_check_numerics()
+    try:
+        found = states()
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert_equal(found, expected)
+
+
+def test_a_pickled_result_has_its_draws(full: Any) -> None:
+    """The kernel is left out, because its target has functions that pickle cannot store."""
+    with pytest.raises(AttributeError, match="Can't pickle local object"):
+        pickle.dumps(full.kernel)
+    found = pickle.loads(pickle.dumps(full))
+    assert_equal(found.states, full.states)
+    assert found.kernel is None and found.seed == full.seed
+    assert copy.copy(full).kernel is full.kernel
+
+
+def test_a_second_run_of_a_kernel_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another seed and more results run the same program; another trace does not."""
+    kernel = quick_kernel()
+    options: dict[str, Any] = {"progress_bar": False, "preflight_check": False}
+    first = sgmcmc.sample_chain(kernel, state(), 20, seed=0, **options)
+    made = []
+    build = loop.Loop.__init__
+    monkeypatch.setattr(
+        loop.Loop, "__init__", lambda self, *a, **k: made.append(1) or build(self, *a, **k)
+    )
+    again = sgmcmc.sample_chain(kernel, state(), 30, seed=0, **options)
+    assert made == []
+    for one, other in zip(tree.flatten(first.states), tree.flatten(again.states), strict=True):
+        np.testing.assert_array_equal(one, other[:20])
+    sgmcmc.sample_chain(kernel, state(), 20, seed=0, trace_fn=trace, **options)
+    copied = copy.copy(kernel)
+    sgmcmc.sample_chain(copied, state(), 20, seed=0, trace_fn=trace, **options)
+    assert made == [1, 1]

@@ -9,6 +9,8 @@ from tfp_sgmcmc.diagnostics.autocorrelation import (
     integrated_autocorrelation_time,
 )
 from tfp_sgmcmc.diagnostics.burn_in import SamplingThresholdReducer, SamplingThresholdState
+from tfp_sgmcmc.diagnostics.certificate import Certificate, certify
+from tfp_sgmcmc.diagnostics.draw_summary import DrawSummary
 from tfp_sgmcmc.diagnostics.errors import (
     relative_covariance_error,
     relative_mean_error,
@@ -16,11 +18,13 @@ from tfp_sgmcmc.diagnostics.errors import (
 )
 from tfp_sgmcmc.diagnostics.finite import NonFiniteChainError, check_finite
 from tfp_sgmcmc.diagnostics.gradient_noise import gradient_noise_share, sampling_threshold
+from tfp_sgmcmc.diagnostics.leave_one_out import Comparison, LeaveOneOut, compare
 from tfp_sgmcmc.diagnostics.mixing_distance import (
     MixingDistanceReducer,
     MixingDistanceState,
     indices_by_distance,
 )
+from tfp_sgmcmc.diagnostics.pareto import pareto_shape
 from tfp_sgmcmc.diagnostics.rejection import RejectionReducer, RejectionState, rejection_probability
 from tfp_sgmcmc.diagnostics.run_report.report import Report, report
 from tfp_sgmcmc.diagnostics.stein import gradients_at, squared_kernel_stein_discrepancy
@@ -39,6 +43,11 @@ from tfp_sgmcmc.diagnostics.weighted import (
 )
 
 __all__ = [
+    "Certificate",
+    "Comparison",
+    "DrawSummary",
+    "LeaveOneOut",
+    "compare",
     "ConfigurationalTemperatureReducer",
     "KernelSteinDiscrepancyReducer",
     "MixingDistanceReducer",
@@ -54,6 +63,7 @@ __all__ = [
     "WeightedExpectationReducer",
     "WeightedMean",
     "autocorrelation_time_unit_cost",
+    "certify",
     "check_finite",
     "configurational_temperature",
     "effective_number_of_steps",
@@ -62,6 +72,7 @@ __all__ = [
     "indices_by_distance",
     "integrated_autocorrelation_time",
     "kinetic_temperature",
+    "pareto_shape",
     "rejection_probability",
     "relative_covariance_error",
     "relative_mean_error",

@@ -55,7 +55,7 @@ def rank_normalized_rhat(draws: Any) -> np.ndarray:
     return _of_entries(largest, draws)
 
 
-def effective_sample_size(draws: Any, kind: Literal["bulk", "tail"] = "bulk") -> np.ndarray:
+def effective_sample_size(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarray:
     r"""Returns the effective sample size of each entry, all chains together.
 
     For S draws, \( \mathrm{ESS} = S / (1 + 2 \sum_t \hat\rho_t) \) of split chains (equation 10),
@@ -64,7 +64,8 @@ def effective_sample_size(draws: Any, kind: Literal["bulk", "tail"] = "bulk") ->
     Args:
       draws: `[draws, chains, ...]`.
       kind: "bulk" is the size for the normal scores of the draws; "tail" is the smaller size for
-        the events of being at most the 5 % and the 95 % quantile.
+        the events of being at most the 5 % and the 95 % quantile; "mean" is the size for the mean,
+        whose standard error is the standard deviation over its root.
 
     Returns:
       `[...]`, NaN for entries that never move or are not finite.
@@ -72,8 +73,8 @@ def effective_sample_size(draws: Any, kind: Literal["bulk", "tail"] = "bulk") ->
     Raises:
       ValueError: there are fewer than four draws, or `kind` is another word.
     """
-    if kind not in ("bulk", "tail"):
-        raise ValueError(f'kind must be "bulk" or "tail". Received: {kind!r}.')
+    if kind not in ("bulk", "tail", "mean"):
+        raise ValueError(f'kind must be "bulk", "tail" or "mean". Received: {kind!r}.')
 
     def bulk(x: np.ndarray) -> np.ndarray:
         return _effective_sample_size(_normal_scores(_split(x)))
@@ -83,7 +84,10 @@ def effective_sample_size(draws: Any, kind: Literal["bulk", "tail"] = "bulk") ->
         events = (_split((x <= limit).astype(np.float64)) for limit in limits)
         return np.minimum(*(_effective_sample_size(event) for event in events))
 
-    return _of_entries(bulk if kind == "bulk" else tail, draws)
+    def mean(x: np.ndarray) -> np.ndarray:
+        return _effective_sample_size(_split(x))
+
+    return _of_entries({"bulk": bulk, "tail": tail, "mean": mean}[kind], draws)
 
 
 def rhat_of_moments(means: Any, variances: Any, num_draws: int) -> np.ndarray:

@@ -1,7 +1,12 @@
-"""The import of ArviZ, which only the extra `results` installs."""
+"""ArviZ, which only the extra `results` installs: version 1, and version 0 from 0.22 on."""
 
+from __future__ import annotations
+
+import importlib
 import warnings
+from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 
 def import_arviz(needed_by: str = "to_inference_data") -> ModuleType:
@@ -11,7 +16,7 @@ def import_arviz(needed_by: str = "to_inference_data") -> ModuleType:
       ModuleNotFoundError: ArviZ is not installed; the message begins with `needed_by`.
     """
     with warnings.catch_warnings():
-        # The import warns that the interface of ArviZ is going to change.
+        # The import of version 0 warns that the interface of ArviZ is going to change.
         warnings.simplefilter("ignore", FutureWarning)
         try:
             import arviz
@@ -21,3 +26,62 @@ def import_arviz(needed_by: str = "to_inference_data") -> ModuleType:
                 'python -m pip install "tfp_sgmcmc[results]"'
             ) from error
     return arviz
+
+
+def inference_data(groups: Mapping[str, Any]) -> Any:
+    """Returns what ArviZ works on: an `xarray.DataTree`, for version 0 an `InferenceData`.
+
+    Args:
+      groups: an `xarray.Dataset` with the dimensions chain and draw for each name.
+    """
+    arviz = import_arviz()
+    import xarray
+
+    found = xarray.DataTree.from_dict(dict(groups))
+    if arviz.__version__.startswith("0."):
+        return arviz.InferenceData.from_datatree(found)
+    return found
+
+
+def as_dataset(arrays: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> Any:
+    """Returns arrays as an `xarray.Dataset` with coordinates, as ArviZ expects it.
+
+    Args:
+      arrays: pairs (names of the dimensions, array), or arrays `[chain, draw, ...]`, by name.
+      attributes: attributes of the dataset.
+    """
+    import_arviz()
+    import xarray
+
+    variables = {}
+    for name, entry in arrays.items():
+        if not isinstance(entry, tuple):
+            entry = ("chain", "draw", *(f"{name}_dim_{i}" for i in range(entry.ndim - 2))), entry
+        variables[name] = entry
+    return with_coordinates(xarray.Dataset(variables, attrs=dict(attributes or {})))
+
+
+def with_coordinates(data: Any) -> Any:
+    """Returns a dataset whose dimensions all have coordinates, numbers from 0."""
+    return data.assign_coords({axis: range(size) for axis, size in data.sizes.items()})
+
+
+def pareto_smoothed(log_ratios: Any, efficiency: float) -> tuple[Any, Any]:
+    """Returns normalised log weights by Pareto-smoothed importance sampling, and shapes k.
+
+    Args:
+      log_ratios: logarithms of the importance ratios, `[..., draws]`.
+      efficiency: effective sample size of the draws, divided by their number.
+
+    Returns:
+      `[..., draws]` and `[...]`.
+
+    References:
+      A. Vehtari, D. Simpson, A. Gelman, Y. Yao and J. Gabry. Pareto smoothed importance sampling.
+      Journal of Machine Learning Research 25(72), 2024.
+    """
+    arviz = import_arviz("loo")
+    if arviz.__version__.startswith("0."):
+        return arviz.psislw(log_ratios, efficiency)
+    stats = importlib.import_module("arviz_stats.base")  # version 0 has no such package
+    return stats.array_stats.psislw(log_ratios, r_eff=efficiency)

@@ -151,6 +151,18 @@ def one_of(name: str, value: Any, options: Sequence[str]) -> str:
     return value
 
 
+def eager(name: str) -> None:
+    """Raises RuntimeError inside a `tf.function` or a `tf.Graph`."""
+    import tensorflow as tf  # as in `numbers`
+
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"{name} must be called eagerly, because it compiles its own programs and decides by "
+            "the numbers that they return. Received: a call inside a tf.function or a tf.Graph. "
+            "Call it outside. A kernel's one_step and tfp.mcmc.sample_chain can be called inside."
+        )
+
+
 def function(name: str, value: Any, signature: str = "") -> Any:
     """Returns `value` if it can be called; raises TypeError otherwise.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
 _WORTH_A_LOOP = 10_000  # entries of a value; a CPU saves time by not writing larger ones
@@ -74,7 +76,27 @@ def traced(fn: Callable[..., Any], jit_compile: bool | None = None) -> Callable[
     that each run makes anew is traced once a run. Its concrete functions are not counted.
     """
     graph = tf.function(fn, autograph=False, jit_compile=jit_compile)
-    return lambda *args: graph.get_concrete_function(*args)(*args)
+
+    def call(*args: Any) -> Any:
+        with no_numeric_checks():
+            concrete = graph.get_concrete_function(*args)
+        return concrete(*args)
+
+    return call
+
+
+@contextlib.contextmanager
+def no_numeric_checks() -> Generator[None]:
+    """Traces without the operators that `tf.debugging.enable_check_numerics` adds.
+
+    XLA cannot compile them, and they refuse infinite numbers that are masked later.
+    """
+    scope = context.context()
+    before, scope.invoking_op_callbacks = scope.invoking_op_callbacks, True
+    try:
+        yield
+    finally:
+        scope.invoking_op_callbacks = before
 
 
 def materialized(x: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.checks import boolean, function, integer
+from tfp_sgmcmc.internal.checks import boolean, eager, function, integer
 from tfp_sgmcmc.sampling.loop import check_kernel, replicas_of, target_of
 from tfp_sgmcmc.sampling.process_group import ProcessGroup
 from tfp_sgmcmc.sampling.result import SampleResult
@@ -108,8 +108,8 @@ def sample_chain(
       directory: a path, or a `Directory` with a path, a rule for resuming, and the seconds between
         checkpoints. None keeps the draws in memory.
       progress_bar: whether to show steps a second, the time left and the latest log posterior (the
-        root mean square of the state if the kernel has no estimate). None shows the bar if tqdm is
-        installed.
+        root mean square of the state if the kernel has no estimate): a bar in a terminal, a widget
+        in a notebook, and elsewhere a line every ten seconds. None shows them if tqdm is installed.
       jit_compile: whether XLA compiles the steps, which is much faster.
       preflight_check: whether to run `preflight`. It reads the whole data once (the first batch
         only for a `StreamedLogProb`).
@@ -129,6 +129,7 @@ def sample_chain(
       OSError: `directory` cannot be written any more; the message counts the results that are safe.
       RuntimeError: another worker was lost, or its chain differs from the one here.
     """
+    eager("sample_chain")
     check_kernel("kernel", kernel)
     plan = StepPlan.checked(num_results, num_burnin_steps, num_steps_between_results)
     check_options(num_chains, trace_fn, progress_bar, jit_compile, preflight_check)

@@ -14,7 +14,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.checks import eager, integer
 from tfp_sgmcmc.sampling.loop import (
     Loop,
     Program,
@@ -51,8 +51,9 @@ def export_program(
     The file is a NumPy archive (`.npz`, read without pickle) with these entries:
 
     - `program`: StableHLO as MLIR bytecode, in bytes.
-    - `header`: JSON with the names of `inputs` and `outputs` in the program's order, `num_results`,
-      the number of steps of a call `num_steps`, and `steps_between`, from one draw to the next.
+    - `header`: JSON with the names of `inputs` and `outputs` in the program's order, the
+      `output_types` (pairs of dtype and shape), `num_results`, the number of steps of a call
+      `num_steps`, and `steps_between`, from one draw to the next.
     - one entry for each input: `position_i` is the chain's position: the number of the step, the
       parts of the state, and the parts of the kernel's results. `rows` is the number of draws to
       keep, at most `num_results`. `first` is the number of steps to the first of them; to continue
@@ -96,6 +97,7 @@ def export_program(
       TypeError: an argument has the wrong type.
       OSError: the file cannot be written.
     """
+    eager("export_program")
     check_kernel("kernel", kernel)
     target = target_of(kernel)
     if replicas_of(target) is not None:
@@ -145,6 +147,7 @@ def _write(path: Path, program: Program, inputs: dict[str, np.ndarray], plan: St
         "format": 1,
         "inputs": [*inputs],
         "outputs": program.outputs,
+        "output_types": program.output_types,
         "num_results": plan.num_results,
         "num_steps": plan.num_steps,
         "steps_between": plan.stride,

@@ -11,6 +11,7 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.replicas import Replicas
+from tfp_sgmcmc.internal.xla import no_numeric_checks
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.targets import FullDataLogProb, ShardedLogProb, Target
 from tfp_sgmcmc.targets.base import as_target
@@ -60,11 +61,13 @@ class Program(NamedTuple):
       stablehlo: the program in StableHLO, as MLIR bytecode.
       inputs: the program's arguments by name, in order.
       outputs: the names of its results, in order.
+      output_types: their dtypes and shapes.
     """
 
     stablehlo: bytes
     inputs: dict[str, tf.Tensor]
     outputs: tuple[str, ...]
+    output_types: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Loop:
@@ -126,7 +129,9 @@ class Loop:
         numbers = tf.constant(rows), tf.constant(first, tf.int64)
         given = _tensors(position), *numbers, stride, seed, values
         # A concrete function, because TensorFlow warns when many runs trace a function again.
-        tensors, kept, is_finite, lost_at = self._graph.get_concrete_function(*given)(*given)
+        with no_numeric_checks():
+            graph = self._graph.get_concrete_function(*given)
+        tensors, kept, is_finite, lost_at = graph(*given)
         return self._pack(tensors), kept, FiniteCheck(bool(is_finite), int(lost_at))
 
     def trace_of(self, state: Any, results: Any) -> Any:
@@ -137,14 +142,16 @@ class Loop:
         """Returns the compiled program of a call with these arguments, without running it."""
         numbers = {"rows": tf.constant(rows), "first": tf.constant(first, tf.int64)}
         given = _tensors(position), *numbers.values(), stride, seed, ()
-        graph = self._graph.get_concrete_function(*given)
+        with no_numeric_checks():
+            graph = self._graph.get_concrete_function(*given)
         arguments = [(f"position_{i}", x) for i, x in enumerate(given[0])]
         arguments += [*numbers.items(), ("seed", seed)]
         arguments += [(f"data_{i}", x) for i, x in enumerate(graph.captured_inputs)]
         stablehlo = self._graph.experimental_get_compiler_ir(*given)(stage="stablehlo_serialized")
         outputs = [f"position_{i}" for i in range(len(given[0]))]
         outputs += [f"kept_{i}" for i in range(len(tree.flatten(self.kept)))]
-        return Program(stablehlo, dict(arguments), (*outputs, "is_finite", "lost_at"))
+        types = tuple((x.dtype.name, tuple(x.shape)) for x in graph.outputs)
+        return Program(stablehlo, dict(arguments), (*outputs, "is_finite", "lost_at"), types)
 
     def trace(self, position: Position, stride: Any, seed: Any, values: Any = ()) -> None:
         """Traces a call without compiling it."""
@@ -258,6 +265,29 @@ class Loop:
                 raise ValueError(f"trace_fn must return numbers. Received: {x.dtype.name}.")
         sizes = tf.nest.map_structure(tf.convert_to_tensor, getattr(results, "step_size", ()))
         return state if self._view is None else self._view(state), trace, sizes
+
+
+def kept_loop(
+    kernel: tfp.mcmc.TransitionKernel,
+    trace_fn: Callable[[Any, Any], Any] | None,
+    start: Position,
+    jit_compile: bool,
+    view: Callable[[Any], Any] | None = None,
+    replicas: Replicas | None = None,
+) -> Loop:
+    """Returns the loop of a kernel, which keeps the last one: another run compiles nothing.
+
+    The arguments are those of `Loop`. The seed, the data and the number of steps may be others.
+    """
+    specs = [None if x is None else (x.shape, x.dtype) for x in tree.flatten(tuple(start))]
+    structure = tree.map_structure(lambda _: 0, tuple(start))
+    key = kernel, trace_fn, view, replicas, jit_compile, str(structure), specs
+    kept = getattr(kernel, "_kept_loop", None)
+    if kept is None or kept[0] != key:
+        loop = Loop(lambda _: kernel, trace_fn, start, jit_compile, view=view, replicas=replicas)
+        kept = key, loop
+        kernel._kept_loop = kept
+    return kept[1]
 
 
 def log_prob_of(results: Any) -> Any:

@@ -1,10 +1,13 @@
-"""A progress bar, and a Ctrl-C that waits for the end of a call."""
+"""Progress as a bar, a widget or lines, and a Ctrl-C that waits for the end of a call."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
+import time
+import warnings
 from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any
@@ -14,6 +17,8 @@ import tree
 
 from tfp_sgmcmc.sampling.loop import Position, log_prob_of
 
+_SECONDS_BETWEEN_LINES = 10.0
+
 
 @contextlib.contextmanager
 def progress(
@@ -21,8 +26,11 @@ def progress(
 ) -> Generator[Callable[[int, Position | None], None]]:
     """Shows how many of `total` units are done, and the health of a chain at its position.
 
+    A terminal gets a bar, a notebook a widget, and a file or pipe plain lines, one every ten
+    seconds and one at the end.
+
     Args:
-      wanted: whether to show a bar; None shows it if tqdm is installed.
+      wanted: whether to show progress; None shows it if tqdm is installed.
       total: number of units.
       initial: number of units that were done before.
       unit: the name of a unit.
@@ -36,7 +44,7 @@ def progress(
     try:
         if wanted is False:
             raise ModuleNotFoundError
-        from tqdm import tqdm
+        bar_type = _bar_type()
     except ModuleNotFoundError as error:
         if wanted:
             raise ModuleNotFoundError(
@@ -44,7 +52,12 @@ def progress(
             ) from error
         yield lambda done, position: None
         return
-    with tqdm(total=total, initial=initial, unit=unit, unit_scale=unit == "step") as bar:
+    if bar_type is None:
+        lines = ProgressLines(total, initial, unit)
+        yield lines.update
+        lines.finish()
+        return
+    with bar_type(total=total, initial=initial, unit=unit, unit_scale=unit == "step") as bar:
 
         def update(done: int, position: Position | None) -> None:
             if position is not None:
@@ -52,6 +65,56 @@ def progress(
             bar.update(done - bar.n)
 
         yield update
+
+
+def _bar_type() -> Any:
+    """Returns tqdm for a terminal, its widget for a notebook, and None for a file or pipe."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text
+        from tqdm.auto import tqdm
+    is_notebook = any(parent.__module__ == "tqdm.notebook" for parent in tqdm.__mro__)
+    return tqdm if is_notebook or sys.stderr.isatty() else None
+
+
+class ProgressLines:
+    """Writes lines to stderr, one every ten seconds and one at the end.
+
+    Args:
+      total: number of units.
+      initial: number of units that were done before.
+      unit: the name of a unit.
+    """
+
+    def __init__(self, total: int, initial: int, unit: str):
+        self._total, self._initial, self._unit = total, initial, unit
+        self._done, self._health = initial, ""
+        self._began = self._told = time.monotonic()
+
+    def update(self, done: int, position: Position | None) -> None:
+        """Notes the units that are done, and writes a line if the last one is ten seconds old."""
+        self._done = done
+        if position is not None:
+            self._health = "".join(f", {k}={v}" for k, v in chain_health(position).items())
+        if time.monotonic() - self._told >= _SECONDS_BETWEEN_LINES and done < self._total:
+            self._tell()
+
+    def finish(self) -> None:
+        if self._done > self._initial:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told = time.monotonic()
+        seconds = max(self._told - self._began, 1e-9)
+        rate = (self._done - self._initial) / seconds
+        left = (self._total - self._done) / rate if rate > 0 else 0.0
+        rest = f", {left:.0f} s left" if self._done < self._total else ""
+        percent = 100 * self._done // max(self._total, 1)
+        print(
+            f"{percent} % of {self._total:,} {self._unit}s in {seconds:.1f} s{rest}, "
+            f"{rate:,.0f} {self._unit}s/s{self._health}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def chain_health(position: Position) -> dict[str, Any]:

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import tree
 
-from tfp_sgmcmc.internal.arviz_import import import_arviz
+from tfp_sgmcmc.diagnostics.draw_plots import plot_marginals, plot_traces
+from tfp_sgmcmc.diagnostics.draw_summary import DrawSummary
+from tfp_sgmcmc.diagnostics.leave_one_out import LeaveOneOut, leave_one_out
+from tfp_sgmcmc.internal.arviz_import import (
+    as_dataset,
+    import_arviz,
+    inference_data,
+    with_coordinates,
+)
+from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.figures import import_figure
+from tfp_sgmcmc.internal.tables import Table, as_html, as_text
+from tfp_sgmcmc.sampling.draw_functions import (
+    DrawPredictions,
+    RowLikelihood,
+    flat_draws,
+    log_likelihoods,
+    map_draws,
+    predict,
+)
+from tfp_sgmcmc.sampling.result_table import (
+    efficiency_of,
+    marginals_of,
+    num_chains_of,
+    summary_of,
+    table_of,
+    title_of,
+    worst_entries_of,
+)
 from tfp_sgmcmc.storage.stored_draws import Variable
 from tfp_sgmcmc.storage.zarr_store import LIBRARY
 
@@ -27,6 +55,31 @@ class Timings(NamedTuple):
     compile_seconds: float
     seconds: float
     steps_per_second: float
+
+
+class Flag(str):
+    """A sentence about the draws of a run: a cause and a remedy, with a grade.
+
+    Attributes:
+      grade: "note" for what is unusual, was checked, and is fine; "doubt" for what could not be
+        checked; "wrong" for a check that failed.
+      cause: what was found.
+      remedy: what to do, or nothing.
+    """
+
+    grade: Literal["note", "doubt", "wrong"]
+    cause: str
+    remedy: str
+
+    def __new__(
+        cls, grade: Literal["note", "doubt", "wrong"], cause: str, remedy: str = ""
+    ) -> Flag:
+        flag = super().__new__(cls, f"{cause} {remedy}".rstrip())
+        flag.grade, flag.cause, flag.remedy = grade, cause, remedy
+        return flag
+
+    def __reduce__(self) -> tuple[type[Flag], tuple[str, str, str]]:
+        return Flag, (self.grade, self.cause, self.remedy)
 
 
 class Kept(NamedTuple):
@@ -93,13 +146,15 @@ class SampleResult:
       final_kernel_results: the kernel's last results.
       timings: the times that the call took.
       directory: the directory with the draws, or None.
-      kernel: the kernel of the run.
+      kernel: the kernel of the run; None in a pickled copy, as is `bijector`.
       seed: two integers, with which the run can be repeated.
       bijector: maps the kernel's states to the draws of `sample`, which are constrained if the
         target has a bijector. None for `sample_chain`, which keeps the states.
       choices: the settings that `sample` chose, which can be printed; None for `sample_chain`.
       explanation: what `sample` did and why, in a few lines; empty for `sample_chain`.
-      flags: sentences about what is wrong with the draws or cannot be promised.
+      flags: sentences about the draws, each a `Flag` with a grade: "note", "doubt" or "wrong".
+      certificate: how far the draws are from the posterior, by exact weights (see `certify`); None
+        where that would take long, and for `sample_chain`.
     """
 
     states: Any
@@ -117,29 +172,209 @@ class SampleResult:
     bijector: Any = None
     choices: Any = None
     explanation: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    certificate: Any = None
+
+    def __copy__(self) -> Self:
+        return dataclasses.replace(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what holds the data and functions, which pickle often cannot store."""
+        return {**vars(self), "kernel": None, "bijector": None}
 
     @property
     def is_trusted(self) -> bool | None:
-        """Whether `sample` found nothing wrong with its draws; None for `sample_chain`."""
-        return None if self.choices is None else not self.flags
+        """Whether no check of `sample` failed; None for `sample_chain`."""
+        return None if self.choices is None else all(f.grade != "wrong" for f in self.flags)
 
     @property
     def num_results(self) -> int:
         return len(tree.flatten(self.states)[0])
 
     def __repr__(self) -> str:
-        """Returns a line for each array, because the arrays would fill pages."""
-        state = "complete" if self.is_complete else "interrupted"
-        where = "" if self.directory is None else f", in {self.directory}"
-        arrays = [
-            f"  {group}/{name}: {variable.dtype} {[self.num_results, *variable.shape]}"
-            for group, name, variable in self._kept
+        return as_text(self._table())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._table())
+
+    def _table(self) -> Table:
+        """Returns what `print` and notebooks show."""
+        chains = num_chains_of(self)
+        of_chains = "one chain" if chains == 1 else f"each of {chains} chains"
+        return table_of(self, title_of(self, "SampleResult", of_chains))
+
+    def summary(self, most_entries: int = 1000) -> DrawSummary:
+        """Returns mean, sd, quantiles, ESS, R-hat and MCSE of single entries of the state.
+
+        `print(result)` shows the first 20 of them. Draws on disk are read in blocks.
+
+        Examples:
+          >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+          >>> hmc = tfp.mcmc.HamiltonianMonteCarlo(lambda x: -0.5 * tf.reduce_sum(x**2, -1), 0.8, 2)
+          >>> result = sgmcmc.sample_chain(hmc, tf.zeros([4, 3]), 500, seed=0, progress_bar=False)
+          >>> found = result.summary()
+          >>> found.names, bool(abs(found.mean).max() < 5 * found.mcse.max())
+          (('state[0]', 'state[1]', 'state[2]'), True)
+
+        Args:
+          most_entries: the largest number of entries of each parameter, taken evenly from all.
+        """
+        return summary_of(self, integer("most_entries", most_entries, 1))
+
+    def map(self, fn: Callable[..., Any]) -> SampleResult:
+        """Returns generated quantities: the values of a function at all draws.
+
+        The result prints their table, and has `summary`, `plot` and `to_inference_data`.
+
+        Examples:
+          >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc
+          >>> hmc = tfp.mcmc.HamiltonianMonteCarlo(lambda x: -0.5 * tf.reduce_sum(x**2, -1), 0.8, 2)
+          >>> result = sgmcmc.sample_chain(hmc, tf.zeros([4, 3]), 500, seed=0, progress_bar=False)
+          >>> ratio = result.map(lambda x: {"radius": tf.norm(x, axis=-1)})
+          >>> ratio.states["radius"].shape, ratio.summary().names
+          ((500, 4), ('radius',))
+
+        Args:
+          fn: `fn(*state_parts)`, with parts `[draws, chains..., event...]` (a dict's parts by
+            name), returns a nest of arrays with the same leading axes.
+
+        Raises:
+          ValueError: the values have other leading axes.
+        """
+        values = map_draws(self, fn)
+        chain_shape = self._kept[0].variable.chain_shape
+        named = zip(variable_names(values, "value"), tree.flatten(values), strict=True)
+        ndims = None if chain_shape is None else len(chain_shape)
+        kept = [
+            Kept("posterior", name, Variable(x.shape[1:], x.dtype.name, ndims)) for name, x in named
         ]
-        lines = [f"  - {line}" for line in self.explanation]
-        lines += [f"  - not to be trusted: {line}" for line in self.flags]
-        first = f"SampleResult: {self.num_results} results, {state}{where}"
-        return "\n".join([first, *arrays, *lines])
+        num_weights = 0 if self.weights is None else len(tree.flatten(self.weights))
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(SampleResult)}
+        fields |= {"states": values, "trace": None, "final_state": None, "kernel": None}
+        fields |= {"final_kernel_results": None, "directory": None, "bijector": None}
+        fields["certificate"] = None
+        fields["_kept"] = [*kept, *self._kept[len(self._kept) - num_weights :]]
+        return SampleResult(**fields)
+
+    def log_likelihood(self, rows: Any = None, *, target: Any = None) -> np.ndarray:
+        """Returns the log likelihood of rows of the data at all draws, `[draws, chains..., rows]`.
+
+        It is evaluated in blocks of rows and draws.
+
+        Args:
+          rows: numbers of the rows, or a slice; None takes all.
+          target: a target with the rows, in place of the kernel's: for a run that was loaded, for
+            other data, or for a result of `sample_chain` without one.
+
+        Raises:
+          ValueError: neither the kernel nor `target` has a log likelihood of rows.
+          MemoryError: the result would not fit into memory; take some of the rows at a time.
+        """
+        return log_likelihoods(self, target, rows)
+
+    def loo(self, num_rows: int = 1000, *, target: Any = None, seed: Any = 0) -> LeaveOneOut:
+        r"""Estimates how well the model predicts a row that it has not seen.
+
+        Leave-one-out cross-validation by Pareto-smoothed importance sampling. Of more than
+        `num_rows` rows, that many are drawn at random, and the log likelihood at the posterior mean
+        stands in for the others. The estimate has no bias for that, and its standard error says
+        what it costs (the difference estimator of Magnusson et al. 2020). With a million rows it
+        takes one pass over the data at a single state, and all draws at `num_rows` rows.
+
+        Examples:
+          >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> tfd = tfp.distributions
+          >>> x = np.random.default_rng(0).normal(2., 1., size=[10_000]).astype(np.float32)
+          >>> target = sgmcmc.MinibatchLogProb(
+          ...     tfd.Normal(0., 10.).log_prob,
+          ...     lambda t, batch: tfd.Normal(t[..., None], 1.).log_prob(batch),
+          ...     data=x, batch_size=50)
+          >>> hmc = tfp.mcmc.HamiltonianMonteCarlo(target, 0.005, 3)
+          >>> result = sgmcmc.sample_chain(hmc, 2 * tf.ones([4]), 500, seed=0, progress_bar=False)
+          >>> loo = result.loo(num_rows=500)
+          >>> exact = tfd.Normal((x.sum() - x) / 9999., (1 + 1 / 9999.) ** 0.5).log_prob(x)
+          >>> bool(abs(loo.elpd - np.sum(exact)) < 5 * loo.subsampling_error + 0.5)
+          True
+
+        Args:
+          num_rows: the number of rows to leave out, in turn.
+          target: see `log_likelihood`.
+          seed: the seed of the rows. Models are compared on the same rows.
+
+        Raises:
+          ValueError: neither the kernel nor `target` has a log likelihood of rows.
+          ModuleNotFoundError: ArviZ is not installed.
+        """
+        integer("num_rows", num_rows, 2)
+        import_arviz("loo")
+        likelihood = RowLikelihood(self, target)
+        states = likelihood.unconstrained(flat_draws(self))
+        total = likelihood.num_examples
+        rows = np.arange(total)
+        if num_rows < total:
+            chosen = np.random.default_rng(np.atleast_1d(seed)).choice(total, num_rows, False)
+            rows = np.sort(chosen)
+        center, surrogate = likelihood.mean_state(states), list[np.ndarray]()
+        taken = likelihood.rows(
+            rows, lambda batch, n: surrogate.append(likelihood.at(center, batch, n)[0])
+        )
+        found = likelihood.at(states, taken, len(rows))
+        return leave_one_out(
+            found, rows, np.concatenate(surrogate).astype(np.float64), efficiency_of(self)
+        )
+
+    def predict(
+        self, fn: Callable[..., Any], data: Any, quantiles: Sequence[float] = (0.05, 0.95)
+    ) -> DrawPredictions:
+        """Returns mean, standard deviation and quantiles over draws of a function of rows.
+
+        Examples:
+          With a result for weights w, `[draws, chains, D]`, and features x, `[rows, D]`:
+
+              result.predict(lambda w, x: tf.sigmoid(tf.linalg.matmul(w, x, transpose_b=True)), x)
+
+        Args:
+          fn: `fn(*state_parts, batch)` with parts `[draws, event...]` of all chains, and some rows,
+            returns `[draws, rows, ...]`. A dict's parts go by name, and the rows as `batch`.
+          data: a nest of arrays `[rows, ...]`.
+          quantiles: levels in 0 .. 1.
+
+        Raises:
+          ValueError: the values have other leading axes.
+        """
+        return predict(self, fn, data, quantiles)
+
+    def plot(self, num_entries: int = 4) -> Any:
+        """Returns a `matplotlib.figure.Figure` of traces and ranks of the entries that mix worst.
+
+        Ranks are among the draws of all chains. Where chains agree, each has them evenly.
+
+        Args:
+          num_entries: the number of entries to show, of at most 200 of each parameter.
+
+        Raises:
+          ModuleNotFoundError: matplotlib is not installed.
+        """
+        integer("num_entries", num_entries, 1)
+        import_figure()
+        return plot_traces(*worst_entries_of(self, num_entries))
+
+    def plot_marginals(self, reference: Any = None, num_entries: int = 6) -> Any:
+        """Returns a `matplotlib.figure.Figure` of histograms of the first entries.
+
+        Args:
+          reference: another result, or arrays `[draws, chains, event...]` by parameter name, to
+            show behind the draws; or None.
+          num_entries: the number of entries to show.
+
+        Raises:
+          ModuleNotFoundError: matplotlib is not installed.
+          TypeError: `reference` is neither a result nor a dict.
+        """
+        integer("num_entries", num_entries, 1)
+        import_figure("plot_marginals")
+        return plot_marginals(*marginals_of(self, reference, num_entries))
 
     def _leaves(self) -> list[Any]:
         """Returns all arrays, in the order of `_kept`."""
@@ -156,34 +391,33 @@ class SampleResult:
         return found
 
     def to_inference_data(self) -> Any:
-        """Returns an `arviz.InferenceData` with groups `posterior` and `sample_stats`.
+        """Returns the groups `posterior` and `sample_stats`, for ArviZ.
 
-        Arrays are named by the keys of their nests, such as `w.kernel` or `state.0`. Draws in a
-        directory are read on use.
+        This is an `xarray.DataTree` for ArviZ 1, and an `arviz.InferenceData` before. Arrays are
+        named by the keys of their nests, such as `w.kernel` or `state.0`. Draws in a directory are
+        read on use.
 
         Raises:
           ModuleNotFoundError: ArviZ and xarray are not installed.
         """
-        arviz = import_arviz()
-        import xarray
+        return inference_data(self._datasets())
 
+    def _datasets(self) -> dict[str, Any]:
+        import_arviz()
         if self.directory is not None:
+            import xarray
+
             for x in self._leaves():
                 x.verify()  # xarray reads zeros for missing files
             read = xarray.open_datatree(self.directory / "samples.zarr", engine="zarr")
-            groups: dict[str, Any] = {
-                name: group.to_dataset().isel(draw=slice(self.num_results))
+            return {
+                name: with_coordinates(group.to_dataset().isel(draw=slice(self.num_results)))
                 for name, group in read.children.items()
             }
-            return arviz.InferenceData(**groups)
         variables: dict[str, dict[str, Any]] = {}
         for (group, name, variable), x in zip(self._kept, self._leaves(), strict=True):
             x = np.asarray(x, variable.stored_dtype)
             entry = variable.dimensions(name), variable.flatten_chains(x)
             variables.setdefault(group, {})[name] = entry
-        groups = dict[str, Any]()
-        for group, members in variables.items():
-            data = xarray.Dataset(members, attrs={**LIBRARY, **self._attributes})
-            axes = {"chain", "draw"} & set(data.sizes)
-            groups[group] = data.assign_coords({a: np.arange(data.sizes[a]) for a in axes})
-        return arviz.InferenceData(**groups)
+        attributes = {**LIBRARY, **self._attributes}
+        return {group: as_dataset(arrays, attributes) for group, arrays in variables.items()}

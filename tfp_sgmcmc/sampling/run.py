@@ -27,6 +27,7 @@ from tfp_sgmcmc.sampling.loop import (
     Loop,
     Position,
     chain_shape_of,
+    kept_loop,
     repeat_chains,
     start_of,
     target_of,
@@ -39,8 +40,8 @@ from tfp_sgmcmc.sampling.steps import StepPlan, take_steps
 from tfp_sgmcmc.sampling.stream_feed import Feed
 from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.targets import Target, preflight
-from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.validation.step_size_check import judge_step
+from tfp_sgmcmc.targets.validation.stream_check import refuse_epochs
 
 
 class ProgressHooks(NamedTuple):
@@ -81,7 +82,7 @@ def run_kernel(
     preflight_check: bool,
     view: Callable[[Any], Any] | None = None,
     hooks: ProgressHooks | None = None,
-    make_loop: Callable[..., Loop] = Loop,
+    make_loop: Callable[..., Loop] | None = None,
     chain_shape: tuple[int, ...] = (),
     workers: ProcessGroup | None = None,
     on_disk: bool = False,
@@ -94,7 +95,8 @@ def run_kernel(
       view: a function of the state whose value is kept as the draw, with the leading axes of the
         state; None keeps the state itself.
       hooks: replacements for the progress bar and Ctrl-C.
-      make_loop: may return a loop that was compiled for another run of the same kernel.
+      make_loop: may return a loop that was compiled for another run. None takes the one that the
+        kernel keeps.
       chain_shape: the shape of the chains, for a kernel whose results do not show it.
       workers: the workers that make this call together. Worker 0 alone has the `run`.
       on_disk: whether worker 0 has a `run`.
@@ -104,18 +106,21 @@ def run_kernel(
     position = workers.broadcast(start_of(kernel, repeat_chains(initial_state, num_chains)))
     target = target_of(kernel)
     options = {} if workers.replicas is None else {"replicas": workers.replicas}
-    loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view, **options)
+    if make_loop is None:
+        loop = kept_loop(kernel, trace_fn, position, jit_compile, view, **options)
+    else:
+        loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view, **options)
     if num_chains is not None:
         chain_shape = (num_chains,)
     else:
         chain_shape = chain_shape_of(kernel, position) or chain_shape
     kept = kept_arrays(loop.kept, chain_shape)
     check_memory(kept, plan.num_results, position, on_disk)
-    # The whole data of a stream may be too large for a check.
-    checked = target.of_one_batch if isinstance(target, StreamedLogProb) else target
+    if preflight_check:
+        refuse_epochs(kernel, target, position.results)
     is_new = bool(workers.broadcast(tf.constant(run is None or not run.has_run)))
-    if checked is not None and preflight_check and is_new:
-        preflight(checked, position.state, kernel=kernel)
+    if target is not None and preflight_check and is_new:
+        preflight(target, position.state, kernel=kernel)
     attributes = {"tuning_steps": plan.num_burnin_steps}
     records: Records = MemoryRecords(kept, 0 if on_disk else plan.num_results)
     if on_disk:

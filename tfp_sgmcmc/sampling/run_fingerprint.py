@@ -20,6 +20,7 @@ from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
 
 _SEED = (0, 0)  # draws the minibatch
+_NUM_ROWS = 100
 
 
 def describe_run(
@@ -48,9 +49,32 @@ def describe_call(
 def describe_target(kernel: tfp.mcmc.TransitionKernel, state: State) -> dict[str, dict[str, Any]]:
     """Returns numbers that identify the prior and the posterior of a kernel near a state."""
     log_prob_fn = log_prob_fn_of(kernel)
-    if log_prob_fn is None:
-        return {}
+    return {} if log_prob_fn is None else describe_log_prob(log_prob_fn, state)
+
+
+def describe_log_prob(log_prob_fn: Any, state: State) -> dict[str, dict[str, Any]]:
+    """Returns numbers that identify a prior and posterior near a state."""
     return _near(state, lambda state: _values_at(log_prob_fn, state))
+
+
+def describe_all_data(target: MinibatchLogProb, state: State) -> dict[str, Any]:
+    """Returns JSON values that identify a target by all its data, in one pass, and its start.
+
+    A part of the data is compared as well, because a few changed examples hardly change the sum.
+    """
+    target = target.with_minibatches(min(_NUM_ROWS, target.num_examples))
+
+    def values(at: State) -> dict[str, Any]:
+        found = value_and_gradient(lambda s: call_with_state(target, s), at, connected=False)
+        return describe_problem(*found[:2], what="log posterior of all data")
+
+    found = {
+        "num_examples": target.num_examples,
+        "initial_state": tolerant_equality.record(tf.nest.flatten(state)),
+        **describe_log_prob(target, state),
+        **_near(state, values),
+    }
+    return json.loads(json.dumps(found))
 
 
 def describe_batches(target: Any, state: State) -> Callable[[Any], dict[str, Any]] | None:

@@ -20,6 +20,7 @@ from tfp_sgmcmc.sampling.loop import FiniteCheck, Loop, Position
 from tfp_sgmcmc.sampling.process_group import ProcessGroup
 from tfp_sgmcmc.sampling.progress import defer_interrupt
 from tfp_sgmcmc.sampling.stream_feed import Feed
+from tfp_sgmcmc.targets import StreamReadError
 
 _SECONDS_A_CALL = 1.0
 
@@ -126,7 +127,16 @@ def take_steps(
             if stops:
                 break
             began, step = time.perf_counter(), int(position.step)
-            results, most = feed(position.results)
+            try:
+                results, most = feed(position.results)
+            except (StreamReadError, ValueError) as error:
+                records.commit(_carried(position), finish=True)
+                draws = records.draws(records.num_draws)[: len(tree.flatten(loop.kept[0]))]
+                raise StreamReadError(
+                    f"{error} The {records.num_draws} results before it are in the error's "
+                    "`samples`, and in the directory if the run has one.",
+                    tree.unflatten_as(loop.kept[0], draws),
+                ) from error
             max_steps = min(paced, most or paced)
             rows, first = plan.next(step, records.num_draws, loop.slots, max_steps)
             with workers.explain_lost_worker(lambda: _remains(records)):

@@ -51,8 +51,8 @@ def rejections(make: object, num: int = 40) -> int:
     "make",
     [
         pytest.param(lambda s: (normal(10, s), -normal(10, s)), marks=pytest.mark.thorough),
-        lambda s: correlated(10, s),
-        lambda s: heavy_tailed(10, s),
+        pytest.param(lambda s: correlated(10, s), marks=pytest.mark.thorough),
+        pytest.param(lambda s: heavy_tailed(10, s), marks=pytest.mark.thorough),
         pytest.param(lambda s: skewed(10, s), marks=pytest.mark.thorough),
         lambda s: (normal(2, s, num_chains=1), -normal(2, s, num_chains=1)),
     ],

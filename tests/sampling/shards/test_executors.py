@@ -25,7 +25,7 @@ from tfp_sgmcmc.storage.lock import SIGNATURE
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("zarr")
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "many-machines.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "many-machines.md"
 SECONDS = 300  # until a shard has begun, on a machine that others use
 OPTIONS: dict[str, Any] = dict(
     num_results=10_000, num_chains=4, chains_per_shard=2, seed=0, progress_bar=False,

@@ -1,6 +1,11 @@
 """Chains in shards: the same draws as each shard alone, whoever runs them and whatever fails."""
 
 import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -10,7 +15,10 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.sampling import runs
 from tests.sampling.runs import Walk, assert_equal
+from tfp_sgmcmc.internal import shipped_call
+from tfp_sgmcmc.sampling.shards import shard_worker
 from tfp_sgmcmc.sampling.shards.moments import (
     SegmentMoments,
     batch_means_sample_size,
@@ -18,6 +26,7 @@ from tfp_sgmcmc.sampling.shards.moments import (
     rhat,
 )
 from tfp_sgmcmc.sampling.shards.sharded_result import ShardedDraws
+from tfp_sgmcmc.storage import lock
 from tfp_sgmcmc.storage.directory import SAMPLES
 
 EAGER: dict[str, Any] = dict(seed=7, jit_compile=False, progress_bar=False)
@@ -28,12 +37,13 @@ class Inline(Executor):
     """Runs each task at once, in the order given by `order`."""
 
     def __init__(self, fail: int | None = None):
-        self.fail = fail
+        self.fail, self.count = fail, 0
 
     def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future:
         future: Future = Future()
         try:
-            if args[0].index == self.fail:
+            self.count += 1
+            if self.count - 1 == self.fail:
                 raise OSError("the worker is gone")
             future.set_result(function(*args, **kwargs))
         except Exception as error:
@@ -134,14 +144,25 @@ def test_all_chains_may_start_at_one_point() -> None:
     np.testing.assert_array_equal(np.asarray(result.states)[:, 2:], alone.states)
 
 
+GROWTHS: list[float] = []
+
+
+def another_walk() -> Walk:
+    """Returns a kernel that differs from call to call; a function of a module is not copied."""
+    return Walk(GROWTHS.pop(0))
+
+
 def test_workers_with_another_problem_are_refused_by_name(tmp_path: Path) -> None:
     for directory in (None, tmp_path / "run"):
-        made = iter([0.5, 0.25])
+        GROWTHS[:] = [0.5, 0.25]
         with pytest.warns(UserWarning, match="Shard 1 failed.*kernel.growth: 0.5, but here 0.25"):
             result = in_shards(
-                lambda: Walk(next(made)),  # noqa: B023
-                num_results=2, chains_per_shard=3, executor=Inline(), directory=directory,
-            )  # fmt: skip
+                another_walk,
+                num_results=2,
+                chains_per_shard=3,
+                executor=Inline(),
+                directory=directory,
+            )
         assert result.shards == (0,)
 
 
@@ -154,6 +175,7 @@ def test_workers_with_another_problem_are_refused_by_name(tmp_path: Path) -> Non
         ({"executor": 3}, TypeError, "executor must have a method submit.*pip install"),
         ({"kernel": lambda x: x, "executor": Inline()}, TypeError, "without arguments"),
         ({"kernel": lambda: 3, "executor": Inline()}, TypeError, "must return a tfp.mcmc"),
+        ({"kernel": runs.target()}, TypeError, "Let sample choose the settings first: chosen = "),
         ({"initial_state": {"x": tf.zeros([2, 3]), "y": tf.zeros([])}}, ValueError, "leading axis"),
         ({"initial_state": {"x": tf.zeros([2, 3]), "y": tf.zeros([3])}}, ValueError, "same length"),
     ],
@@ -192,9 +214,11 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
 class Elsewhere(Inline):
     """Runs tasks where the directory of the run is another one."""
 
-    def submit(self, function: Any, /, task: Any, **kwargs: Any) -> Future:
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future:
+        run_shard, (task,) = pickle.loads(args[0])
         there = Path(task.directory).parents[1] / "elsewhere" / Path(task.directory).name
-        return super().submit(function, task._replace(directory=str(there)), **kwargs)
+        moved = pickle.dumps((run_shard, (task._replace(directory=str(there)),)))
+        return super().submit(function, moved, **kwargs)
 
 
 def test_a_directory_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
@@ -203,6 +227,7 @@ def test_a_directory_that_workers_do_not_share_is_refused(tmp_path: Path) -> Non
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.thorough
 def test_the_manifest_names_how_chains_were_cut(tmp_path: Path) -> None:
     in_shards(num_results=2, chains_per_shard=4, directory=tmp_path / "run")
     saved = json.loads((tmp_path / "run" / "shards.json").read_text())
@@ -262,3 +287,80 @@ def test_effective_sample_size_of_autoregression() -> None:
     expected = x.size * (1 - r) / (1 + r)
     assert abs(batch_means_sample_size(SegmentMoments.of(x)) / expected - 1) < 0.4
     assert abs(batch_means_sample_size(SegmentMoments.of(z)) / expected - 3) < 3 * 0.4  # control
+
+
+def test_a_scheduler_that_unpickles_a_call_imports_no_tensorflow() -> None:
+    packed = shipped_call.pack_call("make_kernel", shard_worker.run_shard, 3)
+    submitted = pickle.dumps((shipped_call.make_call, packed))
+    program = (
+        "import pickle, sys; pickle.loads(sys.stdin.buffer.read()); "
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], input=submitted).returncode == 0
+
+
+@pytest.mark.parametrize("has_cloudpickle", [False, True])
+def test_a_lambda_is_sent_by_cloudpickle_or_refused(
+    has_cloudpickle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_cloudpickle:
+        pytest.importorskip("cloudpickle")
+        assert in_shards(lambda: Walk(), 2, chains_per_shard=3, executor=Inline()).is_complete
+        return
+    monkeypatch.setattr(shipped_call.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TypeError, match="make_kernel must be a function that can be .*cloudpickle"):
+        in_shards(lambda: Walk(), 2, chains_per_shard=3, executor=Inline())
+
+
+def test_processes_of_equal_number_agree_on_the_first_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers share process numbers, and some file systems have no links."""
+    monkeypatch.delattr(os, "link")
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
+    found: list[Any] = [None] * 8
+    start = threading.Barrier(8)
+
+    def look(i: int) -> None:
+        start.wait()
+        found[i] = shard_worker._first_problem(tmp_path, {"number": i})
+
+    threads = [threading.Thread(target=look, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] is not None and all(x == found[0] for x in found)
+    assert [path.name for path in tmp_path.iterdir()] == ["problem.json"]
+
+
+def test_shards_that_workers_of_an_earlier_call_run_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client died, and its tasks run on. The next call says so, and takes their draws."""
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
+    folder = tmp_path / "run"
+    options: dict[str, Any] = dict(chains_per_shard=3, directory=folder)
+    first = in_shards(Walk, 2, executor=Inline(), **options)
+    held = lock.Lease(folder / "shard-1" / "run.lock")
+    threading.Timer(0.2, held.release).start()
+    message = rf"Shards \[1\] are held by workers of an earlier call \(process {os.getpid()} on "
+    with pytest.warns(UserWarning, match=message):
+        again = in_shards(Walk, 4, executor=Inline(), **options)
+    assert again.is_complete and not held.is_held
+    np.testing.assert_array_equal(again.states["x"][:2], first.states["x"][:])
+
+
+def test_threads_do_not_write_what_a_worker_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(shard_worker, "EXPIRY_SECONDS", 0.05)
+    folder = tmp_path / "run"
+    in_shards(num_results=2, chains_per_shard=3, directory=folder)
+    held = lock.Lease(folder / "shard-1" / "run.lock")
+    with pytest.warns(UserWarning, match="Shard"):
+        found = in_shards(num_results=4, chains_per_shard=3, directory=folder)
+    assert found.shards == (0,) and "is in use by process" in str(found.failures[1])
+    held.release()

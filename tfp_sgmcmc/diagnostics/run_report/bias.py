@@ -24,6 +24,24 @@ _WIDE = "the step is too large, the gradients are too noisy, or burn-in was too 
 _NARROW = "the chain has not spread yet, or it sampled another target than the one given here"
 
 
+class TestedEntries(NamedTuple):
+    """What the gradients say about each entry that was tested.
+
+    Attributes:
+      names: names of the entries, such as "w[3]".
+      log_width: logarithm of the draws' width over the target's.
+      shift: mean of the draws less the target's, in standard deviations.
+      is_width_wrong: whether the test of the width rejects.
+      is_shift_wrong: whether the test of the mean rejects.
+    """
+
+    names: tuple[str, ...]
+    log_width: np.ndarray
+    shift: np.ndarray
+    is_width_wrong: np.ndarray
+    is_shift_wrong: np.ndarray
+
+
 class Bias(NamedTuple):
     """The bias that the gradients show in the draws.
 
@@ -32,12 +50,14 @@ class Bias(NamedTuple):
       notes: deviations that are certain but small.
       temperature: the configurational temperature and its standard error.
       is_hot: whether the draws are too wide, in a problem or a note.
+      tested: the entries that were tested; None if gradients are not finite.
     """
 
     problems: list[str]
     notes: list[str]
     temperature: tuple[float, float]
     is_hot: bool = False
+    tested: TestedEntries | None = None
 
 
 class Entries(NamedTuple):
@@ -116,7 +136,14 @@ def find_bias(
         problems.append(f"Where draws are too wide, {_WIDE}.")
     if problems and (is_narrow or np.any((d.log_width_surely < 0) & d.is_width_wrong)):
         problems.append(f"Where draws are too narrow, {_NARROW}.")
-    return Bias(problems, [] if problems else notes, (value, error), hot)
+    tested = TestedEntries(
+        tuple(entries.label(i) for i in range(len(entries.names))),
+        d.log_width,
+        d.shift,
+        d.is_width_wrong,
+        d.is_shift_wrong,
+    )
+    return Bias(problems, [] if problems else notes, (value, error), hot, tested)
 
 
 def _whole(

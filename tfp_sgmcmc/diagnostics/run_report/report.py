@@ -11,10 +11,19 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from tfp_sgmcmc.diagnostics.run_report.bias import Bias, Entries, draws_and_gradients, find_bias
+from tfp_sgmcmc.diagnostics.draw_plots import plot_deviations
+from tfp_sgmcmc.diagnostics.run_report.bias import (
+    Bias,
+    Entries,
+    TestedEntries,
+    draws_and_gradients,
+    find_bias,
+)
 from tfp_sgmcmc.diagnostics.run_report.chain_checks import Row, chain_problems, worst_entries
 from tfp_sgmcmc.diagnostics.run_report.result_checks import results_faults, step_faults
 from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.internal.figures import import_figure
+from tfp_sgmcmc.internal.tables import Table, as_html, histogram_picture, number
 from tfp_sgmcmc.targets.base import as_target
 
 _MOST_ENTRIES, _MOST_TESTED = 1000, 4000  # of a variable; of a run, against the gradients
@@ -25,7 +34,7 @@ _NOT_SEEN = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Report:
     """The result of `report`, which `print` shows.
 
@@ -34,14 +43,16 @@ class Report:
       rows: the figures of each variable.
       temperature: the configurational temperature and its standard error, or None.
       notes: small but certain deviations, such as a bias of 9 %, in plain words.
+      tested: widths and means of single entries by the gradients, or None.
     """
 
     problems: tuple[str, ...]
     rows: tuple[Row, ...]
     temperature: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
+    tested: TestedEntries | None = None
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = ["Verdict: no problem was found."]
         if self.problems:
             lines = ["Verdict: do not trust these draws yet.", *(f"- {p}" for p in self.problems)]
@@ -64,23 +75,59 @@ class Report:
             lines.append(f"configurational temperature: {value:.4g} +- {error:.2g}")
         return "\n".join([*lines, _NOT_SEEN])
 
+    def _repr_html_(self) -> str:
+        verdict, *_ = str(self).split("\n", 1)
+        flags = [("wrong", p) for p in self.problems] + [("note", n) for n in self.notes]
+        rows = []
+        for row in self.rows:
+            figures = number(row.rhat, 3), number(row.num_draws, 0), number(row.time, 1)
+            rows.append((row.name, str(row.num_entries), *figures))
+        last = "Bias was not checked. Give target_log_prob_fn to check it."
+        if self.temperature is not None:
+            last = "configurational temperature: {:.4g} +- {:.2g}".format(*self.temperature)
+        columns = "variable", "entries", "R-hat", "independent draws", "results between them"
+        pictures = [
+            histogram_picture(np.asarray(row.trace, np.float64).ravel()) for row in self.rows
+        ]
+        return as_html(Table(verdict, columns, rows, [last, _NOT_SEEN], flags, {}, pictures))
+
+    def plot(self, num_entries: int = 30) -> Any:
+        """Returns a `matplotlib.figure.Figure`: widths and means of entries by the gradients.
+
+        Entries inside the grey bands are as wide as the target's and have its mean, up to 4 % and
+        a tenth of a standard deviation. Red ones are rejected by tests that reject sound draws with
+        probability 1e-3, all together.
+
+        Args:
+          num_entries: the number of entries to show, those that are farthest off.
+
+        Raises:
+          ModuleNotFoundError: matplotlib is not installed.
+          ValueError: the report was made without a target.
+        """
+        checks.integer("num_entries", num_entries, 1)
+        if self.tested is None:
+            raise ValueError(
+                "plot needs a report with gradients: report(result, target_log_prob_fn). Received: "
+                "a report without."
+            )
+        names, width, shift, *wrong = self.tested
+        order = np.argsort(-np.maximum(np.abs(width) / 0.04, np.abs(shift) / 0.1))[:num_entries]
+        rejected = np.stack(wrong)[:, order]
+        return plot_deviations([names[i] for i in order], width[order], shift[order], rejected)
+
     def figure(self) -> Any:
         """Returns the page, a `matplotlib.figure.Figure`: the text above the three worst traces.
 
         Raises:
           ModuleNotFoundError: matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                'figure needs matplotlib. Install it by python -m pip install "tfp_sgmcmc[demo]"'
-            ) from error
+        figure_type = import_figure("figure")
         worst = sorted(self.rows, key=lambda r: -np.nan_to_num(r.rhat, nan=np.inf))[:3]
         wrap = textwrap.TextWrapper(90, drop_whitespace=False).wrap
         lines = [part for line in str(self).split("\n") for part in wrap(line) or [""]]
         heights = [0.15 * len(lines), *[2.5] * len(worst)]  # inches
-        page = Figure(figsize=(8.3, sum(heights)), layout="constrained")
+        page = figure_type(figsize=(8.3, sum(heights)), layout="constrained")
         panels = page.subplots(len(heights), 1, height_ratios=heights, squeeze=False)
         top, *panels = panels[:, 0]
         top.axis("off")
@@ -141,9 +188,9 @@ def report(
 
     Args:
       result: the result of `sample` or another object with `named_draws`, an
-        `arviz.InferenceData`, or a dict of arrays `[draws, chains, event...]`.
+        `xarray.DataTree` or `arviz.InferenceData`, or a dict of arrays `[draws, chains, event...]`.
       target_log_prob_fn: the log posterior that was meant: the kernel's target, or a plain
-        callable. The states of an `arviz.InferenceData` are dicts, name -> array.
+        callable. The states of ArviZ's data are dicts, name -> array.
       temperature: the temperature of the run.
       seed: an integer or two, which names minibatches for the gradients; None takes all examples.
       kernel: the kernel of the run; None takes that of a `SampleResult`.
@@ -206,7 +253,8 @@ def report(
         is_off = bias.is_hot or bool(bias.problems)
         steps = step_faults(kernel, moved, last, bias.is_hot, is_off)
     found = None if target is None else bias.temperature
-    return Report((*steps[0], *problems), tuple(rows), found, (*bias.notes, *steps[1]))
+    notes = (*bias.notes, *steps[1])
+    return Report((*steps[0], *problems), tuple(rows), found, notes, bias.tested)
 
 
 def _bias(
@@ -269,16 +317,16 @@ def _names(states: Any) -> list[str]:
 
 def _variables(result: Any) -> dict[str, np.ndarray]:
     """Returns arrays `[draws, chains, event...]` by name."""
-    if isinstance(result, Mapping):
-        found = {str(name): np.asarray(x) for name, x in result.items()}
-    elif hasattr(result, "named_draws"):
+    if hasattr(result, "named_draws"):
         found = result.named_draws()
-    elif hasattr(result, "posterior"):
+    elif hasattr(result, "posterior"):  # an xarray.DataTree is a mapping, too
         posterior = result.posterior
-        found = {n: np.swapaxes(posterior[n].values, 0, 1) for n in posterior.data_vars}
+        found = {str(n): np.swapaxes(posterior[n].values, 0, 1) for n in posterior.data_vars}
+    elif isinstance(result, Mapping):
+        found = {str(name): np.asarray(x) for name, x in result.items()}
     else:
         raise TypeError(
-            "result must come from `sample`, or be an arviz.InferenceData or a dict of arrays. "
+            "result must come from `sample`, or be ArviZ's data or a dict of arrays. "
             f"Received: a {type(result).__name__}."
         )
     if not found:

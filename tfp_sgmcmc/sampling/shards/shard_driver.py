@@ -8,7 +8,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from tfp_sgmcmc.sampling.shards.executors import local_devices, run_by_executor,
 from tfp_sgmcmc.sampling.shards.shard_worker import MANIFEST, ShardTask, mismatch
 from tfp_sgmcmc.sampling.shards.sharded_result import ShardedResult, gather
 from tfp_sgmcmc.sampling.steps import StepPlan
-from tfp_sgmcmc.storage.directory import Directory, Resume, as_directory
+from tfp_sgmcmc.storage.directory import LEASE, Directory, Resume, as_directory
+from tfp_sgmcmc.storage.lock import EXPIRY_SECONDS, holder_of, replace_text
+from tfp_sgmcmc.targets import Target
 
 _DEFAULT_CHAINS = 32  # in a shard
 
@@ -152,6 +154,7 @@ def sample_shards(
         )
         for i, part in enumerate(chains)
     ]
+    _tell_of_leases(tasks)
     began = time.perf_counter()
     if executor is None:
         finished = run_in_threads(tasks, progress_bar)
@@ -188,6 +191,14 @@ def _kernel_fn(make_kernel: Any, executor: Any) -> Callable[[], tfp.mcmc.Transit
         raise TypeError(
             f"{expected}, and loads its data, on the worker, if there is an executor. Received: a "
             f"{type(make_kernel).__name__}."
+        )
+    if isinstance(make_kernel, Target):
+        raise TypeError(
+            f"{expected}, or a kernel. Received: a {type(make_kernel).__name__}. Let sample choose "
+            "the settings first: chosen = sample(target, ...). Then "
+            "sample_shards(chosen.kernel, starts, ...) runs as many chains as starts has, in the "
+            "coordinates of the kernel, and chosen.bijector.forward(result.states[:]) are the "
+            "draws."
         )
     try:
         inspect.signature(make_kernel).bind()
@@ -236,10 +247,8 @@ def _open_manifest(
             )
         chosen = chosen or _integers(random.as_seed(random.fresh_seed()))
         folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{MANIFEST}.partial"
-        partial.write_text(json.dumps({"seed": chosen, **cut}), encoding="utf-8")
-        partial.replace(path)
-        return chosen
+        replace_text(path, json.dumps({"seed": chosen, **cut}))
+        resume = "auto"  # another process may have replaced it since
     if resume in ("never", False):
         raise ValueError(
             f"The directory {folder} holds a run already, but resume is {resume!r}. resume='auto' "
@@ -258,6 +267,20 @@ def _open_manifest(
                 f"It has {name}: {({'seed': before} | found)[name]}, but here {value}."
             )
     return before
+
+
+def _tell_of_leases(tasks: Sequence[ShardTask]) -> None:
+    """Warns if workers of an earlier call may still run some of the shards."""
+    folders = [(task.index, Path(task.directory)) for task in tasks if task.directory is not None]
+    held = {i: text for i, folder in folders if (text := holder_of(folder / LEASE))}
+    if held:
+        first = next(iter(held.values()))
+        warnings.warn(
+            f"Shards {[*held]} are held by workers of an earlier call ({first}). If these still "
+            "run, this call waits for them and then goes on from their draws. If they are gone, "
+            f"it goes on after {EXPIRY_SECONDS:.0f} seconds.",
+            stacklevel=3,
+        )
 
 
 def _integers(seed: tf.Tensor) -> tuple[int, int]:

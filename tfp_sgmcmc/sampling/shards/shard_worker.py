@@ -24,6 +24,7 @@ from tfp_sgmcmc.sampling.shards.moments import NUM_SEGMENTS, SegmentMoments
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.storage.checkpoint import differences
 from tfp_sgmcmc.storage.directory import RunDirectory
+from tfp_sgmcmc.storage.lock import EXPIRY_SECONDS, Lease, replace_text
 
 MANIFEST, PROBLEM = "shards.json", "problem.json"
 
@@ -122,7 +123,12 @@ def run_shard(
     with contextlib.ExitStack() as stack:
         run = None
         if task.directory is not None:
-            run = stack.enter_context(RunDirectory(task.directory, is_shared=task.is_shared))
+            # A lease even for threads, because a worker of an earlier call may still run the shard.
+            # Threads do not wait for it to end, as Ctrl-C does not interrupt them.
+            patience = None if task.is_shared else 2 * EXPIRY_SECONDS
+            run = stack.enter_context(
+                RunDirectory(task.directory, is_shared=True, patience=patience)
+            )
             if task.is_shared:
                 first = _first_problem(Path(task.directory).parent, problem)
                 if error := mismatch(problem, task.index, first):
@@ -183,9 +189,10 @@ def _first_problem(folder: Path, problem: dict[str, Any]) -> dict[str, Any]:
     """Returns the problem of the shard that began first, and writes it if this is the first."""
     path = folder / PROBLEM
     if not path.exists():
-        partial = folder / f"{PROBLEM}.{os.getpid()}"
-        partial.write_text(json.dumps(problem), encoding="utf-8")
-        with contextlib.suppress(FileExistsError):
-            os.link(partial, path)  # appears whole, and only for the first
-        partial.unlink()
+        lease = Lease(path.with_suffix(".lock"))
+        try:
+            if not path.exists():
+                replace_text(path, json.dumps(problem))
+        finally:
+            lease.release()
     return json.loads(path.read_text(encoding="utf-8"))

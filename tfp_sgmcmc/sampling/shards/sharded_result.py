@@ -14,8 +14,10 @@ import numpy as np
 import tree
 
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.internal.arviz_import import import_arviz
+from tfp_sgmcmc.internal.arviz_import import import_arviz, inference_data
+from tfp_sgmcmc.internal.tables import Table
 from tfp_sgmcmc.sampling.result import SampleResult, Timings
+from tfp_sgmcmc.sampling.result_table import num_chains_of, table_of, title_of
 from tfp_sgmcmc.sampling.shards import moments
 from tfp_sgmcmc.sampling.shards.shard_worker import ShardDraws
 from tfp_sgmcmc.storage.directory import SAMPLES
@@ -131,30 +133,25 @@ class ShardedResult(SampleResult):
         leaves = [function(moments.concatenate(parts)) for parts in zip(*known, strict=True)]
         return tree.unflatten_as(self.states, leaves)
 
-    def __repr__(self) -> str:
-        state = "complete" if self.is_complete else "incomplete"
-        where = "" if self.directory is None else f", in {self.directory}"
-        chains = tree.flatten(self.states)[0].shape[1]
-        first = f"ShardedResult: {self.num_results} results of {chains} chains in "
-        first += f"{len(self.shards)} shards, {state}{where}"
-        failed = [f"  - shard {i} failed: {error}" for i, error in self.failures.items()]
-        return "\n".join([first, *failed])
+    def _table(self) -> Table:
+        of_chains = f"each of {num_chains_of(self)} chains in {len(self.shards)} shards"
+        failed = [f"shard {i} failed: {error}" for i, error in self.failures.items()]
+        return table_of(self, title_of(self, "ShardedResult", of_chains), failed)
 
     def to_inference_data(self) -> Any:
-        """Returns an `arviz.InferenceData` with the group `posterior`.
+        """Returns the group `posterior`, for ArviZ; see `SampleResult.to_inference_data`.
 
         With a directory and dask, draws are read on use; otherwise they are read now.
 
         Raises:
           ModuleNotFoundError: ArviZ and xarray are not installed.
         """
-        arviz = import_arviz()
-        if self.directory is not None:
-            for x in tree.flatten(self.states):
-                x.verify()  # xarray reads zeros for missing files
-            data = open_shards(self.directory, self.shards).isel(draw=slice(self.num_results))
-            return arviz.InferenceData(posterior=data)
-        return arviz.InferenceData(posterior=super().to_inference_data().posterior)
+        if self.directory is None:
+            return inference_data({"posterior": self._datasets()["posterior"]})
+        for x in tree.flatten(self.states):
+            x.verify()  # xarray reads zeros for missing files
+        data = open_shards(self.directory, self.shards).isel(draw=slice(self.num_results))
+        return inference_data({"posterior": data})
 
 
 def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None = None) -> Any:

@@ -1,0 +1,168 @@
+"""Pareto's k, weighted samples and certificates, against laws that are known."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.diagnostics import pareto_shape
+from tfp_sgmcmc.diagnostics.weighted_sample import (
+    Proposal,
+    WeightedSample,
+    fit_weighted_sample,
+)
+
+tfb, tfd = tfp.bijectors, tfp.distributions
+
+MEAN = np.array([1e6, -3e-4, 0.0])
+SD = np.array([1e5, 1e-6, 2.0])
+
+
+def normal(x: np.ndarray) -> np.ndarray:
+    return -0.5 * (((x - MEAN) / SD) ** 2).sum(axis=-1)
+
+
+@pytest.mark.parametrize("k", [0.2, 0.5, 0.9])
+def test_the_shape_of_pareto_weights(k: float) -> None:
+    """u^-k has the shape k. 4,000 weights have a tail of 190; k's error is below 0.25 (5 sd)."""
+    uniform = np.random.default_rng(1).uniform(size=4000)
+    assert abs(pareto_shape(-k * np.log(uniform)) - k) < 0.25
+
+
+def test_the_shape_is_that_of_arviz() -> None:
+    arviz = pytest.importorskip("arviz_stats.base")
+    log_weights = np.random.default_rng(2).standard_normal(1000) * 1.5
+    expected = arviz.array_stats.psislw(log_weights)[1]
+    np.testing.assert_allclose(pareto_shape(log_weights), expected, atol=0.02)
+
+
+def test_shapes_of_weights_that_are_no_numbers() -> None:
+    assert pareto_shape(np.zeros(1000)) == -np.inf
+    assert pareto_shape(np.array([*np.zeros(1000), np.nan])) == np.inf
+    assert pareto_shape(np.array([*np.full(1000, -np.inf), 0.0])) == np.inf
+    assert pareto_shape(np.zeros(10)) == np.inf
+
+
+def test_a_proposal_is_fitted_in_any_units() -> None:
+    """The first proposal is 1 sd off and 0.7 times as wide; the last has the exact moments."""
+    rng = np.random.default_rng(0)
+    sample, num_rounds = fit_weighted_sample(normal, MEAN + SD, np.diag(0.7 * SD), 1000, rng)
+    assert sample.is_reliable and sample.efficiency > 0.8 and 1 < num_rounds < 8
+    mean, mean_error, sd, sd_error = sample.moments(sample.draws)
+    # Six standard errors are exceeded with probability 2e-9 each.
+    np.testing.assert_array_less(np.abs(mean - MEAN), 6 * mean_error + 1e-3 * SD)
+    np.testing.assert_array_less(np.abs(sd - SD), 6 * sd_error)
+    assert np.all(mean_error < 0.05 * SD) and np.all(sd_error < 0.05 * SD)
+
+
+def funnel(x: np.ndarray) -> np.ndarray:
+    v, rest = x[:, 0], x[:, 1:]
+    return -(v**2) / 18 - 0.5 * (rest**2).sum(axis=-1) * np.exp(-v) - 0.5 * v * rest.shape[-1]
+
+
+def test_a_bad_fit_is_told() -> None:
+    """The negative control: no normal distribution fits a funnel in six dimensions."""
+    rng = np.random.default_rng(0)
+    sample, _ = fit_weighted_sample(funnel, np.zeros(6), np.eye(6), 1000, rng)
+    assert not (sample.is_reliable and sample.efficiency > 0.2)
+    assert sample.pareto_k > 0.3
+
+
+def test_standard_errors_count_antithetic_pairs() -> None:
+    """The mean of a symmetric posterior is exact; treating draws as independent would give 0.03."""
+    proposal = Proposal(np.zeros(1), np.eye(1), 0.1)
+    draws = proposal.sample(1000, np.random.default_rng(0))
+    log_prob = -0.5 * (draws**2).sum(axis=-1)
+    sample = WeightedSample(proposal, draws, log_prob - proposal.log_prob(draws))
+    mean, mean_error, _, sd_error = sample.moments(draws)
+    assert abs(mean[0]) < 1e-12 and mean_error[0] < 1e-12
+    assert 0.01 < sd_error[0] < 0.05
+
+
+X = np.random.default_rng(0).normal(3.0, 2.0, size=[50])
+
+
+def positive(value: float = 1.0) -> sgmcmc.MinibatchLogProb:
+    """The scale of 50 normal numbers with a flat prior of its logarithm: s^-2 is gamma."""
+    return sgmcmc.MinibatchLogProb(
+        lambda scale: -tf.math.log(scale),
+        lambda scale, x: value * tfd.Normal(tf.zeros([], tf.float64), scale[..., None]).log_prob(x),
+        X,
+        10,
+        bijector=tfb.Exp(),
+    )
+
+
+def exact_draws(rng: np.random.Generator, shape: list[int]) -> np.ndarray:
+    return (rng.gamma(len(X) / 2, 1 / ((X**2).sum() / 2), size=shape)) ** -0.5
+
+
+def test_exact_draws_are_certified_and_false_alarms_are_rare() -> None:
+    """The 95 % intervals of two figures of 50 certificates miss the truth 5 times on average.
+
+    By the binomial law more than 18 have probability 5e-7. A score above 5 has probability 6e-7.
+    """
+    target, rng = positive(), np.random.default_rng(3)
+    missed, alarms = 0, 0
+    for seed in range(50):
+        found = sgmcmc.certify(exact_draws(rng, [250, 4]), target, num_draws=1000, seed=seed)
+        assert found.is_reliable and found.efficiency > 0.7
+        scores = (
+            found.mean_offset / found.mean_offset_error,
+            (found.sd_ratio - 1) / found.sd_ratio_error,
+        )
+        missed += sum(abs(score) > 1.96 for score in scores)
+        alarms += sum(abs(score) > 5 for score in scores)
+    assert missed <= 18 and alarms == 0
+
+
+@pytest.mark.parametrize("bias", ["wide", "off"])
+def test_a_bias_is_told_with_its_size(bias: str) -> None:
+    """Draws 20 % too wide around their mean, or 0.5 sd off; six standard errors, 2e-9."""
+    draws = exact_draws(np.random.default_rng(4), [1000, 4])
+    sd = draws.std()
+    draws = {"wide": draws.mean() + 1.2 * (draws - draws.mean()), "off": draws + 0.5 * sd}[bias]
+    found = sgmcmc.certify(draws, positive())
+    size = {"wide": (0.0, 1.2), "off": (0.5, 1.0)}[bias]
+    assert found.is_reliable and "believed" in str(found)
+    assert abs(found.mean_offset - size[0]) < 6 * found.mean_offset_error
+    assert abs(found.sd_ratio - size[1]) < 6 * found.sd_ratio_error
+    assert found.mean_offset_error < 0.06 and found.sd_ratio_error < 0.05
+
+
+def test_a_likelihood_of_another_power_is_told() -> None:
+    """The draws of the likelihood to the power 0.5 are about 1.4 times too wide."""
+    tempered = exact_draws(np.random.default_rng(5), [1000, 4])
+    found = sgmcmc.certify(tempered, positive(2.0))
+    assert found.is_reliable and 1.3 < found.sd_ratio < 1.6
+
+
+def test_the_draws_of_a_run_are_those_of_its_states() -> None:
+    """A kernel's states are unconstrained, and the certificate is about the parameters."""
+    run = sgmcmc.sample_chain(
+        sgmcmc.CorrectedLangevin(positive(), 0.02),
+        np.log(exact_draws(np.random.default_rng(6), [4])),
+        1000,
+        seed=0,
+        progress_bar=False,
+        preflight_check=False,
+    )
+    found = sgmcmc.certify(run, positive())
+    assert abs(found.mean / exact_draws(np.random.default_rng(7), [100_000]).mean() - 1) < 0.01
+    assert abs(found.mean_offset) < 5 * found.mean_offset_error + 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (([np.zeros([10, 2])], {}), "at least 50 draws"),
+        (([np.zeros([100, 4])], {}), "finite draws that differ"),
+        (([np.ones([100, 4])], {"num_draws": 101}), "num_draws must be even"),
+        (([np.ones([100, 4])], {"num_draws": 10}), "num_draws must be at least 100"),
+    ],
+)
+def test_wrong_arguments(arguments: tuple, told: str) -> None:
+    (draws,), options = arguments
+    with pytest.raises(ValueError, match=told):
+        sgmcmc.certify(draws, lambda x: -(x**2), **options)

@@ -1,0 +1,52 @@
+"""Function calls as bytes, which only the process that makes the call unpacks.
+
+An engine's scheduler unpickles what it passes on. In this form a call makes it import neither the
+function's module nor TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+from typing import Any
+
+
+def pack_call(name: str, function: Any, *arguments: Any) -> bytes:
+    """Returns a call as bytes for `make_call`.
+
+    >>> make_call(pack_call("make_kernel", divmod, 7, 2))
+    (3, 1)
+
+    Args:
+      name: the name of the user's function among the arguments, for messages.
+      function: a function of a module.
+      arguments: its arguments, which may hold lambdas and local functions if cloudpickle is
+        installed, as it is with dask.
+
+    Raises:
+      TypeError: the arguments cannot be sent to another process.
+    """
+    has_cloudpickle = importlib.util.find_spec("cloudpickle") is not None
+    try:
+        if has_cloudpickle:
+            import cloudpickle
+
+            return cloudpickle.dumps((function, arguments))
+        return pickle.dumps((function, arguments))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        advice = (
+            "Let the function load or make there what it captures."
+            if has_cloudpickle
+            else "Define it at the top of a module that workers can import, or install cloudpickle "
+            "(python -m pip install cloudpickle), which sends lambdas and local functions as well."
+        )
+        raise TypeError(
+            f"{name} must be a function that can be sent to the workers of an executor. Received: "
+            f"one for which pickle says: {error}. {advice}"
+        ) from error
+
+
+def make_call(packed: bytes) -> Any:
+    """Makes a call of `pack_call`, and returns what it returns."""
+    function, arguments = pickle.loads(packed)
+    return function(*arguments)

@@ -1,0 +1,207 @@
+"""Functions of all draws: generated quantities, predictions, and log likelihoods by rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tree
+
+from tfp_sgmcmc.internal import memory
+from tfp_sgmcmc.internal.nest import call_with_state
+from tfp_sgmcmc.sampling.loop import log_prob_fn_of
+from tfp_sgmcmc.targets import ShardedLogProb, StreamedLogProb
+from tfp_sgmcmc.targets.data import as_tensors, leading_axis
+from tfp_sgmcmc.targets.model_target import ModelTarget
+
+_MOST_NUMBERS = 2**20  # (draw, row) pairs that are evaluated at once
+_BLOCK = 2**24  # bytes of draws that are passed to a function at once
+
+
+class DrawPredictions(NamedTuple):
+    """A function of the parameters at each row, over all draws of all chains.
+
+    Attributes:
+      mean: mean over draws, `[rows, ...]`.
+      standard_deviation: standard deviation over draws.
+      quantiles: quantiles over draws, `[num_quantiles, rows, ...]`.
+    """
+
+    mean: np.ndarray
+    standard_deviation: np.ndarray
+    quantiles: np.ndarray
+
+
+class RowLikelihood:
+    """The log likelihood of single rows at draws of a result.
+
+    Args:
+      result: the result.
+      target: a target with rows, whose parameters the draws are; None takes the kernel's.
+
+    Raises:
+      ValueError: there is no target, or it has no rows.
+    """
+
+    def __init__(self, result: Any, target: Any = None):
+        given, bijector = target is not None, result.bijector
+        target = target if given else log_prob_fn_of(result.kernel)
+        while target is not None and not isinstance(target, ModelTarget | StreamedLogProb):
+            target = getattr(target, "target", None)
+        if target is None or target.num_examples == 1:
+            raise ValueError(
+                "target must be a MinibatchLogProb, ShardedLogProb or StreamedLogProb, whose log "
+                "likelihood has a value for each row. Received: a result without; pass target=."
+            )
+        if getattr(target, "replicas", None) is not None:
+            raise ValueError(
+                "target must have all rows in this process. Received: a ShardedLogProb on "
+                "replicas. Pass target=, with the rows to look at."
+            )
+        is_stream = isinstance(target, StreamedLogProb)
+        self._model: Any = target.of_one_batch if is_stream else target.parts[0]
+        # The draws of `sample` are parameters, also in a copy that lacks the bijector.
+        has_parameters = bijector is not None or result.choices is not None
+        inverse = None if bijector is None else bijector.inverse
+        if given and has_parameters:
+            inverse = self._model.unconstrain
+        self.target, self._inverse = target, inverse
+        self.num_examples = target.num_examples
+
+    def unconstrained(self, states: Any) -> Any:
+        """Returns the states of the target, as tensors, for draws of the result."""
+        states = tf.nest.map_structure(tf.convert_to_tensor, states)
+        return states if self._inverse is None else self._inverse(states)
+
+    def blocks(self) -> Iterator[tuple[Any, int]]:
+        """Yields all rows in their order, in blocks (rows, number of rows)."""
+        if isinstance(self.target, StreamedLogProb):
+            size, left = self.target.of_one_batch.batch_size, self.num_examples
+            for read in self.target.reads():
+                for k in range(self.target.batches_per_read):
+                    if left < size:
+                        return
+                    yield tf.nest.map_structure(lambda x, k=k: x[k], read), size
+                    left -= size
+        for part in self.target.parts:
+            most = min(2**16, max(1, 2**26 // max(1, part.row_bytes)))
+            for start in range(0, part.num_examples, most):
+                size = min(most, part.num_examples - start)
+                yield part.rows(tf.range(start, start + size)), size
+
+    def rows(self, indices: np.ndarray, visit: Callable[[Any, int], None] | None = None) -> Any:
+        """Returns the rows with sorted indices, and calls `visit(rows, size)` for each block."""
+        if visit is None and not isinstance(self.target, StreamedLogProb | ShardedLogProb):
+            return self.target.rows(tf.constant(indices, tf.int32))
+        start, found = 0, []
+        for rows, size in self.blocks():
+            if visit is not None:
+                visit(rows, size)
+            here = indices[(indices >= start) & (indices < start + size)] - start
+            if len(here):
+                found.append(tf.nest.map_structure(lambda x, i=here: tf.gather(x, i), rows))
+            start += size
+        return tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *found)
+
+    def at(self, states: Any, rows: Any, size: int) -> np.ndarray:
+        """Returns log likelihoods `[draws, size]` at states `[draws, event...]`."""
+        num = len(tf.nest.flatten(states)[0])
+        found = np.empty([num, size], tf.nest.flatten(states)[0].dtype.as_numpy_dtype)
+        height = max(1, min(num, _MOST_NUMBERS // min(size, 1024)))
+        width = max(1, _MOST_NUMBERS // height)
+        for i in range(0, num, height):
+            some = tf.nest.map_structure(lambda x, i=i: x[i : i + height], states)
+            chains = [min(height, num - i)]
+            for j in range(0, size, width):
+                part = tf.nest.map_structure(lambda x, j=j: x[j : j + width], rows)
+                width_here = min(width, size - j)
+                values = self._model.log_likelihood(some, part, width_here, chains)
+                found[i : i + height, j : j + width_here] = values.numpy()
+        return found
+
+    def mean_state(self, states: Any) -> Any:
+        """Returns the mean of the target's states over draws `[draws, event...]`, as one draw."""
+        return tf.nest.map_structure(lambda x: tf.reduce_mean(x, axis=0, keepdims=True), states)
+
+
+def flat_draws(result: Any) -> Any:
+    """Returns all draws in the structure of the state, `[draws * chains, event...]`."""
+    leaves = [
+        np.asarray(x).reshape(-1, *kept.variable.event_shape)
+        for kept, x in zip(result._kept, tree.flatten(result.states), strict=False)
+    ]
+    return tree.unflatten_as(result.states, leaves)
+
+
+def log_likelihoods(result: Any, target: Any, rows: Any) -> np.ndarray:
+    """Returns `[draws, chains..., rows]`; see `SampleResult.log_likelihood`."""
+    likelihood = RowLikelihood(result, target)
+    indices = np.arange(likelihood.num_examples)
+    if rows is not None:
+        indices = indices[np.asarray(rows) if not isinstance(rows, slice) else rows]
+    lead = (result.num_results, *_chain_shape(result))
+    memory.require(
+        {"the log likelihoods": 4 * math.prod(lead) * len(indices)},
+        "Pass rows=, such as a range, and take some of the rows at a time.",
+    )
+    order = np.argsort(indices, kind="stable")
+    states = likelihood.unconstrained(flat_draws(result))
+    found = likelihood.at(states, likelihood.rows(indices[order]), len(indices))
+    return found[:, np.argsort(order)].reshape(*lead, len(indices))
+
+
+def map_draws(result: Any, fn: Callable[..., Any]) -> Any:
+    """Returns the values of `fn` at all draws, `[draws, chains..., ...]`, as a nest of arrays."""
+    lead, parts, form = _chain_shape(result), [], None
+    bytes_of_draw = sum(kept.variable.draw_bytes for kept in result._kept[: _num_parts(result)])
+    size = max(1, _BLOCK // max(1, bytes_of_draw))
+    for start in range(0, result.num_results, size):
+        states = tree.map_structure(
+            lambda x, s=start: tf.convert_to_tensor(np.asarray(x[s : s + size])), result.states
+        )
+        form = tree.map_structure(np.asarray, call_with_state(fn, states))
+        expected = (min(size, result.num_results - start), *lead)
+        for leaf in tree.flatten(form):
+            if leaf.shape[: len(expected)] != expected:
+                raise ValueError(
+                    "fn must return arrays with the leading axes of the draws, "
+                    f"{[*expected]} here. Received: shape {[*leaf.shape]}. Write it for any "
+                    "leading axes, such as x[..., 0] in place of x[0]."
+                )
+        parts.append(tree.flatten(form))
+    return tree.unflatten_as(form, [np.concatenate(x) for x in zip(*parts, strict=True)])
+
+
+def predict(
+    result: Any, fn: Callable[..., Any], data: Any, quantiles: Sequence[float]
+) -> DrawPredictions:
+    """Returns moments and quantiles of `fn` at rows of data; see `SampleResult.predict`."""
+    data, draws = as_tensors(data, None), flat_draws(result)
+    size, num = leading_axis(data), len(tree.flatten(draws)[0])
+    states = tree.map_structure(tf.convert_to_tensor, draws)
+    width, parts = max(1, _MOST_NUMBERS // num), []
+    for start in range(0, size, width):
+        rows = tf.nest.map_structure(lambda x, s=start: x[s : s + width], data)
+        values = np.asarray(call_with_state(fn, states, batch=rows), np.float64)
+        expected = (num, min(width, size - start))
+        if values.shape[:2] != expected:
+            raise ValueError(
+                f"fn must return [draws, rows, ...], {[*expected]} here. Received: shape "
+                f"{[*values.shape]}. Give parameters an axis for the rows, as in theta[..., None]."
+            )
+        parts.append(
+            (values.mean(axis=0), values.std(axis=0), np.quantile(values, quantiles, axis=0))
+        )
+    mean, sd, levels = zip(*parts, strict=True)
+    return DrawPredictions(np.concatenate(mean), np.concatenate(sd), np.concatenate(levels, axis=1))
+
+
+def _num_parts(result: Any) -> int:
+    return len(tree.flatten(result.states))
+
+
+def _chain_shape(result: Any) -> tuple[int, ...]:
+    return result._kept[0].variable.chain_shape or ()
