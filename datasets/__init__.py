@@ -21,6 +21,7 @@ from datasets.nogin import (
     ica10,
     pima,
 )
+from datasets.posteriordb import posteriordb_data, posteriordb_reference
 from datasets.sensit import sensit_acoustic
 
 __all__ = [
@@ -39,5 +40,7 @@ __all__ = [
     "mnist",
     "mnist_7v9",
     "pima",
+    "posteriordb_data",
+    "posteriordb_reference",
     "sensit_acoustic",
 ]

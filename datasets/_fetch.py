@@ -51,7 +51,8 @@ def read(source: Source) -> bytes:
     The file is searched in this order: in the folder that the environment variable
     `TFP_SGMCMC_DATASETS` names, in `../shared/datasets` next to the repository, in pooch's cache,
     at the upstream's address. In a folder, its name may end in an additional `.xz`, `.gz` or
-    `.zip`. Its hash is checked before it is used, and no file is unpacked to more than 268 MB.
+    `.zip`, or in `.zip` in place of its suffix. Its hash is checked before it is used, and no file
+    is unpacked to more than 268 MB.
 
     Raises:
       FileNotFoundError: the file is in no folder and cannot be downloaded.
@@ -59,14 +60,22 @@ def read(source: Source) -> bytes:
       ValueError: the file is truncated or corrupt, or has the wrong sha256.
     """
     for folder in _folders():
-        for added in ("", ".xz", ".gz", ".zip"):
-            path = folder / (source.name + added)
+        whole = folder / source.name
+        added = (whole.with_name(whole.name + suffix) for suffix in (".xz", ".gz", ".zip"))
+        for path in (whole, *added, whole.with_suffix(".zip")):
             if path.is_file():
                 return _content(path, source, check=True)
             if path.exists() and not path.is_dir():
                 raise ValueError(f"{path} must be a regular file. Received: a pipe or a device.")
     # pooch has already hashed its download, except for an archive, where the file inside counts.
     return _content(_download(source), source, check=source.url.endswith(".zip"))
+
+
+def local_files(name: str) -> Iterator[Path]:
+    """Yields the files of this name in the folders of data sets, in the order of the search."""
+    for folder in _folders():
+        if (path := folder / name).is_file():
+            yield path
 
 
 def _folders() -> Iterator[Path]:

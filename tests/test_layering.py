@@ -24,6 +24,7 @@ ORDER = [
     "targets",
     "targets.laplace",
     "targets.control_variates",
+    "targets.streaming",
     "targets.validation",
     "kernels",
     "diagnostics",
@@ -39,6 +40,7 @@ ORDER = [
     "keras.chain",
     "keras.records",
     "keras.checks",
+    "keras.annealing",
     "keras.workers",
     "keras.adaptation",
     "keras",
@@ -48,8 +50,7 @@ ORDER = [
 ALLOWED_IN_CORE = {"tensorflow", "tensorflow_probability", "keras", "numpy", "tree", "tfp_sgmcmc"}
 # Packages of the extras, imported inside the functions that need them.
 LAZY = {
-    "internal": {"arviz"},
-    "diagnostics.run_report": {"matplotlib"},
+    "internal": {"arviz", "cloudpickle", "matplotlib", "xarray"},
     "storage": {"zarr"},
     "sampling": {"tqdm", "xarray"},
     "sampling.shards": {"tqdm", "xarray"},
@@ -140,6 +141,7 @@ def test_run_directories_load_no_tensorflow() -> None:
     assert not loaded & {"tensorflow", "keras", "tensorflow_probability"}
 
 
+@pytest.mark.thorough
 def test_the_core_loads_nothing_optional() -> None:
     loaded = loaded_after(
         "import tfp_sgmcmc.kernels, tfp_sgmcmc.diagnostics, tfp_sgmcmc.adaptation; "

@@ -1,4 +1,7 @@
-"""The demonstration: its default run and its command line."""
+"""The demonstration: its command line, and its results in full and in a tenth of the steps.
+
+The fast suite gives it the results of its samplers, which compile for half a minute.
+"""
 
 import json
 import os
@@ -7,13 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tfp_sgmcmc
 from tfp_sgmcmc import __main__ as command_line
 
 ROOT = Path(__file__).parents[1]
-FILES = ("results.json", "marginals.png")
+FILES = ("results.json", "marginals.png", "report.html")
 
 
 def command(*arguments, options=()):
@@ -26,7 +30,10 @@ def environment():
 
 @pytest.fixture(
     scope="module",
-    params=["--quick", pytest.param("--seed=0", marks=pytest.mark.slow)],
+    params=[
+        pytest.param("--quick", marks=pytest.mark.thorough),
+        pytest.param("--seed=0", marks=pytest.mark.slow),
+    ],
 )
 def default_run(request, tmp_path_factory):
     """Runs the command in an empty folder; returns the results, what it printed, and the folder."""
@@ -36,6 +43,7 @@ def default_run(request, tmp_path_factory):
         timeout=480,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "oneDNN" not in done.stderr and "\r" not in done.stderr
     results = json.loads((folder / "output" / "results.json").read_text())
     return results, done.stdout, folder, request.param == "--quick"
 
@@ -67,7 +75,38 @@ def test_files_and_printed_tables_of_the_default_run(default_run):
     for name in FILES:
         assert str(Path("output") / name) in printed
     assert f"{results['posterior']['SGLD']['E1']:.3g}" in printed
+    page = (folder / "output" / "report.html").read_text()
+    assert page.count("<table") == 2 and "data:image/png;base64," in page
+    assert (folder / "output" / "report.html").as_uri() in printed
     assert f"{results['classifier']['posterior average']['NLL']:.3g}" in printed
+
+
+def test_tables_and_figure_of_given_draws(monkeypatch, capsys, tmp_path):
+    """The command hands over its options, and writes what its two samplers return."""
+    demo = pytest.importorskip("tfp_sgmcmc.demo")
+    given = []
+
+    def sample_logistic_regression(x, y, seed, shortening):
+        given.append((x.shape, set(y), seed, shortening))
+        draws = np.random.default_rng(seed).normal(size=[500, 8, x.shape[1] + 1])
+        rows = {demo.NORMAL: {"E1": 0.2}, "SGLD": {"E1": 0.034, "ESS": 200.0}}
+        return rows, dict.fromkeys((demo.NORMAL, "SGLD", demo.REFERENCE), draws)
+
+    def sample_network(train, test, seed, shortening):
+        given.append((train[0].shape, test[0].shape, seed, shortening))
+        return {"posterior average": {"NLL": 0.0969}}
+
+    monkeypatch.setattr(demo, "sample_logistic_regression", sample_logistic_regression)
+    monkeypatch.setattr(demo, "sample_network", sample_network)
+    folder = tmp_path / "output"
+    assert command_line.main(["--quick", "--seed", "3", "--output", str(folder)]) == 0
+    assert given == [((1437, 61), {0, 1}, 3, 10), ((1437, 61), (360, 61), 3, 10)]
+    results = json.loads((folder / "results.json").read_text())
+    assert results["posterior"]["SGLD"]["ESS"] == 200 and results["seed"] == 3
+    assert (folder / "marginals.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    printed = capsys.readouterr().out
+    for piece in ("0.034", "200", "0.0969", *(str(folder / name) for name in FILES)):
+        assert piece in printed
 
 
 def test_help_is_complete_and_imports_no_tensorflow():

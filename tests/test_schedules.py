@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_sgmcmc.schedules import ConstantBelow, Cyclical, PolynomialDecay
+from tfp_sgmcmc.schedules import (
+    ConstantBelow,
+    CosineTail,
+    Cyclical,
+    GeometricDecay,
+    PolynomialDecay,
+)
 
 STEPS = np.array([0, 1, 2, 7, 100, 10**6])
 
@@ -16,6 +22,8 @@ SCHEDULES = [
     PolynomialDecay(a=0.3, b=5.0, gamma=0.55),
     ConstantBelow(PolynomialDecay(a=0.3, b=5.0), 0.01),
     Cyclical(0.1, num_steps=10, num_cycles=3, exploration_ratio=0.25),
+    GeometricDecay(0.3, 0.01, num_steps=10),
+    CosineTail(2.0, 0.2, num_steps=10, start=0.8),
 ]
 
 
@@ -42,6 +50,19 @@ def test_cyclical() -> None:
     r = t % 4 / 4
     np.testing.assert_allclose([schedule(i) for i in t], 0.05 * (np.cos(np.pi * r) + 1), rtol=1e-5)
     np.testing.assert_array_equal([bool(schedule.is_sampling(i)) for i in t], r >= 0.5)
+
+
+def test_geometric_decay() -> None:
+    values = [float(GeometricDecay(0.3, 0.01, 100)(t)) for t in (0, 25, 100, 200)]
+    np.testing.assert_allclose(values, [0.3, 0.3 * 30**-0.25, 0.01, 0.01], rtol=1e-5)
+    assert float(GeometricDecay(1.0, 100.0, 10)(5)) == pytest.approx(10.0)
+
+
+def test_cosine_tail() -> None:
+    schedule = CosineTail(2.0, 0.2, num_steps=100, start=0.5)
+    values = [float(schedule(t)) for t in (0, 50, 75, 87.5, 100, 200)]
+    tail = 0.2 + 1.8 * (1 + np.cos(np.pi * np.array([0.5, 0.75]))) / 2
+    np.testing.assert_allclose(values, [2.0, 2.0, *tail, 0.2, 0.2], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("length", "num_exploring"), [(25, 10), (49, 7), (50, 40), (100, 10)])

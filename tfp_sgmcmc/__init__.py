@@ -7,6 +7,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from tfp_sgmcmc.internal import keras_backend
+
 __version__ = "0.2.0"
 
 
@@ -23,6 +25,8 @@ __all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        keras_backend.check()
     if _HOMES.get(name) == __name__:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _HOMES:

@@ -13,8 +13,11 @@ from tfp_sgmcmc import storage as storage
 from tfp_sgmcmc import targets as targets
 from tfp_sgmcmc.adaptation import sample as sample
 from tfp_sgmcmc.adaptation import tune as tune
+from tfp_sgmcmc.diagnostics import Certificate as Certificate
 from tfp_sgmcmc.diagnostics import NonFiniteChainError as NonFiniteChainError
+from tfp_sgmcmc.diagnostics import certify as certify
 from tfp_sgmcmc.diagnostics import check_finite as check_finite
+from tfp_sgmcmc.diagnostics import compare as compare
 from tfp_sgmcmc.diagnostics import report as report
 from tfp_sgmcmc.kernels import NOGIN as NOGIN
 from tfp_sgmcmc.kernels import SGFS as SGFS
@@ -23,6 +26,7 @@ from tfp_sgmcmc.kernels import SGLD as SGLD
 from tfp_sgmcmc.kernels import SGNHT as SGNHT
 from tfp_sgmcmc.kernels import CCAdL as CCAdL
 from tfp_sgmcmc.kernels import CorrectedLangevin as CorrectedLangevin
+from tfp_sgmcmc.kernels import IndependentMetropolis as IndependentMetropolis
 from tfp_sgmcmc.kernels import ModifiedSGLD as ModifiedSGLD
 from tfp_sgmcmc.kernels import ReplicaExchangeSGLD as ReplicaExchangeSGLD
 from tfp_sgmcmc.kernels import UnderdampedLangevin as UnderdampedLangevin
@@ -40,8 +44,11 @@ from tfp_sgmcmc.targets import GradientEstimate as GradientEstimate
 from tfp_sgmcmc.targets import GrowingBatch as GrowingBatch
 from tfp_sgmcmc.targets import LinearModel as LinearModel
 from tfp_sgmcmc.targets import MinibatchLogProb as MinibatchLogProb
+from tfp_sgmcmc.targets import PoolReport as PoolReport
 from tfp_sgmcmc.targets import ShardedLogProb as ShardedLogProb
 from tfp_sgmcmc.targets import StreamedLogProb as StreamedLogProb
+from tfp_sgmcmc.targets import StreamReadError as StreamReadError
+from tfp_sgmcmc.targets import draw_pool as draw_pool
 from tfp_sgmcmc.targets import find_center as find_center
 from tfp_sgmcmc.targets import largest_curvature as largest_curvature
 from tfp_sgmcmc.targets import preflight as preflight

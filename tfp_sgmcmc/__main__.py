@@ -2,14 +2,14 @@
 
 1. Bayesian logistic regression: is the digit odd? Three stochastic-gradient samplers run in
    whitened coordinates. Hamiltonian Monte Carlo (HMC) with all data is the reference. The table
-   gives E1 and E2, the relative errors of posterior mean and covariance; the largest R-hat; seconds
-   without compilation; and effective samples (ESS) of the weight with the fewest.
+   gives the relative errors of posterior means and covariances; the largest R-hat; seconds without
+   compilation; and the number of independent draws of the weight with the fewest.
 2. A neural network, trained by Adam, and sampled by tfp_sgmcmc.keras.SamplerCallback from the same
    start for as many epochs. The table gives accuracy, negative log likelihood (NLL) and expected
    calibration error (ECE) on a fifth of the images, which is left out of the training.
 
-The output folder receives results.json (the tables) and marginals.png (six weights, SGLD against
-HMC).
+The output folder receives report.html (both tables and the picture, for a browser), results.json
+(the tables) and marginals.png (six weights, SGLD against HMC).
 The run takes about two minutes on two cores, and a minute with --quick. It requires the extra
 `demo`: python -m pip install "tfp_sgmcmc[demo]"
 """
@@ -17,11 +17,28 @@ The run takes about two minutes on two cores, and a minute with --quick. It requ
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 from tfp_sgmcmc import __version__
+
+
+@contextlib.contextmanager
+def _hidden_start_up_lines() -> Generator[None]:
+    """Hides what TensorFlow's libraries write to stderr when they load, whatever the log level."""
+    sys.stderr.flush()
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,10 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps and epochs")
     parser.add_argument("--version", action="version", version=__version__)
     options = parser.parse_args(arguments)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides notes on processors and drivers
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides notes of later calls
     try:
         options.output.mkdir(parents=True, exist_ok=True)
-        from tfp_sgmcmc import demo
+        with _hidden_start_up_lines():
+            from tfp_sgmcmc import demo
 
         demo.run(options.output, options.seed, shortening=10 if options.quick else 1)
         return 0

@@ -30,7 +30,10 @@ def make_runner(case: Case, x: np.ndarray, y: np.ndarray) -> Runner:
         kernel = sgmcmc.SGLD(target, STEP_SIZES[name])
     else:
         covariance = kind(sgmcmc.covariance.RunningMean(DECAY))
-        kernel = getattr(sgmcmc, name)(target, STEP_SIZES[name], FRICTION, covariance=covariance)
+        options = {"scheme": "euler"} if name == "CCAdL" else {}  # that of the other side
+        kernel = getattr(sgmcmc, name)(
+            target, STEP_SIZES[name], FRICTION, covariance=covariance, **options
+        )
 
     run = compiled(kernel, 1, num_burnin_steps=case.num_steps - 1)
     start = tf.zeros(x.shape[1:])

@@ -18,6 +18,9 @@ seconds for an effective sample, averaged over fixed seeds. `regressions_thresho
 `python -m benchmarks.suite.spread` measures. `python -m benchmarks.suite.catches` shows that
 samplers which were slowed or biased on purpose exceed them.
 
+`--python=same` is refused where `tfp_sgmcmc` is installed as a copy, which would be measured in
+place of the working tree.
+
 Times that are kept come from separate processes (`spawn`). `forkserver` loads TensorFlow once and
 forks before it has started a thread. That is quick, and enough to see that everything runs.
 """
@@ -32,7 +35,7 @@ if __name__ == "suite":  # asv imports this folder by itself, before TensorFlow
     # Behind the environment's packages, so that a past commit is measured as it is installed.
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.suite import device  # noqa: E402
+from benchmarks.suite import device, installed  # noqa: E402
 
 ENVIRONMENT = {
     "KERAS_BACKEND": "tensorflow",
@@ -44,5 +47,6 @@ ENVIRONMENT = {
 
 if __name__ == "suite":
     os.environ.update(ENVIRONMENT)
+    installed.refuse_copy(os.environ.get("ASV_ENV_TYPE", ""))
     if device.chosen() == "GPU":  # an environment that asv made may lack libraries for GPUs
         device.check("GPU")

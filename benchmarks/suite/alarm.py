@@ -6,7 +6,8 @@
 It reads what `asv run` has saved. A figure of a commit is worse when it exceeds its reference, the
 median of three to five commits before, by more than its threshold, and the largest of them as well.
 A time does so with the lower end of its 99 % interval. After a change, for worse or for better, the
-reference starts anew, so that one cause is named once. A figure that a commit lost, because its
+reference starts anew, so that one cause is named once. Where no figure had enough values before to
+be compared, it says so and exits with 2. A figure that a commit lost, because its
 benchmark failed, counts as worse. Where commits between were not measured, the range is printed,
 with a command of asv that searches it.
 
@@ -134,6 +135,19 @@ def worsened(commits: list[Commit], least: int = LEAST) -> list[Worse]:
     return sorted(found, key=lambda worse: -worse.ratio)
 
 
+def num_compared(commits: list[Commit], least: int = LEAST) -> int:
+    """Returns how many figures have a value with at least `least` values before it."""
+    counts: dict[str, int] = {}
+    for commit in commits:
+        for figure, value in commit.values.items():
+            counts[figure] = counts.get(figure, 0) + (value.center is not None)
+    return sum(count > least for count in counts.values())
+
+
+class NothingComparedError(ValueError):
+    """No figure had enough earlier values."""
+
+
 def run(
     *,
     results: Path = RESULTS,
@@ -158,6 +172,11 @@ def run(
     if commits:
         measured, least = [_named(measured, name) for name in commits], 1
     found = worsened(measured, least)
+    if not found and not num_compared(measured, least):
+        raise NothingComparedError(
+            f"results must have a figure with more than {least} values. Received: "
+            f"{len(measured)} commits, none of whose figures could be compared."
+        )
     if confirm:
         again = {commit.name: commit for commit in history(results, confirm)}
         found = [w for w in found if _is_worse_again(w, again)]
@@ -222,4 +241,8 @@ def show(found: list[Worse]) -> None:
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show)
+    try:
+        command_line.main(__doc__, run, show)
+    except NothingComparedError as error:
+        print(f"Nothing was compared: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -18,10 +18,11 @@ def main(arguments: list[str] | None = None) -> None:
     for name in parser.parse_args(arguments).names or NAMES:
         if name not in NAMES:
             parser.error(f"NAME must be one of {', '.join(NAMES)}. Received: {name}.")
-        file = importlib.import_module(f"docs.pictures.{name}").draw(FOLDER)
-        if file.suffix == ".png":
-            file.write_bytes(shrunk(file.read_bytes()))
-        print(f"{file.relative_to(FOLDER.parents[1])}: {file.stat().st_size / 1000:.0f} kB")
+        found = importlib.import_module(f"docs.pictures.{name}").draw(FOLDER)
+        for file in found if isinstance(found, list) else [found]:
+            if file.suffix == ".png":
+                file.write_bytes(shrunk(file.read_bytes()))
+            print(f"{file.relative_to(FOLDER.parents[1])}: {file.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

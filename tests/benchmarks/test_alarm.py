@@ -2,6 +2,8 @@
 
 import datetime
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from asv.runner import BenchmarkResult
 
 from benchmarks.suite import alarm, bundle
 from benchmarks.suite.alarm import Commit, Value, Worse
+from benchmarks.suite.installed import refuse_copy
 
 TIME, BIAS = "steps.Steps.time_steps({})", "accuracy.Accuracy.track_variance_bias({})"
 THRESHOLD = {TIME: 0.3, BIAS: 1.5}
@@ -100,6 +103,31 @@ def save(folder: Path, number: int, seconds: float, bias: float, machine: str = 
         result = BenchmarkResult(values, drawn, [1 if x else None for x in drawn], 0, "", None)
         results.add_result(benchmark, result, datetime.datetime.now(datetime.UTC))
     results.save(str(folder))
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.0, 1.0], [1.0, None, 1.0, 1.0]])
+def test_what_has_no_reference_was_not_compared(values: list[float | None]) -> None:
+    """Three values must come before. Negative control: one value more is compared."""
+    short = commits({TIME.format("a"): values})
+    assert alarm.num_compared(short) == 0
+    assert alarm.num_compared(commits({TIME.format("a"): [*values, 1.0]})) == 1
+    assert alarm.num_compared(short, least=1) == 1
+
+
+def test_nothing_compared_exits_with_two(tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "machine.json").write_text(json.dumps({"machine": "here", "version": 1}))
+    program = [sys.executable, "-m", "benchmarks.suite.alarm", "--results", str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Nothing was compared" in done.stderr
+
+
+def test_a_copy_is_not_measured(tmp_path: Path) -> None:
+    refuse_copy("existing")
+    refuse_copy("virtualenv", tmp_path)
+    with pytest.raises(RuntimeError, match=r"tfp_sgmcmc must be that of .*--editable"):
+        refuse_copy("existing", tmp_path)
 
 
 def test_results_of_asv_are_read_and_reported(tmp_path: Path) -> None:

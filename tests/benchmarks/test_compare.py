@@ -103,6 +103,7 @@ def test_examples_are_counted(name: str, counting: dict[str, methods_module.Meth
     assert max(told) <= method.examples
 
 
+@pytest.mark.thorough
 def test_second_order_in_whitened_coordinates_gives_parameters(reference: Reference) -> None:
     """The way back is Laplace's bijector, and a chain's draws have gone it."""
     p = tiny()
@@ -162,6 +163,7 @@ def test_a_chain_that_becomes_infinite_does_not_win(sgld: Runner, reference: Ref
     assert equal_error.effective(1.0, [wild], reference, N) is None
 
 
+@pytest.mark.thorough
 def test_passes_seconds_and_steps_of_a_chain(sgld: Runner, reference: Reference) -> None:
     chain = sgld(1.0, 0, 0.05, reference)
     per_block = sgld.num_results * sgld.method.thinning * BATCH / N
@@ -261,6 +263,7 @@ def test_exact_moments_against_a_sum_over_a_grid() -> None:
     np.testing.assert_array_less(0.01, errors[1])  # Laplace's approximation does not pass
 
 
+@pytest.mark.thorough
 def test_both_commands(
     found: dict[str, methods_module.Method],
     sgld: Runner,

@@ -6,10 +6,17 @@ import tensorflow as tf
 
 from benchmarks.devices import __main__ as devices
 
+FAST = {("logistic", "NOGIN full"), ("logistic", "SGLD"), ("network, 79,510", "SGLD")}
 MADE = {(c.model, c.sampler) for c in devices.CASES if c.model != "network, 10 million"}
 
 
-@pytest.mark.parametrize("model, sampler", sorted(MADE))
+@pytest.mark.parametrize(
+    "model, sampler",
+    [
+        pytest.param(*case, marks=[pytest.mark.thorough] * (case not in FAST))
+        for case in sorted(MADE)
+    ],
+)
 def test_a_case_has_a_kernel_that_takes_a_step(
     model: str, sampler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

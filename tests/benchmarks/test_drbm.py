@@ -56,6 +56,7 @@ def test_closed_scores_are_the_gradients(chains: tuple[int, ...]) -> None:
             np.testing.assert_allclose(of_row, gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_layer_in_fit_has_the_log_posterior_of_the_target() -> None:
     x, y = data()
     start, target, h = weights(), drbm.target(x, y, ROWS), 1e-3

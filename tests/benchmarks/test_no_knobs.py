@@ -16,6 +16,7 @@ from benchmarks.no_knobs.hostile import HOSTILE
 from benchmarks.no_knobs.posteriors import POSTERIORS
 from benchmarks.no_knobs.problems import Problem, by_quadrature, logistic, normal_prior
 from benchmarks.no_knobs.references import Reference, laplace, reference
+from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.internal.nest import call_with_state
 
 MODELS = ("linear", "softmax", "hierarchical", "Student-t", "funnel", "network")
@@ -78,7 +79,7 @@ def test_draws_of_few_effective_samples_are_not_blamed_for_it() -> None:
     assert found.mean_noise == pytest.approx(0.05, rel=0.4)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", fast_settings(MODELS, "softmax"))
 def test_minibatches_of_a_problem_add_up_to_its_log_posterior(name: str) -> None:
     problem = command.ALL[name]()
     assert problem.dimension == sum(np.size(x) for x in tf.nest.flatten(problem.start))

@@ -92,7 +92,7 @@ def test_the_prior_is_of_each_chain() -> None:
     assert both[0] == pytest.approx(-0.5 * squares, rel=1e-5)
 
 
-@pytest.mark.parametrize("sampler", ["SGD", "SGLD"])
+@pytest.mark.parametrize("sampler", ["SGD", pytest.param("SGLD", marks=pytest.mark.thorough)])
 def test_a_side_runs_and_classifies(sampler: str) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal([2000, 5], np.float32)

@@ -8,7 +8,7 @@ import scipy.stats
 
 from benchmarks.common.tables import Table
 from benchmarks.predictions import __main__ as command
-from benchmarks.predictions import docstrings, scores
+from benchmarks.predictions import docstrings, ensembles, scores, tabular
 from benchmarks.predictions.scores import Predicted
 
 SHARES = np.array([0.25, 0.75])
@@ -90,3 +90,34 @@ def test_scores_of_a_seed_are_kept_and_shown_in_a_table_of_the_problem(
             [("a", "1.500 ~ 0.707", "5", "2"), ("b", "1.000 ~ 0.707*", "5", "2")],
         )
     }
+
+
+def test_splits_are_in_units_of_the_rows_that_are_not_test_data() -> None:
+    x = np.random.default_rng(0).normal(3.0, 2.0, size=[100, 4])
+    table = tabular.Table(x, x[:, 0], 0)
+    first, again, other = (tabular.split(table, seed) for seed in (1, 1, 2))
+    assert len(first.x_test) == 20 and len(first.x) == 80 and first.num_validation == 12
+    np.testing.assert_allclose(first.x.mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(first.y.std(axis=0), 1, rtol=1e-6)
+    np.testing.assert_array_equal(first.x, again.x)
+    assert np.abs(first.x - other.x).max() > 0.1
+    together = np.concatenate([first.x, first.x_test])
+    assert len(np.unique(together[:, 0])) == 100
+
+
+def test_differences_of_ensembles_are_paired(capsys: pytest.CaptureFixture[str]) -> None:
+    gaps = [-0.1, -0.3, -0.2]
+    by_split = [
+        {
+            name: {"nll": base + gap * (name == "annealed"), "error": 0.1, "calibration": 0.0,
+                   "cpu": 2.0 if name == "DE5" else 1.0}
+            for name in ensembles.METHODS
+        }
+        for base, gap in zip([1.0, 5.0, 9.0], gaps, strict=True)
+    ]  # fmt: skip
+    gap, error = ensembles.difference(by_split, "annealed")
+    assert gap == pytest.approx(-0.2) and error == pytest.approx(0.1 / 3**0.5)
+    assert ensembles.difference(by_split, "DE5") == (0.0, 0.0)
+    ((_, table),) = ensembles.show([("made up", by_split)]).items()
+    assert table.lines[2][2:5] == ("4.800", "-0.200 +- 0.058", "0.100")
+    assert table.lines[2][-1] == "0.50" and "made up" in capsys.readouterr().out

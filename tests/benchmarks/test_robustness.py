@@ -3,14 +3,16 @@
 import inspect
 import random
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks.robustness import calls, catalogue_core
+from benchmarks.robustness import calls, catalogue_core, mutants
 from benchmarks.robustness.accepted import UNCALLED
 from benchmarks.robustness.values import Named, integer, number
 from tfp_sgmcmc.internal import checks
@@ -32,6 +34,7 @@ def test_a_check_of_the_library_is_told_apart_from_an_error_from_inside() -> Non
     assert outcome(lambda size: int(size), "x") == "inside"
 
 
+@pytest.mark.thorough
 def test_a_function_that_checks_nothing_is_caught() -> None:
     """The negative control: NaN gets through, and words fail in NumPy."""
 
@@ -103,6 +106,7 @@ def public_names(module: Any, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
+@pytest.mark.thorough
 def test_every_public_callable_is_called_or_has_a_reason() -> None:
     rooms = [name for name in sgmcmc.__all__ if inspect.ismodule(getattr(sgmcmc, name))]
     called = {entry.name.partition(" ")[0] for entry in calls.catalogue()}
@@ -112,3 +116,18 @@ def test_every_public_callable_is_called_or_has_a_reason() -> None:
     assert unexplained == []
     stale = [r for r in UNCALLED if not any(re.fullmatch(r, n) for n in missing)]
     assert stale == [] and len(names) > 150
+
+
+def test_every_planted_change_can_be_planted(tmp_path: Path) -> None:
+    """Its old text occurs once, and the changed file compiles; its room has tests that exist."""
+    for mutant in mutants.MUTANTS:
+        path = tmp_path / "tfp_sgmcmc" / mutant.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(mutants.ROOT / "tfp_sgmcmc" / mutant.path, path)
+        mutants.plant(tmp_path, mutant)
+        compile(path.read_text(), str(path), "exec")
+        assert all((mutants.ROOT / test).exists() for test in mutants.TESTS[mutant.room])
+    with pytest.raises(ValueError, match="must occur once"):
+        mutants.plant(tmp_path, mutants.MUTANTS[-1])
+    (row,) = mutants.table([mutants.Outcome(mutants.MUTANTS[0], "killed")]).splitlines()[2:]
+    assert row.startswith("| random | random/indices.py | `num_rounds = 5") and "killed" in row

@@ -7,8 +7,8 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 ROOMS = (
-    "common", "accuracy", "cost", "devices", "no_knobs", "peers", "predictions", "reproductions",
-    "robustness", "scaling_out", "structure", "suite",
+    "common", "accuracy", "cost", "devices", "no_knobs", "peers", "posteriordb", "predictions",
+    "reproductions", "robustness", "scaling_out", "structure", "suite",
 )  # fmt: skip
 # One program must run where neither TensorFlow nor this library is installed.
 PARSERS = (FOLDER / "common" / "command_line.py", FOLDER / "devices" / "run_program.py")

@@ -15,6 +15,8 @@ WEIGHTS = [3.0, 0.0, 1.0]
 AVERAGES = {
     "mean": RunningMean(),
     "exponential": RunningMean(0.7),
+    "forgetful": RunningMean(0.7, power=2.0),
+    "polynomial": RunningMean(power=2.5),
     "last": History(1),
     "equal": History(3),
     "weighted": History(WEIGHTS),
@@ -28,13 +30,14 @@ def lag(average: Any) -> int:
     return average.lag if isinstance(average, History) else 0
 
 
-def running(statistics: list[Any], decay: float | None) -> Any:
+def running(statistics: list[Any], decay: float | None, power: float = 0.0) -> Any:
     """Returns the average of the statistics that are not None, or zero if there are none."""
     value, t = 0.0, 0
     for statistic in statistics:
         if statistic is not None:
             t += 1
-            kappa = 1 / t if decay is None else max(1 / t, 1 - decay)
+            kappa = (1 + power) / (t + power)
+            kappa = kappa if decay is None else max(kappa, 1 - decay)
             value = value + kappa * (statistic - value)
     return value
 
@@ -61,7 +64,7 @@ def expected(average: Any, statistics: list[Any], include_current: bool) -> Any:
     past = statistics if include_current else statistics[:-1]
     if isinstance(average, RunningMean):
         no_past = all(s is None for s in past)
-        return running(statistics if no_past else past, average.decay)
+        return running(statistics if no_past else past, average.decay, average.power)
     values = (windowed(seen, average) for seen in (past, statistics))
     return next((value for value in values if value is not None), 0.0)
 

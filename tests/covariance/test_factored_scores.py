@@ -60,6 +60,7 @@ def test_closed_forms(
 
 
 @pytest.mark.parametrize("positions", [1, 6])
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_number_of_rows_known_at_run_time_only(
     make: Any, positions: int, chunk_rows: int | None

@@ -8,6 +8,7 @@ import scipy.linalg
 import tensorflow as tf
 
 from tests.harness.every_minibatch import flat
+from tests.harness.fast_settings import fast_settings
 from tests.harness.sigma import KINDS, PLACES, SIZE, Example, draw_parts, explicit, make, tensors
 from tests.harness.statistics import Rejected, check_covariance
 from tfp_sgmcmc import random
@@ -70,7 +71,7 @@ def test_solve(kind: str, solver: str, chains: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("chains", [(), pytest.param((3,), marks=pytest.mark.slow), (2, 2)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", fast_settings(KINDS, "full", "diag"))
 def test_sqrt_multiply(kind: str, chains: tuple[int, ...]) -> None:
     """S S^T = a I + b Sigma for b of both signs, and S is the symmetric root.
 
@@ -123,7 +124,7 @@ def test_sample_is_the_root_times_the_normals_of_the_seed(kind: str) -> None:
     tf.nest.map_structure(np.testing.assert_array_equal, drawn, root)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", fast_settings(KINDS, "low_rank", "diag"))
 def test_law_of_draw(kind: str) -> None:
     """Draws 25,000 times from N(0, diag(shift) + scale Sigma) for each of two chains.
 

@@ -52,7 +52,7 @@ def test_conjugate_gradients(chains: tuple[int, ...], condition: float, dtype: A
     assert np.all(size <= tolerance + 10 * rounding)
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_chains_that_need_nothing_wait_without_nan(jit: bool) -> None:
     """A chain with v = 0 gives exactly 0, and a chain that is solved at once does not change."""
     matrix = definite(6, 100.0, 4)
@@ -209,3 +209,22 @@ def test_solvers_that_are_none(solver: Any, message: str) -> None:
     for kind in (Full, LowRank, Diag):
         with pytest.raises(ValueError, match=message):
             kind(solver=solver)
+
+
+def test_products_with_an_unknown_number_of_chains() -> None:
+    """A product may have lost the shape of a single chain, as `[None, D]`, which a loop refuses."""
+    matrix, v = definite(6, 10.0, 1), tf.constant(GENERATOR.standard_normal([1, 6]))
+
+    def both(given: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def multiply(x: tf.Tensor) -> tf.Tensor:
+            return tf.linalg.matvec(given, x)
+
+        one, bound = tf.ones([], v.dtype), tf.constant(10.0, v.dtype)
+        root = chebyshev_sqrt(multiply, 0 * one, one, bound, v)
+        return root, Solver().conjugate_gradient(multiply, v, tf.identity)
+
+    unknown = tf.TensorSpec([None, 6, 6], tf.float64)
+    root, solution = tf.function(both, input_signature=[unknown])(tf.constant(matrix))
+    expected = scipy.linalg.sqrtm(matrix[0]) @ v[0].numpy()
+    np.testing.assert_allclose(root[0], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(matrix[0] @ solution[0].numpy(), v[0], rtol=1e-6, atol=1e-6)

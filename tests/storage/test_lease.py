@@ -78,3 +78,30 @@ def test_a_run_that_lost_its_lease_cannot_commit(tmp_path: Path) -> None:
                 run.commit({"x": np.ones(2)})
             run.close()
             assert (tmp_path / "run.lease").exists()  # releasing does not take the other's lease
+
+
+@pytest.mark.parametrize("text", ["", SIGNATURE])
+def test_a_process_that_ended_at_its_first_steps_is_succeeded(tmp_path: Path, text: str) -> None:
+    """It made the lease, which may be empty, and did not come to sign the lock."""
+    (tmp_path / "run.lease").write_text(text)
+    if text:  # it ended while it signed the lock
+        (tmp_path / "run.lock.0.partial").write_text("")
+    with RunDirectory(tmp_path, is_shared=True) as run:
+        assert not run.has_run
+    assert (tmp_path / "run.lock").read_text().startswith(SIGNATURE)
+
+
+def test_a_worker_that_looks_while_another_one_begins_waits(tmp_path: Path) -> None:
+    held = Lease(tmp_path / "run.lock")
+    threading.Timer(0.1, held.release).start()
+    with RunDirectory(tmp_path, is_shared=True, patience=10.0) as run:
+        assert not run.has_run
+
+
+def test_process_numbers_of_another_boot_say_nothing(tmp_path: Path) -> None:
+    """Hosts may have the same name, and one that was started again gives numbers anew."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    holder = {**lock._place(), "process": ended.pid}
+    assert lock._has_ended(holder)
+    assert not lock._has_ended({**holder, "boot": "another"})

@@ -115,15 +115,16 @@ def test_readers_see_the_draws_of_the_last_sync(path: Path) -> None:
 
 def test_arviz_opens_the_store(path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # ArviZ 1.0 will be another package
+        warnings.simplefilter("ignore", FutureWarning)  # version 0 announces version 1
         arviz = pytest.importorskip("arviz")
     store = DrawStore(path, VARIABLES, {"tuning_steps": 5})
     store.append(rows(200))
     store.finish()
     store.sync()
     tree = xarray.open_datatree(path, engine="zarr")
-    data = arviz.InferenceData.from_datatree(tree)
-    assert data.groups() == ["posterior", "sample_stats"]
+    assert [*tree.children] == ["posterior", "sample_stats"]
+    is_old = arviz.__version__.startswith("0.")
+    data = arviz.InferenceData.from_datatree(tree) if is_old else tree
     assert data.posterior.attrs["tuning_steps"] == 5
     assert data.posterior.attrs["inference_library"] == "tfp_sgmcmc"
     assert data.sample_stats["step_size"].dims == ("draw",)
@@ -131,7 +132,8 @@ def test_arviz_opens_the_store(path: Path) -> None:
     summary = arviz.summary(data, var_names=["w"])
     assert list(summary.index) == [f"w[{i}]" for i in range(5)]
     means = rows(200)["posterior"]["w"].mean(axis=(0, 1, 2))
-    np.testing.assert_allclose(summary["mean"], means, atol=1e-3)  # rounded to three digits
+    found = summary["mean"].astype(float)  # rounded, in version 1 to two digits
+    np.testing.assert_allclose(found, means, atol=1e-3 if is_old else 1e-2)
     tree.close()
 
 

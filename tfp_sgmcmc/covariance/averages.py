@@ -52,17 +52,23 @@ class RunningMean(Average):
 
     \[
     V_t = V_{t-1} + \kappa_t (\hat V_t - V_{t-1}), \qquad
-    \kappa_t = \max(1/t, 1 - \text{decay})
+    \kappa_t = \max\Bigl(\frac{1 + \text{power}}{t + \text{power}}, 1 - \text{decay}\Bigr)
     \]
 
+    With a power the first minibatches, from where a chain started, are forgotten sooner: minibatch
+    t has a weight of about \( t^{\text{power}} \) (polynomial-decay averaging, Shamir and Zhang,
+    ICML 2013).
+
     Args:
-      decay: in [0, 1), or None for the plain mean, \( \kappa_t = 1/t \). Otherwise ValueError.
+      decay: in [0, 1), or None for a mean without end. Otherwise ValueError.
+      power: at least 0, otherwise ValueError.
     """
 
-    def __init__(self, decay: float | None = None):
+    def __init__(self, decay: float | None = None, power: float = 0.0):
         if decay is not None:
             decay = number("decay", decay, "None or a number in [0, 1)", lambda x: 0 <= x < 1)
         self.decay = decay
+        self.power = number("power", power, "a number of at least 0", lambda x: x >= 0)
 
     def init(self, statistic: tf.Tensor, chain_ndims: int) -> AverageState:
         count = tf.zeros(tf.shape(statistic)[:chain_ndims], tf.int32)
@@ -71,7 +77,7 @@ class RunningMean(Average):
     def update(
         self, own: AverageState, statistic: tf.Tensor, accept: tf.Tensor, include_current: bool
     ) -> tuple[tf.Tensor, AverageState]:
-        kappa = 1 / tf.cast(own.count + 1, statistic.dtype)
+        kappa = (1 + self.power) / (tf.cast(own.count + 1, statistic.dtype) + self.power)
         if self.decay is not None:
             kappa = tf.maximum(kappa, 1 - self.decay)
         moved = own.value + append_dims(kappa, statistic) * (statistic - own.value)

@@ -57,16 +57,16 @@ class Solver(NamedTuple):
         def body(
             i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, p: tf.Tensor, rho: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
-            q = multiply(p)
+            q = tf.ensure_shape(multiply(p), rhs.shape)  # may have an unknown number of chains
             # A chain that has converged to r = 0 waits for the others and must not compute 0 / 0,
             # as tf.linalg.experimental.conjugate_gradient would.
             step = tf.math.divide_no_nan(rho, _dot(p, q))
             x, r = x + step * p, r - step * q
-            z = precondition(r)
+            z = tf.ensure_shape(precondition(r), rhs.shape)
             rho, last = _dot(r, z), rho
             return i + 1, x, r, z + tf.math.divide_no_nan(rho, last) * p, rho
 
-        z = precondition(rhs)
+        z = tf.ensure_shape(precondition(rhs), rhs.shape)
         start = (tf.zeros([], tf.int32), tf.zeros_like(rhs), rhs, z, _dot(rhs, z))
         return tf.while_loop(unfinished, body, start, parallel_iterations=1)[1]
 
@@ -115,7 +115,8 @@ def chebyshev_sqrt(
 
     def clenshaw(k: tf.Tensor, x: tf.Tensor, last: tf.Tensor) -> tuple[tf.Tensor, ...]:
         term = tf.gather(series, k, axis=-1)[..., tf.newaxis]
-        return k - 1, term * vector + 2 * mapped(x) - last, x
+        # A product may have an unknown number of chains.
+        return k - 1, tf.ensure_shape(term * vector + 2 * mapped(x) - last, vector.shape), x
 
     zero = tf.zeros_like(vector)
     _, x, last = tf.while_loop(

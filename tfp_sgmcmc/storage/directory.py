@@ -22,7 +22,8 @@ from tfp_sgmcmc.storage.lock import SIGNATURE, Lease, Lock
 from tfp_sgmcmc.storage.stored_draws import StoredDraws, Variable
 from tfp_sgmcmc.storage.zarr_store import Committed, DrawStore, Groups
 
-LOCK, SAMPLES, CHECKPOINT = "run.lock", "samples.zarr", "checkpoint.npz"
+LOCK, LEASE = "run.lock", "run.lease"  # `Lease` names its file after the lock
+SAMPLES, CHECKPOINT = "samples.zarr", "checkpoint.npz"
 _COMMITTED = "It has a checkpoint.\n"
 
 Resume = Literal["auto", "must", "never"] | bool
@@ -97,6 +98,7 @@ class RunDirectory:
       resume: "auto" goes on with a run if `path` holds one; "must" or True raises if it holds none;
         "never" or False raises if it holds one.
       is_shared: whether several hosts may write there. Then a `Lease` takes the place of the lock.
+      patience: seconds to wait for another process that holds the lease; None is a day.
 
     Raises:
       ValueError: `path` cannot be written, holds other files, is in use by another process, has
@@ -104,7 +106,11 @@ class RunDirectory:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], resume: Resume = "auto", is_shared: bool = False
+        self,
+        path: str | os.PathLike[str],
+        resume: Resume = "auto",
+        is_shared: bool = False,
+        patience: float | None = None,
     ):
         if not isinstance(resume, bool):
             one_of("resume", resume, ("auto", "must", "never"))
@@ -120,7 +126,8 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             _refuse_foreign(self.path)
-            self._lock = (Lease if is_shared else Lock)(self.path / LOCK)
+            lock = self.path / LOCK
+            self._lock = Lease(lock, patience) if is_shared else Lock(lock)
         except OSError as error:
             raise ValueError(f"The directory {self.path} cannot be used: {error}.") from error
         try:
@@ -330,6 +337,14 @@ def _committed(saved: Checkpoint, variables: Mapping[str, Mapping[str, Variable]
     return Committed(num_draws, tails, checksums)
 
 
+def _is_signed(path: Path) -> bool:
+    """Returns whether a run wrote a file; False if there is none."""
+    try:
+        return path.is_file() and path.read_bytes()[: len(SIGNATURE)] == SIGNATURE.encode()
+    except FileNotFoundError:  # just released
+        return False
+
+
 def _refuse_foreign(path: Path) -> None:
     names = sorted(p.name for p in path.iterdir())
     for name in (LOCK, SAMPLES, CHECKPOINT):
@@ -338,11 +353,11 @@ def _refuse_foreign(path: Path) -> None:
                 f"{path / name} must not be a symbolic link, because a run writes and removes "
                 "files there. Let directory name the place itself."
             )
-    lock = path / LOCK
-    is_ours = lock.is_file() and lock.read_bytes()[: len(SIGNATURE)] == SIGNATURE.encode()
-    # A lock file that was lost or damaged is written again.
+    # A lock file that was lost or damaged is written again. A process that ended at its first
+    # steps may have left no more than files that are empty.
+    is_ours = _is_signed(path / LOCK) or _is_signed(path / LEASE)
     is_ours = is_ours or checkpoint.is_of_run(path / CHECKPOINT)
-    if names not in ([], [LOCK]) and not is_ours:
+    if not {*names} <= {LOCK, LEASE} and not is_ours:
         raise ValueError(
             f"directory must be new, empty or hold a run. Received: {path}, which holds other "
             f"files ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})."

@@ -11,6 +11,7 @@ import socket
 import stat
 import threading
 import time
+import uuid
 import weakref
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ _CAN_LOCK = importlib.util.find_spec("fcntl") is not None  # Windows cannot
 SIGNATURE = "tfp_sgmcmc run, held by process "
 HEARTBEAT_SECONDS = 2.0  # of a lease
 EXPIRY_SECONDS = 20.0
-PATIENCE_SECONDS = 60.0  # engines end a worker up to 30 s after they gave its task to another one
+# Engines end a worker up to 30 s after they gave its task to another one. A task of a client that
+# died runs to its end, and the next call's task then only reads what it left.
+PATIENCE_SECONDS = 24 * 3600.0
 _LEASE_BYTES = 300  # so that each heartbeat replaces all of the last one
 # The locks of this process by file. The system knows only that the process has one.
 _HELD: weakref.WeakValueDictionary[tuple[int, int], Lock] = weakref.WeakValueDictionary()
@@ -96,27 +99,27 @@ class Lease:
 
     A file beside the lock names host and process. A thread writes it every `HEARTBEAT_SECONDS`. The
     lease of a process of this host that has ended is taken over at once, and the lease of another
-    host when its file has not changed for `EXPIRY_SECONDS`. A running holder has `PATIENCE_SECONDS`
-    to release it, because an engine that ends a worker may start its task elsewhere while the
-    worker still runs. A process that was
-    suspended and lost its lease finds another file at its place when it next commits, and stops.
-    Times are differences of one clock, so that the clocks of hosts need not agree.
+    host when its file has not changed for `EXPIRY_SECONDS`. A running holder is waited for, because
+    its task may have been started again while it still runs. A process that was suspended and lost
+    its lease finds another file at its place when it next commits, and stops. Times are differences
+    of one clock, so that the clocks of hosts need not agree.
 
     Args:
       path: the file that `Lock` would lock, which holds `text`. The lease lies beside it.
+      patience: seconds to wait for a running holder; None is `PATIENCE_SECONDS`.
 
     Attributes:
       text: the previous content of the file.
       is_busy: whether a `with` block that will release the lease is under way.
 
     Raises:
-      ValueError: another process, which the message names, still holds the lease after
-        `PATIENCE_SECONDS`.
+      ValueError: another process, which the message names, still holds the lease after `patience`.
       OSError: a file cannot be written.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, patience: float | None = None):
         self._path, self._lease, self.is_busy = path, path.with_suffix(".lease"), False
+        self._patience = PATIENCE_SECONDS if patience is None else patience
         self._descriptor = self._take()
         self.text = path.read_text(errors="replace")[:100] if path.exists() else ""
         self._stop = threading.Event()
@@ -139,7 +142,7 @@ class Lease:
             holder = _holder(found)
             if found != seen:
                 waited = time.monotonic() - began
-                if seen is not None and holder and waited > PATIENCE_SECONDS:
+                if seen is not None and holder and waited > self._patience:
                     raise ValueError(
                         f"The directory {self._path.parent} is in use by process "
                         f"{holder['process']} on {holder['host']}. Only one process may write a "
@@ -164,19 +167,51 @@ class Lease:
         return (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
 
     def write(self, text: str) -> None:
-        """Replaces the text of the file that a `Lock` would lock."""
-        self._path.write_text(text)
+        """Replaces the text of the file that a `Lock` would lock, whole or not at all."""
+        replace_text(self._path, text)
 
     def release(self) -> None:
         """Lets others have the directory."""
         self._close()
 
 
+def holder_of(lease: Path) -> str:
+    """Returns the process that a lease names, in words; "" if there is none or it has ended."""
+    try:
+        holder = _holder(lease.read_text(errors="replace"))
+    except FileNotFoundError:
+        return ""
+    if not holder or _has_ended(holder):
+        return ""
+    return f"process {holder['process']} on {holder['host']}"
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replaces a file at once, through another one whose name no other process takes.
+
+    Process numbers do not differ between containers that share a disk.
+    """
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def _place() -> dict[str, Any]:
-    """Returns the host, and a number that differs between its containers."""
-    processes = Path("/proc/self/ns/pid")
+    """Returns the host, its boot, and a number that differs between its containers.
+
+    Process numbers mean something only within all three: hosts may share a name, and a host that
+    was started again gives numbers anew.
+    """
+    processes, boot = Path("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id")
     number = processes.stat().st_ino if processes.exists() else 0
-    return {"host": socket.gethostname(), "processes": number}
+    return {
+        "host": socket.gethostname(),
+        "processes": number,
+        "boot": boot.read_text().strip() if boot.exists() else "",
+    }
 
 
 def _write(descriptor: int, beats: int) -> None:

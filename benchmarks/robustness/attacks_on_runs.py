@@ -1,0 +1,342 @@
+"""Attacks on stored draws, resumed runs, shards, calls and data of `sample` and its kin."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest.mock
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from benchmarks.robustness.attacks import attack, killed, told
+from tfp_sgmcmc.internal import shipped_call
+from tfp_sgmcmc.sampling.shards import shard_worker
+from tfp_sgmcmc.storage.lock import SIGNATURE, Lease
+
+tfd = tfp.distributions
+DATA = np.random.default_rng(0).normal(2.0, 1.0, size=[1000]).astype(np.float32)
+QUIET: dict[str, Any] = dict(seed=0, progress_bar=False)
+EAGER: dict[str, Any] = QUIET | dict(jit_compile=False, preflight_check=False)
+
+
+def log_likelihood(mean: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+    return tfd.Normal(mean[..., tf.newaxis], 1.0).log_prob(tf.cast(batch, tf.float32))
+
+
+def target(data: Any = DATA, batch_size: int = 50) -> sgmcmc.MinibatchLogProb:
+    prior = tfd.Normal(0.0, 10.0).log_prob
+    return sgmcmc.MinibatchLogProb(prior, log_likelihood, data, batch_size)
+
+
+def kernel() -> sgmcmc.SGLD:
+    return sgmcmc.SGLD(target(), 1e-4)
+
+
+def chosen(folder: Path, data: Any = DATA, **options: Any) -> sgmcmc.SampleResult:
+    """Returns a run of `sample` in a directory."""
+    given: dict[str, Any] = QUIET | {"directory": folder} | options
+    return sgmcmc.sample(target(data), tf.constant(0.0), 100, **given)
+
+
+def stored(folder: Path, data: Any = DATA) -> sgmcmc.SampleResult:
+    made = sgmcmc.SGLD(target(data), 1e-4)
+    return sgmcmc.sample_chain(made, tf.zeros([]), 20, directory=folder, **EAGER)
+
+
+def new_folder() -> Path:
+    return Path(tempfile.mkdtemp())
+
+
+class Inline(Executor):
+    """Makes each call at once."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def in_shards(folder: Path | None, make: Any = kernel, num_results: int = 4) -> Any:
+    return sgmcmc.sample_shards(
+        make, tf.zeros([]), num_results, num_chains=4, chains_per_shard=2, executor=Inline(),
+        directory=folder, **EAGER,
+    )  # fmt: skip
+
+
+@attack("stored draws")
+def the_folder_is_gone() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        result = stored(Path(folder))
+    told(folder, lambda: np.asarray(result.states), ValueError)
+
+
+@attack("stored draws")
+def a_chunk_is_gone() -> None:
+    result = stored(folder := new_folder())
+    (folder / "samples.zarr" / "posterior" / "state" / "c.0.0").unlink()
+    told("is missing", lambda: np.asarray(result.states), ValueError)
+
+
+@attack("stored draws")
+def another_run_is_in_its_place() -> None:
+    result, other = stored(folder := new_folder()), new_folder()
+    stored(other, DATA + 100)
+    shutil.rmtree(folder)
+    shutil.copytree(other, folder)
+    told("of another run", lambda: np.asarray(result.states), ValueError)
+
+
+@attack("stored draws")
+def the_process_changes_its_folder() -> None:
+    before = Path.cwd()
+    try:
+        os.chdir(new_folder())
+        result = stored(Path("run"))
+        os.chdir(new_folder())
+        stored(Path("run"), DATA + 100)
+        assert abs(np.asarray(result.states).mean()) < 10
+    finally:
+        os.chdir(before)
+
+
+@attack("stored draws")
+def a_result_is_pickled() -> None:
+    result = stored(new_folder())
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(result)).states, result.states)
+
+
+@attack("resumed choices", quick=False)
+def another_call_goes_on_before_the_first_checkpoint() -> None:
+    chosen(folder := new_folder() / "run")
+    cut = new_folder()
+    shutil.copy(folder / "choices.npz", cut)
+    (cut / "run.lock").write_text(f"{SIGNATURE}1\n")
+    told("num_chains: 4, but here 6", lambda: chosen(cut, num_chains=6), ValueError)
+    told("log posterior", lambda: chosen(cut, DATA + 1), ValueError)
+    told("num_examples", lambda: chosen(cut, DATA[:999]), ValueError)
+    assert chosen(cut).is_complete
+
+
+@attack("shards and leases")
+def a_worker_died_at_its_first_steps() -> None:
+    for text in ("", SIGNATURE):
+        in_shards(folder := new_folder() / "run")
+        shutil.rmtree(folder / "shard-1")
+        (folder / "shard-1").mkdir()
+        (folder / "shard-1" / "run.lease").write_text(text)
+        assert in_shards(folder).is_complete
+
+
+@attack("shards and leases")
+def processes_of_one_number_begin_at_once() -> None:
+    folder = new_folder()
+    found: list[Any] = [None] * 16
+
+    def look(i: int) -> None:
+        found[i] = shard_worker._first_problem(folder, {"number": i})
+
+    with unittest.mock.patch("os.getpid", lambda: 1):
+        threads = [threading.Thread(target=look, args=(i,)) for i in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found[0] is not None and all(x == found[0] for x in found)
+
+
+@attack("shards and leases")
+def the_client_died_and_calls_again() -> None:
+    in_shards(folder := new_folder() / "run", num_results=2)
+    held = Lease(folder / "shard-1" / "run.lock")
+    threading.Timer(1.0, held.release).start()
+    assert in_shards(folder).is_complete
+
+
+@attack("shards and leases")
+def a_scheduler_unpickles_the_call() -> None:
+    packed = shipped_call.pack_call("make_kernel", shard_worker.run_shard, 3)
+    program = "import pickle, sys; pickle.load(sys.stdin.buffer); "
+    program += "sys.exit('tensorflow' in sys.modules)"
+    submitted = pickle.dumps((shipped_call.make_call, packed))
+    assert subprocess.run([sys.executable, "-c", program], input=submitted).returncode == 0
+
+
+@attack("shards and leases")
+def a_target_in_place_of_a_kernel() -> None:
+    told("Let sample choose the settings first", lambda: in_shards(None, target()), TypeError)
+
+
+@attack("calls")
+def inside_a_program() -> None:
+    start = tf.constant(0.0)
+    for call in (
+        lambda: sgmcmc.sample(target(), start, 10, **QUIET),
+        lambda: sgmcmc.sample_chain(kernel(), start, 10, **QUIET),
+        lambda: sgmcmc.find_center(target(), start),
+        lambda: sgmcmc.preflight(target(), start),
+    ):
+        told("must be called eagerly", tf.function(call, autograph=False), RuntimeError)
+        with tf.Graph().as_default():
+            told("must be called eagerly", call, RuntimeError)
+
+
+@attack("calls")
+def numeric_checks_are_enabled() -> None:
+    tf.debugging.enable_check_numerics()
+    try:
+        for jit_compile in (False, True):
+            options: dict[str, Any] = EAGER | {"jit_compile": jit_compile}
+            assert sgmcmc.sample_chain(kernel(), tf.zeros([]), 10, **options).is_complete
+    finally:
+        tf.debugging.disable_check_numerics()
+
+
+@attack("calls")
+def something_else_in_place_of_a_kernel() -> None:
+    for wrong in (3, sgmcmc.SGLD, target()):
+        told("kernel must be", lambda w=wrong: sgmcmc.preflight(target(), 0.0, kernel=w), TypeError)
+
+
+@attack("calls")
+def keras_has_another_backend() -> None:
+    program = "import tfp_sgmcmc; tfp_sgmcmc.SGLD"
+    options: dict[str, Any] = dict(env={**os.environ, "KERAS_BACKEND": "jax"}, text=True)
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, **options)
+    assert "ImportError: tfp_sgmcmc needs Keras' backend tensorflow" in found.stderr, found.stderr
+
+
+@attack("calls", quick=False)
+def two_hundred_calls() -> None:
+    """The memory of the process and its open files stay within bounds."""
+
+    def memory() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+    made = kernel()
+    for i in range(200):
+        sgmcmc.sample_chain(made, tf.zeros([]), 5, **EAGER)
+        if i == 50:
+            before, files = memory(), len(os.listdir("/proc/self/fd"))
+    assert memory() < before + 200, f"{before:.0f} MB, then {memory():.0f} MB"
+    assert len(os.listdir("/proc/self/fd")) <= files + 2
+
+
+@attack("data")
+def types_that_are_cast() -> None:
+    options: dict[str, Any] = QUIET | {"num_burnin_steps": 200}
+    for data in (np.round(DATA).astype(np.int8), tf.cast(DATA, tf.bfloat16), DATA > 2):
+        made = sgmcmc.SGLD(target(data), 5e-4)
+        draws = sgmcmc.sample_chain(made, tf.zeros([]), 400, num_chains=8, **options).states
+        expected = np.asarray(tf.cast(data, tf.float32)).mean()
+        # 5 standard errors of 8 chains with an autocorrelation time of 4 steps, 0.03 / 28.
+        assert abs(draws.mean() - expected) < 0.006, (draws.mean(), expected)
+
+
+@attack("data")
+def sparse_arrays() -> None:
+    told("must hold dense arrays", lambda: target(tf.sparse.from_dense(DATA)), TypeError)
+
+
+@attack("data")
+def more_examples_than_float32_counts() -> None:
+    total = 2**24 + 64
+    data = np.zeros(total, np.int8)
+    data[[2**24 + 1, -1]] = 1
+    made = target(data, 64)
+    expected = (0.5 * np.log(2 * np.pi)) * total + 1
+    found = -float(made(tf.constant(0.0))) + float(tfd.Normal(0.0, 10.0).log_prob(0.0))
+    assert abs(found / expected - 1) < 1e-5
+    drawn = sgmcmc.random.uniform_indices(tf.constant([0, 1]), tf.range(10**6), total).numpy()
+    # Of 10^6, 3.8 are expected beyond 2^24: none has the probability 0.02, and 20 have 1e-8.
+    assert drawn.max() < total and np.sum(drawn >= 2**24) < 20
+    assert abs(np.mean(drawn % 2) - 0.5) < 0.0025
+
+
+@attack("data")
+def an_importance_of_nearly_zero() -> None:
+    weights = np.ones(1000)
+    weights[3] = 1e-9
+    told(
+        "importance must be at least",
+        lambda: sgmcmc.ControlVariate(target(), tf.constant(2.0), order=2, importance=weights),
+        ValueError,
+    )
+
+
+@attack("data")
+def chains_that_mix_in_gather() -> None:
+    data = {"group": np.arange(40) % 4, "y": DATA[:40]}
+    made = sgmcmc.MinibatchLogProb(
+        lambda a: -0.5 * tf.reduce_sum(a**2, axis=-1),
+        lambda a, b: -0.5 * (b["y"] - tf.gather(a, b["group"], axis=-1)) ** 2,
+        data,
+        5,
+    )
+    told("batch_dims=1", lambda: sgmcmc.sample(made, tf.zeros([4]), 100, **QUIET))
+
+
+@attack("kernels")
+def replica_exchange_on_a_whitened_target() -> None:
+    z, bijector = sgmcmc.whiten(target(), tf.constant(float(DATA.mean())))
+    made = sgmcmc.ReplicaExchangeSGLD(z, 0.05, temperatures=[1.0, 2.0])
+    options: dict[str, Any] = QUIET | {"num_burnin_steps": 200}
+    draws = sgmcmc.sample_chain(made, tf.zeros([64, 1]), 200, **options).states
+    assert abs(np.mean(bijector.forward(draws)) - DATA.mean()) < 0.02
+
+
+@attack("kernels")
+def sgfs_on_growing_batches() -> None:
+    made = sgmcmc.SGFS(sgmcmc.GrowingBatch(target(), growth=1.2), 1e-3)
+    options: dict[str, Any] = QUIET | {"num_burnin_steps": 200}
+    draws = sgmcmc.sample_chain(made, tf.zeros([8]), 200, **options).states
+    assert abs(draws.mean() - DATA.mean()) < 0.05
+
+
+def _sample_into(folder: Path, num_results: int = 400) -> Any:
+    place = sgmcmc.Directory(folder, seconds_between_commits=0.05)
+    return sgmcmc.sample(target(), tf.constant(0.0), num_results, directory=place, **QUIET)
+
+
+@attack("signals", quick=False)
+def sigterm_in_every_phase_of_sample() -> None:
+    """Before the choice, in pilots, between choice and checkpoint, and in the run."""
+    for seconds in np.linspace(0.2, 8.0, 9):
+        folder = new_folder() / "run"
+        killed(lambda f=folder: _sample_into(f), float(seconds), signal.SIGTERM)
+        found = _sample_into(folder)
+        assert found.is_complete and found.num_results == 400
+        assert abs(np.asarray(found.states).mean() - DATA.mean()) < 0.02
+
+
+@attack("signals", quick=False)
+def two_processes_in_one_directory() -> None:
+    folder = new_folder() / "run"
+    child = os.fork()
+    if not child:
+        try:
+            _sample_into(folder, 200_000)
+        finally:
+            os._exit(0)
+    while not (folder / "checkpoint.npz").exists():
+        time.sleep(0.01)
+    try:
+        told(f"in use by process {child}", lambda: _sample_into(folder), ValueError)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -1,0 +1,123 @@
+"""Plants small changes in a copy of the package, and names those that no test of their room tells.
+
+    python -m benchmarks.robustness.mutants                     # all
+    python -m benchmarks.robustness.mutants --rooms random      # those of some rooms
+    python -m benchmarks.robustness.mutants --output table.md
+
+Each mutant is one replacement in one file. Its room's tests run against a copy of the tree with
+this change alone. A mutant survives if they pass. One that is equivalent says why, and is not run.
+Mutants whose tests fail without any change would count as killed, so each set of tests first runs
+on the unchanged copy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.common import command_line
+from benchmarks.robustness.planted import MUTANTS, TESTS, Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("tfp_sgmcmc", "tests", "benchmarks", "datasets", "conftest.py", "pyproject.toml")
+
+
+class Outcome(NamedTuple):
+    """What became of a mutant: "killed", "survived", "equivalent" or "not run"."""
+
+    mutant: Mutant
+    verdict: str
+
+
+def plant(folder: Path, mutant: Mutant) -> None:
+    """Changes the copy in `folder`. Raises ValueError unless the old text occurs exactly once."""
+    path = folder / "tfp_sgmcmc" / mutant.path
+    source = path.read_text(encoding="utf-8")
+    if (count := source.count(mutant.old)) != 1:
+        raise ValueError(f"{mutant.old!r} must occur once in {mutant.path}. Received: {count}.")
+    path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+
+
+def passes(folder: Path, tests: tuple[str, ...], timeout: float) -> bool:
+    """Returns whether the tests pass in `folder`; tests that run out of time do not."""
+    program = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    try:
+        done = subprocess.run(
+            program, cwd=folder, env=environment, capture_output=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def run(
+    *, rooms: tuple[str, ...] = tuple(TESTS), timeout: float = 600.0, output: str = ""
+) -> list[Outcome]:
+    """Runs the mutants of the rooms.
+
+    Args:
+      rooms: names of rooms.
+      timeout: seconds for the tests of a mutant.
+      output: a file for the table in Markdown.
+    """
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        for room in rooms:
+            is_sound = None
+            for mutant in (m for m in MUTANTS if m.room == room):
+                if mutant.equivalent:
+                    found.append(Outcome(mutant, "equivalent"))
+                    continue
+                folder = _copy(Path(name))
+                if is_sound is None:
+                    is_sound = passes(folder, TESTS[room], timeout)
+                verdict = "not run"
+                if is_sound:
+                    plant(folder, mutant)
+                    verdict = "survived" if passes(folder, TESTS[room], timeout) else "killed"
+                found.append(Outcome(mutant, verdict))
+                print(f"{verdict}: {mutant.path}: {mutant.old!r} > {mutant.new!r}", flush=True)
+    if output:
+        Path(output).write_text(table(found), encoding="utf-8")
+    return found
+
+
+def _copy(parent: Path) -> Path:
+    folder = parent / "tree"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+    return folder
+
+
+def table(found: list[Outcome]) -> str:
+    """Returns the table in Markdown."""
+    lines = ["| room | file | change | verdict |", "| --- | --- | --- | --- |"]
+    for mutant, verdict in found:
+        change = f"`{mutant.old}` > `{mutant.new}`".replace("|", r"\|").replace("\n", " ")
+        why = f": {mutant.equivalent}" if mutant.equivalent else ""
+        lines.append(f"| {mutant.room} | {mutant.path} | {change} | {verdict}{why} |")
+    return "\n".join(lines) + "\n"
+
+
+def show(found: list[Outcome]) -> None:
+    print(table(found))
+    bad = [x for x in found if x.verdict in ("survived", "not run")]
+    print(f"{len(found)} mutants; {len(bad)} survived or were not run.")
+    if bad:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    command_line.main(__doc__, run, show)
