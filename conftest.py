@@ -9,6 +9,17 @@ from typing import Any
 
 import pytest
 
+# `tests/test_two_replicas.py` runs them in a process with two logical CPUs.
+collect_ignore = (
+    []
+    if "ON_TWO_REPLICAS" in os.environ
+    else [
+        "tests/harness/two_replicas.py",
+        "tests/keras/distributed/on_two_replicas.py",
+        "tests/targets/on_two_replicas.py",
+    ]
+)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
@@ -60,6 +71,6 @@ def _gaussian_mean_example() -> dict[str, Any]:
 def gaussian_mean_in_doctests(request: pytest.FixtureRequest) -> None:
     """Gives the examples of samplers and targets the names of the example in the samplers' base."""
     item = request.node
-    rooms = ("tfp_sgmcmc.kernels.", "tfp_sgmcmc.targets.")
+    rooms = ("tfp_sgmcmc.kernels.", "tfp_sgmcmc.targets.", "tfp_sgmcmc.diagnostics.certificate")
     if isinstance(item, pytest.DoctestItem) and item.name.startswith(rooms):
         item.dtest.globs.update(_gaussian_mean_example())

@@ -47,11 +47,14 @@ tfb = tfp.bijectors
 GIVE: dict[str, dict[str, Any]] = {
     "SGFS": {"B": 1.0},
     "SGHMC": {"covariance": "full"},
-    "CCAdL": {"covariance": "full"},
+    "CCAdL": {"covariance": "full", "scheme": "euler"},
     "NOGIN": {"covariance": "full", "num_estimation_steps": 0},
     "SGNHT": {"scheme": "euler"},
     "ReplicaExchangeSGLD": {"temperatures": [1.0, 2.0]},
+    "IndependentMetropolis": {"center": STATE, "hessian": -20.0 * np.eye(len(STATE))},
 }
+# Their limit is infinite, whatever the arguments, or they have none.
+WITHOUT_LIMIT = ("CorrectedLangevin", "IndependentMetropolis")
 
 
 def kernels() -> list[Entry]:
@@ -60,7 +63,8 @@ def kernels() -> list[Entry]:
     curvatures = [v for v in array() if not isinstance(v, int | float) and "inf" not in repr(v)]
     for name in sgmcmc.kernels.__all__:
         kind = getattr(sgmcmc, name)
-        give = {"step_size": 0.01, **GIVE.get(name, {})}
+        step_size = {"step_size": 0.01} if name != "IndependentMetropolis" else {}
+        give = {**step_size, **GIVE.get(name, {})}
         made = kind(TARGET, **give)
         results = made.bootstrap_results(STATE)
         found += [
@@ -80,7 +84,7 @@ def kernels() -> list[Entry]:
                 name=f"{name}.one_step",
             ),
         ]
-        if name != "CorrectedLangevin":  # its limit is infinite, whatever the arguments
+        if name not in WITHOUT_LIMIT:
             by_step = name in ("SGHMC", "CCAdL", "SGFS", "SGNHT")
             found.append(
                 entry(

@@ -152,8 +152,8 @@ MUTANTS = (
     Mutant(
         "theory",
         "kernels/linear_theory.py",
-        "2 / np.sqrt(at_least_zero(largest_curvature))",
-        "2.1 / np.sqrt(at_least_zero(largest_curvature))",
+        '2 / np.sqrt(at_least_zero("largest_curvature", largest_curvature))',
+        '2.1 / np.sqrt(at_least_zero("largest_curvature", largest_curvature))',
     ),
     Mutant(
         "theory",

@@ -4,8 +4,8 @@
 # The data lie in files, and do not have to fit into memory. `sample` finds the mode and the
 # curvature by three passes over the files, and keeps a pool of rows in memory. Its steps do not
 # touch the disk. The run writes its draws and checkpoints to a directory. We kill it, hard, in the
-# middle; run the same script again; and compare with a run that was never killed. Then we check the
-# draws against all rows, and damage a file.
+# middle, and run the same script again. Then we check the draws against all rows, and damage a
+# file.
 #
 # The data are a9a (UCI Adult): 32,561 people, 123 binary features, and who earns more than 50,000
 # dollars. The files are sorted by that, which is the worst case for minibatches from a stream.
@@ -40,7 +40,8 @@ print(len(x), sorted(f.name for f in folder.glob("*.npy"))[:3], "...")
 #
 # A generator gives blocks of rows, here a file at a time. Blocks are much faster than single rows.
 # They may have any size, and rows may come in any order. `memory` is set to half of the data, so
-# that they do not fit; its default is 256 MB. With `files`, errors of reading name the file.
+# that they do not fit; its default is 256 MB. With `files`, a file that changes during a run is
+# named.
 
 # %%
 script = folder / "sample.py"
@@ -80,45 +81,53 @@ def start(name):
                             stdout=subprocess.PIPE, text=True)  # fmt: skip
 
 
-def draws(name):
-    store = folder / name / "samples.zarr"
-    return xarray.open_zarr(store, group="posterior", consolidated=False)["state"]
-
-
 # %% [markdown]
-# ## A run that is never killed, and one that is killed soon after its first checkpoint
+# ## A run that is killed at its first checkpoint
 #
-# Settings depend on measured times, so two runs may differ in them. The directory holds the pool
-# and the settings. The run that we kill begins with a copy of these, to have the same ones.
+# Its directory holds the pool of rows, the settings and the state of the chains.
 
 # %%
-whole = start("whole")
-print(whole.communicate()[0].strip())
 
-(folder / "killed").mkdir()
-for name in ("run.lock", "pool.npz", "choices.npz"):
-    shutil.copy(folder / "whole" / name, folder / "killed" / name)
-killed = start("killed")
-checkpoint = folder / "killed" / "checkpoint.npz"
-while killed.poll() is None and not checkpoint.exists():
-    time.sleep(0.01)
-killed.send_signal(signal.SIGKILL)
-killed.communicate()
-print("killed with code", killed.returncode)
-print(sorted(path.name for path in (folder / "killed").iterdir()))
+
+def kill_at_a_checkpoint(name):
+    checkpoint = folder / name / "checkpoint.npz"
+    before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else None
+    process = start(name)
+    while process.poll() is None:
+        if checkpoint.exists() and checkpoint.stat().st_mtime_ns != before:
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.01)
+    process.communicate()
+    print(name, "ended with code", process.returncode)
+    assert process.returncode == -signal.SIGKILL
+
+
+kill_at_a_checkpoint("once")
+print(sorted(path.name for path in (folder / "once").iterdir()))
 
 # %% [markdown]
 # ## The same script again
 #
-# It goes on without a pass over the files. (A run that is killed before it has a pool begins anew.
-# A pool depends only on the rows, their order and the seed.)
+# It goes on without a pass over the files. Step t draws its random numbers from the seed and t, so
+# it does not matter how often a run is killed. A copy of the directory that is killed once more
+# ends with the same draws. (A run that is killed before it has a pool begins anew. A pool depends
+# only on the rows, their order and the seed.)
 
 # %%
-again = start("killed")
-print(again.communicate()[0].strip().splitlines()[-1])
-a, b = draws("whole").values, draws("killed").values
-print("same draws, bit for bit:", np.array_equal(a, b), a.shape)
-assert np.array_equal(a, b)
+shutil.copytree(folder / "once", folder / "twice")
+kill_at_a_checkpoint("twice")
+
+
+def draws(name):
+    print(start(name).communicate()[0].strip())
+    store = folder / name / "samples.zarr"
+    return xarray.open_zarr(store, group="posterior", consolidated=False)["state"].values
+
+
+once, twice = draws("once"), draws("twice")
+print("same draws, bit for bit:", np.array_equal(once, twice), once.shape)
+assert np.array_equal(once, twice)
 
 # %% [markdown]
 # ## Are they right?
@@ -132,14 +141,15 @@ target = sgmcmc.MinibatchLogProb(
     lambda w: tfd.Sample(tfd.Normal(0.0, 1.0), 123).log_prob(w),
     sgmcmc.LinearModel(lambda eta, y: tfd.Bernoulli(eta).log_prob(y)),
     (x, y), batch_size=250)  # fmt: skip
-report = sgmcmc.report({"w": np.swapaxes(a, 0, 1)}, lambda w: target(w))
+report = sgmcmc.report({"w": np.swapaxes(once, 0, 1)}, lambda w: target(w))
 print(report)
 assert not report.problems
 
 # %% [markdown]
 # ## A damaged file
 #
-# A new run would read all files. One of them is cut off:
+# A new run would read all files. One of them is cut off. The message names the row where reading
+# stopped:
 
 # %%
 damaged = folder / "x-5.npy"

@@ -220,11 +220,12 @@ def test_products_with_an_unknown_number_of_chains() -> None:
             return tf.linalg.matvec(given, x)
 
         one, bound = tf.ones([], v.dtype), tf.constant(10.0, v.dtype)
-        root = chebyshev_sqrt(multiply, 0 * one, one, bound, v)
+        root = chebyshev_sqrt(multiply, one, one, bound, v)
         return root, Solver().conjugate_gradient(multiply, v, tf.identity)
 
     unknown = tf.TensorSpec([None, 6, 6], tf.float64)
     root, solution = tf.function(both, input_signature=[unknown])(tf.constant(matrix))
-    expected = scipy.linalg.sqrtm(matrix[0]) @ v[0].numpy()
-    np.testing.assert_allclose(root[0], expected, rtol=1e-4, atol=1e-4)
+    expected = scipy.linalg.sqrtm(np.eye(6) + matrix[0]) @ v[0].numpy()
+    # 32 terms leave ((sqrt(11) - 1) / (sqrt(11) + 1))^32 = 2e-9 of the largest root.
+    np.testing.assert_allclose(root[0], expected, rtol=0, atol=1e-7)
     np.testing.assert_allclose(matrix[0] @ solution[0].numpy(), v[0], rtol=1e-6, atol=1e-6)

@@ -48,7 +48,7 @@ def test_importing_the_package_imports_nothing_heavy():
 
 def test_every_public_name_is_there():
     loaders = set(datasets.__all__) - {"Dataset", "Unlabelled"}
-    assert len(loaders) == 14
+    assert len(loaders) == 16
     assert all(callable(getattr(datasets, name)) for name in loaders)
 
 

@@ -187,7 +187,15 @@ def test_a_failing_experiment_fails_the_command_and_no_other(
 
 def test_every_module_is_an_experiment_of_the_page() -> None:
     modules = {path.stem for path in FOLDER.glob("*.py")}
-    modules -= {"__init__", "__main__", "against_passes", "drbm_hmc", "experiment", "page"}
+    modules -= {
+        "__init__",
+        "__main__",
+        "against_passes",
+        "drbm_hmc",
+        "experiment",
+        "page",
+        "protocols",
+    }
     assert {*page.EXPERIMENTS} == modules
     assert len({*page.EXPERIMENTS}) == len(page.EXPERIMENTS)
     papers = []

@@ -13,6 +13,7 @@ from tfp_sgmcmc.internal.checks import integer, one_of
 from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
 from tfp_sgmcmc.kernels.base import StepSize
 from tfp_sgmcmc.kernels.linear_theory import (
+    at_least_zero,
     curvature_and_noise,
     euler_law,
     euler_limit,
@@ -211,6 +212,8 @@ class CCAdL(MomentumKernel):
         \( 1 + u^2 c - u (1 + c) h^2 \lambda / 2 \) and the determinant \( u^2 c \), and u must be
         positive.
         """
+        if largest_noise is not None:
+            largest_noise = at_least_zero("largest_noise", largest_noise)
         if self._parameters["scheme"] == "midpoint":
             return super().largest_stable_step(largest_curvature)
         is_split = self._parameters["scheme"] == "adodacbc"

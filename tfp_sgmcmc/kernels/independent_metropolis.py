@@ -122,9 +122,10 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         center = convert_state(center, initial=True, called="center")
         self._center = flatten_events(center, 0)
         precision = -array("hessian", hessian, 2).astype(np.float64)
-        shape = [self._center.shape[0]] * 2
-        fits = list(precision.shape) == shape
-        require("hessian", f"shape {list(precision.shape)}", fits, f"of shape {shape}")
+        dim = self._center.shape[0]
+        fits = list(precision.shape) == [dim, dim]
+        expected = f"of shape [{dim}, {dim}], as center has {dim} entries"
+        require("hessian", f"shape {list(precision.shape)}", fits, expected)
         least = np.linalg.eigvalsh(to_unit_diagonal(precision)[0])[0]
         require("hessian", f"a largest eigenvalue of {-least:.3g}", least > 0, "negative definite")
         self._factor = root_of_inverse(precision)

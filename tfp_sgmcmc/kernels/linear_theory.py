@@ -200,13 +200,13 @@ def curvature_and_noise(curvature: Any, noise: Any) -> tuple[np.ndarray, np.ndar
 def overdamped_limit(largest_curvature: Any) -> Any:
     r"""Returns \( 4 / \lambda \), below which \( |1 - \epsilon \lambda / 2| < 1 \)."""
     with np.errstate(divide="ignore"):
-        return 4 / at_least_zero(largest_curvature)
+        return 4 / at_least_zero("largest_curvature", largest_curvature)
 
 
 def splitting_limit(largest_curvature: Any) -> Any:
     r"""Returns \( 2 / \sqrt\lambda \), below which \( h^2 \lambda < 4 \)."""
     with np.errstate(divide="ignore"):
-        return 2 / np.sqrt(at_least_zero(largest_curvature))
+        return 2 / np.sqrt(at_least_zero("largest_curvature", largest_curvature))
 
 
 def euler_limit(largest_curvature: Any, friction: Any) -> Any:
@@ -214,15 +214,16 @@ def euler_limit(largest_curvature: Any, friction: Any) -> Any:
 
     It is \( 4 / (f + \sqrt{f^2 + 4 \lambda}) \).
     """
-    friction, curvature = np.maximum(friction, 0.0), at_least_zero(largest_curvature)
+    friction = np.maximum(friction, 0.0)
+    curvature = at_least_zero("largest_curvature", largest_curvature)
     with np.errstate(divide="ignore"):
         return 4 / (friction + np.sqrt(friction**2 + 4 * curvature))
 
 
-def at_least_zero(largest_curvature: Any) -> np.ndarray:
-    """Returns curvatures, or zero for negative ones, at which every step is stable."""
-    values = array("largest_curvature", largest_curvature, least_ndim=0, finite=False)
-    require("largest_curvature", "NaN", not np.isnan(values).any(), "a number")
+def at_least_zero(name: str, value: Any) -> np.ndarray:
+    """Returns an array of numbers, zero for those below; `name` is what messages call it."""
+    values = array(name, value, least_ndim=0, finite=False)
+    require(name, "NaN", not np.isnan(values).any(), "a number")
     return np.maximum(np.asarray(values, np.float64), 0.0)
 
 

@@ -206,7 +206,7 @@ class SGFS(StochasticGradientKernel):
         value = np.asarray(setting_at(self._parameters[name], at), np.float64)
         with np.errstate(divide="ignore"):
             epsilon = np.minimum(4 / value**2 if name == "alpha" else value, np.finfo(float).max)
-        curvature = at_least_zero(largest_curvature)
+        curvature = at_least_zero("largest_curvature", largest_curvature)
         return np.where(curvature >= 1, epsilon / np.maximum(curvature, 1), np.inf)[()]
 
     def metric_product(self, vector: State, state: State, results: Any) -> State:

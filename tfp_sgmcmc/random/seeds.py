@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal.checks import integer
 
 
 def fresh_seed() -> int:
@@ -57,8 +58,7 @@ def as_seed(seed: Any) -> tf.Tensor:
 
 def split(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
     """Returns `num` seeds that are independent of each other, made from `seed`."""
-    if num < 1:
-        raise ValueError(f"num must be at least 1. Received: {num}.")
+    integer("num", num, least=1)
     return tf.unstack(tf.random.split(as_seed(seed), num=num, alg=xla.random_algorithm()))
 
 

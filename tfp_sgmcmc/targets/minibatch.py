@@ -214,8 +214,8 @@ class MinibatchLogProb(ModelTarget):
           >>> x = np.random.default_rng(0).normal(3., 2., size=[500]).astype(np.float32)
           >>> target = sgmcmc.MinibatchLogProb.from_joint(prior, log_likelihood, x)
           >>> result = sgmcmc.sample(target, num_results=500, seed=0, progress_bar=False)
-          >>> {name: draws.shape for name, draws in result.states.items()}
-          {'mu': (500, 4), 'sigma': (500, 4)}
+          >>> result.states['mu'].shape, result.states['sigma'].shape
+          ((500, 4), (500, 4))
 
         Args:
           joint: a `JointDistribution` of all parts, by name or by position, or a distribution of

@@ -106,7 +106,7 @@ def test_models(make, words):
 
 def test_other_backends(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(ValueError, match="backend must be tensorflow. Received: jax"):
+    with pytest.raises(ImportError, match="backend tensorflow. Received: the backend jax"):
         sampler().set_model(make_model())
 
 
