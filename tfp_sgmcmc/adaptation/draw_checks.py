@@ -81,8 +81,8 @@ def check_draws(
         ratio = _largest(varies, certificate.sd_ratio, 1.0)
         line += (
             f" Their means are within {offset:.3f} standard deviations of the posterior's, and "
-            f"their standard deviations within {100 * ratio:.2g} %, by exact weights with Pareto k = "
-            f"{certificate.pareto_k:.2f}."
+            f"their standard deviations within {100 * ratio:.2g} %, by exact weights with Pareto k "
+            f"= {certificate.pareto_k:.2f}."
         )
     if prepared.gradients is None:
         return DrawCheck(flags, line, goal / found.ess, measured, certificate)
