@@ -102,3 +102,20 @@ def test_starts_of_a_normal_posterior_are_draws_of_it(unit: float) -> None:
     z = (found.states - 3 * unit) / deviation
     np.testing.assert_allclose(found.variance**0.5, np.minimum(deviation, 100), rtol=1e-3)
     assert np.abs(z).max() < 6
+
+
+def test_chains_start_where_the_density_is_finite() -> None:
+    """The density is NaN in half of the space, as where a factorisation fails. It rises to there.
+
+    Negative control: half of the fresh draws around the places are NaN.
+    """
+
+    def log_prob(x: tf.Tensor) -> tf.Tensor:
+        nowhere = tf.constant(np.nan, x.dtype)
+        return tf.where(x[..., 0] > 0, nowhere, -tf.reduce_sum(x**2, axis=-1) / 2)
+
+    target = sgmcmc.MinibatchLogProb(log_prob, lambda x, batch: 0 * x[..., :1] * batch, np.ones(1))
+    start = tf.constant([-1.0, 0.0], tf.float64)
+    found = typical_starts(target, start, 8, np.array([0, 1]), jit_compile=False)
+    assert np.isfinite(target(tf.constant(found.states))).all()
+    assert len(np.unique(found.states[:, 0])) == 8

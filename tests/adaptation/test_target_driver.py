@@ -13,7 +13,14 @@ import tensorflow_probability as tfp
 import tree
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation import draw_checks, fallback, independent_draws, modes, settings_file
+from tfp_sgmcmc.adaptation import (
+    draw_checks,
+    fallback,
+    independent_draws,
+    modes,
+    settings_file,
+    target_driver,
+)
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode, whiten_by_covariance
 from tfp_sgmcmc.adaptation.excess_variance import (
     FRICTION,
@@ -199,6 +206,45 @@ def test_sound_draws_have_no_flag() -> None:
 def test_wrong_draws_are_flagged(options: dict[str, float], told: str) -> None:
     """Negative controls: a width 5 % off, means 0.15 sd off, chains that never met."""
     assert any(told in line for line in Draws(**options).flags())
+
+
+def test_constants_are_no_draws() -> None:
+    """A Cholesky factor of a correlation matrix has zeros and a one. Chains that stopped have none.
+
+    Negative control: with the constants, R-hat is infinite.
+    """
+    factor = np.zeros([500, 4, 2, 2])
+    factor[..., 0, 0], factor[..., 1, :] = 1, Draws().z[..., :2]
+    varies = draw_checks._varying({"factor": factor, "x": Draws().z})
+    np.testing.assert_array_equal(varies[0], [[False, False], [True, True]])
+    flat = factor.reshape(500, 4, 4)
+    assert convergence(flat[..., varies[0].ravel()]).rhat < 1.02
+    assert np.isinf(convergence(flat).rhat)
+    assert draw_checks._varying(np.zeros([9, 4, 2]))[0].all()
+    offset = np.array([[np.nan, np.nan], [0.25, -0.5]])
+    assert draw_checks._largest(varies[:1], offset) == 0.5
+
+
+def test_independent_draws_that_stick_are_left_to_nuts() -> None:
+    draws = PreparedKernel(None, None, None, None, (), certify=lambda x: None)  # ty: ignore
+    stuck = draw_checks.DrawCheck([Flag("wrong", "few", "")], "", 6.0, {})
+    assert target_driver.is_misfit(draws, stuck)
+    assert target_driver.is_misfit(draws, stuck._replace(lacking=0.5))  # exact weights disagree
+    assert not target_driver.is_misfit(draws, stuck._replace(lacking=2.0))
+    assert not target_driver.is_misfit(dataclasses.replace(draws, certify=None), stuck)
+
+
+def test_the_search_goes_on_nearer_to_the_origin() -> None:
+    """Negative control: the search alone stays where the log posterior is flat."""
+    target = sgmcmc.MinibatchLogProb(
+        lambda x: 0.0 * x,
+        lambda x, batch: -((tf.minimum(x[..., None], 10.0) - batch) ** 2) / 2,
+        X[:, 0],
+    )
+    far = tf.constant(15.0)
+    with pytest.warns(UserWarning, match="find_center must end near a mode"):
+        assert float(sgmcmc.find_center(target, far)[0]) > 10
+    assert float(whiten_at_mode(target, far).center) == pytest.approx(X[:, 0].mean(), abs=0.01)
 
 
 def test_noise_that_grew_is_flagged() -> None:

@@ -10,7 +10,12 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation.target_arguments import as_problem, single_state
+from tfp_sgmcmc.adaptation.target_arguments import (
+    as_problem,
+    check_target,
+    finite_start,
+    single_state,
+)
 from tfp_sgmcmc.internal.nest import call_with_state
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -73,3 +78,60 @@ def test_other_targets_need_a_start() -> None:
     target = sgmcmc.MinibatchLogProb(lambda x: -(x**2), lambda x, batch: x * batch, ROWS)
     with pytest.raises(ValueError, match="initial_state must be given, unless"):
         sgmcmc.sample(target, num_results=10, progress_bar=False)
+
+
+def pinned() -> Any:
+    @tfd.JointDistributionCoroutineAutoBatched
+    def joint() -> Any:
+        mu = yield tfd.Normal(5.0, 1.0, name="mu")
+        sigma = yield tfd.HalfNormal(2.0, name="sigma")
+        yield tfd.Sample(tfd.Normal(mu, sigma), len(ROWS), name="y")
+
+    return joint.experimental_pin(y=ROWS)
+
+
+def test_a_pinned_joint_distribution_is_a_posterior() -> None:
+    problem = as_problem(pinned())
+    state = single_state(problem, None)
+    target = sgmcmc.MinibatchLogProb.from_joint(by_coroutine(), log_likelihood, ROWS)
+    expected = call_with_state(target, {"mu": state.mu, "sigma": state.sigma})
+    assert float(call_with_state(problem, state)) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_callable_takes_bijectors() -> None:
+    def log_prob(a: tf.Tensor, b: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tfd.Normal(0.0, 1.0).log_prob(a) - tf.reduce_sum(b["c"], axis=-1)
+
+    problem = as_problem(log_prob, {"b": {"c": tfb.Exp()}})
+    state = {"a": 0.5, "b": {"c": tf.constant([0.1, -0.2])}}
+    found = single_state(problem, state)
+    c = np.exp([0.1, -0.2])
+    expected = -0.125 - 0.5 * np.log(2 * np.pi) - c.sum() - 0.1  # the Jacobian is exp(0.1 - 0.2)
+    assert float(call_with_state(problem, found)) == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(problem.constrain(found)["b"]["c"], c, rtol=1e-6)
+
+
+def test_a_target_has_a_bijector_already() -> None:
+    target = sgmcmc.MinibatchLogProb.from_joint(by_name(), log_likelihood, ROWS)
+    for given in (target, pinned()):
+        with pytest.raises(ValueError, match="bijector must be None, because a .* has one"):
+            check_target(given, tfb.Exp())
+
+
+def test_a_dirichlet_prior_has_a_bijector_with_every_numpy() -> None:
+    prior = tfd.JointDistributionNamed({"weight": tfd.Dirichlet([2.0, 2.0, 2.0])})
+    target = sgmcmc.MinibatchLogProb.from_joint(
+        prior, lambda weight, batch: tf.math.log(weight[..., :1]) * batch, ROWS
+    )
+    weight = target.constrain(target.initial_state)["weight"]
+    assert weight.shape == [3] and float(tf.reduce_sum(weight)) == pytest.approx(1.0)
+
+
+def test_a_start_that_overflows_moves_towards_the_origin() -> None:
+    problem = as_problem(lambda x: -tf.exp(x**2))
+    state, notes = finite_start(problem, tf.constant(16.0))
+    assert float(state) == 8.0 and notes[0].grade == "note"
+    assert "in float32, so the run began at 0.5 times initial_state" in notes[0]
+    assert finite_start(problem, tf.constant(2.0)) == (tf.constant(2.0), ())
+    always, told = finite_start(as_problem(lambda x: x * np.nan), tf.constant(1.0))
+    assert float(always) == 1.0 and told == ()

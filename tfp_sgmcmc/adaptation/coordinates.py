@@ -33,6 +33,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
 )
 from tfp_sgmcmc.targets.laplace.whitening import whiten_by
 
+_SHARES = (1.0, 0.5, 0.0)  # of the user's start, where the search for a mode begins
 _NEWTON_STEPS, _NEAR = 4, 0.03  # steps to the mode end within so many deviations of it
 # Eigenvalues of a Hessian with unit diagonal that rounding does not explain.
 _LEAST = {tf.float32: 1e-6, tf.float64: 1e-11}
@@ -72,13 +73,8 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
       NotNearGaussian: there is no mode, or the curvature at the mode cannot be used.
       ImproperError: the density does not fall along a line through the mode.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the pilot finds out whether the center is good enough
-        try:
-            center, report = find_center(problem, state)
-        except ExpansionError as error:
-            raise NotNearGaussian(f"no mode was found ({error})", has_shape=False) from error
-    passes, dim = report.num_passes, flatten_events(center, 0).shape[0]
+    center, passes = _find_center(problem, state)
+    dim = flatten_events(center, 0).shape[0]
     if dim > MOST_DIMENSIONS:
         try:
             target, bijector = whiten(problem, center)
@@ -104,6 +100,33 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
     except ExpansionError as error:
         raise NotNearGaussian(str(error), has_shape=False) from error
     return _by_quadratic(problem, center, quadratic, precision, "hessian", passes)
+
+
+def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
+    """Returns the end of the search from `state`, and the passes over the data that it took.
+
+    A start where the likelihood explodes can lead to where all gradients vanish. So a search that
+    finds no mode is repeated from starts nearer to the origin. The higher end counts.
+    """
+    best, passes, failure = None, 0, None
+    for share in _SHARES:
+        start = tf.nest.map_structure(lambda x, share=share: share * x, state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the pilot finds out whether the center is good enough
+            try:
+                found = find_center(problem, start)
+            except ExpansionError as error:
+                failure = failure or error
+                continue
+        passes += found[1].num_passes
+        if best is None or found[1].log_prob > best[1].log_prob:
+            best = found
+        if best[1].converged:
+            return best[0], passes
+    if best is None:
+        reason = f"no mode was found ({failure})"
+        raise NotNearGaussian(reason, has_shape=False) from failure
+    return best[0], passes
 
 
 def _newton(problem: MinibatchLogProb, center: State) -> tuple[State, Hessians, int]:

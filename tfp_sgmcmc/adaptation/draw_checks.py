@@ -55,7 +55,8 @@ def check_draws(
 ) -> DrawCheck:
     """Checks convergence, gradients and noise; the effective sample size should reach `goal`."""
     states = tf.nest.map_structure(np.asarray, result.states)
-    certificate = None if prepared.certify is None else prepared.certify(states)
+    with np.errstate(all="ignore"):  # constants have no standard deviation
+        certificate = None if prepared.certify is None else prepared.certify(states)
     if result.num_results < _LEAST_RESULTS:
         flag = Flag(
             "doubt",
@@ -64,8 +65,9 @@ def check_draws(
         )
         line = f"{result.num_results} draws of each chain were taken."
         return DrawCheck([flag], line, 0.0, {}, certificate)
+    varies = _varying(states)
     flat = flatten_events(tf.nest.map_structure(tf.convert_to_tensor, states), 2).numpy()
-    found = convergence(flat)
+    found = convergence(flat[..., np.concatenate([x.ravel() for x in varies])])
     flags, measured = _flags(found, goal), dict[str, Any]()
     if result.trace is not None:
         flags += _flags_of_divergences(np.asarray(result.trace["diverging"]))
@@ -74,12 +76,13 @@ def check_draws(
         f"parameter, and R-hat is {found.rhat:.3f}."
     )
     if certificate is not None and certificate.is_reliable:
-        flags += _flags_of_certificate(certificate)
+        flags += _flags_of_certificate(certificate, varies)
+        offset = _largest(varies, certificate.mean_offset)
+        ratio = _largest(varies, certificate.sd_ratio, 1.0)
         line += (
-            f" Their means are within {_largest(certificate.mean_offset):.3f} standard deviations "
-            f"of the posterior's, and their standard deviations within "
-            f"{100 * _largest(certificate.sd_ratio, 1.0):.2g} %, by exact weights with Pareto k = "
-            f"{certificate.pareto_k:.2f}."
+            f" Their means are within {offset:.3f} standard deviations of the posterior's, and "
+            f"their standard deviations within {100 * ratio:.2g} %, by exact weights with Pareto k "
+            f"= {certificate.pareto_k:.2f}."
         )
     if prepared.gradients is None:
         return DrawCheck(flags, line, goal / found.ess, measured, certificate)
@@ -192,27 +195,40 @@ def _flags_of_gradients(fit: GradientFit) -> list[Flag]:
     return flags
 
 
-def _flags_of_certificate(certificate: Certificate) -> list[Flag]:
+def _flags_of_certificate(certificate: Certificate, varies: list[np.ndarray]) -> list[Flag]:
     """Returns a flag if exact weights show that means or standard deviations are off."""
     c = certificate
-    offset = _largest(c.mean_offset, 0.0, c.mean_offset_error)
-    ratio = _largest(c.sd_ratio, 1.0, c.sd_ratio_error)
+    offset = _largest(varies, c.mean_offset, 0.0, c.mean_offset_error)
+    ratio = _largest(varies, c.sd_ratio, 1.0, c.sd_ratio_error)
     if max(offset, ratio) <= _CERTAIN:
         return []
     return [
         Flag(
             "wrong",
-            f"Exact weights show that a mean is off by {_largest(c.mean_offset):.2f} standard "
-            f"deviations, or a standard deviation by {100 * _largest(c.sd_ratio, 1.0):.0f} %: see "
-            "result.certificate.",
+            f"Exact weights show that a mean is off by {_largest(varies, c.mean_offset):.2f} "
+            "standard deviations, or a standard deviation by "
+            f"{100 * _largest(varies, c.sd_ratio, 1.0):.0f} %: see result.certificate.",
             "Ask for more results.",
         )
     ]
 
 
-def _largest(nest: Any, center: float = 0.0, errors: Any = None) -> float:
-    """Returns the largest distance of a number from `center`, beyond four standard errors."""
+def _varying(states: Any) -> list[np.ndarray]:
+    """Returns which entries of each part have more than one value, `[event...]`.
+
+    Some parameters have constant entries, as the Cholesky factor of a correlation matrix has. Where
+    nothing varies, chains have stopped, and no entry is left out.
+    """
+    found = [np.any(x != x[:1, :1], axis=(0, 1)) for x in tf.nest.flatten(states)]
+    return found if any(x.any() for x in found) else [np.ones_like(x) for x in found]
+
+
+def _largest(varies: Any, nest: Any, center: float = 0.0, errors: Any = None) -> float:
+    """Returns the largest distance of a number from `center`, beyond four standard errors.
+
+    Entries that do not vary are left out.
+    """
     parts = tf.nest.flatten(nest)
     errors = [0 * x for x in parts] if errors is None else tf.nest.flatten(errors)
-    pairs = zip(parts, errors, strict=True)
-    return max(float(np.max(np.abs(x - center) - 4 * e)) for x, e in pairs)
+    found = [np.abs(x - center) - 4 * e for x, e in zip(parts, errors, strict=True)]
+    return float(np.max(np.concatenate([x[v] for x, v in zip(found, varies, strict=True)])))

@@ -87,6 +87,7 @@ def sample(
     initial_state: Any = None,
     num_results: int = 1000,
     *,
+    bijector: Any = None,
     num_chains: int = 4,
     min_ess: int = 400,
     seed: Any = None,
@@ -157,11 +158,15 @@ def sample(
 
     Args:
       target: a `MinibatchLogProb` or a `StreamedLogProb`, whose batch size is not used, a
-        `FullDataLogProb`, or a callable that returns the log posterior. A stream is read a few
-        times, and then represented by rows in memory; see `draw_pool`.
-      initial_state: one point: a tensor or a nest of tensors, unconstrained if the target has a
-        bijector. It may be left out for a target that `MinibatchLogProb.from_joint` made.
+        `FullDataLogProb`, a callable that returns the log posterior, or a joint distribution with
+        pinned data, `joint.experimental_pin(y=y)`. A stream is read a few times, and then
+        represented by rows in memory; see `draw_pool`.
+      initial_state: one point: a tensor or a nest of tensors, unconstrained if there is a bijector.
+        It may be left out for a pinned joint distribution, and for a target that
+        `MinibatchLogProb.from_joint` made.
       num_results: number of draws of each chain, including those already in `directory`.
+      bijector: for a callable, bijectors from unconstrained parts to its arguments, as in
+        `MinibatchLogProb`. The callable gets constrained parts and leaves out the Jacobian.
       num_chains: number of chains, which start at dispersed places.
       min_ess: the effective sample size to reach for the worst parameter, over all chains.
       seed: an integer or two. None takes the seed of the run in `directory`, or draws a new one by
@@ -174,8 +179,8 @@ def sample(
       preflight_check: whether to run `preflight`, which reads the whole data once.
 
     Returns:
-      A `SampleResult`. Its draws are in the structure of `initial_state`, and constrained if the
-      target has a bijector.
+      A `SampleResult`. Its draws are in the structure of `initial_state`, and constrained if there
+      is a bijector.
 
     Raises:
       ValueError: a number is out of range; the state does not fit the target; the log posterior is
@@ -188,7 +193,7 @@ def sample(
       OSError: `directory` cannot be written any more; the message counts the results that are safe.
     """
     eager("sample")
-    check_target(target)
+    check_target(target, bijector)
     integer("num_results", num_results, 1)
     integer("num_chains", num_chains, 1)
     integer("min_ess", min_ess, 1)
@@ -203,6 +208,7 @@ def sample(
             target,
             initial_state,
             num_results,
+            bijector=bijector,
             seed=None if seed is None else random.as_seed(seed),
             num_chains=num_chains,
             min_ess=min_ess,

@@ -24,6 +24,11 @@ _WINDOWS = (25, 50, 100, 200, 300)  # draws of each chain
 _DENSE_FROM = 3  # the number of the window whose draws first give a dense metric
 _MOST_DENSE = 100  # entries of a state
 _FINAL_STEPS = 150  # of the step size in the final metric
+_REMEDY = (
+    "A Cholesky factorisation may fail in float32 and not in float64: give the target "
+    "dtype='float64' and a float64 start, or add a larger number to the diagonal.",
+    "Check log_prior_fn and log_likelihood_fn.",
+)
 
 
 class NUTSPilot(NamedTuple):
@@ -100,7 +105,8 @@ def run_nuts_pilot(
         if kept is None:
             raise ValueError(
                 "The log posterior must be finite around its mode. Received: NaN or infinite "
-                f"values in a pilot of NUTS, after this was found: {reason}."
+                f"values in {dtype.name} in a pilot of NUTS, after this was found: {reason}. "
+                + _REMEDY[dtype == tf.float64]
             )
         kept = kept.astype(np.float64)
         theta = mean + (kept @ root.T if root.ndim == 2 else kept * root)

@@ -28,7 +28,7 @@ from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.adaptation.settings_file import describe_call, load, save
 from tfp_sgmcmc.adaptation.stream_pool import pool_of
-from tfp_sgmcmc.adaptation.target_arguments import as_problem, single_state
+from tfp_sgmcmc.adaptation.target_arguments import as_problem, finite_start, single_state
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.sampling.result import Flag, SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
@@ -37,6 +37,8 @@ from tfp_sgmcmc.targets import MinibatchLogProb, StreamedLogProb, preflight
 from tfp_sgmcmc.targets.base import kept_program
 
 _MOST_RUNS = 3
+_MISFIT = "the proposals of independent draws do not reach all of the posterior"
+_MOST_LACKING = 3.0  # independent draws are made again with so many times the steps at most
 _MOST_SECONDS = 60.0  # of sampling, for draws that are made again because they are slow
 
 
@@ -127,6 +129,7 @@ def sample_target(
     initial_state: Any,
     num_results: int,
     *,
+    bijector: Any,
     seed: tf.Tensor | None,
     num_chains: int,
     min_ess: int,
@@ -141,8 +144,8 @@ def sample_target(
     if isinstance(target, StreamedLogProb):
         single_state(target.of_one_batch, initial_state)
         target, pool = pool_of(target, initial_state, run, jit_compile, progress_bar)
-    problem = as_problem(target)
-    state = single_state(problem, initial_state)
+    problem = as_problem(target, bijector)
+    state, notes = finite_start(problem, single_state(problem, initial_state))
     prepared = None
     if run is not None:
         prepared = load(run.path, problem, state, seed, num_chains, jit_compile)
@@ -154,15 +157,20 @@ def sample_target(
     seed = random.as_seed(random.fresh_seed()) if seed is None else seed
     choice_seed, run_seed, check_seed = random.split(seed, 3)
     select = KernelSelector(problem, state, num_chains, choice_seed, jit_compile)
+
+    def start_anew(reason: NotNearGaussian) -> PreparedKernel:
+        options = num_results, num_chains, choice_seed, jit_compile
+        return sample_nonquadratic(problem, state, *options, reason)
+
     if prepared is None:
         if preflight_check:  # once for each target
             kept_program(problem, "preflight", state, lambda: preflight(problem, state))
         try:
             prepared = select(num_results)
         except NotNearGaussian as reason:
-            options = num_results, num_chains, choice_seed, jit_compile
-            prepared = sample_nonquadratic(problem, state, *options, reason)
+            prepared = start_anew(reason)
         prepared = prepared.with_choices(seed=_integers(random.fold_in(run_seed, 0)))
+        prepared = dataclasses.replace(prepared, flags=(*notes, *prepared.flags))
         if pool is not None:
             flags = *(Flag("wrong", text) for text in pool.flags), *prepared.flags
             lines = *pool.lines, *prepared.lines
@@ -203,7 +211,16 @@ def sample_target(
             )
             break
         try:
-            better = next_attempt(prepared, select, num_results, found, result.timings.seconds)
+            if is_misfit(prepared, found):
+                better = start_anew(NotNearGaussian(_MISFIT))
+                better = dataclasses.replace(better, flags=(*prepared.flags, *better.flags))
+            else:
+                seconds = result.timings.seconds
+                better = next_attempt(prepared, select, num_results, found, seconds)
+                # Other draws are made from the end of the dropped ones.
+                if better is not None and better.gradients is not None:
+                    ends = whitened(result.final_state, prepared.bijector)
+                    better = better.with_choices(start=ends)
         except NotNearGaussian as reason:
             line = f"HMC with all examples was then tried and dropped, because {reason}."
             prepared = dataclasses.replace(prepared, lines=(*prepared.lines, line))
@@ -211,9 +228,6 @@ def sample_target(
         if better is None:
             break
         dropped = f"{attempt}. draws, with {choices.sampler}, were dropped: {' '.join(found.flags)}"
-        # Other draws are made from the end of the dropped ones.
-        if better.gradients is not None:
-            better = better.with_choices(start=whitened(result.final_state, prepared.bijector))
         better = better.with_choices(seed=_integers(random.fold_in(run_seed, attempt)))
         prepared = dataclasses.replace(better, lines=(*better.lines, dropped))
     flags = [*prepared.flags_of(found.is_wrong), *found.flags]
@@ -229,6 +243,15 @@ def sample_target(
         flags=tuple(flags),
         certificate=found.certificate,
     )
+
+
+def is_misfit(prepared: PreparedKernel, found: DrawCheck) -> bool:
+    """Returns whether independent draws failed in a way that a few more steps do not mend.
+
+    Weights of finitely many proposals may miss that the posterior's tails are too heavy for them. A
+    chain that comes there stays.
+    """
+    return prepared.certify is not None and not 1 < found.lacking <= _MOST_LACKING
 
 
 def next_attempt(

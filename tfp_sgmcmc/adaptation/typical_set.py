@@ -79,9 +79,11 @@ def typical_starts(
     deviation = np.sqrt(variance)
     # A Newton step along each axis, at most two deviations long.
     means = places + deviation * np.clip(deviation * np.nan_to_num(at(places)[1]), -2, 2)
-    draws = rng.standard_normal([_NUM_DRAWS, *means.shape])
+    draws = means + deviation * rng.standard_normal([_NUM_DRAWS, *means.shape])
     with np.errstate(invalid="ignore"):
-        values = at((means + deviation * draws).reshape(-1, dim))[0].reshape(_NUM_DRAWS, -1)
+        values, slopes = at(draws.reshape(-1, dim))
+        is_finite = np.isfinite(values) & np.isfinite(slopes).all(axis=-1)
+        values, is_finite = (x.reshape(_NUM_DRAWS, -1) for x in (values, is_finite))
         bounds = values.mean(axis=0) + np.log(deviation).sum(axis=-1)
     bounds = np.where(np.isfinite(bounds), bounds, -np.inf).reshape(shape)
     best = int(np.argmax(bounds))
@@ -93,7 +95,12 @@ def typical_starts(
         place = int(row) * shape[1] + chain * _STARTS_PER_CHAIN + int(way)
         near = bounds.ravel()[place] > bounds.ravel()[best] - 10 - dim
         chosen.append(place if near else best)
-    states = means[chosen] + deviation[chosen] * rng.standard_normal([num_chains, dim])
+    # Chains cannot leave a state whose density or gradient is NaN, so finite draws come first.
+    order = np.argsort(rng.random([_NUM_DRAWS, 1]) + ~is_finite[:, chosen], axis=0)
+    turn = [chosen[:chain].count(place) % _NUM_DRAWS for chain, place in enumerate(chosen)]
+    picked = order[turn, np.arange(num_chains)]
+    good = is_finite[picked, chosen][:, np.newaxis]
+    states = np.where(good, draws[picked, chosen], places[chosen])
     return TypicalStarts(states, variance[best])
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.internal.nest import State
+from tfp_sgmcmc.internal.tfp_pad import mend_pad
 
 _NUM_DRAWS = 101
 
@@ -30,11 +31,17 @@ def check_prior(prior: Any) -> None:
         )
 
 
-def median_start(prior: Any, unconstrain: Callable[[State], State]) -> State:
-    """Returns the medians of the entries of unconstrained draws of the prior."""
+def default_bijector(prior: Any) -> Any:
+    """Returns the bijector from unconstrained parts to those of `prior`."""
+    mend_pad()
+    return prior.experimental_default_event_space_bijector()
+
+
+def median_start(sample: Callable[..., Any], unconstrain: Callable[[State], State]) -> State:
+    """Returns the medians of the entries of unconstrained draws that `sample` makes."""
     with warnings.catch_warnings():  # autobatched priors say that stateless draws are slow
         warnings.simplefilter("ignore")
-        draws = unconstrain(prior.sample(_NUM_DRAWS, seed=(0, 0)))
+        draws = unconstrain(sample(_NUM_DRAWS, seed=(0, 0)))
 
     def median(x: tf.Tensor) -> tf.Tensor:
         return tf.constant(np.nan_to_num(np.median(x, axis=0)), x.dtype)

@@ -36,7 +36,7 @@ from tfp_sgmcmc.targets.chunking import (
     with_given_gradient,
 )
 from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
-from tfp_sgmcmc.targets.joint_prior import check_prior, median_start
+from tfp_sgmcmc.targets.joint_prior import check_prior, default_bijector, median_start
 from tfp_sgmcmc.targets.model_target import ModelTarget
 from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
 
@@ -230,11 +230,11 @@ class MinibatchLogProb(ModelTarget):
           ValueError: `joint` has a batch shape.
         """
         check_prior(joint)
-        bijector = joint.experimental_default_event_space_bijector()
+        bijector = default_bijector(joint)
         target = cls(
             joint.log_prob, log_likelihood_fn, data, batch_size, bijector=bijector, **options
         )
-        target.initial_state = median_start(joint, target.unconstrain)
+        target.initial_state = median_start(joint.sample, target.unconstrain)
         return target
 
     def _set_score_fn(self, score_fn: Any, num_groups: int | None) -> None:
