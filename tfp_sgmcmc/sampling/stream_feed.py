@@ -21,6 +21,7 @@ class Feed:
       must_repeat: whether to warn if the dataset gives other batches when it is read again.
 
     Raises:
+      TypeError: the kernel takes no batches from the stream.
       ValueError: some batches in the results were used, and the dataset now gives other batches.
     """
 
@@ -30,6 +31,12 @@ class Feed:
             return
         found: list[StreamState] = []
         tree.traverse(lambda x: found.append(x) if isinstance(x, StreamState) else None, results)
+        if not found:
+            raise TypeError(
+                "The kernel of a StreamedLogProb must take its batches, as the kernels of this "
+                f"library do. Received: a kernel with {type(results).__name__}, which takes all "
+                f"rows.{target.wrapping_advice}"
+            )
         leaves, batches = tree.flatten(results), tree.flatten(found[0].batches)
         # Searched only once, because `tree.traverse` leaves reference cycles that hold batches of
         # many megabytes until the garbage collector runs.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+
+from tfp_sgmcmc.targets.file_damage import damage_of
 
 
 class StreamReadError(OSError):
@@ -32,9 +35,12 @@ class ReadFaults:
 
     Raises:
       StreamReadError: a file is missing.
+      TypeError: `files` is a single path.
     """
 
     def __init__(self, files: Sequence[str | os.PathLike[str]]):
+        if isinstance(files, (str, os.PathLike)):
+            raise TypeError(f"files must be a list of paths. Received: one path, {files}.")
         self._sizes = {Path(file): _size(Path(file)) for file in files}
         missing = [path for path, size in self._sizes.items() if size is None]
         if missing:
@@ -50,6 +56,14 @@ class ReadFaults:
             elif now != before:
                 found.append(f"{path} has {now} bytes, and had {before} at first")
         return f" {'; '.join(found)}." if found else ""
+
+    def damaged(self) -> str:
+        """Returns a sentence that names the first file with damage that its format shows, or ''."""
+        for path in self._sizes:
+            damage = damage_of(path)
+            if damage:
+                return f" {path} is damaged: {damage}."
+        return ""
 
     def check(self, epoch: int) -> None:
         """Raises StreamReadError if a file is missing or has another size than at first."""
@@ -68,14 +82,29 @@ class ReadFaults:
         except StreamReadError:
             raise
         except (tf.errors.OpError, OSError) as error:
-            message = error.message if isinstance(error, tf.errors.OpError) else str(error)
             raise StreamReadError(
                 f"The dataset cannot be read in epoch {epoch} after {num_read()} examples."
-                f"{self.changed()} It raised: {message} {_REPAIR}"
+                f"{self.changed() or self.damaged()} It raised: {_raised(error)} When that is "
+                "mended, a run in a directory goes on by the same call."
             ) from error
 
 
 _REPAIR = "Restore the file. A run in a directory then goes on by the same call."
+_INTERNAL = re.compile(
+    r"\{\{function_node .*?\}\} ?|\s*\[\[\{\{node .*?\}\}\]\]|\s*\[Op:.*", re.DOTALL
+)
+_LINE = re.compile(r'File "([^"]*)", line (\d+), in')
+
+
+def _raised(error: Exception) -> str:
+    """Returns what was raised without TensorFlow's names of nodes, and where in a user's code."""
+    if not isinstance(error, tf.errors.OpError):
+        return f"{type(error).__name__}: {error}."
+    said = _INTERNAL.sub("", error.message).strip()
+    first, *_ = said.splitlines() or [type(error).__name__]
+    lines = [x for x in _LINE.findall(said) if "/lib/python" not in x[0]]
+    where = f" ({lines[-1][0]}, line {lines[-1][1]})" if lines else ""
+    return f"{first.rstrip('.')}{where}."
 
 
 def _size(path: Path) -> int | None:

@@ -280,9 +280,10 @@ class StreamedLogProb(Target):
         )
 
     def _wrong_length(self, epoch: int, seen: int, expected: int) -> ValueError:
+        again = " Each pass must begin at the first example." if seen < expected else ""
         return ValueError(
             f"dataset must have num_examples={expected} examples in each epoch. Received: epoch "
-            f"{epoch} has {seen}.{self._faults.changed()}"
+            f"{epoch} has {seen}.{self._faults.changed()}{again}"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
