@@ -158,7 +158,7 @@ def run(
     num_examples: int = 1_000_000,
     num_features: int = 20,
     num_files: int = 20,
-    num_results: int = 10_000,
+    num_results: int = 6_000,
 ) -> list[Row]:
     """Samples each case in a new process.
 
