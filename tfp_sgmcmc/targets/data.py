@@ -129,3 +129,17 @@ def assert_finite(x: tf.Tensor, called: str = "data") -> None:
                 f"{called} must be finite. Received: an array of shape {tuple(x.shape)} with a NaN "
                 f"or infinite entry, first in example {row}. Remove or impute it."
             )
+
+
+def assert_finite_rows(rows: Any, first: int) -> None:
+    """Raises ValueError for NaN or infinity in rows of a dataset; `first` is the number of one."""
+    for x in tf.nest.flatten(rows):
+        if not x.dtype.is_floating:
+            continue
+        finite = np.isfinite(x.numpy())
+        if not finite.all():
+            wrong = ~finite.reshape(len(finite), -1).all(axis=1)
+            raise ValueError(
+                "dataset must be finite. Received: a NaN or infinite entry, first in example "
+                f"{first + int(np.argmax(wrong))} of epoch 0. Remove or impute it."
+            )
