@@ -73,14 +73,16 @@ LIKELIHOODS: dict[str, Callable[..., tf.Tensor]] = {
 }
 
 
-def stream(folder: Path, model: str, num_examples: int, memory: int) -> tuple[Any, ...]:
+def stream(
+    folder: Path, model: str, num_examples: int, memory: int, copies: int = 1
+) -> tuple[Any, ...]:
     """Returns the target as a newcomer writes it, its dataset, and the times when passes began."""
     files, starts = sorted(folder.glob("x-*.npy")), list[float]()
     dim = np.load(files[0], mmap_mode="r").shape[1]
 
     def read() -> Iterator[Any]:
         starts.append(time.perf_counter())
-        for file in files:
+        for file in copies * files:
             x = np.load(file, mmap_mode="r")
             y = np.load(file.with_name(file.name.replace("x-", "y-")), mmap_mode="r")
             for i in range(0, len(x), BLOCK):
@@ -93,7 +95,7 @@ def stream(folder: Path, model: str, num_examples: int, memory: int) -> tuple[An
         tfd.MultivariateNormalDiag(tf.zeros(dim)).log_prob,
         sgmcmc.LinearModel(LIKELIHOODS[model]),
         dataset,
-        num_examples,
+        copies * num_examples,
         batch_size=500,
         files=files,
         **options,
@@ -102,11 +104,17 @@ def stream(folder: Path, model: str, num_examples: int, memory: int) -> tuple[An
 
 
 def measure(
-    folder: Path, case: str, num_examples: int, memory: int, num_results: int, exact: Exact
+    folder: Path,
+    case: str,
+    num_examples: int,
+    memory: int,
+    num_results: int,
+    exact: Exact,
+    copies: int = 1,
 ) -> Row:
     """Samples in this process."""
     before, model = start_peak(), case.split(",")[0]
-    target, dataset, starts = stream(folder, model, num_examples, memory)
+    target, dataset, starts = stream(folder, model, num_examples, memory, copies)
     start, first, began = tf.zeros([len(exact.mean)]), len(starts), time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the flags are printed
@@ -159,6 +167,7 @@ def run(
     num_features: int = 20,
     num_files: int = 20,
     num_results: int = 6_000,
+    copies: int = 1,
 ) -> list[Row]:
     """Samples each case in a new process.
 
@@ -170,17 +179,19 @@ def run(
       num_features: D.
       num_files: the number of files.
       num_results: draws of each chain.
+      copies: how often a pass reads the files, to have more rows than the disk holds. The exact
+        posterior is then known for linear regression only.
     """
     found = []
     for model in models:
         for order in orders:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                options = model, order, num_examples, num_features, num_files
+                options = model, order, num_examples, num_features, num_files, copies
                 exact = in_new_process(write, folder, *options)
                 for most in memory:
                     case = f"{model}, {order}"
-                    given = folder, case, num_examples, most, num_results, exact
+                    given = folder, case, num_examples, most, num_results, exact, copies
                     found.append(in_new_process(measure, *given))
                     print(found[-1], flush=True)
     return found

@@ -31,14 +31,20 @@ def _mean(eta: np.ndarray) -> np.ndarray:
 
 
 def write(
-    folder: Path, model: str, order: str, num_examples: int, num_features: int, num_files: int
+    folder: Path,
+    model: str,
+    order: str,
+    num_examples: int,
+    num_features: int,
+    num_files: int,
+    copies: int = 1,
 ) -> Exact:
     """Writes the files, and returns the exact posterior; NaN if it would take too long."""
     rng = np.random.default_rng(0)
     truth = rng.standard_normal(num_features)
     truth *= 0.5 / np.linalg.norm(truth)
     precision, product = np.eye(num_features), np.zeros(num_features)
-    whole = num_examples <= _MOST_EXACT
+    whole = num_examples <= _MOST_EXACT and copies == 1
     parts = []
     for size in np.diff(np.linspace(0, num_examples, num_files + 1).astype(int)):
         x = rng.standard_normal([size, num_features], np.float32)
@@ -59,8 +65,9 @@ def write(
         for i, part in enumerate(np.array_split(taken, num_files)):
             _save(folder, i, x[part], y[part])
     if model == "linear":
+        precision = np.eye(num_features) + copies * (precision - np.eye(num_features))
         covariance = np.linalg.inv(precision)
-        found = Exact(covariance @ product, np.sqrt(np.diag(covariance)), 0.0)
+        found = Exact(covariance @ (copies * product), np.sqrt(np.diag(covariance)), 0.0)
     return found
 
 

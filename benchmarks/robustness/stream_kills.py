@@ -25,6 +25,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
+from benchmarks.common.tables import Table
 from benchmarks.robustness.kills import errors, loaded, same_bits, start
 from tfp_sgmcmc.storage.lock import SIGNATURE
 
@@ -197,7 +198,7 @@ def run(
     return rows(3, ("sample",)) if quick else rows(kills, functions)
 
 
-def show(coming: Iterator[Row]) -> None:
+def show(coming: Iterator[Row]) -> Table:
     """Prints the table as it comes; raises SystemExit if the aim is missed."""
     found: list[Row] = []
 
@@ -207,13 +208,20 @@ def show(coming: Iterator[Row]) -> None:
             yield row.function, *row.kills, row.runs, row.equal, len(row.failures)
 
     columns = {"killed": "12s", **dict.fromkeys(PHASES, "d"), "ended": "d", "equal": "d"}
-    command_line.print_table(columns | {"failed": "d"}, lines())
+    printed = command_line.print_table(columns | {"failed": "d"}, lines())
     for row in found:
         print(*row.failures, sep="\n", end="")
     bad = [row.function for row in found if row.failures or row.equal < row.runs or not row.runs]
     if bad:
         raise SystemExit(f"Runs of {' and '.join(bad)} failed, or differ from those not killed.")
+    return printed
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show, choices={"functions": tuple(FUNCTIONS)})
+    command_line.main(
+        __doc__,
+        run,
+        show,
+        choices={"functions": tuple(FUNCTIONS)},
+        table="robustness.stream_kills",
+    )
