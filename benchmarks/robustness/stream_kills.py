@@ -150,8 +150,8 @@ def unkilled(run: Callable[..., Any], directory: Path, folder: Path) -> list[np.
     return found
 
 
-def killed(function: str, kills: int, folder: Path) -> Row:
-    """Kills processes until there are so many kills, and lets the last run come to its end."""
+def killed(function: str, kills: int, seconds: float, folder: Path) -> Row:
+    """Kills processes so often or so long, and lets the last run come to its end."""
     rng, output, files = np.random.default_rng(0), folder / "found.npz", folder / function
     write(files)
 
@@ -161,13 +161,17 @@ def killed(function: str, kills: int, folder: Path) -> Row:
     began = time.monotonic()
     wait(start(run, folder / "first", output), _MOST_SECONDS)
     whole = time.monotonic() - began
+
+    def goes_on() -> bool:
+        return sum(counts) < kills and time.monotonic() - began < seconds
+
     output.unlink(missing_ok=True)
     counts, runs, equal, failures = [0] * len(PHASES), 0, 0, errors(folder)
-    while sum(counts) < kills and not failures and equal == runs:
+    while goes_on() and not failures and equal == runs:
         directory = folder / f"run{runs}"
         while not output.exists() and not failures:
-            seconds = rng.uniform(0.0, whole) if sum(counts) < kills else _MOST_SECONDS
-            if wait(start(run, directory, output), seconds) and not output.exists():
+            kill_after = rng.uniform(0.0, whole) if goes_on() else _MOST_SECONDS
+            if wait(start(run, directory, output), kill_after) and not output.exists():
                 counts[phase(function, directory)] += 1
             failures += errors(folder)
         found = loaded(output)
@@ -179,23 +183,28 @@ def killed(function: str, kills: int, folder: Path) -> Row:
     return Row(function, tuple(counts), runs, equal, failures + errors(folder))
 
 
-def rows(kills: int, functions: tuple[str, ...]) -> Iterator[Row]:
+def rows(kills: int, seconds: float, functions: tuple[str, ...]) -> Iterator[Row]:
     for function in functions:
         with tempfile.TemporaryDirectory() as folder:
-            yield killed(function, kills, Path(folder))
+            yield killed(function, kills, seconds, Path(folder))
 
 
 def run(
-    *, quick: bool = False, kills: int = 100, functions: tuple[str, ...] = (*FUNCTIONS,)
+    *,
+    quick: bool = False,
+    kills: int = 100,
+    seconds: float = 3600.0,
+    functions: tuple[str, ...] = (*FUNCTIONS,),
 ) -> Iterator[Row]:
     """Kills runs.
 
     Args:
       quick: kills `sample` 3 times, and nothing else.
       kills: the number of kills of each function.
+      seconds: when to stop if there are fewer by then.
       functions: the rows.
     """
-    return rows(3, ("sample",)) if quick else rows(kills, functions)
+    return rows(3, seconds, ("sample",)) if quick else rows(kills, seconds, functions)
 
 
 def show(coming: Iterator[Row]) -> Table:
