@@ -35,7 +35,7 @@ class Feed:
             raise TypeError(
                 "The kernel of a StreamedLogProb must take its batches, as the kernels of this "
                 f"library do. Received: a kernel with {type(results).__name__}, which takes all "
-                f"rows.{target.wrapping_advice}"
+                f"rows.{self._target.wrapping_advice}"
             )
         leaves, batches = tree.flatten(results), tree.flatten(found[0].batches)
         # Searched only once, because `tree.traverse` leaves reference cycles that hold batches of
