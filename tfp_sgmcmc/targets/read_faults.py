@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.checks import path
 from tfp_sgmcmc.targets.file_damage import damage_of
 
 
@@ -35,34 +36,35 @@ class ReadFaults:
 
     Raises:
       StreamReadError: a file is missing.
-      TypeError: `files` is a single path.
+      TypeError: `files` is no list of paths.
     """
 
     def __init__(self, files: Sequence[str | os.PathLike[str]]):
-        if isinstance(files, (str, os.PathLike)):
-            raise TypeError(f"files must be a list of paths. Received: one path, {files}.")
-        self._sizes = {Path(file): _size(Path(file)) for file in files}
-        missing = [path for path, size in self._sizes.items() if size is None]
+        if isinstance(files, str) or not isinstance(files, Sequence):
+            raise TypeError(f"files must be a list of paths. Received: {files!r}.")
+        paths = [path(f"files[{i}]", file) for i, file in enumerate(files)]
+        self._sizes = {file: _size(file) for file in paths}
+        missing = [file for file, size in self._sizes.items() if size is None]
         if missing:
             raise StreamReadError(f"files must exist. Received: {_listed(missing)}.")
 
     def changed(self) -> str:
         """Returns a sentence that names the files that are missing or have another size, or ''."""
         found = []
-        for path, before in self._sizes.items():
-            now = _size(path)
+        for file, before in self._sizes.items():
+            now = _size(file)
             if now is None:
-                found.append(f"{path} is missing")
+                found.append(f"{file} is missing")
             elif now != before:
-                found.append(f"{path} has {now} bytes, and had {before} at first")
+                found.append(f"{file} has {now} bytes, and had {before} at first")
         return f" {'; '.join(found)}." if found else ""
 
     def damaged(self) -> str:
         """Returns a sentence that names the first file with damage that its format shows, or ''."""
-        for path in self._sizes:
-            damage = damage_of(path)
+        for file in self._sizes:
+            damage = damage_of(file)
             if damage:
-                return f" {path} is damaged: {damage}."
+                return f" {file} is damaged: {damage}."
         return ""
 
     def check(self, epoch: int) -> None:
@@ -107,12 +109,12 @@ def _raised(error: Exception) -> str:
     return f"{first.rstrip('.')}{where}."
 
 
-def _size(path: Path) -> int | None:
+def _size(file: Path) -> int | None:
     try:
-        return path.stat().st_size
+        return file.stat().st_size
     except FileNotFoundError:
         return None
 
 
 def _listed(paths: Sequence[Path]) -> str:
-    return ", ".join(f"{path}, which is missing" for path in paths[:5])
+    return ", ".join(f"{file}, which is missing" for file in paths[:5])
