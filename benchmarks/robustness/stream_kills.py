@@ -227,10 +227,5 @@ def show(coming: Iterator[Row]) -> Table:
 
 
 if __name__ == "__main__":
-    command_line.main(
-        __doc__,
-        run,
-        show,
-        choices={"functions": tuple(FUNCTIONS)},
-        table="robustness.stream_kills",
-    )
+    named = {"functions": tuple(FUNCTIONS)}
+    command_line.main(__doc__, run, show, choices=named, table="robustness.stream_kills")
