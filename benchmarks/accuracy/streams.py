@@ -218,6 +218,5 @@ def show(rows: list[Row]) -> Table:
 
 
 if __name__ == "__main__":
-    command_line.main(
-        __doc__, run, show, choices={"models": MODELS, "orders": ORDERS}, table="accuracy.streams"
-    )
+    named = {"models": MODELS, "orders": ORDERS}
+    command_line.main(__doc__, run, show, choices=named, table="accuracy.streams")
