@@ -52,9 +52,13 @@ def attack(kind: str, quick: bool = True) -> Callable[[Callable[[], None]], Call
 
 def catalogue() -> list[Attack]:
     """Returns all attacks."""
-    from benchmarks.robustness import attacks_on_fits, attacks_on_runs
+    from benchmarks.robustness import attacks_on_fits, attacks_on_runs, attacks_on_streams
 
-    del attacks_on_fits, attacks_on_runs  # which add to the list when they are imported
+    del (
+        attacks_on_fits,
+        attacks_on_runs,
+        attacks_on_streams,
+    )  # which add to the list when they are imported
     return [*_FOUND]
 
 
