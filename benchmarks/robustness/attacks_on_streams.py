@@ -19,13 +19,14 @@ Y = np.sort(np.random.default_rng(1).normal(size=2000)).astype(np.float32)
 
 def stream(read: Callable[[], Iterator[Any]], **options: Any) -> sgmcmc.StreamedLogProb:
     """Returns linear regression on blocks of rows, of which a tenth fits into memory."""
+    given: dict[str, Any] = {"batch_size": 50, "memory": 2400} | options
     block = tf.TensorSpec([None, 2], tf.float32), tf.TensorSpec([None], tf.float32)
     return sgmcmc.StreamedLogProb(
         lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1),
         sgmcmc.LinearModel(lambda eta, y: -0.5 * (y - eta) ** 2),
         tf.data.Dataset.from_generator(read, output_signature=block),
         len(X),
-        **{"batch_size": 50, "memory": 2400} | options,
+        **given,
     )
 
 
