@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+from tfp_sgmcmc.internal.checks import eager
+
 _MOST_BYTES = 2**26  # of the examples that enter a checksum
 
 
@@ -120,6 +122,7 @@ def assert_finite(x: tf.Tensor, called: str = "data") -> None:
     """Raises ValueError for NaN or infinity, in slices to save memory."""
     if not x.dtype.is_floating:
         return
+    eager("The constructor of a target")
     rows = max(1, 2**22 // max(1, x.shape[1:].num_elements()))
     for start in range(0, x.shape[0], rows):
         finite = tf.math.is_finite(x[start : start + rows])
