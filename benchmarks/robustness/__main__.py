@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from benchmarks.common import command_line
 
-TABLES = ("attacks", "calls", "files", "kills", "shard_kills", "resumes", "panel", "architectures")
+TABLES = (
+    "attacks",
+    "calls",
+    "files",
+    "kills",
+    "stream_kills",
+    "shard_kills",
+    "resumes",
+    "panel",
+    "architectures",
+)
 
 
 def run(*, quick: bool = False, tables: tuple[str, ...] = TABLES) -> list[str]:

@@ -11,6 +11,15 @@ REASONS = {
     r"RunningMean\(decay=0.0\)": "the average of the last minibatch alone",
     r"(Minibatch|Sharded|Streamed)LogProb\(log_prior_fn=a function, returns 0.0\)": "a flat prior",
     r"StreamedLogProb\(num_examples=9\)": "a dataset may drop its remainder of one example",
+    r"StreamedLogProb\(files=\[\]\)": "no files are known",
+    r"CCAdL\.largest_stable_step\(largest_noise=(True|0|1\.5|array\(\[1.*|<tf\.Tensor.*)\)": (
+        "an eigenvalue of the noise, or one for each chain"
+    ),
+    r"sample\(target=(<function log_prior.*|<tfp_sgmcmc.targets.base.FullDataLogProb object)\)": (
+        "a log posterior of all data"
+    ),
+    r"sample\((num_chains|min_ess)=None\)": "None leaves the default",
+    r"SamplerCallback\(kernel=None\)": "an ensemble that needs no kernel",
     r"preflight\(rtol=inf\)": "allows every difference, as was asked",
     r"(check_finite|integrated_autocorrelation_time|autocorrelation_time_unit_cost)"
     r"\(samples=(\[\]|\{\}|array\(\[\].*)\)": "no draws, of which nothing is said",

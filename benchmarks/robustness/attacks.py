@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.common import command_line
+from benchmarks.common.tables import Table
 
 _FOUND: list[Attack] = []
 _SECONDS = 240.0  # of a process, which otherwise hangs
@@ -51,9 +52,13 @@ def attack(kind: str, quick: bool = True) -> Callable[[Callable[[], None]], Call
 
 def catalogue() -> list[Attack]:
     """Returns all attacks."""
-    from benchmarks.robustness import attacks_on_fits, attacks_on_runs
+    from benchmarks.robustness import attacks_on_fits, attacks_on_runs, attacks_on_streams
 
-    del attacks_on_fits, attacks_on_runs  # which add to the list when they are imported
+    del (
+        attacks_on_fits,
+        attacks_on_runs,
+        attacks_on_streams,
+    )  # which add to the list when they are imported
     return [*_FOUND]
 
 
@@ -126,18 +131,19 @@ def run(*, quick: bool = False, kinds: tuple[str, ...] = ()) -> list[Row]:
     return [judge(each) for each in chosen]
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[Row]) -> Table:
     """Prints the table and what fell; raises SystemExit if anything did."""
-    command_line.print_table({"class": "s", "tried": "d", "held": "d"}, [*table(rows)])
+    printed = command_line.print_table({"class": "s", "tried": "d", "held": "d"}, [*table(rows)])
     fell = [row for row in rows if row.said]
     for row in fell:
         print(f"fell: {row.kind}, {row.name}: {row.said[:500]}")
     if fell:
         raise SystemExit(f"{len(fell)} of {len(rows)} attacks fell (aim: none).")
+    return printed
 
 
 def main() -> None:
-    command_line.main(__doc__, run, show)
+    command_line.main(__doc__, run, show, table="robustness.attacks")
 
 
 if __name__ == "__main__":

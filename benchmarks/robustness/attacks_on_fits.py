@@ -112,7 +112,9 @@ def a_posterior_without_its_directory() -> None:
 
 
 def _automatic(folder: Path) -> Any:
-    sampler = SamplerCallback("auto", prior=PRIOR, output=folder, seed=0)
+    sampler = SamplerCallback(
+        "auto", prior=PRIOR, collect=Collect(num_burnin_epochs=20), output=folder, seed=0
+    )
     model = network()
     model.fit(IndependentBatches(X, Y, batch_size=16), epochs=40, verbose=0, callbacks=[sampler])
     return sampler.result

@@ -327,16 +327,15 @@ def sigterm_in_every_phase_of_sample() -> None:
 @attack("signals", quick=False)
 def two_processes_in_one_directory() -> None:
     folder = new_folder() / "run"
-    child = os.fork()
-    if not child:
-        try:
-            _sample_into(folder, 200_000)
-        finally:
-            os._exit(0)
-    while not (folder / "checkpoint.npz").exists():
-        time.sleep(0.01)
+    # A new process, because a fork of one whose TensorFlow has threads may stand still.
+    program = "import pathlib, sys; from benchmarks.robustness import attacks_on_runs as attacks; "
+    program += "attacks._sample_into(pathlib.Path(sys.argv[1]), 200_000)"
+    child = subprocess.Popen([sys.executable, "-c", program, folder], stderr=subprocess.DEVNULL)
     try:
-        told(f"in use by process {child}", lambda: _sample_into(folder), ValueError)
+        while not (folder / "checkpoint.npz").exists():
+            assert child.poll() is None, "the first process ended by itself"
+            time.sleep(0.01)
+        told(f"in use by process {child.pid}", lambda: _sample_into(folder), ValueError)
     finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        child.kill()
+        child.wait()

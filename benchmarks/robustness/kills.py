@@ -109,13 +109,13 @@ def run_fit(directory: Path | None) -> list[Any]:
 KINDS: dict[str, Callable[[Path | None], list[Any]]] = {"sample": run_sample, "fit": run_fit}
 
 
-def start(kind: str, directory: Path | None, output: Path) -> int:
+def start(run: Callable[[Path | None], list[Any]], directory: Path | None, output: Path) -> int:
     """Runs in another process, which writes its result or its error; returns its number."""
     child = os.fork()
     if child:
         return child
     try:
-        found = KINDS[kind](directory)
+        found = run(directory)
         with output.with_suffix(".new").open("wb") as file:
             np.savez(file, *found)
         output.with_suffix(".new").rename(output)
@@ -147,7 +147,7 @@ def end(child: int, checkpoint: Path | None, rng: np.random.Generator) -> bool:
 def killed(kind: str, kills: int, folder: Path) -> Row:
     """Kills runs of a kind until there are `kills` kills, and lets the last run come to its end."""
     rng, output = np.random.default_rng(0), folder / "found.npz"
-    end(start(kind, None, folder / "whole.npz"), None, rng)
+    end(start(KINDS[kind], None, folder / "whole.npz"), None, rng)
     whole = loaded(folder / "whole.npz")
     count = runs = equal = 0
     failures: list[str] = []
@@ -155,7 +155,7 @@ def killed(kind: str, kills: int, folder: Path) -> Row:
         directory = folder / f"run{runs}"
         while not output.exists() and not failures:
             checkpoint = directory / "checkpoint.npz" if count < kills else None
-            count += end(start(kind, directory, output), checkpoint, rng)
+            count += end(start(KINDS[kind], directory, output), checkpoint, rng)
             failures += errors(folder)
         found = loaded(output)
         output.unlink(missing_ok=True)

@@ -148,8 +148,8 @@ assert not report.problems
 # %% [markdown]
 # ## A damaged file
 #
-# A new run would read all files. One of them is cut off. The message names the row where reading
-# stopped:
+# A new run would read all files. One of them is cut off. The message names it, what it lacks, and
+# the row up to which blocks were read:
 
 # %%
 damaged = folder / "x-5.npy"

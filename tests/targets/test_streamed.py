@@ -356,3 +356,44 @@ def test_a_file_that_changes_is_named_and_draws_are_kept(tmp_path: Path) -> None
         run_to(15, tmp_path / "run")  # the files are not given, so the error of reading names it
     np.save(files[3], parts[3])
     np.testing.assert_array_equal(run_to(15, tmp_path / "run", files=files).states, whole)
+
+
+def test_a_row_that_is_not_finite_is_named_and_not_the_step_size() -> None:
+    rows = X[:20].copy()
+    rows[13] = np.nan
+    of = target(dataset=tf.data.Dataset.from_tensor_slices(rows).batch(4), num_examples=20)
+    kernel = sgmcmc.SGLD(of, 0.001)
+    with pytest.raises(ValueError, match="first in example 13 of epoch 0"):
+        sgmcmc.preflight(of, tf.zeros([2]), kernel=kernel)
+    with pytest.raises(sgmcmc.NonFiniteChainError, match="Batch 3 of the stream has a"):
+        sgmcmc.sample_chain(kernel, tf.zeros([2]), 20, **OPTIONS)
+
+
+def test_files_must_be_a_list_and_the_kernel_must_take_batches(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="files must be a list of paths. Received: '/"):
+        target(files=str(tmp_path))
+    of = target(dataset=tf.data.Dataset.from_tensor_slices(X[:20]).batch(4), num_examples=20)
+    hmc = tfp.mcmc.HamiltonianMonteCarlo(lambda t: -(t**2), 0.1, 2)
+    with pytest.raises(TypeError, match="kernel of a StreamedLogProb must take its batches"):
+        Feed(of, hmc.bootstrap_results(tf.zeros([])))
+
+
+def test_the_damaged_file_and_the_line_of_the_generator_are_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(400, dtype=np.float32))
+
+    def read() -> Any:
+        yield np.load(tmp_path / "a.npy")[:4]
+        yield np.load(tmp_path / "a.npy", mmap_mode="r")[4:]
+
+    rows = tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec([None], tf.float32))
+    of = target(dataset=rows, num_examples=400, batch_size=4, files=[tmp_path / "a.npy"])
+    list(of.blocks(100))
+    content = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(content[:-40])
+    with pytest.raises(sgmcmc.StreamReadError, match="a.npy has 1688 bytes, and had 1728 at first"):
+        list(of.blocks(100))
+    with pytest.raises(sgmcmc.StreamReadError) as raised:  # of a new run
+        target(dataset=rows, num_examples=400, batch_size=4, files=[tmp_path / "a.npy"])
+    said = str(raised.value)
+    assert "a.npy is damaged: 40 bytes are lacking at its end. It raised: ValueError" in said
+    assert "test_streamed.py, line" in said and "{{" not in said

@@ -214,6 +214,7 @@ class CCAdL(MomentumKernel):
         """
         if largest_noise is not None:
             largest_noise = at_least_zero("largest_noise", largest_noise)
+        largest_curvature = at_least_zero("largest_curvature", largest_curvature)
         if self._parameters["scheme"] == "midpoint":
             return super().largest_stable_step(largest_curvature)
         is_split = self._parameters["scheme"] == "adodacbc"

@@ -57,6 +57,7 @@ def permuted_indices(
     Returns:
       `int32` tensor of shape `[*chain_shape, n]`.
     """
+    integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
     keys = _round_keys(_as_seeds(seed, positions), num_examples, chain_shape)
     return _permuted(keys, positions, num_examples)
 

@@ -21,6 +21,7 @@ class Feed:
       must_repeat: whether to warn if the dataset gives other batches when it is read again.
 
     Raises:
+      TypeError: the kernel takes no batches from the stream.
       ValueError: some batches in the results were used, and the dataset now gives other batches.
     """
 
@@ -30,6 +31,12 @@ class Feed:
             return
         found: list[StreamState] = []
         tree.traverse(lambda x: found.append(x) if isinstance(x, StreamState) else None, results)
+        if not found:
+            raise TypeError(
+                "The kernel of a StreamedLogProb must take its batches, as the kernels of this "
+                f"library do. Received: a kernel with {type(results).__name__}, which takes all "
+                f"rows.{self._target.wrapping_advice}"
+            )
         leaves, batches = tree.flatten(results), tree.flatten(found[0].batches)
         # Searched only once, because `tree.traverse` leaves reference cycles that hold batches of
         # many megabytes until the garbage collector runs.
@@ -67,6 +74,21 @@ class Feed:
                 leaves[at] = batch
             results = tree.unflatten_as(results, leaves)
         return results, self._target.batches_per_read - used
+
+    def wrong_batch(self, results: Any) -> str:
+        """Returns a sentence that names the first batch that is not finite, or ''."""
+        if self._target is None:
+            return ""
+        leaves = tree.flatten(results)
+        batches = [np.asarray(leaves[at]) for at in self._batches]
+        for i in range(self._target.batches_per_read):
+            if not all(x.dtype.kind != "f" or np.isfinite(x[i]).all() for x in batches):
+                read = max(int(leaves[self._position]) - 1, 0) // self._target.batches_per_read
+                return (
+                    f"Batch {read * self._target.batches_per_read + i} of the stream has a NaN or "
+                    "infinite entry: remove or impute it."
+                )
+        return ""
 
 
 _REPEATABLE = (

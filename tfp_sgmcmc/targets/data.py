@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+from tfp_sgmcmc.internal.checks import eager
+
 _MOST_BYTES = 2**26  # of the examples that enter a checksum
 
 
@@ -120,6 +122,7 @@ def assert_finite(x: tf.Tensor, called: str = "data") -> None:
     """Raises ValueError for NaN or infinity, in slices to save memory."""
     if not x.dtype.is_floating:
         return
+    eager("The constructor of a target")
     rows = max(1, 2**22 // max(1, x.shape[1:].num_elements()))
     for start in range(0, x.shape[0], rows):
         finite = tf.math.is_finite(x[start : start + rows])
@@ -128,4 +131,18 @@ def assert_finite(x: tf.Tensor, called: str = "data") -> None:
             raise ValueError(
                 f"{called} must be finite. Received: an array of shape {tuple(x.shape)} with a NaN "
                 f"or infinite entry, first in example {row}. Remove or impute it."
+            )
+
+
+def assert_finite_rows(rows: Any, first: int) -> None:
+    """Raises ValueError for NaN or infinity in rows of a dataset; `first` is the number of one."""
+    for x in tf.nest.flatten(rows):
+        if not x.dtype.is_floating:
+            continue
+        finite = np.isfinite(x.numpy())
+        if not finite.all():
+            wrong = ~finite.reshape(len(finite), -1).all(axis=1)
+            raise ValueError(
+                "dataset must be finite. Received: a NaN or infinite entry, first in example "
+                f"{first + int(np.argmax(wrong))} of epoch 0. Remove or impute it."
             )

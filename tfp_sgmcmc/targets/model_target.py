@@ -164,7 +164,10 @@ def _explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -
         where = "".join(f"[{key!r}]" for key in path)
         cure = f"cast it in {name}, as by tf.cast(batch{where}, '{dtype}'), if it is to be floating"
         if x.dtype.is_floating:
-            cure = f"pass dtype='{dtype}' to the target or start from a {x.dtype.name} state"
+            cure = (
+                f"pass dtype='{dtype}' to the target, or cast the rows of its dataset, or start "
+                f"from a {x.dtype.name} state"
+            )
         raise TypeError(
             f"{name} failed for a state of dtype {dtype} and data{where} of dtype {x.dtype.name}: "
             f"{cure}. It raised: {error}"

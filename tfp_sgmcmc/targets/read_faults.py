@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+
+from tfp_sgmcmc.internal.checks import path
+from tfp_sgmcmc.targets.file_damage import damage_of
 
 
 class StreamReadError(OSError):
@@ -32,24 +36,36 @@ class ReadFaults:
 
     Raises:
       StreamReadError: a file is missing.
+      TypeError: `files` is no list of paths.
     """
 
     def __init__(self, files: Sequence[str | os.PathLike[str]]):
-        self._sizes = {Path(file): _size(Path(file)) for file in files}
-        missing = [path for path, size in self._sizes.items() if size is None]
+        if isinstance(files, str) or not isinstance(files, Sequence):
+            raise TypeError(f"files must be a list of paths. Received: {files!r}.")
+        paths = [path(f"files[{i}]", file) for i, file in enumerate(files)]
+        self._sizes = {file: _size(file) for file in paths}
+        missing = [file for file, size in self._sizes.items() if size is None]
         if missing:
             raise StreamReadError(f"files must exist. Received: {_listed(missing)}.")
 
     def changed(self) -> str:
         """Returns a sentence that names the files that are missing or have another size, or ''."""
         found = []
-        for path, before in self._sizes.items():
-            now = _size(path)
+        for file, before in self._sizes.items():
+            now = _size(file)
             if now is None:
-                found.append(f"{path} is missing")
+                found.append(f"{file} is missing")
             elif now != before:
-                found.append(f"{path} has {now} bytes, and had {before} at first")
+                found.append(f"{file} has {now} bytes, and had {before} at first")
         return f" {'; '.join(found)}." if found else ""
+
+    def damaged(self) -> str:
+        """Returns a sentence that names the first file with damage that its format shows, or ''."""
+        for file in self._sizes:
+            damage = damage_of(file)
+            if damage:
+                return f" {file} is damaged: {damage}."
+        return ""
 
     def check(self, epoch: int) -> None:
         """Raises StreamReadError if a file is missing or has another size than at first."""
@@ -68,22 +84,37 @@ class ReadFaults:
         except StreamReadError:
             raise
         except (tf.errors.OpError, OSError) as error:
-            message = error.message if isinstance(error, tf.errors.OpError) else str(error)
             raise StreamReadError(
                 f"The dataset cannot be read in epoch {epoch} after {num_read()} examples."
-                f"{self.changed()} It raised: {message} {_REPAIR}"
+                f"{self.changed() or self.damaged()} It raised: {_raised(error)} When that is "
+                "mended, a run in a directory goes on by the same call."
             ) from error
 
 
 _REPAIR = "Restore the file. A run in a directory then goes on by the same call."
+_INTERNAL = re.compile(
+    r"\{\{function_node .*?\}\} ?|\s*\[\[\{\{node .*?\}\}\]\]|\s*\[Op:.*", re.DOTALL
+)
+_LINE = re.compile(r'File "([^"]*)", line (\d+), in')
 
 
-def _size(path: Path) -> int | None:
+def _raised(error: Exception) -> str:
+    """Returns what was raised without TensorFlow's names of nodes, and where in a user's code."""
+    if not isinstance(error, tf.errors.OpError):
+        return f"{type(error).__name__}: {error}."
+    said = _INTERNAL.sub("", error.message).strip()
+    first, *_ = said.splitlines() or [type(error).__name__]
+    lines = [x for x in _LINE.findall(said) if "/lib/python" not in x[0]]
+    where = f" ({lines[-1][0]}, line {lines[-1][1]})" if lines else ""
+    return f"{first.rstrip('.')}{where}."
+
+
+def _size(file: Path) -> int | None:
     try:
-        return path.stat().st_size
+        return file.stat().st_size
     except FileNotFoundError:
         return None
 
 
 def _listed(paths: Sequence[Path]) -> str:
-    return ", ".join(f"{path}, which is missing" for path in paths[:5])
+    return ", ".join(f"{file}, which is missing" for file in paths[:5])

@@ -138,7 +138,7 @@ class StreamedLogProb(Target):
                     "dataset must be one epoch, without .repeat(). Received: an infinite dataset."
                 )
             first = next(iter(epoch), None)
-        integer("num_examples", num_examples, 1)
+        most = integer("num_examples", num_examples, 1)
         if first is None:
             raise self._wrong_length(0, 0, num_examples)
         first = as_tensors(first, None, "dataset")
@@ -151,7 +151,7 @@ class StreamedLogProb(Target):
         given = leading_axis(first, "dataset")
         for leaf in tf.nest.flatten(first):
             assert_finite(leaf, "dataset")
-        size = given if batch_size is None else integer("batch_size", batch_size, 1)
+        size = given if batch_size is None else integer("batch_size", batch_size, 1, most)
         self.num_examples = integer("num_examples", num_examples, size)
         self.batch_size = size
         self.batches_per_read = integer("batches_per_read", batches_per_read, 1)
@@ -280,9 +280,10 @@ class StreamedLogProb(Target):
         )
 
     def _wrong_length(self, epoch: int, seen: int, expected: int) -> ValueError:
+        again = " Each pass must begin at the first example." if seen < expected else ""
         return ValueError(
             f"dataset must have num_examples={expected} examples in each epoch. Received: epoch "
-            f"{epoch} has {seen}.{self._faults.changed()}"
+            f"{epoch} has {seen}.{self._faults.changed()}{again}"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:

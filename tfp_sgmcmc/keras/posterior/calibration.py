@@ -109,6 +109,8 @@ class TemperatureScaling:
         positive("temperature", self.temperature)
         if self.axis is not None:
             integer("axis", self.axis, -_MOST_AXES, _MOST_AXES)
+        values = array("log_densities", self.log_densities, finite=False)
+        require("log_densities", self.log_densities, values.shape == (2,), "two numbers")
 
     def __call__(self, probabilities: Any) -> np.ndarray:
         """Returns probabilities, such as `prediction.mean`, with the temperature.

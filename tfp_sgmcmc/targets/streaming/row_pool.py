@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events, unflatten_events
 from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
+from tfp_sgmcmc.targets.data import assert_finite_rows
 from tfp_sgmcmc.targets.laplace.mode import check_single_state, find_center
 from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, matrices, to_unit_diagonal
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
@@ -185,14 +186,7 @@ def read_rows(
     """
     began, kept = time.perf_counter(), Reservoir(most, rng)
     for rows in target.blocks(target.block_rows):
-        for x in tf.nest.flatten(rows):
-            values = x.numpy()
-            if x.dtype.is_floating and not np.isfinite(values).all():
-                wrong = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-                raise ValueError(
-                    "dataset must be finite. Received: a NaN or infinite entry, first in example "
-                    f"{kept.num_seen + int(np.argmax(wrong))} of epoch 0. Remove or impute it."
-                )
+        assert_finite_rows(rows, kept.num_seen)
         kept.add(rows)
         show("reading", kept.num_seen)
     return kept.rows(), Pass(kept.num_seen, time.perf_counter() - began)

@@ -31,12 +31,15 @@ class Reservoir:
         if not self._kept:
             self._structure = tf.nest.map_structure(lambda x: None, rows)
             self._kept = [np.empty([self._most, *x.shape[1:]], x.dtype) for x in leaves]
-        numbers = self.num_seen + np.arange(len(leaves[0]))
-        slots = np.where(numbers < self._most, numbers, self._rng.integers(0, numbers + 1))
+        count = len(leaves[0])
+        first = min(count, max(0, self._most - self.num_seen))  # which fill empty slots
+        numbers = self.num_seen + np.arange(first, count)
+        slots = self._rng.integers(0, numbers + 1)
         taken = slots < self._most
         for kept, x in zip(self._kept, leaves, strict=True):
-            kept[slots[taken]] = x[taken]  # a slot that is named twice keeps the later row
-        self.num_seen += len(numbers)
+            kept[self.num_seen : self.num_seen + first] = x[:first]
+            kept[slots[taken]] = x[first:][taken]  # a slot that is named twice keeps the later row
+        self.num_seen += count
 
     def rows(self) -> Any:
         """Returns the rows that are kept, as leaves `[rows, ...]`."""

@@ -14,6 +14,7 @@ import tree
 from tfp_sgmcmc.covariance.base import covariance_states
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets.data import assert_finite_rows
 from tfp_sgmcmc.targets.laplace.curvature import one_chain
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.validation.initial_distance import check_approach
@@ -71,10 +72,14 @@ def measure_order(target: StreamedLogProb) -> Order | None:
     """Compares the means of an epoch's batches, by reading for 30 s at most.
 
     Returns None for fewer than 20 batches.
+
+    Raises:
+      ValueError: a row that was read is not finite.
     """
     began, names, means = time.perf_counter(), list[str](), []
     count, total, squares = 0, np.zeros([]), np.zeros([])
     for rows in target.blocks(target.batch_size):
+        assert_finite_rows(rows, count)
         columns = _columns(rows)
         names, values = [*columns], np.stack([*columns.values()], axis=-1)
         if len(values) < target.batch_size:
@@ -125,6 +130,14 @@ def check_temperature(kernel: Any, target: StreamedLogProb, state: State) -> Non
     if len(gradients) < 2:
         return
     noise = np.stack(gradients).astype(np.float64)
+    if not np.isfinite(noise).all():
+        wrong = int(np.argmin(np.isfinite(noise).all(axis=1)))
+        warnings.warn(
+            "The gradients of batches must be finite at the initial state. Received: NaN or "
+            f"infinite ones of batch {wrong} of the stream.",
+            stacklevel=5,
+        )
+        return
     noise -= noise.mean(axis=0)
     results, dtype = kernel.bootstrap_results(here), tf.nest.flatten(here)[0].dtype
     products = []
