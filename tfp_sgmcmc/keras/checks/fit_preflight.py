@@ -328,8 +328,8 @@ def warn_of_learning_rates(
         if isinstance(callback, _LEARNING_RATE) and not chain.follows_learning_rate:
             warnings.warn(
                 f"{type(callback).__name__} changes the optimizer's learning rate, which this "
-                "kernel does not use. Pass SamplerCallback the name of a kernel and step_size="
-                '"learning_rate", or the kernel step_size=target.learning_rate.',
+                "kernel does not use. Leave it out; or pass SamplerCallback the name of a kernel "
+                'and step_size="learning_rate", or the kernel step_size=target.learning_rate.',
                 stacklevel=2,
             )
 
