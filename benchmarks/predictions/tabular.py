@@ -82,24 +82,26 @@ def _friedman(rows: int = ROWS) -> Table:
     del rows
     from sklearn.datasets import make_friedman1
 
-    return Table(*make_friedman1(1000, noise=1.0, random_state=0), 0)
+    x, y = make_friedman1(1000, noise=1.0, random_state=0)
+    return Table(x, y, 0)
 
 
 def _moons(rows: int = ROWS) -> Table:
     del rows
     from sklearn.datasets import make_moons
 
-    return Table(*make_moons(500, noise=0.3, random_state=0), 2)
+    x, y = make_moons(500, noise=0.3, random_state=0)
+    return Table(x, y, 2)
 
 
 def _flipped(rows: int = ROWS) -> Table:
     del rows
     from sklearn.datasets import make_classification
 
-    made = make_classification(
+    x, y = make_classification(
         1000, 20, n_informative=8, n_classes=5, flip_y=0.1, n_clusters_per_class=1, random_state=0
     )
-    return Table(*made, 5)
+    return Table(x, y, 5)
 
 
 def _stored(name: str, num_classes: int, **options: Any) -> Loader:

@@ -171,6 +171,22 @@ def test_members_predict_by_their_mean(sampler):
     assert_close([sampler.predict(X, verbose=0).mean], [p.mean(axis=(0, 1))], rtol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
+def test_members_are_served_as_one_model(sampler, tmp_path):
+    served = sampler.posterior.to_keras_model(batched=True)
+    served.save(tmp_path / "served.keras")
+    found = keras.models.load_model(tmp_path / "served.keras")(X)
+    assert_close([found["mean"]], [sampler.predict(X, verbose=0).mean], rtol=1e-5)
+
+
+def test_one_network_is_distilled_from_members(sampler):
+    """The labels are noise, so a network that keeps its start would lose."""
+    found = sampler.posterior.distil(X, (X, Y), epochs=3, batch_size=N, seed=0)
+    want, got = found.ensemble.log_predictive_density, found.network.log_predictive_density
+    assert found.nats_lost == want - got < 0.2
+    assert found.model.count_params() == affine().count_params()
+
+
 def test_an_ensemble_is_not_reported_as_draws(sampler, tmp_path):
     posterior = sampler.posterior
     assert sampler.is_annealed and posterior.is_tempered and posterior.temperature is None
