@@ -201,6 +201,7 @@ class FitSettings:
             assert self.num_chains is not None  # checked
             num_steps = (source.num_batches or params.get("steps") or 0) * num_epochs
             self.ensemble.settle(source, self.num_examples, self.num_chains, num_steps)
+            preflight.has_relative_weights = self.ensemble.rows_of_chains is not None
         if self._collect.depends_on_fit:
             found = self._collect.over(source.num_batches or params.get("steps"), num_epochs)
             left_out = [n for n in _NUMBERS if getattr(self._collect, n) is None]

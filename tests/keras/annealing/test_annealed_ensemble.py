@@ -137,6 +137,16 @@ def test_a_chain_is_the_same_whatever_its_unseen_rows_are(sampler):
         assert all(np.abs(before[-1, c] - after[-1, c]).max() > 0 for c in (0, 2, 3, 4))
 
 
+def test_weights_of_examples_are_relative_to_their_mean(sampler):
+    """Without a warning, too."""
+    weights = np.full([N], 1e-3)
+    weighted = affine()
+    found = sgmcmc.keras.SamplerCallback(seed=3, collect=sgmcmc.keras.Collect(0, 0))
+    weighted.fit(X, Y, B, EPOCHS, sample_weight=weights, shuffle=False, verbose=0,
+                 callbacks=[found])  # fmt: skip
+    assert_close(found.samples, sampler.samples, rtol=2e-3, atol=2e-4)
+
+
 def test_pool_and_members_do_not_depend_on_the_kind_of_data(sampler):
     others = [
         run(Batches(), None, collect=sgmcmc.keras.Collect(0, 0)),
