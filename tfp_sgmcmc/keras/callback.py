@@ -51,8 +51,7 @@ class SamplerCallback(keras.callbacks.Callback):
     apart by their inputs, so augmentation belongs into layers of the model; data that give other
     rows when they are read again have no pool, and predict from the last fifth of the run.
     Weights of examples and classes count relative to their mean. Validation data of `fit` are only
-    reported, for the first chain. A further `fit` goes on with
-    the settings of the end.
+    reported, for the first chain. A further `fit` goes on with the settings of the end.
 
     With a kernel, or "posterior", it samples the posterior of the weights, at temperature 1 unless
     the kernel says otherwise. The rest of this page is about that, and the way in which `fit`
