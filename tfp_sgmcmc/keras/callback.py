@@ -12,6 +12,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
+from tfp_sgmcmc.keras.annealing.annealed_ensemble import check_no_early_stopping
 from tfp_sgmcmc.keras.chain.chain import check_same_variables
 from tfp_sgmcmc.keras.checks.fit_preflight import check_samplable
 from tfp_sgmcmc.keras.checks.progress_lines import Phase
@@ -211,7 +212,8 @@ class SamplerCallback(keras.callbacks.Callback):
       check_num_examples: whether to check that an epoch of `fit` has N examples.
 
     Raises:
-      ValueError: numbers out of range. In `fit`: a model that is not compiled, has no trainable
+      ValueError: numbers out of range. In `fit`: `EarlyStopping` beside the annealed ensemble, which
+        would stop it before it has cooled; a model that is not compiled, has no trainable
         weights, overrides `train_step` or `compute_loss`, or has constraints; a Keras loss that is
         not a likelihood, such as squared errors; a prior that does not fit the variables; an epoch
         that does not have N examples; dependent batches for a kernel that expects others; outputs
@@ -470,6 +472,8 @@ class SamplerCallback(keras.callbacks.Callback):
         self.is_in_fit = True
         is_stored = isinstance(self._recorder.samples, StoredSampleLog)
         check_callbacks(self._callback_list, self, is_stored)
+        if self.is_annealed:
+            check_no_early_stopping(self._callback_list)
         num_epochs, model = self.params["epochs"], self.model
         source = training_data.training_source(model, self._data)
         if self._recorder.chain is None:

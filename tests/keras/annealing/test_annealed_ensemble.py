@@ -167,6 +167,12 @@ def test_rows_without_an_identity_have_no_pool():
     assert len(sampler.posterior) == found.is_chosen.sum() == K // 5
 
 
+def test_early_stopping_is_refused():
+    stop = keras.callbacks.EarlyStopping("loss")
+    with pytest.raises(ValueError, match="EarlyStopping must be left out.*cools along all epochs"):
+        affine().fit(X, Y, verbose=0, callbacks=[sgmcmc.keras.SamplerCallback(), stop])
+
+
 def test_data_of_unknown_length_are_refused():
     with pytest.raises(ValueError, match="needs to know how many steps"):
         run(((X, Y) for _ in range(2)), None, num_examples=N)

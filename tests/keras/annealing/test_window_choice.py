@@ -51,7 +51,8 @@ def test_rows_that_chains_have_seen_do_not_count():
 
 
 def test_short_runs_take_what_they_have():
-    assert last_window(np.array([0.3, 0.6])).is_chosen.all()
+    assert last_window(np.array([0.3, 0.6])).is_chosen.tolist() == [False, True]
+    assert last_window(np.array([0.01])).is_chosen.all()
     found = choose_windows(RNG.normal(size=[2, C, Q]), np.array([0.5, 1.0]), FOLD)
     assert set(found.loss) < set(WINDOWS)
     assert found.is_chosen.any()

@@ -82,11 +82,9 @@ def choose_windows(log_likelihood: np.ndarray, times: np.ndarray, fold: np.ndarr
 
 
 def last_window(times: np.ndarray) -> WindowChoice:
-    """Returns the states of the last window; all states if it has none."""
-    is_chosen = _is_in(times, WINDOWS[-1])
-    if not is_chosen.any():
-        return WindowChoice(((0.0, 1.0),), {}, 0, np.ones(len(times), bool))
-    return WindowChoice(WINDOWS[-1:], {}, 0, is_chosen)
+    """Returns the states of the last window; of a run that ended before, the last fifth of it."""
+    after, until = (x * min(1.0, float(times.max())) for x in WINDOWS[-1])
+    return WindowChoice(((after, until),), {}, 0, _is_in(times, (after, until)))
 
 
 def _is_in(times: np.ndarray, *windows: Window) -> np.ndarray:
