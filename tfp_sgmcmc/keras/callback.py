@@ -212,8 +212,8 @@ class SamplerCallback(keras.callbacks.Callback):
       check_num_examples: whether to check that an epoch of `fit` has N examples.
 
     Raises:
-      ValueError: numbers out of range. In `fit`: `EarlyStopping` beside the annealed ensemble, which
-        would stop it before it has cooled; a model that is not compiled, has no trainable
+      ValueError: numbers out of range. In `fit`: `EarlyStopping` beside the annealed ensemble,
+        which would stop it before it has cooled; a model that is not compiled, has no trainable
         weights, overrides `train_step` or `compute_loss`, or has constraints; a Keras loss that is
         not a likelihood, such as squared errors; a prior that does not fit the variables; an epoch
         that does not have N examples; dependent batches for a kernel that expects others; outputs
