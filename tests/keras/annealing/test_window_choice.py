@@ -19,8 +19,8 @@ def losses(log_likelihood, window):
             np.mean(np.exp([log_likelihood[s, (fold + i) % C, row] for s in inside]))
             for i in (0, 1)
         ]
-        first, second = -np.mean(np.log(p)), -np.log(np.mean(p))
-        found.append(first - 1.6 * (first - second))
+        delta = (p[0] - p[1]) / (p[0] + p[1])
+        found.append(-np.log(np.mean(p)) - 0.6 * delta**2 / 2)
     return np.array(found)
 
 
@@ -37,6 +37,14 @@ def test_windows_within_a_standard_error_of_the_best_are_chosen():
     inside = [any(a < t <= b + 1e-9 for a, b in want) for t in TIMES]
     np.testing.assert_array_equal(found.is_chosen, inside)
     assert "30 rows" in str(found)
+
+
+def test_chains_that_disagree_do_not_make_a_window_look_good():
+    """One chain is sure of the right class and the other of a wrong one, only in the first half."""
+    log_likelihood = np.full([S, C, Q], -0.3)
+    log_likelihood[: S // 2] = np.where(np.arange(C) % 2, -0.01, -50.0)[:, np.newaxis]
+    found = choose_windows(log_likelihood, TIMES, np.zeros(Q, int))
+    assert found.is_chosen.tolist() == [t > 0.5 for t in TIMES]
 
 
 def test_rows_that_chains_have_seen_do_not_count():
