@@ -249,6 +249,8 @@ class FitSettings:
         assert self.num_examples is not None  # settled
         if self.ensemble is not None:
             self.ensemble.begin_chain(model)
+            # A trained model has seen rows that are hidden from chain 0.
+            starts = "fresh" if starts == "initializers" else starts
         return Chain(
             model,
             self._make_kernel_fn if pilot is None else pilot.make_kernel,

@@ -51,6 +51,13 @@ def sampler():
     return run(collect=sgmcmc.keras.Collect(0, 0))
 
 
+def test_the_weights_of_the_model_make_no_difference(sampler):
+    """They may have been trained with the hidden rows."""
+    trained = affine()
+    trained.set_weights([w + 5 for w in trained.get_weights()])
+    assert_equal(run(model=trained, collect=sgmcmc.keras.Collect(0, 0)).samples, sampler.samples)
+
+
 def missed(sampler):
     """Returns which chains never see a row, `[C, N]`, from the hashes alone."""
     key = sampler._settings.ensemble._key
@@ -119,7 +126,8 @@ def test_every_step_is_that_of_the_equations(sampler):
 def _starts():
     """Returns where the chains start: a run whose steps are too small to move."""
     sampler = sgmcmc.keras.SamplerCallback(
-        small_models.sgld(1e-12, 1e-12), prior=None, chains=C, seed=3,
+        small_models.sgld(1e-12, 1e-12), prior=None, seed=3,
+        chains=sgmcmc.keras.Chains(C, initial_states="fresh"),
         collect=sgmcmc.keras.Collect(0, 0),
     )  # fmt: skip
     affine().fit(X[:B], Y[:B], batch_size=B, epochs=1, verbose=0, callbacks=[sampler])
