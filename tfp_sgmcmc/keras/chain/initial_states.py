@@ -33,7 +33,8 @@ def stacked_starts(
       starts: "initializers" draws the other chains' states from the initializer of each variable.
         It is the layer's attribute with Keras' name (`kernel_initializer` for `kernel`), or the one
         with which the layer's `build` adds the variable. "fresh" draws the state of chain 0 as
-        well. "model" starts all chains where chain 0 starts. A sequence of arrays `[num_chains, ...]`, one per variable, sets all states.
+        well. "model" starts all chains where chain 0 starts. A sequence of arrays
+        `[num_chains, ...]`, one per variable, sets all states.
       seed: seed of the draws.
 
     Raises:
