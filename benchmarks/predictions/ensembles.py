@@ -4,10 +4,9 @@ A network, by default d-50-50-classes with ReLU, is trained by Adam (learning ra
 32, at most 400 epochs), which stops when the loss on 15 % of the rows has not improved for 20
 epochs (`--patience`), and goes back to its best weights. "Adam" is one such network, "DE5" the mean
 prediction of five, and "annealed" is `fit` with `SamplerCallback()` and no other argument, on all
-rows, with as many gradients for each of its five chains as a member took on average. "convnet",
-"batchnorm" and "transformer" are networks of images and texts (see `networks.py`). Regressions have
-a mean and a scale. Splits have numbers; test rows are 20 %, of texts 30 %, or half of the stored
-data, of which `--rows` are taken.
+rows, with as many gradients for each of its five chains as a member took on average. "convnet" and
+"batchnorm" are networks of images (see `networks.py`). Regressions have a mean and a scale. Splits
+have numbers; test rows are 20 %, or half of the stored data, of which `--rows` are taken.
 
 The table gives the means over splits of NLL (in nats), error (share of wrong classes, or root mean
 squared error), calibration (expected error over 15 bins, or coverage of 90 % intervals), and the
@@ -123,7 +122,7 @@ def compare(
 def make_model(data: Split, table: Table, units: Sequence[int], seed: list[int]) -> keras.Model:
     """Returns a compiled network."""
     keras.utils.set_random_seed(int(np.random.default_rng(seed).integers(2**31)))
-    inputs = keras.Input(data.x.shape[1:], dtype=data.x.dtype.name)
+    inputs = keras.Input(data.x.shape[1:])
     x = inputs if table.network is None else table.network(inputs)
     for n in units if table.network is None else ():
         x = keras.layers.Dense(n, "relu")(x)

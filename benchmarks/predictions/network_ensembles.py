@@ -1,4 +1,4 @@
-"""`SamplerCallback()` against a deep ensemble, with convolutions and a transformer.
+"""`SamplerCallback()` against a deep ensemble, with networks of convolutions.
 
 The methods, scores and options are those of `python -m benchmarks.predictions.ensembles`.
 """
@@ -11,7 +11,7 @@ from benchmarks.common import command_line
 from benchmarks.predictions import ensembles
 from benchmarks.predictions.tabular import TABLES
 
-PROBLEMS = ("convnet", "transformer")
+PROBLEMS = ("convnet", "batchnorm")
 
 if __name__ == "__main__":
     run = functools.partial(ensembles.run, problems=PROBLEMS)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 import datasets
-from benchmarks.predictions import docstrings, networks
+from benchmarks.predictions import networks
 
 VALIDATION = 0.15  # of the rows that are not test data
 ROWS = 4000  # of stored data, of which half are test data
@@ -62,7 +62,7 @@ def split(table: Table, seed: int) -> Split:
         x = (x - x[train].mean(axis=0)) / (x[train].std(axis=0) + 1e-8)
     if not table.num_classes:
         y = ((y - y[train].mean()) / y[train].std()).astype(np.float32)[:, np.newaxis]
-    x = x if x.dtype.kind == "i" else x.astype(np.float32)  # numbers of words stay integers
+    x = x.astype(np.float32)
     return Split(x[train], y[train], x[test], y[test], round(VALIDATION * len(train)))
 
 
@@ -120,14 +120,6 @@ def _stored(name: str, num_classes: int, **options: Any) -> Loader:
     return load
 
 
-def _docstrings(rows: int = ROWS) -> Table:
-    x, y, _ = docstrings.docstrings()
-    return Table(
-        x[:rows], y[:rows], len(docstrings.PACKAGES), is_scaled=True, test_share=0.3,
-        network=networks.transformer,
-    )  # fmt: skip
-
-
 _IMAGES: dict[str, Any] = {"is_scaled": True, "test_share": 0.5}
 TABLES: dict[str, Loader] = {
     "wine": _sklearn("wine", 3),
@@ -146,5 +138,4 @@ TABLES: dict[str, Loader] = {
     "mnist": _stored("mnist", 10, **_IMAGES),
     "convnet": _stored("mnist", 10, **_IMAGES, network=networks.convnet),
     "batchnorm": _stored("mnist", 10, **_IMAGES, network=networks.normalized_convnet),
-    "transformer": _docstrings,
 }

@@ -12,7 +12,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
-from tfp_sgmcmc.keras.annealing.annealed_ensemble import check_no_early_stopping
+from tfp_sgmcmc.keras.annealing import annealed_ensemble
 from tfp_sgmcmc.keras.chain.chain import check_same_variables
 from tfp_sgmcmc.keras.checks.fit_preflight import check_samplable
 from tfp_sgmcmc.keras.checks.progress_lines import Phase
@@ -214,12 +214,12 @@ class SamplerCallback(keras.callbacks.Callback):
 
     Raises:
       ValueError: numbers out of range. In `fit`: `EarlyStopping` beside the annealed ensemble,
-        which would stop it before it has cooled; a model that is not compiled, has no trainable
-        weights, overrides `train_step` or `compute_loss`, or has constraints; a Keras loss that is
-        not a likelihood, such as squared errors; a prior that does not fit the variables; an epoch
-        that does not have N examples; dependent batches for a kernel that expects others; outputs
-        that are not the probabilities that the loss expects; another problem than the chain's; NaN
-        in the initial weights.
+        which would stop it before it has cooled, or trainable attention in its model; a model that
+        is not compiled, has no trainable weights, overrides `train_step` or `compute_loss`, or has
+        constraints; a Keras loss that is not a likelihood, such as squared errors; a prior that
+        does not fit the variables; an epoch that does not have N examples; dependent batches for a
+        kernel that expects others; outputs that are not the probabilities that the loss expects;
+        another problem than the chain's; NaN in the initial weights.
       MemoryError: in `fit`, kept states and the kernel's results would not fit into memory.
       OSError: in `fit`, the samples would not fit on the disk of the `output`.
       TypeError: arguments of a wrong type. In `fit`: `kernel` returns no kernel.
@@ -473,9 +473,11 @@ class SamplerCallback(keras.callbacks.Callback):
         self.is_in_fit = True
         is_stored = isinstance(self._recorder.samples, StoredSampleLog)
         check_callbacks(self._callback_list, self, is_stored)
+        model = self.model
         if self.is_annealed:
-            check_no_early_stopping(self._callback_list)
-        num_epochs, model = self.params["epochs"], self.model
+            annealed_ensemble.check_no_early_stopping(self._callback_list)
+            annealed_ensemble.check_layers(model)
+        num_epochs = self.params["epochs"]
         source = training_data.training_source(model, self._data)
         if self._recorder.chain is None:
             self._settings.settle(source, model, self.params, self._recorder, self._preflight)

@@ -181,6 +181,17 @@ def test_early_stopping_is_refused():
         affine().fit(X, Y, verbose=0, callbacks=[sgmcmc.keras.SamplerCallback(), stop])
 
 
+def test_trainable_attention_is_refused():
+    """As measured, chains stay near chance there."""
+    inputs = keras.Input([3])
+    x = keras.layers.Reshape([3, 1])(inputs)
+    x = keras.layers.MultiHeadAttention(1, 2, name="attend")(x, x)
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Flatten()(x)))
+    model.compile(loss=small_models.CROSSENTROPY)
+    with pytest.raises(ValueError, match="no trainable attention.*'attend'"):
+        model.fit(X, Y, verbose=0, callbacks=[sgmcmc.keras.SamplerCallback()])
+
+
 def test_data_of_unknown_length_are_refused():
     with pytest.raises(ValueError, match="needs to know how many steps"):
         run(((X, Y) for _ in range(2)), None, num_examples=N)
