@@ -213,13 +213,13 @@ class SamplerCallback(keras.callbacks.Callback):
       check_num_examples: whether to check that an epoch of `fit` has N examples.
 
     Raises:
-      ValueError: numbers out of range. In `fit`: `EarlyStopping` beside the annealed ensemble,
-        which would stop it before it has cooled, or trainable attention in its model; a model that
-        is not compiled, has no trainable weights, overrides `train_step` or `compute_loss`, or has
-        constraints; a Keras loss that is not a likelihood, such as squared errors; a prior that
-        does not fit the variables; an epoch that does not have N examples; dependent batches for a
-        kernel that expects others; outputs that are not the probabilities that the loss expects;
-        another problem than the chain's; NaN in the initial weights.
+      ValueError: numbers out of range. In `fit`: beside the annealed ensemble, `EarlyStopping`, which
+        would stop it before it has cooled, or a model with trainable embeddings or attention; a
+        model that is not compiled, has no trainable weights, overrides `train_step` or
+        `compute_loss`, or has constraints; a Keras loss that is not a likelihood, such as squared
+        errors; a prior that does not fit the variables; an epoch that does not have N examples;
+        dependent batches for a kernel that expects others; outputs that are not the probabilities
+        that the loss expects; another problem than the chain's; NaN in the initial weights.
       MemoryError: in `fit`, kept states and the kernel's results would not fit into memory.
       OSError: in `fit`, the samples would not fit on the disk of the `output`.
       TypeError: arguments of a wrong type. In `fit`: `kernel` returns no kernel.

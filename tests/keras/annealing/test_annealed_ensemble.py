@@ -181,15 +181,17 @@ def test_early_stopping_is_refused():
         affine().fit(X, Y, verbose=0, callbacks=[sgmcmc.keras.SamplerCallback(), stop])
 
 
-def test_trainable_attention_is_refused():
-    """As measured, chains stay near chance there."""
+@pytest.mark.parametrize("name", ["attend", "words"])
+def test_layers_that_learn_too_slowly_are_refused(name):
+    """As measured, chains stay near chance there; a frozen layer passes."""
+    L = keras.layers
     inputs = keras.Input([3])
-    x = keras.layers.Reshape([3, 1])(inputs)
-    x = keras.layers.MultiHeadAttention(1, 2, name="attend")(x, x)
-    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Flatten()(x)))
+    x = L.Embedding(9, 2, name="words", trainable=name == "words")(inputs)
+    x = L.MultiHeadAttention(1, 2, name="attend", trainable=name == "attend")(x, x)
+    model = keras.Model(inputs, L.Dense(4)(L.Flatten()(x)))
     model.compile(loss=small_models.CROSSENTROPY)
-    with pytest.raises(ValueError, match="no trainable attention.*'attend'"):
-        model.fit(X, Y, verbose=0, callbacks=[sgmcmc.keras.SamplerCallback()])
+    with pytest.raises(ValueError, match=f"no trainable embedding or attention.*'{name}'"):
+        model.fit(np.abs(X), Y, verbose=0, callbacks=[sgmcmc.keras.SamplerCallback()])
 
 
 def test_data_of_unknown_length_are_refused():

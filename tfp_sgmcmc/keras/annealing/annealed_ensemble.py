@@ -24,7 +24,8 @@ _FIRST_TEMPERATURE, _LAST_TEMPERATURE = 0.3, 0.01
 _RELAXATION = 100.0  # factor of the prior's variance from the first step to the last
 _FIRST_STEP, _LAST_STEP, _STEP_FALLS = 2.0, 0.2, 0.8
 _ROWS = 512  # that show the size of the inputs
-_ATTENTION = (
+_TOO_SLOW = (
+    keras.layers.Embedding,
     keras.layers.MultiHeadAttention,
     keras.layers.GroupQueryAttention,
     keras.layers.Attention,
@@ -141,14 +142,14 @@ def check_alone(**given: Any) -> None:
 
 
 def check_layers(model: keras.Model) -> None:
-    """Raises ValueError if the model has layers that the ensemble was seen not to train."""
+    """Raises ValueError if the model has layers that the ensemble learns far slower than Adam."""
     for layer in internals.layers(model):
-        if isinstance(layer, _ATTENTION) and layer.trainable_variables:
+        if isinstance(layer, _TOO_SLOW) and layer.trainable_variables:
             raise ValueError(
-                "The model must have no trainable attention for SamplerCallback(), whose chains "
-                "then stay near chance where Adam learns. Received: the layer "
-                f"{layer.name!r} ({type(layer).__name__}). Give SamplerCallback a kernel and a "
-                "prior, and train the model by Adam before; or freeze the layer."
+                "The model must have no trainable embedding or attention for SamplerCallback(), "
+                "whose chains stay near chance there for as many epochs as Adam needs. Received: "
+                f"the layer {layer.name!r} ({type(layer).__name__}). Give SamplerCallback a kernel "
+                "and a prior, and train the model by Adam before; or freeze the trained layer."
             )
 
 
