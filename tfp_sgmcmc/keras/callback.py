@@ -213,7 +213,7 @@ class SamplerCallback(keras.callbacks.Callback):
       check_num_examples: whether to check that an epoch of `fit` has N examples.
 
     Raises:
-      ValueError: numbers out of range. In `fit`: beside the annealed ensemble, `EarlyStopping`, which
+      ValueError: numbers out of range. In `fit`: with the annealed ensemble, `EarlyStopping`, which
         would stop it before it has cooled, or a model with trainable embeddings or attention; a
         model that is not compiled, has no trainable weights, overrides `train_step` or
         `compute_loss`, or has constraints; a Keras loss that is not a likelihood, such as squared
