@@ -12,7 +12,6 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
-from tfp_sgmcmc.keras.annealing import annealed_ensemble
 from tfp_sgmcmc.keras.chain.chain import check_same_variables
 from tfp_sgmcmc.keras.checks.fit_preflight import check_samplable
 from tfp_sgmcmc.keras.checks.progress_lines import Phase
@@ -473,11 +472,7 @@ class SamplerCallback(keras.callbacks.Callback):
         self.is_in_fit = True
         is_stored = isinstance(self._recorder.samples, StoredSampleLog)
         check_callbacks(self._callback_list, self, is_stored)
-        model = self.model
-        if self.is_annealed:
-            annealed_ensemble.check_no_early_stopping(self._callback_list)
-            annealed_ensemble.check_layers(model)
-        num_epochs = self.params["epochs"]
+        num_epochs, model = self.params["epochs"], self.model
         source = training_data.training_source(model, self._data)
         if self._recorder.chain is None:
             self._settings.settle(source, model, self.params, self._recorder, self._preflight)

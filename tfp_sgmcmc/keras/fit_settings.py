@@ -18,6 +18,7 @@ from tfp_sgmcmc.keras.annealing.annealed_ensemble import (
     AnnealedEnsemble,
     check_alone,
     check_chains,
+    check_layers,
 )
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables, recorded_variables
 from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
@@ -199,6 +200,7 @@ class FitSettings:
         num_epochs = params["epochs"] - initial_epoch_of_fit(model)
         if self.ensemble is not None:
             assert self.num_chains is not None  # checked
+            check_layers(model)
             num_steps = (source.num_batches or params.get("steps") or 0) * num_epochs
             self.ensemble.settle(source, self.num_examples, self.num_chains, num_steps)
             preflight.has_relative_weights = self.ensemble.rows_of_chains is not None

@@ -153,18 +153,6 @@ def check_layers(model: keras.Model) -> None:
             )
 
 
-def check_no_early_stopping(callback_list: keras.callbacks.CallbackList | None) -> None:
-    """Raises ValueError if a callback would stop the run before it has cooled."""
-    for callback in callback_list.callbacks if callback_list else ():
-        if isinstance(callback, keras.callbacks.EarlyStopping):
-            raise ValueError(
-                "EarlyStopping must be left out with SamplerCallback(), which cools along all "
-                "epochs of fit and then chooses the part of the run that predicts best. Received: "
-                f"{type(callback).__name__} beside it. Give fit about as many epochs as one "
-                "network takes until it stops."
-            )
-
-
 def check_chains(num_chains: int | None) -> int:
     """Returns the number of chains; raises ValueError if it is below 3."""
     return checks.integer("chains", 1 if num_chains is None else num_chains, 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -106,7 +105,7 @@ class Posterior:
         temperature: float | None = 1.0,
     ):
         internals.check_built(model)
-        self.model, self.variables = model, _checked_variables(variables, model)
+        self.model, self.variables = model, sample_arrays.checked_variables(variables, model)
         self.num_chains = None if num_chains is None else integer("num_chains", num_chains, 1)
         self.samples = sample_arrays.checked(samples, self.variables, num_chains)
         self.weights = sample_arrays.checked_weights(weights, len(self))
@@ -450,21 +449,10 @@ class Posterior:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name must be a string. Received: {name!r}.")
         checks.boolean("batched", batched)
-        kept = self if max_bytes is None else self._within(max_bytes)
+        k = 1 if max_bytes is None else sample_arrays.thinning(self.samples, max_bytes)
         return averaged_model(
-            self.model, self.variables, kept._arrays(), name, inputs, is_batched=batched
+            self.model, self.variables, self.thin(k)._arrays(), name, inputs, is_batched=batched
         )
-
-    def _within(self, max_bytes: int) -> Posterior:
-        """Returns as many evenly spaced samples as have room in these bytes."""
-        checks.integer("max_bytes", max_bytes, 1)
-        size = sum(math.prod(s.shape[1:]) * np.dtype(s.dtype).itemsize for s in self.samples)
-        if size > max_bytes:
-            raise ValueError(
-                f"max_bytes must be at least {size}, which one sample of each chain takes. "
-                f"Received: {max_bytes}."
-            )
-        return self.thin(max(1, math.ceil(len(self) / (max_bytes // size))))
 
     def distil(
         self,
@@ -809,22 +797,6 @@ def step_size_weights(step_sizes: np.ndarray) -> np.ndarray | None:
     """Returns the weights of samples that steps of such sizes left; None for equal ones."""
     is_known = bool(np.isfinite(step_sizes).all())
     return step_sizes if is_known and np.ptp(step_sizes) > 0 else None
-
-
-def _checked_variables(variables: Any, model: keras.Model) -> list[keras.Variable]:
-    found = list(variables) if isinstance(variables, list | tuple) else [variables]
-    for variable in found:
-        if not isinstance(variable, keras.Variable):
-            raise TypeError(
-                "variables must be a list of the model's variables, such as "
-                f"model.trainable_variables. Received: a {type(variable).__name__}."
-            )
-        if not any(variable is v for v in model.variables):
-            raise ValueError(
-                f"variables must be variables of the model {model.name!r}. Received: "
-                f"{variable.path}, which it does not have."
-            )
-    return found
 
 
 def _check_path(path: Any) -> None:
