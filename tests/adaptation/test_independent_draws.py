@@ -106,7 +106,7 @@ def test_poor_weights_leave_the_draws_to_a_chain() -> None:
     center = [tf.zeros([]), tf.zeros([4])]
     found = Coordinates(target, None, center, np.eye(5), np.eye(5), "hessian", 1)
     runs = PilotRuns(4, 5, tf.float32, tf.constant([0, 1]), True)
-    assert independent_draws(target, found, runs, np.zeros(2), 100, 4) is None
+    assert independent_draws(target, found, runs, np.zeros(2), 100, 4) == (None, found)
     assert "were dropped, because the weights" in runs.dropped[0]
 
 

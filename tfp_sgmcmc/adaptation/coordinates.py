@@ -48,8 +48,8 @@ class Coordinates(NamedTuple):
       factor: L in theta = center + L z, or None beyond 4096 entries.
       precision: the inverse of L L^T.
       kind: "hessian" at a mode, "low rank" beyond 4096 entries, "widths" where a prior has kinks,
-        "pilot" by the data's curvature at the mean of a pilot's draws, or "covariance" by the
-        covariance of a pilot's draws.
+        "pilot" by the data's curvature at the mean of a pilot's draws or of a fitted normal
+        distribution, or "covariance" by the covariance of a pilot's draws.
       num_passes: passes over the data that finding the center took.
     """
 
@@ -164,6 +164,19 @@ def whiten_at_draws(problem: MinibatchLogProb, before: Coordinates, z: np.ndarra
     curvature = -(offsets * slopes).mean(axis=0) / np.maximum(offsets.var(axis=0), 1e-300)
     found = matrices(hessian_products(problem, center), flatten_events(center, 0).numpy())
     precision = with_prior_curvature(found, curvature)
+    return _by_precision(problem, center, found, precision, "pilot", before.num_passes)
+
+
+def whiten_by_normal(
+    problem: MinibatchLogProb, before: Coordinates, mean: np.ndarray, factor: np.ndarray
+) -> Coordinates:
+    """Returns coordinates in which a normal distribution fitted to the posterior is N(0, I).
+
+    The likelihood's Hessian is evaluated at the mean.
+    """
+    center = state_at(mean, before.center)
+    found = matrices(hessian_products(problem, center), flatten_events(center, 0).numpy())
+    precision = np.linalg.inv(factor @ factor.T)
     return _by_precision(problem, center, found, precision, "pilot", before.num_passes)
 
 

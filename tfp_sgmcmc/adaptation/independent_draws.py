@@ -9,23 +9,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.coordinates import Coordinates
-from tfp_sgmcmc.adaptation.modes import NUM_STARTS
+from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_normal
+from tfp_sgmcmc.adaptation.modes import NUM_STARTS, WORTH_COMPILING
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import state_at
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import (
-    BLOCK_SIZE,
     Certificate,
     compare,
-    log_prob_of_vectors,
+    num_evaluations,
+    weighted_sample_of,
 )
-from tfp_sgmcmc.diagnostics.weighted_sample import (
-    MOST_K,
-    WeightedSample,
-    fit_weighted_sample,
-    num_draws_for,
-)
+from tfp_sgmcmc.diagnostics.vector_functions import BLOCK_SIZE, log_prob_of_vectors
+from tfp_sgmcmc.diagnostics.weighted_sample import MOST_K, WeightedSample
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.sampling.loop import Loop
@@ -34,9 +30,9 @@ from tfp_sgmcmc.targets.base import kept_program
 from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
 from tfp_sgmcmc.targets.laplace.quadratic import root_of_inverse
 
-_MOST_DIMENSIONS = 64
+_NUM_DRAWS = 2000  # that are weighed
 _MOST_ENTRIES = 10_000_000  # N D
-_MOST_SECONDS = 10.0
+_MOST_SECONDS = 20.0
 _LEAST_EFFICIENCY = 0.2
 _BLOCK = 1000  # proposals of all chains that are evaluated at once
 _WORTH = 0.6  # independent draws in a kept one, at least
@@ -51,11 +47,12 @@ def independent_draws(
     seed: np.ndarray,
     num_results: int,
     num_chains: int,
-) -> PreparedKernel | None:
-    """Returns `IndependentMetropolis` with a fitted proposal.
+) -> tuple[PreparedKernel | None, Coordinates]:
+    """Returns `IndependentMetropolis` with a fitted proposal, and coordinates for other kernels.
 
-    The result is None if that is not cheap, or if the weights of the best proposal are poor. The
-    reason is then noted in `runs`.
+    The first is None if that is not cheap, or if the weights of the best proposal are poor. The
+    reason is then noted in `runs`. The coordinates are `found`, or those of the normal distribution
+    nearest to the posterior, if that was fitted.
 
     Args:
       problem: the target.
@@ -65,21 +62,21 @@ def independent_draws(
       num_results: number of draws of each chain.
       num_chains: number of chains.
     """
-    if found.factor is None or runs.dim > _MOST_DIMENSIONS:
-        return None
-    if problem.num_examples * runs.dim > _MOST_ENTRIES:
-        return None
-    log_prob_fn = log_prob_of_vectors(problem, found.center)
+    if found.factor is None or problem.num_examples * runs.dim > _MOST_ENTRIES:
+        return None, found
+    is_large = problem.num_examples * runs.dim > WORTH_COMPILING
+    log_prob_fn = log_prob_of_vectors(problem, found.center, is_large)
     mean = flatten_events(found.center, 0).numpy().astype(np.float64)
-    seconds, size = _seconds(log_prob_fn, mean), num_draws_for(runs.dim)
-    cost = seconds * (2 * size + num_results * num_chains)
+    seconds = _seconds(log_prob_fn, mean)
+    cost = seconds * (num_evaluations(runs.dim, _NUM_DRAWS) + num_results * num_chains)
     if cost > _MOST_SECONDS:
         runs.dropped.append(
             f"Independent draws were dropped, because they would take about {cost:.0f} s."
         )
-        return None
+        return None, found
     rng = np.random.default_rng(seed.astype(np.uint32))
-    sample, num_rounds = fit_weighted_sample(log_prob_fn, mean, found.factor, size, rng)
+    first = problem, found.center, mean, found.factor
+    sample, how, normal = weighted_sample_of(*first, _NUM_DRAWS, rng, is_large)
     figures = (
         f"an efficiency of {sample.efficiency:.2f} and a Pareto k of {sample.pareto_k:.2f}, "
         f"{_LIMITS}"
@@ -89,7 +86,9 @@ def independent_draws(
             "Independent draws were dropped, because the weights of a normal distribution with "
             f"heavy tails have {figures}."
         )
-        return None
+        if normal is not None and normal.converged:
+            found = whiten_by_normal(problem, found, normal.mean, normal.factor)
+        return None, found
     proposal, independent = sample.proposal, sample.efficiency / (2 - sample.efficiency)
     stride, burn_in = int(np.ceil(_WORTH / independent)), int(np.ceil(_BURN_IN / independent))
     center = state_at(proposal.mean, found.center)
@@ -109,17 +108,16 @@ def independent_draws(
         num_steps_between_results=stride - 1,
         milliseconds=runs.milliseconds,
     )
-    rounds = "one round" if num_rounds == 1 else f"{num_rounds} rounds"
     every = "every state" if stride == 1 else f"one state in {stride}"
     lines = (
         f"A mode of the posterior was found in {found.num_passes} passes over the data, and "
         f"{NUM_STARTS} other starts were searched for further modes.",
-        f"A normal distribution with heavy tails was fitted to the posterior in {rounds} of "
-        f"{size} draws. Weighed by the exact posterior, its draws have {figures}.",
+        f"A normal distribution with heavy tails was fitted to the posterior {how}. Weighed by "
+        f"the exact posterior, its draws have {figures}.",
         "Its draws are proposed to a Metropolis test, which makes them exact and nearly "
         f"independent. IndependentMetropolis keeps {every}.",
     )
-    return with_proposal(problem, choices, runs.jit_compile, lines, sample)
+    return with_proposal(problem, choices, runs.jit_compile, lines, sample), found
 
 
 def with_proposal(
@@ -154,13 +152,9 @@ def with_proposal(
 def _sample(problem: MinibatchLogProb, choices: Choices, center: State) -> WeightedSample:
     mean = flatten_events(center, 0).numpy().astype(np.float64)
     assert choices.hessian is not None
-    return fit_weighted_sample(
-        log_prob_of_vectors(problem, center),
-        mean,
-        root_of_inverse(-choices.hessian),
-        num_draws_for(len(mean)),
-        np.random.default_rng(np.asarray(choices.seed).astype(np.uint32)),
-    )[0]
+    factor = root_of_inverse(-choices.hessian)
+    rng = np.random.default_rng(np.asarray(choices.seed).astype(np.uint32))
+    return weighted_sample_of(problem, center, mean, factor, _NUM_DRAWS, rng)[0]
 
 
 def _seconds(log_prob_fn: Callable[[np.ndarray], np.ndarray], mean: np.ndarray) -> float:

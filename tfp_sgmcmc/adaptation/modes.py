@@ -6,19 +6,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_probability as tfp
 
-from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events, unflatten_events
-from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
+from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
-from tfp_sgmcmc.targets.base import kept_program
 
 _FAR = 4.0  # distance, in deviations of Laplace's approximation, from which a mode is another one
 _DEPTH = 10.0  # difference of the log posterior from which a mode has hardly any mass
 _RADII = (5.0, 15.0)  # of the nearer starts, in deviations of an entry
 NUM_STARTS = 16
-_NUM_GRADIENTS = 100
+WORTH_COMPILING = 1_000_000  # N D, from which XLA is worth its time for a search
+_NUM_GRADIENTS, _FLAT = 100, 0.03  # of a climb at most, and the gradient at which it ends
 
 
 class OtherMode(NamedTuple):
@@ -41,19 +39,12 @@ def value_and_gradient_of_z(
     The state is center + L z with the factor L. The compiled function is that of the state, so it
     serves every center.
     """
-    dtype, flat = tf.nest.flatten(center)[0].dtype, flatten_events(center, 0).numpy()
-
-    def of_states(theta: tf.Tensor) -> Any:
-        return tfp.math.value_and_gradient(
-            lambda theta: call_with_state(problem, unflatten_events(theta, center, 0)), theta
-        )
-
-    name = f"value and gradient of many, jit_compile={jit_compile}"
-    evaluate = kept_program(problem, name, center, lambda: traced(of_states, jit_compile))
+    flat = flatten_events(center, 0).numpy()
+    evaluate = value_and_gradient_of_vectors(problem, center, jit_compile, in_blocks=False)
 
     def of_z(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, gradient = evaluate(tf.constant(flat + z @ factor.T, dtype))
-        return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64) @ factor
+        value, gradient = evaluate(flat + z @ factor.T)
+        return value, gradient @ factor
 
     return of_z
 
@@ -93,6 +84,8 @@ def find_other_mode(
         step = np.linalg.norm(z, axis=-1) / np.maximum(np.linalg.norm(gradient, axis=-1), 1e-30)
         step = np.minimum(0.1 * step, 1.0)
         for _ in range(_NUM_GRADIENTS):
+            if (np.abs(gradient).max(axis=-1) < _FLAT).all():
+                break
             moved = z + step[:, np.newaxis] * gradient
             there, slope = at(moved)
             good = (there >= value - 1e-3 * np.abs(value)) & np.isfinite(slope).all(axis=-1)

@@ -17,7 +17,12 @@ from tfp_sgmcmc.adaptation.fallback import sample_nonquadratic
 from tfp_sgmcmc.adaptation.hmc import TimedHMC
 from tfp_sgmcmc.adaptation.independent_draws import independent_draws
 from tfp_sgmcmc.adaptation.langevin import LangevinSelector
-from tfp_sgmcmc.adaptation.modes import far_starts, find_other_mode, value_and_gradient_of_z
+from tfp_sgmcmc.adaptation.modes import (
+    WORTH_COMPILING,
+    far_starts,
+    find_other_mode,
+    value_and_gradient_of_z,
+)
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
@@ -32,7 +37,6 @@ from tfp_sgmcmc.targets import MinibatchLogProb, StreamedLogProb, preflight
 from tfp_sgmcmc.targets.base import kept_program
 
 _MOST_RUNS = 3
-_WORTH_COMPILING = 1_000_000  # N D, for a search of 100 gradients
 _MOST_SECONDS = 60.0  # of sampling, for draws that are made again because they are slow
 
 
@@ -76,7 +80,8 @@ class KernelSelector:
         self._find_modes(found, found.factor)
         seed = random.fold_in(self._mode_seed, 1).numpy()
         options = self._runs, seed, num_results, self._num_chains
-        independent = independent_draws(self._problem, found, *options)
+        independent, found = independent_draws(self._problem, found, *options)
+        self._found = found
         if independent is not None:
             return dataclasses.replace(independent, flags=self._flags)
         if self._problem.num_examples == 1:
@@ -102,7 +107,7 @@ class KernelSelector:
         seed = self._mode_seed.numpy()
         starts = far_starts(runs.dim, inverse @ first, inverse * widths, seed)
         # XLA takes longer to compile a small program than the program runs.
-        is_large = self._problem.num_examples * runs.dim > _WORTH_COMPILING
+        is_large = self._problem.num_examples * runs.dim > WORTH_COMPILING
         options = like, factor, runs.jit_compile and is_large
         other = find_other_mode(value_and_gradient_of_z(self._problem, *options), starts)
         if other is not None:

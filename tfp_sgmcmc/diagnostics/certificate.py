@@ -12,21 +12,28 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics.arrays import floating_parts
 from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
+from tfp_sgmcmc.diagnostics.kl_normal import KLNormal, fit_kl_normal, num_gradients
+from tfp_sgmcmc.diagnostics.vector_functions import (
+    log_prob_of_vectors,
+    value_and_gradient_of_vectors,
+)
 from tfp_sgmcmc.diagnostics.weighted_sample import (
+    Proposal,
     WeightedSample,
     fit_weighted_sample,
     num_draws_for,
+    weigh,
 )
 from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.internal.nest import State, flatten_events, part_names, unflatten_events
-from tfp_sgmcmc.internal.xla import traced
-from tfp_sgmcmc.targets.base import Target, as_target, kept_program
+from tfp_sgmcmc.targets.base import Target, as_target
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 MOST_K = 0.7  # up to which averages of weighted draws are accurate (Vehtari et al. 2024)
-_MOST_DIMENSIONS = 64
+_MOST_DIMENSIONS = 1000
+_MOST_FOR_MOMENTS = 32  # dimensions in which D x D moments of draws cost less than gradients
+_TAIL_SHARE = 0.1
 _MOST_ROWS = 20  # of the text
-BLOCK_SIZE = 100  # states that are evaluated at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +156,7 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
       A `Certificate`.
 
     Raises:
-      ValueError: there are fewer than 50 draws, or more than 64 parameters; draws are not finite;
+      ValueError: there are fewer than 50 draws, or more than 1000 parameters; draws are not finite;
         the target is a stream, which cannot be evaluated at many states in one pass.
       TypeError: an argument has the wrong type.
 
@@ -181,11 +188,56 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
         raise ValueError("result must have finite draws that differ. Received: others.")
     correlation = np.corrcoef(rows, rowvar=False).reshape(dim, dim) + dim / len(rows) * np.eye(dim)
     factor = scale[:, np.newaxis] * np.linalg.cholesky(correlation)
-    log_prob_fn = log_prob_of_vectors(log_posterior, like)
     rng = np.random.default_rng(random.as_seed(seed).numpy().astype(np.uint32))
-    size = max(num_draws, num_draws_for(dim))
-    sample, _ = fit_weighted_sample(log_prob_fn, mean, factor, size, rng)
+    sample, _, _ = weighted_sample_of(log_posterior, like, mean, factor, num_draws, rng)
     return compare(parameters, sample, like, _constrain(log_posterior), num_starts=0)
+
+
+def weighted_sample_of(
+    target: Target,
+    like: State,
+    mean: np.ndarray,
+    factor: np.ndarray,
+    num_draws: int,
+    rng: np.random.Generator,
+    jit_compile: bool = False,
+) -> tuple[WeightedSample, str, KLNormal | None]:
+    """Returns weighted draws from a proposal fitted to a posterior, and a clause on how.
+
+    Up to 32 dimensions the proposal is fitted to the moments of weighted draws, and above by
+    gradients, as the normal distribution nearest in KL(q, p), which is then the third result.
+
+    Args:
+      target: the posterior.
+      like: one unconstrained state.
+      mean: of the first proposal, `[D]`.
+      factor: a Cholesky factor of the first proposal's covariance.
+      num_draws: least number of draws, even.
+      rng: a generator of random numbers.
+      jit_compile: whether XLA compiles log posteriors and gradients.
+    """
+    log_prob_fn, dim = log_prob_of_vectors(target, like, jit_compile), len(mean)
+    if dim <= _MOST_FOR_MOMENTS:
+        size = max(num_draws, num_draws_for(dim))
+        sample, rounds = fit_weighted_sample(log_prob_fn, mean, factor, size, rng)
+        return sample, f"in {_rounds(rounds)} of {size} draws", None
+    gradient_fn = value_and_gradient_of_vectors(target, like, jit_compile)
+    normal = fit_kl_normal(gradient_fn, mean, factor, rng)
+    proposal = Proposal(normal.mean, normal.factor, _TAIL_SHARE)
+    sample, _ = weigh(log_prob_fn, proposal, num_draws, rng)
+    how = f"in {_rounds(normal.num_rounds)} of {num_gradients(dim)} gradients"
+    return sample, how, normal
+
+
+def num_evaluations(dim: int, num_draws: int) -> int:
+    """Returns the log posteriors that a typical fit takes; a gradient counts as three."""
+    if dim <= _MOST_FOR_MOMENTS:
+        return 2 * max(num_draws, num_draws_for(dim))
+    return 3 * 3 * num_gradients(dim) + num_draws
+
+
+def _rounds(number: int) -> str:
+    return "one round" if number == 1 else f"{number} rounds"
 
 
 def compare(
@@ -232,30 +284,6 @@ def compare(
     nests = (tf.nest.pack_sequence_as(parameters, column) for column in columns)
     size = len(sample.log_weights)
     return Certificate(sample.pareto_k, sample.efficiency, size, num_starts, *nests)
-
-
-def log_prob_of_vectors(target: Target, like: State) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the function of flat unconstrained states, `[S, D]`, that gives log posteriors.
-
-    It evaluates blocks of 100 states, so it is traced once. XLA does not compile it, which would
-    take longer than the calls of a fit.
-    """
-    dtype, dim = tf.nest.flatten(like)[0].dtype, flatten_events(like, 0).shape[0]
-    evaluate = kept_program(
-        target,
-        "log posterior of many",
-        like,
-        lambda: traced(lambda x: target.log_prob_of_many(unflatten_events(x, like, 0))),
-    )
-
-    def log_prob_fn(x: np.ndarray) -> np.ndarray:
-        num_blocks = -(-len(x) // BLOCK_SIZE)
-        padded = np.zeros([num_blocks * BLOCK_SIZE, dim])
-        padded[: len(x)] = x
-        found = [evaluate(tf.constant(b, dtype)).numpy() for b in np.split(padded, num_blocks)]
-        return np.concatenate(found)[: len(x)]
-
-    return log_prob_fn
 
 
 def _draws(result: Any, target: Target) -> tuple[State, Any]:

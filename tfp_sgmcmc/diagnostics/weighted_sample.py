@@ -69,20 +69,28 @@ class WeightedSample(NamedTuple):
 
     @property
     def efficiency(self) -> float:
-        r"""The effective number of draws, \( 1 / \sum_i w_i^2 \), divided by S."""
+        r"""The effective share of draws, \( 1 / (S \sum_i w_i^2) \); 0 if no weight is finite."""
+        if not np.isfinite(self.log_weights.max()):
+            return 0.0
         return float(1 / np.sum(self.weights**2) / len(self.weights))
 
     @property
     def pareto_k(self) -> float:
         """Shape of the largest weights; minus infinity if they hardly exceed the mean."""
+        if not np.isfinite(self.log_weights.max()):
+            return np.inf
         if self.weights.max() * len(self.weights) <= _HARDLY_MORE:
             return -np.inf
         return pareto_shape(self.log_weights)
 
     @property
     def is_reliable(self) -> bool:
-        """Whether the weights have a finite variance, by their largest ones."""
-        return self.pareto_k < MOST_K
+        """Whether the weights have a finite variance, by their largest ones.
+
+        Where nearly all weights are equal, the few largest tell their shape only roughly, and k may
+        be up to 0.7, below which averages are accurate (Vehtari et al. 2024).
+        """
+        return self.pareto_k < (0.7 if self.efficiency >= _ENOUGH else MOST_K)
 
     def moments(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         r"""Returns mean and standard deviation of `values`, `[S, ...]`, and their standard errors.
@@ -127,6 +135,19 @@ def num_draws_for(dim: int) -> int:
     return max(_LEAST_DRAWS, _DRAWS_PER_SQUARE * dim**2)
 
 
+def weigh(
+    log_prob_fn: Callable[[np.ndarray], np.ndarray],
+    proposal: Proposal,
+    num_draws: int,
+    rng: np.random.Generator,
+) -> tuple[WeightedSample, np.ndarray]:
+    """Returns draws of a proposal with their weights, and their log posteriors, NaN as -inf."""
+    draws = proposal.sample(num_draws, rng)
+    log_probs = log_prob_fn(draws).astype(np.float64)
+    log_probs = np.where(np.isnan(log_probs), -np.inf, log_probs)
+    return WeightedSample(proposal, draws, log_probs - proposal.log_prob(draws)), log_probs
+
+
 def fit_weighted_sample(
     log_prob_fn: Callable[[np.ndarray], np.ndarray],
     mean: np.ndarray,
@@ -160,11 +181,8 @@ def fit_weighted_sample(
     proposal, best = Proposal(mean, factor, _SHARES[1]), None
     proposals, points, values = [], [], []
     for number in range(1, _MOST_ROUNDS + 1):  # noqa: B007
-        draws = proposal.sample(num_draws, rng)
-        log_probs = log_prob_fn(draws).astype(np.float64)
-        log_probs = np.where(np.isnan(log_probs), -np.inf, log_probs)
-        sample = WeightedSample(proposal, draws, log_probs - proposal.log_prob(draws))
-        gain = np.inf if best is None else sample.efficiency / best.efficiency
+        sample, log_probs = weigh(log_prob_fn, proposal, num_draws, rng)
+        gain = sample.efficiency / best.efficiency if best and best.efficiency else np.inf
         if best is None or (sample.is_reliable, sample.efficiency) > (
             best.is_reliable,
             best.efficiency,
@@ -173,7 +191,7 @@ def fit_weighted_sample(
         if best.is_reliable and (best.efficiency >= _ENOUGH or gain < _BETTER):
             break
         proposals.append(proposal)
-        points.append(draws)
+        points.append(sample.draws)
         values.append(log_probs)
         following = _next_proposal(proposals, np.concatenate(points), np.concatenate(values))
         if following is None:

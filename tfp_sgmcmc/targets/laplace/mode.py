@@ -36,7 +36,7 @@ from tfp_sgmcmc.targets.sharded import refuse_shards
 
 _MAX_ITERATIONS = {"auto": 100, "newton": 100, "lbfgs": 100, "adam": 2000}
 _ROUNDS = 3
-_NEWTON_FIRST = 64  # entries up to which Newton steps need no start from L-BFGS
+_NEWTON_FIRST = 128  # entries up to which Newton steps need no start from L-BFGS
 MOST_NEWTON_DIMENSIONS = 1024
 
 
@@ -138,7 +138,7 @@ def find_center(
     define a state that is near enough. By the first, the log posterior is expected to rise by at
     most 0.01 nat on the way to the mode. |H| has the absolute eigenvalues of H. The condition does
     not depend on the units of parameters, and neither do damped Newton steps with the Hessian
-    scaled to a unit diagonal, which search up to 64 entries. Beyond, and where they find no mode,
+    scaled to a unit diagonal, which search up to 128 entries. Beyond, and where they find no mode,
     L-BFGS comes first, and Newton steps follow up to 1024 entries. By the second, each entry of the
     gradient is small compared with its standard deviation under the posterior. It is the only
     condition where no Hessian can be evaluated. The scores
@@ -165,7 +165,7 @@ def find_center(
     Args:
       target: a `MinibatchLogProb`.
       initial_state: the start, one state without chain dimensions, unconstrained with a bijector.
-      method: `"newton"`, `"lbfgs"` or `"adam"`. `"auto"` is `"newton"` up to 64 entries and
+      method: `"newton"`, `"lbfgs"` or `"adam"`. `"auto"` is `"newton"` up to 128 entries and
         `"lbfgs"` beyond.
       max_iterations: Newton steps (default 100), iterations of L-BFGS (default 100, each of two to
         three passes over the data, with as many Newton steps after them), or steps of Adam (default

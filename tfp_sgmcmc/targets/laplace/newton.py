@@ -13,6 +13,7 @@ NEAR_ENOUGH = 0.01  # nats of expected gain at a mode
 MOST_LAST_GAIN = 1e-6  # nats of expected gain that end the ascent, or fewer
 _STILL_FALLING = 0.9  # of the expected gain before a step
 _MOST_DAMPING, _LEAST_DAMPING = 1e30, 1e-12  # where all derivatives vanish, scaled steps are long
+_AS_EXPECTED, _FASTER = 0.1, 100.0  # share of a rise, and the fall of the damping after it
 _ROUNDING = 8  # in units of the last place of the log posterior
 
 
@@ -62,8 +63,9 @@ def newton_ascent(
     \]
 
     |A| has the absolute eigenvalues of A, so that steps leave saddles. The damping \( \lambda \)
-    starts at 1, falls to a quarter after a step that does not lower the log posterior, and rises
-    sixfold after one that does, which is not taken (Levenberg 1944). A change of the units of any
+    starts at 1, falls to a quarter after a step that does not lower the log posterior, to a
+    hundredth if the rise is within a tenth of what derivatives predict, and rises sixfold after a
+    step that lowers it, which is not taken (Levenberg 1944). A change of the units of any
     parameter changes S with it, and leaves the path as it is. Near the mode, where rounding hides
     the rise of the log posterior, the ascent goes on while the expected gain falls, because
     gradients are rounded less.
@@ -98,7 +100,8 @@ def newton_ascent(
             counts = num_steps, num_passes
             return Ascent(theta, log_prob, gain, is_maximum, *counts, scale**2, gradient)
         while damping <= _MOST_DAMPING:
-            proposed = theta + vectors @ (along / (lengths + damping)) / scale
+            step = along / (lengths + damping)
+            proposed = theta + vectors @ step / scale
             reached, num_passes = log_prob_fn(proposed), num_passes + 1
             if np.isfinite(reached) and reached >= log_prob - rounding:
                 found, slope = derivatives_fn(proposed)
@@ -106,6 +109,8 @@ def newton_ascent(
                 if np.isfinite(found).all() and np.isfinite(slope).all():
                     rise, num_steps, before = reached - log_prob, num_steps + 1, gain
                     theta, log_prob, hessian, gradient = proposed, reached, found, slope
-                    damping = max(damping / 4, _LEAST_DAMPING)
+                    expected = float(step @ along - 0.5 * np.sum(lengths * step**2))
+                    is_quadratic = abs(rise - expected) <= _AS_EXPECTED * expected + rounding
+                    damping = max(damping / (_FASTER if is_quadratic else 4), _LEAST_DAMPING)
                     break
             damping *= 6
