@@ -17,9 +17,12 @@ def at_the_weights(model: keras.Model) -> sgmcmc.keras.Posterior:
     return sgmcmc.keras.Posterior(model, variables, [v.numpy()[None] for v in variables])
 
 
-def compared(trained: Any, sampled: Any) -> dict[str, float]:
-    """Returns the numbers of two results of `Posterior.evaluate`, of Adam's weights and samples."""
-    both = {"Adam": trained._asdict(), "posterior": sampled._asdict()}
+def compared(trained: Any, sampled: Any, kind: str = "posterior") -> dict[str, float]:
+    """Returns the numbers of two results of `Posterior.evaluate`, of Adam's weights and samples.
+
+    `kind` says what the samples are.
+    """
+    both = {"Adam": trained._asdict(), kind: sampled._asdict()}
     return {
         f"{name}: {key.replace('_', ' ')}": value
         for key in trained._fields

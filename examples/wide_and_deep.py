@@ -4,7 +4,6 @@ python -m examples.wide_and_deep
 """
 
 import keras
-import tensorflow_probability as tfp
 from keras import layers
 
 import datasets
@@ -21,19 +20,16 @@ def main() -> dict[str, float]:
     outputs = layers.Dense(1)(layers.Concatenate()([inputs, deep]))
     model = keras.Model(inputs, outputs)
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=False)
-    model.fit(x, y, batch_size=50, epochs=20, verbose=0)
+    stop = keras.callbacks.EarlyStopping(patience=10, restore_best_weights=True)
+    held_out = (x[:150], y[:150])
+    history = model.fit(
+        x[150:], y[150:], validation_data=held_out, epochs=200, callbacks=[stop], verbose=0
+    )
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
-    sampler = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.NOGIN(target, step_size=0.01, friction=10.0, covariance="diag"),
-        prior=tfp.distributions.Normal(0.0, 0.3),
-        collect=sgmcmc.keras.Collect(1000, 49),
-        num_examples=1000,
-        seed=0,
-    )
-    data = sampler.resident(x, y, batch_size=100, steps_per_call=500, steps_per_epoch=5000)
-    model.fit(data, callbacks=[sampler], verbose=0)
-    return compared(trained, sampler.posterior.evaluate(x_test, y_test))
+    sampler = sgmcmc.keras.SamplerCallback()  # starts anew, and uses all rows
+    model.fit(x, y, epochs=len(history.epoch), callbacks=[sampler], verbose=0)
+    return compared(trained, sampler.posterior.evaluate(x_test, y_test), "ensemble")
 
 
 if __name__ == "__main__":

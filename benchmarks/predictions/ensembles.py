@@ -2,10 +2,11 @@
 
 A network, by default d-50-50-classes with ReLU, is trained by Adam (learning rate 1e-3, batches of
 32, at most 400 epochs), which stops when the loss on 15 % of the rows has not improved for 20
-epochs, and goes back to its best weights. "Adam" is one such network, "DE5" the mean prediction of
-five, and "annealed" is `fit` with `SamplerCallback()` and no other argument, on all rows, with as
-many gradients for each of its five chains as a member took on average. Regressions have a mean and
-a scale. Splits have numbers; test rows are 20 %, or half of the larger data.
+epochs (`--patience`), and goes back to its best weights. "Adam" is one such network, "DE5" the mean
+prediction of five, and "annealed" is `fit` with `SamplerCallback()` and no other argument, on all
+rows, with as many gradients for each of its five chains as a member took on average. "convnet" and
+"batchnorm" are networks of images (see `networks.py`). Regressions have a mean and a scale. Splits
+have numbers; test rows are 20 %, or half of the stored data, of which `--rows` are taken.
 
 The table gives the means over splits of NLL (in nats), error (share of wrong classes, or root mean
 squared error), calibration (expected error over 15 bins, or coverage of 90 % intervals), and the
@@ -28,7 +29,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.tables import Table as Printed
-from benchmarks.predictions.tabular import TABLES, Split, split
+from benchmarks.predictions.tabular import ROWS, TABLES, Split, Table, split
 
 MEMBERS, EPOCHS, PATIENCE, BATCH = 5, 400, 20, 32
 METHODS = ("Adam", "DE5", "annealed")
@@ -41,6 +42,8 @@ def run(
     splits: int = 5,
     first_split: int = 0,
     units: tuple[int, ...] = (50, 50),
+    rows: int = ROWS,
+    patience: int = PATIENCE,
     quick: bool = False,
     folder: str = "",
 ) -> Iterator[tuple[str, list[dict[str, Scores]]]]:
@@ -50,7 +53,9 @@ def run(
       problems: names of data.
       splits: the number of splits.
       first_split: the number of the first.
-      units: widths of the hidden layers.
+      units: widths of the hidden layers of dense networks.
+      rows: the most rows of stored data.
+      patience: the epochs after which a member stops.
       quick: two epochs and one split.
       folder: keeps the scores of each problem and split, which a later call reads again.
     """
@@ -59,29 +64,37 @@ def run(
         found = []
         for seed in range(first_split, first_split + (1 if quick else splits)):
             width = "-".join(map(str, units))
+            if (rows, patience) != (ROWS, PATIENCE):
+                width += f"_{rows}_{patience}"
             path = Path(folder, f"{name}_{width}_{seed}{'_quick' * quick}.json")
             if folder and path.is_file():
                 found.append(json.loads(path.read_text(encoding="utf-8")))
                 continue
-            found.append(compare(name, seed, units, 2 if quick else EPOCHS))
+            found.append(compare(name, seed, units, 2 if quick else EPOCHS, rows, patience))
             if folder:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(found[-1], indent=1), encoding="utf-8")
         yield name, found
 
 
-def compare(name: str, seed: int, units: Sequence[int], epochs: int) -> dict[str, Scores]:
+def compare(
+    name: str,
+    seed: int,
+    units: Sequence[int],
+    epochs: int,
+    rows: int = ROWS,
+    patience: int = PATIENCE,
+) -> dict[str, Scores]:
     """Returns the scores of the methods in one split."""
-    table = TABLES[name]()
+    table = TABLES[name](rows)
     data = split(table, seed)
-    num_outputs = table.num_classes or 2
     start = time.process_time()
     members, used = [], []
     for member in range(MEMBERS):
-        model = make_model(data, units, num_outputs, bool(table.num_classes), [seed, member])
-        used.append(train(model, data, epochs))
+        model = make_model(data, table, units, [seed, member])
+        used.append(train(model, data, epochs, patience))
         members.append(model.get_weights())
-    variables = model.trainable_variables
+    variables = model.weights  # with the statistics of BatchNormalization
     samples = [np.stack(values) for values in zip(*members, strict=True)]
     ensemble = sgmcmc.keras.Posterior(model, variables, samples)
     found = {"DE5": scores(ensemble, data)}
@@ -92,7 +105,7 @@ def compare(name: str, seed: int, units: Sequence[int], epochs: int) -> dict[str
     start = time.process_time()
     share = 1 - data.num_validation / len(data.x)
     passes = max(1, round(float(np.mean(used)) * share))
-    model = make_model(data, units, num_outputs, bool(table.num_classes), [seed, MEMBERS])
+    model = make_model(data, table, units, [seed, MEMBERS])
     sampler = sgmcmc.keras.SamplerCallback(seed=seed)
     model.fit(data.x, data.y, epochs=passes, batch_size=BATCH, callbacks=[sampler], verbose=0)
     found["annealed"] = scores(sampler.posterior, data)
@@ -106,24 +119,23 @@ def compare(name: str, seed: int, units: Sequence[int], epochs: int) -> dict[str
     return found
 
 
-def make_model(
-    data: Split, units: Sequence[int], num_outputs: int, is_classification: bool, seed: list[int]
-) -> keras.Model:
+def make_model(data: Split, table: Table, units: Sequence[int], seed: list[int]) -> keras.Model:
     """Returns a compiled network."""
     keras.utils.set_random_seed(int(np.random.default_rng(seed).integers(2**31)))
-    hidden = [keras.layers.Dense(n, "relu") for n in units]
-    model = keras.Sequential(
-        [keras.Input(data.x.shape[1:]), *hidden, keras.layers.Dense(num_outputs)]
-    )
+    inputs = keras.Input(data.x.shape[1:])
+    x = inputs if table.network is None else table.network(inputs)
+    for n in units if table.network is None else ():
+        x = keras.layers.Dense(n, "relu")(x)
+    model = keras.Model(inputs, keras.layers.Dense(table.num_classes or 2)(x))
     loss: Any = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss if is_classification else sgmcmc.keras.losses.GaussianNLL())
+    model.compile("adam", loss if table.num_classes else sgmcmc.keras.losses.GaussianNLL())
     return model
 
 
-def train(model: keras.Model, data: Split, epochs: int) -> int:
+def train(model: keras.Model, data: Split, epochs: int, patience: int) -> int:
     """Trains with early stopping; returns the number of epochs."""
     n = data.num_validation
-    stop = keras.callbacks.EarlyStopping(patience=PATIENCE, restore_best_weights=True)
+    stop = keras.callbacks.EarlyStopping(patience=patience, restore_best_weights=True)
     history = model.fit(
         data.x[n:], data.y[n:], validation_data=(data.x[:n], data.y[:n]), epochs=epochs,
         batch_size=BATCH, callbacks=[stop], verbose=0,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 import datasets
+from benchmarks.predictions import networks
 
 VALIDATION = 0.15  # of the rows that are not test data
+ROWS = 4000  # of stored data, of which half are test data
 
 
 class Table(NamedTuple):
@@ -21,6 +23,7 @@ class Table(NamedTuple):
       num_classes: 0 for a regression.
       is_scaled: whether inputs have one scale already, such as pixels.
       test_share: the share of the rows that are test data.
+      network: maps the symbolic input to what the last layer gets; None for dense layers.
     """
 
     x: np.ndarray
@@ -28,6 +31,13 @@ class Table(NamedTuple):
     num_classes: int
     is_scaled: bool = False
     test_share: float = 0.2
+    network: Callable[[Any], Any] | None = None
+
+
+class Loader(Protocol):
+    """Loads a table of at most `rows` rows if it is stored, and of all rows otherwise."""
+
+    def __call__(self, rows: int = ROWS) -> Table: ...
 
 
 class Split(NamedTuple):
@@ -46,8 +56,9 @@ def split(table: Table, seed: int) -> Split:
     order = np.random.default_rng([2000, seed]).permutation(rows)
     cut = round(table.test_share * rows)
     test, train = order[:cut], order[cut:]
-    x, y = table.x.astype(np.float64), table.y
+    x, y = table.x, table.y
     if not table.is_scaled:
+        x = x.astype(np.float64)
         x = (x - x[train].mean(axis=0)) / (x[train].std(axis=0) + 1e-8)
     if not table.num_classes:
         y = ((y - y[train].mean()) / y[train].std()).astype(np.float32)[:, np.newaxis]
@@ -55,8 +66,9 @@ def split(table: Table, seed: int) -> Split:
     return Split(x[train], y[train], x[test], y[test], round(VALIDATION * len(train)))
 
 
-def _sklearn(name: str, num_classes: int, **options: Any) -> Callable[[], Table]:
-    def load() -> Table:
+def _sklearn(name: str, num_classes: int, **options: Any) -> Loader:
+    def load(rows: int = ROWS) -> Table:
+        del rows
         from sklearn import datasets as sources
 
         x, y = getattr(sources, f"load_{name}")(return_X_y=True)
@@ -66,34 +78,41 @@ def _sklearn(name: str, num_classes: int, **options: Any) -> Callable[[], Table]
     return load
 
 
-def _friedman() -> Table:
+def _friedman(rows: int = ROWS) -> Table:
+    del rows
     from sklearn.datasets import make_friedman1
 
-    return Table(*make_friedman1(1000, noise=1.0, random_state=0), 0)
+    x, y = make_friedman1(1000, noise=1.0, random_state=0)
+    return Table(x, y, 0)
 
 
-def _moons() -> Table:
+def _moons(rows: int = ROWS) -> Table:
+    del rows
     from sklearn.datasets import make_moons
 
-    return Table(*make_moons(500, noise=0.3, random_state=0), 2)
+    x, y = make_moons(500, noise=0.3, random_state=0)
+    return Table(x, y, 2)
 
 
-def _flipped() -> Table:
+def _flipped(rows: int = ROWS) -> Table:
+    del rows
     from sklearn.datasets import make_classification
 
-    made = make_classification(
+    x, y = make_classification(
         1000, 20, n_informative=8, n_classes=5, flip_y=0.1, n_clusters_per_class=1, random_state=0
     )
-    return Table(*made, 5)
+    return Table(x, y, 5)
 
 
-def _stored(name: str, num_classes: int, **options: Any) -> Callable[[], Table]:
-    def load() -> Table:
+def _stored(name: str, num_classes: int, **options: Any) -> Loader:
+    def load(rows: int = ROWS) -> Table:
         found = getattr(datasets, name)()
         x, y = np.concatenate([found[0], found[2]]), np.concatenate([found[1], found[3]])
-        rows = np.random.default_rng(0).permutation(len(x))[:4000]
-        x, y = x[rows].reshape(len(rows), -1), np.ravel(y[rows])
-        if name == "mnist":
+        chosen = np.random.default_rng(0).permutation(len(x))[:rows]
+        x, y = x[chosen].reshape(len(chosen), -1), np.ravel(y[chosen])
+        if "network" in options:
+            x = x.reshape(-1, 28, 28, 1)
+        elif name == "mnist":
             x = x.reshape(-1, 14, 2, 14, 2).mean(axis=(2, 4)).reshape(len(x), -1)
         _, y = np.unique(y, return_inverse=True)
         return Table(x, y, num_classes, **options)
@@ -101,7 +120,8 @@ def _stored(name: str, num_classes: int, **options: Any) -> Callable[[], Table]:
     return load
 
 
-TABLES: dict[str, Callable[[], Table]] = {
+_IMAGES: dict[str, Any] = {"is_scaled": True, "test_share": 0.5}
+TABLES: dict[str, Loader] = {
     "wine": _sklearn("wine", 3),
     "digits": _sklearn("digits", 10, divisor=16.0),
     "german": _stored("german", 2),
@@ -115,5 +135,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "letter": _stored("letter", 26, test_share=0.5),
     "a9a": _stored("a9a", 2, is_scaled=True, test_share=0.5),
     "connect4": _stored("connect4", 3, is_scaled=True, test_share=0.5),
-    "mnist": _stored("mnist", 10, is_scaled=True, test_share=0.5),
+    "mnist": _stored("mnist", 10, **_IMAGES),
+    "convnet": _stored("mnist", 10, **_IMAGES, network=networks.convnet),
+    "batchnorm": _stored("mnist", 10, **_IMAGES, network=networks.normalized_convnet),
 }

@@ -64,8 +64,13 @@ class TestNumberOfExamples:
                 marks=pytest.mark.thorough,
             ),
             lambda s: (tf.data.Dataset.range(N).map(lambda i: (X[0], Y[0])).batch(5),),
+            lambda s: (
+                keras.utils.timeseries_dataset_from_array(X, Y, 1, batch_size=5).map(
+                    lambda x, y: (x[:, 0], y)
+                ),
+            ),
         ],
-        ids=["arrays", "PyDataset", "resident", "data", "independent", "slices", "range"],
+        ids=["arrays", "PyDataset", "resident", "data", "independent", "slices", "range", "series"],
     )
     def test_data_show_it(self, data):
         callback = sampler()

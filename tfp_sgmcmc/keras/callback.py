@@ -45,13 +45,14 @@ class SamplerCallback(keras.callbacks.Callback):
     (`AnnealedSGHMC`), a prior that is tight at first and then relaxes, and a temperature that falls
     from 0.3 to 0.01. Each of min(0.4 N, 400) rows is hidden from two of the chains, and with these
     rows the parts of the run are chosen whose states predict best. `predict` averages over them.
-    Nothing is to be set. The number of epochs is about what one network needs to train; the batch
-    size 32 was used where the rule was found. The states are no draws from the posterior:
+    Nothing is to be set. Chains start from the layers' initialisers, unless `chains` says
+    otherwise. The number of epochs is about what one network needs to train; the batch size 32 was
+    used where the rule was found. The states are no draws from the posterior:
     `posterior.is_tempered` is true, and R-hat and effective sample sizes are refused. Rows are told
     apart by their inputs, so augmentation belongs into layers of the model; data that give other
-    rows when they are read again have no pool, and predict from the last fifth of the run.
-    Validation data of `fit` are only reported, for the first chain. A further `fit` goes on with
-    the settings of the end.
+    rows when they are read again have no pool, and predict from the last fifth of the run. Weights
+    of examples and classes count relative to their mean. Validation data of `fit` are only
+    reported, for the first chain. A further `fit` goes on with the settings of the end.
 
     With a kernel, or "posterior", it samples the posterior of the weights, at temperature 1 unless
     the kernel says otherwise. The rest of this page is about that, and the way in which `fit`
@@ -211,12 +212,13 @@ class SamplerCallback(keras.callbacks.Callback):
       check_num_examples: whether to check that an epoch of `fit` has N examples.
 
     Raises:
-      ValueError: numbers out of range. In `fit`: a model that is not compiled, has no trainable
-        weights, overrides `train_step` or `compute_loss`, or has constraints; a Keras loss that is
-        not a likelihood, such as squared errors; a prior that does not fit the variables; an epoch
-        that does not have N examples; dependent batches for a kernel that expects others; outputs
-        that are not the probabilities that the loss expects; another problem than the chain's; NaN
-        in the initial weights.
+      ValueError: numbers out of range. In `fit`: with the annealed ensemble, `EarlyStopping`, which
+        would stop it before it has cooled, or a model with trainable embeddings or attention; a
+        model that is not compiled, has no trainable weights, overrides `train_step` or
+        `compute_loss`, or has constraints; a Keras loss that is not a likelihood, such as squared
+        errors; a prior that does not fit the variables; an epoch that does not have N examples;
+        dependent batches for a kernel that expects others; outputs that are not the probabilities
+        that the loss expects; another problem than the chain's; NaN in the initial weights.
       MemoryError: in `fit`, kept states and the kernel's results would not fit into memory.
       OSError: in `fit`, the samples would not fit on the disk of the `output`.
       TypeError: arguments of a wrong type. In `fit`: `kernel` returns no kernel.

@@ -18,6 +18,7 @@ from tfp_sgmcmc.keras.annealing.annealed_ensemble import (
     AnnealedEnsemble,
     check_alone,
     check_chains,
+    check_layers,
 )
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables, recorded_variables
 from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
@@ -199,8 +200,10 @@ class FitSettings:
         num_epochs = params["epochs"] - initial_epoch_of_fit(model)
         if self.ensemble is not None:
             assert self.num_chains is not None  # checked
+            check_layers(model)
             num_steps = (source.num_batches or params.get("steps") or 0) * num_epochs
             self.ensemble.settle(source, self.num_examples, self.num_chains, num_steps)
+            preflight.has_relative_weights = self.ensemble.rows_of_chains is not None
         if self._collect.depends_on_fit:
             found = self._collect.over(source.num_batches or params.get("steps"), num_epochs)
             left_out = [n for n in _NUMBERS if getattr(self._collect, n) is None]
@@ -248,6 +251,8 @@ class FitSettings:
         assert self.num_examples is not None  # settled
         if self.ensemble is not None:
             self.ensemble.begin_chain(model)
+            # A trained model has seen rows that are hidden from chain 0.
+            starts = "fresh" if starts == "initializers" else starts
         return Chain(
             model,
             self._make_kernel_fn if pilot is None else pilot.make_kernel,

@@ -168,7 +168,8 @@ class Chains:
         `[num_kept, C, ...]`. The model, its logs and its validation show the first chain.
       initial_states: where the chains start, except the first, which starts at the model's weights:
         "initializers" draws from the initializers of the weights, "model" takes the model's
-        weights. A list of arrays `[C, ...]`, one for each trainable variable, starts all chains. So
+        weights. "fresh" draws the first chain's start as well, and so does "initializers" without a
+        kernel. A list of arrays `[C, ...]`, one for each trainable variable, starts all chains. So
         does a list of C trained models of the same architecture, of paths that `save` or
         `save_weights` wrote, or of `Posterior`s, whose last samples count (MILE, Sommer et al.
         2024), and a `Posterior` with a sample or a chain for each chain, such as `SWAG` draws.

@@ -51,6 +51,13 @@ def sampler():
     return run(collect=sgmcmc.keras.Collect(0, 0))
 
 
+def test_the_weights_of_the_model_make_no_difference(sampler):
+    """They may have been trained with the hidden rows."""
+    trained = affine()
+    trained.set_weights([w + 5 for w in trained.get_weights()])
+    assert_equal(run(model=trained, collect=sgmcmc.keras.Collect(0, 0)).samples, sampler.samples)
+
+
 def missed(sampler):
     """Returns which chains never see a row, `[C, N]`, from the hashes alone."""
     key = sampler._settings.ensemble._key
@@ -119,7 +126,8 @@ def test_every_step_is_that_of_the_equations(sampler):
 def _starts():
     """Returns where the chains start: a run whose steps are too small to move."""
     sampler = sgmcmc.keras.SamplerCallback(
-        small_models.sgld(1e-12, 1e-12), prior=None, chains=C, seed=3,
+        small_models.sgld(1e-12, 1e-12), prior=None, seed=3,
+        chains=sgmcmc.keras.Chains(C, initial_states="fresh"),
         collect=sgmcmc.keras.Collect(0, 0),
     )  # fmt: skip
     affine().fit(X[:B], Y[:B], batch_size=B, epochs=1, verbose=0, callbacks=[sampler])
@@ -135,6 +143,16 @@ def test_a_chain_is_the_same_whatever_its_unseen_rows_are(sampler):
     for before, after in zip(sampler.samples, changed.samples, strict=True):
         assert_equal([before[:, 1]], [after[:, 1]])
         assert all(np.abs(before[-1, c] - after[-1, c]).max() > 0 for c in (0, 2, 3, 4))
+
+
+def test_weights_of_examples_are_relative_to_their_mean(sampler):
+    """Without a warning, too."""
+    weights = np.full([N], 1e-3)
+    weighted = affine()
+    found = sgmcmc.keras.SamplerCallback(seed=3, collect=sgmcmc.keras.Collect(0, 0))
+    weighted.fit(X, Y, B, EPOCHS, sample_weight=weights, shuffle=False, verbose=0,
+                 callbacks=[found])  # fmt: skip
+    assert_close(found.samples, sampler.samples, rtol=2e-3, atol=2e-4)
 
 
 def test_pool_and_members_do_not_depend_on_the_kind_of_data(sampler):
@@ -157,6 +175,25 @@ def test_rows_without_an_identity_have_no_pool():
     assert len(sampler.posterior) == found.is_chosen.sum() == K // 5
 
 
+def test_early_stopping_is_refused():
+    stop = keras.callbacks.EarlyStopping("loss")
+    with pytest.raises(ValueError, match="EarlyStopping must be left out.*cools along all epochs"):
+        affine().fit(X, Y, verbose=0, callbacks=[sgmcmc.keras.SamplerCallback(), stop])
+
+
+@pytest.mark.parametrize("name", ["attend", "words"])
+def test_layers_that_learn_too_slowly_are_refused(name):
+    """As measured, chains stay near chance there; a frozen layer passes."""
+    L = keras.layers
+    inputs = keras.Input([3])
+    x = L.Embedding(9, 2, name="words", trainable=name == "words")(inputs)
+    x = L.MultiHeadAttention(1, 2, name="attend", trainable=name == "attend")(x, x)
+    model = keras.Model(inputs, L.Dense(4)(L.Flatten()(x)))
+    model.compile(loss=small_models.CROSSENTROPY)
+    with pytest.raises(ValueError, match=f"no trainable embedding or attention.*'{name}'"):
+        model.fit(np.abs(X), Y, verbose=0, callbacks=[sgmcmc.keras.SamplerCallback()])
+
+
 def test_data_of_unknown_length_are_refused():
     with pytest.raises(ValueError, match="needs to know how many steps"):
         run(((X, Y) for _ in range(2)), None, num_examples=N)
@@ -169,6 +206,22 @@ def test_members_predict_by_their_mean(sampler):
     p = np.exp(logits - logits.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
     assert_close([sampler.predict(X, verbose=0).mean], [p.mean(axis=(0, 1))], rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
+def test_members_are_served_as_one_model(sampler, tmp_path):
+    served = sampler.posterior.to_keras_model(batched=True)
+    served.save(tmp_path / "served.keras")
+    found = keras.models.load_model(tmp_path / "served.keras")(X)
+    assert_close([found["mean"]], [sampler.predict(X, verbose=0).mean], rtol=1e-5)
+
+
+def test_one_network_is_distilled_from_members(sampler):
+    """The labels are noise, so a network that keeps its start would lose."""
+    found = sampler.posterior.distil(X, (X, Y), epochs=3, batch_size=N, seed=0)
+    want, got = found.ensemble.log_predictive_density, found.network.log_predictive_density
+    assert found.nats_lost == want - got < 0.2
+    assert found.model.count_params() == affine().count_params()
 
 
 def test_an_ensemble_is_not_reported_as_draws(sampler, tmp_path):

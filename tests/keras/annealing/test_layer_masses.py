@@ -24,6 +24,17 @@ def test_the_first_layer_is_measured_behind_layers_without_weights():
     assert all("call" not in vars(layer) for layer in model.layers)
 
 
+def test_columns_in_different_units_have_their_masses():
+    x = RNG.normal(size=[50, 3]).astype(np.float32) * np.array([1.0, 1000.0, 0.0], np.float32)
+    model = keras.Sequential([keras.Input([3]), L.Dense(4)])
+    kernel, _ = layer_masses(model, x)
+    square = np.mean(x**2, axis=0)
+    assert kernel.mass.shape == (3, 1)
+    np.testing.assert_allclose(kernel.mass[:2, 0], 3 * square[:2], rtol=1e-5)
+    np.testing.assert_allclose(kernel.mass[2, 0], 3 * np.mean(x**2), rtol=1e-5)
+    assert isinstance(layer_masses(model, x / [1, 20, 1])[0].mass, float)
+
+
 def test_kernels_of_other_layers():
     inputs = keras.Input([8, 8, 3])
     y = L.Conv2D(4, 3)(inputs)
@@ -52,3 +63,5 @@ def test_embeddings_are_weights_of_one_hot_inputs():
                               L.Dense(2)])  # fmt: skip
     table, kernel, _ = layer_masses(model, RNG.integers(0, 9, size=[10, 5]))
     assert table == (1.0, 2.0) and kernel.mass == 20
+    by_floats = keras.Sequential([keras.Input([5]), L.Embedding(9, 4)])  # Keras' default dtype
+    assert layer_masses(by_floats, np.full([10, 5], 8.0, np.float32)) == [(1.0, 2.0)]

@@ -19,8 +19,8 @@ def losses(log_likelihood, window):
             np.mean(np.exp([log_likelihood[s, (fold + i) % C, row] for s in inside]))
             for i in (0, 1)
         ]
-        first, second = -np.mean(np.log(p)), -np.log(np.mean(p))
-        found.append(first - 1.6 * (first - second))
+        delta = (p[0] - p[1]) / (p[0] + p[1])
+        found.append(-np.log(np.mean(p)) - 0.6 * delta**2 / 2)
     return np.array(found)
 
 
@@ -39,6 +39,14 @@ def test_windows_within_a_standard_error_of_the_best_are_chosen():
     assert "30 rows" in str(found)
 
 
+def test_chains_that_disagree_do_not_make_a_window_look_good():
+    """One chain is sure of the right class and the other of a wrong one, only in the first half."""
+    log_likelihood = np.full([S, C, Q], -0.3)
+    log_likelihood[: S // 2] = np.where(np.arange(C) % 2, -0.01, -50.0)[:, np.newaxis]
+    found = choose_windows(log_likelihood, TIMES, np.zeros(Q, int))
+    assert found.is_chosen.tolist() == [t > 0.5 for t in TIMES]
+
+
 def test_rows_that_chains_have_seen_do_not_count():
     log_likelihood = -1 + 0.3 * RNG.normal(size=[S, C, Q])
     spoilt = log_likelihood.copy()
@@ -51,7 +59,8 @@ def test_rows_that_chains_have_seen_do_not_count():
 
 
 def test_short_runs_take_what_they_have():
-    assert last_window(np.array([0.3, 0.6])).is_chosen.all()
+    assert last_window(np.array([0.3, 0.6])).is_chosen.tolist() == [False, True]
+    assert last_window(np.array([0.01])).is_chosen.all()
     found = choose_windows(RNG.normal(size=[2, C, Q]), np.array([0.5, 1.0]), FOLD)
     assert set(found.loss) < set(WINDOWS)
     assert found.is_chosen.any()

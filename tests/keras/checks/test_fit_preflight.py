@@ -212,7 +212,7 @@ class TestWeights:
     ],
 )
 def test_callbacks_that_move_a_learning_rate_are_told(callback):
-    with pytest.warns(UserWarning, match="learning rate, which this kernel does not use"):
+    with pytest.warns(UserWarning, match="learning rate, which this kernel does not use. Leave"):
         classifier().fit(X, Y, batch_size=N, verbose=0, callbacks=[standard(), callback])
 
 

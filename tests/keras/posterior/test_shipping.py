@@ -379,3 +379,19 @@ def test_errors(posterior):
     with pytest.raises(ValueError, match="must be at most 65.* in magnitude for float16"):
         large.to_dtype("float16")
     large.to_dtype("bfloat16")
+
+
+def test_one_pass_over_all_samples_gives_the_same(posterior, tmp_path):
+    shipped = posterior.to_keras_model(batched=True)
+    check(shipped(X), posterior, rtol=1e-5)
+    shipped.save(tmp_path / "shipped.keras")
+    loaded = keras.models.load_model(tmp_path / "shipped.keras")
+    check(loaded.predict(X, verbose=0), posterior, rtol=1e-5)
+
+
+def test_samples_are_thinned_to_a_number_of_bytes(posterior):
+    size = sum(s[0].nbytes for s in posterior.samples)
+    shipped = posterior.to_keras_model(max_bytes=3 * size)
+    check(shipped(X), posterior.thin(2))
+    with pytest.raises(ValueError, match=f"max_bytes must be at least {size}, .*: 5"):
+        posterior.to_keras_model(max_bytes=5)

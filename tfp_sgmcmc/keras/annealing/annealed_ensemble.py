@@ -13,6 +13,7 @@ from tfp_sgmcmc.keras.annealing.layer_masses import layer_masses
 from tfp_sgmcmc.keras.annealing.window_choice import WindowChoice, choose_windows, last_window
 from tfp_sgmcmc.keras.data.left_out_pool import LeftOutPool, left_out_pool
 from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.rows_of_chains import RowsOfChains
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.kernels.annealed_sghmc import AnnealedSGHMC
@@ -23,6 +24,13 @@ _FIRST_TEMPERATURE, _LAST_TEMPERATURE = 0.3, 0.01
 _RELAXATION = 100.0  # factor of the prior's variance from the first step to the last
 _FIRST_STEP, _LAST_STEP, _STEP_FALLS = 2.0, 0.2, 0.8
 _ROWS = 512  # that show the size of the inputs
+_TOO_SLOW = (
+    keras.layers.Embedding,
+    keras.layers.MultiHeadAttention,
+    keras.layers.GroupQueryAttention,
+    keras.layers.Attention,
+    keras.layers.AdditiveAttention,
+)
 
 
 class AnnealedEnsemble:
@@ -131,6 +139,18 @@ def check_alone(**given: Any) -> None:
             "of SamplerCallback() has its own. Received: a value. For the posterior of the model "
             'give a kernel, such as SamplerCallback("posterior", prior=...).'
         )
+
+
+def check_layers(model: keras.Model) -> None:
+    """Raises ValueError if the model has layers that the ensemble learns far slower than Adam."""
+    for layer in internals.layers(model):
+        if isinstance(layer, _TOO_SLOW) and layer.trainable_variables:
+            raise ValueError(
+                "The model must have no trainable embedding or attention for SamplerCallback(), "
+                "whose chains stay near chance there for as many epochs as Adam needs. Received: "
+                f"the layer {layer.name!r} ({type(layer).__name__}). Give SamplerCallback a kernel "
+                "and a prior, and train the model by Adam before; or freeze the trained layer."
+            )
 
 
 def check_chains(num_chains: int | None) -> int:

@@ -11,17 +11,19 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import internals
 
+_UNLIKE = 100.0  # the ratio of columns' largest entries beyond which each has a mass
+
 
 class LayerMass(NamedTuple):
     """The mass of a variable, and the variance of its prior where the run begins.
 
     Attributes:
-      mass: m.
+      mass: m, a number or an array that broadcasts with the variable.
       variance: 2 / m for the weights of a layer, and 1 for other variables.
     """
 
-    mass: float
-    variance: float
+    mass: Any
+    variance: Any
 
 
 def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
@@ -33,8 +35,10 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
 
     so that a step changes the outputs of wide and narrow layers alike. The mean squared input is
     measured for layers whose inputs come from the data before any trainable layer, and taken as 1
-    for the others. Biases, scales and shifts have the mass 1, and so have embeddings, which are
-    weights of one-hot inputs.
+    for the others. If the columns of a table that enters a dense layer differ in size by more than
+    a factor of 100, such as raw measurements in different units, each column has the mass of its
+    mean squared input instead of all columns'. Biases, scales and shifts have the mass 1, and so
+    have embeddings, which are weights of one-hot inputs.
 
     Args:
       model: a built model.
@@ -51,7 +55,8 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
         if count is None:
             masses.append(LayerMass(1.0, 1.0))
             continue
-        square = 1.0 if variable.name == "recurrent_kernel" else squares.get(id(layer), 1.0)
+        is_linear = variable.name != "recurrent_kernel" and not _is_embedding(layer)
+        square = squares.get(id(layer), 1.0) if is_linear else 1.0
         mass = count * square
         masses.append(LayerMass(mass, 2 / mass))
     return masses
@@ -62,7 +67,7 @@ def _fan_in(layer: keras.Layer, variable: keras.Variable) -> int | None:
     shape = tuple(variable.shape)
     if len(shape) < 2 or "bias" in variable.name:
         return None
-    if isinstance(layer, keras.layers.Embedding):
+    if _is_embedding(layer):
         return 1
     if isinstance(layer, keras.layers.EinsumDense):
         inputs, outputs = layer.equation.replace(" ", "").split("->")
@@ -74,7 +79,12 @@ def _fan_in(layer: keras.Layer, variable: keras.Variable) -> int | None:
     return math.prod(shape[:-1])
 
 
-def _mean_squares(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int, float]:
+def _is_embedding(layer: keras.Layer) -> bool:
+    """Returns whether the inputs of a layer are numbers of rows of its weights."""
+    return isinstance(layer, keras.layers.Embedding)
+
+
+def _mean_squares(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int, Any]:
     """Returns the mean squared inputs of layers that trainable weights do not reach, by id.
 
     These are the layers whose inputs stay the same when all trainable weights change.
@@ -85,14 +95,25 @@ def _mean_squares(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict
         _inputs(model, layers, variables, given, x)
         for given in (values, [1.5 * v + 0.1 for v in values])
     ]
-    squares = {}
+    squares, dense = {}, {id(x) for x in layers if isinstance(x, keras.layers.Dense)}
     for key, array in found[0].items():
         other = found[1].get(key)
         is_same = other is not None and array.shape == other.shape and np.array_equal(array, other)
         square = float(np.mean(np.square(array, dtype=np.float64))) if array.size else 0.0
         if is_same and math.isfinite(square) and square > 0:
-            squares[key] = square
+            is_table = key in dense and array.ndim == 2
+            squares[key] = _of_columns(array, square) if is_table else square
     return squares
+
+
+def _of_columns(table: np.ndarray, square: float) -> Any:
+    """Returns the mean squares `[columns, 1]` of columns of unlike sizes, and else `square`."""
+    largest = np.abs(table).max(axis=0)
+    is_used = largest > 0
+    if largest.max() <= _UNLIKE * largest[is_used].min():
+        return square
+    each = np.mean(np.square(table, dtype=np.float64), axis=0)
+    return np.where(is_used, each, square)[:, np.newaxis].astype(np.float32)
 
 
 def _inputs(

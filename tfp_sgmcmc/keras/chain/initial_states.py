@@ -32,8 +32,9 @@ def stacked_starts(
       num_chains: C.
       starts: "initializers" draws the other chains' states from the initializer of each variable.
         It is the layer's attribute with Keras' name (`kernel_initializer` for `kernel`), or the one
-        with which the layer's `build` adds the variable. "model" starts all chains where chain 0
-        starts. A sequence of arrays `[num_chains, ...]`, one per variable, sets all states.
+        with which the layer's `build` adds the variable. "fresh" draws the state of chain 0 as
+        well. "model" starts all chains where chain 0 starts. A sequence of arrays
+        `[num_chains, ...]`, one per variable, sets all states.
       seed: seed of the draws.
 
     Raises:
@@ -42,10 +43,10 @@ def stacked_starts(
     """
     if not isinstance(starts, str):
         return _given(starts, variables, num_chains)
-    if starts not in ("initializers", "model"):
+    if starts not in ("initializers", "fresh", "model"):
         raise ValueError(
-            "initial_states must be 'initializers', 'model', a Posterior, or a list of arrays or "
-            f"models. Received: {starts!r}."
+            "initial_states must be 'initializers', 'fresh', 'model', a Posterior, or a list of "
+            f"arrays or models. Received: {starts!r}."
         )
     values = [v.numpy() for v in variables]
     if starts == "model":
@@ -58,9 +59,11 @@ def stacked_starts(
                 f"The layer of {variable.path} must have an initializer of this variable, from "
                 "which chains can start. Pass initial_states='model', or arrays [num_chains, ...]."
             )
-        seeds = [_integer(seed, i, chain) for chain in range(1, num_chains)]
+        seeds = [_integer(seed, i, chain) for chain in range(num_chains)]
         draws = [_draw(initializers[id(variable)], value, s) for s in seeds]
-        stacked.append(tf.stack([value, *draws]))
+        if starts == "initializers":
+            draws[0] = value
+        stacked.append(tf.stack(draws))
     return stacked
 
 

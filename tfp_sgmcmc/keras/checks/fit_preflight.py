@@ -40,6 +40,7 @@ class Preflight:
       source: the data of the current fit.
       is_verbose: whether the plan is printed.
       results: the latest result of each check.
+      has_relative_weights: whether the chain divides the examples' weights by their mean.
 
     Args:
       num_examples: N.
@@ -66,6 +67,7 @@ class Preflight:
         self._epochs = self._burnin_epochs = 0
         self._num_skipped = 0
         self._is_memory_checked = self._is_begun = self.is_verbose = False
+        self.has_relative_weights = False
         self._callback_list: keras.callbacks.CallbackList | None = None
 
     def settle(self, collection: Collection, num_examples: int) -> None:
@@ -95,7 +97,7 @@ class Preflight:
         if self._checks_size or isinstance(source.dataset, IndependentBatches):
             check_size(source, self._num_examples)
         check_growth(model, source)
-        if chain is None or chain.state.is_new:
+        if not self.has_relative_weights and (chain is None or chain.state.is_new):
             check_weights(source)
         self._callback_list = callback_list
         of_all = self._checksums.describe(source)
@@ -328,8 +330,8 @@ def warn_of_learning_rates(
         if isinstance(callback, _LEARNING_RATE) and not chain.follows_learning_rate:
             warnings.warn(
                 f"{type(callback).__name__} changes the optimizer's learning rate, which this "
-                "kernel does not use. Pass SamplerCallback the name of a kernel and step_size="
-                '"learning_rate", or the kernel step_size=target.learning_rate.',
+                "kernel does not use. Leave it out; or pass SamplerCallback the name of a kernel "
+                'and step_size="learning_rate", or the kernel step_size=target.learning_rate.',
                 stacklevel=2,
             )
 

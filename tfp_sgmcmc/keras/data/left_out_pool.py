@@ -53,7 +53,7 @@ def left_out_pool(
     found = _candidates(source.passes(), key, int(share * 2**32))
     if found is None:
         return None
-    hashes, x, y = found
+    hashes, x, y, mean_weight = found
     order = np.argsort(hashes, kind="stable")
     bound = int(hashes[order[size]]) if size < len(order) else int(share * 2**32)
     chosen = order[hashes[order] < bound]
@@ -62,13 +62,17 @@ def left_out_pool(
     x, y = (map_arrays(lambda a: a[chosen], nest) for nest in (x, y))
     fold = np.asarray(folds(hashes[chosen], num_chains))
     num_seen = num_examples - num_missed(fold, num_chains)
-    return LeftOutPool(RowsOfChains(bound, num_chains, key, num_seen), x, y, fold)
+    rows = RowsOfChains(bound, num_chains, key, num_seen, mean_weight)
+    return LeftOutPool(rows, x, y, fold)
 
 
-def _candidates(passes: Iterator[Any], key: int, bound: int) -> tuple[np.ndarray, Any, Any] | None:
-    """Returns hashes, inputs and targets of the rows with hashes below a bound."""
-    parts = []
-    for x, y, _ in passes:
+def _candidates(
+    passes: Iterator[Any], key: int, bound: int
+) -> tuple[np.ndarray, Any, Any, float] | None:
+    """Returns hashes, inputs and targets of rows with hashes below a bound, and the mean weight."""
+    parts, weights = [], []
+    for x, y, weight in passes:
+        weights.append(_flat_weights(weight))
         hashes = row_hashes(x, key).numpy()
         below = np.flatnonzero(hashes < bound)
         if len(below):
@@ -77,7 +81,17 @@ def _candidates(passes: Iterator[Any], key: int, bound: int) -> tuple[np.ndarray
     if not parts:
         return None
     hashes, x, y = zip(*parts, strict=True)
-    return np.concatenate(hashes), _joined(x), _joined(y)
+    known = np.concatenate(weights)
+    mean = float(known.mean(dtype=np.float64)) if len(known) and known.sum() > 0 else 1.0
+    return np.concatenate(hashes), _joined(x), _joined(y), mean
+
+
+def _flat_weights(weight: Any) -> np.ndarray:
+    """Returns the weights of a batch's rows; none if there are none, or several for a row."""
+    leaves = [] if weight is None else keras.tree.flatten(weight)
+    if len(leaves) != 1 or leaves[0] is None or np.prod(leaves[0].shape[1:]) != 1:
+        return np.zeros(0)
+    return np.ravel(leaves[0])
 
 
 def _joined(nests: Sequence[Any]) -> Any:

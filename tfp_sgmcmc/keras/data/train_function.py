@@ -120,6 +120,13 @@ def check_callbacks(
         raise ValueError(
             f"fit must have one {name}, which samples num_chains chains. Received: {given}."
         )
+    stop = keras.callbacks.EarlyStopping
+    if getattr(sampler, "is_annealed", False) and any(isinstance(c, stop) for c in callbacks):
+        raise ValueError(
+            "EarlyStopping must be left out with SamplerCallback(), which cools along all epochs "
+            "of fit and then chooses the part of the run that predicts best. Received: one beside "
+            "it. Give fit about as many epochs as one network takes until it stops."
+        )
     kind = keras.callbacks.BackupAndRestore
     backups = [i for i, c in enumerate(callbacks) if isinstance(c, kind)]
     if backups and not stored:

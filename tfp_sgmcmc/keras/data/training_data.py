@@ -267,16 +267,19 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
     """Returns what is known of a data set from the data sets that it is made of."""
     steps: list[tuple[str, list[int]]] = []
     tensors: list[tf.Tensor] = []
-    left, is_slices = [dataset], False
+    left, is_slices, repeats = [(dataset, False)], False, False
     while left:
-        one = left.pop()
+        one, is_endless = left.pop()
         name = type(one).__name__.removeprefix("_").removesuffix("Dataset")
         numbers: list[Any] = [getattr(one, n, None) for n in _NUMBERS]
         steps.append((name, [int(n) for n in numbers if isinstance(n, tf.Tensor)]))
         if name in ("TensorSlice", "Tensor"):
             tensors += one._tensors
             is_slices = is_slices or name == "TensorSlice"
-        left += one._inputs()
+        repeats |= name in _REPEATED and not is_endless
+        for part in one._inputs():  # an endless part of a finite zip, as of timeseries, has no rows
+            ends = name != "Zip" or int(part.cardinality()) != tf.data.INFINITE_CARDINALITY
+            left.append((part, is_endless or not ends))
     kinds = {name for name, _ in steps}
     sizes = [numbers[0] for name, numbers in steps if name.endswith("Batch") and numbers]
     rows = None
@@ -291,7 +294,7 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
 
     def count() -> int | None:
         number = int(dataset.cardinality())
-        if number < 1 or kinds & _REPEATED:
+        if number < 1 or repeats:
             return None
         sizes = [
             int(tf.shape(_first(batch))[0])
@@ -302,7 +305,7 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
 
     # Other data sets, such as those of generators, may be read once only, or slowly.
     in_memory = bool(tensors) and not kinds & {"Generator", "Interleave", "ParallelInterleave"}
-    is_known = int(dataset.cardinality()) > 0 and not kinds & _REPEATED
+    is_known = int(dataset.cardinality()) > 0 and not repeats
     # The tensors of a data set stand for its rows: what maps them cannot be seen.
     return Source(
         "a tf.data.Dataset",

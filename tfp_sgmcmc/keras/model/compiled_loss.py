@@ -64,8 +64,10 @@ _ADVICE = {
     ),
     "": (
         "A mean squared error, for example, is one only for a known variance of the noise, which "
-        "the loss does not state. Compile with tfp_sgmcmc.keras.losses.GaussianNLL(scale=sigma), "
-        "with tfp_sgmcmc.keras.NegativeLogLikelihood of another distribution, " + _FUNCTION
+        "the loss does not state. Compile with tfp_sgmcmc.keras.losses.GaussianNLL(), for which "
+        "the model has two outputs for each number, a mean and a scale; with "
+        "GaussianNLL(scale=sigma); with tfp_sgmcmc.keras.NegativeLogLikelihood of another "
+        "distribution, " + _FUNCTION
     ),
 }
 

@@ -90,8 +90,8 @@ class ModelLogProb(Target):
     all chains see the same batch. They run side by side, or one after another where TensorFlow does
     not vectorize the model (see `Mapper`). With `rows_of_chains` a chain c sees some of the N
     examples only, N_c of them. Its posterior is that of these examples: N_c takes the place of N,
-    and B is the number of rows of the batch that the chain sees. (BatchNormalization normalises by
-    all rows of the batch.)
+    and B is the number of rows of the batch that the chain sees. The weights of examples are
+    divided by their mean. (BatchNormalization normalises by all rows of the batch.)
 
     Scores belong to the batch's examples (see `ExampleScores`). The scale of the noise is
     c = N (N - B) / B, as for a batch drawn without replacement: each batch of an epoch of `fit`,
@@ -263,7 +263,9 @@ class ModelLogProb(Target):
         return GradientEstimate(gradient, log_prob, scores, (), evaluation, noise_scale=scale)
 
     def _shares(self, with_scores: bool) -> list[tf.Tensor]:
-        """Returns which rows the chains see, `[C, rows]`, and N_c / B, `[C]`; or nothing.
+        """Returns which rows the chains see, `[C, rows]`, and N_c / (B mean weight), `[C]`.
+
+        Returns nothing if all chains see all rows.
 
         Raises:
           ValueError: the kernel asks for scores.
@@ -276,9 +278,10 @@ class ModelLogProb(Target):
                 "Received: a kernel that corrects for the gradient noise, with rows_of_chains."
             )
         assert self.batch is not None  # checked by `estimate`
-        seen = self._rows_of_chains.seen(self.batch[0])
+        rows = self._rows_of_chains
+        seen = rows.seen(self.batch[0])
         counts = replica_context.total(tf.reduce_sum(seen, axis=1))
-        return [seen, self._rows_of_chains.num_seen / tf.maximum(counts, 1.0)]
+        return [seen, rows.num_seen / (rows.mean_weight * tf.maximum(counts, 1.0))]
 
     def _log_likelihood(
         self, forward: internals.Forward, batch: Any, rows: Any, seen: Any = None

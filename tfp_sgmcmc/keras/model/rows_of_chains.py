@@ -25,11 +25,21 @@ class RowsOfChains:
       num_chains: C, at least 3.
       key: one of 2^32 ways to choose the rows.
       num_seen: the number of rows that each chain sees in an epoch, `[C]`.
+      mean_weight: the mean of the rows' weights, by which they are divided: weights count relative
+        to their mean.
     """
 
-    def __init__(self, bound: int, num_chains: int, key: int, num_seen: np.ndarray):
+    def __init__(
+        self,
+        bound: int,
+        num_chains: int,
+        key: int,
+        num_seen: np.ndarray,
+        mean_weight: float = 1.0,
+    ):
         self.bound, self.num_chains, self.key = bound, num_chains, key
         self.num_seen = np.asarray(num_seen, np.float32)
+        self.mean_weight = mean_weight
 
     def seen(self, x: Any) -> tf.Tensor:
         """Returns 1 for rows of a batch that a chain sees and 0 for the others, `[C, rows]`."""

@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
+from tfp_sgmcmc.keras.model.mapper import Mapper
 from tfp_sgmcmc.keras.posterior import model_copy, quantized
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
-from tfp_sgmcmc.keras.posterior.sample_loops import Terms, averaged, wide
+from tfp_sgmcmc.keras.posterior.sample_loops import Terms, averaged, averaged_at_once, wide
 
 
 def averaged_model(
@@ -20,6 +21,7 @@ def averaged_model(
     samples: SampleArrays,
     name: str | None = None,
     inputs: Any = None,
+    is_batched: bool = False,
 ) -> keras.Model:
     """Returns a model whose call averages over samples, as `Posterior.to_keras_model` does."""
     inputs, copied, outputs = model_copy.copy_of(model, inputs)
@@ -41,6 +43,7 @@ def averaged_model(
         [_link(classes.get(i)) for i in range(len(flat))],
         [likelihoods.get(i) for i in range(len(flat))],
         names if len(names) == len(flat) else [f"output_{i}" for i in range(len(flat))],
+        is_batched,
         name="posterior_average",
     )
     pairs = zip(model.variables, stacked, strict=True)
@@ -74,7 +77,8 @@ class PosteriorAverage(keras.layers.Layer):
     """Evaluates a model with each sample of its variables, and returns mean and spread.
 
     The layer owns the samples, stacked as `[S, ...]`, and the values of the other variables. A loop
-    takes one sample after the other, so that memory does not grow with their number. `quantize`
+    takes one sample after the other, so that memory does not grow with their number, unless
+    `is_batched`: then one pass takes all samples, where TensorFlow can vectorize it. `quantize`
     stores kernels in 8 bits, which are converted back one sample at a time. See
     `Posterior.to_keras_model`.
 
@@ -87,6 +91,7 @@ class PosteriorAverage(keras.layers.Layer):
         None.
       losses: by output, the `NegativeLogLikelihood` of a regression, or None.
       names: by output, its name.
+      is_batched: whether one pass takes all samples.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class PosteriorAverage(keras.layers.Layer):
         links: list[Any],
         losses: list[Any],
         names: list[str],
+        is_batched: bool = False,
         **arguments: Any,
     ):
         super().__init__(trainable=False, autocast=False, **arguments)
@@ -105,7 +111,7 @@ class PosteriorAverage(keras.layers.Layer):
         # because Keras quantizes only layers that contain no layers.
         self._tables = model_copy.tables(model)
         self._sampled, self._num_samples = [*sampled], num_samples
-        self._links, self._names = [*links], [*names]
+        self._links, self._names, self._is_batched = [*links], [*names], is_batched
         self._likelihoods = _Untracked(*losses)
         narrow = self._narrow() if self.quantization_mode else {}
         for i, dtype in enumerate(self._dtypes()):
@@ -200,9 +206,16 @@ class PosteriorAverage(keras.layers.Layer):
 
     def call(self, inputs: Any) -> dict[str, Any]:
         shares = tf.convert_to_tensor(self._shares)
-        (mean, predictive), (variance, epistemic), noise, *_ = averaged(
-            lambda i: self._terms(inputs, i), shares
-        )
+
+        def terms(sample: Any) -> Terms:
+            return self._terms(inputs, sample)
+
+        if self._is_batched:
+            (model,) = self._averaged.values
+            averages = averaged_at_once(Mapper(model)(terms, tf.range(self._num_samples)), shares)
+        else:
+            averages = averaged(terms, shares)
+        (mean, predictive), (variance, epistemic), noise, *_ = averages
         kinds = {
             "mean": mean,
             "standard_deviation": _sqrt(variance),
@@ -252,6 +265,7 @@ class PosteriorAverage(keras.layers.Layer):
             "links": self._links,
             "losses": [None if x is None else serialize(x) for x in self._likelihoods.values],
             "names": self._names,
+            "is_batched": self._is_batched,
             "low_rank": model_copy.low_ranks(self._averaged.values[0]),
             "vocabularies": model_copy.vocabularies(self._averaged.values[0]),
         }

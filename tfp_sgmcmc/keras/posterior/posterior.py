@@ -21,6 +21,7 @@ from tfp_sgmcmc.keras.posterior import sample_arrays
 from tfp_sgmcmc.keras.posterior.averaged_model import averaged_model
 from tfp_sgmcmc.keras.posterior.batches import Batches
 from tfp_sgmcmc.keras.posterior.calibration import TemperatureScaling
+from tfp_sgmcmc.keras.posterior.distillation import Distilled, distil
 from tfp_sgmcmc.keras.posterior.estimator import estimator
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator
 from tfp_sgmcmc.keras.posterior.posterior_plots import plot_calibration, plot_predictions
@@ -104,7 +105,7 @@ class Posterior:
         temperature: float | None = 1.0,
     ):
         internals.check_built(model)
-        self.model, self.variables = model, _checked_variables(variables, model)
+        self.model, self.variables = model, sample_arrays.checked_variables(variables, model)
         self.num_chains = None if num_chains is None else integer("num_chains", num_chains, 1)
         self.samples = sample_arrays.checked(samples, self.variables, num_chains)
         self.weights = sample_arrays.checked_weights(weights, len(self))
@@ -381,7 +382,14 @@ class Posterior:
         narrow = sample_arrays.in_half_precision(self.samples, self.variables, dtype)
         return self.with_samples(narrow, self.weights)
 
-    def to_keras_model(self, name: str | None = None, inputs: Any = None) -> keras.Model:
+    def to_keras_model(
+        self,
+        name: str | None = None,
+        inputs: Any = None,
+        *,
+        batched: bool = False,
+        max_bytes: int | None = None,
+    ) -> keras.Model:
         """Returns a `keras.Model` whose call averages the model's outputs over all samples.
 
         It has the inputs of the model, and returns a dict of outputs: "mean" and
@@ -425,16 +433,80 @@ class Posterior:
             known. Its class must be registered by `keras.saving.register_keras_serializable` if the
             new model is to be saved; `export` needs no registration. None takes the inputs of a
             Functional or Sequential model.
+          batched: whether one pass evaluates all samples at once. It is faster for small networks,
+            and takes the memory of all samples' hidden units. False takes one after another.
+            Layers that TensorFlow cannot vectorize, such as recurrent ones, are looped over.
+          max_bytes: the most bytes that the samples may take; they are thinned to fit. None takes
+            all samples.
 
         Raises:
-          TypeError: `name` is not a string.
-          ValueError: `inputs` are missing, or the model cannot be made again from its
-            configuration. When it is saved: a loss is a lambda.
+          TypeError: `name` is not a string, or `batched` is no boolean.
+          ValueError: one sample of each chain takes more than `max_bytes`; `inputs` are missing, or
+            the model cannot be made again from its configuration. When it is saved: a loss is a
+            lambda.
           NotImplementedError: a subclassed model has no `get_config`.
         """
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name must be a string. Received: {name!r}.")
-        return averaged_model(self.model, self.variables, self._arrays(), name, inputs)
+        checks.boolean("batched", batched)
+        k = 1 if max_bytes is None else sample_arrays.thinning(self.samples, max_bytes)
+        return averaged_model(
+            self.model, self.variables, self.thin(k)._arrays(), name, inputs, is_batched=batched
+        )
+
+    def distil(
+        self,
+        x: Any,
+        validation_data: tuple[Any, Any],
+        *,
+        epochs: int = 50,
+        batch_size: int = 32,
+        seed: Any = None,
+    ) -> Distilled:
+        r"""Trains one network of the same architecture to predict as all samples together do.
+
+        \[
+        \min_w \; - \sum_i \mathbb E_{y \sim p(y \mid x_i)} \log p(y \mid f_w(x_i)), \qquad
+        p(y \mid x) = \frac1S \sum_s p(y \mid f_{\theta_s}(x))
+        \]
+
+        is minimised by Adam, whose learning rate falls from 0.001 by a cosine, with a new draw of
+        each y in each epoch. It begins at the last sample. The network takes the memory and the
+        time of one, and does not tell its uncertainty about the weights from the noise.
+
+        Examples:
+          >>> import keras, numpy as np
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> keras.utils.set_random_seed(0)
+          >>> model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+          >>> model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+          >>> kernels = np.array([[[1.]], [[3.]]], np.float32)
+          >>> posterior = sgmcmc.keras.Posterior(
+          ...     model, model.trainable_variables, [kernels, np.zeros([2, 1], np.float32)])
+          >>> x = np.random.default_rng(0).normal(size=[200, 1]).astype(np.float32)
+          >>> found = posterior.distil(x, (x, (x > 0).astype(int)), seed=0)
+          >>> found.nats_lost < 0.05
+          True
+
+        Args:
+          x: inputs without labels, a nest of arrays `[rows, ...]`: the training inputs, or more.
+          validation_data: inputs and labels that were not trained with, on which both are scored.
+          epochs: passes over x.
+          batch_size: rows of a step.
+          seed: one or two integers. None draws a seed.
+
+        Returns:
+          The network with the scores of both, a `Distilled`; `nats_lost` is the difference.
+
+        Raises:
+          ValueError: the model cannot be copied from its configuration, or its loss does not
+            determine the distribution of its observations.
+
+        References:
+          A. Korattikara, V. Rathod, K. Murphy and M. Welling. Bayesian dark knowledge. NeurIPS,
+          2015.
+        """
+        return distil(self, x, validation_data, epochs, batch_size, seed)
 
     def to_estimator(self) -> Any:
         """Returns a regressor or classifier of scikit-learn that predicts by this posterior.
@@ -725,22 +797,6 @@ def step_size_weights(step_sizes: np.ndarray) -> np.ndarray | None:
     """Returns the weights of samples that steps of such sizes left; None for equal ones."""
     is_known = bool(np.isfinite(step_sizes).all())
     return step_sizes if is_known and np.ptp(step_sizes) > 0 else None
-
-
-def _checked_variables(variables: Any, model: keras.Model) -> list[keras.Variable]:
-    found = list(variables) if isinstance(variables, list | tuple) else [variables]
-    for variable in found:
-        if not isinstance(variable, keras.Variable):
-            raise TypeError(
-                "variables must be a list of the model's variables, such as "
-                f"model.trainable_variables. Received: a {type(variable).__name__}."
-            )
-        if not any(variable is v for v in model.variables):
-            raise ValueError(
-                f"variables must be variables of the model {model.name!r}. Received: "
-                f"{variable.path}, which it does not have."
-            )
-    return found
 
 
 def _check_path(path: Any) -> None:

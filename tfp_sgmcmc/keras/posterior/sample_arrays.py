@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -328,3 +329,36 @@ def concatenated(posteriors: Any, kind: type) -> tuple[Any, ...]:
     return (
         first.model, first.variables, samples, num_chains, first.weights, first.temperature
     )  # fmt: skip
+
+
+def checked_variables(variables: Any, model: keras.Model) -> list[keras.Variable]:
+    """Returns a list of variables; raises TypeError or ValueError if one is not the model's."""
+    found = list(variables) if isinstance(variables, list | tuple) else [variables]
+    for variable in found:
+        if not isinstance(variable, keras.Variable):
+            raise TypeError(
+                "variables must be a list of the model's variables, such as "
+                f"model.trainable_variables. Received: a {type(variable).__name__}."
+            )
+        if not any(variable is v for v in model.variables):
+            raise ValueError(
+                f"variables must be variables of the model {model.name!r}. Received: "
+                f"{variable.path}, which it does not have."
+            )
+    return found
+
+
+def thinning(samples: Sequence[Any], max_bytes: int) -> int:
+    """Returns the smallest k for which every k-th sample of each chain fits into these bytes.
+
+    Raises:
+      ValueError: one sample of each chain does not fit.
+    """
+    integer("max_bytes", max_bytes, 1)
+    size = sum(math.prod(s.shape[1:]) * np.dtype(s.dtype).itemsize for s in samples)
+    if size > max_bytes:
+        raise ValueError(
+            f"max_bytes must be at least {size}, which one sample of each chain takes. "
+            f"Received: {max_bytes}."
+        )
+    return max(1, math.ceil(len(samples[0]) / (max_bytes // size)))

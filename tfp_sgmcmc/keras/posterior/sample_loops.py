@@ -75,6 +75,24 @@ def averaged(
     return tf.while_loop(lambda i, _: i < count, add, (tf.constant(start), averages))[1]
 
 
+def averaged_at_once(terms: Terms, shares: tf.Tensor) -> Averages:
+    """Returns the averages of `averaged` from the terms of all n samples, stacked on a first axis.
+
+    `terms.logs` must be empty.
+    """
+    later = tf.math.cumprod(1 - shares, exclusive=True, reverse=True)
+    weights = shares * later  # which add up to 1
+
+    def mean(nest: Any) -> Any:
+        return tf.nest.map_structure(
+            lambda x: tf.tensordot(tf.cast(weights, x.dtype), x, axes=1), nest
+        )
+
+    means = mean(terms.values)
+    squares = tf.nest.map_structure(lambda x, m: (x - m) ** 2, terms.values, means)
+    return Averages(means, mean(squares), mean(terms.others), (), ())
+
+
 def _of_no_sample(terms: Terms) -> Averages:
     values, others, logs = tf.nest.map_structure(tf.zeros_like, [*terms])
     lowest = tf.nest.map_structure(lambda x: x + x.dtype.min, logs)

@@ -11,6 +11,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import to_unit_diagonal
 
 NEAR_ENOUGH = 0.01  # nats of expected gain at a mode
 MOST_LAST_GAIN = 1e-6  # nats of expected gain that end the ascent, or fewer
+_STILL_FALLING = 0.9  # of the expected gain before a step
 _MOST_DAMPING, _LEAST_DAMPING = 1e30, 1e-12  # where all derivatives vanish, scaled steps are long
 _AS_EXPECTED, _FASTER = 0.1, 100.0  # share of a rise, and the fall of the damping after it
 _ROUNDING = 8  # in units of the last place of the log posterior
@@ -65,7 +66,9 @@ def newton_ascent(
     starts at 1, falls to a quarter after a step that does not lower the log posterior, to a
     hundredth if the rise is within a tenth of what derivatives predict, and rises sixfold after a
     step that lowers it, which is not taken (Levenberg 1944). A change of the units of any
-    parameter changes S with it, and leaves the path as it is.
+    parameter changes S with it, and leaves the path as it is. Near the mode, where rounding hides
+    the rise of the log posterior, the ascent goes on while the expected gain falls, because
+    gradients are rounded less.
 
     Args:
       log_prob_fn: theta, `[D]` -> log posterior.
@@ -82,6 +85,7 @@ def newton_ascent(
     if not (np.isfinite(hessian).all() and np.isfinite(gradient).all()):
         return None
     damping, num_steps, num_passes, rise = 1.0, 0, 1 + len(gradient), np.inf
+    before = np.inf  # the expected gain before the last step
     while True:
         scaled, scale = to_unit_diagonal(-hessian)
         eigenvalues, vectors = np.linalg.eigh(scaled)
@@ -90,7 +94,8 @@ def newton_ascent(
         along = vectors.T @ (gradient / scale)
         gain, is_maximum = 0.5 * float(np.sum(along**2 / lengths)), bool(eigenvalues[0] > least)
         rounding = _ROUNDING * resolution * abs(log_prob)
-        is_near = gain <= last_gain or (gain <= NEAR_ENOUGH and rise <= rounding)
+        has_ended = rise <= rounding and gain > _STILL_FALLING * before
+        is_near = gain <= last_gain or (gain <= NEAR_ENOUGH and has_ended)
         if (is_maximum and is_near) or num_steps >= max_steps or damping > _MOST_DAMPING:
             counts = num_steps, num_passes
             return Ascent(theta, log_prob, gain, is_maximum, *counts, scale**2, gradient)
@@ -102,7 +107,7 @@ def newton_ascent(
                 found, slope = derivatives_fn(proposed)
                 num_passes += len(slope)
                 if np.isfinite(found).all() and np.isfinite(slope).all():
-                    rise, num_steps = reached - log_prob, num_steps + 1
+                    rise, num_steps, before = reached - log_prob, num_steps + 1, gain
                     theta, log_prob, hessian, gradient = proposed, reached, found, slope
                     expected = float(step @ along - 0.5 * np.sum(lengths * step**2))
                     is_quadratic = abs(rise - expected) <= _AS_EXPECTED * expected + rounding
