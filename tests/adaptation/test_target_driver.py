@@ -347,6 +347,25 @@ def test_another_mode_is_found() -> None:
     assert modes.find_other_mode(of(one), starts) is None
 
 
+def test_a_flat_shelf_is_no_mode() -> None:
+    """Climbs stop on it, 3 nats below the mode, but the way from there to the mode never dips."""
+
+    def shelf(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        height = np.tanh(z**2 / 4)
+        return -3 * height[:, 0], -1.5 * z * (1 - height**2)
+
+    starts = modes.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
+    assert modes.find_other_mode(shelf, starts) is None
+
+    def with_mode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # the negative control
+        value, slope = shelf(z)
+        bump = 2 * np.exp(-((z - 20) ** 2) / 50)
+        return value + bump[:, 0], slope - bump * (z - 20) / 25
+
+    found = modes.find_other_mode(with_mode, starts)
+    assert found is not None and abs(found.distance - 20) < 0.5
+
+
 @pytest.fixture(scope="module", params=["independent", "chain"])
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Returns a run of 400 results in two parts, in a directory, with either kind of draws."""

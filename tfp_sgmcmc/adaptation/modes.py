@@ -12,6 +12,8 @@ from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 
 _FAR = 4.0  # distance, in deviations of Laplace's approximation, from which a mode is another one
+_DIP = 0.5  # nats below the lower of two modes, on the line between them
+_DIP = 0.5  # nats below the lower of two modes, on the line between them
 _DEPTH = 10.0  # difference of the log posterior from which a mode has hardly any mass
 _RADII = (5.0, 15.0)  # of the nearer starts, in deviations of an entry
 NUM_STARTS = 16
@@ -75,7 +77,8 @@ def find_other_mode(
 
     The function returns the log posterior of z and its gradient at `[K + 1, D]`. The posterior of z
     is near N(0, I) at the center. The steps are those of Barzilai and Borwein, halved where the log
-    posterior falls.
+    posterior falls. Where the log posterior does not dip on the line to the center, a climb ended
+    in a flat tail, and not at another mode.
     """
     at = value_and_gradient_fn
     z = np.concatenate([0 * starts[:1], starts])
@@ -99,7 +102,10 @@ def find_other_mode(
     heights, distances = value - value[0], np.linalg.norm(z - z[0], axis=-1)
     is_mode = np.isfinite(heights) & (np.abs(gradient).max(axis=-1) < 1.0)
     others = is_mode & (distances > _FAR) & (heights > -_DEPTH)
-    if not others.any():
-        return None
-    best = int(np.argmax(np.where(others, heights, -np.inf)))
-    return OtherMode(float(distances[best]), float(heights[best]))
+    # Between two modes the log posterior is lower. A flat tail has no such dip.
+    share = np.linspace(0, 1, len(z))[:, np.newaxis]
+    for i in sorted(np.flatnonzero(others), key=lambda i: -heights[i]):
+        between, _ = at(z[0] + share * (z[i] - z[0]))
+        if not between.min() > min(value[0], value[i]) - _DIP:
+            return OtherMode(float(distances[i]), float(heights[i]))
+    return None
