@@ -11,7 +11,7 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.replicas import Replicas
-from tfp_sgmcmc.internal.xla import no_numeric_checks
+from tfp_sgmcmc.internal.xla import no_numeric_checks, traced
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.targets import FullDataLogProb, ShardedLogProb, Target
 from tfp_sgmcmc.targets.base import as_target
@@ -136,7 +136,7 @@ class Loop:
 
     def trace_of(self, state: Any, results: Any) -> Any:
         """Returns what `trace_fn` returns; `()` without one."""
-        return tf.function(self._keep, autograph=False)(state, results)[1]
+        return traced(self._keep)(state, results)[1]
 
     def program(self, position: Position, rows: int, first: int, stride: int, seed: Any) -> Program:
         """Returns the compiled program of a call with these arguments, without running it."""
