@@ -41,14 +41,9 @@ def test_sample_without_settings():
 
 
 def test_fit_example():
-    """Takes 1,800 steps instead of 6,000, which gives ten samples after the burn-in.
-
-    The example does not seed its first weights and its batches. Accuracies of 24 unseeded runs were
-    0.838 to 0.892, so the test seeds them.
-    """
+    """Takes 8 epochs instead of 20. Adam's accuracy after 20 is 0.90."""
     keras.utils.set_random_seed(1)
-    shortened = {"epochs=200": "epochs=60", "num_burnin_steps=3000": "num_burnin_steps=1200"}
-    names = example("A Keras model", shortened)
+    names = example("A Keras model", {"epochs=20": "epochs=8"})
     probabilities, spread = names["mean"], names["standard_deviation"]
     np.testing.assert_allclose(np.sum(probabilities, axis=-1), 1.0, atol=1e-4)
     accuracy = np.mean(np.argmax(probabilities, axis=-1) == names["y"][1500:])
