@@ -34,6 +34,7 @@ from benchmarks.common.chains import compiled, effective_sizes
 from benchmarks.common.environment import use_one_core
 from benchmarks.common.logistic import as_batch, gaussian_log_prior, log_likelihood
 from benchmarks.common.memory import in_new_process
+from benchmarks.common.tables import Table
 from benchmarks.posteriordb.regressions import POSTERIORS as REGRESSIONS
 
 tfd = tfp.distributions
@@ -84,12 +85,6 @@ def robust(num_examples: int) -> tuple[sgmcmc.MinibatchLogProb, Any]:
     """Location and scale of heavy-tailed observations."""
     rng = np.random.default_rng(2)
     y = (3 + 2 * rng.standard_t(4, num_examples)).astype(np.float32)
-
-    def log_prior(mu: tf.Tensor, log_sigma: tf.Tensor) -> tf.Tensor:
-        return tfd.Normal(0.0, 10.0).log_prob(mu) + tfd.Normal(0.0, 2.0).log_prob(log_sigma)
-
-    def log_likelihood_of_t(mu: tf.Tensor, log_sigma: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        return tfd.StudentT(4.0, mu[..., None], tf.exp(log_sigma[..., None])).log_prob(y)
 
     target = sgmcmc.MinibatchLogProb(
         lambda mu, log_sigma: (
@@ -196,8 +191,8 @@ def run(
         yield name, *ours, *nuts, nuts.first / ours.first, nuts.second / ours.second
 
 
-def show(rows: Iterator[tuple[Any, ...]]) -> None:
-    command_line.print_table(
+def show(rows: Iterator[tuple[Any, ...]]) -> Table:
+    return command_line.print_table(
         {
             "posterior": "32s",
             "first": "7.1f",
@@ -214,4 +209,5 @@ def show(rows: Iterator[tuple[Any, ...]]) -> None:
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show, choices={"problems": PROBLEMS})
+    given = {"problems": PROBLEMS}
+    command_line.main(__doc__, run, show, choices=given, table="cost.time_to_answer")
