@@ -21,7 +21,7 @@ from tfp_sgmcmc.diagnostics.certificate import (
     weighted_sample_of,
 )
 from tfp_sgmcmc.diagnostics.vector_functions import BLOCK_SIZE, log_prob_of_vectors
-from tfp_sgmcmc.diagnostics.weighted_sample import MOST_K, WeightedSample
+from tfp_sgmcmc.diagnostics.weighted_sample import WeightedSample
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.sampling.loop import Loop
@@ -37,7 +37,6 @@ _LEAST_EFFICIENCY = 0.2
 _BLOCK = 1000  # proposals of all chains that are evaluated at once
 _WORTH = 0.6  # independent draws in a kept one, at least
 _BURN_IN = 10  # proposals that would be accepted
-_LIMITS = f"which must be at least {_LEAST_EFFICIENCY} and below {MOST_K}"
 
 
 def independent_draws(
@@ -79,7 +78,7 @@ def independent_draws(
     sample, how, normal = weighted_sample_of(*first, _NUM_DRAWS, rng, is_large)
     figures = (
         f"an efficiency of {sample.efficiency:.2f} and a Pareto k of {sample.pareto_k:.2f}, "
-        f"{_LIMITS}"
+        f"which must be at least {_LEAST_EFFICIENCY} and below {sample.most_k}"
     )
     if not sample.is_reliable or sample.efficiency < _LEAST_EFFICIENCY:
         runs.dropped.append(

@@ -46,7 +46,8 @@ def value_and_gradient_of_z(
 
     def of_z(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         value, gradient = evaluate(flat + z @ factor.T)
-        return value, gradient @ factor
+        with np.errstate(all="ignore"):  # climbs turn back where derivatives are not finite
+            return value, gradient @ factor
 
     return of_z
 

@@ -31,7 +31,7 @@ from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 MOST_K = 0.7  # up to which averages of weighted draws are accurate (Vehtari et al. 2024)
 _MOST_DIMENSIONS = 1000
-_MOST_FOR_MOMENTS = 32  # dimensions in which D x D moments of draws cost less than gradients
+_MOST_FOR_MOMENTS = 16  # dimensions in which D x D moments of draws cost less than gradients
 _TAIL_SHARE = 0.1
 _MOST_ROWS = 20  # of the text
 
@@ -204,7 +204,7 @@ def weighted_sample_of(
 ) -> tuple[WeightedSample, str, KLNormal | None]:
     """Returns weighted draws from a proposal fitted to a posterior, and a clause on how.
 
-    Up to 32 dimensions the proposal is fitted to the moments of weighted draws, and above by
+    Up to 16 dimensions the proposal is fitted to the moments of weighted draws, and above by
     gradients, as the normal distribution nearest in KL(q, p), which is then the third result.
 
     Args:

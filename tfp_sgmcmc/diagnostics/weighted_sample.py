@@ -84,13 +84,18 @@ class WeightedSample(NamedTuple):
         return pareto_shape(self.log_weights)
 
     @property
-    def is_reliable(self) -> bool:
-        """Whether the weights have a finite variance, by their largest ones.
+    def most_k(self) -> float:
+        """The bound of `pareto_k`: 0.5, of a finite variance, or 0.7 where most weights are equal.
 
-        Where nearly all weights are equal, the few largest tell their shape only roughly, and k may
-        be up to 0.7, below which averages are accurate (Vehtari et al. 2024).
+        Few large weights tell the shape only roughly then, and averages are accurate up to k = 0.7
+        (Vehtari et al. 2024).
         """
-        return self.pareto_k < (0.7 if self.efficiency >= _ENOUGH else MOST_K)
+        return 0.7 if self.efficiency >= _ENOUGH else MOST_K
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether `pareto_k` is below its bound."""
+        return self.pareto_k < self.most_k
 
     def moments(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         r"""Returns mean and standard deviation of `values`, `[S, ...]`, and their standard errors.
