@@ -13,7 +13,7 @@ import tfp_sgmcmc as sgmcmc
 
 
 class Variant(NamedTuple):
-    """A documented way to use a kernel: a line of the README's table without a registry row.
+    """A line of the README's table without a registry row: a way to use a kernel, or one without a step.
 
     Attributes:
       name: the kernel and what is added to it, in Markdown.
@@ -155,6 +155,14 @@ SAMPLERS = (
         "an exact baseline when N is small enough",
         lambda target, h, *_: sgmcmc.CorrectedLangevin(target, h**2),
         all_data=True,
+        variants=(
+            Variant(
+                "`IndependentMetropolis`",
+                "draws of a fitted normal with heavy tails, with a Metropolis-Hastings test",
+                "posteriors near a normal, D up to hundreds; `sample` begins with it, and proves it by "
+                "weights",
+            ),
+        ),
     ),
 )
 
