@@ -13,7 +13,7 @@ import tfp_sgmcmc as sgmcmc
 
 
 class Variant(NamedTuple):
-    """A line of the README's table without a registry row: a way to use a kernel, or one without a step.
+    """A line of the README's table that has no registry row, such as a way to use a kernel.
 
     Attributes:
       name: the kernel and what is added to it, in Markdown.
@@ -159,8 +159,8 @@ SAMPLERS = (
             Variant(
                 "`IndependentMetropolis`",
                 "draws of a fitted normal with heavy tails, with a Metropolis-Hastings test",
-                "posteriors near a normal, D up to hundreds; `sample` begins with it, and proves it by "
-                "weights",
+                "posteriors near a normal, D up to hundreds; `sample` begins with it, and "
+                "proves it by weights",
             ),
         ),
     ),
