@@ -122,7 +122,7 @@ class Mixture:
             return False
 
     def _cdf(self, y: np.ndarray) -> np.ndarray:
-        """Returns the CDF at y, `[..., rows, ...]`; raises NotImplementedError where it is unknown."""
+        """Returns the CDF at y, `[..., rows, ...]`; raises NotImplementedError without one."""
         axis = y.ndim - len(self.shape)  # of the samples, behind those of levels
         y = np.expand_dims(y, axis)
         repeated = np.broadcast_to(y, [*y.shape[:axis], self._size, *self.shape])
