@@ -1,14 +1,22 @@
-"""Changes of the site's pages while they are built: pictures load when they are seen, and links to
-a page show a card."""
+"""Changes of the site's pages while they are built.
+
+Pictures load when they are seen, links of READMEs stay within the site, and links to a page show a
+card.
+"""
 
 from typing import Any
 
 CARD = "marginals.png"
+BESIDE = "asv/"  # published beside the pages, by docs.yml
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Makes pictures load lazily."""
-    return html.replace("<img ", '<img loading="lazy" ')
+def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
+    """Makes pictures load lazily, and links to the published site relative."""
+    beside = f'href="{config.site_url}{BESIDE}'
+    html = html.replace(beside, "BESIDE").replace(
+        f'href="{config.site_url}', f'href="{"../" * page.url.count("/")}'
+    )
+    return html.replace("BESIDE", beside).replace("<img ", '<img loading="lazy" ')
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
