@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import unittest.mock
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -21,7 +19,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks.robustness.attacks import attack, killed, told
+from benchmarks.robustness.attacks import attack, told
 from tfp_sgmcmc.internal import shipped_call
 from tfp_sgmcmc.sampling.shards import shard_worker
 from tfp_sgmcmc.storage.lock import SIGNATURE, Lease
@@ -116,6 +114,25 @@ def the_process_changes_its_folder() -> None:
 
 
 @attack("stored draws")
+def a_byte_of_a_chunk_is_changed() -> None:
+    result = stored(folder := new_folder())
+    chunk = folder / "samples.zarr" / "posterior" / "state" / "c.0.0"
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 1
+    chunk.write_bytes(content)
+    told(str(chunk.parent), lambda: np.asarray(result.states), ValueError)
+
+
+@attack("stored draws")
+def the_folder_of_shards_is_renamed() -> None:
+    result = in_shards(folder := new_folder() / "run")
+    expected = result.states[:]
+    folder.rename(moved := folder.with_name("moved"))
+    told(str(folder), lambda: result.states[:], ValueError)
+    np.testing.assert_array_equal(sgmcmc.open_shards(moved).states[:], expected)
+
+
+@attack("stored draws")
 def a_result_is_pickled() -> None:
     result = stored(new_folder())
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(result)).states, result.states)
@@ -182,6 +199,19 @@ def a_target_in_place_of_a_kernel() -> None:
     told("Let sample choose the settings first", lambda: in_shards(None, target()), TypeError)
 
 
+@attack("shards and leases")
+def growing_batches_in_shards() -> None:
+    made = sgmcmc.SGLD(sgmcmc.GrowingBatch(target(), growth=1.2), 1e-4)
+    found = in_shards(None, lambda: made, 60)
+    assert found.is_complete and np.isfinite(found.states[:]).all()
+
+
+@attack("shards and leases")
+def a_pool_is_given_a_lambda() -> None:
+    with unittest.mock.patch("importlib.util.find_spec", lambda name: None):
+        told("install cloudpickle", lambda: in_shards(None, lambda: kernel()), TypeError)
+
+
 @attack("calls")
 def inside_a_program() -> None:
     start = tf.constant(0.0)
@@ -219,6 +249,38 @@ def keras_has_another_backend() -> None:
     options: dict[str, Any] = dict(env={**os.environ, "KERAS_BACKEND": "jax"}, text=True)
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, **options)
     assert "ImportError: tfp_sgmcmc needs Keras' backend tensorflow" in found.stderr, found.stderr
+
+
+@attack("calls")
+def a_report_without_arviz() -> None:
+    program = "import sys; sys.modules['arviz'] = None; import numpy as np, tfp_sgmcmc as s; "
+    program += "print(s.report({'w': np.random.default_rng(0).normal(size=[500, 4])}))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout.startswith("Verdict: no problem was found."), found.stderr
+
+
+@attack("calls")
+def a_target_is_pickled() -> None:
+    def prior(mean: tf.Tensor) -> tf.Tensor:
+        return -0.5 * mean**2
+
+    made = sgmcmc.MinibatchLogProb(prior, lambda mean, x: prior(x - mean[..., None]), DATA, 10)
+    told("make it anew", lambda: pickle.dumps(made), TypeError)
+
+
+@attack("calls", quick=False)
+def a_hundred_thousand_parameters() -> None:
+    """A normal prior and 10 rows: means within 6 standard errors over all entries."""
+    x = np.random.default_rng(0).normal(1.0, 1.0, [10, 100_000]).astype(np.float32)
+    made = sgmcmc.MinibatchLogProb(
+        lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1),
+        lambda w, b: -0.5 * tf.reduce_sum((b - w[..., tf.newaxis, :]) ** 2, axis=-1),
+        x,
+        5,
+    )
+    draws = sgmcmc.sample(made, tf.zeros([100_000]), 50, num_chains=2, **QUIET).states
+    z = (np.asarray(draws) - x.sum(0) / 11) * 11**0.5
+    assert abs(z.std() - 1) < 0.05 and abs(z.mean()) < 0.01, (z.std(), z.mean())
 
 
 @attack("calls", quick=False)
@@ -311,36 +373,3 @@ def sgfs_on_growing_batches() -> None:
     options: dict[str, Any] = QUIET | {"num_burnin_steps": 200}
     draws = sgmcmc.sample_chain(made, tf.zeros([8]), 200, **options).states
     assert abs(draws.mean() - DATA.mean()) < 0.05
-
-
-def _sample_into(folder: Path, num_results: int = 400) -> Any:
-    place = sgmcmc.Directory(folder, seconds_between_commits=0.05)
-    return sgmcmc.sample(target(), tf.constant(0.0), num_results, directory=place, **QUIET)
-
-
-@attack("signals", quick=False)
-def sigterm_in_every_phase_of_sample() -> None:
-    """Before the choice, in pilots, between choice and checkpoint, and in the run."""
-    for seconds in np.linspace(0.2, 8.0, 9):
-        folder = new_folder() / "run"
-        killed(lambda f=folder: _sample_into(f), float(seconds), signal.SIGTERM)
-        found = _sample_into(folder)
-        assert found.is_complete and found.num_results == 400
-        assert abs(np.asarray(found.states).mean() - DATA.mean()) < 0.02
-
-
-@attack("signals", quick=False)
-def two_processes_in_one_directory() -> None:
-    folder = new_folder() / "run"
-    # A new process, because a fork of one whose TensorFlow has threads may stand still.
-    program = "import pathlib, sys; from benchmarks.robustness import attacks_on_runs as attacks; "
-    program += "attacks._sample_into(pathlib.Path(sys.argv[1]), 200_000)"
-    child = subprocess.Popen([sys.executable, "-c", program, folder], stderr=subprocess.DEVNULL)
-    try:
-        while not (folder / "checkpoint.npz").exists():
-            assert child.poll() is None, "the first process ended by itself"
-            time.sleep(0.01)
-        told(f"in use by process {child.pid}", lambda: _sample_into(folder), ValueError)
-    finally:
-        child.kill()
-        child.wait()
