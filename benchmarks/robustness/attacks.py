@@ -48,7 +48,7 @@ def attack(kind: str, quick: bool = True) -> Callable[[Callable[[], None]], Call
 
 def catalogue() -> list[Attack]:
     """Returns all attacks."""
-    for module in ("runs", "fits", "streams", "processes"):  # each adds to the list
+    for module in ("runs", "calls", "fits", "streams", "processes"):  # each adds to the list
         importlib.import_module(f"benchmarks.robustness.attacks_on_{module}")
     return [*_FOUND]
 

@@ -1,12 +1,11 @@
 """Runs on a stream that get a SIGKILL at any moment, and go on by the same call.
 
 `sample` reads files in three passes, draws a pool of rows, tries kernels in pilots and then takes
-steps, in a directory. Each run is killed a few times at random moments of one of these phases, and
-another process makes the same call. The table has the number of kills in each phase. A run that
-came to its end is compared with one that nobody killed, which begins with
-the same pool and the same choices (these depend on times that pilots took). `sample_chain` takes
-SGLD's batches from a stream that is shuffled anew in each epoch. The aim is that all runs end, and
-that no bit differs.
+steps, in a directory. Each run is killed up to 8 times at random moments of one of these phases,
+and another process makes the same call. The table has the number of kills in each phase. A run that
+came to its end is compared with one that nobody killed, which begins with the same pool and the
+same choices (these depend on times that pilots took). `sample_chain` takes SGLD's batches from a
+stream that is shuffled anew in each epoch. The aim is that all runs end, and that no bit differs.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tfp_sgmcmc.storage.lock import SIGNATURE
 
 N, D, FILES = 4_000, 3, 8
 _MOST_SECONDS = 120.0  # of a process, which otherwise hangs
-_KILLS_OF_A_RUN = 4
+_KILLS_OF_A_RUN = 8
 _COMMIT = 0.02
 PHASES = ("passes", "pilots", "steps")
 
