@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -14,11 +16,20 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.robustness.attacks import attack, told
 from benchmarks.robustness.attacks_on_fits import PRIOR, X, Y, network
-from benchmarks.robustness.attacks_on_runs import DATA, EAGER, QUIET, kernel, new_folder, target
+from benchmarks.robustness.attacks_on_runs import (
+    DATA,
+    EAGER,
+    QUIET,
+    kernel,
+    log_likelihood,
+    new_folder,
+    target,
+)
 from tfp_sgmcmc.keras import Collect, IndependentBatches, SamplerCallback
 from tfp_sgmcmc.storage.lock import Lease
 
@@ -129,6 +140,42 @@ def auto_is_killed_in_its_pilot() -> None:
     for share in (0.2, 0.4, 0.6, 0.8):
         killed(fit_into, folder, share * whole, signal.SIGKILL)
     assert np.isfinite(np.asarray(fit_into(folder).samples[0])).all()
+
+
+def part_of_stream(i: int, dies: Path | None = None) -> sgmcmc.StreamedLogProb:
+    """Returns a third of the rows; the process that first reads the middle third again dies."""
+    x = DATA[i::3]
+
+    def read() -> Any:
+        yield from np.array_split(x, 5)
+        if dies is not None and i == 1 and os.getpid() != int(dies.read_text()):
+            with contextlib.suppress(FileExistsError):
+                dies.with_name("dead").touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    rows = tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec([None], tf.float32))
+    prior = tfp.distributions.Normal(0.0, 10.0).log_prob
+    return sgmcmc.StreamedLogProb(prior, log_likelihood, rows, len(x), batch_size=50, memory=400)
+
+
+@attack("shards and leases", quick=False)
+def a_worker_dies_in_a_pass_over_its_part() -> None:
+    """dask gives the part to the other worker, and the pool is that of one process."""
+    from dask.distributed import Client, LocalCluster
+
+    options: dict[str, Any] = dict(num_parts=3, jit_compile=False)
+    expected, _ = sgmcmc.draw_pool(part_of_stream, tf.zeros([]), **options)
+    dies = new_folder() / "parent"
+    dies.write_text(str(os.getpid()))
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        make = functools.partial(part_of_stream, dies=dies)
+        found, _ = sgmcmc.draw_pool(make, tf.zeros([]), executor=client, **options)
+    assert dies.with_name("dead").exists()
+    z = tf.linspace(1.8, 2.2, 9)
+    np.testing.assert_array_equal(found(z), expected(z))
 
 
 def _until(path: Path, process: Any) -> None:

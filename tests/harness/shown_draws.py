@@ -8,6 +8,7 @@ import pytest
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.adaptation.target_arguments import as_problem
 
 DOORS = ("sample", "sample_chain", "sample_shards")
 
@@ -24,6 +25,8 @@ class ShownDraws:
         @functools.wraps(fn)
         def recorded(what: Any, *args: Any, **kwargs: Any) -> Any:
             result = fn(what, *args, **kwargs)
+            if door == "sample":  # a joint distribution with pinned data, too
+                what = as_problem(what, kwargs.get("bijector"))
             self.results.append((door, what, result))
             return result
 
