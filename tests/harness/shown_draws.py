@@ -25,7 +25,7 @@ class ShownDraws:
         @functools.wraps(fn)
         def recorded(what: Any, *args: Any, **kwargs: Any) -> Any:
             result = fn(what, *args, **kwargs)
-            if door == "sample":  # a joint distribution with pinned data, too
+            if not isinstance(what, sgmcmc.targets.Target) and door == "sample":
                 what = as_problem(what, kwargs.get("bijector"))
             self.results.append((door, what, result))
             return result
