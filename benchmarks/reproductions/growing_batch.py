@@ -72,7 +72,7 @@ def run(
     first_step_size: float = 2e-4,
     last_step_size: float = 2e-5,
     num_steps: int = 200,
-    num_runs: int = 64,
+    num_runs: int = 50,
     num_long: int = 4,
     seed: int = 0,
 ) -> Result:

@@ -23,13 +23,14 @@ EXPERIMENTS = (
     "sgfs_mnist",
     "drbm_kdd",
     "drbm_kdd_posterior",
-    "drbm_modes",
     "gaussian_table1",
     "blr_shang",
     "blr_shang_marginals",
     "drbm_shang",
     "mixture",
     "nogin_logistic",
+    "nogin_others",
+    "drbm_modes",
     "mnist_7v9",
     "mnist_7v9_fit",
     "mnist_networks",
@@ -179,7 +180,9 @@ def _differences(name: str) -> list[str]:
     table = [*map(_row, rows), ""] if protocol.differences else []
     same = "" if protocol.differences else " All settings that the paper gives are used."
     absent = [f"Not repeated: {'; '.join(protocol.absent)}.", ""] if protocol.absent else []
-    return [f"In the paper: {protocol.place}.{same}", "", *table, *absent]
+    chosen = f"The paper does not give, and chosen here: {'; '.join(protocol.chosen)}."
+    chosen = [chosen, ""] if protocol.chosen else []
+    return [f"In the paper: {protocol.place}.{same}", "", *table, *chosen, *absent]
 
 
 def _failures(found: Mapping[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.common import command_line
+from benchmarks.common import command_line, tables
 from benchmarks.robustness.mutant_list import MUTANTS, TESTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,9 +48,8 @@ def plant(folder: Path, mutant: Mutant) -> None:
 
 def passes(folder: Path, tests: tuple[str, ...], timeout: float) -> bool:
     """Returns whether the tests pass in `folder`; tests that run out of time do not."""
-    process = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn").Process(
-        target=_run_tests, args=(folder, tests)
-    )
+    multiprocessing.set_start_method("fork" if hasattr(os, "fork") else "spawn", force=True)
+    process = multiprocessing.Process(target=_run_tests, args=(folder, tests))
     process.start()
     process.join(timeout)
     if process.is_alive():
@@ -142,13 +141,44 @@ def table(found: list[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def show(found: list[Outcome]) -> None:
+def summary(found: list[Outcome]) -> tables.Table:
+    """Returns the number of mutants by room and verdict, with those that were not killed below."""
+    verdicts = ("killed", "survived", "not run", "equivalent")
+    lines = []
+    for room in dict.fromkeys(x.mutant.room for x in found):
+        of_room = [x.verdict for x in found if x.mutant.room == room]
+        lines.append((room, str(len(of_room)), *(str(of_room.count(v)) for v in verdicts)))
+    every = [x.verdict for x in found]
+    lines.append(("all", str(len(found)), *(str(every.count(v)) for v in verdicts)))
+    notes = []
+    for mutant, verdict in found:
+        if verdict != "killed":
+            change = f"`{mutant.old}` > `{mutant.new}`".replace("\n", " ")
+            why = f": {mutant.equivalent}" if mutant.equivalent else ""
+            notes.append(f"- `{mutant.path}`, {change}, {verdict}{why}")
+    return tables.Table(("room", "changes", *verdicts), lines, "\n".join(notes))
+
+
+def show(found: list[Outcome]) -> tables.Table:
     print(table(found))
-    bad = [x for x in found if x.verdict in ("survived", "not run")]
-    print(f"{len(found)} mutants; {len(bad)} survived or were not run.")
-    if bad:
-        sys.exit(1)
+    shown = summary(found)
+    print(shown.markdown())
+    return shown
+
+
+def main() -> None:
+    """Runs the command, and fails if a mutant survived or was not run."""
+    outcomes: list[Outcome] = []
+    command_line.main(
+        __doc__,
+        run,
+        lambda found: (outcomes.extend(found), show(found))[1],
+        choices={"rooms": TESTS},
+        table="robustness.mutants",
+    )
+    if bad := sum(x.verdict in ("survived", "not run") for x in outcomes):
+        sys.exit(f"{bad} of {len(outcomes)} mutants survived or were not run.")
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show)
+    main()

@@ -131,3 +131,11 @@ def test_every_planted_change_can_be_planted(tmp_path: Path) -> None:
         mutants.plant(tmp_path, mutants.MUTANTS[-1])
     (row,) = mutants.table([mutants.Outcome(mutants.MUTANTS[0], "killed")]).splitlines()[2:]
     assert row.startswith("| random | random/indices.py | `num_rounds = 5") and "killed" in row
+    assert len(mutants.MUTANTS) >= 60
+    found = [
+        mutants.Outcome(m, "equivalent" if m.equivalent else "killed") for m in mutants.MUTANTS
+    ]
+    shown = mutants.summary([*found, found[0]._replace(verdict="survived")])
+    assert shown.lines[-1][:4] == ("all", str(len(found) + 1), *shown.lines[-1][2:3], "1")
+    assert shown.note.count("equivalent: ") == sum(bool(m.equivalent) for m in mutants.MUTANTS)
+    assert ", survived" in shown.note
