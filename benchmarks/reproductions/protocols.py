@@ -79,9 +79,9 @@ PROTOCOLS: dict[str, Protocol] = {
             Difference("the term div M of the preconditioner", "left out", "included"),
         ),
         (
-            "kurtosis 15.4 of the most stable component and 3.4 of the most unstable one (where 2 is "
-            "said to be normal); the ten sources here have excess kurtoses from -0.1 to 2.5, so that "
-            "they are not the paper's",
+            "kurtosis 15.4 of the most stable component and 3.4 of the most unstable one (where 2 "
+            "is said to be normal); the ten sources here have excess kurtoses from -0.1 to 2.5, so "
+            "that they are not the paper's",
             "500,000 samples of SGLD in 800 seconds, 100,000 of corrected Langevin in 9,000, as no "
             "chain here is as long",
         ),
