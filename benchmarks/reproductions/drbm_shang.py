@@ -12,8 +12,9 @@ over the data. The machines have H hidden units, F features and C classes:
 
 These are two of the paper's three data sets. `--data acoustic` runs the third one where its files
 can be downloaded. Steps h and frictions A are those of the captions, and so are the passes unless
-`--num-passes` says otherwise. Sigma is diagonal, the prior N(0, I), minibatches have n = 500. The
-first fifth of the passes is burn-in. The error is that of the machine whose weights are the mean of
+`--num-passes` says otherwise. Sigma is diagonal and comes from the mean gradients of groups of ten
+examples, which does not change its mean and saves most of its cost. The prior is N(0, I), and
+minibatches have n = 500. The first fifth of the passes is burn-in. The error is that of the machine whose weights are the mean of
 all states since then, of which one is kept after each pass; within the burn-in it is that of the
 current state. All chains start at the same random weights, and chains of a sampler share their
 minibatches.
@@ -82,6 +83,7 @@ def run(
     step_sizes: tuple[float, ...] = (0.0,),
     frictions: tuple[float, ...] = (0.0,),
     batch_size: int = 500,
+    num_groups: int = 50,
     num_rows: int = 0,
     num_hidden: int = 0,
     seed: int = 0,
@@ -95,6 +97,7 @@ def run(
       step_sizes: values of h; 0 for the captions'.
       frictions: values of A; 0 for the captions'.
       batch_size: n.
+      num_groups: groups of a minibatch, whose mean gradients estimate Sigma.
       num_rows: number of training rows, 0 for all.
       num_hidden: number of hidden units, 0 for the paper's.
       seed: seed of the start and the chains.
@@ -106,7 +109,7 @@ def run(
         problem = PROBLEMS[name]
         x, y, x_test, y_test = problem.load()
         x, y = x[: num_rows or None], y[: num_rows or None]
-        target = drbm.target(x, y, batch_size, shared_batch=True)
+        target = drbm.target(x, y, batch_size, shared_batch=True, num_groups=num_groups)
         hidden = num_hidden or problem.hidden
         start = drbm.initial(hidden, x.shape[1], int(y_test.max()) + 1, seed)
         found[name] = []

@@ -209,7 +209,10 @@ PROTOCOLS: dict[str, Protocol] = {
     "drbm_shang": Protocol(
         "section 4.3, figure 3, top and middle rows: h and A of the captions, the first fifth of "
         "the passes as burn-in",
-        (Difference("passes", "200 (connect-4) and 400 (letter)", "50"),),
+        (
+            Difference("passes", "200 (connect-4) and 400 (letter)", "100 and 30"),
+            Difference("Sigma", "from single examples", "from means of ten examples"),
+        ),
         ("acoustic, the bottom row, whose data were not at hand",),
         (
             "which n of 500 to 1000, here 500",

@@ -15,7 +15,63 @@ class Mutant(NamedTuple):
     equivalent: str = ""
 
 
-# The first tests of a room are those that tell most, as a run ends with the first one that fails.
+# Quick tests of each room, which tell most of its changes. `TESTS` run where these tell nothing.
+FIRST: dict[str, tuple[str, ...]] = {
+    "random": (
+        "tests/random/test_random.py::test_the_number_of_rounds",
+        "tests/random/test_random.py::test_permuted_indices_are_a_permutation",
+        "tests/random/test_random.py::test_minibatches_of_epochs_are_one_permutation_after_the_other",
+        "tests/random/test_random.py::test_alias_tables_draw_with_their_probabilities",
+    ),
+    "covariance": (
+        "tests/covariance/test_averages.py",
+        "tests/covariance/test_estimators.py::"
+        "test_sigma_is_c_times_the_average_of_past_sample_covariances",
+    ),
+    "sgld": ("tests/kernels/test_sgld.py::test_constant_preconditioners",),
+    "msgld": ("tests/kernels/test_modified_sgld.py::test_sigma_is_that_of_past_minibatches",),
+    "sgfs": (
+        "tests/kernels/test_sgfs.py::test_diagonal_b",
+        "tests/kernels/test_sgfs.py::test_temperature",
+    ),
+    "underdamped": ("tests/kernels/test_underdamped_langevin.py::test_two_steps",),
+    "sghmc": (
+        "tests/kernels/test_sghmc.py::test_options",
+        "tests/kernels/test_sghmc.py::test_smallest_friction_falls_with_temperature",
+    ),
+    "sgnht": ("tests/kernels/test_sgnht.py::test_three_steps",),
+    "ccadl": ("tests/kernels/test_ccadl.py::test_three_steps",),
+    "nogin": (
+        "tests/kernels/test_nogin.py::test_six_steps",
+        "tests/kernels/test_nogin.py::test_a_matrix_lambda_draws_what_is_left_of_the_noise",
+        "tests/kernels/test_nogin.py::test_steps_of_estimation_move_nothing_and_teach_sigma",
+    ),
+    "momenta": (
+        "tests/kernels/test_momentum.py::test_kinetic_temperature_counts_entries_and_squares_momenta",
+        "tests/kernels/test_sgnht.py::test_three_steps",
+    ),
+    "exact": (
+        "tests/kernels/test_corrected_langevin.py::test_acceptance_ratio_by_hand",
+        "tests/kernels/test_independent_metropolis.py::test_one_step_by_hand",
+    ),
+    "noise": (
+        "tests/kernels/test_estimation_steps.py::test_the_rule",
+        "tests/kernels/test_estimation_steps.py::test_a_sigma_to_solve_with_remembers_enough",
+    ),
+    "replicas": ("tests/kernels/test_replica_exchange_sgld.py::test_steps_by_hand",),
+    "theory": ("tests/kernels/test_linear_laws.py",),
+    "targets": (
+        "tests/targets/test_minibatch.py::test_estimate_from_all_examples_is_exact",
+        "tests/targets/test_growing_batch.py::test_sizes_and_cost",
+        "tests/targets/control_variates/test_svrg.py::test_by_default_anchors_move_once_a_pass",
+        "tests/targets/control_variates/test_control_variate.py::test_no_noise_at_the_center",
+    ),
+    "preconditioners": (
+        "tests/preconditioners/test_rmsprop.py::test_average_and_matrix",
+        "tests/preconditioners/test_rmsprop.py::test_divergence_is_left_out_of_the_first_steps",
+    ),
+}
+
 TESTS: dict[str, tuple[str, ...]] = {
     "random": ("tests/random/test_random.py",),
     "covariance": ("tests/covariance/test_averages.py", "tests/covariance/test_estimators.py"),

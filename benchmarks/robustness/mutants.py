@@ -6,8 +6,9 @@
 
 Each mutant is one replacement in one file. Its room's tests run against a copy of the tree with
 this change alone. A mutant survives if they pass. One that is equivalent says why, and is not run.
-Mutants whose tests fail without any change would count as killed, so each set of tests first runs
-on the unchanged copy. Where processes can fork, TensorFlow is loaded once for all of them.
+Quick tests run first, and the room's others only where those tell nothing. Mutants whose tests fail
+without any change would count as killed, so each set of tests first runs on the unchanged copy.
+Where processes can fork, TensorFlow is loaded once for all of them.
 
 A run that was cut off goes on with `--kept FILE`, which keeps the verdicts.
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.common import command_line, tables
-from benchmarks.robustness.mutant_list import MUTANTS, TESTS, Mutant
+from benchmarks.robustness.mutant_list import FIRST, MUTANTS, TESTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("tfp_sgmcmc", "tests", "benchmarks", "datasets", "conftest.py", "pyproject.toml")
@@ -93,29 +94,39 @@ def run(
 
     path = Path(kept) if kept else None
     known = json.loads(path.read_text()) if path and path.exists() else {}
-    found = []
+    found, sound = [], {}
     with tempfile.TemporaryDirectory() as name:
-        for room in rooms:
-            is_sound = None
-            for mutant in (m for m in MUTANTS if m.room == room):
-                key = f"{mutant.path}: {mutant.old} > {mutant.new}"
-                verdict = "equivalent" if mutant.equivalent else known.get(key, "")
-                if not verdict:
-                    folder = _copy(Path(name))
-                    if is_sound is None:
-                        is_sound = passes(folder, TESTS[room], timeout)
-                    verdict = "not run"
-                    if is_sound:
-                        plant(folder, mutant)
-                        verdict = "survived" if passes(folder, TESTS[room], timeout) else "killed"
-                        known[key] = verdict
-                    print(f"{verdict}: {key}", flush=True)
-                    if path:
-                        path.write_text(json.dumps(known, indent=1), encoding="utf-8")
-                found.append(Outcome(mutant, verdict))
+        for mutant in (m for m in MUTANTS if m.room in rooms):
+            key = f"{mutant.path}: {mutant.old} > {mutant.new}"
+            verdict = "equivalent" if mutant.equivalent else known.get(key, "")
+            if not verdict:
+                verdict = _verdict(Path(name), mutant, timeout, sound)
+                print(f"{verdict}: {key}", flush=True)
+                if verdict != "not run":
+                    known[key] = verdict
+                if path:
+                    path.write_text(json.dumps(known, indent=1), encoding="utf-8")
+            found.append(Outcome(mutant, verdict))
     if output:
         Path(output).write_text(table(found), encoding="utf-8")
     return found
+
+
+def _verdict(
+    parent: Path, mutant: Mutant, timeout: float, sound: dict[tuple[str, ...], bool]
+) -> str:
+    """Returns what the tests say; `sound` keeps which sets of tests pass without a change."""
+    for tests in (FIRST.get(mutant.room, ()), TESTS[mutant.room]):
+        if tests:
+            folder = _copy(parent)
+            if tests not in sound:
+                sound[tests] = passes(folder, tests, timeout)
+            if not sound[tests]:
+                return "not run"
+            plant(folder, mutant)
+            if not passes(folder, tests, timeout):
+                return "killed"
+    return "survived"
 
 
 def _copy(parent: Path) -> Path:

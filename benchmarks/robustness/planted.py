@@ -176,13 +176,15 @@ class Slow(tfp.mcmc.TransitionKernel):
 
     def one_step(self, state: Any, results: Any, seed: Any = None) -> Any:
         own, step = results
+        seed = random.as_seed(seed)
         new, own_new = self.inner.one_step(state, own, seed=seed)
-        again = tf.cond(
-            (step // self._block) % 10 < 3,
-            lambda: self.inner.one_step(new, own, seed=seed)[0],
-            lambda: new,
-        )
-        return tf.where(tf.math.is_finite(again), new, again), (own_new, step + 1)
+
+        def twice() -> tf.Tensor:  # everything that a step computes, so that none is left out
+            parts = tf.nest.flatten(self.inner.one_step(new, own_new, seed=random.fold_in(seed, 1)))
+            return tf.add_n([tf.reduce_sum(tf.cast(x, tf.float32)) for x in parts])
+
+        again = tf.cond((step // self._block) % 10 < 3, twice, lambda: tf.constant(0.0))
+        return tf.where(again > -np.inf, new, -new), (own_new, step + 1)
 
 
 def ratio_of_seconds(name: str, num_repeats: int) -> float:
