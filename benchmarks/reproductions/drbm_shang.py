@@ -14,10 +14,10 @@ These are two of the paper's three data sets. `--data acoustic` runs the third o
 can be downloaded. Steps h and frictions A are those of the captions, and so are the passes unless
 `--num-passes` says otherwise. Sigma is diagonal and comes from the mean gradients of groups of ten
 examples, which does not change its mean and saves most of its cost. The prior is N(0, I), and
-minibatches have n = 500. The first fifth of the passes is burn-in. The error is that of the machine
-whose weights are the mean of all states since then, of which one is kept after each pass; within the
-burn-in it is that of the current state. All chains start at the same random weights, and chains of a
-sampler share their minibatches.
+minibatches have n = 500. The first fifth of the passes is burn-in. The error is that of the
+machine whose weights are the mean of all states since then, of which one is kept after each pass;
+within the burn-in it is that of the current state. All chains start at the same random weights, and
+chains of a sampler share their minibatches.
 
 CCAdL runs with the paper's scheme, which multiplies p by 1 - h xi - h^2 Sigma / 2, and with the
 library's (`midpoint`), which solves. The paper's scheme is unstable where h^2 times an eigenvalue
