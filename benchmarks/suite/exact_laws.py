@@ -168,7 +168,10 @@ KERNELS: dict[str, Setting] = {
     "CorrectedLangevin": Setting(lambda t: sgmcmc.CorrectedLangevin(t, 0.3), _one, all_data, 0.0),
     "IndependentMetropolis": Setting(
         lambda t: sgmcmc.IndependentMetropolis(
-            t, np.zeros(DIMENSIONS, np.float32), -np.eye(DIMENSIONS, dtype=np.float32)
+            t,
+            np.zeros(DIMENSIONS, np.float32),
+            -np.eye(DIMENSIONS, dtype=np.float32),
+            block_size=20,
         ),
         _one,
         all_data,
@@ -210,7 +213,7 @@ class Measurement:
         """`wrap` changes the target, for planted faults."""
         self._setting = setting
         kernel = setting.kernel(wrap(setting.target()))
-        # Draws of IndependentMetropolis are independent and come from blocks of many steps.
+        # Draws of IndependentMetropolis are independent.
         short = isinstance(kernel, sgmcmc.IndependentMetropolis)
         burn_in, between = (10, 1) if short else (BURN_IN, BETWEEN)
         self._start = tf.zeros([CHAINS, DIMENSIONS])

@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import tomllib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,19 +138,17 @@ def test_an_exact_figure_tells_two_percent(name: str) -> None:
     assert planted.tracked(wrong.error) > planted.LIMIT > planted.tracked(found.error)
 
 
-def test_a_slowed_kernel_has_the_states_of_its_kernel() -> None:
+def test_a_slowed_kernel_makes_thirteen_steps_in_ten() -> None:
     from benchmarks.robustness import planted
-    from benchmarks.suite import exact_laws
 
-    setting = exact_laws.SETTINGS["FullDataLogProb"]
-    kernel = setting.kernel(setting.target())
-    slow, state = planted.Slow(kernel), tf.zeros([2, exact_laws.DIMENSIONS])
-    for step in (0, 3):  # taken twice, and once
-        results = kernel.bootstrap_results(state)
-        expected = kernel.one_step(state, results, seed=[0, step])[0]
-        found, (_, now) = slow.one_step(state, (results, tf.constant(step)), seed=[0, step])
-        np.testing.assert_array_equal(found, expected)
-        assert now == step + 1
+    class Counter:
+        def one_step(self, state: tf.Tensor, results: tf.Tensor, seed: tf.Tensor) -> Any:
+            return state + 1, results
+
+    state, results = tf.constant(0), (tf.zeros([]), tf.constant(0))
+    for i in range(20):
+        state, results = planted.Slow(Counter()).one_step(state, results, seed=[0, i])
+    assert state == 26 and results[1] == 20
 
 
 def test_every_planted_fault_is_one_of_the_page() -> None:
