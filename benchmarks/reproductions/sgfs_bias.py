@@ -228,8 +228,8 @@ def claims(result: Result) -> list[Claim]:
             + f"; {first['SGFS-f'].rate:.2g} draws a pass, "
             + ", ".join(f"{name} up to {rates[name]:.2g}" for name in others),
             UNDECIDED if 1 / CERTAIN < least < CERTAIN else least > 1,
-            f"seconds of this machine with V kept, where a factor below {CERTAIN:g} decides nothing; "
-            "a pass of SGFS-f takes "
+            f"seconds of this machine with V kept, where a factor below {CERTAIN:g} decides "
+            "nothing; a pass of SGFS-f takes "
             f"{first['SGFS-f'].seconds / first['SGLD'].seconds:.1f} times as long as one of SGLD",
         )
     ]
