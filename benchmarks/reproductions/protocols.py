@@ -207,13 +207,16 @@ PROTOCOLS: dict[str, Protocol] = {
         chosen=("the projection, so that the weights are others", "the start, here the mode"),
     ),
     "drbm_shang": Protocol(
-        "section 4.3, figure 3, top and middle rows: h and A of the captions, the first fifth of "
-        "the passes as burn-in",
+        "section 4.3, figure 3, top row: h and A of the captions, the first fifth of the passes as "
+        "burn-in",
         (
-            Difference("passes", "200 (connect-4) and 400 (letter)", "100 and 30"),
+            Difference("passes", "200", "100"),
             Difference("Sigma", "from single examples", "from means of ten examples"),
         ),
-        ("acoustic, the bottom row, whose data were not at hand",),
+        (
+            "letter, the middle row, whose 400 passes take an hour of a core",
+            "acoustic, the bottom row, whose data were not at hand",
+        ),
         (
             "which n of 500 to 1000, here 500",
             "the prior, here N(0, I)",
