@@ -59,7 +59,10 @@ FIRST: dict[str, tuple[str, ...]] = {
         "tests/kernels/test_estimation_steps.py::test_a_sigma_to_solve_with_remembers_enough",
     ),
     "replicas": ("tests/kernels/test_replica_exchange_sgld.py::test_steps_by_hand",),
-    "theory": ("tests/kernels/test_linear_laws.py",),
+    "theory": (
+        "tests/kernels/test_linear_laws.py",
+        "tests/kernels/test_stable_steps.py::test_the_limit_is_exact",
+    ),
     "targets": (
         "tests/targets/test_minibatch.py::test_estimate_from_all_examples_is_exact",
         "tests/targets/test_growing_batch.py::test_sizes_and_cost",
