@@ -1,12 +1,12 @@
 """Whether the mode of a posterior depends on the units of its parameters: it must not.
 
-Each posterior of `python -m benchmarks.posteriordb` is searched for its mode from zeros, in `float64`,
-as it is, and with every unconstrained entry in other units: multiplied by powers of ten from 1e-6 to
-1e6 at random, which is the same as dividing a regression's columns by them. The columns are the
-number of parameters, whether both searches converged, and the largest distance of an entry between
-the two modes, in standard deviations by the curvature there. `first order` is the control, by the
-search with gradients alone that `find_center` was once: L-BFGS with 400 iterations. The command fails
-if a distance is above 1e-3.
+Each posterior of `python -m benchmarks.posteriordb` is searched for its mode from zeros, in
+`float64`, as it is, and with every unconstrained entry in other units: multiplied by powers of ten
+from 1e-6 to 1e6 at random, which is the same as dividing a regression's columns by them. The
+columns are the number of parameters, whether both searches converged, and the largest distance of
+an entry between the two modes, in standard deviations by the curvature there. `first order` is the
+control, a search by gradients alone: L-BFGS with 400 iterations. The command fails if a distance is
+above 1e-3.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def compared(name: str, posterior: Posterior, rng: np.random.Generator) -> Row:
 
 
 def in_units(posterior: Posterior, units: dict[str, np.ndarray]) -> sgmcmc.MinibatchLogProb:
-    """Returns the target whose unconstrained parts are those of the posterior divided by `units`."""
+    """Returns the target whose unconstrained parts are divided by `units`."""
     bijectors = {}
     for name in posterior.shapes:
         scale = tfb.Scale(tf.constant(units[name], tf.float64))

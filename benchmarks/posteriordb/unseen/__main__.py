@@ -1,7 +1,7 @@
 """`sample(target, initial_state, num_results)` on models that are in no reference database.
 
-Their data are made up by fixed seeds. The draws are compared with closed forms, or with long runs of
-NUTS in `float64`: 16 chains, until the worst quantity has 4000 effective draws. A hierarchy with
+Their data are made up by fixed seeds. The draws are compared with closed forms, or with long runs
+of NUTS in `float64`: 16 chains, until the worst quantity has 4000 effective draws. A hierarchy with
 centred effects has the reference of the same model with effects that are standard normal. The
 columns of the table, and what is right, are those of `python -m benchmarks.posteriordb`. Starts are
 zeros, uniform in (-2, 2), and far: uniform in (-20, 20), in unconstrained coordinates. The command
@@ -29,6 +29,7 @@ ALL: dict[str, Callable[[], Posterior]] = {
     **latent.POSTERIORS,
     **shapes.POSTERIORS,
 }
+CLOSED_FORMS = {**groups.CLOSED_FORMS, **shapes.CLOSED_FORMS}
 
 
 def run(
@@ -56,12 +57,12 @@ def run(
 
 def reference(name: str, posterior: Posterior, folder: Path) -> Moments:
     """Returns the exact moments of a posterior."""
-    if name in shapes.CLOSED_FORMS:
-        draws = shapes.CLOSED_FORMS[name](posterior)
-        return moments(draws, shapes.NUM_DRAWS)
+    source = posterior.reference or name
+    if source in CLOSED_FORMS:
+        draws = CLOSED_FORMS[source](ALL[source]())
+        return moments(draws, len(next(iter(draws.values()))))
     if name == "mixture_symmetric":
         return kept(folder / f"{name}.npz", symmetric_mixture)
-    source = posterior.reference or name
     return kept(folder / f"{source}.npz", lambda: moments(*long_run(ALL[source]())))
 
 

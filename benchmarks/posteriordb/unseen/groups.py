@@ -16,12 +16,17 @@ tfb, tfd = tfp.bijectors, tfp.distributions
 Parts = Mapping[str, tf.Tensor]
 
 
+def radon_counties() -> np.ndarray:
+    """Returns the log uranium of 60 counties."""
+    return np.random.default_rng(10).normal(0, 0.4, 60)
+
+
 def radon(effects: str) -> Posterior:
     """Returns counties' intercepts with the part `effects`: `"theta"`, or `"z"` for N(0, 1)."""
-    rng = np.random.default_rng(11)
+    uranium, rng = radon_counties(), np.random.default_rng(11)
     sizes = np.minimum(1 + rng.geometric(0.12, 60), 60)
     county = np.repeat(np.arange(60), sizes)
-    uranium, floor = rng.normal(0, 0.4, 60), (rng.random(len(county)) < 0.2).astype(np.float64)
+    floor = (rng.random(len(county)) < 0.2).astype(np.float64)
     of_county = 1.4 + 0.7 * uranium + rng.normal(0, 0.15, 60)
     y = of_county[county] - 0.7 * floor + rng.normal(0, 0.75, len(county))
 
@@ -153,6 +158,64 @@ def volatility() -> Posterior:
     return Posterior(log_prior, log_likelihood, data, shapes, bijector)
 
 
+def radon_draws(posterior: Posterior, num_draws: int = 40_000) -> dict[str, np.ndarray]:
+    """Returns draws of radon: both scales on a grid, and all else normal given the scales."""
+    d, rng = posterior.data, np.random.default_rng(0)
+    group, rows = np.eye(60)[d["county"]], len(d["y"])
+    uranium = radon_counties()
+    design = np.c_[np.ones(rows), uranium[d["county"]], d["floor"], group]
+    gram, along, square = design.T @ design, design.T @ d["y"], d["y"] @ d["y"]
+    prior = np.r_[np.full(3, 1 / 25), np.ones(60)]
+    taus, sigmas = (
+        np.arange(n) * step + low for n, step, low in ((120, 0.005, 0.0025), (80, 0.003, 0.62))
+    )
+
+    def given(tau: float, sigma: float) -> tuple[np.ndarray, np.ndarray, float]:
+        """Returns mean and Cholesky factor of the precision, and the log density of the scales."""
+        scale = np.r_[np.ones(3), np.full(60, tau)]
+        factor = np.linalg.cholesky(np.outer(scale, scale) * gram / sigma**2 + np.diag(prior))
+        half = np.linalg.solve(factor, scale * along / sigma**2)
+        log_density = (half @ half - square / sigma**2) / 2 - rows * np.log(sigma)
+        log_density -= np.log(np.diag(factor)).sum() + tau**2 / 2 + sigma**2 / 8
+        return np.linalg.solve(factor.T, half), factor, log_density
+
+    cells = [(tau, sigma) for tau in taus for sigma in sigmas]
+    logs = np.array([given(*cell)[2] for cell in cells])
+    chances = np.exp(logs - logs.max())
+    counts = rng.multinomial(num_draws, chances / chances.sum())
+    found = []
+    for (tau, sigma), count in zip(cells, counts, strict=True):
+        if count:
+            mean, factor, _ = given(tau, sigma)
+            w = mean + np.linalg.solve(factor.T, rng.standard_normal([63, count])).T
+            jitter = rng.uniform(-0.5, 0.5, [count, 2]) * [0.005, 0.003]
+            found.append(np.c_[w, jitter + [tau, sigma]])
+    w = np.concatenate(found)
+    parts = {"mu": w[:, 0], "slope": w[:, 1], "floor": w[:, 2], "z": w[:, 3:63]}
+    parts |= {"tau": w[:, 63], "sigma": w[:, 64]}
+    at = parts["mu"][:, None] + parts["slope"][:, None] * uranium
+    return {**parts, "theta": at + parts["tau"][:, None] * parts["z"]}
+
+
+def meta_analysis_draws(posterior: Posterior, num_draws: int = 40_000) -> dict[str, np.ndarray]:
+    """Returns draws of the trials: tau on a grid, and all else normal given tau."""
+    d, rng = posterior.data, np.random.default_rng(0)
+    y, error = d["y"], d["error"]
+    tau = (np.arange(4000) + 0.5) * 0.0008
+    precision = 1 / (tau[:, None] ** 2 + error**2)
+    of_mean = precision.sum(axis=1) + 1
+    mean = (precision * y).sum(axis=1) / of_mean
+    logs = (np.log(precision).sum(axis=1) - np.log(of_mean) + of_mean * mean**2) / 2
+    logs -= (precision * y**2).sum(axis=1) / 2 + 2 * tau**2
+    chances = np.exp(logs - logs.max())
+    at = rng.choice(len(tau), num_draws, p=chances / chances.sum())
+    mu = mean[at] + rng.standard_normal(num_draws) / np.sqrt(of_mean[at])
+    tau = tau[at] + rng.uniform(-0.0004, 0.0004, num_draws)
+    share = tau[:, None] ** 2 / (tau[:, None] ** 2 + error**2)
+    noise = rng.standard_normal([num_draws, 12]) * np.sqrt(share) * error
+    return {"mu": mu, "tau": tau, "theta": mu[:, None] + share * (y - mu[:, None]) + noise}
+
+
 POSTERIORS: dict[str, Callable[[], Posterior]] = {
     "radon": lambda: radon("z"),
     "radon_centred": lambda: radon("theta"),
@@ -160,4 +223,8 @@ POSTERIORS: dict[str, Callable[[], Posterior]] = {
     "rates": rates,
     "meta_analysis": meta_analysis,
     "volatility": volatility,
+}
+CLOSED_FORMS: dict[str, Callable[[Posterior], dict[str, np.ndarray]]] = {
+    "radon": radon_draws,
+    "meta_analysis": meta_analysis_draws,
 }

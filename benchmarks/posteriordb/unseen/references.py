@@ -58,9 +58,9 @@ def kept(path: Path, make: Any) -> Moments:
 def long_run(posterior: Posterior, seed: int = 0) -> tuple[dict[str, np.ndarray], float]:
     """Returns draws of constrained parts, `[S, event...]`, and the number that they are worth.
 
-    Sixteen chains of NUTS start around zero. Fourteen windows of 50 draws adapt step and metric, the
-    covariance of the last two windows. Then draws follow until the worst quantity that is compared
-    has 4000 effective ones and R-hat below 1.005.
+    Sixteen chains of NUTS start around zero. Fourteen windows of 50 draws adapt step and metric,
+    the covariance of the last two windows. Then draws follow until the worst quantity that is
+    compared has 4000 effective ones and R-hat below 1.005.
 
     Raises:
       ValueError: 6000 draws of each chain are not enough.

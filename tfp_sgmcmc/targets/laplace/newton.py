@@ -64,14 +64,14 @@ def newton_ascent(
     A = -S^{-1} H S^{-1}, \quad S = \mathrm{diag}(|H_{jj}|^{1/2})
     \]
 
-    |A| has the absolute eigenvalues of A, so that steps leave saddles. At a saddle itself, where the
-    gradient vanishes, as by symmetry, a step follows the eigenvector of the least eigenvalue. The
-    damping \( \lambda \) starts at 1, falls to a quarter after a step that does not lower the log
-    posterior, to a hundredth if the rise is within a tenth of what derivatives predict, and rises
-    sixfold after a step that lowers it, which is not taken (Levenberg 1944). A change of the units of
-    any parameter changes S with it, and leaves the path as it is. Near the mode, where rounding hides
-    the rise of the log posterior, the ascent goes on while the expected gain falls, because
-    gradients are rounded less.
+    |A| has the absolute eigenvalues of A, so that steps leave saddles. At a saddle itself, where
+    the gradient vanishes, as by symmetry, a step follows the eigenvector of the least eigenvalue.
+    The damping \( \lambda \) starts at 1, falls to a quarter after a step that does not lower the
+    log posterior, to a hundredth if the rise is within a tenth of what derivatives predict, and
+    rises sixfold after a step that lowers it, which is not taken (Levenberg 1944). A change of the
+    units of any parameter changes S with it, and leaves the path as it is. Near the mode, where
+    rounding hides the rise of the log posterior, the ascent goes on while the expected gain falls,
+    because gradients are rounded less.
 
     Args:
       log_prob_fn: theta, `[D]` -> log posterior.
