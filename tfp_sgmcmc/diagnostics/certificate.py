@@ -33,6 +33,8 @@ MOST_K = 0.7  # up to which averages of weighted draws are accurate (Vehtari et 
 _MOST_DIMENSIONS = 1000
 _MOST_FOR_MOMENTS = 16  # dimensions in which D x D moments of draws cost less than gradients
 _TAIL_SHARE = 0.1
+_ENOUGH = 0.5  # efficiency of a normal fitted by gradients
+_MOST_ENTRIES = 10**9  # N D times the draws of a round, for moments after gradients
 _MOST_ROWS = 20  # of the text
 
 
@@ -129,6 +131,9 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
     proposal, in up to eight rounds of \( \max(S, 4 D^2) \) draws, each with one pass over the data.
     Fits are made in the unconstrained coordinates of the target.
 
+    A stream is read once, for all S draws of a proposal with the mean and covariance of the run.
+    Their log posteriors are those of all rows on disk, so a pool's error is seen as well.
+
     No check of this kind sees modes that neither the draws nor the proposals visit.
 
     Examples:
@@ -147,8 +152,8 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
     Args:
       result: the result of `sample` or `sample_chain`, or draws of the model's parameters by any
         library: an array or a nest of arrays `[draws, chains, event...]`.
-      target: a `MinibatchLogProb`, another target, or a plain callable: the exact log posterior of
-        the parameters.
+      target: a `MinibatchLogProb`, a `StreamedLogProb`, another target, or a plain callable: the
+        exact log posterior of the parameters.
       num_draws: S, even.
       seed: an integer or two.
 
@@ -156,8 +161,7 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
       A `Certificate`.
 
     Raises:
-      ValueError: there are fewer than 50 draws, or more than 1000 parameters; draws are not finite;
-        the target is a stream, which cannot be evaluated at many states in one pass.
+      ValueError: there are fewer than 50 draws, or more than 1000 parameters; draws are not finite.
       TypeError: an argument has the wrong type.
 
     References:
@@ -167,12 +171,9 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
     integer("num_draws", num_draws, 100)
     if num_draws % 2:
         raise ValueError(f"num_draws must be even. Received: {num_draws}.")
-    if isinstance(target, StreamedLogProb):
-        raise ValueError(
-            "target must hold its data in memory. Received: a StreamedLogProb. Certify with a "
-            "MinibatchLogProb of the same data."
-        )
-    log_posterior = as_target(target, full_data_expected=True, called="target")
+    is_stream = isinstance(target, StreamedLogProb)
+    model = target.of_one_batch if is_stream else target
+    log_posterior = as_target(model, full_data_expected=True, called="target")
     unconstrained, parameters = _draws(result, log_posterior)
     like = tf.nest.map_structure(lambda x: x[0, 0], unconstrained)
     flat = flatten_events(unconstrained, 2).numpy().astype(np.float64)
@@ -189,7 +190,15 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
     correlation = np.corrcoef(rows, rowvar=False).reshape(dim, dim) + dim / len(rows) * np.eye(dim)
     factor = scale[:, np.newaxis] * np.linalg.cholesky(correlation)
     rng = np.random.default_rng(random.as_seed(seed).numpy().astype(np.uint32))
-    sample, _, _ = weighted_sample_of(log_posterior, like, mean, factor, num_draws, rng)
+    if is_stream:
+
+        def log_prob(x: np.ndarray) -> np.ndarray:
+            return target.log_prob_of_many(unflatten_events(tf.constant(x, dtype), like, 0)).numpy()
+
+        dtype = tf.nest.flatten(like)[0].dtype
+        sample, _ = weigh(log_prob, Proposal(mean, factor, _TAIL_SHARE), num_draws, rng)
+    else:
+        sample, _, _ = weighted_sample_of(log_posterior, like, mean, factor, num_draws, rng)
     return compare(parameters, sample, like, _constrain(log_posterior), num_starts=0)
 
 
@@ -200,12 +209,13 @@ def weighted_sample_of(
     factor: np.ndarray,
     num_draws: int,
     rng: np.random.Generator,
-    jit_compile: bool = False,
+    jit_compile: bool = True,
 ) -> tuple[WeightedSample, str, KLNormal | None]:
     """Returns weighted draws from a proposal fitted to a posterior, and a clause on how.
 
     Up to 16 dimensions the proposal is fitted to the moments of weighted draws, and above by
-    gradients, as the normal distribution nearest in KL(q, p), which is then the third result.
+    gradients, as the normal distribution nearest in KL(q, p), which is then the third result. If
+    its weights are poor and the target is small, rounds of draws follow.
 
     Args:
       target: the posterior.
@@ -214,7 +224,7 @@ def weighted_sample_of(
       factor: a Cholesky factor of the first proposal's covariance.
       num_draws: least number of draws, even.
       rng: a generator of random numbers.
-      jit_compile: whether XLA compiles log posteriors and gradients.
+      jit_compile: whether XLA may compile log posteriors and gradients.
     """
     log_prob_fn, dim = log_prob_of_vectors(target, like, jit_compile), len(mean)
     if dim <= _MOST_FOR_MOMENTS:
@@ -226,6 +236,14 @@ def weighted_sample_of(
     proposal = Proposal(normal.mean, normal.factor, _TAIL_SHARE)
     sample, _ = weigh(log_prob_fn, proposal, num_draws, rng)
     how = f"in {_rounds(normal.num_rounds)} of {num_gradients(dim)} gradients"
+    size = max(num_draws, num_draws_for(dim))
+    is_good = sample.is_reliable and sample.efficiency >= _ENOUGH
+    if not is_good and target.num_examples * dim * size <= _MOST_ENTRIES:
+        # Of a skewed posterior, moments of draws give a wider normal, whose weights are better.
+        fitted, rounds = fit_weighted_sample(log_prob_fn, normal.mean, normal.factor, size, rng)
+        both = [(x.is_reliable, x.efficiency) for x in (sample, fitted)]
+        if both[1] > both[0]:
+            sample, how = fitted, f"{how} and {_rounds(rounds)} of {size} draws"
     return sample, how, normal
 
 
