@@ -158,7 +158,7 @@ def test_damaged_and_old_results_are_told(
     troubles, _, rest = text(folder).partition("## Claims that did not hold")
     assert "`test_page.json` cannot be used" in troubles and told in troubles
     assert "`other.json` belongs to no experiment" in troubles
-    assert "| `test_page` | not run |" in rest and "No experiment has run" in rest
+    assert "| `test_page` | not run |" in troubles and "No experiment has run" in rest
 
 
 def test_a_failing_experiment_fails_the_command_and_no_other(
