@@ -64,7 +64,8 @@ def test_it_is_arvizs_loo() -> None:
     elpd, se = (expected.elpd_loo, expected.se) if is_old else (expected.elpd, expected.se)
     p_loo = expected.p_loo if is_old else expected.p
     assert found.elpd == pytest.approx(float(elpd), rel=1e-9)
-    assert found.standard_error == pytest.approx(float(se), rel=1e-6)
+    se = float(se) * (1 if is_old else (1 - 1 / N) ** 0.5)  # version 1 divides by N - 1
+    assert found.standard_error == pytest.approx(se, rel=1e-6)
     assert found.p_loo == pytest.approx(float(p_loo), rel=1e-6)
     np.testing.assert_allclose(found.pareto_k, expected.pareto_k, rtol=1e-9)
 
