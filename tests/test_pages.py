@@ -124,7 +124,7 @@ def anchors(page: Path) -> set[str]:
     """Returns the ids of headings, as Python-Markdown and GitHub make them, and explicit ids."""
     text = page.read_text(encoding="utf-8")
     found = set(re.findall(r'<a id="([^"]+)"', text))
-    for snippet in re.findall(r'^--8<-- "([^"]+)"', text, re.M):
+    for snippet in re.findall(r'^--8<-- "([^":]+)', text, re.M):
         found |= anchors(ROOT / snippet)
     for heading in re.findall(
         r"^#+ (.*)", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reproductions.experiment import VERDICTS
+from benchmarks.reproductions.experiment import UNDECIDED, VERDICTS
 from benchmarks.reproductions.protocols import PROTOCOLS, Protocol
 
 # The order of the page; each is a module of this folder with an `EXPERIMENT`.
@@ -23,12 +23,14 @@ EXPERIMENTS = (
     "sgfs_mnist",
     "drbm_kdd",
     "drbm_kdd_posterior",
-    "drbm_modes",
     "gaussian_table1",
     "blr_shang",
+    "blr_shang_marginals",
     "drbm_shang",
     "mixture",
     "nogin_logistic",
+    "nogin_others",
+    "drbm_modes",
     "mnist_7v9",
     "mnist_7v9_fit",
     "mnist_networks",
@@ -66,16 +68,22 @@ INTRODUCTION = """\
 
 Five papers introduced the samplers of this library, or measured them. Each of their experiments is
 repeated here, with the paper's claim beside what was found, and a figure. Where an experiment
-differs from its paper, or a claim did not hold, the page says so and gives the likely cause. "no"
-stands only where all that the paper gives was run; elsewhere a claim that did not hold here is "no,
-under another protocol", which says nothing against the paper.
+differs from its paper, or a claim did not hold, the page says so and gives the likely cause.
+"""
+
+READING = """\
+## How to read this page
+
+"no" stands only where all that the paper gives was run; elsewhere a claim that did not hold here is
+"no, under another protocol", which says nothing against the paper.
 
 Each experiment is one command, `python -m benchmarks.reproductions.NAME`. Its full form has the
 settings that the text describes. Its quick form (`--quick`) takes about half a minute, with fewer
 chains or steps and so more noise. `python -m benchmarks.reproductions` runs all quick forms and
 writes this page. A claim *held* if the numbers of that run say so; the program decides it by a rule
-that is fixed in the code. "not in the paper" marks a finding of this library alone. Minutes are of
-machines that other work may have shared.
+that is fixed in the code. "not decided" marks a claim on a difference that is within the noise of
+the run, and "not in the paper" a finding of this library alone. Minutes are of machines that other
+work may have shared.
 """
 
 FIELDS = ("paper", "figure", "title", "description", "command", "form")
@@ -92,10 +100,10 @@ def write_page(folder: Path, failed: Mapping[str, str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     found, troubles = _read(folder)
     troubles += [f"`{name}` failed: {reason}." for name, reason in (failed or {}).items()]
-    lines = [INTRODUCTION]
+    lines = [INTRODUCTION, *_summary(found)]
     if troubles:
         lines += ["## Troubles with this page", "", *(f"- {t}" for t in troubles), ""]
-    lines += [*_counts(found), *_failures(found), *_summary(found)]
+    lines += [READING, *_counts(found), *_failures(found)]
     sections = {**PAPERS, BEYOND: "The claims here are this library's; no paper has them."}
     for paper, source in sections.items():
         names = [name for name in found if found[name]["paper"] == paper]
@@ -150,12 +158,15 @@ def _counts(found: Mapping[str, Any]) -> list[str]:
         for claim in record["claims"]
         if record["paper"] != BEYOND and claim["held"] is not None
     ]
+    undecided = [claim for _, claim in judged if claim["held"] == UNDECIDED]
+    judged = [(name, claim) for name, claim in judged if claim["held"] != UNDECIDED]
     same = [(name, claim) for name, claim in judged if not _protocol(name).differences]
     other = [(name, claim) for name, claim in judged if _protocol(name).differences]
     failed = [claim["paper"] for _, claim in same if not claim["held"]]
     open_ones = ", ".join(sorted({f"`{name}`" for name, claim in other if not claim["held"]}))
     return [
-        f"- {len(judged)} claims of the papers are judged below.",
+        f"- {len(judged)} claims of the papers are judged below; {len(undecided)} more are not "
+        "decided, as the differences are within the noise.",
         f"- {len(same)} of them were run with all settings that the paper gives, and "
         f"{sum(claim['held'] for _, claim in same)} of these hold.",
         f"- Of these did not hold: {'; '.join(failed) or 'none'}.",
@@ -174,7 +185,9 @@ def _differences(name: str) -> list[str]:
     table = [*map(_row, rows), ""] if protocol.differences else []
     same = "" if protocol.differences else " All settings that the paper gives are used."
     absent = [f"Not repeated: {'; '.join(protocol.absent)}.", ""] if protocol.absent else []
-    return [f"In the paper: {protocol.place}.{same}", "", *table, *absent]
+    chosen = f"The paper does not give, and chosen here: {'; '.join(protocol.chosen)}."
+    chosen = [chosen, ""] if protocol.chosen else []
+    return [f"In the paper: {protocol.place}.{same}", "", *table, *chosen, *absent]
 
 
 def _failures(found: Mapping[str, Any]) -> list[str]:
@@ -192,26 +205,26 @@ def _failures(found: Mapping[str, Any]) -> list[str]:
 
 
 def _summary(found: Mapping[str, Any]) -> list[str]:
-    rows = [("paper", "figure", "experiment", "claims that held", "form", "minutes"), ("---",) * 6]
+    rows = [("experiment", "claims that held", "paper", "figure", "form", "minutes"), ("---",) * 6]
     for name in EXPERIMENTS:
         if name not in found:
-            rows.append(("", "", f"`{name}`", "not run", "", ""))
+            rows.append((f"`{name}`", "not run", "", "", "", ""))
             continue
         record = found[name]
-        held = [claim["held"] for claim in record["claims"] if claim["held"] is not None]
+        held = [c["held"] for c in record["claims"] if c["held"] not in (None, UNDECIDED)]
         count = f"{sum(held)} of {len(held)}" if held else "no claim"
         rows.append(
             (
-                record["paper"],
-                record["figure"],
                 f"[{record['title']}](#{name})",
                 count if all(held) else f"**{count}**",
+                record["paper"],
+                record["figure"],
                 record["form"],
                 _minutes(record),
             )
         )
     total = sum(record["seconds"] for record in found.values()) / 60
-    return ["## All experiments", "", *map(_row, rows), "", f"Together {total:.0f} minutes.", ""]
+    return [*map(_row, rows), "", f"Together {total:.0f} minutes.", ""]
 
 
 def _section(name: str, record: Mapping[str, Any], has_figure: bool) -> list[str]:

@@ -486,12 +486,21 @@ def saved(tmp_path: Path) -> PreparedKernel:
     return prepared
 
 
+def test_choices_show_the_settings_that_apply(saved: PreparedKernel) -> None:
+    choices = saved.choices
+    text, page = str(choices), choices._repr_html_()
+    assert "  arguments: step_size=0.5, num_leapfrog_steps=3" in text
+    assert "batch_size" not in text and "milliseconds" not in text  # they do not apply
+    assert "  start: array [4, 3]" in text and "By hand:\n  z, bijector = " in text
+    assert "<table" in page and "array [4, 3]" in page and "<pre>z, bijector = " in page
+
+
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [
-        ("_VERSION", 4, "format version 4. Received: version 2. "),
-        ("_PLAIN", settings_file._PLAIN | {"friction"}, "version 2, lacks friction. "),
-        ("_PLAIN", settings_file._PLAIN - {"seed"}, "version 2, has the unknown seed. "),
+        ("_VERSION", 4, "format version 4. Received: version 3. "),
+        ("_PLAIN", settings_file._PLAIN | {"friction"}, "version 3, lacks friction. "),
+        ("_PLAIN", settings_file._PLAIN - {"seed"}, "version 3, has the unknown seed. "),
     ],
 )
 def test_choices_of_another_format_are_refused(
@@ -511,7 +520,7 @@ def test_choices_without_a_version_are_read(
     """Release 0.2.0 wrote none."""
     with npz.reading(tmp_path / "choices.npz", "save") as (header, array):
         arrays = {name: array(name, "float32") for name in ("center0", "start")}
-    assert header.pop("version") == 2
+    assert header.pop("version") == 3
     del header["call"]
     header["flags"] = [" ".join(flag[1:]) for flag in header["flags"]]
     npz.write(tmp_path / "choices.npz", header, arrays)

@@ -69,7 +69,7 @@ def test_page_of_both_forms(
     assert "The claim: falls. Here: rises. Likely cause: fewer steps." in quick
     assert r"| P(A\|B) grows | 7 steps | **no** |" in quick
     assert "| at equal cost | the same | not in the paper |" in quick
-    assert "| **0 of 2** | quick | 0.0 |" in quick
+    assert "| **0 of 2** | He & Xin 2013 | figure 9 | quick | 0.0 |" in quick
     assert "`python -m benchmarks.reproductions.test_page --quick`, the quick form" in quick
     assert "; a machine.\n" in quick
     assert "| `absent` | not run |" in quick
@@ -79,7 +79,8 @@ def test_page_of_both_forms(
     assert all(f"- {what}: " in quick for what, _ in page.NOT_REPRODUCED)
 
     full = text(call())
-    assert "| **1 of 2** | full | 0.0 |" in full and full.count("Likely cause") == 1
+    assert "| **1 of 2** | He & Xin 2013 | figure 9 | full | 0.0 |" in full
+    assert full.count("Likely cause") == 1
     assert "`python -m benchmarks.reproductions.test_page`, the full form" in full
     other = text(call("--num-steps", "11"))
     assert "11 steps" in other and "| full with options |" in other
@@ -93,19 +94,20 @@ def test_another_protocol_says_nothing_against_the_paper(
     assert "- 2 of them were run with all settings that the paper gives, and 0 " in text(
         call("--quick")
     )
-    other = Protocol("section 9", (Difference("steps", "10", "7"),), ("figure 3b",))
+    other = Protocol("section 9", (Difference("steps", "10", "7"),), ("figure 3b",), ("the seed",))
     monkeypatch.setitem(PROTOCOLS, "test_page", other)
     found = text(call("--quick"))
     assert r"| P(A\|B) grows | 7 steps | no, under another protocol |" in found
     assert "**no**" not in found and "quick form, under another protocol). The claim" in found
     assert "In the paper: section 9.\n" in found and "| steps | 10 | 7 |" in found
     assert "Not repeated: figure 3b." in found
+    assert "The paper does not give, and chosen here: the seed." in found
     assert "- 0 of them were run with all settings that the paper gives, and 0 of these" in found
     assert "under other settings are of `test_page`." in found
 
 
 def test_every_experiment_of_a_paper_says_where_it_is() -> None:
-    beyond = {"mnist_7v9", "mnist_7v9_fit", "mnist_networks"}
+    beyond = {"drbm_modes", "mnist_7v9", "mnist_7v9_fit", "mnist_networks"}
     assert set(PROTOCOLS) == set(page.EXPERIMENTS) - beyond
     assert all(protocol.place for protocol in PROTOCOLS.values())
 

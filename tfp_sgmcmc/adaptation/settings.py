@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotDraws, PilotRuns
 from tfp_sgmcmc.diagnostics.certificate import Certificate
-from tfp_sgmcmc.sampling.loop import Loop
+from tfp_sgmcmc.internal.tables import Table, as_html
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
@@ -45,6 +46,8 @@ class Choices:
       guarded_share: share of the run's draws so far out that the guard w of the control variates is
         below 1.
       milliseconds: measured milliseconds of a step of all chains, by name of the sampler.
+      noncentered: places in a flat state of the effects of a centred hierarchy that were sampled as
+        standard normals; then `center` is flat.
     """
 
     sampler: str
@@ -62,23 +65,30 @@ class Choices:
     run_excess: tuple[float, float] | None = None
     guarded_share: float | None = None
     seed: tuple[int, int] = (0, 0)
+    noncentered: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
-        """Returns a line for each choice; arrays by their shapes."""
-        lines = []
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, np.ndarray) and value.size > 4:
-                value = f"array {list(value.shape)}"
-            if field.name == "center":
-                value = "result.choices.center"
-            if isinstance(value, tuple):
-                value = ", ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in value)
-            lines.append(f"  {field.name}: {value}")
+        lines = [f"  {name}: {value}" for name, value in self._settings()]
         return "\n".join(["Choices:", *lines, "By hand:", *(f"  {x}" for x in self.program())])
+
+    def _repr_html_(self) -> str:
+        table = Table("Choices", ("setting", "value"), self._settings(), ["By hand:"])
+        return f"{as_html(table)}<pre>{html.escape(chr(10).join(self.program()))}</pre>"
+
+    def _settings(self) -> list[tuple[str, str]]:
+        """Returns name and value of each setting that applies; arrays by their shapes."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        found["center"] = "result.choices.center"
+        return [(name, _readable(value)) for name, value in found.items() if not _is_empty(value)]
 
     def program(self) -> list[str]:
         """Returns the lines of a program that makes the same draws."""
+        first = []
+        if self.noncentered:
+            first = [
+                "from tfp_sgmcmc.adaptation.noncentering import noncentered",
+                "target, _ = noncentered(target, initial_state, result.choices.noncentered)",
+            ]
         given = ", ".join(f"{k}={v!r}" for k, v in self.arguments.items())
         steps = (
             f"seed={[*self.seed]}, num_burnin_steps={self.num_burnin_steps}, "
@@ -86,6 +96,7 @@ class Choices:
         )
         if self.sampler == "IndependentMetropolis":
             return [
+                *first,
                 "kernel = sgmcmc.IndependentMetropolis(target, result.choices.center, "
                 f"result.choices.hessian, {given})",
                 "run = sgmcmc.sample_chain(kernel, result.choices.center, num_results, "
@@ -96,7 +107,10 @@ class Choices:
         hessian = "" if self.hessian is None else ", hessian=result.choices.hessian"
         if self.hessian is not None and self.hessian.ndim == 1:
             hessian = ", hessian=np.diag(result.choices.hessian)"
-        lines = [f"z, bijector = sgmcmc.whiten(target, result.choices.center{hessian})"]
+        lines = [
+            *first,
+            f"z, bijector = sgmcmc.whiten(target, result.choices.center{hessian})",
+        ]
         of = "z"
         if self.batch_size is not None:
             dim = self.start.shape[-1]
@@ -113,6 +127,21 @@ class Choices:
             f"run = sgmcmc.sample_chain(kernel, result.choices.start, num_results, {steps}",
             "draws = bijector.forward(run.states)",
         ]
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and not value)
+
+
+def _readable(value: Any) -> str:
+    """Returns a setting as text, with four digits of numbers."""
+    if isinstance(value, np.ndarray) and value.size > 4:
+        return f"array {list(value.shape)}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_readable(x)}" for key, x in value.items())
+    if isinstance(value, tuple):
+        return ", ".join(map(_readable, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def trace_divergences(state: Any, results: Any) -> dict[str, tf.Tensor]:
@@ -136,8 +165,6 @@ class PreparedKernel:
       most_results: the number of draws that there is time for; None for any number.
       certify: compares draws of the parameters, `[draws, chains, event...]`, with weighted draws;
         None where that would take long.
-      make_loop: makes the compiled steps, or returns those of an earlier run; None for those that
-        the kernel keeps.
       trace_fn: what is kept of each draw's kernel results; None for nothing.
     """
 
@@ -150,7 +177,6 @@ class PreparedKernel:
     noise: RemainderCovariance | None = None
     most_results: int | None = None
     certify: Callable[[Any], Certificate] | None = None
-    make_loop: Callable[..., Loop] | None = None
     trace_fn: Callable[[Any, Any], Any] | None = None
 
     @property
