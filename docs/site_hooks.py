@@ -1,14 +1,54 @@
-"""Changes of the site's pages while they are built: pictures load when they are seen, and links to
-a page show a card."""
+"""Changes of the site's pages while they are built.
 
+Pictures load when they are seen and have a transparent ground, links of READMEs stay within the
+site, commands break at spaces alone, Greek letters look alike in text and equations, and links to a
+page show a card.
+"""
+
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
-CARD = "marginals.png"
+import numpy as np
+
+CARD = "marginals.png"  # copied with its white ground
+BESIDE = "asv/"  # published beside the pages, by docs.yml
+GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|xi|rho|sigma|tau|Sigma"
+# Text is what stands between these. Groups: inline code, Greek letters, powers.
+PARTS = re.compile(
+    r"<pre.*?</pre>|<(?:div|span) class=\"arithmatex\">.*?</(?:div|span)>|<svg.*?</svg>"
+    rf"|<code>([^<]*)</code>|<[^>]+>|\b({GREEK})\b(?!['\w])|(?<=\w)\^(-?\d+)",
+    re.S,
+)
+HYPHENATED = re.compile(r"\S*-\S+")
+LONGEST = 36  # letters of a word of code that is never broken
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Makes pictures load lazily."""
-    return html.replace("<img ", '<img loading="lazy" ')
+def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
+    """Makes pictures load lazily, and links to the published site relative."""
+    is_api = page.url.startswith("api/")
+
+    def replaced(part: re.Match) -> str:
+        code, letter, power = part.groups()
+        if code is not None:
+            return f"<code>{HYPHENATED.sub(unbroken, code)}</code>"
+        if letter is not None and is_api:
+            return rf'<span class="arithmatex">\(\{letter}\)</span>'
+        if power is not None and is_api:
+            return f"<sup>{power}</sup>"
+        return part.group()
+
+    html = PARTS.sub(replaced, html).replace("<img ", '<img loading="lazy" ')
+    root = re.escape(f'href="{config.site_url}')
+    return re.sub(rf"{root}(?!{BESIDE})", f'href="{"../" * page.url.count("/")}', html)
+
+
+def unbroken(word: re.Match) -> str:
+    """Returns a word with hyphens as HTML in which browsers do not break it there."""
+    return (
+        word.group() if len(word.group()) > LONGEST else f'<span class="word">{word.group()}</span>'
+    )
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
@@ -16,10 +56,24 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     properties = {
         "title": f"{page.title} - {config.site_name}" if not page.is_homepage else config.site_name,
         "description": config.site_description,
-        "image": config.site_url + CARD,
+        "image": f"{config.site_url}assets/{CARD}",
         "url": page.canonical_url,
         "type": "website",
     }
     tags = [f'<meta property="og:{name}" content="{text}">' for name, text in properties.items()]
     tags.append('<meta name="twitter:card" content="summary_large_image">')
     return output.replace("</head>", "\n".join([*tags, "</head>"]), 1)
+
+
+def on_post_build(config: Any) -> None:
+    """Makes the white ground of pictures transparent; `site.css` turns them over in the dark."""
+    from PIL import Image
+
+    site = Path(config.site_dir)
+    shutil.copy(site / CARD, site / "assets" / CARD)
+    for file in {*site.rglob("*.png")} - {*(site / "assets").rglob("*")}:
+        with Image.open(file) as image:
+            small = image.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+        colors = np.reshape(small.getpalette() or (), (-1, 3))[:64]
+        alpha = np.where(colors.min(axis=1) >= 254, 0, 255).astype(np.uint8)
+        small.save(file, optimize=True, transparency=alpha.tobytes())

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.harness.shown_draws import ShownDraws
 from tests.test_pages import blocks
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "many-machines.md"
@@ -19,12 +20,14 @@ def test_blocks_compile_and_say_why_they_are_not_run() -> None:
 
 
 @pytest.mark.slow
-def test_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The page itself compares the draws of dask's workers with those of threads."""
+    shown = ShownDraws(monkeypatch)
     names: dict = {}
     for number, block in enumerate(blocks(PAGE)):
         if not block["reason"]:
             exec(compile(block["code"], f"{PAGE.name}, block {number}", "exec"), names)
+    assert shown.biased() == []
     assert names["shards"].is_complete and len(set(names["shards"].processes)) == 2
     assert names["posterior"].num_chains == 2
     first, second = np.swapaxes(names["posterior"].samples[0], 0, 1)

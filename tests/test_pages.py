@@ -11,6 +11,11 @@ from pathlib import Path
 import keras
 import matplotlib.pyplot as plt
 import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.shown_draws import ShownDraws
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = "https://tfp-sgmcmc.github.io/tfp-sgmcmc/"
@@ -31,6 +36,7 @@ FENCED = re.compile(r"^```.*?^```", re.S | re.M)
 PUBLISHED_BESIDE = ("asv/",)  # docs.yml puts the history of the benchmarks there
 CHEAP = ("docs/guides/scale.md", "docs/guides/developers.md")
 MODULE = re.compile(r"python -m ((?:benchmarks|docs|tfp_sgmcmc)(?:\.[a-z_0-9]+)*)(?![.\w])")
+BIASED = {"docs/guides/is-it-right.md": 1}  # results that a page shows because they are biased
 MOST_NOT_RUN = {"docs/guides/many-machines.md": 4}  # on a page; 2 on others
 
 
@@ -52,10 +58,11 @@ WITH_CODE = [
 
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks run in an empty folder and print something finite, and their asserts hold."""
+    """The blocks run in an empty folder, asserts hold, and `report` finds no bias in draws."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
     keras.utils.set_random_seed(1)
+    shown = ShownDraws(monkeypatch)
     names: dict = {"__name__": "page"}
     ran = 0
     for block in blocks(page):
@@ -63,6 +70,25 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             exec(compile(block["code"], name_of(page), "exec"), names)
             ran += 1
     assert ran
+    biased = shown.biased()
+    assert len(biased) == BIASED.get(name_of(page), 0), biased
+
+
+def test_draws_of_pages_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: HMC's draws are sound, and those of SGLD at half its limit are not.
+
+    The variance is 4/3 of the exact one there. False alarms: 1e-3, with a fixed seed.
+    """
+    shown = ShownDraws(monkeypatch)
+    target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+    options: dict = dict(seed=0, jit_compile=False, progress_bar=False, preflight_check=False)
+    for kernel in (
+        tfp.mcmc.HamiltonianMonteCarlo(target, 0.8, 2),
+        sgmcmc.SGLD(target, step_size=1.0),
+    ):
+        sgmcmc.sample_chain(kernel, tf.zeros([20, 2]), 300, num_burnin_steps=20, **options)
+    (text,) = shown.biased()
+    assert text.startswith("result 1, of sample_chain: ") and "too wide" in text
 
 
 def test_blocks_that_do_not_run_are_few_and_say_why() -> None:
@@ -98,7 +124,7 @@ def anchors(page: Path) -> set[str]:
     """Returns the ids of headings, as Python-Markdown and GitHub make them, and explicit ids."""
     text = page.read_text(encoding="utf-8")
     found = set(re.findall(r'<a id="([^"]+)"', text))
-    for snippet in re.findall(r'^--8<-- "([^"]+)"', text, re.M):
+    for snippet in re.findall(r'^--8<-- "([^":]+)', text, re.M):
         found |= anchors(ROOT / snippet)
     for heading in re.findall(
         r"^#+ (.*)", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M

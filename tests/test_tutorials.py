@@ -12,12 +12,14 @@ import matplotlib.pyplot as plt
 import pytest
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.shown_draws import ShownDraws
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 SCRIPTS = sorted((DOCS / "tutorials").glob("*.py"))
 ROOMS = ("covariance", "diagnostics", "keras", "kernels", "preconditioners", "random", "sampling")
 SITE = "https://tfp-sgmcmc.github.io/tfp-sgmcmc/"
+BIASED: dict[str, int] = {}  # results that a tutorial shows because they are biased
 SECONDS = 600  # that a tutorial may take in the tests; alone on two cores it takes less than 120
 
 
@@ -49,13 +51,16 @@ def test_every_tutorial_is_listed() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_tutorials_run(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each ends, with its own asserts."""
+    """Each ends, with its asserts, and `report` finds no bias in draws but where they say so."""
     monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
+    shown = ShownDraws(monkeypatch)
     start = time.perf_counter()
     names: dict = {"__name__": "tutorial"}  # not runpy, whose module workers of dask cannot import
     exec(compile(script.read_text(encoding="utf-8"), script, "exec"), names)
     assert len(names) > 10
     assert time.perf_counter() - start < SECONDS
+    biased = shown.biased()
+    assert len(biased) == BIASED.get(script.stem, 0), biased
 
 
 def documented() -> set[str]:

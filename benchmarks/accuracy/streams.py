@@ -130,10 +130,10 @@ def measure(
         began = time.perf_counter()
         num_rows = sgmcmc.draw_pool(target, start)[1].num_rows
         setup = time.perf_counter() - began
-        slope = _gradient(model, start)
-        read = passes * _seconds_of_pass(dataset, lambda x, y: None)
-        _seconds_of_pass(dataset, slope)  # which compiles
-        gradients = passes * _seconds_of_pass(dataset, slope)
+        slope = gradient(model, start)
+        read = passes * seconds_of_pass(dataset, lambda x, y: None)
+        seconds_of_pass(dataset, slope)  # which compiles
+        gradients = passes * seconds_of_pass(dataset, slope)
     return Row(
         case, sampler, num_rows, passes, np.abs((means - exact.mean) / exact.sd).max(),
         100 * np.abs(sds / exact.sd - 1).max(), size, seconds, setup, read, gradients, megabytes,
@@ -141,7 +141,7 @@ def measure(
     )  # fmt: skip
 
 
-def _gradient(model: str, start: tf.Tensor) -> Callable[[Any, Any], Any]:
+def gradient(model: str, start: tf.Tensor) -> Callable[[Any, Any], Any]:
     """Returns a compiled function of a block: the gradient of its log likelihood."""
 
     @tf.function(jit_compile=True)
@@ -154,7 +154,8 @@ def _gradient(model: str, start: tf.Tensor) -> Callable[[Any, Any], Any]:
     return gradient
 
 
-def _seconds_of_pass(dataset: tf.data.Dataset, use: Callable[[Any, Any], Any]) -> float:
+def seconds_of_pass(dataset: tf.data.Dataset, use: Callable[[Any, Any], Any]) -> float:
+    """Returns the time of a pass that calls `use` with each block."""
     began = time.perf_counter()
     for x, y in dataset.prefetch(2):
         use(x, y)

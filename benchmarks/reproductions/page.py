@@ -66,9 +66,14 @@ INTRODUCTION = """\
 
 Five papers introduced the samplers of this library, or measured them. Each of their experiments is
 repeated here, with the paper's claim beside what was found, and a figure. Where an experiment
-differs from its paper, or a claim did not hold, the page says so and gives the likely cause. "no"
-stands only where all that the paper gives was run; elsewhere a claim that did not hold here is "no,
-under another protocol", which says nothing against the paper.
+differs from its paper, or a claim did not hold, the page says so and gives the likely cause.
+"""
+
+READING = """\
+## How to read this page
+
+"no" stands only where all that the paper gives was run; elsewhere a claim that did not hold here is
+"no, under another protocol", which says nothing against the paper.
 
 Each experiment is one command, `python -m benchmarks.reproductions.NAME`. Its full form has the
 settings that the text describes. Its quick form (`--quick`) takes about half a minute, with fewer
@@ -92,10 +97,10 @@ def write_page(folder: Path, failed: Mapping[str, str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     found, troubles = _read(folder)
     troubles += [f"`{name}` failed: {reason}." for name, reason in (failed or {}).items()]
-    lines = [INTRODUCTION]
+    lines = [INTRODUCTION, *_summary(found)]
     if troubles:
         lines += ["## Troubles with this page", "", *(f"- {t}" for t in troubles), ""]
-    lines += [*_counts(found), *_failures(found), *_summary(found)]
+    lines += [READING, *_counts(found), *_failures(found)]
     sections = {**PAPERS, BEYOND: "The claims here are this library's; no paper has them."}
     for paper, source in sections.items():
         names = [name for name in found if found[name]["paper"] == paper]
@@ -192,26 +197,26 @@ def _failures(found: Mapping[str, Any]) -> list[str]:
 
 
 def _summary(found: Mapping[str, Any]) -> list[str]:
-    rows = [("paper", "figure", "experiment", "claims that held", "form", "minutes"), ("---",) * 6]
+    rows = [("experiment", "claims that held", "paper", "figure", "form", "minutes"), ("---",) * 6]
     for name in EXPERIMENTS:
         if name not in found:
-            rows.append(("", "", f"`{name}`", "not run", "", ""))
+            rows.append((f"`{name}`", "not run", "", "", "", ""))
             continue
         record = found[name]
         held = [claim["held"] for claim in record["claims"] if claim["held"] is not None]
         count = f"{sum(held)} of {len(held)}" if held else "no claim"
         rows.append(
             (
-                record["paper"],
-                record["figure"],
                 f"[{record['title']}](#{name})",
                 count if all(held) else f"**{count}**",
+                record["paper"],
+                record["figure"],
                 record["form"],
                 _minutes(record),
             )
         )
     total = sum(record["seconds"] for record in found.values()) / 60
-    return ["## All experiments", "", *map(_row, rows), "", f"Together {total:.0f} minutes.", ""]
+    return [*map(_row, rows), "", f"Together {total:.0f} minutes.", ""]
 
 
 def _section(name: str, record: Mapping[str, Any], has_figure: bool) -> list[str]:

@@ -7,10 +7,7 @@ otherwise. The aim is that all hold.
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-import traceback
+import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +16,6 @@ from benchmarks.common import command_line
 from benchmarks.common.tables import Table
 
 _FOUND: list[Attack] = []
-_SECONDS = 240.0  # of a process, which otherwise hangs
 
 
 class Attack(NamedTuple):
@@ -52,13 +48,8 @@ def attack(kind: str, quick: bool = True) -> Callable[[Callable[[], None]], Call
 
 def catalogue() -> list[Attack]:
     """Returns all attacks."""
-    from benchmarks.robustness import attacks_on_fits, attacks_on_runs, attacks_on_streams
-
-    del (
-        attacks_on_fits,
-        attacks_on_runs,
-        attacks_on_streams,
-    )  # which add to the list when they are imported
+    for module in ("runs", "calls", "fits", "streams", "processes"):  # each adds to the list
+        importlib.import_module(f"benchmarks.robustness.attacks_on_{module}")
     return [*_FOUND]
 
 
@@ -71,32 +62,6 @@ def told(words: str, call: Callable[[], Any], kind: type[Exception] = Exception)
         assert words in text, f"{type(error).__name__} without {words!r}: {text[:300]}"
         return
     raise AssertionError(f"no error with {words!r}, but {found!r:.200}")
-
-
-def killed(run: Callable[[], Any], seconds: float, number: signal.Signals) -> bool:
-    """Runs a function in another process, and ends it after so many seconds.
-
-    Returns whether it was ended so; False if it was over before. Raises RuntimeError if it failed.
-    """
-    child = os.fork()
-    if not child:
-        try:
-            run()
-            os._exit(0)
-        except BaseException:  # the parent reads the exit status
-            traceback.print_exc()
-            os._exit(1)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            if status:
-                raise RuntimeError(f"the process ended by itself, with status {status}")
-            return False
-        time.sleep(0.01)
-    os.kill(child, number)
-    os.waitpid(child, 0)
-    return True
 
 
 def judge(each: Attack) -> Row:

@@ -1,16 +1,16 @@
 """Runs on a stream that get a SIGKILL at any moment, and go on by the same call.
 
 `sample` reads files in three passes, draws a pool of rows, tries kernels in pilots and then takes
-steps, in a directory. Each process gets a SIGKILL at a random moment between its start and the time
-that a whole run takes, and another process makes the same call. The table has the number of kills
-in each phase. A run that came to its end is compared with one that nobody killed, which begins with
-the same pool and the same choices (these depend on times that pilots took). `sample_chain` takes
-SGLD's batches from a stream that is shuffled anew in each epoch. The aim is that all runs end, and
-that no bit differs.
+steps, in a directory. Each run is killed up to 8 times at random moments of one of these phases,
+and another process makes the same call. The table has the number of kills in each phase. A run that
+came to its end is compared with one that nobody killed, which begins with the same pool and the
+same choices (these depend on times that pilots took). `sample_chain` takes SGLD's batches from a
+stream that is shuffled anew in each epoch. The aim is that all runs end, and that no bit differs.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -31,6 +31,7 @@ from tfp_sgmcmc.storage.lock import SIGNATURE
 
 N, D, FILES = 4_000, 3, 8
 _MOST_SECONDS = 120.0  # of a process, which otherwise hangs
+_KILLS_OF_A_RUN = 8
 _COMMIT = 0.02
 PHASES = ("passes", "pilots", "steps")
 
@@ -123,16 +124,33 @@ def phase(function: str, directory: Path) -> int:
     return int((directory / "pool.npz").exists())
 
 
-def wait(child: int, seconds: float) -> bool:
-    """Waits for a process, and kills it after so many seconds; returns whether it did."""
-    began = time.monotonic()
+def wait(child: int, seconds: float, is_time: Callable[[], bool] = lambda: True) -> bool:
+    """Waits for a process, and kills it so many seconds after `is_time()`; returns whether it did.
+
+    A process that takes far too long is killed, too.
+    """
+    began, since = time.monotonic(), None
     while not os.waitpid(child, os.WNOHANG)[0]:
-        if time.monotonic() - began > seconds:
+        now = time.monotonic()
+        if since is None and is_time():
+            since = now
+        if (since is not None and now - since > seconds) or now - began > _MOST_SECONDS:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return True
         time.sleep(0.002)
     return False
+
+
+def durations(function: str, child: int, directory: Path) -> list[float]:
+    """Waits for a run that nobody kills; returns the seconds of its phases."""
+    began, seconds = time.monotonic(), [0.0] * len(PHASES)
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        now = time.monotonic()
+        seconds[phase(function, directory)] += now - began
+        began = now
+        time.sleep(0.002)
+    return seconds
 
 
 def unkilled(run: Callable[..., Any], directory: Path, folder: Path) -> list[np.ndarray]:
@@ -159,20 +177,26 @@ def killed(function: str, kills: int, seconds: float, folder: Path) -> Row:
         return FUNCTIONS[function](files, directory)
 
     began = time.monotonic()
-    wait(start(run, folder / "first", output), _MOST_SECONDS)
-    whole = time.monotonic() - began
-
-    def goes_on() -> bool:
-        return sum(counts) < kills and time.monotonic() - began < seconds
-
+    lengths = durations(function, start(run, folder / "first", output), folder / "first")
+    phases = [2] if function == "sample_chain" else [0, 1, 2]
     output.unlink(missing_ok=True)
     counts, runs, equal, failures = [0] * len(PHASES), 0, 0, errors(folder)
-    while goes_on() and not failures and equal == runs:
-        directory = folder / f"run{runs}"
+    while (
+        sum(counts) < kills
+        and time.monotonic() - began < seconds
+        and not failures
+        and equal == runs
+    ):
+        directory, wanted = folder / f"run{runs}", phases[runs % len(phases)]
+        left = min(_KILLS_OF_A_RUN, kills - sum(counts))
         while not output.exists() and not failures:
-            kill_after = rng.uniform(0.0, whole) if goes_on() else _MOST_SECONDS
-            if wait(start(run, directory, output), kill_after) and not output.exists():
+            child, kill_after = start(run, directory, output), _MOST_SECONDS
+            if left:
+                kill_after = rng.uniform(0.0, lengths[wanted])
+            is_time = functools.partial(_has_begun, function, directory, wanted)
+            if wait(child, kill_after, is_time) and not output.exists():
                 counts[phase(function, directory)] += 1
+                left = max(0, left - 1)
             failures += errors(folder)
         found = loaded(output)
         output.unlink(missing_ok=True)
@@ -181,6 +205,11 @@ def killed(function: str, kills: int, seconds: float, folder: Path) -> Row:
         equal += bool(found) and all(map(same_bits, found, expected))
         shutil.rmtree(directory)
     return Row(function, tuple(counts), runs, equal, failures + errors(folder))
+
+
+def _has_begun(function: str, directory: Path, wanted: int) -> bool:
+    """Returns whether a run has reached a phase, or one after it."""
+    return phase(function, directory) >= wanted
 
 
 def rows(kills: int, seconds: float, functions: tuple[str, ...]) -> Iterator[Row]:

@@ -1,9 +1,16 @@
-// Numbers in tables stand to the right, so that digits stand below each other.
+// Columns of numbers stand to the right, with their heads, so that digits stand below each other.
+const number = /^[-−+<>~±*\s\d.,%/×]*(e[-+]?\d+)?\**$|^([-−+]?[\d.,e]+ ?(\+-|±|~|\/) ?[\d.,e-]+\**|nan|not run)$/;
 document$.subscribe(() => {
-  for (const cell of document.querySelectorAll(".md-typeset td")) {
-    const text = cell.textContent.trim();
-    if (/^[-−+<>~]?\s?[\d.,]+(\s?%|\s?±\s?[\d.,]+|e[-+]?\d+)?$/.test(text)) {
-      cell.style.textAlign = "right";
+  for (const table of document.querySelectorAll(".md-typeset table:not([class])")) {
+    const rows = [...table.rows].slice(1);
+    const texts = (i) => rows.map((row) => row.cells[i]?.textContent.trim() ?? "").filter(Boolean);
+    for (const [i, head] of [...(table.rows[0]?.cells ?? [])].entries()) {
+      const found = texts(i);
+      const numbers = found.filter((text) => number.test(text) && /\d/.test(text));
+      if (!numbers.length || found.some((text) => !number.test(text))) continue;
+      for (const row of [head.parentElement, ...rows]) {
+        if (row.cells[i]) row.cells[i].style.textAlign = "right";
+      }
     }
   }
 });

@@ -5,27 +5,28 @@
 # exact, by SGLD with a step that somebody might guess, and by NOGIN in whitened coordinates. Then
 # we look at what differs.
 #
-# The data are German credit: 800 loans for training, 24 numbers about each and a constant, and
-# whether it went well. Run the script from a checkout, where `datasets` finds them.
+# The data come with scikit-learn: 569 tumours, ten measurements of each and a constant, and whether
+# it is benign. Nothing is downloaded.
 
 # %%
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
+from sklearn.datasets import load_breast_cancer
 
-import datasets
 import tfp_sgmcmc as sgmcmc
 
 tfd = tfp.distributions
-x, y = datasets.german()[:2]
-x, y = x.astype(np.float32), y.astype(np.float32)
+x, y = load_breast_cancer(return_X_y=True)
+x, y = x[:, :10].astype(np.float32), y.astype(np.float32)
+x = np.insert((x - x.mean(0)) / x.std(0), 0, 1, axis=1)
 N, D = x.shape
 print(N, D, y.mean())
 
 # %% [markdown]
 # The target is the log prior and the log likelihood of each example. Nothing is summed, divided
-# or scaled.
+# or scaled by hand.
 
 # %%
 target = sgmcmc.MinibatchLogProb(

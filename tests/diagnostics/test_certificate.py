@@ -1,5 +1,7 @@
 """Pareto's k, weighted samples and certificates, against laws that are known."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -166,3 +168,33 @@ def test_wrong_arguments(arguments: tuple, told: str) -> None:
     (draws,), options = arguments
     with pytest.raises(ValueError, match=told):
         sgmcmc.certify(draws, lambda x: -(x**2), **options)
+
+
+def test_draws_of_a_stream_are_certified_by_one_pass() -> None:
+    """The posterior is normal. Draws that are 1.3 times too wide and 0.5 sd off are seen as such.
+
+    False alarms 1e-6 for five standard errors each, with a fixed seed.
+    """
+    rng, passes = np.random.default_rng(0), []
+    x = rng.normal(1.0, 1.0, [20_000]).astype(np.float32)
+
+    def read() -> Iterator[np.ndarray]:
+        passes.append(1)
+        yield from np.array_split(x, 7)
+
+    rows = tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec([None]))
+    target = sgmcmc.StreamedLogProb(
+        lambda t: -0.5 * t**2,
+        lambda t, x: -0.5 * (x - t[..., None]) ** 2,
+        rows,
+        len(x),
+        batch_size=10,
+    )
+    mean, sd = x.sum(dtype=np.float64) / 20_001, 20_001**-0.5
+    draws = mean + sd * (0.5 + 1.3 * rng.normal(size=[1_000, 4]))
+    before = len(passes)
+    found = sgmcmc.certify(draws.astype(np.float32), target)
+    assert len(passes) == before + 1 and found.is_reliable
+    assert abs(found.mean_offset - 0.5) < 5 * found.mean_offset_error < 0.3
+    assert abs(found.sd_ratio - 1.3) < 5 * found.sd_ratio_error < 0.4
+    assert abs(found.mean - mean) < 5 * found.mean_error and abs(found.sd - sd) < 5 * found.sd_error

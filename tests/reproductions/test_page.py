@@ -69,7 +69,7 @@ def test_page_of_both_forms(
     assert "The claim: falls. Here: rises. Likely cause: fewer steps." in quick
     assert r"| P(A\|B) grows | 7 steps | **no** |" in quick
     assert "| at equal cost | the same | not in the paper |" in quick
-    assert "| **0 of 2** | quick | 0.0 |" in quick
+    assert "| **0 of 2** | He & Xin 2013 | figure 9 | quick | 0.0 |" in quick
     assert "`python -m benchmarks.reproductions.test_page --quick`, the quick form" in quick
     assert "; a machine.\n" in quick
     assert "| `absent` | not run |" in quick
@@ -79,7 +79,8 @@ def test_page_of_both_forms(
     assert all(f"- {what}: " in quick for what, _ in page.NOT_REPRODUCED)
 
     full = text(call())
-    assert "| **1 of 2** | full | 0.0 |" in full and full.count("Likely cause") == 1
+    assert "| **1 of 2** | He & Xin 2013 | figure 9 | full | 0.0 |" in full
+    assert full.count("Likely cause") == 1
     assert "`python -m benchmarks.reproductions.test_page`, the full form" in full
     other = text(call("--num-steps", "11"))
     assert "11 steps" in other and "| full with options |" in other

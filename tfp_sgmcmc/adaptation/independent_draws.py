@@ -74,8 +74,8 @@ def independent_draws(
     first = problem, found.center, mean, found.factor
     sample, how, normal = weighted_sample_of(*first, _NUM_DRAWS, rng, runs.jit_compile)
     figures = (
-        f"an efficiency of {sample.efficiency:.2f} and a Pareto k of {sample.pareto_k:.2f}, "
-        f"which must be at least {_LEAST_EFFICIENCY} and below {sample.most_k}"
+        f"an efficiency of {sample.efficiency:.2f} (at least {_LEAST_EFFICIENCY} is needed) and a "
+        f"Pareto k of {sample.pareto_k:.2f} (below {sample.most_k} is needed)"
     )
     if not sample.is_reliable or sample.efficiency < _LEAST_EFFICIENCY:
         runs.dropped.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotDraws, PilotRuns
 from tfp_sgmcmc.diagnostics.certificate import Certificate
+from tfp_sgmcmc.internal.tables import Table, as_html
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
@@ -63,18 +65,18 @@ class Choices:
     seed: tuple[int, int] = (0, 0)
 
     def __repr__(self) -> str:
-        """Returns a line for each choice; arrays by their shapes."""
-        lines = []
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, np.ndarray) and value.size > 4:
-                value = f"array {list(value.shape)}"
-            if field.name == "center":
-                value = "result.choices.center"
-            if isinstance(value, tuple):
-                value = ", ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in value)
-            lines.append(f"  {field.name}: {value}")
+        lines = [f"  {name}: {value}" for name, value in self._settings()]
         return "\n".join(["Choices:", *lines, "By hand:", *(f"  {x}" for x in self.program())])
+
+    def _repr_html_(self) -> str:
+        table = Table("Choices", ("setting", "value"), self._settings(), ["By hand:"])
+        return f"{as_html(table)}<pre>{html.escape(chr(10).join(self.program()))}</pre>"
+
+    def _settings(self) -> list[tuple[str, str]]:
+        """Returns name and value of each setting that applies; arrays by their shapes."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        found["center"] = "result.choices.center"
+        return [(name, _readable(value)) for name, value in found.items() if not _is_empty(value)]
 
     def program(self) -> list[str]:
         """Returns the lines of a program that makes the same draws."""
@@ -112,6 +114,21 @@ class Choices:
             f"run = sgmcmc.sample_chain(kernel, result.choices.start, num_results, {steps}",
             "draws = bijector.forward(run.states)",
         ]
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and not value)
+
+
+def _readable(value: Any) -> str:
+    """Returns a setting as text, with four digits of numbers."""
+    if isinstance(value, np.ndarray) and value.size > 4:
+        return f"array {list(value.shape)}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_readable(x)}" for key, x in value.items())
+    if isinstance(value, tuple):
+        return ", ".join(map(_readable, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def trace_divergences(state: Any, results: Any) -> dict[str, tf.Tensor]:

@@ -131,6 +131,9 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
     proposal, in up to eight rounds of \( \max(S, 4 D^2) \) draws, each with one pass over the data.
     Fits are made in the unconstrained coordinates of the target.
 
+    A stream is read once, for all S draws of a proposal with the mean and covariance of the run.
+    Their log posteriors are those of all rows on disk, so a pool's error is seen as well.
+
     No check of this kind sees modes that neither the draws nor the proposals visit.
 
     Examples:
@@ -149,8 +152,8 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
     Args:
       result: the result of `sample` or `sample_chain`, or draws of the model's parameters by any
         library: an array or a nest of arrays `[draws, chains, event...]`.
-      target: a `MinibatchLogProb`, another target, or a plain callable: the exact log posterior of
-        the parameters.
+      target: a `MinibatchLogProb`, a `StreamedLogProb`, another target, or a plain callable: the
+        exact log posterior of the parameters.
       num_draws: S, even.
       seed: an integer or two.
 
@@ -158,8 +161,7 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
       A `Certificate`.
 
     Raises:
-      ValueError: there are fewer than 50 draws, or more than 1000 parameters; draws are not finite;
-        the target is a stream, which cannot be evaluated at many states in one pass.
+      ValueError: there are fewer than 50 draws, or more than 1000 parameters; draws are not finite.
       TypeError: an argument has the wrong type.
 
     References:
@@ -169,12 +171,9 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
     integer("num_draws", num_draws, 100)
     if num_draws % 2:
         raise ValueError(f"num_draws must be even. Received: {num_draws}.")
-    if isinstance(target, StreamedLogProb):
-        raise ValueError(
-            "target must hold its data in memory. Received: a StreamedLogProb. Certify with a "
-            "MinibatchLogProb of the same data."
-        )
-    log_posterior = as_target(target, full_data_expected=True, called="target")
+    is_stream = isinstance(target, StreamedLogProb)
+    model = target.of_one_batch if is_stream else target
+    log_posterior = as_target(model, full_data_expected=True, called="target")
     unconstrained, parameters = _draws(result, log_posterior)
     like = tf.nest.map_structure(lambda x: x[0, 0], unconstrained)
     flat = flatten_events(unconstrained, 2).numpy().astype(np.float64)
@@ -191,7 +190,15 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
     correlation = np.corrcoef(rows, rowvar=False).reshape(dim, dim) + dim / len(rows) * np.eye(dim)
     factor = scale[:, np.newaxis] * np.linalg.cholesky(correlation)
     rng = np.random.default_rng(random.as_seed(seed).numpy().astype(np.uint32))
-    sample, _, _ = weighted_sample_of(log_posterior, like, mean, factor, num_draws, rng)
+    if is_stream:
+
+        def log_prob(x: np.ndarray) -> np.ndarray:
+            return target.log_prob_of_many(unflatten_events(tf.constant(x, dtype), like, 0)).numpy()
+
+        dtype = tf.nest.flatten(like)[0].dtype
+        sample, _ = weigh(log_prob, Proposal(mean, factor, _TAIL_SHARE), num_draws, rng)
+    else:
+        sample, _, _ = weighted_sample_of(log_posterior, like, mean, factor, num_draws, rng)
     return compare(parameters, sample, like, _constrain(log_posterior), num_starts=0)
 
 

@@ -50,3 +50,20 @@ def make_call(packed: bytes) -> Any:
     """Makes a call of `pack_call`, and returns what it returns."""
     function, arguments = pickle.loads(packed)
     return function(*arguments)
+
+
+def check_executor(executor: Any) -> None:
+    """Raises TypeError unless an executor is None or has a method `submit`."""
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise TypeError(
+            "executor must have a method submit(function, argument), such as an executor of "
+            "concurrent.futures or a Client of dask.distributed (python -m pip install "
+            f'"tfp_sgmcmc[distributed]"). Received: a {type(executor).__name__}.'
+        )
+
+
+def submit_call(executor: Any, call: bytes) -> Any:
+    """Returns the future of a call of `pack_call`."""
+    # dask would compute two equal calls only once, and cache the result.
+    options = {"pure": False} if type(executor).__module__.startswith("distributed.") else {}
+    return executor.submit(make_call, call, **options)

@@ -8,7 +8,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import tensorflow as tf
 
@@ -79,6 +79,15 @@ class Target(abc.ABC):
     def _programs(self) -> dict[str, Any]:
         """Compiled functions of the log posterior, by name; see `kept_program`."""
         return {}
+
+    def __copy__(self) -> Self:
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out compiled programs, which pickle cannot store."""
+        return {name: x for name, x in vars(self).items() if name != "_programs"}
 
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import accepts, function, integer
@@ -19,6 +20,7 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.read_faults import ReadFaults
 
 _BLOCK_BYTES, _MOST_BLOCK_ROWS = 2**22, 2**16  # of rows that are evaluated at once
+_MOST_NUMBERS = 2**22  # log likelihoods that are evaluated at once
 
 
 class StreamState(NamedTuple):
@@ -304,7 +306,7 @@ class StreamedLogProb(Target):
 
         def log_likelihood(at: State) -> tuple[tf.Tensor, State]:
             chains = max(1, int(tf.size(self.of_one_batch.log_prior(at))))
-            size = max(1, min(self.block_rows, 2**22 // chains))
+            size = max(1, min(self.block_rows, _MOST_NUMBERS // chains))
 
             @traced
             def of_block(rows: Any) -> tuple[tf.Tensor, State]:
@@ -320,6 +322,20 @@ class StreamedLogProb(Target):
             return tf.nest.map_structure(lambda x: tf.cast(scale * x, like), total)
 
         return self.of_one_batch.log_prior(state) + with_given_gradient(log_likelihood, state)
+
+    def log_prob_of_many(self, states: State) -> tf.Tensor:
+        """Returns the log posterior at states `[S, ...]` in `float64`, from a pass over epoch 0.
+
+        In single precision, sums over many rows could not be told apart.
+        """
+        count = len(tf.nest.flatten(states)[0])
+        of_block = traced(lambda rows: self._sum(states, rows))
+        total, seen = np.zeros([count]), 0
+        for rows in self.blocks(max(1, min(self.block_rows, _MOST_NUMBERS // count))):
+            total += of_block(rows).numpy()
+            seen += len(tf.nest.flatten(rows)[0])
+        prior = tf.cast(self.of_one_batch.log_prior(states), tf.float64)
+        return prior + self.num_examples / seen * total
 
     def bootstrap(self, state: State) -> StreamState:
         _refuse_replicas()

@@ -300,6 +300,7 @@ def test_bad_input(arguments, error, message):
         sgmcmc.keras.SamplerCallback(**arguments)
 
 
+@pytest.mark.thorough
 def test_a_regression_with_a_scale_learns_mean_and_scale():
     """A line with noise of 0.1: a network that predicts the marginal law has an NLL of 0.95."""
     x = np.linspace(-1, 1, 200, dtype=np.float32)[:, np.newaxis]

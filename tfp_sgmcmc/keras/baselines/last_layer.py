@@ -155,10 +155,11 @@ def _last_layer(model: keras.Model) -> tuple[keras.layers.Dense, Any]:
         )
     layer = internals.layer_of(flat[0])
     if not isinstance(layer, keras.layers.Dense) or not layer.trainable:
+        is_frozen = isinstance(layer, keras.layers.Dense)
         raise ValueError(
             "The model's output must come from a trainable Dense layer. Received: one from "
-            f"{getattr(layer, 'name', layer)!r}, a {type(layer).__name__}. Give the activation to "
-            "the Dense layer."
+            f"{getattr(layer, 'name', layer)!r}, a {type(layer).__name__}"
+            + (" with trainable=False." if is_frozen else ". Give the activation to a Dense layer.")
         )
     weights = [layer.kernel, layer.bias] if layer.use_bias else [layer.kernel]
     if [id(v) for v in layer.trainable_variables] != [id(v) for v in weights]:

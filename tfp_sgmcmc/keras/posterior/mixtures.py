@@ -15,6 +15,7 @@ from tfp_sgmcmc.keras.model import observation_models
 
 _MOST_PAIRS = 2**14  # of samples in the CRPS: all pairs of up to 128 samples
 _LEAST_DRAWS = 2000  # where there is no closed form
+_MOST_ENTRIES = 2**20  # levels times outputs of all samples, whose CDFs are evaluated at once
 _SEED = 0x5EED  # of estimates by draws
 
 
@@ -66,7 +67,10 @@ class Mixture:
                 for p in levels
             ]
             return np.stack(found)
-        return np.stack([self._solve(p) for p in levels])
+        entries = self._size * math.prod(self.shape)
+        at_once = max(1, _MOST_ENTRIES // entries)
+        parts = [levels[i : i + at_once] for i in range(0, len(levels), at_once)]
+        return np.concatenate([self._solve(np.array(part)) for part in parts])
 
     def coverage(self, y: np.ndarray, level: float) -> np.ndarray:
         """Returns whether y lies in the central interval of this probability."""
@@ -118,35 +122,42 @@ class Mixture:
             return False
 
     def _cdf(self, y: np.ndarray) -> np.ndarray:
-        """Returns the CDF at y, `[rows, ...]`; raises NotImplementedError if it is not known."""
-        repeated = np.broadcast_to(y, [self._size, *self.shape]).reshape(-1, *self.shape[1:])
-        values = self._by_sample(self._entries.cdf(tf.cast(repeated, self._entries.dtype)))
+        """Returns the CDF at y, `[..., rows, ...]`; raises NotImplementedError without one."""
+        axis = y.ndim - len(self.shape)  # of the samples, behind those of levels
+        y = np.expand_dims(y, axis)
+        repeated = np.broadcast_to(y, [*y.shape[:axis], self._size, *self.shape])
+        flat = repeated.reshape(*y.shape[:axis], -1, *self.shape[1:])
+        values = np.asarray(self._entries.cdf(tf.cast(flat, self._entries.dtype)))
+        values = values.reshape(repeated.shape)
         if np.isnan(values).any():  # outside of the support
             values = np.where(np.isnan(values), y > self._first, values)
-        return _average(values, self._weights)
+        return _average(np.moveaxis(values, axis, 0), self._weights)
 
-    def _bracket(self, level: float) -> tuple[np.ndarray, np.ndarray]:
+    def _bracket(self, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns numbers with F(low) < level <= F(high), whole ones if the distribution is."""
         low, high = self._first.min(axis=0), self._first.max(axis=0)
-        low, high = low.astype(np.float64), high.astype(np.float64)
+        low, high = (x + np.zeros([len(levels), *self.shape]) for x in (low, high))
         width = np.maximum(high - low, 1e-3 * np.abs(high) + np.finfo(np.float32).tiny)
         if self._is_discrete:
             low, high, width = low - 1, high, np.ceil(width)
+        levels = levels.reshape(-1, *[1] * len(self.shape))
         for _ in range(200):
-            too_high, too_low = self._cdf(low) >= level, self._cdf(high) < level
+            too_high, too_low = self._cdf(low) >= levels, self._cdf(high) < levels
             if not (too_high | too_low).any():
                 break
             low, high = np.where(too_high, low - width, low), np.where(too_low, high + width, high)
             width = 2 * width
         return low, high
 
-    def _solve(self, level: float) -> np.ndarray:
-        low, high = self._bracket(level)
+    def _solve(self, levels: np.ndarray) -> np.ndarray:
+        """Returns the quantiles at `levels`, `[num_levels]`, by bisection at all levels at once."""
+        low, high = self._bracket(levels)
+        levels = levels.reshape(-1, *[1] * len(self.shape))
         accuracy = 0.5 if self._is_discrete else 1e-7 * (high - low)
         while (high - low > 2 * accuracy).any():
             middle = (low + high) / 2
             middle = np.floor(middle) if self._is_discrete else middle
-            reaches = self._cdf(middle) >= level
+            reaches = self._cdf(middle) >= levels
             low, high = np.where(reaches, low, middle), np.where(reaches, middle, high)
         return high
 

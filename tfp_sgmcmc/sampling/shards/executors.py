@@ -12,7 +12,7 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.shipped_call import make_call, pack_call
+from tfp_sgmcmc.internal.shipped_call import pack_call, submit_call
 from tfp_sgmcmc.sampling.loop import Loop, Position
 from tfp_sgmcmc.sampling.progress import defer_interrupt, progress
 from tfp_sgmcmc.sampling.run import ProgressHooks
@@ -108,11 +108,9 @@ def run_by_executor(
     When a worker dies, dask gives its task to another worker, at most as often as dask's setting
     `distributed.scheduler.allowed-failures` allows.
     """
-    # dask would compute two equal calls only once, and cache the result.
-    options = {"pure": False} if type(executor).__module__.startswith("distributed.") else {}
     with progress(progress_bar, len(tasks), unit="shard") as show_progress:
         calls = [pack_call("make_kernel", run_shard, task) for task in tasks]
-        futures = [executor.submit(make_call, call, **options) for call in calls]
+        futures = [submit_call(executor, call) for call in calls]
         try:
             return _collect(
                 futures,

@@ -19,6 +19,7 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.shipped_call import check_executor
 from tfp_sgmcmc.sampling.chain_driver import check_options
 from tfp_sgmcmc.sampling.loop import state_tensors
 from tfp_sgmcmc.sampling.shards.executors import local_devices, run_by_executor, run_in_threads
@@ -115,12 +116,7 @@ def sample_shards(
       KeyboardInterrupt: Ctrl-C ended the run before any draw.
       Exception: the error of the first shard, if all shards failed; see `sample_chain`.
     """
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise TypeError(
-            "executor must have a method submit(function, argument), such as an executor of "
-            "concurrent.futures or a Client of dask.distributed (python -m pip install "
-            f'"tfp_sgmcmc[distributed]"). Received: a {type(executor).__name__}.'
-        )
+    check_executor(executor)
     kernel_fn = _kernel_fn(make_kernel, executor)
     plan = StepPlan.checked(num_results, num_burnin_steps, num_steps_between_results)
     check_options(num_chains, trace_fn, progress_bar, jit_compile, preflight_check)

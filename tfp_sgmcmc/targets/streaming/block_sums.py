@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.xla import num_parallel_programs, traced
-from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
@@ -75,7 +74,8 @@ class BlockDerivatives:
             linear = model.linear_model
             is_simple = linear is not None and linear.num_outputs is None
             of_block = self._linear_hessian if is_simple else self._hessian
-        self._compiled = traced(of_block, jit_compile)
+        name = f"sums of {size} rows, {with_hessian=}, {jit_compile=}"
+        self._compiled = kept_program(model, name, like, lambda: traced(of_block, jit_compile))
 
     def __call__(self, theta: np.ndarray, rows: Any, weights: np.ndarray) -> Sums:
         """Returns the sums at theta, `[D]`, with weights of the rows, `[size]`."""
@@ -188,20 +188,19 @@ def sum_blocks(
     derivatives: BlockDerivatives,
     size: int,
     show: Callable[[int], None] = lambda num_rows: None,
-) -> tuple[Sums, Pass]:
-    """Returns the sums over all N examples at theta, by a pass over the data.
+) -> tuple[Sums, int]:
+    """Returns the sums over all N examples at theta, and the rows that were read, by a pass.
 
     Rows that the dataset's last, dropped batch would have are represented by the others.
     """
-    began, seen = time.perf_counter(), 0
-    total: Sums | None = None
+    seen, total = 0, None
     for _, count, found in map_blocks(
         target, lambda rows, weights: derivatives(theta, rows, weights), size, show
     ):
         total = found if total is None else total.plus(found)
         seen += count
     assert total is not None  # an epoch has N rows
-    return total.times(target.num_examples / seen), Pass(seen, time.perf_counter() - began)
+    return total.times(target.num_examples / seen), seen
 
 
 def _filled(x: tf.Tensor, size: int) -> tf.Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +12,7 @@ from tfp_sgmcmc.targets.streaming.pool_report import MOST_MEAN_ERROR, MOST_WIDTH
 from tfp_sgmcmc.targets.streaming.row_remainders import Moments, RowRemainders
 
 _LEAST_ROWS, _MOST_ROWS = 100_000, 1_000_000
-_MIXED = 0.2  # of the mean norm, added to all, because remainders at other states differ
+_MIXED = 0.2  # of the mean norm, which is added to all
 _WANTED = 0.2  # of the largest errors
 _BLOCK = 4096
 
@@ -37,20 +36,32 @@ def moments_of(remainders: RowRemainders, rows: Any) -> Moments:
     return moments
 
 
-def keeping_probabilities(
-    moments: Moments, total: int, most_rows: int
-) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the function of norms that gives the probabilities of rows to be kept.
+class KeepingProbabilities(NamedTuple):
+    """The probabilities of rows to be kept, a function of the norms of their remainders.
 
-    The pool has as many rows as its error needs, and at most as many as fit.
+    Attributes:
+      scale: rows that are wanted for each unit of a norm.
+      mixed: added to all norms, because remainders at other states differ.
     """
-    mean = moments.norms.mean()
+
+    scale: float
+    mixed: float
+
+    def __call__(self, norms: np.ndarray) -> np.ndarray:
+        return np.minimum(1.0, self.scale * (norms + self.mixed))
+
+
+def keeping_probabilities(moments: Moments, total: int, most_rows: int) -> KeepingProbabilities:
+    """Returns the probabilities for a pool of as many rows as its error needs.
+
+    It has at most as many as fit.
+    """
+    mean = float(moments.norms.mean())
     mixed = _MIXED * mean if mean > 0 else 1.0  # a quadratic log likelihood has no remainders
 
-    def of_size(count: float) -> Callable[[np.ndarray], np.ndarray]:
+    def of_size(count: float) -> KeepingProbabilities:
         # The norms' mean over a sample of rows stands for that over all rows.
-        scale = count / (total * (mean + mixed))
-        return lambda norms: np.minimum(1.0, scale * (norms + mixed))
+        return KeepingProbabilities(count / (total * (mean + mixed)), mixed)
 
     # The number of rows that are kept varies by its square root.
     most = min(max(most_rows - 3 * most_rows**0.5, most_rows / 2), _MOST_ROWS)

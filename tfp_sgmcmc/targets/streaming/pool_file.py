@@ -12,8 +12,7 @@ from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.targets.data import form_of
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.streaming.block_sums import Pass
-from tfp_sgmcmc.targets.streaming.pool_report import PoolReport
+from tfp_sgmcmc.targets.streaming.pool_report import Pass, PoolReport
 from tfp_sgmcmc.targets.streaming.pooled import Correction, PooledLogProb
 
 FILE = "pool.npz"

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-
-from tfp_sgmcmc.targets.streaming.block_sums import Pass
+from typing import NamedTuple
 
 # Errors by the pool, in standard deviations of a mean and as a share of a standard deviation.
 MOST_MEAN_ERROR, MOST_WIDTH_ERROR = 0.02, 0.01
+
+
+class Pass(NamedTuple):
+    """A pass over the data.
+
+    Attributes:
+      num_rows: the rows that were read.
+      seconds: the time that it took.
+    """
+
+    num_rows: int
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
+import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,44 +13,42 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events, unflatten_events
 from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
-from tfp_sgmcmc.targets.data import assert_finite_rows
 from tfp_sgmcmc.targets.laplace.mode import check_single_state, find_center
 from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, matrices, to_unit_diagonal
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.streaming.block_sums import (
-    BlockDerivatives,
-    Pass,
-    Sums,
-    map_blocks,
-    sum_blocks,
+from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums
+from tfp_sgmcmc.targets.streaming.passes import (
+    DrawnRows,
+    DrawRows,
+    ReadRows,
+    SumGradients,
+    as_arrays,
+    as_state,
+    joined,
 )
-from tfp_sgmcmc.targets.streaming.pool_error import (
-    keeping_probabilities,
-    moments_of,
-    pool_errors,
-)
+from tfp_sgmcmc.targets.streaming.pool_error import keeping_probabilities, moments_of, pool_errors
 from tfp_sgmcmc.targets.streaming.pool_report import (
     MOST_MEAN_ERROR,
     MOST_WIDTH_ERROR,
     PoolReport,
 )
 from tfp_sgmcmc.targets.streaming.pooled import Correction, PooledLogProb, fading_radius
-from tfp_sgmcmc.targets.streaming.row_remainders import Moments, RowRemainders
-from tfp_sgmcmc.targets.streaming.row_samples import PoissonSample, Reservoir
+from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
+from tfp_sgmcmc.targets.streaming.stream_parts import Show, StreamParts
 
 MOST_DIMENSIONS = 1024
 _MOST_PILOT_ROWS = 100_000
 _MOST_POOLS = 2
 _POOL_BLOCK = 2**14
 
-Show = Callable[[str, int], None]
-
 
 def draw_pool(
-    target: StreamedLogProb,
+    target: StreamedLogProb | Callable[[int], StreamedLogProb],
     initial_state: State,
     *,
+    num_parts: int | None = None,
+    executor: Any = None,
     seed: Any = 0,
     jit_compile: bool = True,
     show: Show = lambda what, num_rows: None,
@@ -77,6 +75,10 @@ def draw_pool(
     All sums are in double precision. Blocks of rows are evaluated by as many threads as there are
     cores. Rows may come in any order.
 
+    Rows may be split into parts, such as the files of each machine. The passes are then made by the
+    workers of an `executor`, and only sums and the rows that are kept come back. If a worker dies,
+    its engine gives the part to another one. The result is the same as without an executor.
+
     Examples:
       With `x` and `tfd` as in `MinibatchLogProb`:
 
@@ -92,45 +94,50 @@ def draw_pool(
       True
 
     Args:
-      target: the stream.
+      target: the stream; or with `num_parts` a function from the number of a part to the stream of
+        its rows, whose `num_examples` are those of the part. The functions and `memory` are those
+        of part 0, which is made here, too.
       initial_state: where the search for a mode begins: one state without chain dimensions,
         unconstrained with a bijector.
+      num_parts: the number of parts, if `target` is a function. Each is compiled by itself, so
+        that one or two for each worker are best.
+      executor: an object with `submit`, such as a client of dask, whose workers make the passes, as
+        in `sample_shards`. None makes them in this process.
       seed: an integer or two, of the rows.
       jit_compile: whether XLA compiles the evaluation of blocks.
       show: receives what a pass does, and the number of rows that it has read.
 
     Raises:
-      TypeError: `target` is not a `StreamedLogProb`.
-      ValueError: a row is not finite; there are more than 1024 parameters and the data do not fit
-        into memory; the curvature at the mode cannot be used; the log likelihood does not take
-        rows with chain dimensions.
+      TypeError: `target` is neither a `StreamedLogProb` nor a function that returns one; there is
+        an executor, but no function; the function cannot be sent to workers.
+      ValueError: a row is not finite; parts have rows of different forms; there are more than 1024
+        parameters and the data do not fit into memory; the curvature at the mode cannot be used;
+        the log likelihood does not take rows with chain dimensions.
       StreamReadError: the data cannot be read.
     """
-    if not isinstance(target, StreamedLogProb):
-        raise TypeError(
-            f"target must be a StreamedLogProb. Received: a {type(target).__name__}, whose data "
-            "are in memory."
-        )
     state = convert_state(initial_state, initial=True, called="initial_state")
-    model = target.of_one_batch
+    parts = StreamParts(target, num_parts, executor, show)
+    first, total = parts.first, sum(parts.sizes)
+    model = first.of_one_batch
     check_single_state("initial_state", model, state)
     row_seed, draw_seed = random.split(random.as_seed(seed), 2)
-    rng = np.random.default_rng(row_seed.numpy().view(np.uint32))
-    row_bytes, total = max(1, model.row_bytes), target.num_examples
-    if total * row_bytes <= target.memory:
-        rows, read = read_rows(target, total, rng, show)
-        return _in_memory(target, rows), PoolReport(total, read.num_rows, (read,))
+    row_seed = tuple(row_seed.numpy().view(np.uint32).tolist())
+    row_bytes = max(1, model.row_bytes)
+    if total * row_bytes <= first.memory:
+        found, read = parts.run(ReadRows((*parts.sizes,), row_seed))
+        return _in_memory(first, joined(found)), PoolReport(total, read.num_rows, (read,))
     dim = flatten_events(state, 0).shape[0]
     if dim > MOST_DIMENSIONS:
         raise ValueError(
             f"target must have at most {MOST_DIMENSIONS} parameters if its data do not fit into "
-            f"memory={target.memory} bytes, because a pool needs their Hessian. Received: {dim} "
+            f"memory={first.memory} bytes, because a pool needs their Hessian. Received: {dim} "
             f"parameters and {total * row_bytes} bytes. sample_chain takes SGLD on the stream."
         )
-    most_rows = max(1, target.memory // row_bytes)
-    num_pilot = min(_MOST_PILOT_ROWS, most_rows)
-    rows, read = read_rows(target, num_pilot, rng, show)
-    passes = [read]
+    most_rows = max(1, first.memory // row_bytes)
+    counts = _shares(min(_MOST_PILOT_ROWS, most_rows), parts.sizes, row_seed)
+    found, read = parts.run(ReadRows(counts, row_seed))
+    rows, passes = joined(found), [read]
+    num_pilot = len(tf.nest.flatten(rows)[0])
     pilot = PooledLogProb(model, rows, np.full([num_pilot], total / num_pilot, np.float32))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the passes below show how far the mode is
@@ -139,20 +146,31 @@ def draw_pool(
     products = hessian_products(pilot, start)
     curvature = -matrices(products, theta.astype(_dtype(state).as_numpy_dtype)).posterior
     factor = _factor(curvature)
-    size = target.block_rows
-    slopes = BlockDerivatives(model, state, size, False, jit_compile)
-    sums, done = sum_blocks(target, theta, slopes, size, _bar(show, "gradient"))
+    found, done = parts.run(SumGradients(as_arrays(start), jit_compile))
     passes.append(done)
-    step = factor @ (factor.T @ _with_prior(model, sums, theta, state).gradient)
-    drawn = None
+    step = factor @ (factor.T @ _with_prior(model, _total(found), theta, state).gradient)
     for _ in range(_MOST_POOLS):
-        del drawn
-        center = unflatten_events(tf.constant(theta + step, _dtype(state)), state, 0)
+        drawn = found = None  # which frees their memory
+        center = as_state(theta + step, state)
         _check_rows_of_chains(model, center, rows)
         remainders = RowRemainders(model, center, factor, draw_seed, jit_compile)
         moments = moments_of(remainders, rows)
-        drawn = _draw(target, center, remainders, moments, rng, most_rows, jit_compile, show)
-        passes.append(drawn.done)
+        probabilities = keeping_probabilities(moments, total, most_rows)
+        work = DrawRows(
+            as_arrays(center),
+            factor,
+            draw_seed.numpy(),
+            probabilities,
+            (*row_seed, len(passes)),
+            jit_compile,
+        )
+        found, done = parts.run(work)
+        passes.append(done)
+        drawn = DrawnRows(
+            joined([x.rows for x in found]),
+            np.concatenate([x.probabilities for x in found]),
+            _total([x.sums for x in found]),
+        )
         theta = flatten_events(center, 0).numpy().astype(np.float64)
         exact = _with_prior(model, drawn.sums, theta, state)
         assert exact.hessian is not None
@@ -162,10 +180,11 @@ def draw_pool(
         step = factor @ offset
         # The remainders that count are those at draws around the mode.
         around = RowRemainders(model, center, factor, draw_seed, jit_compile, offset)
-        errors = pool_errors(moments_of(around, rows), drawn.probability_of(moments.norms), total)
+        errors = pool_errors(moments_of(around, rows), probabilities(moments.norms), total)
         if errors[0] < MOST_MEAN_ERROR and errors[1] < MOST_WIDTH_ERROR:
             break
-    del rows, pilot
+    del rows, pilot, found
+    assert drawn is not None
     pool = PooledLogProb(model, drawn.rows, (1 / drawn.probabilities).astype(np.float32))
     lacking = drawn.sums.plus(_sums_of(pool, theta, state, jit_compile).times(-1.0))
     radius = fading_radius(lacking.gradient, factor)
@@ -176,20 +195,15 @@ def draw_pool(
     return pool.corrected(correction), report
 
 
-def read_rows(
-    target: StreamedLogProb, most: int, rng: np.random.Generator, show: Show
-) -> tuple[Any, Pass]:
-    """Returns at most so many random rows, all of them in order if they fit, by a pass.
+def _shares(count: int, sizes: list[int], seed: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns how many of `count` random rows are in each part."""
+    shares = np.array(sizes) / sum(sizes)
+    drawn = np.random.default_rng(seed).multinomial(count, shares)
+    return tuple(np.minimum(drawn, sizes).tolist())
 
-    Raises:
-      ValueError: a row is not finite.
-    """
-    began, kept = time.perf_counter(), Reservoir(most, rng)
-    for rows in target.blocks(target.block_rows):
-        assert_finite_rows(rows, kept.num_seen)
-        kept.add(rows)
-        show("reading", kept.num_seen)
-    return kept.rows(), Pass(kept.num_seen, time.perf_counter() - began)
+
+def _total(sums: list[Sums]) -> Sums:
+    return functools.reduce(Sums.plus, sums)
 
 
 def _in_memory(target: StreamedLogProb, rows: Any) -> MinibatchLogProb:
@@ -230,49 +244,6 @@ def _factor(precision: np.ndarray) -> np.ndarray:
     return np.linalg.cholesky(np.linalg.inv(scaled)) / scale[:, np.newaxis]
 
 
-class _Drawn(NamedTuple):
-    """The rows of a pool with their probabilities, and the sums over all rows at the center."""
-
-    rows: Any
-    probabilities: np.ndarray
-    sums: Sums
-    probability_of: Callable[[np.ndarray], np.ndarray]
-    done: Pass
-
-
-def _draw(
-    target: StreamedLogProb,
-    center: State,
-    remainders: RowRemainders,
-    moments: Moments,
-    rng: np.random.Generator,
-    most_rows: int,
-    jit_compile: bool,
-    show: Show,
-) -> _Drawn:
-    """Draws a pool and sums derivatives at the center, by one pass."""
-    began, size = time.perf_counter(), target.block_rows
-    theta = flatten_events(center, 0).numpy()
-    probability_of = keeping_probabilities(moments, target.num_examples, most_rows)
-    derivatives = BlockDerivatives(target.of_one_batch, center, size, True, jit_compile)
-    sample, total, seen = PoissonSample(rng), None, 0
-
-    def of_block(rows: Any, weights: np.ndarray) -> tuple[Sums, np.ndarray]:
-        return derivatives(theta, rows, weights), remainders.norms(rows)
-
-    for rows, count, (sums, norms) in map_blocks(
-        target, of_block, size, _bar(show, "Hessian and pool")
-    ):
-        total = sums if total is None else total.plus(sums)
-        sample.add(rows, probability_of(norms[:count]))
-        seen += count
-    assert total is not None  # an epoch has N rows
-    scale = target.num_examples / seen
-    done = Pass(seen, time.perf_counter() - began)
-    probabilities = sample.probabilities / scale
-    return _Drawn(sample.take_rows(), probabilities, total.times(scale), probability_of, done)
-
-
 def _sums_of(pool: PooledLogProb, theta: np.ndarray, like: State, jit_compile: bool) -> Sums:
     """Returns the sums over the pool's weighted rows."""
     found, total = None, pool.num_examples
@@ -309,10 +280,6 @@ def _check_rows_of_chains(model: MinibatchLogProb, center: State, rows: Any) -> 
             f"[2, {few}, ...], what it returns for one. Received: {found.numpy()}, not "
             f"{expected.numpy()}."
         )
-
-
-def _bar(show: Show, what: str) -> Callable[[int], None]:
-    return lambda num_rows: show(what, num_rows)
 
 
 def _dtype(state: State) -> tf.DType:

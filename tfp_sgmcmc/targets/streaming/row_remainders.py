@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
-from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 _NUM_PAIRS = 4  # of draws, each with its mirror image
@@ -63,26 +63,29 @@ class RowRemainders:
         jit_compile: bool = True,
         shift: Any = 0.0,
     ):
-        self._model, self._like = model, center
         flat = flatten_events(center, 0)
-        self._center, self._dim = flat, flat.shape[0]
+        self._dim = flat.shape[0]
         half = random.normal([_NUM_PAIRS, self._dim], tf.float64, seed).numpy()
         z = np.concatenate([half, -half])
-        self._z, self._factor = (tf.constant(x, flat.dtype) for x in (z, factor))
-        self._offsets = tf.constant((shift + z) @ factor.T, flat.dtype)
-        linear = model.linear_model
-        self._is_linear = linear is not None and linear.num_outputs is None
-        self._norms = traced(lambda rows: self._of_block(rows, False), jit_compile)
-        self._moments = traced(lambda rows: self._of_block(rows, True), jit_compile)
+        numbers = flat, z, (shift + z) @ factor.T, factor
+        self._at = _Draws(*(tf.constant(x, flat.dtype) for x in numbers))
+        blocks = _BlockRemainders(model, center)
+        self._is_linear = blocks.is_linear
+        self._norms, self._moments = kept_program(
+            model,
+            f"remainders of rows, {jit_compile=}",
+            center,
+            lambda: [traced(fn, jit_compile) for fn in (blocks.norms, blocks.moments)],
+        )
 
     def norms(self, rows: Any) -> np.ndarray:
         """Returns `Moments.norms` of a block of rows."""
-        parts = [self._norms(part).numpy() for part in self._split(rows)]
+        parts = [self._norms(self._at, part).numpy() for part in self._split(rows)]
         return np.concatenate(parts).astype(np.float64)
 
     def moments(self, rows: Any) -> Moments:
         """Returns the moments of a block of rows."""
-        parts = zip(*(self._moments(part) for part in self._split(rows)), strict=True)
+        parts = zip(*(self._moments(self._at, part) for part in self._split(rows)), strict=True)
         return Moments(*(np.concatenate(x).astype(np.float64) for x in parts))
 
     def _split(self, rows: Any) -> Iterator[Any]:
@@ -91,29 +94,48 @@ class RowRemainders:
         for start in range(0, total, size):
             yield tf.nest.map_structure(lambda x, a=start: x[a : a + size], rows)
 
-    def _of_block(self, rows: Any, with_moments: bool) -> Any:
-        if self._is_linear:
-            scales, directions = self._linear(rows)
-            lengths = tf.reduce_sum(directions**2, axis=-1)
-            norms = tf.sqrt(tf.reduce_mean(scales**2, axis=0) * lengths)
-            if not with_moments:
-                return norms
-            means = tf.reduce_mean(scales, axis=0)[:, tf.newaxis] * directions
-            tilts = tf.linalg.matmul(scales, self._z, transpose_a=True) * directions
-            return norms, means, tilts / len(self._z)
-        slopes = tf.linalg.matmul(self._slopes(rows), self._factor)
-        norms = tf.sqrt(tf.reduce_mean(tf.reduce_sum(slopes**2, axis=-1), axis=0))
-        if not with_moments:
-            return norms
-        tilts = tf.reduce_mean(slopes * self._z[:, tf.newaxis], axis=0)
-        return norms, tf.reduce_mean(slopes, axis=0), tilts
 
-    def _linear(self, rows: Any) -> tuple[tf.Tensor, tf.Tensor]:
+class _Draws(NamedTuple):
+    """The center `[D]`, z `[K, D]`, the draws less the center `[K, D]`, and L `[D, D]`."""
+
+    center: tf.Tensor
+    z: tf.Tensor
+    offsets: tf.Tensor
+    factor: tf.Tensor
+
+
+class _BlockRemainders:
+    """Evaluates remainders of a block of rows; draws are arguments, so that programs are kept."""
+
+    def __init__(self, model: MinibatchLogProb, like: State):
+        self._model, self._like = model, like
+        linear = model.linear_model
+        self.is_linear = linear is not None and linear.num_outputs is None
+
+    def norms(self, at: _Draws, rows: Any) -> tf.Tensor:
+        """Returns `Moments.norms`."""
+        if self.is_linear:
+            scales, directions = self._linear(at, rows)
+            return _lengths(scales, directions)
+        return _norms(self._slopes(at, rows))
+
+    def moments(self, at: _Draws, rows: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns `Moments`."""
+        if self.is_linear:
+            scales, directions = self._linear(at, rows)
+            means = tf.reduce_mean(scales, axis=0)[:, tf.newaxis] * directions
+            tilts = tf.linalg.matmul(scales, at.z, transpose_a=True) * directions / at.z.shape[0]
+            return _lengths(scales, directions), means, tilts
+        slopes = self._slopes(at, rows)
+        tilts = tf.reduce_mean(slopes * at.z[:, tf.newaxis], axis=0)
+        return _norms(slopes), tf.reduce_mean(slopes, axis=0), tilts
+
+    def _linear(self, at: _Draws, rows: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns remainders of derivatives by the predictor, `[K, n]`, and L^T J, `[n, D]`."""
         model, linear = self._model, self._model.linear_model
         assert linear is not None
-        at_center = model.linear_predictor(self._state(self._center), rows)
-        eta = model.linear_predictor(self._state(self._center + self._offsets), rows)
+        at_center = model.linear_predictor(self._state(at.center), rows)
+        eta = model.linear_predictor(self._state(at.center + at.offsets), rows)
 
         def derivatives(at: tf.Tensor, probe: Any = None) -> Any:
             return value_and_gradient(
@@ -122,14 +144,14 @@ class RowRemainders:
 
         _, there, bends = derivatives(at_center, tf.ones_like(at_center))
         scales = derivatives(eta)[1] - there - bends * (eta - at_center)
-        moved = model.linear_predictor(self._state(tf.transpose(self._factor)), rows)
-        origin = model.linear_predictor(self._state(tf.zeros_like(self._center)), rows)
+        moved = model.linear_predictor(self._state(tf.transpose(at.factor)), rows)
+        origin = model.linear_predictor(self._state(tf.zeros_like(at.center)), rows)
         return scales, tf.transpose(moved - origin)
 
-    def _slopes(self, rows: Any) -> tf.Tensor:
-        """Returns remainders of gradients at each draw, `[K, n, D]`."""
+    def _slopes(self, at: _Draws, rows: Any) -> tf.Tensor:
+        """Returns remainders of whitened gradients at each draw, `[K, n, D]`."""
         count = tf.nest.flatten(rows)[0].shape[0]
-        shape = [len(self._z), count]
+        shape = [at.z.shape[0], count]
         # A chain for each row, because that is much faster than a map of gradients.
         batch = tf.nest.map_structure(
             lambda x: tf.broadcast_to(x[:, tf.newaxis], [*shape, 1, *x.shape[1:]]), rows
@@ -145,11 +167,20 @@ class RowRemainders:
             )
             return [flatten_events(x, 2) for x in found[1 : 2 if probe is None else 3]]
 
-        offsets = self._offsets[:, tf.newaxis]
+        offsets = at.offsets[:, tf.newaxis]
         along = self._state(tf.broadcast_to(offsets, [*shape, offsets.shape[-1]]))
-        (here,) = slopes(self._center + offsets)
-        there, bend = slopes(self._center, along)
-        return here - there - bend
+        (here,) = slopes(at.center + offsets)
+        there, bend = slopes(at.center, along)
+        return tf.linalg.matmul(here - there - bend, at.factor)
 
     def _state(self, flat: tf.Tensor) -> State:
         return unflatten_events(flat, self._like, 0)
+
+
+def _lengths(scales: tf.Tensor, directions: tf.Tensor) -> tf.Tensor:
+    """Returns root mean squares over draws of remainders `[K, n]` times directions `[n, D]`."""
+    return tf.sqrt(tf.reduce_mean(scales**2, axis=0) * tf.reduce_sum(directions**2, axis=-1))
+
+
+def _norms(slopes: tf.Tensor) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_mean(tf.reduce_sum(slopes**2, axis=-1), axis=0))
