@@ -12,6 +12,7 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 
 BATCH_SIZE = 100  # of targets, which the automatic run may replace
+RADII = {"zeros": 0.0, "uniform": 2.0, "far": 20.0}  # of the uniform starts
 tfb = tfp.bijectors
 
 
@@ -28,6 +29,7 @@ class Posterior(NamedTuple):
       derived: parts by name -> further quantities of the reference by name, or of parts in other
         coordinates, with any leading dimensions.
       reference: the name of the reference draws, if another posterior has them.
+      hidden: parts that are not compared, because they have no moments, or are not identified.
     """
 
     log_prior: Callable[..., tf.Tensor]
@@ -37,6 +39,7 @@ class Posterior(NamedTuple):
     bijector: Mapping[str, Any]
     derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda parts: {}
     reference: str = ""
+    hidden: tuple[str, ...] = ()
 
     def target(self, dtype: str) -> sgmcmc.MinibatchLogProb:
         num_examples = len(tf.nest.flatten(self.data)[0])
@@ -50,10 +53,11 @@ class Posterior(NamedTuple):
         )
 
     def start(self, kind: str, dtype: str, seed: int = 0, chains: tuple[int, ...] = ()) -> Any:
-        """Returns unconstrained states: zeros, or uniform in (-2, 2) as Stan's starts are."""
+        """Returns unconstrained states: zeros, uniform in (-2, 2) as Stan's starts, or far away."""
         rng = np.random.default_rng(seed)
         shapes = {name: (*chains, *shape) for name, shape in self.shapes.items()}
-        draw = np.zeros if kind == "zeros" else lambda shape: rng.uniform(-2, 2, shape)
+        radius = RADII[kind]
+        draw = lambda shape: rng.uniform(-radius, radius, shape)  # noqa: E731
         return {name: tf.constant(draw(shape), dtype) for name, shape in shapes.items()}
 
     def columns(self, parts: Mapping[str, Any], names: tuple[str, ...]) -> np.ndarray:

@@ -11,6 +11,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy
+from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.typical_set import typical_starts
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -53,10 +54,41 @@ def rows(is_centered: bool) -> np.ndarray:
 
 def test_a_centered_hierarchy_is_recognised_by_its_prior() -> None:
     found = find_centered_hierarchy(schools(True), START, rows(True))
-    assert found is not None and found[:] == ("effect", "tau", "mean")
+    assert found is not None and found[:] == ("effect", "tau", "mean", (*range(8),))
     assert "effect = mean[..., None] + tau[..., None] * effect_raw" in found.remedy
     assert "tfd.Normal(0., 1.).log_prob(effect_raw)" in found.remedy
     assert len(found.remedy.splitlines()) == 4
+
+
+def test_effects_become_standard_normals() -> None:
+    """The centred model in the new coordinates is the non-centred one, Jacobian included."""
+    start = {**START, "tau": tf.constant(0.7, tf.float64), "mean": tf.constant(2.0, tf.float64)}
+    target, state = noncentered(schools(True), start, (*range(8),))
+    expected = np.array([*[-2 / np.exp(0.7)] * 8, 2.0, 0.7])
+    np.testing.assert_allclose(state, expected)
+    z = np.random.default_rng(1).standard_normal([3, 10])
+    other = dict(effect=tf.constant(z[:, :8]), mean=tf.constant(z[:, 8]), tau=tf.constant(z[:, 9]))
+    np.testing.assert_allclose(target(tf.constant(z)), schools(False)(**other))
+    parameters = target.constrain(tf.constant(z))
+    effects = z[:, 8:9] + np.exp(z[:, 9:]) * z[:, :8]
+    np.testing.assert_allclose(parameters["effect"], effects)
+    np.testing.assert_allclose(target.bijector.inverse(parameters), z)
+
+
+def test_effects_whose_prior_is_not_normal_stay() -> None:
+    """Laplace's distribution in place of the normal: the slope is not linear."""
+
+    def log_prior(effect: tf.Tensor, mean: tf.Tensor, tau: tf.Tensor) -> tf.Tensor:
+        z = (effect - mean[..., None]) / tau[..., None]
+        of_effects = -tf.reduce_sum(tf.sqrt(1 + z**2), axis=-1) - 8 * tf.math.log(tau)
+        return of_effects - (mean / 5) ** 2 / 2 - tf.math.log1p((tau / 5) ** 2)
+
+    def nothing(effect: tf.Tensor, mean: tf.Tensor, tau: tf.Tensor, batch: Any) -> tf.Tensor:
+        return 0 * (mean + tau)[..., None] * batch * effect[..., :1]
+
+    other = sgmcmc.MinibatchLogProb(log_prior, nothing, np.ones(1), bijector={"tau": tfb.Exp()})
+    found = find_centered_hierarchy(other, START, rows(True))
+    assert found is None or not found.entries
 
 
 def test_a_non_centered_one_is_not() -> None:

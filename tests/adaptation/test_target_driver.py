@@ -498,9 +498,9 @@ def test_choices_show_the_settings_that_apply(saved: PreparedKernel) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [
-        ("_VERSION", 4, "format version 4. Received: version 2. "),
-        ("_PLAIN", settings_file._PLAIN | {"friction"}, "version 2, lacks friction. "),
-        ("_PLAIN", settings_file._PLAIN - {"seed"}, "version 2, has the unknown seed. "),
+        ("_VERSION", 4, "format version 4. Received: version 3. "),
+        ("_PLAIN", settings_file._PLAIN | {"friction"}, "version 3, lacks friction. "),
+        ("_PLAIN", settings_file._PLAIN - {"seed"}, "version 3, has the unknown seed. "),
     ],
 )
 def test_choices_of_another_format_are_refused(
@@ -520,7 +520,7 @@ def test_choices_without_a_version_are_read(
     """Release 0.2.0 wrote none."""
     with npz.reading(tmp_path / "choices.npz", "save") as (header, array):
         arrays = {name: array(name, "float32") for name in ("center0", "start")}
-    assert header.pop("version") == 2
+    assert header.pop("version") == 3
     del header["call"]
     header["flags"] = [" ".join(flag[1:]) for flag in header["flags"]]
     npz.write(tmp_path / "choices.npz", header, arrays)

@@ -10,7 +10,7 @@ import scipy.stats
 import tensorflow as tf
 
 from benchmarks.posteriordb import __main__ as command
-from benchmarks.posteriordb import hierarchies, regressions, series
+from benchmarks.posteriordb import hierarchies, regressions, series, table
 from benchmarks.posteriordb.accuracy import judge
 from benchmarks.posteriordb.posterior import Posterior
 from benchmarks.posteriordb.runs import Run
@@ -91,19 +91,19 @@ def test_right_draws_are_right_and_wrong_ones_fail_the_command(
     assert not judge(draws * np.nan, standard()).is_right
     assert not judge(draws[:10], standard()).is_right  # too few to know
 
-    def row(trusted: bool, accuracy: Any) -> command.Row:
+    def row(trusted: bool, accuracy: Any) -> table.Row:
         found = Run("sampler", trusted, ("note: a", "wrong: b", "note: c"), accuracy, 1.0)
         assert found.grades == "2 note, 1 wrong"
-        return command.Row("a posterior", "zeros", "float64", 3, 9, found, found)
+        return table.Row("a posterior", "zeros", "float64", 3, 9, found, found)
 
-    command.show(iter([row(True, right), row(False, shifted), row(False, None)]))
+    table.show(iter([row(True, right), row(False, shifted), row(False, None)]))
     assert "3 runs: 1 trusted and right, 0 trusted and wrong." in capsys.readouterr().out
     with pytest.raises(SystemExit, match="trusted and wrong: a posterior"):
-        command.show(iter([row(True, wide)]))
+        table.show(iter([row(True, wide)]))
 
 
 def test_names_are_of_forty_posteriors_and_one_more() -> None:
-    assert len(command.names(("all",))) == 41
-    assert command.names(("eight_schools", "arK-arK"))[2:] == ["arK-arK"]
+    assert len(table.picked(command.ALL, ("all",))) == 41
+    assert [*table.picked(command.ALL, ("eight_schools", "arK-arK"))][2:] == ["arK-arK"]
     with pytest.raises(ValueError, match="Received: iris"):
-        command.names(("iris",))
+        table.picked(command.ALL, ("iris",))

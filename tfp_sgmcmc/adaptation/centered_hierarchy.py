@@ -16,14 +16,32 @@ _MOST_ENTRIES = 200
 _STEP = 0.05  # of finite differences, in standard deviations
 _LEAST_CORRELATION = 0.97  # of ranks
 _LEAST_SPREAD = 0.5  # of the log curvature
+_APART, _LINEAR = 0.01, 0.05  # relative curvatures between effects, and differences along one
 
 
 class CenteredHierarchy(NamedTuple):
-    """Parts of a state: effects whose prior is as wide as a scale says, around a location."""
+    """Effects whose prior is as wide as a scale says, around a location.
+
+    Attributes:
+      effects: the name of the part with most effects.
+      scale: the name of the part that they depend on.
+      location: the name of the part that moves them; None if there is none.
+      entries: the places of all effects in a flat state, if their priors are normal given the rest.
+    """
 
     effects: str
     scale: str
     location: str | None
+    entries: tuple[int, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """What was done about it, if all effects are normal given the rest."""
+        return (
+            f"The hierarchy is centred: the width of the prior of {self.effects} depends on "
+            f"{self.scale}. So {self.effects} was sampled as its prior's mean plus width times a "
+            "standard normal. The draws are those of the model as it is written."
+        )
 
     @property
     def remedy(self) -> str:
@@ -63,19 +81,21 @@ def find_centered_hierarchy(
     related = np.abs(np.corrcoef(_ranks(logs).T, _ranks(rows).T)[:dim, dim:])
     np.fill_diagonal(related, 0.0)
     names = _entry_names(like)
+    scales = np.argmax(related, axis=1)
     entries = [j for j in np.flatnonzero(varies) if related[j].max() > _LEAST_CORRELATION]
+    # Other entries of the draws are related to both, too. At one scale the curvature is the same.
+    spreads = {}
+    for of_scale in {int(scales[j]) for j in entries}:
+        at_one = rows.copy()
+        at_one[:, of_scale] = np.median(rows[:, of_scale])
+        again = _log_curvature(_falls(problem, like, at_one, _STEP * steps))
+        spreads[of_scale] = again.std(axis=0)
+    entries = [j for j in entries if spreads[int(scales[j])][j] < 0.1 * logs[:, j].std()]
     if not entries:
         return None
-    pairs = [(names[j], names[int(np.argmax(related[j]))]) for j in entries]
+    pairs = [(names[j], names[scales[j]]) for j in entries]
     effects, scale = max(pairs, key=pairs.count)
     entry = entries[pairs.index((effects, scale))]
-    # Other entries of the draws are related to both, too. At one scale the curvature is the same.
-    at_one = rows.copy()
-    of_scale = int(np.argmax(related[entry]))
-    at_one[:, of_scale] = np.median(rows[:, of_scale])
-    again = _log_curvature(_falls(problem, like, at_one, _STEP * steps))[:, entry]
-    if not again.std() < 0.1 * logs[:, entry].std():
-        return None
     # The location moves the effects: their slopes change along it as along themselves, reversed.
     along = np.median(falls[:, :, entry] / falls[:, [entry], entry], axis=0)
     others = [
@@ -83,7 +103,41 @@ def find_centered_hierarchy(
         for k in np.flatnonzero(np.abs(along + 1) < 0.05)
         if names[k] not in (effects, scale)
     ]
-    return CenteredHierarchy(effects, scale, others[0] if others else None)
+    apart = _apart(falls, entries, [pair[0] for pair in pairs])
+    if not _are_normal(problem, like, rows, falls, apart):
+        apart = ()
+    return CenteredHierarchy(effects, scale, others[0] if others else None, apart)
+
+
+def _apart(falls: np.ndarray, entries: list[int], names: list[str]) -> tuple[int, ...]:
+    """Returns the entries of parts, the largest first, given which no entry moves another one."""
+    found = list[int]()
+    for name in sorted({*names}, key=names.count, reverse=True):
+        more = [*found, *(j for j, of in zip(entries, names, strict=True) if of == name)]
+        block = np.abs(falls[:, more][:, :, more])
+        diagonal = np.diagonal(block, axis1=-2, axis2=-1)
+        sizes = np.sqrt(diagonal[:, :, np.newaxis] * diagonal[:, np.newaxis])
+        if (block - sizes * np.eye(len(more)) <= _APART * sizes).all():
+            found = more
+    return tuple(int(j) for j in sorted(found))
+
+
+def _are_normal(
+    problem: MinibatchLogProb,
+    like: State,
+    rows: np.ndarray,
+    falls: np.ndarray,
+    entries: tuple[int, ...],
+) -> bool:
+    """Returns whether the prior's slope along each effect is linear, given the other entries."""
+    at, zero_and_one = [*entries], []
+    for value in (0.0, 1.0):
+        moved = rows.copy()
+        moved[:, at] = value
+        zero_and_one.append(prior_slopes(problem, like, moved)[:, at])
+    precision = zero_and_one[0] - zero_and_one[1]
+    local = np.diagonal(falls, axis1=-2, axis2=-1)[:, at]
+    return bool(np.all(np.abs(precision - local) <= _LINEAR * local))
 
 
 def _falls(

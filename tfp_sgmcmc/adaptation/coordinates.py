@@ -98,7 +98,8 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
     try:
         quadratic = quadratic_of(found, _dtype(center))
     except ExpansionError as error:
-        raise NotNearGaussian(str(error), has_shape=False) from error
+        reason = "the likelihood has no curvature at the mode, as where it is piecewise linear"
+        raise NotNearGaussian(reason, has_shape=False) from error
     return _by_quadratic(problem, center, quadratic, precision, "hessian", passes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy
 from tfp_sgmcmc.adaptation.coordinates import standardize
+from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.nuts import MAX_TREE_DEPTH, run_nuts_pilot
 from tfp_sgmcmc.adaptation.pilot import Gradients, dispersed_starts
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
@@ -28,6 +30,7 @@ from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
 
 _LEAPFROG_STEPS = 30  # a guess of the gradients in a step of NUTS
 _MOST_SECONDS = 3600.0
+_ROWS_PER_CHAIN = 12  # at which priors are compared
 _BATCH_SIZE, _BURN_IN, _STRIDE = 1000, 2000, 20
 
 
@@ -39,10 +42,12 @@ def sample_nonquadratic(
     seed: tf.Tensor,
     jit_compile: bool,
     reason: NotNearGaussian,
+    select: Callable[[MinibatchLogProb, State], PreparedKernel] | None = None,
 ) -> PreparedKernel:
     """Returns NUTS on all data in coordinates that a pilot whitens; on large data NOGIN.
 
-    The result has a flag, because no prediction was made for such a posterior.
+    The result has a flag, because no prediction was made for such a posterior. The effects of a
+    centred hierarchy become standard normals first, and `select` then chooses a kernel, if it can.
 
     Raises:
       ValueError: the log posterior is not finite where the pilot goes, or its integral is not.
@@ -52,7 +57,12 @@ def sample_nonquadratic(
     make = _nuts
     if seconds * _LEAPFROG_STEPS * (num_results + 700) > _MOST_SECONDS:
         make = _nogin
-    prepared = make(problem, state, num_chains, seeds, jit_compile, reason, seconds)
+    options = num_chains, seeds, jit_compile
+    prepared = None
+    if make is _nuts:
+        prepared = _without_funnel(problem, state, *options, reason, seconds, select)
+    if prepared is None:
+        prepared = make(problem, state, *options, reason, seconds)
     flags, most = [*prepared.flags], prepared.most_results or num_results
     if most < num_results:
         flags.append(
@@ -65,6 +75,36 @@ def sample_nonquadratic(
         )
     lines = f"The run does not use a quadratic at the mode, because {reason}.", *prepared.lines
     return dataclasses.replace(prepared, lines=lines, flags=tuple(flags), most_results=most)
+
+
+def _without_funnel(
+    problem: MinibatchLogProb,
+    state: State,
+    num_chains: int,
+    seeds: Any,
+    jit_compile: bool,
+    reason: NotNearGaussian,
+    seconds: float,
+    select: Callable[[MinibatchLogProb, State], PreparedKernel] | None,
+) -> PreparedKernel | None:
+    """Returns a kernel for the non-centred form of a centred hierarchy; None for other models."""
+    starts = typical_starts(problem, state, num_chains, seeds[0].numpy(), jit_compile)
+    rng = np.random.default_rng(seeds[0].numpy().astype(np.uint32))
+    around = np.repeat(starts.states, _ROWS_PER_CHAIN, axis=0)
+    around += rng.standard_normal(around.shape) * np.sqrt(starts.variance)
+    hierarchy = find_centered_hierarchy(problem, state, around)
+    if hierarchy is None or not hierarchy.entries:
+        return None
+    other, at = noncentered(problem, state, hierarchy.entries)
+    try:
+        if select is None:
+            raise reason
+        prepared = select(other, at)
+    except NotNearGaussian as again:
+        prepared = _nuts(other, at, num_chains, seeds, jit_compile, again, seconds)
+    note = Flag("note", hierarchy.note)
+    prepared = dataclasses.replace(prepared, flags=(note, *prepared.flags))
+    return prepared.with_choices(noncentered=hierarchy.entries)
 
 
 def _nuts(

@@ -46,6 +46,8 @@ class Choices:
       guarded_share: share of the run's draws so far out that the guard w of the control variates is
         below 1.
       milliseconds: measured milliseconds of a step of all chains, by name of the sampler.
+      noncentered: places in a flat state of the effects of a centred hierarchy that were sampled as
+        standard normals; then `center` is flat.
     """
 
     sampler: str
@@ -63,6 +65,7 @@ class Choices:
     run_excess: tuple[float, float] | None = None
     guarded_share: float | None = None
     seed: tuple[int, int] = (0, 0)
+    noncentered: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         lines = [f"  {name}: {value}" for name, value in self._settings()]
@@ -80,6 +83,12 @@ class Choices:
 
     def program(self) -> list[str]:
         """Returns the lines of a program that makes the same draws."""
+        first = []
+        if self.noncentered:
+            first = [
+                "from tfp_sgmcmc.adaptation.noncentering import noncentered",
+                "target, _ = noncentered(target, initial_state, result.choices.noncentered)",
+            ]
         given = ", ".join(f"{k}={v!r}" for k, v in self.arguments.items())
         steps = (
             f"seed={[*self.seed]}, num_burnin_steps={self.num_burnin_steps}, "
@@ -87,6 +96,7 @@ class Choices:
         )
         if self.sampler == "IndependentMetropolis":
             return [
+                *first,
                 "kernel = sgmcmc.IndependentMetropolis(target, result.choices.center, "
                 f"result.choices.hessian, {given})",
                 "run = sgmcmc.sample_chain(kernel, result.choices.center, num_results, "
@@ -97,7 +107,10 @@ class Choices:
         hessian = "" if self.hessian is None else ", hessian=result.choices.hessian"
         if self.hessian is not None and self.hessian.ndim == 1:
             hessian = ", hessian=np.diag(result.choices.hessian)"
-        lines = [f"z, bijector = sgmcmc.whiten(target, result.choices.center{hessian})"]
+        lines = [
+            *first,
+            f"z, bijector = sgmcmc.whiten(target, result.choices.center{hessian})",
+        ]
         of = "z"
         if self.batch_size is not None:
             dim = self.start.shape[-1]

@@ -13,6 +13,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc.adaptation.coordinates import standardize
 from tfp_sgmcmc.adaptation.excess_variance import NUM_STATES
 from tfp_sgmcmc.adaptation.independent_draws import with_proposal
+from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.pilot import Gradients
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
 from tfp_sgmcmc.internal.nest import State
@@ -25,7 +26,7 @@ from tfp_sgmcmc.targets import ControlVariate, FullDataLogProb, MinibatchLogProb
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
 
 FILE = "choices.npz"
-_VERSION = 2  # of the format; raise it when the fields of `Choices` change
+_VERSION = 3  # of the format; raise it when the fields of `Choices` change
 _ARRAYS = ("center", "hessian", "start")
 _PLAIN = {field.name for field in dataclasses.fields(Choices)} - {*_ARRAYS}
 
@@ -74,8 +75,9 @@ def load(
     if not path.exists():
         return None
     with npz.reading(path, "a run of `sample`") as (header, array):
-        version, plain = header.get("version", 1), header["choices"]  # 0.2.0 wrote no version
-        is_known = version in (_VERSION - 1, _VERSION) and {*plain} == _PLAIN
+        version = header.get("version", 1)  # 0.2.0 wrote no version
+        plain = {"noncentered": [], **header["choices"]}  # version 2 did not know it
+        is_known = version in range(1, _VERSION + 1) and {*plain} == _PLAIN
         if is_known:
             count, dtype = header["num_parts"], header["dtype"]
             leaves = [array(f"center{i}", dtype) for i in range(count)]
@@ -94,16 +96,19 @@ def load(
             f"seed must be {given}, the seed of the run in {folder}. Received: "
             f"{seed.numpy().tolist()}."
         )
+    of_call = describe_call(problem, state, jit_compile)
+    if plain["noncentered"]:
+        problem, state = noncentered(problem, state, plain["noncentered"])
     parts = tf.nest.flatten(state)
     if [x.shape for x in leaves] != [tuple(x.shape) for x in parts]:
         raise ValueError(
             f"initial_state must have parts of shapes {[x.shape for x in leaves]}, as in the run "
             f"in {folder}. Received: {[tuple(x.shape) for x in parts]}."
         )
-    expected = {"num_chains": num_chains, **describe_call(problem, state, jit_compile)}
+    expected = {"num_chains": num_chains, **of_call}
     saved = {"num_chains": len(start), **call}
     check_same(f"The run in {folder}", saved, {n: x for n, x in expected.items() if n in saved})
-    for name in ("seed", "predicted_excess", "measured_excess", "run_excess"):
+    for name in ("seed", "predicted_excess", "measured_excess", "run_excess", "noncentered"):
         plain[name] = None if plain[name] is None else tuple(plain[name])
     center = tf.nest.pack_sequence_as(state, leaves)
     choices = Choices(center=center, hessian=hessian, start=start, **plain)

@@ -151,9 +151,15 @@ def sample_target(
     choice_seed, run_seed, check_seed = random.split(seed, 3)
     select = KernelSelector(problem, state, num_chains, choice_seed, jit_compile)
 
-    def start_anew(reason: NotNearGaussian) -> PreparedKernel:
+    def select_anew(other: MinibatchLogProb, at: State) -> PreparedKernel:
+        nonlocal select
+        select = KernelSelector(other, at, num_chains, choice_seed, jit_compile)
+        return select(num_results)
+
+    def start_anew(reason: NotNearGaussian, again: bool = False) -> PreparedKernel:
         options = num_results, num_chains, choice_seed, jit_compile
-        return sample_nonquadratic(problem, state, *options, reason)
+        selects = None if again else select_anew
+        return sample_nonquadratic(problem, state, *options, reason, selects)
 
     if prepared is None:
         if preflight_check:  # once for each target
@@ -204,7 +210,8 @@ def sample_target(
             break
         try:
             if is_misfit(prepared, found):
-                better = start_anew(NotNearGaussian(_MISFIT))
+                was_changed = bool(prepared.choices.noncentered)
+                better = start_anew(NotNearGaussian(_MISFIT), was_changed)
                 better = dataclasses.replace(better, flags=(*prepared.flags, *better.flags))
             else:
                 seconds = result.timings.seconds

@@ -39,8 +39,18 @@ def laplace_bijector(
         scale = LowRankScale(quadratic)
     else:
         scale = tfb.ScaleMatvecTriL(tf.constant(quadratic.factor, flat.dtype))
-    steps = [*_to_parameters(bijector, center), *_to_parts(center), tfb.Shift(flat), scale]
-    return tfb.Chain(steps)
+    return vector_bijector(bijector, center, [tfb.Shift(flat), scale])
+
+
+def vector_bijector(bijector: Any, like: State, steps: list[tfb.Bijector]) -> tfb.Chain:
+    """Returns the map from vectors to the model's parameters that begins with the last of `steps`.
+
+    Args:
+      bijector: the target's bijector, from states to parameters.
+      like: one state without chain dimensions, whose flat form `steps` lead to.
+      steps: bijectors of vectors.
+    """
+    return tfb.Chain([*_to_parameters(bijector, like), *_to_parts(like), *steps])
 
 
 def parameters_bijector(bijector: Any, center: State) -> tfb.Bijector:

@@ -14,6 +14,8 @@ MOST_LAST_GAIN = 1e-6  # nats of expected gain that end the ascent, or fewer
 _STILL_FALLING = 0.9  # of the expected gain before a step
 _MOST_DAMPING, _LEAST_DAMPING = 1e30, 1e-12  # where all derivatives vanish, scaled steps are long
 _AS_EXPECTED, _FASTER = 0.1, 100.0  # share of a rise, and the fall of the damping after it
+_SADDLE = 1e-3  # minus the least eigenvalue of a saddle, relative to the diagonal
+_SHARES = (1.0, 0.3, 0.1, 0.03)  # of a deviation, of a step away from a saddle
 _ROUNDING = 8  # in units of the last place of the log posterior
 
 
@@ -62,13 +64,14 @@ def newton_ascent(
     A = -S^{-1} H S^{-1}, \quad S = \mathrm{diag}(|H_{jj}|^{1/2})
     \]
 
-    |A| has the absolute eigenvalues of A, so that steps leave saddles. The damping \( \lambda \)
-    starts at 1, falls to a quarter after a step that does not lower the log posterior, to a
-    hundredth if the rise is within a tenth of what derivatives predict, and rises sixfold after a
-    step that lowers it, which is not taken (Levenberg 1944). A change of the units of any
-    parameter changes S with it, and leaves the path as it is. Near the mode, where rounding hides
-    the rise of the log posterior, the ascent goes on while the expected gain falls, because
-    gradients are rounded less.
+    |A| has the absolute eigenvalues of A, so that steps leave saddles. At a saddle itself, where
+    the gradient vanishes, as by symmetry, a step follows the eigenvector of the least eigenvalue.
+    The damping \( \lambda \) starts at 1, falls to a quarter after a step that does not lower the
+    log posterior, to a hundredth if the rise is within a tenth of what derivatives predict, and
+    rises sixfold after a step that lowers it, which is not taken (Levenberg 1944). A change of the
+    units of any parameter changes S with it, and leaves the path as it is. Near the mode, where
+    rounding hides the rise of the log posterior, the ascent goes on while the expected gain falls,
+    because gradients are rounded less.
 
     Args:
       log_prob_fn: theta, `[D]` -> log posterior.
@@ -96,6 +99,17 @@ def newton_ascent(
         rounding = _ROUNDING * resolution * abs(log_prob)
         has_ended = rise <= rounding and gain > _STILL_FALLING * before
         is_near = gain <= last_gain or (gain <= NEAR_ENOUGH and has_ended)
+        if is_near and eigenvalues[0] < -_SADDLE and num_steps < max_steps:
+            away = vectors[:, 0] / scale / np.sqrt(-eigenvalues[0])
+            found = _beside_saddle(log_prob_fn, theta, log_prob + rounding, away)
+            if found is not None:
+                theta, log_prob = found
+                num_steps, num_passes = num_steps + 1, num_passes + 1 + len(theta)
+                hessian, gradient = derivatives_fn(theta)
+                if not (np.isfinite(hessian).all() and np.isfinite(gradient).all()):
+                    return None
+                damping, rise, before = 1.0, np.inf, np.inf
+                continue
         if (is_maximum and is_near) or num_steps >= max_steps or damping > _MOST_DAMPING:
             counts = num_steps, num_passes
             return Ascent(theta, log_prob, gain, is_maximum, *counts, scale**2, gradient)
@@ -114,3 +128,18 @@ def newton_ascent(
                     damping = max(damping / (_FASTER if is_quadratic else 4), _LEAST_DAMPING)
                     break
             damping *= 6
+
+
+def _beside_saddle(
+    log_prob_fn: Callable[[np.ndarray], float],
+    saddle: np.ndarray,
+    log_prob: float,
+    away: np.ndarray,
+) -> tuple[np.ndarray, float] | None:
+    """Returns a state on the line `away` from a saddle that is higher than `log_prob`, or None."""
+    for share in _SHARES:
+        for theta in (saddle + share * away, saddle - share * away):
+            reached = log_prob_fn(theta)
+            if np.isfinite(reached) and reached > log_prob:
+                return theta, reached
+    return None

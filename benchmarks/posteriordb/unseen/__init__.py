@@ -1,0 +1,1 @@
+"""`sample` on models that are in no reference database, beside long exact runs or closed forms."""
