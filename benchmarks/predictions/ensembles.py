@@ -6,19 +6,22 @@ epochs (`--patience`), and goes back to its best weights. "Adam" is one such net
 prediction of five, and "annealed" is `fit` with `SamplerCallback()` and no other argument, on all
 rows, with as many gradients for each of its five chains as a member took on average. "convnet" and
 "batchnorm" are networks of images (see `networks.py`). Regressions have a mean and a scale. Splits
-have numbers; test rows are 20 %, or half of the stored data, of which `--rows` are taken.
+have numbers; test rows are 20 %, or half of the stored data, of which `--rows` are taken. Dense
+members are trained in one compiled program (see `side_by_side.py`), unless `--by-fit` is given.
 
 The table gives the means over splits of NLL (in nats), error (share of wrong classes, or root mean
 squared error), calibration (expected error over 15 bins, or coverage of 90 % intervals), and the
-difference of each NLL from DE5's, paired by split, with its standard error. "cpu" is the processor
-time of all `fit`s, compilation and predictions, divided by that of DE5.
+difference of each NLL from DE5's, paired by split, with its standard error. With
+`--by-fit`, "cpu" is the processor time of all `fit`s, compilation and predictions, divided by that
+of DE5.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +32,24 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.tables import Table as Printed
-from benchmarks.predictions.tabular import ROWS, TABLES, Split, Table, split
+from benchmarks.predictions.side_by_side import Trainer
+from benchmarks.predictions.tabular import NETWORKS, ROWS, TABLES, Split, Table, split
 
 MEMBERS, EPOCHS, PATIENCE, BATCH = 5, 400, 20, 32
 METHODS = ("Adam", "DE5", "annealed")
+DENSE = tuple(name for name in TABLES if name not in NETWORKS)
 Scores = dict[str, float]
 
 
 def run(
     *,
-    problems: tuple[str, ...] = tuple(TABLES),
+    problems: tuple[str, ...] = DENSE,
     splits: int = 5,
     first_split: int = 0,
     units: tuple[int, ...] = (50, 50),
     rows: int = ROWS,
     patience: int = PATIENCE,
+    by_fit: bool = False,
     quick: bool = False,
     folder: str = "",
 ) -> Iterator[tuple[str, list[dict[str, Scores]]]]:
@@ -56,21 +62,27 @@ def run(
       units: widths of the hidden layers of dense networks.
       rows: the most rows of stored data.
       patience: the epochs after which a member stops.
+      by_fit: trains members by `fit`, one after another, and compares the processor times.
       quick: two epochs and one split.
       folder: keeps the scores of each problem and split, which a later call reads again.
     """
     tf.get_logger().setLevel("ERROR")
     for name in problems:
         found = []
+        table = TABLES[name](rows)
+        is_timed = by_fit or name in NETWORKS
+        train = make_trainer(is_timed, 2 if quick else EPOCHS, patience)
         for seed in range(first_split, first_split + (1 if quick else splits)):
             width = "-".join(map(str, units))
             if (rows, patience) != (ROWS, PATIENCE):
                 width += f"_{rows}_{patience}"
+            width += "_fit" * by_fit
             path = Path(folder, f"{name}_{width}_{seed}{'_quick' * quick}.json")
             if folder and path.is_file():
                 found.append(json.loads(path.read_text(encoding="utf-8")))
                 continue
-            found.append(compare(name, seed, units, 2 if quick else EPOCHS, rows, patience))
+            found.append(compare(table, seed, units, train, is_timed))
+            print(name, seed, found[-1], flush=True)
             if folder:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(found[-1], indent=1), encoding="utf-8")
@@ -78,44 +90,31 @@ def run(
 
 
 def compare(
-    name: str,
-    seed: int,
-    units: Sequence[int],
-    epochs: int,
-    rows: int = ROWS,
-    patience: int = PATIENCE,
+    table: Table, seed: int, units: Sequence[int], train: Callable[..., Any], is_timed: bool = True
 ) -> dict[str, Scores]:
-    """Returns the scores of the methods in one split."""
-    table = TABLES[name](rows)
+    """Returns the scores of the methods in one split, and with `is_timed` their processor times."""
     data = split(table, seed)
     start = time.process_time()
-    members, used = [], []
-    for member in range(MEMBERS):
-        model = make_model(data, table, units, [seed, member])
-        used.append(train(model, data, epochs, patience))
-        members.append(model.get_weights())
-    variables = model.weights  # with the statistics of BatchNormalization
-    samples = [np.stack(values) for values in zip(*members, strict=True)]
-    ensemble = sgmcmc.keras.Posterior(model, variables, samples)
-    found = {"DE5": scores(ensemble, data)}
-    found["DE5"]["cpu"] = trained = time.process_time() - start
-    single = ensemble.with_samples([s[:1] for s in samples])
-    found["Adam"] = scores(single, data) | {"cpu": trained / MEMBERS}
+    models = [make_model(data, table, units, [seed, i]) for i in range(MEMBERS)]
+    samples, used = train(models, data, seed)
+    ensemble = sgmcmc.keras.Posterior(models[0], models[0].weights, samples)
+    found: dict[str, Any] = {"DE5": scores(ensemble, data)}
+    trained = time.process_time() - start if is_timed else None
+    found["Adam"] = scores(ensemble.with_samples([s[:1] for s in samples]), data)
 
     start = time.process_time()
     share = 1 - data.num_validation / len(data.x)
-    passes = max(1, round(float(np.mean(used)) * share))
+    passes = max(1, round(used * share))
     model = make_model(data, table, units, [seed, MEMBERS])
     sampler = sgmcmc.keras.SamplerCallback(seed=seed)
     model.fit(data.x, data.y, epochs=passes, batch_size=BATCH, callbacks=[sampler], verbose=0)
     found["annealed"] = scores(sampler.posterior, data)
     found["annealed"]["cpu"] = time.process_time() - start
+    if trained is not None:
+        found["DE5"]["cpu"], found["Adam"]["cpu"] = trained, trained / MEMBERS
     keras.backend.clear_session()
     for method in found:
-        found[method]["epochs"] = passes if method == "annealed" else float(np.mean(used))
-    print(name, seed, {m: round(s["nll"], 4) for m, s in found.items()},
-          sampler.result.windows, f"cpu {found['annealed']['cpu'] / trained:.2f}",
-          flush=True)  # fmt: skip
+        found[method]["epochs"] = passes if method == "annealed" else used
     return found
 
 
@@ -128,19 +127,47 @@ def make_model(data: Split, table: Table, units: Sequence[int], seed: list[int])
         x = keras.layers.Dense(n, "relu")(x)
     model = keras.Model(inputs, keras.layers.Dense(table.num_classes or 2)(x))
     loss: Any = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss if table.num_classes else sgmcmc.keras.losses.GaussianNLL())
+    loss = loss if table.num_classes else sgmcmc.keras.losses.GaussianNLL()
+    model.compile("adam", loss)
     return model
 
 
-def train(model: keras.Model, data: Split, epochs: int, patience: int) -> int:
-    """Trains with early stopping; returns the number of epochs."""
-    n = data.num_validation
-    stop = keras.callbacks.EarlyStopping(patience=patience, restore_best_weights=True)
-    history = model.fit(
-        data.x[n:], data.y[n:], validation_data=(data.x[:n], data.y[:n]), epochs=epochs,
-        batch_size=BATCH, callbacks=[stop], verbose=0,
-    )  # fmt: skip
-    return len(history.epoch)
+def make_trainer(by_fit: bool, epochs: int, patience: int) -> Callable[..., Any]:
+    """Returns a function that trains members with early stopping.
+
+    It maps the models, a split and a seed to the weights of the members, `[members, ...]` for each
+    variable, and the mean number of epochs.
+    """
+    if by_fit:
+        return functools.partial(train_by_fit, epochs=epochs, patience=patience)
+    made: list[Trainer] = []
+
+    def train(models: list[keras.Model], data: Split, seed: int) -> tuple[list[Any], float]:
+        if not made:
+            made.append(Trainer(models[0], BATCH))
+        n, starts = data.num_validation, [model.get_weights() for model in models]
+        parts = (data.x[n:], data.y[n:]), (data.x[:n], data.y[:n])
+        weights, used = made[0](starts, *parts, epochs, patience, [seed, MEMBERS])
+        return weights, float(used.mean())
+
+    return train
+
+
+def train_by_fit(
+    models: list[keras.Model], data: Split, seed: int, epochs: int, patience: int
+) -> tuple[list[Any], float]:
+    """Trains members by `fit`; see `make_trainer`."""
+    del seed  # of Keras, which the models have set
+    n, used = data.num_validation, []
+    for model in models:
+        stop = keras.callbacks.EarlyStopping(patience=patience, restore_best_weights=True)
+        history = model.fit(
+            data.x[n:], data.y[n:], validation_data=(data.x[:n], data.y[:n]), epochs=epochs,
+            batch_size=BATCH, callbacks=[stop], verbose=0,
+        )  # fmt: skip
+        used.append(len(history.epoch))
+    weights = zip(*(model.get_weights() for model in models), strict=True)
+    return [np.stack(values) for values in weights], float(np.mean(used))
 
 
 def scores(posterior: sgmcmc.keras.Posterior, data: Split) -> Scores:
@@ -165,17 +192,19 @@ def show(found: Iterable[tuple[str, list[dict[str, Scores]]]]) -> dict[str, Prin
     """Prints the table; returns it."""
     lines = []
     for name, by_split in found:
+        is_timed = by_split[0]["DE5"].get("cpu") is not None
         for method in METHODS:
             mean = {
                 key: float(np.mean([s[method][key] for s in by_split]))
-                for key in by_split[0][method]
+                for key in ("nll", "error", "calibration")
             }
+            shares = [s[method]["cpu"] / s["DE5"]["cpu"] for s in by_split] if is_timed else []
             gap, error = difference(by_split, method)
-            cpu = float(np.mean([s[method]["cpu"] / s["DE5"]["cpu"] for s in by_split]))
             shown = "" if method == "DE5" else f"{gap:+.3f} +- {error:.3f}"
             lines.append([
                 name if method == METHODS[0] else "", method, f"{mean['nll']:.3f}", shown,
-                f"{mean['error']:.3f}", f"{mean['calibration']:.3f}", f"{cpu:.2f}",
+                f"{mean['error']:.3f}", f"{mean['calibration']:.3f}",
+                f"{np.mean(shares):.2f}" if is_timed else "",
             ])  # fmt: skip
     heads = ("data", "method", "NLL", "NLL - DE5", "error", "calibration", "cpu")
     return {"": command_line.print_table(dict.fromkeys(heads, ""), lines)}

@@ -9,6 +9,7 @@ import numpy as np
 
 import datasets
 from benchmarks.predictions import networks
+from benchmarks.predictions.docstrings import docstrings
 
 VALIDATION = 0.15  # of the rows that are not test data
 ROWS = 4000  # of stored data, of which half are test data
@@ -78,38 +79,51 @@ def _sklearn(name: str, num_classes: int, **options: Any) -> Loader:
     return load
 
 
-def _friedman(rows: int = ROWS) -> Table:
+def _made(name: str, num_classes: int, **options: Any) -> Loader:
+    def load(rows: int = ROWS) -> Table:
+        del rows
+        from sklearn import datasets as sources
+
+        x, y = getattr(sources, f"make_{name}")(random_state=0, **options)
+        return Table(x, y, num_classes)
+
+    return load
+
+
+def _parity(rows: int = ROWS) -> Table:
+    table = TABLES["digits"](rows)
+    return table._replace(y=table.y % 2, num_classes=2)
+
+
+def _heteroscedastic(rows: int = ROWS) -> Table:
     del rows
-    from sklearn.datasets import make_friedman1
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=[800, 5])
+    scale = np.exp(x[:, 2] - 1)
+    return Table(x, np.sin(2 * x[:, 0]) + 0.5 * x[:, 1] + scale * rng.normal(size=800), 0)
 
-    x, y = make_friedman1(1000, noise=1.0, random_state=0)
-    return Table(x, y, 0)
+
+def _connections(rows: int = ROWS) -> Table:
+    """KDD Cup 1999, without the classes that have fewer than 20 of the rows."""
+    x, y = _sample(datasets.kddcup99(), rows)
+    counts = np.bincount(y)
+    common = counts[y] >= 20
+    return Table(x[common], np.unique(y[common], return_inverse=True)[1], sum(counts >= 20),
+                 is_scaled=True, test_share=0.5)  # fmt: skip
 
 
-def _moons(rows: int = ROWS) -> Table:
+def _docstrings(rows: int = ROWS) -> Table:
+    """Which of 300 words a docstring has, and the package that it is from."""
     del rows
-    from sklearn.datasets import make_moons
-
-    x, y = make_moons(500, noise=0.3, random_state=0)
-    return Table(x, y, 2)
-
-
-def _flipped(rows: int = ROWS) -> Table:
-    del rows
-    from sklearn.datasets import make_classification
-
-    x, y = make_classification(
-        1000, 20, n_informative=8, n_classes=5, flip_y=0.1, n_clusters_per_class=1, random_state=0
-    )
-    return Table(x, y, 5)
+    words, y, _ = docstrings()
+    counts = np.bincount(words[words > 0])
+    common = np.argsort(-counts, kind="stable")[:300]
+    return Table((words[:, :, np.newaxis] == common).any(axis=1), y, 6, is_scaled=True)
 
 
 def _stored(name: str, num_classes: int, **options: Any) -> Loader:
     def load(rows: int = ROWS) -> Table:
-        found = getattr(datasets, name)()
-        x, y = np.concatenate([found[0], found[2]]), np.concatenate([found[1], found[3]])
-        chosen = np.random.default_rng(0).permutation(len(x))[:rows]
-        x, y = x[chosen].reshape(len(chosen), -1), np.ravel(y[chosen])
+        x, y = _sample(getattr(datasets, name)(), rows)
         if "network" in options:
             x = x.reshape(-1, 28, 28, 1)
         elif name == "mnist":
@@ -120,6 +134,13 @@ def _stored(name: str, num_classes: int, **options: Any) -> Loader:
     return load
 
 
+def _sample(found: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns at most so many rows of training and test data, chosen at random."""
+    x, y = np.concatenate([found[0], found[2]]), np.concatenate([found[1], found[3]])
+    chosen = np.random.default_rng(0).permutation(len(x))[:rows]
+    return x[chosen].reshape(len(chosen), -1), np.ravel(y[chosen])
+
+
 _IMAGES: dict[str, Any] = {"is_scaled": True, "test_share": 0.5}
 TABLES: dict[str, Loader] = {
     "wine": _sklearn("wine", 3),
@@ -127,10 +148,37 @@ TABLES: dict[str, Loader] = {
     "german": _stored("german", 2),
     "cancer": _sklearn("breast_cancer", 2),
     "diabetes": _sklearn("diabetes", 0),
-    "friedman": _friedman,
+    "friedman": _made("friedman1", 0, n_samples=1000, noise=1.0),
     "iris": _sklearn("iris", 3),
-    "moons": _moons,
-    "flipped": _flipped,
+    "moons": _made("moons", 2, n_samples=500, noise=0.3),
+    "flipped": _made(
+        "classification",
+        5,
+        n_samples=1000,
+        n_informative=8,
+        n_classes=5,
+        flip_y=0.1,
+        n_clusters_per_class=1,
+    ),
+    "parity": _parity,
+    "friedman2": _made("friedman2", 0, n_samples=500, noise=100.0),
+    "heteroscedastic": _heteroscedastic,
+    "swissroll": _made("swiss_roll", 0, n_samples=600, noise=0.5),
+    "circles": _made("circles", 2, n_samples=400, noise=0.2, factor=0.5),
+    "quantiles": _made("gaussian_quantiles", 4, n_samples=600, n_features=10, n_classes=4),
+    "wide": _made(
+        "classification",
+        3,
+        n_samples=400,
+        n_features=200,
+        n_informative=10,
+        n_redundant=0,
+        n_classes=3,
+        class_sep=1.5,
+    ),
+    "rare": _made("classification", 2, n_samples=1000, weights=[0.95], flip_y=0.02),
+    "docstrings": _docstrings,
+    "kdd": _connections,
     "pima": _stored("pima", 2),
     "letter": _stored("letter", 26, test_share=0.5),
     "a9a": _stored("a9a", 2, is_scaled=True, test_share=0.5),
@@ -139,3 +187,4 @@ TABLES: dict[str, Loader] = {
     "convnet": _stored("mnist", 10, **_IMAGES, network=networks.convnet),
     "batchnorm": _stored("mnist", 10, **_IMAGES, network=networks.normalized_convnet),
 }
+NETWORKS = ("convnet", "batchnorm")  # which have a network

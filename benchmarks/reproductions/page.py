@@ -53,6 +53,14 @@ BEYOND = "beyond the papers"  # the `paper` of an experiment that is in none of 
 
 NOT_REPRODUCED = (
     (
+        "Shang, Zhu, Leimkuhler & Storkey 2015, figure 2, bottom row",
+        "the program is `blr_shang_marginals`, and its full form has not run yet",
+    ),
+    (
+        "Shang, Zhu, Leimkuhler & Storkey 2015, figure 3, letter",
+        "the program is `drbm_shang --data letter`, and the 400 passes take an hour of a core",
+    ),
+    (
         "Ahn, Korattikara & Welling 2012, figure 3, Heritage Health Prize",
         "the data of the competition can no longer be had",
     ),

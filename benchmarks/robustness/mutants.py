@@ -28,7 +28,7 @@ from benchmarks.common import command_line, tables
 from benchmarks.robustness.mutant_list import FIRST, MUTANTS, TESTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("tfp_sgmcmc", "tests", "benchmarks", "datasets", "conftest.py", "pyproject.toml")
+COPIED = ("tfp_sgmcmc", "tests", "benchmarks", "datasets", "docs", "conftest.py", "pyproject.toml")
 
 
 class Outcome(NamedTuple):

@@ -50,7 +50,7 @@ from tfp_sgmcmc.kernels import (  # noqa: E402
 )
 
 NOISE, SCALE, STALE, HALF = "noise x 1.05", "gradient x 1.02", "stale gradient", "half step dropped"
-SLOW, THERMOSTAT = "step x 1.3", "thermostat fed |p|"
+SLOW, THERMOSTAT = "step x 1.3", "thermostat fed abs(p)"
 NONE = "none"
 LIMIT = FLOOR * (1 + thresholds.threshold("exact.Exact.track_exact_error"))
 SLOWER = 1 + thresholds.threshold("steps.Steps.time_steps")

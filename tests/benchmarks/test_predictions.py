@@ -1,14 +1,17 @@
 """The table of predictions: scores by hand, real texts, and the mark of the best."""
 
 from pathlib import Path
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import scipy.stats
+import tensorflow as tf
 
 from benchmarks.common.tables import Table
 from benchmarks.predictions import __main__ as command
-from benchmarks.predictions import docstrings, ensembles, scores, tabular
+from benchmarks.predictions import docstrings, ensembles, scores, side_by_side, tabular
 from benchmarks.predictions.scores import Predicted
 
 SHARES = np.array([0.25, 0.75])
@@ -121,3 +124,47 @@ def test_differences_of_ensembles_are_paired(capsys: pytest.CaptureFixture[str])
     ((_, table),) = ensembles.show([("made up", by_split)]).items()
     assert table.lines[2][2:5] == ("4.800", "-0.200 +- 0.058", "0.100")
     assert table.lines[2][-1] == "0.50" and "made up" in capsys.readouterr().out
+
+
+def test_networks_side_by_side_train_as_fit_does_with_one() -> None:
+    """Whole batches of all rows, so that the order of rows does not matter; the last is short."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=[48, 3]).astype(np.float32)
+    y, validation = rng.integers(0, 4, size=48), slice(0, 40)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(side_by_side.RATE), loss, jit_compile=False)
+    start = model.get_weights()
+    starts = [start, [0 * w for w in start]]
+    found, taken = side_by_side.Trainer(model, 100)(
+        starts, (x, y), (x[validation], y[validation]), epochs=6, patience=3, seed=[0]
+    )
+    model.fit(x, y, batch_size=100, epochs=6, shuffle=False, verbose=0)
+    assert taken.tolist() == [6, 6]
+    for want, got in zip(model.get_weights(), found, strict=True):
+        np.testing.assert_allclose(got[0], want, rtol=1e-4, atol=1e-6)
+
+
+def test_networks_side_by_side_stop_at_their_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the losses 3, 1, 2, 2 the second counts, at a patience of 2; the other network goes on."""
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    trainer = side_by_side.Trainer(model, 10)
+    losses = iter([[3.0, 9.0], [1.0, 8.0], [2.0, 7.0], [2.0, 6.0], [0.0, 5.0]])
+
+    def take_epoch(weights: Any, moments: Any, steps: Any, *_: Any) -> Any:
+        return [w + 1 for w in weights], moments, steps, tf.constant(next(losses))
+
+    monkeypatch.setattr(trainer, "_epoch", take_epoch)
+    starts = [[np.zeros([1, 1], np.float32), np.zeros([1], np.float32)]] * 2
+    data = np.zeros([4, 1], np.float32), np.zeros([4, 1], np.float32)
+    found, taken = trainer(starts, data, data, epochs=5, patience=2, seed=[0])
+    assert taken.tolist() == [4, 5]
+    assert found[1].tolist() == [[2.0], [5.0]]
+
+
+@pytest.mark.parametrize("name", ["heteroscedastic", "parity", "wide"])
+def test_made_tables_have_their_classes(name: str) -> None:
+    table = tabular.TABLES[name]()
+    assert len(table.x) == len(table.y) and np.isfinite(table.x).all()
+    if table.num_classes:
+        assert set(np.unique(table.y)) == set(range(table.num_classes))

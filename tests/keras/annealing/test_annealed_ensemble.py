@@ -9,6 +9,8 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import assert_close, assert_equal
 from tfp_sgmcmc import random
+from tfp_sgmcmc.keras.annealing.annealed_ensemble import AnnealedEnsemble
+from tfp_sgmcmc.keras.data import training_data
 from tfp_sgmcmc.keras.model.rows_of_chains import row_hashes
 
 N, B, C, EPOCHS = 40, 8, 5, 4
@@ -173,6 +175,14 @@ def test_rows_without_an_identity_have_no_pool():
     found = sampler.result.windows
     assert found.windows == ((0.8, 1.0),) and not found.loss
     assert len(sampler.posterior) == found.is_chosen.sum() == K // 5
+
+
+def test_arrays_of_equal_rows_have_no_pool():
+    source = training_data.source_of(np.ones_like(X), Y, B, None)
+    ensemble = AnnealedEnsemble(0)
+    with pytest.warns(UserWarning, match="Received: 40 examples with too few different inputs"):
+        ensemble.settle(source, N, C, K)
+    assert ensemble.rows_of_chains is None
 
 
 def test_early_stopping_is_refused():

@@ -84,11 +84,15 @@ class AnnealedEnsemble:
         self._pool = left_out_pool(source, num_examples, num_chains, self._key)
         if self._pool is None:
             self._batch = source.batch(_ROWS)
+            reason = (
+                f"{source.kind}, which cannot be read again or gives other rows when it is (an "
+                "augmentation, for example, is better done in layers of the model)"
+                if source.arrays is None
+                else f"{num_examples} examples with too few different inputs"
+            )
             warnings.warn(
                 "SamplerCallback() cannot hide rows from some chains, which choose the part of the "
-                f"run that predicts best. Received: {source.kind}, which cannot be read again or "
-                "gives other rows when it is (an augmentation, for example, is better done in "
-                "layers of the model). The last fifth of the run is taken.",
+                f"run that predicts best. Received: {reason}. The last fifth of the run is taken.",
                 stacklevel=2,
             )
 
