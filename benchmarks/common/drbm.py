@@ -119,11 +119,14 @@ def gaussian_log_prior(
 
 
 def target(x: np.ndarray, y: np.ndarray, batch_size: int, **options: Any) -> Any:
-    """Returns the log posterior of `Weights` with the prior N(0, I), with closed scores."""
+    """Returns the log posterior of `Weights` with the prior N(0, I).
+
+    Scores are closed, or with `num_groups` among the options those of groups.
+    """
     data = {"x": x.astype(np.float32), "y": y.astype(np.int32)}
-    return sgmcmc.MinibatchLogProb(
-        gaussian_log_prior, log_likelihood, data, batch_size, score_fn=scores, **options
-    )
+    if "num_groups" not in options:
+        options["score_fn"] = scores
+    return sgmcmc.MinibatchLogProb(gaussian_log_prior, log_likelihood, data, batch_size, **options)
 
 
 def flat(weights: Any, chain_ndims: int = 1) -> np.ndarray:

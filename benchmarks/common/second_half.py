@@ -17,14 +17,15 @@ def second_half_means(values: np.ndarray) -> Iterator[np.ndarray]:
         yield values[end // 2 : end].mean(axis=0, dtype=np.float64)
 
 
-def errors_so_far(probabilities: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the share of wrong labels by the mean of the second half so far, `[states]`.
+def wrong_so_far(probabilities: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Returns which labels are wrong by the mean of the second half so far, `[states, rows]`.
 
-    `probabilities` are `[states, rows, classes]`. A mean that is not finite has the error NaN.
+    `probabilities` are `[states, rows, classes]`. A mean that is not finite gives NaN.
     """
     return np.array(
         [
-            np.mean(mean.argmax(axis=-1) != y) if np.all(np.isfinite(mean)) else np.nan
+            np.where(np.all(np.isfinite(mean)), mean.argmax(axis=-1) != y, np.nan)
             for mean in second_half_means(probabilities)
-        ]
+        ],
+        np.float32,
     )

@@ -48,6 +48,7 @@ class Curve(NamedTuple):
     friction: float  # A
     passes: np.ndarray  # passes over the data so far, [records]
     values: np.ndarray  # the measure at these passes, [records]; not finite if the chain was not
+    rows: np.ndarray  # the measure of each test row at the last record, [rows]
 
     @property
     def final(self) -> float:
@@ -58,6 +59,22 @@ class Curve(NamedTuple):
     def overall(self) -> float:
         """The mean over all records, which counts the way down."""
         return float(np.mean(self.values))
+
+    def after(self, share: float) -> float:
+        """Returns the mean over the records after this share of the passes."""
+        return float(np.mean(self.values[self.passes > share * self.passes[-1] * (1 + 1e-9)]))
+
+
+def paired(ours: Curve, other: Curve) -> float:
+    """Returns by how many standard errors the last measure of `ours` is above the other's.
+
+    The difference is taken row by row, so that rows which are hard for both do not count. It is 0
+    where no row differs, and NaN where a chain was not finite.
+    """
+    gap = ours.rows.astype(np.float64) - other.rows
+    if not np.any(gap):
+        return 0.0
+    return float(gap.mean() / (gap.std(ddof=1) / len(gap) ** 0.5))
 
 
 def curves(
@@ -75,7 +92,8 @@ def curves(
     Args:
       target: the log posterior.
       start: parts of the state of one chain, from which all chains start.
-      measure: (states of one chain after each pass) -> the measure after each pass.
+      measure: (states of one chain after each pass) -> the measure of each test row at equally
+        spaced passes, `[records, rows]`.
       samplers: makers of kernels by name.
       step_sizes: values of h.
       frictions: values of A.
@@ -84,7 +102,7 @@ def curves(
     """
     h, a = (x.ravel().astype(np.float32) for x in np.meshgrid(step_sizes, frictions, indexing="ij"))
     steps_a_pass = math.ceil(target.num_examples / target.batch_size)
-    passes = np.arange(1, num_passes + 1) * steps_a_pass * target.batch_size / target.num_examples
+    last = num_passes * steps_a_pass * target.batch_size / target.num_examples
     starts = tf.nest.map_structure(lambda x: tf.stack([x] * len(h)), start)
     found = []
     for name, make in samplers.items():
@@ -92,7 +110,9 @@ def curves(
         states = draws(kernel, starts, [seed, 0], num_passes, steps_a_pass)
         for i in range(len(h)):
             chain = tf.nest.map_structure(lambda x, i=i: x[:, i], states)
-            found.append(Curve(name, float(h[i]), float(a[i]), passes, measure(chain)))
+            rows = measure(chain)
+            passes = last * np.arange(1, len(rows) + 1) / len(rows)
+            found.append(Curve(name, float(h[i]), float(a[i]), passes, rows.mean(axis=1), rows[-1]))
     return found
 
 

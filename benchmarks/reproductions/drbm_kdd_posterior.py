@@ -1,7 +1,7 @@
 """SGLD and SGFS against HMC from the mode, on a restricted Boltzmann machine for KDD Cup 1999.
 
 After Ahn, Korattikara & Welling, Bayesian posterior sampling via stochastic gradient Fisher
-scoring, ICML 2012, section 5.2.1 and figures 4 and 5: the errors E1 of the posterior mean and E2 of
+scoring, ICML 2012, section 5.3 and figures 4 and 5: the errors E1 of the posterior mean and E2 of
 the posterior covariance (equation 14) of SGLD, SGFS-d and SGFS-f, and the 25 most correlated pairs
 of parameters, against HMC that starts from the mode, as all samplers do. Rows are of the six most
 populous classes. The posterior has several modes, so that HMC tells the law around this mode only

@@ -1,10 +1,10 @@
 """The modes of a restricted Boltzmann machine: HMC, replica exchange and cyclical SGLD.
 
-After Ahn, Korattikara & Welling, Bayesian posterior sampling via stochastic gradient Fisher
-scoring, ICML 2012, section 5.3: the posterior of a discriminative restricted Boltzmann machine has
-modes that even HMC does not leave, so that its runs from different starts disagree. Two later
-methods for several modes are tried here, `ReplicaExchangeSGLD` (Deng et al. 2020) and SGLD with a
-`Cyclical` step size (Zhang et al. 2020).
+Ahn, Korattikara & Welling (2012, section 5.3) say that the posterior of a discriminative restricted
+Boltzmann machine has many modes, and that samplers ended in different ones with 5 to 41 hidden
+units. They compare runs of HMC from one mode (`drbm_kdd_posterior`), and none from different
+starts, so that this experiment is not theirs. Two later methods for several modes are tried here,
+`ReplicaExchangeSGLD` (Deng et al. 2020) and SGLD with a `Cyclical` step size (Zhang et al. 2020).
 
 A permutation of hidden units gives another mode of the same probabilities. So chains are compared
 by functions that no permutation changes: the log posterior, and the log probability of the label of
@@ -27,12 +27,12 @@ from benchmarks.common import command_line, drbm
 from benchmarks.common.chains import compiled, draws, effective_sizes
 from benchmarks.reproductions.drbm_hmc import CLASSES, connections, hmc, largest_r_hat
 from benchmarks.reproductions.experiment import Claim, Experiment, main, subplots
+from benchmarks.reproductions.page import BEYOND
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AGREE = 1.1  # R-hat below which chains count as agreeing
-ENOUGH = 100  # effective draws of a chain, without which slow mixing alone raises R-hat
 TEST_ROWS = 200
 METHODS = ("SGLD", "replica exchange", "cyclical SGLD")  # beside HMC
 
@@ -156,19 +156,11 @@ def claims(found: dict[str, Found]) -> list[Claim]:
     of_hmc = found["HMC"]
     disagree = max(of_hmc.r_hat_joint, of_hmc.r_hat_rows) > AGREE
     size = effective_sizes(of_hmc.log_joint).min()
-    why = "N and H are smaller than in the paper"
-    if not disagree:
-        why += "; modes that differ by permutations alone would look the same"
-    elif size < ENOUGH:
-        why = f"not shown: a chain has {size:.0f} effective draws, where {ENOUGH} are asked for"
-    result = [
-        Claim(
-            "runs of HMC from different starts disagree",
-            _cell(of_hmc),
-            bool(disagree and size >= ENOUGH),
-            why,
-        )
-    ]
+    why = "modes that differ by permutations alone would look the same"
+    if disagree:
+        why = f"slow mixing and modes look alike: a chain has {size:.0f} effective draws"
+    verdict = "the starts disagree" if disagree else "all starts agree"
+    result = [Claim("HMC from different starts", f"{verdict}: {_cell(of_hmc)}", None, why)]
     for name in list(found)[1:]:
         agrees = max(found[name].r_hat_joint, found[name].r_hat_rows) < AGREE
         verdict = "all starts agree" if agrees else "the starts still disagree"
@@ -220,8 +212,8 @@ def plot(found: dict[str, Found]) -> Figure:
 
 
 EXPERIMENT = Experiment(
-    paper="Ahn, Korattikara & Welling 2012",
-    figure="section 5.3",
+    paper=BEYOND,
+    figure="machine of Ahn et al. 2012, section 5.3",
     title="the modes of a restricted Boltzmann machine",
     run=run,
     quick={

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-VERDICTS = {True: "yes", False: "**no**", None: "not in the paper"}
+UNDECIDED = "undecided"  # of a claim whose difference is within the noise of the run
+VERDICTS = {True: "yes", False: "**no**", None: "not in the paper", UNDECIDED: "not decided"}
 
 # One style for all figures; see https://matplotlib.org/stable/users/explain/customizing.html.
 STYLE: dict[Any, Any] = {
@@ -43,7 +44,8 @@ class Claim(NamedTuple):
 
     paper: str  # the paper's number, or its curve in words
     ours: str  # what this run measured, with its error
-    held: bool | None  # whether the statement held here; None for a finding that is ours alone
+    # Whether the statement held here, or `UNDECIDED`; None for a finding that is ours alone.
+    held: bool | str | None
     why: str = ""  # the likely cause where it did not hold, or what differs
 
 
@@ -119,7 +121,10 @@ def save(
         "date": time.strftime("%Y-%m-%d"),
         "machine": describe(),
         "claims": [
-            {**claim._asdict(), "held": None if claim.held is None else bool(claim.held)}
+            {
+                **claim._asdict(),
+                "held": claim.held if claim.held in (None, UNDECIDED) else bool(claim.held),
+            }
             for claim in claims
         ],
     }

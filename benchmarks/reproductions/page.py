@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reproductions.experiment import VERDICTS
+from benchmarks.reproductions.experiment import UNDECIDED, VERDICTS
 from benchmarks.reproductions.protocols import PROTOCOLS, Protocol
 
 # The order of the page; each is a module of this folder with an `EXPERIMENT`.
@@ -23,12 +23,14 @@ EXPERIMENTS = (
     "sgfs_mnist",
     "drbm_kdd",
     "drbm_kdd_posterior",
-    "drbm_modes",
     "gaussian_table1",
     "blr_shang",
+    "blr_shang_marginals",
     "drbm_shang",
     "mixture",
     "nogin_logistic",
+    "nogin_others",
+    "drbm_modes",
     "mnist_7v9",
     "mnist_7v9_fit",
     "mnist_networks",
@@ -79,8 +81,9 @@ Each experiment is one command, `python -m benchmarks.reproductions.NAME`. Its f
 settings that the text describes. Its quick form (`--quick`) takes about half a minute, with fewer
 chains or steps and so more noise. `python -m benchmarks.reproductions` runs all quick forms and
 writes this page. A claim *held* if the numbers of that run say so; the program decides it by a rule
-that is fixed in the code. "not in the paper" marks a finding of this library alone. Minutes are of
-machines that other work may have shared.
+that is fixed in the code. "not decided" marks a claim on a difference that is within the noise of
+the run, and "not in the paper" a finding of this library alone. Minutes are of machines that other
+work may have shared.
 """
 
 FIELDS = ("paper", "figure", "title", "description", "command", "form")
@@ -155,12 +158,15 @@ def _counts(found: Mapping[str, Any]) -> list[str]:
         for claim in record["claims"]
         if record["paper"] != BEYOND and claim["held"] is not None
     ]
+    undecided = [claim for _, claim in judged if claim["held"] == UNDECIDED]
+    judged = [(name, claim) for name, claim in judged if claim["held"] != UNDECIDED]
     same = [(name, claim) for name, claim in judged if not _protocol(name).differences]
     other = [(name, claim) for name, claim in judged if _protocol(name).differences]
     failed = [claim["paper"] for _, claim in same if not claim["held"]]
     open_ones = ", ".join(sorted({f"`{name}`" for name, claim in other if not claim["held"]}))
     return [
-        f"- {len(judged)} claims of the papers are judged below.",
+        f"- {len(judged)} claims of the papers are judged below; {len(undecided)} more are not "
+        "decided, as the differences are within the noise.",
         f"- {len(same)} of them were run with all settings that the paper gives, and "
         f"{sum(claim['held'] for _, claim in same)} of these hold.",
         f"- Of these did not hold: {'; '.join(failed) or 'none'}.",
@@ -179,7 +185,9 @@ def _differences(name: str) -> list[str]:
     table = [*map(_row, rows), ""] if protocol.differences else []
     same = "" if protocol.differences else " All settings that the paper gives are used."
     absent = [f"Not repeated: {'; '.join(protocol.absent)}.", ""] if protocol.absent else []
-    return [f"In the paper: {protocol.place}.{same}", "", *table, *absent]
+    chosen = f"The paper does not give, and chosen here: {'; '.join(protocol.chosen)}."
+    chosen = [chosen, ""] if protocol.chosen else []
+    return [f"In the paper: {protocol.place}.{same}", "", *table, *chosen, *absent]
 
 
 def _failures(found: Mapping[str, Any]) -> list[str]:
@@ -203,7 +211,7 @@ def _summary(found: Mapping[str, Any]) -> list[str]:
             rows.append((f"`{name}`", "not run", "", "", "", ""))
             continue
         record = found[name]
-        held = [claim["held"] for claim in record["claims"] if claim["held"] is not None]
+        held = [c["held"] for c in record["claims"] if c["held"] not in (None, UNDECIDED)]
         count = f"{sum(held)} of {len(held)}" if held else "no claim"
         rows.append(
             (

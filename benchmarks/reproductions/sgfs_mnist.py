@@ -34,7 +34,7 @@ from sklearn.random_projection import GaussianRandomProjection
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.digits import Digits, digits
-from benchmarks.common.second_half import errors_so_far
+from benchmarks.common.second_half import wrong_so_far
 from benchmarks.reproductions.experiment import Claim, Experiment, main, subplots
 from tfp_sgmcmc.covariance import Full, Solver
 
@@ -154,7 +154,7 @@ def averaged_errors(outputs: np.ndarray, y: np.ndarray, num_epochs: int) -> np.n
     `outputs` are the class probabilities by each state, `[states, rows, classes]`.
     """
     ends = len(outputs) * np.arange(1, num_epochs + 1) // num_epochs
-    return errors_so_far(outputs, y)[ends - 1]
+    return wrong_so_far(outputs, y).mean(axis=1)[ends - 1]
 
 
 def _error(scores: np.ndarray, y: np.ndarray) -> float:

@@ -15,6 +15,33 @@ BASELINES = ("SGD", *ON_ALL_DATA, "HMC", "NUTS")
 FEW = ("SGLD, eps 2e-5", "SGHMC", "SGNHT", "NOGIN diag")
 
 
+# Settings of `exact_laws`: each kernel, and each estimator of a target.
+EXACT = (
+    "SGLD",
+    "ModifiedSGLD",
+    "SGFS",
+    "UnderdampedLangevin",
+    "SGHMC",
+    "SGNHT",
+    "SGNHT, adodab",
+    "SGNHT, thermostat",
+    "CCAdL",
+    "CCAdL, euler",
+    "CCAdL, thermostat",
+    "NOGIN",
+    "ReplicaExchangeSGLD",
+    "CorrectedLangevin",
+    "IndependentMetropolis",
+    "MinibatchLogProb, replacement",
+    "MinibatchLogProb, groups",
+    "FullDataLogProb",
+    "ControlVariate",
+    "SVRG",
+    "GrowingBatch",
+    "GrowingBatch, constant",
+)
+
+
 class Profile(NamedTuple):
     """Parameters of the benchmarks."""
 
@@ -33,6 +60,7 @@ class Profile(NamedTuple):
     # How a Keras network is fitted: by SGD, or by the callback with a sampler.
     fitted: tuple[str, ...]
     steps_per_execution: tuple[int, ...]  # arguments of `compile`
+    exact: tuple[str, ...] = EXACT  # the same in every profile
 
 
 FAST = Profile(

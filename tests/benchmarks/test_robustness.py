@@ -126,8 +126,18 @@ def test_every_planted_change_can_be_planted(tmp_path: Path) -> None:
         shutil.copy(mutants.ROOT / "tfp_sgmcmc" / mutant.path, path)
         mutants.plant(tmp_path, mutant)
         compile(path.read_text(), str(path), "exec")
-        assert all((mutants.ROOT / test).exists() for test in mutants.TESTS[mutant.room])
+        tests = (*mutants.FIRST.get(mutant.room, ()), *mutants.TESTS[mutant.room])
+        for name, _, test in (test.partition("::") for test in tests):
+            assert f"def {test}" in (mutants.ROOT / name).read_text()
     with pytest.raises(ValueError, match="must occur once"):
         mutants.plant(tmp_path, mutants.MUTANTS[-1])
     (row,) = mutants.table([mutants.Outcome(mutants.MUTANTS[0], "killed")]).splitlines()[2:]
     assert row.startswith("| random | random/indices.py | `num_rounds = 5") and "killed" in row
+    assert len(mutants.MUTANTS) >= 60
+    found = [
+        mutants.Outcome(m, "equivalent" if m.equivalent else "killed") for m in mutants.MUTANTS
+    ]
+    shown = mutants.summary([*found, found[0]._replace(verdict="survived")])
+    assert shown.lines[-1][:4] == ("all", str(len(found) + 1), *shown.lines[-1][2:3], "1")
+    assert shown.note.count("equivalent: ") == sum(bool(m.equivalent) for m in mutants.MUTANTS)
+    assert ", survived" in shown.note

@@ -8,16 +8,24 @@ import platform
 import re
 import subprocess
 import tomllib
+from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from packaging.requirements import Requirement
 
 from benchmarks.suite import __main__ as suite_main
-from benchmarks.suite import accuracy, device, networks, profiles, scaling, steps
+from benchmarks.suite import accuracy, device, exact, networks, profiles, scaling, steps
 from benchmarks.suite.thresholds import CONFIGURATION, threshold
 
-MODULES = {"accuracy": accuracy, "networks": networks, "scaling": scaling, "steps": steps}
+MODULES = {
+    "accuracy": accuracy,
+    "exact": exact,
+    "networks": networks,
+    "scaling": scaling,
+    "steps": steps,
+}
 PREFIX = re.compile("time_|peakmem_|track_")
 FOUND = {
     f"{module_name}.{class_name}.{name}": (found, method)
@@ -89,6 +97,75 @@ def test_profiles_name_samplers_of_the_table_and_add_up() -> None:
     for less, more in ((profiles.FAST, profiles.REGULAR), (profiles.REGULAR, profiles.LARGE)):
         for field in ("samplers", "compiled", "problems", "scored", "fitted"):
             assert set(getattr(less, field)) <= set(getattr(more, field))
+
+
+def test_every_exact_setting_is_in_every_profile() -> None:
+    """The registry's kernels are among them, each under its name."""
+    from benchmarks.suite import exact_laws
+    from tfp_sgmcmc.kernels.registry import SAMPLERS
+
+    assert tuple(exact_laws.SETTINGS) == profiles.EXACT
+    assert all(profile.exact == profiles.EXACT for profile in profiles.PROFILES.values())
+    assert {row.name for row in SAMPLERS} <= set(profiles.EXACT)
+
+
+def test_planted_estimates() -> None:
+    """Of twice the gradient, and of the gradient at the state before."""
+    from benchmarks.robustness import planted
+    from benchmarks.suite import exact_laws
+
+    target, seed = exact_laws.all_data(), tf.constant([0, 0])
+    first, second = (tf.fill([2, exact_laws.DIMENSIONS], x) for x in (1.0, 5.0))
+    twice = planted.with_estimate(target, planted._scaled(target, 2.0)).estimate(first, seed)
+    np.testing.assert_array_equal(twice.gradient, -2 * first)
+    late = planted.stale(target)
+    now = late.estimate(first, seed, late.bootstrap(first))
+    late = late.estimate(second, seed, now.target_state)
+    np.testing.assert_array_equal(late.gradient, -first)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["SGLD", "CCAdL", "SGFS", "GrowingBatch"])
+def test_an_exact_figure_tells_two_percent(name: str) -> None:
+    """False alarms: 6e-7, at 5 standard errors. A gradient of 1.02 times the right one is told."""
+    from benchmarks.robustness import planted
+    from benchmarks.suite import exact_laws
+
+    found = exact_laws.measure(name)
+    assert abs(found.error) < 5 * found.standard_error < 0.0115
+    with planted.planted(name, planted.SCALE) as wrap:
+        wrong = exact_laws.Measurement(exact_laws.SETTINGS[name], wrap)(1)
+    assert planted.tracked(wrong.error) > planted.LIMIT > planted.tracked(found.error)
+
+
+def test_a_slowed_kernel_makes_thirteen_steps_in_ten() -> None:
+    from benchmarks.robustness import planted
+
+    class Counter:
+        def one_step(self, state: tf.Tensor, results: tf.Tensor, seed: tf.Tensor) -> Any:
+            return state + 1, results
+
+    state, results = tf.constant(0), (tf.zeros([]), tf.constant(0))
+    for i in range(20):
+        state, results = planted.Slow(Counter()).one_step(state, results, seed=[0, i])
+    assert state == 26 and results[1] == 20
+
+
+def test_every_planted_fault_is_one_of_the_page() -> None:
+    from benchmarks.robustness import planted
+
+    names = [f for n in profiles.EXACT for f in planted.faults_of(n)]
+    assert set(names) == {
+        planted.NOISE, planted.SCALE, planted.STALE, planted.HALF, planted.SLOW, planted.THERMOSTAT
+    }  # fmt: skip
+    cells = [
+        planted.Cell("SGLD", planted.NOISE, 0.05, True),
+        planted.Cell("SGLD", planted.SLOW, 1.1, False),
+        planted.Cell("SGLD", planted.NONE, 0.002, False),
+    ]
+    table = planted.show(cells)
+    assert table.lines == [("SGLD", "+5.0%", "", "", "", "**not told** 1.10", "")]
+    assert "1 of 2 planted changes were told. 1 reruns of 1 unchanged figures gave 0" in table.note
 
 
 def test_an_unknown_profile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,31 +11,42 @@ from scipy import stats
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.kernels import independent_metropolis
 from tfp_sgmcmc.random.defensive_normal import defensive_normal, defensive_normal_log_prob
+from tfp_sgmcmc.sampling import independent_loop
+from tfp_sgmcmc.sampling.independent_loop import IndependentLoop
+from tfp_sgmcmc.sampling.loop import start_of
 
 tfd = tfp.distributions
 TARGET = tfd.Normal(np.float64(0.5), np.float64(1.3))
 
 
-def run(num_results: int, **options: Any) -> np.ndarray:
-    """Returns draws of a normal distribution, whose proposals are off and too narrow."""
-    kernel = sgmcmc.IndependentMetropolis(
+def off_and_narrow() -> sgmcmc.IndependentMetropolis:
+    """Returns the kernel of a normal distribution with proposals that are off and too narrow."""
+    return sgmcmc.IndependentMetropolis(
         lambda x: TARGET.log_prob(x[..., 0]),
         tf.zeros([1], tf.float64),
         [[-1.0]],
         tail_share=0.3,
-        **options,
+        block_size=70,
     )
-    result = sgmcmc.sample_chain(
-        kernel,
-        tf.zeros([1], tf.float64),
-        num_results,
-        num_chains=50,
-        num_burnin_steps=50,
-        num_steps_between_results=19,
-        seed=1,
-        progress_bar=False,
-    )
+
+
+THINNED: dict[str, Any] = {"num_burnin_steps": 50, "num_steps_between_results": 19}
+OPTIONS: dict[str, Any] = {"seed": 1, "num_chains": 50, "progress_bar": False, **THINNED}
+
+
+def run() -> np.ndarray:
+    """Returns draws in blocks outside a graph."""
+    start = tf.zeros([1], tf.float64)
+    result = sgmcmc.sample_chain(off_and_narrow(), start, 200, **OPTIONS)
     return np.asarray(result.states)[..., 0]
+
+
+def run_steps() -> np.ndarray:
+    """Returns draws by the compiled steps of the kernel."""
+    start = tf.zeros([50, 1], tf.float64)
+    chain = tf.function(tfp.mcmc.sample_chain, jit_compile=True, autograph=False)
+    draws = chain(200, start, kernel=off_and_narrow(), trace_fn=None, seed=1, **THINNED)
+    return draws.numpy()[..., 0]
 
 
 def cells(draws: np.ndarray) -> float:
@@ -45,17 +56,65 @@ def cells(draws: np.ndarray) -> float:
     return float(stats.chisquare(counts).pvalue)
 
 
-def test_draws_have_the_law_of_the_target() -> None:
+@pytest.mark.parametrize("draw", [run, run_steps])
+def test_draws_have_the_law_of_the_target(draw: Any) -> None:
     """10,000 draws, 20 proposals apart. Rejects sound draws with probability 1e-6."""
-    assert cells(run(200, block_size=7)) > 1e-6
+    assert cells(draw()) > 1e-6
 
 
 def test_without_the_proposals_density_the_law_is_wrong(monkeypatch: Any) -> None:
     """The negative control: the test above has power."""
-    monkeypatch.setattr(
-        independent_metropolis, "defensive_normal_log_prob", lambda z, _: 0 * z[..., 0]
-    )
-    assert cells(run(200, block_size=7)) < 1e-6
+    for module in (independent_metropolis, independent_loop):
+        monkeypatch.setattr(module, "defensive_normal_log_prob", lambda z, _: 0 * z[..., 0])
+    assert cells(run()) < 1e-6
+
+
+def test_more_calls_and_a_trace_give_the_same_chain() -> None:
+    """The draws do not depend on how steps are divided into calls, nor on what is kept of them."""
+    kernel, start = off_and_narrow(), tf.zeros([2, 3, 1], tf.float64)
+    position = start_of(kernel, start)
+    seed = tf.constant([3, 4])
+    loop = IndependentLoop(kernel, None, position, jit_compile=False)
+    moved, kept, health = loop(position, 9, 4, 3, seed)
+    assert kept[0].shape == (9, 2, 3, 1) and health.is_good and int(moved.step) == 28
+    parts, at = [], position
+    for _ in range(28):
+        at, one, _ = loop(at, 1, 1, 1, seed)
+        parts.append(one[0][0])
+    np.testing.assert_array_equal(kept[0], np.stack(parts)[3::3])
+    tf.nest.map_structure(np.testing.assert_array_equal, at, moved)
+    result = sgmcmc.sample_chain(
+        kernel, start, 9, num_burnin_steps=3, num_steps_between_results=2, seed=[3, 4],
+        trace_fn=lambda state, results: (state, results.log_weight), progress_bar=False,
+    )  # fmt: skip
+    np.testing.assert_array_equal(result.states, kept[0])
+    np.testing.assert_array_equal(result.trace[0], kept[0])
+    np.testing.assert_array_equal(result.trace[1][-1], moved.results.log_weight)
+
+
+def test_a_step_tests_the_next_proposal() -> None:
+    """With the block's numbers fixed, states and log posteriors are those of the equation."""
+    kernel = off_and_narrow()
+    position = start_of(kernel, tf.zeros([4, 1], tf.float64))
+    seed = tf.constant([3, 4])
+    loop = IndependentLoop(kernel, None, position, jit_compile=False)
+    moved, kept, _ = loop(position, 7, 1, 1, seed)
+    results = moved.results
+    thresholds = -np.random.default_rng([3, 4, 0]).standard_exponential([7, 4])
+    z = results.proposals.numpy()[..., 0]
+    share = tf.constant(0.3, tf.float64)
+    values = TARGET.log_prob(z).numpy()
+    log_q = defensive_normal_log_prob(tf.constant(z[..., None]), share).numpy()
+    np.testing.assert_allclose(results.log_weights, values - log_q)
+    state, weight = np.zeros(4), position.results.log_weight.numpy()
+    for t in range(7):
+        accepts = values[t] - log_q[t] - weight > thresholds[t]
+        state = np.where(accepts, z[t], state)
+        weight = np.where(accepts, values[t] - log_q[t], weight)
+        np.testing.assert_array_equal(kept[0][t, :, 0], state)
+    np.testing.assert_allclose(results.log_weight, weight)
+    np.testing.assert_allclose(results.target_log_prob, TARGET.log_prob(state))
+    assert accepts.any() and not accepts.all()
 
 
 def test_proposals_have_their_density() -> None:

@@ -14,7 +14,7 @@ def test_log_likelihood_of_the_second_half() -> None:
     for value, used in zip(found, ([0], [1], [1, 2], [2, 3]), strict=True):
         mean = logits[used].mean(axis=0)
         expected = -np.mean(np.logaddexp(0, np.where(y == 1, -mean, mean)))
-        np.testing.assert_allclose(value, expected, rtol=1e-6)
+        np.testing.assert_allclose(value.mean(), expected, rtol=1e-6)
 
 
 @pytest.mark.slow

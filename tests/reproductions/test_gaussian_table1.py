@@ -37,12 +37,13 @@ def test_autocorrelation_of_an_autoregression() -> None:
 @pytest.mark.slow
 def test_quick_form_finds_the_order_at_the_large_step() -> None:
     result = gaussian_table1.run(**gaussian_table1.EXPERIMENT.quick)
-    better, worst, times, added = gaussian_table1.claims(result)
-    assert better.held and worst.held and times.held and added.held is None
+    better, worst, times, papers, added = gaussian_table1.claims(result)
+    assert better.held is True and worst.held is True and times.held and added.held is None
+    assert papers.held is True and "26.7" in papers.ours
     # Control: with the names of two samplers exchanged the claim does not hold.
     names = {"CCAdL": "SGNHT", "SGNHT": "CCAdL"}
     rows = [row._replace(sampler=names.get(row.sampler, row.sampler)) for row in result.rows]
-    assert not gaussian_table1.claims(result._replace(rows=rows))[0].held
+    assert gaussian_table1.claims(result._replace(rows=rows))[0].held is False
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from benchmarks.reproductions import growing_batch, growing_batch_mnist
 @pytest.mark.slow
 def test_the_quick_form_of_a9a() -> None:
     result = growing_batch.run(**growing_batch.EXPERIMENT.quick)
-    growing, constant, constant_long = result
+    growing, constant, constant_long, smaller = result
+    assert smaller == 12  # 1.1^12 is the first size above 3, which is rounded up to 4
     assert growing.steps[-1] == constant.steps[-1]
     assert np.mean(growing.log_joint[-1]) > np.mean(constant.log_joint[-1])
     # At equal passes over the data it is worse.
@@ -21,7 +22,7 @@ def test_the_quick_form_of_a9a() -> None:
 
 @pytest.mark.slow
 def test_the_quick_form_of_mnist() -> None:
-    growing, constant, _ = growing_batch_mnist.run(**growing_batch_mnist.EXPERIMENT.quick)
+    growing, constant, *_ = growing_batch_mnist.run(**growing_batch_mnist.EXPERIMENT.quick)
     assert growing.log_joint.shape[1] == 6
     assert np.mean(growing.log_joint[-1]) > np.mean(constant.log_joint[-1])
     assert np.mean(growing.accuracy[-1]) > np.mean(constant.accuracy[-1])

@@ -25,4 +25,5 @@ def test_nogin_has_the_smallest_error_at_equal_epochs() -> None:
     error = {key: float(result.best(*key)[1].mean()) for key in result.squared_errors}
     assert error["NOGIN", 2] < min(error["SGLD", 2], error["SGNHT", 2]) / 2
     assert error["SGLD", 2] > 4 * error["SGLD", 10]
-    assert all(isinstance(claim.held, bool) for claim in mixture.claims(result))
+    found = mixture.claims(result)
+    assert all(claim.held in (True, False) for claim in found[:-1]) and found[-1].held is None

@@ -39,4 +39,4 @@ def test_sgfs_f_mixes_faster_than_sgld_with_less_bias_than_sgfs_d() -> None:
     first = points["SGFS-f"][0]
     assert first.rate > 2 * max(p.rate for p in points["SGLD"])
     assert first.covariance_errors[1] < points["SGFS-d"][0].covariance_errors[1]
-    assert all(isinstance(claim.held, bool) for claim in sgfs_bias.claims(result))
+    assert all(claim.held is not None for claim in sgfs_bias.claims(result))

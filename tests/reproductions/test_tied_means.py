@@ -50,6 +50,7 @@ def test_the_quick_form_finds_the_posterior() -> None:
     look = result.look
     assert look.alpha[0] > 5 and look.alpha[-1] < 0.3
     assert look.rejection[0] > 0.05 and look.rejection[-1] < 1e-3
+    assert result.falling.step_sizes[-1] < 1.01e-8 and result.falling.rejection[-1] < 1e-6
     assert look.gradient_variances[0].max() > look.step_sizes[0]
     assert look.gradient_variances[-1].max() < look.step_sizes[-1]
     kinds = "each mixing distance", "weighted"

@@ -143,6 +143,18 @@ def test_what_others_wrote_is_refused_before_it_is_unpacked(
         checkpoint.load(path)
 
 
+def test_two_entries_of_one_name_are_refused(tmp_path: Path) -> None:
+    array = npy((3,), data=bytes(12))
+    with (
+        zipfile.ZipFile(tmp_path / "c.npz", "w") as file,
+        pytest.warns(UserWarning, match="Duplicate name"),
+    ):
+        for name, content in (("header.json", HEADER), ("0.npy", array), ("0.npy", array)):
+            file.writestr(name, content)
+    with pytest.raises(ValueError, match="two entries have the same name"):
+        checkpoint.load(tmp_path / "c.npz")
+
+
 def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "."):

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_normal
-from tfp_sgmcmc.adaptation.modes import NUM_STARTS, WORTH_COMPILING
+from tfp_sgmcmc.adaptation.modes import NUM_STARTS
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import state_at
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
@@ -20,13 +20,11 @@ from tfp_sgmcmc.diagnostics.certificate import (
     num_evaluations,
     weighted_sample_of,
 )
-from tfp_sgmcmc.diagnostics.vector_functions import BLOCK_SIZE, log_prob_of_vectors
+from tfp_sgmcmc.diagnostics.vector_functions import block_size, log_prob_of_vectors
 from tfp_sgmcmc.diagnostics.weighted_sample import WeightedSample
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
-from tfp_sgmcmc.sampling.loop import Loop
 from tfp_sgmcmc.targets import MinibatchLogProb
-from tfp_sgmcmc.targets.base import kept_program
 from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
 from tfp_sgmcmc.targets.laplace.quadratic import root_of_inverse
 
@@ -63,10 +61,9 @@ def independent_draws(
     """
     if found.factor is None or problem.num_examples * runs.dim > _MOST_ENTRIES:
         return None, found
-    is_large = problem.num_examples * runs.dim > WORTH_COMPILING
-    log_prob_fn = log_prob_of_vectors(problem, found.center, is_large)
+    log_prob_fn = log_prob_of_vectors(problem, found.center, runs.jit_compile)
     mean = flatten_events(found.center, 0).numpy().astype(np.float64)
-    seconds = _seconds(log_prob_fn, mean)
+    seconds = _seconds(log_prob_fn, np.tile(mean, [block_size(problem), 1]))
     cost = seconds * (num_evaluations(runs.dim, _NUM_DRAWS) + num_results * num_chains)
     if cost > _MOST_SECONDS:
         runs.dropped.append(
@@ -75,7 +72,7 @@ def independent_draws(
         return None, found
     rng = np.random.default_rng(seed.astype(np.uint32))
     first = problem, found.center, mean, found.factor
-    sample, how, normal = weighted_sample_of(*first, _NUM_DRAWS, rng, is_large)
+    sample, how, normal = weighted_sample_of(*first, _NUM_DRAWS, rng, runs.jit_compile)
     figures = (
         f"an efficiency of {sample.efficiency:.2f} (at least {_LEAST_EFFICIENCY} is needed) and a "
         f"Pareto k of {sample.pareto_k:.2f} (below {sample.most_k} is needed)"
@@ -116,13 +113,12 @@ def independent_draws(
         "Its draws are proposed to a Metropolis test, which makes them exact and nearly "
         f"independent. IndependentMetropolis keeps {every}.",
     )
-    return with_proposal(problem, choices, runs.jit_compile, lines, sample), found
+    return with_proposal(problem, choices, lines, sample), found
 
 
 def with_proposal(
     problem: MinibatchLogProb,
     choices: Choices,
-    jit_compile: bool,
     lines: tuple[str, ...],
     sample: WeightedSample | None = None,
 ) -> PreparedKernel:
@@ -138,14 +134,7 @@ def with_proposal(
         weighted = _sample(problem, choices, center) if sample is None else sample
         return compare(parameters, weighted, center, bijector.forward, NUM_STARTS)
 
-    def make_loop(*arguments: Any, **options: Any) -> Loop:
-        shape = choices.arguments["block_size"], len(choices.start)
-        name = f"IndependentMetropolis {shape}, jit_compile={jit_compile}"
-        return kept_program(problem, name, center, lambda: Loop(*arguments, **options))
-
-    return PreparedKernel(
-        kernel, bijector, None, choices, lines, certify=certify, make_loop=make_loop
-    )
+    return PreparedKernel(kernel, bijector, None, choices, lines, certify=certify)
 
 
 def _sample(problem: MinibatchLogProb, choices: Choices, center: State) -> WeightedSample:
@@ -156,10 +145,9 @@ def _sample(problem: MinibatchLogProb, choices: Choices, center: State) -> Weigh
     return weighted_sample_of(problem, center, mean, factor, _NUM_DRAWS, rng)[0]
 
 
-def _seconds(log_prob_fn: Callable[[np.ndarray], np.ndarray], mean: np.ndarray) -> float:
+def _seconds(log_prob_fn: Callable[[np.ndarray], np.ndarray], states: np.ndarray) -> float:
     """Returns the time of a log posterior, one of many that are evaluated at once."""
-    states = np.tile(mean, [BLOCK_SIZE, 1])
     log_prob_fn(states)
     began = time.perf_counter()
     log_prob_fn(states)
-    return (time.perf_counter() - began) / BLOCK_SIZE
+    return (time.perf_counter() - began) / len(states)

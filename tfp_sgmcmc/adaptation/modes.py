@@ -13,11 +13,9 @@ from tfp_sgmcmc.targets import MinibatchLogProb
 
 _FAR = 4.0  # distance, in deviations of Laplace's approximation, from which a mode is another one
 _DIP = 0.5  # nats below the lower of two modes, on the line between them
-_DIP = 0.5  # nats below the lower of two modes, on the line between them
 _DEPTH = 10.0  # difference of the log posterior from which a mode has hardly any mass
 _RADII = (5.0, 15.0)  # of the nearer starts, in deviations of an entry
 NUM_STARTS = 16
-WORTH_COMPILING = 1_000_000  # N D, from which XLA is worth its time for a search
 _NUM_GRADIENTS, _FLAT = 100, 0.03  # of a climb at most, and the gradient at which it ends
 
 

@@ -14,8 +14,9 @@ from tfp_sgmcmc.internal.nest import (
     part_names,
     unflatten_events,
 )
+from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets import MinibatchLogProb
-from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.quadratic import Hessians
 
 NOT_CURVED = "the curvature of the log posterior at its mode is not positive"
@@ -93,9 +94,15 @@ def with_prior_curvature(found: Hessians, curvature: np.ndarray) -> np.ndarray:
 
 
 def prior_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
-    """Returns gradients of the log prior at rows `[K, D]`."""
-    slopes = value_and_gradient(problem.log_prior, state_at(theta, like), connected=False)[1]
-    return flatten_events(slopes, 1).numpy().astype(np.float64)
+    """Returns gradients of the log prior at rows `[K, D]`, by a trace for each K."""
+
+    def of_rows(rows: tf.Tensor) -> tf.Tensor:
+        at = unflatten_events(rows, like, 0)
+        return flatten_events(value_and_gradient(problem.log_prior, at, connected=False)[1], 1)
+
+    evaluate = kept_program(problem, "slopes of the prior", like, lambda: traced(of_rows))
+    dtype = tf.nest.flatten(like)[0].dtype
+    return evaluate(tf.constant(theta, dtype)).numpy().astype(np.float64)
 
 
 def check_proper(problem: Any, center: State, direction: np.ndarray) -> None:

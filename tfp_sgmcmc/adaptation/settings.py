@@ -14,7 +14,6 @@ from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotDraws, PilotRuns
 from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.internal.tables import Table, as_html
-from tfp_sgmcmc.sampling.loop import Loop
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
@@ -166,8 +165,6 @@ class PreparedKernel:
       most_results: the number of draws that there is time for; None for any number.
       certify: compares draws of the parameters, `[draws, chains, event...]`, with weighted draws;
         None where that would take long.
-      make_loop: makes the compiled steps, or returns those of an earlier run; None for those that
-        the kernel keeps.
       trace_fn: what is kept of each draw's kernel results; None for nothing.
     """
 
@@ -180,7 +177,6 @@ class PreparedKernel:
     noise: RemainderCovariance | None = None
     most_results: int | None = None
     certify: Callable[[Any], Certificate] | None = None
-    make_loop: Callable[..., Loop] | None = None
     trace_fn: Callable[[Any, Any], Any] | None = None
 
     @property

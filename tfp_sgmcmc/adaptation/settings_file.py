@@ -131,7 +131,7 @@ def _rebuild(problem: MinibatchLogProb, choices: Choices, jit_compile: bool) -> 
     noise = None
     center = tf.nest.map_structure(tf.constant, choices.center)
     if choices.sampler == "IndependentMetropolis":
-        return with_proposal(problem, choices, jit_compile, ())
+        return with_proposal(problem, choices, ())
     hessian = choices.hessian
     if hessian is not None and (hessian.ndim == 1 or choices.coordinates == "covariance"):
         target, bijector = standardize(problem, center, hessian)

@@ -17,12 +17,7 @@ from tfp_sgmcmc.adaptation.fallback import sample_nonquadratic
 from tfp_sgmcmc.adaptation.hmc import TimedHMC
 from tfp_sgmcmc.adaptation.independent_draws import independent_draws
 from tfp_sgmcmc.adaptation.langevin import LangevinSelector
-from tfp_sgmcmc.adaptation.modes import (
-    WORTH_COMPILING,
-    far_starts,
-    find_other_mode,
-    value_and_gradient_of_z,
-)
+from tfp_sgmcmc.adaptation.modes import far_starts, find_other_mode, value_and_gradient_of_z
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
@@ -108,9 +103,7 @@ class KernelSelector:
         widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
         seed = self._mode_seed.numpy()
         starts = far_starts(runs.dim, inverse @ first, inverse * widths, seed)
-        # XLA takes longer to compile a small program than the program runs.
-        is_large = self._problem.num_examples * runs.dim > WORTH_COMPILING
-        options = like, factor, runs.jit_compile and is_large
+        options = like, factor, runs.jit_compile
         other = find_other_mode(value_and_gradient_of_z(self._problem, *options), starts)
         if other is not None:
             self._flags = (
@@ -200,7 +193,6 @@ def sample_target(
             checkpoint_seconds=checkpoint_seconds,
             preflight_check=False,
             view=prepared.bijector.forward,
-            make_loop=prepared.make_loop,
         )
         found = check_draws(result, prepared, check_seed, goal)
         if not found.is_wrong or not result.is_complete or attempt == _MOST_RUNS:

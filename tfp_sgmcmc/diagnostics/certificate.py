@@ -33,6 +33,8 @@ MOST_K = 0.7  # up to which averages of weighted draws are accurate (Vehtari et 
 _MOST_DIMENSIONS = 1000
 _MOST_FOR_MOMENTS = 16  # dimensions in which D x D moments of draws cost less than gradients
 _TAIL_SHARE = 0.1
+_ENOUGH = 0.5  # efficiency of a normal fitted by gradients
+_MOST_ENTRIES = 10**9  # N D times the draws of a round, for moments after gradients
 _MOST_ROWS = 20  # of the text
 
 
@@ -207,12 +209,13 @@ def weighted_sample_of(
     factor: np.ndarray,
     num_draws: int,
     rng: np.random.Generator,
-    jit_compile: bool = False,
+    jit_compile: bool = True,
 ) -> tuple[WeightedSample, str, KLNormal | None]:
     """Returns weighted draws from a proposal fitted to a posterior, and a clause on how.
 
     Up to 16 dimensions the proposal is fitted to the moments of weighted draws, and above by
-    gradients, as the normal distribution nearest in KL(q, p), which is then the third result.
+    gradients, as the normal distribution nearest in KL(q, p), which is then the third result. If
+    its weights are poor and the target is small, rounds of draws follow.
 
     Args:
       target: the posterior.
@@ -221,7 +224,7 @@ def weighted_sample_of(
       factor: a Cholesky factor of the first proposal's covariance.
       num_draws: least number of draws, even.
       rng: a generator of random numbers.
-      jit_compile: whether XLA compiles log posteriors and gradients.
+      jit_compile: whether XLA may compile log posteriors and gradients.
     """
     log_prob_fn, dim = log_prob_of_vectors(target, like, jit_compile), len(mean)
     if dim <= _MOST_FOR_MOMENTS:
@@ -233,6 +236,14 @@ def weighted_sample_of(
     proposal = Proposal(normal.mean, normal.factor, _TAIL_SHARE)
     sample, _ = weigh(log_prob_fn, proposal, num_draws, rng)
     how = f"in {_rounds(normal.num_rounds)} of {num_gradients(dim)} gradients"
+    size = max(num_draws, num_draws_for(dim))
+    is_good = sample.is_reliable and sample.efficiency >= _ENOUGH
+    if not is_good and target.num_examples * dim * size <= _MOST_ENTRIES:
+        # Of a skewed posterior, moments of draws give a wider normal, whose weights are better.
+        fitted, rounds = fit_weighted_sample(log_prob_fn, normal.mean, normal.factor, size, rng)
+        both = [(x.is_reliable, x.efficiency) for x in (sample, fitted)]
+        if both[1] > both[0]:
+            sample, how = fitted, f"{how} and {_rounds(rounds)} of {size} draws"
     return sample, how, normal
 
 

@@ -77,7 +77,8 @@ def fit_kl_normal(
     for number in range(1, _MOST_ROUNDS + 1):
         z = rng.standard_normal([num_gradients(len(mean)) // 2, len(mean)])
         _, gradients = value_and_gradient_fn(mean + np.concatenate([z, -z]) @ factor.T)
-        gradients = gradients @ factor
+        with np.errstate(over="ignore", invalid="ignore"):  # told by the next line
+            gradients = gradients @ factor
         if not np.isfinite(gradients).all():
             return KLNormal(*before, number, False)
         before = mean, factor

@@ -11,7 +11,8 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics.arrays import floating_parts
 from tfp_sgmcmc.internal.checks import integer, number, one_of, positive
 from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events
-from tfp_sgmcmc.targets.base import Target, as_target, value_and_gradient
+from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets.base import Target, as_target, kept_program, value_and_gradient
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 _CHUNK = 2**22  # pairs of samples that may be in memory at once
@@ -191,19 +192,22 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
     seed = None if seed is None else random.as_seed(seed)
     if seed is None and isinstance(target, StreamedLogProb):  # one pass over the data for all
         return value_and_gradient(lambda s: call_with_state(target, s), samples)[1]
-    numbers = tf.range(tf.nest.flatten(samples)[0].shape[0])
-    like = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), samples)
 
-    @tf.function(autograph=False)  # a loop in eager mode takes as long as many gradients
-    def run(samples: State) -> State:
+    def run(samples: State, seed: Any) -> State:
+        numbers = tf.range(tf.nest.flatten(samples)[0].shape[0])
         return tf.map_fn(
             lambda pair: gradient_at(target, pair[1], seed, pair[0]),
             (numbers, samples),
-            fn_output_signature=like,
+            fn_output_signature=tf.nest.map_structure(
+                lambda x: tf.TensorSpec(x.shape[1:], x.dtype), samples
+            ),
             parallel_iterations=1,
         )
 
-    return run(samples)
+    # A loop in eager mode takes as long as many gradients.
+    sizes = target.num_scores, target.noise_scale, getattr(target, "reshuffle", None)
+    name = f"gradients at samples, minibatches {sizes}"
+    return kept_program(target, name, samples, lambda: traced(run))(samples, seed)
 
 
 def gradient_at(

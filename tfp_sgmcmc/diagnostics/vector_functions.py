@@ -13,34 +13,38 @@ from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events, unf
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import Target, kept_program
 
-BLOCK_SIZE = 100  # states that are evaluated at once
+_MOST_TERMS = 5_000_000  # N times the states that are evaluated at once
+_WORTH_COMPILING = 500_000  # N D; XLA takes longer to compile a smaller program than to run it
 
 
 def log_prob_of_vectors(
-    target: Target, like: State, jit_compile: bool = False
+    target: Target, like: State, jit_compile: bool = True
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the function of flat unconstrained states, `[S, D]`, that gives log posteriors.
 
-    It evaluates blocks of 100 states, so it is traced once. For a small target XLA takes longer to
-    compile it than the calls of a fit.
+    It evaluates blocks of one size, so it is traced once. XLA compiles it for a large target, if
+    it may.
     """
+    jit_compile = jit_compile and _is_large(target, like)
 
     def of_states(theta: tf.Tensor) -> tf.Tensor:
         return target.log_prob_of_many(unflatten_events(theta, like, 0))
 
     name = f"log posterior of many, jit_compile={jit_compile}"
     evaluate = kept_program(target, name, like, lambda: traced(of_states, jit_compile))
-    return lambda x: _in_blocks(lambda block: [evaluate(block)], x, like)[0]
+    size = block_size(target)
+    return lambda x: _in_blocks(lambda block: [evaluate(block)], x, like, size)[0]
 
 
 def value_and_gradient_of_vectors(
-    target: Target, like: State, jit_compile: bool = False, in_blocks: bool = True
+    target: Target, like: State, jit_compile: bool = True, in_blocks: bool = True
 ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Returns the function of flat unconstrained states, `[S, D]`, that gives `[S]` and `[S, D]`.
 
-    These are log posteriors and their gradients. `in_blocks` evaluates blocks of 100 states;
-    otherwise there is a trace for each S.
+    These are log posteriors and their gradients. `in_blocks` evaluates blocks of one size;
+    otherwise there is a trace for each S. XLA compiles it for a large target, if it may.
     """
+    jit_compile = jit_compile and _is_large(target, like)
 
     def of_states(theta: tf.Tensor) -> Any:
         return tfp.math.value_and_gradient(
@@ -49,11 +53,11 @@ def value_and_gradient_of_vectors(
 
     name = f"value and gradient of many, jit_compile={jit_compile}"
     evaluate = kept_program(target, name, like, lambda: traced(of_states, jit_compile))
-    dtype = tf.nest.flatten(like)[0].dtype
+    dtype, size = tf.nest.flatten(like)[0].dtype, block_size(target)
 
     def value_and_gradient(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if in_blocks:
-            value, gradient = _in_blocks(evaluate, x, like)
+            value, gradient = _in_blocks(evaluate, x, like, size)
         else:
             value, gradient = (y.numpy() for y in evaluate(tf.constant(x, dtype)))
         return value.astype(np.float64), gradient.astype(np.float64)
@@ -61,11 +65,22 @@ def value_and_gradient_of_vectors(
     return value_and_gradient
 
 
-def _in_blocks(evaluate: Callable[[tf.Tensor], Any], x: np.ndarray, like: State) -> list[Any]:
-    """Returns the results of `evaluate` at blocks of the rows of x, put together."""
+def _is_large(target: Target, like: State) -> bool:
+    return target.num_examples * flatten_events(like, 0).shape[0] > _WORTH_COMPILING
+
+
+def block_size(target: Target) -> int:
+    """Returns how many states are evaluated at once: 1,000 of small targets, else 100."""
+    return 1000 if 1000 * target.num_examples <= _MOST_TERMS else 100
+
+
+def _in_blocks(
+    evaluate: Callable[[tf.Tensor], Any], x: np.ndarray, like: State, size: int
+) -> list[Any]:
+    """Returns the results of `evaluate` at blocks of `size` rows of x, put together."""
     dtype, dim = tf.nest.flatten(like)[0].dtype, flatten_events(like, 0).shape[0]
-    num_blocks = -(-len(x) // BLOCK_SIZE)
-    padded = np.zeros([num_blocks * BLOCK_SIZE, dim])
+    num_blocks = -(-len(x) // size)
+    padded = np.zeros([num_blocks * size, dim])
     padded[: len(x)] = x
     found = [evaluate(tf.constant(block, dtype)) for block in np.split(padded, num_blocks)]
     return [np.concatenate([y.numpy() for y in ys])[: len(x)] for ys in zip(*found, strict=True)]

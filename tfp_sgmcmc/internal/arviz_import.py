@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 
 def import_arviz(needed_by: str = "to_inference_data") -> ModuleType:
     """Returns the module `arviz`.
@@ -84,4 +86,5 @@ def pareto_smoothed(log_ratios: Any, efficiency: float) -> tuple[Any, Any]:
     if arviz.__version__.startswith("0."):
         return arviz.psislw(log_ratios, efficiency)
     stats = importlib.import_module("arviz_stats.base")  # version 0 has no such package
-    return stats.array_stats.psislw(log_ratios, r_eff=efficiency)
+    # Version 1 takes log likelihoods, whose negatives are the log ratios.
+    return stats.array_stats.psislw(-np.asarray(log_ratios), r_eff=efficiency)

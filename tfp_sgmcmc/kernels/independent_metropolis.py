@@ -21,7 +21,7 @@ from tfp_sgmcmc.internal.nest import (
 )
 from tfp_sgmcmc.kernels.base import check_results
 from tfp_sgmcmc.random.defensive_normal import defensive_normal, defensive_normal_log_prob
-from tfp_sgmcmc.targets.base import as_target
+from tfp_sgmcmc.targets.base import Target, as_target
 from tfp_sgmcmc.targets.laplace.quadratic import root_of_inverse, to_unit_diagonal
 
 
@@ -149,6 +149,11 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
     @property
     def target_log_prob_fn(self) -> Any:
         return self._parameters["target_log_prob_fn"]
+
+    @property
+    def target(self) -> Target:
+        """The target; a plain callable is wrapped."""
+        return self._target
 
     def bootstrap_results(self, init_state: State) -> IndependentMetropolisResults:
         """Evaluates the log posterior at `init_state`."""

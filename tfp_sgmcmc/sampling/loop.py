@@ -112,9 +112,8 @@ class Loop:
             .get_concrete_function(*tf.nest.map_structure(_spec, (start.state, start.results)))
             .structured_outputs
         )
-        sizes = [spec.dtype.size * spec.shape.num_elements() for spec in tree.flatten(self.kept)]
         #: Rows that one call can keep.
-        self.slots = slots or max(1, min(_BUFFER_ROWS, _BUFFER_BYTES // max(1, sum(sizes))))
+        self.slots = slots or rows_of(self.kept)
         self._graph = tf.function(self._steps, autograph=False, jit_compile=jit_compile)
 
     def __call__(
@@ -265,6 +264,12 @@ class Loop:
                 raise ValueError(f"trace_fn must return numbers. Received: {x.dtype.name}.")
         sizes = tf.nest.map_structure(tf.convert_to_tensor, getattr(results, "step_size", ()))
         return state if self._view is None else self._view(state), trace, sizes
+
+
+def rows_of(kept: Any) -> int:
+    """Returns how many draws with these TensorSpecs one call keeps."""
+    sizes = [spec.dtype.size * spec.shape.num_elements() for spec in tree.flatten(kept)]
+    return max(1, min(_BUFFER_ROWS, _BUFFER_BYTES // max(1, sum(sizes))))
 
 
 def kept_loop(

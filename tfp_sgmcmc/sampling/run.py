@@ -16,6 +16,7 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.kernels.fingerprint import describe_kernel
+from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.sampling.draw_records import (
     CountedRecords,
     MemoryRecords,
@@ -23,6 +24,7 @@ from tfp_sgmcmc.sampling.draw_records import (
     check_memory,
     open_records,
 )
+from tfp_sgmcmc.sampling.independent_loop import IndependentLoop
 from tfp_sgmcmc.sampling.loop import (
     Loop,
     Position,
@@ -106,7 +108,10 @@ def run_kernel(
     position = workers.broadcast(start_of(kernel, repeat_chains(initial_state, num_chains)))
     target = target_of(kernel)
     options = {} if workers.replicas is None else {"replicas": workers.replicas}
-    if make_loop is None:
+    is_alone = workers.replicas is None
+    if make_loop is None and is_alone and isinstance(kernel, IndependentMetropolis):
+        loop: Any = IndependentLoop(kernel, trace_fn, position, jit_compile, view)
+    elif make_loop is None:
         loop = kept_loop(kernel, trace_fn, position, jit_compile, view, **options)
     else:
         loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view, **options)

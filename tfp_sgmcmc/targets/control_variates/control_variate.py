@@ -12,7 +12,7 @@ from tfp_sgmcmc.internal.checks import integer, one_of, require
 from tfp_sgmcmc.internal.nest import State, convert_state, part_names
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.anchored import Anchor, AnchoredTarget, NextAnchor, anchor_at
-from tfp_sgmcmc.targets.base import ExpansionError, GradientEstimate
+from tfp_sgmcmc.targets.base import ExpansionError, GradientEstimate, kept_program
 from tfp_sgmcmc.targets.control_variates.second_order import SecondOrder
 from tfp_sgmcmc.targets.laplace.mode import check_single_state
 from tfp_sgmcmc.targets.laplace.quadratic import HessianForm
@@ -128,7 +128,10 @@ class ControlVariate(AnchoredTarget):
         self._names = part_names(center, "center")
         check_single_state("center", target, center)
         self.center = center
-        self._anchor = traced(lambda c: anchor_at(target, c))(center)
+        anchor = kept_program(
+            target, "anchor", center, lambda: traced(lambda c: anchor_at(target, c))
+        )
+        self._anchor = anchor(center)
         for name, x in zip(self._names, tf.nest.flatten(self._anchor.gradient), strict=True):
             value = tf.get_static_value(x)
             if value is not None and not np.all(np.isfinite(value)):

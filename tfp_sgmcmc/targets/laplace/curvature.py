@@ -19,7 +19,13 @@ from tfp_sgmcmc.internal.nest import (
     unflatten_events,
 )
 from tfp_sgmcmc.targets.anchored import AnchoredTarget
-from tfp_sgmcmc.targets.base import ExpansionError, Target, as_target, value_and_gradient
+from tfp_sgmcmc.targets.base import (
+    ExpansionError,
+    Target,
+    as_target,
+    kept_program,
+    value_and_gradient,
+)
 from tfp_sgmcmc.targets.chunking import sum_over_chunks
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
@@ -143,21 +149,36 @@ def posterior_product(
     elif isinstance(target, MinibatchLogProb):
         most = max(target.batch_size, _MOST_BYTES // max(1, target.row_bytes))
         size, model = min(total, max_examples, most), target
-        drawn = tf.range(size)
-        if size < total:
-            drawn = random.permuted_indices(seed, drawn, total)
-        data = target.rows(drawn)
+        name = f"Hessian products of {size} examples, seed {seed.numpy().tolist()}"
+
+        def make() -> Callable[[State, State], State]:
+            drawn = tf.range(size)
+            if size < total:
+                drawn = random.permuted_indices(seed, drawn, total)
+            return _product(target, lambda i: target.rows(tf.gather(drawn, i)), size)
+
+        return kept_program(target, name, state, make)
     else:
         return _product_of_estimate(target, seed, target.bootstrap(state))
 
-    size = len(tf.nest.flatten(data)[0])
+    def rows(i: tf.Tensor) -> Any:
+        return tf.nest.map_structure(lambda x: tf.gather(x, i), data)
+
+    return _product(model, rows, len(tf.nest.flatten(data)[0]), total)
+
+
+def _product(
+    model: MinibatchLogProb, rows: Callable[[tf.Tensor], Any], size: int, total: int | None = None
+) -> Callable[[State, State], State]:
+    """Returns the product of the Hessian by `size` of `total` examples, which `rows` gives."""
+    total = total or model.num_examples
 
     def product(theta: State, v: State) -> State:
         log_prior, _, of_prior = value_and_gradient(model.log_prior, theta, v, connected=False)
 
         def part(at: State, start: Any, n: int) -> tf.Tensor:
-            rows = tf.nest.map_structure(lambda x: tf.gather(x, start + tf.range(n)), data)
-            return tf.reduce_sum(model.log_likelihood(at, rows, n, log_prior.shape), axis=-1)
+            batch = rows(start + tf.range(n))
+            return tf.reduce_sum(model.log_likelihood(at, batch, n, log_prior.shape), axis=-1)
 
         chunk = min(size, model.chunk_size)
         of_data = sum_over_chunks(part, theta, size, chunk, v)[2]

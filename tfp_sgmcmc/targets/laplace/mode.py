@@ -210,14 +210,12 @@ def find_center(
         target, "value and gradient", state, lambda: _value_and_gradient(target, state)
     )
 
-    @traced
-    def units(theta: tf.Tensor) -> tf.Tensor:
-        scores = target.estimate(unflatten_events(theta, state, 0), seed).scores
-        squares = tf.nest.map_structure(lambda s: tf.reduce_mean(s**2, axis=0), scores)
-        return tf.sqrt(1 + target.num_examples * flatten_events(squares, 0))
+    units = kept_program(
+        target, f"units by {target.batch_size} scores", state, lambda: _units(target, state)
+    )
 
     def evaluate(theta: tf.Tensor) -> _Point:
-        return _Point(theta, *log_posterior(theta), units(theta))
+        return _Point(theta, *log_posterior(theta), units(theta, seed))
 
     def climb(start: _Point, iterations: int) -> tuple[tf.Tensor, int, int]:
         def descent(u: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -334,6 +332,17 @@ def _value_and_gradient(target: MinibatchLogProb, like: State) -> Any:
         at = unflatten_events(theta, like, 0)
         log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(target, s), at)
         return log_prob, flatten_events(gradient, 0)
+
+    return traced(run)
+
+
+def _units(target: MinibatchLogProb, like: State) -> Any:
+    """Returns the function of theta, `[D]`, and a seed that gives the gradient's deviations."""
+
+    def run(theta: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        scores = target.estimate(unflatten_events(theta, like, 0), seed).scores
+        squares = tf.nest.map_structure(lambda s: tf.reduce_mean(s**2, axis=0), scores)
+        return tf.sqrt(1 + target.num_examples * flatten_events(squares, 0))
 
     return traced(run)
 

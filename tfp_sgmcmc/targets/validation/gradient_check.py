@@ -11,7 +11,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc.internal.checks import eager, positive
 from tfp_sgmcmc.internal.nest import State, call_with_state, convert_state, part_names
 from tfp_sgmcmc.internal.xla import traced
-from tfp_sgmcmc.targets.base import as_target, value_and_gradient
+from tfp_sgmcmc.targets.base import Target, as_target, kept_program, value_and_gradient
 from tfp_sgmcmc.targets.control_variates.control_variate import ControlVariate
 from tfp_sgmcmc.targets.laplace.curvature import wrapped_target
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
@@ -108,7 +108,9 @@ def preflight(
     each = ndims and all(x.shape[:ndims] == log_prob.shape for x in leaves)  # has every chain
     if plain and each and not base.shared_batch:
         check_chains(base, state, ndims)
-    target.estimate(state, tf.constant([0, 0]), target.bootstrap(state))
+    # Its errors depend on shapes, so once is enough.
+    name = f"an estimate from {getattr(base, 'batch_size', 1)} examples"
+    kept_program(target, name, state, lambda: _estimate(target, state))
     if isinstance(base, MinibatchLogProb):
         if base.parts == [base] and log_prob.shape.rank == 0:
             check_two_chains(base, state)
@@ -121,6 +123,11 @@ def preflight(
     return check_step(kernel, target, state)
 
 
+def _estimate(target: Target, state: State) -> bool:
+    target.estimate(state, tf.constant([0, 0]), target.bootstrap(state))
+    return True
+
+
 def _compare(
     target: MinibatchLogProb, state: State, log_prob: tf.Tensor, gradient: Any, rtol: float | None
 ) -> None:
@@ -128,7 +135,12 @@ def _compare(
     size = max(size, total // 2000)  # bounds the time for tiny minibatches
     other = size if size < target.chunk_size else max(1, size // 2)
     prior = value_and_gradient(target.log_prior, state, connected=False)
-    passed = traced(lambda at: target.sum_over_chunks(at, other))(state)
+    passed = kept_program(
+        target,
+        f"sum of {other}",
+        state,
+        lambda: traced(lambda at: target.sum_over_chunks(at, other)),
+    )(state)
     combined = tf.nest.map_structure(tf.add, prior[:2], passed)
     dtype = tf.nest.flatten(state)[0].dtype
     rtol = rtol if rtol is not None else {tf.float64: 1e-8}.get(dtype, 1e-3)

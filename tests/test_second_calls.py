@@ -1,0 +1,76 @@
+"""A second call on the same target traces and compiles nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tests.harness.programs import counted
+
+tfd = tfp.distributions
+QUIET: dict[str, Any] = {"progress_bar": False}
+
+
+def make_target() -> sgmcmc.MinibatchLogProb:
+    x = np.random.default_rng(0).normal(1.0, 1.0, [200, 2]).astype(np.float32)
+    return sgmcmc.MinibatchLogProb(
+        lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1),
+        lambda w, x: tfd.MultivariateNormalDiag(w[..., None, :], tf.ones([2])).log_prob(x),
+        x,
+        20,
+    )
+
+
+TARGET, START = make_target(), tf.zeros([2])
+KERNEL = sgmcmc.SGLD(TARGET, 1e-3)
+
+
+@pytest.fixture(scope="module")
+def result() -> sgmcmc.SampleResult:
+    return sgmcmc.sample_chain(KERNEL, START, 100, num_chains=2, seed=0, **QUIET)
+
+
+CALLS: dict[str, Callable[[int, Any], Any]] = {
+    "sample": lambda seed, _: sgmcmc.sample(TARGET, START, 100, min_ess=20, seed=seed, **QUIET),
+    "sample_chain": lambda seed, _: sgmcmc.sample_chain(
+        KERNEL, START, 100 + seed, num_chains=2, seed=seed, **QUIET
+    ),
+    "preflight": lambda seed, _: sgmcmc.preflight(TARGET, START + 0.1 * seed, kernel=KERNEL),
+    "find_center": lambda seed, _: sgmcmc.find_center(TARGET, START + 0.1 * seed),
+    "L-BFGS": lambda seed, _: sgmcmc.find_center(TARGET, START + 0.1 * seed, "lbfgs", seed=seed),
+    "ControlVariate": lambda seed, _: sgmcmc.ControlVariate(TARGET, START + 0.1 * seed),
+    "certify": lambda seed, result: sgmcmc.certify(result, TARGET, seed=seed),
+    "report": lambda _, result: sgmcmc.report(result, TARGET),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # so few draws are not judged here
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_is_traced_or_compiled(name: str, result: sgmcmc.SampleResult) -> None:
+    CALLS[name](0, result)
+    with counted() as made:
+        CALLS[name](1, result)
+    assert made.graphs == []
+    assert made.maps[0] < 20  # a program of XLA takes about 50
+
+
+def test_a_new_small_target_leaves_no_programs() -> None:
+    """It is traced, which is the negative control, but XLA compiles nothing for it."""
+    CALLS["sample"](0, None)
+    with counted() as made:
+        sgmcmc.sample(make_target(), START, 100, min_ess=20, seed=1, **QUIET)
+    assert made.graphs and made.maps[0] < 20
+
+
+def test_another_batch_size_has_its_own_gradients() -> None:
+    """Kept programs of estimates distinguish the minibatches of copies."""
+    samples, seed = tf.ones([3, 2]), tf.constant([0, 1])
+    whole = sgmcmc.diagnostics.gradients_at(TARGET.with_minibatches(200), samples, seed)
+    exact = sgmcmc.diagnostics.gradients_at(TARGET, samples)
+    noisy = sgmcmc.diagnostics.gradients_at(TARGET, samples, seed)
+    np.testing.assert_allclose(whole, exact, rtol=1e-3)
+    assert np.abs(noisy - exact).max() > 1
