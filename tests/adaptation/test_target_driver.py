@@ -498,7 +498,7 @@ def test_choices_show_the_settings_that_apply(saved: PreparedKernel) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [
-        ("_VERSION", 4, "format version 4. Received: version 3. "),
+        ("_VERSION", 6, "format version 6. Received: version 3. "),
         ("_PLAIN", settings_file._PLAIN | {"friction"}, "version 3, lacks friction. "),
         ("_PLAIN", settings_file._PLAIN - {"seed"}, "version 3, has the unknown seed. "),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from benchmarks.posteriordb import hierarchies, regressions, series, table
 from benchmarks.posteriordb.accuracy import judge
 from benchmarks.posteriordb.posterior import Posterior
 from benchmarks.posteriordb.runs import Run
+from benchmarks.posteriordb.unseen import __main__ as unseen
 from datasets.posteriordb import QUANTILES, Moments
 
 NORMAL = scipy.stats.norm
@@ -107,3 +109,18 @@ def test_names_are_of_forty_posteriors_and_one_more() -> None:
     assert [*table.picked(command.ALL, ("eight_schools", "arK-arK"))][2:] == ["arK-arK"]
     with pytest.raises(ValueError, match="Received: iris"):
         table.picked(command.ALL, ("iris",))
+
+
+def test_models_of_no_database_have_closed_forms() -> None:
+    """Two of 40,000 draws: standard errors are 0.005, so 0.05 is ten of them."""
+    assert {*unseen.CLOSED_FORMS} <= {*unseen.ALL}
+    posterior = unseen.ALL["meta_analysis"]()
+    found = unseen.reference("meta_analysis", posterior, Path("none"))
+    assert found.names[:3] == ("mu", "tau", "theta[1]")
+    tau, y, error = np.linspace(1e-3, 3, 3000), posterior.data["y"], posterior.data["error"]
+    mu = np.linspace(-3, 3, 601)
+    logs = NORMAL.logpdf(y, mu[:, None, None], np.hypot(tau[:, None], error)).sum(axis=-1)
+    logs += NORMAL.logpdf(mu)[:, None] + NORMAL.logpdf(tau, 0, 0.5)
+    weights = np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum()
+    exact = [(weights.sum(axis=1) * mu).sum(), (weights.sum(axis=0) * tau).sum()]
+    assert np.abs((found.mean[:2] - exact) / found.deviation[:2]).max() < 0.05

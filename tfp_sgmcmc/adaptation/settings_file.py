@@ -77,7 +77,7 @@ def load(
     with npz.reading(path, "a run of `sample`") as (header, array):
         version = header.get("version", 1)  # 0.2.0 wrote no version
         plain = {"noncentered": [], **header["choices"]}  # version 2 did not know it
-        is_known = version in range(1, _VERSION + 1) and {*plain} == _PLAIN
+        is_known = _VERSION - 2 <= version <= _VERSION and {*plain} == _PLAIN
         if is_known:
             count, dtype = header["num_parts"], header["dtype"]
             leaves = [array(f"center{i}", dtype) for i in range(count)]
@@ -96,7 +96,7 @@ def load(
             f"seed must be {given}, the seed of the run in {folder}. Received: "
             f"{seed.numpy().tolist()}."
         )
-    of_call = describe_call(problem, state, jit_compile)
+    given_problem, given_state = problem, state
     if plain["noncentered"]:
         problem, state = noncentered(problem, state, plain["noncentered"])
     parts = tf.nest.flatten(state)
@@ -105,7 +105,7 @@ def load(
             f"initial_state must have parts of shapes {[x.shape for x in leaves]}, as in the run "
             f"in {folder}. Received: {[tuple(x.shape) for x in parts]}."
         )
-    expected = {"num_chains": num_chains, **of_call}
+    expected = {"num_chains": num_chains, **describe_call(given_problem, given_state, jit_compile)}
     saved = {"num_chains": len(start), **call}
     check_same(f"The run in {folder}", saved, {n: x for n, x in expected.items() if n in saved})
     for name in ("seed", "predicted_excess", "measured_excess", "run_excess", "noncentered"):
