@@ -68,6 +68,7 @@ def log_of_exponentials() -> sgmcmc.MinibatchLogProb:
 
 
 @pytest.mark.parametrize("draws_per_entry", [100, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_the_covariance_is_of_many_draws(
     draws_per_entry: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,9 +67,9 @@ def test_two_measurements_name_each_cause_once_and_no_noise() -> None:
 def test_improvements_gaps_and_failures() -> None:
     nan, name = float("nan"), TIME.format("x")
     cases: list[tuple[list[float | None], list[tuple[int, int]]]] = [
-        ([1, 1, 1.29, 1], []),  # within the threshold
-        ([1, 1, 1.31, 1], [(1, 2)]),
-        ([2, 2, 1, 1, 1.2], []),  # better, and then measured from there
+        ([1, 1, 1.19, 1], []),  # within the threshold
+        ([1, 1, 1.21, 1], [(1, 2)]),
+        ([2, 2, 1, 1, 1.15], []),  # better, and then measured from there
         ([2, 2, 1, 1, 1.9], [(3, 4)]),
         ([1, nan, nan, 2, 2], [(0, 3)]),  # a range
         ([1, 1, None, 1], [(1, 2)]),  # failed

@@ -1,5 +1,6 @@
 """Tables that commands write into a page again."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -120,10 +121,7 @@ def test_second_order_beside_whitened_hmc() -> None:
 def test_every_place_of_the_page_belongs_to_a_command() -> None:
     page = ROOT / "benchmarks" / "README.md"
     texts = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
-    names = {
-        part.split(")")[0].strip('"') for text in texts for part in text.split("table=")[1:]
-        if part.startswith('"')
-    }  # fmt: skip
+    names = {name for text in texts for name in re.findall(r'\btable="([^"]+)"', text)}
     assert len(names) >= 10
     for name in names:
         Place(page, name).parts()

@@ -75,10 +75,10 @@ class AnnealedSGHMC(StochasticGradientKernel):
       ...         tfp.distributions.Normal(theta[..., None], 1.).log_prob(batch),
       ...     data=x, batch_size=500)
       >>> kernel = AnnealedSGHMC(target, step_size=0.1, prior_variance=100., temperature=0.1)
-      >>> samples = tfp.mcmc.sample_chain(
-      ...     num_results=500, num_burnin_steps=100, current_state=tf.zeros([]), kernel=kernel,
-      ...     trace_fn=None, seed=[0, 1])
-      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      >>> result = sgmcmc.sample_chain(
+      ...     kernel, tf.zeros([]), num_results=500, num_burnin_steps=100, seed=0,
+      ...     progress_bar=False)
+      >>> bool(abs(result.states.mean() - x.mean()) < 0.02)
       True
 
     Args:
