@@ -386,6 +386,7 @@ def test_a_run_goes_on_and_is_repeated_by_hand(run: Any) -> None:
     choices = run.choices
     assert run.is_trusted and run.states.shape == (400, 4, 3)
     assert len(run.explanation) >= 4 and choices.sampler in str(run)
+    assert str(run.explanation).split("\n") == [*run.explanation]
     kernel: Any
     start, bijector = choices.start, run.bijector
     if choices.sampler == "IndependentMetropolis":

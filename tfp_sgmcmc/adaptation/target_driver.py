@@ -25,7 +25,7 @@ from tfp_sgmcmc.adaptation.settings_file import describe_call, load, save
 from tfp_sgmcmc.adaptation.stream_pool import pool_of
 from tfp_sgmcmc.adaptation.target_arguments import as_problem, finite_start, single_state
 from tfp_sgmcmc.internal.nest import State, flatten_events
-from tfp_sgmcmc.sampling.result import Flag, SampleResult
+from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
 from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.targets import MinibatchLogProb, StreamedLogProb, preflight
@@ -238,7 +238,7 @@ def sample_target(
         result,
         bijector=prepared.bijector,
         choices=prepared.with_choices(**found.measured).choices,
-        explanation=(*prepared.lines, found.line),
+        explanation=Explanation((*prepared.lines, found.line)),
         flags=tuple(flags),
         certificate=found.certificate,
     )

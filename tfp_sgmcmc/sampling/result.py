@@ -57,6 +57,13 @@ class Timings(NamedTuple):
     steps_per_second: float
 
 
+class Explanation(tuple[str, ...]):
+    """Sentences, of which `print` shows one a line."""
+
+    def __str__(self) -> str:
+        return "\n".join(self)
+
+
 class Flag(str):
     """A sentence about the draws of a run: a cause and a remedy, with a grade.
 
@@ -151,7 +158,7 @@ class SampleResult:
       bijector: maps the kernel's states to the draws of `sample`, which are constrained if the
         target has a bijector. None for `sample_chain`, which keeps the states.
       choices: the settings that `sample` chose, which can be printed; None for `sample_chain`.
-      explanation: what `sample` did and why, in a few lines; empty for `sample_chain`.
+      explanation: what `sample` did and why, a sentence a line; empty for `sample_chain`.
       flags: sentences about the draws, each a `Flag` with a grade: "note", "doubt" or "wrong".
       certificate: how far the draws are from the posterior, by exact weights (see `certify`); None
         where that would take long, and for `sample_chain`.
@@ -171,7 +178,7 @@ class SampleResult:
     _attributes: dict[str, Any]
     bijector: Any = None
     choices: Any = None
-    explanation: tuple[str, ...] = ()
+    explanation: Explanation = Explanation()
     flags: tuple[Flag, ...] = ()
     certificate: Any = None
 
