@@ -27,8 +27,10 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
     Hessians,
     Quadratic,
     hessian_products,
+    inverse,
     matrices,
     quadratic_of,
+    root_of_inverse,
     to_unit_diagonal,
 )
 from tfp_sgmcmc.targets.laplace.whitening import whiten_by
@@ -200,7 +202,7 @@ def whiten_by_normal(
     """
     center = state_at(mean, before.center)
     found = matrices(hessian_products(problem, center), flatten_events(center, 0).numpy())
-    precision = np.linalg.inv(factor @ factor.T)
+    precision = inverse(factor @ factor.T)
     return _by_precision(problem, center, found, precision, "pilot", before.num_passes)
 
 
@@ -221,7 +223,7 @@ def whiten_by_covariance(
     flat = flatten_events(before.center, 0).numpy() + before.factor @ draws.mean(axis=0)
     center = state_at(flat, before.center)
     factor = before.factor @ np.linalg.cholesky(covariance)
-    precision = np.linalg.inv(factor @ factor.T)
+    precision = inverse(factor @ factor.T)
     whitened = standardize(problem, center, -precision)
     return Coordinates(*whitened, center, factor, precision, "covariance", before.num_passes)
 
@@ -249,7 +251,7 @@ def _by_quadratic(
     num_passes: int,
 ) -> Coordinates:
     target, bijector = whiten_by(problem, center, quadratic)
-    factor = np.linalg.cholesky(np.linalg.inv(precision))
+    factor = root_of_inverse(precision)
     return Coordinates(target, bijector, center, factor, precision, kind, num_passes)
 
 

@@ -27,6 +27,7 @@ from tfp_sgmcmc.kernels import NOGIN
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, find_center, largest_curvature
 from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
+from tfp_sgmcmc.targets.laplace.quadratic import inverse
 
 _LEAPFROG_STEPS = 30  # a guess of the gradients in a step of NUTS
 _MOST_SECONDS = 3600.0
@@ -121,7 +122,7 @@ def _nuts(
     starts = typical_starts(problem, state, num_chains, seeds[0].numpy(), jit_compile)
     pilot = run_nuts_pilot(problem, state, starts, dtype, seeds[1], jit_compile, reason)
     is_dense = pilot.covariance.ndim == 2
-    hessian = -np.linalg.inv(pilot.covariance) if is_dense else -1 / pilot.covariance
+    hessian = -inverse(pilot.covariance) if is_dense else -1 / pilot.covariance
     target, bijector = standardize(
         problem.with_minibatches(problem.num_examples), pilot.center, hessian
     )

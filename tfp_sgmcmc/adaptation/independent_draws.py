@@ -26,7 +26,7 @@ from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
-from tfp_sgmcmc.targets.laplace.quadratic import root_of_inverse
+from tfp_sgmcmc.targets.laplace.quadratic import inverse, root_of_inverse
 
 _NUM_DRAWS = 2000  # that are weighed
 _MOST_ENTRIES = 10_000_000  # N D
@@ -98,7 +98,7 @@ def independent_draws(
         batch_size=None,
         coordinates="covariance",
         center=tf.nest.map_structure(lambda x: x.numpy(), center),
-        hessian=-np.linalg.inv(proposal.factor @ proposal.factor.T),
+        hessian=-inverse(proposal.factor @ proposal.factor.T),
         start=np.zeros([num_chains, runs.dim], runs.dtype.as_numpy_dtype),
         num_burnin_steps=burn_in,
         num_steps_between_results=stride - 1,

@@ -17,7 +17,7 @@ from tfp_sgmcmc.internal.nest import (
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
-from tfp_sgmcmc.targets.laplace.quadratic import Hessians
+from tfp_sgmcmc.targets.laplace.quadratic import Hessians, inverse
 
 NOT_CURVED = "the curvature of the log posterior at its mode is not positive"
 _ROUNDS = 8
@@ -76,7 +76,7 @@ def curved_over_widths(problem: MinibatchLogProb, center: State, found: Hessians
     widths = np.ones(len(flat))
     for _ in range(_ROUNDS):
         precision = with_prior_curvature(found, _prior_curvature(problem, center, flat, widths))
-        widths = np.sqrt(np.diag(np.linalg.inv(precision)))
+        widths = np.sqrt(np.diag(inverse(precision)))
     return precision
 
 

@@ -98,7 +98,9 @@ class KernelSelector:
         return dataclasses.replace(hmc(num_results), flags=self._flags)
 
     def _find_modes(self, found: Coordinates, factor: np.ndarray) -> None:
-        like, inverse, runs = found.center, np.linalg.inv(factor), self._runs
+        like, runs = found.center, self._runs
+        scale = np.diag(factor)  # no unit of a parameter matters
+        inverse = np.linalg.inv(factor / scale[:, np.newaxis]) / scale
         first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
         widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
         seed = self._mode_seed.numpy()

@@ -88,7 +88,9 @@ def fit_kl_normal(
         values = np.clip(values, *_CURVATURES)
         step = vectors @ ((vectors.T @ gradients.mean(axis=0)) / values)
         mean = mean + factor @ step
-        factor = np.linalg.cholesky((factor @ (vectors / values)) @ (factor @ vectors).T)
+        scale = np.sqrt((factor**2).sum(axis=1, keepdims=True))  # no unit of a parameter matters
+        root = factor / scale @ (vectors / np.sqrt(values))
+        factor = scale * np.linalg.cholesky(root @ root.T)
         # KL(new, old) of normal distributions.
         if (step @ step + np.sum(1 / values - 1 + np.log(values))) / 2 < _CLOSE:
             return KLNormal(mean, factor, number, True)

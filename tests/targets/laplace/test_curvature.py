@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.targets.logistic_regression import log_likelihood, log_prior
 from tfp_sgmcmc import random
+from tfp_sgmcmc.targets.laplace.quadratic import inverse, root_of_inverse
 
 GENERATOR = np.random.default_rng(0)
 N, D = 60, 8
@@ -216,3 +217,16 @@ def test_bad_input(options: dict[str, Any], error: type, message: str) -> None:
     arguments = dict(target=lambda x: -tf.reduce_sum(x**4), state=tf.ones([8], tf.float64))
     with pytest.raises(error, match=message):
         sgmcmc.largest_curvature(**{**arguments, **options})
+
+
+def test_factors_of_an_inverse_do_not_depend_on_units_and_always_exist() -> None:
+    basis = np.vander(np.linspace(0.0, 1.0, 50), 4, increasing=True)
+    units = 10.0 ** np.array([12.0, -9.0, 3.0, -12.0])
+    precision = basis.T @ basis
+    root = root_of_inverse(precision)
+    np.testing.assert_allclose(root_of_inverse(precision * np.outer(units, units)),
+                               root / units[:, np.newaxis], rtol=1e-6)  # fmt: skip
+    np.testing.assert_allclose(inverse(precision), root @ root.T, rtol=1e-6)
+    singular = np.outer([1.0, 2.0], [1.0, 2.0]) - np.diag([1e-14, 1e-14])
+    found = root_of_inverse(singular)
+    assert np.isfinite(found).all() and (np.diag(found) > 0).all() and found[0, 1] == 0

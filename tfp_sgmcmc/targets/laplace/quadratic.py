@@ -92,9 +92,25 @@ def to_unit_diagonal(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def root_of_inverse(precision: np.ndarray) -> np.ndarray:
-    """Returns the Cholesky factor of the inverse of a matrix, whatever the units of its entries."""
+    """Returns the Cholesky factor of the inverse of a matrix, whatever the units of its entries.
+
+    Where rounding hides the least eigenvalues of the scaled matrix, it takes that rounding for them.
+    """
     scaled, scale = to_unit_diagonal(precision)
-    return np.linalg.cholesky(np.linalg.inv(scaled)) / scale[:, np.newaxis]
+    try:
+        root = np.linalg.cholesky(np.linalg.inv(scaled))
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(scaled)
+        least = len(values) * np.finfo(values.dtype).eps * values[-1]
+        upper = np.linalg.qr((vectors / np.sqrt(np.maximum(values, least))).T, mode="r")
+        root = upper.T * np.sign(np.diag(upper))
+    return root / scale[:, np.newaxis]
+
+
+def inverse(matrix: np.ndarray) -> np.ndarray:
+    """Returns the inverse of a symmetric matrix, whatever the units of its entries."""
+    scaled, scale = to_unit_diagonal(matrix)
+    return np.linalg.inv(scaled) / np.outer(scale, scale)
 
 
 def weight(quadratic: Quadratic | LowRankHessian, offset: tf.Tensor) -> tf.Tensor:
