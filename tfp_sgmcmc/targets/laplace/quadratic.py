@@ -94,7 +94,7 @@ def to_unit_diagonal(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def root_of_inverse(precision: np.ndarray) -> np.ndarray:
     """Returns the Cholesky factor of the inverse of a matrix, whatever the units of its entries.
 
-    Where rounding hides the least eigenvalues of the scaled matrix, it takes that rounding for them.
+    Eigenvalues of the scaled matrix that rounding hides count as that rounding.
     """
     scaled, scale = to_unit_diagonal(precision)
     try:
@@ -102,7 +102,7 @@ def root_of_inverse(precision: np.ndarray) -> np.ndarray:
     except np.linalg.LinAlgError:
         values, vectors = np.linalg.eigh(scaled)
         least = len(values) * np.finfo(values.dtype).eps * values[-1]
-        upper = np.linalg.qr((vectors / np.sqrt(np.maximum(values, least))).T, mode="r")
+        upper: Any = np.linalg.qr((vectors / np.sqrt(np.maximum(values, least))).T, mode="r")
         root = upper.T * np.sign(np.diag(upper))
     return root / scale[:, np.newaxis]
 
