@@ -40,7 +40,7 @@ DIM, _POOL_BYTES, _MOST_ROWS = 20, 4_200_000, 1_000_000  # rows in files
 
 
 class Row(NamedTuple):
-    """What was measured; see the module."""
+    """A row of the table; see the module."""
 
     num_examples: int
     gigabytes: float

@@ -146,7 +146,7 @@ def test_networks_side_by_side_train_as_fit_does_with_one() -> None:
 
 
 def test_networks_side_by_side_stop_at_their_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the losses 3, 1, 2, 2 the second counts, at a patience of 2; the other network goes on."""
+    """The second of the losses 3, 1, 2, 2 counts at a patience of 2; the other network goes on."""
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
     trainer = side_by_side.Trainer(model, 10)
     losses = iter([[3.0, 9.0], [1.0, 8.0], [2.0, 7.0], [2.0, 6.0], [0.0, 5.0]])

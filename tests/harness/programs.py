@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 class Made(NamedTuple):
-    """What was made: names of graphs, and the number of new memory maps."""
+    """Names of the graphs that were made, and the number of new memory maps."""
 
     graphs: list[str]
     maps: list[int]

@@ -36,7 +36,7 @@ class CenteredHierarchy(NamedTuple):
 
     @property
     def note(self) -> str:
-        """What was done about it, if all effects are normal given the rest."""
+        """The note of a run that samples the effects as standard normals."""
         return (
             f"The hierarchy is centred: the width of the prior of {self.effects} depends on "
             f"{self.scale}. So {self.effects} was sampled as its prior's mean plus width times a "

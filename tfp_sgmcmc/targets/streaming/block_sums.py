@@ -135,18 +135,6 @@ class BlockDerivatives:
         return value[0], slope[0], tf.reshape(bend, [-1, self._dim])[: self._dim]
 
 
-class Pass(NamedTuple):
-    """A pass over the data.
-
-    Attributes:
-      num_rows: the rows that were read.
-      seconds: the time that it took.
-    """
-
-    num_rows: int
-    seconds: float
-
-
 def map_blocks(
     target: StreamedLogProb,
     of_block: Callable[[Any, np.ndarray], Any],

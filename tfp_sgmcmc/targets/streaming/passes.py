@@ -1,4 +1,4 @@
-"""What passes over the rows of a stream compute. Each can be sent to a worker."""
+"""The work of passes over the rows of a stream, each of which can be sent to a worker."""
 
 from __future__ import annotations
 

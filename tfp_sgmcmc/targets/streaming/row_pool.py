@@ -14,7 +14,12 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events, unflatten_events
 from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
 from tfp_sgmcmc.targets.laplace.mode import check_single_state, find_center
-from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, matrices, to_unit_diagonal
+from tfp_sgmcmc.targets.laplace.quadratic import (
+    hessian_products,
+    matrices,
+    root_of_inverse,
+    to_unit_diagonal,
+)
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums
@@ -234,14 +239,15 @@ def _with_prior(model: MinibatchLogProb, sums: Sums, theta: np.ndarray, like: St
 
 def _factor(precision: np.ndarray) -> np.ndarray:
     """Returns L with L L^T the inverse of a precision; raises ExpansionError without a mode."""
-    scaled, scale = to_unit_diagonal((precision + precision.T) / 2)
+    symmetric = (precision + precision.T) / 2
+    scaled, _ = to_unit_diagonal(symmetric)
     if not np.isfinite(scaled).all() or np.linalg.eigvalsh(scaled)[0] <= 1e-9:
         raise ExpansionError(
             "The log posterior of a stream must have a finite, negative definite Hessian at its "
             "mode, because a pool needs it. Received: a Hessian that is not. Raise memory= of the "
             "StreamedLogProb, so that all data are loaded, or sample_chain with SGLD."
         )
-    return np.linalg.cholesky(np.linalg.inv(scaled)) / scale[:, np.newaxis]
+    return root_of_inverse(symmetric)
 
 
 def _sums_of(pool: PooledLogProb, theta: np.ndarray, like: State, jit_compile: bool) -> Sums:
