@@ -13,14 +13,14 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy
+from tfp_sgmcmc.adaptation.centered_hierarchy import CenteredHierarchy, find_centered_hierarchy
 from tfp_sgmcmc.adaptation.coordinates import standardize
 from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.nuts import MAX_TREE_DEPTH, run_nuts_pilot
 from tfp_sgmcmc.adaptation.pilot import Gradients, dispersed_starts
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
-from tfp_sgmcmc.adaptation.typical_set import typical_starts
+from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, typical_starts
 from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.kernels import NOGIN
@@ -55,15 +55,11 @@ def sample_nonquadratic(
     """
     seeds = random.split(random.fold_in(seed, 1), 2)
     seconds = _seconds(problem, state, num_chains, jit_compile)
-    make = _nuts
+    options = num_chains, seeds, jit_compile, reason, seconds
     if seconds * _LEAPFROG_STEPS * (num_results + 700) > _MOST_SECONDS:
-        make = _nogin
-    options = num_chains, seeds, jit_compile
-    prepared = None
-    if make is _nuts:
-        prepared = _without_funnel(problem, state, *options, reason, seconds, select)
-    if prepared is None:
-        prepared = make(problem, state, *options, reason, seconds)
+        prepared = _nogin(problem, state, *options)
+    else:
+        prepared = _from_typical_set(problem, state, *options, select)
     flags, most = [*prepared.flags], prepared.most_results or num_results
     if most < num_results:
         flags.append(
@@ -78,7 +74,7 @@ def sample_nonquadratic(
     return dataclasses.replace(prepared, lines=lines, flags=tuple(flags), most_results=most)
 
 
-def _without_funnel(
+def _from_typical_set(
     problem: MinibatchLogProb,
     state: State,
     num_chains: int,
@@ -87,40 +83,51 @@ def _without_funnel(
     reason: NotNearGaussian,
     seconds: float,
     select: Callable[[MinibatchLogProb, State], PreparedKernel] | None,
-) -> PreparedKernel | None:
-    """Returns a kernel for the non-centred form of a centred hierarchy; None for other models."""
-    starts = typical_starts(problem, state, num_chains, seeds[0].numpy(), jit_compile)
-    rng = np.random.default_rng(seeds[0].numpy().astype(np.uint32))
-    around = np.repeat(starts.states, _ROWS_PER_CHAIN, axis=0)
-    around += rng.standard_normal(around.shape) * np.sqrt(starts.variance)
-    hierarchy = find_centered_hierarchy(problem, state, around)
-    if hierarchy is None or not hierarchy.entries:
-        return None
+) -> PreparedKernel:
+    """Returns NUTS, or a kernel for the non-centred form of a centred hierarchy."""
+    options = num_chains, seeds[0].numpy(), jit_compile
+    starts = typical_starts(problem, state, *options)
+    hierarchy = _hierarchy_around(starts, problem, state, seeds[0].numpy())
+    if hierarchy is None:
+        return _nuts(problem, state, starts, seeds[1], jit_compile, reason, seconds)
     other, at = noncentered(problem, state, hierarchy.entries)
-    try:
-        if select is None:
-            raise reason
-        prepared = select(other, at)
-    except NotNearGaussian as again:
-        prepared = _nuts(other, at, num_chains, seeds, jit_compile, again, seconds)
+    prepared = None
+    if select is not None:
+        try:
+            prepared = select(other, at)
+        except NotNearGaussian as error:
+            reason = error
+    if prepared is None:
+        starts = typical_starts(other, at, *options)
+        prepared = _nuts(other, at, starts, seeds[1], jit_compile, reason, seconds)
     note = Flag("note", hierarchy.note)
     prepared = dataclasses.replace(prepared, flags=(note, *prepared.flags))
     return prepared.with_choices(noncentered=hierarchy.entries)
 
 
+def _hierarchy_around(
+    starts: TypicalStarts, problem: MinibatchLogProb, state: State, seed: np.ndarray
+) -> CenteredHierarchy | None:
+    """Returns the centred hierarchy whose effects are normal, by the prior around `starts`."""
+    rng = np.random.default_rng(seed.astype(np.uint32))
+    around = np.repeat(starts.states, _ROWS_PER_CHAIN, axis=0)
+    around += rng.standard_normal(around.shape) * np.sqrt(starts.variance)
+    found = find_centered_hierarchy(problem, state, around)
+    return found if found is not None and found.entries else None
+
+
 def _nuts(
     problem: MinibatchLogProb,
     state: State,
-    num_chains: int,
-    seeds: Any,
+    starts: TypicalStarts,
+    seed: tf.Tensor,
     jit_compile: bool,
     reason: NotNearGaussian,
     seconds: float,
 ) -> PreparedKernel:
     """Returns NUTS on all data, started anew: no use is made of the mode that failed."""
     dtype = tf.nest.flatten(state)[0].dtype
-    starts = typical_starts(problem, state, num_chains, seeds[0].numpy(), jit_compile)
-    pilot = run_nuts_pilot(problem, state, starts, dtype, seeds[1], jit_compile, reason)
+    pilot = run_nuts_pilot(problem, state, starts, dtype, seed, jit_compile, reason)
     is_dense = pilot.covariance.ndim == 2
     hessian = -inverse(pilot.covariance) if is_dense else -1 / pilot.covariance
     target, bijector = standardize(
@@ -142,7 +149,7 @@ def _nuts(
     metric = "covariance" if is_dense else "variances"
     lines = (
         f"NoUTurnSampler uses all {problem.num_examples} examples. Its chains began at "
-        f"{num_chains} places near the typical set, and a pilot adapted the step, "
+        f"{len(starts.states)} places near the typical set, and a pilot adapted the step, "
         f"{pilot.step_size:.2g}, and the metric, the {metric} of its draws.",
     )
     hierarchy = find_centered_hierarchy(problem, pilot.center, pilot.draws)
