@@ -141,43 +141,44 @@ def posterior_product(
     target = wrapped_target(target)
     total = target.num_examples
     if isinstance(target, StreamedLogProb):
-        batches, model = target.bootstrap(state).batches, target.of_one_batch
+        batches = target.bootstrap(state).batches
         data = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), batches)
         data = tf.nest.map_structure(lambda x: x[:max_examples], data)
+        size = len(tf.nest.flatten(data)[0])
+        product = _product(target.of_one_batch, _rows_of, size, total)
     elif isinstance(target, ShardedLogProb):
         return _product_of_estimate(target.with_most(max_examples), seed, ())
     elif isinstance(target, MinibatchLogProb):
         most = max(target.batch_size, _MOST_BYTES // max(1, target.row_bytes))
-        size, model = min(total, max_examples, most), target
-        name = f"Hessian products of {size} examples, seed {seed.numpy().tolist()}"
+        size = min(total, max_examples, most)
+        data = tf.range(size)
+        if size < total:
+            data = random.permuted_indices(seed, data, total)
 
-        def make() -> Callable[[State, State], State]:
-            drawn = tf.range(size)
-            if size < total:
-                drawn = random.permuted_indices(seed, drawn, total)
-            return _product(target, lambda i: target.rows(tf.gather(drawn, i)), size)
+        def rows(numbers: tf.Tensor, i: tf.Tensor) -> Any:
+            return target.rows(tf.gather(numbers, i))
 
-        return kept_program(target, name, state, make)
+        name = f"Hessian products of {size} examples"
+        product = kept_program(target, name, state, lambda: _product(target, rows, size, total))
     else:
         return _product_of_estimate(target, seed, target.bootstrap(state))
+    return lambda theta, v: product(theta, v, data)
 
-    def rows(i: tf.Tensor) -> Any:
-        return tf.nest.map_structure(lambda x: tf.gather(x, i), data)
 
-    return _product(model, rows, len(tf.nest.flatten(data)[0]), total)
+def _rows_of(data: Any, i: tf.Tensor) -> Any:
+    return tf.nest.map_structure(lambda x: tf.gather(x, i), data)
 
 
 def _product(
-    model: MinibatchLogProb, rows: Callable[[tf.Tensor], Any], size: int, total: int | None = None
-) -> Callable[[State, State], State]:
-    """Returns the product of the Hessian by `size` of `total` examples, which `rows` gives."""
-    total = total or model.num_examples
+    model: MinibatchLogProb, rows: Callable[[Any, tf.Tensor], Any], size: int, total: int
+) -> Callable[[State, State, Any], State]:
+    """Returns the product of the Hessian by `size` of `total` examples, `rows(data, numbers)`."""
 
-    def product(theta: State, v: State) -> State:
+    def product(theta: State, v: State, data: Any) -> State:
         log_prior, _, of_prior = value_and_gradient(model.log_prior, theta, v, connected=False)
 
         def part(at: State, start: Any, n: int) -> tf.Tensor:
-            batch = rows(start + tf.range(n))
+            batch = rows(data, start + tf.range(n))
             return tf.reduce_sum(model.log_likelihood(at, batch, n, log_prior.shape), axis=-1)
 
         chunk = min(size, model.chunk_size)
