@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.diagnostics.pareto import pareto_shape
-from tfp_sgmcmc.random.defensive_normal import DEGREES_OF_FREEDOM, defensive_normal_log_prob
+from tfp_sgmcmc.random.defensive_normal import defensive_normal_log_prob, draw_defensive_normal
 
 MOST_K = 0.5  # of weights with a finite variance
 _SHARES = (0.05, 0.2, 0.9)  # of heavy tails
@@ -42,10 +42,7 @@ class Proposal(NamedTuple):
 
     def sample(self, num_draws: int, rng: np.random.Generator) -> np.ndarray:
         """Returns antithetic draws, `[num_draws, D]`: the second half mirrors the first."""
-        z = rng.standard_normal([num_draws // 2, len(self.mean)])
-        is_tail = rng.uniform(size=len(z)) < self.tail_share
-        chi_squared = rng.chisquare(DEGREES_OF_FREEDOM, len(z))
-        z *= np.where(is_tail, np.sqrt(DEGREES_OF_FREEDOM / chi_squared), 1.0)[:, np.newaxis]
+        z = draw_defensive_normal((num_draws // 2, len(self.mean)), self.tail_share, rng)
         return self.mean + np.concatenate([z, -z]) @ self.factor.T
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.random.normals import normal
@@ -25,6 +26,15 @@ def defensive_normal(
     below = tf.math.ndtri(tail_share)
     scale = tf.where(z[..., -1:] < below, tf.sqrt(DEGREES_OF_FREEDOM / chi_squared), 1.0)
     return z[..., :dim] * scale
+
+
+def draw_defensive_normal(
+    shape: tuple[int, ...], tail_share: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws as `defensive_normal` does, by NumPy and in double precision."""
+    z, is_tail = rng.standard_normal(shape), rng.uniform(size=shape[:-1]) < tail_share
+    chi_squared = rng.chisquare(DEGREES_OF_FREEDOM, shape[:-1])
+    return z * np.where(is_tail, np.sqrt(DEGREES_OF_FREEDOM / chi_squared), 1.0)[..., np.newaxis]
 
 
 def defensive_normal_log_prob(z: tf.Tensor, tail_share: tf.Tensor) -> tf.Tensor:

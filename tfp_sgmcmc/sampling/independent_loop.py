@@ -14,7 +14,7 @@ from tfp_sgmcmc.kernels.independent_metropolis import (
     IndependentMetropolis,
     IndependentMetropolisResults,
 )
-from tfp_sgmcmc.random.defensive_normal import DEGREES_OF_FREEDOM, defensive_normal_log_prob
+from tfp_sgmcmc.random.defensive_normal import defensive_normal_log_prob, draw_defensive_normal
 from tfp_sgmcmc.sampling.loop import NEVER, FiniteCheck, Position, rows_of
 
 
@@ -42,6 +42,7 @@ class IndependentLoop:
         view: Callable[[Any], Any] | None = None,
     ):
         self._trace_fn, self._start = trace_fn, start
+        self._chain_ndims = start.results.target_log_prob.shape.rank
         self._view = view or (lambda state: state)
         kept = self._view(start.state), self.trace_of(start.state, start.results), ()
         self.kept = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), kept)
@@ -63,7 +64,7 @@ class IndependentLoop:
         step, state, results = position
         wanted = int(step) + first + int(stride) * np.arange(rows)
         seeds = np.asarray(seed).view(np.uint32)
-        flat = self._flat(state)
+        flat = flatten_events(state, self._chain_ndims).numpy()
         kept, traces, lost_at = [flat[np.newaxis][:0]], list[Any](), NEVER
         while rows and int(step) < wanted[-1]:
             results, thresholds = self._block(results, seeds)
@@ -85,13 +86,8 @@ class IndependentLoop:
         moved = Position(tf.constant(step, tf.int64), self._state(flat), results)
         return moved, (self._view(self._state(draws)), trace, ()), FiniteCheck(finite, lost_at)
 
-    def _flat(self, state: Any) -> np.ndarray:
-        lead = self._start.results.target_log_prob.shape.rank
-        return flatten_events(state, lead).numpy()
-
     def _state(self, flat: np.ndarray) -> Any:
-        lead = self._start.results.target_log_prob.shape.rank
-        return unflatten_events(tf.constant(flat), self._start.state, lead)
+        return unflatten_events(tf.constant(flat), self._start.state, self._chain_ndims)
 
     def _block(
         self, results: IndependentMetropolisResults, seeds: np.ndarray
@@ -106,10 +102,8 @@ class IndependentLoop:
         if step % size:
             return results, thresholds
         dtype, shape = results.proposals.dtype, tuple(results.proposals.shape)
-        share, nu = float(results.tail_share), DEGREES_OF_FREEDOM
-        z, is_tail = rng.standard_normal(shape), rng.uniform(size=shape[:-1]) < share
-        scale = np.where(is_tail, np.sqrt(nu / rng.chisquare(nu, shape[:-1])), 1.0)
-        z *= scale[..., np.newaxis]
+        share = float(results.tail_share)
+        z = draw_defensive_normal(shape, share, rng)
         proposals = tf.constant(results.center.numpy() + z @ results.factor.numpy().T, dtype)
         values = self._log_prob_fn(proposals.numpy().reshape(-1, shape[-1])).reshape(shape[:-1])
         log_probs = tf.constant(np.where(np.isnan(values), -np.inf, values), dtype)
