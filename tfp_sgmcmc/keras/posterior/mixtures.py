@@ -69,8 +69,9 @@ class Mixture:
             return np.stack(found)
         entries = self._size * math.prod(self.shape)
         at_once = max(1, _MOST_ENTRIES // entries)
-        parts = [levels[i : i + at_once] for i in range(0, len(levels), at_once)]
-        return np.concatenate([self._solve(np.array(part)) for part in parts])
+        column = np.reshape(levels, [-1, *[1] * len(self.shape)])
+        parts = np.split(column, range(at_once, len(levels), at_once))
+        return np.concatenate([self._solve(part) for part in parts])
 
     def coverage(self, y: np.ndarray, level: float) -> np.ndarray:
         """Returns whether y lies in the central interval of this probability."""
@@ -136,11 +137,10 @@ class Mixture:
     def _bracket(self, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns numbers with F(low) < level <= F(high), whole ones if the distribution is."""
         low, high = self._first.min(axis=0), self._first.max(axis=0)
-        low, high = (x + np.zeros([len(levels), *self.shape]) for x in (low, high))
+        low, high = (x + 0 * levels for x in (low, high))
         width = np.maximum(high - low, 1e-3 * np.abs(high) + np.finfo(np.float32).tiny)
         if self._is_discrete:
             low, high, width = low - 1, high, np.ceil(width)
-        levels = levels.reshape(-1, *[1] * len(self.shape))
         for _ in range(200):
             too_high, too_low = self._cdf(low) >= levels, self._cdf(high) < levels
             if not (too_high | too_low).any():
@@ -150,9 +150,8 @@ class Mixture:
         return low, high
 
     def _solve(self, levels: np.ndarray) -> np.ndarray:
-        """Returns the quantiles at `levels`, `[num_levels]`, by bisection at all levels at once."""
+        """Returns quantiles by bisection at all levels, `[num_levels, 1, ...]`, at once."""
         low, high = self._bracket(levels)
-        levels = levels.reshape(-1, *[1] * len(self.shape))
         accuracy = 0.5 if self._is_discrete else 1e-7 * (high - low)
         while (high - low > 2 * accuracy).any():
             middle = (low + high) / 2
