@@ -110,7 +110,7 @@ def test_every_exact_setting_is_in_every_profile() -> None:
 
 
 def test_planted_estimates() -> None:
-    """Biases by twice the gradient, and by the gradient at the state before."""
+    """Estimates of twice the gradient, and of the gradient at the state before."""
     from benchmarks.robustness import planted
     from benchmarks.suite import exact_laws
 

@@ -130,7 +130,7 @@ class Choices:
 
 
 def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and not value)
+    return value is None or (isinstance(value, dict | tuple) and not value)
 
 
 def _readable(value: Any) -> str:
