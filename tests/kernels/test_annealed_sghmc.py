@@ -109,7 +109,7 @@ def test_with_centers_a_step_is_that_of_centred_inputs() -> None:
         return sgmcmc.MinibatchLogProb(
             lambda w, a: tf.zeros(tf.shape(w)[:-2]),
             lambda w, a, batch: -0.5 * tf.reduce_sum(
-                (batch[1] - tf.einsum("...nd,...dk->...nk", batch[0], w) - a[..., None, :]) ** 2, -1),
+                (batch[1] - batch[0] @ w - a[..., None, :]) ** 2, -1),
             (x - offset, y), N)  # fmt: skip
 
     w = tf.constant(np.random.default_rng(2).normal(size=[2, 2, 1]).astype(np.float32) / 10)

@@ -96,9 +96,9 @@ class AnnealedSGHMC(StochasticGradientKernel):
       prior_variance: s: in the same form.
       prior_scale: w, a factor of all prior variances: a number, or a schedule.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
-      centers: triples `(i, j, c)`: the flattened state has weights in part i, the biases of the same
-        outputs in part j, and c, the mean input, broadcasts with the weights. The last axis of both
-        parts is that of outputs. No part may be in two triples.
+      centers: triples `(i, j, c)`: the flattened state has weights in part i and the biases of the
+        same outputs in part j, and c, the mean input, broadcasts with the weights. The last axis of
+        both parts is that of outputs. No part may be in two triples.
       momentum_loss: a, the share of the velocity that a step takes away, in (0, 1].
       noise_limit: r. Infinity leaves the step as it is.
       averaging: \( \beta \), the weight of a step's Q in the running mean, in (0, 1].

@@ -231,7 +231,7 @@ def test_members_are_served_as_one_model(sampler, tmp_path):
 
 def test_one_network_is_distilled_from_members(sampler):
     """The labels are noise, so a network that keeps its start would lose."""
-    found = sampler.posterior.distil(X, (X, Y), epochs=3, batch_size=N, seed=0)
+    found = sampler.posterior.distil(X, (X, Y), epochs=3, batch_size=N, seed=(-1, 2))
     want, got = found.ensemble.log_predictive_density, found.network.log_predictive_density
     assert found.nats_lost == want - got < 0.2
     assert found.model.count_params() == affine().count_params()

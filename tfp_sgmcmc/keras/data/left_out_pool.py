@@ -44,6 +44,9 @@ def left_out_pool(
       num_examples: N.
       num_chains: C.
       key: see `RowsOfChains`.
+
+    Raises:
+      ValueError: weights of examples are negative, all zero, or NaN.
     """
     if source.passes is None:
         return None
@@ -82,7 +85,12 @@ def _candidates(
         return None
     hashes, x, y = zip(*parts, strict=True)
     known = np.concatenate(weights)
-    mean = float(known.mean(dtype=np.float64)) if len(known) and known.sum() > 0 else 1.0
+    mean = float(known.mean(dtype=np.float64)) if len(known) else 1.0
+    if not (mean > 0 and known.min(initial=0.0) >= 0):  # also for NaN
+        raise ValueError(
+            "sample_weight and class_weight must be at least 0, with a positive mean. Received: "
+            f"weights of the examples of {known.min():.3g} to {known.max():.3g}."
+        )
     return np.concatenate(hashes), _joined(x), _joined(y), mean
 
 
