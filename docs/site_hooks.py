@@ -18,7 +18,7 @@ GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|xi|rho|sigma|tau|Sigma"
 # Text is what stands between these. Groups: inline code, Greek letters, powers.
 PARTS = re.compile(
     r"<pre.*?</pre>|<(?:div|span) class=\"arithmatex\">.*?</(?:div|span)>|<svg.*?</svg>"
-    rf"|<code>([^<]*)</code>|<[^>]+>|\b({GREEK})\b(?!['\w])|(?<=\w)\^(-?\d+)",
+    rf"|<code>([^<]*)</code>|<[^>]+>|\b({GREEK})\b(?!['\w])|(?<=\w)\^(-?\d+|[Tt]\b)",
     re.S,
 )
 HYPHENATED = re.compile(r"\S*-\S+")
