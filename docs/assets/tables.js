@@ -8,7 +8,9 @@ document$.subscribe(() => {
       const found = texts(i);
       // Columns with sentences get room, so that narrow screens scroll instead of breaking each word.
       const longest = Math.max(0, ...found.map((text) => text.length));
-      if (i) head.style.minWidth = `${Math.min(17, longest / 4)}em`;
+      head.style.minWidth = i
+        ? `${Math.min(17, longest / 4)}em`
+        : `min(${Math.min(13, Math.max(7.5, longest / 4))}em, 40vw)`;
       const numbers = found.filter((text) => number.test(text) && /\d/.test(text));
       if (!numbers.length || found.some((text) => !number.test(text))) continue;
       for (const row of [head.parentElement, ...rows]) {

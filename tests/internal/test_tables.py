@@ -72,7 +72,7 @@ def test_words_stand_to_the_left_and_numbers_to_the_right() -> None:
 
 
 def test_code_keeps_its_lines() -> None:
-    assert "<code>a &lt; b\nc</code>" in code_block(["a < b", "c"])
+    assert '"white-space:pre">a &lt; b\nc</code>' in code_block(["a < b", "c"])
 
 
 def test_flags_are_sentences_or_objects_with_grade_and_remedy() -> None:

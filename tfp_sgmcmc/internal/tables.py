@@ -105,7 +105,7 @@ def as_html(table: Table) -> str:
 def code_block(lines: Sequence[str]) -> str:
     """Returns lines of code as HTML that scrolls instead of breaking them."""
     code = html.escape("\n".join(lines))
-    return f'<pre style="overflow-x:auto;white-space:pre"><code>{code}</code></pre>'
+    return f'<pre style="overflow-x:auto"><code style="white-space:pre">{code}</code></pre>'
 
 
 def _row(table: Table, i: int, is_text: Sequence[bool]) -> str:
