@@ -194,6 +194,11 @@ class TestWeights:
         told = messages(classifier(), standard(), **weights)
         assert [m.startswith("The weights of the examples") for m in told] == [True] * is_told
 
+    @pytest.mark.parametrize("weights", [np.zeros(N), np.r_[np.ones(N - 1), -1.0]])
+    def test_weights_that_are_no_powers_of_a_likelihood_are_refused(self, weights):
+        with pytest.raises(ValueError, match="must not be negative, and not all zero"):
+            fit(classifier(), standard(), sample_weight=weights)
+
     def test_class_weights_of_a_data_set(self):
         data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(N)
         told = messages(
