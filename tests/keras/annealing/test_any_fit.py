@@ -101,9 +101,3 @@ def test_a_further_fit_goes_on():
     run(x, Y, model, sampler, batch_size=B)
     assert_equal([s[: len(f)] for s, f in zip(sampler.samples, first, strict=True)], first)
     assert len(sampler.samples[0]) > len(first[0])
-
-
-@pytest.mark.parametrize("weights", [np.zeros(N), np.full(N, np.nan), np.linspace(-1, 2, N)])
-def test_weights_that_are_none(weights):
-    with pytest.raises(ValueError, match="must be at least 0, with a positive mean"):
-        run(X.reshape(N, 16), Y, batch_size=B, sample_weight=weights)

@@ -46,7 +46,7 @@ def left_out_pool(
       key: see `RowsOfChains`.
 
     Raises:
-      ValueError: weights of examples are negative, all zero, or NaN.
+      ValueError: the rows' weights are all zero, or one is negative.
     """
     if source.passes is None:
         return None
@@ -86,10 +86,10 @@ def _candidates(
     hashes, x, y = zip(*parts, strict=True)
     known = np.concatenate(weights)
     mean = float(known.mean(dtype=np.float64)) if len(known) else 1.0
-    if not (mean > 0 and known.min(initial=0.0) >= 0):  # also for NaN
+    if not mean > 0 or known.min(initial=0) < 0:
         raise ValueError(
-            "sample_weight and class_weight must be at least 0, with a positive mean. Received: "
-            f"weights of the examples of {known.min():.3g} to {known.max():.3g}."
+            "sample_weight must not be negative, and not all zero. Received: weights from "
+            f"{known.min():.3g} to {known.max():.3g}."
         )
     return np.concatenate(hashes), _joined(x), _joined(y), mean
 
