@@ -12,6 +12,7 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy
 from tfp_sgmcmc.adaptation.noncentering import noncentered
+from tfp_sgmcmc.adaptation.target_arguments import as_problem
 from tfp_sgmcmc.adaptation.typical_set import typical_starts
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -73,6 +74,42 @@ def test_effects_become_standard_normals() -> None:
     effects = z[:, 8:9] + np.exp(z[:, 9:]) * z[:, :8]
     np.testing.assert_allclose(parameters["effect"], effects)
     np.testing.assert_allclose(target.bijector.inverse(parameters), z)
+
+
+def test_hierarchies_in_other_forms_are_recognised() -> None:
+    """A plain log posterior, and a joint distribution with pinned data.
+
+    The plain one has no prior: its effects are normal given data and scale, which is as good.
+    """
+    model = schools(True).with_bijector(None)
+    problem = as_problem(lambda **parameters: model(**parameters), {"tau": tfb.Exp()})
+    found = find_centered_hierarchy(problem, START, rows(True))
+    assert found is not None and found[:2] == ("effect", "tau") and found.entries == (*range(8),)
+    target, state = noncentered(problem, START, found.entries)
+    z = tf.constant(np.random.default_rng(2).standard_normal([50, 10]))
+    log_tau = np.array([*state[:9], -3.0])  # where all effects are about the mean
+    at = target.constrain(tf.constant(log_tau))
+    np.testing.assert_allclose(at["effect"], np.full(8, at["mean"]), atol=0.1)
+    # Given mean and tau, the effects z are standard normals, whatever the likelihood.
+    fixed = tf.concat([z[:, :8], tf.ones_like(z[:, 8:])], axis=1)
+    alone = target(fixed) + tf.reduce_sum(z[:, :8] ** 2, axis=1) / 2
+    np.testing.assert_allclose(alone, alone[0])
+
+    one = tf.ones([], tf.float64)
+    joint = tfd.JointDistributionNamed(
+        {
+            "mean": tfd.Normal(0 * one, 5 * one),
+            "tau": tfd.HalfCauchy(0 * one, 5 * one),
+            "effect": lambda mean, tau: tfd.Sample(tfd.Normal(mean, tau), 8),
+            "y": lambda effect: tfd.Independent(tfd.Normal(effect, WIDTH), 1),
+        }
+    )
+    pinned = as_problem(joint.experimental_pin(y=tf.constant(Y)))
+    found = find_centered_hierarchy(pinned, START, rows(True))
+    assert found is not None and found[:] == ("effect", "tau", "mean", (*range(8),))
+    state = pinned.constrain(START)
+    expected = joint.log_prob(y=tf.constant(Y), **state)
+    np.testing.assert_allclose(pinned.with_bijector(None)(**state), expected)
 
 
 def test_effects_whose_prior_is_not_normal_stay() -> None:

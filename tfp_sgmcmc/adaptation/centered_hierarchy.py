@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.prior_scale import prior_slopes
+from tfp_sgmcmc.adaptation.prior_scale import effect_slopes
 from tfp_sgmcmc.internal.nest import State, part_names
 from tfp_sgmcmc.targets import MinibatchLogProb
 
@@ -65,6 +65,7 @@ def find_centered_hierarchy(
 
     Given its scale, a centred effect has a normal prior, whose curvature is one over the scale's
     square. So the curvatures of the log prior along the effects have the ranks of one other entry.
+    Normal observations add a constant, so the log posterior of a plain callable serves as well.
 
     Args:
       problem: the target.
@@ -134,7 +135,7 @@ def _are_normal(
     for value in (0.0, 1.0):
         moved = rows.copy()
         moved[:, at] = value
-        zero_and_one.append(prior_slopes(problem, like, moved)[:, at])
+        zero_and_one.append(effect_slopes(problem, like, moved)[:, at])
     precision = zero_and_one[0] - zero_and_one[1]
     local = np.diagonal(falls, axis1=-2, axis2=-1)[:, at]
     return bool(np.all(np.abs(precision - local) <= _LINEAR * local))
@@ -145,7 +146,7 @@ def _falls(
 ) -> np.ndarray:
     """Returns minus the derivatives along entry i of the prior's slopes j, `[rows, i, j]`."""
     ends = rows[:, np.newaxis, np.newaxis] + np.stack([np.diag(steps), -np.diag(steps)])
-    slopes = prior_slopes(problem, like, ends.reshape(-1, len(steps))).reshape(ends.shape)
+    slopes = effect_slopes(problem, like, ends.reshape(-1, len(steps))).reshape(ends.shape)
     return (slopes[:, 1] - slopes[:, 0]) / (2 * steps)[:, np.newaxis]
 
 

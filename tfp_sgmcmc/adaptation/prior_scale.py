@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -95,12 +96,33 @@ def with_prior_curvature(found: Hessians, curvature: np.ndarray) -> np.ndarray:
 
 def prior_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
     """Returns gradients of the log prior at rows `[K, D]`, by a trace for each K."""
+    return _slopes(problem, problem.log_prior, "slopes of the prior", like, theta)
 
+
+def effect_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
+    """Returns gradients of `density_of_effects` at rows `[K, D]`, by a trace for each K."""
+    if problem.has_prior:
+        return prior_slopes(problem, like, theta)
+    return _slopes(problem, density_of_effects(problem), "slopes of effects", like, theta)
+
+
+def density_of_effects(problem: MinibatchLogProb) -> Callable[[State], tf.Tensor]:
+    """Returns the log prior, or the log posterior of a plain callable, whose prior is not known."""
+    return problem.log_prior if problem.has_prior else lambda state: call_with_state(problem, state)
+
+
+def _slopes(
+    problem: MinibatchLogProb,
+    density_fn: Callable[[State], tf.Tensor],
+    name: str,
+    like: State,
+    theta: np.ndarray,
+) -> np.ndarray:
     def of_rows(rows: tf.Tensor) -> tf.Tensor:
         at = unflatten_events(rows, like, 0)
-        return flatten_events(value_and_gradient(problem.log_prior, at, connected=False)[1], 1)
+        return flatten_events(value_and_gradient(density_fn, at, connected=False)[1], 1)
 
-    evaluate = kept_program(problem, "slopes of the prior", like, lambda: traced(of_rows))
+    evaluate = kept_program(problem, name, like, lambda: traced(of_rows))
     dtype = tf.nest.flatten(like)[0].dtype
     return evaluate(tf.constant(theta, dtype)).numpy().astype(np.float64)
 
