@@ -10,8 +10,10 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy
+from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy, hierarchy_around
+from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
 from tfp_sgmcmc.adaptation.noncentering import noncentered
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.target_arguments import as_problem
 from tfp_sgmcmc.adaptation.typical_set import typical_starts
 
@@ -59,6 +61,15 @@ def test_a_centered_hierarchy_is_recognised_by_its_prior() -> None:
     assert "effect = mean[..., None] + tau[..., None] * effect_raw" in found.remedy
     assert "tfd.Normal(0., 1.).log_prob(effect_raw)" in found.remedy
     assert len(found.remedy.splitlines()) == 4
+
+
+def test_a_hierarchy_is_found_before_any_search() -> None:
+    """From zeros: the search for a mode ends in the neck, and is not repeated."""
+    found = hierarchy_around(schools(True), START)
+    assert found is not None and found.entries == (*range(8),)
+    assert hierarchy_around(schools(False), START) is None
+    with pytest.raises(NotNearGaussian, match="the width of effect depends on tau"):
+        whiten_at_mode(schools(True), START)
 
 
 def test_effects_become_standard_normals() -> None:

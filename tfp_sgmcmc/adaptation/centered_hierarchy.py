@@ -8,11 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.adaptation.prior_scale import effect_slopes
-from tfp_sgmcmc.internal.nest import State, part_names
+from tfp_sgmcmc.internal.nest import State, flatten_events, part_names
 from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.targets.base import kept_program
 
 _NUM_ROWS = 24
 _MOST_ENTRIES = 200
+_RADIUS = 2.0  # of uniform states around one
 _STEP = 0.05  # of finite differences, in standard deviations
 _LEAST_CORRELATION = 0.97  # of ranks
 _LEAST_SPREAD = 0.5  # of the log curvature
@@ -78,7 +80,11 @@ def find_centered_hierarchy(
     rows, steps = draws[np.linspace(0, len(draws) - 1, _NUM_ROWS).astype(int)], draws.std(axis=0)
     falls = _falls(problem, like, rows, _STEP * steps)
     logs = _log_curvature(falls)
-    varies = np.isfinite(logs).all(axis=0) & (np.nan_to_num(logs).std(axis=0) > _LEAST_SPREAD)
+    varies = np.isfinite(logs).all(axis=0)
+    logs = np.where(varies, logs, 0.0)
+    varies &= logs.std(axis=0) > _LEAST_SPREAD
+    if not varies.any():
+        return None
     related = np.abs(np.corrcoef(_ranks(logs).T, _ranks(rows).T)[:dim, dim:])
     np.fill_diagonal(related, 0.0)
     names = _entry_names(like)
@@ -108,6 +114,23 @@ def find_centered_hierarchy(
     if not _are_normal(problem, like, rows, falls, apart):
         apart = ()
     return CenteredHierarchy(effects, scale, others[0] if others else None, apart)
+
+
+def hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierarchy | None:
+    """Returns a centred hierarchy whose effects are normal, by the prior around a state, or None.
+
+    It needs no place in the posterior, so it is found before any search, once for each target.
+    """
+    return kept_program(problem, "hierarchy", state, lambda: _hierarchy_around(problem, state))
+
+
+def _hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierarchy | None:
+    rng, flat = np.random.default_rng(0), flatten_events(state, 0).numpy().astype(np.float64)
+    if not 2 <= len(flat) <= _MOST_ENTRIES:
+        return None
+    rows = flat + rng.uniform(-_RADIUS, _RADIUS, [_NUM_ROWS, len(flat)])
+    found = find_centered_hierarchy(problem, state, rows)
+    return found if found is not None and found.entries else None
 
 
 def _apart(falls: np.ndarray, entries: list[int], names: list[str]) -> tuple[int, ...]:

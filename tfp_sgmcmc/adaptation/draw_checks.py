@@ -68,7 +68,7 @@ def check_draws(
     varies = _varying(states)
     flat = flatten_events(tf.nest.map_structure(tf.convert_to_tensor, states), 2).numpy()
     found = convergence(flat[..., np.concatenate([x.ravel() for x in varies])])
-    flags, measured = _flags(found, goal), dict[str, Any]()
+    flags, measured = _flags(found, goal, prepared.remedy), dict[str, Any]()
     if result.trace is not None:
         flags += _flags_of_divergences(np.asarray(result.trace["diverging"]))
     line = (
@@ -131,18 +131,15 @@ def _flags_of_noise(excess: ExcessVariance, of_pilot: ExcessVariance) -> list[Fl
     ]
 
 
-def _flags(found: Convergence, goal: float) -> list[Flag]:
-    """Returns what convergence diagnostics say against the draws."""
+def _flags(found: Convergence, goal: float, remedy: str | None = None) -> list[Flag]:
+    """Returns what convergence diagnostics say against the draws, with a known `remedy`."""
     flags = []
     if not found.rhat <= found.limit:
-        flags.append(
-            Flag(
-                "wrong",
-                f"The chains disagree: R-hat is {found.rhat:.3f}. The posterior may have several "
-                "modes or a funnel.",
-                "Reparameterise a funnel; ReplicaExchangeSGLD moves between modes.",
-            )
-        )
+        cause = f"The chains disagree: R-hat is {found.rhat:.3f}."
+        if remedy is None:
+            cause += " The posterior may have several modes or a funnel."
+            remedy = "Reparameterise a funnel; ReplicaExchangeSGLD moves between modes."
+        flags.append(Flag("wrong", cause, remedy))
     if not found.ess >= goal:
         flags.append(
             Flag(

@@ -22,6 +22,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import Hessians, inverse
 
 NOT_CURVED = "the curvature of the log posterior at its mode is not positive"
 _ROUNDS = 8
+_BLOCK = 100  # states at which a log posterior is evaluated at once
 _NEAR, _FAR = 1e4, 1e6  # deviations from the center at which densities are compared
 
 
@@ -31,11 +32,12 @@ class NotNearGaussian(Exception):
     Args:
       reason: why, as a clause.
       has_shape: whether the posterior's shape is the reason, as for a funnel or several modes.
+      remedy: what to do about it; None if that is not known.
     """
 
-    def __init__(self, reason: str, has_shape: bool = True):
+    def __init__(self, reason: str, has_shape: bool = True, remedy: str | None = None):
         super().__init__(reason)
-        self.has_shape = has_shape
+        self.has_shape, self.remedy = has_shape, remedy
 
 
 class ImproperError(ValueError):
@@ -100,10 +102,13 @@ def prior_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> n
 
 
 def effect_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
-    """Returns gradients of `density_of_effects` at rows `[K, D]`, by a trace for each K."""
+    """Returns gradients of `density_of_effects` at rows `[K, D]`."""
     if problem.has_prior:
         return prior_slopes(problem, like, theta)
-    return _slopes(problem, density_of_effects(problem), "slopes of effects", like, theta)
+    padded = np.pad(theta, [(0, -len(theta) % _BLOCK), (0, 0)], mode="edge")
+    options = problem, density_of_effects(problem), "slopes of effects", like
+    blocks = [_slopes(*options, block) for block in np.split(padded, len(padded) // _BLOCK)]
+    return np.concatenate(blocks)[: len(theta)]
 
 
 def density_of_effects(problem: MinibatchLogProb) -> Callable[[State], tf.Tensor]:

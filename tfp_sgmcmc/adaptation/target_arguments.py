@@ -140,11 +140,9 @@ def finite_start(target: MinibatchLogProb, state: State) -> tuple[State, tuple[F
             for _ in range(_NUM_STARTS):
                 yield uniform(radius), f"a state drawn from ({-radius:g}, {radius:g})"
 
-    for number, (start, name) in enumerate(moved()):
-        if _is_finite(target, start, raises=number == 0):
-            break
-    else:
-        return state, ()
+    tried = enumerate(moved())
+    good = (x for x in tried if _is_finite(target, x[1][0], raises=x[0] == 0))
+    number, (start, name) = next(good, (0, (state, "")))
     if number == 0:
         return state, ()
     dtype = tf.nest.flatten(state)[0].dtype.name

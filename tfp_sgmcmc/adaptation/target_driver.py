@@ -32,6 +32,7 @@ from tfp_sgmcmc.targets import MinibatchLogProb, StreamedLogProb, preflight
 from tfp_sgmcmc.targets.base import kept_program
 
 _MOST_RUNS = 3
+_LEAST_EXAMPLES = 200  # a minibatch of fewer takes as long as all of them
 _MISFIT = "the proposals of independent draws do not reach all of the posterior"
 _MOST_LACKING = 3.0  # independent draws are made again with so many times the steps at most
 _MOST_SECONDS = 60.0  # of sampling, for draws that are made again because they are slow
@@ -81,7 +82,7 @@ class KernelSelector:
         self._found = found
         if independent is not None:
             return dataclasses.replace(independent, flags=self._flags)
-        if self._problem.num_examples == 1:
+        if self._problem.num_examples < _LEAST_EXAMPLES:
             return self.with_all_examples(num_results)
         langevin = LangevinSelector(self._problem, found, self._runs, self._noise_seed)
         prepared = langevin()
