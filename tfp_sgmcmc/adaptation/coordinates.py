@@ -103,8 +103,10 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
         try:
             precision = curved_over_widths(problem, center, found)
         except NotNearGaussian as error:
-            if abs(eigenvalue) > _ROUNDED * _LEAST[dtype]:
-                raise
+            with np.errstate(all="ignore"):
+                offsets = np.abs(found.gradient) / np.sqrt(np.abs(np.diag(found.posterior)))
+            if abs(eigenvalue) > _ROUNDED * _LEAST[dtype] or not offsets.max() < 1.0:
+                raise  # clearly a saddle, or not near a mode
             reason = (
                 f"rounding in {dtype.name} hides the curvature along one direction: scaled to a "
                 f"unit diagonal, the Hessian at the mode has an eigenvalue of {eigenvalue:.0e}"

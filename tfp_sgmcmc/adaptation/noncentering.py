@@ -12,7 +12,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc.adaptation.prior_scale import density_of_effects
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
-from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.laplace import vector_bijector
 
 tfb = tfp.bijectors
@@ -89,4 +89,6 @@ def noncentered(
     """Returns the target of flat states whose `entries` are standard normals, and such a state."""
     step = NonCentering(problem, state, entries)
     other = problem.with_bijector(vector_bijector(problem.bijector, state, [step]))
-    return other, step.inverse(flatten_events(state, 0))
+    at = step.inverse(flatten_events(state, 0))
+    kept_program(other, "hierarchy", at, lambda: None)  # it need not be looked for again
+    return other, at
