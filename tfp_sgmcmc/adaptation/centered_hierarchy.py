@@ -87,7 +87,7 @@ def find_centered_hierarchy(
         return None
     related = np.abs(np.corrcoef(_ranks(logs).T, _ranks(rows).T)[:dim, dim:])
     np.fill_diagonal(related, 0.0)
-    names = _entry_names(like)
+    names = entry_names(like)
     scales = np.argmax(related, axis=1)
     entries = [j for j in np.flatnonzero(varies) if related[j].max() > _LEAST_CORRELATION]
     # Other entries of the draws are related to both, too. At one scale the curvature is the same.
@@ -183,7 +183,7 @@ def _ranks(x: np.ndarray) -> np.ndarray:
     return np.argsort(np.argsort(x, axis=0), axis=0).astype(np.float64)
 
 
-def _entry_names(like: State) -> list[str]:
+def entry_names(like: State) -> list[str]:
     """Returns the name of the part of each entry of a flat state."""
     names = [name.removeprefix("state").strip("[']") or "theta" for name in part_names(like)]
     sizes = [x.shape.num_elements() for x in tf.nest.flatten(like)]

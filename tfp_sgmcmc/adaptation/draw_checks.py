@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.adaptation.centered_hierarchy import entry_names
 from tfp_sgmcmc.adaptation.excess_variance import (
     MOST_WORST,
     ExcessVariance,
@@ -14,17 +15,21 @@ from tfp_sgmcmc.adaptation.excess_variance import (
     guarded_share,
     noise_covariance,
 )
+from tfp_sgmcmc.adaptation.funnel_check import funnel_check
 from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, gradient_fit
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import Certificate
+from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
 from tfp_sgmcmc.internal.nest import flatten_events
 from tfp_sgmcmc.sampling.result import Flag, SampleResult
+from tfp_sgmcmc.targets import MinibatchLogProb
 
 _MOST_TESTED = 500  # results at which gradients are taken
 _LEAST_RESULTS = 50
 # Errors that sound draws may show: of the relative variance, and in standard deviations.
 _NOTED_EXCESS, _NOTED_SHIFT = 0.04, 0.05
 _MOST_DIVERGENCES = 0.01  # share of draws
+_FUNNEL = 0.03  # of means and standard deviations, by moves along a funnel
 _CERTAIN = 0.05  # by exact weights, of means in standard deviations and of standard deviations
 
 
@@ -51,7 +56,11 @@ class DrawCheck(NamedTuple):
 
 
 def check_draws(
-    result: SampleResult, prepared: PreparedKernel, seed: tf.Tensor, goal: float
+    result: SampleResult,
+    prepared: PreparedKernel,
+    seed: tf.Tensor,
+    goal: float,
+    problem: MinibatchLogProb,
 ) -> DrawCheck:
     """Checks convergence, gradients and noise; the effective sample size should reach `goal`."""
     states = tf.nest.map_structure(np.asarray, result.states)
@@ -95,6 +104,8 @@ def check_draws(
         "gradients."
     )
     flags += _flags_of_gradients(fit)
+    if prepared.choices.sampler == "NoUTurnSampler":
+        flags += _flags_of_funnel(states, problem, seed, prepared.remedy)
     if prepared.noise is not None:
         c = prepared.choices
         share, covariance = guarded_share(z), noise_covariance(prepared.noise, z, blocks=4)
@@ -163,6 +174,35 @@ def _flags_of_divergences(diverging: np.ndarray) -> list[Flag]:
             f"{int(diverging.sum())} of {diverging.size} trajectories diverged: the posterior is "
             "narrower in places than the step can follow.",
             "Reparameterise the model, or give scales a prior that keeps them from zero.",
+        )
+    ]
+
+
+def _flags_of_funnel(
+    states: Any, problem: MinibatchLogProb, seed: tf.Tensor, remedy: str | None
+) -> list[Flag]:
+    """Returns a flag if draws spread along a funnel, or shrink, by moves that are exact."""
+    at = problem.unconstrain(tf.nest.map_structure(tf.convert_to_tensor, states))
+    like = tf.nest.map_structure(lambda x: x[0, 0], at)
+    log_prob_fn, rng = (
+        log_prob_of_vectors(problem, like),
+        np.random.default_rng(seed.numpy() % 2**32),
+    )
+    with np.errstate(all="ignore"):
+        draws = flatten_events(at, 2).numpy().astype(np.float64)
+        found = funnel_check(log_prob_fn, draws, problem.num_examples, rng)
+    if found is None or not found.is_wrong(_FUNNEL, 3.0):
+        return []
+    name = entry_names(like)[found.entry]
+    return [
+        Flag(
+            "wrong",
+            f"The draws miss a part of the posterior: moves along {name} that rescale what narrows "
+            f"with it, and leave the posterior as it is, change its mean by {found.shift:.2f} and "
+            f"its standard deviation by {found.widening:.2f} standard deviations.",
+            remedy
+            or f"Write what narrows with {name} as location + width * z, with z in its place "
+            "(non-centred).",
         )
     ]
 

@@ -197,7 +197,7 @@ def sample_target(
             preflight_check=False,
             view=prepared.bijector.forward,
         )
-        found = check_draws(result, prepared, check_seed, goal)
+        found = check_draws(result, prepared, check_seed, goal, problem)
         if not found.is_wrong or not result.is_complete or attempt == _MOST_RUNS:
             break
         if run is not None:
