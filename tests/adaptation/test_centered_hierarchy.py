@@ -139,6 +139,32 @@ def test_effects_whose_prior_is_not_normal_stay() -> None:
     assert found is None or not found.entries
 
 
+def test_correlated_effects_stay_and_so_does_their_mean() -> None:
+    """Given the effects, the mean is normal with a width that depends on tau, but it is no effect.
+
+    Negative control: independent effects.
+    """
+    for correlation, entries in ((0.5, ()), (0.0, (*range(8),))):
+        matrix = correlation ** np.abs(np.subtract.outer(range(8), range(8)))
+        whitened = tf.constant(np.linalg.inv(np.linalg.cholesky(matrix)))
+
+        def log_prior(
+            effect: tf.Tensor, mean: tf.Tensor, tau: tf.Tensor, whitened: tf.Tensor = whitened
+        ) -> tf.Tensor:
+            z = tf.linalg.matvec(whitened, (effect - mean[..., None]) / tau[..., None])
+            of_effects = -tf.reduce_sum(z**2, axis=-1) / 2 - 8 * tf.math.log(tau)
+            return of_effects - (mean / 5) ** 2 / 2 - tf.math.log1p((tau / 5) ** 2)
+
+        target = sgmcmc.MinibatchLogProb(
+            log_prior,
+            lambda effect, mean, tau, batch: 0 * effect[..., :1] * batch,
+            np.ones(1),
+            bijector={"tau": tfb.Exp()},
+        )
+        found = find_centered_hierarchy(target, START, rows(True))
+        assert found is not None and found.effects == "effect" and found.entries == entries
+
+
 def test_a_non_centered_one_is_not() -> None:
     assert find_centered_hierarchy(schools(False), START, rows(False)) is None
 

@@ -218,13 +218,24 @@ def test_curvature_that_rounding_hides_has_its_remedy(monkeypatch: pytest.Monkey
         return -((batch[1] - tf.linalg.matvec(batch[0], w)) ** 2) / 2
 
     target = sgmcmc.MinibatchLogProb(
-        lambda w: tf.zeros_like(w[..., 0]), log_likelihood, (powers, np.sin(hour)), dtype="float32"
+        lambda w: tf.zeros_like(w[..., 0]), log_likelihood, (powers, 0 * hour), dtype="float32"
     )
     center = tf.zeros([9])
     monkeypatch.setattr(coordinates, "_find_center", lambda *_: (center, 1))
     with pytest.raises(NotNearGaussian, match="rounding in float32 hides") as error:
         whiten_at_mode(target, center)
     assert "dtype='float64'" in (error.value.remedy or "")
+
+
+def test_draws_that_fail_in_degenerate_coordinates_have_the_remedy_of_rounding() -> None:
+    """Two columns that are nearly equal; negative control: two that are not."""
+    for least, told in ((1e-10, True), (1e-3, False)):
+        precision = np.array([[1.0, 1 - least], [1 - least, 1.0]])
+        center = tf.zeros([2], tf.float64)
+        found = coordinates.Coordinates(regression(), None, center, None, precision, "hessian", 1)
+        reason = NotNearGaussian("HMC is hardly ever accepted")
+        assert (coordinates.with_known_remedy(reason, found) is not reason) == told
+    assert coordinates.with_known_remedy(reason, None) is reason
 
 
 def test_a_known_remedy_replaces_guesses() -> None:

@@ -143,6 +143,8 @@ def _apart(falls: np.ndarray, entries: list[int], names: list[str]) -> tuple[int
         sizes = np.sqrt(diagonal[:, :, np.newaxis] * diagonal[:, np.newaxis])
         if (block - sizes * np.eye(len(more)) <= _APART * sizes).all():
             found = more
+        elif not found:  # correlated effects: what is given them is no effect
+            return ()
     return tuple(int(j) for j in sorted(found))
 
 

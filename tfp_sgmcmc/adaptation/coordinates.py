@@ -41,8 +41,8 @@ _NEWTON_STEPS, _NEAR = 4, 0.03  # steps to the mode end within so many deviation
 # Eigenvalues of a Hessian with unit diagonal that rounding does not explain.
 _LEAST = {tf.float32: 1e-6, tf.float64: 1e-11}
 _ROUNDED = 100  # times that; a smaller eigenvalue, of either sign, may be rounding
-_SCALE = "Centre and scale the columns of the data."
-_DOUBLE = "Give the target dtype='float64' and a float64 start, or centre and scale the columns."
+_SCALE = "Centre and scale the inputs, and give correlated columns an orthogonal basis (QR)."
+_DOUBLE = "Give the target dtype='float64' and a float64 start. " + _SCALE
 
 
 class Coordinates(NamedTuple):
@@ -107,12 +107,7 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
                 offsets = np.abs(found.gradient) / np.sqrt(np.abs(np.diag(found.posterior)))
             if abs(eigenvalue) > _ROUNDED * _LEAST[dtype] or not offsets.max() < 1.0:
                 raise  # clearly a saddle, or not near a mode
-            reason = (
-                f"rounding in {dtype.name} hides the curvature along one direction: scaled to a "
-                f"unit diagonal, the Hessian at the mode has an eigenvalue of {eigenvalue:.0e}"
-            )
-            remedy = _DOUBLE if dtype == tf.float32 else _SCALE
-            raise NotNearGaussian(reason, has_shape=False, remedy=remedy) from error
+            raise _rounded(dtype, eigenvalue) from error
         return _by_precision(problem, center, found, precision, "widths", passes)
     try:
         quadratic = quadratic_of(found, dtype)
@@ -188,6 +183,24 @@ def _step(found: Hessians) -> tuple[np.ndarray, float]:
         return 0 * found.gradient, np.inf
     step = vectors @ ((vectors.T @ (found.gradient / scale)) / eigenvalues) / scale
     return step, float(np.sqrt(max(step @ found.gradient, 0.0)))
+
+
+def _rounded(dtype: tf.DType, eigenvalue: float) -> NotNearGaussian:
+    return NotNearGaussian(
+        f"rounding in {dtype.name} hides the curvature along one direction: scaled to a unit "
+        f"diagonal, the Hessian at the mode has an eigenvalue of {eigenvalue:.0e}",
+        has_shape=False,
+        remedy=_DOUBLE if dtype == tf.float32 else _SCALE,
+    )
+
+
+def with_known_remedy(reason: NotNearGaussian, found: Coordinates | None) -> NotNearGaussian:
+    """Returns the reason, or rounding where the coordinates `found` are nearly degenerate."""
+    if reason.remedy is not None or found is None or found.precision is None:
+        return reason
+    dtype = _dtype(found.center)
+    eigenvalue = np.linalg.eigvalsh(to_unit_diagonal(found.precision)[0])[0]
+    return _rounded(dtype, eigenvalue) if eigenvalue < _ROUNDED * _LEAST[dtype] else reason
 
 
 def _flattest(precision: np.ndarray) -> np.ndarray:
